@@ -141,7 +141,7 @@ class Simulator:
         return self.now["reserved", "all"] + self.context
 
     def workspace(self, thread: str, nbytes: int):
-        """What cuBLAS has of a thread's first product on."""
+        """The workspace that cuBLAS has from a thread's first product on."""
         if thread not in self.workspaces:
             self.workspaces[thread] = self.allocate(nbytes)
 

@@ -224,7 +224,7 @@ class Run:
 
     @property
     def sequences(self) -> int:
-        """Of a data-parallel rank in one backward."""
+        """The sequences of a data-parallel rank in one backward."""
         return batches(self.case).shape[3] // self.mesh.dp.size
 
     def pipeline_plan(self, layers: list[nn.Module], sample: Tensor):

@@ -1,4 +1,4 @@
-"""What tests share: their marks, ranks, the browser, the built book, small builds.
+"""Fixtures that tests share: their marks, ranks, the browser, the built book, small builds.
 
 Marks say what a test needs, and `make check` leaves out what needs much. Two of them are given
 here, so that nobody forgets them: `browser` to a test with the browser, the built book or the book
@@ -56,8 +56,8 @@ FLAGS = [
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """What is loaded now (PyTorch, SymPy, thousands of tests) stays to the end: the collector of
-    cycles need not go through it again and again."""
+    """Objects that are loaded now (PyTorch, SymPy, thousands of tests) stay to the end: the
+    collector of cycles need not go through them again and again."""
     gc.disable()
     try:
         return (yield)
@@ -324,5 +324,5 @@ def build(tmp_path):
 
 @pytest.fixture(scope="module")
 def build_once(tmp_path_factory):
-    """The same for pages that several tests of a module look at."""
+    """A build for pages that several tests of a module look at."""
     return builder(tmp_path_factory.mktemp("pages"))

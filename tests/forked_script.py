@@ -13,7 +13,7 @@ SECONDS = 200  # a limit for a hang
 
 
 def live(script, arguments, rank, ranks, port, printed):
-    """What torchrun makes of a rank, in a process that has imported torch."""
+    """A rank as torchrun makes it, in a process that has imported torch."""
     for stream, path in enumerate(printed, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
     here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": rank}
@@ -25,7 +25,7 @@ def live(script, arguments, rank, ranks, port, printed):
 
 
 def forked(script: Path, *arguments, ranks: int, folder: Path) -> tuple[str, str, list[int]]:
-    """What all ranks print on stdout, on stderr, and their exit codes."""
+    """The lines that all ranks print on stdout, on stderr, and their exit codes."""
     printed = [folder / f"{script.stem} on {ranks} ranks.{number}" for number in (1, 2)]
     for path in printed:
         path.write_text("")

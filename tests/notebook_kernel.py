@@ -13,8 +13,8 @@ CELL_SECONDS = 120  # against a cell that hangs; a busy machine may well take a 
 
 
 class Shown(NamedTuple):
-    """What a cell left behind. `error` is empty if it raised nothing, else all that the notebook
-    shows of the error."""
+    """The output of a cell. `error` is empty if it raised nothing, else all that the notebook shows
+    of the error."""
 
     out: str
     err: str

@@ -453,7 +453,7 @@ def wrapped(case: Case, model: Model) -> tuple[nn.Module, torch.optim.Optimizer]
 
 
 def inputs_of(case: Case, number: int) -> list[Tensor]:
-    """Of all ranks."""
+    """The inputs of all ranks."""
     draw = torch.Generator().manual_seed(1000 * case.seed + number)
     return [
         torch.randn(2, case.width, generator=draw, dtype=torch.float64) for _ in range(case.ranks)
@@ -559,7 +559,7 @@ def batch(cases: list[Case]) -> list[str]:
 
 
 def worst_of(found: list[str]) -> str:
-    """Of all ranks: a refusal is one on all of them."""
+    """The worst difference of all ranks: a refusal is one on all of them."""
     wrong = [each for each in found if not each.startswith(("parity", "refused"))]
     kinds = {each.split(":")[0] for each in found}
     return wrong[0] if wrong else found[0] if len(kinds) == 1 else f"ranks disagree: {found}"

@@ -84,7 +84,7 @@ def guesses(cell):
 
 
 def imported_exercises(notebook) -> dict[str, Exercise]:
-    """What the lab imports from the exercises of a topic, by the name it has there."""
+    """The names that the lab imports from the exercises of a topic, as they are there."""
     modules = {module.__name__: module for module in topics.modules("exercises")}
     found = {}
     for cell in code_cells(notebook):
@@ -101,7 +101,7 @@ def checked(cell) -> list[str]:
 
 
 def shown(cell) -> str:
-    """What a cell printed or returned, as text."""
+    """The text that a cell printed or returned."""
     return "\n".join(
         output.get("text") or output.get("data", {}).get("text/plain", "")
         for output in cell.outputs
@@ -127,7 +127,7 @@ def names(cell):
 
 
 def form_problems(notebook) -> list[str]:
-    """What is not as every lab is, one sentence each."""
+    """The points in which a lab is not as every lab is, one sentence each."""
     cells = code_cells(notebook)
     return [
         *layout_problems(notebook, cells),
@@ -139,8 +139,9 @@ def form_problems(notebook) -> list[str]:
 
 
 def code_problems(notebook) -> list[str]:
-    """What is not written as code to learn from, one sentence each. The install cell, which is the
-    same in every lab and folded, is one cell however long it is: a reader runs it alone."""
+    """The points in which code is not written to learn from, one sentence each. The install cell,
+    which is the same in every lab and folded, is one cell however long it is: a reader runs it
+    alone."""
     cells = code_cells(notebook)
     problems = []
     for cell in cells:
@@ -313,7 +314,7 @@ def section_problems(notebook):
 
 
 def edition_problems(notebook) -> list[str]:
-    """What the learner's edition of a lab gives away."""
+    """The answers that the learner's edition of a lab gives away."""
     edition = learner_edition(copy.deepcopy(notebook), "")
     problems = []
     for cell in edition.cells:

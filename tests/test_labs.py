@@ -35,7 +35,7 @@ def code_cells(notebook):
 
 
 def stored_problems(notebook, size_bytes: int) -> list[str]:
-    """What is wrong with a lab as it is stored, one sentence each."""
+    """The faults of a lab as it is stored, one sentence each."""
     problems = []
     cells = code_cells(notebook)
     counts = [cell.execution_count for cell in cells]

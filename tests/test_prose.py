@@ -111,6 +111,37 @@ def test_code_says_it_in_english_too(prose, tmp_path, capsys, what, sentence):
     assert f"src/a.py:{line}:" in capsys.readouterr().out
 
 
+BEGINNINGS = (
+    "Of each rank, ",
+    "What a rank has: ",
+    "Not so on a GPU, ",
+    "The same for ",
+    "Also if ",
+)
+
+
+@pytest.mark.parametrize("begin", BEGINNINGS)
+def test_a_docstring_begins_with_its_subject(prose, tmp_path, capsys, begin):
+    """A docstring of a module, of a class or of a function, and the message of an error.
+
+    Must catch: one of them not read, or a line lost; a question, a comment or another string
+    taken for one."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "_toc.yml").write_text("parts:\n")
+    file = tmp_path / "src" / "a.py"
+    for line, code in (
+        (1, '"""%sbytes."""\n'),
+        (2, 'class A:\n    """%sbytes\n    and tensors.\n    """\n'),
+        (2, 'def f():\n    r"""%sbytes."""\n'),
+        (4, 'def f():\n    """Bytes."""\n    raise ValueError(\n        f"%s{x} bytes"\n    )\n'),
+    ):
+        file.write_text(code % begin)
+        assert prose.main(tmp_path, {}) == 1
+        assert f"src/a.py:{line}: {begin.split(' ')[0]!r}"[:-1] in capsys.readouterr().out
+    file.write_text(f'"""What does a rank hold?"""\n# {begin}\nx = "{begin}"\nf("""{begin}""")\n')
+    assert prose.main(tmp_path, {}) == 0
+
+
 def test_only_english_is_read_in_code(prose, tmp_path):
     """Must catch: code in a docstring, a name, a short string or what an f-string fills in read as
     English; two strings of different calls, or the cells of a table, read as one sentence."""

@@ -1,4 +1,4 @@
-"""What the layout promises and a program can check: who imports whom, one version, one lock,
+"""Promises of the layout that a program can check: who imports whom, one version, one lock,
 commands that exist."""
 
 import ast
@@ -80,7 +80,7 @@ NEVER_TORCH = {"formulas", "explorer", "steps", "figures", "pictures"}  # as eng
 
 def floor_of(name: str) -> str:
     """A technique, the instruments, the engines, the finder of topics or one topic, by a dotted
-    name; "" for the packages themselves and for all that is not ours."""
+    name; "" for the packages themselves and for all other modules."""
     package, first, second = [*name.split("."), "", ""][:3]
     if package == "shardlab" and first:
         return "instruments" if first in INSTRUMENTS else "techniques"
@@ -248,7 +248,7 @@ def test_one_version():
 
 
 def under(python: str, extra: str = "") -> dict[str, str]:
-    """What a marker is evaluated with."""
+    """The environment in which a marker is evaluated."""
     version = python.rpartition(".")[0]
     return {"python_full_version": python, "python_version": version, "extra": extra}
 

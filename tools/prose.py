@@ -3,9 +3,10 @@
 Each rule is a pattern of what trips a native reader, mostly German word order, with what to write
 instead. The rules read the prose of pages, boxes, captions and of the text cells of labs, and the
 docstrings, comments and messages of Python files, one sentence at a time; code, formulas and quoted
-names are left out. `KNOWN` holds how many places of a page wait for their edit: no page may get
-worse, and a page or file without an entry has none. Spelling is codespell's list of common
-mistakes, which needs no network, without the words in `KEPT`.
+names are left out. A docstring and the message of an error begin with their subject. `KNOWN` holds
+how many places of a page wait for their edit: no page may get worse, and a page or file without an
+entry has none. Spelling is codespell's list of common mistakes, which needs no network, without the
+words in `KEPT`.
 """
 
 import json
@@ -62,6 +63,12 @@ at the begin\b || at the beginning
 \bfor ever\b || forever
 """.strip().splitlines()  # noqa: E501
 ]
+# Beginnings of a docstring, or of an error's message, whose subject is elsewhere; a question may.
+NO_SUBJECT = re.compile(
+    r"""^[ \t]*[rR]?["']{3}(Of|What|Not\ so|The\ same|Also)\b(?![^.:;"]*\?)
+      | \braise\ [\w.]+\(\s*[fF]?["'](Of|What|Not\ so|The\ same|Also)\b(?![^.:;"]*\?)""",
+    re.MULTILINE | re.VERBOSE,
+)
 # Page -> places where a rule applies and the page has not been edited yet. Better empty.
 KNOWN: dict[str, int] = {}
 # Words that codespell takes for mistakes and that are none here.
@@ -132,18 +139,32 @@ def stumbles(page: str) -> list[tuple[int, str, str]]:
     return broken(sentences(words.prose(page)))
 
 
-def files(root: Path = ROOT):
-    """(name, paragraphs of prose) of each Python file, a paragraph as lines with their number."""
+def sources(root: Path = ROOT):
+    """(name, source) of each Python file that is read."""
     for path in sorted(path for folder in CODE for path in (root / folder).rglob("*.py")):
         if (name := path.relative_to(root).as_posix()) not in QUOTING:
-            source = path.read_text("utf-8")
-            yield (
-                name,
-                [
-                    [(source.count("\n", 0, offset) + 1, 0, line) for line in text.split("\n")]
-                    for offset, text in words_of_code.paragraphs(source)
-                ],
-            )
+            yield name, path.read_text("utf-8")
+
+
+def files(root: Path = ROOT):
+    """(name, paragraphs of prose) of each Python file, a paragraph as lines with their number."""
+    for name, source in sources(root):
+        yield (
+            name,
+            [
+                [(source.count("\n", 0, offset) + 1, 0, line) for line in text.split("\n")]
+                for offset, text in words_of_code.paragraphs(source)
+            ],
+        )
+
+
+def without_subject(source: str) -> list[tuple[int, str, str]]:
+    """The docstrings and messages of errors that do not begin with their subject."""
+    instead = "begin with the subject: a noun, or a verb for what a function does"
+    return [
+        (source.count("\n", 0, match.end()) + 1, match[1] or match[2], instead)
+        for match in NO_SUBJECT.finditer(source)
+    ]
 
 
 @cache
@@ -187,6 +208,8 @@ def main(root: Path = ROOT, known: dict[str, int] | None = None) -> int:
         for number, sentence in sentences(lines)
     )
     by_name: dict[str, list] = {name: [] for name in texts}
+    for name, source in sources(root):
+        by_name[name] += without_subject(source)
     for (name, number), what, instead in found:
         by_name[name].append((number, what, instead))
     for name, found in by_name.items():

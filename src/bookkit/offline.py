@@ -286,7 +286,7 @@ def looked_at(output, cache, look):
 
 
 def _references(page):
-    """What a page refers to, and what of it is loaded with the page."""
+    """The addresses to which a page refers, and those that are loaded with it."""
     references = _References()
     references.feed(page)
     return {"addresses": sorted(references.addresses), "loaded": sorted(references.loaded)}

@@ -102,7 +102,7 @@ class _Sections(HTMLParser):
 
 
 def sections(page: str) -> list:
-    """What is searched on a page, given as HTML."""
+    """The parts of a page, given as HTML, that a search reads."""
     parser = _Sections()
     parser.feed(page)
     return [[anchor, head, "\n".join(text)] for anchor, head, text in parser.found if head or text]

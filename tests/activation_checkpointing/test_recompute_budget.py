@@ -123,7 +123,7 @@ def test_a_layer_without_options():
 
 
 class OfModel(NamedTuple):
-    """What the solver takes for a model's layers, and what is there beside all of it."""
+    """A model's layers as the solver takes them, and what is there beside all of it."""
 
     options: list[LayerOption]
     loss_bytes: int

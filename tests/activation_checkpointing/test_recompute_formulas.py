@@ -334,7 +334,7 @@ def ledger_at_the_loss(ledger):
 @pytest.mark.ranks  # on fake ranks: seconds, not milliseconds
 @pytest.mark.parametrize("policy", [CORE, PRODUCTS, WHOLE])
 def test_kept_bytes_of_a_rank(policy):
-    """What a rank of a tensor-parallel group keeps, to the byte: every way, four styles.
+    """A rank of a tensor-parallel group keeps the formulas' bytes: every way, four styles.
 
     Must catch: the whole input kept by each rank with sequence parallelism, or when it is
     partitioned; a product that is changed in place kept beside its change; scores of all heads."""
@@ -379,8 +379,8 @@ def test_one_rank_is_one_gpu():
     [(NOTHING, 1, 8, 1), (CORE, 1, 32, 0), (PRODUCTS, 1, 8, 1), (WHOLE, 1, 8, 1), (WHOLE, 2, 8, 1)],
 )
 def test_kept_in_flight(policy, n, sequence, fused):
-    """What a stage keeps of its microbatches, to the byte, and what it has while one of them is
-    recomputed, within a percent.
+    """A stage keeps the formulas' bytes of its microbatches, and within a percent those while one
+    of them is recomputed.
 
     Must catch: an input for each layer where two share a checkpoint; the recomputed layers counted
     for every microbatch in flight; the layer at work left out where a part of each layer is

@@ -127,6 +127,6 @@ def spoiled(book_html, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def spoiled_visit(browser, spoiled):
-    """What `visit` finds there."""
+    """The findings of `visit` there."""
     with new_context(browser, color_scheme="dark") as context:
         return visit(context, spoiled)

@@ -1,4 +1,4 @@
-"""What the tests do about a browser that stops drawing."""
+"""The tests go on where a browser stops drawing."""
 
 import signal
 

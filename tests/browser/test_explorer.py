@@ -98,7 +98,7 @@ class Card:
         self.box(quantity).press("Enter")
 
     def slide(self, quantity, stop):
-        """What a drag that ends at this stop does, or a click on this option of a choice."""
+        """The effect of a drag that ends at this stop, or of a click on this option of a choice."""
         control = self.control(quantity)
         position = list(control.stops).index(stop)
         if isinstance(control, Choice):
@@ -117,7 +117,7 @@ class Card:
         self.find(f"[data-kind={kind}]").select_option(name)
 
     def to_follow(self, quantity, stop):
-        """What `follow` takes for `slide`."""
+        """The arguments of `follow` for `slide`."""
         return "slide", quantity, list(self.control(quantity).stops).index(stop)
 
     def follow(self, moves, look="() => null", of=None, anew="() => false"):
@@ -423,7 +423,7 @@ def test_arrow_keys_in_a_box_go_to_the_next_stop(open_card):
     ],
 )
 def test_typed_values(open_card, name, quantity, text, value, shown):
-    """Also beyond the slider's ends and between its stops.
+    """A typed value may lie beyond the slider's ends and between its stops.
 
     Mutation: take the nearest stop for what was typed."""
     card = open_card(name)
@@ -697,8 +697,8 @@ def test_menus_set_values_and_show_when_they_are_left(card):
 
 
 def test_reset(card):
-    """Also the name of a preset with the same quantities as another: an H100 has the memory of an
-    A100.
+    """A reset gives back every value, and the name of a preset with the same quantities as another:
+    an H100 has the memory of an A100.
 
     Mutation: forget the menus, the presets last chosen, or the refusal."""
     pictures, words = card.pictures, card.words
@@ -726,8 +726,8 @@ def test_reset(card):
 
 
 def test_copy_as_python(card):
-    """What is shown runs, and gives the page's numbers; so does what the page shows after one more
-    move. It is a call of explain(), which refuses what its outputs do not depend on.
+    """The Python on show runs, and gives the page's numbers; so does what the page shows after one
+    more move. It is a call of explain(), which refuses what its outputs do not depend on.
 
     Mutation: leave out what is not the preset's; keep the old text when a value moves."""
     chance = random.Random(11)
@@ -943,8 +943,8 @@ MOVE_AND_LOOK = """([slider, comes, waits]) => {
 
 @pytest.mark.parametrize("comes", ["rest", "sight", "paper"])
 def test_a_picture_out_of_sight_is_drawn_later(open_card, comes):
-    """What the reader sees is drawn at once; the rest when the hand rests, when the reader comes
-    near, and before a page is printed.
+    """Pictures that the reader sees are drawn at once; the others when the hand rests, when the
+    reader comes near, and before a page is printed.
 
     Mutations: all pictures drawn at once; a picture out of sight never drawn, or not for one of the
     three."""

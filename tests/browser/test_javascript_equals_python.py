@@ -62,7 +62,7 @@ def open_page(browser, explorer_places):
 
 
 def from_the_grid(spec, chance):
-    """What a reader can reach with menus and sliders."""
+    """Configurations that a reader can reach with menus and sliders."""
     values, chosen = spec.start(), {}
     for menu in spec.menus:
         chosen[menu.kind] = chance.choice(menu.names)
@@ -121,7 +121,7 @@ def arbitrary(spec, chance):
 
 
 def ask(page, function, *arguments):
-    """What the JavaScript function returns on the page."""
+    """The value that the JavaScript function returns on the page."""
     return json.loads(page.evaluate(f"JSON.stringify(({function})({json.dumps(arguments)}))"))
 
 
@@ -200,7 +200,7 @@ SWEEP = """([model, sweep, stops, lines, configurations]) =>
     ],
 )
 def test_the_lines_of_curves(open_page, name, place):
-    """What lines are drawn from is what Python says at each stop, for a few dozen configurations.
+    """Lines are drawn from Python's values at each stop, for a few dozen configurations.
 
     Mutations: the swept quantity left out of the function's inputs, so that it is computed; a stop
     that is refused ends the line."""
@@ -435,7 +435,7 @@ def test_printed_numbers(open_page):
 
 
 def test_typed_numbers(open_page):
-    """What a reader types is the same number, or the same text, on the page and in a lab.
+    """A typed number is the same number, or the same text, on the page and in a lab.
 
     Mutation: parseFloat, which takes 12 out of "12 GB"; \\d without ASCII in Python."""
     texts = [

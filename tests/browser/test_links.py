@@ -40,7 +40,7 @@ REACHED_OTHERWISE = {
 
 @dataclass
 class Page(HTMLParser):
-    """What a page links to and what can be linked to in it."""
+    """A page's links, and the places in it that can be linked to."""
 
     addresses: list[tuple[str, str]] = field(default_factory=list)  # (tag, address)
     names: list[str] = field(default_factory=list)
@@ -70,8 +70,8 @@ class Page(HTMLParser):
 
 
 def problem_of(tag: str, address: str, path: Path, folder: Path, pages: dict[Path, Page]) -> str:
-    """What is wrong with `address`, found in the page `path` of the book in `folder`; "" if nothing
-    is."""
+    """The fault of `address`, found in the page `path` of the book in `folder`; "" if there is
+    none."""
     if address != address.strip() or re.search(r"\s", address):
         return "holds a space"
     parts = urlsplit(address)

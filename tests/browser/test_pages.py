@@ -293,8 +293,8 @@ def test_colour_mode(browser, homes, scheme):
 
 
 def found_pages(page, homes, query, scheme="file"):
-    """What the search page shows for a query: a text for each page it found, with the matches in
-    brackets."""
+    """The results of the search page for a query: a text for each page it found, with the matches
+    in brackets."""
     page.goto(f"{homes[scheme]}/search.html?q={quote(query)}")
     page.locator("#search-results .search-summary").wait_for()
     return page.evaluate("""() => [...document.querySelectorAll("#search-results li")].map(item => {

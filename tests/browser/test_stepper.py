@@ -119,8 +119,9 @@ DRAWN = """() => {
     ],
 )
 def test_what_is_drawn_is_what_is_held(card, name, n):
-    """Of each step: a cell for each rank and chunk, at its row and column, its words, a bar for
-    each part, what came marked, a sign for each move at its target, + where parts are added.
+    """Each step is drawn as it is held: a cell for each rank and chunk, at its row and column, its
+    words, a bar for each part, what came marked, a sign for each move at its target, + where parts
+    are added.
 
     Mutations: rows and columns exchanged; the parts before the step; every bar fresh; a sign at the
     sender; + for =."""

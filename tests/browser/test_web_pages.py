@@ -60,8 +60,8 @@ def test_the_web_pages_load_without_failures_and_errors(web_visits):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_moves_while_a_page_loads(web_visits, width):
-    """What is being read stays where it is: the layout shifts of a load, as browsers count them,
-    are at most 0.05 on every page.
+    """Text that is being read stays where it is: the layout shifts of a load, as browsers count
+    them, are at most 0.05 on every page.
 
     Must catch: `font-display: swap`, with which a line breaks elsewhere once its font is there
     (0.17 on chapter 3 at 390 px, 0.12 on the formula sheet at 768 and on the bibliography at 1280);

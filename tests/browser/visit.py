@@ -1,4 +1,4 @@
-"""What a browser meets when it opens a page of the built book, as data for the tests.
+"""The findings of a browser that opens a page of the built book, as data for the tests.
 
 `visit` opens a page once and looks at it in every way: narrow, dark and light, by keyboard,
 printed. What it finds wrong stands in lists of sentences; the tests say which list has to be empty.
@@ -262,7 +262,7 @@ SHIFTS = (
 
 @dataclass
 class Watch:
-    """What a page asked for, and what went wrong on the way. Attach it before the page goes
+    """The requests of a page, and what went wrong on the way. Attach it before the page goes
     anywhere."""
 
     loaded: set[str] = field(default_factory=set)  # addresses
@@ -354,8 +354,8 @@ def click(locator, **how) -> None:
 
 
 def frames(page, script: str):
-    """What a script that waits for frames returns. Where the browser forgot to draw, the process in
-    which it draws is started anew: then it goes on, as a tab that was never closed."""
+    """The result of a script that waits for frames. Where the browser forgot to draw, the process
+    in which it draws is started anew: then it goes on, as a tab that was never closed."""
     try:
         return page.evaluate(script)
     except Error as error:
@@ -573,7 +573,7 @@ NO_SCRIPT_PROBLEMS = """() => {
 
 
 def without_scripts(page, address: str, blocks: list[str]) -> list[str]:
-    """What is wrong at `address` on a `page` without JavaScript; `blocks` is what there is to read
+    """The faults at `address` on a `page` without JavaScript; `blocks` is what there is to read
     with it."""
     page.goto(address, wait_until="load")
     page.evaluate(OPEN_ALL)

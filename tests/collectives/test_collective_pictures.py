@@ -16,7 +16,7 @@ def words(svg):
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8, 10, 16])
 def test_inner_ranks_of_one_tree_are_leaves_of_the_other(ranks):
-    """What the chapter says of two trees. A tree reaches all ranks from its root, and no rank has
+    """Two trees are as the chapter says. A tree reaches all ranks from its root, and no rank has
     more than two below it.
 
     Must catch: one tree drawn twice; a rank that is its own parent."""

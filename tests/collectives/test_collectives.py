@@ -124,7 +124,7 @@ def whole_numbers(size, dtype, rank):
 
 
 def strided(tensor):
-    """The same elements, one apart in memory."""
+    """A tensor of the same elements, one apart in memory."""
     return (
         torch.stack([tensor, torch.full_like(tensor, 99)], -1)[..., 0] if tensor.numel() else tensor
     )
@@ -317,7 +317,7 @@ def test_side_by_side_with_pytorch(world, module):
 
 
 def messages(collectives, size):
-    """What the log holds of each collective: (operation, peer, chunk, bytes)."""
+    """The messages of each collective in the log: (operation, peer, chunk, bytes)."""
     n, me = dist.get_world_size(), dist.get_rank()
     full = torch.zeros(size)
     shard = full.tensor_split(n)[me].clone()
@@ -343,8 +343,8 @@ def messages(collectives, size):
 
 
 def of_a_plan(name, n, me, size):
-    """The same by the plan: in each step first what is received, then what is sent; nothing that is
-    empty."""
+    """The messages of the plan: in each step first those that are received, then those that are
+    sent; nothing that is empty."""
     whole = name.startswith(("tree", "naive"))
 
     def nbytes(chunk):
@@ -365,7 +365,7 @@ def of_a_plan(name, n, me, size):
 
 @both
 def test_the_messages_are_the_plan(world, module):
-    """What a stepper draws from the plan is what runs. Mutations: the tag is not the chunk; an
+    """The plan that a stepper draws is the one that runs. Mutations: the tag is not the chunk; an
     empty chunk is sent; a step's sends and receives exchanged."""
     n = world.world_size
     for size in (0, 1, n + 1, 3 * n):
@@ -386,9 +386,9 @@ SENT = {
 
 @both
 def test_counted_bytes_are_the_formulas(world, module):
-    """Of every rank, to the byte. Mutations: ceil_div instead of floor_div, a rank more or
-    less in the numerator, the right neighbour of the last rank not rank 0, the parent forgotten in
-    the tree."""
+    """Every rank sends the formulas' bytes exactly. Mutations: ceil_div instead of floor_div, a
+    rank more or less in the numerator, the right neighbour of the last rank not rank 0, the parent
+    forgotten in the tree."""
     n = world.world_size
     for size in (0, 1, n - 1, n + 1, 2 * n, 1000):
         for me, found in enumerate(world.run(messages, module, size)):

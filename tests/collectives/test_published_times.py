@@ -93,7 +93,7 @@ def test_rings_of_nodes():
 
 
 def test_two_trees_send_the_array_twice():
-    """Of two trees over eight ranks, each for half of the array, whose inner ranks are leaves of
+    """Two trees over eight ranks, each for half of the array, have inner ranks that are leaves of
     the other: no rank sends or receives more than twice the array, up and down together. The
     published rows are of 8 to 128 bytes, in which latency is all.
 

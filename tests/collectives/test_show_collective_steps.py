@@ -23,7 +23,7 @@ EVERY = [(name, n) for name in COLLECTIVES for n in RANKS]
 
 
 def decode(text):
-    """What encode() wrote, as a plan."""
+    """The plan that encode() wrote."""
     operators = {"+": "+=", "=": "="}
     return [
         [
@@ -39,8 +39,9 @@ def decode(text):
 
 @pytest.mark.parametrize(("name", "n"), EVERY)
 def test_pictures_follow_the_plan_to_its_end(name, n):
-    """Of a barrier, who has heard of whom. Mutations: a plan of the wrong collective; `have` of a
-    scatter for that of a gather; hearsay of the step itself, not of the steps before."""
+    """Pictures follow the plan to its end; for a barrier they show who has heard of whom.
+    Mutations: a plan of the wrong collective; `have` of a scatter for that of a gather; hearsay of
+    the step itself, not of the steps before."""
     steps, shown = stepper_steps(name, n), COLLECTIVES[name]
     assert [step.number for step in steps] == list(range(len(steps))) and [
         step.moves for step in steps[1:]
@@ -255,14 +256,15 @@ def sent_and_received(most):
 
 
 def drawn(plan, me):
-    """The same of a plan: in each step what the rank receives, then what it sends."""
+    """The messages that are drawn of a plan: in each step those that the rank receives, then those
+    that it sends."""
     for moves in plan:
         yield from (("recv", move.source, move.chunk) for move in moves if move.target == me)
         yield from (("send", move.target, move.chunk) for move in moves if move.source == me)
 
 
 def carried():
-    """What the stepper's page carries: collective -> number of ranks -> data."""
+    """The data of the stepper's page: collective -> number of ranks -> data."""
     from bookkit.stepper import script
 
     return json.loads(re.fullmatch(r"BOOK\.steppers\.add\((.*)\);\n", script(), flags=re.DOTALL)[1])
@@ -334,7 +336,7 @@ def test_the_card_speaks_before_any_script(stepper):
 
 
 def test_the_weight_of_a_stepper(stepper):
-    """What a page pays for one, before a reader asks for another collective: below 25 kB with
+    """A stepper costs a page less than 25 kB, before a reader asks for another collective, with
     script and style.
 
     Mutation: all collectives in the card."""

@@ -139,7 +139,7 @@ def test_an_outer_backward_that_raises():
 
 
 def test_the_newest_owns():
-    """Of two listeners the newest is told, of one that is gone nobody; the older knows who has
+    """The newest of two listeners is told, and nobody of one that is gone; the older knows who has
     taken its parameters.
 
     Must catch: both told; the first told; a listener kept alive by its parameters."""

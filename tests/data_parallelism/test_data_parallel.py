@@ -157,7 +157,7 @@ def loss_of(y):
 
 
 def train_beside(kind, make, steps, set_to_none):
-    """What differs between the replicas, seeded by rank, and the plain model of rank 0 that sees
+    """Differences between the replicas, seeded by rank, and the plain model of rank 0 that sees
     everyone's part."""
     n, me = dist.get_world_size(), dist.get_rank()
     model, reference = wrapped(kind, built(make, seed=50 + me)), built(make, seed=50)
@@ -277,7 +277,7 @@ def padded(number, rank):
 
 
 def accumulate_padded(kind, microbatches):
-    """What differs from one mean over all targets of all microbatches and ranks."""
+    """Differences from one mean over all targets of all microbatches and ranks."""
     n, me = dist.get_world_size(), dist.get_rank()
     model, reference = wrapped(kind, built(plain, seed=50 + me)), built(plain, seed=50)
     count = sum((padded(number, me) != -100).sum() for number in range(microbatches))
@@ -331,7 +331,7 @@ def messages_of_a_step(kind, make, accumulation_steps=1):
 
 
 def step_of(make):
-    """What the formulas take, of the parameters that are trained."""
+    """The quantities that the formulas take, of the parameters that are trained."""
     trained = [p for p in make().double().parameters() if p.requires_grad]
     nbytes = sum(p.nbytes for p in trained)
     return dict(

@@ -26,7 +26,7 @@ def test_a_bar_is_as_long_as_its_message():
 
 
 def test_the_last_bucket_leaves_when_backward_is_done():
-    """What the caption says, of the recorded step."""
+    """The recorded step is as the caption says."""
     _, _, (forward, computed, whole), messages = pictures.recorded_step()
     assert forward < messages[0][0] < computed < whole
     assert abs(messages[-1][0] - computed) < 0.05 * whole

@@ -1,4 +1,5 @@
-"""What overlap brought others, beside the model of a step; and what a hidden message costs."""
+"""Gains from overlap that others published, beside the model of a step; and the cost of a hidden
+message."""
 
 import re
 from pathlib import Path

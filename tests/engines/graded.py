@@ -1,4 +1,4 @@
-"""What the tests of assignments share: a source graded on the ranks of a test module."""
+"""Helpers of the tests of assignments: a source graded on the ranks of a test module."""
 
 from dataclasses import replace
 from pathlib import Path

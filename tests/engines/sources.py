@@ -1,4 +1,4 @@
-"""What tests read in the package's files. A file is parsed and walked once for all of them, and the
+"""The package's files as tests read them. A file is parsed and walked once for all of them, and the
 tree is thrown away: trees of the whole package would be 200 MB."""
 
 import ast

@@ -1,4 +1,4 @@
-"""What the checks say to answers that plausible learners give: tests/answers."""
+"""The sentences of the checks for answers that plausible learners give: tests/answers."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""What a formula says to whoever asks: refusals, help, close names, explanations, the shell."""
+"""The sentences of a formula for whoever asks: refusals, help, close names, explanations, the
+shell."""
 
 import inspect
 import json

@@ -1,4 +1,5 @@
-"""What makes a page stale: the book is built twice, with a change in between; and its parts."""
+"""Changes that make a page stale: the book is built twice, with a change in between; and its
+parts."""
 
 import sys
 from pathlib import Path

@@ -188,7 +188,7 @@ def test_broken_source():
 
 
 def test_folded(build):
-    """What both have is counted, but for as many lines around each change as are asked for; the
+    """Lines that both have are counted, but for as many around each change as are asked for; the
     second name is looked for in its file.
 
     Mutations: lines before a change folded too; a fold of one line that swallows the next; the

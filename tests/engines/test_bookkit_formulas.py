@@ -300,7 +300,7 @@ def book(build_once):
 
 
 def test_an_equation_with_a_number_given(build):
-    """Of ZeRO's stages each has its own equation, out of the one formula.
+    """Each of ZeRO's stages has its own equation, out of the one formula.
 
     Mutation: `where` left with both sides, or `choose` with all of its values; the parts that
     depend on the stage not written out; the z of "if z = 1" not explained below; an unknown name
@@ -343,8 +343,8 @@ def test_an_equation_with_its_meaning(book):
 
 
 def test_symbols_on_the_right_are_explained_once(build):
-    """What the page's text or an equation above names is not said again; the others are, in the
-    order of the formula.
+    """Symbols that the page's text or an equation above names are not said again; the others are,
+    in the order of the formula.
 
     Must catch: the symbols on the right left out, said with every equation, or said although the
     text names them; an equation without new symbols that says "On the right"."""

@@ -32,7 +32,7 @@ NCCL
 
 
 def link(term, anchor):
-    """What Sphinx makes of a term: a reference around its words."""
+    """The node that Sphinx makes of a term: a reference around its words."""
     inside = nodes.inline("", term, classes=["xref", "std", "std-term"])
     return nodes.reference("", "", inside, refuri=f"glossary.html#{anchor}", internal=True)
 

@@ -1,4 +1,4 @@
-"""What a lab's page leaves out of the stored lab."""
+"""The parts of the stored lab that a lab's page leaves out."""
 
 import json
 import re

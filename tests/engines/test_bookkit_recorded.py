@@ -1,4 +1,4 @@
-"""What pages say of recordings: the numbers when there are some, no box when there are none."""
+"""Recordings on pages: the numbers when there are some, no box when there are none."""
 
 import re
 from dataclasses import replace

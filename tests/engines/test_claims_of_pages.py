@@ -1,5 +1,5 @@
-"""What pages claim: sentences that were wrong stay away, numbers that are typed follow from a
-source or from a formula."""
+"""Claims of pages: sentences that were wrong stay away, numbers that are typed follow from a source
+or from a formula."""
 
 import csv
 import re
@@ -150,8 +150,8 @@ def kept_by(loss, logits, targets):
 
 
 def test_a_log_softmax_is_as_wide_as_its_logits():
-    """What the page says of a model that is all bf16. Must catch: PyTorch widening it, and the page
-    not."""
+    """A model that is all bf16 has a log-softmax in bf16, as the page says. Must catch: PyTorch
+    widening it, and the page not."""
     for dtype in (torch.bfloat16, torch.float32):
         logits = torch.zeros(4, 9, dtype=dtype, requires_grad=True)
         assert kept_by(torch.nn.functional.cross_entropy, logits, torch.zeros(4).long()) == {dtype}
@@ -214,7 +214,7 @@ def test_the_allocator_had_another_name():
 
 
 def test_sources_that_were_not_read():
-    """What a claim rests on and nobody read is in the table of the last page.
+    """A claim whose source nobody read is in the table of the last page.
 
     Must catch: a claim on Daly, PaLM, ZeRO-Infinity or quoted numbers that is named nowhere."""
     said = words("about").split("could not be read at its source", 1)[1]

@@ -69,8 +69,8 @@ def test_a_printed_memory_summary():
 
 
 def test_ends_left_uncut_and_the_best_fit():
-    """What that summary does not show of the rules: an end of 1 MiB or less stays with its block,
-    which counts as in use, and of two free blocks the smaller is taken.
+    """Two rules that the summary does not show: an end of 1 MiB or less stays with its block, which
+    counts as in use, and of two free blocks the smaller is taken.
 
     Mutations: the rest of a large block cut off from 512 bytes on, or not at 1 MiB and a bit; the
     largest block that fits."""
@@ -156,7 +156,7 @@ def test_a_full_card():
 
 
 def test_workspaces_of_later_products():
-    """What cuBLAS took after the ledger's peak was not there at it, and what was there beyond
+    """Workspaces that cuBLAS took after the ledger's peak were not there at it, and the rest beyond
     workspaces is not explained.
 
     Mutations: all workspaces of the end counted at the peak, so that the row of what is not
@@ -321,8 +321,8 @@ def test_other_streams_hold_blocks_longer():
 
 
 def test_the_counters_exist():
-    """What PyTorch's documentation calls the counters that are read, in the version that is
-    installed.
+    """The counters that are read exist by the names of PyTorch's documentation, in the version that
+    is installed.
 
     Mutation: a counter misspelt, which would show on a GPU first."""
     for name in ("requested_bytes", "active_bytes", "reserved_bytes"):

@@ -20,7 +20,7 @@ SECONDS = 200  # a limit for a hang: torchrun starts in seconds
 
 
 def torchrun(script, *arguments, ranks=2, more=(), wait=True):
-    """What a command of the page prints."""
+    """The output of a command of the page."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *more]
     process = subprocess.Popen(
         [*command, str(ROOT / "examples" / script), *map(str, arguments)],
@@ -49,7 +49,7 @@ def losses(printed):
 
 
 def in_forks(folder, script, *arguments, ranks=1):
-    """The same output without torchrun."""
+    """The output of the script without torchrun."""
     script = ROOT / "examples" / script
     printed, errors, codes = forked(script, *arguments, ranks=ranks, folder=folder)
     assert codes == [0] * ranks, errors

@@ -127,7 +127,8 @@ def test_a_cell_goes_on_with_right_answers_alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("made", (lambda a: torch.tensor([2.0 * a]), lambda a: np.int64(2 * a)))
 def test_a_cell_goes_on_with_plain_numbers(made):
-    """What a check calls right can be rounded, formatted and compared in the cells after it.
+    """An answer that a check calls right can be rounded, formatted and compared in the cells after
+    it.
 
     Must catch: the tensor or NumPy's number that the reader's function gave."""
     found = gives_numbers(TWICE, made)(3)

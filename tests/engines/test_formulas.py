@@ -549,7 +549,7 @@ wait | \tau | seconds, from 0 | a time
 
 @pytest.mark.parametrize("gpu_memory_bytes", [1, 999, 1000, 1001, 10**9])
 def test_fit(gpu_memory_bytes):
-    """What is spare is what the card has beyond the states, and never less than nothing; so many
+    """The spare bytes are those of the card beyond the states, and never less than nothing; so many
     cards hold the states that one fewer would not.
 
     Mutation: the two of the difference swapped; gpus_to_hold_states rounded down."""

@@ -20,7 +20,7 @@ def conftest():
 
 
 def collected(marks: str, *paths: str) -> str:
-    """What pytest collects under these paths with `-m marks`."""
+    """The tests that pytest collects under these paths with `-m marks`."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", marks, *paths]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
 

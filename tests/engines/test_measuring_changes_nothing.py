@@ -36,7 +36,7 @@ SAVES_ITS_OUTPUT = {
 
 @pytest.fixture(autouse=True)
 def no_collector():
-    """What is in a circle stays until the collector comes: it does not come here."""
+    """Objects in a circle stay until the collector comes: it does not come here."""
     gc.collect()
     gc.disable()
     yield

@@ -112,7 +112,7 @@ def defined_more_than_once(packages: list[Path], by_design=BY_DESIGN) -> dict[st
 
 
 def doubles(found: dict[str, list[str]], by_design=BY_DESIGN) -> dict[str, list[str]]:
-    """Of those the modules that may not share the name."""
+    """The modules among these that may not share the name."""
     patterns = {name: by_design[name][1:] if name in by_design else () for name in found}
     outside = {
         name: [path for path in paths if not any(fnmatch(path, one) for one in patterns[name])]

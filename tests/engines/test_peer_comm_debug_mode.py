@@ -62,9 +62,9 @@ def counted(make):
 
 @needs_fully_shard
 def test_the_same_collectives():
-    """Of FSDP2 and of DDP, each. They differ in what else there is: CommDebugMode sees what passes
-    a dispatch mode in Python and tells the module, the log sees send and recv as well and tells
-    bytes and seconds.
+    """Both see the same collectives, of FSDP2 and of DDP. They differ in what else there is:
+    CommDebugMode sees what passes a dispatch mode in Python and tells the module, the log sees send
+    and recv as well and tells bytes and seconds.
 
     Must catch: a collective that the log counts twice, or does not see; a send that it misses."""
     with ranks(2, device="cpu", announce=False) as world:

@@ -10,7 +10,7 @@ SIZES = dict(layers=2, hidden=64, heads=2, vocabulary=512, max_sequence=64)
 
 
 def step(watcher):
-    """What is alive after a step of AdamW, watched."""
+    """The bytes alive after a step of AdamW, watched."""
     torch.manual_seed(0)
     model, tokens = GPT(GPTConfig(**SIZES)), torch.zeros(4, 64, dtype=torch.long)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)

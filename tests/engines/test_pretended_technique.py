@@ -38,7 +38,7 @@ print(evaluate(["pretended_bytes"], parameter_bytes=7, pretended_copies=3))
 
 
 def in_copy(folder, *command):
-    """What the command prints in the copy, with the copy's packages."""
+    """The output of the command in the copy, with the copy's packages."""
     ran = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
@@ -110,8 +110,9 @@ def test_two_files_are_edited(repository):
 @pytest.mark.slow
 @pytest.mark.parametrize("tests", TESTS, ids=lambda tests: tests[0].split("/")[-1])
 def test_the_tests_of_the_copy_pass(repository, tests):
-    """What lists names, floors and rows, and what looks at every explorer, picture and exercise.
-    Must catch: a test that a new topic, a new row or a new module of a topic breaks."""
+    """The tests that list names, floors and rows pass, and those that look at every explorer,
+    picture and exercise. Must catch: a test that a new topic, a new row or a new module of a topic
+    breaks."""
     quiet = ("-q", "-m", "not slow")
     passed = in_copy(repository, "-m", "pytest", *quiet, *tests).splitlines()[-1]
     assert re.match(r"\d+ passed", passed) and "skipped" not in passed

@@ -1,4 +1,4 @@
-"""What a reader sees when ranks fail, in a real kernel: bounded time, the guilty rank named,
+"""Ranks that fail, as a reader sees them in a real kernel: bounded time, the guilty rank named,
 nothing left, the next cell works.
 
 Each test runs a cell that fails, and then asks whether the ranks that can live on still have their

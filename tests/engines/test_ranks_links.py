@@ -27,7 +27,7 @@ def network_or_skip(stack):
 
 
 def sent_bytes():
-    """What has left this rank's host over the link, as the kernel counts it."""
+    """The bytes that have left this rank's host over the link, as the kernel counts them."""
     with open("/proc/self/net/dev") as table:
         line = next(line for line in table if line.split(":")[0].strip() in links.INTERFACES)
     return int(line.split(":")[1].split()[8])

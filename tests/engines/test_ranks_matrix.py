@@ -366,7 +366,7 @@ def below() -> set[int]:
 
 @contextmanager
 def bounded():
-    """What hangs is interrupted, and then is not the error that the test wants."""
+    """A call that hangs is interrupted, and then is not the error that the test wants."""
     timer = threading.Timer(BOUND, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:

@@ -1,4 +1,4 @@
-"""What a check says of an answer that is a sentence."""
+"""Checks of an answer that is a sentence."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What engines and pages find in topics."""
+"""The parts of topics that engines and pages find."""
 
 from types import SimpleNamespace
 

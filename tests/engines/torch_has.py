@@ -1,5 +1,5 @@
-"""What some versions of PyTorch cannot do on a CPU, asked of PyTorch itself: tests that need it say
-so."""
+"""Abilities that some versions of PyTorch lack on a CPU, asked of PyTorch itself: tests that need
+them say so."""
 
 import pytest
 import torch

@@ -145,8 +145,8 @@ def test_presets():
 
 
 def test_a_datasheets_rate():
-    """What 108 multiprocessors do at 1.41 GHz is what the A100's datasheet prints; of that, 271.2
-    TFLOP/s are 86.9 percent.
+    """The A100's datasheet prints the rate of 108 multiprocessors at 1.41 GHz; 271.2 TFLOP/s are
+    86.9 percent of that rate.
 
     Mutations: a factor left out; the share upside down."""
     a100 = quantities(gpu="A100 SXM 80GB")

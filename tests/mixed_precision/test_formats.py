@@ -50,8 +50,8 @@ def numbers():
 
 @pytest.mark.parametrize("name", IN_TORCH)
 def test_every_cast_is_pytorchs(name):
-    """What is beyond e4m3's largest number depends on PyTorch's version, so it is left out. Numbers
-    go through fp32, as tensors of a model do: PyTorch's own casts from float64 round twice.
+    """Numbers beyond e4m3's largest depend on PyTorch's version, so they are left out. Numbers go
+    through fp32, as tensors of a model do: PyTorch's own casts from float64 round twice.
 
     Must catch: halves rounded up, subnormal numbers cut off, overflow from the largest number on
     instead of from half a step beyond."""

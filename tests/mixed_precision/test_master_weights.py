@@ -654,9 +654,8 @@ def test_stochastic_rounding_moves_what_nearest_loses():
 
 @pytest.mark.parametrize("kind", [Bf16Moments, EightBitMoments])
 def test_moments_are_near(kind):
-    """What is kept is within the format's rounding: half a spacing of bf16; for 8 bits, levels
-    (i / 127)^2, no more than one step of 2 / 127 of the largest in the block. No divisor becomes
-    zero.
+    """Moments are kept within the format's rounding: half a spacing of bf16; for 8 bits, levels (i
+    / 127)^2, no more than one step of 2 / 127 of the largest in the block. No divisor becomes zero.
 
     Must catch: levels evenly spaced; scales of another block; a second moment rounded to zero."""
     draw = torch.Generator().manual_seed(0)

@@ -37,8 +37,8 @@ def value_of(name, **given):
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if name != "fp32"])
 def test_every_pattern(name):
-    """What our decoding makes of each pattern is PyTorch's number, encoding gives the pattern back,
-    and the formulas' ends of the range are those of the finite ones and of torch.finfo.
+    """Each pattern decodes to PyTorch's number, encoding gives the pattern back, and the formulas'
+    ends of the range are those of the finite ones and of torch.finfo.
 
     Must catch: a bias of 2^(e-1); subnormal numbers with a 1 before their fraction; an e4m3 whose
     top exponent is kept for infinities; the largest number without its fraction."""

@@ -114,7 +114,7 @@ def test_all_ranks_agree_on_an_overflow(eight, scaler_of, dtype):
 
 
 def on_every_step():
-    """What each rank is told if one rank's gradients overflow forever."""
+    """The sentence for each rank if one rank's gradients overflow forever."""
     weight = nn.Parameter(torch.ones(2, dtype=torch.float16))
     optimizer = MasterWeights([("head.weight", weight)], torch.optim.SGD, lr=0.1)
     scaler = LossScaler(most_skips=3)
@@ -200,8 +200,8 @@ def one_process(dtype):
 
 
 def pairs_of_ranks(how, dtype):
-    """The same on two ranks, four times, by a technique: whole 16-bit weights, or what each rank
-    has of them."""
+    """Trainings on two ranks, four times, by a technique: whole 16-bit weights, or each rank's
+    shards of them."""
     mesh = Mesh(dp=2, tp=4)
     group, model = mesh.dp.group, net()
     if dist.get_rank() >= 4:  # begin differently: rank 0's values are handed out

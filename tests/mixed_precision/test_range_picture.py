@@ -52,7 +52,7 @@ def test_bars_lie_on_one_axis():
 
 
 def test_gradients_are_wider_than_fp16_and_lie_within_bf16():
-    """What the caption says, of the recorded counts.
+    """The recorded counts are as the caption says.
 
     Must catch: a band that ends where the counts do not; counts of other gradients."""
     first, counts, _ = pictures.recorded_gradients()

@@ -1,5 +1,5 @@
-"""What the chapter says of training in 16 bits, trained again: what fails, what a master copy and a
-loss scale mend, and the small sums of the page."""
+"""The chapter's trainings in 16 bits, run again: what fails, what a master copy and a loss scale
+mend, and the small sums of the page."""
 
 import pytest
 import torch

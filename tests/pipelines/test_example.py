@@ -21,7 +21,7 @@ def under_torchrun(ranks):
 
 
 def in_forks(ranks, folder):
-    """The same lines from processes of the fork server, which start in no time."""
+    """The lines from processes of the fork server, which start in no time."""
     printed, errors, codes = forked(EXAMPLE, ranks=ranks, folder=folder)
     assert codes == [0] * ranks, errors
     return printed.splitlines()

@@ -57,7 +57,7 @@ CLIP = 0.1  # below every norm
 
 @pytest.fixture(autouse=True, scope="module")
 def default_dtype():
-    """What this process had before, for the tests of other modules."""
+    """The dtype of this process stays as it was, for the tests of other modules."""
     before = torch.get_default_dtype()
     yield
     torch.set_default_dtype(before)
@@ -355,7 +355,7 @@ def in_several_pipelines(name, plans):
 
 @pytest.mark.parametrize("last", ("1F1B", "zero-bubble H2"))
 def test_layers_in_several_pipelines(worlds, last):
-    """The same layers in a pipeline whose schedule divides backward, then in another.
+    """Layers train in a pipeline whose schedule divides backward, then in another.
 
     Must catch: weights without a gradient, since their products wait for a pipeline that is not at
     work."""
@@ -565,7 +565,8 @@ def test_evaluation_after_a_step(worlds, mode):
 
 
 def refused_by_stage_3():
-    """What is said of a pipeline that stage 3 shards, and of a pipeline of sharded layers."""
+    """The sentences about a pipeline that stage 3 shards, and about a pipeline of sharded
+    layers."""
     said, mesh = [], Mesh(dp=2, pp=2)
     layers, (inputs, _, loss_of) = built("tied"), batch_of("tied")
     plan = plan_pipeline(layers, one_f_one_b(2, M), inputs)
@@ -593,7 +594,7 @@ def test_stage_3_is_refused(worlds):
 
 
 def trained_later():
-    """What each rank is told if a layer of it was frozen when the replicas were made."""
+    """The sentence for each rank if a layer of it was frozen when the replicas were made."""
     layers, mesh = built("tied"), Mesh(dp=2, pp=2)
     inputs, targets, loss_of = batch_of("tied", mesh.dp.rank)
     for layer in (layers[1], layers[-2]):
@@ -661,8 +662,8 @@ def test_in_flight_executed_simulated_and_by_formula(worlds, kind):
 
 @pytest.mark.parametrize("kind", ("interleaved 1F1B", "zero-bubble H1"))
 def test_a_measured_timeline(worlds, kind):
-    """Of stages that sleep: the actions of the list, one after the other, each at least as long as
-    it sleeps, and none before what it waits for.
+    """Stages that sleep do the actions of the list, one after the other, each for at least as long
+    as it sleeps, and none before what it waits for.
 
     Must catch: spans of the first step, too; the time of waiting counted as work; W that does not
     sleep, or a backward that sleeps for W as well."""
@@ -761,7 +762,7 @@ def test_what_each_rank_has(weights):
 
 
 def test_messages_and_bytes(weights):
-    """What each rank sends in a step, messages and bytes, exactly.
+    """Each rank sends the formulas' messages and bytes in a step, exactly.
 
     Must catch: an activation that the last stage sends; stages of an interleaved schedule counted
     once; a tied gradient that is not sent, or sent by every rank."""
@@ -940,8 +941,8 @@ def test_ranks_that_disagree_refuse_together(worlds):
 
 
 def refused_at_the_start(plan):
-    """What is said on this rank of layers that are too few, that are tied on rank 0 alone, and of a
-    group of other ranks."""
+    """The sentences on this rank for layers that are too few, for layers that are tied on rank 0
+    alone, and for a group of other ranks."""
     rank, (_, _, loss_of), said = dist.get_rank(), batch_of("tied"), []
     untied = built("tied")
     untied[-1].scores.weight = nn.Parameter(untied[-1].scores.weight.detach().clone())

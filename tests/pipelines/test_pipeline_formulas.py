@@ -41,7 +41,7 @@ def seconds_of(forward, input, weight):
 
 
 def costs_of(forward, input, weight, v, transfer=0):
-    """Of a stage, of which a rank has v: exact, so that equal means equal."""
+    """The costs of a stage, of which a rank has v: exact, so that equal means equal."""
     return Costs(*(Fraction(seconds, v) for seconds in (forward, input, weight)), transfer)
 
 
@@ -54,8 +54,9 @@ TIMES = [
 
 @pytest.mark.parametrize("times", TIMES, ids=str)
 def test_idle_time_is_what_is_simulated(times):
-    """Of every rank, in the step and between its own first and last action, with both shares; the
-    zero-bubble schedules where they have the microbatches that they need.
+    """Every rank is idle as long as is simulated, in the step and between its own first and last
+    action, with both shares; the zero-bubble schedules where they have the microbatches that they
+    need.
 
     Must catch: (p - 1)(F + B) for H1; v forgotten; W taken off H1 twice; p ranks for p - 1; one
     share for the other; a last rank that is idle between its own actions."""

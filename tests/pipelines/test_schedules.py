@@ -142,7 +142,7 @@ print(json.dumps([get_schedule_table(m, v, p) for p, m, v in sizes]))
     reason="megatron-core has wheels for Linux alone, up to Python 3.13",
 )
 def test_interleaved_is_ordered_as_megatron_core_orders_it():
-    """The same against the peer itself, in a process of its own, which its imports may change.
+    """The order is that of the peer itself, in a process of its own, which its imports may change.
 
     Must catch: what the test above would miss if its rule were wrong."""
     sizes = interleaved_sizes()
@@ -361,7 +361,8 @@ def test_the_picture():
 
 
 def held_at_the_peak(lists, whole, halved):
-    """Of each rank, where a microbatch counts `whole` until its I, and `halved` until its W."""
+    """The most that each rank holds, where a microbatch counts `whole` until its I, and `halved`
+    until its W."""
     weight = {Kind.FORWARD: whole, Kind.INPUT: halved - whole, Kind.WEIGHT: -halved}
     return [max(accumulate(weight[action.kind] for action in own)) for own in lists]
 

@@ -65,7 +65,7 @@ def gradients(split, microbatches=3, **options):
 @pytest.mark.parametrize("recompute", (False, True))
 @pytest.mark.parametrize("biases", (1, 0))
 def test_the_same_bits(recompute, biases):
-    """Of three microbatches, with and without activation checkpointing.
+    """Three microbatches give the same bits, with and without activation checkpointing.
 
     Must catch: W that writes .grad of a saved tensor instead of the parameter's, under
     checkpointing; a weight that is used twice, whose sums have another order; a bias left out; the
@@ -100,9 +100,9 @@ def beside(ledger, model):
 
 @pytest.mark.parametrize("recompute", (False, True))
 def test_what_is_kept_between_the_halves(recompute):
-    """Of two blocks, in activations of the hidden size: x (7) and dy (9) of the four linear layers
-    of each, the last dy being the gradient of the output, and the input with its gradient: 34, and
-    35 with the output, where PyTorch's own split keeps 56.
+    """Two blocks keep, in activations of the hidden size, x (7) and dy (9) of the four linear
+    layers of each, the last dy being the gradient of the output, and the input with its gradient:
+    34, and 35 with the output, where PyTorch's own split keeps 56.
 
     Must catch: the graph, or the tensors that it saved, kept until W."""
     config = GPTConfig(**SIZES, biases=0)

@@ -1,4 +1,4 @@
-"""What is refused, counted or pretended: the rules by which the other cases are judged."""
+"""Refusals, counts and pretences: the rules by which the other cases are judged."""
 
 import pytest
 import torch

@@ -422,7 +422,7 @@ def test_full_disk(guilty, phase, two, tmp_path):
 
 
 def refused(stage, folder, what=resume, user=None, **options):
-    """What a rank says that could not resume or save. Nothing may have changed."""
+    """The sentence of a rank that could not resume or save. Nothing may have changed."""
     model, optimizer, _ = training(stage, **options)
     before = [p.detach().clone() for p in model.parameters()]
     try:
@@ -548,8 +548,8 @@ def in_the_way(folder):
 
 
 def test_two_runs_save_there(two, tmp_path):
-    """What another run has written is not taken for one's own, and what it took away is missed
-    before the save gets its name.
+    """Files that another run has written are not taken for one's own, and files that it took away
+    are missed before the save gets its name.
 
     Mutations: files opened to be written over; sizes not compared before the move."""
     for said in two.run(in_the_way, str(tmp_path), limit_seconds=60):
@@ -570,9 +570,9 @@ def flip(path, place, bit=0):
 
 
 def test_every_flipped_bit(two, tmp_path):
-    """Of a rank's file: header, weights, directory; of what rank 0 writes beside it; of the
-    manifest, its checksum too: bits of every place and of every value, in all of these regions; and
-    files that were cut.
+    """Flipped bits are found in a rank's file (header, weights, directory), in what rank 0 writes
+    beside it, and in the manifest with its checksum: bits of every place and of every value; and so
+    are files that were cut.
 
     Mutations: a checksum of the weights only, or of the size; the manifest without one of its
     own."""

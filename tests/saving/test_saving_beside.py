@@ -35,7 +35,7 @@ def made(seed=0, rule=torch.optim.SGD):
 
 
 def outcome(work, *args, **options):
-    """What work returns, or the sentence of its error."""
+    """The result of work, or the sentence of its error."""
     try:
         return work(*args, **options)
     except (ValueError, SaveFailed, Damaged) as error:

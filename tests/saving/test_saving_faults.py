@@ -224,7 +224,7 @@ def overwrites(path, number):
 
 
 def overwrites_dcp(folder, killed):
-    """The same with torch.distributed.checkpoint, killed when it has opened its file and writes the
+    """A save by torch.distributed.checkpoint, killed when it has opened its file and writes the
     first tensor."""
     if killed:
         torch.save = lambda *_: kill()

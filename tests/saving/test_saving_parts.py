@@ -33,7 +33,7 @@ RULE = dict(lr=0.1, weight_decay=0.1)
 
 
 def outcome(work, *args, **options):
-    """What work returns, or the sentence of its error."""
+    """The result of work, or the sentence of its error."""
     try:
         return work(*args, **options)
     except (ValueError, SaveFailed, Damaged) as error:
@@ -92,7 +92,7 @@ class Run:
         self.optimizer.step()
 
     def weights(self):
-        """Of the plain model, in the order of its names; of a pipeline this rank's."""
+        """The weights of the plain model, in the order of its names; of a pipeline this rank's."""
         with unsharded(self.plain):
             states = whole_state_dict(self.plain) if self.pipeline is None else {}
             return [p.clone() for p in (states or dict(self.plain.named_parameters())).values()]
@@ -150,7 +150,7 @@ def saved(folder, model, step=1, **options):
 
 
 def replicas_that_differ(folder):
-    """Of plain replicas, or of stages of a pipeline by hand that are called alike."""
+    """Save plain replicas, or stages of a pipeline by hand that are called alike."""
     torch.manual_seed(dist.get_rank())
     return saved(folder, nn.Linear(3, 4))
 

@@ -1,4 +1,4 @@
-"""What the chapter says of others: published speeds beside the formula, and PyTorch's trap."""
+"""The chapter's claims about others: published speeds beside the formula, and PyTorch's trap."""
 
 import re
 import sys
@@ -35,7 +35,7 @@ PUBLISHED = ((2, 2304, 18, 136.8), (4, 3072, 24, 124.7), (8, 4096, 32, 109.3))
 
 
 def share(t, hidden, heads):
-    """Of a layer's time, at the rate of one GPU and the bus bandwidth of eight A100."""
+    """The share of a layer's time, at the rate of one GPU and the bus bandwidth of eight A100."""
     return evaluate(
         ["tensor_message_share"],
         allow_unused=True,
@@ -111,7 +111,8 @@ def test_the_peaks_of_the_opening_are_in_the_loss(layout):
 
 
 def test_activations_fall_to_a_third():
-    """What the chapter says under its table. Must catch: a layer that keeps a tenth or a half."""
+    """Activations fall as the chapter says under its table. Must catch: a layer that keeps a tenth
+    or a half."""
     name = "tensor_layer_bytes"
     of = lambda t: evaluate([name], allow_unused=True, tensor_parallel=t, **MODEL)[name]
     assert "Activations fall to a third" in TEXT and of(8) / of(1) == pytest.approx(1 / 3, rel=0.05)
@@ -189,7 +190,7 @@ def biased_term(layer, x):
 
 
 def test_signs_of_faults():
-    """What the chapter says one sees of three faults, and that nothing raises.
+    """Three faults show what the chapter says, and nothing raises.
 
     Must catch: a fault that shows at once, or replicas that stay equal although the page says that
     they drift."""

@@ -99,8 +99,8 @@ def test_the_moves_are_what_the_code_does(way, t):
 
 @pytest.mark.parametrize(("way", "t"), EVERY)
 def test_what_is_kept_and_sent_is_the_formulas(way, t):
-    """What forward keeps for backward, without the statistics of the norm, and what a rank sends
-    for half a layer; in tensors of all tokens.
+    """Forward keeps the formulas' tensors for backward, without the statistics of the norm, and a
+    rank sends the formulas' tensors for half a layer; in tensors of all tokens.
 
     Must catch: the gathered n kept although it is gathered again; an all-reduce sent once."""
     given = dict(

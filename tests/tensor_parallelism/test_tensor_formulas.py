@@ -124,8 +124,8 @@ def test_bytes_of_each_rank(t, rank):
 @pytest.mark.parametrize("way", (PLAIN, NAIVE, AGAIN), ids=("tensor", "sequence", "again"))
 @pytest.mark.parametrize("recipe", ("fp32 Adam", "bf16, no master"))
 def test_saved_activations(way, recipe):
-    """What a rank keeps for backward, to the byte: every kind of attention, both styles, groups of
-    queries, one rank and several.
+    """A rank keeps the formulas' bytes for backward exactly: every kind of attention, both styles,
+    groups of queries, one rank and several.
 
     Must catch: the gathered input kept although it is gathered again, by autograd or by a hook of
     this book, or kept twice; a mask of the whole kept for its part; angles of rotary positions cut;

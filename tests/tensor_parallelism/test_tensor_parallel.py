@@ -228,8 +228,8 @@ def second_backward(way):
 
 
 def test_a_second_backward(worlds):
-    """Of the same graph: gathered again once more; through the loss it raises, because the loss
-    makes its gradient where its softmax was.
+    """A second backward of the same graph gathers once more; through the loss it raises, because
+    the loss makes its gradient where its softmax was.
 
     Must catch: tokens of the first backward used again when they are gone; a second gradient of the
     loss computed from the first."""
@@ -296,8 +296,8 @@ def losses(vocabulary, scale, dtype):
 
 
 def test_the_loss(world):
-    """Of any vocabulary, with scores that overflow an exponential, in two all-reduces of a number
-    or two for each token.
+    """The loss of any vocabulary, with scores that overflow an exponential, takes two all-reduces
+    of a number or two for each token.
 
     Must catch: scores gathered; a maximum of one rank; a target on the border that two ranks have,
     or none; 16-bit sums."""
@@ -603,8 +603,8 @@ def sent(config, way, tokens):
 @pytest.mark.parametrize("one_each", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_bytes_on_the_wire(world, way, one_each):
-    """What this book's ring sends, message by message, is what the formula says, also where each
-    rank has one token of a sequence.
+    """This book's ring sends, message by message, what the formula says, also where each rank has
+    one token of a sequence.
 
     Must catch: a ring that sends a whole instead of a part; a fake group whose messages differ from
     those of real ranks; gathered tokens that a product copies, so that the copy is kept instead of

@@ -16,7 +16,7 @@ def words(svg):
 
 
 def test_autograd_keeps_what_the_picture_says():
-    """Of the MLP of a small GPT, operation by operation: the bytes that are saved and belong to no
+    """The MLP of a small GPT keeps, operation by operation, the picture's bytes that belong to no
     parameter.
 
     Must catch: GELU's output for its input; an addition that keeps something."""
@@ -55,7 +55,8 @@ def test_autograd_keeps_what_the_picture_says():
 
 
 def test_shapes_are_those_of_the_model():
-    """Of a GPT on the meta device, with hooks on its modules: weights and what leaves each box.
+    """Shapes are those of a GPT on the meta device, with hooks on its modules: weights and what
+    leaves each box.
 
     Must catch: queries, keys and values as one hidden size; a head of its own."""
     found = pictures.drawn_quantities()

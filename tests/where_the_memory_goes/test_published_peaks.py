@@ -18,13 +18,13 @@ NUMBERS += ("recompute_policy",)
 
 
 def pairs(text):
-    """Of words such as hidden=512."""
+    """The numbers of words such as hidden=512."""
     split = (word.split("=") for word in text.split())
     return {name: float(number) if "." in number else int(number) for name, number in split}
 
 
 def error_percent(row):
-    """Of the rank whose peak was published: the last, or the fullest."""
+    """The error for the rank whose peak was published: the last, or the fullest."""
     layout = RankLayout(
         sizes={**model_sizes(row["model"]), **pairs(row["sizes"])},
         **{name: row[name] for name in ASKED},

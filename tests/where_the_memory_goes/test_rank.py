@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def fullest_point(config: GPTConfig, given: dict) -> TimelinePoint:
-    """Of a step that is not the first, on rank 0 of ranks that do not exist."""
+    """The fullest point of a step that is not the first, on rank 0 of ranks that do not exist."""
     stage = given["zero_stage"]
     with fake_ranks(given["data_parallel"]):
         model = GPT(config)

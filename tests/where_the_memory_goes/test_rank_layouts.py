@@ -46,9 +46,9 @@ SMALL = dict(layers=4, hidden=64, heads=4, vocabulary=256, max_sequence=64)
 
 @dataclass(frozen=True)
 class Layout:
-    """What a rank trains, and how the ranks share it. `m` microbatches are a pipeline's, or those
-    that are accumulated. `policy` is what is recomputed, as the formulas number it, in checkpoints
-    of `every` layers. `shorter` ends of a pipeline have one layer less."""
+    """The training of a rank, and how the ranks share it. `m` microbatches are a pipeline's, or
+    those that are accumulated. `policy` is what is recomputed, as the formulas number it, in
+    checkpoints of `every` layers. `shorter` ends of a pipeline have one layer less."""
 
     d: int = 1
     t: int = 1
@@ -75,7 +75,7 @@ class Layout:
         return 2 if self.kind.startswith("interleaved") else 1
 
     def wanted(self, pipeline_rank=0, *names):
-        """What the formulas say."""
+        """The values of the formulas."""
         config = self.config
         given = dict(
             **config.quantities(),
@@ -235,7 +235,7 @@ def fullest(layout: Layout) -> int:
 
 
 def send_nothing(*tensors, group=None):
-    """What is sent and received is there, and stays as it is."""
+    """Tensors to send and to receive are there, and stay as they are."""
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class Step:
     fake: bool = True
 
     def quantities(self):
-        """What the formulas take."""
+        """The quantities that the formulas take."""
         return quantities(
             recipe=self.recipe,
             **self.config.quantities(),
@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ledger counted in a step, the point of its peak, and all its lines."""
+    """The ledger's counts in a step, the point of its peak, and all its lines."""
 
     parameters: int
     activations: int  # after the last microbatch's loss

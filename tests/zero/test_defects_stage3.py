@@ -97,7 +97,7 @@ def said(function, *args) -> str:
 
 
 def answers(world, function, *args):
-    """What all ranks answer, once."""
+    """The answers of all ranks, once."""
     found = world.run(function, *args)
     assert all(answer == found[0] for answer in found), found
     return found[0]
@@ -580,8 +580,8 @@ def forward_replaced(reentrant, deeper):
 
 
 def test_checkpointing_inside_units(pair):
-    """Of parts of a unit, of layers that are no units, of units whose parts are computed again, of
-    a unit's forward from inside: both kinds.
+    """Both kinds of checkpoints work with parts of a unit, with layers that are no units, with
+    units whose parts are computed again, and with a unit's forward from inside.
 
     Must catch: placeholders inside backward; gradients that the reentrant kind leaves at leaves,
     also where autograd itself sees no use of the parameters (`everything`); a forward that gathers
@@ -1340,7 +1340,7 @@ def test_parameters_kept_from_before(pair):
 
 
 def not_gathered(kind):
-    """What fully_shard, or the first use, says of a model."""
+    """The sentence of fully_shard, or of the first use, about a model."""
     x, options = torch.ones(2, 4), {}
     if kind == "scripted":
         model = nn.Sequential(torch.jit.script(nn.Linear(4, 4)))

@@ -1,4 +1,5 @@
-"""What PyTorch's FSDP2 does where stage 3 says that FSDP2 does it too, and where it does not."""
+"""PyTorch's FSDP2 beside stage 3, where stage 3 says that FSDP2 does the same, and where it says
+that FSDP2 does not."""
 
 import copy
 import sys

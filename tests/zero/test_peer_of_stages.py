@@ -1,5 +1,5 @@
-"""What PyTorch's DDP, ZeroRedundancyOptimizer and first FSDP do where data parallelism and stages 1
-and 2 say that PyTorch does it too."""
+"""PyTorch's DDP, ZeroRedundancyOptimizer and first FSDP, where data parallelism and stages 1 and 2
+say that PyTorch does the same."""
 
 import copy
 import sys

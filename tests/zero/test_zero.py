@@ -297,8 +297,8 @@ def test_parity(world):
 
 
 def test_parity_in_small_parts(three):
-    """The same where messages are small, so that the shard of a bucket has many parts, and
-    gradients travel from where they are; and by PyTorch's own collectives.
+    """Parity where messages are small, so that the shard of a bucket has many parts, and gradients
+    travel from where they are; and by PyTorch's own collectives.
 
     Mutations: parts of a chunk left out, or in another order; the same part for every shard; a sum
     that is multiplied before and after."""
@@ -445,7 +445,7 @@ def test_schedulers(three):
 
 
 def in_groups(stage):
-    """The same for groups with settings of their own, one of them added later."""
+    """A training in groups with settings of their own, one of them added later."""
     torch.set_default_dtype(torch.float64)
     n, me = dist.get_world_size(), dist.get_rank()
     cls = (stage1, stage2)[stage - 1].ShardedOptimizer
@@ -760,8 +760,8 @@ def ahead_or_not():
 
 
 def test_gathering_ahead(three):
-    """The same numbers, one unit more at a time; all but the first unit of each forward and
-    backward is there before it is asked for, from the second step on. After two evaluations it
+    """The numbers are the same with one unit more at a time; all but the first unit of each forward
+    and backward is there before it is asked for, from the second step on. After two evaluations it
     guesses that a forward follows, and gathers in vain.
 
     Mutations: a unit gathered before the step used after it; messages of both gatherings on one
@@ -853,8 +853,8 @@ def weighed(stage, recipe):
 
 
 def test_bytes_of_each_rank(world):
-    """Of every rank, to the byte, in every stage and recipe, with flat tensors that the ranks do
-    not divide; the model's parameters are all in them.
+    """Every rank keeps the formulas' bytes exactly, in every stage and recipe, with flat tensors
+    that the ranks do not divide; the model's parameters are all in them.
 
     Mutations: ceil_div for floor_div; the last shards the larger ones; whole gradients kept in
     stage 2; a flat tensor of gradients kept alive by a view that is the shard's gradient; gathered
@@ -902,8 +902,8 @@ def sent(stage, microbatches):
 
 
 def test_bytes_on_the_wire(world):
-    """What each rank sends in a step of one and of three microbatches, to the byte: 2 Psi, (k + 1)
-    Psi and 3k Psi, of which n ranks send (n - 1)/n.
+    """Each rank sends the formulas' bytes in a step of one and of three microbatches: 2 Psi, (k +
+    1) Psi and 3k Psi, of which n ranks send (n - 1)/n.
 
     Mutations: stage 1 reduces in every backward; stage 3 gathers once, or three times, a
     microbatch; stage 2 taken for stage 1."""

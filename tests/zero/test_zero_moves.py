@@ -320,8 +320,8 @@ def test_the_moves_are_what_the_code_does(world, stage, microbatches):
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("units, microbatches", [(1, 1), (3, 1), (4, 3)])
 def test_the_moves_add_up_to_the_formulas(stage, units, microbatches):
-    """What a step sends, and what a rank has when backward is done (in stage 1, before it reduces):
-    those of the formulas.
+    """The moves of a step add up to the formulas: what is sent, and what a rank has when backward
+    is done (in stage 1, before it reduces).
 
     Mutations: a gathering more in stage 3; stage 2 that keeps whole gradients; a unit left
     whole."""

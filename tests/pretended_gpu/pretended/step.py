@@ -1,5 +1,5 @@
-"""What one step of a technique did: whether ranks agree in the order of their calls, and how often
-the host waited for its GPU.
+"""The record of one step of a technique: whether ranks agree in the order of their calls, and how
+often the host waited for its GPU.
 
     with watched() as step:
         train()
@@ -19,7 +19,7 @@ from . import cuda, nccl
 
 @dataclass
 class Step:
-    """What one rank did."""
+    """The record of one rank."""
 
     waits: dict[str, int] = field(default_factory=dict)  # of the host for its GPU, by the cause
     calls: list[nccl.Entry] = field(default_factory=list)  # of NCCL, in order
