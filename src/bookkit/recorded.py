@@ -25,6 +25,7 @@ import re
 from pathlib import Path
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
@@ -169,7 +170,17 @@ class RaceDirective(SphinxDirective):
                 f"{found.label[:1].upper()}{found.label[1:]}, torch {found.versions['torch']}, by "
             ),
             nodes.literal("", found.command),
-            nodes.Text("."),
+            nodes.Text(". "),
+            addnodes.pending_xref(
+                "",
+                nodes.inline("", "How versions race."),
+                refdomain="std",
+                reftype="ref",
+                reftarget="races",
+                refdoc=self.env.docname,
+                refexplicit=True,
+                refwarn=False,
+            ),
         )
         return [box]
 
