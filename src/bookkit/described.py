@@ -1,4 +1,4 @@
-"""What others show of a page that somebody links to: its title and a sentence or two, as
+"""The title and the sentence or two that others show of a page that somebody links to, as
 ``description`` and Open Graph tags.
 
 The description is the question in a chapter's front matter and the first paragraph of the page.

@@ -166,7 +166,7 @@ def test_explain_from_a_shell(capsys):
 def test_the_shell_needs_no_torch():
     """Must catch: an import of torch on the way to a number."""
     code = (
-        "import sys; sys.modules['torch'] = None; from shardlab.__main__ import main;"
+        "import sys; sys.modules['torch'] = None; from coursekit.__main__ import main;"
         "sys.exit(main(['explain', 'states_bytes', 'parameters=1000', 'recipe=fp32 Adam']))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
