@@ -679,7 +679,7 @@ class FormulaSheetDirective(SphinxDirective):
                 ]
             )
         intro = _text(
-            "Figures of datasheets: dense rates, in 16 bits of bf16 where the GPU has it. A"
+            "Figures of datasheets. Dense TFLOP/s are in bf16, or in fp16 on a GPU without bf16. A"
             " dash: the GPU has no such unit, or no source was read. C2C joins a GPU and the CPU in"
             " its package; its rate is one way."
         )
