@@ -55,10 +55,14 @@ def card(spec, sheet=None, script=None):
     )
     menus = "".join(_menu(ident, spec, menu) for menu in spec.menus)
     controls = _controls(spec, start)
-    pictures = "".join(
-        f'<p class="explorer-caption">{escape(picture.title)}</p><div'
-        ' class="explorer-drawing"></div>'
+    first, *others = (
+        f'<div class="explorer-picture"><p class="explorer-caption">{escape(picture.title)}</p>'
+        '<div class="explorer-drawing"></div></div>'
         for picture in spec.pictures
+    )
+    detail = (
+        f'<div class="explorer-words" id="{ident}-detail"><p class="explorer-detail">'
+        f"{escape(unbroken(spec.say_detail(computed)))}</p></div>"
     )
     equations = (
         '<details class="explorer-why"'
@@ -70,12 +74,15 @@ def card(spec, sheet=None, script=None):
 <div class="explorer wide" id="{ident}" data-explorer="{spec.name}" role="group"
  aria-labelledby="{ident}-title">
 <p class="explorer-title" id="{ident}-title">{escape(spec.title)}</p>
-<div class="explorer-picture">{pictures}<p class="explorer-stale">last valid values</p></div>
+<div class="explorer-body">
 <div class="explorer-menus">{menus}</div>
 <div class="explorer-controls">{controls}</div>
+<div class="explorer-shown"><div class="explorer-pinned">{first}
 <div class="explorer-words" id="{ident}-words">
-<p class="explorer-sentence">{escape(unbroken(spec.say(computed)))}</p>
-<p class="explorer-detail">{escape(unbroken(spec.say_detail(computed)))}</p></div>
+<p class="explorer-sentence">{escape(unbroken(spec.say(computed)))}</p></div>
+<p class="explorer-stale">last valid values</p></div>{_others(spec, others)}
+{"</div>" + detail if tall(spec) else detail + "</div>"}
+</div>
 <p class="explorer-status" role="status"></p>
 <div class="explorer-fallback">{_table(spec)}</div>
 <div class="explorer-foot">{equations}
@@ -91,6 +98,12 @@ BOOK.start({json.dumps(ident)});
 """
 
 
+def tall(spec):
+    """Whether pictures fill the height of a screen, so that words and controls have to share the
+    other column."""
+    return any(picture.kind != "time" for picture in spec.pictures[1:])
+
+
 def unbroken(text):
     """No line ends between a number and its unit."""
     return re.sub(r"(?<=\d) (?=[A-Za-z])", "\N{NO-BREAK SPACE}", text)
@@ -100,6 +113,22 @@ def initials(name):
     """The ids of an explorer's controls begin with these: each id stands five times or more on the
     page."""
     return "".join(word[0] for word in name.split("-"))
+
+
+def _others(spec, pictures):
+    """The pictures after the first, behind tabs where there are several: the card stays within a
+    screen."""
+    if len(pictures) > 1:
+        ident = initials(spec.name)
+        tabs = "".join(
+            f'<label><input type="radio" name="{ident}"{"" if place else " checked"}><span>'
+            f"{escape(picture.title)}</span></label>"
+            for place, picture in enumerate(spec.pictures[1:])
+        )
+        tabs = f'<div class="explorer-tabs" role="radiogroup" aria-label="Picture">{tabs}</div>'
+    else:
+        tabs = ""
+    return f'<div class="explorer-others">{tabs}{"".join(pictures)}</div>' if pictures else ""
 
 
 def _menu(ident, spec, menu):
@@ -116,15 +145,17 @@ def _menu(ident, spec, menu):
 
 
 def _controls(spec, start):
-    """The controls, in groups that fold where the explorer has groups."""
+    """The controls, in groups that fold where the explorer has groups; beside several pictures one
+    group is open at a time."""
     made = {
         control.quantity: (_choice if isinstance(control, Choice) else _control)(
             f"{initials(spec.name)}{place}", control, start[control.quantity]
         )
         for place, control in enumerate(spec.controls)
     }
+    alone = f' name="{initials(spec.name)}"' if tall(spec) else ""
     groups = "".join(
-        f'<details class="explorer-group"{"" if group.folded else " open"}>'
+        f'<details class="explorer-group"{alone}{"" if group.folded else " open"}>'
         f"<summary>{escape(group.title)}</summary>"
         '<div class="explorer-grouped">'
         f"{''.join(made.pop(name) for name in group.quantities)}</div></details>"

@@ -89,8 +89,8 @@ class Card:
 
     def unfold(self):
         self.root.evaluate(
-            "root => root.querySelectorAll('.explorer-group').forEach(group => { group.open ="
-            " true; })"
+            """root => root.querySelectorAll('.explorer-group').forEach(group => {
+              group.removeAttribute("name"); group.open = true; })"""
         )
 
     def type(self, quantity, text):
@@ -354,6 +354,7 @@ def test_every_control_by_keyboard_alone(card):
     }
     groups = {group.title: group.folded for group in card.spec.groups}
     wanted |= {menu.kind for menu in card.spec.menus} | {"Reset", "Copy as Python", "Why?", *groups}
+    wanted |= {"another picture"} if len(card.spec.pictures) > 2 else set()
     reached = set()
     # a link to the card was followed: the next Tab goes on from there
     card.page.evaluate("id => { location.hash = id; }", f"explorer-{card.name}")
@@ -364,6 +365,7 @@ def test_every_control_by_keyboard_alone(card):
           if (!node.closest("#" + id)) return [null, null];
           const control = node.closest(".explorer-control");
           return [control ? control.dataset.quantity + " " + node.type
+            : node.closest(".explorer-tabs") ? "another picture"
             : node.dataset.kind || node.textContent, getComputedStyle(node).outlineStyle]; }""",
             f"explorer-{card.name}",
         )
@@ -373,6 +375,13 @@ def test_every_control_by_keyboard_alone(card):
             continue
         reached.add(here)
         assert outline != "none", f"{here} shows no focus"
+        if here == "another picture":
+            assert len(card.spec.pictures) > 2
+            card.page.keyboard.press("ArrowRight")
+            assert card.find(".behind .explorer-caption").evaluate_all(
+                "captions => captions.map(caption => caption.textContent)"
+            ) == [card.spec.pictures[1].title]
+            continue
         if here in ("Reset", "Copy as Python", "Why?", *groups):
             if groups.get(here):
                 card.page.keyboard.press("Enter")  # unfolds it
@@ -622,7 +631,7 @@ def test_what_is_refused_is_not_folded_away(open_card):
     assert (
         card.find(".explorer-group").evaluate_all(groups)
         == [not group.folded for group in card.spec.groups]
-        == [True, True, False]
+        == [True, False, False]
     )
     card.slide("heads", 12)
     assert card.errors == [
@@ -630,7 +639,7 @@ def test_what_is_refused_is_not_folded_away(open_card):
         " heads must divide hidden."
     ]
     assert (
-        card.find(".explorer-group").evaluate_all(groups) == [True] * 3
+        card.find(".explorer-group").evaluate_all(groups) == [False, False, True]
         and card.error("heads").is_visible()
     )
 
@@ -715,6 +724,7 @@ def test_reset(card):
     if boxes := [
         control.quantity for control in card.spec.controls if not isinstance(control, Choice)
     ]:
+        card.unfold()
         card.type(boxes[0], "nonsense")
         assert card.errors
     assert card.words != words
@@ -948,7 +958,7 @@ def test_a_picture_out_of_sight_is_drawn_later(open_card, comes):
 
     Mutations: all pictures drawn at once; a picture out of sight never drawn, or not for one of the
     three."""
-    card = open_card("zero", viewport={"width": 1280, "height": 500})
+    card = open_card("zero", viewport={"width": 1280, "height": 320})
     card.page.evaluate(DRAWN)
     slider = card.slider("parameters").element_handle()
     first, last = card.page.evaluate(MOVE_AND_LOOK, [slider, comes, comes == "rest"])
@@ -1290,6 +1300,58 @@ def test_why_shows_the_equations_with_the_readers_numbers(card_in_chapter, explo
 # --- without a script, on paper, on a phone -------------------------------------------------------
 
 
+# Controls with which less than nine tenths of the first picture, or of the sentence, can be seen:
+# as they come to the middle of the screen, and as they get the focus from far above.
+OUT_OF_VIEW = """async root => {
+  const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
+  const first = root.querySelector(".explorer-drawing"), found = [];
+  const sentence = root.querySelector(".explorer-sentence");
+  const share = node => { // of points at which nothing lies over it
+    const box = node.getBoundingClientRect(), points = [];
+    for (let k = 0; k < 10; k++) for (let j = 0; j < 10; j++)
+      points.push([box.left + (k + 0.5) / 10 * box.width, box.top + (j + 0.5) / 10 * box.height]);
+    return points.filter(([x, y]) => x >= 0 && y >= 0 && x < innerWidth && y < innerHeight
+      && node.contains(document.elementFromPoint(x, y))).length / points.length; };
+  let most = root.offsetHeight;
+  for (const row of root.querySelectorAll(".explorer-menu, .explorer-control")) {
+    const group = row.closest("details");
+    if (group) group.open = true;
+    most = Math.max(most, root.offsetHeight);
+    const input = row.querySelector("select, [type=range], :checked");
+    const meet = {
+      middle: () => row.scrollIntoView({block: "center"}),
+      focus: () => { scrollTo(0, 0); input.focus(); }
+    };
+    for (const how of Object.keys(meet)) {
+      document.activeElement.blur();
+      meet[how]();
+      await frame();
+      const seen = [share(first), share(sentence), share(input)];
+      if (seen[0] < 0.9 || seen[1] < 0.9 || seen[2] < 0.5)
+        found.push([row.textContent.trim().slice(0, 30), how, ...seen]);
+    }
+  }
+  return [most, found];
+}"""
+SCREENS = [(1280, 900), (1280, 720), (768, 1024), (390, 844)]
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_what_the_hand_moves_stays_in_sight(open_card, explorer_places, name):
+    """The first picture and the sentence, for each control, and the control itself; on a desk the
+    card is at most 700 px high, whichever group is open.
+
+    Must catch: a picture that scrolls away on a desk, the last picture pinned on a phone, a control
+    that lies under what is pinned, groups that open beside one another."""
+    card = open_card(name, places=explorer_places)
+    for width, height in SCREENS:
+        card.page.set_viewport_size({"width": width, "height": height})
+        card.page.evaluate(DRAWN)
+        tall, found = card.root.evaluate(OUT_OF_VIEW)
+        assert found == [], (width, height)
+        assert width < 1280 or tall <= 700, tall
+
+
 # What can be seen of these.
 SEEN = """nodes => nodes
   .filter(node => node.checkVisibility({visibilityProperty: true})
@@ -1358,7 +1420,7 @@ def test_on_a_phone(open_card, explorer_places, name):
     card.unfold()
     picture, controls, menus = (
         card.find(part).bounding_box()
-        for part in (".explorer-picture", ".explorer-controls", ".explorer-menus")
+        for part in (".explorer-pinned", ".explorer-controls", ".explorer-menus")
     )
     assert picture["y"] + picture["height"] <= min(menus["y"], controls["y"]) + 1
     assert card.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]

@@ -75,7 +75,10 @@ MARK_LOOKS = """known => {
 }"""
 
 OPEN_ALL = """() => {
-  document.querySelectorAll("details").forEach(part => { part.open = true; });
+  document.querySelectorAll("details").forEach(part => {
+    part.removeAttribute("name"); // of groups that close one another
+    part.open = true;
+  });
   document.querySelectorAll(".answer").forEach(part => { part.removeAttribute("hidden"); });
 }"""
 

@@ -235,7 +235,7 @@ def test_choices_are_buttons_and_groups_fold():
     groups = [child for child in rows if hasattr(child, "selected_index")]
     assert [(group.get_title(0), group.selected_index) for group in groups] == [
         ("Batch", 0),
-        ("Attention and optimizer", 0),
+        ("Attention and optimizer", None),
         ("Model", None),
     ]
     widget.choices["dropout"].value = 0

@@ -39,7 +39,7 @@
     onPaper = paper;
     setMode(root.dataset.mode || "auto");
     unfolded.forEach(function (part) { part.open = false; });
-    unfolded = paper ? all(".bd-article details:not([open], .explorer-why)") : [];
+    unfolded = paper ? all(".bd-article details:not([open], .explorer *)") : [];
     unfolded.forEach(function (part) { part.open = true; });
   }
   matchMedia("print").addEventListener("change", function (event) { turn(event.matches); });

@@ -4,7 +4,7 @@
   "use strict";
 
   const { set, draw, points, write, label, roundUp } = BOOK.svg;
-  const LETTER = 7, DIGIT = 6.5, ROW = 16, PLOT = 196, PAD = 30; // pixels; a letter is as wide as label() takes it for
+  const LETTER = 7, DIGIT = 6.5, ROW = 16, PLOT = 154, PAD = 30; // pixels; a letter is as wide as label() takes it for
   const MARKS = { circle: Array.from({ length: 16 }, (_, k) => [4.5 * Math.cos(k * Math.PI / 8), 4.5 * Math.sin(k * Math.PI / 8)]),
     square: [[-4, -4], [4, -4], [4, 4], [-4, 4]], diamond: [[0, -5.5], [5, 0], [0, 5.5], [-5, 0]], "triangle-up": [[0, -5.5], [5, 3.5], [-5, 3.5]] };
 
@@ -167,7 +167,7 @@
     }
 
     return {
-      height: under + 42,
+      height: () => under + 42,
       ghost(values) { before = values && look(values); },
       draw(values, width) {
         const now = last = look(values), rangeY = rangeOf(before ? [now, before] : [now]);

@@ -74,7 +74,7 @@
     const root = document.getElementById(id), find = selector => root.querySelector(selector);
     root.querySelectorAll("input, select").forEach(control => { control.autocomplete = "off"; }); // a reload starts where the card starts
     const spec = JSON.parse(find("script[type='application/json']").textContent), model = BOOK.models[spec.name];
-    const picture = find(".explorer-picture"), status = find(".explorer-status"), why = find(".explorer-why");
+    const pinned = find(".explorer-pinned"), status = find(".explorer-status"), why = find(".explorer-why");
     const python = find(".explorer-python");
     let values = Object.assign({}, spec.values); // as the reader set them, valid or not
     let chosen = Object.assign({}, spec.chosen); // the last choice in each menu
@@ -93,11 +93,11 @@
       select: find("[data-kind='" + menu.kind + "']") }));
     const sentence = find(".explorer-sentence"), detail = find(".explorer-detail");
     const drawings = Array.from(root.querySelectorAll(".explorer-drawing"), (place, k) => {
-      const svg = draw(place, "svg", { role: "img", "aria-labelledby": id + "-words" });
+      const svg = draw(place, "svg", { role: "img", "aria-labelledby": id + "-words " + id + "-detail" });
       const made = BOOK.pictures[spec.pictures[k].kind](svg, spec.pictures[k]);
-      set(svg, { height: made.height });
       return { place: place, svg: svg, picture: made, width: 0 };
     });
+    const tabs = Array.from(root.querySelectorAll(".explorer-tabs [type=radio]"));
 
     // -- what the values give
 
@@ -105,8 +105,10 @@
       return Object.assign({}, ...menus.map(menu => menu.presets[chosen[menu.kind]]));
     }
 
+    /* A table of positions that grew with the sequence leaves its preset in force. */
     function holds(preset) {
-      return Object.keys(preset).every(name => preset[name] === values[name]);
+      const grown = Object.fromEntries(spec.links.filter(link => link.kind === "least").map(link => [link.follower, values[link.leader]]));
+      return Object.keys(preset).every(name => values[name] === preset[name] || (grown[name] > preset[name] && values[name] === grown[name]));
     }
 
     /* What the card leaves, what it is short of, and whether it holds all: MemoryBar.room of show/pictures.py. */
@@ -183,6 +185,7 @@
         set(control.slider, { "aria-valuetext": text });
         Object.assign(control, { value: value, text: text, place: control.slider.value });
       }
+      if (error && control.group) control.group.open = true; // what is refused is not folded away
       if (error === control.said) return;
       control.said = error;
       (control.choice ? [control.choice] : [control.box, control.slider]).forEach(input => {
@@ -191,12 +194,11 @@
       });
       write(control.error, error);
       control.error.hidden = !error;
-      if (error && control.group) control.group.open = true; // what is refused is not folded away
     }
 
-    /* A picture out of sight waits until the hand rests, or the reader comes near. */
+    /* A picture out of sight, or behind a tab, waits until the hand rests, or the reader comes near. */
     function redraw() {
-      drawings.forEach(drawing => { if (drawing.far) drawing.late = true; else drawOne(drawing); });
+      drawings.forEach(drawing => { if (drawing.far || drawing.behind) drawing.late = true; else drawOne(drawing); });
       clearTimeout(later);
       root.late = drawings.some(drawing => drawing.late);
       if (root.late) later = setTimeout(drawLate, LATE_MS);
@@ -310,6 +312,16 @@
       releaseGhost();
     });
 
+    function turnTo(chosen) {
+      drawings.slice(1).forEach((drawing, place) => {
+        drawing.behind = place !== chosen;
+        drawing.place.parentNode.classList.toggle("behind", drawing.behind);
+        if (drawing.late && !drawing.behind) drawOne(drawing);
+      });
+    }
+
+    tabs.forEach((tab, place) => tab.addEventListener("change", () => turnTo(place)));
+
     // -- why: the equations with the reader's numbers in them
 
     function fillEquations() {
@@ -396,17 +408,17 @@
 
     // The first picture is drawn in the first frame, when widths are known; asking for them now would lay the page out twice.
     root.classList.add("live");
+    if (tabs.length) turnTo(0);
     refresh();
     const widths = new ResizeObserver(() => drawings.forEach(drawing => {
       const width = drawing.place.clientWidth;
       if (!width || width === drawing.width) return;
       drawing.width = width;
-      set(drawing.svg, { width: width });
+      set(drawing.svg, { width: width, height: drawing.picture.height(width) });
       drawOne(drawing);
-      if (drawing !== drawings[0] && drawing.picture.height > 200) { // tall: on a phone what is above it may scroll away
-        picture.style.setProperty("--above", drawing.place.previousElementSibling.offsetTop + "px");
-      }
     }));
+    // On a phone what is pinned covers the top of the screen: what gets the focus comes to lie below it.
+    new ResizeObserver(() => root.style.setProperty("--pinned", pinned.offsetHeight + "px")).observe(pinned);
     const sight = new IntersectionObserver(seen => seen.forEach(one => {
       drawings.find(drawing => drawing.place === one.target).far = !one.isIntersecting;
       if (one.isIntersecting) drawLate();

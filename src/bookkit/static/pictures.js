@@ -8,8 +8,8 @@
   // --- pictures -----------------------------------------------------------------------------------------------------------
 
   function memoryBar(svg, spec) {
-    const ROW = 19, TOP = 2, BAR = 48, GAP = 74, y = TOP + spec.parts.length * ROW + 6, under = y + BAR;
-    const height = under + (spec.capacity ? 56 : 26), pattern = hatched(svg);
+    const ROW = 17, TOP = 0, BAR = 40, GAP = 74, y = TOP + spec.parts.length * ROW + 6, under = y + BAR;
+    const height = under + (spec.capacity ? 53 : 26), pattern = hatched(svg);
     const free = draw(svg, "polygon", { class: "free" });
     const parts = spec.parts.map(part => ({
       quantity: part[0], label: part[1], box: draw(svg, "polygon", { class: "part", style: colours(part[2]) })
@@ -32,7 +32,7 @@
     let before = null;
 
     return {
-      height: height,
+      height: () => height,
       ghost(values) { before = values; },
       draw(values, width) {
         const used = values[spec.total], room = spec.capacity ? values[spec.capacity] : used, fits = used <= room;

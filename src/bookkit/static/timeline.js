@@ -2,11 +2,11 @@
 (function () {
   "use strict";
 
-  const format = BOOK.format, { set, draw, write, clamp, label, roundUp, colours, hatched } = BOOK.svg;
+  const format = BOOK.format, { set, draw, write, clamp, label, roundUp, rowsOf, colours, hatched } = BOOK.svg;
 
   /* Columns of bytes from zero, time from left to right. What is beyond the card is hatched, the highest column is named. */
   function timeline(svg, spec) {
-    const TOP = 30, PLOT = 176, LEFT = 50, under = TOP + PLOT, NAMES = under + 16, KEY = under + 74, LETTER = 6.2, CLOSE = 62, FAR = 3;
+    const TOP = 30, PLOT = 128, LEFT = 50, under = TOP + PLOT, NAMES = under + 16, KEY = under + 74, LETTER = 5.9, CLOSE = 62, FAR = 3;
     const pattern = hatched(svg);
     // One path for all that looks alike: a redraw writes a few long ones, and the browser looks at the style of as few.
     const gridLines = draw(svg, "path", { class: "grid" });
@@ -29,7 +29,7 @@
     let before = null;
 
     return {
-      height: KEY + 44,
+      height: width => KEY + 18 * rowsOf(Array.from(key.values(), entry => 18 + entry.words.length * LETTER), width, 10),
       ghost(values) { before = values; },
       draw(values, width) {
         const there = values => columns.filter(column => column.when.every(pair => values[pair[0]] === pair[1]));
@@ -80,7 +80,8 @@
         label(cardText, format(room, "decimal bytes") + (near ? " card" : " card: far above"), right ? LEFT + 4 : width, width,
           right ? "start" : "end");
         set(mark, { d: "M" + middle(highest) + " " + (y(values[highest.total]) - 1) + "l-5 -7h10z" });
-        set(peak, { y: y(values[highest.total]) - 13, class: values[highest.total] > room ? "strong warn" : "strong" });
+        const above = y(values[highest.total]) - 13, across = near && Math.abs(above - 4 - y(room)) < 11; // the card's line
+        set(peak, { y: across ? y(room) - 6 : above, class: values[highest.total] > room ? "strong warn" : "strong" });
         label(peak, "peak " + format(values[highest.total], "decimal bytes"), middle(highest), width, "middle");
 
         let left = 0, row = 0;
@@ -90,7 +91,7 @@
           set(entry.swatch, { x: left + 1, y: KEY + 18 * row });
           set(entry.text, { x: left + 17, y: KEY + 18 * row + 10 });
           write(entry.text, entry.words);
-          left += length + 14;
+          left += length + 10;
         });
         const outline = old.filter(column => shown.includes(column)).map(column => "M" + x(column) + " " + under + "V" +
           y(before[column.total]) + "h" + wide + "V" + under).join("");
@@ -112,7 +113,7 @@
     let before = null;
 
     return {
-      height: y + 28,
+      height: () => y + 28,
       ghost(values) { before = values; },
       draw(values, width) {
         const x = seconds => EDGE + (width - 2 * EDGE) * clamp(

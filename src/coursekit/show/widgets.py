@@ -24,7 +24,7 @@ from coursekit.formulas import InvalidQuantity
 
 from .explorers import EXPLORERS
 from .format import format_to_type, parse_number
-from .spec import PRESETS, Choice
+from .spec import PRESETS, AtLeast, Choice
 from .svg import drawings, measurable
 
 OWN = "own values"  # shown by a menu when the values are not those of a preset
@@ -307,7 +307,15 @@ class ExplorerWidget(widgets.VBox):
                 self.chosen[kind] = menu.value
 
     def _holds(self, preset):
-        return all(self.values[name] == value for name, value in preset.items())
+        """A table of positions that grew with the sequence leaves its preset in force."""
+        grown = {
+            link.follower: link.leader for link in self.spec.links if isinstance(link, AtLeast)
+        }
+        return all(
+            self.values[name] == value
+            or (name in grown and self.values[name] == self.values[grown[name]] > value)
+            for name, value in preset.items()
+        )
 
 
 def _options(control, value):

@@ -1,7 +1,16 @@
 """The explorer of chapter 10: what layers keep and what they are computed again for, by policy."""
 
 from coursekit.show.pictures import CurveAxis, Curves, Line, MemoryBar, Part, StreamsPicture
-from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
+from coursekit.show.spec import (
+    AtLeast,
+    Choice,
+    Control,
+    ControlGroup,
+    Explorer,
+    ExplorerTable,
+    Menu,
+    Say,
+)
 from coursekit.show.stops import powers_of_two, steps_of_ten
 from coursekit.topics.activation_checkpointing.timeline import COPY_COLOURS, OFFLOADED_STEP
 
@@ -21,6 +30,7 @@ RECOMPUTE = Explorer(
         Menu(
             "model", "Model", without=("head_size", "query_key_norms", "norms_per_layer", "experts")
         ),
+        Menu("recipe", "Recipe", but=("autocast Adam",)),
         Menu("gpu", "GPU"),
     ),
     controls=(
@@ -44,11 +54,10 @@ RECOMPUTE = Explorer(
         ),
         ControlGroup("Host", ("pcie_bytes_per_second",), folded=True),
     ),
+    links=(AtLeast("max_sequence", "sequence"),),
     begin=dict(
         model="Llama 7B",
-        residual_element_bytes=2,
-        compute_element_bytes=2,
-        parameter_element_bytes=2,
+        recipe="bf16, no master",
         gpu="A100 SXM 80GB",
         recompute_policy=3,
         recompute_every=1,
@@ -65,16 +74,19 @@ RECOMPUTE = Explorer(
     ),
     pictures=(
         MemoryBar(
-            "Activations of the layers on a rank, at most",
+            "A rank at most, without head and logits",
             (
-                Part("rank_layers_kept_bytes", "kept", "activations"),
+                Part("tensor_parameter_bytes", "parameters", "parameters"),
+                Part("tensor_gradient_bytes", "gradients", "gradients"),
+                Part("tensor_optimizer_bytes", "optimizer states", "optimizer"),
+                Part("rank_layers_kept_bytes", "layers keep", "activations"),
                 Part("rank_layers_again_bytes", "made again, one checkpoint", "temporaries"),
             ),
-            total="rank_layers_bytes",
+            total="rank_states_and_layers_bytes",
             capacity="gpu_memory_bytes",
         ),
         Curves(
-            title="The same, by layers in a checkpoint",
+            title="The layers' bytes, by checkpoint size",
             sweep="recompute_every",
             stops=EVERY,
             x=CurveAxis("layers in a checkpoint", "exact", scale="linear"),
@@ -84,36 +96,33 @@ RECOMPUTE = Explorer(
             words="{rank_layers_bytes}",
         ),
         StreamsPicture(
-            "Or on the host: the kept bytes travel (layers only, no head)",
+            "Or on the host: the kept bytes travel",
             OFFLOADED_STEP,
             COPY_COLOURS,
         ),
     ),
     sentence=(
         Say(
-            "The {layers:exact} layers keep {rank_layers_kept_bytes}, and need {rank_layers_bytes}"
-            " ({rank_layers_bytes:bytes}) at most"
+            "A rank holds {rank_states_and_layers_bytes} ({rank_states_and_layers_bytes:bytes}) at"
+            " most, without head and logits: {tensor_states_bytes} of model states and"
+            " {rank_layers_bytes} of its {layers:exact} layer{layers:s}"
         ),
         Say("; a card of {gpu_memory_bytes} is {missing_bytes} short. ", when=(("fits", 0),)),
         Say("; a card of {gpu_memory_bytes} has {free_bytes} left. ", when=(("fits", 1),)),
         Say(
             "With {recomputed_share} more operations a step takes {recompute_step_seconds:short"
-            " duration}. "
-        ),
-        Say(
-            "Copying the kept bytes to the host over {pcie_bytes_per_second:bandwidth} adds"
-            " {copies_exposed_seconds:short duration} that no layer hides."
+            " duration}."
         ),
     ),
     detail=(
         Say(
             "A layer keeps {tensor_kept_layer_bytes} of {tensor_layer_bytes}; its input takes"
-            " {checkpoint_input_bytes}. Copies hide behind forward on a link of at least"
-            " {hiding_bytes_per_second:bandwidth}. The layers' peak is lowest with"
-            " about {best_recompute_every} layers in a checkpoint. Assumed: {utilisation} of"
-            " the GPU's arithmetic, 16-bit activations without autocast, no messages, and, with"
-            " several ranks, sequence parallelism that gathers again in backward."
-            " Head, logits and states come on top."
+            " {checkpoint_input_bytes}. The layers' peak is lowest with about"
+            " {best_recompute_every} layers in a checkpoint. Copying the kept bytes to the host"
+            " adds {copies_exposed_seconds:short duration} that no layer hides; copies hide behind"
+            " forward on a link of at least {hiding_bytes_per_second:bandwidth}. Assumed:"
+            " {utilisation} of the GPU's arithmetic, no messages, and, with several ranks, sequence"
+            " parallelism that gathers again in backward."
         ),
     ),
     table=ExplorerTable(
@@ -134,7 +143,7 @@ RECOMPUTE = Explorer(
     ),
     outputs=(
         "rank_layers_kept_bytes",
-        "rank_layers_bytes",
+        "rank_states_and_layers_bytes",
         "recomputed_share",
         "recompute_step_seconds",
         "copies_exposed_seconds",
@@ -145,6 +154,13 @@ RECOMPUTE = Explorer(
         "tensor_kept_layer_bytes",
         "rank_layers_kept_bytes",
         "rank_layers_again_bytes",
+        "rank_layers_bytes",
+        "tensor_parameters",
+        "tensor_parameter_bytes",
+        "tensor_gradient_bytes",
+        "tensor_optimizer_bytes",
+        "tensor_states_bytes",
+        "rank_states_and_layers_bytes",
         "recomputed_flops",
         "recomputed_share",
         "recompute_seconds",

@@ -763,6 +763,17 @@ def rank_layers_bytes(rank_layers_kept_bytes, rank_layers_again_bytes):
     return rank_layers_kept_bytes + rank_layers_again_bytes
 
 
+@formula(r"M_L^t", "bytes", measured_by=f"{_FILE}::test_kept_in_flight")
+def rank_states_and_layers_bytes(
+    tensor_parameter_bytes, tensor_gradient_bytes, tensor_optimizer_bytes, rank_layers_bytes
+):
+    """most bytes that the model states and the layers' activations take on the rank, without head
+    and logits"""
+    return (
+        tensor_parameter_bytes + tensor_gradient_bytes + tensor_optimizer_bytes + rank_layers_bytes
+    )
+
+
 @formula(r"A^{\text{kept},t}", "bytes")
 def tensor_kept_activation_bytes(
     tensor_index_bytes,

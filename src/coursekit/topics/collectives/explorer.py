@@ -7,7 +7,7 @@ from coursekit.show.stops import GIB, KIB, MIB, powers_of_two, spread, steps_of_
 COLLECTIVE_COST = Explorer(
     name="collective-cost",
     title="What does an all-reduce cost?",
-    menus=(Menu("link", "Link between nodes"), Menu("node_link", "Link inside a node")),
+    menus=(Menu("link", "Between nodes"), Menu("node_link", "Inside a node")),
     controls=(
         Control("message_bytes", "message", powers_of_two(KIB, 4 * GIB), "bytes"),
         Control("ranks", "ranks", powers_of_two(2, 4096)),

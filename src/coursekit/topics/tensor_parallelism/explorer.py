@@ -35,8 +35,8 @@ TENSOR_PARALLEL = Explorer(
         ),
         Menu("recipe", "Recipe"),
         Menu("gpu", "GPU"),
-        Menu("node_link", "Link inside a node"),
-        Menu("link", "Link between nodes"),
+        Menu("node_link", "Inside a node"),
+        Menu("link", "Between nodes"),
     ),
     controls=(
         Control("tensor_parallel", "tensor-parallel ranks t", powers_of_two(1, 8)),
@@ -51,8 +51,8 @@ TENSOR_PARALLEL = Explorer(
     ),
     groups=(
         ControlGroup("What is cut", ("tensor_parallel", "sequence_parallel", "regather")),
-        ControlGroup("Batch", ("microbatch", "sequence")),
-        ControlGroup("Node", ("ranks_per_node", "link_bytes_per_second")),
+        ControlGroup("Batch", ("microbatch", "sequence"), folded=True),
+        ControlGroup("Node", ("ranks_per_node", "link_bytes_per_second"), folded=True),
     ),
     links=(AtMost("regather", "sequence_parallel"), AtLeast("max_sequence", "sequence")),
     begin=dict(
@@ -138,7 +138,7 @@ TENSOR_PARALLEL = Explorer(
     ),
     detail=(
         Say(
-            "Model states {tensor_states_bytes}; a layer keeps {tensor_layer_bytes} of activations"
+            "A layer keeps {tensor_layer_bytes} of activations"
             " and computes for {tensor_layer_compute_seconds:short duration}; its messages take"
             " {tensor_layer_message_seconds:short duration} at {tensor_link_bytes_per_second}. A"
             " group that fits into a node of {ranks_per_node:exact} uses the link inside the node,"
@@ -184,7 +184,6 @@ TENSOR_PARALLEL = Explorer(
     ),
     why=(
         "tensor_parameters",
-        "tensor_states_bytes",
         "tensor_own_tokens",
         "tensor_kept_tokens",
         "tensor_attention_bytes",

@@ -59,6 +59,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
         ControlGroup(
             "Attention and optimizer",
             ("fused_attention", "dropout", "optimizer_mode", "first_step"),
+            folded=True,
         ),
         ControlGroup(
             "Model",
@@ -111,10 +112,11 @@ WHERE_THE_MEMORY_GOES = Explorer(
         Say("at the gradient of the embedding", when=(("peak_point", 5),)),
         Say("in the optimizer's step", when=(("peak_point", 6),)),
         Say(
-            "; it fits a card of {gpu_memory_bytes} with {free_bytes} to spare.",
+            "; it fits a card of {gpu_memory_bytes} with {free_bytes} to spare",
             when=(("fits", 1),),
         ),
-        Say("; a card of {gpu_memory_bytes} is {missing_bytes} short.", when=(("fits", 0),)),
+        Say("; a card of {gpu_memory_bytes} is {missing_bytes} short", when=(("fits", 0),)),
+        Say(", before libraries, the CUDA context and what the allocator rounds up."),
     ),
     detail=(
         Say("Parameters {parameter_bytes}, optimizer states {optimizer_at_peak_bytes}, "),
@@ -125,7 +127,6 @@ WHERE_THE_MEMORY_GOES = Explorer(
             " Dropout works on the attention scores, so they are stored, fused kernel or not.",
             when=(("has_dropout", 1), ("fused_attention", 1)),
         ),
-        Say(" What the allocator rounds up, libraries and the CUDA context come on top."),
     ),
     table=ExplorerTable(
         "Eight sequences of 1,024 tokens in fp32 with Adam and fused attention, beside one A100 of"
