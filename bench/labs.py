@@ -121,7 +121,7 @@ def before(notebook) -> Before:
 
 
 def minutes_to_picture(notebook) -> float:
-    """By the rates above."""
+    """Minutes to read up to the first picture, by the rates above."""
     found = before(notebook)
     return (
         found.words / WORDS_A_MINUTE

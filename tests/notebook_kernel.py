@@ -63,7 +63,7 @@ class Kernel:
         )
 
     def kill(self):
-        """As the system kills it: no handler runs, the process group lives on."""
+        """Kill the rank as the system does: no handler runs, the process group lives on."""
         import os
 
         os.kill(self.pid, signal.SIGKILL)

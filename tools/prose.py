@@ -65,8 +65,8 @@ at the begin\b || at the beginning
 ]
 # Beginnings of a docstring, or of an error's message, whose subject is elsewhere; a question may.
 NO_SUBJECT = re.compile(
-    r"""^[ \t]*[rR]?["']{3}(Of|What|Not\ so|The\ same|Also)\b(?![^.:;"]*\?)
-      | \braise\ [\w.]+\(\s*[fF]?["'](Of|What|Not\ so|The\ same|Also)\b(?![^.:;"]*\?)""",
+    r"""(?:^[ \t]*[rR]?["']{3}|\braise\ [\w.]+\(\s*[fF]?["'])
+        (Of|What|Not\ so|The\ same|Also|That|Those|Who|By|As)\b(?![^.:;"]*\?)""",
     re.MULTILINE | re.VERBOSE,
 )
 # Page -> places where a rule applies and the page has not been edited yet. Better empty.
@@ -162,7 +162,7 @@ def without_subject(source: str) -> list[tuple[int, str, str]]:
     """The docstrings and messages of errors that do not begin with their subject."""
     instead = "begin with the subject: a noun, or a verb for what a function does"
     return [
-        (source.count("\n", 0, match.end()) + 1, match[1] or match[2], instead)
+        (source.count("\n", 0, match.end()) + 1, match[1], instead)
         for match in NO_SUBJECT.finditer(source)
     ]
 

@@ -96,7 +96,7 @@ def summary(env, docname) -> str:
 
 
 def onward(env, docname):
-    """From a chapter to its lab and back: (what the other page is, the page), or None."""
+    """The way from a chapter to its lab, or back: (what the other page is, the page), or None."""
     labs = labs_of_chapters(env)
     if docname in labs:
         return "The chapter of this lab", labs[docname]

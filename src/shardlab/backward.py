@@ -153,8 +153,8 @@ class AllOfBackward:
 
 
 def when_all_of_backward_ends(function: Callable[[], None]) -> ReferenceType:
-    """As when_backward_ends, once no gradient can come any more. Ranks may take different ways: on
-    one the first gradient comes inside a checkpoint, on another before."""
+    """Call back once no gradient can come any more, otherwise as when_backward_ends. Ranks may take
+    different ways: on one the first gradient comes inside a checkpoint, on another before."""
     end = AllOfBackward(function)
     at_end_of_backward(end)
     return ref(end)

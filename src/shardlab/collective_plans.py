@@ -1,4 +1,4 @@
-"""Who sends which chunk to whom: the plan of every collective, as data.
+"""The plan of every collective, as data: who sends which chunk to whom.
 
     ring_all_reduce(3)                     a plan: a list of steps, each a list of moves
     ring_all_reduce(3)[0]                  [Move(0, 1, 2, "+="), Move(1, 2, 0, "+="), Move(2, 0, 1,
@@ -81,7 +81,7 @@ def tree_reduce(n: int, root: int = 0) -> Plan:
 
 
 def tree_all_reduce(n: int) -> Plan:
-    """For small messages: few steps, but each step carries the whole message."""
+    """A plan for small messages: few steps, but each step carries the whole message."""
     return tree_reduce(n) + tree_broadcast(n)
 
 

@@ -115,7 +115,7 @@ class Replicas(BackwardListener, nn.Module):
                 )
 
     def __getstate__(self):
-        """For copies and files; a copy gets hooks of its own."""
+        """The state for copies and files; a copy gets hooks of its own."""
         if self.group is not None:
             raise CannotReplicate(
                 "these replicas have a process group of their own, which cannot be copied or saved:"

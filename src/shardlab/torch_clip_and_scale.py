@@ -36,8 +36,8 @@ from .torch_internals import watch_clipping, watch_unscaling, watch_value_clippi
 
 
 def watch_steps():
-    """From the first shard of this process on, steps are watched; what has stepped is looked at
-    once more."""
+    """Watch steps from the first shard of this process on; what has stepped is looked at once
+    more."""
     looked_at.clear()
     watch_once()
 

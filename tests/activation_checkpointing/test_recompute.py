@@ -244,7 +244,7 @@ def nest(call, calls):
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of torch's
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_nested(reentrant):
-    """As often as torch runs them, and with the same gradients.
+    """Checkpoints in checkpoints run as often as torch runs them, and give the same gradients.
 
     Must catch: inputs of inner checkpoints read in forward, which runs the outer one at once; inner
     inputs kept although an outer checkpoint could make them again."""

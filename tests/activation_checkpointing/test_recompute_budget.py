@@ -139,7 +139,7 @@ class OfModel(NamedTuple):
 
 
 def of_model(config, microbatch, sequence, recipe):
-    """From the formulas, for the first step with SGD."""
+    """The formulas' bytes, for the first step with SGD."""
     given = quantities(
         recipe=recipe,
         **config.quantities(),
@@ -171,7 +171,7 @@ def of_model(config, microbatch, sequence, recipe):
 
 
 def peak_with(model, tokens, recomputed):
-    """By the ledger, of forward and backward."""
+    """The ledger's peak of forward and backward."""
     model.zero_grad()
     blocks = model.blocks
     model.blocks = checkpoint_some(model.blocks, recomputed)

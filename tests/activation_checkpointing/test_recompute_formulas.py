@@ -464,8 +464,8 @@ def test_offload_is_what_is_simulated():
 
 
 def test_link_that_hides_the_copies():
-    """By hand: 16 numbers of two bytes for each token and hidden element, over 24 h + 4 s
-    operations, at 400 TFLOP/s.
+    """The formula gives what is computed by hand: 16 numbers of two bytes for each token and hidden
+    element, over 24 h + 4 s operations, at 400 TFLOP/s.
 
     Must catch: scores counted although attention is fused; seconds of backward taken."""
     for h, s, gigabytes in ((4096, 4096, 111.6), (8192, 8192, 55.8)):

@@ -25,7 +25,7 @@ class Stepper(StepperCard):
     """The stepper on an open page, and what a reader does with it."""
 
     def choose(self, name, n):
-        """As a reader who chooses from the menu and clicks on a number."""
+        """Choose as a reader does, from the menu and by a click on a number."""
         if name != self.find("select").input_value():
             self.find("select").select_option(name)
             until(

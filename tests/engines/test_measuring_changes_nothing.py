@@ -168,8 +168,8 @@ def test_a_thousand_steps_in_constant_memory():
 
 @pytest.mark.parametrize("watch", [Nothing, Ledger])
 def test_a_saved_tensor_that_was_written_is_refused(watch):
-    """As without a ledger: backward would be wrong. Must catch: hooks that hand back what was
-    written, which switches PyTorch's own check off."""
+    """A tensor that was written is refused as without a ledger: backward would be wrong. Must
+    catch: hooks that hand back what was written, which switches PyTorch's own check off."""
     x = torch.ones(3, requires_grad=True)
     with watch(nn.Module()):
         y = x.exp()

@@ -78,7 +78,8 @@ def test_what_a_place_registers(book):
 
 
 def test_the_page_has_the_same(book):
-    """As mathematics and as JavaScript. Must catch: numbers from 0 in one of the two."""
+    """The page has the formula as mathematics and as JavaScript. Must catch: numbers from 0 in one
+    of the two."""
     assert latex("top_place", book) == r"i_x = \text{arg}\max\left(W_1, W_3\right)"
     assert latex("gradients_at_top_bytes", book) == (
         r"G_x = \begin{cases} 0 & \text{if } i_x = 1 \\ m & \text{if } i_x = 2 \end{cases}"

@@ -36,7 +36,7 @@ def test_every_gpu_has_a_number_of_its_own():
 
 
 def test_rounds_of_tiles():
-    """By dealing the tiles out one at a time.
+    """The rounds are those of tiles dealt out one at a time.
 
     Must catch: rounds that are cut off, or a last round that is full."""
     for rows, columns in ((4096, 4096), (4097, 4097), (128, 256), (128 * 108, 256)):

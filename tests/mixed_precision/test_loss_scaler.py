@@ -252,7 +252,7 @@ def test_what_is_refused():
 
 
 def test_bf16_gradients_pass():
-    """As in GradScaler: bf16 has the range for it.
+    """Gradients in bf16 pass, as in GradScaler: bf16 has the range for them.
 
     Must catch: all 16-bit gradients refused."""
     found = []

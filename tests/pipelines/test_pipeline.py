@@ -250,7 +250,7 @@ class Copies(MasterWeights):
 
 
 def optimizer_made_before(plan, make):
-    """As `train`, with an optimizer of all layers."""
+    """A training like `train`, with an optimizer of all layers."""
     layers = built("tied")
     parameters = [p for p in dict.fromkeys(named(layers).values()) if p.requires_grad]
     optimizer = make(parameters)

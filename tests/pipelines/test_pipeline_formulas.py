@@ -99,7 +99,8 @@ def test_the_slowest_rank_sets_the_pace():
 
 @pytest.mark.parametrize("transfer", [Fraction(1, 7), Fraction(1, 2), 1], ids=str)
 def test_transfer_time_is_what_is_simulated(transfer):
-    """By how much a step is longer if messages take time, up to that of a stage's forward.
+    """A step is longer by the formula's time if messages take time, up to that of a stage's
+    forward.
 
     Must catch: 1F1B as fast as GPipe, or waiting in every pair; an eager warm-up that waits; hops
     between stages of one rank that are paid; a way there without the way back."""

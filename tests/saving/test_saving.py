@@ -189,7 +189,8 @@ def test_another_stage(before, after, two, three, tmp_path):
 
 
 def by_dims(stage, seed):
-    """As `training`, with weight decay for what has two dims, chosen after sharding."""
+    """A training like `training`, with weight decay for parameters with two dims, chosen after
+    sharding."""
     torch.manual_seed(seed)
     model = Network().to(torch.float64)
     if stage == 3:

@@ -1,4 +1,4 @@
-"""For a cell of a lab that goes on with what the reader wrote.
+"""Guards for a cell of a lab that goes on with the reader's own function.
 
 must_be_right(exercise, solution)        # raises NotYet, one sentence, unless the check passes
 bytes_of = gives_numbers(exercise, solution)      # also, and its numbers are Python's

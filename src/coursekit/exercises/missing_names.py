@@ -4,8 +4,8 @@ import sys
 
 
 def explain_missing_names() -> None:
-    """From now on this notebook says of a NameError in a cell what to run first. Whoever has told
-    IPython to handle exceptions in another way keeps that."""
+    """Explain missing names: from now on this notebook says of a NameError in a cell what to run
+    first. Whoever has told IPython to handle exceptions in another way keeps that."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and not shell.custom_exceptions:
         shell.set_custom_exc((NameError,), _explain)

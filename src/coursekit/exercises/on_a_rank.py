@@ -219,7 +219,7 @@ def sent_at_best(log: CommunicationLog, operations: str = "") -> float:
 
 
 def closest(got: Tensor, values: Sequence[Tensor]) -> Tensor:
-    """For each element the value that is closest to what was got: is each of them one of these?"""
+    """The value for each element that is closest to what was got: is each of them one of these?"""
     stacked = torch.stack(list(values))
     if got.shape != stacked.shape[1:]:
         return stacked[0]

@@ -89,7 +89,7 @@ class Predictions:
         return self._locked[name]
 
     def locked(self, *names: str) -> None:
-        """For the first line of a cell that works for a while before it compares. Raises
+        """A check for the first line of a cell that works for a while before it compares. Raises
         LookupError when one of these was not predicted: predict first."""
         for name in names:
             self[name]

@@ -112,7 +112,7 @@ def holds(entry: Event | Repeat | Phase, values: Mapping[str, float]) -> bool:
 
 
 def play(issued: Iterable[Operation]) -> list[Ran]:
-    """When each operation starts and ends. A new phase begins when both streams are done."""
+    """The start and the end of each operation. A new phase begins when both streams are done."""
     free, ran, phase = {COMPUTE: 0.0, LINK: 0.0}, [], None
     for operation in issued:
         if operation.phase != phase:

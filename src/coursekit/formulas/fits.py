@@ -542,8 +542,8 @@ def nearest(layout: RankLayout) -> Iterator[tuple[str, RankLayout]]:
 
 
 def _frugal(layout):
-    """With all that costs no time: the degrees as they are, and then ever more ranks of a copy.
-    Pipelines come with stage 1: they reduce gradients once, at the end of a step."""
+    """The layout with all that costs no time: the degrees as they are, and then ever more ranks of
+    a copy. Pipelines come with stage 1: they reduce gradients once, at the end of a step."""
     frugal = replace(layout, microbatch=1, kernels=_fused(layout.kernels))
     yield replace(frugal, zero_stage=3)
     for ranks in _doubles(1):

@@ -460,7 +460,7 @@ class Registry:
         return {target: values[target] for target in targets}
 
     def solve(self, targets, given, allow_unused=False):
-        """As evaluate, but the values of all that the targets depend on."""
+        """The values of all that the targets depend on, otherwise as evaluate()."""
         flat = self.expand(given)
         values = self.validate(**flat)
         formulas, inputs = self.resolve(targets, flat)

@@ -363,8 +363,8 @@ def share_result(
 def step_rows(
     group: str, ways: dict[str, Way], times: dict[str, list[float]], case: dict
 ) -> Iterator[Row]:
-    """For `make gpu`: seconds of a step of each way, the share of them in which the GPU computed,
-    and the ratio of this book's way to the fastest of its peers that ran."""
+    """Rows for `make gpu`: seconds of a step of each way, the share of them in which the GPU
+    computed, and the ratio of this book's way to the fastest of its peers that ran."""
     for name, way in ways.items():
         this = dict(**case, implementation=name)
         yield Row(f"{group}.step", median(times[name]), "seconds", this)

@@ -115,8 +115,8 @@ def record_apart(
     seconds: float = ALL_GROUPS_SECONDS,
     group_seconds: float = GROUP_SECONDS,
 ) -> Recording | None:
-    """As record(), with a process for each group, which gets these arguments besides. This process
-    leaves the GPU alone. None if no group came as far as a row."""
+    """A recording like record()'s, with a process for each group, which gets these arguments
+    besides. This process leaves the GPU alone. None if no group came as far as a row."""
     end, rows, about = time.monotonic() + seconds, [], ()
     for name in names:
         part = []

@@ -409,7 +409,7 @@ class Explorer:
         yield from self._swept[curves.title][1]
 
     def sampled(self, curves, computed, places):
-        """As swept, at other places."""
+        """The points of the picture's lines at other places than swept() has."""
         needed = {name: computed[name] for name in self.sweep(curves)[1]}
         for place in places:
             found = {}

@@ -115,7 +115,7 @@ def say_if_most_vary(measured: Iterable[float]) -> None:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The cores that this process may use."""
     able = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
     return len(os.sched_getaffinity(0)) if able else os.cpu_count() or 1
 

@@ -74,7 +74,7 @@ class CommunicationLog:
         return self._listening.__exit__(*error)
 
     def totals(self) -> dict[str, Total]:
-        """By operation."""
+        """Totals by operation."""
         found: dict[str, Total] = {}
         for message in self.messages:
             count, nbytes, seconds = found.get(message.operation, Total(0, 0, 0.0))

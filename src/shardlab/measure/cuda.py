@@ -1,4 +1,4 @@
-"""From the ledger's bytes to what nvidia-smi prints, one named step at a time.
+"""The way from the ledger's bytes to what nvidia-smi prints, one named step at a time.
 
     with Ledger(model, optimizer, device="cuda") as ledger, CudaAccount(ledger) as account:
         step()

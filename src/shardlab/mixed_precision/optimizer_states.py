@@ -86,7 +86,7 @@ class SmallMoments(MasterWeights):
         ]
 
     def state_dict(self) -> dict:
-        """With moments in fp32, as any optimizer of this kind has them."""
+        """The states with moments in fp32, as any optimizer of this kind has them."""
         states = super().state_dict()
         for number, (_, master) in enumerate(self.copies):
             for name, kept in self.moments_of(master):

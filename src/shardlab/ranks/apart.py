@@ -90,7 +90,7 @@ def unpack(sent: bytes):
 
 
 def _live(connection, travelling: bytes):
-    """In the new process."""
+    """Live in the new process."""
     os.setsid()
     # small work: threads that wait for each other cost more than they give
     if "torch" in sys.modules:

@@ -194,7 +194,8 @@ class Board:
     # --- reading ----------------------------------------------------------------------------------
 
     def post(self, rank: int, channel: int, number: int) -> Post | None:
-        """That call of `rank`, if the rank has made it and the post is not overwritten."""
+        """The post of that call of `rank`, if the rank has made it and the post is not
+        overwritten."""
         index = self._index(rank, channel)
         if index is None:
             return None

@@ -187,7 +187,7 @@ def _of_inbox(board: Board, rows, inbox: int) -> Unfinished | None:
 
 
 def _post_from(board: Board, rank: int, row: ChannelRow, number: int) -> Post | None:
-    """That call, or the earliest later call whose post is not overwritten."""
+    """The post of that call, or of the earliest later call whose post is not overwritten."""
     return board.post(rank, row.channel, max(number, row.first, row.count - DEPTH + 1))
 
 

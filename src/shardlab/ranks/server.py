@@ -48,7 +48,7 @@ def start(place: RankPlace, method: str) -> multiprocessing.Process:
 
 
 def serve(place: RankPlace):
-    """In the new process."""
+    """Serve in the new process."""
     # A group of processes of its own: what the rank starts can be ended with it. A session would be
     # a group too, but Linux then schedules ranks as if each had its own terminal: an all-reduce of
     # four ranks takes a tenth longer.

@@ -115,7 +115,7 @@ def fronts(
 
 
 def worth_keeping(found: list[Partial], cost) -> list[Partial]:
-    """Those that keep less than all that cost no more."""
+    """The candidates that keep less than all that cost no more."""
     front: list[Partial] = []
     for each in sorted(found, key=lambda each: (each.kept, cost(each), each.peak)):
         if not front or cost(each) < cost(front[-1]):

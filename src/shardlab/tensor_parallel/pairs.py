@@ -122,7 +122,7 @@ class _Scatter(torch.autograd.Function):
 
 
 def summed(x: Tensor, group: Group) -> Tensor:
-    """In place."""
+    """The sum over the ranks, in place."""
     if x.is_contiguous():
         dist.all_reduce(x, group=group)
         return x

@@ -71,7 +71,7 @@ class Placeholder(Tensor):
         return f"Placeholder(shape={list(self.shape)}, dtype={self.dtype})"
 
     def __deepcopy__(self, memo):
-        """With the copy of its unit."""
+        """A copy that belongs to the copy of its unit."""
         from copy import deepcopy
 
         twin = memo[id(self)] = Placeholder(

@@ -184,7 +184,7 @@ class Unit(UnitSlots):
             self.reshard()
 
     def end_backward(self):
-        """For a unit that trains nothing, or nothing but what was recomputed."""
+        """End the backward of a unit that trains nothing, or nothing but what was recomputed."""
         if self.in_backward:
             gradients = backward_entries.with_recomputed(self, None)
             self.leave_backward()

@@ -117,7 +117,7 @@ class ComparedSteps(NamedTuple):
     steps: dict[str, StepFound]
 
     def of_plain_step(self) -> dict[str, float]:
-        """By the name of the prediction."""
+        """The plain step's value, by the name of the prediction."""
         plain, *_ = self.steps.values()
         return {"vectors that 16 blocks keep in a plain step": layers_keep(plain)}
 
@@ -377,7 +377,7 @@ class BlockBytes(NamedTuple):
 
 
 def bytes_of_blocks() -> BlockBytes:
-    """By formula, of the second microbatch of a step: gradients are there from the first."""
+    """The formulas' bytes of a step's second microbatch: gradients are there from the first."""
     names = ["layer_activation_bytes", "residual_bytes", "layer_work_bytes", "logit_bytes"]
     names += ["batch_bytes", "parameter_bytes", "gradient_bytes", "head_gradient_bytes"]
     given = given_of_rung(RUNGS["nothing"]) | dict(accumulation_steps=2)
@@ -516,7 +516,7 @@ class RanOnRanks(NamedTuple):
     ways: dict[str, OnRank]
 
     def by_prediction(self) -> dict[str, int]:
-        """By the names of the predictions."""
+        """Values by the names of the predictions."""
         names = ("nothing recomputed", "each block")
         return {f"all-reduces, {name}": self.ways[name].all_reduces for name in names}
 

@@ -28,8 +28,8 @@ DRAWN_POLICIES = {
 
 
 class StepPoint(NamedTuple):
-    """So many operations after the step's begin, bytes that forward has kept and bytes that were
-    computed again."""
+    """A point of the step: operations since the step began, bytes that forward has kept, and bytes
+    that were computed again."""
 
     operations: float
     kept: int

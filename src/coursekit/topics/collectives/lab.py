@@ -141,7 +141,7 @@ class SentByAll(NamedTuple):
     nbytes: dict[str, list[int]]
 
     def of_rank_0(self) -> dict[str, int]:
-        """By the names of the predictions."""
+        """Rank 0's values, by the names of the predictions."""
         return {f"{way}, rank 0 sends, bytes": self.nbytes[way][0] for way in ("ring", "naive")}
 
     def table(self) -> Table:
@@ -197,7 +197,7 @@ class MeasuredLink(NamedTuple):
     bytes_per_second: float
 
     def by_prediction(self) -> dict[str, float]:
-        """By the names of the predictions."""
+        """Values by the names of the predictions."""
         return {
             "latency, microseconds": round(1e6 * self.latency_seconds, 1),
             "bandwidth, GB/s": round(self.bytes_per_second / 1e9, 2),
@@ -258,7 +258,7 @@ class SlowLink(NamedTuple):
     megabits_per_second: int
 
     def by_prediction(self) -> dict[str, int]:
-        """By the names of the predictions."""
+        """Values by the names of the predictions."""
         return {f"{way} over the slow link, ms": round(1e3 * self.seconds[way]) for way in WAYS[:2]}
 
     def figure(self):

@@ -174,8 +174,8 @@ class StepPicture:
         return "".join(drawn)
 
     def _arrow(self, move, lane, adds):
-        """From the sender's cell to the receiver's, beside their column, and the sign of what
-        happens there."""
+        """An arrow from the sender's cell to the receiver's, beside their column, and the sign of
+        what happens there."""
         column = self._columns(move.target, move.chunk)[-1]
         edge, start, end = (
             self._x(column) + self._wide,

@@ -313,7 +313,8 @@ mean_of_the_gradients = Exercise(
 
 
 def _in_buckets(solution, sizes, bucket_bytes):
-    """In words: which gradients solution(gradients, bucket_bytes) puts together."""
+    """The words for a bucketing: which gradients solution(gradients, bucket_bytes) puts
+    together."""
     gradients = [torch.zeros(size, dtype=torch.float64) for size in sizes]
     number_of = {id(gradient): number for number, gradient in enumerate(gradients)}
     filled = solution(gradients, bucket_bytes)

@@ -334,8 +334,8 @@ def reduces_at_each_gradient(overlap: bool) -> list[int]:
 
 
 def trace_larger_step(overlap: bool) -> Trace:
-    """When what happens on this rank in a step of a model of 5 million parameters; two steps before
-    it warm up."""
+    """The trace of a step on this rank, for a model of 5 million parameters; two steps before it
+    warm up."""
     model = GPT(GPTConfig(**LARGER))
     model = DistributedDataParallel(model, bucket_bytes=LARGER_BUCKET_BYTES, overlap=overlap)
     tokens = torch.randint(LARGER["vocabulary"], (8, LARGER["max_sequence"]))

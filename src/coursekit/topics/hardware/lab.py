@@ -66,11 +66,11 @@ class Speed(NamedTuple):
 
     @property
     def roof(self) -> Roof:
-        """In fp32."""
+        """The roof in fp32."""
         return Roof("this machine, fp32", best_rate(self.products, torch.float32), self.bandwidth)
 
     def by_prediction(self) -> dict[str, float]:
-        """By the names of the predictions."""
+        """Values by the names of the predictions."""
         return {
             "large fp32 product, GFLOP/s": self.roof.flops_per_second / 1e9,
             "memory, GB/s": self.bandwidth / 1e9,
@@ -92,7 +92,7 @@ class Speed(NamedTuple):
 
 
 def measure_speed(device: torch.device) -> Speed:
-    """In fp32 and in the type of 16 bits that the device has; prints the ridge."""
+    """Measure fp32 and the type of 16 bits that the device has; prints the ridge."""
     types = (torch.float32, half_type(device))
     found = Speed(probes.products(device, types), probes.memory_bytes_per_second(device))
     say_if_busy(*(product.seconds for product in found.products))
@@ -328,7 +328,7 @@ class MeasuredMessages(NamedTuple):
     seconds: dict[int, float]
 
     def by_prediction(self) -> dict[str, float]:
-        """By the names of the predictions."""
+        """Values by the names of the predictions."""
         return {
             "small message, microseconds": round(1e6 * self.link.latency_seconds, 1),
             "link, GB/s": round(self.link.bytes_per_second / 1e9, 2),

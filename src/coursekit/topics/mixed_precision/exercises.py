@@ -16,7 +16,7 @@ from shardlab.mixed_precision import LossScaler
 
 
 def _digits(tensor):
-    """As text where they are not finite: NaN does not equal NaN."""
+    """The elements; text where they are not finite, since NaN does not equal NaN."""
     values = tensor.double().flatten().tolist()
     return [float(f"{v:.9g}") if math.isfinite(v) else str(v) for v in values]
 

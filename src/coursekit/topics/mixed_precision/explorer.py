@@ -26,8 +26,8 @@ EXAMPLES = (
 
 
 def written(value: float, digits: int = 9) -> str:
-    """At most that many significant digits, halves up, no zeros at the end: 0.0999755859, 5.96e-8,
-    65504, infinity, NaN."""
+    """The number with at most that many significant digits, halves up, no zeros at the end:
+    0.0999755859, 5.96e-8, 65504, infinity, NaN."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

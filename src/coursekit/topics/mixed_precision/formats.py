@@ -37,8 +37,8 @@ class ShownFormat(NumberFormat):
         return self.least_exponent - self.fraction_bits
 
     def encode(self, value: float) -> int:
-        """As NumberFormat's; but without infinities what is too large becomes the largest number,
-        as PyTorch 2.13 casts to e4m3 (older versions make it NaN)."""
+        """The pattern, as NumberFormat has it; but without infinities a value that is too large
+        becomes the largest number, as PyTorch 2.13 casts to e4m3 (older versions make it NaN)."""
         pattern = super().encode(value)
         too_large = pattern % self.sign > self.largest_pattern and not math.isnan(value)
         return pattern - 1 if too_large and not self.infinities else pattern

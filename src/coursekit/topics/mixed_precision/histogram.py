@@ -109,7 +109,7 @@ def power(exponent: int) -> str:
 
 
 def table_rows(sizes: Sizes) -> list[list[str]]:
-    """For fp16: microbatches, scale, what becomes zero, keeps fewer bits, overflows."""
+    """The rows for fp16: microbatches, scale, what becomes zero, keeps fewer bits, overflows."""
     kind = CARD_FORMATS["fp16"]
     return [
         [

@@ -85,7 +85,7 @@ class TrainedInBf16(NamedTuple):
     ways: dict[str, WithoutMaster]
 
     def by_prediction(self) -> dict[str, float]:
-        """By the names of the predictions."""
+        """Values by the names of the predictions."""
         return {
             f"norm weights at 1.0, {name}": round(self.ways[name].norm_weights_unmoved, 2)
             for name in ("bf16 alone", "your update")

@@ -218,7 +218,8 @@ def seconds_of_work(work: Callable[[], object]) -> float:
 
 
 def turns_in_time(step_seconds: float, works: int, turns: int) -> int:
-    """So many turns, or as many as fit into RACE_SECONDS, and LEAST_TURNS at least."""
+    """The number of turns: so many, or as many as fit into RACE_SECONDS, and LEAST_TURNS at
+    least."""
     return min(turns, max(LEAST_TURNS, int(RACE_SECONDS / (works * step_seconds))))
 
 

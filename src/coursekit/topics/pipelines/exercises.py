@@ -833,7 +833,7 @@ def _meets(solution, ranks):
 
 
 def _moves(first, neighbours=lambda rank: (rank + 1, rank - 1)):
-    """With each neighbour: a send and a recv, in the order that `first` says."""
+    """The moves with each neighbour: a send and a recv, in the order that `first` says."""
 
     def moves(rank, ranks):
         found = []

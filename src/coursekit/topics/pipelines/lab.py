@@ -60,7 +60,7 @@ def idle_percent(lists: Schedule) -> int:
 
 
 def table_of_schedules(schedules: Mapping[str, Schedule], costs: Costs = EQUAL) -> Table:
-    """By the simulation: the step, idle time, and what each rank holds."""
+    """A table by the simulation: the step, idle time, and what each rank holds."""
     rows = []
     for name, lists in schedules.items():
         timeline = simulate(lists, costs)
@@ -182,7 +182,7 @@ def given_to_explorer() -> dict[str, float]:
 
 
 def milliseconds(spans: Sequence[Sequence[Span]]) -> int:
-    """From the first begin to the last end."""
+    """Milliseconds from the first begin to the last end."""
     return round(1000 * max(span.end for own in from_zero(spans) for span in own))
 
 
@@ -411,7 +411,7 @@ class Divisions(NamedTuple):
 
     @property
     def percent(self) -> float:
-        """By which the second is higher."""
+        """The percentage by which the second is higher."""
         return round(100 * (self.twice / self.once - 1), 1)
 
 
@@ -421,7 +421,7 @@ class DividedByAll(NamedTuple):
     optimizers: dict[str, Divisions]
 
     def by_prediction(self) -> dict[str, float]:
-        """By the names of the predictions."""
+        """Values by the names of the predictions."""
         return {
             f"divided twice, {name}, percent": own.percent for name, own in self.optimizers.items()
         }
@@ -434,7 +434,7 @@ class DividedByAll(NamedTuple):
 
 
 def train_with_divisions(world) -> DividedByAll:
-    """With SGD and with AdamW."""
+    """Train with SGD and with AdamW."""
     lists = one_f_one_b(world.world_size, LAB_MICROBATCHES)
     found = {}
     for name, of_weights in (("SGD", sgd), ("AdamW", adamw)):

@@ -203,7 +203,7 @@ def times_of(world, works: list[str], task: TrainingTask, turns: int, case: dict
 
 
 def pipeline_sent(name: str, task: TrainingTask, rank: int, count: int) -> int:
-    """By the formula: what the rank sends in a step."""
+    """The bytes that the rank sends in a step, by the formula."""
     found = evaluate(
         ["pipeline_sent_bytes"],
         pipeline_schedule=list(SCHEDULES).index(name) + 1,

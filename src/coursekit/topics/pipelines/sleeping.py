@@ -76,7 +76,7 @@ def sleepers(schedule: Schedule, costs: Costs) -> list[nn.Module]:
 
 
 def sleeping_plan(schedule: Schedule, costs: Costs, message_bytes: int = 4) -> PipelinePlan:
-    """For messages of fp32, of so many bytes."""
+    """A plan for messages of fp32, of so many bytes."""
     microbatches = 1 + max(action.microbatch for own in schedule for action in own)
     batch = torch.ones(microbatches, message_bytes // 4, dtype=torch.float32)
     return plan_pipeline(sleepers(schedule, costs), schedule, batch)
@@ -96,7 +96,7 @@ def measured_spans(plan: PipelinePlan, costs: Costs) -> list[Span]:
 
 
 def seconds_of(spans: list[list[Span]]) -> float:
-    """From the first begin to the last end of all ranks."""
+    """Seconds from the first begin to the last end of all ranks."""
     every = [span for own in spans for span in own]
     return max(span.end for span in every) - min(span.begin for span in every)
 

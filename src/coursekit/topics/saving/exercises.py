@@ -29,7 +29,7 @@ class Disk:
         self.kept[name] = self.seen[name]
 
     def rename(self, name: str, to: str):
-        """At once. What had that name before is gone."""
+        """Rename at once. What had that name before is gone."""
         self._step()
         for files in (self.seen, self.kept):
             files[to] = files.pop(name)

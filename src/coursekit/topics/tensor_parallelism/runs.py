@@ -86,7 +86,7 @@ def split_by_plan(
 
 
 def dtensor(net: nn.Module, optimizer_cls: type, sequence=False, **settings) -> tuple:
-    """As in PyTorch's tutorial on tensor parallelism, for this book's GPT: vocabulary-parallel too,
+    """This book's GPT as PyTorch's tutorial on tensor parallelism cuts it: vocabulary-parallel too,
     and with the head tied again, which parallelize_module unties."""
     from torch.distributed.tensor import DTensor, Replicate
     from torch.distributed.tensor.parallel import loss_parallel, parallelize_module

@@ -329,7 +329,7 @@ def rows_to_nvidia_smi(
 
 
 def table_to_nvidia_smi() -> Table | None:
-    """From the ledger to nvidia-smi; where nothing was measured, a line says so."""
+    """A table from the ledger to nvidia-smi; where nothing was measured, a line says so."""
     account, source = rows_to_nvidia_smi(*find_device(), nearby())
     print(source)
     return Table(["from the ledger to nvidia-smi", "bytes"], account) if account else None

@@ -75,7 +75,8 @@ def by_formulas(names) -> dict:
 
 
 def table_of_parameters(model: torch.nn.Module) -> Table:
-    """By formula and tensor by tensor. Raises AssertionError if the two differ by one."""
+    """A table of parameters, by formula and tensor by tensor. Raises AssertionError if the two
+    differ by one."""
     computed = by_formulas(["layer_parameters", "embedding_parameters", "parameters"])
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert counted == computed["parameters"], (counted, computed)
@@ -119,8 +120,8 @@ class WeighedStates(NamedTuple):
 
 
 def weigh_states(states_of: Callable, model, optimizer) -> WeighedStates:
-    """By the reader's function. Raises NotYet unless its check passes, AssertionError if a kind
-    differs from the formula by a byte."""
+    """Weigh states by the reader's function. Raises NotYet unless its check passes, AssertionError
+    if a kind differs from the formula by a byte."""
     states_of = gives_numbers(states_kind_by_kind, states_of)
     kinds = KindsOfStates(*states_of(model, optimizer))
     found = WeighedStates(kinds, sum(parameter.numel() for parameter in model.parameters()))

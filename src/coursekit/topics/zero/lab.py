@@ -438,7 +438,7 @@ class ChainBesideFormula(NamedTuple):
     formula: ChainBytes
 
     def by_prediction(self) -> dict[str, int]:
-        """By the names of the predictions."""
+        """Values by the names of the predictions."""
         return {
             "whole weights at a time, bytes": self.measured.whole_at_most,
             "besides the shards at the peak, bytes": self.measured.beside_the_shards,
@@ -468,7 +468,7 @@ class OneOfMany(NamedTuple):
     peak: dict[str, float]
 
     def by_prediction(self) -> dict[str, float]:
-        """By the names of the predictions."""
+        """Values by the names of the predictions."""
         return {
             "rank 0 of 1,024 at rest, GiB": self.resting["total"],
             "rank 0 of 1,024 at its peak, GiB": self.peak["total"],

@@ -38,7 +38,8 @@ PINNED = ("active_bytes", "allocated_bytes")
 
 
 def ours(net, optimizer_cls, stage, readable=False, **settings):
-    """With the ring that pages print, or with what is fastest for the backend."""
+    """This book's stages, with the ring that pages print, or with what is fastest for the
+    backend."""
     best = torch_collectives.best_collectives(next(net.parameters()).device)
     best = fast_ring.Ring() if type(best) is flat.Ring else best
     collectives = flat.Ring() if readable else best

@@ -75,7 +75,7 @@ def plain_step(layers: list[nn.Module], number: int = 0, factor: float = 1.0) ->
 
 
 def schedules_of(n: int) -> dict[str, Words]:
-    """By their names, those of n ranks."""
+    """Schedules of n ranks, by their names."""
     made = {
         "1F1B": ASSIGNMENT.reference["one_f_one_b"](n, MICROBATCHES),
         "GPipe": ASSIGNMENT.reference["gpipe"](n, MICROBATCHES),
@@ -126,7 +126,7 @@ def plain_layers(number: int = 0, factor: float = 1.0, tied: bool = False) -> li
 
 
 def last_alone() -> list[nn.Module]:
-    """With the gradients of the last microbatch, as part of the mean."""
+    """The layers with the gradients of the last microbatch, as part of the mean."""
     layers = nine_layers()
     tokens, targets = (part.chunk(MICROBATCHES)[-1] for part in batch_of())
     (mean_loss(nn.Sequential(*layers)(tokens), targets) / MICROBATCHES).backward()

@@ -64,7 +64,8 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def filled(module: nn.Module, seed: int = 1) -> nn.Module:
-    """In float64, with random biases too: zeros would hide a bias that is added on each rank."""
+    """The module in float64, with random biases too: zeros would hide a bias that is added on each
+    rank."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.double().parameters():
         parameter.data.normal_(generator=generator)
