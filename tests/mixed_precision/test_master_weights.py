@@ -664,8 +664,8 @@ def test_moments_are_near(kind):
     )
     weight = nn.Parameter(torch.zeros(1000, dtype=torch.bfloat16))
     optimizer = kind([weight], torch.optim.AdamW, lr=1e-3)
-    for values in (moment, moment.square()):
-        back = optimizer.moment(optimizer.kept(values))
+    for name, values in (("exp_avg", moment), ("exp_avg_sq", moment.square())):
+        back = optimizer.moment(optimizer.kept(name, values))
         if kind is Bf16Moments:
             limit = values.abs() * 2.0**-8
         else:
@@ -673,19 +673,51 @@ def test_moments_are_near(kind):
             limit = blocks.amax(1).repeat_interleave(BLOCK)[:1000] * 2 / 127
         assert ((back - values).abs() <= limit).all()
         assert ((back != 0) | (values == 0)).all() or (values < 0).any()
-    assert torch.equal(optimizer.moment(optimizer.kept(torch.zeros(3, 5))), torch.zeros(3, 5))
+    zeros = torch.zeros(3, 5)
+    assert torch.equal(optimizer.moment(optimizer.kept("exp_avg", zeros)), zeros)
+
+
+@pytest.mark.parametrize(
+    "rule, settings, without_sign",
+    [
+        (torch.optim.AdamW, dict(amsgrad=True), {"exp_avg_sq", "max_exp_avg_sq"}),
+        (torch.optim.Adamax, {}, {"exp_inf"}),
+        (torch.optim.RMSprop, dict(centered=True, momentum=0.9), {"square_avg"}),
+        (torch.optim.SGD, {}, set()),
+    ],
+)
+def test_moments_without_a_sign(rule, settings, without_sign):
+    """Found whatever the gradients are: a first moment that is positive so far can become negative.
+    The second group of SGD alone has momentum.
+
+    Must catch: a sign that is decided by a moment's own first values; settings of one group for
+    all."""
+    groups = [dict(params=[nn.Parameter(torch.ones(3))]) for _ in range(2)]
+    groups[1] |= dict(momentum=0.9) if rule is torch.optim.SGD else {}
+    optimizer = EightBitMoments(groups, rule, lr=0.1, **settings)
+    for gradient in (1.0, -50.0):
+        for group in groups:
+            group["params"][0].grad = torch.full((3,), gradient)
+        optimizer.step()
+    assert optimizer.never_negative == without_sign
+    for state in optimizer.inner.state.values():
+        for name, kept in state.items():
+            if name in ("exp_avg", "momentum_buffer"):
+                assert (kept.tensor() < 0).all()
 
 
 def test_packed_again():
     """A moment that was unpacked, as for a file, is packed to the same bits: of both signs, of
     squares, and where all negative numbers became zero.
 
-    Must catch: a root that is just above its level, rounded up; a sign that is lost with the last
-    negative number, after which there are other levels."""
+    Must catch: a root that is just above its level, rounded up."""
     draw = torch.Generator().manual_seed(0)
     moment = torch.randn(2000, generator=draw)
-    for values in (moment, moment.square(), moment.abs().index_fill(0, torch.tensor(5), -1e-9)):
-        kept = EightBits.of(values)
-        again = EightBits.of(kept.tensor())
-        assert kept.levels.dtype == again.levels.dtype
+    for signed, values in (
+        (True, moment),
+        (False, moment.square()),
+        (True, moment.abs().index_fill(0, torch.tensor(5), -1e-9)),
+    ):
+        kept = EightBits.of(values, signed)
+        again = EightBits.of(kept.tensor(), signed)
         assert torch.equal(kept.levels, again.levels) and torch.equal(kept.scales, again.scales)

@@ -14,12 +14,14 @@ so that no divisor becomes zero that was not zero.
 Dettmers et al. 2022, whose levels come from a table instead.
 """
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..torch_internals import step_without_hooks
 from .master_weights import MasterWeights
 
 BLOCK = 256  # elements that share a scale
@@ -29,17 +31,16 @@ class EightBits(NamedTuple):
     """A tensor in 8 bits: element i is (levels[i] / most) ** 2 * scales[i // block], with its
     sign."""
 
-    levels: Tensor  # [E], uint8 if no element is negative, else int8
+    levels: Tensor  # [E], int8 if elements can be negative, else uint8
     scales: Tensor  # [ceil(E / block)], fp32: the largest size in the block
     shape: torch.Size
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "EightBits":
+    def of(cls, tensor: Tensor, signed: bool) -> "EightBits":
         flat = tensor.detach().reshape(-1)
         blocks = F.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
         scales = blocks.abs().amax(1)
         parts = blocks / scales.clamp(min=torch.finfo(torch.float32).smallest_normal)[:, None]
-        signed = bool(flat.signbit().any())
         roots = parts.abs().sqrt()
         if signed:
             levels = (roots * 127).round().mul(parts.sign()).to(torch.int8)
@@ -52,11 +53,9 @@ class EightBits(NamedTuple):
 
     def tensor(self) -> Tensor:
         """fp32, in the shape that was packed. Packed again, it has the same levels."""
-        signed, levels = self.levels.dtype is torch.int8, self.levels.float()
-        if signed:  # what was negative and is zero now still says that there are negative ones
-            levels = torch.where(levels == 0, -0.0, levels)
-        scales = self.scales.repeat_interleave(BLOCK)[: levels.numel()]
-        return value_of(levels, 127 if signed else 255, scales).view(self.shape)
+        most = 127 if self.levels.dtype is torch.int8 else 255
+        scales = self.scales.repeat_interleave(BLOCK)[: self.levels.numel()]
+        return value_of(self.levels.float(), most, scales).view(self.shape)
 
 
 def value_of(levels: Tensor, most: int, scales: Tensor) -> Tensor:
@@ -65,8 +64,8 @@ def value_of(levels: Tensor, most: int, scales: Tensor) -> Tensor:
 
 
 class SmallMoments(MasterWeights):
-    """A subclass defines kept(moment), the moment between updates, and moment(kept), which is fp32
-    again."""
+    """A subclass defines kept(name, moment), the moment between updates, and moment(kept), which is
+    fp32 again."""
 
     def before_update(self, parameter: nn.Parameter, master: nn.Parameter):
         super().before_update(parameter, master)
@@ -76,7 +75,7 @@ class SmallMoments(MasterWeights):
     def after_update(self, parameter: nn.Parameter, master: nn.Parameter):
         super().after_update(parameter, master)
         for name, moment in self.moments_of(master):
-            self.inner.state[master][name] = self.kept(moment)
+            self.inner.state[master][name] = self.kept(name, moment)
 
     def moments_of(self, master: nn.Parameter) -> list[tuple[str, object]]:
         """The tensors that the optimizer keeps for each element: not its step counter."""
@@ -98,13 +97,13 @@ class SmallMoments(MasterWeights):
         super().load_state_dict(state_dict)
         for _, master in self.copies:
             for name, moment in self.moments_of(master):
-                self.inner.state[master][name] = self.kept(moment)
+                self.inner.state[master][name] = self.kept(name, moment)
 
 
 class Bf16Moments(SmallMoments):
     """Moments in bf16: 8 bits of each number, over the range of fp32."""
 
-    def kept(self, moment: Tensor) -> Tensor:
+    def kept(self, name: str, moment: Tensor) -> Tensor:
         return moment.bfloat16()
 
     def moment(self, kept: Tensor) -> Tensor:
@@ -114,8 +113,24 @@ class Bf16Moments(SmallMoments):
 class EightBitMoments(SmallMoments):
     """Moments in 8 bits with a scale for each block."""
 
-    def kept(self, moment: Tensor) -> EightBits:
-        return EightBits.of(moment)
+    @cached_property
+    def never_negative(self) -> set[str]:
+        """The moments without a sign, by two trial steps of a positive and a negative weight with
+        such gradients. To look at the moments themselves, the host would wait for the GPU."""
+        found: dict[str, bool] = {}
+        for param_group in self.inner.param_groups:
+            trial = nn.Parameter(torch.tensor([1.0, -1.0], device=self.copies[0][1].device))
+            optimizer = self.of([{**param_group, "params": [trial]}], **self.settings)
+            for _ in range(2):
+                trial.grad = trial.detach().clone()
+                step_without_hooks(optimizer)
+            for name, moment in optimizer.state[trial].items():
+                if getattr(moment, "shape", None) == trial.shape:
+                    found[name] = found.get(name, True) and bool((moment >= 0).all())
+        return {name for name, positive in found.items() if positive}
+
+    def kept(self, name: str, moment: Tensor) -> EightBits:
+        return EightBits.of(moment, signed=name not in self.never_negative)
 
     def moment(self, kept: EightBits) -> Tensor:
         return kept.tensor()
