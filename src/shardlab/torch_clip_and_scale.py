@@ -13,9 +13,9 @@
                                                          the mean gradients of this rank's shards,
                                                          in all stages
 
-A norm from gradients that you have gathered by hand is this rank's alone, unless they are the
-.grad of shards and parts. So is that of torch.nn.utils.get_total_norm, which in stage 2 is given
-nothing, because parameters have no gradients there, and returns 0.
+A norm that you make by hand of gradients, or of their copies, is this rank's alone, and nothing
+raises. torch.nn.utils.get_total_norm knows the .grad of shards and parts, and refuses where a
+sharded optimizer, fp32 copies or other stages of a pipeline have gradients that it is not given.
 
 FSDP2 has the first two by DTensor, and the third because its gradients are shards. All stay as they
 are for tensors that are not shards.
@@ -31,7 +31,15 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .optimizer_checks import gradient_is_with, holder_of, look, looked_at
-from .shards import CannotShard, Groups, groups_of, groups_of_shards, stages_of, updated_by
+from .shards import (
+    CannotShard,
+    Groups,
+    groups_of,
+    groups_of_shards,
+    stages_of,
+    stages_of_parameters,
+    updated_by,
+)
 from .torch_internals import watch_clipping, watch_unscaling, watch_value_clipping
 
 
@@ -54,7 +62,7 @@ def note(parameters: list[Tensor], optimizer: torch.optim.Optimizer):
 def watch_once():
     register_optimizer_step_pre_hook(look)
     watch_unscaling(updated_in_order, agree_on_infinities, loss_is_elsewhere)
-    watch_clipping(norm_over_ranks, refuse_clipping)
+    watch_clipping(norm_over_ranks, refuse_clipping, refuse_norm)
     watch_value_clipping(with_shards)
 
 
@@ -148,6 +156,29 @@ def with_shards(parameters: list[Tensor]) -> list[Tensor]:
     pairs = [pair for optimizer in copying for pair in getattr(optimizer, "pairs", ())]
     taken = {tensor: copy for tensor, copy in pairs if tensor.grad is None}
     return [taken.get(tensor, tensor) for tensor in found]
+
+
+def refuse_norm(gradients: list[Tensor]):
+    """Raise CannotShard where get_total_norm is given gradients that are not yet averaged, or those
+    of some stages, or nothing, because an optimizer has taken them."""
+    given = {id(gradient) for gradient in gradients}
+    for parameter, holder in gradient_is_with.items():
+        optimizer = holder()
+        if optimizer is None:
+            continue
+        updated = (p for param_group in optimizer.param_groups for p in param_group["params"])
+        taken = not given and parameter.grad is None and any(p.grad is not None for p in updated)
+        if (taken or id(parameter.grad) in given) and optimizer.why_not_clip(parameter):
+            raise CannotShard(not_the_norm(f"{type(optimizer).__name__} averages or has taken"))
+    if any(id(parameter.grad) in given for parameter in stages_of_parameters):
+        raise CannotShard(not_the_norm("are of this rank's stages of a pipeline alone"))
+
+
+def not_the_norm(what: str) -> str:
+    return (
+        f"torch.nn.utils.get_total_norm of gradients that {what}: the norm of all is what"
+        ' gradient_clipping.clip_gradients(optimizer, float("inf")) returns, which clips nothing.'
+    )
 
 
 def refuse_clipping(parameters: list[Tensor]):

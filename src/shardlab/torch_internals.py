@@ -225,11 +225,14 @@ def watch_unscaling(
 
 
 def watch_clipping(
-    norm: Callable[[list[Tensor], float, Callable], Tensor], seen: Callable[[list[Tensor]], None]
+    norm: Callable[[list[Tensor], float, Callable], Tensor],
+    seen: Callable[[list[Tensor]], None],
+    asked: Callable[[list[Tensor]], None],
 ) -> Callable[[], None]:
     """torch.nn.utils.clip_grad_norm_ takes `norm(gradients, norm_type, its own)` for the norm of
-    all, and calls `seen(parameters)` before it scales. Returns a function that ends the watch.
-    Without it, each rank clips its shards by a norm of its own. DTensor does the same for FSDP2."""
+    all, and calls `seen(parameters)` before it scales; get_total_norm calls `asked(gradients)`
+    first. Returns a function that ends the watch. Without it, each rank clips its shards by a norm
+    of its own. DTensor does the same for FSDP2."""
     module = torch.nn.utils.clip_grad
     total, clip = module._get_total_norm, module._clip_grads_with_norm_
 
@@ -238,18 +241,24 @@ def watch_clipping(
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         return norm(tensors, float(norm_type), lambda own: total(own, norm_type, *args, **named))
 
+    @functools.wraps(total)
+    def asked_first(tensors, *args, **named):
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        asked(tensors)
+        return total_norm(tensors, *args, **named)
+
     @functools.wraps(clip)
     def seen_first(parameters, *args, **named):
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         seen(parameters)
         return clip(parameters, *args, **named)
 
-    def put(total, clip):
-        module._get_total_norm = torch.nn.utils.get_total_norm = total
+    def put(total, public, clip):
+        module._get_total_norm, torch.nn.utils.get_total_norm = total, public
         module._clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_ = clip
 
-    put(total_norm, seen_first)
-    return lambda: put(total, clip)
+    put(total_norm, asked_first, seen_first)
+    return lambda: put(total, total, clip)
 
 
 def watch_value_clipping(

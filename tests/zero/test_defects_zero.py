@@ -606,6 +606,61 @@ def test_clipping_by_torch(two):
     assert first < second  # each rank's own
 
 
+def norm_by_torch(stage, masters=False):
+    """What get_total_norm says of the gradients of a model's parameters, and of those that the
+    optimizer updates."""
+    net = layers(4, 2).to(torch.float16 if masters else torch.float64)
+    rule = dict(of=torch.optim.SGD) if masters else {}
+    optimizer_cls = MasterWeights if masters else torch.optim.SGD
+    model, optimizer = zero.shard(net, optimizer_cls, stage=stage, lr=0.1, **rule)
+    said_before = said(lambda: norm_of(net.parameters()))  # of nothing
+    model(own_input(4).to(net[0].weight.dtype)).sum().backward()
+    if masters:
+        optimizer.take_gradients()
+    of_optimizer = optimizer.param_groups[0]["params"]
+    return said_before, *(said(lambda p=p: norm_of(p)) for p in (net.parameters(), of_optimizer))
+
+
+def norm_of(parameters):
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return nn.utils.get_total_norm(gradients).item()
+
+
+def test_the_norm_of_gradients_by_torch(two):
+    """Must catch: 0 in stage 2 and for fp32 copies, because the list is empty; a norm of gradients
+    that are not yet averaged in stage 1; a refusal of an empty list where nothing was taken."""
+    norm = pytest.approx(20**0.5)
+    for stage, masters in ((0, False), (3, False), (1, False), (2, False), (0, True)):
+        for nothing, found, by_optimizer in two.run(norm_by_torch, stage, masters):
+            assert nothing == 0
+            assert by_optimizer == (0.0 if stage == 1 else norm), stage
+            if stage in (0, 3) and not masters:
+                assert found == norm
+            else:
+                assert found.startswith("CannotShard: torch.nn.utils.get_total_norm of gradients")
+                assert "averages or has taken: the norm of all is what gradient_clipping" in found
+
+
+def given_a_gradient(stage):
+    """What the optimizer says of a gradient that is put on a parameter after backward."""
+    net = layers(4, 2).double()
+    model, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, lr=0.1)
+    model(own_input(4).double()).sum().backward()
+    net[0].weight.grad = torch.full_like(net[0].weight, 1.0 + dist.get_rank())
+    return said(lambda: [optimizer.step(), net[0].weight[0, 0].item()][1])
+
+
+def test_a_gradient_that_a_script_gives(two):
+    """Stage 1 averages what it finds, like the plain model with the mean gradient. Stage 2 has
+    averaged already.
+
+    Must catch: a gradient that stage 2 ignores in this step and adds in the next."""
+    start = layers(4, 2)[0].weight[0, 0].item()
+    assert two.run(given_a_gradient, 1) == pytest.approx([start - 0.1 * 1.5] * 2)
+    for sentence in two.run(given_a_gradient, 2):
+        assert sentence.startswith("CannotShard: a parameter has got a .grad after backward, which")
+
+
 def clipped_by_value(stage, some, dtype=torch.float64):
     """How far a step moves each parameter; or what it says."""
     net = layers(4, 3, 2).to(dtype)

@@ -47,8 +47,11 @@ def shard(
     compute_dtype   stage 3: see fully_shard
     device          stage 3: see fully_shard
 
-    All ranks begin with rank 0's parameters and buffers. Raises CannotShard for an unknown stage or
-    an option that the stage does not have, TypeError for an optimizer that looks at shapes.
+    All ranks begin with rank 0's parameters and buffers. From stage 1 on, a norm of gradients that
+    you make by hand is this rank's alone, and in stage 2 parameters have no gradients after
+    backward: nothing raises; gradient_clipping.clip_gradients(optimizer, ...) knows all. Raises
+    CannotShard for an unknown stage or an option that the stage does not have, TypeError for an
+    optimizer that looks at shapes.
     """
     if stage not in range(len(OPTIONS)):
         raise CannotShard(f"stage = {stage!r}: there are 0, 1, 2 and 3.")

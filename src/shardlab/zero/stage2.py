@@ -18,6 +18,7 @@ after each backward, so whoever accumulates k microbatches sends (k + 1) Psi ele
 
 from torch import nn
 
+from ..shards import CannotShard
 from .sharded_optimizer import OptimizerOfShards
 
 
@@ -45,3 +46,11 @@ class ShardedOptimizer(OptimizerOfShards):
         for bucket in reversed(self.buckets):
             if bucket.has_gradients:  # more gradients arrived after the bucket had left
                 self.reduce_scatter(bucket)
+
+    def reduce_gradients(self):
+        if any(bucket.has_gradients for bucket in self.buckets):
+            raise CannotShard(
+                "a parameter has got a .grad after backward, which in stage 2 has averaged the"
+                " gradients and taken them away: change .grad of the parameters in"
+                " optimizer.param_groups instead, which are shards, or take stage 0."
+            )

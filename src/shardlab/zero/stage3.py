@@ -55,7 +55,9 @@ def fully_shard(
     compute_dtype  of gathered parameters and of gradients on their way, not of shards
     collectives    by default the best for the group: see flat.py
 
-    Raises CannotShard for a unit that is not inside the module, is sharded or is never called."""
+    A norm of gradients that you make by hand is this rank's alone, and nothing raises:
+    clip_gradients and PyTorch's clip_grad_norm_ know all. Raises CannotShard for a unit that is not
+    inside the module, is sharded or is never called."""
     how = cut.How(group, device, shard_device, compute_dtype, collectives)
     owned = cut.owned_sites(module, cut.checked(module, units, how))
     for number, (unit, sites) in enumerate(owned.items(), 1):
