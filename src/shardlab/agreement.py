@@ -8,7 +8,9 @@ Errors are raised on all ranks or on none: a rank that waits for another one tha
 forever.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import zip_longest
 
 import torch
@@ -32,6 +34,20 @@ REMEDIES = {
     NO_SHAPE: "call the module once first",
     NO_WRITES: "make the module outside of torch.inference_mode()",
 }
+
+
+# whether what is sent compares ranks, in the middle of a step, and is no part of it
+comparing: ContextVar[bool] = ContextVar("comparing", default=False)
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """A communication log leaves out what is sent within."""
+    before = comparing.set(True)
+    try:
+        yield
+    finally:
+        comparing.reset(before)
 
 
 def agree(

@@ -85,7 +85,7 @@ def ranks_in_both(one: dist.ProcessGroup, other: dist.ProcessGroup | None) -> li
     return shared if len(shared) > 1 else []
 
 
-# a part of a model whose ranks have own tokens between the modules that are cut -> True
+# a parameter of a model whose ranks have own tokens between the modules that are cut -> their group
 of_own_tokens = WeakTensorKeyDictionary()
 
 
@@ -98,7 +98,7 @@ def take_place(copy: Tensor, of: Iterable[Tensor]):
         if stages := stages_of(tensor):
             stages_of_parameters[copy] = stages
         if tensor in of_own_tokens:
-            of_own_tokens[copy] = True
+            of_own_tokens[copy] = of_own_tokens[tensor]
         return
 
 

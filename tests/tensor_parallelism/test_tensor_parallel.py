@@ -22,12 +22,15 @@ from torch.utils.checkpoint import checkpoint
 
 from coursekit.formulas import evaluate
 from coursekit.topics.tensor_parallelism import runs
+from shardlab import zero
 from shardlab.backward import NoSecondGradient
 from shardlab.cross_node_warning import CrossesNodes
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
 from shardlab.mixed_precision.master_weights import MasterWeights
+from shardlab.ranks.calls import listening
+from shardlab.shards import groups_of
 from shardlab.tensor_parallel import (
     CannotSplit,
     apply_tensor_parallel,
@@ -722,26 +725,81 @@ def test_what_ranks_refuse_together(worlds, case, message):
     assert all(text and text.startswith(message) for text in said), said
 
 
-def summed_twice(module):
+def summed_twice(module, between):
     """On a rank: what the second sum of a step says, after none in the step before."""
     model = apply_tensor_parallel(small(), sequence_parallel(SMALL))
     optimizer = module(model.parameters())
+
+    def backward():
+        model(torch.arange(4).view(1, 4)).sum().backward()
+
     for _ in range(2):  # a step, as it should be
         optimizer.zero_grad()
-        model(torch.arange(4).view(1, 4)).sum().backward()
+        backward()
+        backward()
         sum_gradients(optimizer)
+        clip_gradients(optimizer, 0.1)
         optimizer.step()
+    optimizer.zero_grad()
+    backward()
+    sum_gradients(optimizer)
+    {
+        "nothing": lambda: None,
+        "clip": partial(clip_gradients, optimizer, 0.1),
+        "backward": backward,
+    }[between]()
     with pytest.raises(CannotSplit) as raised:
         sum_gradients(optimizer)
     return str(raised.value)
 
 
-def test_gradients_summed_twice(worlds):
-    """Must catch: gradients of biases that are too large by the number of ranks; a refusal in the
-    next step."""
+@pytest.mark.parametrize("between", ["nothing", "clip", "backward"])
+def test_gradients_summed_twice(worlds, between):
+    """Must catch: gradients of biases that are too large by the number of ranks, also where a
+    script sums after each microbatch; a refusal in the next step."""
     for kind in (partial(torch.optim.SGD, lr=0.1), partial(KeepsZeros, lr=0.1)):
-        for said in worlds(2).run(summed_twice, kind):
-            assert said.startswith("sum_gradients a second time since the last backward")
+        for said in worlds(2).run(summed_twice, kind, between):
+            assert said.startswith("sum_gradients a second time since the last zero_grad()")
+
+
+def not_summed(kind):
+    """On a rank: what a step without a sum says, after a step with it."""
+    model = apply_tensor_parallel(small(), sequence_parallel(SMALL))
+    dp = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    parameters = list(model.parameters())
+    vectors = [p for p in parameters if p.dim() == 1 and not groups_of(p)]
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    made = {
+        "plain": lambda: (model, sgd(parameters)),
+        "whole alone": lambda: (model, sgd(vectors)),
+        "masters": lambda: (
+            model.bfloat16(),
+            MasterWeights(parameters, torch.optim.SGD, lr=0.1),
+        ),
+    }
+    by_stage = partial(zero.shard, model, torch.optim.SGD, group=dp, lr=0.1)
+    called, optimizer = made[kind]() if kind in made else by_stage(stage=int(kind[-1]))
+    for last in (False, True):
+        called(torch.arange(4).view(1, 4)).sum().backward()
+        if not last:
+            sum_gradients(optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+    with pytest.raises(CannotSplit) as raised:
+        optimizer.step()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "kind", ["plain", "whole alone", "masters", "stage 1", "stage 2", "stage 3"]
+)
+def test_a_step_without_the_sum(worlds, kind):
+    """Must catch: copies of what is whole that drift apart; a sum of the step before that counts
+    for this one."""
+    for said in worlds(2).run(not_summed, kind):
+        assert re.match(
+            r"step\(\) with a gradient of shape \[\d+\] that is of this rank's tok", said
+        )
 
 
 def summed_without_own_tokens():
@@ -797,6 +855,87 @@ class KeepsZeros(torch.optim.SGD):
 
     def zero_grad(self):
         super().zero_grad(set_to_none=False)
+
+
+# --- what ranks have alike ------------------------------------------------------------------------
+
+
+def apart(case, way):
+    """On a rank: what two forwards with gradients say, of ranks that differ so."""
+    me, n = dist.get_rank(), dist.get_world_size()
+    config = gpt_2(n, dropout=0.0 if case == "no dropout" else 0.1)
+    model = apply_tensor_parallel(drawn(config, seed=1), plan_of(config, way))
+    tokens, _ = batch_of(config, n)
+    if case in ("seeds", "no dropout", "evaluation"):
+        torch.manual_seed(100 + me)
+    if case == "one draws" and me:
+        torch.rand(1)
+    if case == "one evaluates" and me:
+        model.eval()
+    if case == "rates":
+        model.blocks[0].dropout.p = 0.1 + me / 10
+    if case == "batches":
+        tokens = tokens.roll(me, -1)
+    if case == "evaluation":
+        model.eval()
+        model(tokens)
+        with torch.no_grad():
+            model.train()(tokens)
+    said = []
+    for _ in range(2):
+        try:
+            model(tokens).sum().backward()
+            said.append("")
+        except CannotSplit as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+@pytest.mark.parametrize(
+    "case, first, second",
+    [
+        ("seeds", "dropout of 0.1 from a generator with seed 100", "seed 101 and state"),
+        ("one draws", "dropout of 0.1 from a generator with seed 1 ", "seed 1 and state"),
+        ("one evaluates", "dropout of 0.1 from a generator", "no dropout: the ranks of a tensor"),
+        ("rates", "dropout of 0.1 from a generator", "dropout of 0.1, 0.2 from a generator"),
+        ("batches", "a batch [3, 4] ", "a batch [3, 4] "),
+        ("evaluation", "dropout of 0.1 from a generator with seed 100", "seed 101 and state"),
+        ("alike", "", ""),
+        ("no dropout", "", ""),
+    ],
+)
+def test_what_ranks_have_alike(worlds, case, way, first, second):
+    """Other masks, or other batches, give equal losses and copies that drift apart.
+
+    Must catch: a comparison that only ranks with dropout make, so that they wait for the others;
+    one that a refusal, or an evaluation, ends; a refusal of seeds that nothing is drawn from."""
+    for every in worlds(2).run(apart, case, way):
+        for said in every:
+            assert said.startswith(f"rank 0 has {first}" if first else "") and second in said, said
+            assert bool(said) == bool(first)
+
+
+def compared():
+    """On a rank: all-gathers that a log has, and those that are made, in each of two steps."""
+    config = gpt_2(dist.get_world_size())
+    tokens, _ = batch_of(config, dist.get_world_size())
+    model = apply_tensor_parallel(drawn(config, seed=1), gpt_plan(config))
+    made, found = [], []
+    for _ in range(2):
+        made.clear()
+        with CommunicationLog() as log, listening(lambda call: made.append(call.name)):
+            model(tokens).sum().backward()
+        logged = [message.operation for message in log.messages]
+        found.append((logged.count("all_gather"), made.count("all_gather")))
+    return found
+
+
+def test_ranks_compare_once(worlds):
+    """Sizes and facts: two all-gathers, which no log of a step has.
+
+    Must catch: a comparison in each step, for which a GPU's host would wait."""
+    assert worlds(2).run(compared) == [[(0, 2), (0, 0)]] * 2
 
 
 # --- optimizers -----------------------------------------------------------------------------------

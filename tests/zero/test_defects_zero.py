@@ -142,7 +142,8 @@ def stepped_after_a_cut(make, how):
     model, latter = cut_afterwards(net, how)
     former = latter if how == "replaced shards" else former
     halved = how == "copies" or how.endswith("16 bits")
-    model(own_input(4).to(torch.bfloat16 if halved else torch.float32)).sum().backward()
+    inputs = torch.ones(1, 4) if how == "tensor parallelism" else own_input(4)
+    model(inputs.to(torch.bfloat16 if halved else torch.float32)).sum().backward()
     return said(former.step)
 
 

@@ -14,7 +14,8 @@ backend (see ranks/calls.py).
 Logical bytes are the bytes of the whole array, as in nccl-tests: a rank's array before an
 all-reduce, after an all-gather, before a reduce-scatter. The number of bytes that cross a link
 depends on the backend; gloo, for example, makes a reduce-scatter from an all-reduce. Padding is
-sent and therefore counts.
+sent and therefore counts. The comparison of ranks that tensor parallelism makes once, in its first
+forward, does not: no other step sends it.
 
 Peer: PyTorch's CommDebugMode (torch.distributed.tensor.debug) counts the same collectives by
 module; the log has send and recv too, and the bytes and seconds of each message.
@@ -27,6 +28,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ..agreement import comparing
 from ..collective_wire import backend_for
 from ..ranks.calls import CollectiveCall, listening
 from ..torch_internals import tree_leaves
@@ -84,6 +86,8 @@ class CommunicationLog:
         return found
 
     def _hear(self, call: CollectiveCall):
+        if comparing.get():
+            return None
         dtype = str(call.own[0].dtype).removeprefix("torch.") if call.own else ""
         begin = time.perf_counter()
         message = Message(

@@ -10,7 +10,7 @@
                   dropout that does not depend on the number of ranks
     loss.py       cross-entropy of scores of which each rank has some tokens'
     plan.py       which module is cut how: a table over the names of modules; apply.py does it,
-                  checks.py says what cannot be cut
+                  checks.py says what cannot be cut, first_forward.py what ranks have alike
     sequence.py   sequence parallelism: what is still whole is cut by tokens; whole_gradients.py
                   adds up the gradients of what is whole
     full_parameters.py

@@ -13,8 +13,10 @@ from ..optimizer_checks import holder_of, replaced
 from ..shards import cut_among
 from ..torch_clip_and_scale import watch_steps
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
+from .first_forward import FirstForward
 from .layers import CutModule, Parts
-from .plan import TensorPlan
+from .plan import Around, TensorPlan, Tokens
+from .whole_gradients import watch_sums
 
 
 def apply_tensor_parallel(
@@ -28,9 +30,12 @@ def apply_tensor_parallel(
     on the number of ranks. Names of parameters stay. PyTorch's clip_grad_norm_ and GradScaler know
     the parts from now on.
 
-    Three things are up to you, and nothing raises. Initialise before: afterwards all ranks draw the
-    same numbers for their parts. The ranks of the group see the same batch. Where dropout is on,
-    their random generators stay alike: seed by the data-parallel rank, never by the rank.
+    The ranks of the group see the same batch and, where dropout is on, draw the same numbers:
+    choose both by the data-parallel rank. The first training forward compares them, and raises
+    CannotSplit if they differ; no later one does. Two things are up to you, and nothing raises.
+    Initialise before: afterwards all ranks draw the same numbers for their parts. A norm of
+    gradients that you make by hand is of this rank's parts alone: clip_gradients and PyTorch's
+    clip_grad_norm_ know all.
 
     Raises CannotSplit on all ranks or on none; warns if the group is larger than a node."""
     ranks = dist.get_world_size(group)
@@ -47,12 +52,19 @@ def apply_tensor_parallel(
             part = each.split(module, parts)
             part.training = module.training
             model.set_submodule(name, part)
-    if any(each.divides_tokens for _, entry in entries for each in entry):
+    own_tokens = any(each.divides_tokens for _, entry in entries for each in entry)
+    if own_tokens:
         for module in model.modules():
             if isinstance(module, CutModule):
                 module.among_own_tokens = True
                 module.converted()
     replaced(parts.made, by="apply_tensor_parallel")
+    if dist.get_backend(group) != "fake":
+        watch_sums(model.parameters() if own_tokens else (), group)
+        first = FirstForward(model, group, own_tokens)
+        for name, entry in entries:
+            if any(isinstance(each, Around | Tokens) for each in entry):
+                first.watch(model.get_submodule(name))
     return model
 
 

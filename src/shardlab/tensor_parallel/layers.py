@@ -76,7 +76,7 @@ class CutModule(ConvertedModule):
             if name in self.cuts and part not in groups_of_shards:
                 groups_of_shards[part] = (self.group or dist.group.WORLD,)
             if name in self.cuts and self.among_own_tokens:
-                of_own_tokens[part] = True
+                of_own_tokens[part] = self.group or dist.group.WORLD
 
     def __deepcopy__(self, memo: dict):
         memo[id(self.group)] = self.group  # all copies talk to the same ranks
@@ -175,7 +175,7 @@ class TokenEmbedding(CutModule):
 class OwnDropout(CutModule):
     """Dropout of a rank's part along dim. Every rank draws the mask of the whole and keeps its part
     of it, so that results do not depend on the number of ranks: those of one group need one state
-    of the random generator, which moves alike on all of them."""
+    of the random generator, which moves alike on all of them. first_forward.py compares it once."""
 
     def __init__(self, p: float, dim: int, group: Group):
         super().__init__(group, {})

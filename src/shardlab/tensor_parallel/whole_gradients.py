@@ -7,9 +7,16 @@
 Without sequence parallelism each rank sees all tokens, and these gradients are whole already.
 """
 
+import functools
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..shards import (
@@ -24,6 +31,7 @@ from ..torch_internals import version
 from .checks import CannotSplit
 
 summed_versions = WeakTensorKeyDictionary()  # gradient -> its version after it was summed
+summed = WeakTensorKeyDictionary()  # parameters whose gradients were summed since the last step
 
 
 @torch.no_grad()
@@ -33,10 +41,10 @@ def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
     one for each parameter would be mostly latency.
 
     Call it once a step, after the last backward and before clipping, on all ranks. The
-    optimizer may also be one of shards: ZeRO's gradients are summed as shards. Left out, it leaves
-    copies that drift apart, without a word. Raises CannotSplit for another group than the one over
+    optimizer may also be one of shards: ZeRO's gradients are summed as shards. A step without it
+    is refused: copies would drift apart. Raises CannotSplit for another group than the one over
     which the model was cut, for a plan without sequence_parallel, and for gradients that were
-    summed already."""
+    summed already, as after each microbatch."""
     group, updated = group or dist.group.WORLD, updated_by(optimizer)
     check_cut_over(group, set(map(groups_of, updated)))
     check_own_tokens(updated)
@@ -52,17 +60,60 @@ def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
             gradient.copy_(part.view(gradient.shape))
     for gradients in flats.values():
         summed_versions.update({gradient: version(gradient) for gradient in gradients})
+    summed.update({p: True for p in updated if p.grad is not None})
 
 
 def check_first(flats: dict[torch.dtype, list[Tensor]]):
-    """Raise CannotSplit if nothing has changed a gradient since it was summed."""
+    """Raise CannotSplit if a gradient was summed and not made anew: zeros and a backward write into
+    it twice, clipping or a further microbatch once."""
     for gradients in flats.values():
-        if any(summed_versions.get(gradient) == version(gradient) for gradient in gradients):
+        if any(version(g) - summed_versions.get(g, -2) < 2 for g in gradients):
             raise CannotSplit(
-                "sum_gradients a second time since the last backward: gradients of what is whole"
-                " would be too large by the number of ranks; call it once a step, and zero_grad()"
-                " after the step."
+                "sum_gradients a second time since the last zero_grad(): gradients of what is whole"
+                " would be too large by the number of ranks; call it once a step, after the last"
+                " backward, and zero_grad() after the step."
             )
+
+
+def watch_sums(parameters: Iterable[Tensor], group: dist.ProcessGroup | None):
+    """No optimizer steps with these parameters of a model whose ranks have own tokens before their
+    gradients are summed."""
+    for parameter in parameters:
+        of_own_tokens[parameter] = group or dist.group.WORLD
+    watch_steps_of_own_tokens()
+
+
+@functools.cache
+def watch_steps_of_own_tokens():
+    register_optimizer_step_pre_hook(check_summed)
+    register_optimizer_step_post_hook(forget_sum)
+
+
+def check_summed(optimizer: torch.optim.Optimizer, *_):
+    """Raise CannotSplit if sum_gradients has not been called since the step before."""
+    whole = first_of_own_tokens(optimizer)
+    if whole is not None and whole not in summed:
+        raise CannotSplit(
+            f"step() with a gradient of shape {list(whole.shape)} that is of this rank's tokens"
+            " alone, so copies of one parameter would drift apart: call sum_gradients(optimizer,"
+            " group) once a step, after the last backward."
+        )
+
+
+def forget_sum(optimizer: torch.optim.Optimizer, *_):
+    if (whole := first_of_own_tokens(optimizer)) is not None:
+        summed.pop(whole, None)
+
+
+def first_of_own_tokens(optimizer: torch.optim.Optimizer) -> Tensor | None:
+    """The first parameter whose gradient has to be summed. It speaks for all: they are summed
+    together."""
+    parameters = [p for param_group in optimizer.param_groups for p in param_group["params"]]
+    group = next((of_own_tokens[p] for p in parameters if p in of_own_tokens), None)
+    if group is None or dist.get_world_size(group) == 1:
+        return None
+    whole = (p for p in parameters if p.grad is not None and group not in groups_of(p))
+    return next(whole, None)
 
 
 def check_cut_over(group: dist.ProcessGroup, cuts: set[Groups]):

@@ -460,12 +460,12 @@ def split_step(layout: TensorLayout, model: GPT, optimizer: torch.optim.Optimize
 
 
 class Fault(NamedTuple):
-    """A change of a split model after it was built, and whether gradients of own tokens are added
-    up."""
+    """A change of a split model after its first forward, in which shardlab compares ranks, and
+    whether the sums of the gradients of own tokens are used."""
 
     layout: TensorLayout = TensorLayout()
     spoil: Callable[[GPT], object] = lambda model: None
-    finishes: bool = True
+    sums: bool = True
 
 
 def end_one_early(model: GPT):
@@ -483,7 +483,7 @@ def draw_apart(model: GPT):
 NO_FAULT = "no fault"
 FAULTS = {
     NO_FAULT: Fault(),
-    "norms: own gradients": Fault(TensorLayout(own_tokens=True), finishes=False),
+    "norms: own gradients": Fault(TensorLayout(own_tokens=True), sums=False),
     "mask one too short": Fault(spoil=end_one_early),
     "dropout of its own": Fault(spoil=draw_apart),
 }
@@ -509,13 +509,17 @@ def train_on_rank(fault: Fault) -> Spoiled:
     first = next(data)
     torch.manual_seed(1)
     next_token_loss(plain(first[0]), first[1]).backward()
+    split_loss(model, *first)
     torch.manual_seed(1)
     fault.spoil(model)
     for step in range(FAULTY_STEPS):
         loss = split_loss(model, *(next(data) if step else first))
         loss.backward()
-        if fault.finishes:
-            fault.layout.finish_backward(optimizer)
+        own = [p.grad.clone() for p in model.parameters()]
+        fault.layout.finish_backward(optimizer)
+        if not fault.sums:  # a step without a sum is refused, so each rank puts its own back
+            for parameter, gradient in zip(model.parameters(), own):
+                parameter.grad.copy_(gradient)
         if step == 0:
             worst = torch.tensor(max(gradient_differences(model, plain).values()))
             dist.all_reduce(worst, dist.ReduceOp.MAX)
