@@ -52,7 +52,7 @@ def data_parallel_as(kind: str) -> Step:
 
 def zero_as(stage: int, variant: str = "plain", scaled_by: str = "") -> Step:
     dtype = torch.float32 if variant == "fp32 sums" else torch.float64
-    within = {"bf16": 3e-2, "fp32 sums": 1e-5}.get(variant, CLOSE)
+    within = {"bf16": 1e-3, "fp32 sums": 1e-5}.get(variant, CLOSE)
     options = {
         "ring": dict(collectives=fast_ring.Ring()),
         "fp32 sums": dict(collectives=InFp32()),

@@ -1,12 +1,14 @@
 """PyTorch's own techniques on pretended GPUs. They are known to be right on real ones: where one
-fails here, the pretence is wrong."""
+fails here, the pretence is wrong. Waits of the host in a step have a budget here, too: what is
+counted is what a comparison by `make gpu` has to bear."""
 
 import cases_peers as cases
 import pytest
 
 pytestmark = pytest.mark.ranks
 
-ANY = 10**6  # waits of the host: PyTorch's own business
+REBUILT = 4  # DDP, and ZeRO 1 around it, copy a map of used parameters for each of two buckets
+OFFLOADED = 28  # FSDP2 waits for each gradient that goes to the host
 
 
 @pytest.mark.parametrize(
@@ -15,13 +17,13 @@ ANY = 10**6  # waits of the host: PyTorch's own business
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_data_parallelism(on_gpus, gpus, options):
     """Must catch: a future that C++ finds complete while the sum is on its way."""
-    on_gpus(gpus, cases.torch_data_parallel, **options).is_right(ANY)
+    on_gpus(gpus, cases.torch_data_parallel, **options).is_right(0 if options else REBUILT)
 
 
 @pytest.mark.parametrize("tuned", [False, True])
 def test_zero_1(on_gpus, tuned):
     """Must catch: a broadcast whose tensors are not there when wait() returns."""
-    on_gpus(2, cases.torch_zero_1, tuned).is_right(ANY)
+    on_gpus(2, cases.torch_zero_1, tuned).is_right(0 if tuned else REBUILT)
 
 
 @pytest.mark.parametrize("options", [{}, dict(reshard=True), dict(offload=True)], ids=str)
@@ -29,14 +31,14 @@ def test_zero_1(on_gpus, tuned):
 def test_zero_3(on_gpus, gpus, options):
     """Must catch: streams and events without the methods that FSDP2 calls, memory that resize_ does
     not give back."""
-    on_gpus(gpus, cases.torch_zero_3, **options).is_right(ANY)
+    on_gpus(gpus, cases.torch_zero_3, **options).is_right(OFFLOADED if "offload" in options else 0)
 
 
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_tensor_parallelism(on_gpus, gpus, sequence):
     """Must catch: coalesced collectives, which functional collectives are, without a kernel."""
-    on_gpus(gpus, cases.torch_tensor_parallel, sequence).is_right(ANY)
+    on_gpus(gpus, cases.torch_tensor_parallel, sequence).is_right()
 
 
 @pytest.mark.parametrize(
@@ -51,4 +53,4 @@ def test_tensor_parallelism(on_gpus, gpus, sequence):
 @pytest.mark.parametrize("gpus", [2, 4])
 def test_pipelines(on_gpus, gpus, name, kind):
     """Must catch: a batch of messages that waits for some of them before all are under way."""
-    on_gpus(gpus, cases.torch_pipeline, name, kind).is_right(ANY)
+    on_gpus(gpus, cases.torch_pipeline, name, kind).is_right()

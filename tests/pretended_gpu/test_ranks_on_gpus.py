@@ -33,18 +33,20 @@ def test_zero(on_gpus, gpus, stage, variant):
 
 @pytest.mark.parametrize("gpus", COUNTS)
 def test_zero_3_in_bf16(on_gpus, gpus):
-    """Must catch: shards that are kept in bf16, which a step of lr 0.1 does not move far enough."""
+    """Must catch: shards that are kept in bf16, which rounds by up to 4e-3; gradients of bf16 move
+    these by less than 1e-3."""
     on_gpus(gpus, cases.zero_as, 3, "bf16").is_right()
 
 
 @pytest.mark.parametrize("scaler", ["GradScaler", "LossScaler"])
 @pytest.mark.parametrize("variant", ["plain", "offload"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_zero_with_a_loss_scaler(on_gpus, stage, variant, scaler):
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_zero_with_a_loss_scaler(on_gpus, gpus, stage, variant, scaler):
     """Must catch: gradients on the host that are unscaled by a number on the GPU, a wait for each
     gradient."""
     waits = SCALER + (OFFLOAD[stage] if variant == "offload" else 0)
-    on_gpus(2, cases.zero_as, stage, variant, scaler).is_right(waits)
+    on_gpus(gpus, cases.zero_as, stage, variant, scaler).is_right(waits)
 
 
 @pytest.mark.parametrize("variant", ["offload", "offload, clip"])
