@@ -11,6 +11,8 @@ lab: lab
 ---
 # One
 
+A question.
+
 :::{objectives}
 :lab: 60
 
@@ -18,8 +20,6 @@ lab: lab
 
 It runs anywhere.
 :::
-
-A question.
 
 ## First
 
