@@ -8,9 +8,10 @@ import rjsmin
 
 from coursekit.formulas.events import COMPUTE, LINK, Event, Repeat
 from coursekit.formulas.render import javascript
+from coursekit.show.links import AtLeast, AtMost, Divides, Product, Ratio
 from coursekit.show.palette import LINES
 from coursekit.show.schedule_pictures import lists
-from coursekit.show.spec import AtLeast, AtMost, Multiple, Product, Ratio, default_style
+from coursekit.show.spec import default_style
 
 
 def functions_of(spec):
@@ -59,6 +60,7 @@ def data_of(spec):
         ],
         menus=[dict(kind=menu.kind, **_presets(spec, menu)) for menu in spec.menus],
         links=[_link(found) for found in spec.links],
+        followers=[(name, *words[:2]) for name, words in spec.followers.items()],
         values=spec.start(),
         chosen=spec.chosen_at_start(),
         pictures=[_picture(spec, drawn) for drawn in spec.pictures],
@@ -233,8 +235,8 @@ LINKS = {
     Ratio: "ratio",
     AtLeast: "least",
     AtMost: "most",
+    Divides: "divides",
     Product: "product",
-    Multiple: "multiple",
 }
 
 

@@ -390,6 +390,15 @@ def numbers(chance):
         0.0001,
         4.34e-19,  # a difference of equal times
         1e-15,
+        -5,
+        -0.005,
+        -25 * 2**20,
+        -1234.5,
+        -999.9996,
+        1e-9,
+        1e99,
+        -1e99,
+        1e20,
     )
     for _ in range(1500):
         yield chance.randrange(2 ** chance.randint(1, 53))

@@ -199,7 +199,10 @@ def test_typed_units(text, style, value):
         ("2k", "bytes", "25 MiB", 2000),
         ("3e9", "bytes", "25 MiB", 3 * 10**9),
         ("7", "bytes", "123,456", 7),
-        ("50", "count", "175B", 50),
+        ("67108864", "bytes", "25 MiB", 2**26),
+        ("50", "count", "175B", 50 * 10**9),
+        ("7,000,000,000", "count", "6B", 7 * 10**9),
+        ("50", "count", "999,999", 50),
         ("50", "exact", "64", 50),
         ("x", "bytes", "25 MiB", "x"),
         ("7", "bytes", "x MiB", 7),
@@ -207,7 +210,7 @@ def test_typed_units(text, style, value):
 )
 def test_a_bare_number_takes_the_unit_on_show(text, style, shown, value):
     """Must catch: 90 typed over 80 ms taken for 90 s; a unit that was typed replaced by that on
-    show; the B of 175B, which is no unit, taken for one."""
+    show; billions of a number that was typed in full."""
     assert parse_number(text, style, shown) == value
 
 

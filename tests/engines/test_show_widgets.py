@@ -165,8 +165,8 @@ def test_it_is_drawn_once_for_each_valid_change(monkeypatch):
     assert len(drawn) == 1
     widget.sliders["gpus_per_copy"].value = 64
     after = widget.drawing.value
-    widget.boxes["gpus"].value = "1,001"
-    widget.menus["gpu"].value = "T4"  # the degrees are still wrong
+    widget.boxes["gpus"].value = "0"
+    widget.menus["gpu"].value = "T4"  # there is still no GPU
     assert len(drawn) == 2 and start != after and after in widget.drawing.value
 
 
@@ -254,27 +254,31 @@ def test_a_refusal_is_said_and_the_picture_stays(fit):
     """Mutations: the exception let through (the widget goes silent); the figure cleared; the
     message at the wrong control; the message left standing once the value is good."""
     before, sentence = total(fit), fit.sentence
-    fit.boxes["heads"].value = "24"
-    assert "heads = 24 does not divide hidden = 4,096" in message(fit, "heads")
+    fit.boxes["heads"].value = "0"
+    assert "“attention heads” = 0: it must be" in message(fit, "heads")
     assert "last valid values" in fit.status.value
-    assert (total(fit), fit.sentence, fit.boxes["heads"].value) == (before, sentence, "24")
-    fit.boxes["hidden"].value = "4,800"
-    assert (
-        message(fit, "heads") == message(fit, "hidden") == fit.status.value == ""
-        and total(fit) > before
+    assert (total(fit), fit.sentence, fit.boxes["heads"].value) == (before, sentence, "0")
+    fit.boxes["heads"].value = "24"
+    assert message(fit, "heads") == message(fit, "hidden") == fit.status.value == ""
+    assert total(fit) > before and fit.sentence.endswith(
+        " Moved along: hidden size to 4,104, key value heads to 24."
     )
+    fit.boxes["hidden"].value = "-3"
+    assert fit.sentence.endswith(" to 24.")  # the picture's, which stays
+    fit.sliders["layers"].value = 12
+    assert "“hidden size” = -3" in message(fit, "hidden")
 
 
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("0", "layers = 0: layers must be a whole number of at least 1."),
-        ("-3", "layers = -3"),
-        ("2.5", "layers = 2.5"),
-        ("many", "layers = many"),
-        ("1e400", "layers"),
+        ("0", "“layers” = 0: it must be a whole number of at least 1."),
+        ("-3", "“layers” = -3"),
+        ("2.5", "“layers” = 2.5"),
+        ("many", "“layers” = many"),
+        ("1e400", "“layers” = 1e400: "),
         ("9" * 16, "a count is no longer exact"),
-        ("", "layers = "),
+        ("", "“layers” = nothing"),
     ],
 )
 def test_bad_input_is_one_sentence_at_its_control(fit, typed, said):
@@ -293,11 +297,10 @@ def test_what_is_typed_is_text_and_not_markup(fit):
     assert "<img" not in message(fit, "layers") and "&lt;img" in message(fit, "layers")
 
 
-def test_degrees_that_do_not_fill_the_gpus(long):
-    """Mutation: the rule of the registry not asked; the page then shows a machine that cannot
-    be."""
+def test_degrees_fill_the_gpus(long):
+    """Mutation: the followers' boxes not written; the page then shows a machine that cannot be."""
     long.boxes["gpus"].value = "1,001"
-    assert "do not make gpus = 1,001" in message(long, "data_parallel")
+    assert long.boxes["data_parallel"].value == "143" and long.boxes["gpus_per_copy"].value == "7"
 
 
 @pytest.mark.parametrize(

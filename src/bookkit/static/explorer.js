@@ -13,39 +13,66 @@
   /* No line ends between a number and its unit. */
   function unbroken(text) { return text.replace(/(\d) (?=[A-Za-z])/g, "$1\u00a0"); }
 
-  // --- what follows from what: the links of show/explorers.py ----------------------------------------------------------------
+  // --- what follows from what: show/links.py -----------------------------------------------------------------------------------
+
+  const FARTHEST = 100000; // how far a divisor is looked for
 
   function whole(value) { return typeof value === "number" && Number.isSafeInteger(value) && value >= 1; }
 
-  const LINKS = {
-    ratio(link, values, changed, preset) {
-      const leader = values[link.leader], ours = preset[link.follower], theirs = preset[link.leader];
-      if (changed !== link.leader || ours === undefined || !whole(leader)) return;
-      const doubled = 2 * leader * ours + theirs;
-      values[link.follower] = Math.max(1, (doubled - doubled % (2 * theirs)) / (2 * theirs));
-    },
-    least(link, values, changed, preset) {
-      if (changed !== link.leader || preset[link.follower] === undefined || !whole(values[link.leader])) return;
-      values[link.follower] = Math.max(preset[link.follower], values[link.leader]);
-    },
-    multiple(link, values) {
-      const count = values[link.follower], leader = values[link.leader];
-      if (!whole(count) || !whole(leader) || !link.when.every(pair => values[pair[0]] === pair[1])) return;
-      values[link.follower] = count + (leader - count % leader) % leader;
-    },
-    most(link, values, changed) { // NaN and text are above nothing
-      const { follower, leader } = link;
-      if (typeof values[follower] !== "number" || typeof values[leader] !== "number" || !(values[follower] > values[leader])) return;
-      if (changed === follower) values[leader] = values[follower];
-      else if (changed === leader) values[follower] = values[leader];
-    },
-    product(link, values, changed) {
-      const product = values[link.product], first = values[link.first], second = values[link.second];
-      if (changed === link.first && whole(first) && whole(second)) values[link.product] = first * second;
-      else if ((changed === link.product || changed === link.second) && whole(product) && whole(second) && product % second === 0) {
-        values[link.first] = product / second;
-      }
+  /* The divisor of a number that is nearest to `near`, the larger of two. */
+  function nearestDivisor(number, near, among) {
+    if (among.length) {
+      return among.filter(one => number % one === 0).sort((one, other) => Math.abs(one - near) - Math.abs(other - near) || other - one)[0];
     }
+    near = Math.min(near, number);
+    for (let step = 0; step < Math.min(near, FARTHEST); step++) {
+      if (number % (near + step) === 0) return near + step;
+      if (number % (near - step) === 0) return near - step;
+    }
+  }
+
+  const LINKS = {
+    ratio({ follower, leader }, values, place, set, preset) {
+      const ours = preset[follower], theirs = preset[leader];
+      if (place(leader) === Infinity || place(follower) < Infinity || ours === undefined || !whole(values[leader])) return;
+      const doubled = 2 * values[leader] * ours + theirs;
+      set(follower, Math.max(1, (doubled - doubled % (2 * theirs)) / (2 * theirs)));
+    },
+    least({ follower, leader }, values, place, set, preset) {
+      if (place(leader) === place(follower) || preset[follower] === undefined || !whole(values[leader])) return;
+      set(follower, Math.max(preset[follower], values[leader]));
+    },
+    most({ follower, leader }, values, place, set) { // NaN and text are above nothing
+      if (typeof values[follower] !== "number" || typeof values[leader] !== "number" || !(values[follower] > values[leader])) return;
+      if (place(follower) < place(leader)) set(leader, values[follower]);
+      else if (place(leader) < Infinity) set(follower, values[leader]);
+    },
+    divides(link, values, place, set) {
+      const divisor = values[link.divisor], multiple = values[link.multiple], rest = multiple % divisor;
+      if (!whole(divisor) || !whole(multiple) || !rest || !link.when.every(pair => values[pair[0]] === pair[1])) return;
+      if ([link.divisor, link.multiple, ...link.when.map(pair => pair[0])].every(name => place(name) === Infinity)) return;
+      if (place(link.multiple) < place(link.divisor)) {
+        const found = nearestDivisor(multiple, divisor, link.among);
+        if (found) set(link.divisor, found);
+      } else set(link.multiple, multiple - rest + (2 * rest > divisor || multiple < divisor ? divisor : 0));
+    },
+    product(link, values, place, set) {
+      const product = values[link.product], first = values[link.first], second = values[link.second];
+      const [ofProduct, ofFirst, ofSecond] = [link.product, link.first, link.second].map(place);
+      if (Math.min(ofProduct, ofFirst, ofSecond) === Infinity || !whole(second)) return;
+      if (ofFirst < Math.min(ofProduct, ofSecond)) { if (whole(first)) set(link.product, first * second); }
+      else if (whole(product) && product % second === 0) set(link.first, product / second);
+    }
+  };
+
+  /* The values with all that follows from those that moved: settle of show/links.py. */
+  BOOK.follow = function (links, values, moved, preset) {
+    values = Object.assign({}, values);
+    moved = moved.slice();
+    const place = name => moved.includes(name) ? moved.indexOf(name) : Infinity;
+    const set = (name, value) => { values[name] = value; if (!moved.includes(name)) moved.push(name); };
+    links.forEach(() => links.forEach(link => LINKS[link.kind](link, values, place, set, preset)));
+    return values;
   };
 
   // --- the card ---------------------------------------------------------------------------------------------------------------
@@ -77,6 +104,8 @@
     const pinned = find(".explorer-pinned"), status = find(".explorer-status"), why = find(".explorer-why");
     const python = find(".explorer-python");
     let values = Object.assign({}, spec.values); // as the reader set them, valid or not
+    let hand = { before: values, moved: [] }; // what it is on, the values before it moved that, the quantities that it moved
+    let along = ""; // what followed the last valid move, in words
     let chosen = Object.assign({}, spec.chosen); // the last choice in each menu
     let shown = null; // everything computed from the last valid values
     let resting, later; // timers of the announcement, and of pictures out of sight
@@ -85,7 +114,7 @@
       const row = find(".explorer-control[data-quantity=" + control.quantity + "]"), group = row.closest("details");
       let stops = control.stops;
       if (stops.range) stops = Array.from({ length: stops.range[1] - stops.range[0] + 1 }, (_, k) => stops.range[0] + k);
-      return { quantity: control.quantity, stops: stops, style: control.style || "exact", group: group, error: errorOf(row, spec.name + "-" + control.quantity),
+      return { quantity: control.quantity, label: row.querySelector("label, span").textContent, stops: stops, style: control.style || "exact", group: group, error: errorOf(row, spec.name + "-" + control.quantity),
         box: row.querySelector("[type=text]"), slider: row.querySelector("[type=range]"),
         said: "", choice: row.querySelector("[role=radiogroup]"), buttons: Array.from(row.querySelectorAll("[type=radio]")) };
     });
@@ -134,10 +163,38 @@
       }).join("");
     }
 
-    /* Where a refusal is said: at the quantity's own control, at that of the one it follows, or at the one that moved. */
+    /* What followed the reader's hand: say_along of show/spec.py. */
+    function sayAlong() {
+      const said = spec.followers.filter(([name]) => !hand.moved.includes(name) && values[name] !== hand.before[name]).map(([name, words, style]) => {
+        const control = controls.find(control => control.quantity === name), place = control && control.choice ? control.stops.indexOf(values[name]) : -1;
+        return words + " to " + (place < 0 ? BOOK.formatToType(values[name], style) : control.buttons[place].parentNode.textContent);
+      }).join(", ");
+      return said && " Moved along: " + said + ".";
+    }
+
+    function sentenceNow() { return say(spec.sentence) + along; }
+
+    /* The sentence of a refusal in the reader's words: Explorer.refusal of show/spec.py. */
+    function inWords(refused) {
+      const labels = {}, must = refused.quantity + " must be ", at = controls.find(control => control.quantity === refused.quantity);
+      let text = refused.message;
+      controls.forEach(({ quantity, label, style }) => {
+        labels[quantity] = "“" + label + "”";
+        const value = values[quantity];
+        if (typeof value !== "number") return;
+        const shown = BOOK.show(value).replace(/[.+]/g, "\\$&");
+        text = text.replace(new RegExp("\\b" + quantity + " = " + shown, "g"), quantity + " = " + BOOK.formatToType(value, style));
+      });
+      if (text.includes(must)) {
+        text = text.replace(must, "it must be ").replace(/(at least |above |at most )([\d,]+)/g,
+          (_, words, limit) => words + format(+limit.replace(/,/g, ""), at ? at.style : "exact"));
+      }
+      return text.replace(/\b(?:\w+(?= = )|[a-z]+(?:_[a-z]+)+)/g, name => labels[name] || name.replace(/_/g, " "));
+    }
+
+    /* Where a refusal is said: at the quantity's own control, or at the one that moved. */
     function controlFor(quantity, changed) {
-      const leaders = spec.links.filter(link => link.kind === "ratio" && link.follower === quantity).map(link => link.leader);
-      return [quantity, ...leaders, changed].map(name => controls.find(control => control.quantity === name)).find(Boolean) ||
+      return [quantity, changed].map(name => controls.find(control => control.quantity === name)).find(Boolean) ||
         controls[0];
     }
 
@@ -149,8 +206,8 @@
         if (!(error instanceof BOOK.InvalidQuantity)) throw error;
         refused = error;
       }
-      const at = refused && controlFor(refused.quantity, changed);
-      controls.forEach(control => showControl(control, control === at ? refused.message : "", !changed || changed === control.quantity));
+      const at = refused && controlFor(refused.quantity, changed), message = refused && inWords(refused);
+      controls.forEach(control => showControl(control, control === at ? message : "", !changed || changed === control.quantity));
       menus.forEach(menu => {
         const last = chosen[menu.kind], name = holds(menu.presets[last]) ? last : menu.names.find(name => holds(menu.presets[name]));
         if (name) chosen[menu.kind] = name;
@@ -160,12 +217,13 @@
       root.classList.toggle("stale", !!refused);
       if (!refused) {
         redraw();
-        write(sentence, unbroken(say(spec.sentence)));
+        along = sayAlong();
+        write(sentence, unbroken(sentenceNow()));
         write(detail, unbroken(say(spec.detail)));
         if (why.open) fillEquations();
       }
       if (!python.hidden) write(python, call());
-      return refused;
+      return message;
     }
 
     /* What is as it should be is left alone, so that the browser has nothing to lay out. A control may show another value than its own
@@ -215,10 +273,10 @@
     }
 
     /* Screen readers hear the sentence, or the refusal, once the reader rests. */
-    function announce(refused) {
+    function announce(refusal) {
       clearTimeout(resting);
       status.textContent = "";
-      resting = setTimeout(() => { status.textContent = refused ? refused.message : say(spec.sentence); }, QUIET_MS);
+      resting = setTimeout(() => { status.textContent = refusal || sentenceNow(); }, QUIET_MS);
     }
 
     // -- the ghost: the picture as it was before the hand moved
@@ -249,11 +307,16 @@
 
     // -- what the reader does
 
+    /* Moves of one control after another count as one, so that what followed comes back with it: Hand of show/spec.py. */
+    function layHand(on, moved) {
+      if (on !== hand.on) hand = { on: on, before: values };
+      hand.moved = moved;
+    }
+
     function move(quantity, value) {
       keepGhost();
-      values[quantity] = value;
-      const preset = presetValues();
-      spec.links.forEach(link => LINKS[link.kind](link, values, quantity, preset));
+      layHand(quantity, [quantity]);
+      values = BOOK.follow(spec.links, Object.assign({}, hand.before, { [quantity]: value }), hand.moved, presetValues());
       announce(refresh(quantity));
     }
 
@@ -298,8 +361,8 @@
       keepGhost();
       chosen[menu.kind] = menu.select.value;
       const preset = menu.presets[menu.select.value];
-      Object.assign(values, preset);
-      spec.links.filter(link => ["least", "multiple"].includes(link.kind)).forEach(link => LINKS[link.kind](link, values, link.leader, preset));
+      layHand(menu.kind, Object.keys(preset));
+      values = BOOK.follow(spec.links, Object.assign({}, hand.before, preset), hand.moved, preset);
       announce(refresh());
       releaseGhost();
     }));
@@ -307,6 +370,7 @@
     find(".explorer-reset").addEventListener("click", () => {
       keepGhost();
       values = Object.assign({}, spec.values);
+      hand = { before: values, moved: [] };
       chosen = Object.assign({}, spec.chosen);
       announce(refresh());
       releaseGhost();

@@ -116,6 +116,7 @@
 
   function powers(base, names) { return names.map(function (name, k) { return [name, Math.pow(base, k)]; }); }
 
+  var MOST = 1e21; // from here on nobody reads the digits of a whole number
   var DECIMAL = powers(1000, ["B", "kB", "MB", "GB", "TB", "PB", "EB"]);
   var BINARY = powers(1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]);
   var LARGE = [["", 1], ["M", 1e6], ["B", 1e9], ["T", 1e12]];
@@ -140,15 +141,15 @@
     return parts[0] + "e" + +parts[1];
   }
 
-  function formatExact(value) { return Number.isInteger(value) ? grouped(BigInt(value).toString()) : formatNumber(value); }
+  function formatExact(value) { return Number.isInteger(value) && Math.abs(value) < MOST ? grouped(BigInt(value).toString()) : formatNumber(value); }
 
   function within(value, size) { return size < 1 ? value * Math.round(1 / size) : value / size; }
 
   function scaled(value, units, separator) {
     var unit = units[0];
     for (var k = 1; k < units.length; k++) { // what is too small for a unit is too small for a larger one
-      var ratio = Math.round(units[k][1] / unit[1]), inside = within(value, unit[1]);
-      if (!(value >= units[k][1] || (inside >= 0.99 * ratio && rounded(inside)[1] >= ratio))) break;
+      var ratio = Math.round(units[k][1] / unit[1]), inside = Math.abs(within(value, unit[1]));
+      if (!(Math.abs(value) >= units[k][1] || (inside >= 0.99 * ratio && rounded(inside)[1] >= ratio))) break;
       unit = units[k];
     }
     return formatNumber(within(value, unit[1])) + (separator === undefined ? " " : separator) + unit[0];
@@ -156,10 +157,13 @@
 
   function formatCount(value) {
     if (Math.abs(value) < 1e6 && Number.isInteger(value)) return grouped(String(value));
-    return rounded(value)[1] < 1e15 ? scaled(value, LARGE, "") : formatNumber(value);
+    return Math.abs(rounded(value)[1]) < 1e15 ? scaled(value, LARGE, "") : formatNumber(value);
   }
 
-  function formatPercent(value) { return grouped(plain(rounded(value)[0] + "e2")) + "%"; }
+  function formatPercent(value) {
+    var digits = !value || (Math.abs(value) >= 1e-7 && Math.abs(value) < 1e6);
+    return (digits ? grouped(plain(rounded(value)[0] + "e2")) : formatNumber(100 * value)) + "%";
+  }
 
   function formatDuration(value, unit) {
     if (!unit && value === 0) unit = DURATIONS[3];
@@ -202,21 +206,24 @@
     "short duration": [["ns", -9, 1], ["µs", -6, 1], ["us", -6, 1], ["ms", -3, 1], ["s", 0, 1]]
   };
 
-  var BARE = /^[+-]?[\d,_ ]*\.?\d+$/, UNIT_ON_SHOW = /^[+-]?\d[\d.,]* ?(\D+)$/;
+  var SUFFIXES = { "percent": ["%"], "count": LARGE.slice(1).map(function (unit) { return unit[0]; }) };
+
+  var BARE = /^[+-]?(?:\d{1,3}[,_ ]\d{3}|\d{1,6}|(?=\.))(?:\.\d+)?$/, UNIT_ON_SHOW = /^[+-]?\d[\d.,]* ?(\D+)$/;
 
   /* A number that a reader types, or the text itself where it is none. A bare number takes the unit of the text `shown` that it
      replaces: parse_number of show/format.py. */
   function parse(text, style, shown) {
     text = text.trim();
-    var onShow = UNIT_ON_SHOW.exec((shown || "").trim());
-    var units = (UNITS[style] || []).map(function (unit) { return unit[0]; }).concat(style === "percent" ? ["%"] : []);
+    var typed = text, onShow = UNIT_ON_SHOW.exec((shown || "").trim());
+    var units = (UNITS[style] || []).map(function (unit) { return unit[0]; }).concat(SUFFIXES[style] || []);
     if (onShow && units.indexOf(onShow[1]) >= 0 && BARE.test(text)) text += onShow[1];
-    var found = text;
+    var found = typed;
     (UNITS[style] || []).concat([["", 0, 1]]).some(function (unit) {
       var match = text.endsWith(unit[0]) && TYPED.exec(text.slice(0, text.length - unit[0].length).trim());
       if (!match || !(match[2] || (match[3] || "").length > 1)) return false;
       var shift = +(match[4] || 0) + SHIFTS[match[5].toLowerCase()] + unit[1];
       found = +(match[1] + (match[2].replace(/[,_ ]/g, "") || "0") + (match[3] || "") + "e" + shift) * unit[2];
+      if (!isFinite(found)) found = typed;
       return true;
     });
     return found;
@@ -224,8 +231,7 @@
 
   function formatToType(value, style) {
     if (typeof value !== "number") return String(value);
-    var text = format(value, style);
-    return parse(text, style) === value ? text : Number.isInteger(value) ? formatExact(value) : pythonText(value);
+    return [format(value, style), formatExact(value)].find(function (text) { return parse(text, style) === value; }) || pythonText(value);
   }
 
   // --- the functions generated from the formulas ---------------------------------------------------------------------------
@@ -238,5 +244,5 @@
   BOOK.format = format;
   BOOK.formatToType = formatToType;
   BOOK.parse = parse;
-  BOOK.pythonNumber = function (value) { return Number.isInteger(value) ? grouped(BigInt(value).toString(), "_") : pythonText(value); };
+  BOOK.pythonNumber = function (value) { return Number.isInteger(value) && Math.abs(value) < MOST ? grouped(BigInt(value).toString(), "_") : pythonText(value); };
 })();

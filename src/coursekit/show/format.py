@@ -5,8 +5,11 @@ GiB (2^30) is for memory one can measure, GB (10^9) for what vendors print; coun
 same strings; a test compares the two.
 """
 
+import math
 import re
 from decimal import ROUND_HALF_UP, Decimal
+
+DIGITS_BELOW = 1e21  # from here on nobody reads the digits of a whole number
 
 DECIMAL = tuple(zip(("B", "kB", "MB", "GB", "TB", "PB", "EB"), (1000**k for k in range(7))))
 BINARY = tuple(zip(("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"), (1024**k for k in range(7))))
@@ -49,8 +52,8 @@ def _rounded(value):
 
 
 def _grouped(text):
-    whole, point, fraction = text.partition(".")
-    return f"{int(whole):,}" + point + fraction
+    whole, point, fraction = text.lstrip("-").partition(".")
+    return "-" * text.startswith("-") + f"{int(whole):,}" + point + fraction
 
 
 def format_number(value):
@@ -62,12 +65,14 @@ def format_number(value):
         mantissa, point, fraction = mantissa.partition(".")
         fraction = fraction[:2] if float(text) != value else fraction.rstrip("0")
         return f"{mantissa}{'.' if fraction else ''}{fraction}e{int(exponent)}"
-    return ("-" if value < 0 else "") + _grouped(text.lstrip("-"))
+    return _grouped(text)
 
 
 def format_exact(value):
     """A whole number with all its digits: 124,439,808."""
-    return f"{int(value):,}" if value == int(value) else format_number(value)
+    if abs(value) < DIGITS_BELOW and value == int(value):
+        return f"{int(value):,}"
+    return format_number(value)
 
 
 def format_count(value):
@@ -76,7 +81,7 @@ def format_count(value):
         return f"{int(value):,}"
     return (
         _scaled(value, (("", 1), *LARGE), separator="")
-        if _rounded(value)[1] < 1e15
+        if abs(_rounded(value)[1]) < 1e15
         else format_number(value)
     )
 
@@ -86,7 +91,8 @@ def _scaled(value, units, separator=" "):
     TB."""
     name, size = units[0]
     for larger, its_size in units[1:]:
-        if value >= its_size or _rounded(_in(value, size))[1] >= round(its_size / size):
+        long, inside = abs(value), abs(_rounded(_in(value, size))[1])
+        if long >= its_size or inside >= round(its_size / size):
             name, size = larger, its_size
     return f"{format_number(_in(value, size))}{separator}{name}"
 
@@ -99,6 +105,8 @@ def _in(value, size):
 
 def format_percent(value):
     """A share as 40%, 12.3%; the point is moved in the digits, since 0.29 * 100 is not 29."""
+    if value and not 1e-7 <= abs(value) < 1e6:
+        return f"{format_number(100 * float(value))}%"
     return f"{_grouped(format(Decimal(_rounded(value)[0]).scaleb(2), 'f'))}%"
 
 
@@ -163,14 +171,8 @@ def format_as(value, style):
 def format_to_type(value, style):
     """The value as a reader could have typed it: in the style if that loses nothing (175B, 64 MiB),
     else with all its digits."""
-    text = format_as(value, style)
-    return (
-        text
-        if parse_number(text, style) == value
-        else format_exact(value)
-        if value == int(value)
-        else str(value)
-    )
+    texts = format_as(value, style), format_exact(value)
+    return next((text for text in texts if parse_number(text, style) == value), str(float(value)))
 
 
 TYPED = re.compile(
@@ -190,7 +192,9 @@ UNITS = {
 }
 
 
-BARE = re.compile(r"[+-]?[\d,_ ]*\.?\d+", re.ASCII)
+SUFFIXES = {"percent": ["%"], "count": [unit for unit, _ in LARGE]}
+# A number without a unit. A million and more are meant in full: 7,000,000,000 in the place of 6B.
+BARE = re.compile(r"[+-]?(?:\d{1,3}[,_ ]\d{3}|\d{1,6}|(?=\.))(?:\.\d+)?", re.ASCII)
 UNIT_ON_SHOW = re.compile(r"[+-]?\d[\d.,]* ?(\D+)", re.ASCII)
 
 
@@ -199,9 +203,9 @@ def parse_number(text, style=None, shown=""):
     of a style 64 MiB, 3.4 µs, 450 GB/s. A bare number takes the unit of the text `shown` that it
     replaces: 90 instead of 80 ms is 90 ms. Other text comes back as text, for the registry to
     refuse with its own sentence."""
-    text = text.strip()
+    typed = text = text.strip()
     on_show = UNIT_ON_SHOW.fullmatch(shown.strip())
-    units = [unit for unit, *_ in UNITS.get(style, ())] + ["%"] * (style == "percent")
+    units = [unit for unit, *_ in UNITS.get(style, ())] + SUFFIXES.get(style, [])
     if on_show and on_show[1] in units and BARE.fullmatch(text):
         text += on_show[1]
     for unit, power, factor in [*UNITS.get(style, ()), ("", 0, 1)]:
@@ -212,5 +216,7 @@ def parse_number(text, style=None, shown=""):
             digits = re.sub(r"[,_ ]", "", whole) or "0"
             # rounded once: 2.3T is 2,300,000,000,000
             value = float(f"{sign}{digits}{fraction or ''}e{shift}") * factor
+            if math.isinf(value):
+                return typed
             return int(value) if value.is_integer() else value
-    return text
+    return typed

@@ -15,8 +15,10 @@ from functools import cached_property
 from types import MappingProxyType
 
 from coursekit.formulas import BOOK, PRESETS, InvalidQuantity, evaluate
+from coursekit.formulas.registry import show
 
-from .format import STYLE_OF_UNIT, format_as
+from .format import DIGITS_BELOW, STYLE_OF_UNIT, format_as, format_to_type
+from .links import Divides, settle
 from .pictures import MemoryBar
 from .schedule_pictures import SIMULATED_WORDS
 
@@ -25,7 +27,14 @@ from .schedule_pictures import SIMULATED_WORDS
 
 def as_code(value):
     """A value as Python code; text that is not a number, as the reader typed it."""
+    if isinstance(value, int) and abs(value) >= DIGITS_BELOW:
+        value = float(value)
     return f"{value:_}" if isinstance(value, (int, float)) else repr(value)
+
+
+def spelled(name):
+    """A quantity's name where no label stands for it."""
+    return name.replace("_", " ")
 
 
 def quoted(text):
@@ -93,92 +102,6 @@ class Menu:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """`follower` keeps the ratio to `leader` that the chosen preset has, rounded to a whole number
-    of at least 1."""
-
-    follower: str
-    leader: str
-
-    def move(self, values, changed, preset):
-        if changed != self.leader or self.follower not in preset or not _whole(values[self.leader]):
-            return {}
-        ours, theirs = preset[self.follower], preset[self.leader]
-        return {self.follower: max(1, (2 * values[self.leader] * ours + theirs) // (2 * theirs))}
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """`follower` is the chosen preset's, or `leader` where that is more: a table of positions as
-    long as the sequence."""
-
-    follower: str
-    leader: str
-
-    def move(self, values, changed, preset):
-        if changed != self.leader or self.follower not in preset or not _whole(values[self.leader]):
-            return {}
-        return {self.follower: max(preset[self.follower], values[self.leader])}
-
-
-@dataclass(frozen=True)
-class AtMost:
-    """`follower` is never above `leader`: the one that moves takes the other along. A switch that
-    needs another switch."""
-
-    follower: str
-    leader: str
-
-    def move(self, values, changed, preset):
-        ours, theirs = values[self.follower], values[self.leader]
-        numbers = all(isinstance(value, (int, float)) for value in (ours, theirs))
-        if not numbers or not ours > theirs:
-            return {}
-        if changed == self.follower:
-            return {self.leader: ours}
-        return {self.follower: theirs} if changed == self.leader else {}
-
-
-@dataclass(frozen=True)
-class Product:
-    """`product` = `first` x `second`. When the product or `second` moves, `first` follows where it
-    divides; when `first` moves, the product follows. Where it does not divide nothing follows, and
-    the registry's rule speaks."""
-
-    product: str
-    first: str
-    second: str
-
-    def move(self, values, changed, preset):
-        product, first, second = (values[name] for name in (self.product, self.first, self.second))
-        if changed == self.first and _whole(first, second):
-            return {self.product: first * second}
-        if (
-            changed in (self.product, self.second)
-            and _whole(product, second)
-            and product % second == 0
-        ):
-            return {self.first: product // second}
-        return {}
-
-
-@dataclass(frozen=True)
-class Multiple:
-    """`follower` becomes the next multiple of `leader`, where all of `when` holds, which are pairs
-    (quantity, value): microbatches of an interleaved schedule."""
-
-    follower: str
-    leader: str
-    when: tuple = ()
-
-    def move(self, values, changed, preset):
-        count, of = values[self.follower], values[self.leader]
-        if not _whole(count, of) or any(values[name] != value for name, value in self.when):
-            return {}
-        return {self.follower: -(-count // of) * of}
-
-
-@dataclass(frozen=True)
 class Say:
     """A piece of the sentence, with {quantity:style}. It is said when all of `when` holds and none
     of `unless`, which are pairs (quantity, value)."""
@@ -209,6 +132,9 @@ def fill_in(text, values):
 
 PLACEHOLDER = re.compile(r"\{(\w+)(?::([^}]+))?\}")
 PLACE = re.compile(r"\{(\w+)")
+# In a refusal: a name, and a limit of a range.
+NAMED = re.compile(r"\b(?:\w+(?= = )|[a-z]+(?:_[a-z]+)+)", re.ASCII)
+LIMIT = re.compile(r"(at least |above |at most )([\d,]+)")
 
 
 @dataclass(frozen=True)
@@ -249,13 +175,6 @@ def _without_unit(text, head):
     """The number alone if the head of the column names the unit."""
     number, _, unit = text.rpartition(" ")
     return number if number and head.endswith(f", {unit}") else text
-
-
-def _whole(*values):
-    return all(
-        isinstance(value, (int, float)) and value >= 1 and value == value // 1 and value < 2**53
-        for value in values
-    )
 
 
 @dataclass(frozen=True)
@@ -361,24 +280,17 @@ class Explorer:
         return {name: values[name] for name in self.inputs}
 
     def choose(self, values, kind, name):
-        """The inputs after a choice in a menu, with linked quantities."""
+        """The inputs after a choice in a menu, with what follows."""
         preset = self.preset(kind, name)
-        values = {**values, **preset}
-        for link in self.links:
-            if isinstance(link, (AtLeast, Multiple)):
-                values.update(link.move(values, link.leader, preset))
-        return values
+        return settle(self.links, {**values, **preset}, preset, preset)
 
     def move(self, values, quantity, value, chosen=None):
-        """The inputs after one of them moved, with linked quantities. `chosen` has the last choice
-        of each menu."""
+        """The inputs after one of them moved, with what follows. `chosen` has the last choice of
+        each menu."""
         preset = {}
         for kind, name in {**self.chosen_at_start(), **(chosen or {})}.items():
             preset.update(self.preset(kind, name))
-        values = {**values, quantity: value}
-        for link in self.links:
-            values.update(link.move(values, quantity, preset))
-        return values
+        return settle(self.links, {**values, quantity: value}, [quantity], preset)
 
     def compute(self, values):
         """Every input and every quantity computed from them; raises InvalidQuantity with the
@@ -441,18 +353,52 @@ class Explorer:
                 found.update(picture.derived(computed))
         return found
 
-    def marks(self, quantity, changed=None):
-        """The control to mark when `quantity` is refused: its own control, the control of the
-        quantity that it follows, or the one that moved."""
-        controls = [control.quantity for control in self.controls]
-        leaders = [
-            link.leader
-            for link in self.links
-            if isinstance(link, Ratio) and link.follower == quantity
+    @cached_property
+    def followers(self):
+        """Quantities that may follow another, with what says so: quantity -> (words, style, words
+        of options). What has no control is named where it follows because it must divide."""
+        links = [name for link in self.links for name in link.quantities]
+        named = [
+            name for link in self.links if isinstance(link, Divides) for name in link.quantities
         ]
-        return next(
-            (name for name in (quantity, *leaders, changed) if name in controls), controls[0]
+        found = {
+            control.quantity: (control.label, control.style, dict(getattr(control, "options", ())))
+            for control in self.controls
+        }
+        found = {**{name: (spelled(name), "exact", {}) for name in named}, **found}
+        return {name: found[name] for name in dict.fromkeys(links) if name in found}
+
+    def say_along(self, before, after, moved):
+        """The end of the sentence, which says what followed those that `moved`."""
+        said = ", ".join(
+            f"{words} to {options.get(after[name]) or format_to_type(after[name], style)}"
+            for name, (words, style, options) in self.followers.items()
+            if name not in moved and after[name] != before[name]
         )
+        return said and f" Moved along: {said}."
+
+    def refusal(self, refused, values):
+        """The sentence of an InvalidQuantity in a reader's words: names are those of the controls,
+        values stand as in the boxes."""
+        text, styles = str(refused), {control.quantity: control.style for control in self.controls}
+        for name, style in styles.items():
+            if isinstance(values[name], (int, float)):
+                typed = format_to_type(values[name], style)
+                text = re.sub(
+                    rf"\b{name} = {re.escape(show(values[name]))}", f"{name} = {typed}", text
+                )
+        style, must = styles.get(refused.quantity, "exact"), f"{refused.quantity} must be "
+        if must in text:
+            limit = lambda found: found[1] + format_as(int(found[2].replace(",", "")), style)
+            text = LIMIT.sub(limit, text.replace(must, "it must be "))
+        labels = {control.quantity: f"“{control.label}”" for control in self.controls}
+        return NAMED.sub(lambda name: labels.get(name[0]) or spelled(name[0]), text)
+
+    def marks(self, quantity, changed=None):
+        """The control to mark when `quantity` is refused: its own control, or the one that
+        moved."""
+        controls = [control.quantity for control in self.controls]
+        return next((name for name in (quantity, changed) if name in controls), controls[0])
 
     def call(self, values, chosen=None):
         """Python that explains the outputs: the presets last chosen, where the outputs depend on
@@ -485,3 +431,34 @@ class Explorer:
                 yield name, texts
             except InvalidQuantity as refused:
                 yield name, [str(refused)]
+
+
+class Hand:
+    """A reader's hand on an explorer: `values` and `chosen` as it left them. Moves of one control
+    after another count as one, from the values before the first of them, so that what followed
+    comes back with the control."""
+
+    def __init__(self, spec, values, chosen):
+        self.spec, self.values, self.chosen = spec, dict(values), dict(chosen)
+        self._on, self._before, self._moved = None, self.values, ()
+
+    def move(self, quantity, value):
+        """Move a control."""
+        self._lay(quantity, (quantity,))
+        self.values = self.spec.move(self._before, quantity, value, self.chosen)
+
+    def choose(self, kind, name):
+        """Choose from a menu."""
+        self._lay(kind, self.spec.preset(kind, name))
+        self.chosen[kind] = name
+        self.values = self.spec.choose(self._before, kind, name)
+
+    def _lay(self, on, moved):
+        if on != self._on:
+            self._on, self._before = on, self.values
+        self._moved = moved
+
+    @property
+    def along(self):
+        """What followed, as the end of the sentence."""
+        return self.spec.say_along(self._before, self.values, self._moved)

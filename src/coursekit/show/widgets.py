@@ -24,7 +24,8 @@ from coursekit.formulas import InvalidQuantity
 
 from .explorers import EXPLORERS
 from .format import format_to_type, parse_number
-from .spec import PRESETS, AtLeast, Choice
+from .links import AtLeast
+from .spec import PRESETS, Choice, Hand
 from .svg import drawings, measurable
 
 OWN = "own values"  # shown by a menu when the values are not those of a preset
@@ -72,7 +73,7 @@ class ExplorerWidget(widgets.VBox):
         )
         kinds = [menu.kind for menu in spec.menus]
         _refuse_unknown("the start", start, [*kinds, *spec.inputs])
-        self.chosen = {
+        chosen = {
             **spec.chosen_at_start(),
             **{kind: start[kind] for kind in kinds if kind in start},
         }
@@ -81,12 +82,10 @@ class ExplorerWidget(widgets.VBox):
             if kind in start:
                 _refuse_unknown(kind, [start[kind]], PRESETS[kind])
                 values = spec.choose(values, kind, start[kind])
-        self.values = {
-            **values,
-            **{name: value for name, value in start.items() if name not in kinds},
-        }
+        values.update({name: value for name, value in start.items() if name not in kinds})
+        self._begin = values, chosen
+        self.hand, self.along = Hand(spec, *self._begin), ""
         self.shown = spec.compute(self.values)
-        self._begin = (dict(self.values), dict(self.chosen))
         self._silent = False  # True while this class, not the reader, sets a control
         super().__init__(self._build())
         self._refresh()
@@ -200,9 +199,17 @@ class ExplorerWidget(widgets.VBox):
         return folding
 
     @property
+    def values(self):
+        return self.hand.values
+
+    @property
+    def chosen(self):
+        return self.hand.chosen
+
+    @property
     def sentence(self):
-        """The picture in words, for the last valid values."""
-        return self.spec.say(self.shown)
+        """The picture in words, for the last valid values, and what followed the reader's hand."""
+        return self.spec.say(self.shown) + self.along
 
     @property
     def pictures(self):
@@ -221,19 +228,18 @@ class ExplorerWidget(widgets.VBox):
 
     def _reader_moves(self, name, value):
         if not self._silent and value != self.values[name]:
-            self.values = self.spec.move(self.values, name, value, self.chosen)
+            self.hand.move(name, value)
             self._refresh(name)
 
     def _choose(self, kind, name):
         if not self._silent:
             if name != OWN:
-                self.chosen[kind] = name
-                self.values = self.spec.choose(self.values, kind, name)
+                self.hand.choose(kind, name)
             self._refresh()
 
     def reset(self):
         """Back to the start."""
-        self.values, self.chosen = map(dict, self._begin)
+        self.hand = Hand(self.spec, *self._begin)
         self._refresh()
 
     def _toggle_python(self):
@@ -246,13 +252,15 @@ class ExplorerWidget(widgets.VBox):
         picture."""
         refused = None
         try:
-            self.shown = self.spec.compute(self.values)
+            self.shown, self.along = self.spec.compute(self.values), self.hand.along
         except InvalidQuantity as error:
             refused = error
         self._silent = True
         try:
             self._show_controls(
-                refused and self.spec.marks(refused.quantity, changed), str(refused), changed
+                refused and self.spec.marks(refused.quantity, changed),
+                refused and self.spec.refusal(refused, self.values),
+                changed,
             )
         finally:
             self._silent = False

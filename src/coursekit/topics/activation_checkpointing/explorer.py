@@ -1,17 +1,9 @@
 """The explorer of chapter 10: what layers keep and what they are computed again for, by policy."""
 
+from coursekit.show.links import HEADS_FOLLOW, AtLeast, Divides
 from coursekit.show.pictures import CurveAxis, Curves, Line, MemoryBar, Part, StreamsPicture
-from coursekit.show.spec import (
-    AtLeast,
-    Choice,
-    Control,
-    ControlGroup,
-    Explorer,
-    ExplorerTable,
-    Menu,
-    Say,
-)
-from coursekit.show.stops import powers_of_two, steps_of_ten
+from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
+from coursekit.show.stops import IN_A_NODE, powers_of_two, steps_of_ten
 from coursekit.topics.activation_checkpointing.timeline import COPY_COLOURS, OFFLOADED_STEP
 
 RECOMPUTED = ((0, "none"), (1, "core"), (2, "all but products"), (3, "layers"))
@@ -39,7 +31,7 @@ RECOMPUTE = Explorer(
         Control("layers", "layers L", range(1, 129)),
         Control("microbatch", "sequences in a microbatch", powers_of_two(1, 256)),
         Control("sequence", "tokens in a sequence", powers_of_two(128, 131_072)),
-        Control("tensor_parallel", "tensor-parallel ranks t", (1, 2, 4, 8)),
+        Control("tensor_parallel", "tensor-parallel ranks t", IN_A_NODE),
         Choice("fused_attention", "attention", ((0, "unfused"), (1, "fused"))),
         Choice("dropout", "dropout", ((0, "off"), (0.1, "on")), "percent"),
         Control("pcie_bytes_per_second", "link to the host", steps_of_ten(9, 12), "bandwidth"),
@@ -54,7 +46,12 @@ RECOMPUTE = Explorer(
         ),
         ControlGroup("Host", ("pcie_bytes_per_second",), folded=True),
     ),
-    links=(AtLeast("max_sequence", "sequence"),),
+    links=(
+        Divides("tensor_parallel", "key_value_heads", IN_A_NODE),
+        *HEADS_FOLLOW,
+        Divides("tensor_parallel", "sequence", IN_A_NODE, when=(("sequence_parallel", 1),)),
+        AtLeast("max_sequence", "sequence"),
+    ),
     begin=dict(
         model="Llama 7B",
         recipe="bf16, no master",

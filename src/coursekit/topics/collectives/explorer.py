@@ -1,8 +1,9 @@
 """The explorer of chapter "collectives": what an all-reduce costs."""
 
+from coursekit.show.links import Divides
 from coursekit.show.pictures import CurveAxis, Curves, Line
 from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
-from coursekit.show.stops import GIB, KIB, MIB, powers_of_two, spread, steps_of_ten
+from coursekit.show.stops import GIB, IN_A_NODE, KIB, MIB, powers_of_two, spread, steps_of_ten
 
 COLLECTIVE_COST = Explorer(
     name="collective-cost",
@@ -30,6 +31,7 @@ COLLECTIVE_COST = Explorer(
         ControlGroup("Nodes", ("ranks_per_node", "network_cards_per_node")),
         ControlGroup("A network card", ("latency_seconds", "link_bytes_per_second"), folded=True),
     ),
+    links=(Divides("ranks_per_node", "ranks", among=IN_A_NODE),),
     begin=dict(
         link="network, 400 Gbit/s",
         node_link="NVLink 4 (H100)",

@@ -1,5 +1,6 @@
 """The explorer of chapter 8: a schedule drawn live, how long ranks are idle, what each holds."""
 
+from coursekit.show.links import Divides
 from coursekit.show.schedule_pictures import SchedulePicture
 from coursekit.show.spec import (
     Choice,
@@ -8,7 +9,6 @@ from coursekit.show.spec import (
     Explorer,
     ExplorerTable,
     Menu,
-    Multiple,
     Say,
 )
 
@@ -45,7 +45,14 @@ SCHEDULE = Explorer(
             folded=True,
         ),
     ),
-    links=(Multiple("microbatches", "pipeline_parallel", when=(("pipeline_schedule", 4),)),),
+    links=(
+        Divides(
+            "pipeline_parallel",
+            "microbatches",
+            among=(2, 4, 8),
+            when=(("pipeline_schedule", 4),),
+        ),
+    ),
     begin=dict(
         schedule="1F1B",
         stage_seconds="1 : 1 : 1, products with weights",

@@ -1,18 +1,9 @@
 """The explorer of chapter 7: what a rank of a tensor-parallel group keeps, sends and waits for."""
 
+from coursekit.show.links import HEADS_FOLLOW, AtLeast, AtMost, Divides
 from coursekit.show.pictures import CurveAxis, Curves, Line, MemoryBar, memory_parts
-from coursekit.show.spec import (
-    AtLeast,
-    AtMost,
-    Choice,
-    Control,
-    ControlGroup,
-    Explorer,
-    ExplorerTable,
-    Menu,
-    Say,
-)
-from coursekit.show.stops import powers_of_two, steps_of_ten
+from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
+from coursekit.show.stops import IN_A_NODE, powers_of_two, steps_of_ten
 
 SPLITS = powers_of_two(1, 64)
 UNEVEN_HEADS = ("GPT-2 124M", "GPT-2 774M", "GPT-2 1.5B")  # 12, 20 and 25, for 8 ranks
@@ -39,7 +30,7 @@ TENSOR_PARALLEL = Explorer(
         Menu("link", "Between nodes"),
     ),
     controls=(
-        Control("tensor_parallel", "tensor-parallel ranks t", powers_of_two(1, 8)),
+        Control("tensor_parallel", "tensor-parallel ranks t", IN_A_NODE),
         Choice("sequence_parallel", "between the blocks", ((0, "all tokens"), (1, "own tokens"))),
         Choice("regather", "inputs for backward", ((0, "kept"), (1, "gathered again"))),
         Control("ranks_per_node", "GPUs on a node", powers_of_two(1, 64)),
@@ -54,7 +45,13 @@ TENSOR_PARALLEL = Explorer(
         ControlGroup("Batch", ("microbatch", "sequence"), folded=True),
         ControlGroup("Node", ("ranks_per_node", "link_bytes_per_second"), folded=True),
     ),
-    links=(AtMost("regather", "sequence_parallel"), AtLeast("max_sequence", "sequence")),
+    links=(
+        AtMost("regather", "sequence_parallel"),
+        Divides("tensor_parallel", "key_value_heads", IN_A_NODE),
+        *HEADS_FOLLOW,
+        Divides("tensor_parallel", "sequence", IN_A_NODE, when=(("sequence_parallel", 1),)),
+        AtLeast("max_sequence", "sequence"),
+    ),
     begin=dict(
         model="Llama 7B",
         recipe="bf16 + fp32 master",

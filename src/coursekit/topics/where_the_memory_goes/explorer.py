@@ -1,16 +1,15 @@
 """The explorers of chapter "where the memory goes": the peak of a step, and the bytes of one
 parameter."""
 
+from coursekit.show.links import HEADS_FOLLOW, AtLeast, Ratio
 from coursekit.show.pictures import Column, MemoryBar, Part, TimelinePicture, memory_parts
 from coursekit.show.spec import (
-    AtLeast,
     Choice,
     Control,
     ControlGroup,
     Explorer,
     ExplorerTable,
     Menu,
-    Ratio,
     Say,
 )
 from coursekit.show.stops import FEED_FORWARD_SIZES, HEADS, HIDDEN_SIZES, powers_of_two
@@ -69,7 +68,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
     ),
     links=(
         Ratio("feed_forward", "hidden"),
-        Ratio("key_value_heads", "heads"),
+        *HEADS_FOLLOW,
         AtLeast("max_sequence", "sequence"),
     ),
     begin=dict(

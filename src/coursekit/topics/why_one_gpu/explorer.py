@@ -1,7 +1,8 @@
 """The explorers of chapter "why one GPU": does a model fit, and how long does it train."""
 
+from coursekit.show.links import HEADS_FOLLOW, Divides, Product, Ratio
 from coursekit.show.pictures import MemoryBar, Part, TimeAxis
-from coursekit.show.spec import Control, Explorer, ExplorerTable, Menu, Product, Ratio, Say
+from coursekit.show.spec import Control, Explorer, ExplorerTable, Menu, Say
 from coursekit.show.stops import HEADS, HIDDEN_SIZES, powers_of_two, steps_of_ten
 
 STATES_OF_ONE_GPU = MemoryBar(
@@ -54,7 +55,7 @@ DOES_IT_FIT = Explorer(
         Control("heads", "attention heads", HEADS),
         Control("gpus_per_copy", "GPUs that share one copy", powers_of_two(1, 1024)),
     ),
-    links=(Ratio("feed_forward", "hidden"), Ratio("key_value_heads", "heads")),
+    links=(Ratio("feed_forward", "hidden"), *HEADS_FOLLOW),
     begin=dict(model="Llama 7B", recipe="bf16 + fp32 master", gpu="A100 SXM 80GB", gpus_per_copy=1),
     pictures=(STATES_OF_ONE_GPU,),
     sentence=STATES_IN_WORDS,
@@ -94,7 +95,7 @@ FITS_AND_HOW_LONG = Explorer(
         Control("gpus_per_copy", "GPUs that share one copy", powers_of_two(1, 65_536)),
         Control("utilisation", "utilisation", tuple(k / 100 for k in range(1, 101)), "percent"),
     ),
-    links=(Product("gpus", "data_parallel", "gpus_per_copy"),),
+    links=(Divides("gpus_per_copy", "gpus"), Product("gpus", "data_parallel", "gpus_per_copy")),
     begin=dict(
         model="GPT-3 175B",
         recipe="bf16 + fp32 master",
