@@ -2,103 +2,20 @@
 skeleton is a list of TODOs, and each misconception gets its sentence."""
 
 import pytest
-from graded import check_sentence, check_todos, results
+from graded import check_right, check_sentence, check_todos, text_of
+
+from shardlab.data_parallel import core
 
 pytestmark = pytest.mark.ranks
 
-SOLUTION = """
-from contextlib import contextmanager
-
-import torch
-import torch.distributed as dist
-from torch import nn
+SOLUTION = text_of(core)
 
 
-def make_buckets(parameters, bucket_bytes):
-    buckets, open_ones = [], {}
-    for p in parameters:
-        bucket = open_ones.setdefault(p.dtype, [])
-        bucket.append(p)
-        if sum(q.nbytes for q in bucket) >= bucket_bytes:
-            buckets.append(open_ones.pop(p.dtype))
-    buckets.extend(open_ones.values())
-    return buckets
-
-
-class DistributedDataParallel(nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        if not isinstance(bucket_bytes, int) or bucket_bytes < 1:
-            raise ValueError(f"bucket_bytes = {bucket_bytes}: a whole number of at least 1.")
-        self.trained = [p for p in module.parameters() if p.requires_grad]
-        if not self.trained:
-            raise ValueError("no parameter is trained.")
-        self.module, self.group, self.n = module, group, dist.get_world_size(group)
-        first = dist.get_global_rank(group or dist.group.WORLD, 0)
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), first, group=group)
-        self.buckets = make_buckets(reversed(self.trained), bucket_bytes)
-        self.where = {p: i for i, bucket in enumerate(self.buckets) for p in bucket}
-        self.syncing, self.running = True, False
-        for p in self.trained:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def forward(self, *inputs, **named):
-        self.running = False
-        return self.module(*inputs, **named)
-
-    @contextmanager
-    def no_sync(self):
-        self.syncing = False
-        try:
-            yield
-        finally:
-            self.syncing = True
-
-    def arrived(self, p):
-        if not self.syncing:
-            return
-        if not self.running:
-            self.running = True
-            self.missing = [set(bucket) for bucket in self.buckets]
-            self.sent = []
-            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
-        self.missing[self.where[p]].discard(p)
-        while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:
-            self.send()
-
-    @torch.no_grad()
-    def send(self):
-        bucket = self.buckets[len(self.sent)]
-        flat = torch.cat(
-            [self.gradient(p).reshape(-1) / self.n for p in bucket]
-            + [bucket[0].new_tensor([p.grad is not None for p in bucket])]
-        )
-        work = dist.all_reduce(flat, group=self.group, async_op=True)
-        self.sent.append((bucket, flat, work))
-
-    def gradient(self, p):
-        return torch.zeros_like(p) if p.grad is None else p.grad
-
-    @torch.no_grad()
-    def finish(self):
-        while len(self.sent) < len(self.buckets):
-            self.send()
-        for bucket, flat, work in self.sent:
-            work.wait()
-            parts = flat.split([p.numel() for p in bucket] + [len(bucket)])
-            for p, part, used in zip(bucket, parts, parts[-1].tolist()):
-                p.grad = part.view_as(p) if used else None
-        self.sent, self.running = [], False
-"""
-
-
-@pytest.mark.parametrize("source", [None, SOLUTION], ids=["the reference", "another solution"])
-def test_what_is_right_passes(worlds, source):
+@pytest.mark.parametrize("core", [True, False], ids=["core", "hardened"])
+def test_what_is_right_passes(worlds, core):
     """Must catch: a trial that refuses a right solution, such as one that wants the reference's
     calls and not only its bytes."""
-    found = results(worlds(4), "data_parallelism", source)
-    assert [r for r in found if r.said != "right"] == []
+    check_right(worlds(4), "data_parallelism", core)
 
 
 def test_the_skeleton_is_a_list_of_todos(worlds):
@@ -107,23 +24,37 @@ def test_the_skeleton_is_a_list_of_todos(worlds):
 
 
 WRONG = {
-    "a sum": ("every_gradient", "parity", ("/ self.n", "/ 1"), "That is the sum over 4 ranks"),
+    "a sum": (
+        "every_gradient",
+        "parity",
+        (
+            "torch.div(p.grad.reshape(-1), n, out=part)",
+            "torch.div(p.grad.reshape(-1), 1, out=part)",
+        ),
+        "That is the sum over 4 ranks",
+    ),
     "divided twice": (
         "every_gradient",
         "parity",
-        ("p.grad = part.view_as(p) if", "p.grad = part.view_as(p) / self.n if"),
+        ("        self.work.wait()\n", "        self.work.wait()\n        self.flat /= 4\n"),
         "once more",
     ),
     "nobody waits, or sends": (
         "every_gradient",
         "parity",
-        ("        while len(self.sent) < len(self.buckets):\n            self.send()\n", ""),
+        (
+            (
+                "        while len(self.sent) < len(self.buckets):  # a gradient did not arrive\n"
+                "            self.send_next()\n"
+            ),
+            "",
+        ),
         "the gradient of",
     ),
     "ranks that begin differently": (
         "values_of_rank_0",
         "parity",
-        ("dist.broadcast(tensor.detach(), first, group=group)", "pass"),
+        ("dist.broadcast(tensor.detach(), first_rank(group), group=group)", "pass"),
         "The ranks begin differently",
     ),
     "buffers forgotten": (
@@ -135,7 +66,7 @@ WRONG = {
     "the last bucket lost": (
         "buckets_of_parameters",
         "parity",
-        ("    buckets.extend(open_ones.values())\n", ""),
+        ("return buckets + list(open_ones.values())", "return buckets"),
         "the last bucket may be small",
     ),
     "dtypes mixed": (
@@ -153,8 +84,8 @@ WRONG = {
         "messages_by_bucket",
         "bytes",
         (
-            "self.buckets = make_buckets(reversed(self.trained), bucket_bytes)",
-            "self.buckets = [[p] for p in reversed(self.trained)]",
+            "self.buckets = make_buckets(reversed(trained), bucket_bytes)",
+            "self.buckets = [[p] for p in reversed(trained)]",
         ),
         "each bucket is one flat message",
     ),
@@ -162,8 +93,11 @@ WRONG = {
         "buckets_leave_early",
         "bytes",
         (
-            "        while len(self.sent) < len(self.buckets) and not"
-            " self.missing[len(self.sent)]:\n            self.send()\n",
+            (
+                "        while len(self.sent) < len(self.buckets) and not"
+                " self.missing[len(self.sent)]:\n"
+                "            self.send_next()\n"
+            ),
             "",
         ),
         "a complete bucket leaves at once",
@@ -172,9 +106,12 @@ WRONG = {
         "buckets_leave_early",
         "bytes",
         (
-            "        self.running = False\n        return",
-            "        self.running = False\n        for p in self.trained:\n"
-            "            dist.broadcast(p.detach(), 0, group=self.group)\n        return",
+            "        return self.module(*inputs",
+            (
+                "        for p in self.bucket_of:\n"
+                "            dist.broadcast(p.detach(), 0, group=self.group)\n"
+                "        return self.module(*inputs"
+            ),
         ),
         "forward sends 8 messages",
     ),
@@ -182,35 +119,49 @@ WRONG = {
         "gradients_are_held_once",
         "bytes",
         (
-            "p.grad = part.view_as(p) if used else None",
-            "p.grad = part.view_as(p).clone() if used else None",
-            "        self.sent, self.running = [], False",
-            "        self.running = False",
+            "            p.grad = part.view(p.shape)",
+            "            p.grad = part.view(p.shape)",
+            "        self.work.wait()\n",
+            (
+                "        self.work.wait()\n"
+                "        for p in self.parameters:\n"
+                "            p.grad = p.grad.clone()\n"
+            ),
+            "        sizes = [p.numel() for p in parameters]\n",
+            (
+                "        self.parameters = parameters\n"
+                "        sizes = [p.numel() for p in parameters]\n"
+            ),
+            "        self.sent, self.in_backward = [], False",
+            "        self.in_backward = False",
         ),
         "make .grad a view of its bucket",
     ),
     "an unused parameter is waited for": (
         "used_on_one_rank",
         "faults",
-        ("torch.zeros_like(p) if p.grad is None else p.grad", "p.grad"),
+        (
+            "            if p.grad is None:\n                self.used",
+            "            if False:\n                self.used",
+        ),
         "NoneType",
     ),
     "no flags": (
         "used_on_no_rank",
         "faults",
-        ("p.grad = part.view_as(p) if used else None", "p.grad = part.view_as(p)"),
+        ("            if not self.used[number]:", "            if False:"),
         "no rank has used it",
     ),
     "no_sync sends": (
         "microbatches",
         "faults",
-        ("        self.syncing = False\n        try", "        try"),
+        ("        self.sending = False\n", "        pass\n"),
         "backward inside no_sync sends",
     ),
     "the state of a backward that raised": (
         "after_an_error",
         "faults",
-        ("        self.running = False\n        return", "        return"),
+        ("        self.in_backward = False  # a backward that raised has no end\n", ""),
         "",
     ),
     "any bucket_bytes": (

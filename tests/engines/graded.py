@@ -1,7 +1,10 @@
 """Helpers of the tests of assignments: a source graded on the ranks of a test module."""
 
+import inspect
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 from coursekit.exercises.grading import TRIAL_SECONDS, assignment, grade
 
@@ -9,7 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def results(
-    world, topic: str, source: str | None, *works: str, trial_seconds: float = TRIAL_SECONDS
+    world,
+    topic: str,
+    source: str | None,
+    *works: str,
+    trial_seconds: float = TRIAL_SECONDS,
+    core: bool = False,
 ) -> list:
     """The results of the trials with these names, by default of all but the speeds."""
     asked = assignment(topic)
@@ -20,7 +28,25 @@ def results(
     ]
     assert len(chosen) == len(works) or not works
     chosen = replace(asked, trials=chosen)
-    return list(grade(chosen, source, f"{topic}.py", world, trial_seconds))
+    return list(grade(chosen, source, f"{topic}.py", world, trial_seconds, core=core))
+
+
+def check_right(world, topic: str, core: bool):
+    """The core, or the hardened class, passes all trials but the speeds."""
+    found = results(world, topic, None, core=core)
+    assert [result for result in found if result.said != "right"] == []
+
+
+def text_of(*modules: ModuleType) -> str:
+    """The text of these modules as one file, as a learner would have written it: a mutation of it
+    is a wrong solution."""
+    names = "|".join(module.__name__.rpartition(".")[2] for module in modules)
+    text = "".join(map(inspect.getsource, modules))
+    text = re.sub(rf"^from \.({names}) import .*\n", "", text, flags=re.MULTILINE)
+    package = modules[0].__package__
+    outer = package.rpartition(".")[0]
+    text = re.sub(r"^from \.\.(\w)", rf"from {outer}.\1", text, flags=re.MULTILINE)
+    return re.sub(r"^from \.(\w)", rf"from {package}.\1", text, flags=re.MULTILINE)
 
 
 def skeleton(topic: str) -> str:

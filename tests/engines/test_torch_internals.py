@@ -18,7 +18,6 @@ OURS = ("shardlab", "coursekit", "bookkit")
 OTHER_PACKAGES = ("forkserver", "os", "sys", "sympy", "IPython", "plotly")
 OF_NAMED_TUPLES = ("_replace", "_asdict", "_fields", "_make")
 OF_NOTEBOOKS = ("_repr_markdown_", "_repr_html_", "_render_traceback_")
-OF_A_READER = "a reader's solution, which imports PyTorch alone"
 HOOKS_LEFT = "a hook that is left behind: PyTorch has no public count of hooks"
 PRETENDED = "a part of PyTorch that the pretended GPUs take the place of"
 # What a file may use beside the door, and why: a peer, or a look at PyTorch's own state.
@@ -30,9 +29,6 @@ BESIDE_THE_DOOR = {
         "_get_default_store": "what a rank says to others without a collective",
     },
     "tests/data_parallelism/test_backward.py": {"_post_accumulate_grad_hooks": HOOKS_LEFT},
-    "tests/data_parallelism/test_data_parallelism_assignment.py": {
-        "_execution_engine": OF_A_READER,
-    },
     "tests/data_parallelism/test_data_parallel.py": {"_post_accumulate_grad_hooks": HOOKS_LEFT},
     "tests/engines/test_communication.py": {
         "_functional_collectives": "a peer, whose messages are logged too",
@@ -74,10 +70,6 @@ BESIDE_THE_DOOR = {
         "_start_coalescing": PRETENDED,
     },
     "tests/zero/test_defects_stage3.py": {"_parameters": "a script's own rule, as Hugging Face's"},
-    "tests/zero/test_zero_assignment.py": {
-        "_execution_engine": OF_A_READER,
-        "_parameters": OF_A_READER,
-    },
 }
 
 

@@ -2,109 +2,20 @@
 is a list of TODOs, and each misconception gets its sentence."""
 
 import pytest
-from graded import check_sentence, check_todos, results
+from graded import check_right, check_sentence, check_todos, text_of
+
+from shardlab.mixed_precision import core
 
 pytestmark = pytest.mark.ranks
 TOPIC = "mixed_precision"
 
-SOLUTION = """
-import math
-
-import torch
-import torch.distributed as dist
+SOLUTION = text_of(core)
 
 
-class MasterWeights:
-    def __init__(self, params, of, **settings):
-        self.pairs = []
-        for p in params:
-            if p.requires_grad:
-                own = p.dtype in (torch.float32, torch.float64)
-                self.pairs.append((p, p if own else torch.nn.Parameter(p.detach().float())))
-        self.inner = of([copy for _, copy in self.pairs], **settings)
-        self.param_groups = self.inner.param_groups
-
-    @torch.no_grad()
-    def take_gradients(self):
-        for p, copy in self.pairs:
-            if p is not copy and p.grad is not None:
-                gradient, p.grad = p.grad.float(), None
-                copy.grad = gradient if copy.grad is None else copy.grad + gradient
-
-    @torch.no_grad()
-    def step(self):
-        self.take_gradients()
-        for p, copy in self.pairs:
-            if p is not copy:
-                same = copy.to(p.dtype) == p
-                copy.copy_(torch.where(same, copy, p.float()))
-        self.inner.step()
-        for p, copy in self.pairs:
-            p.copy_(copy)
-
-    def zero_grad(self):
-        for p, copy in self.pairs:
-            p.grad = copy.grad = None
-
-
-class LossScaler:
-    def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5,
-                 growth_interval=2000):
-        if not 0 < init_scale < math.inf:
-            raise ValueError(f"init_scale = {init_scale}: above 0 and finite.")
-        self.factor, self.growth, self.backoff = init_scale, growth_factor, backoff_factor
-        self.interval, self.row = growth_interval, 0
-        self.found, self.stepped = {}, set()
-
-    def scale(self, loss):
-        if loss.dtype is torch.float16:
-            raise ValueError("the loss is fp16: compute it in fp32.")
-        return loss * self.factor
-
-    @torch.no_grad()
-    def unscale_(self, optimizer):
-        if optimizer in self.found:
-            raise RuntimeError("unscale_ twice: call update() first.")
-        if hasattr(optimizer, "take_gradients"):
-            optimizer.take_gradients()
-        bad = torch.zeros(1)
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.grad.mul_(1 / self.factor)
-                    bad += (~p.grad.isfinite()).any()
-        dist.all_reduce(bad)
-        self.found[optimizer] = bool(bad)
-
-    def step(self, optimizer):
-        if optimizer in self.stepped:
-            raise RuntimeError("step twice: call update() first.")
-        if optimizer not in self.found:
-            self.unscale_(optimizer)
-        self.stepped.add(optimizer)
-        if not self.found[optimizer]:
-            optimizer.step()
-
-    def update(self):
-        if not self.found:
-            raise RuntimeError("update without a step.")
-        if any(self.found.values()):
-            self.factor, self.row = self.factor * self.backoff, 0
-        else:
-            self.row += 1
-            if self.row == self.interval:
-                self.row = 0
-                if self.factor * self.growth < 2.0**128:
-                    self.factor *= self.growth
-        self.found, self.stepped = {}, set()
-"""
-
-
-@pytest.mark.parametrize("source", [None, SOLUTION], ids=["the reference", "another solution"])
-def test_what_is_right_passes(worlds, source):
+@pytest.mark.parametrize("core", [True, False], ids=["core", "hardened"])
+def test_what_is_right_passes(worlds, core):
     """Must catch: a trial that refuses a right solution, such as a factor that is not a tensor."""
-    found = results(worlds(2), TOPIC, source)
-    assert [r for r in found if r.said != "right"] == []
+    check_right(worlds(2), TOPIC, core)
 
 
 def test_the_skeleton_is_a_list_of_todos(worlds):
@@ -116,7 +27,7 @@ WRONG = {
     "no copies": (
         "small_updates",
         "parity",
-        ("torch.nn.Parameter(p.detach().float())", "p"),
+        ("nn.Parameter(p.detach().float())", "p"),
         "The fp32 copy must live from step to step.",
     ),
     "a copy made anew in each step": (
@@ -128,7 +39,7 @@ WRONG = {
     "copies that are never rounded back": (
         "steps_on_copies",
         "parity",
-        ("            p.copy_(copy)", "            pass"),
+        ("                p.copy_(copy)", "                pass"),
         "round them into the parameters after the update",
     ),
     "microbatches replaced": (
@@ -146,7 +57,7 @@ WRONG = {
     "scaled gradients in the step": (
         "scales_step_by_step",
         "parity",
-        ("p.grad.mul_(1 / self.factor)", "p.grad.mul_(1)"),
+        ("gradient.mul_(1 / self.factor)", "gradient.mul_(1)"),
         "The gradient was not divided by the scale.",
     ),
     "a row that an overflow does not end": (
@@ -177,11 +88,15 @@ WRONG = {
         "masters_and_a_scale",
         "parity",
         (
-            "            optimizer.take_gradients()\n        bad",
-            "            for p, _ in optimizer.pairs:\n"
-            "                p.grad.mul_(1 / self.factor)\n"
-            "            optimizer.take_gradients()\n            self.found[optimizer] = False\n"
-            "            return\n        bad",
+            "            optimizer.take_gradients()\n        trained",
+            (
+                "            for p, _ in optimizer.pairs:\n"
+                "                p.grad.mul_(1 / self.factor)\n"
+                "            optimizer.take_gradients()\n"
+                "            self.found[optimizer] = False\n"
+                "            return\n"
+                "        trained"
+            ),
         ),
         "The gradient became zero in fp16",
     ),
@@ -205,19 +120,22 @@ WRONG = {
     "a message for each question": (
         "bytes_of_an_agreement",
         "bytes",
-        ("        dist.all_reduce(bad)\n", "        dist.all_reduce(torch.zeros(1000))\n"),
+        (
+            "        dist.all_reduce(bad, group=self.group)\n",
+            "        dist.all_reduce(torch.zeros(1000))\n",
+        ),
         "one flag, reduced over all ranks, is enough",
     ),
     "ranks that do not agree": (
         "overflow_on_one_rank",
         "faults",
-        ("        dist.all_reduce(bad)\n", ""),
+        ("        dist.all_reduce(bad, group=self.group)\n", ""),
         "Ranks must agree",
     ),
     "infinity alone": (
         "overflow_on_one_rank",
         "faults",
-        ("(~p.grad.isfinite()).any()", "p.grad.isinf().any()"),
+        ("(~gradient.isfinite()).any()", "gradient.isinf().any()"),
         "after a step with a gradient of nan",
     ),
     "any order": (

@@ -2,169 +2,21 @@
 skeleton is a list of TODOs, and each misconception gets its sentence."""
 
 import pytest
-from graded import check_sentence, check_todos, results
+from graded import check_right, check_sentence, check_todos, text_of
+
+from shardlab.tensor_parallel import core
 
 pytestmark = pytest.mark.ranks
 TOPIC = "tensor_parallelism"
 
-SOLUTION = """
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
+SOLUTION = text_of(core)
 
 
-def place(group):
-    return dist.get_world_size(group), dist.get_rank(group)
-
-
-def bounds(size, group):
-    n, me = place(group)
-    each, more = divmod(size, n)
-    begin = me * each + min(me, more)
-    return begin, begin + each + (me < more)
-
-
-def part(p, dim, group):
-    if p is None:
-        return None
-    begin, end = bounds(p.shape[dim], group)
-    return nn.Parameter(p.detach().narrow(dim, begin, end - begin).clone(), p.requires_grad)
-
-
-def total(x, group):
-    x = x.contiguous().clone()
-    dist.all_reduce(x, group=group)
-    return x
-
-
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return total(gradient, ctx.group), None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        return total(x, group)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, None
-
-
-def enter(x, group=None):
-    return Enter.apply(x, group)
-
-
-def leave(x, group=None):
-    return Leave.apply(x, group)
-
-
-class ColumnLinear(nn.Module):
-    def __init__(self, linear, group=None):
-        super().__init__()
-        self.weight, self.bias = part(linear.weight, 0, group), part(linear.bias, 0, group)
-
-    def forward(self, x):
-        return F.linear(x, self.weight, self.bias)
-
-
-class RowLinear(nn.Module):
-    def __init__(self, linear, group=None):
-        super().__init__()
-        self.group = group
-        self.weight, self.bias = part(linear.weight, 1, group), linear.bias
-
-    def forward(self, x):
-        y = leave(F.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-def check(ids, vocabulary):
-    if ids.min() < 0 or ids.max() >= vocabulary:
-        raise IndexError(f"there are tokens 0 to {vocabulary - 1}.")
-
-
-class TokenEmbedding(nn.Module):
-    def __init__(self, embedding, group=None):
-        super().__init__()
-        self.group, self.vocabulary = group, embedding.num_embeddings
-        self.begin, self.end = bounds(self.vocabulary, group)
-        self.weight = part(embedding.weight, 0, group)
-
-    def forward(self, ids):
-        check(ids, self.vocabulary)
-        own = (ids >= self.begin) & (ids < self.end)
-        x = F.embedding((ids - self.begin) * own, self.weight)
-        return leave(x * own.unsqueeze(-1), self.group)
-
-
-class Loss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, scores, targets, begin, group):
-        wide = scores if scores.dtype is torch.float64 else scores.float()
-        largest = wide.max(-1).values
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-        shifted = wide - largest.unsqueeze(-1)
-        own = (targets >= begin) & (targets < begin + scores.shape[-1])
-        index = ((targets - begin) * own).unsqueeze(-1)
-        target = shifted.gather(-1, index).squeeze(-1) * own
-        exps = shifted.exp()
-        sums = exps.sum(-1)
-        dist.all_reduce(sums, group=group)
-        dist.all_reduce(target, group=group)
-        softmax = exps / sums.unsqueeze(-1)
-        ctx.save_for_backward(softmax, index, own)
-        ctx.dtype = scores.dtype
-        return (sums.log() - target).mean()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        softmax, index, own = ctx.saved_tensors
-        d = softmax.scatter_add(-1, index, -own.unsqueeze(-1).to(softmax.dtype))
-        return (d * (gradient / own.numel())).to(ctx.dtype), None, None, None
-
-
-def vocabulary_parallel_loss(scores, targets, vocabulary, group=None):
-    begin, end = bounds(vocabulary, group)
-    if scores.shape[-1] != end - begin:
-        raise ValueError(f"scores of {scores.shape[-1]} tokens, this rank has {end - begin}.")
-    check(targets, vocabulary)
-    return Loss.apply(scores, targets, begin, group)
-
-
-def split_block(block, group=None):
-    attention, mlp = block.attention, block.mlp
-    heads = attention.qkv.out_features // (
-        (attention.queries_per_group + 2) * attention.head_size
-    )
-    n, _ = place(group)
-    if heads % n:
-        raise ValueError(f"{heads} heads on {n} ranks: a head is not cut.")
-    attention.qkv = ColumnLinear(attention.qkv, group)
-    attention.output = RowLinear(attention.output, group)
-    mlp.up, mlp.down = ColumnLinear(mlp.up, group), RowLinear(mlp.down, group)
-    if mlp.gate is not None:
-        mlp.gate = ColumnLinear(mlp.gate, group)
-    for module in (attention, mlp):
-        module.register_forward_pre_hook(lambda module, args: (enter(args[0], group),))
-    return block
-"""
-
-
-@pytest.mark.parametrize("source", [None, SOLUTION], ids=["the reference", "another solution"])
-def test_what_is_right_passes(worlds, source):
+@pytest.mark.parametrize("core", [True, False], ids=["core", "hardened"])
+def test_what_is_right_passes(worlds, core):
     """Must catch: a trial that refuses a right solution, such as one that sends the numbers of the
     loss in three messages and not in two."""
-    found = results(worlds(4), TOPIC, source)
-    assert [r for r in found if r.said != "right"] == []
+    check_right(worlds(4), TOPIC, core)
 
 
 def test_the_skeleton_is_a_list_of_todos(worlds):
@@ -222,8 +74,10 @@ WRONG = {
         "rows",
         "parity",
         (
-            "        y = leave(F.linear(x, self.weight), self.group)\n"
-            "        return y if self.bias is None else y + self.bias",
+            (
+                "        y = leave(F.linear(x, self.weight), self.group)  # [..., out]\n"
+                "        return y if self.bias is None else y + self.bias"
+            ),
             "        return leave(F.linear(x, self.weight, self.bias), self.group)",
         ),
         "The bias is added on each rank: add it once, after the sum.",
@@ -249,7 +103,7 @@ WRONG = {
     "a sum over tokens": (
         "losses",
         "parity",
-        ("(sums.log() - target).mean()", "(sums.log() - target).sum()"),
+        ("(sums[0].log() - sums[1]).mean()", "(sums[0].log() - sums[1]).sum()"),
         "It is the sum over tokens: divide by their number.",
     ),
     "the gradient that arrives is forgotten": (
@@ -267,16 +121,22 @@ WRONG = {
     "both functions send both ways": (
         "messages_of_a_pair",
         "bytes",
-        ("        return x.view_as(x)", "        return total(x, group) / place(group)[0]"),
+        (
+            "        return x.view_as(x)",
+            "        return total(x, group) / dist.get_world_size(group)",
+        ),
         "one all-reduce of 120 bytes",
     ),
     "gathered scores": (
         "numbers_of_a_token",
         "bytes",
         (
-            "        wide = scores if",
-            "        dist.all_gather([torch.empty_like(scores) for _ in range(4)],"
-            " scores.detach().contiguous(), group=group)\n        wide = scores if",
+            "        wide = scores.to(",
+            (
+                "        places = [torch.empty_like(scores) for _ in range(4)]\n"
+                "        dist.all_gather(places, scores.detach().contiguous(), group=group)\n"
+                "        wide = scores.to("
+            ),
         ),
         "its largest score, the sum of its exponentials and its target's score are three",
     ),
@@ -298,7 +158,7 @@ WRONG = {
     "no enter": (
         "blocks",
         "parity",
-        ("lambda module, args: (enter(args[0], group),)", "lambda module, args: None"),
+        ("lambda _, args: (enter(args[0], group), *args[1:])", "lambda _, args: None"),
         "the gradient of the input of GPT-2's block",
     ),
     "scores of any size": (
@@ -310,13 +170,13 @@ WRONG = {
     "a loss in bf16": (
         "wrong_scores",
         "faults",
-        ("wide = scores if scores.dtype is torch.float64 else scores.float()", "wide = scores"),
+        ("wide = scores.to(torch.promote_types(scores.dtype, torch.float32))", "wide = scores"),
         "sums of exponentials need fp32",
     ),
     "any token": (
         "unknown_tokens",
         "faults",
-        ("        check(ids, self.vocabulary)\n", ""),
+        ("        check_range(tokens, self.vocabulary)\n", ""),
         "should raise IndexError or ValueError",
     ),
     "heads that are cut": (

@@ -16,8 +16,9 @@ wrong (on_a_rank.py):
         mine.all_reduce(x)
         expect("x after all_reduce", x, 4 * torch.arange(7.0))
 
-The reference is held to the same trials. Four groups: parity, bytes, faults and speed, whose trials
-return the seconds of both (`race_of_two`) and never fail. A part whose code is not written is never
+The reference is held to the same trials, and so is the core of the technique. Four groups:
+parity, bytes, faults and speed, whose trials return the seconds of both (`race_of_two`) and never
+fail. A part whose code is not written is never
 run; a part that does not end or takes the ranks with it is not tried again; a line that raises the
 same error in several trials is told once.
 
@@ -72,6 +73,7 @@ class Assignment:
 
     topic: str
     reference: Mapping[str, Any]  # what the learner's names are on the shelf
+    core: Mapping[str, Any]  # and in the technique's core
     forbidden: tuple[str, ...] = ()
     may_import: tuple[str, ...] = ()
     world_size: int = 4
@@ -125,16 +127,17 @@ def grade(
     world,
     trial_seconds: float = TRIAL_SECONDS,
     todo: Mapping[str, int] | None = None,
+    core: bool = False,
 ) -> Iterator[TrialResult]:
     """The result of each trial, group by group, on the world's ranks. `source` None is the
-    reference, `todo` are the lines of parts that are not written. Never raises for an error in the
-    source. `world` may be None where no part is written."""
+    reference, or the core; `todo` are the lines of parts that are not written. Never raises for an
+    error in the source. `world` may be None where no part is written."""
     from . import on_a_rank  # loads torch
 
     load = (
         partial(on_a_rank.Learners.of_source, source, path)
         if source is not None
-        else partial(_reference, asked.topic)
+        else partial(_on_the_shelf, asked.topic, core)
     )
     if world is not None:
         world.run(_load_trials, asked.topic)  # before a trial's limit runs
@@ -177,10 +180,12 @@ def grade(
             yield TrialResult(trial, said, sentence, _cut(printed.getvalue()))
 
 
-def _reference(topic: str):
+def _on_the_shelf(topic: str, core: bool):
     from .on_a_rank import Learners
 
-    return Learners(f"the reference of {topic}", assignment(topic).reference)
+    found = assignment(topic)
+    name, parts = ("core", found.core) if core else ("reference", found.reference)
+    return Learners(f"the {name} of {topic}", parts)
 
 
 def _load_trials(topic: str):

@@ -2,7 +2,8 @@
 
 python -m shardlab grade TOPIC --start [FOLDER]    copy the skeleton and the specification
 python -m shardlab grade TOPIC [FILE]              grade what you built
-python -m shardlab grade TOPIC --reference         grade the reference on the shelf
+python -m shardlab grade TOPIC --core              grade the core of the technique
+python -m shardlab grade TOPIC --reference         grade the hardened class of the shelf
 """
 
 import textwrap
@@ -97,12 +98,13 @@ def run_grade(asked) -> int:
             print(f"{readme} says what to build, {skeleton} is where. Then:")
             print(f"python -m shardlab grade {work.topic} {skeleton}")
             return 0
-        path = None if asked.reference else asked.file or place_of_file(asked.topic)
+        ours = asked.reference or asked.core
+        path = None if ours else asked.file or place_of_file(asked.topic)
         source = None if path is None else read_source(path)
     except CannotGrade as refused:
         print(refused)
         return 2
-    name = "the reference" if path is None else str(path)
+    name = str(path) if path else "the core" if asked.core else "the reference"
     print(f"{work.topic}: {name}")
     broken = [] if source is None else list(rules_broken(work, source, str(path)))[:5]
     for sentence in broken:
@@ -118,7 +120,9 @@ def run_grade(asked) -> int:
     )
     try:
         with started as world:
-            right, count = show_results(grade(work, source, name, world, todo=todo))
+            right, count = show_results(
+                grade(work, source, name, world, todo=todo, core=asked.core)
+            )
     except RankError as error:  # ranks that do not start
         print(str(error).partition("\n")[0])
         return 2
@@ -141,7 +145,10 @@ def add_grade(commands):
         "file", nargs="?", type=Path, metavar="FILE", help="by default assignments/TOPIC/TOPIC.py"
     )
     parser.add_argument(
-        "--reference", action="store_true", help="grade the reference on the shelf instead"
+        "--core", action="store_true", help="grade the core of the technique instead"
+    )
+    parser.add_argument(
+        "--reference", action="store_true", help="grade the hardened class of the shelf instead"
     )
     parser.add_argument(
         "--start",

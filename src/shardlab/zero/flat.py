@@ -20,7 +20,6 @@ your own with these methods. `torch_collectives.best_collectives` chooses betwee
 """
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .. import collective_plans as plans
@@ -72,11 +71,6 @@ def chunk_of(rank: int, elements: int, n: int) -> range:
     chunks have one more."""
     start = rank * (elements // n) + min(rank, elements % n)
     return range(start, start + len(range(rank, elements, n)))
-
-
-def first_rank(group: Group = None) -> int:
-    """The global rank of the group's rank 0, whose values all ranks begin with."""
-    return dist.get_global_rank(group or dist.group.WORLD, 0)
 
 
 def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor) -> list[Tensor]:

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..agreement import agree, facts_of, hand_out
+from ..data_parallel.core import first_rank
 from ..shards import CannotShard, groups_of, would_mix
 from .checks import complaint_of_kinds, complaint_of_units
-from .flat import first_rank, own_chunk
+from .flat import own_chunk
 from .torch_collectives import best_collectives
 
 # the site of a parameter: a module and the parameter's name there

@@ -11,12 +11,17 @@ from coursekit.exercises.grading import Assignment
 from coursekit.exercises.on_a_rank import Wrong, demand, expect, race_of_two
 from shardlab import recompute
 from shardlab.measure.ledger import Ledger
+from shardlab.recompute import core
 
 ASSIGNMENT = Assignment(
     "activation_checkpointing",
     reference={
         "checkpoint_by_function": recompute.checkpoint_by_function,
         "checkpoint": recompute.checkpoint,
+    },
+    core={
+        "checkpoint_by_function": core.checkpoint_by_function,
+        "checkpoint": core.checkpoint,
     },
     forbidden=("torch.utils.checkpoint",),
     world_size=1,

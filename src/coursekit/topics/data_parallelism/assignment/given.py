@@ -8,12 +8,17 @@ from coursekit.exercises.grading import Assignment
 from coursekit.exercises.on_a_rank import Here, Wrong, expect
 from coursekit.exercises.trap_model import Trap, plain_model
 from shardlab import data_parallel
+from shardlab.data_parallel import core
 
 ASSIGNMENT = Assignment(
     "data_parallelism",
     reference={
         "make_buckets": data_parallel.make_buckets,
         "DistributedDataParallel": data_parallel.DistributedDataParallel,
+    },
+    core={
+        "make_buckets": core.make_buckets,
+        "DistributedDataParallel": core.DistributedDataParallel,
     },
     forbidden=(
         "torch.nn.parallel",

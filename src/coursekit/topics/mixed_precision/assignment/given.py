@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from coursekit.exercises.grading import Assignment
 from shardlab import mixed_precision
+from shardlab.mixed_precision import core
 
 ASSIGNMENT = Assignment(
     "mixed_precision",
@@ -12,6 +13,7 @@ ASSIGNMENT = Assignment(
         "MasterWeights": mixed_precision.MasterWeights,
         "LossScaler": mixed_precision.LossScaler,
     },
+    core={"MasterWeights": core.MasterWeights, "LossScaler": core.LossScaler},
     forbidden=("torch.amp", "torch.cuda.amp"),
     world_size=2,
 )

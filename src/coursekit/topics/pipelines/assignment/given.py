@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from coursekit.exercises.grading import Assignment
 from coursekit.exercises.on_a_rank import demand
-from shardlab.pipelines import schedules
+from shardlab.pipelines import core, schedules
 from shardlab.pipelines.partition import check_order_of_messages, plan_pipeline
 from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import Action, InvalidSchedule, Kind, Schedule
@@ -66,14 +66,22 @@ class PipelineOfWords(Pipeline):
         super().__init__(layers, plan, loss, group)
 
 
+class CoreOfWords(core.Pipeline):
+    """The core, which takes lists of actions."""
+
+    def __init__(self, layers, schedule: Words, example, loss, group=None):
+        super().__init__(layers, actions_of(schedule), example, loss, group)
+
+
+LISTS = {
+    "gpipe": in_words(schedules.gpipe),
+    "one_f_one_b": in_words(schedules.one_f_one_b),
+    "interleaved": in_words(schedules.interleaved),
+    "check_schedule": check_schedule,
+}
 ASSIGNMENT = Assignment(
     "pipelines",
-    reference={
-        "gpipe": in_words(schedules.gpipe),
-        "one_f_one_b": in_words(schedules.one_f_one_b),
-        "interleaved": in_words(schedules.interleaved),
-        "check_schedule": check_schedule,
-        "Pipeline": PipelineOfWords,
-    },
+    reference={**LISTS, "Pipeline": PipelineOfWords},
+    core={**LISTS, "Pipeline": CoreOfWords},
     forbidden=("torch.distributed.pipelining",),
 )

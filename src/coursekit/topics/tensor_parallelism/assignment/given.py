@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from coursekit.exercises.grading import Assignment
 from coursekit.exercises.on_a_rank import Here
 from shardlab.gpt import Block
-from shardlab.tensor_parallel import apply_tensor_parallel, vocabulary_parallel_loss
+from shardlab.tensor_parallel import apply_tensor_parallel, core, vocabulary_parallel_loss
 from shardlab.tensor_parallel.layers import ColumnLinear, Cut, Parts, RowLinear, TokenEmbedding
 from shardlab.tensor_parallel.pairs import enter, leave
 from shardlab.tensor_parallel.plan import Around, Columns, Drops, Rows, Whole
@@ -47,6 +47,15 @@ ASSIGNMENT = Assignment(
         "TokenEmbedding": lambda embedding, group=None: TokenEmbedding(embedding, Parts(group)),
         "vocabulary_parallel_loss": vocabulary_parallel_loss,
         "split_block": split_block,
+    },
+    core={
+        "enter": core.enter,
+        "leave": core.leave,
+        "ColumnLinear": core.ColumnLinear,
+        "RowLinear": core.RowLinear,
+        "TokenEmbedding": core.TokenEmbedding,
+        "vocabulary_parallel_loss": core.vocabulary_parallel_loss,
+        "split_block": core.split_block,
     },
     forbidden=(
         "torch.distributed.tensor",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from coursekit.exercises.grading import Assignment
-from shardlab.zero import stage1, stage2, stage3
+from shardlab.zero import core, core_stage3, stage1, stage2, stage3
 from shardlab.zero.full_parameters import unsharded
 
 
@@ -23,6 +23,12 @@ ASSIGNMENT = Assignment(
         "ShardedGradients": stage2.ShardedOptimizer,
         "fully_shard": stage3.fully_shard,
         "whole_parameters": whole_parameters,
+    },
+    core={
+        "ShardedStates": core.ShardedStates,
+        "ShardedGradients": core.ShardedGradients,
+        "fully_shard": core_stage3.fully_shard,
+        "whole_parameters": core_stage3.whole_parameters,
     },
     forbidden=(
         "torch.distributed.fsdp",

@@ -1,0 +1,31 @@
+"""Data parallelism: a copy of the model on each rank, a part of the batch each, one mean gradient.
+
+    core.py      the idea on a page: buckets that leave while backward still runs
+    ladder.py    four steps from a central server to it, for any model; refuses what it cannot do
+
+The names of ladder.py are the package's.
+"""
+
+from .ladder import (
+    BUCKET_BYTES,
+    Bucketed,
+    CannotReplicate,
+    DistributedDataParallel,
+    FlatBucket,
+    ParameterServer,
+    PerTensor,
+    Replicas,
+    make_buckets,
+)
+
+__all__ = [
+    "BUCKET_BYTES",
+    "Bucketed",
+    "CannotReplicate",
+    "DistributedDataParallel",
+    "FlatBucket",
+    "ParameterServer",
+    "PerTensor",
+    "Replicas",
+    "make_buckets",
+]

@@ -1,0 +1,179 @@
+"""The core of pipelines: a model cut by depth, whose ranks run the lists of a schedule.
+
+    layers = [model.embedding, *model.blocks, model.head]       # the same on all ranks
+    pipeline = Pipeline(layers, one_f_one_b(4, 8), tokens, next_token_loss)
+    optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
+    losses = pipeline.step(tokens, targets)                     # [m] on the last stage's rank
+    optimizer.step()
+
+schedules.py makes the lists, and a step runs exactly its rank's list: there is no other description
+of a schedule. An action takes one message at most and makes one at most:
+
+    0F1    stage 0, forward of microbatch 1     takes the output of the stage before
+    0B1    its backward                         takes the gradient of its output
+
+NCCL runs the messages of two ranks in a group one after the other, so a send could wait for a
+receive behind it, and the same on the other side. So activations and gradients, and both
+directions, have groups of their own.
+
+Letters: B batch, m microbatches.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .partition import check_order_of_messages, comes_from, goes_to
+from .schedules import Action, InvalidSchedule, Kind, Schedule
+from .simulation import home_of, validate_schedule
+
+
+class Pipeline(nn.Module):
+    """This rank's layers. Those of other ranks are not kept.
+
+    layers     of the whole model; each takes one tensor and returns one
+    schedule   of forwards and whole backwards, for as many ranks as the group has
+    example    a batch [B, ...] like that of a step, from which shapes are known: none travels
+    loss       loss(y, targets) of a microbatch, a mean
+
+    Raises ValueError for a schedule that cannot run, fewer layers than stages, and a batch that m
+    does not divide."""
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        schedule: Schedule,
+        example: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        group: dist.ProcessGroup | None = None,
+    ):
+        super().__init__()
+        self.m = 1 + max((action.microbatch for own in schedule for action in own), default=0)
+        validate_schedule(schedule, self.m)
+        check_order_of_messages(schedule)
+        self.group, self.loss, self.me = group, loss, dist.get_rank(group)
+        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        if len(schedule) != len(self.ranks):
+            raise InvalidSchedule(f"a schedule of {len(schedule)} ranks on {len(self.ranks)}.")
+        self.actions, self.home = schedule[self.me], home_of(schedule)
+        self.last, self.device = max(self.home), example.device
+        if len(layers) <= self.last:
+            raise InvalidSchedule(f"{len(layers)} layers for {self.last + 1} stages.")
+        self.cut(layers, example[: len(example) // self.m])
+        self.make_groups(schedule)
+
+    def cut(self, layers: Sequence[nn.Module], x: Tensor):
+        """Divide the layers: the first stages have one more. Find what each stage hands on, and the
+        parameters that stages of several ranks have."""
+        each, more = divmod(len(layers), self.last + 1)
+        self.stages, self.outputs, begin = nn.ModuleDict(), [], 0
+        holders: dict[nn.Parameter, set[int]] = {}
+        for stage in range(self.last + 1):
+            own = nn.Sequential(*layers[begin : begin + each + (stage < more)])
+            begin += len(own)
+            with torch.no_grad():
+                x = own(x)
+            self.outputs.append((x.shape, x.dtype))  # [B/m, ...]
+            for p in own.parameters():
+                holders.setdefault(p, set()).add(self.home[stage])
+            if self.home[stage] == self.me:
+                self.stages[str(stage)] = own
+        self.tied = [
+            (p if self.me in ranks else None, p.shape, p.dtype)
+            for p, ranks in holders.items()
+            if len(ranks) > 1 and p.requires_grad
+        ]
+
+    def make_groups(self, schedule: Schedule):
+        """A group for each kind of message and direction, with the same ranks."""
+        ways = set()
+        for action in (action for own in schedule for action in own):
+            target = goes_to(action, self.last)
+            if target and self.home[action.stage] != self.home[target[0]]:
+                forth = self.home[action.stage] < self.home[target[0]]
+                ways.add((action.kind.value, forth))
+        self.groups = {
+            way: dist.new_group(self.ranks, use_local_synchronization=True) for way in sorted(ways)
+        }
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def give(self, action: Action, tensor: Tensor):
+        """(the tensor, which must live until it has been received; the message), or None where it
+        stays on this rank."""
+        target = goes_to(action, self.last)
+        rank = self.home[target[0]]
+        if rank == self.me:
+            self.inbox[target] = tensor
+            return None
+        group, tensor = self.groups[action.kind.value, self.me < rank], tensor.contiguous()
+        return tensor, dist.isend(tensor, self.ranks[rank], group=group)
+
+    def take(self, action: Action) -> Tensor:
+        if tuple(action) in self.inbox:
+            return self.inbox.pop(tuple(action))
+        source = comes_from(action, self.last)
+        shape, dtype = self.outputs[min(source, action.stage)]  # a gradient has an output's shape
+        tensor, rank = torch.empty(shape, dtype=dtype, device=self.device), self.home[source]
+        group = self.groups[action.kind.value, rank < self.me]
+        dist.recv(tensor, self.ranks[rank], group=group)
+        return tensor
+
+    # --- a step -----------------------------------------------------------------------------------
+
+    def step(self, batch: Tensor, targets: Tensor) -> Tensor:
+        """Forward and backward of a batch [B, ...]: adds the gradients of its mean loss to .grad.
+        Returns the loss of each microbatch, [m] on the last stage's rank and [0] on the others."""
+        if len(batch) % self.m or len(batch) != len(targets):
+            raise ValueError(f"{len(batch)} sequences, {len(targets)} targets, m = {self.m}.")
+        self.batch, self.targets = batch.chunk(self.m), targets.chunk(self.m)
+        self.inbox, self.kept, self.leaving, self.losses = {}, {}, deque(), []
+        before = [None if p is None else p.grad for p, *_ in self.tied]  # sums already
+        for p, *_ in self.tied:
+            if p is not None:
+                p.grad = None
+        for action in self.actions:
+            self.forward_of(action) if action.kind is Kind.FORWARD else self.backward_of(action)
+        while self.leaving:
+            self.leaving.popleft()[1].wait()
+        self.add_up_tied(before)
+        return torch.stack(self.losses) if self.losses else torch.empty(0)
+
+    def forward_of(self, action: Action):
+        stage, _, i = action
+        x = self.take(action).detach().requires_grad_() if stage else self.batch[i]
+        y = self.stages[str(stage)](x)
+        sent = None
+        if stage < self.last:
+            sent = self.give(action, y.detach())
+        else:
+            y = self.loss(y, self.targets[i])
+            self.losses.append(y.detach())
+            y = y / self.m
+        self.kept[stage, i] = x, y, sent
+
+    def backward_of(self, action: Action):
+        stage, _, i = action
+        dy = self.take(action) if stage < self.last else None
+        x, y, sent = self.kept.pop((stage, i))
+        if sent:
+            sent[1].wait()  # y has been received: dy is the answer to it
+        if y.requires_grad:  # unless the first stages are frozen
+            torch.autograd.backward(y, dy)
+        if stage and (sent := self.give(action, torch.zeros_like(x) if x.grad is None else x.grad)):
+            self.leaving.append(sent)
+            if len(self.leaving) > 1:  # no more than one gradient is kept for its message
+                self.leaving.popleft()[1].wait()
+
+    @torch.no_grad()
+    def add_up_tied(self, before: list[Tensor | None]):
+        """A weight on several ranks has the sum of their gradients."""
+        for (p, shape, dtype), earlier in zip(self.tied, before):
+            none = p is None or p.grad is None
+            total = torch.zeros(shape, dtype=dtype, device=self.device) if none else p.grad
+            dist.all_reduce(total, group=self.group)
+            if p is not None:
+                p.grad = total if earlier is None else earlier.add_(total)
