@@ -252,12 +252,12 @@ def test_layouts_of_published_runs():
     Must catch: an option that is not handed on; scores that wait although they are made again."""
     asked = dict(gpu="H100 SXM 80GB", gpus=8192, sequence=8192, zero_stage=1)
     asked |= dict(tensor_parallel=8, pipeline_parallel=16)
-    even, shorter = (fits("Llama 3 405B", **asked, shorter_ends=ends) for ends in (False, True))
+    even, shorter = (fits("Llama 3 405B", **asked, shorter_ends=ends) for ends in (0, 1))
     assert even.values["pipeline_rank"] == 0 and shorter.values["pipeline_rank"] == 1
     assert shorter.needed_bytes < even.needed_bytes
     assert "--shorter-ends" in fits("Llama 3 405B", **asked).assumed["stages"]
     with pytest.raises(InvalidQuantity, match="shorter_ends = 1 with 2 stages on a rank"):
-        fits("Llama 3 405B", **asked, shorter_ends=True, stages_per_rank=2)
+        fits("Llama 3 405B", **asked, shorter_ends=1, stages_per_rank=2)
     asked |= dict(gpus=64, sequence=2048, pipeline_parallel=8)
     whole, again = (fits("GPT-3 175B", **asked, recompute_policy=policy) for policy in (0, 1))
     core = again.values["library_core_bytes"]
@@ -294,7 +294,7 @@ def test_from_a_shell(tmp_path, capsys):
     ledger = sum(line["nbytes"] for line in found["lines"])
     assert found["needed_bytes"] == ledger + found["reserve_bytes"] > ledger
     assert found["compared"].startswith(
-        "on 4 published rows (allocated bytes, Megatron-LM's golden"
+        "on 5 published rows (allocated bytes, Megatron-LM's golden"
     )
     assert found["nearest"][0]["change"] == "--zero-stage 3"
     assert found["nearest"][0]["needed_bytes"] <= found["memory_bytes"]
@@ -333,7 +333,8 @@ def test_from_a_shell(tmp_path, capsys):
             ["--recompute-policy", "2"],
             "recompute_policy = 2 under a library's kernels: a choice by operators is not counted",
         ),
-        (["--shorter-ends"], "shorter_ends = 1 with pipeline_parallel = 1: it takes a layer from"),
+        (["--shorter-ends", "1"], "shorter_ends = 1 with pipeline_parallel = 1: it takes layers"),
+        (["--shorter-ends", "-1"], "shorter_ends = -1: shorter_ends must be a whole number of at"),
         (
             ["--model", "Qwen3 8B", "--kernels", "PyTorch eager"],
             "what eager PyTorch keeps is known for this book's GPT",
@@ -344,8 +345,7 @@ def test_what_cannot_be(changes, sentence, capsys):
     """One sentence, exit code 2. Must catch: a traceback; an answer for a layout that cannot be."""
     asked = {"--model": "GPT-2 124M", "--gpu": "T4", "--gpus": "2", "--sequence": "512"}
     asked |= dict(zip(changes[::2], changes[1::2]))
-    words = [word for pair in asked.items() for word in pair]
-    assert main(["fits", *words, *changes[len(changes) // 2 * 2 :]]) == 2
+    assert main(["fits", *(word for pair in asked.items() for word in pair)]) == 2
     said = capsys.readouterr()
     assert sentence in said.err and not said.out and said.err.count("\n") == 1
 

@@ -48,7 +48,7 @@ SMALL = dict(layers=4, hidden=64, heads=4, vocabulary=256, max_sequence=64)
 class Layout:
     """The training of a rank, and how the ranks share it. `m` microbatches are a pipeline's, or
     those that are accumulated. `policy` is what is recomputed, as the formulas number it, in
-    checkpoints of `every` layers. `shorter` ends of a pipeline have one layer less."""
+    checkpoints of `every` layers. The ends of a pipeline are `shorter` by so many layers."""
 
     d: int = 1
     t: int = 1
@@ -63,7 +63,7 @@ class Layout:
     bucket_bytes: int = 25 << 20
     policy: int = 0
     every: int = 1
-    shorter: bool = False
+    shorter: int = 0
     changes: dict = field(default_factory=dict)
 
     @property
@@ -92,7 +92,7 @@ class Layout:
             pipeline_rank=pipeline_rank,
             pipeline_schedule=1 + list(SCHEDULES).index(self.kind),
             stages_per_rank=self.chunks,
-            shorter_ends=int(self.shorter),
+            shorter_ends=self.shorter,
             zero_stage=self.stage,
             accumulation_steps=self.m,
             optimizer_mode=int(self.foreach),
@@ -117,7 +117,7 @@ def layers_of(model: GPT) -> list[nn.Module]:
 
 def stages_of(layout: Layout, model: GPT) -> tuple[list[nn.Module], list[int]]:
     """(layers, how many a stage has): stages of one number of blocks, which a checkpoint may join,
-    or with one block less at each end."""
+    or with fewer blocks at each end."""
     stages = layout.p * layout.chunks
     blocks = [(layout.config.layers + 2 * layout.shorter) // stages] * stages
     blocks[0] -= layout.shorter
@@ -341,7 +341,8 @@ STAGES = (
     Layout(p=2, m=4, changes=dict(biases=0, gated_mlp=1, learned_positions=0, tied_head=0)),
     Layout(p=2, t=2, m=8, sequence=True, regather=True),
     Layout(p=4, t=2, m=8),
-    Layout(p=4, m=8, shorter=True, changes=dict(layers=6, vocabulary=128)),
+    Layout(p=4, m=8, shorter=1, changes=dict(layers=6, vocabulary=128)),
+    Layout(p=4, m=8, shorter=2, changes=dict(layers=8, vocabulary=128)),
     Layout(d=2, p=2, m=4, stage=2),
     Layout(d=2, p=2, t=2, m=4, stage=1, sequence=True, regather=True),
 )
@@ -516,7 +517,11 @@ GPT2 = dict(model="GPT-2 124M", recipe="fp32 Adam", microbatch=1, sequence=1024,
         ),
         (
             dict(pipeline_parallel=4, shorter_ends=1),
-            "shorter_ends = 1 with 4 stages of layers = 12: with one layer for the embedding",
+            "shorter_ends = 1 with 4 stages of layers = 12: the stages between the ends would not",
+        ),
+        (
+            dict(pipeline_parallel=4, shorter_ends=6),
+            "shorter_ends = 6 of 6 layers in a stage: the first and the last stage need at least",
         ),
         (dict(pipeline_parallel=2, zero_stage=3), "this book's pipelines compose with stages 0 to"),
         (dict(tensor_parallel=2, recipe="autocast Adam"), "what autocast copies is counted for"),

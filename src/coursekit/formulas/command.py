@@ -95,9 +95,8 @@ def add_fits(commands):
     )
     parser.add_argument(
         "--shorter-ends",
-        action=argparse.BooleanOptionalAction,
-        help="the first and the last stage have one layer less than the others, beside the"
-        " embedding and the head",
+        type=int,
+        help="layers that the first and the last stage have less than the others, by default 0",
     )
     for name in SPLITS_NOT_COUNTED:
         parser.add_argument(

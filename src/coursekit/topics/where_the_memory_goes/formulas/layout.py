@@ -18,9 +18,8 @@ formula = BOOK.section(source=_OURS, measured_by=_COUNTED)
 
 BOOK.given(
     r"""
-shorter_ends | 1_\text{ends} | count, from 0 to 1, usually 0 | 1 if the first and the last stage
-    have one layer less than the others, beside the embedding and the head; 0 if all stages have as
-    many layers
+shorter_ends | L_\text{less} | count, from 0, usually 0 | layers that the first and the last stage
+    have less than each other stage, beside the embedding and the head
 """
 )
 
@@ -67,19 +66,31 @@ def parts_of_layers_are_of_one_type(
 
 
 @BOOK.rule(
-    "shorter_ends = {shorter_ends} with {pipeline_stages} stages of layers = {layers}: with one"
-    " layer for the embedding and one for the head the stages are not equal; give 0, or a number of"
-    " stages that divides layers + 2.",
+    "shorter_ends = {shorter_ends} with {pipeline_stages} stages of layers = {layers}: the stages"
+    " between the ends would not be equal; give 0, or a number of stages that divides layers + 2 x"
+    " shorter_ends.",
     marks="shorter_ends",
     shorter_ends=0,
 )
-def ends_count_as_a_layer_each(shorter_ends, pipeline_stages, layers, rank_stage_layers):
+def stages_between_are_equal(shorter_ends, pipeline_stages, layers, rank_stage_layers):
     return equal(
         where(
-            shorter_ends > 0, pipeline_stages * floor_div(layers + 2, pipeline_stages), layers + 2
+            shorter_ends > 0,
+            pipeline_stages * floor_div(layers + 2 * shorter_ends, pipeline_stages),
+            layers,
         ),
-        layers + 2,
+        where(shorter_ends > 0, layers + 2 * shorter_ends, layers),
     )
+
+
+@BOOK.rule(
+    "shorter_ends = {shorter_ends} of {middle_stage_layers} layers in a stage: the first and the"
+    " last stage need at least one layer.",
+    marks="shorter_ends",
+    shorter_ends=0,
+)
+def shorter_ends_have_a_layer(shorter_ends, middle_stage_layers, rank_parameters):
+    return shorter_ends < middle_stage_layers
 
 
 @BOOK.rule(
@@ -89,7 +100,7 @@ def ends_count_as_a_layer_each(shorter_ends, pipeline_stages, layers, rank_stage
     shorter_ends=0,
 )
 def stages_of_a_rank_are_equal(shorter_ends, pipeline_chunks, rank_stage_layers):
-    return shorter_ends * pipeline_chunks < 2
+    return where(pipeline_chunks > 1, shorter_ends, 0) < 1
 
 
 # --- parameters -----------------------------------------------------------------------------------
@@ -105,13 +116,15 @@ def rank_tied_head(tied_head, pipeline_parallel):
 @formula(r"L_\text{middle}", "count", measured_by=_LEDGER)
 def middle_stage_layers(shorter_ends, layers, pipeline_stages, stage_layers):
     """layers of a stage that is not at an end of the model"""
-    return where(shorter_ends > 0, ceil_div(layers + 2, pipeline_stages), stage_layers)
+    return where(
+        shorter_ends > 0, ceil_div(layers + 2 * shorter_ends, pipeline_stages), stage_layers
+    )
 
 
 @formula(r"L_\text{stage}^r", "count", measured_by=_LEDGER)
 def rank_stage_layers(middle_stage_layers, shorter_ends, pipeline_ends):
-    """layers of each of the rank's stages: one less for each end of the model that the rank has,
-    where the ends are shorter"""
+    """layers of each of the rank's stages, less what the ends of the model on the rank are
+    shorter"""
     return middle_stage_layers - shorter_ends * pipeline_ends
 
 

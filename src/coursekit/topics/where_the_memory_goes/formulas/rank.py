@@ -699,6 +699,7 @@ def rank_library_loss(
     )
 
 
+# A layer that is computed again counts with all of its activations, the core of attention too.
 @RANK.place(
     "rank_library_layer", phase="backward", symbol=r"_{21}^r", when="library_kernels", **_LIB
 )
@@ -714,8 +715,7 @@ def rank_library_layer(
     library_inner_bytes,
 ):
     """under a library's kernels, in the last layer's MLP: the gradients of its inner tensors; in
-    stage 3 also the unit that is gathered ahead, and the layer's gradients twice. A layer that is
-    computed again counts with all of its activations"""
+    stage 3 also the unit that is gathered ahead, and the layer's gradients twice"""
     return live(
         gradients=rank_backward_gradient_bytes,
         activations=rank_others_bytes + rank_layer_bytes,
