@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from coursekit.formulas import BOOK, KERNELS
-from coursekit.formulas.fits import FUSED_LOSS, PUBLISHED, RESERVED_SHARE, RankLayout, model_sizes
+from coursekit.formulas.fits import (
+    FUSED_LOSS,
+    PUBLISHED,
+    RESERVED_SHARE,
+    RankLayout,
+    fits,
+    model_sizes,
+)
 
 with Path(__file__).with_name("published_peaks.csv").open(encoding="utf-8") as table:
     ROWS = list(csv.DictReader(table))
@@ -62,6 +69,18 @@ def test_rows_say_where_they_are_from():
     assert {row["kernels"] for row in ROWS} == set(PUBLISHED) <= set(KERNELS)
     for row in ROWS:
         assert "@" in row["source"] and row["allocated_GiB"] + row["reserved_GiB"], row["name"]
+
+
+def test_an_answer_says_what_its_rows_do_not_have():
+    """Must catch: the error of rows that keep everything given for a layout that recomputes."""
+    asked = dict(gpu="H100 SXM 80GB", gpus=8, sequence=4096)
+    for kernels in PUBLISHED:
+        recompute = [
+            row for row in ROWS if row["kernels"] == kernels and row["recompute_policy"] != "0"
+        ]
+        said = fits("Llama 3 8B", **asked, kernels=kernels, recompute_policy=3).compared
+        assert said.endswith("none of which recomputes") == (not recompute)
+        assert "recomputes" not in fits("Llama 3 8B", **asked, kernels=kernels).compared
 
 
 def test_what_is_set_aside():

@@ -316,8 +316,11 @@ class Answer:
     @property
     def compared(self) -> str:
         """How far the ledger of these kernels was from published measurements."""
-        found = PUBLISHED.get(self.layout.kernels)
-        return str(found) if found else "no published peak of these kernels is among our rows"
+        asked = self.layout
+        if not (found := PUBLISHED.get(asked.kernels)):
+            return "no published peak of these kernels is among our rows"
+        again = asked.recompute_policy and in_library(asked.kernels)
+        return f"{found}{', none of which recomputes' if again else ''}"
 
     @property
     def memory_bytes(self) -> int:
