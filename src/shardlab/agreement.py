@@ -36,7 +36,7 @@ REMEDIES = {
 }
 
 
-# whether what is sent compares ranks, in the middle of a step, and is no part of it
+# whether what is sent compares ranks in the middle of a step, and does not belong to it
 comparing: ContextVar[bool] = ContextVar("comparing", default=False)
 
 

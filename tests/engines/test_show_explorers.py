@@ -297,7 +297,7 @@ def test_degrees_follow_the_gpus():
 
 
 def from_every_preset(explorer):
-    """(chosen presets, values): the start, and each preset of each menu in the place of its own."""
+    """(chosen presets, values): the start, and each preset of each menu instead of its own."""
     yield {}, explorer.start()
     for menu in explorer.menus:
         for name in menu.names:

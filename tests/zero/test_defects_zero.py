@@ -608,8 +608,8 @@ def test_clipping_by_torch(two):
 
 
 def norm_by_torch(stage, masters=False):
-    """What get_total_norm says of the gradients of a model's parameters, and of those that the
-    optimizer updates."""
+    """The answers of get_total_norm for the gradients of a model's parameters, and for those that
+    the optimizer updates."""
     net = layers(4, 2).to(torch.float16 if masters else torch.float64)
     rule = dict(of=torch.optim.SGD) if masters else {}
     optimizer_cls = MasterWeights if masters else torch.optim.SGD
@@ -643,7 +643,7 @@ def test_the_norm_of_gradients_by_torch(two):
 
 
 def given_a_gradient(stage):
-    """What the optimizer says of a gradient that is put on a parameter after backward."""
+    """The optimizer's answer to a gradient that is put on a parameter after backward."""
     net = layers(4, 2).double()
     model, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, lr=0.1)
     model(own_input(4).double()).sum().backward()

@@ -193,7 +193,7 @@ UNITS = {
 
 
 SUFFIXES = {"percent": ["%"], "count": [unit for unit, _ in LARGE]}
-# A number without a unit. A million and more are meant in full: 7,000,000,000 in the place of 6B.
+# A number without a unit. A million and more are meant in full: 7,000,000,000 instead of 6B.
 BARE = re.compile(r"[+-]?(?:\d{1,3}[,_ ]\d{3}|\d{1,6}|(?=\.))(?:\.\d+)?", re.ASCII)
 UNIT_ON_SHOW = re.compile(r"[+-]?\d[\d.,]* ?(\D+)", re.ASCII)
 

@@ -435,8 +435,8 @@ class Explorer:
 
 class Hand:
     """A reader's hand on an explorer: `values` and `chosen` as it left them. Moves of one control
-    after another count as one, from the values before the first of them, so that what followed
-    comes back with the control."""
+    after another count as one, from the values before the first of them, so that the controls that
+    followed come back with it."""
 
     def __init__(self, spec, values, chosen):
         self.spec, self.values, self.chosen = spec, dict(values), dict(chosen)
@@ -460,5 +460,5 @@ class Hand:
 
     @property
     def along(self):
-        """What followed, as the end of the sentence."""
+        """The controls that followed, as the end of the sentence."""
         return self.spec.say_along(self._before, self.values, self._moved)
