@@ -33,8 +33,8 @@ def first_sentences(doctree) -> str:
 
 
 def _describe(app, pagename, templatename, context, doctree):
-    book = app.config.project
-    title = re.sub("<[^>]+>", "", str(context.get("title") or book))
+    book = context["docstitle"]
+    title = re.sub("<[^>]+>", "", str(context.get("title") or pagename.capitalize()))
     question = app.env.metadata.get(pagename, {}).get("question", "")
     first = first_sentences(doctree) if doctree is not None else ""
     said = f"{question} {first}".strip() or f"{title}: a page of {book}."

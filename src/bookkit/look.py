@@ -141,14 +141,20 @@ def widen_code(doctree):
                 block["classes"].append("wide")
 
 
-def widen_tables(doctree):
-    """A table of five columns or more is as wide as a wide figure, and no head is broken at an
-    equals sign."""
+def mend_tables(doctree):
+    """A table of five columns or more is as wide as a wide figure. No head is broken at an equals
+    sign, and none is without text: what nobody needs to see is said by a screen reader."""
     for table in list(doctree.findall(nodes.table)):
         for text in [
             text for head in table.findall(nodes.thead) for text in head.findall(nodes.Text)
         ]:
             text.parent.replace(text, nodes.Text(text.replace(" = ", "\u00a0=\u00a0")))
+        for entry in [
+            entry for head in table.findall(nodes.thead) for entry in head.findall(nodes.entry)
+        ]:
+            if not entry.astext().strip():
+                entry.children = []
+                entry += nodes.paragraph("", "", nodes.inline("", "Row", classes=["unseen"]))
         columns = len(list(table.findall(nodes.colspec)))
         around = table.parent
         if "answer" in around.get("classes", ()):
@@ -161,7 +167,7 @@ def widen_tables(doctree):
 
 def _widen(app, doctree, docname):
     widen_code(doctree)
-    widen_tables(doctree)
+    mend_tables(doctree)
 
 
 def _write_palette(app):

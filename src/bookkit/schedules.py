@@ -33,7 +33,7 @@ from shardlab.pipelines.simulation import Costs, Timeline, in_flight, simulate
 
 logger = logging.getLogger(__name__)
 
-WIDTH, LEFT, RIGHT = 440, 16, 48  # units of the drawing: all, for ranks, for what is in flight
+WIDTH, LEFT, RIGHT = 400, 16, 48  # units of the drawing: all, for ranks, for what is in flight
 HEAD, ROW, GAP, KEY = 19, 15, 10, 34
 ROOM_OF_A_DIGIT = 7.5
 COLOURS = {
@@ -150,7 +150,7 @@ def _grid(grid: Grid, top: int, unit: Fraction) -> str:
                 bars.append(f"M{x + 1:.1f} {y + 1}h{wide - 2:.1f}v2h-{wide - 2:.1f}z")
             if wide >= ROOM_OF_A_DIGIT and span.action.microbatch < 10:
                 places.setdefault(first, []).append((x + wide / 2, span.action.microbatch))
-        numbers += [_digits(found, y + 10, first) for first, found in places.items()]
+        numbers += [_digits(found, y + 10.3, first) for first, found in places.items()]
         numbers.append(_text(LEFT - 5, y + 11, rank, "end", size=11))
         numbers.append(_text(WIDTH - 18, y + 11, grid.held[rank], "end", size=11))
     parts += [f'<path d="{"".join(found)}" {fill}/>' for fill, found in boxes.items()]
@@ -169,12 +169,12 @@ def _fill(kind: Kind, first: bool) -> str:
     )
 
 
-def _digits(places: list[tuple[float, int]], y: int, first: bool) -> str:
+def _digits(places: list[tuple[float, int]], y: float, first: bool) -> str:
     """Microbatches in their boxes: one text, in which each digit has its place."""
     xs = " ".join(f"{x:.1f}" for x, _ in places)
     fill = ' fill="#fff"' if first else ""
     words = "".join(str(number) for _, number in places)
-    return f'<text x="{xs}" y="{y}" font-size="9" text-anchor="middle"{fill}>{words}</text>'
+    return f'<text x="{xs}" y="{y}" font-size="10.5" text-anchor="middle"{fill}>{words}</text>'
 
 
 def _key(grids: list[Grid], y: int) -> str:

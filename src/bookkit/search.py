@@ -27,7 +27,7 @@ SKIPPED_TAGS = {"script", "style", "svg", "noscript", "button", "select", "label
 SKIPPED = {
     "headerlink", "math-block", "explorer-fallback", "explorer-controls", "explorer-menus",
     "explorer-foot", "explorer-picture", "explorer-words", "lab-links", "box-label",
-    "formula-facts", "collapsed", "expanded",
+    "formula-facts", "collapsed", "expanded", "unseen",
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ SPOILS = (
 <style>
   html[data-theme=light] .pale-in-light { color: #bbb }
   html[data-theme=dark] .pale-in-dark { color: #555 }
+  .tiny { width: 8px; height: 8px; padding: 0; border: 0; font-size: 8px }
   @media print {
     html, body { background: black !important }
     .explorer-fallback { display: none !important }
@@ -31,6 +32,8 @@ SPOILS = (
     + """</div>
 <p id="late"></p>
 <script>document.getElementById("late").textContent = "written by a script"</script>
+<p><button class="tiny">a</button><button class="tiny">b</button></p>
+<table><thead><tr><th></th><th>head</th></tr></thead><tr><td>1</td><td>2</td></tr></table>
 <p>\\(x\\)</p><button class="nameless"></button><button tabindex="-1">skipped</button>
 <button class="blind" style="outline: none !important">no focus to be seen</button>
 """

@@ -149,16 +149,19 @@ def test_nothing_is_wider_than_a_phone(visits):
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-def test_axe_finds_nothing_grave(visits, mode):
-    """Must catch: text too pale for its page (in that mode only), a button without a name, a list
-    with children that are not items."""
+def test_axe_finds_nothing(visits, mode):
+    """WCAG 2.2, levels A and AA, with the size of what one taps, at 390 and at 1280 px.
+
+    Must catch: text too pale for its page (in that mode only), a button without a name, a list
+    with children that are not items, two buttons of 8 px side by side, a head without text."""
     assert not lines({path: getattr(visit, mode) for path, visit in visits.items()})
 
 
 def test_texts_of_figures_keep_apart(visits):
     """On a phone.
 
-    Must catch: a label of the peak in the line of the title, or longer than the figure is wide."""
+    Must catch: a label of the peak in the line of the title, or longer than the figure is wide;
+    digits of 7 px in the grid of a schedule."""
     assert not lines({path: visit.collisions for path, visit in visits.items()})
 
 
@@ -169,10 +172,11 @@ def test_a_collision_is_seen(browser):
         page.set_content(
             '<div class="plotly-figure" style="width: 200px"><svg width="200"><text x="5" y="20">'
             'one text</text><text x="30" y="22">another</text><text x="180" y="60">beyond the'
-            " edge</text></svg></div>"
+            ' edge</text><text x="5" y="90" font-size="8">tiny</text></svg></div>'
         )
         found = page.evaluate(COLLISIONS)
-    assert len(found) == 2 and "runs into" in found[0] and "beyond the edge" in found[1]
+    assert ["tiny: 8.0 px high" in found[0], "runs into" in found[1]] == [True, True]
+    assert len(found) == 3 and "beyond the edge" in found[2]
 
 
 def test_the_keyboard_alone_reaches_and_moves_everything(visits):
@@ -462,7 +466,14 @@ def test_a_spoiled_page_is_seen(spoiled_visit, look, words):
 
 @pytest.mark.parametrize(
     ("mode", "words"),
-    [("light", "pale-in-light"), ("dark", "pale-in-dark"), ("light", "button-name")],
+    [
+        ("light", "pale-in-light"),
+        ("dark", "pale-in-dark"),
+        ("light", "button-name"),
+        ("light", "target-size"),
+        ("dark", "target-size"),
+        ("light", "empty-table-header"),
+    ],
 )
 def test_what_axe_finds_is_seen(spoiled_visit, mode, words):
     """Must catch: axe not run in one of the modes, its findings thrown away."""

@@ -24,9 +24,12 @@ PAPER = {"width": 718, "height": 1050}  # A4 within margins of 10 mm, in CSS pix
 # Their controls are reached here, and moved in test_explorer.py.
 EXPLORER_IDS = {f"explorer-{name}" for name in EXPLORERS}
 
-# Only what a reader cannot get over: axe calls it serious or critical.
+# What breaks a rule of WCAG 2.2, levels A and AA, or what axe calls serious or critical besides;
+# and heads of tables without text.
 AXE = Axe()
+WCAG = {"wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"}
 GRAVE = ("serious", "critical")
+ALSO = ("empty-table-header",)
 
 # axe needs milliseconds for the contrast of one text, and a page has thousands of texts that look
 # alike: same colours, same size, same things behind. Of each look three are marked for axe, so that
@@ -151,13 +154,19 @@ BEYOND = """() => {
   return found;
 }"""
 
-# Texts of figures and still pictures that run into one another, or out of their figure.
+# Texts of figures and still pictures that run into one another, or out of their figure, or are
+# smaller than 9 px.
 COLLISIONS = """() => [
-  ...document.querySelectorAll(".plotly-figure, .picture svg")
+  ...document.querySelectorAll(".plotly-figure, .picture svg, .schedule-grids")
 ].flatMap(figure => {
   const edge = figure.getBoundingClientRect(), found = [];
   const texts = [...figure.querySelectorAll("text")]
     .filter(text => text.textContent.trim() && text.checkVisibility({visibilityProperty: true}));
+  for (const text of texts) {
+    const {a, b} = text.getScreenCTM(); // some stand upright
+    const size = Math.hypot(a, b) * parseFloat(getComputedStyle(text).fontSize);
+    if (size < 8.95) found.push(`${text.textContent}: ${size.toFixed(1)} px high`);
+  }
   const signs = text => [...text.textContent].map((sign, k) => {
     const of = text.getExtentOfChar(k), seen = text.getScreenCTM(),
       from = new DOMPoint(of.x, of.y).matrixTransform(seen),
@@ -320,8 +329,8 @@ class Visit:
     blocks: list[str]  # what there is to read, block by block
     links: list[str]  # addresses it links to
     icons: list[str]  # addresses of its icon
-    light: list[str]  # serious and critical findings of axe
-    dark: list[str]  # the same, of the rules about colour
+    light: list[str]  # findings of axe, at 390 px of the rules about colour
+    dark: list[str]  # the same, at 1280 px of the rules about colour
     phone: list[str]  # what is too wide for 390 px
     collisions: list[str]  # texts of figures that run into one another there
     keyboard: list[str]  # what is wrong on the way through it with the Tab key
@@ -489,8 +498,8 @@ class Readers:
 
 
 def axe_findings(page, looks: dict | None = None, only_colours=False) -> list[str]:
-    """Serious and critical findings on the page as it is now, a sentence each; at most five for one
-    rule. `looks` counts the looks seen on other pages in this mode, and then those of this page."""
+    """Findings on the page as it is now, a sentence each; at most five for one rule. `looks` counts
+    the looks seen on other pages in this mode, and then those of this page."""
     looks = {} if looks is None else looks
     # else axe fetches style sheets, which a file may not
     options = {"resultTypes": ["violations"], "preload": False}
@@ -503,8 +512,9 @@ def axe_findings(page, looks: dict | None = None, only_colours=False) -> list[st
     run = "async options => (await axe.run('html', options)).violations"
     violations = []
     if not only_colours:
-        left_out = dict.fromkeys((*COLOUR_RULES, "region"), {"enabled": False})
-        violations += page.evaluate(run, {**options, "rules": left_out})
+        rules = dict.fromkeys((*COLOUR_RULES, "region"), {"enabled": False})
+        rules["target-size"] = {"enabled": True}  # axe leaves it out unless it is asked for
+        violations += page.evaluate(run, {**options, "rules": rules})
     page.evaluate(HIDE_KNOWN_LOOKS)
     violations += page.evaluate(run, {**options, "runOnly": COLOUR_RULES})
     page.evaluate(SHOW_KNOWN_LOOKS)
@@ -512,8 +522,9 @@ def axe_findings(page, looks: dict | None = None, only_colours=False) -> list[st
         f"{violation['id']} ({violation['impact']}): {node['html'][:160]} — "
         + "; ".join(check["message"] for check in [*node["any"], *node["all"], *node["none"]])[:200]
         for violation in violations
-        if violation["impact"] in GRAVE
+        if violation["impact"] in GRAVE or WCAG & {*violation["tags"]} or violation["id"] in ALSO
         for node in violation["nodes"][:5]
+        if not (violation["id"] in ALSO and "<math" in node["html"])  # axe does not hear formulas
     ]
 
 
@@ -530,15 +541,18 @@ def visit(context, address: str, looks: dict | None = None, inert="") -> Visit:
     values = page.evaluate(VALUES)
     open_all(page)
     phone = page.evaluate(BEYOND)
+    dark = axe_findings(page, looks.setdefault("dark", {}))
+    in_colours(page, "light")
+    light = axe_findings(page, looks.setdefault("light", {}), only_colours=True)
     page.set_viewport_size(DESKTOP)
     scroll_through(page)
     blocks = page.evaluate(BLOCKS)
     links = page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")
     icons = page.eval_on_selector_all("link[rel~=icon]", "links => links.map(link => link.href)")
     in_colours(page, "dark")
-    dark = axe_findings(page, looks.setdefault("dark", {}), only_colours=True)
+    dark += axe_findings(page, looks["dark"], only_colours=True)
     in_colours(page, "light")
-    light = axe_findings(page, looks.setdefault("light", {}))
+    light += axe_findings(page, looks["light"])
     keyboard = walk(page, values, moved_elsewhere=EXPLORER_IDS, inert=inert)
     on_paper(page, color_scheme="dark")  # nobody scrolls through a page before it is printed
     paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS)

@@ -272,6 +272,7 @@ def test_every_page_describes_itself(book):
     assert described["index.html"] == "Read on."
     assert described["chapters/chapter.html"].startswith("Some ")
     assert described["labs/lab.html"] == "With outputs."
+    assert described["search.html"] == "Search: a page of Split, Shard, Recompute."
     for name, tags in found.items():
         assert tags["og:description"] == described[name] and tags["og:title"], name
         assert tags["og:type"] == ("website" if name == "index.html" else "article")

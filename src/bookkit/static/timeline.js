@@ -120,9 +120,12 @@
           Math.log(seconds / spec.least) / Math.log(spec.most / spec.least), 0, 1);
         const seconds = values[spec.quantity], beyond = seconds > spec.most ? 1 : seconds < spec.least ? -1 : 0;
         set(line, { d: "M" + x(spec.least) + " " + y + ".5H" + x(spec.most) });
-        ticks.forEach(tick => {
-          set(tick.mark, { d: "M" + x(tick.seconds) + " " + (y - 4) + "v9" });
-          label(tick.text, tick.name, x(tick.seconds), width, "middle");
+        let taken = Infinity; // where the name to the right begins: one that would touch it is not written
+        ticks.slice().reverse().forEach(tick => {
+          const at = x(tick.seconds), half = 3.2 * tick.name.length, right = Math.min(at + half, width), free = right + 2 <= taken;
+          set(tick.mark, { d: "M" + at + " " + (y - 4) + "v9" });
+          label(tick.text, free ? tick.name : "", at, width, "middle");
+          if (free) taken = right - 2 * half;
         });
         set(marker, { cx: x(seconds), visibility: beyond ? "hidden" : "visible" });
         set(arrow, { visibility: beyond ? "visible" : "hidden",

@@ -129,20 +129,21 @@ def draw_hierarchical():
         for rank, chunks in enumerate(state):
             if number == 0:
                 drawing.text(begin, y(rank) + 13, rank, "small")
-            signs = []
+            signs = {"": [], " ink": []}  # on the full colour, dark in both modes
             for place, parts in enumerate(chunks):
                 x = begin + 14 + place * cell
                 count = len(parts or ())
                 shade = {0: "", 1: "shade3", DRAWN_PLACES: "shade2"}.get(count, "shade0")
                 drawn[shade].append((x, y(rank), cell - 1, 17))
                 if parts:
-                    signs.append((x + cell / 2 - 0.5, "abcd"[place] if count == 1 else "Σ"))
-            written.append((signs, y(rank) + 13))
+                    ink = " ink" if shade == "shade0" else ""
+                    signs[ink].append((x + cell / 2 - 0.5, "abcd"[place] if count == 1 else "Σ"))
+            written += [(found, y(rank) + 13, ink) for ink, found in signs.items() if found]
         for shade, places in drawn.items():
             if places:
                 drawing.boxes(places, f"gathered {shade}" if shade else "frame dashed")
-        for signs, line in written:
-            drawing.signs(signs, line, "middle small")
+        for signs, line, ink in written:
+            drawing.signs(signs, line, f"middle small{ink}")
     drawing.path(f"M0 {(y(DRAWN_PLACES - 1) + 17 + y(DRAWN_PLACES)) / 2:g}H400", "line dashed")
     links = ("NVLink", "the network", "NVLink")
     for number, (step, part, link) in enumerate(zip(HIERARCHICAL_PARTS, sent, links), 1):

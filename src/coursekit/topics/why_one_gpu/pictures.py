@@ -182,7 +182,7 @@ def draw_map():
     rows = [(name, kept_on_a_rank(layout), pays) for name, layout, pays in techniques()]
     card = quantities(gpu=MAPPED.gpu)["gpu_memory_bytes"]
     left, top, pitch = 6, 44, 50
-    unit = 384 / max(sum(kept.values()) for _, kept, _ in rows)
+    unit = 336 / max(sum(kept.values()) for _, kept, _ in rows)  # beyond it there is room for a sum
     x, entries = left, list(MAPPED_KINDS.values())
     for look, label in entries:
         drawing.box(x, 3, 11, 11, look)
@@ -199,12 +199,8 @@ def draw_map():
         for quantity, (look, _) in MAPPED_KINDS.items():
             drawing.box(at, y + 17, kept[quantity] * unit, 20, look)
             at += kept[quantity] * unit
-        total = said(sum(kept.values()))
-        if at < 330:
-            beyond = edge if at < edge < at + 60 else at
-            drawing.text(beyond + 6, y + 32, total, "small bold")
-        else:
-            drawing.text(at - 6, y + 32, total, "small bold end ink")
+        beyond = edge if at < edge < at + 60 else at
+        drawing.text(beyond + 6, y + 32, said(sum(kept.values())), "small bold")
     each = "; ".join(
         f"{name}, {said(sum(kept.values()))} ("
         + ", ".join(
