@@ -683,18 +683,17 @@ def test_moments_are_near(kind):
         (torch.optim.AdamW, dict(amsgrad=True), {"exp_avg_sq", "max_exp_avg_sq"}),
         (torch.optim.Adamax, {}, {"exp_inf"}),
         (torch.optim.RMSprop, dict(centered=True, momentum=0.9), {"square_avg"}),
-        (torch.optim.SGD, {}, set()),
+        (torch.optim.SGD, dict(momentum=0.9), set()),
     ],
 )
 def test_moments_without_a_sign(rule, settings, without_sign):
     """Found whatever the gradients are: a first moment that is positive so far can become negative.
-    The second group of SGD alone has momentum.
+    The second group alone has the settings.
 
-    Must catch: a sign that is decided by a moment's own first values; settings of one group for
-    all."""
+    Must catch: a trial with positive gradients alone; the settings of the first group for all."""
     groups = [dict(params=[nn.Parameter(torch.ones(3))]) for _ in range(2)]
-    groups[1] |= dict(momentum=0.9) if rule is torch.optim.SGD else {}
-    optimizer = EightBitMoments(groups, rule, lr=0.1, **settings)
+    groups[1] |= settings
+    optimizer = EightBitMoments(groups, rule, lr=0.1)
     for gradient in (1.0, -50.0):
         for group in groups:
             group["params"][0].grad = torch.full((3,), gradient)
