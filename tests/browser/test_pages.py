@@ -170,7 +170,7 @@ def test_a_collision_is_seen(browser):
     with new_context(browser, viewport=PHONE) as context:
         page = context.new_page()
         page.set_content(
-            '<div class="plotly-figure" style="width: 200px"><svg width="200"><text x="5" y="20">'
+            '<div class="picture" style="width: 200px"><svg width="200"><text x="5" y="20">'
             'one text</text><text x="30" y="22">another</text><text x="180" y="60">beyond the'
             ' edge</text><text x="5" y="90" font-size="8">tiny</text></svg></div>'
         )
