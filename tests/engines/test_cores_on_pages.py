@@ -1,0 +1,193 @@
+"""The code of a technique's core is on the pages of chapters, every line of it."""
+
+import ast
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from sphinx.directives.code import LiteralIncludeReader
+
+from bookkit.diffs import compare, source_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "shardlab"
+# As CORES of tools/budgets.py.
+CORES = sorted(
+    path.relative_to(PACKAGE).as_posix()
+    for pattern in (
+        "collective_plans.py",
+        "collective_wire.py",
+        "collectives.py",
+        "pipelines/schedules.py",
+        "*/core*.py",
+    )
+    for path in PACKAGE.glob(pattern)
+)
+# Cores that no page prints whole so far. This list shrinks, one line for each file.
+NOT_YET = {
+    "collective_plans.py",
+    "collective_wire.py",
+    "collectives.py",
+    "data_parallel/core.py",
+    "mixed_precision/core.py",
+    "pipelines/core.py",
+    "pipelines/schedules.py",
+    "recompute/core.py",
+    "tensor_parallel/core.py",
+    "zero/core.py",
+    "zero/core_stage3.py",
+}
+DIRECTIVE = re.compile(
+    r"^[ \t]*(?:`{3,}|:{3,})\{(literalinclude|source-diff)\} *(\S+)\n((?:[ \t]*:[\w-]+:.*\n)*)",
+    re.MULTILINE,
+)
+
+
+class Numbered(LiteralIncludeReader):
+    """Sphinx's reader, of a file whose lines end with their numbers."""
+
+    def read_file(self, filename, location=None):
+        lines = super().read_file(filename, location)
+        return [f"{line.rstrip()}\0{number}\n" for number, line in enumerate(lines, 1)]
+
+
+def included(file: Path, options: dict) -> set[int]:
+    """Numbers of the lines that a literalinclude prints."""
+    options = {name: value for name, value in options.items() if name != "dedent"}
+    text, _ = Numbered(str(file), options, SimpleNamespace(source_encoding="utf-8")).read()
+    return {int(number) for number in re.findall(r"\0(\d+)", text)}
+
+
+def lines_of(code: str, name: str) -> range:
+    """Numbers of the lines of a class, function or method, decorators included."""
+    node = ast.parse(code)
+    for part in name.split("."):
+        node = next(child for child in node.body if getattr(child, "name", None) == part)
+    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+    return range(first, node.end_lineno + 1)
+
+
+def compared(folder: Path, path: str, options: dict) -> dict[Path, set[int]]:
+    """Numbers of the lines that a source-diff prints, by file. Where it folds what both have, what
+    both have does not count."""
+    sides = (path, options["from"]), (options.get("into", path), options["to"])
+    files = [(folder / side).resolve() for side, _ in sides]
+    codes = [file.read_text("utf-8") for file in files]
+    texts = [source_of(code, name) for code, (_, name) in zip(codes, sides)]
+    found = {file: set() for file in files}
+    for side, kind in enumerate(("out", "in")):
+        lines = lines_of(codes[side], sides[side][1])
+        changed = {lines[number] for one, number in compare(*texts) if one == kind}
+        found[files[side]] |= changed if "context" in options else set(lines)
+    return found
+
+
+def printed(page: str, folder: Path) -> dict[Path, set[int]]:
+    """Numbers of the lines of each file that a page prints."""
+    found: dict[Path, set[int]] = {}
+    for kind, path, block in DIRECTIVE.findall(page):
+        options = {
+            name: value.strip().strip("'") for name, value in re.findall(r":([\w-]+):(.*)\n", block)
+        }
+        if kind == "literalinclude":
+            file = (folder / path).resolve()
+            parts = {file: included(file, options)}
+        else:
+            parts = compared(folder, path, options)
+        for file, lines in parts.items():
+            found.setdefault(file, set()).update(lines)
+    return found
+
+
+def lines_of_code(code: str) -> set[int]:
+    """Numbers of the lines that a page must print: all except the module's docstring, imports,
+    empty lines and comments between definitions."""
+    lines = code.splitlines()
+    numbers = {
+        number for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")
+    }
+    for at, node in enumerate(ast.parse(code).body):
+        docstring = at == 0 and isinstance(node, ast.Expr)
+        if docstring or isinstance(node, (ast.Import, ast.ImportFrom)):
+            numbers -= set(range(node.lineno, node.end_lineno + 1))
+    return numbers
+
+
+@pytest.fixture(scope="module")
+def on_pages():
+    """{file: numbers of the lines that chapters print}."""
+    found: dict[Path, set[int]] = {}
+    for page in sorted((ROOT / "chapters").glob("*.md")):
+        for file, lines in printed(page.read_text("utf-8"), page.parent).items():
+            found.setdefault(file, set()).update(lines)
+    return found
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_every_line_of_a_core_is_on_a_page(on_pages, core):
+    """Must catch: a method that was added to a core and that its chapter does not print; an
+    `end-before` that leaves out a last line; a core that stays in NOT_YET although a page prints it
+    whole."""
+    code = (PACKAGE / core).read_text("utf-8")
+    lines = code.splitlines()
+    missing = lines_of_code(code) - on_pages.get(PACKAGE / core, set())
+    shown = [f"{core}:{number}: {lines[number - 1]}" for number in sorted(missing)]
+    if core in NOT_YET:
+        assert shown, f"chapters print {core} whole: take it out of NOT_YET."
+    else:
+        assert shown == []
+
+
+def test_a_core_that_waits_is_there():
+    """Must catch: a core that was renamed and leaves its allowance behind."""
+    assert NOT_YET <= set(CORES)
+
+
+CODE = '''"""A module."""
+import os
+
+LIMIT = 1
+
+
+class A:
+    """One."""
+
+    def first(self):
+        return 1
+
+    @property
+    def second(self):
+        return 2
+
+
+class B:
+    """One."""
+
+    def first(self):
+        return 3
+'''
+
+
+@pytest.mark.parametrize(
+    "directive, expected",
+    [
+        ("literalinclude} a.py\n:pyobject: A.second", {13, 14, 15}),
+        ("literalinclude} a.py\n:pyobject: A\n:end-before: '@property'", {*range(7, 13)}),
+        ("literalinclude} a.py\n:start-at: LIMIT\n:end-at: LIMIT", {4}),
+        ("literalinclude} a.py\n:lines: 4, 7-8\n:dedent: 4", {4, 7, 8}),
+        ("source-diff} a.py\n:from: A\n:to: B", {*range(7, 16), *range(18, 23)}),
+        ("source-diff} a.py\n:from: A.first\n:to: B.first\n:context: 1", {11, 22}),
+    ],
+)
+def test_the_lines_that_a_page_prints(tmp_path, directive, expected):
+    """Must catch: a decorator left out, an option of Sphinx's not followed, what a diff folds taken
+    for printed, a directive in a fold not found."""
+    (tmp_path / "a.py").write_text(CODE)
+    page = f":::{{dropdown}} Folded\n\n```{{{directive}\n```\n:::\n"
+    assert printed(page, tmp_path) == {tmp_path / "a.py": expected}
+
+
+def test_what_a_page_must_print():
+    """Must catch: a constant or a docstring of a class passed over."""
+    assert lines_of_code(CODE) == {4, 7, 8, 10, 11, 13, 14, 15, 18, 19, 21, 22}
