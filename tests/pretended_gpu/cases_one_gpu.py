@@ -127,6 +127,9 @@ def float8() -> Step:
         net, tokens = model(device=device, dtype=torch.float32, **ONE_ATTENTION), batch(device)
         use_float8(net, keep=[net.head])
         step = train(lambda: next_token_loss(net(tokens), tokens).backward(), sgd(net.parameters()))
+        pairs = zip(net.parameters(), trained(dtype=torch.float32, **ONE_ATTENTION).parameters())
+        rounded = max((mine.cpu() - plain).abs().max().item() for mine, plain in pairs)
+        assert 1e-4 < rounded < 3e-2, rounded
         return step, net.parameters()
 
     return on_both(training, within=1e-6)

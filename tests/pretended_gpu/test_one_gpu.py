@@ -47,7 +47,7 @@ def test_policies(on_gpus, name, kind):
 
 
 def test_float8(on_gpus):
-    """Must catch: a scale of a block that is made on the CPU."""
+    """Must catch: a scale of a block that is made on the CPU; factors that nothing rounds."""
     on_gpus(1, cases.float8).is_right()
 
 
