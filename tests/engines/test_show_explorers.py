@@ -346,9 +346,16 @@ def test_what_must_divide_follows_the_hand(name, moves, found):
 
 
 def test_a_divisor_too_far_away_is_not_looked_for():
-    """Must catch: a page that hangs after someone typed 9e15 and then a prime number."""
+    """A prime number of columns is divided by 1 and by itself.
+
+    Must catch: a page that hangs after someone typed 9e15 heads and then a prime number."""
     link = Divides("heads", "hidden")
-    assert link.follow(dict(heads=9 * 10**15, hidden=2**53 - 111), ["hidden"], {}) == {}
+    for heads, found in (
+        (300_000, {}),
+        (50_000, dict(heads=1)),
+        (9 * 10**15, dict(heads=1_000_003)),
+    ):
+        assert link.follow(dict(heads=heads, hidden=1_000_003), ["hidden"], {}) == found
 
 
 def test_what_followed_comes_back_with_the_control():
