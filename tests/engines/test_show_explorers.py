@@ -18,6 +18,7 @@ from coursekit.show.stops import powers_of_two, steps_of_ten
 
 FITS, HOW_LONG = EXPLORERS["does-it-fit"], EXPLORERS["fits-and-how-long"]
 MEMORY, BYTES = EXPLORERS["where-the-memory-goes"], EXPLORERS["bytes-per-parameter"]
+GPT2 = MEMORY.choose(MEMORY.start(), "model", "GPT-2 1.5B")
 
 
 @pytest.fixture(params=EXPLORERS.values(), ids=EXPLORERS)
@@ -162,7 +163,7 @@ def test_the_sentences_of_the_memory_explorers():
 
     Mutations: the points' words one place off; GiB and GB exchanged; `gradients 0 B` said where
     there are none yet."""
-    shown = MEMORY.compute(MEMORY.start())
+    shown = MEMORY.compute(GPT2)
     assert (
         shown["peak_bytes"] == shown["loss_peak_bytes"]
         and MEMORY.say(shown)
@@ -183,9 +184,9 @@ def test_the_sentences_of_the_memory_explorers():
     }
     for point, text in words.items():
         assert f"{text}; " in MEMORY.say({**shown, "peak_point": point})
-    large = MEMORY.compute(MEMORY.choose(MEMORY.start(), "model", "Llama 7B"))
+    large = MEMORY.compute(MEMORY.start())
     assert "; a card of 80 GB is 84.9 GB short, before libraries" in MEMORY.say(large)
-    dropped = MEMORY.compute(MEMORY.move(MEMORY.start(), "dropout", 0.1))
+    dropped = MEMORY.compute(MEMORY.move(GPT2, "dropout", 0.1))
     assert (
         "Dropout works on the attention scores" in MEMORY.say_detail(dropped)
         and dropped["keeps_scores"] == 1
@@ -210,12 +211,14 @@ def test_positions_follow_a_long_sequence():
 
     Mutations: the table cut to a short sequence; a model chosen later that brings its own short
     table."""
-    long = MEMORY.move(MEMORY.start(), "sequence", 8192)
+    chosen = {"model": "GPT-2 1.5B"}
+    long = MEMORY.move(GPT2, "sequence", 8192, chosen)
     assert (
-        long["max_sequence"] == 8192 and MEMORY.move(long, "sequence", 128)["max_sequence"] == 1024
+        long["max_sequence"] == 8192
+        and MEMORY.move(long, "sequence", 128, chosen)["max_sequence"] == 1024
     )
     assert MEMORY.choose(long, "model", "Llama 7B")["max_sequence"] == 8192
-    assert MEMORY.choose(MEMORY.start(), "model", "Llama 7B")["max_sequence"] == 2048
+    assert MEMORY.choose(GPT2, "model", "Llama 7B")["max_sequence"] == 2048
     link = AtLeast("max_sequence", "sequence")
     assert link.follow(dict(sequence="many"), ["sequence"], dict(max_sequence=1)) == {}
 

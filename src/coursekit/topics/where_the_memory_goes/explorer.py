@@ -72,7 +72,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
         AtLeast("max_sequence", "sequence"),
     ),
     begin=dict(
-        model="GPT-2 1.5B",
+        model="Llama 7B",
         recipe="fp32 Adam",
         gpu="A100 SXM 80GB",
         microbatch=8,
