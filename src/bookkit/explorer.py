@@ -243,8 +243,12 @@ def _marked(name):
     return f'<mrow data-quantity="{name}">{symbol}</mrow>'
 
 
+SHORT = {"duration": "short duration"}  # in a sum
+
+
 def why(spec, sheet):
-    """The given quantities, then every equation in the order in which one needs the other."""
+    """The sentence as a sum, of which each number opens its own equations; behind it the given
+    quantities, then every equation in the order in which one needs the other."""
     computed = spec.compute(spec.start())
 
     def item(name, math):
@@ -268,6 +272,12 @@ def why(spec, sheet):
         item(name, f'<div class="math-scroll">{marked_equation(name)}</div>')
         for name in spec.explained
     )
+    terms = "".join(
+        f'<span><button type="button" aria-expanded="false" data-quantity="{name}"'
+        f' data-style="{SHORT.get(default_style(name), default_style(name))}"><b></b> '
+        f"<small>{escape(words)}</small></button></span>"
+        for name, words in spec.sum
+    )
     rest = [name for name in spec.formulas if name not in spec.explained]
     place = sheet(rest[0]) if sheet and rest else None
     where = (
@@ -281,8 +291,11 @@ def why(spec, sheet):
         else ""
     )
     return (
-        f'<div class="explorer-equations"><p>Given</p><ul class="explorer-given">{given}</ul>'
-        f"<p>Computed, each from what comes before it</p><ol>{equations}</ol>{more}</div>"
+        f'<div class="explorer-equations"><div class="explorer-sum">{terms}</div>'
+        f'<div class="explorer-own"></div><details class="explorer-all"><summary>Every'
+        " formula, from what is given</summary>"
+        f'<p>Given</p><ul class="explorer-given">{given}</ul>'
+        f"<p>Computed, each from what comes before it</p><ol>{equations}</ol>{more}</details></div>"
     )
 
 

@@ -13,8 +13,8 @@ from visit import DESKTOP, DRAWN, PHONE, Readers, click, stop_clock, until
 
 from coursekit.formulas import BOOK, InvalidQuantity, evaluate
 from coursekit.show.explorers import EXPLORERS
-from coursekit.show.format import format_to_type, parse_number
-from coursekit.show.spec import Choice, Hand, fill_in
+from coursekit.show.format import format_as, format_to_type, parse_number
+from coursekit.show.spec import Choice, Hand, default_style, fill_in
 from coursekit.show.svg import drawings
 
 # Words of a card, refusals by control, and what boxes and choices hold.
@@ -1326,7 +1326,7 @@ def test_why_shows_the_equations_with_the_readers_numbers(card_in_chapter, explo
     stop = control.stops[len(control.stops) // 2]
     card.slide(control.quantity, stop)
     shown = card.spec.compute(card.spec.move(card.spec.start(), control.quantity, stop))
-    items = card.find(".explorer-equations ol > li")
+    items = card.find(".explorer-all ol > li")
     assert (
         items.evaluate_all("items => items.map(item => item.dataset.quantity)")
         == card.spec.explained
@@ -1347,14 +1347,47 @@ def test_why_shows_the_equations_with_the_readers_numbers(card_in_chapter, explo
                 assert text == f"{shown[quantity]:,}"
             else:
                 assert parse_number(text) == pytest.approx(shown[quantity], rel=0.005)
-    links = card.find(".explorer-equations li a").evaluate_all(
-        "links => links.map(link => link.href)"
-    )
+    links = card.find(".explorer-all li a").evaluate_all("links => links.map(link => link.href)")
     assert len(links) == len(card.spec.explained) + len(card.spec.inputs)
     for link in set(links):
         book = explorer_places[card.name].folder
         path, _, anchor = link.removeprefix(book.as_uri() + "/").partition("#")
         assert f'id="{anchor}"' in (book / path).read_text(encoding="utf-8")
+
+
+# The sum that "Why?" begins with: quantities, numbers, and what each opens when it is pressed.
+SUM = """root => [...root.querySelectorAll(".explorer-sum > span:not([hidden]) > button")]
+  .map(term => {
+    if (term.getAttribute("aria-expanded") === "false") term.click();
+    const own = [...root.querySelectorAll(".explorer-own li")];
+    return [term.dataset.quantity, term.firstChild.textContent.replaceAll("\\u00a0", " "),
+      own.map(line => line.dataset.quantity), own[0].querySelector(".explorer-value").textContent];
+  })"""
+
+
+def test_why_begins_with_the_sentence_as_a_sum(card_in_chapter):
+    """64.0 = 6.23 + 12.5 + 42.1 + 3.29 GB, of which each number opens its own line; the rest stays
+    folded.
+
+    Must catch: terms that do not add up to the total; a term of zero bytes shown; a click that
+    opens another line, or leaves the last one open; all formulas open."""
+    card = card_in_chapter
+    click(card.find(".explorer-why > summary"))
+    card.find(".explorer-sum").wait_for()
+    until(card.page, "document.querySelector('.explorer-why[open] .explorer-sum b').textContent")
+    shown = card.spec.compute(card.spec.start())
+    total, *terms = (name for name, _ in card.spec.sum)
+    found = card.root.evaluate(SUM)
+    assert [name for name, *_ in found] == [total, *(name for name in terms if shown[name])]
+    for name, _, own, value in found:
+        assert own[0] == name and len(own) == len(set(own))
+        assert value == format_as(shown[name], default_style(name))
+    if terms:
+        assert sum(shown[name] for name in terms) == pytest.approx(shown[total])
+    assert not card.find(".explorer-all").evaluate("all => all.open")
+    if card.name == "where-the-memory-goes":
+        numbers = [text for _, text, *_ in found]
+        assert numbers == ["64.0", "6.23", "12.5", "42.1", "3.29 GB"]
 
 
 # --- without a script, on paper, on a phone -------------------------------------------------------

@@ -390,6 +390,7 @@
 
     function fillEquations() {
       if (!find(".explorer-equations")) return; // still on their way
+      fillSum();
       find(".explorer-equations").querySelectorAll("li").forEach(item => {
         const name = item.dataset.quantity;
         write(item.querySelector(".explorer-value"), format(shown[name], item.dataset.style));
@@ -415,6 +416,35 @@
       });
     }
 
+    /* The sentence as a sum; a unit that all numbers have is said once. What is zero is left out. */
+    function fillSum() {
+      const terms = Array.from(why.querySelectorAll(".explorer-sum button"));
+      terms.forEach((term, k) => { term.parentNode.hidden = k > 0 && !shown[term.dataset.quantity]; });
+      const seen = terms.filter(term => !term.parentNode.hidden), texts = seen.map(term => format(shown[term.dataset.quantity], term.dataset.style));
+      const unit = texts[0].replace(/^\S+/, ""), same = texts.every(text => text.replace(/^\S+/, "") === unit);
+      seen.forEach((term, k) => write(term.firstChild, same && k < texts.length - 1 ? texts[k].split(" ")[0] : unbroken(texts[k])));
+    }
+
+    /* A number of the sum opens its own equation, and those of what stands in it. */
+    function openOwn(button) {
+      const own = find(".explorer-own"), open = button.getAttribute("aria-expanded") === "false";
+      why.querySelectorAll(".explorer-sum button").forEach(one => one.setAttribute("aria-expanded", String(open && one === button)));
+      const line = name => why.querySelector(".explorer-all li[data-quantity=" + name + "]"), first = line(button.dataset.quantity);
+      const names = [first, ...first.querySelectorAll("math [data-quantity]")].map(node => node.getAttribute("data-quantity"));
+      const lines = Array.from(new Set(names), line).filter(one => one && one.querySelector(".math-scroll") || one === first);
+      const list = document.createElement("ol");
+      list.append(...lines.map(one => one.cloneNode(true)));
+      own.replaceChildren(...(open ? [list] : []));
+      fillEquations();
+    }
+
+    function fillWhy() {
+      const terms = why.querySelectorAll(".explorer-sum button");
+      terms.forEach(button => button.addEventListener("click", () => openOwn(button)));
+      find(".explorer-all").addEventListener("toggle", fillEquations);
+      if (terms.length === 1) openOwn(terms[0]); else fillEquations();
+    }
+
     function mathNode(tag, text) {
       const node = document.createElementNS("http://www.w3.org/1998/Math/MathML", tag);
       node.textContent = text;
@@ -428,7 +458,7 @@
       asked = true;
       const script = document.createElement("script"); // calls BOOK.why; a script and no fetch, so that it works from file://
       script.src = why.dataset.script;
-      script.onload = fillEquations;
+      script.onload = fillWhy;
       document.head.append(script);
     });
 

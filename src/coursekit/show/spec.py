@@ -195,6 +195,9 @@ class Explorer:
     links: tuple = ()
     groups: tuple = ()  # without any, the controls stand under one another
     why: tuple = ()  # the formulas that "Why?" prints; without any, all
+    # what "Why?" begins with: pairs (quantity, words), first the total, then its terms; without
+    # any, the bar that is the first picture
+    adds: tuple = ()
 
     def __post_init__(self):
         object.__setattr__(self, "begin", MappingProxyType(self.begin))
@@ -207,7 +210,7 @@ class Explorer:
             for part in (*self.pictures, *self.sentence, *self.detail)
             for name in part.quantities
         ]
-        shown += [column[1] for column in self.table.columns]
+        shown += [column[1] for column in self.table.columns] + [name for name, _ in self.adds]
         return [name for name in dict.fromkeys([*self.outputs, *shown]) if name not in OF_PICTURES]
 
     @cached_property
@@ -241,7 +244,16 @@ class Explorer:
     @cached_property
     def explained(self):
         """The formulas that "Why?" prints, in that order; the others are on the formula sheets."""
-        return [name for name in self.formulas if name in self.why or not self.why]
+        begins = [name for name, _ in self.sum]
+        return [name for name in self.formulas if name in (*self.why, *begins) or not self.why]
+
+    @cached_property
+    def sum(self):
+        """The sentence as a sum: pairs (quantity, words), first the total, then its terms."""
+        bar = self.pictures[0]
+        if self.adds:
+            return self.adds
+        return ((bar.total, "together"), *((part.quantity, part.label) for part in bar.parts))
 
     @cached_property
     def _swept(self):

@@ -119,6 +119,7 @@ COLLECTIVE_COST = Explorer(
             ("a tree beats a ring below", "nodes_crossover_bytes", "bytes"),
         ),
     ),
+    adds=(("fastest_all_reduce_seconds", "the fastest all-reduce"),),
     outputs=(
         "fastest_all_reduce",
         "fastest_all_reduce_seconds",

@@ -118,6 +118,11 @@ STEP_TIME = Explorer(
             ("share spent computing", "scaling_efficiency", "percent"),
         ),
     ),
+    adds=(
+        ("data_parallel_step_seconds", "a step"),
+        ("compute_seconds", "computing"),
+        ("exposed_seconds", "waiting"),
+    ),
     outputs=(
         "data_parallel_step_seconds",
         "scaling_efficiency",

@@ -91,6 +91,7 @@ ROOFLINE = Explorer(
             ("the product takes at least", "operation_seconds", "short duration"),
         ),
     ),
+    adds=(("operation_seconds", "the operation"),),
     outputs=(
         "arithmetic_intensity",
         "ridge_intensity",

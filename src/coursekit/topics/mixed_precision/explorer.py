@@ -212,5 +212,6 @@ LOSS_SCALE = Explorer(
             ("doublings", "range_binades", "exact"),
         ),
     ),
+    adds=(("lost_gradient", "becomes zero below"),),
     outputs=("lost_gradient", "largest_loss_scale"),
 )

@@ -125,6 +125,7 @@ SCHEDULE = Explorer(
             ("on the last", "pipeline_in_flight", "exact", (("pipeline_rank", 3),)),
         ),
     ),
+    adds=(("pipeline_idle_seconds", "a rank waits"),),
     outputs=(
         "pipeline_idle_seconds",
         "bubble_share_of_total",

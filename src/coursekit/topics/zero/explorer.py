@@ -178,6 +178,11 @@ ZERO_TIME = Explorer(
             ("stage 3 waits", "zero_exposed_seconds", "short duration"),
         ),
     ),
+    adds=(
+        ("zero_step_seconds", "a step"),
+        ("zero_compute_seconds", "computing"),
+        ("zero_exposed_seconds", "waiting"),
+    ),
     outputs=("zero_sent_bytes", "zero_communication_seconds", "zero_exposed_seconds"),
     why=(
         "zero_reductions",
