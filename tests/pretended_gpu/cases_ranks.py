@@ -86,6 +86,9 @@ def zero_as(stage: int, variant: str = "plain", scaled_by: str = "") -> Step:
     step = train(backward, optimizer, before_step, scaler)
     with unsharded(net) if stage == 3 else nullcontext():
         assert_close(dict(net.named_parameters()), trained(clip, dtype=dtype), within)
+        if variant == "bf16":
+            pairs = zip(net.parameters(), trained(clip, dtype=dtype).parameters())
+            assert max((mine.cpu() - plain).abs().max().item() for mine, plain in pairs) > 1e-6
     return step
 
 
