@@ -23,7 +23,7 @@ import torch
 from coursekit.formulas import quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
-from shardlab.torch_internals import FakeTensorMode
+from shardlab.common.torch_internals import FakeTensorMode
 started = time.perf_counter()
 with FakeTensorMode():
     model = GPT(GPTConfig(**quantities(model=sys.argv[1])))
@@ -57,9 +57,9 @@ def measure_overhead() -> list[Result]:
     which is the noise."""
     import torch
 
+    from shardlab.common.torch_internals import TorchDispatchMode
     from shardlab.gpt import GPT, GPTConfig, next_token_loss
     from shardlab.measure.ledger import Ledger
-    from shardlab.torch_internals import TorchDispatchMode
 
     class Nothing(TorchDispatchMode):
         """The least that watching every operation costs."""

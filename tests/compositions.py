@@ -25,19 +25,19 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from shardlab import recompute, zero
-from shardlab.agreement import CannotReplicate
+from shardlab.common.agreement import CannotReplicate
+from shardlab.common.shards import CannotShard
 from shardlab.gpt import GPT, Block, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
-from shardlab.mixed_precision.loss_scaler import LossScaler
+from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
+from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import CannotPipeline, plan_pipeline
-from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import SCHEDULES, schedule
 from shardlab.ranks import ranks
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
 from shardlab.recompute.selective import checkpoint_selective
 from shardlab.saving import resume, save
-from shardlab.shards import CannotShard
 from shardlab.tensor_parallel import (
     CannotSplit,
     apply_tensor_parallel,
@@ -46,8 +46,8 @@ from shardlab.tensor_parallel import (
     sum_gradients,
     vocabulary_parallel_loss,
 )
-from shardlab.tensor_parallel.full_parameters import whole_state_dict
-from shardlab.zero.full_parameters import unsharded
+from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
+from shardlab.zero.hardened.full_parameters import unsharded
 
 REFUSALS = CannotReplicate, CannotShard, CannotSplit, CannotPipeline
 STEPS = 4  # the run is saved and resumed after half of them

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from shardlab import zero
+from shardlab.common.shards import CannotShard
+from shardlab.common.torch_internals import tree_leaves
 from shardlab.data_parallel import (
     Bucketed,
     CannotReplicate,
@@ -26,14 +28,12 @@ from shardlab.data_parallel import (
     PerTensor,
 )
 from shardlab.gradient_clipping import clip_gradients
-from shardlab.shards import CannotShard
-from shardlab.torch_internals import tree_leaves
-from shardlab.zero import fast_ring
-from shardlab.zero.backward_entries import NoSecondGradient
-from shardlab.zero.flat import Ring
-from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.placeholders import NotGathered
-from shardlab.zero.torch_collectives import Native
+from shardlab.zero.hardened import fast_ring
+from shardlab.zero.hardened.backward_entries import NoSecondGradient
+from shardlab.zero.hardened.flat import Ring
+from shardlab.zero.hardened.full_parameters import unsharded
+from shardlab.zero.hardened.placeholders import NotGathered
+from shardlab.zero.hardened.torch_collectives import Native
 
 REFUSALS = (CannotReplicate, CannotShard, NotGathered, NoSecondGradient)
 LADDER = {

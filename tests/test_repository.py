@@ -373,8 +373,9 @@ def described() -> set[str]:
 
 
 def exists(name: str) -> bool:
-    """`zero/`, `gpt.py` or `shardlab.zero.prefetch.Prefetch` among the sources, or a path from the
-    root; the name of what every topic may have."""
+    """`zero/`, `gpt.py` or `shardlab.zero.hardened.prefetch.Prefetch` among the sources, or a path
+    from the root; a file of a package, in its `hardened/` too; the name of what every topic may
+    have."""
     if name.startswith(tuple(f"{package}." for package in PACKAGES)):
         path = SOURCES / name.replace(".", "/")
         inside = path.parent.with_suffix(".py")
@@ -382,7 +383,12 @@ def exists(name: str) -> bool:
         return path.is_dir() or path.with_suffix(".py").exists() or bool(defined)
     packages = [SOURCES / package for package in PACKAGES]
     homes = [ROOT, SOURCES, *packages, *(SOURCES / "coursekit" / "topics").iterdir()]
-    return any((home / name).exists() for home in homes)
+    package, _, file = name.partition("/")
+    return any(
+        (home / inside).exists()
+        for home in homes
+        for inside in (name, f"{package}/hardened/{file}")
+    )
 
 
 def test_what_the_architecture_names_exists():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "shardlab"
-INSTRUMENTS = ("measure", "ranks", "torch_internals.py")
+INSTRUMENTS = ("measure", "ranks", "common/torch_internals.py")
 DOORS = ("__init__.py", "__main__.py")
 LINES = 200
 MORE_LINES = {"gpt.py": 300, "data_parallel/ladder.py": 300}
@@ -89,7 +89,8 @@ def shelf(package: Path) -> list[Path]:
     return [
         path
         for path in sorted(package.rglob("*.py"))
-        if path.relative_to(package).parts[0] not in INSTRUMENTS and path.name not in DOORS
+        if not path.relative_to(package).as_posix().startswith(INSTRUMENTS)
+        and path.name not in DOORS
     ]
 
 

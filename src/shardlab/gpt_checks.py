@@ -6,7 +6,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from .torch_internals import active_fake_mode
+from .common.torch_internals import active_fake_mode
 
 SWITCHES = ("learned_positions", "biases", "gated_mlp", "tied_head")
 

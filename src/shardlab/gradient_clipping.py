@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .shards import Groups, groups_of, stages_of, updated_by
+from .common.shards import Groups, groups_of, stages_of, updated_by
 
 
 @torch.no_grad()

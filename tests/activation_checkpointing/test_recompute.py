@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint as torchs
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.recompute import checkpoint, checkpoint_by_function
-from shardlab.recompute.determinism import CheckpointError
+from shardlab.recompute.hardened.determinism import CheckpointError
 from shardlab.recompute.layers import CheckpointedList, checkpoint_every
 
 SMALL = dict(layers=5, hidden=24, heads=4, vocabulary=53, max_sequence=16, dropout=0.1)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from coursekit.formulas import evaluate, quantities
+from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.recompute.budget import (
@@ -20,7 +21,6 @@ from shardlab.recompute.budget import (
     plan_recomputation,
 )
 from shardlab.recompute.layers import checkpoint_some
-from shardlab.torch_internals import FakeTensorMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,6 +15,7 @@ from coursekit.formulas.events import end_seconds, operations, play
 from coursekit.recordings.races import TrainingTask
 from coursekit.topics.activation_checkpointing.runs import KEEPS_ALL, WAYS, by_operations, training
 from coursekit.topics.activation_checkpointing.timeline import OFFLOADED_STEP
+from shardlab.common.torch_internals import FUSED_ATTENTION, FakeTensorMode, TorchDispatchMode
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger
@@ -27,7 +28,6 @@ from shardlab.tensor_parallel import (
     sequence_parallel,
     vocabulary_parallel_loss,
 )
-from shardlab.torch_internals import FUSED_ATTENTION, FakeTensorMode, TorchDispatchMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NOTHING, CORE, PRODUCTS, WHOLE = range(4)

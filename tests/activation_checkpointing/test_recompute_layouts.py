@@ -12,8 +12,8 @@ from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.mesh import Mesh
+from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
-from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import schedule
 from shardlab.ranks import ranks
 from shardlab.recompute import CheckpointError, checkpoint, checkpoint_by_function

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from coursekit.formulas import RECIPES, InvalidQuantity, evaluate, quantities
+from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.selective import checkpoint_selective
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
-from shardlab.torch_internals import FakeTensorMode
-from shardlab.zero import checks
-from shardlab.zero.api import shard
-from shardlab.zero.torch_collectives import Native
+from shardlab.zero.hardened import checks
+from shardlab.zero.hardened.api import shard
+from shardlab.zero.hardened.torch_collectives import Native
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.ranks]
 PRODUCTS, WHOLE = 2, 3

@@ -11,11 +11,11 @@ from shardlab import zero
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.ranks import ranks
 from shardlab.recompute import checkpoint, checkpoint_by_function
-from shardlab.recompute.determinism import CheckpointError
+from shardlab.recompute.hardened.determinism import CheckpointError
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.offload import offload_activations
 from shardlab.recompute.selective import checkpoint_selective
-from shardlab.zero.full_parameters import unsharded
+from shardlab.zero.hardened.full_parameters import unsharded
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ from torch.utils.checkpoint import (
 )
 from torch.utils.checkpoint import checkpoint as torchs
 
+from shardlab.common.torch_internals import FUSED_ATTENTION, TorchDispatchMode
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.recompute import CheckpointError, checkpoint, checkpoint_by_function
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules, checkpoint_some
 from shardlab.recompute.offload import Copies, offload_activations
 from shardlab.recompute.selective import EXPENSIVE, PRODUCTS, checkpoint_selective
-from shardlab.torch_internals import FUSED_ATTENTION, TorchDispatchMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

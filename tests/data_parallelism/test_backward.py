@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shardlab.backward import (
+from shardlab.common.backward import (
     BackwardListener,
     as_one_backward,
     when_backward_ends,
     when_gradient_comes,
 )
-from shardlab.torch_internals import current_backward
+from shardlab.common.torch_internals import current_backward
 
 
 class Diary(BackwardListener):

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shardlab import agreement
-from shardlab.backward import NotOurGradient
+from shardlab.common import agreement
+from shardlab.common.backward import NotOurGradient
+from shardlab.common.torch_internals import FakeTensorMode, TorchDispatchMode, changes_arguments
 from shardlab.data_parallel import (
     Bucketed,
     CannotReplicate,
@@ -28,7 +29,6 @@ from shardlab.data_parallel import (
 )
 from shardlab.measure.communication import CommunicationLog
 from shardlab.ranks import ranks
-from shardlab.torch_internals import FakeTensorMode, TorchDispatchMode, changes_arguments
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

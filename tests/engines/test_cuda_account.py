@@ -9,6 +9,7 @@ import pytest
 import torch
 from caching_allocator import KIB, MIB, OutOfMemory, Simulator
 
+from shardlab.common.torch_internals import current_backward, storage_key
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.cuda import (
     UNEXPLAINED,
@@ -18,7 +19,6 @@ from shardlab.measure.cuda import (
     account_rows,
 )
 from shardlab.measure.ledger import Ledger
-from shardlab.torch_internals import current_backward, storage_key
 
 # --- the model of the allocator against what was printed ------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 from coursekit.__main__ import main
 from coursekit.formulas import BOOK, InvalidQuantity, evaluate
 from coursekit.formulas.fits import RESERVED_SHARE, fits
-from shardlab.cross_node_warning import CrossesNodes
+from shardlab.common.cross_node_warning import CrossesNodes
 
 PUBLISHED = {
     model["name"]: model["config"]

@@ -488,7 +488,7 @@ def test_initialisation():
 def test_model_runs_on_fake_tensors(variant):
     """A step without numbers gives every parameter a gradient of its shape. Must catch: a table
     made outside the mode, or code that asks a tensor for its value."""
-    from shardlab.torch_internals import FakeTensorMode
+    from shardlab.common.torch_internals import FakeTensorMode
 
     with FakeTensorMode():
         model = GPT(GPTConfig(**SMALL, **VARIANTS[variant]))

@@ -52,20 +52,20 @@ FAST_COLLECTIVES = (FAST, "collectives.py", "collectives_fast.py")
 FAST_PRECISION = (FAST, "mixed_precision*")
 THE_SAME_IN_ANOTHER_WAY = {
     **dict.fromkeys(("all_gather", "all_reduce", "run", "Chunks"), FAST_COLLECTIVES),
-    "reduce_scatter": (FAST + ITS_FUNCTION, *FAST_COLLECTIVES[1:], "tensor_parallel/pairs.py"),
+    "reduce_scatter": (FAST + ITS_FUNCTION, *FAST_COLLECTIVES[1:], "tensor_parallel/*/pairs.py"),
     "PIECE_BYTES": (FAST, "collectives_fast.py", "zero/*"),
     "Ring": (FAST, "zero/*"),
     **dict.fromkeys(("LossScaler", "MasterWeights"), FAST_PRECISION),
     **dict.fromkeys(("all_to_all", "barrier"), A_COLLECTIVE),
     **dict.fromkeys(
         ("gather", "scatter"),
-        (A_COLLECTIVE[0] + ITS_FUNCTION, *A_COLLECTIVE[1:], "tensor_parallel/pairs.py"),
+        (A_COLLECTIVE[0] + ITS_FUNCTION, *A_COLLECTIVE[1:], "tensor_parallel/*/pairs.py"),
     ),
     **dict.fromkeys(
         ("equal", "where"),
         ("of numbers, and as SymPy writes it", "formulas/subset.py", "formulas/symbols.py"),
     ),
-    "ShardedOptimizer": ("of stage 1, and its subclass of stage 2", "zero/stage?.py"),
+    "ShardedOptimizer": ("of stage 1, and its subclass of stage 2", "zero/*/stage?.py"),
     "BUCKET_BYTES": (
         "the default of replicas and of stages 1 and 2, which are compared",
         "data_parallel/*",
@@ -95,10 +95,10 @@ def kind(path: Path) -> str:
 
 
 def hardened(paths: list[Path]) -> list[Path]:
-    """Without the core of a technique where another file of its folder has the hardened class under
-    the same name."""
-    folders = [path.parent for path in paths if not path.stem.startswith("core")]
-    return [p for p in paths if not (p.stem.startswith("core") and p.parent in folders)]
+    """Without the core of a technique where its folder has the hardened class under the same
+    name."""
+    folders = [path.parts[0] for path in paths if not path.stem.startswith("core")]
+    return [p for p in paths if not (p.stem.startswith("core") and p.parts[0] in folders)]
 
 
 def defined_more_than_once(packages: list[Path], by_design=BY_DESIGN) -> dict[str, list[str]]:

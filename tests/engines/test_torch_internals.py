@@ -9,11 +9,11 @@ from sources import Source, is_private, source
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from shardlab import torch_internals
+from shardlab.common import torch_internals
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "bench", "tools", "examples", "tests")
-DOOR = ROOT / "src" / "shardlab" / "torch_internals.py"
+DOOR = ROOT / "src" / "shardlab" / "common" / "torch_internals.py"
 OURS = ("shardlab", "coursekit", "bookkit")
 OTHER_PACKAGES = ("forkserver", "os", "sys", "sympy", "IPython", "plotly")
 OF_NAMED_TUPLES = ("_replace", "_asdict", "_fields", "_make")

@@ -49,7 +49,7 @@ def test_what_an_elementwise_operation_does_and_moves(rows, columns, count):
     kinds."""
     import torch
 
-    from shardlab.torch_internals import TorchDispatchMode
+    from shardlab.common.torch_internals import TorchDispatchMode
 
     class Counter(TorchDispatchMode):
         operations = 0

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from shardlab.backward import NoSecondGradient
+from shardlab.common.backward import NoSecondGradient
+from shardlab.common.torch_internals import scaled_product
 from shardlab.mixed_precision.float8 import (
     Float8Linear,
     Float8Recipe,
@@ -14,7 +15,6 @@ from shardlab.mixed_precision.float8 import (
     to_float8,
     use_float8,
 )
-from shardlab.torch_internals import scaled_product
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 

@@ -7,9 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from shardlab.mixed_precision import LossScaler, MasterWeights, fast
-from shardlab.mixed_precision.scaler_checks import CannotScale, OverflowEveryStep, WrongOrder
-from shardlab.torch_internals import FakeTensorMode, TorchDispatchMode
+from shardlab.common.torch_internals import FakeTensorMode, TorchDispatchMode
+from shardlab.mixed_precision import LossScaler, MasterWeights
+from shardlab.mixed_precision.hardened import fast
+from shardlab.mixed_precision.hardened.scaler_checks import (
+    CannotScale,
+    OverflowEveryStep,
+    WrongOrder,
+)
 
 BAD = (math.inf, -math.inf, math.nan)
 UNBOUNDED = 10**9

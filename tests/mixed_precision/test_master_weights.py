@@ -10,20 +10,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from coursekit.formulas import RECIPES, evaluate
 from shardlab import mixed_precision
+from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.weigh import storage_bytes
-from shardlab.mixed_precision import LossScaler, MasterWeights, fast
+from shardlab.mixed_precision import LossScaler, MasterWeights
+from shardlab.mixed_precision.hardened import fast
+from shardlab.mixed_precision.hardened.optimizer_wrapper import CannotCopy
 from shardlab.mixed_precision.optimizer_states import (
     BLOCK,
     Bf16Moments,
     EightBitMoments,
     EightBits,
 )
-from shardlab.mixed_precision.optimizer_wrapper import CannotCopy
 from shardlab.mixed_precision.stochastic_rounding import StochasticRounding, round_stochastically
-from shardlab.torch_internals import FakeTensorMode
 
 OPTIMIZERS = {
     torch.optim.AdamW: dict(lr=1e-2, weight_decay=0.1),

@@ -17,16 +17,16 @@ from shardlab.mesh import Mesh
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.mixed_precision.float8 import CannotUseFloat8, use_float8
 from shardlab.mixed_precision.fp32_reduction import Fp32DataParallel, InFp32
-from shardlab.mixed_precision.scaler_checks import CannotScale, OverflowEveryStep
+from shardlab.mixed_precision.hardened.scaler_checks import CannotScale, OverflowEveryStep
+from shardlab.pipelines.hardened.pipeline import Pipeline
+from shardlab.pipelines.hardened.split_backward import WeightGradientsLater
 from shardlab.pipelines.partition import plan_pipeline
-from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import schedule
-from shardlab.pipelines.split_backward import WeightGradientsLater
 from shardlab.ranks import ranks
 from shardlab.saving import resume, save
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
-from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.stage3 import fully_shard
+from shardlab.zero.hardened.full_parameters import unsharded
+from shardlab.zero.hardened.stage3 import fully_shard
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("one_thread")  # as a rank: 16-bit sums depend on threads

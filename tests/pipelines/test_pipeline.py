@@ -24,7 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from coursekit.formulas import evaluate
 from coursekit.topics.pipelines.sleeping import measured_spans, seconds_of, sleeping_plan
 from shardlab import zero
-from shardlab.agreement import CannotReplicate
+from shardlab.common.agreement import CannotReplicate
+from shardlab.common.shards import CannotShard
 from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
@@ -32,8 +33,8 @@ from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.mesh import Mesh
 from shardlab.mixed_precision import MasterWeights
+from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import CannotPipeline, plan_pipeline
-from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import (
     SCHEDULES,
     InvalidSchedule,
@@ -46,8 +47,7 @@ from shardlab.pipelines.schedules import (
 from shardlab.pipelines.simulation import Costs, in_flight, simulate
 from shardlab.ranks import RankAbsent, RankDied, RankRaised, ranks
 from shardlab.recompute.layers import checkpoint_every
-from shardlab.shards import CannotShard
-from shardlab.zero import stage1, stage2
+from shardlab.zero.hardened import stage1, stage2
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NUMBER = {name: number for number, name in enumerate(SCHEDULES, 1)}

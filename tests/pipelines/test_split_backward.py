@@ -11,14 +11,14 @@ from torch.utils.checkpoint import checkpoint
 
 from shardlab.gpt import GPT, Block, GPTConfig
 from shardlab.measure.ledger import Ledger
-from shardlab.pipelines.split_backward import WeightGradientsLater, make_weight_gradients
+from shardlab.pipelines.hardened.split_backward import WeightGradientsLater, make_weight_gradients
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     gpt_plan,
     sequence_parallel,
     vocabulary_parallel_loss,
 )
-from shardlab.tensor_parallel.layers import CutLinear
+from shardlab.tensor_parallel.hardened.layers import CutLinear
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SIZES = dict(layers=2, hidden=8, heads=2, vocabulary=11, max_sequence=5)

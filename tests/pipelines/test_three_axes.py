@@ -12,8 +12,8 @@ from torch import nn
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.mesh import Mesh
+from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
-from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import schedule
 from shardlab.ranks import ranks
 from shardlab.tensor_parallel import (

@@ -12,10 +12,10 @@ from shardlab import recompute
 from shardlab.gpt import next_token_loss
 from shardlab.measure.cuda import UNEXPLAINED, CudaAccount
 from shardlab.measure.ledger import Ledger
-from shardlab.mixed_precision import fast
 from shardlab.mixed_precision.float8 import use_float8
-from shardlab.mixed_precision.loss_scaler import LossScaler
-from shardlab.mixed_precision.master_weights import MasterWeights
+from shardlab.mixed_precision.hardened import fast
+from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
+from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.mixed_precision.optimizer_states import Bf16Moments, EightBitMoments
 from shardlab.mixed_precision.policies import POLICIES
 from shardlab.mixed_precision.stochastic_rounding import StochasticRounding

@@ -15,9 +15,9 @@ from shardlab.gpt import next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
 from shardlab.mixed_precision.fp32_reduction import InFp32
-from shardlab.mixed_precision.loss_scaler import LossScaler
+from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
+from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
-from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import schedule
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.partitioned import checkpoint_partitioned
@@ -28,9 +28,9 @@ from shardlab.tensor_parallel import (
     sum_gradients,
     vocabulary_parallel_loss,
 )
-from shardlab.tensor_parallel.full_parameters import whole_state_dict
-from shardlab.zero import fast_ring
-from shardlab.zero.full_parameters import unsharded
+from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
+from shardlab.zero.hardened import fast_ring
+from shardlab.zero.hardened.full_parameters import unsharded
 
 BUCKET_BYTES = 4096  # several buckets, the last of which is not full
 CLIP = 0.05  # below every norm

@@ -16,15 +16,15 @@ from torch import nn
 from coursekit.formulas import RECIPES, checkpoint_bytes
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
-from shardlab.mixed_precision.master_weights import MasterWeights
+from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.mixed_precision.optimizer_states import Bf16Moments, EightBitMoments
 from shardlab.ranks import ranks
 from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
 from shardlab.saving.checkpoint import Damaged, SaveFailed, resume, save
-from shardlab.zero import fast_ring, stage1, stage2, stage3
-from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.offload import cpu_offload
+from shardlab.zero.hardened import fast_ring, stage1, stage2, stage3
+from shardlab.zero.hardened.full_parameters import unsharded
+from shardlab.zero.hardened.offload import cpu_offload
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -17,7 +17,7 @@ from torch import nn
 from shardlab.ranks import ranks
 from shardlab.saving import Damaged, SaveFailed, durable, resume, save
 from shardlab.saving.together import reason
-from shardlab.zero import stage3
+from shardlab.zero.hardened import stage3
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

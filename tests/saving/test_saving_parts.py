@@ -14,8 +14,8 @@ from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.mesh import Mesh
+from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
-from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import one_f_one_b
 from shardlab.saving import Damaged, SaveFailed, resume, save
 from shardlab.tensor_parallel import (
@@ -23,9 +23,9 @@ from shardlab.tensor_parallel import (
     gpt_plan,
     vocabulary_parallel_loss,
 )
-from shardlab.tensor_parallel.full_parameters import whole_state_dict
-from shardlab.tensor_parallel.plan import Whole
-from shardlab.zero.full_parameters import unsharded
+from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
+from shardlab.tensor_parallel.hardened.plan import Whole
+from shardlab.zero.hardened.full_parameters import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CONFIG = dict(layers=2, hidden=8, heads=2, vocabulary=12, max_sequence=6)

@@ -10,7 +10,7 @@ from shardlab import saving
 from shardlab.saving import checkpoint
 from shardlab.saving.folders import saves
 from shardlab.saving.resharding import FlatParameters, Layout
-from shardlab.zero.flat import chunk_of
+from shardlab.zero.hardened.flat import chunk_of
 
 
 class Killed(Exception):

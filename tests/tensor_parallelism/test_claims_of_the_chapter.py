@@ -23,7 +23,7 @@ from shardlab.tensor_parallel import (
     sum_gradients,
     vocabulary_parallel_loss,
 )
-from shardlab.tensor_parallel.layers import RowLinear
+from shardlab.tensor_parallel.hardened.layers import RowLinear
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 PAGE = Path(__file__).resolve().parents[2] / "chapters" / "tensor-parallelism.md"

@@ -16,8 +16,8 @@ from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
+from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
-from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import schedule
 from shardlab.ranks import ranks
 from shardlab.tensor_parallel import (
@@ -27,8 +27,8 @@ from shardlab.tensor_parallel import (
     sum_gradients,
     vocabulary_parallel_loss,
 )
-from shardlab.tensor_parallel.full_parameters import whole_state_dict
-from shardlab.zero.full_parameters import unsharded
+from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
+from shardlab.zero.hardened.full_parameters import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SGD = dict(lr=0.2, momentum=0.9)

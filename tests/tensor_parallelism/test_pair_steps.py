@@ -20,12 +20,12 @@ from coursekit.topics.tensor_parallelism.steps import (
     page_data,
     pair_steps,
 )
+from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import MLP, GPTConfig
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.tensor_parallel import apply_tensor_parallel, sequence_parallel, sum_gradients
-from shardlab.tensor_parallel.plan import Around, Columns, Rows, Whole
-from shardlab.torch_internals import FakeTensorMode
+from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows, Whole
 
 EVERY = [(way, ranks) for way in PAIR_WAYS for ranks in RANKS]
 TOKENS, HIDDEN = 16, 8

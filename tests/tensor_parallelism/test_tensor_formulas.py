@@ -10,6 +10,7 @@ from torch_has import needs_fused_groups
 
 from coursekit.formulas import InvalidQuantity, evaluate, quantities
 from shardlab import collective_plans as plans
+from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.fake_ranks import fake_ranks
@@ -21,7 +22,6 @@ from shardlab.tensor_parallel import (
     sum_gradients,
     vocabulary_parallel_loss,
 )
-from shardlab.torch_internals import FakeTensorMode
 
 # no number of ranks divides the inner size and the vocabulary
 SMALL = dict(layers=1, hidden=48, heads=12, feed_forward=53, vocabulary=101, max_sequence=16)

@@ -23,14 +23,14 @@ from torch.utils.checkpoint import checkpoint
 from coursekit.formulas import evaluate
 from coursekit.topics.tensor_parallelism import runs
 from shardlab import zero
-from shardlab.backward import NoSecondGradient
-from shardlab.cross_node_warning import CrossesNodes
+from shardlab.common.backward import NoSecondGradient
+from shardlab.common.cross_node_warning import CrossesNodes
+from shardlab.common.shards import groups_of
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
-from shardlab.mixed_precision.master_weights import MasterWeights
+from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.ranks.calls import listening
-from shardlab.shards import groups_of
 from shardlab.tensor_parallel import (
     CannotSplit,
     apply_tensor_parallel,
@@ -40,13 +40,13 @@ from shardlab.tensor_parallel import (
     sum_gradients,
     vocabulary_parallel_loss,
 )
-from shardlab.tensor_parallel.full_parameters import (
+from shardlab.tensor_parallel.hardened.full_parameters import (
     cuts_of,
     load_whole_state_dict,
     whole_state_dict,
 )
-from shardlab.tensor_parallel.pairs import enter
-from shardlab.tensor_parallel.plan import Around, Columns, Rows, Tokens, Whole
+from shardlab.tensor_parallel.hardened.pairs import enter
+from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows, Tokens, Whole
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CLOSE = 1e-12

@@ -11,9 +11,9 @@ from coursekit.topics.where_the_memory_goes.formulas.rank import RANK
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger, TimelinePoint
-from shardlab.zero import checks
-from shardlab.zero.api import shard
-from shardlab.zero.torch_collectives import Native
+from shardlab.zero.hardened import checks
+from shardlab.zero.hardened.api import shard
+from shardlab.zero.hardened.torch_collectives import Native
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import shardlab.pipelines.step_checks
+import shardlab.pipelines.hardened.step_checks
 from coursekit.formulas import MODELS, RECIPES, InvalidQuantity, evaluate, rank_peak_bytes
 from shardlab.gpt import GPT, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger
 from shardlab.mesh import Mesh
+from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import PipelinePlan, plan_pipeline
-from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import SCHEDULES, schedule
 from shardlab.ranks import ranks
 from shardlab.recompute import checkpoint
@@ -30,14 +30,14 @@ from shardlab.recompute.selective import checkpoint_selective
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     gpt_plan,
-    pairs,
     sequence_parallel,
     sum_gradients,
     vocabulary_parallel_loss,
 )
-from shardlab.zero import checks
-from shardlab.zero.api import shard
-from shardlab.zero.torch_collectives import Native
+from shardlab.tensor_parallel.hardened import pairs
+from shardlab.zero.hardened import checks
+from shardlab.zero.hardened.api import shard
+from shardlab.zero.hardened.torch_collectives import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -244,7 +244,7 @@ def one_of_many(layout: Layout, pipeline_rank: int = 0) -> Iterator[None]:
     world = layout.d * layout.t * layout.p
     with ExitStack() as stack:
         stack.enter_context(fake_ranks(world, pipeline_rank * layout.t))
-        for module in (checks, shardlab.pipelines.step_checks):
+        for module in (checks, shardlab.pipelines.hardened.step_checks):
             stack.enter_context(mock.patch.object(module, "agree", lambda *facts: None))
         nothing = mock.patch.object(pairs, "collectives_for", lambda *of: (send_nothing,) * 2)
         stack.enter_context(nothing)

@@ -21,16 +21,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shardlab import shards
+from shardlab.common import shards
+from shardlab.common.optimizer_checks import averaged_by_hand
 from shardlab.data_parallel import DistributedDataParallel
-from shardlab.optimizer_checks import averaged_by_hand
 from shardlab.ranks import RankError, ranks
 from shardlab.saving.resharding import flats_of
-from shardlab.zero import stage1, stage2, stage3
-from shardlab.zero.api import default_units
-from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.parameter_slots import gather_in
-from shardlab.zero.prefetch import Prefetch
+from shardlab.zero.hardened import stage1, stage2, stage3
+from shardlab.zero.hardened.api import default_units
+from shardlab.zero.hardened.full_parameters import unsharded
+from shardlab.zero.hardened.parameter_slots import gather_in
+from shardlab.zero.hardened.prefetch import Prefetch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROUNDING = 1e-12

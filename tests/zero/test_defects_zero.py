@@ -17,21 +17,21 @@ from torch import nn
 from torch.optim import SGD
 
 from shardlab import zero
-from shardlab.backward import NotOurGradient
+from shardlab.common.backward import NotOurGradient
+from shardlab.common.shards import CannotShard
 from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import MasterWeights
-from shardlab.mixed_precision.optimizer_wrapper import CannotCopy
+from shardlab.mixed_precision.hardened.optimizer_wrapper import CannotCopy
 from shardlab.ranks import ranks
-from shardlab.shards import CannotShard
-from shardlab.tensor_parallel.apply import apply_tensor_parallel
-from shardlab.tensor_parallel.plan import Around, Columns, Rows
-from shardlab.zero import fast_ring, stage1, stage2
-from shardlab.zero.flat import Ring
-from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.offload import cpu_offload
-from shardlab.zero.stage3 import fully_shard
-from shardlab.zero.torch_collectives import Native
+from shardlab.tensor_parallel.hardened.apply import apply_tensor_parallel
+from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
+from shardlab.zero.hardened import fast_ring, stage1, stage2
+from shardlab.zero.hardened.flat import Ring
+from shardlab.zero.hardened.full_parameters import unsharded
+from shardlab.zero.hardened.offload import cpu_offload
+from shardlab.zero.hardened.stage3 import fully_shard
+from shardlab.zero.hardened.torch_collectives import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (stage1, stage2)

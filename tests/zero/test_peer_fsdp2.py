@@ -13,10 +13,10 @@ from torch import nn
 from torch_has import needs_fully_shard
 
 from coursekit.topics.zero import lab
+from shardlab.common.torch_internals import TorchDispatchMode, local_tensor
 from shardlab.ranks import RankDied, RankError, ranks
-from shardlab.torch_internals import TorchDispatchMode, local_tensor
-from shardlab.zero import stage3
-from shardlab.zero.full_parameters import unsharded
+from shardlab.zero.hardened import stage3
+from shardlab.zero.hardened.full_parameters import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

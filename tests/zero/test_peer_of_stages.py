@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchReplicas
 
 from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
 from shardlab.ranks import ranks
-from shardlab.zero import stage1
+from shardlab.zero.hardened import stage1
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -20,20 +20,20 @@ from torch.utils.checkpoint import checkpoint
 
 from coursekit.formulas import RECIPES, evaluate
 from shardlab import collectives, zero
+from shardlab.common.shards import CannotShard
+from shardlab.common.torch_internals import TorchDispatchMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.ranks import ranks
-from shardlab.shards import CannotShard
-from shardlab.torch_internals import TorchDispatchMode
-from shardlab.zero import fast_ring, stage1, stage2, stage3
-from shardlab.zero.flat import Ring, own_chunk
-from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.offload import cpu_offload
-from shardlab.zero.prefetch import Prefetch
-from shardlab.zero.torch_collectives import Native
+from shardlab.zero.hardened import fast_ring, stage1, stage2, stage3
+from shardlab.zero.hardened.flat import Ring, own_chunk
+from shardlab.zero.hardened.full_parameters import unsharded
+from shardlab.zero.hardened.offload import cpu_offload
+from shardlab.zero.hardened.prefetch import Prefetch
+from shardlab.zero.hardened.torch_collectives import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (1, 2, 3)

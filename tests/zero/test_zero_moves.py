@@ -28,7 +28,7 @@ from shardlab.data_parallel import DistributedDataParallel
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.ranks import ranks
-from shardlab.zero import stage1, stage2, stage3
+from shardlab.zero.hardened import stage1, stage2, stage3
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -9,7 +9,7 @@ import torch
 from coursekit.formulas import evaluate, quantities
 from coursekit.show.format import format_as
 from coursekit.topics.zero import pictures
-from shardlab.zero.flat import chunk_of
+from shardlab.zero.hardened.flat import chunk_of
 
 
 def words(svg):

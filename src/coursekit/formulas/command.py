@@ -8,7 +8,7 @@ import json
 import sys
 import warnings
 
-from shardlab.cross_node_warning import CrossesNodes
+from shardlab.common.cross_node_warning import CrossesNodes
 
 from .explain import explained
 from .fits import LAYOUT_OPTIONS, SPLITS_NOT_COUNTED, USUAL_KERNELS, fits

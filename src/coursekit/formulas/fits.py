@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardlab.cross_node_warning import CrossesNodes
+from shardlab.common.cross_node_warning import CrossesNodes
 
 from .model_config import InvalidModelConfig, read_config
 from .presets import GPUS, KERNELS, LINKS, MODELS, RECIPES, WITHOUT_BF16

@@ -20,8 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shardlab.common.torch_internals import at_end_of_backward
+
 from ..collective_wire import Group
-from ..torch_internals import at_end_of_backward
 
 BUCKET_BYTES = 25 << 20
 

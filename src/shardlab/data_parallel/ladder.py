@@ -46,11 +46,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardlab.common.agreement import CannotReplicate, check_replicable, hand_out
+from shardlab.common.backward import BackwardListener
+from shardlab.common.torch_internals import divide_into, tree_leaves
+
 from .. import collectives
-from ..agreement import CannotReplicate, check_replicable, hand_out
-from ..backward import BackwardListener
 from ..collective_plans import Move, Plan
-from ..torch_internals import divide_into, tree_leaves
 
 # PyTorch's default: large enough to make latency negligible, small enough to leave early
 BUCKET_BYTES = 25 << 20

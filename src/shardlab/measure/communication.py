@@ -28,10 +28,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ..agreement import comparing
+from shardlab.common.agreement import comparing
+from shardlab.common.torch_internals import tree_leaves
+
 from ..collective_wire import backend_for
 from ..ranks.calls import CollectiveCall, listening
-from ..torch_internals import tree_leaves
 
 
 @dataclass

@@ -20,9 +20,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from shardlab.common.torch_internals import FakeTensorMode, fake_store
+from shardlab.zero.hardened.stage3 import fully_shard
+
 from ..gpt import GPT, GPTConfig, next_token_loss
-from ..torch_internals import FakeTensorMode, fake_store
-from ..zero.stage3 import fully_shard
 from .communication import CommunicationLog, Total
 from .ledger import Counts, Ledger, TimelinePoint
 

@@ -38,7 +38,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ..torch_internals import (
+from shardlab.common.torch_internals import (
     TorchDispatchMode,
     active_fake_mode,
     current_backward,

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from ..torch_internals import storage_key
+from shardlab.common.torch_internals import storage_key
+
 from .ledger import Ledger, storages
 
 

@@ -16,9 +16,10 @@ communication_data_type.
 import torch.distributed as dist
 from torch import Tensor
 
+from shardlab.zero.hardened.flat import Ring
+
 from ..collective_wire import Group
 from ..data_parallel import DistributedDataParallel, FlatBucket
-from ..zero.flat import Ring
 
 
 class Fp32Bucket(FlatBucket):

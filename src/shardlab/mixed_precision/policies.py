@@ -35,8 +35,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .loss_scaler import LossScaler
-from .master_weights import MasterWeights
+from .hardened.loss_scaler import LossScaler
+from .hardened.master_weights import MasterWeights
 
 # a tensor core multiplies the type from this compute capability on
 UNITS_SINCE = {

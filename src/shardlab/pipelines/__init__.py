@@ -2,7 +2,7 @@
 
     layers = [model.embedding, *model.blocks, model.head]
     plan = plan_pipeline(layers, one_f_one_b(4, 8), tokens)    # partition.py
-    pipeline = Pipeline(layers, plan, next_token_loss)         # pipeline.py
+    pipeline = Pipeline(layers, plan, next_token_loss)         # hardened/
     losses = pipeline.step(tokens, targets)
 
 Without torch, so that pages are built from the lists that ranks run:
@@ -13,7 +13,11 @@ Without torch, so that pages are built from the lists that ranks run:
 
 With torch:
 
+    core.py             the idea on a page: keeps a rank's layers and runs its list
     partition.py        which layers a stage has, and what cannot be a pipeline
+
+and in hardened/:
+
     pipeline.py         keeps a rank's layers and runs its list
     step_checks.py      what it refuses
     p2p.py              sends and receives between stages

@@ -19,7 +19,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..torch_internals import argument_names, next_kernel, reduction_name, tree_leaves, withdraw
+from shardlab.common.torch_internals import (
+    argument_names,
+    next_kernel,
+    reduction_name,
+    tree_leaves,
+    withdraw,
+)
+
 from . import staging
 
 

@@ -8,7 +8,8 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from .. import torch_internals
+from shardlab.common import torch_internals
+
 from .messages import Frame, Raised
 
 ECHOES = ("gloo", "NCCL", "peer", "Broken pipe", "Wait timeout", "Timed out")

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from multiprocessing import forkserver
 
-from ..torch_internals import process_groups
+from shardlab.common.torch_internals import process_groups
 
 SECOND_LOOK_SECONDS = 0.05
 IMPORTER = "<frozen importlib._bootstrap>"

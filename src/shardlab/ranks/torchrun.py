@@ -64,7 +64,8 @@ class Torchrun:
         import torch
         import torch.distributed as dist
 
-        from ..torch_internals import watch_new_groups
+        from shardlab.common.torch_internals import watch_new_groups
+
         from .calls import listening
         from .checks import Checks
         from .devices import choose_device

@@ -24,7 +24,8 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from ..torch_internals import abort_process_groups, process_groups, watch_new_groups
+from shardlab.common.torch_internals import abort_process_groups, process_groups, watch_new_groups
+
 from . import messages
 from .board import Board
 from .calls import listening

@@ -3,9 +3,12 @@
     y = checkpoint(block, x)                            # y = block(x), of which only x is kept
     model.blocks = checkpoint_every(model.blocks, 2)    # two blocks in each checkpoint
 
+    core.py             both functions on a page
+    hardened/           the same for any arguments and outputs, which this package gives:
     checkpointing.py    a checkpoint by hooks, and the same as an autograd function
     determinism.py      what a second run needs to be like the first, and how to tell that it was
                         not
+
     layers.py           which layers of a model are in a checkpoint
     budget.py           which of them to recompute, so that a step fits a budget and costs least
 
@@ -18,7 +21,7 @@ Three files keep something else than the whole input:
 Chen et al. 2016; Korthikanti et al. 2022 (arXiv 2205.05198).
 """
 
-from .checkpointing import Recomputation, checkpoint, checkpoint_by_function
-from .determinism import CheckpointError
+from .hardened.checkpointing import Recomputation, checkpoint, checkpoint_by_function
+from .hardened.determinism import CheckpointError
 
 __all__ = ["CheckpointError", "Recomputation", "checkpoint", "checkpoint_by_function"]

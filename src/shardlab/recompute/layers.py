@@ -17,7 +17,7 @@ from functools import partial
 
 from torch import nn
 
-from .checkpointing import checkpoint
+from .hardened.checkpointing import checkpoint
 
 
 def checkpoint_every(

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..collective_wire import place
-from .checkpointing import Recomputation
-from .determinism import CheckpointError, InANode
+from .hardened.checkpointing import Recomputation
+from .hardened.determinism import CheckpointError, InANode
 
 compared: WeakKeyDictionary = WeakKeyDictionary()  # group -> shapes that were alike on its ranks
 SAMPLE = 64  # elements

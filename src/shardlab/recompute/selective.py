@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from ..torch_internals import (
+from shardlab.common.torch_internals import (
     FUSED_ATTENTION,
     TorchDispatchMode,
     argument_names,
@@ -28,8 +28,9 @@ from ..torch_internals import (
     storage_key,
     tree_leaves,
 )
-from .checkpointing import Recomputation
-from .determinism import CheckpointError, InANode
+
+from .hardened.checkpointing import Recomputation
+from .hardened.determinism import CheckpointError, InANode
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)  # linear layers
 EXPENSIVE = PRODUCTS + FUSED_ATTENTION

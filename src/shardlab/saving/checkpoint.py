@@ -38,6 +38,7 @@ import torch
 from torch import nn
 
 from shardlab.collective_wire import place
+from shardlab.common.torch_internals import tree_leaves
 from shardlab.saving.durable import Damaged, flush_folder, read, read_json, write, write_json
 from shardlab.saving.folders import (
     MANIFEST,
@@ -67,7 +68,6 @@ from shardlab.saving.states import (
     settings,
 )
 from shardlab.saving.together import SaveFailed, only_run, run_together
-from shardlab.torch_internals import tree_leaves
 
 
 class Saved(NamedTuple):

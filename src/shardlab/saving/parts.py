@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab.collective_wire import place
+from shardlab.common.shards import cut_among, groups_of
 from shardlab.data_parallel import Replicas
-from shardlab.shards import cut_among, groups_of
-from shardlab.zero.stage3 import sharded_units
+from shardlab.zero.hardened.stage3 import sharded_units
 
 WRAPPED = "the optimizer inside"  # among contents; not in format 1
 

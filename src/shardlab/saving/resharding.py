@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from shardlab.collective_wire import place
 from shardlab.saving.durable import Damaged
 from shardlab.saving.parts import plain_names, sharding_group
-from shardlab.zero.flat import chunk_of
-from shardlab.zero.stage3 import sharded_units
+from shardlab.zero.hardened.flat import chunk_of
+from shardlab.zero.hardened.stage3 import sharded_units
 
 VALUE = "value"  # the key of the parameters; the other keys are their states
 

@@ -5,6 +5,10 @@
     loss = vocabulary_parallel_loss(model(tokens), targets, config.vocabulary, mesh.tp.group)
     loss.backward()                                 # the gradients of this rank's parts
 
+    core.py       the idea on a page
+
+and in hardened/, for any model that a plan describes:
+
     pairs.py      what is sent: five functions, each with the one that is its backward
     layers.py     a linear layer cut by columns, one cut by rows, an embedding cut by tokens, and
                   dropout that does not depend on the number of ranks
@@ -19,12 +23,12 @@
 Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198).
 """
 
-from .apply import apply_tensor_parallel
-from .checks import CannotSplit, check_plan
-from .loss import vocabulary_parallel_loss
-from .plan import gpt_plan
-from .sequence import sequence_parallel
-from .whole_gradients import sum_gradients
+from .hardened.apply import apply_tensor_parallel
+from .hardened.checks import CannotSplit, check_plan
+from .hardened.loss import vocabulary_parallel_loss
+from .hardened.plan import gpt_plan
+from .hardened.sequence import sequence_parallel
+from .hardened.whole_gradients import sum_gradients
 
 __all__ = [
     "CannotSplit",

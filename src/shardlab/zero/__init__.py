@@ -1,7 +1,10 @@
-"""ZeRO: tensors that data parallelism keeps on every rank are kept once, in shards. Each stage is
-one file; the diff is the idea.
+"""ZeRO: tensors that data parallelism keeps on every rank are kept once, in shards.
 
     model, optimizer = zero.shard(model, torch.optim.AdamW, stage=2, lr=1e-3)     # the one door
+
+    core.py       stages 1 and 2 on a page; core_stage3.py has stage 3
+
+and in hardened/, for any model and optimizer that can be sharded:
 
     stage1.py     optimizer states sharded: gradients are reduce-scattered and parameters gathered
                   in step(); sharded_optimizer.py has what it shares with stage 2
@@ -17,13 +20,13 @@ one file; the diff is the idea.
     api.py        shard(): all stages behind one function
     offload.py    optimizer states on the host
 
-Beside this folder: gradient_clipping.py clips by the norm of all shards, torch_clip_and_scale.py
-makes PyTorch's own clipping and loss scaling know them, optimizer_checks.py tries an optimizer that
-steps on flat shards.
+Beside this folder: gradient_clipping.py clips by the norm of all shards; in common/,
+torch_clip_and_scale.py makes PyTorch's own clipping and loss scaling know them, optimizer_checks.py
+tries an optimizer that steps on flat shards.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054).
 """
 
-from .api import shard
+from .hardened.api import shard
 
 __all__ = ["shard"]

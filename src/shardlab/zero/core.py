@@ -20,9 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardlab.common.torch_internals import at_end_of_backward
+
 from ..collective_wire import Group
 from ..data_parallel.core import BUCKET_BYTES, first_rank, make_buckets
-from ..torch_internals import at_end_of_backward
 
 
 class Bucket:

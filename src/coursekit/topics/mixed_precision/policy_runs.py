@@ -19,11 +19,12 @@ from coursekit.recordings import races
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, gpu_task
 from coursekit.recordings.recordings import Row
+from shardlab.common.torch_internals import scaled_product
 from shardlab.gpt import GPT, next_token_loss
 from shardlab.measure.clock import gpu_busy_seconds, median_seconds
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.weigh import storage_bytes
-from shardlab.mixed_precision import fast
+from shardlab.mixed_precision.hardened import fast
 from shardlab.mixed_precision.policies import (
     FP32,
     POLICIES,
@@ -32,7 +33,6 @@ from shardlab.mixed_precision.policies import (
     Policy,
     has_units,
 )
-from shardlab.torch_internals import scaled_product
 
 STEP_OF_AMP, PEAK_OF_AMP = 1.0, 1.0  # of torch.amp's, at most
 LOSS_STEPS = 60

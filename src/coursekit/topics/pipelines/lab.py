@@ -28,8 +28,8 @@ from coursekit.topics.pipelines.exercises import actions_of_a_stage, one_f_one_b
 from coursekit.topics.pipelines.sleeping import TimedPipeline, measured_spans, sleeping_plan
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.clock import MedianSeconds, cores, say_if_busy
+from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
-from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import Action, Kind, Schedule, one_f_one_b
 from shardlab.pipelines.simulation import EQUAL, Costs, Span, in_flight, simulate
 from shardlab.ranks import RankError, ranks

@@ -28,8 +28,8 @@ from coursekit.topics.pipelines.sleeping import (
 )
 from shardlab.gpt import GPT, next_token_loss
 from shardlab.measure.ledger import Ledger
+from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import PipelinePlan, plan_pipeline
-from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import SCHEDULES, schedule
 from shardlab.pipelines.simulation import Costs, simulate
 from shardlab.ranks import ranks

@@ -12,12 +12,12 @@ from torch.utils.flop_counter import flop_registry
 from coursekit.exercises.answers import drawn, nine_digits
 from coursekit.exercises.checker import Exercise, Misconception
 from coursekit.exercises.thread_ranks import value_of_ranks
-from shardlab.torch_internals import TorchDispatchMode
+from shardlab.common.torch_internals import TorchDispatchMode
 
 
 def _pairs(dist):
-    """enter and leave of shardlab.tensor_parallel.pairs on thread ranks, and how often they sent
-    forward and backward."""
+    """enter and leave of shardlab.tensor_parallel.hardened.pairs on thread ranks, and how often they
+    sent forward and backward."""
     sent = SimpleNamespace(forward=0, backward=0)
 
     def summed(x):

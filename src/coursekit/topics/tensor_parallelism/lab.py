@@ -35,8 +35,8 @@ from shardlab.tensor_parallel import (
     sum_gradients,
     vocabulary_parallel_loss,
 )
-from shardlab.tensor_parallel.full_parameters import cuts_of
-from shardlab.tensor_parallel.layers import TokenEmbedding
+from shardlab.tensor_parallel.hardened.full_parameters import cuts_of
+from shardlab.tensor_parallel.hardened.layers import TokenEmbedding
 from shardlab.text import vocabulary_of_text, windows_of_text
 
 SEQUENCES, TOKENS = 4, 32  # in a batch, in a sequence

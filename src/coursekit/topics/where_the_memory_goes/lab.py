@@ -19,10 +19,10 @@ from coursekit.show.tables import Table
 from coursekit.topics.where_the_memory_goes import exercises, runs
 from coursekit.topics.where_the_memory_goes.figures import timeline_figure
 from coursekit.topics.where_the_memory_goes.formulas.step import step_timeline
+from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.weigh import weigh
-from shardlab.torch_internals import FakeTensorMode
 
 PIECES = (
     "parameter_bytes",

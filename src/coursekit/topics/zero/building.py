@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard as fsdp2
 
+from shardlab.common.shards import groups_of
 from shardlab.gpt import GPT, GPTConfig
-from shardlab.shards import groups_of
-from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.stage3 import fully_shard
+from shardlab.zero.hardened.full_parameters import unsharded
+from shardlab.zero.hardened.stage3 import fully_shard
 
 
 def read_on_rank_0(path) -> dict[str, torch.Tensor]:

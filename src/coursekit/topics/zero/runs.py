@@ -19,12 +19,13 @@ from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from coursekit.recordings.recordings import Row
 from coursekit.topics.zero import deepspeed
+from shardlab.common.torch_internals import local_tensor
 from shardlab.measure.weigh import storage_bytes
 from shardlab.ranks import ranks
-from shardlab.torch_internals import local_tensor
-from shardlab.zero import fast_ring, flat, shard, torch_collectives
-from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.units import sharded_units
+from shardlab.zero import shard
+from shardlab.zero.hardened import fast_ring, flat, torch_collectives
+from shardlab.zero.hardened.full_parameters import unsharded
+from shardlab.zero.hardened.units import sharded_units
 
 # of a parameter's change in two steps, in fp32: sums in another order, and weights near 1 have few
 # digits for it

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from coursekit.exercises.grading import Assignment
 from coursekit.exercises.on_a_rank import demand
 from shardlab.pipelines import core, schedules
+from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import check_order_of_messages, plan_pipeline
-from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import Action, InvalidSchedule, Kind, Schedule
 from shardlab.pipelines.simulation import validate_schedule
 

@@ -8,9 +8,15 @@ from coursekit.exercises.grading import Assignment
 from coursekit.exercises.on_a_rank import Here
 from shardlab.gpt import Block
 from shardlab.tensor_parallel import apply_tensor_parallel, core, vocabulary_parallel_loss
-from shardlab.tensor_parallel.layers import ColumnLinear, Cut, Parts, RowLinear, TokenEmbedding
-from shardlab.tensor_parallel.pairs import enter, leave
-from shardlab.tensor_parallel.plan import Around, Columns, Drops, Rows, Whole
+from shardlab.tensor_parallel.hardened.layers import (
+    ColumnLinear,
+    Cut,
+    Parts,
+    RowLinear,
+    TokenEmbedding,
+)
+from shardlab.tensor_parallel.hardened.pairs import enter, leave
+from shardlab.tensor_parallel.hardened.plan import Around, Columns, Drops, Rows, Whole
 
 
 def split_block(block: Block, group: dist.ProcessGroup | None = None) -> Block:

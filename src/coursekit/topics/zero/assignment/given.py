@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from coursekit.exercises.grading import Assignment
-from shardlab.zero import core, core_stage3, stage1, stage2, stage3
-from shardlab.zero.full_parameters import unsharded
+from shardlab.zero import core, core_stage3
+from shardlab.zero.hardened import stage1, stage2, stage3
+from shardlab.zero.hardened.full_parameters import unsharded
 
 
 def whole_parameters(module: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,10 @@
+"""What techniques share.
+
+agreement.py             what all ranks must have in common
+backward.py              when a backward begins, which gradient came, when it ends
+shards.py                which tensors are parts, and among whom
+optimizer_checks.py      looks at an optimizer when it steps
+torch_clip_and_scale.py  PyTorch's clipping and loss scaling, made aware of shards
+cross_node_warning.py    the warning of tensor parallelism across nodes, without torch
+torch_internals.py       every private name of PyTorch, with what breaks without it
+"""

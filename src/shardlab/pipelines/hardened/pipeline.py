@@ -1,0 +1,189 @@
+"""A model cut by depth: each rank has some of its layers and runs its list of a schedule.
+
+    layers = [model.embedding, *model.blocks, model.head]
+    plan = plan_pipeline(layers, one_f_one_b(4, 8), tokens)    # the same on all ranks
+    pipeline = Pipeline(layers, plan, next_token_loss)         # keeps this rank's layers alone
+    optimizer = SGD(pipeline.parameters(), lr=0.1)
+    losses = pipeline.step(tokens, targets)                    # [m] on the last stage's rank
+    optimizer.step()
+
+A step runs exactly the rank's list of actions: there is no other description of a schedule. The
+gradients are those of the mean loss over the batch. The batch is cut into m microbatches, and every
+schedule adds up their gradients in the same order, so all schedules give the same bits.
+
+Data parallelism and ZeRO 1 and 2 compose: they are told of one backward, at the end of the step.
+
+    DistributedDataParallel(pipeline, group=mesh.dp.group)     # and step the pipeline itself
+
+A loss scaler is made on every rank, and scales in `loss`: lambda y, t: scaler.scale(loss(y, t)).
+torch.amp.GradScaler skips on all ranks or on none.
+
+partition.py cuts the model and says what is wrong with it before a rank waits, step_checks.py says
+what ranks refuse, p2p.py sends and receives, split_backward.py divides a backward into I and W.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardlab.common.backward import as_one_backward
+from shardlab.common.shards import Stages, stages_of_parameters
+from shardlab.common.torch_clip_and_scale import watch_steps
+from shardlab.pipelines.partition import CannotPipeline, PipelinePlan
+from shardlab.pipelines.schedules import Action, Kind
+
+from . import split_backward
+from .p2p import Sent, TiedWeights, Wire
+from .step_checks import check_batch, check_output, check_ranks, check_stage_loss, check_unbroken
+
+
+class InFlight(NamedTuple):
+    """A microbatch between a stage's forward and its backward."""
+
+    x: Tensor  # [B/m, ...], the input
+    y: Tensor  # the output, or the loss
+    sent: Sent | None  # the message with y, until its answer comes
+
+
+class Received(torch.autograd.Function):
+    """The input of a stage, into which its first layer may write in place. Autograd allows it for
+    what an operation has made, not for the tensor whose gradient is asked for."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, dx):
+        return dx
+
+
+class Pipeline(nn.Module):
+    """This rank's layers, under the numbers that they have in the whole model.
+
+    layers    of the whole model, the same on all ranks; those of other ranks are not kept
+    plan      from plan_pipeline, the same on all ranks
+    loss      loss(y, targets) of one microbatch, a mean over its elements; see step() for others
+    group     the ranks of the pipeline, in the order of the schedule; by default the world
+
+    Raises CannotPipeline, on all ranks, if their plans differ or are not for this number of ranks.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        plan: PipelinePlan,
+        loss: Callable[..., Tensor],
+        group: dist.ProcessGroup | None = None,
+    ):
+        super().__init__()
+        check_ranks(layers, plan, group)
+        self.plan, self.loss, self.rank = plan, loss, dist.get_rank(group)
+        self.layers = nn.ModuleDict()
+        for stage, (first, end) in enumerate(plan.cuts):
+            if plan.home[stage] == self.rank:
+                self.layers.update({str(number): layers[number] for number in range(first, end)})
+        stages = Stages(group, plan.home[plan.last] == self.rank)
+        stages_of_parameters.update({parameter: stages for parameter in self.parameters()})
+        watch_steps()
+        self.wire = Wire(plan, group, next(self.parameters()).device)
+        self.known = set(self.parameters())
+        self.tied = TiedWeights(layers, plan, group)
+        self.tied.hand_out()
+        elsewhere = [parameter for parameter, ranks in self.tied.shared if self.rank != ranks[0]]
+        stages_of_parameters.update({p: stages._replace(counts=False) for p in elsewhere})
+        splits = any(action.kind is Kind.WEIGHT for action in plan.schedule[self.rank])
+        self.later = split_backward.WeightGradientsLater(self, False) if splits else None
+        self.held: dict[tuple[int, int], InFlight] = {}  # by stage and microbatch
+        self.put_off: dict[tuple[int, int], list[split_backward.PutOff]] = {}
+        self.methods = {
+            Kind.FORWARD: self.forward_of,
+            Kind.BACKWARD: self.backward_of,
+            Kind.INPUT: self.input_gradient_of,
+            Kind.WEIGHT: self.weight_gradients_of,
+        }
+
+    def step(self, batch: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
+        """Forward and backward of a batch: adds the gradients of its mean loss to .grad. Returns
+        the loss of each microbatch, [m] on the rank of the last stage and [0] on the others. Under
+        no_grad it runs the forwards alone.
+
+        A mean of means is not the batch's where microbatches have unequally many targets, as with
+        padding. With `count`, the number of targets in the batch, loss(y, targets, count) is a sum
+        over `count`, and these losses are added up. As data parallelism averages gradients, it
+        needs the average count of its ranks."""
+        self.begin(batch, targets)
+        self.counted = () if count is None else (count,)
+        actions = self.plan.schedule[self.rank]
+        if not torch.is_grad_enabled():
+            actions = [action for action in actions if action.kind is Kind.FORWARD]
+        with as_one_backward(self.parameters()), self.tied.added_up(), self.later or nullcontext():
+            for action, following in zip(actions, [*actions[1:], None]):
+                self.wire.post(action)
+                self.wire.post_ahead(following)
+                self.perform(action)
+            self.wire.settle()
+        return torch.stack(self.losses) if self.losses else torch.empty(0)
+
+    def begin(self, batch: Tensor, targets: Tensor):
+        check_unbroken(self.wire, unfinished=bool(self.held or self.wire.coming))
+        check_batch(self.plan, batch, targets)
+        if set(self.parameters()) != self.known:
+            raise CannotPipeline(
+                "parameters were replaced since this pipeline was made, as by"
+                " load_state_dict(assign=True): ranks with a tied weight would no longer add up its"
+                " gradients; make the pipeline anew."
+            )
+        m = self.plan.microbatches
+        self.batch, self.targets = batch.chunk(m), targets.chunk(m)
+        self.losses: list[Tensor] = []
+
+    # --- the actions ------------------------------------------------------------------------------
+
+    def perform(self, action: Action):
+        self.methods[action.kind](action)
+
+    def forward_of(self, action: Action):
+        stage, _, microbatch = action
+        x = self.wire.take(action).requires_grad_() if stage else self.batch[microbatch]
+        y, sent = Received.apply(x) if stage else x, None
+        for number in range(*self.plan.cuts[stage]):
+            y = self.layers[str(number)](y)
+        if stage < self.plan.last:
+            check_output(self.plan, stage, y)
+            sent = self.wire.give(action, y.detach())
+        else:
+            loss = self.loss(y, self.targets[microbatch], *self.counted)
+            check_stage_loss(loss)
+            self.losses.append(loss.detach().reshape(()))
+            y = loss if self.counted else loss / self.plan.microbatches
+        if torch.is_grad_enabled():
+            self.held[stage, microbatch] = InFlight(x, y, sent)
+
+    def backward_of(self, action: Action):
+        stage, _, microbatch = action
+        dy = self.wire.take(action) if stage < self.plan.last else None
+        x, y, sent = self.held.pop((stage, microbatch))
+        if sent is not None:
+            sent.work.wait()  # y has been received: dy is the answer to it
+        if y.requires_grad:  # not so if the first stages are frozen
+            torch.autograd.backward(y, dy)
+        if stage:
+            self.wire.give(action, torch.zeros_like(x) if x.grad is None else x.grad)
+
+    def input_gradient_of(self, action: Action):
+        self.backward_of(action)
+        self.put_off[action.stage, action.microbatch] = self.later.take()
+
+    def weight_gradients_of(self, action: Action):
+        split_backward.make_weight_gradients(self.put_off.pop((action.stage, action.microbatch)))
+
+    def __getstate__(self):
+        raise CannotPipeline(
+            "a pipeline has process groups of its own, which are not copied or pickled: save its"
+            " state_dict(), and make another pipeline of a copy of the layers."
+        )

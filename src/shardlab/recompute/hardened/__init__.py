@@ -1,0 +1,2 @@
+"""The hardened classes: any arguments and outputs, early stops, and refusals.
+The idea of each is in ../core.py."""

@@ -1,0 +1,100 @@
+"""Two things that ranks of tensor parallelism must have alike, and that no loss shows: the batch,
+and the random numbers of dropout.
+
+The first forward of training compares both over the group, once. Training means that gradients are
+on and, where the model drops elements at all, that some dropout is on. All ranks of the group pass
+the place of the comparison in the same order, whether they drop elements or not, so none waits in
+vain. Later steps compare nothing: a rank that draws numbers alone after the first step, for a
+sample of text, say, is not found. Nor is another batch that whole layers with trained parameters
+read first: what they make of one batch may differ in its last bits between ranks.
+"""
+
+import copy
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardlab.common.agreement import agree, unlogged
+from shardlab.common.torch_internals import active_fake_mode, disable_modes, never_compiled
+from shardlab.gpt import Dropout
+
+from .checks import CannotSplit
+from .layers import OwnDropout, TokenEmbedding
+
+DROPS = (
+    Dropout,
+    OwnDropout,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+RULE = (
+    "the ranks of a tensor-parallel group see the same batch and drop the same elements; choose the"
+    " batch by the data-parallel rank, and the seed too, as torch.manual_seed(seed + dp_rank) does"
+)
+MOST = 1 << 16  # elements of a batch that are compared
+
+
+class FirstForward:
+    """Compares before the first of these modules that is called, and is no hook any more then."""
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None, own_tokens: bool):
+        self.group, self.own_tokens = group, own_tokens
+        self.dropping = [module for module in model.modules() if isinstance(module, DROPS)]
+        self.handles = []
+
+    def watch(self, module: nn.Module):
+        """All ranks of the group call the module in the same order as others that are watched."""
+        self.handles.append(module.register_forward_pre_hook(self, with_kwargs=True))
+
+    @never_compiled
+    def __call__(self, module: nn.Module, positional: tuple, named: dict):
+        if not torch.is_grad_enabled() or active_fake_mode() is not None:
+            return
+        given = [x for x in (*positional, *named.values()) if isinstance(x, Tensor)]
+        whole = not self.own_tokens or isinstance(module, TokenEmbedding)
+        with disable_modes(), unlogged(), torch.no_grad():
+            facts = [batch_of(x) for x in given if whole and not x.requires_grad]
+            facts.append(self.numbers_for_dropout(given))
+            agree(facts, self.group, CannotSplit, RULE)
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        if self.rates() and not self.rates(on=True):  # an evaluation, with gradients on
+            self.watch(module)
+
+    def rates(self, on: bool = False) -> list[float]:
+        dropping = [module for module in self.dropping if module.training or not on]
+        return sorted({module.p for module in dropping if module.p})
+
+    def numbers_for_dropout(self, given: list[Tensor]) -> str:
+        rates = self.rates(on=True)
+        if not rates:
+            return "no dropout"
+        on_gpu = any(x.is_cuda for x in given)  # whose own generator its dropout draws from
+        generator = torch.cuda if on_gpu else torch
+        return (
+            f"dropout of {', '.join(map(str, rates))} from a generator with seed"
+            f" {generator.initial_seed()} and state {digest(generator.get_rng_state())}"
+        )
+
+    def __deepcopy__(self, memo: dict) -> "FirstForward":
+        memo[id(self.group)] = self.group  # all copies talk to the same ranks
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
+
+
+def batch_of(x: Tensor) -> str:
+    """A fact about a tensor that a batch is, or that was computed from it without parameters."""
+    elements = x.detach().flatten()
+    return f"a batch {list(x.shape)} {digest(elements[:: 1 + len(elements) // MOST])}"
+
+
+def digest(values: Tensor) -> str:
+    return f"{crc32(str(values.tolist()).encode()):08x}"

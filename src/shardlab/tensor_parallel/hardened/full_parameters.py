@@ -1,0 +1,64 @@
+"""The plain model's state_dict, to and from a model of which each rank has parts.
+
+    whole = whole_state_dict(model)               # on every rank: what the plain model would have
+    load_whole_state_dict(model, whole)           # each rank takes its parts; nothing is sent
+
+Names are the plain model's. A state that is read with torch.load(..., mmap=True) is never whole in
+memory: each rank reads its parts. To continue on another number of ranks, save the one and load the
+other.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardlab.collective_wire import place
+
+from .layers import Cut, CutModule
+
+
+def cuts_of(model: nn.Module) -> Iterator[tuple[str, Cut, dist.ProcessGroup | None]]:
+    """(name of a parameter, how it was cut, in which group)"""
+    for name, module in model.named_modules():
+        if isinstance(module, CutModule):
+            for own, cut in module.cuts.items():
+                if getattr(module, own) is not None:
+                    yield f"{name}.{own}" if name else own, cut, module.group
+
+
+@torch.no_grad()
+def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """On every rank; a tied tensor is one tensor. All ranks call it."""
+    states, cuts = model.state_dict(), {name: rest for name, *rest in cuts_of(model)}
+    made: dict[int, Tensor] = {}
+    for name, tensor in states.items():
+        key = tensor.data_ptr()
+        if name in cuts and key not in made:
+            made[key] = joined(tensor, *cuts[name])
+        states[name] = made[key] if name in cuts else tensor
+    return dict(states)
+
+
+def joined(part: Tensor, cut: Cut, group: dist.ProcessGroup | None) -> Tensor:
+    """Parts differ in size, so each rank in turn hands out its own."""
+    n, me = place(group)
+    sizes = [None] * n
+    dist.all_gather_object(sizes, part.shape[cut.dim], group)
+    shapes = [[*part.shape[: cut.dim], size, *part.shape[cut.dim + 1 :]] for size in sizes]
+    parts = [part.contiguous() if r == me else part.new_empty(s) for r, s in enumerate(shapes)]
+    for rank, each in enumerate(parts):
+        dist.broadcast(each, dist.get_global_rank(group or dist.group.WORLD, rank), group)
+    return torch.cat(parts, cut.dim)
+
+
+@torch.no_grad()
+def load_whole_state_dict(model: nn.Module, states: Mapping[str, Tensor]):
+    """Raises RuntimeError, as load_state_dict does, for names or sizes that do not fit."""
+    states = dict(states)
+    for name, cut, group in cuts_of(model):
+        if name in states:
+            n, me = place(group)
+            states[name] = cut.part(states[name], me, n)
+    model.load_state_dict(states)

@@ -1,0 +1,165 @@
+"""Which module of a model is cut how: a table over the names of modules.
+
+    plan = gpt_plan(config)
+
+A `*` in a name stands for one part of it: "blocks.*.mlp" is the MLP of every block. The plan names
+every module that has parameters of its own or drops elements, also those that stay whole: what is
+not named has been forgotten. The model itself knows nothing of it; apply.py does what it says.
+
+Two mistakes in a plan of your own raise nothing, because what runs between two modules is not in
+it. Dropout of parts, between Columns and Rows, is Drops(dim): as Whole(), all parts get one mask.
+What looks at all columns at once, such as a softmax or a norm, is right only behind Rows, or made
+for parts, as vocabulary_parallel_loss is.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, update_wrapper
+
+from torch import Tensor, nn
+
+from shardlab.gpt import Dropout, GPTConfig
+
+from .layers import ColumnLinear, Cut, OwnDropout, Parts, RowLinear, TokenEmbedding
+from .pairs import enter, leave
+
+# --- what can become of a module ------------------------------------------------------------------
+
+
+class Whole:
+    """Stays as it is, on every rank."""
+
+    def complaint(self, module: nn.Module, ranks: int) -> str:
+        """Why the module cannot be that; empty if it can."""
+        return ""
+
+    def cuts(self, module: nn.Module) -> dict[str, Cut]:
+        """The cuts of the module's own parameters."""
+        return {}
+
+    divides_tokens = False  # between modules that are cut, a rank has all tokens
+
+    def split(self, module: nn.Module, parts: Parts) -> nn.Module:
+        return module
+
+
+class Around(Whole):
+    """A module that takes what is whole, and in which each rank makes parts of it."""
+
+    def split(self, module: nn.Module, parts: Parts) -> nn.Module:
+        run = partial(self.run, module.forward, parts.group)
+        module.forward = update_wrapper(run, module.forward)
+        return module
+
+    def run(self, compute: Callable, group, x: Tensor) -> Tensor:
+        return compute(enter(x, group))
+
+
+@dataclass(frozen=True)
+class Columns(Whole):
+    """A linear layer that is cut by columns. `pieces` cannot be cut; if they are `heads`, all ranks
+    have as many."""
+
+    pieces: int
+    heads: str = ""
+
+    def complaint(self, module: nn.Module, ranks: int) -> str:
+        if not isinstance(module, nn.Linear):
+            return f"a {type(module).__name__}, and only nn.Linear is cut by columns or rows."
+        cut = self.cuts(module)["weight"]
+        return uneven_parts(module.weight.shape[cut.dim], self.pieces, self.heads, ranks)
+
+    def cuts(self, module: nn.Linear) -> dict[str, Cut]:
+        return ColumnLinear.cuts_of(self.pieces)
+
+    def split(self, module: nn.Linear, parts: Parts) -> nn.Module:
+        return ColumnLinear(module, self.pieces, parts)
+
+
+@dataclass(frozen=True)
+class Rows(Columns):
+    """`join` makes one of what the ranks have."""
+
+    join: Callable[..., Tensor] = leave
+
+    def cuts(self, module: nn.Linear) -> dict[str, Cut]:
+        return RowLinear.cuts_of(self.pieces)
+
+    def split(self, module: nn.Linear, parts: Parts) -> nn.Module:
+        return RowLinear(module, self.pieces, parts, self.join)
+
+
+@dataclass(frozen=True)
+class Tokens(Whole):
+    """The rows of an embedding."""
+
+    join: Callable[..., Tensor] = leave
+
+    def complaint(self, module: nn.Module, ranks: int) -> str:
+        if not isinstance(module, nn.Embedding):
+            return f"a {type(module).__name__}, and only nn.Embedding is cut by tokens."
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if value := getattr(module, option):
+                return f"{option} = {value}, which looks at rows of all ranks: build it without."
+        return uneven_parts(module.num_embeddings, module.num_embeddings, "", ranks)
+
+    def cuts(self, module: nn.Embedding) -> dict[str, Cut]:
+        return TokenEmbedding.cuts_of(module.num_embeddings)
+
+    def split(self, module: nn.Embedding, parts: Parts) -> nn.Module:
+        return TokenEmbedding(module, parts, self.join)
+
+
+@dataclass(frozen=True)
+class Drops(Whole):
+    """Dropout of what each rank has a part of, along dim."""
+
+    dim: int = 1
+
+    def split(self, module: Dropout, parts: Parts) -> nn.Module:
+        return OwnDropout(module.p, self.dim, parts.group)
+
+
+def uneven_parts(size: int, pieces: int, heads: str, ranks: int) -> str:
+    if size % pieces:
+        return f"{pieces} pieces do not divide its size of {size:,}."
+    if heads and pieces % ranks:
+        return (
+            f"{heads} = {pieces} is not divisible by {ranks} ranks, and a head is not cut: take a"
+            f" number of ranks that divides {pieces}."
+        )
+    if pieces < ranks:
+        return f"{pieces} pieces are fewer than {ranks} ranks, and each has one at least."
+    return ""
+
+
+TensorPlan = Mapping[str, Whole | tuple[Whole, ...]]  # several: one after the other
+
+
+def gpt_plan(config: GPTConfig) -> dict[str, Whole | tuple[Whole, ...]]:
+    """The plan of gpt.GPT. Attention is cut by groups of heads that share a key and a value."""
+    heads, inner, vocabulary = config.key_value_heads, config.feed_forward, config.vocabulary
+    plan: dict[str, Whole | tuple[Whole, ...]] = {
+        "embedding": Whole(),  # the table of positions
+        "embedding.tokens": Tokens(),
+        "embedding.position_ids": Whole(),
+        "embedding.dropout": Whole(),
+        "blocks.*.attention_norm": Whole(),
+        "blocks.*.attention": Around(),
+        "blocks.*.attention.qkv": Columns(heads, "key_value_heads"),
+        "blocks.*.attention.core.dropout": Drops(),  # masks of [B, A/t, S, S]
+        "blocks.*.attention.output": Rows(heads, "key_value_heads"),
+        "blocks.*.mlp_norm": Whole(),
+        "blocks.*.mlp": Around(),  # one enter for up and gate
+        "blocks.*.mlp.up": Columns(inner),
+        "blocks.*.mlp.gate": Columns(inner),
+        "blocks.*.mlp.down": Rows(inner),
+        "blocks.*.dropout": Whole(),
+        "head.norm": Whole(),
+        "head.scores": (Columns(vocabulary), Around()),
+    }
+    if not config.learned_positions:
+        del plan["embedding"]
+    if not config.gated_mlp:
+        del plan["blocks.*.mlp.gate"]
+    return plan

@@ -1,0 +1,143 @@
+"""Sequence parallelism: what tensor parallelism leaves whole is cut by tokens.
+
+    plan = sequence_parallel(gpt_plan(config))
+    apply_tensor_parallel(model, plan, group)
+    ...
+    loss.backward()
+    sum_gradients(optimizer, group)        # once a step, before clipping
+    optimizer.step()
+
+Norms, residual additions, dropout and the bias of a row layer treat each token by itself, so a rank
+needs S/t tokens of them. An all-reduce is a reduce-scatter and an all-gather: `leave` keeps the
+first half, `enter` the second, and as much is sent as before.
+
+What a gathered layer keeps. Backward of xW needs x, so autograd keeps the gathered x [B, S, H] on
+every rank, and up to half of the saving is lost. With `regather` a rank keeps its own tokens,
+and gathers again in backward: one message more, and everything that is kept is cut by t.
+
+Parameters that are whole see own tokens only, so their gradients are parts of a sum. Korthikanti et
+al. 2022, section 4.2.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardlab.collective_wire import place
+from shardlab.common.torch_internals import hooks_of_saved_tensors, storage_key, version
+from shardlab.gpt import Dropout, PositionIds
+
+from .layers import CutModule, OwnDropout, Parts
+from .pairs import all_gathered, gather, reduce_scatter
+from .plan import Around, Rows, TensorPlan, Tokens, Whole
+
+own_tokens_of_the_sum = partial(reduce_scatter, dim=1)  # of [B, S, H]
+
+
+def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tuple[Whole, ...]]:
+    """The plan with sequence parallelism: each rank has only its own tokens between the modules
+    that are cut."""
+
+    def own_tokens(entry: Whole) -> Whole:
+        if isinstance(entry, Around):
+            return AroundGathered(regather)
+        if isinstance(entry, Rows | Tokens):
+            return replace(entry, join=own_tokens_of_the_sum)
+        return OwnTokens() if type(entry) is Whole else entry
+
+    return {
+        name: tuple(own_tokens(each) for each in (entry if isinstance(entry, tuple) else (entry,)))
+        for name, entry in plan.items()
+    }
+
+
+class OwnTokens(Whole):
+    """Computes with own tokens. Most modules need no change for it."""
+
+    divides_tokens = True
+
+    def split(self, module: nn.Module, parts: Parts) -> nn.Module:
+        if isinstance(module, Dropout | nn.Dropout):
+            return OwnDropout(module.p, 1, parts.group)  # of [B, S/t, H]
+        return OwnRows(parts.group) if isinstance(module, PositionIds) else module
+
+
+class OwnRows(CutModule):
+    """gpt.PositionIds of a rank's own tokens."""
+
+    def __init__(self, group):
+        super().__init__(group, {})
+
+    def forward(self, table: Tensor, sequence: int) -> Tensor:
+        n, me = place(self.group)
+        own = sequence // n
+        return table[me * own : (me + 1) * own]
+
+
+@dataclass(frozen=True)
+class AroundGathered(Around):
+    """A module that takes all tokens, among modules that have own ones."""
+
+    divides_tokens = True
+    regather: bool = True
+
+    def run(self, compute: Callable, group, x: Tensor) -> Tensor:
+        whole = gather(x, 1, group)
+        if not self.regather:
+            return compute(whole)
+        with keeps_own_tokens(whole, x, group):
+            return compute(whole)
+
+
+@contextmanager
+def keeps_own_tokens(whole: Tensor, own: Tensor, group) -> Iterator[None]:
+    """Within, autograd keeps `own` where it would keep `whole`, or a view of it. What else it keeps
+    goes to the hooks that are set around it, such as checkpoint's or the ledger's."""
+    pack_other, unpack_other = hooks_of_saved_tensors() or (Tensor.detach, None)
+    kept = Regathered(own, group, pack_other, unpack_other)
+    memory = storage_key(whole.untyped_storage())  # a key: autograd keeps the hooks till backward
+
+    def pack(tensor):
+        if storage_key(tensor.untyped_storage()) == memory:
+            kept.uses += 1
+            return None, (tensor.shape, tensor.stride(), tensor.storage_offset())
+        return pack_other(tensor), version(tensor)
+
+    def unpack(packed):
+        other, about = packed
+        if other is None:
+            return kept.whole().as_strided(*about)
+        if unpack_other is not None:
+            return unpack_other(other)
+        if version(other) != about:  # with hooks, autograd leaves this to them
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an"
+                f" inplace operation: a tensor of shape {list(other.shape)} is at version"
+                f" {version(other)}, expected version {about}."
+            )
+        return other
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
+
+
+class Regathered:
+    """Own tokens between forward and backward. All tokens from the first use in backward to the
+    last: the MLP's gate and its other factor use them both."""
+
+    def __init__(self, own: Tensor, group, pack: Callable, unpack: Callable | None):
+        self.kept, self.unpack, self.group = pack(own), unpack or (lambda kept: kept), group
+        self.uses = self.used = 0
+        self.now = None
+
+    def whole(self) -> Tensor:
+        if self.now is None:
+            self.now = all_gathered(self.unpack(self.kept), 1, self.group)
+        whole, self.used = self.now, self.used + 1
+        if self.used == self.uses:
+            self.now, self.used = None, 0
+        return whole

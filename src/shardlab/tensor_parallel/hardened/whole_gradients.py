@@ -1,0 +1,142 @@
+"""Gradients of what sequence parallelism leaves whole: each rank has those of its own tokens.
+
+    loss.backward()
+    sum_gradients(optimizer, group)        # once a step, before clipping
+    optimizer.step()
+
+Without sequence parallelism each rank sees all tokens, and these gradients are whole already.
+"""
+
+import functools
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from shardlab.common.shards import (
+    Groups,
+    groups_of,
+    groups_of_shards,
+    of_own_tokens,
+    ranks_in_both,
+    updated_by,
+)
+from shardlab.common.torch_internals import version
+
+from .checks import CannotSplit
+
+summed_versions = WeakTensorKeyDictionary()  # gradient -> its version after it was summed
+summed = WeakTensorKeyDictionary()  # parameters whose gradients were summed since the last step
+
+
+@torch.no_grad()
+def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None):
+    """Add up, over the group, the gradients of the parameters that are whole in the group:
+    each rank has the gradients of its own tokens. There is one all-reduce for each dtype;
+    one for each parameter would be mostly latency.
+
+    Call it once a step, after the last backward and before clipping, on all ranks. The
+    optimizer may also be one of shards: ZeRO's gradients are summed as shards. A step without it
+    is refused: copies would drift apart. Raises CannotSplit for another group than the one over
+    which the model was cut, for a plan without sequence_parallel, and for gradients that were
+    summed already, as after each microbatch."""
+    group, updated = group or dist.group.WORLD, updated_by(optimizer)
+    check_cut_over(group, set(map(groups_of, updated)))
+    check_own_tokens(updated)
+    flats: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in updated:
+        if parameter.grad is not None and group not in groups_of(parameter):
+            flats.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    check_first(flats)
+    for gradients in flats.values():
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat, group=group)
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
+            gradient.copy_(part.view(gradient.shape))
+    for gradients in flats.values():
+        summed_versions.update({gradient: version(gradient) for gradient in gradients})
+    summed.update({p: True for p in updated if p.grad is not None})
+
+
+def check_first(flats: dict[torch.dtype, list[Tensor]]):
+    """Raise CannotSplit if a gradient was summed and not made anew: zeros and a backward write into
+    it twice, clipping or a further microbatch once."""
+    for gradients in flats.values():
+        if any(version(g) - summed_versions.get(g, -2) < 2 for g in gradients):
+            raise CannotSplit(
+                "sum_gradients a second time since the last zero_grad(): gradients of what is whole"
+                " would be too large by the number of ranks; call it once a step, after the last"
+                " backward, and zero_grad() after the step."
+            )
+
+
+def watch_sums(parameters: Iterable[Tensor], group: dist.ProcessGroup | None):
+    """No optimizer steps with these parameters of a model whose ranks have own tokens before their
+    gradients are summed."""
+    for parameter in parameters:
+        of_own_tokens[parameter] = group or dist.group.WORLD
+    watch_steps_of_own_tokens()
+
+
+@functools.cache
+def watch_steps_of_own_tokens():
+    register_optimizer_step_pre_hook(check_summed)
+    register_optimizer_step_post_hook(forget_sum)
+
+
+def check_summed(optimizer: torch.optim.Optimizer, *_):
+    """Raise CannotSplit if sum_gradients has not been called since the step before."""
+    whole = first_of_own_tokens(optimizer)
+    if whole is not None and whole not in summed:
+        raise CannotSplit(
+            f"step() with a gradient of shape {list(whole.shape)} that is of this rank's tokens"
+            " alone, so copies of one parameter would drift apart: call sum_gradients(optimizer,"
+            " group) once a step, after the last backward."
+        )
+
+
+def forget_sum(optimizer: torch.optim.Optimizer, *_):
+    if (whole := first_of_own_tokens(optimizer)) is not None:
+        summed.pop(whole, None)
+
+
+def first_of_own_tokens(optimizer: torch.optim.Optimizer) -> Tensor | None:
+    """The first parameter whose gradient has to be summed. It speaks for all: they are summed
+    together."""
+    parameters = [p for param_group in optimizer.param_groups for p in param_group["params"]]
+    group = next((of_own_tokens[p] for p in parameters if p in of_own_tokens), None)
+    if group is None or dist.get_world_size(group) == 1:
+        return None
+    whole = (p for p in parameters if p.grad is not None and group not in groups_of(p))
+    return next(whole, None)
+
+
+def check_cut_over(group: dist.ProcessGroup, cuts: set[Groups]):
+    """Raise CannotSplit unless the group is the one over which a model was cut. ZeRO cuts a part
+    once more: its group is a later one."""
+    cut_over = {groups[0] for groups in cuts if groups}
+    others = [other for other in cut_over - {group} if ranks_in_both(other, group)]
+    known = group in cut_over or any(group in groups for groups in groups_of_shards.values())
+    if others or not known or any(group in groups[1:] for groups in cuts):
+        ranks = dist.get_process_group_ranks(group)
+        raise CannotSplit(
+            f"no tensor parallelism cut this model over the ranks {ranks} of this group: give"
+            " sum_gradients the group that apply_tensor_parallel had, such as mesh.tp.group."
+        )
+
+
+def check_own_tokens(updated: list[Tensor]):
+    """Raise CannotSplit if there are parts, and none of a model whose ranks have own tokens."""
+    parts = [parameter for parameter in updated if groups_of(parameter)]
+    if parts and not any(parameter in of_own_tokens for parameter in parts):
+        raise CannotSplit(
+            "every rank of this group sees all tokens, so gradients of what is whole are whole, and"
+            " a sum would be too large by the number of ranks: leave sum_gradients out, or cut by"
+            " sequence_parallel(plan)."
+        )

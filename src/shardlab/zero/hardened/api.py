@@ -1,0 +1,110 @@
+"""The entry to all stages: for labs, tests and races."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from shardlab.common.agreement import agree, changes_rows, fact, hand_out
+from shardlab.common.optimizer_checks import check_elementwise
+from shardlab.common.shards import CannotShard
+from shardlab.data_parallel import DistributedDataParallel
+
+from . import stage1, stage2
+from .checks import check_arguments
+from .offload import cpu_offload
+from .stage3 import fully_shard
+
+OPTIONS = (
+    {"bucket_bytes"},
+    {"bucket_bytes", "collectives", "offload"},
+    {"bucket_bytes", "collectives", "offload"},
+    {"units", "collectives", "offload", "compute_dtype", "device"},
+)
+
+
+def shard(
+    model: nn.Module,
+    optimizer_cls: type,
+    *,
+    stage: int,
+    group=None,
+    units: Iterable[nn.Module] | None = None,
+    bucket_bytes: int | None = None,
+    collectives=None,
+    offload: bool = False,
+    compute_dtype: torch.dtype | None = None,
+    device=None,
+    **settings,
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """(the model to call, its optimizer) under a stage; stage 0 is data parallelism.
+
+    optimizer_cls   torch.optim.AdamW, ...; **settings are its arguments
+    group           the process group whose ranks share the model; by default the world
+    units           stage 3: see fully_shard; by default the model's children, of a list its members
+    bucket_bytes    stages 0 to 2: of parameters that travel together
+    collectives     stages 1 to 3: see flat.py
+    offload         stages 1 to 3: optimizer states in host memory, in stage 3 the shards as well
+    compute_dtype   stage 3: see fully_shard
+    device          stage 3: see fully_shard
+
+    All ranks begin with rank 0's parameters and buffers. From stage 1 on, a norm of gradients that
+    you make by hand is this rank's alone, and in stage 2 parameters have no gradients after
+    backward: nothing raises; gradient_clipping.clip_gradients(optimizer, ...) knows all. Raises
+    CannotShard for an unknown stage or an option that the stage does not have, TypeError for an
+    optimizer that looks at shapes.
+    """
+    if stage not in range(len(OPTIONS)):
+        raise CannotShard(f"stage = {stage!r}: there are 0, 1, 2 and 3.")
+    options = dict(
+        units=units,
+        bucket_bytes=bucket_bytes,
+        collectives=collectives,
+        offload=offload or None,
+        compute_dtype=compute_dtype,
+        device=device,
+    )
+    options = {name: value for name, value in options.items() if value is not None}
+    if others := sorted(set(options) - OPTIONS[stage]):
+        raise CannotShard(
+            f"{' and '.join(others)}: stage {stage} has {', '.join(sorted(OPTIONS[stage]))}."
+        )
+    check_arguments(optimizer_cls, options.get("bucket_bytes", 1))
+    options.pop("offload", None)
+    if stage == 0:
+        model = DistributedDataParallel(model, group=group, **options)
+        return model, optimizer_cls(model.parameters(), **settings)
+    if stage < 3:
+        return model, sharded_optimizer(
+            model,
+            cpu_offload(optimizer_cls) if offload else optimizer_cls,
+            (stage1, stage2)[stage - 1].ShardedOptimizer,
+            group,
+            **options,
+            **settings,
+        )
+    like = torch.empty(0, device=device or next(model.parameters()).device)
+    check_elementwise(optimizer_cls, settings, like)
+    options["units"] = list(default_units(model)) if units is None else list(units)
+    fully_shard(model, group=group, shard_device="cpu" if offload else None, **options)
+    return model, optimizer_cls(model.parameters(), **settings)
+
+
+def sharded_optimizer(model: nn.Module, optimizer_cls: type, kind: type, group, **options):
+    """The optimizer of all parameters, under their names, which ranks compare."""
+    buffers = [fact(name, buffer) for name, buffer in model.named_buffers()]
+    rule = "all ranks shard a model with the same buffers"
+    agree(buffers, group, CannotShard, rule, changes_rows(model, group))
+    optimizer = kind(list(model.named_parameters()), optimizer_cls, group, **options)
+    hand_out(model.buffers(), group)
+    return optimizer
+
+
+def default_units(model: nn.Module) -> Iterable[nn.Module]:
+    """The model's children. A list of modules computes nothing itself, so its members replace it;
+    parameters in a list are the model's own."""
+    for child in model.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from default_units(child)
+        elif not isinstance(child, (nn.ParameterList, nn.ParameterDict)):
+            yield child

@@ -1,0 +1,111 @@
+"""Buckets of parameters for stages 1 and 2: parameters that travel together, in one flat tensor."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from shardlab.common.agreement import hand_out
+from shardlab.common.backward import check_gradient
+from shardlab.common.shards import CannotShard, as_shard, groups_of, stages_of
+from shardlab.common.torch_internals import storage_key, version
+
+from .flat import Group, Ring, filled, flattened, own_chunk
+
+# of parameters in one bucket: large enough for the link, small beside the model
+BUCKET_BYTES = 25 << 20
+
+
+class Bucket:
+    """Parameters moved into one flat tensor [E], of which they are views from now on. The optimizer
+    gets `shards`: this rank's chunk of that tensor [about E/n], in the parts that the collectives
+    reduce. An update of the shards updates these elements of the parameters. All ranks begin with
+    rank 0's values."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: Group, collectives: Ring):
+        self.parameters, self.group = parameters, group
+        self.flat = flattened(parameters)
+        hand_out([self.flat], group)
+        for parameter, part in zip(parameters, self.flat.split([p.numel() for p in parameters])):
+            parameter.data = part.view(parameter.shape)
+        sizes = collectives.parts_of_a_shard(parameters, group)
+        parts = own_chunk(self.flat, group).split(sizes)
+        self.shards = [as_shard(part, group, of=parameters) for part in parts]
+        self.note_versions()
+
+    def note_versions(self):
+        """All writes into the parameters until now are known."""
+        self.versions = [version(parameter) for parameter in self.parameters]
+
+    def pass_writes_on(self):
+        """Somebody may have written into the parameters, as load_state_dict does: the shards are
+        the same memory, and whoever keeps copies of shards looks at their versions."""
+        if self.versions != [version(parameter) for parameter in self.parameters]:
+            increment_version(self.shards)
+            self.note_versions()
+
+    def take_gradients(self) -> list[Tensor]:
+        """Take this rank's gradients away from the parameters."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        for parameter, gradient in zip(self.parameters, gradients):
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise CannotShard(
+                    f"a gradient is {gradient.layout}: only dense ones are reduced; build"
+                    " embeddings with sparse=False."
+                )
+            if gradient is not None:
+                check_gradient(parameter, "a sharded optimizer")
+        for parameter in self.parameters:
+            parameter.grad = None
+        return filled(gradients, [p.shape for p in self.parameters], self.flat)
+
+    def add_to_shards(self, mean: list[Tensor]):
+        """`mean` is the gradient of this rank's chunk [about E/n], in the parts of its shards."""
+        for shard, part in zip(self.shards, mean):
+            part = part.to(shard.dtype)  # fp32 where 16-bit gradients were added in fp32
+            shard.grad = part if shard.grad is None else shard.grad.add_(part)
+
+    @property
+    def has_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self.parameters)
+
+    def holds(self, parameter: nn.Parameter) -> bool:
+        """Whether the parameter is still a view of the flat tensor."""
+        return storage_key(parameter.untyped_storage()) == storage_key(self.flat.untyped_storage())
+
+    def check(self):
+        if not all(map(self.holds, self.parameters)):
+            raise CannotShard(
+                "a parameter was moved after the sharded optimizer was made (by model.to, a new"
+                " .data, or another sharded optimizer): move the model first, then make the one"
+                " optimizer that steps."
+            )
+        for parameter in self.parameters:
+            if not parameter.requires_grad:
+                raise CannotShard(
+                    f"a parameter of shape {list(parameter.shape)} was frozen after the sharded"
+                    " optimizer was made, whose states would go on moving it: make the optimizer"
+                    " anew."
+                )
+
+
+def into_buckets(
+    parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int, collectives: Ring
+) -> list[Bucket]:
+    """Buckets of about bucket_bytes, each of one dtype and device, in the order of the parameters.
+    The parameters of a bucket are parts of the same groups, and the same stages of a pipeline count
+    them in a norm. Frozen parameters stay out, but get rank 0's values as well."""
+    piles: dict[tuple, list[list[nn.Parameter]]] = {}
+    frozen = []
+    for parameter in parameters:
+        if not parameter.requires_grad:
+            frozen.append(parameter)
+            continue
+        kind = parameter.dtype, parameter.device, groups_of(parameter), stages_of(parameter)
+        pile = piles.setdefault(kind, [[]])
+        if pile[-1] and sum(p.nbytes for p in pile[-1]) + parameter.nbytes > bucket_bytes:
+            pile.append([])
+        pile[-1].append(parameter)
+    hand_out(frozen, group)
+    return [Bucket(together, group, collectives) for pile in piles.values() for together in pile]

@@ -1,0 +1,154 @@
+"""Refusals of ZeRO, before anything is moved or sent: one sentence each."""
+
+from collections.abc import Iterable
+from inspect import getgeneratorlocals, isgenerator
+
+import torch
+from torch import Tensor, nn
+
+from shardlab.common.agreement import agree, fact
+from shardlab.common.shards import CannotShard, stages_of, would_mix
+from shardlab.common.torch_internals import hooks_of_others
+
+from .flat import Group
+
+
+class Refusals:
+    """Uses of an optimizer that an optimizer of shards refuses."""
+
+    def __getstate__(self):
+        raise CannotShard(
+            "a sharded optimizer is not copied or pickled: its state_dict() is, and shardlab.saving"
+            " saves it."
+        )
+
+
+def check_arguments(optimizer_cls, bucket_bytes: int):
+    if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
+        raise TypeError(
+            f"optimizer_cls = {optimizer_cls!r}: it must be a class of optimizers, such as"
+            " torch.optim.AdamW."
+        )
+    if not bucket_bytes > 0:
+        raise CannotShard(f"bucket_bytes = {bucket_bytes!r}: it must be above 0.")
+
+
+def refuse_sets(parameters):
+    """Raise TypeError for a set, or for a generator that goes through one."""
+    while isgenerator(parameters):
+        parameters = getgeneratorlocals(parameters).get(".0")
+    if isinstance(parameters, (set, frozenset, type(iter(set())))):
+        raise TypeError(
+            "the parameters are a set, whose order differs from rank to rank and from run to run:"
+            " give a list."
+        )
+
+
+def named_list(parameters: Tensor | Iterable) -> list[tuple[str, nn.Parameter]]:
+    """(name, parameter), with a number for a missing name."""
+    refuse_sets(parameters)
+    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    named = [p if isinstance(p, tuple) else (f"parameter {k}", p) for k, p in enumerate(given)]
+    for name, parameter in named:
+        if not isinstance(parameter, Tensor):
+            raise TypeError(f"{name} is a {type(parameter).__name__}: an optimizer takes tensors.")
+    return named
+
+
+def check_parameters(
+    named: list[tuple[str, nn.Parameter]], others: list[nn.Parameter], group: Group
+):
+    """Raise CannotShard on all ranks or on none, before anything is moved. `others` are in the
+    optimizer already."""
+    facts = [fact(name, parameter) for name, parameter in named]
+    rule = "all ranks shard the same parameters, in the same order"
+    complaint = complaint_of_group(named, others) or would_mix(named, group)
+    agree(facts, group, CannotShard, rule, complaint)
+
+
+def complaint_of_group(named: list[tuple[str, nn.Parameter]], others: list[nn.Parameter]) -> str:
+    """The problem of this rank, or an empty string."""
+    if not any(parameter.requires_grad for _, parameter in named):
+        return (
+            f"a group of {len(named)} parameters, none of them trained: there is nothing to shard."
+        )
+    known = set(others)
+    for name, parameter in named:
+        if parameter.is_meta:
+            return (
+                f"{name} is on the meta device: fill the model (to_empty and its initialisation)"
+                " before the sharded optimizer is made."
+            )
+        if not parameter.is_leaf:
+            return f"{name} is computed from other tensors: an optimizer takes leaves."
+        if parameter in known:
+            return (
+                f"{name} of shape {list(parameter.shape)} is given twice: each belongs to one"
+                " group, once."
+            )
+        known.add(parameter)
+    return ""
+
+
+def complaint_of_units(module: nn.Module) -> str:
+    """Why stage 3 cannot make shards of the module's parameters, or an empty string."""
+    for name, parameter in module.named_parameters():
+        if stages_of(parameter):
+            return (
+                f"{name} is in a stage of a pipeline, where stage 3 would gather it anew for each"
+                " microbatch: take ZeRO stage 1 or 2."
+            )
+        if hooks_of_others(parameter):
+            return (
+                f"{name} has a hook on its gradient, but becomes part of a shard with a gradient of"
+                " its own: remove the hook, or take ZeRO stage 2."
+            )
+    return ""
+
+
+def check_unfrozen(frozen: list[tuple[str, nn.Parameter]]):
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            raise CannotShard(
+                f"{name} was frozen when the sharded optimizer was made, and is trained now: make"
+                " the optimizer anew."
+            )
+
+
+def check_state(state_dict: dict, inner: torch.optim.Optimizer):
+    """Each tensor of a shard's state is a number or has the shard's size."""
+    shards = [shard for group in inner.param_groups for shard in group["params"]]
+    for number, state in state_dict["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim() and value.shape != shards[number].shape:
+                raise CannotShard(
+                    f"{name} has {value.numel():,} elements, this rank's shard"
+                    f" {shards[number].numel():,}: the state is another rank's, or of another"
+                    " number of ranks; saving.resume takes any number."
+                )
+
+
+# --- modules of stage 3 ---------------------------------------------------------------------------
+
+
+def complaint_of_kinds(module: nn.Module, compute_dtype: torch.dtype | None) -> str:
+    """Which module inside cannot compute with gathered parameters, or an empty string."""
+    for path, child in module.named_modules():
+        kind = f"{path or 'the root'} is a {type(child).__name__}"
+        if isinstance(child, torch.jit.ScriptModule):
+            return f"{kind}, whose parameters stay where they are: shard the module unscripted."
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.max_norm is not None:
+            return (
+                f"{kind} with max_norm = {child.max_norm}, which shortens rows in forward, where"
+                " its weight is a copy: build it without."
+            )
+        kept = child.running_mean if isinstance(child, BATCH_NORMS) else None
+        if compute_dtype and kept is not None and kept.dtype != compute_dtype:
+            return (
+                f"{kind} with running statistics in {kept.dtype}, and compute_dtype ="
+                f" {compute_dtype}: convert running_mean and running_var to it, too."
+            )
+    return ""
+
+
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm

@@ -1,0 +1,101 @@
+"""The ring of flat.py, faster and harder to read: gradients are sent from their own memory, and the
+optimizer updates a shard in the parts in which it travels.
+
+    ShardedOptimizer(model.parameters(), AdamW, collectives=fast_ring.Ring())
+    zero.shard(model, AdamW, stage=1, collectives=fast_ring.Ring())
+
+Savings on CPU ranks: no flat copy of all gradients in fresh memory, whose pages the kernel must
+find and clear; and fewer cache misses, because a part of a few megabytes is still in the cache when
+it is updated. Results differ by rounding only. Both are raced in `python -m bench zero`.
+"""
+
+from itertools import groupby
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardlab import collective_plans as plans
+from shardlab import collectives_fast
+from shardlab.collective_wire import Group, place, wire
+
+from . import flat
+from .flat import chunk_of
+
+SMALL_BYTES = 512 << 10  # a tensor below that is sent together with its neighbours
+PIECE_BYTES = 4 << 20  # while one piece is added, the next is under way
+
+
+class Ring(flat.Ring):
+    """Parts below `small_bytes` are copied and sent together, larger parts are sent from their own
+    memory, in pieces of at most `piece_bytes`."""
+
+    run = staticmethod(collectives_fast.run)
+
+    def __init__(self, small_bytes: int = SMALL_BYTES, piece_bytes: int = PIECE_BYTES):
+        self.small_bytes, self.piece_bytes = small_bytes, piece_bytes
+
+    def reduce_scatter(
+        self, tensors: list[Tensor], group: Group = None, share: float = 1.0
+    ) -> list[Tensor]:
+        n, me = place(group)
+        device = tensors[0].device
+        # the tensors themselves, unless the backend cannot send from their memory
+        flats = [wire(tensor, group) for tensor in tensors]
+        chunks = [self.cut(flats, rank, n) for rank in range(n)]
+        # shares are added where 16-bit sums could overflow; else the sum is multiplied: no copy
+        before, after = (share, 1.0) if tensors[0].element_size() <= 2 else (1.0, share)
+        first = (me - 1) % n  # the chunk that sets out here
+        if n == 1 or before != 1.0:
+            chunks[first] = [part * before for part in chunks[first]]
+        for moves in plans.ring_reduce_scatter(n):
+            (leaving,) = (move for move in moves if move.source == me)
+            (coming,) = (move for move in moves if move.target == me)
+            sent, chunks[leaving.chunk] = chunks[leaving.chunk], []
+            arriving = [torch.empty_like(part) for part in chunks[coming.chunk]]
+            messages = [receive(part, coming, group) for part in arriving]
+            messages += [send(part, leaving, group) for part in sent]
+            works = dist.batch_isend_irecv(messages) if messages else []
+            for number, (part, own) in enumerate(zip(arriving, chunks[coming.chunk])):
+                works[
+                    min(number, len(works) - 1)
+                ].wait()  # NCCL returns one work object for the whole batch
+                part.add_(own, alpha=before)
+            chunks[coming.chunk] = arriving
+            for work in works[len(arriving) :]:
+                work.wait()
+        own = chunks[me] or [flats[0][:0].clone()]
+        tensors.clear()
+        flats.clear()
+        return [part.mul_(after).to(device) for part in own]
+
+    def parts_of_a_shard(self, tensors: list[Tensor], group: Group = None) -> list[int]:
+        n, me = place(group)
+        return [part.numel() for part in self.cut(tensors, me, n)] or [0]
+
+    def cut(self, tensors: list[Tensor], rank: int, n: int) -> list[Tensor]:
+        """The rank's chunk of the flat tensor of these tensors: views of them, or copies of several
+        small ones together."""
+        chunk, begin, parts = chunk_of(rank, sum(tensor.numel() for tensor in tensors), n), 0, []
+        for tensor in tensors:
+            start, stop = max(chunk.start - begin, 0), max(chunk.stop - begin, 0)
+            part = tensor.detach().reshape(-1)[start:stop]
+            if part.numel():
+                parts += part.split(max(1, self.piece_bytes // part.element_size()))
+            begin += tensor.numel()
+        return [
+            part
+            for small, neighbours in groupby(parts, lambda part: part.nbytes < self.small_bytes)
+            for part in ([torch.cat(list(neighbours))] if small else neighbours)
+        ]
+
+
+def send(part: Tensor, move: plans.Move, group: Group) -> dist.P2POp:
+    """The tag is the chunk's number, by which the communication log knows it."""
+    target = dist.get_global_rank(group or dist.group.WORLD, move.target)
+    return dist.P2POp(dist.isend, part, target, group, tag=move.chunk)
+
+
+def receive(part: Tensor, move: plans.Move, group: Group) -> dist.P2POp:
+    source = dist.get_global_rank(group or dist.group.WORLD, move.source)
+    return dist.P2POp(dist.irecv, part, source, group, tag=move.chunk)

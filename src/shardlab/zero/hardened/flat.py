@@ -1,0 +1,81 @@
+"""The common ground of all stages of ZeRO: flat tensors, one chunk of which each rank owns, and the
+two collectives on them.
+
+Many tensors are laid one after the other in one flat tensor, which is cut into n chunks as
+collectives.py cuts: chunk r belongs to rank r, and where n does not divide the elements, the first
+chunks have one more. Nothing is padded, so bytes are exact.
+
+There are two collectives on it:
+
+    reduce_scatter(tensors)  returns, of the flat tensor that these would make, this rank's chunk of
+                             the sum over all ranks [about E/n], in one new tensor or in several,
+                             one after the other. Each element is multiplied by `share` before it is
+                             added, so that a mean does not overflow where 16-bit sums would. The
+                             given tensors stay what they are; the list is emptied when they are
+                             no longer needed, so that their memory can go
+    all_gather(flat)         in place: the other chunks become what their ranks have in them
+
+A stage calls them on an object: Ring(), torch_collectives.Native(), fast_ring.Ring(), or one of
+your own with these methods. `torch_collectives.best_collectives` chooses between the first two.
+"""
+
+import torch
+from torch import Tensor
+
+from shardlab import collective_plans as plans
+from shardlab import collectives
+from shardlab.collective_wire import Group, place, wire
+from shardlab.collectives import run
+
+
+class Ring:
+    """A ring of sends and receives: (n - 1)/n of the bytes cross each link."""
+
+    run = staticmethod(run)  # makes the moves
+
+    def reduce_scatter(
+        self, tensors: list[Tensor], group: Group = None, share: float = 1.0
+    ) -> list[Tensor]:
+        n, _ = place(group)
+        device, flat = tensors[0].device, wire(flattened(tensors).mul_(share), group)
+        tensors.clear()
+        self.run(plans.ring_reduce_scatter(n), flat.tensor_split(n), group)
+        return [own_chunk(flat, group).to(device, copy=True)]
+
+    def all_gather(self, flat: Tensor, group: Group = None):
+        collectives.all_gather(flat, own_chunk(flat, group), group, self.run)
+
+    def parts_of_a_shard(self, tensors: list[Tensor], group: Group = None) -> list[int]:
+        """The elements of each tensor that reduce_scatter will return."""
+        n, me = place(group)
+        return [len(chunk_of(me, sum(tensor.numel() for tensor in tensors), n))]
+
+    def __repr__(self):
+        return f"{type(self).__module__.rpartition('.')[2]}.{type(self).__name__}()"
+
+
+def flattened(tensors: list[Tensor]) -> Tensor:
+    """[E]: a copy of the tensors, one after the other."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def own_chunk(flat: Tensor, group: Group = None) -> Tensor:
+    """This rank's chunk of a flat tensor [E], as a view [about E/n]."""
+    n, me = place(group)
+    chunk = chunk_of(me, flat.numel(), n)
+    return flat.narrow(0, chunk.start, len(chunk))
+
+
+def chunk_of(rank: int, elements: int, n: int) -> range:
+    """The elements of a flat tensor that belong to the rank, cut as tensor_split does: the first
+    chunks have one more."""
+    start = rank * (elements // n) + min(rank, elements % n)
+    return range(start, start + len(range(rank, elements, n)))
+
+
+def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor) -> list[Tensor]:
+    """None means zeros of the expected shape."""
+    return [
+        like.new_zeros(shape) if tensor is None else tensor
+        for tensor, shape in zip(tensors, shapes)
+    ]

@@ -1,0 +1,103 @@
+"""A model in stage 3, whole for a while and under its own names: to look at, to load into, to
+initialise unit by unit.
+
+    with unsharded(model):                                      # all of it, on every rank
+        print(model.head.weight)
+
+    for unit in sharded_units(model):                           # a model from the meta device,
+        with unsharded(unit, recurse=False, write=True):        # never whole
+            fill(unit)
+
+Parameters have the dtype of the shards, not the compute dtype. They are copies: a value that was
+read stays valid after the block, and only `write` changes a shard.
+"""
+
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from shardlab.collectives import scatter
+
+from .flat import own_chunk
+from .units import sharded_units
+
+
+@contextmanager
+def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
+    """A context in which the units inside the module (without `recurse` only the module) have their
+    parameters whole and under their own names, as in the plain model. With `write`, the shards take
+    rank 0's values at the end. All ranks enter it."""
+    units = [unit.sharded_unit for unit in (sharded_units(module) if recurse else [module])]
+    opened = []
+    try:
+        for unit in units:
+            if not unit.open:
+                expose(unit)
+                opened.append(unit)
+        yield module
+        if write:
+            for unit in units:
+                keep(unit)
+    finally:
+        for unit in opened:
+            unit.close()
+
+
+def expose(unit):
+    """The plain module's parameters instead of the shards."""
+    unit.exposed = [whole_of(flat, unit.collectives) for flat in unit.flats]
+    views = [view for flat, whole in zip(unit.flats, unit.exposed) for view in flat.views(whole)]
+    unit.placed = [
+        parameter(view, shard.requires_grad, unit) for view, shard in zip(views, unit.shards)
+    ]
+    for module, name, number in unit.sites:
+        setattr(module, name, unit.placed[number])
+    unit.open = True
+
+
+@torch.no_grad()
+def whole_of(flat, collectives) -> Tensor:
+    """[E], in memory of its own and in the dtype of the shard. Its storage grows like the storage
+    of gathered parameters, by which the ledger recognises it."""
+    storage = torch.UntypedStorage(0, device=flat.full.device)
+    storage.resize_(flat.full.numel() * flat.chunk.element_size())
+    whole = flat.chunk.new_empty(0, device=flat.full.device).set_(storage)
+    own_chunk(whole, flat.group).copy_(flat.chunk)
+    collectives.all_gather(whole, flat.group)
+    return whole
+
+
+def parameter(view: Tensor, trained: bool, unit) -> nn.Parameter:
+    def refuse(_):
+        raise RuntimeError(
+            f"backward within `with unsharded(...)`: the gradient of a parameter of"
+            f" {type(unit.module).__name__} would be lost at its end. Run forward and backward"
+            " outside."
+        )
+
+    exposed = nn.Parameter(view, trained)
+    if trained:
+        exposed.register_hook(refuse)
+    return exposed
+
+
+@torch.no_grad()
+def keep(unit):
+    """The shards get the values of rank 0's whole parameters."""
+    names = {id(exposed): number for number, exposed in enumerate(unit.placed)}
+    views = [v for flat, whole in zip(unit.flats, unit.exposed) for v in flat.views(whole)]
+    for module, name, number in unit.sites:
+        now = getattr(module, name)
+        if names.get(id(now), number) != number:
+            raise ValueError(
+                f"{type(module).__name__}.{name} was tied within `with unsharded(...)`: the shards"
+                " are cut, so tie parameters before fully_shard."
+            )
+        if now.data_ptr() != views[number].data_ptr():  # assigned, and not written to
+            views[number].copy_(now)
+    for flat, whole in zip(unit.flats, unit.exposed):
+        own = own_chunk(whole, flat.group).clone()
+        scatter(own, whole, group=flat.group)  # rank 0's
+        for shard, part in zip(flat.shards, flat.parts(own)):
+            shard.copy_(part)

@@ -1,0 +1,150 @@
+"""Optimizer states, and in stage 3 shards, in the memory of the host.
+
+    ShardedOptimizer(params, cpu_offload(AdamW), ...)    stages 1 and 2: optimizer states
+    fully_shard(model, units, shard_device="cpu")        stage 3: shards, their gradients and so
+                                                         their optimizer states
+
+The argument of fully_shard is in stage3.py, where it is a word in one line.
+
+Copies go through pinned memory. The host waits for a GPU when all of them are under way: in stages
+1 and 2 once a step, before the update; in stage 3 at the end of each backward, once for each unit.
+fused=True gives the CPU a faster AdamW, whose results differ by rounding.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from shardlab.common import torch_clip_and_scale
+from shardlab.common.backward import owners, when_backward_ends
+from shardlab.common.shards import take_place
+from shardlab.common.torch_internals import (
+    current_backward,
+    hooks_of_others,
+    in_plain_backward,
+    version,
+)
+
+from .unit_shards import Shards
+
+
+def cpu_offload(optimizer_cls: type) -> type:
+    """The optimizer with its states and a copy of its parameters in host memory, where it also
+    computes, as in ZeRO-Offload (Ren et al. 2021). 2021). Each step copies gradients to the host
+    and parameters back. MasterWeights has its fp32 copies there as well, and 16 bits travel."""
+
+    class Offloaded(optimizer_cls):
+        def add_param_group(self, param_group):
+            given = param_group["params"]
+            given = [given] if isinstance(given, Tensor) else list(given)
+            named = [each if isinstance(each, tuple) else (None, each) for each in given]
+            added = [(p, nn.Parameter(on_the_host(p), p.requires_grad)) for _, p in named]
+            wait_for_copies(added)
+            for device, host in added:
+                take_place(host, [device])
+            self.moved = [*getattr(self, "moved", []), *added]
+            self.note_versions()
+            hosts = [
+                host if not name else (name, host) for (name, _), (_, host) in zip(named, added)
+            ]
+            super().add_param_group({**param_group, "params": hosts})
+            origin = {host: device for device, host in self.moved}
+            inside = getattr(self, "copies", [(host, host) for host in origin])
+            self.pairs = [(origin[host], copy) for host, copy in inside]
+            torch_clip_and_scale.watch_steps()  # a GradScaler asks for gradients on the device
+            if hasattr(self, "take_gradients"):
+                torch_clip_and_scale.note([device for device, _ in added], self)
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self.fetch()
+            super().step()
+            for device, host in self.moved:
+                device.copy_(host, non_blocking=True)
+                host.grad = None
+            self.note_versions()
+            return loss
+
+        def fetch(self):
+            """The host gets the gradients, and parameters that somebody has written into."""
+            for device, host in self.moved:
+                if version(device) != self.seen[device]:
+                    host.copy_(device, non_blocking=True)
+                host.grad = None if device.grad is None else on_the_host(device.grad)
+            wait_for_copies(self.moved)
+
+        if hasattr(optimizer_cls, "take_gradients"):  # MasterWeights
+
+            @torch.no_grad()
+            def take_gradients(self):
+                self.fetch()
+                for device, _ in self.moved:
+                    device.grad = None
+                super().take_gradients()
+
+        def note_versions(self):
+            """All writes into the parameters until now are known."""
+            self.seen = {device: version(device) for device, _ in self.moved}
+
+        @torch.no_grad()
+        def load_state_dict(self, state_dict):
+            """Parameters are restored before their states, so that the updated copies are those of
+            the restored parameters. MasterWeights restores them itself."""
+            for device, host in self.moved:
+                host.copy_(device)
+            super().load_state_dict(state_dict)
+            for device, host in self.moved:
+                device.copy_(host)
+            self.note_versions()
+
+        def zero_grad(self, set_to_none=True):
+            super().zero_grad(set_to_none)
+            for device, _ in self.moved:
+                if device.grad is not None:
+                    device.grad = None if set_to_none else device.grad.zero_()
+
+    Offloaded.__name__ = Offloaded.__qualname__ = f"{optimizer_cls.__name__}Offloaded"
+    return Offloaded
+
+
+def on_the_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory. From a GPU it is under way when this returns, and into pinned memory,
+    because then the copy engine fetches it by itself."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor.detach(), non_blocking=True)
+
+
+def wait_for_copies(pairs: list[tuple[Tensor, Tensor]]):
+    """All copies between these tensors and the host are complete: earlier ones of the other
+    direction as well, because a stream does one thing after the other."""
+    for device in {tensor.device for tensor, _ in pairs if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+
+
+def brought_home(mean: Tensor, flat: Shards) -> list[Tensor | None]:
+    """The gradient of each shard, where it rests. On its way from a GPU to the host it is not read
+    before backward ends: then it becomes part of shard.grad, and autograd gets None. Where a hook
+    wants to see it, or nobody fills .grad, autograd gets it at once."""
+    trained = [shard for shard in flat.shards if shard.requires_grad]
+    travels = mean.is_cuda and not flat.chunk.is_cuda
+    watched = any(shard in owners or hooks_of_others(shard) for shard in trained)
+    if travels and not watched and current_backward() is not None and in_plain_backward():
+        host = on_the_host(mean.to(flat.chunk.dtype))
+        copied = torch.cuda.current_stream(mean.device).record_event()
+        pairs = list(zip(flat.shards, flat.parts(host)))
+        when_backward_ends(partial(arrive, pairs, copied))
+        return [None for _ in flat.shards]
+    parts = zip(flat.shards, flat.parts(mean.to(flat.chunk)))
+    return [part if shard.requires_grad else None for shard, part in parts]
+
+
+def arrive(pairs: list[tuple[Tensor, Tensor]], copied):
+    copied.synchronize()
+    for shard, gradient in pairs:
+        if shard.requires_grad:
+            shard.grad = gradient if shard.grad is None else shard.grad.add_(gradient)

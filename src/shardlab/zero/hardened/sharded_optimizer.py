@@ -1,0 +1,194 @@
+"""The base of stages 1 and 2: an optimizer, each rank of which has a shard.
+
+A step makes three moves, all of them bucket by bucket:
+
+    reduce-scatter    of the gradients: each rank gets the mean over all ranks, of its shard
+    update            of its shard, with the states of its shard
+    all-gather        of the parameters: each rank gets what the others have updated
+
+The stages differ in when the first of them happens.
+
+Make the optimizer after the model has its final device and dtype. All ranks begin with rank 0's
+parameters; the caller hands out buffers, and frozen parameters that are not given (zero.shard
+does). All ranks run backward equally often, each with at least one parameter in it. A missing
+gradient counts as zeros, as in the flat parameters of PyTorch's first FSDP: momentum and decay move
+such a parameter. Call zero_grad() of this optimizer, which knows the gradients of the shard. Clip
+with gradient_clipping.clip_gradients, which knows the norm of all shards:
+torch.nn.utils.clip_grad_norm_ and get_total_norm are refused, and a norm made by hand is this
+rank's alone. Other changes of gradients between backward and step are for `.grad` of the parameters
+in param_groups, which are shards, after reduce_gradients(): the gradient of a model's parameter is
+this rank's own, as under no_sync() of PyTorch's DDP, or, in stage 2, gone: a loop over gradients
+that are not None changes nothing there, and a new one is refused.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.graph import increment_version
+
+from shardlab.common.backward import BackwardListener
+from shardlab.common.optimizer_checks import check_elementwise, tried
+from shardlab.common.shards import CannotShard
+from shardlab.common.torch_clip_and_scale import note
+
+from .buckets import BUCKET_BYTES, Bucket, into_buckets
+from .checks import (
+    Refusals,
+    check_arguments,
+    check_parameters,
+    check_state,
+    check_unfrozen,
+    named_list,
+    refuse_sets,
+)
+from .torch_collectives import best_collectives
+
+
+class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
+    """Any optimizer that updates each element by itself, on this rank's shard of the parameters.
+
+    params         parameters, or groups of them, as torch.optim takes them
+    optimizer_cls  torch.optim.AdamW, ...; **settings are its arguments
+    group          the process group whose ranks share the states; by default the world
+    bucket_bytes   of parameters that travel together
+    collectives    by default the best for the group: see flat.py
+
+    Its param_groups are those of the optimizer inside, so that learning-rate schedulers take it for
+    an optimizer.
+    """
+
+    def __init__(
+        self,
+        params,
+        optimizer_cls,
+        group=None,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        collectives=None,
+        **settings,
+    ):
+        check_arguments(optimizer_cls, bucket_bytes)
+        refuse_sets(params)  # of which torch makes a list
+        self.optimizer_cls, self.settings, self.inner = optimizer_cls, settings, None
+        self.group, self.world_size = group, dist.get_world_size(group)
+        self.bucket_bytes, self.collectives = bucket_bytes, collectives
+        self.buckets: list[Bucket] = []
+        self.frozen, self.stepped = [], False
+        super().__init__(params, settings)  # calls add_param_group
+        self.defaults = self.inner.defaults
+
+    def add_param_group(self, param_group: dict):
+        """Shard the group's parameters. The optimizer inside updates the shards."""
+        named = named_list(param_group["params"])
+        check_parameters(
+            named, [p for bucket in self.buckets for p in bucket.parameters], self.group
+        )
+        settings = {key: value for key, value in param_group.items() if key != "params"}
+        check_elementwise(self.optimizer_cls, {**self.settings, **settings}, named[0][1])
+        if self.collectives is None:
+            self.collectives = best_collectives(named[0][1].device, self.group)
+        parameters = [parameter for _, parameter in named]
+        buckets = into_buckets(parameters, self.group, self.bucket_bytes, self.collectives)
+        self.buckets += buckets
+        note(parameters, self)
+        self.frozen += [(name, p) for name, p in named if not p.requires_grad]
+        shards = {**settings, "params": [shard for bucket in buckets for shard in bucket.shards]}
+        if self.inner is None:
+            self.inner = self.optimizer_cls([shards], **self.settings)
+            tried.add(self.inner)
+        else:
+            self.inner.add_param_group(shards)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    # --- the three moves --------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def reduce_scatter(self, bucket: Bucket):
+        """The shard gets the mean gradient. Afterwards no rank has the bucket's gradients whole."""
+        if self.stepped:
+            raise CannotShard(
+                "the shards still have the gradients of the step before: call the sharded"
+                " optimizer's zero_grad(); model.zero_grad() does not reach the shards."
+            )
+        share = 1 / self.world_size
+        mean = self.collectives.reduce_scatter(bucket.take_gradients(), self.group, share)
+        bucket.add_to_shards(mean)
+
+    def reduce_gradients(self):
+        """Reduce the remaining gradients before the update, unless clipping has done so."""
+
+    def all_gather(self, bucket: Bucket):
+        self.collectives.all_gather(bucket.flat, self.group)
+        increment_version(bucket.parameters)  # a graph from before the step notices
+        bucket.note_versions()
+        if hasattr(self.inner, "note_versions"):  # copies on the host, which gathering leaves alone
+            self.inner.note_versions()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Reduce, update, gather. Returns the closure's result, if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.check()
+        self.reduce_gradients()
+        updated = [p for group in self.param_groups for p in group["params"]]
+        shards = [shard for bucket in self.buckets for shard in bucket.shards]
+        if all(tensor.grad is None for tensor in (*shards, *updated)):
+            raise CannotShard(
+                "step() without a gradient on this rank: before a step every rank runs backward"
+                " through at least one parameter that the optimizer was given (and that"
+                " load_state_dict(assign=True) has not replaced)."
+            )
+        self.inner.step()
+        for bucket in self.buckets:
+            self.all_gather(bucket)
+        self.stepped = True
+        return loss
+
+    # --- what an optimizer has besides ------------------------------------------------------------
+
+    def zero_grad(self, set_to_none: bool = True):
+        self.stepped = False
+        self.listen_last(parameter for bucket in self.buckets for parameter in bucket.parameters)
+        for bucket in self.buckets:
+            for parameter in (*bucket.parameters, *bucket.shards):
+                if parameter.grad is not None:
+                    parameter.grad = None if set_to_none else parameter.grad.zero_()
+        self.inner.zero_grad(set_to_none)
+
+    def why_not_clip(self, parameter: nn.Parameter) -> str:
+        """Why PyTorch's clip_grad_norm_ cannot clip this parameter."""
+        return (
+            "torch.nn.utils.clip_grad_norm_ knows this rank's gradients alone, and this parameter's"
+            " are averaged by a sharded optimizer: call"
+            " gradient_clipping.clip_gradients(optimizer, max_norm)."
+        )
+
+    def check(self):
+        for bucket in self.buckets:
+            bucket.check()
+            bucket.pass_writes_on()
+        check_unfrozen(self.frozen)
+        if self.taken_by is not None:
+            raise CannotShard(
+                f"a newer {self.taken_by} averages gradients of these parameters: use one of the"
+                " two."
+            )
+
+    def state_dict(self) -> dict:
+        """The state of this rank's shards. shardlab.saving writes the shards of all ranks to disk,
+        and restores them on another number of ranks."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict):
+        check_state(state_dict, self.inner)
+        self.inner.load_state_dict(state_dict)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def __repr__(self):
+        return (
+            f"{type(self).__name__}({len(self.buckets)} buckets, {self.collectives!r},"
+            f" {self.inner!r})"
+        )
