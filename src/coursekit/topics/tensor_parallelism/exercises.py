@@ -16,8 +16,8 @@ from shardlab.common.torch_internals import TorchDispatchMode
 
 
 def _pairs(dist):
-    """enter and leave of shardlab.tensor_parallel.hardened.pairs on thread ranks, and how often they
-    sent forward and backward."""
+    """enter and leave of the hardened pairs on thread ranks, and how often they sent forward and
+    backward."""
     sent = SimpleNamespace(forward=0, backward=0)
 
     def summed(x):
