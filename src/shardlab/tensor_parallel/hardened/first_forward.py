@@ -37,7 +37,7 @@ RULE = (
     "the ranks of a tensor-parallel group see the same batch and drop the same elements; choose the"
     " batch by the data-parallel rank, and the seed too, as torch.manual_seed(seed + dp_rank) does"
 )
-MOST = 1 << 16  # elements of a batch that are compared
+COMPARED_ELEMENTS = 1 << 16  # elements of a batch that are compared
 
 
 class FirstForward:
@@ -80,7 +80,7 @@ class FirstForward:
         generator = torch.cuda if on_gpu else torch
         return (
             f"dropout of {', '.join(map(str, rates))} from a generator with seed"
-            f" {generator.initial_seed()} and state {digest(generator.get_rng_state())}"
+            f" {generator.initial_seed()} and state {fingerprint(generator.get_rng_state())}"
         )
 
     def __deepcopy__(self, memo: dict) -> "FirstForward":
@@ -93,8 +93,8 @@ class FirstForward:
 def batch_of(x: Tensor) -> str:
     """A fact about a tensor that a batch is, or that was computed from it without parameters."""
     elements = x.detach().flatten()
-    return f"a batch {list(x.shape)} {digest(elements[:: 1 + len(elements) // MOST])}"
+    return f"a batch {list(x.shape)} {fingerprint(elements[:: 1 + len(elements) // COMPARED_ELEMENTS])}"
 
 
-def digest(values: Tensor) -> str:
+def fingerprint(values: Tensor) -> str:
     return f"{crc32(str(values.tolist()).encode()):08x}"
