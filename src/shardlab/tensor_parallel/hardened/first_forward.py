@@ -93,7 +93,8 @@ class FirstForward:
 def batch_of(x: Tensor) -> str:
     """A fact about a tensor that a batch is, or that was computed from it without parameters."""
     elements = x.detach().flatten()
-    return f"a batch {list(x.shape)} {fingerprint(elements[:: 1 + len(elements) // COMPARED_ELEMENTS])}"
+    some = elements[:: 1 + len(elements) // COMPARED_ELEMENTS]
+    return f"a batch {list(x.shape)} {fingerprint(some)}"
 
 
 def fingerprint(values: Tensor) -> str:
