@@ -1,4 +1,4 @@
-"""What techniques share.
+"""The ground that all techniques share.
 
 agreement.py             what all ranks must have in common
 backward.py              when a backward begins, which gradient came, when it ends
