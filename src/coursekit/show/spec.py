@@ -195,8 +195,8 @@ class Explorer:
     links: tuple = ()
     groups: tuple = ()  # without any, the controls stand under one another
     why: tuple = ()  # the formulas that "Why?" prints; without any, all
-    # what "Why?" begins with: pairs (quantity, words), first the total, then its terms; without
-    # any, the bar that is the first picture
+    # The sum at the beginning of "Why?", as pairs (quantity, words): first the total, then its
+    # terms; without any, the bar that is the first picture.
     adds: tuple = ()
 
     def __post_init__(self):
