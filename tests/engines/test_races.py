@@ -170,10 +170,11 @@ def test_what_a_way_weighs(two):
     options left out."""
     nbytes = sum(parameter.nbytes for parameter in TINY.model().parameters())
     found = two.run(weighed, Way(sending), TINY)[0]
-    assert found.messages["all_reduce"].nbytes == found.sent_bytes == nbytes
+    assert found.messages["all_reduce"].nbytes == found.sent_bytes(2) == nbytes
+    assert 4 * found.sent_bytes(4) == 6 * nbytes
     more = two.run(weighed, Way(sending, dict(keeps=1000)), TINY)[0]
     assert more.peak_bytes - found.peak_bytes == 4000
-    assert two.run(weighed, Way(plain), TINY)[0].sent_bytes == 0
+    assert two.run(weighed, Way(plain), TINY)[0].sent_bytes(2) == 0
 
 
 def breaking(net, optimizer_cls, **settings):
@@ -212,8 +213,8 @@ def test_races_are_recorded(tmp_path):
     """`python -m bench data-parallel zero --record` has what the pages' boxes show: for each row of
     a step its interval and one peak; bytes are the formulas'.
 
-    Must catch: a stage, or its readable arm, that does not race; this book's code as a peer; a step
-    without its peak; a quick recording that calls itself a real one."""
+    Must catch: a stage, its readable arm or a core that does not race; this book's code as a peer;
+    a step without its peak; a quick recording that calls itself a real one."""
     command = ["data-parallel", "zero", "--quick"]
     assert main([*command, "--record", str(tmp_path)], folder=tmp_path / "build") == 0
     (recording,) = read_all(tmp_path)
@@ -224,11 +225,12 @@ def test_races_are_recorded(tmp_path):
             assert len(recording.find(f"{group}_race.peak", what=step.case["what"])) == 1
             assert step.case["identical_low"] <= step.case["identical_high"]
             assert step.case["peer"].startswith("PyTorch")
-    stages = [f"stage {stage}{arm}" for stage in (1, 2, 3) for arm in ("", ", readable")]
+    stages = [f"stage {stage}{arm}" for stage in (1, 2, 3) for arm in ("", ", readable", ", core")]
     steps = recording.find("zero_race.step")
     assert {row.case["what"] for row in steps} == {f"{stage}, 2 ranks, tiny" for stage in stages}
     assert {row.value for row in recording.find("zero_race.sent")} == {1.0}
-    assert recording.find("data_parallel_race.step", what="2 ranks, tiny")
+    for what in ("2 ranks, tiny", "core, 2 ranks, tiny"):
+        assert recording.find("data_parallel_race.step", what=what)
 
 
 def test_what_cannot_be_tried(capsys):

@@ -84,9 +84,8 @@ class Way(NamedTuple):
 
     wrap: Callable[..., tuple[Callable, Any]]
     options: dict[str, Any] = {}
-    peers: tuple[
-        str, ...
-    ] = ()  # for shardlab's ways: PyTorch's ways, the fastest of which is the peer
+    # for shardlab's ways: PyTorch's ways, the fastest of which is the peer
+    peers: tuple[str, ...] = ()
     most: float | None = None  # of the peer's time
 
     def build(self, net: nn.Module, optimizer_cls: type, **settings):
@@ -253,13 +252,17 @@ class Weighed(NamedTuple):
     messages: dict[str, Total]  # by operation
     allocated_bytes: int  # most that the CUDA allocator had given out
 
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that shardlab's way sends. PyTorch's messages are not visible: for its ways the
-        logical bytes of the collectives."""
-        if "send" in self.messages:
-            return self.messages["send"].nbytes
-        return sum(total.nbytes for total in self.messages.values())
+    def sent_bytes(self, n: int) -> int:
+        """The bytes of these messages that one of n ranks sends by rings: (n - 1)/n of what it
+        scatters or gathers, twice that of what it adds up. Messages of this book's ring are counted
+        as they are."""
+        total = 0
+        for operation, (_, nbytes, _) in self.messages.items():
+            if operation == "send":
+                total += n * nbytes
+            elif operation != "recv":
+                total += (n - 1) * nbytes * (2 if operation == "all_reduce" else 1)
+        return total // n
 
 
 def weighed(

@@ -108,7 +108,8 @@ class LossScaler:
         for gradient in gradients:
             gradient.mul_(1 / self.factor)
             bad += (~gradient.isfinite()).any()
-        dist.all_reduce(bad, group=self.group)
+        if dist.is_initialized():
+            dist.all_reduce(bad, group=self.group)
         self.found[optimizer] = bool(bad)
 
     def step(self, optimizer):

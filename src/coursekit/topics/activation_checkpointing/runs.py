@@ -20,7 +20,7 @@ from coursekit.recordings.races import TINY, TURNS, Bench, Result, Run, Training
 from coursekit.recordings.recordings import Row
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
-from shardlab.recompute import checkpoint, checkpoint_by_function
+from shardlab.recompute import checkpoint, checkpoint_by_function, core
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.offload import offload_activations
 from shardlab.recompute.selective import EXPENSIVE, checkpoint_selective
@@ -67,6 +67,10 @@ WAYS = {
     "by hooks": Way(each_block, dict(call=checkpoint, policy=3), SIBLINGS[:1], NOT_SLOWER),
     "by function": Way(
         each_block, dict(call=checkpoint_by_function, policy=3), SIBLINGS[1:2], NOT_SLOWER
+    ),
+    "by hooks, core": Way(each_block, dict(call=core.checkpoint, policy=3), SIBLINGS[:1]),
+    "by function, core": Way(
+        each_block, dict(call=core.checkpoint_by_function, policy=3), SIBLINGS[1:2]
     ),
     "selective": Way(
         each_block, dict(call=checkpoint_selective, policy=2), SIBLINGS[2:], NOT_SLOWER
@@ -162,7 +166,7 @@ def by_operations(way: Way, task: TrainingTask) -> float:
     autograd function runs forward to its end again; the formula's stops before the last product."""
     found = of_policy(way, task)
     again = found["recomputed_share"]
-    if way.options.get("call") is checkpoint_by_function:
+    if way.options.get("call") in (checkpoint_by_function, core.checkpoint_by_function):
         again = found["layers_forward_flops"] / found["step_flops"]
     return round(1 + again, 3)
 

@@ -34,7 +34,7 @@ from coursekit.recordings.races import (
     weighed,
 )
 from coursekit.recordings.recordings import Row
-from shardlab.data_parallel import DistributedDataParallel
+from shardlab.data_parallel import DistributedDataParallel, core
 from shardlab.gpt import GPTConfig, next_token_loss
 from shardlab.measure.trace import Trace, trace_step
 from shardlab.ranks import ranks
@@ -62,10 +62,12 @@ def exchange_nothing(net, optimizer_cls, **settings):
 DEFAULTS = dict(cls=TorchDataParallel)
 TUNED = dict(**DEFAULTS, gradient_as_bucket_view=True, static_graph=True)
 PEERS = ("PyTorch", "PyTorch, tuned", "PyTorch, tuned, small buckets")
+CORE = "core"
 WAYS = {
     "shardlab": Way(replicas, peers=PEERS),
     "shardlab, small buckets": Way(replicas, dict(bucket_bytes=SMALL_BUCKETS << 20), PEERS),
     "shardlab, after backward": Way(replicas, dict(overlap=False), PEERS),
+    CORE: Way(replicas, dict(cls=core.DistributedDataParallel), PEERS),
     "PyTorch": Way(replicas, DEFAULTS),
     "PyTorch, tuned": Way(replicas, TUNED),
     "PyTorch, tuned, small buckets": Way(replicas, dict(bucket_cap_mb=SMALL_BUCKETS, **TUNED)),
@@ -158,7 +160,7 @@ def bench(
 
 def race(tasks: Sequence[TrainingTask], counts: Sequence[int], turns: int) -> list[Result]:
     """Step times in turns, peak bytes, bytes brought to all-reduces: the faster of our two bucket
-    sizes beside the fastest of PyTorch's ways."""
+    sizes, and the core, beside the fastest of PyTorch's ways."""
     ways = {name: way for name, way in WAYS.items() if "overlap" not in way.options}
     results = []
     for count in counts:
@@ -169,21 +171,22 @@ def race(tasks: Sequence[TrainingTask], counts: Sequence[int], turns: int) -> li
                 }
                 times = world.run(train_in_turns, ways, task, turns, SGD)[0]
                 what = f"{count} ranks, {task.name}"
-                ours = fastest(times, [name for name, way in ways.items() if way.peers])
-                peer = fastest(times, PEERS)
-                results.append(step_result("data_parallel", what, times, ours, peer, RATIO, what))
+                hardened = [name for name, way in ways.items() if way.peers and name != CORE]
+                ours, peer = fastest(times, hardened), fastest(times, PEERS)
+                of_peer = weights[peer]
+                for name, shown, most in ((ours, what, RATIO), (CORE, f"core, {what}", None)):
+                    of_it = weights[name]
+                    peaks = of_it.peak_bytes, of_peer.peak_bytes
+                    sent = (of.messages["all_reduce"].nbytes for of in (of_it, of_peer))
+                    results += [
+                        step_result("data_parallel", what, times, name, peer, most, shown),
+                        share_result("data_parallel", shown, "peak", peer, *peaks),
+                        share_result("data_parallel", shown, "reduced", peer, *sent),
+                    ]
                 results += [
                     step_result("data_parallel", what, times, name, peer)
                     for name in ways
-                    if name not in (ours, peer)
-                ]
-                (mine, mine_sent), (other, other_sent) = (
-                    (weights[name].peak_bytes, weights[name].messages["all_reduce"].nbytes)
-                    for name in (ours, peer)
-                )
-                results += [
-                    share_result("data_parallel", what, "peak", peer, mine, other),
-                    share_result("data_parallel", what, "reduced", peer, mine_sent, other_sent),
+                    if name not in (ours, CORE, peer)
                 ]
     return results
 

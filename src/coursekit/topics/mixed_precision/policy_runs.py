@@ -24,6 +24,7 @@ from shardlab.gpt import GPT, next_token_loss
 from shardlab.measure.clock import gpu_busy_seconds, median_seconds
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.weigh import storage_bytes
+from shardlab.mixed_precision import core
 from shardlab.mixed_precision.hardened import fast
 from shardlab.mixed_precision.policies import (
     FP32,
@@ -55,10 +56,14 @@ class Training(NamedTuple):
 
 
 def build_training(
-    policy: Policy, task: races.TrainingTask, device: torch.device, theirs: bool = False
+    policy: Policy,
+    task: races.TrainingTask,
+    device: torch.device,
+    theirs: bool = False,
+    by_core: bool = False,
 ) -> Training:
     """A training under the policy; `theirs`: torch.amp and GradScaler over fp32 weights, which
-    computes in the same type."""
+    computes in the same type; `by_core`: a policy of 16-bit weights, with the core's classes."""
     model = task.model(device)
     tokens, dtype = task.drawn(device), policy.computes_in
     if theirs:
@@ -69,9 +74,10 @@ def build_training(
         policy.prepare(model)
         # zero_grad() follows each step
         kind = partial(fast.MasterWeights, consume_gradients=True)
+        kind = core.MasterWeights if by_core else kind
         kind = policy.optimizer if policy.weights is torch.float32 else kind
         optimizer = kind(model.parameters(), torch.optim.AdamW, lr=1e-3)
-        scaler = fast.LossScaler() if policy.needs_scale else policy.scaler()
+        scaler = (core if by_core else fast).LossScaler() if policy.needs_scale else policy.scaler()
         amp = partial(policy.forward, device)
 
     def step():
@@ -198,9 +204,9 @@ RACE_SECONDS, LEAST_TURNS = 60, 5  # of one policy and task: a slow CPU gets few
 
 
 def race_precision(tasks: Sequence[races.TrainingTask] = TASKS, turns: int = TURNS) -> list[Result]:
-    """A step with 16-bit weights, master weights and our scaler, beside torch.amp with GradScaler,
-    on the CPU: seconds in turns, and peak bytes. A CPU without units for the type races too: it
-    computes the same numbers slowly, and the rows say so."""
+    """A step with 16-bit weights, master weights and our scaler, and one by the core, beside
+    torch.amp with GradScaler, on the CPU: seconds in turns, and peak bytes. A CPU without units for
+    the type races too: it computes the same numbers slowly, and the rows say so."""
     device, results = torch.device("cpu"), []
     for policy in (POLICIES["BF16"], POLICIES["FP16"]):
         policy.check(device)
@@ -225,23 +231,29 @@ def turns_in_time(step_seconds: float, works: int, turns: int) -> int:
 
 def beside_amp(policy, task, device, turns, units) -> list[Result]:
     kind = FORMAT_NAMES[policy.computes_in]
-    ours, theirs = f"{policy.name}, master weights", f"torch.amp, {kind}"
+    ours, by_core, theirs = f"{policy.name}, master weights", "core", f"torch.amp, {kind}"
     peaks, works = {}, {}
-    for name, is_theirs in ((ours, False), (theirs, True)):
-        training = build_training(policy, task, device, is_theirs)
+    for name in (ours, by_core, theirs):
+        training = build_training(policy, task, device, name == theirs, name == by_core)
         training.step()
-        with Ledger(training.model, training.optimizer) as ledger:
+        updating = training.optimizer.inner if name == by_core else training.optimizer
+        with Ledger(training.model, updating) as ledger:
             training.step()
         peaks[name], works[name] = ledger.peak.bytes.total, training.step
     turns = turns_in_time(max(map(seconds_of_work, works.values())), len(works) + 1, turns)
     times = races.in_turns(works, turns)
     what = f"{task.name}, {kind}{'' if units else ' on a CPU without units for it'}"
-    return [
-        races.step_result("precision", what, times, ours, theirs, STEP_OF_AMP, what),
-        races.share_result(
-            "precision", what, "peak", theirs, peaks[ours], peaks[theirs], PEAK_OF_AMP
-        ),
-    ]
+    results = []
+    for name, shown, step, peak in (
+        (ours, what, STEP_OF_AMP, PEAK_OF_AMP),
+        (by_core, f"core, {what}", None, None),
+    ):
+        both = peaks[name], peaks[theirs]
+        results += [
+            races.step_result("precision", what, times, name, theirs, step, shown),
+            races.share_result("precision", shown, "peak", theirs, *both, peak),
+        ]
+    return results
 
 
 FORMAT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}

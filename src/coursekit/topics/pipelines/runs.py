@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from coursekit.formulas import evaluate
 from coursekit.recordings import races
@@ -28,6 +28,7 @@ from coursekit.topics.pipelines.sleeping import (
 )
 from shardlab.gpt import GPT, next_token_loss
 from shardlab.measure.ledger import Ledger
+from shardlab.pipelines import core
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import PipelinePlan, plan_pipeline
 from shardlab.pipelines.schedules import SCHEDULES, schedule
@@ -78,6 +79,13 @@ def our_pipeline(net, optimizer_cls, name, tokens, **settings):
     return pipeline, optimizer_cls(pipeline.parameters(), **settings)
 
 
+def core_pipeline(net, optimizer_cls, name, tokens, **settings):
+    layers, plan = cut_evenly(net, name, tokens)
+    stages = [nn.Sequential(*layers[slice(*cut)]) for cut in plan.cuts]
+    pipeline = core.Pipeline(stages, plan.schedule, tokens, next_token_loss)
+    return pipeline, optimizer_cls(pipeline.parameters(), **settings)
+
+
 def torch_pipeline(net, optimizer_cls, name, kind, tokens, **settings):
     pipeline = TorchPipeline(*cut_evenly(net, name, tokens), next_token_loss, kind)
     return pipeline, optimizer_cls(pipeline.parameters(), **settings)
@@ -89,7 +97,8 @@ TORCH_SCHEDULES = {  # PyTorch's class for the schedule; its zero bubble with on
     "interleaved 1F1B": "ScheduleInterleaved1F1B",
     "zero-bubble H1": "ScheduleInterleavedZeroBubble",
 }
-TORCH_NAME = "PyTorch, {}"
+TORCH_NAME, CORE_NAME = "PyTorch, {}", "{}, core"
+CORE_SCHEDULES = ("GPipe", "1F1B", "interleaved 1F1B")  # the core runs whole backwards
 WAYS = {
     **{
         name: Way(
@@ -100,10 +109,19 @@ WAYS = {
         for name in SCHEDULES
     },
     **{
+        CORE_NAME.format(name): Way(core_pipeline, dict(name=name), (TORCH_NAME.format(name),))
+        for name in CORE_SCHEDULES
+    },
+    **{
         TORCH_NAME.format(name): Way(torch_pipeline, dict(name=name, kind=kind))
         for name, kind in TORCH_SCHEDULES.items()
     },
 }
+
+
+def ours(name: str) -> list[str]:
+    """This book's ways of a schedule."""
+    return [way for way in (name, CORE_NAME.format(name)) if way in WAYS]
 
 
 # --- on a rank ------------------------------------------------------------------------------------
@@ -179,20 +197,24 @@ def on_ranks(
     with ranks(case["ranks"], device=case["device"], announce=False) as world:
         want = world.run(plain_losses, task, case["device"])[0]
         for name in names:
-            yield from attempt(f"{part}, {name}", rows_of(world, name, task, want, case))
-            times = times_of(world, [name, *WAYS[name].peers], task, turns, case)
+            works = list(WAYS[name].peers)
+            for way in ours(name):
+                rows = rows_of(world, way, task, want, case)
+                if (yield from attempt(f"{part}, {way}", rows)):
+                    works.append(way)
+            times = times_of(world, works, task, turns, case)
             yield from attempt(f"{part}, {name}, times", times)
 
 
 def rows_of(world, name: str, task: TrainingTask, want: list[float], case: dict) -> Iterator[Row]:
-    this = dict(**case, implementation=name)
+    this, schedule_of = dict(**case, implementation=name), WAYS[name].options["name"]
     found = world.run(weighed_steps, name, task, case["device"])
     close = [abs(a - b) <= CLOSE_LOSSES * b for a, b in zip(found[-1][2], want)]
     count = ("microbatches", RACE_MICROBATCHES)
     yield Row("pipelines.right_losses", sum(close), "count", this, *count)
     for rank, (peak, sent, _) in enumerate(found):
         of_rank = dict(**this, rank=rank)
-        predicted = "pipeline_sent_bytes", pipeline_sent(name, task, rank, case["ranks"])
+        predicted = "pipeline_sent_bytes", pipeline_sent(schedule_of, task, rank, case["ranks"])
         yield Row("pipelines.sent", sent, "bytes", of_rank, *predicted)
         yield Row("pipelines.peak", peak, "bytes", of_rank)
 
@@ -237,9 +259,12 @@ def race(
         with ranks(count, device="cpu", announce=False) as world:
             for name in TORCH_SCHEDULES:
                 peer, on = TORCH_NAME.format(name), f"{count} ranks, {task.name}"
-                times = world.run(steps_in_turns, [name, peer], task, turns, "cpu")[0]
-                shown = f"{name}, {on}"
-                results.append(races.step_result("pipelines", on, times, name, peer, most, shown))
+                times = world.run(steps_in_turns, [*ours(name), peer], task, turns, "cpu")[0]
+                for way in ours(name):
+                    limit, shown = most if way == name else None, f"{way}, {on}"
+                    results.append(
+                        races.step_result("pipelines", on, times, way, peer, limit, shown)
+                    )
     return results
 
 
@@ -248,8 +273,9 @@ def peaks_of_ranks(
     weigh_task: TrainingTask = WEIGH_TASK,
     counts: Sequence[int] = (4, 2),
 ) -> list[Result]:
-    """Peak bytes of the fullest rank, which decides what fits, beside PyTorch's. They do not depend
-    on the machine's load; `task` names what they are shown beside.
+    """Peak bytes of the fullest rank, which decides what fits, beside PyTorch's, and the bytes that
+    all ranks send, beside the formula's. They do not depend on the machine's load; `task` names
+    what they are shown beside.
 
     PyTorch's split keeps the graph of each microbatch between I and W, and the last rank has most
     of those: there zero bubble differs most, and there it needs most."""
@@ -257,18 +283,29 @@ def peaks_of_ranks(
     for count in counts:
         with ranks(count, device="cpu", announce=False) as world:
             for name in TORCH_SCHEDULES:
-                peer, what = TORCH_NAME.format(name), f"{name}, {count} ranks, {task.name}"
-                ours, theirs = (
-                    [peak for peak, *_ in world.run(weighed_steps, way, weigh_task, "cpu")]
-                    for way in (name, peer)
-                )
-                split = count == 4 and name == "zero-bubble H1"
-                most = SPLIT_PEAK if split else WHOLE_PEAK
-                fullest = max(ours), max(theirs)
-                peak = races.share_result("pipelines", what, "peak", peer, *fullest, most)
-                of_ranks = " ".join(f"{mine / other:.2f}" for mine, other in zip(ours, theirs))
-                note = f"{peak.note}, {weigh_task.name}; by rank {of_ranks}"
-                results.append(peak._replace(note=note))
+                peer = TORCH_NAME.format(name)
+                theirs = world.run(weighed_steps, peer, weigh_task, "cpu")
+                for way in ours(name):
+                    found = world.run(weighed_steps, way, weigh_task, "cpu")
+                    what = f"{way}, {count} ranks, {task.name}"
+                    split = count == 4 and name == "zero-bubble H1"
+                    most = SPLIT_PEAK if split else WHOLE_PEAK if way == name else None
+                    peaks = [[peak for peak, *_ in weights] for weights in (found, theirs)]
+                    peak = races.share_result(
+                        "pipelines", what, "peak", peer, *map(max, peaks), most
+                    )
+                    by_rank = " ".join(f"{mine / other:.2f}" for mine, other in zip(*peaks))
+                    note = f"{peak.note}, {weigh_task.name}; by rank {by_rank}"
+                    sent = sum(nbytes for _, nbytes, _ in found)
+                    formula = sum(
+                        pipeline_sent(name, weigh_task, rank, count) for rank in range(count)
+                    )
+                    results += [
+                        peak._replace(note=note),
+                        races.share_result(
+                            "pipelines", what, "sent", "the formula", sent, formula, 1
+                        ),
+                    ]
     return results
 
 

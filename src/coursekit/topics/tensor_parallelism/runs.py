@@ -36,6 +36,7 @@ from shardlab.measure.ledger import Ledger
 from shardlab.ranks import ranks
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
+    core,
     gpt_plan,
     sequence_parallel,
     sum_gradients,
@@ -83,6 +84,24 @@ def split_by_plan(
         return loss.detach()
 
     return gradients, optimizer
+
+
+def split_by_core(net: nn.Module, optimizer_cls: type, **settings) -> tuple:
+    tied, vocabulary = net.config.tied_head, net.config.vocabulary
+    for block in net.blocks:
+        core.split_block(block)
+    net.embedding.tokens = core.TokenEmbedding(net.embedding.tokens)
+    net.head.scores = core.ColumnLinear(net.head.scores)
+    net.head.scores.register_forward_pre_hook(lambda _, args: core.enter(*args))
+    if tied:
+        net.head.scores.weight = net.embedding.tokens.weight
+
+    def gradients(tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = core.vocabulary_parallel_loss(net(tokens), targets, vocabulary)
+        loss.backward()
+        return loss.detach()
+
+    return gradients, optimizer_cls(net.parameters(), **settings)
 
 
 def dtensor(net: nn.Module, optimizer_cls: type, sequence=False, **settings) -> tuple:
@@ -153,6 +172,7 @@ PLAIN, OWN_TOKENS, REGATHERED = "tensor", "sequence", "sequence, gathered again"
 DTENSOR, DTENSOR_SEQUENCE = "PyTorch, DTensor", "PyTorch, DTensor, sequence"
 WAYS = {
     PLAIN: Way(split_by_plan, peers=(DTENSOR,), most=NO_MORE),
+    f"{PLAIN}, core": Way(split_by_core, peers=(DTENSOR,)),
     OWN_TOKENS: Way(split_by_plan, dict(sequence=True), (DTENSOR_SEQUENCE,), NO_MORE),
     REGATHERED: Way(split_by_plan, dict(sequence=True, regather=True), (DTENSOR_SEQUENCE,)),
     DTENSOR: Way(dtensor),
@@ -193,21 +213,17 @@ def right_parts(way: Way, task: TrainingTask, device: str) -> tuple[int, int]:
         owner, _, own = name.rpartition(".")
         cut = getattr(cuts[owner], "cuts", {}).get(own)
         want = expected[name].grad
-        want = want if cut is None else cut.part(want, me, n)
+        want = core_part(want, parameter) if cut is None else cut.part(want, me, n)
         right += bool((parameter.grad - want).norm() <= CLOSE * want.norm())
     return right, len(expected)
 
 
-def sent_bytes(found: Weighed, n: int) -> int:
-    """The bytes of these messages that a rank sends by rings: (n - 1)/n of what it scatters or
-    gathers, twice that of what it adds up. Messages of this book's ring are counted as they are."""
-    total = 0
-    for operation, (_, nbytes, _) in found.messages.items():
-        if operation == "send":
-            total += n * nbytes
-        elif operation != "recv":
-            total += (n - 1) * nbytes * (2 if operation == "all_reduce" else 1)
-    return total // n
+def core_part(whole: Tensor, own: Tensor) -> Tensor:
+    """The part of a whole gradient that has the shape of this rank's: only one dimension is cut."""
+    for dim, (size, own_size) in enumerate(zip(whole.shape, own.shape)):
+        if size != own_size:
+            return core.part(whole, dim, None)
+    return whole
 
 
 # --- make gpu -------------------------------------------------------------------------------------
@@ -247,7 +263,7 @@ def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
         right, of = world.run(right_parts, way, task, device)[0]
         yield Row("tensor_parallel.right_gradients", right, "count", case, "parameter_tensors", of)
         predicted = ("tensor_sent_bytes", predicted_bytes(way, task, count))
-    yield Row("tensor_parallel.sent", sent_bytes(found, count), "bytes", case, *predicted)
+    yield Row("tensor_parallel.sent", found.sent_bytes(count), "bytes", case, *predicted)
     yield Row("tensor_parallel.peak", found.peak_bytes, "bytes", case)
     if device == "cuda":
         yield Row("tensor_parallel.allocated_peak", found.allocated_bytes, "bytes", case)
@@ -288,7 +304,7 @@ def race(
                         what = f"{name}, {on}"
                         pair = found[name], found[peer]
                         peaks = (weight.peak_bytes for weight in pair)
-                        sent = (sent_bytes(weight, count) for weight in pair)
+                        sent = (weight.sent_bytes(count) for weight in pair)
                         most = way.most
                         results += [
                             races.step_result(group, on, times, name, peer, most, what),

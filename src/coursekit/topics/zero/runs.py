@@ -22,7 +22,7 @@ from coursekit.topics.zero import deepspeed
 from shardlab.common.torch_internals import local_tensor
 from shardlab.measure.weigh import storage_bytes
 from shardlab.ranks import ranks
-from shardlab.zero import shard
+from shardlab.zero import core, core_stage3, shard
 from shardlab.zero.hardened import fast_ring, flat, torch_collectives
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.units import sharded_units
@@ -45,6 +45,15 @@ def ours(net, optimizer_cls, stage, readable=False, **settings):
     best = fast_ring.Ring() if type(best) is flat.Ring else best
     collectives = flat.Ring() if readable else best
     return shard(net, optimizer_cls, stage=stage, collectives=collectives, **settings)
+
+
+def cores(net, optimizer_cls, stage, **settings):
+    """The core of a stage."""
+    if stage == 3:
+        core_stage3.fully_shard(net, [net.embedding, *net.blocks, net.head])
+        return net, optimizer_cls(net.parameters(), **settings)
+    kind = core.ShardedStates if stage == 1 else core.ShardedGradients
+    return net, kind(net.parameters(), optimizer_cls, **settings)
 
 
 def redundancy_optimizer(net, optimizer_cls, tuned=False, **settings):
@@ -77,10 +86,13 @@ FULLY_OFFLOADED = "PyTorch, fully_shard, on the host"
 WAYS = {
     "stage 1": Way(ours, dict(stage=1), REDUNDANCY, 1.0),
     "stage 1, readable": Way(ours, dict(stage=1, readable=True), REDUNDANCY),
+    "stage 1, core": Way(cores, dict(stage=1), REDUNDANCY),
     "stage 2": Way(ours, dict(stage=2), REDUNDANCY),
     "stage 2, readable": Way(ours, dict(stage=2, readable=True), REDUNDANCY),
+    "stage 2, core": Way(cores, dict(stage=2), REDUNDANCY),
     "stage 3": Way(ours, dict(stage=3), FULLY, 1.0),
     "stage 3, readable": Way(ours, dict(stage=3, readable=True), FULLY),
+    "stage 3, core": Way(cores, dict(stage=3), FULLY),
     "stage 1, states on the host": Way(ours, dict(stage=1, offload=True), REDUNDANCY),
     "stage 2, states on the host": Way(ours, dict(stage=2, offload=True), REDUNDANCY),
     "stage 3, shards on the host": Way(ours, dict(stage=3, offload=True), (FULLY_OFFLOADED,)),
@@ -229,12 +241,15 @@ def beside_torch(
     results = []
     for name in ours:
         flats = world.run(bytes_at_rest, ways[name], task, "cpu")[0][1]
-        sent = steps[name].sent_bytes, sent_by_way(ways[name], flats, world.world_size)
+        count = world.world_size
+        sent = steps[name].sent_bytes(count), sent_by_way(ways[name], flats, count)
         peaks = steps[name].peak_bytes, steps[least].peak_bytes
         what = f"{name}, {on}"
         results += [
             races.step_result("zero", on, times, name, peer, ways[name].most, what),
-            races.share_result("zero", what, "peak", least, *peaks, PEAK),
+            races.share_result(
+                "zero", what, "peak", least, *peaks, None if ways[name].wrap is cores else PEAK
+            ),
             races.share_result("zero", what, "sent", "the ring formula", *sent, 1),
         ]
     results += [races.step_result("zero", on, times, name, peer) for name in theirs if name != peer]
@@ -255,8 +270,9 @@ def right_parameters(way: Way, task: TrainingTask, device: str) -> tuple[int, in
     for batch in task.batches(device, steps=2):
         races.train_step(plain, optimizer, batch.flatten(0, 1))
         races.train_step(model, sharded, batch[dist.get_rank()])
-    with unsharded(net) if way.options["stage"] == 3 else torch.no_grad():
-        found = dict(net.named_parameters())
+    with unsharded(net) if hasattr(net, "sharded_unit") else torch.no_grad():
+        whole = hasattr(net, "zero_unit")
+        found = core_stage3.whole_parameters(net) if whole else dict(net.named_parameters())
         close = [
             bool((found[key] - p).norm() <= LOSS_TOLERANCE * (p - before[key]).norm())
             for key, p in plain.named_parameters()
@@ -288,7 +304,9 @@ def bytes_at_rest(
         for kind in {t.device.type for t in held}
     }
     flats = [bucket.flat.numel() for bucket in buckets]
-    flats += [flat.full.numel() for unit in sharded_units(net) for flat in unit.sharded_unit.flats]
+    units = [unit.sharded_unit for unit in sharded_units(net)]
+    units += [child.zero_unit for child in net.modules() if hasattr(child, "zero_unit")]
+    flats += [flat.full.numel() for unit in units for flat in unit.flats]
     return rest, flats, pinned_bytes() if device == "cuda" else {}
 
 
