@@ -64,7 +64,7 @@ WRONG = {
         "scales_step_by_step",
         "parity",
         (
-            "self.factor, self.row = self.factor * self.backoff, 0",
+            "self.factor, self.good_steps = self.factor * self.backoff, 0",
             "self.factor = self.factor * self.backoff",
         ),
         "an overflow begins a new row",
@@ -72,7 +72,7 @@ WRONG = {
     "growth after one step more": (
         "scales_step_by_step",
         "parity",
-        ("if self.row == self.interval:", "if self.row > self.interval:"),
+        ("if self.good_steps == self.interval:", "if self.good_steps > self.interval:"),
         "After growth_interval good steps in a row it doubles.",
     ),
     "unscaled again in step": (

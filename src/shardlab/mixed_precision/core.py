@@ -84,7 +84,7 @@ class LossScaler:
         if not 0 < init_scale < math.inf:
             raise ValueError(f"init_scale = {init_scale}: it must be above 0 and finite.")
         self.factor, self.growth, self.backoff = init_scale, growth_factor, backoff_factor
-        self.interval, self.row, self.group = growth_interval, 0, group
+        self.interval, self.good_steps, self.group = growth_interval, 0, group
         self.found: dict = {}  # optimizer -> whether a gradient is not finite
         self.stepped: set = set()
 
@@ -125,11 +125,11 @@ class LossScaler:
         if not self.found:
             raise RuntimeError("update without a step.")
         if any(self.found.values()):
-            self.factor, self.row = self.factor * self.backoff, 0
+            self.factor, self.good_steps = self.factor * self.backoff, 0
         else:
-            self.row += 1
-            if self.row == self.interval:
-                self.row = 0
-                if self.factor * self.growth < 2.0**128:
+            self.good_steps += 1
+            if self.good_steps == self.interval:
+                self.good_steps = 0
+                if self.factor * self.growth < 2.0**128:  # where fp32 ends
                     self.factor *= self.growth
         self.found, self.stepped = {}, set()

@@ -162,11 +162,13 @@ def of_policy(way: Way, task: TrainingTask) -> dict[str, float]:
 
 
 def by_operations(way: Way, task: TrainingTask) -> float:
-    """Operations of a step, over those of a step that computes nothing twice. The checkpoint by an
-    autograd function runs forward to its end again; the formula's stops before the last product."""
+    """Operations of a step, over those of a step that computes nothing twice. The core, and the
+    checkpoint by an autograd function, run forward to its end again; the formula's stops before the
+    last product."""
     found = of_policy(way, task)
     again = found["recomputed_share"]
-    if way.options.get("call") in (checkpoint_by_function, core.checkpoint_by_function):
+    to_the_end = checkpoint_by_function, core.checkpoint_by_function, core.checkpoint
+    if way.options.get("call") in to_the_end:
         again = found["layers_forward_flops"] / found["step_flops"]
     return round(1 + again, 3)
 
