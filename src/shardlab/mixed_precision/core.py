@@ -103,8 +103,7 @@ class LossScaler:
             optimizer.take_gradients()
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = [p.grad for p in trained if p.grad is not None]
-        device = gradients[0].device if gradients else None
-        bad = torch.zeros(1, device=device)
+        bad = torch.zeros(1, device=trained[0].device)
         for gradient in gradients:
             gradient.mul_(1 / self.factor)
             bad += (~gradient.isfinite()).any()
