@@ -81,7 +81,7 @@ THE_SAME_IN_ANOTHER_WAY = {
     "saved": (OF_A_STEP, "topics/*/formulas/step.py", "zero/*"),
     "STEP": (OF_A_STEP, "topics/*/formulas/step.py", "topics/*/timeline.py"),
     "HEAD": (OF_A_STEP, "topics/*/formulas/working_sets.py", "show/svg/bars.py"),
-    "main": ("a command", "__main__.py", "recordings/record.py", "topics/*/smallest.py"),
+    "main": ("a command", "__main__.py", "recordings/record.py"),
 }
 BY_DESIGN = {**A_ROLE_IN_EVERY_TOPIC, **THE_SAME_IN_ANOTHER_WAY}
 

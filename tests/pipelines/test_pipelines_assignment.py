@@ -161,11 +161,11 @@ WRONG_PIPELINES = {
         (
             (
                 "tensor.contiguous()\n"
-                "        return tensor, dist.isend(tensor, self.ranks[rank], group=group)\n"
+                "        return Sent(tensor, dist.isend(tensor, self.ranks[rank], group=group))\n"
             ),
             (
                 "tensor.double().contiguous()\n"
-                "        return tensor, dist.isend(tensor, self.ranks[rank], group=group)\n"
+                "        return Sent(tensor, dist.isend(tensor, self.ranks[rank], group=group))\n"
             ),
             ("torch.empty(shape, dtype=dtype, device=self.device), self.home"),
             ("torch.empty(shape, dtype=torch.double, device=self.device), self.home"),
@@ -181,12 +181,12 @@ WRONG_PIPELINES = {
         "messages",
         "bytes",
         (
-            ("        return tensor, dist.isend(tensor, self.ranks[rank], group=group)\n"),
+            ("        return Sent(tensor, dist.isend(tensor, self.ranks[rank], group=group))\n"),
             (
                 "        shape = torch.tensor(tensor.shape)\n"
                 "        sent = dist.isend(shape, self.ranks[rank], group=group)\n"
-                "        self.leaving.append((shape, sent))\n"
-                "        return tensor, dist.isend(tensor, self.ranks[rank], group=group)\n"
+                "        self.leaving.append(Sent(shape, sent))\n"
+                "        return Sent(tensor, dist.isend(tensor, self.ranks[rank], group=group))\n"
             ),
             "        dist.recv(tensor, self.ranks[rank], group=group)\n",
             (
@@ -267,7 +267,7 @@ def test_a_misconception_about_running_gets_its_sentence(worlds, name):
 def test_sends_that_wait_for_each_other(worlds):
     """Must catch: a trial that waits forever where two ranks send before either receives."""
     change = (
-        "return tensor, dist.isend(tensor, self.ranks[rank], group=group)",
+        "return Sent(tensor, dist.isend(tensor, self.ranks[rank], group=group))",
         "return dist.send(tensor, self.ranks[rank], group=group)",
     )
     wrong = ("every_gradient", "parity", change, "wait")

@@ -14,6 +14,7 @@ from shardlab.pipelines import core as pipelines
 from shardlab.pipelines.schedules import schedule
 from shardlab.recompute import core as recompute
 from shardlab.tensor_parallel import core as tensor_parallel
+from shardlab.tensor_parallel import core_sequence
 from shardlab.zero import core as zero
 from shardlab.zero import core_stage3 as zero3
 
@@ -61,6 +62,20 @@ def split() -> Step:
 
     step = train(backward, sgd(net.parameters()))
     assert_close(dict(net.named_parameters()), cut_by_width(deepcopy(trained(tied_head=0))))
+    return step
+
+
+def split_by_tokens(tied: int) -> Step:
+    net, tokens = core_sequence.split_gpt(model(tied_head=tied)), batch()
+
+    def backward():
+        loss = tensor_parallel.vocabulary_parallel_loss(net(tokens), tokens, net.config.vocabulary)
+        loss.backward()
+        core_sequence.sum_gradients(net)
+
+    step = train(backward, sgd(net.parameters()))
+    plain = core_sequence.split_gpt(deepcopy(trained(tied_head=tied)))
+    assert_close(dict(net.named_parameters()), plain)
     return step
 
 

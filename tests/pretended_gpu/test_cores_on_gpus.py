@@ -31,6 +31,14 @@ def test_tensor_parallelism(on_gpus, gpus):
     on_gpus(gpus, cases.split).is_right()
 
 
+@pytest.mark.parametrize("tied", [0, 1])
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_sequence_parallelism(on_gpus, gpus, tied):
+    """Must catch: gradients of norms that are not added up, all tokens kept under the address of
+    another tensor."""
+    on_gpus(gpus, cases.split_by_tokens, tied).is_right()
+
+
 @pytest.mark.parametrize("name", ["GPipe", "1F1B", "eager 1F1B", "interleaved 1F1B"])
 @pytest.mark.parametrize("tied", [0, 1])
 @pytest.mark.parametrize("gpus", COUNTS)

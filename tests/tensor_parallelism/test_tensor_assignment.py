@@ -75,7 +75,7 @@ WRONG = {
         "parity",
         (
             (
-                "        y = leave(F.linear(x, self.weight), self.group)  # [..., out]\n"
+                "        y = self.leave(F.linear(x, self.weight), self.group)  # [..., out]\n"
                 "        return y if self.bias is None else y + self.bias"
             ),
             "        return leave(F.linear(x, self.weight, self.bias), self.group)",
@@ -85,7 +85,10 @@ WRONG = {
     "tokens of others": (
         "tokens",
         "parity",
-        ("return leave(x * own.unsqueeze(-1), self.group)", "return leave(x, self.group)"),
+        (
+            "return self.leave(x * own.unsqueeze(-1), self.group)",
+            "return self.leave(x, self.group)",
+        ),
         "the output of TokenEmbedding",
     ),
     "a maximum of this rank": (
@@ -158,7 +161,7 @@ WRONG = {
     "no enter": (
         "blocks",
         "parity",
-        ("lambda _, args: (enter(args[0], group), *args[1:])", "lambda _, args: None"),
+        ("lambda _, args: enter(args[0], group)", "lambda _, args: None"),
         "the gradient of the input of GPT-2's block",
     ),
     "scores of any size": (

@@ -21,6 +21,7 @@ Letters: B batch, m microbatches.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,13 @@ from torch import Tensor, nn
 from .partition import check_order_of_messages, comes_from, goes_to
 from .schedules import Action, InvalidSchedule, Kind, Schedule
 from .simulation import home_of, validate_schedule
+
+
+class Sent(NamedTuple):
+    """A message on its way, whose tensor must live until it has been received."""
+
+    tensor: Tensor
+    work: dist.Work
 
 
 class Pipeline(nn.Module):
@@ -81,7 +89,7 @@ class Pipeline(nn.Module):
                 holders.setdefault(p, set()).add(self.home[stage])
             if self.home[stage] == self.me:
                 self.stages[str(stage)] = own
-        self.tied = [
+        self.tied = [  # a rank without the weight brings zeros to the sum
             (p if self.me in ranks else None, p.shape, p.dtype)
             for p, ranks in holders.items()
             if len(ranks) > 1 and p.requires_grad
@@ -99,20 +107,18 @@ class Pipeline(nn.Module):
             way: dist.new_group(self.ranks, use_local_synchronization=True) for way in sorted(ways)
         }
 
-    # --- messages ---------------------------------------------------------------------------------
-
-    def give(self, action: Action, tensor: Tensor):
-        """(the tensor, which must live until it has been received; the message), or None where it
-        stays on this rank."""
+    def give(self, action: Action, tensor: Tensor) -> Sent | None:
+        """Send what the action has made, or keep it where its next stage is on this rank."""
         target = goes_to(action, self.last)
         rank = self.home[target[0]]
         if rank == self.me:
             self.inbox[target] = tensor
             return None
         group, tensor = self.groups[action.kind.value, self.me < rank], tensor.contiguous()
-        return tensor, dist.isend(tensor, self.ranks[rank], group=group)
+        return Sent(tensor, dist.isend(tensor, self.ranks[rank], group=group))
 
     def take(self, action: Action) -> Tensor:
+        """Receive what the action needs, [B/m, ...]: an output, or the gradient of one."""
         if tuple(action) in self.inbox:
             return self.inbox.pop(tuple(action))
         source = comes_from(action, self.last)
@@ -122,8 +128,6 @@ class Pipeline(nn.Module):
         dist.recv(tensor, self.ranks[rank], group=group)
         return tensor
 
-    # --- a step -----------------------------------------------------------------------------------
-
     def step(self, batch: Tensor, targets: Tensor) -> Tensor:
         """Forward and backward of a batch [B, ...]: adds the gradients of its mean loss to .grad.
         Returns the loss of each microbatch, [m] on the last stage's rank and [0] on the others."""
@@ -131,15 +135,14 @@ class Pipeline(nn.Module):
             raise ValueError(f"{len(batch)} sequences, {len(targets)} targets, m = {self.m}.")
         self.batch, self.targets = batch.chunk(self.m), targets.chunk(self.m)
         self.inbox, self.kept, self.leaving, self.losses = {}, {}, deque(), []
-        before = [None if p is None else p.grad for p, *_ in self.tied]  # sums already
-        for p, *_ in self.tied:
-            if p is not None:
-                p.grad = None
+        earlier = self.set_tied_aside()
         for action in self.actions:
-            self.forward_of(action) if action.kind is Kind.FORWARD else self.backward_of(action)
-        while self.leaving:
-            self.leaving.popleft()[1].wait()
-        self.add_up_tied(before)
+            if action.kind is Kind.FORWARD:
+                self.forward_of(action)
+            else:
+                self.backward_of(action)
+        self.settle(0)
+        self.add_up_tied(earlier)
         return torch.stack(self.losses) if self.losses else torch.empty(0)
 
     def forward_of(self, action: Action):
@@ -160,20 +163,34 @@ class Pipeline(nn.Module):
         dy = self.take(action) if stage < self.last else None
         x, y, sent = self.kept.pop((stage, i))
         if sent:
-            sent[1].wait()  # y has been received: dy is the answer to it
+            sent.work.wait()  # y has been received: dy is the answer to it
         if y.requires_grad:  # unless the first stages are frozen
             torch.autograd.backward(y, dy)
-        if stage and (sent := self.give(action, torch.zeros_like(x) if x.grad is None else x.grad)):
-            self.leaving.append(sent)
-            if len(self.leaving) > 1:  # no more than one gradient is kept for its message
-                self.leaving.popleft()[1].wait()
+        if stage:
+            dx = torch.zeros_like(x) if x.grad is None else x.grad
+            if sent := self.give(action, dx):
+                self.leaving.append(sent)
+                self.settle(1)  # no more than one gradient is kept for its message
+
+    def settle(self, left: int):
+        """Wait until no more than so many gradients are on their way."""
+        while len(self.leaving) > left:
+            self.leaving.popleft().work.wait()
+
+    def set_tied_aside(self) -> list[Tensor | None]:
+        """Gradients of tied weights from before this step, which are sums over ranks already."""
+        earlier = [None if p is None else p.grad for p, *_ in self.tied]
+        for p, *_ in self.tied:
+            if p is not None:
+                p.grad = None
+        return earlier
 
     @torch.no_grad()
-    def add_up_tied(self, before: list[Tensor | None]):
+    def add_up_tied(self, earlier: list[Tensor | None]):
         """A weight on several ranks has the sum of their gradients."""
-        for (p, shape, dtype), earlier in zip(self.tied, before):
+        for (p, shape, dtype), before in zip(self.tied, earlier):
             none = p is None or p.grad is None
             total = torch.zeros(shape, dtype=dtype, device=self.device) if none else p.grad
             dist.all_reduce(total, group=self.group)
             if p is not None:
-                p.grad = total if earlier is None else earlier.add_(total)
+                p.grad = total if before is None else before.add_(total)

@@ -6,6 +6,8 @@
     loss.backward()                                 # the gradients of this rank's parts
 
     core.py       the idea on a page
+    core_sequence.py
+                  sequence parallelism on another
 
 and in hardened/, for any model that a plan describes:
 

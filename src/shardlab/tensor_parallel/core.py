@@ -43,12 +43,15 @@ def part(p: nn.Parameter | None, dim: int, group: Group) -> nn.Parameter | None:
 
 
 def total(x: Tensor, group: Group) -> Tensor:
+    """The sum over ranks, in new memory: autograd may have other uses for x."""
     x = x.contiguous().clone()
     dist.all_reduce(x, group=group)
     return x
 
 
 class Enter(torch.autograd.Function):
+    """Nothing forward, since all ranks have x. A sum backward, since all ranks have used x."""
+
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
@@ -60,6 +63,8 @@ class Enter(torch.autograd.Function):
 
 
 class Leave(torch.autograd.Function):
+    """A sum forward. Nothing backward, since each term of a sum has the gradient of the sum."""
+
     @staticmethod
     def forward(ctx, x, group):
         return total(x, group)
@@ -93,13 +98,13 @@ class ColumnLinear(nn.Module):
 class RowLinear(nn.Module):
     """Some rows of a linear layer, and its whole bias, which is added once: after the sum."""
 
-    def __init__(self, linear: nn.Linear, group: Group = None):
+    def __init__(self, linear: nn.Linear, group: Group = None, leave=leave):
         super().__init__()
-        self.group = group
+        self.group, self.leave = group, leave
         self.weight, self.bias = part(linear.weight, 1, group), linear.bias
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in/t]
-        y = leave(F.linear(x, self.weight), self.group)  # [..., out]
+        y = self.leave(F.linear(x, self.weight), self.group)  # [..., out]
         return y if self.bias is None else y + self.bias
 
 
@@ -107,9 +112,9 @@ class TokenEmbedding(nn.Module):
     """The vectors of some tokens. Those of other tokens are zeros here, and the sum over ranks has
     them all."""
 
-    def __init__(self, embedding: nn.Embedding, group: Group = None):
+    def __init__(self, embedding: nn.Embedding, group: Group = None, leave=leave):
         super().__init__()
-        self.group, self.vocabulary = group, embedding.num_embeddings
+        self.group, self.leave, self.vocabulary = group, leave, embedding.num_embeddings
         self.begin, self.end = bounds(self.vocabulary, group)
         self.weight = part(embedding.weight, 0, group)  # [V/t, H]
 
@@ -117,7 +122,7 @@ class TokenEmbedding(nn.Module):
         check_range(tokens, self.vocabulary)
         own = (tokens >= self.begin) & (tokens < self.end)
         x = F.embedding((tokens - self.begin) * own, self.weight)
-        return leave(x * own.unsqueeze(-1), self.group)  # [B, S, H]
+        return self.leave(x * own.unsqueeze(-1), self.group)  # [B, S, H]
 
 
 class Loss(torch.autograd.Function):
@@ -161,7 +166,7 @@ def vocabulary_parallel_loss(
     return Loss.apply(scores, targets, begin, group)
 
 
-def split_block(block: nn.Module, group: Group = None) -> nn.Module:
+def split_block(block: nn.Module, group: Group = None, enter=enter, leave=leave) -> nn.Module:
     """A block of gpt.py, in place: attention by heads, the MLP by columns and rows. Its qkv is
     ordered by head, so a part of its columns is a part of the heads. Raises ValueError where t does
     not divide the heads (the groups of heads that share a key and a value)."""
@@ -171,10 +176,10 @@ def split_block(block: nn.Module, group: Group = None) -> nn.Module:
     if heads % n:
         raise ValueError(f"{heads} heads on {n} ranks: a head is not cut.")
     attention.qkv = ColumnLinear(attention.qkv, group)
-    attention.output = RowLinear(attention.output, group)
-    mlp.up, mlp.down = ColumnLinear(mlp.up, group), RowLinear(mlp.down, group)
+    attention.output = RowLinear(attention.output, group, leave)
+    mlp.up, mlp.down = ColumnLinear(mlp.up, group), RowLinear(mlp.down, group, leave)
     if mlp.gate is not None:
         mlp.gate = ColumnLinear(mlp.gate, group)
     for module in (attention, mlp):
-        module.register_forward_pre_hook(lambda _, args: (enter(args[0], group), *args[1:]))
+        module.register_forward_pre_hook(lambda _, args: enter(args[0], group))
     return block
