@@ -121,14 +121,16 @@ def _page_context(app, pagename, templatename, context, doctree):
 
 def widen_code(doctree):
     """Code that the column would cut is as wide as a wide figure, by the class `wide`: the page has
-    two widths. Blocks that follow one another have the same. Within a box, a list or a fold code
-    keeps the width that is there."""
+    two widths. Blocks that follow one another have the same. Within a box or a list code keeps the
+    width that is there; a fold has no box."""
     blocks = []
     for code in doctree.findall(nodes.literal_block):
         block = code
         if {"literal-block-wrapper", "cell_input"} & set(code.parent.get("classes", ())):
             block = code.parent
         around = block.parent.parent if "cell" in block.parent.get("classes", ()) else block.parent
+        if around.get("design_component") == "dropdown-body":
+            around = around.parent.parent
         longest = max(map(len, code.astext().splitlines()), default=0)
         if isinstance(around, nodes.section):
             blocks.append((block, longest > COLUMN_LETTERS))

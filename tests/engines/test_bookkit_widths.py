@@ -7,19 +7,22 @@ from bookkit.look import COLUMN_LETTERS, mend_tables, widen_code
 
 def test_long_code_is_wide_and_short_code_is_not():
     """Must catch: the width of the longest line; a caption left behind at the column's width; code
-    in a box that grows out of the box."""
+    in a box that grows out of the box; code cut in a fold, which has no box."""
     short, long = "x" * COLUMN_LETTERS, "x\n" + "x" * (COLUMN_LETTERS + 1)
     section, box = nodes.section(), nodes.container(classes=["admonition"])
     wrapper = nodes.container(classes=["literal-block-wrapper"])
     cell, cell_input = nodes.container(classes=["cell"]), nodes.container(classes=["cell_input"])
     section += [nodes.literal_block("", short), nodes.paragraph(), nodes.literal_block("", long)]
     section += [box, wrapper, nodes.paragraph(), cell]
-    for place in (box, wrapper, cell_input):
+    fold, body = nodes.container(), nodes.container(design_component="dropdown-body")
+    section += [nodes.paragraph(), fold]
+    fold += body
+    for place in (box, wrapper, cell_input, body):
         place += nodes.literal_block("", long)
     cell += cell_input
     widen_code(section)
     wide = [found for found in section.findall(nodes.Element) if "wide" in found.get("classes", ())]
-    assert wide == [section[2], wrapper, cell_input]
+    assert wide == [section[2], wrapper, cell_input, body[0]]
 
 
 def test_code_beside_code_has_its_width():

@@ -74,8 +74,8 @@ class Pipeline(nn.Module):
         self.make_groups(schedule)
 
     def cut(self, layers: Sequence[nn.Module], x: Tensor):
-        """Divide the layers: the first stages have one more. Find what each stage hands on, and the
-        parameters that stages of several ranks have."""
+        """Divide the layers: the first stages have one more. Find what each stage hands on, and
+        the parameters that stages of several ranks have."""
         each, more = divmod(len(layers), self.last + 1)
         self.stages, self.outputs, begin = nn.ModuleDict(), [], 0
         holders: dict[nn.Parameter, set[int]] = {}
@@ -103,9 +103,9 @@ class Pipeline(nn.Module):
             if target and self.home[action.stage] != self.home[target[0]]:
                 forth = self.home[action.stage] < self.home[target[0]]
                 ways.add((action.kind.value, forth))
-        self.groups = {
-            way: dist.new_group(self.ranks, use_local_synchronization=True) for way in sorted(ways)
-        }
+        self.groups = {}
+        for way in sorted(ways):
+            self.groups[way] = dist.new_group(self.ranks, use_local_synchronization=True)
 
     def give(self, action: Action, tensor: Tensor) -> Sent | None:
         """Send what the action has made, or keep it where its next stage is on this rank."""

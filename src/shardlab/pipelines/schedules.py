@@ -147,7 +147,7 @@ def interleaved(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Sche
 
 
 def zero_bubble(ranks: int, microbatches: int, deep: int) -> Schedule:
-    """`deep` times the warm-up of 1F1B; W stays `deep` times the rank's number of pairs behind."""
+    """`deep` times the warm-up of 1F1B. On rank r, W stays `deep` times r pairs behind."""
     check_sizes(ranks, microbatches)
     return [
         list(

@@ -26,8 +26,8 @@ from ..gpt_checks import check_range
 
 
 def bounds(size: int, group: Group) -> tuple[int, int]:
-    """This rank's part of `size` rows or columns, from begin to end: the first ranks have one more
-    where t does not divide the size."""
+    """This rank's part of `size` rows or columns, from begin to end. The first ranks have one
+    more where t does not divide the size."""
     n, me = dist.get_world_size(group), dist.get_rank(group)
     each, more = divmod(size, n)
     begin = me * each + min(me, more)
@@ -109,8 +109,8 @@ class RowLinear(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """The vectors of some tokens. Those of other tokens are zeros here, and the sum over ranks has
-    them all."""
+    """The vectors of some tokens. Those of other tokens are zeros here, and the sum over ranks
+    has them all."""
 
     def __init__(self, embedding: nn.Embedding, group: Group = None, leave=leave):
         super().__init__()
@@ -126,8 +126,8 @@ class TokenEmbedding(nn.Module):
 
 
 class Loss(torch.autograd.Function):
-    """The mean of log(sum of exp(s)) - s_target. The scores s are never gathered: what travels are
-    a maximum and two sums for each token of the batch."""
+    """The mean of log(sum of exp(s)) - s_target. The scores s are never gathered: what travels
+    are a maximum and two sums for each token of the batch."""
 
     @staticmethod
     def forward(ctx, scores, targets, begin, group):
@@ -168,10 +168,11 @@ def vocabulary_parallel_loss(
 
 def split_block(block: nn.Module, group: Group = None, enter=enter, leave=leave) -> nn.Module:
     """A block of gpt.py, in place: attention by heads, the MLP by columns and rows. Its qkv is
-    ordered by head, so a part of its columns is a part of the heads. Raises ValueError where t does
-    not divide the heads (the groups of heads that share a key and a value)."""
+    ordered by head, so a part of its columns is a part of the heads. Raises ValueError where t
+    does not divide the heads (the groups of heads that share a key and a value)."""
     attention, mlp = block.attention, block.mlp
-    heads = attention.qkv.out_features // ((attention.queries_per_group + 2) * attention.head_size)
+    columns = (attention.queries_per_group + 2) * attention.head_size  # of a head's q, k and v
+    heads = attention.qkv.out_features // columns
     n = dist.get_world_size(group)
     if heads % n:
         raise ValueError(f"{heads} heads on {n} ranks: a head is not cut.")

@@ -45,7 +45,7 @@ def reduce_scattered(x: Tensor, group: Group) -> Tensor:  # [B, S, H]
 
 
 class GatherTokens(torch.autograd.Function):
-    """All tokens, in front of columns. Their gradient is a sum, of which a rank needs its part."""
+    """All tokens, in front of columns. Their gradient is a sum: a rank needs its part of it."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -150,8 +150,8 @@ def replicated(model: nn.Module) -> list[nn.Parameter]:
 
 @torch.no_grad()
 def sum_gradients(model: nn.Module, group: Group = None):
-    """Parameters that are whole have seen this rank's tokens alone, so their gradients are terms of
-    a sum. One message carries all."""
+    """Parameters that are whole have seen this rank's tokens alone, so their gradients are terms
+    of a sum. One message carries all."""
     gradients = [p.grad for p in replicated(model) if p.grad is not None]
     if not gradients:
         return

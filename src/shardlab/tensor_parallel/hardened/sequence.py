@@ -50,7 +50,7 @@ def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tupl
         return OwnTokens() if type(entry) is Whole else entry
 
     return {
-        name: tuple(own_tokens(each) for each in (entry if isinstance(entry, tuple) else (entry,)))
+        name: tuple(map(own_tokens, entry if isinstance(entry, tuple) else (entry,)))
         for name, entry in plan.items()
     }
 
