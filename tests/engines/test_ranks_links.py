@@ -219,7 +219,7 @@ def test_torchrun_on_two_hosts(tmp_path):
         said = [agent.communicate(timeout=150)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(said)
     assert [text.count("ended well") for text in said] == [2, 2]
-    assert [text.count("is compared within each machine, not between them.") for text in said] == [
+    assert [text.count("are compared within each machine, not between them.") for text in said] == [
         1,
         0,
     ]
