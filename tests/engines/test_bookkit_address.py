@@ -438,8 +438,10 @@ def test_the_install_cell_really_installs_the_books_wheel(tmp_path):
         f" {[found.file_name for found in read_all(ROOT / 'measured')]}\nassert"
         " importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'"
     )
-    # Without the dependencies: torch is not what this test is about.
+    # Without the dependencies: torch is not what this test is about. Without PYTHONPATH: -I hides
+    # it from the cell and not from the cell's pip, which would find this repository there.
     environment = os.environ | {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
+    environment.pop("PYTHONPATH", None)
     subprocess.run(
         [python, "-I", "-c", INSTALL_CELL + check], cwd=tmp_path, env=environment, check=True
     )
