@@ -224,7 +224,7 @@ def test_a_module_that_changed(two):
 
 def accumulated(kind):
     """Largest difference of a gradient after three backwards, one of them under no_sync, with
-    nothing set to zero between them."""
+    nothing set to zero between them, and with gradients of autograd.grad after each."""
     net = layers(64, 64, 64).double()
     model, plain = kind(net), copy.deepcopy(net)
     for number in range(3):
@@ -232,6 +232,9 @@ def accumulated(kind):
             model(own_input(64).double() + number).sum().backward()
         inputs = [torch.full((1, 64), 1.0 + r + number, dtype=torch.float64) for r in range(2)]
         (sum(plain(x).sum() for x in inputs) / 2).backward()
+        for asked in (list(net.parameters()), [net[0].weight]):
+            loss = model(own_input(64).double()).square().sum()
+            torch.autograd.grad(loss, asked, create_graph=number > 0)
     pairs = [(p.grad, q.grad) for p, q in zip(net.parameters(), plain.parameters())]
     return [(a - b).abs().max().item() for a, b in pairs if a is not None]
 
@@ -240,7 +243,8 @@ def accumulated(kind):
 def test_accumulation_with_messages(two, kind):
     """Several backwards that all send add up, also where the server alone has the sum.
 
-    Must catch: a server that divides once more what is a mean already."""
+    Must catch: a server that divides once more what is a mean already, or multiplies a mean to
+    which autograd.grad adds nothing."""
     first, second = two.run(accumulated, kind)
     assert len(first) == 4 and max(first + second) < 1e-10
 

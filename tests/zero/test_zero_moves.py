@@ -89,7 +89,7 @@ class Watched:
         self.watch_update(self.optimizer)
         send = self.model.send_next
         self.model.send_next = lambda: self.around(
-            send, AllReduce(self.unit_of(self.model.buckets[len(self.model.under_way)][0]))
+            send, AllReduce(self.unit_of(self.model.buckets[len(self.model.sent)][0]))
         )
 
     def stage_1(self, module=stage1):

@@ -24,12 +24,7 @@ from shardlab.common.torch_internals import at_end_of_backward
 
 from ..collective_wire import Group
 
-BUCKET_BYTES = 25 << 20
-
-
-def first_rank(group: Group) -> int:
-    """The global rank of the group's rank 0, whose values all ranks begin with."""
-    return dist.get_global_rank(group or dist.group.WORLD, 0)
+BUCKET_BYTES = 25 << 20  # PyTorch's default: latency is negligible, and something leaves early
 
 
 def make_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
@@ -74,12 +69,17 @@ class FlatBucket:
                 p.grad = None
 
 
+def first_rank(group: Group) -> int:
+    """The global rank of the group's rank 0, whose values all ranks begin with."""
+    return dist.get_global_rank(group or dist.group.WORLD, 0)
+
+
 class DistributedDataParallel(nn.Module):
     """A copy of the module on each rank. All ranks begin with the parameters and buffers of the
     group's rank 0, and run backward equally often. A parameter that a rank has not used counts as
     zeros there; one that no rank has used keeps no gradient.
 
-    Raises ValueError where no parameter is trained, or bucket_bytes is no whole number above 0."""
+    Raises ValueError where no parameter is trained, or bucket_bytes is below 1 or not whole."""
 
     def __init__(self, module: nn.Module, bucket_bytes: int = BUCKET_BYTES, group: Group = None):
         super().__init__()

@@ -8,11 +8,7 @@ runs.
     DistributedDataParallel    a bucket leaves as soon as its gradients are there, and backward goes
                                on
 
-    model = DistributedDataParallel(net)         # on every rank: any nn.Module
-    loss = mean_loss(model(inputs), targets)     # of this rank's part of the batch
-    loss.backward()                              # now .grad is the mean over all ranks: nothing
-                                                 # else to call
-    optimizer.step()
+All are used as core.py says: after loss.backward() .grad is the mean, with nothing else to call.
 
 The mean over ranks is the gradient of the whole batch if every rank's loss is a mean over equally
 many examples, or, with padding, a sum over the ranks' average count. Each rank divides its gradient
@@ -48,13 +44,12 @@ from torch import Tensor, nn
 
 from shardlab.common.agreement import CannotReplicate, check_replicable, hand_out
 from shardlab.common.backward import BackwardListener
-from shardlab.common.torch_internals import divide_into, tree_leaves
+from shardlab.common.torch_internals import at_end_of_backward, divide_into, tree_leaves, version
 
 from .. import collectives
 from ..collective_plans import Move, Plan
+from .core import BUCKET_BYTES, make_buckets
 
-# PyTorch's default: large enough to make latency negligible, small enough to leave early
-BUCKET_BYTES = 25 << 20
 SERVER = 0
 
 
@@ -122,7 +117,7 @@ class Replicas(BackwardListener, nn.Module):
                 "these replicas have a process group of their own, which cannot be copied or saved:"
                 " copy or save model.module, and make replicas of it."
             )
-        of_one_backward = ("_running", "taken_by", "missing", "under_way")
+        of_one_backward = ("_running", "taken_by", "missing", "sent")
         return {key: value for key, value in vars(self).items() if key not in of_one_backward}
 
     def __setstate__(self, state: dict):
@@ -155,6 +150,13 @@ class FlatBucket:
                 arrived.append((parameter.grad, place))
             parameter.grad = place
         divide_into(arrived, world_size)
+
+    def all_reduce(self, group: dist.ProcessGroup | None):
+        self.work = dist.all_reduce(self.flat, group=group, async_op=True)
+
+    def finish(self):
+        self.work.wait()
+        self.settle()
 
     def settle(self):
         """A parameter that no rank has used gets no gradient: the optimizer leaves it alone."""
@@ -191,14 +193,28 @@ class ParameterServer(Replicas):
         self.means: set[nn.Parameter] = set()  # whose gradient on the server is a mean
         server = ref(self)  # the hooks do not keep it alive
         for parameter in self.trained:
-            parameter.register_hook(lambda _, its=parameter: server() and server().mean_to_sum(its))
+            parameter.register_hook(lambda _, p=parameter: server() and server().gradient_comes(p))
+
+    def gradient_comes(self, parameter: nn.Parameter):
+        """A gradient will be added to .grad, or autograd.grad returns it and nothing is added."""
+        mean = parameter.grad
+        self.mean_to_sum(parameter)
+        if (total := parameter.grad) is not mean:
+            as_it_was = version(total)
+
+            def put_back_the_mean():
+                if parameter.grad is total and version(total) == as_it_was:
+                    parameter.grad = mean
+                    self.means.add(parameter)
+
+            at_end_of_backward(put_back_the_mean)
 
     @torch.no_grad()
     def mean_to_sum(self, parameter: nn.Parameter):
         """Before a new gradient is added to an old mean, which only the server has: the next
         division includes the mean, so multiply it first."""
         if parameter in self.means and parameter.grad is not None:
-            parameter.grad.mul_(self.world_size)
+            parameter.grad = parameter.grad * self.world_size
         self.means.discard(parameter)
 
     def send(self, plan: Plan, tensor: Tensor):
@@ -213,8 +229,8 @@ class PerTensor(Replicas):
     def backward_ends(self):
         for parameter in reversed(self.trained):
             bucket = FlatBucket([parameter], self.world_size)
-            dist.all_reduce(bucket.flat, group=self.group)
-            bucket.settle()
+            bucket.all_reduce(self.group)
+            bucket.finish()
 
 
 class Bucketed(Replicas):
@@ -233,8 +249,8 @@ class Bucketed(Replicas):
     def backward_ends(self):
         for parameters in self.buckets:
             bucket = FlatBucket(parameters, self.world_size)
-            dist.all_reduce(bucket.flat, group=self.group)
-            bucket.settle()
+            bucket.all_reduce(self.group)
+            bucket.finish()
 
 
 class DistributedDataParallel(Replicas):
@@ -258,43 +274,28 @@ class DistributedDataParallel(Replicas):
 
     def backward_begins(self):
         self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way: list[tuple[FlatBucket, dist.Work]] = []  # of the first buckets
+        self.sent: list[FlatBucket] = []
 
     def gradient_arrives(self, parameter: nn.Parameter):
-        if self.bucket_of[parameter] < len(self.under_way):
+        if self.bucket_of[parameter] < len(self.sent):
             raise CannotReplicate(
                 "a parameter got more gradient after its bucket had left, as under "
                 "checkpoint(use_reentrant=True): take use_reentrant=False."
             )
         self.missing[self.bucket_of[parameter]].discard(parameter)
         while (
-            self.overlap
-            and len(self.under_way) < len(self.buckets)
-            and not self.missing[len(self.under_way)]
+            self.overlap and len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]
         ):
             self.send_next()
 
     def backward_ends(self):
-        while len(self.under_way) < len(self.buckets):  # a gradient did not arrive
+        while len(self.sent) < len(self.buckets):  # a gradient did not arrive
             self.send_next()
-        for bucket, work in self.under_way:
-            work.wait()
-            bucket.settle()
-        self.under_way.clear()  # otherwise the memory of freed gradients would stay
+        for bucket in self.sent:
+            bucket.finish()
+        self.sent.clear()  # otherwise the memory of freed gradients would stay
 
     def send_next(self):
-        bucket = FlatBucket(self.buckets[len(self.under_way)], self.world_size)
-        work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
-        self.under_way.append((bucket, work))
-
-
-def make_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Buckets of parameters in the given order. A bucket is closed once it holds `bucket_bytes` or
-    more, and has one dtype."""
-    buckets, filling = [], {}  # dtype -> the bucket that is being filled
-    for parameter in parameters:
-        bucket = filling.setdefault(parameter.dtype, [])
-        bucket.append(parameter)
-        if sum(member.nbytes for member in bucket) >= bucket_bytes:
-            buckets.append(filling.pop(parameter.dtype))
-    return buckets + list(filling.values())
+        bucket = FlatBucket(self.buckets[len(self.sent)], self.world_size)
+        bucket.all_reduce(self.group)
+        self.sent.append(bucket)

@@ -13,7 +13,6 @@ FSDP2 calls it reduce_dtype, Megatron-LM --accumulate-allreduce-grads-in-fp32, D
 communication_data_type.
 """
 
-import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.zero.hardened.flat import Ring
@@ -45,9 +44,9 @@ class Fp32DataParallel(DistributedDataParallel):
     """DistributedDataParallel whose buckets travel in fp32."""
 
     def send_next(self):
-        bucket = Fp32Bucket(self.buckets[len(self.under_way)], self.world_size)
-        work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
-        self.under_way.append((bucket, work))
+        bucket = Fp32Bucket(self.buckets[len(self.sent)], self.world_size)
+        bucket.all_reduce(self.group)
+        self.sent.append(bucket)
 
 
 class InFp32(Ring):

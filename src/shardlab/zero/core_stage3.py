@@ -90,12 +90,7 @@ class Gathered(torch.autograd.Function):
 class Unit:
     """A module that is whole only while it computes."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        sites: dict[nn.Parameter, list[Site]],
-        group: Group,
-    ):
+    def __init__(self, module: nn.Module, sites: dict[nn.Parameter, list[Site]], group: Group):
         kinds: dict[tuple, dict] = {}
         for p, places in sites.items():
             kinds.setdefault((p.dtype, p.requires_grad), {})[p] = places
@@ -122,7 +117,8 @@ class Unit:
             output.register_hook(self.enter_backward)
 
     def enter_backward(self, gradient):
-        """Before backward needs them. Frozen ones have no gradient that says when it ends."""
+        """The unit is whole again before its backward. Frozen parameters have no gradient that says
+        when it is over, so they are freed at the end of all."""
         for flat in self.flats:
             flat.gather()
         at_end_of_backward(self.free)
