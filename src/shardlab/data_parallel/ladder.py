@@ -1,5 +1,4 @@
-"""Data parallelism in four steps, from a central server to sums that travel while backward still
-runs.
+"""Data parallelism in four steps, from a central server to sums that travel during backward.
 
     ParameterServer            gradients go to rank 0, parameters come back: everything passes the
                                link of rank 0
