@@ -31,7 +31,6 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
-from shardlab.ranks.calls import listening
 from shardlab.tensor_parallel import (
     CannotSplit,
     apply_tensor_parallel,
@@ -965,6 +964,8 @@ def test_what_ranks_have_alike(worlds, case, way, first, second):
 
 def compared():
     """On a rank: all-gathers that a log has, and those that are made, in each of two steps."""
+    from shardlab.ranks.calls import listening  # here: at the top, every test would start ranks
+
     config = gpt_2(dist.get_world_size())
     tokens, _ = batch_of(config, dist.get_world_size())
     model = apply_tensor_parallel(drawn(config, seed=1), gpt_plan(config))

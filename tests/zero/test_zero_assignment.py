@@ -23,7 +23,7 @@ def test_the_skeleton_is_a_list_of_todos(worlds):
     check_todos(worlds(4), "zero", parts=4)
 
 
-SHARDED = "        dist.reduce_scatter_tensor(own, full, group=self.group)\n"
+SHARDED = "        reduce_scatter_single(own, full, group=self.group)\n"
 OWN = "full.view(self.n, -1)[dist.get_rank(self.group)]"
 WRONG = {
     "a sum": (
@@ -178,9 +178,9 @@ WRONG_UNITS = {
         "outputs",
         "parity",
         (
-            "            dist.all_gather_into_tensor(self.full.data, self.shard.detach(),"
+            "            all_gather_single(self.full.data, self.shard.detach(),"
             " group=self.group)\n",
-            "            dist.all_gather_into_tensor(self.full.data, self.shard.detach(),"
+            "            all_gather_single(self.full.data, self.shard.detach(),"
             " group=self.group)\n            self.full.data.mul_(-1)\n",
         ),
         "the output of the first forward",
@@ -220,7 +220,7 @@ WRONG_UNITS = {
         "bytes",
         (
             (
-                "        dist.reduce_scatter_tensor(own, gradient.contiguous() /"
+                "        reduce_scatter_single(own, gradient.contiguous() /"
                 " flat.n, group=flat.group)\n"
             ),
             (

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from shardlab.common.torch_internals import at_end_of_backward
 
-from ..collective_wire import Group
+from ..collective_wire import Group, all_gather_single, reduce_scatter_single
 from ..data_parallel.core import BUCKET_BYTES, first_rank, make_buckets
 
 
@@ -57,12 +57,12 @@ class Bucket:
             p.grad = None
         full /= self.n  # before the sum, which could be too large for 16 bits
         own = torch.empty_like(self.shard)  # [E/n]
-        dist.reduce_scatter_tensor(own, full, group=self.group)
+        reduce_scatter_single(own, full, group=self.group)
         self.shard.grad = own if self.shard.grad is None else self.shard.grad + own
 
     @torch.no_grad()
     def all_gather(self):
-        dist.all_gather_into_tensor(self.flat, self.shard.detach().clone(), group=self.group)
+        all_gather_single(self.flat, self.shard.detach().clone(), group=self.group)
 
 
 class ShardedStates:

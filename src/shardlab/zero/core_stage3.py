@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from shardlab.common.torch_internals import at_end_of_backward
 
-from ..collective_wire import Group
+from ..collective_wire import Group, all_gather_single, reduce_scatter_single
 from ..data_parallel.core import first_rank
 
 Site = tuple[nn.Module, str]  # a module, and the name of a parameter that it has
@@ -58,7 +58,7 @@ class Flat:
         """Make `full` whole. `.data`: autograd must not take its return for a change."""
         if not self.whole:
             self.full.untyped_storage().resize_(self.full.nbytes)
-            dist.all_gather_into_tensor(self.full.data, self.shard.detach(), group=self.group)
+            all_gather_single(self.full.data, self.shard.detach(), group=self.group)
             self.whole = True
 
     def free(self):
@@ -82,7 +82,7 @@ class Gathered(torch.autograd.Function):
         _ = ctx.saved_tensors  # autograd objects here if the shard was changed since forward
         flat = ctx.flat
         own = torch.empty_like(flat.shard)
-        dist.reduce_scatter_tensor(own, gradient.contiguous() / flat.n, group=flat.group)
+        reduce_scatter_single(own, gradient.contiguous() / flat.n, group=flat.group)
         flat.free()  # autograd comes here when all else in the unit is done
         return None, own
 

@@ -38,7 +38,7 @@ PINNED = ("active_bytes", "allocated_bytes")
 # --- the ways -------------------------------------------------------------------------------------
 
 
-def ours(net, optimizer_cls, stage, readable=False, **settings):
+def hardened_stage(net, optimizer_cls, stage, readable=False, **settings):
     """This book's stages, with the ring that pages print, or with what is fastest for the
     backend."""
     best = torch_collectives.best_collectives(next(net.parameters()).device)
@@ -47,7 +47,7 @@ def ours(net, optimizer_cls, stage, readable=False, **settings):
     return shard(net, optimizer_cls, stage=stage, collectives=collectives, **settings)
 
 
-def cores(net, optimizer_cls, stage, **settings):
+def core_stage(net, optimizer_cls, stage, **settings):
     """The core of a stage."""
     if stage == 3:
         core_stage3.fully_shard(net, [net.embedding, *net.blocks, net.head])
@@ -84,18 +84,20 @@ FULLY = ("PyTorch, fully_shard", "PyTorch, fully_shard, root freed")
 FULLY_KEPT = "PyTorch, fully_shard, all kept after forward"
 FULLY_OFFLOADED = "PyTorch, fully_shard, on the host"
 WAYS = {
-    "stage 1": Way(ours, dict(stage=1), REDUNDANCY, 1.0),
-    "stage 1, readable": Way(ours, dict(stage=1, readable=True), REDUNDANCY),
-    "stage 1, core": Way(cores, dict(stage=1), REDUNDANCY),
-    "stage 2": Way(ours, dict(stage=2), REDUNDANCY),
-    "stage 2, readable": Way(ours, dict(stage=2, readable=True), REDUNDANCY),
-    "stage 2, core": Way(cores, dict(stage=2), REDUNDANCY),
-    "stage 3": Way(ours, dict(stage=3), FULLY, 1.0),
-    "stage 3, readable": Way(ours, dict(stage=3, readable=True), FULLY),
-    "stage 3, core": Way(cores, dict(stage=3), FULLY),
-    "stage 1, states on the host": Way(ours, dict(stage=1, offload=True), REDUNDANCY),
-    "stage 2, states on the host": Way(ours, dict(stage=2, offload=True), REDUNDANCY),
-    "stage 3, shards on the host": Way(ours, dict(stage=3, offload=True), (FULLY_OFFLOADED,)),
+    "stage 1": Way(hardened_stage, dict(stage=1), REDUNDANCY, 1.0),
+    "stage 1, readable": Way(hardened_stage, dict(stage=1, readable=True), REDUNDANCY),
+    "stage 1, core": Way(core_stage, dict(stage=1), REDUNDANCY),
+    "stage 2": Way(hardened_stage, dict(stage=2), REDUNDANCY),
+    "stage 2, readable": Way(hardened_stage, dict(stage=2, readable=True), REDUNDANCY),
+    "stage 2, core": Way(core_stage, dict(stage=2), REDUNDANCY),
+    "stage 3": Way(hardened_stage, dict(stage=3), FULLY, 1.0),
+    "stage 3, readable": Way(hardened_stage, dict(stage=3, readable=True), FULLY),
+    "stage 3, core": Way(core_stage, dict(stage=3), FULLY),
+    "stage 1, states on the host": Way(hardened_stage, dict(stage=1, offload=True), REDUNDANCY),
+    "stage 2, states on the host": Way(hardened_stage, dict(stage=2, offload=True), REDUNDANCY),
+    "stage 3, shards on the host": Way(
+        hardened_stage, dict(stage=3, offload=True), (FULLY_OFFLOADED,)
+    ),
     REDUNDANCY[0]: Way(redundancy_optimizer),
     REDUNDANCY[1]: Way(redundancy_optimizer, dict(tuned=True)),
     FULLY[0]: Way(torch_fully_shard),
@@ -248,7 +250,7 @@ def beside_torch(
         results += [
             races.step_result("zero", on, times, name, peer, ways[name].most, what),
             races.share_result(
-                "zero", what, "peak", least, *peaks, None if ways[name].wrap is cores else PEAK
+                "zero", what, "peak", least, *peaks, None if ways[name].wrap is core_stage else PEAK
             ),
             races.share_result("zero", what, "sent", "the ring formula", *sent, 1),
         ]
