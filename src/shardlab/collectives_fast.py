@@ -1,6 +1,6 @@
 """The collectives of collectives.py, faster. Import this module instead:
 
-    from shardlab import collectives_fast as collectives
+    from . import collectives_fast as collectives
 
 `run` makes the same moves of the same plans and differs in three ways.
 

@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from shardlab import collectives
-
+from .. import collectives
 from .backward import BackwardListener
 from .shards import would_mix
 

@@ -20,9 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardlab.common.torch_internals import at_end_of_backward
-
 from ..collective_wire import Group
+from ..common.torch_internals import at_end_of_backward
 
 BUCKET_BYTES = 25 << 20  # PyTorch's default: latency is negligible, and something leaves early
 

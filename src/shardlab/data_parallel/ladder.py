@@ -41,12 +41,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.common.agreement import CannotReplicate, check_replicable, hand_out
-from shardlab.common.backward import BackwardListener
-from shardlab.common.torch_internals import at_end_of_backward, divide_into, tree_leaves, version
-
 from .. import collectives
 from ..collective_plans import Move, Plan
+from ..common.agreement import CannotReplicate, check_replicable, hand_out
+from ..common.backward import BackwardListener
+from ..common.torch_internals import at_end_of_backward, divide_into, tree_leaves, version
 from .core import BUCKET_BYTES, make_buckets
 
 SERVER = 0

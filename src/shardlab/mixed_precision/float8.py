@@ -33,8 +33,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardlab.common.backward import NoSecondGradient
-from shardlab.tensor_parallel.hardened.layers import CutLinear
+from ..common.backward import NoSecondGradient
+from ..tensor_parallel.hardened.layers import CutLinear
 
 LEAST_SCALE = torch.finfo(torch.float32).smallest_normal
 

@@ -15,10 +15,9 @@ communication_data_type.
 
 from torch import Tensor
 
-from shardlab.zero.hardened.flat import Ring
-
 from ..collective_wire import Group
 from ..data_parallel import DistributedDataParallel, FlatBucket
+from ..zero.hardened.flat import Ring
 
 
 class Fp32Bucket(FlatBucket):

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardlab.common.torch_internals import step_without_hooks
-
+from ..common.torch_internals import step_without_hooks
 from .hardened.master_weights import MasterWeights
 
 BLOCK = 256  # elements that share a scale

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardlab.common.torch_internals import (
+from ..common.torch_internals import (
     active_fake_mode,
     base_of,
     hooks_of_saved_tensors,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from shardlab.common.torch_internals import (
+from ..common.torch_internals import (
     FUSED_ATTENTION,
     TorchDispatchMode,
     argument_names,
@@ -28,7 +28,6 @@ from shardlab.common.torch_internals import (
     storage_key,
     tree_leaves,
 )
-
 from .hardened.checkpointing import Recomputation
 from .hardened.determinism import CheckpointError, InANode
 

@@ -37,10 +37,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from shardlab.collective_wire import place
-from shardlab.common.torch_internals import tree_leaves
-from shardlab.saving.durable import Damaged, flush_folder, read, read_json, write, write_json
-from shardlab.saving.folders import (
+from ..collective_wire import place
+from ..common.torch_internals import tree_leaves
+from .durable import Damaged, flush_folder, read, read_json, write, write_json
+from .folders import (
     MANIFEST,
     PARTIAL,
     file_of,
@@ -50,7 +50,7 @@ from shardlab.saving.folders import (
     saves,
     step_of,
 )
-from shardlab.saving.parts import (
+from .parts import (
     WRAPPED,
     RankHolds,
     held_by,
@@ -58,8 +58,8 @@ from shardlab.saving.parts import (
     saving_group,
     sum_of_bits,
 )
-from shardlab.saving.resharding import Layout, flats_buffers, own_parts, state_types
-from shardlab.saving.states import (
+from .resharding import Layout, flats_buffers, own_parts, state_types
+from .states import (
     FORMAT,
     parts_in_manifest,
     random_states,
@@ -67,7 +67,7 @@ from shardlab.saving.states import (
     set_random_states,
     settings,
 )
-from shardlab.saving.together import SaveFailed, only_run, run_together
+from .together import SaveFailed, only_run, run_together
 
 
 class Saved(NamedTuple):

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.collective_wire import place
-from shardlab.common.shards import cut_among, groups_of
-from shardlab.data_parallel import Replicas
-from shardlab.zero.hardened.stage3 import sharded_units
+from ..collective_wire import place
+from ..common.shards import cut_among, groups_of
+from ..data_parallel import Replicas
+from ..zero.hardened.stage3 import sharded_units
 
 WRAPPED = "the optimizer inside"  # among contents; not in format 1
 

@@ -25,11 +25,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shardlab.collective_wire import place
-from shardlab.saving.durable import Damaged
-from shardlab.saving.parts import plain_names, sharding_group
-from shardlab.zero.hardened.flat import chunk_of
-from shardlab.zero.hardened.stage3 import sharded_units
+from ..collective_wire import place
+from ..zero.hardened.flat import chunk_of
+from ..zero.hardened.stage3 import sharded_units
+from .durable import Damaged
+from .parts import plain_names, sharding_group
 
 VALUE = "value"  # the key of the parameters; the other keys are their states
 

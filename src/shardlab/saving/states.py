@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from shardlab.saving.durable import Damaged
-from shardlab.saving.folders import MANIFEST, file_of, rest_of, step_of
-from shardlab.saving.parts import PartOfRun, first_difference, plain_names
+from .durable import Damaged
+from .folders import MANIFEST, file_of, rest_of, step_of
+from .parts import PartOfRun, first_difference, plain_names
 
 FORMAT = 2  # 1: one part, and the names as wrappers had them
 

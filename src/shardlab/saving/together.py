@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from shardlab.saving.durable import Damaged, make_folder
+from .durable import Damaged, make_folder
 
 
 class SaveFailed(RuntimeError):

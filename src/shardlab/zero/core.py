@@ -20,9 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.common.torch_internals import at_end_of_backward
-
 from ..collective_wire import Group, all_gather_single, reduce_scatter_single
+from ..common.torch_internals import at_end_of_backward
 from ..data_parallel.core import BUCKET_BYTES, first_rank, make_buckets
 
 

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from shardlab.common.torch_internals import unscale_in_one_pass
-
+from ...common.torch_internals import unscale_in_one_pass
 from . import loss_scaler, master_weights
 from . import scaler_checks as checks
 from .optimizer_wrapper import CopiedPair

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.common.shards import updated_by
-
+from ...common.shards import updated_by
 from . import scaler_checks as checks
 
 

@@ -18,8 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from shardlab.common.torch_internals import version
-
+from ...common.torch_internals import version
 from .optimizer_wrapper import OptimizerOfCopies, check_still_frozen, check_still_wide
 
 

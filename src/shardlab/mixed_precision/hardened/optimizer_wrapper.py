@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from shardlab.common.shards import take_place
-from shardlab.common.torch_clip_and_scale import note
-from shardlab.common.torch_internals import step_without_hooks, version
+from ...common.shards import take_place
+from ...common.torch_clip_and_scale import note
+from ...common.torch_internals import step_without_hooks, version
 
 AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
 AT_ONCE_ON_A_GPU = 128 << 20  # the update of a pile takes no less time than its launches

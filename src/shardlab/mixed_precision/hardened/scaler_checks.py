@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.common.optimizer_checks import look
-from shardlab.common.shards import cut_among, updated_by
+from ...common.optimizer_checks import look
+from ...common.shards import cut_among, updated_by
 
 
 class WrongOrder(RuntimeError):

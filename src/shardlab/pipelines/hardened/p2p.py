@@ -31,9 +31,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.collective_wire import backend_for
-from shardlab.pipelines.partition import PipelinePlan, comes_from, goes_to
-from shardlab.pipelines.schedules import Action, Kind
+from ...collective_wire import backend_for
+from ..partition import PipelinePlan, comes_from, goes_to
+from ..schedules import Action, Kind
 
 
 def input_of(action: Action) -> tuple[int, Kind, int]:

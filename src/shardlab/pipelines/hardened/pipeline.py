@@ -30,12 +30,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.common.backward import as_one_backward
-from shardlab.common.shards import Stages, stages_of_parameters
-from shardlab.common.torch_clip_and_scale import watch_steps
-from shardlab.pipelines.partition import CannotPipeline, PipelinePlan
-from shardlab.pipelines.schedules import Action, Kind
-
+from ...common.backward import as_one_backward
+from ...common.shards import Stages, stages_of_parameters
+from ...common.torch_clip_and_scale import watch_steps
+from ..partition import CannotPipeline, PipelinePlan
+from ..schedules import Action, Kind
 from . import split_backward
 from .p2p import Sent, TiedWeights, Wire
 from .step_checks import check_batch, check_output, check_ranks, check_stage_loss, check_unbroken

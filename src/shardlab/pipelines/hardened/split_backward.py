@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardlab.common.torch_internals import hooks_of_others
-from shardlab.tensor_parallel.hardened.layers import CutLinear
+from ...common.torch_internals import hooks_of_others
+from ...tensor_parallel.hardened.layers import CutLinear
 
 
 class PutOff(NamedTuple):

@@ -6,10 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.common.agreement import agree
-from shardlab.common.shards import groups_of, would_mix
-from shardlab.pipelines.partition import CannotPipeline, PipelinePlan, complaint_of_shards
-
+from ...common.agreement import agree
+from ...common.shards import groups_of, would_mix
+from ..partition import CannotPipeline, PipelinePlan, complaint_of_shards
 from .p2p import TiedWeights, Wire
 
 

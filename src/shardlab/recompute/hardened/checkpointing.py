@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardlab.common.torch_internals import tree_leaves, tree_map
-
+from ...common.torch_internals import tree_leaves, tree_map
 from .determinism import (
     ActivationTraits,
     CheckpointError,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardlab.common.torch_internals import in_plain_backward, tree_leaves
+from ...common.torch_internals import in_plain_backward, tree_leaves
 
 
 class CheckpointError(RuntimeError):

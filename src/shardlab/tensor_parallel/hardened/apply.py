@@ -7,12 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardlab.common.agreement import agree, facts_of, hand_out
-from shardlab.common.backward import owners
-from shardlab.common.optimizer_checks import holder_of, replaced
-from shardlab.common.shards import cut_among
-from shardlab.common.torch_clip_and_scale import watch_steps
-
+from ...common.agreement import agree, facts_of, hand_out
+from ...common.backward import owners
+from ...common.optimizer_checks import holder_of, replaced
+from ...common.shards import cut_among
+from ...common.torch_clip_and_scale import watch_steps
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
 from .first_forward import FirstForward
 from .layers import CutModule, Parts

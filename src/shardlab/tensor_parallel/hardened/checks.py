@@ -8,10 +8,9 @@ import warnings
 
 from torch import nn
 
-from shardlab.common.cross_node_warning import CrossesNodes
-from shardlab.common.torch_internals import hooks_of_others, module_hooks_of_others
-from shardlab.gpt import Dropout
-
+from ...common.cross_node_warning import CrossesNodes
+from ...common.torch_internals import hooks_of_others, module_hooks_of_others
+from ...gpt import Dropout
 from .layers import Cut
 from .plan import Around, Columns, Rows, TensorPlan, Whole
 

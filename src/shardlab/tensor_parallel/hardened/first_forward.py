@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.common.agreement import agree, unlogged
-from shardlab.common.torch_internals import active_fake_mode, disable_modes, never_compiled
-from shardlab.gpt import Dropout
-
+from ...common.agreement import agree, unlogged
+from ...common.torch_internals import active_fake_mode, disable_modes, never_compiled
+from ...gpt import Dropout
 from .checks import CannotSplit
 from .layers import OwnDropout, TokenEmbedding
 

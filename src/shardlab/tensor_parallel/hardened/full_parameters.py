@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.collective_wire import place
-
+from ...collective_wire import place
 from .layers import Cut, CutModule
 
 

@@ -19,11 +19,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardlab.collective_wire import Group, place
-from shardlab.common.shards import as_shard, groups_of_shards, of_own_tokens
-from shardlab.common.torch_internals import ConvertedModule
-from shardlab.gpt_checks import check_range
-
+from ...collective_wire import Group, place
+from ...common.shards import as_shard, groups_of_shards, of_own_tokens
+from ...common.torch_internals import ConvertedModule
+from ...gpt_checks import check_range
 from .pairs import leave
 
 

@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.collective_wire import Group, place
-from shardlab.common.backward import NoSecondGradient
-from shardlab.gpt_checks import check_range
-
+from ...collective_wire import Group, place
+from ...common.backward import NoSecondGradient
+from ...gpt_checks import check_range
 from .layers import Cut
 
 PADDING = -100  # a target that does not count, as in torch.nn.functional.cross_entropy

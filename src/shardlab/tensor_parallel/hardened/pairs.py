@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from shardlab import collectives_fast
-from shardlab.collective_wire import (
+from ... import collectives_fast
+from ...collective_wire import (
     Group,
     all_gather_single,
     backend_for,

@@ -18,8 +18,7 @@ from functools import partial, update_wrapper
 
 from torch import Tensor, nn
 
-from shardlab.gpt import Dropout, GPTConfig
-
+from ...gpt import Dropout, GPTConfig
 from .layers import ColumnLinear, Cut, OwnDropout, Parts, RowLinear, TokenEmbedding
 from .pairs import enter, leave
 

@@ -27,10 +27,9 @@ from functools import partial
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardlab.collective_wire import place
-from shardlab.common.torch_internals import hooks_of_saved_tensors, storage_key, version
-from shardlab.gpt import Dropout, PositionIds
-
+from ...collective_wire import place
+from ...common.torch_internals import hooks_of_saved_tensors, storage_key, version
+from ...gpt import Dropout, PositionIds
 from .layers import CutModule, OwnDropout, Parts
 from .pairs import all_gathered, gather, reduce_scatter
 from .plan import Around, Rows, TensorPlan, Tokens, Whole

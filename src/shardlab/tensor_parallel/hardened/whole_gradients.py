@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from shardlab.common.shards import (
+from ...common.shards import (
     Groups,
     groups_of,
     groups_of_shards,
@@ -27,8 +27,7 @@ from shardlab.common.shards import (
     ranks_in_both,
     updated_by,
 )
-from shardlab.common.torch_internals import version
-
+from ...common.torch_internals import version
 from .checks import CannotSplit
 
 summed_versions = WeakTensorKeyDictionary()  # gradient -> its version after it was summed

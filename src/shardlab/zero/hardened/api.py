@@ -5,11 +5,10 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from shardlab.common.agreement import agree, changes_rows, fact, hand_out
-from shardlab.common.optimizer_checks import check_elementwise
-from shardlab.common.shards import CannotShard
-from shardlab.data_parallel import DistributedDataParallel
-
+from ...common.agreement import agree, changes_rows, fact, hand_out
+from ...common.optimizer_checks import check_elementwise
+from ...common.shards import CannotShard
+from ...data_parallel import DistributedDataParallel
 from . import stage1, stage2
 from .checks import check_arguments
 from .offload import cpu_offload

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardlab.common.backward import NoSecondGradient
-from shardlab.common.torch_internals import (
+from ...common.backward import NoSecondGradient
+from ...common.torch_internals import (
     current_backward,
     hooks_of_saved_tensors,
     storage_key,

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from shardlab.common.agreement import hand_out
-from shardlab.common.backward import check_gradient
-from shardlab.common.shards import CannotShard, as_shard, groups_of, stages_of
-from shardlab.common.torch_internals import storage_key, version
-
+from ...common.agreement import hand_out
+from ...common.backward import check_gradient
+from ...common.shards import CannotShard, as_shard, groups_of, stages_of
+from ...common.torch_internals import storage_key, version
 from .flat import Group, Ring, filled, flattened, own_chunk
 
 # of parameters in one bucket: large enough for the link, small beside the model

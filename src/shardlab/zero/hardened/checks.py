@@ -6,10 +6,9 @@ from inspect import getgeneratorlocals, isgenerator
 import torch
 from torch import Tensor, nn
 
-from shardlab.common.agreement import agree, fact
-from shardlab.common.shards import CannotShard, stages_of, would_mix
-from shardlab.common.torch_internals import hooks_of_others
-
+from ...common.agreement import agree, fact
+from ...common.shards import CannotShard, stages_of, would_mix
+from ...common.torch_internals import hooks_of_others
 from .flat import Group
 
 

@@ -15,10 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab import collective_plans as plans
-from shardlab import collectives_fast
-from shardlab.collective_wire import Group, place, wire
-
+from ... import collective_plans as plans
+from ... import collectives_fast
+from ...collective_wire import Group, place, wire
 from . import flat
 from .flat import chunk_of
 

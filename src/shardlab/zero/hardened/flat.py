@@ -22,10 +22,10 @@ your own with these methods. `torch_collectives.best_collectives` chooses betwee
 import torch
 from torch import Tensor
 
-from shardlab import collective_plans as plans
-from shardlab import collectives
-from shardlab.collective_wire import Group, place, wire
-from shardlab.collectives import run
+from ... import collective_plans as plans
+from ... import collectives
+from ...collective_wire import Group, place, wire
+from ...collectives import run
 
 
 class Ring:

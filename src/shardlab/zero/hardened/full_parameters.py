@@ -17,8 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from shardlab.collectives import scatter
-
+from ...collectives import scatter
 from .flat import own_chunk
 from .units import sharded_units
 

@@ -16,16 +16,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from shardlab.common import torch_clip_and_scale
-from shardlab.common.backward import owners, when_backward_ends
-from shardlab.common.shards import take_place
-from shardlab.common.torch_internals import (
+from ...common import torch_clip_and_scale
+from ...common.backward import owners, when_backward_ends
+from ...common.shards import take_place
+from ...common.torch_internals import (
     current_backward,
     hooks_of_others,
     in_plain_backward,
     version,
 )
-
 from .unit_shards import Shards
 
 

@@ -11,16 +11,15 @@ from functools import partial, update_wrapper
 
 from torch import Tensor, nn
 
-from shardlab.common import optimizer_checks
-from shardlab.common.torch_clip_and_scale import watch_steps
-from shardlab.common.torch_internals import (
+from ...common import optimizer_checks
+from ...common.torch_clip_and_scale import watch_steps
+from ...common.torch_internals import (
     CALL,
     in_function_transform,
     never_compiled,
     own_parameters,
     set_own_parameters,
 )
-
 from . import placeholders
 from .unit_shards import BesideAttributes
 from .units import Site

@@ -12,7 +12,7 @@ All ranks call these. The parameter is gathered, written and sharded again; rank
 import torch
 from torch import Tensor, nn
 
-from shardlab.common.torch_internals import disable_modes, tree_leaves, tree_map
+from ...common.torch_internals import disable_modes, tree_leaves, tree_map
 
 
 class NotGathered(RuntimeError):

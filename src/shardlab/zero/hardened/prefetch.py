@@ -14,8 +14,7 @@ from functools import partial
 import torch.distributed as dist
 from torch import nn
 
-from shardlab.common.torch_internals import version
-
+from ...common.torch_internals import version
 from .stage3 import Unit, sharded_units
 
 

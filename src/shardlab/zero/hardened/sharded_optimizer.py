@@ -26,11 +26,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import increment_version
 
-from shardlab.common.backward import BackwardListener
-from shardlab.common.optimizer_checks import check_elementwise, tried
-from shardlab.common.shards import CannotShard
-from shardlab.common.torch_clip_and_scale import note
-
+from ...common.backward import BackwardListener
+from ...common.optimizer_checks import check_elementwise, tried
+from ...common.shards import CannotShard
+from ...common.torch_clip_and_scale import note
 from .buckets import BUCKET_BYTES, Bucket, into_buckets
 from .checks import (
     Refusals,

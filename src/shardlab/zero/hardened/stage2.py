@@ -18,8 +18,7 @@ after each backward, so whoever accumulates k microbatches sends (k + 1) Psi ele
 
 from torch import nn
 
-from shardlab.common.shards import CannotShard
-
+from ...common.shards import CannotShard
 from .sharded_optimizer import OptimizerOfShards
 
 

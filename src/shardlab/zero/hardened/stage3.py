@@ -26,8 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.common.backward import when_backward_ends, when_gradient_comes
-
+from ...common.backward import when_backward_ends, when_gradient_comes
 from . import backward_entries, offload
 from . import units as cut
 from .flat import filled, own_chunk

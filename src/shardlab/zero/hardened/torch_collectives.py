@@ -5,14 +5,13 @@ from bisect import bisect_right
 import torch
 from torch import Tensor
 
-from shardlab.collective_wire import (
+from ...collective_wire import (
     Group,
     all_gather_single,
     backend_for,
     place,
     reduce_scatter_single,
 )
-
 from .flat import Ring, chunk_of, own_chunk
 
 

@@ -11,12 +11,11 @@ training script may choose groups by names or dims as it does for the whole mode
 import torch
 from torch import Tensor, nn
 
-from shardlab.collective_wire import Group, place
-from shardlab.common.optimizer_checks import shards as known
-from shardlab.common.optimizer_checks import watch
-from shardlab.common.shards import as_shard, groups_of_shards
-from shardlab.common.torch_internals import storage_key
-
+from ...collective_wire import Group, place
+from ...common.optimizer_checks import shards as known
+from ...common.optimizer_checks import watch
+from ...common.shards import as_shard, groups_of_shards
+from ...common.torch_internals import storage_key
 from .flat import chunk_of, flattened
 
 

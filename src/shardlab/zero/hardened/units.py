@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.common.agreement import agree, facts_of, hand_out
-from shardlab.common.shards import CannotShard, groups_of, would_mix
-from shardlab.data_parallel.core import first_rank
-
+from ...common.agreement import agree, facts_of, hand_out
+from ...common.shards import CannotShard, groups_of, would_mix
+from ...data_parallel.core import first_rank
 from .checks import complaint_of_kinds, complaint_of_units
 from .flat import own_chunk
 from .torch_collectives import best_collectives
