@@ -133,7 +133,9 @@ def _picture(spec, drawn):
             ],
         )
     if drawn.kind == "streams":
-        return dict(kind="streams", step=_entries(drawn.step), colours=drawn.colours)
+        return dict(
+            kind="streams", step=_entries(drawn.step), colours=drawn.colours, most=drawn.most
+        )
     if drawn.kind == "schedule":
         return dict(
             kind="schedule",

@@ -235,6 +235,11 @@ def card_in_chapter(request, open_card, explorer_places):
 # --- the same in a notebook ---------------------------------------------------------------------
 
 
+TEXTS = """root => [...root.querySelectorAll(
+    ".explorer-drawing svg text:not(.tick):not(.digit):not([visibility=hidden])")]
+  .map(text => text.textContent)"""
+
+
 def words_in_notebook(spec, values):
     """The words of an explorer's pictures in a notebook, without ticks and without digits in
     boxes."""
@@ -251,9 +256,6 @@ def test_a_notebook_draws_the_same_words(card):
     values, notes = card.spec.start(), [""]
     for picture in card.spec.pictures:
         notes += [picture.note[1]] if picture.kind == "curves" and picture.note else []
-    look = """root => [...root.querySelectorAll(
-        ".explorer-drawing svg text:not(.tick):not(.digit):not([visibility=hidden])")]
-      .map(text => text.textContent)"""
     moves, after = [], [values]
     for control in card.spec.controls:
         stop = control.stops[len(control.stops) // 2]
@@ -263,8 +265,8 @@ def test_a_notebook_draws_the_same_words(card):
             card.spec.compute(after[-1])
         except InvalidQuantity:
             after[-1] = None
-    texts = [card.root.evaluate(look)]
-    seen = card.follow(moves, look, anew="refused => refused.length")
+    texts = [card.root.evaluate(TEXTS)]
+    seen = card.follow(moves, TEXTS, anew="refused => refused.length")
     texts += [drawn for _, drawn in seen]
     for move, values, on_page in zip([None, *moves], after, texts, strict=True):
         if values is None:
@@ -275,6 +277,24 @@ def test_a_notebook_draws_the_same_words(card):
         if any("far to the right" in words for words in ours):
             continue  # the page draws a bar of a pixel
         assert ours - free == set(on_page) - free - {""}, move
+
+
+def test_a_step_of_too_many_pieces_says_so(open_card):
+    """1,000 layers are drawn; from 1,001 on the picture says why it is empty, the sentence stays,
+    and neither page nor notebook plays four million operations.
+
+    Must catch: no limit (page and notebook hang); a limit that only one of both has; the numbers of
+    the step before left in the picture."""
+    card, layers = open_card("recompute", again=True), ("1000", "1001", "1_000_000")
+    moves = [("type", "microbatch", "1"), *(("type", "layers", number) for number in layers)]
+    for number, (state, texts) in zip(layers, card.follow(moves, TEXTS)[1:], strict=True):
+        hand = card.hand()
+        hand.move("microbatch", 1)
+        hand.move("layers", int(number))
+        assert state[:2] == (card.expected_words(hand.values, hand.along), {}), number
+        assert words_in_notebook(card.spec, hand.values) == set(texts) - {""}, number
+        said = [text for text in texts if " pieces: up to 4,000 are drawn" in text]
+        assert len(said) == (number != "1000"), number
 
 
 # --- alive ----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from coursekit.formulas.events import (
     Repeat,
     end_seconds,
     exposed_phase_seconds,
+    operation_count,
     operations,
     play,
     quantities_of,
@@ -39,7 +40,7 @@ def test_a_step_that_fits_on_paper():
     busy from 5 to 22, so backward, done at 11, waits for 11.
 
     Must catch: a message that leaves before its gradients, two messages at once, a phase that does
-    not wait for the link, a count without `less`, a condition ignored."""
+    not wait for the link, a count without `less`, a condition ignored, a count below zero."""
     values = dict(f=2.0, b=3.0, m=4.0, t=5.0, u=1.0, n=4, tied=1)
     ran = play(operations(TINY, values))
     assert [(one.name, one.start, one.end) for one in ran] == [
@@ -56,6 +57,9 @@ def test_a_step_that_fits_on_paper():
     assert exposed_phase_seconds(ran) == dict(forward=0, backward=11, update=0)
     assert list(waiting(ran)) == [("backward", 11, 22)] and end_seconds(ran) == 23
     assert [one.name for one in play(operations(TINY, {**values, "tied": 0}))][-2] == "other"
+    assert operation_count(TINY, values) == len(ran)
+    assert operation_count(TINY, {**values, "n": 10**15}) == 2 * (10**15 - 1) + 3
+    assert operation_count(TINY, {**values, "n": 0}) == 3
     assert quantities_of(TINY) == ["f", "n", "b", "m", "tied", "t", "u"]
 
 

@@ -33,6 +33,16 @@
     return found;
   }
 
+  /* How many operations a step has, without making them. */
+  function operationCount(step, values) {
+    return step.reduce((total, entry) => {
+      if (!holds(...entry.slice(-2), values)) return total;
+      if (entry[0] === "event") return total + 1;
+      if (entry[0] === "phase") return total + operationCount(entry[2], values);
+      return total + Math.max(values[entry[1]] - entry[2], 0) * operationCount(entry[3], values);
+    }, 0);
+  }
+
   function play(issued) {
     let free = [0, 0], phase = null;
     const ran = [];
@@ -92,14 +102,19 @@
     ["computing", "link"].forEach((words, row) => write(draw(svg, "text", { class: "name", x: 0, y: ROWS[row] + BAR / 2 + 4 }), words));
     let before = null;
 
-    const played = values => play(operations(spec.step, values));
+    /* Why the step is not drawn, in words: too_many of show/pictures.py. */
+    const tooMany = values => {
+      const found = operationCount(spec.step, values), count = number => BOOK.format(number, "count");
+      return found > spec.most ? count(found) + " pieces: up to " + count(spec.most) + " are drawn" : "";
+    };
+    const played = values => tooMany(values) ? [] : play(operations(spec.step, values));
     const endOf = ran => ran.reduce((end, one) => Math.max(end, one.end), 0);
 
     return {
       height: width => KEY + LINE * rowsOf([...Array.from(kinds.values(), kind => kind.words), "exposed"].map(words => 22 + 6.4 * words.length), width - LEFT, 0),
-      ghost(values) { before = values ? endOf(played(values)) : null; },
+      ghost(values) { before = values && !tooMany(values) ? endOf(played(values)) : null; },
       draw(values, width) {
-        const ran = played(values), end = endOf(ran), most = roundUp(Math.max(end, before || 0) || 1);
+        const refused = tooMany(values), ran = played(values), end = endOf(ran), most = roundUp(Math.max(end, before || 0) || 1);
         const x = seconds => Math.round(10 * (LEFT + seconds / most * (width - LEFT - 8))) / 10;
         const box = (row, from, to) => "M" + x(from) + " " + ROWS[row] + "H" + x(to) + "v" + BAR + "H" + x(from) + "z";
         ran.forEach(one => { if (one.end > one.start && kinds.has(one.name)) kinds.get(one.name).boxes += box(one.stream, one.start, one.end); });
@@ -114,24 +129,25 @@
           write(text, words);
           at += wide;
         };
+        const hide = (rect, text) => { set(rect, { x: 0, y: 0, visibility: "hidden" }); set(text, { x: 0, y: 0 }); write(text, ""); };
         kinds.forEach(kind => {
           set(kind.path, { d: kind.boxes });
           if (kind.boxes) place(kind.swatch, kind.text, kind.words);
-          else { set(kind.swatch, { x: 0, y: 0, visibility: "hidden" }); set(kind.text, { x: 0, y: 0 }); write(kind.text, ""); }
+          else hide(kind.swatch, kind.text);
           kind.boxes = "";
         });
-        place(swatch, key, "exposed");
-        label(exposed, BOOK.format(seconds, "short duration") + " of " + BOOK.format(end, "short duration") + " exposed", x(end), width, "end");
-        const step = roundUp(most / (TICKS - 1)), shown = ticks.map((_, k) => k * step).filter(tick => tick <= most * 1.0001);
-        set(axis, { d: "M" + LEFT + " " + AXIS + "H" + x(most) + shown.map(tick => "M" + x(tick) + " " + AXIS + "v5").join("") });
+        if (refused) hide(swatch, key); else place(swatch, key, "exposed");
+        label(exposed, refused || BOOK.format(seconds, "short duration") + " of " + BOOK.format(end, "short duration") + " exposed", x(end), width, "end");
+        const step = roundUp(most / (TICKS - 1)), shown = ticks.map((_, k) => k * step).filter(tick => tick <= most * 1.0001 && !refused);
+        set(axis, { d: refused ? "" : "M" + LEFT + " " + AXIS + "H" + x(most) + shown.map(tick => "M" + x(tick) + " " + AXIS + "v5").join("") });
         ticks.forEach((tick, k) => {
           label(tick, k < shown.length ? BOOK.format(shown[k], "short duration") : "", k < shown.length ? x(shown[k]) : 0, width, "middle");
         });
-        set(ghost, { d: before === null ? "" : "M" + x(before) + " " + (ROWS[0] - 4) + "V" + AXIS });
+        set(ghost, { d: before === null || refused ? "" : "M" + x(before) + " " + (ROWS[0] - 4) + "V" + AXIS });
       }
     };
   }
 
-  BOOK.events = { operations, play, waiting };
+  BOOK.events = { operations, operationCount, play, waiting };
   BOOK.pictures.streams = streams;
 })();

@@ -104,6 +104,20 @@ def operations(step: Iterable, values: Mapping[str, float]) -> list[Operation]:
     return found
 
 
+def operation_count(step: Iterable, values: Mapping[str, float]) -> int:
+    """How many operations a step has; counted without making them, since there may be billions."""
+    total = 0
+    for entry in step:
+        if not holds(entry, values):
+            continue
+        if isinstance(entry, Event):
+            total += 1
+        else:
+            times = int(values[entry.count]) - entry.less if isinstance(entry, Repeat) else 1
+            total += max(times, 0) * operation_count(entry.events, values)
+    return total
+
+
 def holds(entry: Event | Repeat | Phase, values: Mapping[str, float]) -> bool:
     """True where the conditions of an entry hold."""
     return all(values[name] == value for name, value in entry.when) and not any(

@@ -4,7 +4,7 @@ static/pictures.js, timeline.js, curves.js and streams.js, a notebook in svg/.""
 import re
 from dataclasses import dataclass, field
 
-from coursekit.formulas.events import quantities_of
+from coursekit.formulas.events import operation_count, quantities_of
 
 from .format import format_as
 
@@ -138,16 +138,27 @@ class StreamsPicture:
     computes are hatched. `step` are phases of formulas/events.py: the simulator plays them, nothing
     else is computed. `colours` are triples (event, words in the key, colour). The colour is a
     palette and a name in it, as pages write them: "timeline-weight-gradient". An event without a
-    colour is not drawn."""
+    colour is not drawn. A step of more than `most` operations is not played: the picture says so,
+    and the formulas still give its seconds."""
 
     title: str
     step: tuple
     colours: tuple
+    most: int = 4000  # stops give up to 1,300; a bar of a fifth of a pixel is no picture
     kind: str = field(default="streams", init=False)
 
     @property
     def quantities(self):
         return tuple(quantities_of(self.step))
+
+    def too_many(self, values):
+        """Why the step is not drawn, in words; "" where it is."""
+        found = operation_count(self.step, values)
+        if found <= self.most:
+            return ""
+        return (
+            f"{format_as(found, 'count')} pieces: up to {format_as(self.most, 'count')} are drawn"
+        )
 
 
 @dataclass(frozen=True)

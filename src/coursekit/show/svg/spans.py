@@ -60,16 +60,19 @@ def duration_svg(picture, values, measured):
 def streams_svg(picture, values, measured):
     """Computing and the link, and hatched what is exposed; nothing measured is drawn in this
     picture."""
+    canvas = Canvas(picture.title, AXIS_AT + 40 + 3 * KEY_ROW)
+    for row, words in enumerate(("computing", "link")):
+        canvas.text(words, 0, ROWS[row] + STREAM_TALL / 2 + 4, kind="name")
+    if too_many := picture.too_many(values):
+        canvas.text(too_many, STREAM_LEFT, 14, kind="strong")
+        return canvas
     ran = play(operations(picture.step, values))
     idle, end = list(waiting(ran)), end_seconds(ran)
-    canvas = Canvas(picture.title, AXIS_AT + 40 + 3 * KEY_ROW)
     most = round_up(end or 1)
 
     def x(seconds):
         return STREAM_LEFT + seconds / most * (SVG_WIDTH - STREAM_LEFT - 8)
 
-    for row, words in enumerate(("computing", "link")):
-        canvas.text(words, 0, ROWS[row] + STREAM_TALL / 2 + 4, kind="name")
     key = []
     for event, label, colour in picture.colours:
         swatch = swatch_of(colour)
