@@ -1386,7 +1386,7 @@ SUM = """root => [...root.querySelectorAll(".explorer-sum > span:not([hidden]) >
 
 
 def test_why_begins_with_the_sentence_as_a_sum(card_in_chapter):
-    """64.0 = 6.23 + 12.5 + 42.1 + 3.29 GB, of which each number opens its own line; the rest stays
+    """165 = 27.0 + 53.9 + 81.9 + 2.10 GB, of which each number opens its own line; the rest stays
     folded.
 
     Must catch: terms that do not add up to the total; a term of zero bytes shown; a click that
@@ -1407,7 +1407,7 @@ def test_why_begins_with_the_sentence_as_a_sum(card_in_chapter):
     assert not card.find(".explorer-all").evaluate("all => all.open")
     if card.name == "where-the-memory-goes":
         numbers = [text for _, text, *_ in found]
-        assert numbers == ["64.0", "6.23", "12.5", "42.1", "3.29 GB"]
+        assert numbers == ["165", "27.0", "53.9", "81.9", "2.10 GB"]
 
 
 # --- without a script, on paper, on a phone -------------------------------------------------------

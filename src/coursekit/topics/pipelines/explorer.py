@@ -17,7 +17,7 @@ SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04)
 SCHEDULE = Explorer(
     name="schedule",
     title="Who waits, for how long, and what does each rank hold?",
-    menus=(Menu("schedule", "Schedule"), Menu("stage_seconds", "Forward : input : weights")),
+    menus=(Menu("schedule", "Schedule"), Menu("stage_seconds", "F : I : W")),
     controls=(
         Choice("pipeline_parallel", "ranks p", tuple((p, str(p)) for p in (2, 4, 8))),
         Choice("microbatches", "microbatches m", tuple((m, str(m)) for m in (4, 8, 16, 32))),

@@ -86,7 +86,7 @@ TENSOR_PARALLEL = Explorer(
             capacity="gpu_memory_bytes",
         ),
         Curves(
-            title="Share of a layer’s time that its messages take",
+            title="Messages’ share of a layer’s time",
             sweep="tensor_parallel",
             stops=SPLITS,
             x=T_AXIS,
