@@ -175,7 +175,7 @@ def test_functions_and_refusals(open_page, name, protocol):
     spec, (configurations, expected) = EXPLORERS[name], cases(name)
     refused = [text for text in expected if isinstance(text, str)]
     assert len(refused) > len(expected) / 20 and len(set(refused)) > min(
-        100, 7 * len(spec.inputs)
+        100, 6 * len(spec.inputs)
     ), "the configurations test no refusals"
     assert len(expected) - len(refused) > len(expected) / 2, "few configurations are valid"
     got = ask(open_page(name, protocol), RUN, name, configurations)
