@@ -18,6 +18,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from bookkit import stepper
+from bookkit.cards import anchors
 from coursekit import topics
 
 # The topic whose formats these are, found by what it has.
@@ -140,7 +141,7 @@ def _table(value, step, shown):
 
 
 def _visit_html(writer, node):
-    writer.body.append(card())
+    writer.body.append(anchors(node) + card())
     raise nodes.SkipNode
 
 

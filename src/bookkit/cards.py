@@ -7,6 +7,11 @@ from sphinx.util.docutils import SphinxDirective
 logger = logging.getLogger(__name__)
 
 
+def anchors(node):
+    """The places to which links to a card lead: the labels that stand above it in the text."""
+    return "".join(f'<span id="{name}"></span>' for name in node["ids"])
+
+
 class CardDirective(SphinxDirective):
     """A directive that puts one card into the page. `make()` returns the card's node, or raises
     ValueError with what the author has to mend; then the page has a warning instead."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from docutils import nodes
 
-from bookkit.cards import CardDirective
+from bookkit.cards import CardDirective, anchors
 from bookkit.explorer_data import data_of, functions_of
 from bookkit.mathml import to_mathml
 from coursekit.formulas import BOOK
@@ -328,7 +328,7 @@ def _visit_html(writer, node):
         f"BOOK.why({json.dumps(spec.name)}, {json.dumps(why(spec, sheet), ensure_ascii=False)});\n",
         encoding="utf-8",
     )
-    writer.body.append(card(spec, sheet, "../" * page.count("/") + script))
+    writer.body.append(anchors(node) + card(spec, sheet, "../" * page.count("/") + script))
     raise nodes.SkipNode
 
 

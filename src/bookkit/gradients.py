@@ -19,6 +19,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from bookkit import stepper
+from bookkit.cards import anchors
 from coursekit import topics
 from coursekit.recordings.recordings import InvalidRecording, read_all
 
@@ -123,7 +124,7 @@ def _table(sizes):
 
 def _visit_html(writer, node):
     found, recording = _found(writer.builder.env)
-    writer.body.append(card(found, recording.label))
+    writer.body.append(anchors(node) + card(found, recording.label))
     raise nodes.SkipNode
 
 

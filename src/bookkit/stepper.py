@@ -19,7 +19,7 @@ from pathlib import Path
 from docutils import nodes
 from docutils.parsers.rst import directives
 
-from bookkit.cards import CardDirective
+from bookkit.cards import CardDirective, anchors
 from coursekit import topics
 
 # The topic whose steps these are, found by what it has.
@@ -216,7 +216,7 @@ def add_card(app, node_class, directive, kind, path, script, card):
 
     def visit_html(writer, node):
         page = writer.builder.current_docname
-        writer.body.append(card(node, "../" * page.count("/") + path))
+        writer.body.append(anchors(node) + card(node, "../" * page.count("/") + path))
         raise nodes.SkipNode
 
     def add_scripts_to_page(app, pagename, templatename, context, doctree):
