@@ -24,7 +24,6 @@ from coursekit.topics.tensor_parallelism.exercises import (
     mlp_on_ranks,
 )
 from coursekit.topics.tensor_parallelism.figures import shares_figure
-from coursekit.topics.tensor_parallelism.runs import sent_bytes
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
@@ -50,7 +49,7 @@ COUNTER_BYTES = 4  # of PyTorch's AdamW, for each tensor that it updates
 
 def sent_of(log: CommunicationLog) -> int:
     """Bytes that a rank sends of these messages, by rings."""
-    return sent_bytes(Weighed(0, log.totals(), 0), dist.get_world_size())
+    return Weighed(0, log.totals(), 0).sent_bytes(dist.get_world_size())
 
 
 def relative_difference(found: Tensor, wanted: Tensor) -> float:
