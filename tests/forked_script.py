@@ -21,7 +21,11 @@ def live(script, arguments, rank, ranks, port, printed):
     os.environ.update({name: str(value) for name, value in here.items()})
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))  # as Python does for a script
-    runpy.run_path(str(script), run_name="__main__")
+    left = runpy.run_path(str(script), run_name="__main__")  # noqa: F841
+    # Not by return, which frees what the script left. DDP's process group then waits, with the
+    # interpreter's lock, for a thread of its own that may be waiting for the lock.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def forked(script: Path, *arguments, ranks: int, folder: Path) -> tuple[str, str, list[int]]:
