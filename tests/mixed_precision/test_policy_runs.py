@@ -9,7 +9,7 @@ from coursekit.topics.mixed_precision import policy_runs
 
 @pytest.mark.parametrize("units", [True, False])
 def test_every_cpu_races(monkeypatch, units):
-    """bf16 and fp16 both have a step and a peak. A CPU that emulates races the smallest task, and
+    """bf16 and fp16 both have a step and a peak, the hardened classes' and the core's. A CPU that emulates races the smallest task, and
     the rows say what it lacks.
 
     Must catch: types without units left out, so that nothing is recorded; the large tasks, a step
@@ -18,11 +18,12 @@ def test_every_cpu_races(monkeypatch, units):
     monkeypatch.setattr(policy_runs, "has_units", lambda dtype, device: units)
     monkeypatch.setattr(policy_runs, "EMULATED_TASK", TINY)
     found = policy_runs.race_precision(tasks=(larger,), turns=2)
-    assert [result.row for result in found] == ["precision_race.step", "precision_race.peak"] * 2
+    assert [result.row for result in found] == ["precision_race.step", "precision_race.peak"] * 4
     name, tail = ("larger", "") if units else ("tiny", " on a CPU without units for it")
-    whats = [f"{name}, {kind}{tail}" for kind in ("bf16", "bf16", "fp16", "fp16")]
+    both = [f"{name}, {kind}{tail}" for kind in ("bf16", "fp16")]
+    whats = [f"{way}{what}" for what in both for way in ("", "core, ") for _ in ("step", "peak")]
     assert [result.case["what"] for result in found] == whats
-    assert all(result.most == 1 for result in found)
+    assert [result.most for result in found] == [1, 1, None, None] * 2
 
 
 def test_slow_steps_get_fewer_turns():
