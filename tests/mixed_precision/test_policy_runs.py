@@ -9,7 +9,7 @@ from coursekit.topics.mixed_precision import policy_runs
 
 @pytest.mark.parametrize("units", [True, False])
 def test_every_cpu_races(monkeypatch, units):
-    """bf16 and fp16 both have a step and a peak, of the hardened classes and of the core. A CPU that
+    """bf16 and fp16 both have a step and a peak, for the hardened classes and the core. A CPU that
     emulates races the smallest task, and the rows say what it lacks.
 
     Must catch: types without units left out, so that nothing is recorded; the large tasks, a step
