@@ -144,7 +144,7 @@ def _picture(spec, drawn):
             ideal=drawn.ideal,
             idle=drawn.idle,
             lists={
-                sizes: [packed(own) for own in ranks]
+                sizes: " ".join(map(packed, ranks))
                 for sizes, ranks in lists(drawn, _sizes(spec, drawn)).items()
             },
         )

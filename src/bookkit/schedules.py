@@ -107,7 +107,6 @@ def drawing(title: str, grids: list[Grid], ident: str) -> str:
     said = escape(" ".join(map(sentence, grids)))
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"
  width="{WIDTH}" role="img" aria-labelledby="{ident}-title {ident}-text" class="schedule-grids"
- style="display: block; width: 100%; max-width: 34rem; height: auto; margin: 0 auto"
  font-family="inherit" fill="currentColor"><title id="{ident}-title">{escape(title)}</title>
 <desc id="{ident}-text">{said}</desc>
 {"".join(parts)}</svg>
@@ -144,7 +143,7 @@ def _grid(grid: Grid, top: int, unit: Fraction) -> str:
         for number, span in enumerate(own):
             first = number < grid.before[rank]
             x, wide = float(LEFT + span.begin * unit), float((span.end - span.begin) * unit)
-            box = f"M{x:.1f} {y}h{wide:.1f}v{ROW - 2}h-{wide:.1f}z"
+            box = (span.begin, span.end - span.begin, y)
             boxes.setdefault(_fill(span.action.kind, first), []).append(box)
             if span.action.stage >= grid.ranks:
                 bars.append(f"M{x + 1:.1f} {y + 1}h{wide - 2:.1f}v2h-{wide - 2:.1f}z")
@@ -153,9 +152,24 @@ def _grid(grid: Grid, top: int, unit: Fraction) -> str:
         numbers += [_digits(found, y + 10.3, first) for first, found in places.items()]
         numbers.append(_text(LEFT - 5, y + 11, rank, "end", size=11))
         numbers.append(_text(WIDTH - 18, y + 11, grid.held[rank], "end", size=11))
-    parts += [f'<path d="{"".join(found)}" {fill}/>' for fill, found in boxes.items()]
+    parts.append(f'<g transform="translate({LEFT} 0) scale({float(unit):.4f} 1)">')
+    for fill, found in boxes.items():
+        parts.append(f'<path d="{_boxes(found)}" {fill}/>')
+    parts.append("</g>")
     parts.append(f'<path d="{"".join(bars)}"/>' if bars else "")
     return "".join(parts + numbers)
+
+
+def _boxes(found: list[tuple]) -> str:
+    """The outlines of boxes (begin, length, y), in units of time: short numbers, and no place is
+    told twice."""
+    parts, before, row = [], 0, None
+    for begin, length, y in found:
+        wide = f"{float(length):.4g}"
+        start = f"m{float(begin - before):.4g} 0" if y == row else f"M{float(begin):.4g} {y}"
+        parts.append(f"{start}h{wide}v{ROW - 2}h-{wide}z")
+        before, row = begin, y
+    return "".join(parts)
 
 
 def _fill(kind: Kind, first: bool) -> str:
@@ -163,15 +177,12 @@ def _fill(kind: Kind, first: bool) -> str:
     colour = f"--timeline-{COLOURS[kind]}"
     opacity = 1 if first else 0.62 if kind is Kind.WEIGHT else 0.36
     line = "--page" if first else f"{colour}-line"
-    return (
-        f'stroke-width=".75" style="fill: var({colour}); fill-opacity: {opacity}; stroke:'
-        f' var({line})"'
-    )
+    return f'style="fill: var({colour}); fill-opacity: {opacity}; stroke: var({line})"'
 
 
 def _digits(places: list[tuple[float, int]], y: float, first: bool) -> str:
     """Microbatches in their boxes: one text, in which each digit has its place."""
-    xs = " ".join(f"{x:.1f}" for x, _ in places)
+    xs = " ".join(f"{x:.0f}" for x, _ in places)
     fill = ' fill="#fff"' if first else ""
     words = "".join(str(number) for _, number in places)
     return f'<text x="{xs}" y="{y}" font-size="10.5" text-anchor="middle"{fill}>{words}</text>'

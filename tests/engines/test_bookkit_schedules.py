@@ -35,16 +35,21 @@ def test_a_grid_in_words(line, words):
 def test_boxes_are_to_scale():
     """All grids on one axis: a box's width is its time, and the longest grid takes all the room.
 
-    Must catch: a scale for each grid; boxes of an action that is not there."""
+    Must catch: a scale for each grid; boxes of an action that is not there; a box whose place is
+    told from the beginning of another row."""
     grids = [simulated(name, SIZES, UNITS) for name in ("1F1B", "zero-bubble H1")]
     made = drawing("title", grids, "here")
-    boxes = [
-        (float(x), float(wide)) for x, wide in re.findall(r"M([\d.]+) \d+h([\d.]+)v13h-", made)
-    ]
-    unit = (WIDTH - LEFT - RIGHT) / 33
-    assert len(boxes) == 4 * 16 + 4 * 24
-    assert {round(wide / unit) for _, wide in boxes} == {1, 2}
-    assert max(x + wide for x, wide in boxes) == pytest.approx(WIDTH - RIGHT, abs=0.1)
+    scales = re.findall(rf'<g transform="translate\({LEFT} 0\) scale\(([\d.]+) 1\)">', made)
+    assert scales == [f"{(WIDTH - LEFT - RIGHT) / 33:.4f}"] * 2
+    boxes, x, y = [], 0.0, 0
+    for absolute, place, row, wide in re.findall(r"([Mm])([\d.]+) (\d+)h([\d.]+)v13h-", made):
+        x = float(place) + (0 if absolute == "M" else x)
+        y = int(row) + (0 if absolute == "M" else y)
+        boxes.append((x, float(wide), y))
+    assert len(boxes) == len(set(boxes)) == 4 * 16 + 4 * 24
+    assert {wide for _, wide, _ in boxes} == {1, 2}
+    assert max(x + wide for x, wide, _ in boxes) == 33
+    assert len({row for _, _, row in boxes}) == 8
     assert 'role="img"' in made and "here-title here-text" in made
 
 

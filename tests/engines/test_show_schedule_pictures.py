@@ -37,7 +37,7 @@ def test_the_page_has_the_lists_that_ranks_run(sizes):
     name = list(SPEC.menus[0].names)[0:3] + ["interleaved 1F1B", "zero-bubble H1", "zero-bubble H2"]
     options = dict(stages_per_rank=stages) if number == 4 else {}
     plan = schedule(name[number - 1], ranks, microbatches, **options)
-    for rank, text in enumerate(PAGE["lists"][sizes]):
+    for rank, text in enumerate(PAGE["lists"][sizes].split(" ")):
         unpacked = "".join(unit * int(count) for unit, count in re.findall(r"(\D+)(\d+)", text))
         assert list(actions_of(list(unpacked), rank, ranks)) == plan[rank]
 

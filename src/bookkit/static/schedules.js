@@ -8,12 +8,12 @@
 
   // --- the lists: packed by bookkit/explorer_data.py ------------------------------------------------------------------------
 
-  /* "A4Ab3b1": four times A, three times Ab, b. */
+  /* "A4Ab3b1": four times A, three times Ab, b. A space is between ranks. */
   function unpack(text) { return text.replace(/(\D+)(\d+)/g, (_, unit, count) => unit.repeat(+count)); }
 
   /* Actions [stage, kind, microbatch] of each rank. A letter is a kind and one of the rank's stages. */
   function planOf(spec, values) {
-    return spec.lists[spec.sizes.map(name => values[name]).join()].map((text, rank, all) => {
+    return spec.lists[spec.sizes.map(name => values[name]).join()].split(" ").map((text, rank, all) => {
       const next = {};
       return unpack(text).split("").map(letter => {
         const microbatch = next[letter] || 0, forward = "ABCDEFGH".indexOf(letter), backward = "abcdefgh".indexOf(letter);
