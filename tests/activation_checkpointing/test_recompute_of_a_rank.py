@@ -104,9 +104,12 @@ LIBRARY = dict(kernels="Megatron-LM with Transformer Engine", recipe="bf16 + fp3
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (dict(recompute_policy=3, recipe="autocast Adam"), "= 3 under autocast, or a part of a"),
-        (dict(recompute_policy=1, **LIBRARY), "= 1 under autocast, or a part of a layer under a"),
-        (dict(recompute_policy=2, **LIBRARY), "= 2 under autocast, or a part of a layer under a"),
+        (dict(recompute_policy=3, recipe="autocast Adam"), "= 3 under autocast: the copies"),
+        (dict(recompute_policy=1, recipe="autocast Adam"), "= 1 under autocast: the copies"),
+        (
+            dict(recompute_policy=2, **LIBRARY),
+            "= 2 under a library's kernels: a choice by operators",
+        ),
     ],
 )
 def test_what_a_rank_does_not_count(wrong, message):
