@@ -21,7 +21,7 @@ BLOCKS = {
 }  # fmt: skip
 HEADINGS = {"h1", "h2", "h3", "h4", "dt"}
 VOID = {"br", "hr", "img", "input", "meta", "link", "wbr", "source", "col"}
-# What nobody looks for: drawings, scripts, equations, where a formula comes from, all of an
+# Left out of the search: drawings, scripts, equations, where a formula comes from, all of an
 # explorer but its title.
 SKIPPED_TAGS = {"script", "style", "svg", "noscript", "button", "select", "label"}
 SKIPPED = {
