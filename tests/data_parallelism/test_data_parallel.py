@@ -21,6 +21,7 @@ from shardlab.data_parallel import (
     DistributedDataParallel,
     ParameterServer,
     PerTensor,
+    core,
     make_buckets,
 )
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
@@ -28,6 +29,7 @@ from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.trace import trace_step
 from shardlab.ranks import ranks
+from shardlab.zero.core import ShardedGradients
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 KINDS = (ParameterServer, PerTensor, Bucketed, DistributedDataParallel)
@@ -853,3 +855,25 @@ def test_trace(three):
             assert 0 < trace.forward_seconds < trace.last_gradient_seconds < trace.whole_seconds
             assert len(trace.messages) == buckets and hooks == [1] * 6 and not any(missing)
             assert (min(trace.messages)[0] < trace.last_gradient_seconds) == overlap
+
+
+def made_twice() -> list[str]:
+    """On a rank: what is said where a cell that makes replicas, or a stage 2, runs again."""
+    said = []
+    for make in (
+        core.DistributedDataParallel,
+        lambda net: ShardedGradients(net.parameters(), torch.optim.SGD, lr=0.1),
+    ):
+        net = nn.Linear(3, 2)
+        make(net)
+        with pytest.raises(ValueError) as caught:
+            make(net)
+        said.append(str(caught.value))
+    return said
+
+
+def test_a_core_does_not_average_twice(worlds):
+    """Must catch: hooks of the first replicas that stay beside those of the second (drop the call
+    of check_unclaimed in either core)."""
+    for said in worlds(2).run(made_twice):
+        assert said == ["these gradients are averaged already: build the model anew."] * 2

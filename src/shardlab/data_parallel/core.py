@@ -73,12 +73,21 @@ def first_rank(group: Group) -> int:
     return dist.get_global_rank(group or dist.group.WORLD, 0)
 
 
+def check_unclaimed(parameters: Iterable[nn.Parameter]):
+    """Raise ValueError where hooks average these gradients already: they would do it twice."""
+    for p in parameters:
+        if getattr(p, "averaged", False):
+            raise ValueError("these gradients are averaged already: build the model anew.")
+        p.averaged = True
+
+
 class DistributedDataParallel(nn.Module):
     """A copy of the module on each rank. All ranks begin with the parameters and buffers of the
     group's rank 0, and run backward equally often. A parameter that a rank has not used counts as
     zeros there; one that no rank has used keeps no gradient.
 
-    Raises ValueError where no parameter is trained, or bucket_bytes is below 1 or not whole."""
+    Raises ValueError where no parameter is trained, or bucket_bytes is below 1 or not whole, or
+    the module has replicas already."""
 
     def __init__(self, module: nn.Module, bucket_bytes: int = BUCKET_BYTES, group: Group = None):
         super().__init__()
@@ -87,6 +96,7 @@ class DistributedDataParallel(nn.Module):
         trained = [p for p in module.parameters() if p.requires_grad]
         if not trained:
             raise ValueError("no parameter is trained: there is nothing to average.")
+        check_unclaimed(trained)
         self.module, self.group, self.n = module, group, dist.get_world_size(group)
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.detach(), first_rank(group), group=group)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..collective_wire import Group, all_gather_single, reduce_scatter_single
 from ..common.torch_internals import at_end_of_backward
-from ..data_parallel.core import BUCKET_BYTES, first_rank, make_buckets
+from ..data_parallel.core import BUCKET_BYTES, check_unclaimed, first_rank, make_buckets
 
 
 class Bucket:
@@ -119,6 +119,7 @@ class ShardedGradients(ShardedStates):
         super().__init__(*args, **settings)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self.in_backward = False
+        check_unclaimed(self.bucket_of)
         for p in self.bucket_of:
             p.register_post_accumulate_grad_hook(self.gradient_arrives)
 
