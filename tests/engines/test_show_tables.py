@@ -58,6 +58,7 @@ def test_a_row_for_each_rank():
         bytes_sent: int
         difference: float
 
-    table = table_by_rank([Found(6144, 3.4567e-16), Found(6140, 0.74567)])
-    assert table.heads == ["", "bytes sent", "difference"]
-    assert table.rows == [["rank 0", "6,144", "< 1e-12"], ["rank 1", "6,140", "0.75"]]
+    found = [Found(6144, 3.4567e-16), Found(6140, 0.74567)]
+    for table in (table_by_rank(found), table_by_rank([own._asdict() for own in found])):
+        assert table.heads == ["", "bytes sent", "difference"]
+        assert table.rows == [["rank 0", "6,144", "< 1e-12"], ["rank 1", "6,140", "0.75"]]

@@ -11,9 +11,12 @@ ROUNDING = 1e-12  # a sum in another order differs by less, in float64
 
 
 def table_by_rank(found):
-    """A table of NamedTuples, one of each rank: a row for each rank, a column for each field."""
-    heads = [field.replace("_", " ") for field in found[0]._fields]
-    return Table(["", *heads], [[f"rank {rank}", *in_words(own)] for rank, own in enumerate(found)])
+    """A table of NamedTuples or dicts, one of each rank: a row for each rank, a column for each
+    field."""
+    found = [own if isinstance(own, dict) else own._asdict() for own in found]
+    heads = [field.replace("_", " ") for field in found[0]]
+    rows = [[f"rank {rank}", *in_words(own.values())] for rank, own in enumerate(found)]
+    return Table(["", *heads], rows)
 
 
 def in_words(values):
