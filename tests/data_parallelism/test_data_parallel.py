@@ -28,6 +28,7 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.trace import trace_step
+from shardlab.mixed_precision.fp32_reduction import Fp32DataParallel
 from shardlab.ranks import ranks
 from shardlab.zero.core import ShardedGradients
 
@@ -877,3 +878,37 @@ def test_a_core_does_not_average_twice(worlds):
     of check_unclaimed in either core)."""
     for said in worlds(2).run(made_twice):
         assert said == ["these gradients are averaged already: build the model anew."] * 2
+
+
+def through_the_door() -> list[str]:
+    """On a rank: the class that hardened=False gives, then what is refused beside it."""
+    net, again = nn.Linear(3, 2), nn.Linear(3, 2)
+    given = DistributedDataParallel(net, 4, hardened=False)
+    hardened = DistributedDataParallel(again, hardened=True)
+    said = [type(given).__module__, type(hardened).__module__, str(len(given.buckets))]
+    for make in (
+        lambda: DistributedDataParallel(net),
+        lambda: DistributedDataParallel(again, hardened=False),
+        lambda: DistributedDataParallel(nn.Linear(3, 2), overlap=False, hardened=False),
+        lambda: Fp32DataParallel(nn.Linear(3, 2), hardened=False),
+    ):
+        with pytest.raises(CannotReplicate) as caught:
+            make()
+        said.append(str(caught.value))
+    return said
+
+
+def test_the_door_gives_the_core(worlds):
+    """Must catch: hardened=False that gives the hardened class, or drops bucket_bytes; hardened
+    replicas of a module that the core has, and the core of a module that has replicas, which
+    average twice; options that the core has not, left out without a word."""
+    for kind, other, buckets, *said in worlds(2).run(through_the_door):
+        assert (kind, other) == (core.__name__, DistributedDataParallel.__module__)
+        assert buckets == "2"
+        assert [sentence.partition(":")[0] for sentence in said] == [
+            "rank 0",  # this Linear has replicas in it already
+            "hardened=False, and this module has replicas already, so its gradients would be"
+            " averaged twice",
+            "DistributedDataParallel with hardened=False",
+            "Fp32DataParallel with hardened=False",
+        ]

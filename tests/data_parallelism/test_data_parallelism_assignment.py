@@ -28,8 +28,8 @@ WRONG = {
         "every_gradient",
         "parity",
         (
-            "torch.div(p.grad.reshape(-1), n, out=part)",
-            "torch.div(p.grad.reshape(-1), 1, out=part)",
+            "torch.div(gradient, n, out=part)",
+            "torch.div(gradient, 1, out=part)",
         ),
         "That is the sum over 4 ranks",
     ),
@@ -119,8 +119,6 @@ WRONG = {
         "gradients_are_held_once",
         "bytes",
         (
-            "            p.grad = part.view(p.shape)",
-            "            p.grad = part.view(p.shape)",
             "        self.work.wait()\n",
             (
                 "        self.work.wait()\n"
@@ -132,8 +130,8 @@ WRONG = {
                 "        self.parameters = parameters\n"
                 "        sizes = [p.numel() for p in parameters]\n"
             ),
-            "        self.sent, self.in_backward = [], False",
-            "        self.in_backward = False",
+            "        self.sent, self.begun = [], False",
+            "        self.begun = False",
         ),
         "make .grad a view of its bucket",
     ),
@@ -141,15 +139,15 @@ WRONG = {
         "used_on_one_rank",
         "faults",
         (
-            "            if p.grad is None:\n                self.used",
-            "            if False:\n                self.used",
+            "            if p.grad is None:\n                part",
+            "            if False:\n                part",
         ),
         "NoneType",
     ),
     "no flags": (
         "used_on_no_rank",
         "faults",
-        ("            if not self.used[number]:", "            if False:"),
+        ("            if not used[number]:", "            if False:"),
         "no rank has used it",
     ),
     "no_sync sends": (
@@ -161,7 +159,7 @@ WRONG = {
     "the state of a backward that raised": (
         "after_an_error",
         "faults",
-        ("        self.in_backward = False  # a backward that raised has no end\n", ""),
+        ("        self.begun = False  # a backward that raised has no end\n", ""),
         "",
     ),
     "any bucket_bytes": (

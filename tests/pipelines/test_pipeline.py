@@ -503,7 +503,7 @@ def train_padded(kind):
     count = (targets != -100).sum()
     dist.all_reduce(count, group=mesh.dp.group)
     losses = pipeline.step(inputs, targets, count / mesh.dp.size)
-    assert replicas.world_size == 2
+    assert replicas.n == 2
     gradients = pipeline.layers.named_parameters(remove_duplicate=False)
     return losses, {key: parameter.grad for key, parameter in gradients}
 

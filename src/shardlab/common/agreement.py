@@ -147,7 +147,8 @@ def complaint_of_rank(module: nn.Module, options: dict[str, int]) -> str:
             f"no parameter of this {type(module).__name__} requires a gradient: there is nothing to"
             " average."
         )
-    if any(isinstance(child, BackwardListener) for child in module.modules()):
+    replicated = any(isinstance(child, BackwardListener) for child in module.modules())
+    if replicated or any(getattr(p, "averaged", False) for p in module.parameters()):  # the core's
         return (
             f"this {type(module).__name__} has replicas in it already: make new ones of their"
             " .module."

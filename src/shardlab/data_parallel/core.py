@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from ..collective_wire import Group
 from ..common.torch_internals import at_end_of_backward
@@ -45,26 +45,38 @@ class FlatBucket:
 
     def __init__(self, parameters: list[nn.Parameter], n: int):
         sizes = [p.numel() for p in parameters]
-        self.flat = parameters[0].detach().new_zeros(sum(sizes) + len(sizes))
+        self.flat = parameters[0].detach().new_empty(sum(sizes) + len(sizes))
         *parts, self.used = self.flat.split([*sizes, len(sizes)])
         self.used.fill_(1)
-        self.absent = []
+        self.absent, arrived = [], []
         for number, (p, part) in enumerate(zip(parameters, parts)):
+            part = part.view(p.shape)
             if p.grad is None:
+                part.zero_()
                 self.used[number] = 0
                 self.absent.append((number, p))
             else:
-                # divided before the sum, which could be too large for 16 bits
-                torch.div(p.grad.reshape(-1), n, out=part)
-            p.grad = part.view(p.shape)
+                arrived.append((p.grad, part))
+            p.grad = part
+        self.divide(arrived, n)
+
+    def divide(self, arrived: list[tuple[Tensor, Tensor]], n: int):
+        """Before the sum, which could be too large for 16 bits."""
+        for gradient, part in arrived:
+            torch.div(gradient, n, out=part)
 
     def all_reduce(self, group: Group):
         self.work = dist.all_reduce(self.flat, group=group, async_op=True)
 
     def finish(self):
         self.work.wait()
+        self.settle()
+
+    def settle(self):
+        """A parameter that no rank has used gets no gradient: the optimizer leaves it alone."""
+        used = self.used.tolist() if self.absent else []
         for number, p in self.absent:
-            if not self.used[number]:
+            if not used[number]:
                 p.grad = None
 
 
@@ -89,6 +101,8 @@ class DistributedDataParallel(nn.Module):
     Raises ValueError where no parameter is trained, or bucket_bytes is below 1 or not whole, or
     the module has replicas already."""
 
+    flat_bucket = FlatBucket
+
     def __init__(self, module: nn.Module, bucket_bytes: int = BUCKET_BYTES, group: Group = None):
         super().__init__()
         if not isinstance(bucket_bytes, int) or bucket_bytes < 1:
@@ -102,12 +116,12 @@ class DistributedDataParallel(nn.Module):
             dist.broadcast(tensor.detach(), first_rank(group), group=group)
         self.buckets = make_buckets(reversed(trained), bucket_bytes)
         self.bucket_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket}
-        self.sending, self.in_backward = True, False
+        self.sending, self.begun = True, False
         for p in trained:
-            p.register_post_accumulate_grad_hook(self.gradient_arrives)
+            p.register_post_accumulate_grad_hook(self.gradient_is_complete)
 
     def forward(self, *inputs, **named):
-        self.in_backward = False  # a backward that raised has no end
+        self.begun = False  # a backward that raised has no end
         return self.module(*inputs, **named)
 
     @contextmanager
@@ -121,20 +135,26 @@ class DistributedDataParallel(nn.Module):
             self.sending = True
 
     @torch.no_grad()
-    def gradient_arrives(self, p: nn.Parameter):
+    def gradient_is_complete(self, p: nn.Parameter):
         if not self.sending:
             return
-        if not self.in_backward:
-            self.in_backward = True
-            self.missing = [set(bucket) for bucket in self.buckets]
-            self.sent: list[FlatBucket] = []
+        if not self.begun:
+            self.begun = True
+            self.backward_begins()
             at_end_of_backward(self.backward_ends)
+        self.gradient_arrives(p)
+
+    def backward_begins(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.sent: list[FlatBucket] = []
+
+    def gradient_arrives(self, p: nn.Parameter):
         self.missing[self.bucket_of[p]].discard(p)
         while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:
             self.send_next()
 
     def send_next(self):
-        bucket = FlatBucket(self.buckets[len(self.sent)], self.n)
+        bucket = self.flat_bucket(self.buckets[len(self.sent)], self.n)
         bucket.all_reduce(self.group)
         self.sent.append(bucket)
 
@@ -144,4 +164,4 @@ class DistributedDataParallel(nn.Module):
             self.send_next()
         for bucket in self.sent:
             bucket.finish()
-        self.sent, self.in_backward = [], False
+        self.sent, self.begun = [], False

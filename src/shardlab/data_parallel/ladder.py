@@ -44,8 +44,9 @@ from torch import Tensor, nn
 from .. import collectives
 from ..collective_plans import Move, Plan
 from ..common.agreement import CannotReplicate, check_replicable, hand_out
-from ..common.backward import BackwardListener
+from ..common.backward import BackwardListener, owners
 from ..common.torch_internals import at_end_of_backward, divide_into, tree_leaves, version
+from . import core
 from .core import BUCKET_BYTES, make_buckets
 
 SERVER = 0
@@ -58,7 +59,7 @@ class Replicas(BackwardListener, nn.Module):
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None, **options: int):
         super().__init__()
         check_replicable(module, group, options)
-        self.module, self.group, self.world_size = module, group, dist.get_world_size(group)
+        self.module, self.group, self.n = module, group, dist.get_world_size(group)
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         hand_out(module.parameters(), group)
         self.broadcast_buffers()
@@ -123,45 +124,17 @@ class Replicas(BackwardListener, nn.Module):
         self.listen_to(self.trained)
 
 
-class FlatBucket:
-    """One flat tensor for some parameters: this rank's shares of their mean gradients, which are
-    `.grad` from now on, and a flag for each parameter: 1 if this rank has used it, else 0."""
+class FlatBucket(core.FlatBucket):
+    """The core's, with one launch for all gradients on a GPU, and of dense gradients alone."""
 
-    def __init__(self, parameters: list[nn.Parameter], world_size: int):
-        sizes = [parameter.numel() for parameter in parameters]
-        self.flat = parameters[0].new_empty(sum(sizes) + len(sizes))
-        *places, self.used = self.flat.split([*sizes, len(sizes)])
-        self.used.fill_(1)
-        self.absent, arrived = [], []
-        for number, (parameter, place) in enumerate(zip(parameters, places)):
-            place = place.view(parameter.shape)
-            if parameter.grad is None:
-                place.zero_()
-                self.used[number] = 0
-                self.absent.append((number, parameter))
-            elif parameter.grad.layout is not torch.strided:
+    def divide(self, arrived: list[tuple[Tensor, Tensor]], n: int):
+        for gradient, _ in arrived:
+            if gradient.layout is not torch.strided:
                 raise CannotReplicate(
-                    f"a gradient is {parameter.grad.layout}: only dense ones are averaged; build"
+                    f"a gradient is {gradient.layout}: only dense ones are averaged; build"
                     " embeddings with sparse=False."
                 )
-            else:
-                arrived.append((parameter.grad, place))
-            parameter.grad = place
-        divide_into(arrived, world_size)
-
-    def all_reduce(self, group: dist.ProcessGroup | None):
-        self.work = dist.all_reduce(self.flat, group=group, async_op=True)
-
-    def finish(self):
-        self.work.wait()
-        self.settle()
-
-    def settle(self):
-        """A parameter that no rank has used gets no gradient: the optimizer leaves it alone."""
-        used = self.used.tolist() if self.absent else []
-        for number, parameter in self.absent:
-            if used[number] == 0:
-                parameter.grad = None
+        divide_into(arrived, n)
 
 
 class ParameterServer(Replicas):
@@ -170,16 +143,16 @@ class ParameterServer(Replicas):
     nothing and keep no states."""
 
     def forward(self, *inputs, **named):
-        fetch = [[Move(SERVER, rank, 0, "=")] for rank in range(1, self.world_size)]
+        fetch = [[Move(SERVER, rank, 0, "=")] for rank in range(1, self.n)]
         for parameter in self.trained:
             self.send(fetch, parameter)
         return super().forward(*inputs, **named)
 
     def backward_ends(self):
-        push = [[Move(rank, SERVER, 0, "+=")] for rank in range(1, self.world_size)]
+        push = [[Move(rank, SERVER, 0, "+=")] for rank in range(1, self.n)]
         for parameter in reversed(self.trained):
             self.mean_to_sum(parameter)  # no gradient arrived
-            bucket = FlatBucket([parameter], self.world_size)
+            bucket = FlatBucket([parameter], self.n)
             self.send(push, bucket.flat)
             bucket.settle()
             if dist.get_rank(self.group) != SERVER:
@@ -212,7 +185,7 @@ class ParameterServer(Replicas):
         """Before a new gradient is added to an old mean, which only the server has: the next
         division includes the mean, so multiply it first."""
         if parameter in self.means and parameter.grad is not None:
-            parameter.grad = parameter.grad * self.world_size
+            parameter.grad = parameter.grad * self.n
         self.means.discard(parameter)
 
     def send(self, plan: Plan, tensor: Tensor):
@@ -226,7 +199,7 @@ class PerTensor(Replicas):
 
     def backward_ends(self):
         for parameter in reversed(self.trained):
-            bucket = FlatBucket([parameter], self.world_size)
+            bucket = FlatBucket([parameter], self.n)
             bucket.all_reduce(self.group)
             bucket.finish()
 
@@ -246,15 +219,36 @@ class Bucketed(Replicas):
 
     def backward_ends(self):
         for parameters in self.buckets:
-            bucket = FlatBucket(parameters, self.world_size)
+            bucket = FlatBucket(parameters, self.n)
             bucket.all_reduce(self.group)
             bucket.finish()
 
 
-class DistributedDataParallel(Replicas):
+class DistributedDataParallel(core.DistributedDataParallel, Replicas):
     """During backward, an all-reduce for each bucket whose gradients have all arrived, in the same
     order on all ranks. After backward the remaining buckets, and a wait for all sums.
-    `overlap=False` sends all buckets after backward, to show the benefit of overlap."""
+    `overlap=False` sends all buckets after backward, to show the benefit of overlap.
+
+    This is the hardened class: a backward sends as the core's does, for any module as Replicas
+    promise it. `hardened=False` gives the core."""
+
+    flat_bucket = FlatBucket
+    forward, no_sync = Replicas.forward, Replicas.no_sync
+
+    def __new__(cls, module=None, bucket_bytes=BUCKET_BYTES, overlap=True, group=None, **named):
+        if named.get("hardened", True):
+            return super().__new__(cls)
+        if not overlap or cls is not DistributedDataParallel:
+            raise CannotReplicate(
+                f"{cls.__name__} with hardened=False: the core always sends in backward, in the"
+                " dtype of the gradients; leave hardened=False out."
+            )
+        if any(p in owners and owners[p]() is not None for p in module.parameters()):
+            raise CannotReplicate(
+                "hardened=False, and this module has replicas already, so its gradients would be"
+                " averaged twice: build the model anew."
+            )
+        return core.DistributedDataParallel(module, bucket_bytes, group)
 
     def __init__(
         self,
@@ -262,17 +256,15 @@ class DistributedDataParallel(Replicas):
         bucket_bytes: int = BUCKET_BYTES,
         overlap: bool = True,
         group: dist.ProcessGroup | None = None,
+        *,
+        hardened: bool = True,
     ):
-        super().__init__(module, group, bucket_bytes=bucket_bytes)
+        Replicas.__init__(self, module, group, bucket_bytes=bucket_bytes)
         self.buckets = make_buckets(reversed(self.trained), bucket_bytes)
         self.bucket_of = {
             parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket
         }
         self.overlap = overlap
-
-    def backward_begins(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.sent: list[FlatBucket] = []
 
     def gradient_arrives(self, parameter: nn.Parameter):
         if self.bucket_of[parameter] < len(self.sent):
@@ -280,20 +272,5 @@ class DistributedDataParallel(Replicas):
                 "a parameter got more gradient after its bucket had left, as under "
                 "checkpoint(use_reentrant=True): take use_reentrant=False."
             )
-        self.missing[self.bucket_of[parameter]].discard(parameter)
-        while (
-            self.overlap and len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]
-        ):
-            self.send_next()
-
-    def backward_ends(self):
-        while len(self.sent) < len(self.buckets):  # a gradient did not arrive
-            self.send_next()
-        for bucket in self.sent:
-            bucket.finish()
-        self.sent.clear()  # otherwise the memory of freed gradients would stay
-
-    def send_next(self):
-        bucket = FlatBucket(self.buckets[len(self.sent)], self.world_size)
-        bucket.all_reduce(self.group)
-        self.sent.append(bucket)
+        if self.overlap:
+            super().gradient_arrives(parameter)

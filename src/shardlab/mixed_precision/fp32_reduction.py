@@ -24,15 +24,15 @@ class Fp32Bucket(FlatBucket):
     """A bucket in fp32 on its way; its gradients get the type of their parameters when the mean is
     there."""
 
-    def __init__(self, parameters, world_size: int):
+    def __init__(self, parameters, n: int):
         own = [parameter.grad for parameter in parameters]
-        super().__init__(parameters, world_size)
+        super().__init__(parameters, n)
         sizes = [parameter.numel() for parameter in parameters]
         self.narrow, self.flat = self.flat, self.flat.float()
         *places, self.used = self.flat.split([*sizes, len(sizes)])
         for gradient, place in zip(own, places):
             if gradient is not None:  # the division once more, in fp32
-                place.copy_(gradient.reshape(-1)).div_(world_size)
+                place.copy_(gradient.reshape(-1)).div_(n)
 
     def settle(self):
         self.narrow.copy_(self.flat)
@@ -42,10 +42,7 @@ class Fp32Bucket(FlatBucket):
 class Fp32DataParallel(DistributedDataParallel):
     """DistributedDataParallel whose buckets travel in fp32."""
 
-    def send_next(self):
-        bucket = Fp32Bucket(self.buckets[len(self.sent)], self.world_size)
-        bucket.all_reduce(self.group)
-        self.sent.append(bucket)
+    flat_bucket = Fp32Bucket
 
 
 class InFp32(Ring):
