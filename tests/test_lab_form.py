@@ -41,6 +41,9 @@ TAGS = {
     COMPARED,
     "slow",
     "raises-exception",
+    "core",
+    "more",
+    "task",
 }
 GIVEN = {*dir(builtins), "display"}
 
@@ -135,6 +138,7 @@ def form_problems(notebook) -> list[str]:
         *predict_problems(cells),
         *check_problems(notebook, cells),
         *section_problems(notebook),
+        *path_problems(notebook, cells),
     ]
 
 
@@ -202,8 +206,8 @@ def layout_problems(notebook, cells):
         printed = "".join(output.text for output in cell.outputs if output.output_type == "stream")
         if max(map(len, printed.splitlines()), default=0) > PRINTED:
             yield f"{where(cell)} prints a line of more than {PRINTED} characters"
-    if not (len(cells) > 1 and has_tag(cells[1], "setup") and calls(cells[1], "capabilities")):
-        yield "after the install cell there is no table of capabilities, tagged setup"
+    if not (len(cells) > 1 and has_tag(cells[1], "setup") and _says_what_is_there(cells[1])):
+        yield "after the install cell nothing says what this machine can show, tagged setup"
     for tag in ("predict", "check", "blank", "solution"):
         if not any(has_tag(cell, tag) for cell in cells):
             yield f"no cell is tagged {tag}"
@@ -211,6 +215,10 @@ def layout_problems(notebook, cells):
         yield "it has no explorer"
     if not calls(cells[-1], "summary"):
         yield "its last cell does not show predictions.summary"
+
+
+def _says_what_is_there(cell) -> bool:
+    return bool(calls(cell, "capabilities") or calls(cell, "ranks_on"))
 
 
 def length_problems(notebook):
@@ -311,6 +319,59 @@ def section_problems(notebook):
             for name in sorted((defined - imported) & setup)
         )
         earlier |= defined
+
+
+def sections(notebook):
+    """(heading, its code cells) of each section."""
+    found = [("", [])]
+    for cell in notebook.cells:
+        heading = re.search(r"^## (.*)$", cell.source, re.M)
+        if cell.cell_type == "markdown" and heading:
+            found.append((heading[1], []))
+        elif cell.cell_type == "code" and cell.source.strip():
+            found[-1][1].append(cell)
+    return found
+
+
+def path_problems(notebook, cells):
+    """The short path through a lab, its core, holds two exercises and the bug hunt, and runs
+    without the rest. A lab has one task, which its reader solves in an empty cell."""
+    if not any(has_tag(cell, tag) for cell in cells for tag in ("core", "more", "task")):
+        return
+    built, hunts = set(), 0
+    for heading, own in sections(notebook):
+        of_more: set[str] = set()
+        for cell in own:
+            on = [tag for tag in ("core", "more") if has_tag(cell, tag)]
+            if any(has_tag(cell, tag) for tag in ("install", "setup", "solution")):
+                if on and not has_tag(cell, "solution"):
+                    yield f"{where(cell)} is on every path and tagged {on[0]}"
+                continue
+            if len(on) != 1:
+                yield f"{where(cell)} is tagged {' and '.join(on) or 'neither core nor more'}"
+                continue
+            defined, _, used = names(cell)
+            if on == ["more"]:
+                of_more |= defined
+                continue
+            yield from (
+                f"{where(cell)} is core and uses {name}, which only a cell of more gives it"
+                for name in sorted((used - defined) & of_more)
+            )
+            of_more -= defined
+            if heading.startswith("More:"):
+                yield f"{where(cell)} is core, under the heading {heading!r}"
+            if has_tag(cell, "blank") and not has_tag(cell, "task"):
+                hunts += heading.startswith("Bug hunt")
+                built |= set(checked(cell)) if not heading.startswith("Bug hunt") else set()
+        on_more = [has_tag(cell, "more") for cell in own if not has_tag(cell, "solution")]
+        if on_more and all(on_more) and not heading.startswith("More:"):
+            yield f"the section {heading!r} has no core cell: its heading begins with More:"
+    if len(built) < 2 or not hunts:
+        yield f"its core has {len(built)} exercises and {hunts} bug hunts; two and one are wanted"
+    tasks = [cell for cell in cells if has_tag(cell, "task")]
+    if len(tasks) != 1 or not all(has_tag(cell, "blank") for cell in tasks):
+        yield f"it has {len(tasks)} tasks in a cell that is blank; one is wanted"
 
 
 def edition_problems(notebook) -> list[str]:
@@ -480,11 +541,11 @@ def add(number, *cells):
             source(7, '"bytes"', '"seconds"'),
             "compares 'seconds', which its section does not predict",
         ),
-        (source(3, 'capabilities("cpu")', "1"), "there is no table of capabilities"),
-        (tags(3), "there is no table of capabilities"),
+        (source(3, 'capabilities("cpu")', "1"), "nothing says what this machine can show"),
+        (tags(3), "nothing says what this machine can show"),
         (
-            add(20, new_markdown_cell("More."), new_code_cell("1\n" * 101)),
-            "lines of code; 100 are the limit",
+            add(20, new_markdown_cell("More."), new_code_cell("1\n" * 221)),
+            "lines of code; 220 are the limit",
         ),
         (source(7, 'compare("bytes", kept)', 'compare({"seconds": kept})'), "compares 'seconds'"),
         (tags(5), "has a guess and is not tagged predict"),
@@ -530,6 +591,72 @@ def test_each_breach_of_the_form_is_seen(spoil, sentence):
     lab = small_lab()
     spoil(lab)
     assert any(sentence in problem for problem in form_problems(lab)), form_problems(lab)
+
+
+def lab_with_paths():
+    """The small lab, with two exercises and a bug hunt on its core, and a task among the rest."""
+    lab = small_lab()
+
+    def exercise(name, *given):
+        what = f"from coursekit.topics.why_one_gpu.exercises import {name}\n\n"
+        asked = new_code_cell(
+            f"{what}check({name}, ...)",
+            metadata={"tags": ["blank", "check", COMPARED, *given]},
+            **answered("not yet: fill in the blank."),
+        )
+        solved = new_code_cell(
+            f"{what}check({name}, 1)",
+            metadata={"tags": ["solution", "check", COMPARED]},
+            **answered("right: so it is."),
+        )
+        said = new_markdown_cell("So.", metadata={"tags": ["solution"]})
+        return [asked, said, solved]
+
+    for cell, tag in ((5, "core"), (7, "core"), (9, "core"), (13, "more"), (24, "core")):
+        lab.cells[cell].metadata["tags"] = [*lab.cells[cell].metadata.get("tags", []), tag]
+    lab.cells[12].source = "## More: What if it were larger?"
+    lab.cells[14:23] = [
+        new_markdown_cell("## What does a step take?"),
+        *exercise("training_flops", "core"),
+        new_markdown_cell("## Bug hunt: why?"),
+        *exercise("heavier_states", "core"),
+        new_markdown_cell("## More: Can you show it?"),
+        *exercise("tied_weights", "more", "task"),
+    ]
+    return lab
+
+
+def tag_too(number, tag):
+    return lambda lab: lab.cells[number].metadata["tags"].append(tag)
+
+
+def untag(number, tag):
+    return lambda lab: lab.cells[number].metadata["tags"].remove(tag)
+
+
+def test_each_breach_of_the_paths_is_seen():
+    """Must catch: one of the rules in `path_problems` taken out."""
+    lab = lab_with_paths()
+    assert list(path_problems(lab, code_cells(lab))) == []
+    for spoil, sentence in (
+        (untag(5, "core"), "is tagged neither core nor more"),
+        (tag_too(13, "core"), "is tagged core and more"),
+        (tag_too(3, "core"), "is on every path and tagged core"),
+        (source(12, "More: ", ""), "has no core cell: its heading begins with More:"),
+        (source(8, "## ", "## More: "), "is core, under the heading"),
+        (source(14, "What", "Bug hunt: what"), "has 1 exercises and 2 bug hunts"),
+        (source(18, "Bug hunt: why", "Why"), "3 exercises and 0 bug hunts"),
+        (untag(23, "task"), "it has 0 tasks"),
+        (untag(23, "blank"), "it has 1 tasks in a cell that is blank"),
+    ):
+        lab = lab_with_paths()
+        spoil(lab)
+        found = list(path_problems(lab, code_cells(lab)))
+        assert any(sentence in problem for problem in found), (sentence, found)
+    lab = lab_with_paths()
+    tag_too(5, "more")(lab), untag(5, "core")(lab)
+    (problem,) = path_problems(lab, code_cells(lab))
+    assert "is core and uses kept, which only a cell of more gives it" in problem
 
 
 @pytest.mark.parametrize(

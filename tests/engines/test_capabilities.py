@@ -73,7 +73,8 @@ def test_the_table_of_a_gpu(monkeypatch):
 
 def test_a_lab_of_several_ranks(monkeypatch):
     """Mutations: NCCL promised with one GPU for two ranks, or on the CPU of a machine with two, or
-    to a lab whose ranks stay on the CPU; "one process" said."""
+    to a lab whose ranks stay on the CPU; "one process" said; one of two GPUs said to be used where
+    each rank has its own; the reason for gloo left out of the sentence."""
     pretend(
         monkeypatch,
         device_count=1,
@@ -87,8 +88,14 @@ def test_a_lab_of_several_ranks(monkeypatch):
             row.question: row.here for row in capabilities.capabilities(device, ranks=2, **given)
         }
 
+    def said(**given):
+        return str(capabilities.in_a_sentence(capabilities.capabilities(GPU, ranks=2, **given)))
+
     assert (rows(GPU)["ranks"], rows(GPU)["backend"]) == ("2", "gloo")
+    assert "backend gloo: 2 ranks share the GPU, and NCCL wants one for each" in said()
     pretend(monkeypatch, device_count=2)
+    assert "2 of 2 GPUs are used. It starts 2 ranks, backend nccl: a GPU for each rank." in said()
+    assert "one of 2 GPUs is used" in said(on_cpu=True)
     assert rows(GPU)["backend"] == "nccl" and rows(CPU)["backend"] == "gloo"
     assert rows(GPU, on_cpu=True)["backend"] == "gloo"
 
@@ -158,6 +165,6 @@ def test_one_sentence_instead_of_a_table(monkeypatch):
         return str(capabilities.in_a_sentence(rows))
 
     assert "(no CUDA GPU was found). Nothing in it needs a GPU." in said()
-    assert "It starts 4 ranks." in said(ranks=4) and "ranks" not in said()
+    assert "It starts 4 ranks, backend gloo: " in said(ranks=4) and "ranks" not in said()
     skipped = said(needs_gpu=["the card's account"])
     assert "only a GPU can show it: the card's account." in skipped and "Nothing" not in skipped

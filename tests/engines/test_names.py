@@ -72,6 +72,11 @@ THE_SAME_IN_ANOTHER_WAY = {
         "zero/*",
         LABS,
     ),
+    "batches": (
+        "windows of any tokens, and those of the book's text on a rank's device",
+        "text.py",
+        "lab/small.py",
+    ),
     "UNIT_BITS": (
         "how a message's tag names a unit; ranks read tags without loading ZeRO",
         "ranks/calls.py",

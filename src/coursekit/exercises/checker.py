@@ -76,7 +76,8 @@ class Exercise:
     compared value, for example the bytes that the ledger counted. `hint` is a reader's first
     help; the second is `right`. `errors` has (pattern, sentence): the sentence explains an error
     of a solution whose text has the pattern in it. `unit` is that of a result that is one number:
-    "bytes", "seconds".
+    "bytes", "seconds". `of_a_value`: readers hand over what their cell found, not a function;
+    reference, misconceptions and `answer` get it from a function without arguments.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Exercise:
     hint: str = ""
     errors: tuple[tuple[str, str], ...] = ()
     unit: str = ""
+    of_a_value: bool = False
 
     def __post_init__(self):
         if self.words and len(self.words) != len(self.cases):
@@ -111,6 +113,8 @@ class Exercise:
         order = [name for name in inspect.signature(self.reference).parameters if name in case]
         arguments = ", ".join(f"{name}={_show(case[name])}" for name in order)
         called = own_name(solution, self.name)
+        if self.of_a_value:
+            return self.name
         return f"{called}({self.words[number] if self.words else arguments})"
 
 
@@ -166,6 +170,8 @@ def check(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
             f"check wants an exercise and then your function; the first is a"
             f" {type(exercise).__name__}: check(the_exercise, your_function)."
         )
+    if exercise.of_a_value:
+        return judge(exercise, lambda: solution, seconds)
     if not callable(solution):
         return Verdict(
             False, f"{exercise.name} wants a function, this is a {type(solution).__name__}."

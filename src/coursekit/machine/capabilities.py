@@ -73,12 +73,13 @@ def capabilities(
     """
     gpus, total = torch.cuda.device_count(), memory_bytes(device)
     memory = f", {total / 2**30:.1f} GiB" if total else ""
+    on_gpus = ranks > 1 and device.type == "cuda" and not on_cpu
     if device.type == "cuda":
         units = "bf16 matrix units" if multiplies_bf16(device) else "no bf16 matrix units"
         here = f"{torch.cuda.get_device_name(device)}{memory}"
-        device_row = Capability(
-            "device", here, f"one of {gpus} GPUs is used" if gpus > 1 else "the GPU is used"
-        )
+        used = min(ranks, gpus) if on_gpus else 1
+        so = f"{used if used > 1 else 'one'} of {gpus} GPUs {'are' if used > 1 else 'is'} used"
+        device_row = Capability("device", here, so if gpus > 1 else "the GPU is used")
         precision = f"fp32 in products: {torch.get_float32_matmul_precision()}; {units}"
     else:
         threads = leave_a_core_free()
@@ -90,26 +91,9 @@ def capabilities(
         precision = f"fp32; the CPU's instructions: {torch.backends.cpu.get_cpu_capability()}"
     skipped = () if device.type == "cuda" else needs_gpu
     on_gpu = [recording for recording in recordings if recording.hardware.kind == "gpu"]
-    together = []
-    if ranks > 1:
-        nccl = gpus >= ranks and device.type == "cuda" and not on_cpu
-        together = [
-            Capability(
-                "ranks", str(ranks), "processes of this machine, started where a section needs them"
-            ),
-            Capability(
-                "backend",
-                "nccl" if nccl else "gloo",
-                (
-                    "a GPU for each rank"
-                    if nccl
-                    else f"ranks send through the CPU's memory{', on any machine' * on_cpu}"
-                ),
-            ),
-        ]
     return [
         device_row,
-        *together,
+        *(_of_ranks(ranks, gpus if on_gpus else 0, on_cpu) if ranks > 1 else ()),
         Capability("precision", precision, types),
         Capability("run", run, "bytes are exact on any machine; times are this machine's"),
         Capability(
@@ -122,6 +106,24 @@ def capabilities(
             "what a GPU showed" if on_gpu else "nothing",
             on_gpu[0].label if on_gpu else NOT_RECORDED,
         ),
+    ]
+
+
+def _of_ranks(ranks: int, gpus: int, on_cpu: bool) -> list[Capability]:
+    """The rows for several ranks on so many GPUs; on the CPU where there is none."""
+    why = f"ranks send through the CPU's memory{', on any machine' * on_cpu}"
+    if gpus >= ranks:
+        why = "a GPU for each rank"
+    elif gpus:
+        why = (
+            f"{ranks} ranks share {f'{gpus} GPUs' if gpus > 1 else 'the GPU'}, and NCCL wants one"
+            " for each; times of messages are those of the host's memory"
+        )
+    return [
+        Capability(
+            "ranks", str(ranks), "processes of this machine, started where a section needs them"
+        ),
+        Capability("backend", "nccl" if gpus >= ranks else "gloo", why),
     ]
 
 
@@ -140,7 +142,10 @@ def in_a_sentence(rows: Sequence[Capability]) -> Sentence:
     cannot show there."""
     row = {capability.question: capability for capability in rows}
     device, skipped = row["device"], row["skipped"]
-    ranks = f" It starts {row['ranks'].here} ranks." if "ranks" in row else ""
+    ranks = ""
+    if "ranks" in row:
+        backend = row["backend"]
+        ranks = f" It starts {row['ranks'].here} ranks, backend {backend.here}: {backend.so}."
     lacking = (
         "Nothing in it needs a GPU."
         if skipped.here == "nothing"

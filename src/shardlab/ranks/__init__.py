@@ -55,8 +55,10 @@ from .faults import (
     RanksTooSlow,
 )
 from .launch import ranks
+from .place import NotARank, rank_device
 
 __all__ = [
+    "NotARank",
     "RankAbsent",
     "RankDied",
     "RankError",
@@ -66,6 +68,7 @@ __all__ = [
     "RanksDisagree",
     "RanksInterrupted",
     "RanksTooSlow",
+    "rank_device",
     "ranks",
 ]
 

@@ -37,6 +37,7 @@ from .faults import (
 )
 from .findings import Finding, first_finding
 from .messages import BringsNaN, Disagreement, dumps
+from .place import give_device
 from .scheduling import woken_threads_wait
 from .shared import SharedFile
 from .watch import LOOK_SECONDS
@@ -81,6 +82,7 @@ class Torchrun:
         self.device, self.backend = choose_device(
             local, here, torch.cuda.device_count(), device, backend, share_gpus
         )
+        give_device(self.device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.ours:

@@ -33,7 +33,7 @@ from .cells import run_source
 from .checks import Checks
 from .devices import CannotBeHad, choose_device
 from .links import enter_namespaces
-from .place import RankPlace
+from .place import RankPlace, give_device
 from .reports import raised, readers_frames, stopped_at_last
 from .scheduling import woken_threads_wait
 from .started import below, keep_from_programs, keeping_from_programs, kill
@@ -186,6 +186,7 @@ class Rank:
             self.device, self.backend = choose_device(
                 place.rank, place.world_size, gpus, place.device, place.backend, place.share_gpus
             )
+            give_device(self.device)
             loopback = "lo" if sys.platform == "linux" else "lo0"
             # gloo and NCCL can be told in no other way
             os.environ["GLOO_SOCKET_IFNAME"] = place.interface or loopback

@@ -1,0 +1,23 @@
+"""Ranks on whatever there is, the small GPT and its batches, numbers to compare: a cell of any lab
+calls these beside the technique and torch.
+
+    from coursekit.lab import Predictions, batches, check, far, hint, ranks_on, small_gpt
+
+    world = ranks_on(4)              # says on what the ranks run, and why
+    world.run(function)              # a function of a cell, on every rank
+"""
+
+from ..exercises import Predictions, check, hint
+from .small import batches, far, ring_bytes, small_gpt
+from .start import ranks_on
+
+__all__ = [
+    "Predictions",
+    "batches",
+    "check",
+    "far",
+    "hint",
+    "ranks_on",
+    "ring_bytes",
+    "small_gpt",
+]

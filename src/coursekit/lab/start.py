@@ -1,0 +1,39 @@
+"""The ranks of a lab, on whatever this machine has."""
+
+import sys
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+from shardlab.ranks import ranks
+
+from ..machine.capabilities import capabilities, find_device, in_a_sentence
+
+_started: WeakValueDictionary[str, object] = WeakValueDictionary()
+
+
+def ranks_on(n: int, *, needs_gpu: Sequence[str] = (), **options):
+    """Start n ranks: a GPU and NCCL for each where there are enough, several ranks on a GPU where
+    there are fewer, the CPU where no GPU multiplies. Shows a sentence that says which, and why.
+
+    `needs_gpu` names what the lab skips on a CPU; `options` are those of shardlab.ranks.ranks.
+    Ranks that the same call has started before are ended, so a cell may run twice.
+    """
+    call = f"{n} {sorted(options.items())}"
+    if (before := _started.pop(call, None)) is not None:
+        before.close()
+    device, why_not = find_device()
+    on_cpu = options.get("device") == "cpu"
+    world = _started[call] = ranks(n, announce=False, **{"device": device.type, **options})
+    rows = capabilities(device, why_not, needs_gpu=needs_gpu, ranks=n, on_cpu=on_cpu)
+    if getattr(world, "rank", 0) == 0:  # under torchrun this process is one rank of several
+        _show(in_a_sentence(rows))
+    return world
+
+
+def _show(sentence: str):
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is None:
+        return print(sentence)
+    from IPython.display import display
+
+    display(sentence)

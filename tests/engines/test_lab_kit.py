@@ -1,0 +1,81 @@
+"""The kit of the labs: ranks on what is there, and what their cells share."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from coursekit.exercises import Exercise, Misconception, check
+from coursekit.lab import batches, far, ranks_on, ring_bytes, small_gpt
+from shardlab.gpt import next_token_loss
+from shardlab.measure.communication import CommunicationLog
+from shardlab.ranks import NotARank, rank_device
+
+
+def loss_and_bytes():
+    model, (inputs, targets) = small_gpt(torch.float64), next(batches(seed=dist.get_rank()))
+    loss = next_token_loss(model(inputs), targets)
+    loss.backward()
+    with CommunicationLog() as log:
+        dist.all_reduce(loss.detach().clone())
+        dist.all_reduce(model.head.norm.weight.grad)
+    return loss.item(), ring_bytes(log), str(rank_device())
+
+
+def test_ranks_of_a_cell_that_runs_twice(capsys):
+    """Must catch: the first call's ranks alive beside those of the second; a world that does not
+    work after it was closed so; models that differ from rank to rank, batches that do not; bytes
+    of an all-reduce counted once; a sentence without the backend."""
+    first = ranks_on(2)
+    second = ranks_on(2)
+    assert not first.members and len(second.members) == 2
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2 and "It starts 2 ranks, backend gloo: ranks send through" in said[0]
+    (loss, sent, device), (other, *_) = second.run(loss_and_bytes)
+    plain = small_gpt(torch.float64)
+    for seed, found in enumerate((loss, other)):
+        wanted = next_token_loss(*_asked(plain, seed))
+        assert far(torch.tensor(found, dtype=torch.float64), wanted.detach()) < 1e-12
+    assert (sent, device) == (8 + 48 * 8, "cpu") and loss != other
+    second.close()
+
+
+def _asked(model, seed):
+    inputs, targets = next(batches(seed=seed))
+    return model(inputs), targets
+
+
+def test_the_small_gpt():
+    """Must catch: biases left at zero where they were asked for, or drawn where not; a seed that is
+    not set; sizes of the caller that lose."""
+    models = [small_gpt(), small_gpt(), small_gpt(random_biases=True), small_gpt(seed=1)]
+    norms = [sum(p.abs().sum().item() for p in model.parameters()) for model in models]
+    assert norms[0] == norms[1] and len({*norms}) == 3
+    assert models[0].blocks[0].attention.qkv.bias.abs().max() == 0
+    assert models[2].blocks[0].attention.qkv.bias.abs().min() > 0
+    assert len(small_gpt(layers=1, vocabulary=7).blocks) == 1
+
+
+def test_a_process_that_is_no_rank_has_no_device():
+    """Must catch: a CPU that is given out where nobody asked for ranks."""
+    with pytest.raises(NotARank, match="a process that is not a rank: call it in a function that"):
+        rank_device()
+
+
+def test_a_check_of_what_a_cell_found():
+    """Must catch: a number that is refused because it is no function; a misconception that is not
+    compared with it; a call that no reader wrote in the sentence."""
+    found = Exercise(
+        name="bytes of both ranks",
+        reference=lambda: [8, 16],
+        cases=({},),
+        misconceptions=(Misconception(lambda: [8, 8], "both sent the same."),),
+        right="so it is.",
+        answer=lambda given: given(),
+        of_a_value=True,
+    )
+    assert check(found, [8, 16]) and "both sent the same." in repr(check(found, [8, 8]))
+    said = repr(check(found, [8, 9]))
+    assert said == (
+        "not yet: bytes of both ranks should give 16 at place 1 (counted from 0), yours gives 9."
+    )
+    assert "fill in the blank" in repr(check(found, ...))
