@@ -170,9 +170,9 @@ def barrier(group: Group = None):
 
 
 def hierarchical_all_reduce(tensor: Tensor, node: Group, across: Group):
-    """The sum over all ranks of all nodes, for slow links between nodes: only chunks cross them.
-    `node` is the group of this rank's node, `across` the group of the ranks with the same place on
-    each node."""
+    """The sum over all ranks of all nodes, for slow links between nodes: there each rank sends only
+    its chunk of the node's sum, 1/n of the array for n ranks in a node. `node` is the group of this
+    rank's node, `across` the group of the ranks with the same place on each node."""
     n, me = place(node)
     flat = wire(tensor, node)
     shard = torch.empty_like(flat.tensor_split(n)[me])

@@ -40,6 +40,20 @@ def test_the_drawn_lines_are_the_trees():
     assert "4 above 2 and 6" in svg and "3 above 1 and 5" in svg
 
 
+def test_each_card_sends_in_one_of_the_rings_and_receives_in_another():
+    """Must catch: two rings that leave a node by the same card; a ring that misses a rank, or that
+    crosses the border more than twice."""
+    world = range(pictures.DRAWN_NODES * pictures.DRAWN_PLACES)
+    rings = pictures.rings_through_nodes(pictures.DRAWN_PLACES)
+    assert all(sorted(ring) == [*world] for ring in rings)
+    crossings = [pictures.border_crossings(ring) for ring in rings]
+    assert all(len(hops) == 2 for hops in crossings)
+    for side in (0, 1):
+        assert sorted(hop[side] for hops in crossings for hop in hops) == [*world]
+    letters = words(pictures.draw_many_rings()).split(" | ")
+    assert all(letters.count(letter) == 2 for letter in "ABCD")
+
+
 def test_a_hierarchical_all_reduce_ends_with_all_sums():
     """Must catch: an all-reduce across nodes among ranks with different places."""
     states, _ = pictures.hierarchical_states()

@@ -1,4 +1,5 @@
-"""Still pictures of the chapter on collectives: two trees, and a hierarchical all-reduce."""
+"""Still pictures of the chapter on collectives: two trees, rings through two nodes, and a
+hierarchical all-reduce."""
 
 from fractions import Fraction
 
@@ -69,9 +70,84 @@ def draw_two_trees():
     return drawing.svg(382, words)
 
 
-# --- in nodes first -------------------------------------------------------------------------------
+# --- rings through two nodes ----------------------------------------------------------------------
 
 DRAWN_NODES, DRAWN_PLACES = 2, 4
+
+
+def rings_through_nodes(rings):
+    """The ranks in the order of each ring: down one node, over the border, up the other. Each ring
+    begins one place further, so that no two leave a node at the same place."""
+    turned = [
+        [(first + step) % DRAWN_PLACES for step in range(DRAWN_PLACES)] for first in range(rings)
+    ]
+    return [[*places, *(DRAWN_PLACES + place for place in reversed(places))] for places in turned]
+
+
+def border_crossings(ring):
+    """Pairs (from, to) of the ring's hops between nodes."""
+    hops = zip(ring, ring[1:] + ring[:1])
+    return [(a, b) for a, b in hops if a // DRAWN_PLACES != b // DRAWN_PLACES]
+
+
+def draw_many_rings():
+    drawing = Drawing("many-rings", "One ring and four rings through two nodes")
+    top, pitch, wide = 44, 44, 186
+    bottom = top + DRAWN_PLACES * pitch
+    for panel, (rings, title) in enumerate(((1, "one ring"), (DRAWN_PLACES, "four rings"))):
+        left = 2 + panel * (400 - wide - 4)
+        gpus, cards = (left + 24, left + wide - 24), (left + 48, left + wide - 48)
+        y = lambda place: top + (place + 0.5) * pitch
+        drawing.text(left + wide / 2, 14, title, "middle bold")
+        for node in range(DRAWN_NODES):
+            drawing.box((left, left + wide - 48)[node], top, 48, bottom - top, "frame", 8)
+            drawing.text(gpus[node], top - 8, f"node {node}", "middle small")
+        drawing.path(f"M{left + wide / 2:g} {top - 10}V{bottom + 6}", "line dashed")
+        found = [border_crossings(ring) for ring in rings_through_nodes(rings)]
+        used = {rank for crossings in found for hop in crossings for rank in hop}
+        for node in range(DRAWN_NODES):
+            for place in range(DRAWN_PLACES):
+                rank = node * DRAWN_PLACES + place
+                if place < DRAWN_PLACES - 1:
+                    ends = (y(place) + 13, y(place + 1) - 13)
+                    if rings > 1:  # hops in every order
+                        drawing.path(f"M{gpus[node]:g} {ends[0]:g}V{ends[1]:g}", "grid thick")
+                    else:
+                        start, end = ends[::-1] if node else ends
+                        drawing.arrow(gpus[node], start, gpus[node], end, "communication")
+                drawing.box(gpus[node] - 14, y(place) - 12, 28, 24, "quiet", 12)
+                drawing.text(gpus[node], y(place) + 5, rank, "middle small bold")
+                look = "communication" if rank in used else "blank"
+                drawing.box(cards[node] - 5, y(place) - 12, 10, 24, look)
+                drawing.box(cards[node] - 5, y(place) - 12, 10, 24, "frame")
+        for letter, crossings in zip("ABCD", found):
+            for start, end in crossings:
+                right = start < end
+                line = y(start % DRAWN_PLACES) + (rings > 1) * (-5 if right else 5)
+                ends = (cards[0] + 7, cards[1] - 7)
+                drawing.arrow(
+                    *((ends[0], line, ends[1], line) if right else (ends[1], line, ends[0], line)),
+                    "communication",
+                )
+                if rings > 1:
+                    x = cards[0] + 16 if right else cards[1] - 16
+                    drawing.text(x, line + (-4 if right else 13), letter, "middle small bold")
+    said = [
+        " and ".join(f"from {a} to {b}" for a, b in border_crossings(ring))
+        for ring in rings_through_nodes(DRAWN_PLACES)
+    ]
+    words = (
+        "Two drawings of node 0 with GPUs 0 to 3 and node 1 with GPUs 4 to 7, a network card beside"
+        " each GPU, and the nodes' border as a dashed line between the cards. One ring crosses the"
+        f" border {said[0]}; the other four cards are idle. Four rings cross: "
+        + ", ".join(f"{letter} {hops}" for letter, hops in zip("ABCD", said))
+        + ". Every card sends in one ring and receives in another."
+    )
+    return drawing.svg(bottom + 8, words)
+
+
+# --- in nodes first -------------------------------------------------------------------------------
+
 HIERARCHICAL_PARTS = (
     "reduce-scatter in each node",
     "all-reduce across nodes",
@@ -160,4 +236,8 @@ def draw_hierarchical():
     return drawing.svg(ends + 68, words)
 
 
-PICTURES = {"two-trees": draw_two_trees, "hierarchical": draw_hierarchical}
+PICTURES = {
+    "two-trees": draw_two_trees,
+    "many-rings": draw_many_rings,
+    "hierarchical": draw_hierarchical,
+}
