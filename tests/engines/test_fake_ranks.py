@@ -112,6 +112,25 @@ def test_one_of_a_thousand(rank):
     assert step.peak.bytes.gathered <= 2 * max(units(config))
 
 
+def test_what_is_whole_at_the_peak():
+    """The sum that chapter 6 prints for GPT-3, for a smaller model: a block and the tied table,
+    the root, gathered; as many gradients; six vectors of the last product; an input for each block.
+
+    Must catch: a table that is freed between its two units; a second block that is whole."""
+    config = GPTConfig(layers=2, hidden=512, heads=4, vocabulary=2000, max_sequence=256)
+    peak = rank_of_many(config, 64).peak
+    whole = evaluate(
+        ["zero_gathered_bytes"],
+        zero_unit_parameters=units(config)[1],
+        zero_root_parameters=config.vocabulary * config.hidden,
+        parameter_element_bytes=2,
+    )["zero_gathered_bytes"]
+    one_input = 2 * config.max_sequence * config.hidden
+    assert peak.phase == "backward" and peak.bytes.gathered == whole
+    assert peak.bytes.temporaries == pytest.approx(whole + 6 * one_input, rel=1e-3)
+    assert peak.bytes.activations == pytest.approx(config.layers * one_input, rel=1e-2)
+
+
 def test_bad_input():
     """Mutation: a fake world put over a real one, whose ranks would wait forever."""
     with pytest.raises(ValueError, match="rank = 4: a world of 4 has ranks 0 to 3."):
