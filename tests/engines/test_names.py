@@ -88,14 +88,19 @@ THE_SAME_IN_ANOTHER_WAY = {
     "HEAD": (OF_A_STEP, "topics/*/formulas/working_sets.py", "show/svg/bars.py"),
     "main": ("a command", "__main__.py", "recordings/record.py"),
 }
+READ_ALONE = ({"formulas"}, {"predictions"})  # an engine finds their modules by the topic
 BY_DESIGN = {**A_ROLE_IN_EVERY_TOPIC, **THE_SAME_IN_ANOTHER_WAY}
 
 
 def kind(path: Path) -> str:
     """A topic's formulas: functions are quantities and their places, read by the registry and
     imported from nowhere else, and the registry refuses a second quantity of one name. So are the
-    trials of an assignment, which the grader reads."""
-    registered = [name for name in ("formulas", "assignment") if name in (path.stem, *path.parts)]
+    trials of an assignment, which the grader reads, and the slips of a lab's predictions."""
+    registered = [
+        name
+        for name in ("formulas", "assignment", "predictions")
+        if name in (path.stem, *path.parts)
+    ]
     return registered[0] if "topics" in path.parts and registered else "imported"
 
 
@@ -120,7 +125,7 @@ def defined_more_than_once(packages: list[Path], by_design=BY_DESIGN) -> dict[st
     return {
         name: [path.as_posix() for path in paths]
         for name, paths in modules.items()
-        if len(paths) > 1 and (name in by_design or {*map(kind, paths)} != {"formulas"})
+        if len(paths) > 1 and (name in by_design or {*map(kind, paths)} not in READ_ALONE)
     }
 
 

@@ -5,6 +5,7 @@ Each topic has a module of exercises, each exercise with the wrong solutions tha
 catch.
 
     labs           predictions.py       a number is predicted, locked, measured, compared
+                   slips.py             what a wrong prediction comes from
                    checker.py           check(): cases, and the misconception behind an answer
                    common_mistakes.py   mistakes that belong to no exercise
                    hints.py             help in two steps

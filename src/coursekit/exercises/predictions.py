@@ -24,6 +24,7 @@ from coursekit.recordings.recordings import NOT_RECORDED
 from ..show.tables import Table
 from .missing_names import explain_missing_names
 from .numbers import plain_number
+from .slips import cause
 
 
 class _OneSentence(Exception):
@@ -131,12 +132,18 @@ class Predictions:
 
     def compare(self, name: str | Mapping[str, float], measured: float | None = None) -> Table:
         """A table of the locked prediction and the measured value, or of several: name ->
-        measured. Raises LookupError when nothing was predicted: predict first."""
+        measured. Below it a sentence for each wrong number whose cause is known, see slips.py.
+        Raises LookupError when nothing was predicted: predict first."""
         found = name if isinstance(name, Mapping) else {name: measured}
         for one in found:
             self[one]
         self._measured.update({one: _number(one, value) for one, value in found.items()})
-        return self._table(found)
+        causes = {
+            one: cause(one, self._locked[one], self._measured[one], self._measured) for one in found
+        }
+        said = {one: why for one, why in causes.items() if why}
+        alone = len(found) == 1
+        return self._table(found, [why if alone else f"{one}: {why}" for one, why in said.items()])
 
     def measured(self, name: str) -> float:
         """The value given to `compare`, for a later cell that continues from it. Raises LookupError
@@ -162,13 +169,14 @@ class Predictions:
             rows or [["nothing predicted yet", "–", "–", "–", NOT_RECORDED]],
         )
 
-    def _table(self, names):
+    def _table(self, names, below=()):
         return Table(
             ["", "predicted", "measured", "predicted / measured"],
             [
                 [name, self._locked[name], self._measured.get(name, "–"), self._ratio(name)]
                 for name in names
             ],
+            below,
         )
 
     def _ratio(self, name):

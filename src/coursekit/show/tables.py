@@ -30,12 +30,14 @@ def in_words(values):
 
 class Table:
     """`rows` under `heads`. Whole numbers are printed with all their digits, text as it is; columns
-    of numbers, whose cells all start with a digit, are aligned to the right.
+    of numbers, whose cells all start with a digit, are aligned to the right. `below` are sentences
+    under it.
 
     Raises ValueError for a row that has more or fewer cells than there are heads.
     """
 
-    def __init__(self, heads, rows):
+    def __init__(self, heads, rows, below=()):
+        self.below = list(below)
         self.heads = [str(head) for head in heads]
         self.rows = [
             [cell if isinstance(cell, str) else format_exact(cell) for cell in row] for row in rows
@@ -55,7 +57,8 @@ class Table:
             return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
         marks = ["--:" if self._is_right(column) else ":--" for column in range(len(self.heads))]
-        return "\n".join([line(self.heads), line(marks), *map(line, self.rows)])
+        below = [paragraph for sentence in self.below for paragraph in ("", sentence)]
+        return "\n".join([line(self.heads), line(marks), *map(line, self.rows), *below])
 
     def __repr__(self):
         widths = [max(map(len, column)) for column in zip(self.heads, *self.rows)]
@@ -68,6 +71,5 @@ class Table:
                 place(cell, width) for place, cell, width in zip(places, cells, widths)
             ).rstrip()
 
-        return "\n".join(
-            [line(self.heads), line(["-" * width for width in widths]), *map(line, self.rows)]
-        )
+        marks = ["-" * width for width in widths]
+        return "\n".join([line(self.heads), line(marks), *map(line, self.rows), *self.below])

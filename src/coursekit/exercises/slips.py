@@ -1,0 +1,219 @@
+"""Wrong predictions, and what they come from: a locked number is answered like a function.
+
+A topic's `predictions.py` has the slips of its lab, by the name of the prediction:
+
+    PREDICTIONS = {
+        "stage 1, bytes": Slips(
+            ranks=4,
+            slips=(
+                Slip("stage 1 cuts the optimizer's states alone", of="stage 3, bytes"),
+                Slip("the optimizer keeps two moments of each parameter", number=590_000),
+                Slip("the gradients of both microbatches are added up", times=2),
+                Slip("...", function=lambda right, known: right - known["stage 3, bytes"]),
+            ),
+        ),
+    }
+
+Slips of any quantity (elements for bytes, GB for GiB, the factor of the ranks) are known without a
+list, from the unit in the prediction's name.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+
+from coursekit import topics
+
+from .common_mistakes import UNITS_OF_SIZE, UNITS_OF_TIME
+from .numbers import plain_number
+
+OWN_FIT = 0.03  # a slip of the quantity explains a number that is so near to it
+GENERAL_FIT = 0.015
+GENERAL_HANDICAP = 0.005  # of two slips that fit alike, the quantity's own is the likelier
+WILD = 20  # times as much, or as little
+
+_TIMES = {**UNITS_OF_TIME, "ms": UNITS_OF_TIME["milliseconds"]}
+# how near a right prediction is to the measured number; of what is timed or rated
+WITHIN, WITHIN_TIMED = 0.03, 0.25
+WITHIN_PERCENT = 1.0  # points
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A wrong number that readers really lock, and the sentence that helps. The number is one of
+    its own, the measured one `times` so much, that of another prediction, `of`, times so much, or
+    what `function` (measured, name -> measured number of this lab) returns."""
+
+    sentence: str
+    number: float | None = None
+    times: float = 1.0
+    of: str = ""
+    function: Callable[[float, Mapping[str, float]], float] | None = None
+
+    def wrong(self, right: float, known: Mapping[str, float]) -> float | None:
+        """The wrong number; None where another number of the lab is not measured yet."""
+        try:
+            if self.function is not None:
+                return self.function(right, known)
+            if self.number is not None:
+                return self.number
+            return self.times * (known[self.of] if self.of else right)
+        except (KeyError, ZeroDivisionError):
+            return None
+
+
+@dataclass(frozen=True)
+class Slips:
+    """Knowledge about a prediction: its slips, the number of ranks that shares it, its unit where
+    the name says another or none, and how near counts as right (a share of the measured number; of
+    percent, points). Where `general` is False, only its own slips are tried."""
+
+    slips: tuple[Slip, ...] = ()
+    ranks: int = 1
+    unit: str | None = None
+    within: float | None = None
+    general: bool = True
+
+
+def slips_of(name: str) -> Slips:
+    """The slips of the topic that lists the prediction; a list without any elsewhere."""
+    for module in topics.modules("predictions"):
+        if name in module.PREDICTIONS:
+            return module.PREDICTIONS[name]
+    return Slips()
+
+
+def unit_in(name: str) -> str:
+    """The unit that a prediction's name ends with, or begins its last part with; "rate" for one of
+    something a second."""
+    if re.search(r"\w/s\b", name):
+        return "rate"
+    last = name.split(",")[-1].split()
+    return next(
+        (
+            word
+            for word in (*last[::-1], *name.split())
+            if word in (*UNITS_OF_SIZE, *_TIMES, "percent")
+        ),
+        "",
+    )
+
+
+def cause(
+    name: str,
+    predicted: float,
+    measured: float,
+    known: Mapping[str, float] = MappingProxyType({}),
+    slips: Slips | None = None,
+) -> str:
+    """The sentence for a wrong prediction: what it comes from; empty where it is near
+    enough, or where nothing is known of such a number."""
+    given = slips_of(name) if slips is None else slips
+    predicted, measured = plain_number(predicted), plain_number(measured)
+    unit = unit_in(name) if given.unit is None else given.unit
+    within = _within(unit, measured) if given.within is None else given.within
+    points = within if unit == "percent" else within * abs(measured)
+    if abs(predicted - measured) <= points:
+        return ""
+    found = []
+    for slip in given.slips:
+        wrong = slip.wrong(measured, known)
+        if wrong is not None and abs(wrong - measured) > points / 2:
+            found.append((_apart(predicted, wrong), OWN_FIT, _sentence(slip.sentence)))
+    if given.general and measured:
+        causes: dict[float, list[str]] = {}
+        for wrong, words in _general(unit, given.ranks, measured):
+            causes.setdefault(round(wrong / measured, 9), []).append(words)
+        for times, words in causes.items():
+            apart = _apart(predicted, times * measured)
+            if abs(times - 1) * abs(measured) > points:
+                sentence = f"{_how_much(times)} the measured number: {', or '.join(words)}?"
+                fit = WITHIN_TIMED if unit in _TIMES else GENERAL_FIT
+                found.append((apart + GENERAL_HANDICAP, fit + GENERAL_HANDICAP, sentence))
+    near = _apart(predicted, measured)
+    fitting = [(apart, said) for apart, fit, said in found if apart <= fit and apart < near]
+    if fitting:
+        return min(fitting)[1]
+    return _far_off(predicted, measured) if given.general else ""
+
+
+def _within(unit: str, measured: float) -> float:
+    if unit == "percent":
+        return WITHIN_PERCENT
+    return WITHIN_TIMED if unit in (*_TIMES, "rate") else WITHIN
+
+
+def _apart(one: float, other: float) -> float:
+    """How far two numbers are apart, relative to the larger: 0 for equal ones, above 1 for those of
+    different signs."""
+    most = max(abs(one), abs(other))
+    return abs(one - other) / most if most else 0.0
+
+
+def _general(unit: str, ranks: int, right: float) -> Iterator[tuple[float, str]]:
+    """(wrong number, words) of the slips that any quantity of that unit on so many ranks has."""
+    if unit in UNITS_OF_SIZE:
+        yield right / 4, "elements for bytes, of which an element of fp32 has 4"
+        yield right * 4, "4 bytes an element, counted twice"
+        yield right / 8, "elements of 8 bytes for bytes"
+        yield right * 2, "elements of 4 bytes where they have 2, or something counted twice"
+        yield right / 2, "elements of 2 bytes where they have 4, or one of two parts forgotten"
+        for other, size in UNITS_OF_SIZE.items():
+            if size != UNITS_OF_SIZE[unit]:
+                yield right * UNITS_OF_SIZE[unit] / size, f"{other}, where {unit} are asked for"
+    elif unit in _TIMES:
+        for other, size in _TIMES.items():
+            if size != _TIMES[unit]:
+                yield right * _TIMES[unit] / size, f"{other}, where {unit} are asked for"
+    elif unit == "percent":
+        yield right / 100, "a share, where percent are asked for"
+        yield 100 - right, "the rest of the hundred percent"
+        if 0 < right < 100:
+            yield 100 * right / (100 - right), "percent of what is left, not of the whole"
+        if right > 0:
+            yield 100 * right / (100 + right), "percent of the larger of the two"
+    if ranks > 1 and unit not in (*_TIMES, "rate", "percent"):
+        n = ranks
+        yield right * n, f"that of all {n} ranks, not of one"
+        yield right / n, f"one of {n} ranks' part, not the whole"
+        if n > 2:
+            yield right * (n - 1) / n, f"without a rank's own part, {n - 1} of {n}"
+            yield right * n / (n - 1), f"with a rank's own part, which it does not send, {n} of {n}"
+            yield right * (n - 1), f"that of the {n - 1} other ranks"
+            yield right / (n - 1), f"one of {n - 1} messages, or one of {n - 1} other ranks"
+
+
+def _how_much(times: float) -> str:
+    """A ratio in words: 4 times, a quarter of, 3/4 of, about 143,000 times."""
+    words = {0.5: "Half", 0.25: "A quarter of", 2.0: "Twice"}
+    if times in words:
+        return words[times]
+    if times >= WILD:
+        return f"{float(f'{times:.3g}'):,.0f} times"
+    near = Fraction(times).limit_denominator(10)
+    if near and math.isclose(near, times, rel_tol=1e-6):
+        return f"{near.numerator} times" if near.denominator == 1 else f"{near} of"
+    return f"{times:.3g} times" if times > 0.1 else f"1/{float(f'{1 / times:.3g}'):,.0f} of"
+
+
+def _far_off(predicted: float, measured: float) -> str:
+    """A sentence for a number of another order or another sign, whose cause is not known."""
+    if not measured:
+        return "Nothing at all was measured: what you count is not there, or not there yet."
+    if not predicted:
+        return "You predicted nothing, and there is something."
+    if predicted * measured < 0:
+        return "The measured number has the other sign: look at which way it goes."
+    times = predicted / measured
+    if 1 / WILD < times < WILD:
+        return ""
+    said = _how_much(float(f"{times:.2g}"))
+    said = f"About {said[0].lower()}{said[1:]} the measured number"
+    return f"{said}: look at the unit, and at what is counted."
+
+
+def _sentence(words: str) -> str:
+    return words if words.endswith((".", "?")) else f"{words}."
