@@ -30,6 +30,7 @@ the presets hold, all or parts.
 """
 
 import ast
+import json
 import math
 import re
 import sys
@@ -209,7 +210,7 @@ def _needed(name, given):
 
 
 class computed(nodes.inline):
-    """A number in the text; ``origin`` is shown on hover."""
+    """A number in the text; ``origin`` is shown on hover, by ``static/book.js``."""
 
 
 class NumberRole(SphinxRole):
@@ -248,10 +249,37 @@ class GivenDirective(SphinxDirective):
         return []
 
 
+def share_inputs(origins):
+    """(inputs, calls): each input of the origins once, and each origin with the numbers of its
+    inputs in their place."""
+    inputs, calls = {}, []
+    for origin in origins:
+        call, said, value = re.fullmatch(r"(computed: \w+)\((.*?)\)( = .*)", origin).groups()
+        found = re.split(r", (?=\w+=)", said) if said else []
+        numbers = (str(inputs.setdefault(one, len(inputs))) for one in found)
+        calls.append(f"{call.removeprefix('computed: ')}({' '.join(numbers)}){value}")
+    return list(inputs), calls
+
+
+def _share_inputs(app, doctree, docname):
+    numbers = list(doctree.findall(computed))
+    inputs, calls = share_inputs(node["origin"] for node in numbers)
+    for node, call in zip(numbers, calls):
+        node["call"] = call
+    doctree["bookkit_inputs"] = inputs
+
+
+def _write_inputs(app, pagename, templatename, context, doctree):
+    if doctree is not None and doctree.get("bookkit_inputs"):
+        data = json.dumps(doctree["bookkit_inputs"], ensure_ascii=False, separators=(",", ":"))
+        data = data.replace("<", "\\u003c")
+        context["body"] += f'<script type="application/json" id="inputs">{data}</script>\n'
+
+
 def _visit_computed(writer, node):
-    # it is full of quotation marks
-    origin = escape(node["origin"], quote=False).replace("'", "&#39;")
-    writer.body.append(f"""<span class="computed" title='{origin}'>""")
+    # book.js writes the title: the same inputs again and again would be most of a page's numbers.
+    # A title of the page that is shown elsewhere has none.
+    writer.body.append(f'<span data-call="{escape(node["call"])}">' if "call" in node else "<span>")
 
 
 def _depart_computed(writer, node):
@@ -804,6 +832,8 @@ def setup(app):
     app.add_directive("equation", EquationDirective)
     app.add_directive("formula-sheet", FormulaSheetDirective)
     app.add_css_file("formulas.css", priority=809)
+    app.connect("doctree-resolved", _share_inputs)
+    app.connect("html-page-context", _write_inputs)
     app.connect("env-purge-doc", _forget_sheet)
     app.connect("env-before-read-docs", _forget_sheets)
     app.connect("env-merge-info", _merge_sheets)

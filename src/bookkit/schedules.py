@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 WIDTH, LEFT, RIGHT = 400, 16, 48  # units of the drawing: all, for ranks, for what is in flight
 HEAD, ROW, GAP, KEY = 19, 15, 10, 34
 ROOM_OF_A_DIGIT = 7.5
-COLOURS = {
+LOOKS = {  # classes of a box in book.css
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward",
     Kind.INPUT: "backward",
-    Kind.WEIGHT: "weight-gradient",
+    Kind.WEIGHT: "weights",
 }
 WORDS = {
     Kind.BACKWARD: "backward",
@@ -132,11 +132,8 @@ def _grid(grid: Grid, top: int, unit: Fraction) -> str:
     ]
     tops = [top + HEAD + rank * ROW for rank in range(grid.ranks)]
     lines = "".join(f"M{LEFT} {y + 6.5}H{end:.1f}" for y in tops)
-    parts.append(
-        f'<path d="{lines}" style="stroke: var(--timeline-idle-line)" stroke-width=".75"'
-        ' stroke-dasharray="1 2"/>'
-    )
-    boxes: dict[tuple, list[str]] = {}  # by how they are filled
+    parts.append(f'<path d="{lines}" class="idle"/>')
+    boxes: dict[str, list[tuple]] = {}  # by their look
     bars, numbers = [], []  # a bar on what is not the rank's first stage
     for rank, (own, y) in enumerate(zip(grid.timeline.spans, tops)):
         places: dict[bool, list] = {}
@@ -144,7 +141,7 @@ def _grid(grid: Grid, top: int, unit: Fraction) -> str:
             first = number < grid.before[rank]
             x, wide = float(LEFT + span.begin * unit), float((span.end - span.begin) * unit)
             box = (span.begin, span.end - span.begin, y)
-            boxes.setdefault(_fill(span.action.kind, first), []).append(box)
+            boxes.setdefault(_look(span.action.kind, first), []).append(box)
             if span.action.stage >= grid.ranks:
                 bars.append(f"M{x + 1:.1f} {y + 1}h{wide - 2:.1f}v2h-{wide - 2:.1f}z")
             if wide >= ROOM_OF_A_DIGIT and span.action.microbatch < 10:
@@ -153,8 +150,8 @@ def _grid(grid: Grid, top: int, unit: Fraction) -> str:
         numbers.append(_text(LEFT - 5, y + 11, rank, "end", size=11))
         numbers.append(_text(WIDTH - 18, y + 11, grid.held[rank], "end", size=11))
     parts.append(f'<g transform="translate({LEFT} 0) scale({float(unit):.4f} 1)">')
-    for fill, found in boxes.items():
-        parts.append(f'<path d="{_boxes(found)}" {fill}/>')
+    for look, found in boxes.items():
+        parts.append(f'<path d="{_boxes(found)}" class="{look}"/>')
     parts.append("</g>")
     parts.append(f'<path d="{"".join(bars)}"/>' if bars else "")
     return "".join(parts + numbers)
@@ -172,12 +169,9 @@ def _boxes(found: list[tuple]) -> str:
     return "".join(parts)
 
 
-def _fill(kind: Kind, first: bool) -> str:
-    """Attributes of a box; `first` says that it is before the rank's first backward."""
-    colour = f"--timeline-{COLOURS[kind]}"
-    opacity = 1 if first else 0.62 if kind is Kind.WEIGHT else 0.36
-    line = "--page" if first else f"{colour}-line"
-    return f'style="fill: var({colour}); fill-opacity: {opacity}; stroke: var({line})"'
+def _look(kind: Kind, first: bool) -> str:
+    """The class of a box; `first` says that it is before the rank's first backward."""
+    return "first" if first else LOOKS[kind]
 
 
 def _digits(places: list[tuple[float, int]], y: float, first: bool) -> str:
@@ -203,7 +197,8 @@ def _key(grids: list[Grid], y: int) -> str:
         x = LEFT
         for kind, first, words in entries:
             top = y + 15 * row
-            parts.append(f'<rect x="{x}" y="{top}" width="9" height="9" {_fill(kind, first)}/>')
+            look = _look(kind, first)
+            parts.append(f'<rect x="{x}" y="{top}" width="9" height="9" class="{look}"/>')
             parts.append(_text(x + 13, top + 8, words, size=11))
             x += round(26 + 5.6 * len(words))
     return "".join(parts)

@@ -1,6 +1,6 @@
 """HTML that no rule of a style sheet shows is not written: spans around plain words of code,
-classes of links and inline code, sphinx-design's mark of a folded box. On ZeRO's chapter that is an
-eighth of the bytes.
+classes of links, inline code and tables, and most of what sphinx-design makes of a folded box. On
+ZeRO's chapter that is an eighth of the bytes.
 
 Each is left out where its HTML is made. A rule for one of these classes would show nothing:
 ``tests/engines/test_bookkit_offline.py`` looks for such rules in the book's style sheets.
@@ -13,6 +13,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.token import Name, Operator, Punctuation, Text, Whitespace
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.writers.html5 import HTML5Translator
+from sphinx_design.dropdown import dropdown_main
 
 # Names and signs have the colour of the text. A kind below these (a function's name, `and`) has a
 # colour of its own.
@@ -24,6 +25,18 @@ CLASSES = {
     ("code", "docutils literal notranslate"): "notranslate",  # no other element is inline code
 }
 FOLD_MARK = "sd-summary-state-marker"  # book.css draws its own
+# A folded box is a card of sphinx-design's, whose look book.css replaces.
+FOLD = {
+    "sd-sphinx-override",
+    "sd-card",
+    "sd-mb-3",
+    "sd-summary-title",
+    "sd-card-header",
+    "sd-summary-text",
+    "sd-card-body",
+    "sd-card-text",
+}
+OF_TABLES = {"row-odd", "row-even", "text-left", "head"}
 
 
 class CodeFormatter(HtmlFormatter):
@@ -42,6 +55,11 @@ class PageTranslator(HTML5Translator):
             if not node.get("classes"):  # else somebody asked for a look
                 classes = attributes[name]
                 attributes[name] = CLASSES.get((tagname, classes), classes)
+        if isinstance(node, (nodes.row, nodes.entry)):
+            for holder in (node, attributes):
+                holder["classes"] = [
+                    name for name in holder.get("classes", ()) if name not in OF_TABLES
+                ]
         return super().starttag(node, tagname, suffix, empty, **attributes)
 
     def visit_Text(self, node):
@@ -53,8 +71,9 @@ class PageTranslator(HTML5Translator):
         self.body.append(re.sub(r" +(?= )", lambda spaces: "&#160;" * len(spaces[0]), text))
 
 
-class NoFoldMarks(SphinxPostTransform):
-    """A folded box without the mark that sphinx-design puts into its summary."""
+class PlainFolds(SphinxPostTransform):
+    """A folded box without the mark that sphinx-design puts into its summary, and without classes
+    that say what a card of its own looks like."""
 
     default_priority = 200  # after sphinx-design has made it (199)
     formats = ("html",)
@@ -65,6 +84,10 @@ class NoFoldMarks(SphinxPostTransform):
         ]
         for mark in marks:
             mark.parent.remove(mark)
+        for box in self.document.findall(dropdown_main):
+            for node in box.findall(nodes.Element):
+                if FOLD & set(node["classes"]):
+                    node["classes"] = [name for name in node["classes"] if name not in FOLD]
 
 
 def _format_code(app):
@@ -74,5 +97,5 @@ def _format_code(app):
 
 def setup(app):
     app.set_translator("html", PageTranslator)
-    app.add_post_transform(NoFoldMarks)
+    app.add_post_transform(PlainFolds)
     app.connect("builder-inited", _format_code)

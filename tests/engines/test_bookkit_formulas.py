@@ -1,6 +1,7 @@
 """Numbers, equations and the formula sheet: what a page prints comes out of the registry, and a
 wrong call stops the build."""
 
+import json
 import re
 
 import pytest
@@ -213,7 +214,8 @@ def test_numbers_on_a_page(build):
     """In text, in a table and in a heading; with the origin for the hover, and no line end before
     the unit.
 
-    Mutation: print without escaping, or a space that breaks."""
+    Mutation: print without escaping, or a space that breaks; an input with the number of another.
+    """
     pages, warnings = build(
         index=(
             f"# It takes {{bytes}}`states_bytes({GPT3}) as"
@@ -222,17 +224,23 @@ def test_numbers_on_a_page(build):
         )
     )
     assert not warnings
-    found = re.findall(r"<span class=\"computed\" title='([^']*)'>([^<]*)</span>", pages["index"])
+    found = re.findall(r'<span data-call="([^"]*)">([^<]*)</span>', pages["index"])
     assert {text for _, text in found} == {
         "2.8\N{NO-BREAK SPACE}TB",
         "1\N{NO-BREAK SPACE}day",
         "700\N{NO-BREAK SPACE}GB",
     }
-    assert all(
-        title.startswith("computed: ") and '"fp32 Adam"' in title
-        for title, text in found
-        if "B" in text
-    )
+    (inputs,) = re.findall(r'id="inputs">(.*?)</script>', pages["index"])
+    assert json.loads(inputs) == [
+        "parameters=175,000,000,000",
+        'recipe="fp32 Adam"',
+        "training_seconds=86,400",
+    ]
+    assert [call for call, _ in found] == [
+        "states_bytes(0 1) = 2,800,000,000,000 bytes",
+        "training_days(2) = 1 days",
+        "parameter_bytes(0 1) = 700,000,000,000 bytes",
+    ]
 
 
 def test_a_wrong_call_is_a_warning_with_page_and_line(build):
@@ -268,10 +276,12 @@ def test_quantities_with_a_name(build):
         other="# Two\n\n{bytes}`states_bytes(small)`\n\n" + small + small,
     )
     printed = re.findall(
-        r'<span class="computed"[^>]*>([^<]+)<', pages["index"].replace("\N{NO-BREAK SPACE}", " ")
+        r"<span data-call=[^>]*>([^<]+)<", pages["index"].replace("\N{NO-BREAK SPACE}", " ")
     )
     assert printed == ["16 kB", "32 kB", "12 kB"]
-    assert 'parameters=1,000, recipe="fp32 Adam") = 16,000 bytes' in pages["index"]
+    assert '["parameters=1,000","recipe=\\"fp32 Adam\\"","parameters=2,000",' in pages["index"]
+    assert 'data-call="states_bytes(0 1) = 16,000 bytes"' in pages["index"]
+    assert 'data-call="states_bytes(2 1) = 32,000 bytes"' in pages["index"]
     assert (
         "other.md:3: WARNING: states_bytes(small): a formula is called with keywords only; no"
         " {given} small stands" in warnings

@@ -114,6 +114,17 @@
     sections.forEach(function (id) { observer.observe(document.getElementById(id)); });
   }
 
+  /* Where a number is from: the page has each input once, and a call the numbers of its inputs. */
+  var inputs = document.getElementById("inputs");
+  if (inputs) {
+    inputs = JSON.parse(inputs.textContent);
+    all("[data-call]").forEach(function (number) {
+      number.title = "computed: " + number.dataset.call.replace(/\((.+?)\)/, function (whole, numbers) {
+        return "(" + numbers.split(" ").map(function (one) { return inputs[one]; }).join(", ") + ")";
+      });
+    });
+  }
+
   /* What scrolls sideways can be reached and scrolled with the keyboard. */
   function reachable() {
     all("pre, .math-scroll, .pst-scrollable-table-container, .cell_output > .output").forEach(function (box) {
