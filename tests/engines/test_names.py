@@ -56,11 +56,8 @@ THE_SAME_IN_ANOTHER_WAY = {
     "PIECE_BYTES": (FAST, "collectives_fast.py", "zero/*"),
     "Ring": (FAST, "zero/*"),
     **dict.fromkeys(("LossScaler", "MasterWeights"), FAST_PRECISION),
-    **dict.fromkeys(("all_to_all", "barrier"), A_COLLECTIVE),
-    **dict.fromkeys(
-        ("gather", "scatter"),
-        (A_COLLECTIVE[0] + ITS_FUNCTION, *A_COLLECTIVE[1:], "tensor_parallel/*/pairs.py"),
-    ),
+    **dict.fromkeys(("all_to_all", "barrier", "scatter"), A_COLLECTIVE),
+    "gather": (A_COLLECTIVE[0] + ITS_FUNCTION, *A_COLLECTIVE[1:], "tensor_parallel/*/pairs.py"),
     **dict.fromkeys(
         ("equal", "where"),
         ("of numbers, and as SymPy writes it", "formulas/subset.py", "formulas/symbols.py"),

@@ -8,7 +8,7 @@ from plainly import assert_close, batch, model, part, sgd, train, trained
 from pretended.step import Step, watched
 
 from shardlab.data_parallel import core as data_parallel
-from shardlab.gpt import GPT, next_token_loss
+from shardlab.gpt import next_token_loss
 from shardlab.mixed_precision import core as mixed_precision
 from shardlab.pipelines import core as pipelines
 from shardlab.pipelines.schedules import schedule
@@ -44,29 +44,21 @@ def sharded(stage: int) -> Step:
     return step
 
 
-def cut_by_width(net: GPT) -> GPT:
-    net.embedding.tokens = tensor_parallel.TokenEmbedding(net.embedding.tokens)
-    for block in net.blocks:
-        tensor_parallel.split_block(block)
-    net.head.scores = tensor_parallel.ColumnLinear(net.head.scores)
-    net.head.scores.register_forward_pre_hook(lambda _, args: tensor_parallel.enter(*args))
-    return net
-
-
-def split() -> Step:
-    net, tokens = cut_by_width(model(tied_head=0)), batch()
+def split(tied: int) -> Step:
+    net, tokens = tensor_parallel.split_gpt(model(tied_head=tied)), batch()
 
     def backward():
         loss = tensor_parallel.vocabulary_parallel_loss(net(tokens), tokens, net.config.vocabulary)
         loss.backward()
 
     step = train(backward, sgd(net.parameters()))
-    assert_close(dict(net.named_parameters()), cut_by_width(deepcopy(trained(tied_head=0))))
+    plain = tensor_parallel.split_gpt(deepcopy(trained(tied_head=tied)))
+    assert_close(dict(net.named_parameters()), plain)
     return step
 
 
 def split_by_tokens(tied: int) -> Step:
-    net, tokens = core_sequence.split_gpt(model(tied_head=tied)), batch()
+    net, tokens = core_sequence.split_gpt_by_tokens(model(tied_head=tied)), batch()
 
     def backward():
         loss = tensor_parallel.vocabulary_parallel_loss(net(tokens), tokens, net.config.vocabulary)
@@ -74,7 +66,7 @@ def split_by_tokens(tied: int) -> Step:
         core_sequence.sum_gradients(net)
 
     step = train(backward, sgd(net.parameters()))
-    plain = core_sequence.split_gpt(deepcopy(trained(tied_head=tied)))
+    plain = core_sequence.split_gpt_by_tokens(deepcopy(trained(tied_head=tied)))
     assert_close(dict(net.named_parameters()), plain)
     return step
 

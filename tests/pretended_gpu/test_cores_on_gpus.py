@@ -25,10 +25,11 @@ def test_zero(on_gpus, gpus, stage):
     on_gpus(gpus, cases.sharded, stage).is_right()
 
 
+@pytest.mark.parametrize("tied", [0, 1])
 @pytest.mark.parametrize("gpus", COUNTS)
-def test_tensor_parallelism(on_gpus, gpus):
+def test_tensor_parallelism(on_gpus, gpus, tied):
     """Must catch: a bias that every rank adds, a question on the host whether a token is known."""
-    on_gpus(gpus, cases.split).is_right()
+    on_gpus(gpus, cases.split, tied).is_right()
 
 
 @pytest.mark.parametrize("tied", [0, 1])

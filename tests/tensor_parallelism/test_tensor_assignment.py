@@ -24,7 +24,7 @@ def test_the_skeleton_is_a_list_of_todos(worlds):
     check_todos(worlds(4), TOPIC, parts=7)
 
 
-SUMMED = "        return total(gradient, ctx.group), None"
+SUMMED = "        return leave(gradient, ctx.group), None"
 WRONG = {
     "enter that sums nothing": (
         "entered",
@@ -42,10 +42,8 @@ WRONG = {
         "left",
         "parity",
         (
-            "        return gradient, None",
+            "        return enter(gradient, ctx.group), None",
             SUMMED,
-            "        return total(x, group)",
-            "        ctx.group = group\n        return total(x, group)",
         ),
         "the gradient of a sum is that of each part, and all ranks have it already",
     ),
@@ -100,25 +98,28 @@ WRONG = {
     "no maximum": (
         "losses",
         "parity",
-        ("shifted = wide - largest.unsqueeze(-1)", "shifted = wide"),
+        ("shifted = wide - largest", "shifted = wide.clone()"),
         "subtract the largest score of all ranks before exp",
     ),
     "a sum over tokens": (
         "losses",
         "parity",
-        ("(sums[0].log() - sums[1]).mean()", "(sums[0].log() - sums[1]).sum()"),
+        ("begin, group).mean()", "begin, group).sum()"),
         "It is the sum over tokens: divide by their number.",
     ),
     "the gradient that arrives is forgotten": (
         "losses",
         "parity",
-        ("d * (gradient / own.numel())", "d / own.numel()"),
+        (
+            "        d = softmax",
+            "        gradient = torch.full_like(gradient, 1 / own.numel())\n        d = softmax",
+        ),
         "multiply by the gradient that arrives",
     ),
     "the softmax": (
         "losses",
         "parity",
-        ("-own.unsqueeze(-1).to(softmax.dtype)", "0 * own.unsqueeze(-1).to(softmax.dtype)"),
+        ("-(gradient * own)", "0 * (gradient * own)"),
         "differ",
     ),
     "both functions send both ways": (

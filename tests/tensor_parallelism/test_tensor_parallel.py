@@ -169,7 +169,7 @@ def test_parity(world, model, way):
         assert close(found), found
 
 
-def core_errors(config, frozen=()):
+def core_errors(config, way, frozen=()):
     """On a rank: how far loss and each gradient of the core are from the plain model's."""
     torch.set_num_threads(1)
     tokens, targets = batch_of(config, dist.get_world_size())
@@ -177,10 +177,11 @@ def core_errors(config, frozen=()):
     for net in (model, plain):
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(not any(name.endswith(end) for end in frozen))
-    core_sequence.split_gpt(model)
+    apply_tensor_parallel(model, plan_of(config, way), hardened=False)
     loss = core.vocabulary_parallel_loss(model(tokens), targets, config.vocabulary)
     loss.backward()
-    core_sequence.sum_gradients(model)
+    if way != "tensor":
+        core_sequence.sum_gradients(model)
     plain_loss = next_token_loss(plain(tokens), targets)
     plain_loss.backward()
     found, expected = (
@@ -201,16 +202,45 @@ def core_errors(config, frozen=()):
     return found
 
 
-@pytest.mark.parametrize("frozen", ((), ("qkv.weight", "up.weight", "norm.weight")))
+@pytest.mark.parametrize("way", ("tensor", "sequence, gathered again"))
 @pytest.mark.parametrize("model", MODELS)
-def test_parity_of_the_core_of_sequence_parallelism(world, model, frozen):
-    """Loss and every gradient are the plain model's; the gradients of what is whole, too.
+def test_parity_of_the_core(world, model, way):
+    """Loss and every gradient are the plain model's, frozen parameters or not; the gradients of
+    what is whole, too.
 
-    Must catch: sum_gradients left out, or for the biases of rows alone; positions of the first
-    tokens on all ranks; a tied head that is untied; all tokens gathered again in another order."""
+    Must catch: a door that gives the hardened layers, which core.sum_gradients does not know, or
+    the core of the other way; sum_gradients left out, or for the biases of rows alone; positions
+    of the first tokens on all ranks; a tied head that is untied; all tokens gathered again in
+    another order."""
     config = replace(MODELS[model](world.world_size), dropout=0.0)
-    for found in world.run(core_errors, config, frozen):
-        assert close(found), found
+    for frozen in ((), ("qkv.weight", "up.weight", "norm.weight")):
+        for found in world.run(core_errors, config, way, frozen):
+            assert close(found), found
+
+
+def refused_by_the_core():
+    """On a rank: what is said of models and plans that the core does not split."""
+    whole, drops = gpt_2(1, dropout=0.0), gpt_2(1)
+    cases = (
+        (GPT(drops), gpt_plan(drops)),
+        (nn.Linear(2, 2), {"": Columns(2)}),
+        (GPT(whole), {**gpt_plan(whole), "head.norm": (Whole(), Whole())}),
+        (GPT(whole), sequence_parallel(gpt_plan(whole), regather=False)),
+    )
+    said = []
+    for model, plan in cases:
+        with pytest.raises(CannotSplit) as caught:
+            apply_tensor_parallel(model, plan, hardened=False)
+        said.append(str(caught.value).partition(":")[0])
+    return said
+
+
+def test_what_the_core_does_not_split(worlds):
+    """Must catch: a plan of the reader's own that the core does not read, and splits otherwise;
+    dropout whose masks would depend on the ranks."""
+    plan = "hardened=False and a plan of your own"
+    want = ["hardened=False and dropout", "hardened=False and a Linear", plan, plan]
+    assert worlds(2).run(refused_by_the_core) == [want] * 2
 
 
 @pytest.mark.parametrize("way", PEERS)
@@ -322,13 +352,16 @@ def test_a_gradient_that_others_use(worlds):
 # --- the loss -------------------------------------------------------------------------------------
 
 
-def losses(vocabulary, scale, dtype):
+def losses(vocabulary, scale, dtype, masked=False):
     """On a rank: (difference of the loss, of its gradient, messages) of scores of this size."""
     me, n = dist.get_rank(), dist.get_world_size()
     draw = torch.Generator().manual_seed(1)
     scores = (scale * torch.randn(3, 4, vocabulary, generator=draw, dtype=torch.float64)).to(dtype)
     targets = torch.randint(vocabulary, (3, 4), generator=draw)
     targets[0, :2] = torch.tensor([0, vocabulary - 1])
+    if masked:  # the first token of each rank's part
+        firsts = torch.tensor([part[0] for part in torch.arange(vocabulary).tensor_split(n)])
+        scores[1:, :, firsts], targets[1:] = -torch.inf, vocabulary - 1
     plain = scores.clone().requires_grad_()
     want = next_token_loss(plain, targets)
     want.backward()
@@ -349,12 +382,14 @@ def test_the_loss(world):
     of a number or two for each token.
 
     Must catch: scores gathered; a maximum of one rank; a target on the border that two ranks have,
-    or none; 16-bit sums."""
+    or none; 16-bit sums; another rank's target that is a token of -infinity times 0."""
     for vocabulary in (world.world_size, 7, 100, 101):
         for scale in (1, 2000):
             for loss, gradient, messages in world.run(losses, vocabulary, scale, torch.float64):
                 assert loss < CLOSE and gradient < CLOSE
                 assert messages == [("all_reduce", 12 * 8), ("all_reduce", 2 * 12 * 8)]
+    for loss, gradient, _ in world.run(losses, 101, 3, torch.float64, masked=True):
+        assert loss < CLOSE and gradient < CLOSE
     for loss, gradient, _ in world.run(losses, 101, 3, torch.bfloat16):
         assert loss < 1e-5 and gradient < 0.01
 

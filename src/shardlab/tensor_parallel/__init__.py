@@ -11,16 +11,18 @@
 
 and in hardened/, for any model that a plan describes:
 
-    pairs.py      what is sent: five functions, each with the one that is its backward
+    pairs.py      what is sent: four functions, each with the one that is its backward
     layers.py     a linear layer cut by columns, one cut by rows, an embedding cut by tokens, and
                   dropout that does not depend on the number of ranks
-    loss.py       cross-entropy of scores of which each rank has some tokens'
+    loss.py       the core's cross-entropy, where targets may be padding
     plan.py       which module is cut how: a table over the names of modules; apply.py does it,
                   checks.py says what cannot be cut, first_forward.py what ranks have alike
     sequence.py   sequence parallelism: what is still whole is cut by tokens; whole_gradients.py
                   adds up the gradients of what is whole
     full_parameters.py
                   to and from the plain model's state_dict
+
+apply_tensor_parallel gives the hardened layers, and hardened=False the core's.
 
 Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198).
 """

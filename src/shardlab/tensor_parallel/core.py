@@ -1,9 +1,9 @@
 """The core of tensor parallelism: layers cut by width, so that each rank has some columns of the
 first matrix and the same rows of the second.
 
-    block = split_block(block)                       # a block of gpt.py, in place
-    head = ColumnLinear(model.head)                  # scores of this rank's tokens
-    loss = vocabulary_parallel_loss(head(enter(x)), targets, vocabulary)
+    split_gpt(model)                                 # a model of gpt.py, in place
+    loss = vocabulary_parallel_loss(model(tokens), targets, vocabulary)
+    loss.backward()                                  # the gradients of this rank's parts
 
 Every rank sees the same x. Its columns give some elements of the hidden vector, which only its rows
 need, so nothing is sent between the two matrices. Around the pair stand two functions, which
@@ -26,8 +26,7 @@ from ..gpt_checks import check_range
 
 
 def bounds(size: int, group: Group) -> tuple[int, int]:
-    """This rank's part of `size` rows or columns, from begin to end. The first ranks have one
-    more where t does not divide the size."""
+    """(begin, end) of this rank's part of a dim. The first ranks have one more where need be."""
     n, me = dist.get_world_size(group), dist.get_rank(group)
     each, more = divmod(size, n)
     begin = me * each + min(me, more)
@@ -59,7 +58,7 @@ class Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return total(gradient, ctx.group), None
+        return leave(gradient, ctx.group), None
 
 
 class Leave(torch.autograd.Function):
@@ -67,11 +66,12 @@ class Leave(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, group):
+        ctx.group = group
         return total(x, group)
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient, None
+        return enter(gradient, ctx.group), None
 
 
 def enter(x: Tensor, group: Group = None) -> Tensor:
@@ -109,8 +109,7 @@ class RowLinear(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """The vectors of some tokens. Those of other tokens are zeros here, and the sum over ranks
-    has them all."""
+    """The vectors of some tokens, and zeros for the others: the sum over ranks has them all."""
 
     def __init__(self, embedding: nn.Embedding, group: Group = None, leave=leave):
         super().__init__()
@@ -126,31 +125,32 @@ class TokenEmbedding(nn.Module):
 
 
 class Loss(torch.autograd.Function):
-    """The mean of log(sum of exp(s)) - s_target. The scores s are never gathered: what travels
-    are a maximum and two sums for each token of the batch."""
+    """log(sum of exp(s)) - s_target of each token: a maximum and two sums travel, no scores s."""
 
     @staticmethod
     def forward(ctx, scores, targets, begin, group):
         wide = scores.to(torch.promote_types(scores.dtype, torch.float32))  # [B, S, V/t]
-        largest = wide.max(-1).values  # [B, S], so that no exp overflows
+        largest = wide.amax(-1, keepdim=True)  # [B, S, 1], so that no exp overflows
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-        shifted = wide - largest.unsqueeze(-1)
+        shifted = wide - largest
         own = (targets >= begin) & (targets < begin + scores.shape[-1])
         index = ((targets - begin) * own).unsqueeze(-1)
-        target = shifted.gather(-1, index).squeeze(-1) * own  # on the rank that has it
-        exponentials = shifted.exp()
-        sums = torch.stack([exponentials.sum(-1), target])  # two sums in one message
+        target = shifted.gather(-1, index).squeeze(-1).masked_fill(~own, 0)  # of whoever has it
+        exponentials = shifted.exp_()
+        sums = torch.stack([exponentials.sum(-1), target])  # two in one message
         dist.all_reduce(sums, group=group)
-        softmax = exponentials / sums[0].unsqueeze(-1)
+        divisor, target = sums
+        softmax = exponentials.div_(divisor.unsqueeze(-1))
         ctx.save_for_backward(softmax, index, own)
         ctx.dtype = scores.dtype
-        return (sums[0].log() - sums[1]).mean()
+        return divisor.log() - target  # [B, S]
 
     @staticmethod
     def backward(ctx, gradient):
-        softmax, index, own = ctx.saved_tensors  # the gradient: softmax, less 1 at the target
-        d = softmax.scatter_add(-1, index, -own.unsqueeze(-1).to(softmax.dtype))
-        return (d * (gradient / own.numel())).to(ctx.dtype), None, None, None
+        softmax, index, own = ctx.saved_tensors
+        d = softmax.mul_(gradient.unsqueeze(-1))  # in its memory: a second backward raises
+        d.scatter_add_(-1, index, -(gradient * own).unsqueeze(-1))  # less 1 at the target
+        return d.to(ctx.dtype), None, None, None
 
 
 def vocabulary_parallel_loss(
@@ -163,7 +163,7 @@ def vocabulary_parallel_loss(
     if scores.shape[-1] != end - begin:
         raise ValueError(f"scores of {scores.shape[-1]} tokens: this rank has {end - begin}.")
     check_range(targets, vocabulary)
-    return Loss.apply(scores, targets, begin, group)
+    return Loss.apply(scores, targets, begin, group).mean()
 
 
 def split_block(block: nn.Module, group: Group = None, enter=enter, leave=leave) -> nn.Module:
@@ -184,3 +184,17 @@ def split_block(block: nn.Module, group: Group = None, enter=enter, leave=leave)
     for module in (attention, mlp):
         module.register_forward_pre_hook(lambda _, args: enter(args[0], group))
     return block
+
+
+def split_gpt(model: nn.Module, group: Group = None, enter=enter, leave=leave) -> nn.Module:
+    """A model of gpt.py, in place. Its head gives the scores of this rank's tokens."""
+    embedding, head = model.embedding, model.head
+    tied = head.scores.weight is embedding.tokens.weight
+    embedding.tokens = TokenEmbedding(embedding.tokens, group, leave)
+    head.scores = ColumnLinear(head.scores, group)
+    head.scores.register_forward_pre_hook(lambda _, args: enter(args[0], group))
+    if tied:
+        head.scores.weight = embedding.tokens.weight
+    for block in model.blocks:
+        split_block(block, group, enter, leave)
+    return model

@@ -1,6 +1,6 @@
 """The core of sequence parallelism: what core.py leaves whole is cut by tokens.
 
-    split_gpt(model)                          # in place
+    split_gpt_by_tokens(model)                # in place
     loss = vocabulary_parallel_loss(model(tokens), targets, vocabulary)
     loss.backward()
     sum_gradients(model)                      # once a step, before clipping
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..collective_wire import Group, all_gather_single, reduce_scatter_single
-from .core import ColumnLinear, RowLinear, TokenEmbedding, bounds, split_block
+from . import core
+from .core import ColumnLinear, RowLinear, TokenEmbedding, bounds
 
 
 def all_gathered(x: Tensor, group: Group) -> Tensor:  # [B, S/t, H]
@@ -54,7 +55,7 @@ class GatherTokens(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return reduce_scattered(gradient, ctx.group), None
+        return reduce_scatter(gradient, ctx.group), None
 
 
 class ScatterTokens(torch.autograd.Function):
@@ -67,7 +68,7 @@ class ScatterTokens(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return all_gathered(gradient, ctx.group), None
+        return gather(gradient, ctx.group), None
 
 
 gather, reduce_scatter = GatherTokens.apply, ScatterTokens.apply
@@ -119,21 +120,14 @@ def keep_own_tokens(module: nn.Module, group: Group):
     module.forward = forward
 
 
-def split_gpt(model: nn.Module, group: Group = None) -> nn.Module:
+def split_gpt_by_tokens(model: nn.Module, group: Group = None) -> nn.Module:
     """A model of gpt.py, in place. Between its cut layers each rank has its own tokens."""
-    embedding, head = model.embedding, model.head
-    tied = head.scores.weight is embedding.tokens.weight
-    embedding.tokens = TokenEmbedding(embedding.tokens, group, reduce_scatter)
-    embedding.position_ids = OwnRows(group)
-    head.scores = ColumnLinear(head.scores, group)
-    head.scores.register_forward_pre_hook(lambda _, args: gather(args[0], group))
-    if tied:
-        head.scores.weight = embedding.tokens.weight
+    core.split_gpt(model, group, gather, reduce_scatter)
+    model.embedding.position_ids = OwnRows(group)
     for block in model.blocks:
-        split_block(block, group, gather, reduce_scatter)
         keep_own_tokens(block.attention, group)
         keep_own_tokens(block.mlp, group)
-    keep_own_tokens(head.scores, group)
+    keep_own_tokens(model.head.scores, group)
     return model
 
 

@@ -87,17 +87,10 @@ def split_by_plan(
 
 
 def split_by_core(net: nn.Module, optimizer_cls: type, **settings) -> tuple:
-    tied, vocabulary = net.config.tied_head, net.config.vocabulary
-    for block in net.blocks:
-        core.split_block(block)
-    net.embedding.tokens = core.TokenEmbedding(net.embedding.tokens)
-    net.head.scores = core.ColumnLinear(net.head.scores)
-    net.head.scores.register_forward_pre_hook(lambda _, args: core.enter(*args))
-    if tied:
-        net.head.scores.weight = net.embedding.tokens.weight
+    core.split_gpt(net)
 
     def gradients(tokens: Tensor, targets: Tensor) -> Tensor:
-        loss = core.vocabulary_parallel_loss(net(tokens), targets, vocabulary)
+        loss = core.vocabulary_parallel_loss(net(tokens), targets, net.config.vocabulary)
         loss.backward()
         return loss.detach()
 

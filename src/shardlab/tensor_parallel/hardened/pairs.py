@@ -1,4 +1,4 @@
-"""The messages of tensor and sequence parallelism: five functions of a tensor, each of which says
+"""The messages of tensor and sequence parallelism: four functions of a tensor, each of which says
 what it does forward and what it does backward.
 
                      forward             backward
@@ -6,14 +6,12 @@ what it does forward and what it does backward.
     leave            all-reduce          nothing              after a layer cut by rows
     gather           all-gather          reduce-scatter       enter, if each rank has own tokens
     reduce_scatter   reduce-scatter      all-gather           leave, if each rank has own tokens
-    scatter          own part            all-gather           whole on all ranks, to own tokens
 
-`enter` and `leave` are each other's backward, and so are `gather` and `reduce_scatter`: a conjugate
-pair. Why, in one line: if y = sum of f_r(x) over the ranks r, then x is used by all ranks, so its
-gradient is a sum over them, and each f_r has the whole gradient of y.
+They are the core's, in fewer bytes: `leave` sums in place, and on gloo the other two take the ring
+of this book, which sends half as much. A function of a function's gradient sends, too, so gradients
+of gradients are right.
 
-All ranks of the group call them, in the same order. Parts are equally large, so the size of `dim`
-is a multiple of the number of ranks.
+All ranks of the group call them, in the same order.
 """
 
 from collections.abc import Callable
@@ -21,7 +19,6 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ... import collectives_fast
 from ...collective_wire import (
@@ -31,142 +28,85 @@ from ...collective_wire import (
     place,
     reduce_scatter_single,
 )
+from .. import core
+from ..core import enter
 
-# --- the functions --------------------------------------------------------------------------------
-
-
-def enter(x: Tensor, group: Group = None) -> Tensor:
-    """The tensor x, which all ranks share and multiply by different weights."""
-    return _Enter.apply(x, group)
+__all__ = ["all_gathered", "enter", "gather", "leave", "reduce_scatter"]
 
 
 def leave(x: Tensor, group: Group = None) -> Tensor:
     """The sum over all ranks, in the memory of x."""
-    return _Leave.apply(x, group)
+    return _LeaveInPlace.apply(x, group)
 
 
-def gather(x: Tensor, dim: int, group: Group = None) -> Tensor:
-    """All ranks' parts, one after the other along dim, before ranks go on with different
-    weights."""
-    return _Gather.apply(x, dim, group)
-
-
-def reduce_scatter(x: Tensor, dim: int, group: Group = None) -> Tensor:
-    """This rank's part, along dim, of the sum over all ranks."""
-    return _ReduceScatter.apply(x, dim, group)
-
-
-def scatter(x: Tensor, dim: int, group: Group = None) -> Tensor:
-    """This rank's part, along dim, of what all ranks have."""
-    return _Scatter.apply(x, dim, group)
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return leave(gradient.clone(), ctx.group), None  # others may use this gradient as it is
-
-
-class _Leave(torch.autograd.Function):
+class _LeaveInPlace(core.Leave):
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
         ctx.mark_dirty(x)
-        return summed(x, group)
+        whole = x.contiguous()
+        dist.all_reduce(whole, group=group)
+        return x if whole is x else x.copy_(whole)
 
-    @staticmethod
-    def backward(ctx, gradient):
-        return enter(gradient, ctx.group), None
+
+def gather(x: Tensor, group: Group = None) -> Tensor:
+    """All ranks' tokens, before ranks go on with different weights."""
+    return _Gather.apply(x, group)
+
+
+def reduce_scatter(x: Tensor, group: Group = None) -> Tensor:
+    """This rank's tokens of the sum over all ranks."""
+    return _ReduceScatter.apply(x, group)
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, dim, group):
-        ctx.dim, ctx.group = dim, group
-        return all_gathered(x, dim, group)
+    def forward(ctx, x, group):
+        ctx.group = group
+        return all_gathered(x, group)
 
     @staticmethod
     def backward(ctx, gradient):
-        return reduce_scatter(gradient, ctx.dim, ctx.group), None, None
+        return reduce_scatter(gradient, ctx.group), None
 
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, dim, group):
-        ctx.dim, ctx.group = dim, group
-        return reduce_scattered(x, dim, group)
+    def forward(ctx, x, group):
+        ctx.group = group
+        return reduce_scattered(x, group)
 
     @staticmethod
     def backward(ctx, gradient):
-        return gather(gradient, ctx.dim, ctx.group), None, None
+        return gather(gradient, ctx.group), None
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, dim, group):
-        ctx.dim, ctx.group = dim, group
-        return own_slice(x, dim, group).clone()  # so that the whole can go
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        return all_gathered(gradient, ctx.dim, ctx.group), None, None
-
-
-# --- the moves ------------------------------------------------------------------------------------
-
-
-def summed(x: Tensor, group: Group) -> Tensor:
-    """The sum over the ranks, in place."""
-    if x.is_contiguous():
-        dist.all_reduce(x, group=group)
-        return x
-    return x.copy_(summed(x.contiguous(), group))
-
-
-def all_gathered(x: Tensor, dim: int, group: Group) -> Tensor:
-    """Ranks' parts arrive one after the other. Along another dim than the first they must be moved
-    to where they belong, which is a copy."""
+def all_gathered(x: Tensor, group: Group) -> Tensor:  # [B, S/t, H]
+    """Ranks' parts arrive one after the other. They must be moved to where they belong, which is a
+    copy."""
     n, _ = place(group)
     parts = x.new_empty((n, *x.shape))
     all_gather, _ = collectives_for(x, group)
     all_gather(parts, x.contiguous(), group=group)
-    return parts.movedim(0, dim).flatten(dim, dim + 1).contiguous()
+    return parts.movedim(0, 1).flatten(1, 2).contiguous()  # [B, S, H]
 
 
-def reduce_scattered(x: Tensor, dim: int, group: Group) -> Tensor:
+def reduce_scattered(x: Tensor, group: Group) -> Tensor:  # [B, S, H]
     n, _ = place(group)
-    check_even(x, dim, n)
-    parts = x.unflatten(dim, (n, -1)).movedim(dim, 0).contiguous()
+    if x.shape[1] % n:
+        raise ValueError(
+            f"dim 1 of {list(x.shape)} is cut for {n} ranks: {x.shape[1]} must be a multiple of"
+            f" {n}."
+        )
+    parts = x.unflatten(1, (n, -1)).movedim(1, 0).contiguous()
     own = torch.empty_like(parts[0])
     _, reduce_scatter = collectives_for(x, group)
     reduce_scatter(own, parts, group=group)
-    return own
-
-
-def own_slice(x: Tensor, dim: int, group: Group) -> Tensor:
-    """A view."""
-    n, me = place(group)
-    check_even(x, dim, n)
-    return x.unflatten(dim, (n, -1)).select(dim, me)
-
-
-def check_even(x: Tensor, dim: int, n: int):
-    if x.shape[dim] % n:
-        raise ValueError(
-            f"dim {dim} of {list(x.shape)} is cut for {n} ranks: {x.shape[dim]} must be a multiple"
-            f" of {n}."
-        )
+    return own  # [B, S/t, H]
 
 
 def collectives_for(x: Tensor, group: Group) -> tuple[Callable, Callable]:
-    """(all-gather, reduce-scatter) for x. gloo makes its reduce-scatter by an all-reduce, so this
-    book's ring sends half as much."""
+    """(all-gather, reduce-scatter) for x. gloo makes its reduce-scatter by an all-reduce."""
     if backend_for(x.device.type, group) == "gloo":
         return collectives_fast.all_gather, collectives_fast.reduce_scatter
     return all_gather_single, reduce_scatter_single

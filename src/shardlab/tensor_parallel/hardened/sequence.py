@@ -15,6 +15,8 @@ What a gathered layer keeps. Backward of xW needs x, so autograd keeps the gathe
 every rank, and up to half of the saving is lost. With `regather` a rank keeps its own tokens,
 and gathers again in backward: one message more, and everything that is kept is cut by t.
 
+It stands alone beside core_sequence.py, as a change of any plan.
+
 Parameters that are whole see own tokens only, so their gradients are parts of a sum. Korthikanti et
 al. 2022, section 4.2.
 """
@@ -22,7 +24,6 @@ al. 2022, section 4.2.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -34,8 +35,6 @@ from .layers import CutModule, OwnDropout, Parts
 from .pairs import all_gathered, gather, reduce_scatter
 from .plan import Around, Rows, TensorPlan, Tokens, Whole
 
-own_tokens_of_the_sum = partial(reduce_scatter, dim=1)  # of [B, S, H]
-
 
 def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tuple[Whole, ...]]:
     """The plan with sequence parallelism: each rank has only its own tokens between the modules
@@ -45,7 +44,7 @@ def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tupl
         if isinstance(entry, Around):
             return AroundGathered(regather)
         if isinstance(entry, Rows | Tokens):
-            return replace(entry, join=own_tokens_of_the_sum)
+            return replace(entry, join=reduce_scatter)
         return OwnTokens() if type(entry) is Whole else entry
 
     return {
@@ -85,7 +84,7 @@ class AroundGathered(Around):
     regather: bool = True
 
     def run(self, compute: Callable, group, x: Tensor) -> Tensor:
-        whole = gather(x, 1, group)
+        whole = gather(x, group)
         if not self.regather:
             return compute(whole)
         with keeps_own_tokens(whole, x, group):
@@ -135,7 +134,7 @@ class Regathered:
 
     def whole(self) -> Tensor:
         if self.now is None:
-            self.now = all_gathered(self.unpack(self.kept), 1, self.group)
+            self.now = all_gathered(self.unpack(self.kept), self.group)
         whole, self.used = self.now, self.used + 1
         if self.used == self.uses:
             self.now, self.used = None, 0
