@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torchs
 
+from coursekit.topics.activation_checkpointing.ladder import SmallestByFunction, smallest_by_hooks
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.recompute import checkpoint, checkpoint_by_function
@@ -82,6 +83,20 @@ def test_gradients_are_those_without(kind, call):
     Must catch: the state of the random numbers not restored for the second run, or not put back
     after it; a parameter that gets no gradient because no argument requires one."""
     same(step(each_layer(gpt(**KINDS[kind]), call)), plain_step(kind))
+
+
+@pytest.mark.parametrize("call", [SmallestByFunction.apply, smallest_by_hooks])
+def test_the_smallest_versions_on_the_page(call):
+    """The plain gradient, to the last bit, but not with dropout; what the hooks keep stays alive
+    after the step. The core mends both.
+
+    Must catch: a second run that records nothing; an activation under another's number."""
+    model = each_layer(gpt(**KINDS["fused"]), call)
+    with Ledger(model) as ledger:
+        same(step(model), plain_step("fused"))
+    assert bool(ledger.bytes.temporaries) == (call is smallest_by_hooks)
+    with pytest.raises(AssertionError):
+        same(step(each_layer(gpt(), call)), plain_step())
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 9])
