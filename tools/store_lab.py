@@ -21,6 +21,7 @@ from nbclient.exceptions import CellExecutionError
 from nbclient.output_widget import OutputWidget
 
 from bookkit.learner import INSTALL_CELL, has_tag
+from bookkit.skeletons import text_of_skeletons
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 EMPTIED = {"text/plain": ""}  # the line of progress of long work on ranks leaves this when it goes
@@ -111,6 +112,13 @@ def store(path: Path) -> None:
     nbformat.write(notebook, path)
 
 
+def store_skeletons() -> None:
+    """Write the half-written solutions that `hint` shows, of all labs as they are stored now."""
+    root = Path(__file__).resolve().parents[1]
+    path = root / "src" / "coursekit" / "data" / "skeletons.json"
+    path.write_text(text_of_skeletons(root / "labs"), encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run a lab and store it with its outputs.")
     parser.add_argument(
@@ -129,6 +137,7 @@ def main() -> int:
         except CellExecutionError as error:
             print(f"{path} is left as it was; a cell failed:\n{error}", file=sys.stderr)
             return 1
+        store_skeletons()
         print(f"lab:    {path} is stored, {path.stat().st_size // 1024} KiB")
     return 0
 

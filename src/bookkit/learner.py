@@ -47,11 +47,11 @@ if missing or (wheel and here and here != wanted):
     source = wanted or "it from its repository"
     print(f"shardlab {{state}}; installing {{source}}", flush=True)
     if importlib.util.find_spec("torch") is None:
-        print("PyTorch is missing, too: that is a long download", flush=True)
+        print("PyTorch is missing, too: minutes, without a word", flush=True)
     legal = f"shardlab-{{wanted}}-py3-none-any.whl"  # a browser may have added " (1)"
     if wheel and wheel.name != legal:
         wheel = shutil.copy(wheel, pathlib.Path(tempfile.mkdtemp(), legal))
-    pip = [sys.executable, "-m", "pip", "install", "--retries=1"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--retries=1"]
     beside = f"--find-links={{places[0]}}"
     if subprocess.run([*pip, beside, str(wheel or SHARDLAB)]).returncode:
         raise RuntimeError(
@@ -62,7 +62,12 @@ if missing or (wheel and here and here != wanted):
         )
     importlib.invalidate_caches()
     if "shardlab" in sys.modules:
-        print("restart the kernel: it still has the shardlab that was here")"""
+        print("restart the kernel: it still has the shardlab that was here")
+
+if importlib.util.find_spec("coursekit"):
+    from coursekit.exercises.missing_names import explain_missing_names
+
+    explain_missing_names()  # of a cell that did not run: a sentence, no traceback"""
 
 # Metadata by which Colab opens a notebook on a GPU. Kaggle documents none for a notebook.
 COLABS_GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4"}}

@@ -436,7 +436,8 @@ def test_the_install_cell_really_installs_the_books_wheel(tmp_path):
         "from coursekit.recordings.recordings import nearby\nassert"
         " [found.file_name for found in nearby()] =="
         f" {[found.file_name for found in read_all(ROOT / 'measured')]}\nassert"
-        " importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'"
+        " importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'\n"
+        "from coursekit.exercises.hints import _skeletons\nassert _skeletons()"
     )
     # Without the dependencies: torch is not what this test is about. Without PYTHONPATH: -I hides
     # it from the cell and not from the cell's pip, which would find this repository there.

@@ -1,5 +1,6 @@
 """Predictions stay as they were made; checks know every misconception they were given."""
 
+import dataclasses
 import importlib
 import json
 import multiprocessing
@@ -586,20 +587,50 @@ def test_what_differs_is_said_in_words_by_the_readers_name():
     assert repr(judge(sentences, my_plan)) == "not yet: my_plan(n=2): step 2 sends nothing."
 
 
-def test_a_hint_comes_in_two_steps():
-    """Must catch: the second hint first; a hint without the place of the solution; a function
-    taken for an exercise."""
+def test_a_hint_comes_in_three_steps():
+    """Must catch: the last hint first; the skeleton of a lab's solution not found; a hint without
+    the place of the solution; a function taken for an exercise."""
     exercise = Exercise(
-        "hinted", lambda: 1, (dict(),), (), "one for each.", hint="Count the ranks."
+        "hinted", lambda: 1, (dict(),), (), "one.", hint="Count the ranks.", skeleton="n = ..."
     )
-    first, second = hint(exercise), hint(exercise)
-    assert "Count the ranks." in first and "one for each" not in first
-    assert "one for each." in second and "solution is on this lab's page" in second
+    first, half, last, again = (hint(exercise) for _ in range(4))
+    assert "Count the ranks." in first and "one." not in first
+    assert half.code == "n = ..." and half._repr_markdown_().endswith("```python\nn = ...\n```")
+    assert last == again and "one." in last and "solution is on this lab's page" in last
+    assert hint(bounds_of_a_shard) and "each, more = divmod(...)" in repr(hint(bounds_of_a_shard))
     assert "solution is on this lab's page" in hint(
         Exercise("unhinted", lambda: 1, (dict(),), (), "one.")
     )
     with pytest.raises(TypeError, match="give it the first argument of the check"):
         hint(len)
+
+
+@pytest.mark.slow
+def test_a_hint_after_a_failed_check(monkeypatch):
+    """Must catch: the hint of an exercise that has passed since; a check that fails again and does
+    not say where help is, or says so at once; a forgotten argument as a traceback."""
+    monkeypatch.setattr("coursekit.exercises.checker.failed", failed := [])
+    monkeypatch.setattr("coursekit.exercises.hints.failed", failed)
+    with pytest.raises(TypeError, match="no check has failed since this kernel started"):
+        hint()
+    other = dataclasses.replace(TWICE, right="the other.")
+    for exercise in (TWICE, other):
+        assert "hint() helps" not in repr(check(exercise, lambda a: a))
+    assert "the other." in hint()
+    assert repr(check(TWICE, lambda a: a)).endswith(" (hint() helps.)")
+    assert "twice it is." in hint()
+    assert repr(check(TWICE, lambda a: 2 * a)) == "right: twice it is."
+    assert "the other." in hint()
+
+    def my_twice(a):
+        return 2 * a
+
+    for call, said in (((my_twice,), "check(the_exercise, my_twice)"), ((TWICE,), "your_function")):
+        with pytest.raises(TypeError) as caught:
+            check(*call)
+        (shown,) = caught.value._render_traceback_()
+        assert "wants an exercise and then your function, and this call has one" in shown
+        assert said in shown
 
 
 def test_several_predictions_in_one_table(tmp_path):

@@ -11,7 +11,8 @@ def inside(): return len(3)"""
 def test_a_missing_name_is_one_sentence(tmp_path, monkeypatch):
     """Must catch: a traceback for a cell whose earlier cell was skipped; an error that the cell
     survives, so that a lab that is broken passes; other errors without their traceback; a name that
-    is missing within the package told to the reader as one of their own."""
+    is missing within the package told to the reader as one of their own; a reader who has skipped
+    the set-up sent to the section alone."""
     monkeypatch.chdir(tmp_path)
     with notebook(SETUP) as kernel:
         missing = kernel.run("print(losses[-1])")
@@ -25,3 +26,5 @@ def test_a_missing_name_is_one_sentence(tmp_path, monkeypatch):
         elsewhere = kernel.run("exec('nowhere', {})")
         assert elsewhere.name == "NameError" and "heading" not in elsewhere.error
         assert kernel.run("losses = [2]\nprint(losses[-1])").out == "2\n"
+        kernel.run("del predictions")
+        assert "run the first cells of the lab, and then the cells of" in kernel.run("lab").error

@@ -18,11 +18,13 @@ from typing import Any
 from shardlab.ranks.apart import CannotGoApart, Ended, apart
 
 from .common_mistakes import about_an_error, about_numbers
+from .missing_names import ShownAlone
 from .numbers import plain_number
 from .patience import at_most
 
 LIMIT_SECONDS = 30.0  # for all cases together
 SHOWN_CHARACTERS = 240  # of a value in a sentence
+_ABSENT = object()  # an argument that was left away
 MARKUP = re.compile(r"[\\`*_\[\]{}<>#$|~!]")  # what Markdown would take for more than a character
 
 
@@ -32,6 +34,10 @@ class Misconception:
 
     solution: Callable
     sentence: str
+
+
+class NoExercise(ShownAlone, TypeError):
+    """The exercise is missing from a call of check or hint."""
 
 
 class Failure(str):
@@ -74,8 +80,9 @@ class Exercise:
     Arguments that print badly, such as tensors, have `words` instead, one for each case. If the
     result itself is not compared, as with a training loop, `answer` (solution, **case) computes the
     compared value, for example the bytes that the ledger counted. `hint` is a reader's first
-    help; the second is `right`. `errors` has (pattern, sentence): the sentence explains an error
-    of a solution whose text has the pattern in it. `unit` is that of a result that is one number:
+    help, the half-written `skeleton` the next (without one, that of the lab's solution), `right`
+    the last. `errors` has (pattern, sentence): the sentence explains an error of a solution whose
+    text has the pattern in it. `unit` is that of a result that is one number:
     "bytes", "seconds". `of_a_value`: readers hand over what their cell found, not a function;
     reference, misconceptions and `answer` get it from a function without arguments.
     """
@@ -91,6 +98,7 @@ class Exercise:
     errors: tuple[tuple[str, str], ...] = ()
     unit: str = ""
     of_a_value: bool = False
+    skeleton: str = ""
 
     def __post_init__(self):
         if self.words and len(self.words) != len(self.cases):
@@ -161,15 +169,35 @@ def _is_number(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def check(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS) -> Verdict:
+failed: list[
+    Exercise
+] = []  # of the checks so far, in this process, without those that passed since
+
+
+def check(exercise: Exercise, solution: Any = _ABSENT, seconds: float = LIMIT_SECONDS) -> Verdict:
     """Try `solution` on the exercise's cases, in a process of its own where the system has a fork
     server. Never raises for an error in the solution, which is part of the verdict, and returns
-    within the limit. The stop button ends the check at once. TypeError for what is no exercise."""
-    if not isinstance(exercise, Exercise):
-        raise TypeError(
-            f"check wants an exercise and then your function; the first is a"
+    within the limit. The stop button ends the check at once. NoExercise, a TypeError, for what is
+    no exercise."""
+    if not isinstance(exercise, Exercise) or solution is _ABSENT:
+        name = own_name(exercise, "your_function")
+        raise NoExercise(
+            "check wants an exercise and then your function, and this call has one of them alone:"
+            f" check(the_exercise, {name})."
+            if solution is _ABSENT
+            else "check wants an exercise and then your function; the first is a"
             f" {type(exercise).__name__}: check(the_exercise, your_function)."
         )
+    verdict = _tried(exercise, solution, seconds)
+    before = sum(one is exercise for one in failed)
+    failed[:] = [one for one in failed if one is not exercise]
+    if verdict:
+        return verdict
+    failed.extend([exercise] * (before + 1))
+    return Verdict(False, f"{verdict.sentence} (hint() helps.)") if before else verdict
+
+
+def _tried(exercise: Exercise, solution: Any, seconds: float) -> Verdict:
     if exercise.of_a_value:
         return judge(exercise, lambda: solution, seconds)
     if not callable(solution):

@@ -1,34 +1,70 @@
-"""Help in two steps, for a reader who is stuck: a hint, then what a solution does and where one is.
+"""Help in three steps, for a reader who is stuck: what to look at, a half-written solution, and
+what a solution does and where one is.
 
+hint()                              # for the exercise whose check failed last
 hint(mean_of_the_gradients)         # call it again for more
 """
 
-from collections import Counter
+import json
+from functools import cache
+from importlib.resources import files
 
-from .checker import MARKUP, Exercise
+from coursekit import topics
+
+from .checker import MARKUP, Exercise, NoExercise, failed
 
 WHERE = "The solution is on this lab's page in the book, folded up below the exercise."
-_asked: Counter[str] = Counter()  # how often, by the name of the exercise
+MORE = "(Call hint again for more.)"
+_asked: list[Exercise] = []  # two exercises may have one name
 
 
 class Hint(str):
-    """One sentence or two, which a notebook wraps."""
+    """One sentence or two, which a notebook wraps, and code below them."""
+
+    code = ""
 
     def __repr__(self):
-        return str(self)
+        return f"{self}\n\n{self.code}" if self.code else str(self)
 
     def _repr_markdown_(self):
-        return MARKUP.sub(r"\\\g<0>", str(self))
+        words = MARKUP.sub(r"\\\g<0>", str(self))
+        return f"{words}\n\n```python\n{self.code}\n```" if self.code else words
 
 
-def hint(exercise: Exercise) -> Hint:
-    """The next of two hints: what to look at, then what a right solution does."""
+def hint(exercise: Exercise | None = None) -> Hint:
+    """The next hint: what to look at, then a half-written solution, then what a right one does.
+    Without an argument for the exercise whose check failed last."""
+    if exercise is None and failed:
+        exercise = failed[-1]
     if not isinstance(exercise, Exercise):
-        raise TypeError(
-            f"hint wants an exercise, this is a {type(exercise).__name__}: give it the first"
+        raise NoExercise(
+            "no check has failed since this kernel started, so hint needs the exercise: give it"
+            " the first argument of the check."
+            if exercise is None
+            else f"hint wants an exercise, this is a {type(exercise).__name__}: give it the first"
             " argument of the check."
         )
-    _asked[exercise.name] += 1
-    if _asked[exercise.name] == 1 and exercise.hint:
-        return Hint(f"{exercise.hint} (Call hint again for more.)")
-    return Hint(f"What is right: {exercise.right} {WHERE}")
+    steps = [Hint(f"What is right: {exercise.right} {WHERE}")]
+    if code := exercise.skeleton or _skeleton(exercise):
+        steps.insert(0, Hint(f"This is half of one solution; the dots are yours. {MORE}"))
+        steps[0].code = code
+    if exercise.hint:
+        steps.insert(0, Hint(f"{exercise.hint} {MORE}"))
+    _asked.append(exercise)
+    asked = sum(one is exercise for one in _asked)
+    return steps[min(asked, len(steps)) - 1]
+
+
+@cache
+def _skeletons() -> dict[str, str]:
+    """Half-written solutions by topic.exercise, made from the labs: see bookkit/skeletons.py."""
+    return json.loads(files("coursekit").joinpath("data", "skeletons.json").read_text("utf-8"))
+
+
+def _skeleton(exercise: Exercise) -> str:
+    """The one under the names by which a lab imports the exercise."""
+    for module in topics.modules("exercises"):
+        for name, value in vars(module).items():
+            if value is exercise:
+                return _skeletons().get(f"{module.__name__.split('.')[-2]}.{name}", "")
+    return ""

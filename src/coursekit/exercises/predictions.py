@@ -22,23 +22,16 @@ from types import MappingProxyType
 from coursekit.recordings.recordings import NOT_RECORDED
 
 from ..show.tables import Table
-from .missing_names import explain_missing_names
+from .missing_names import ShownAlone, explain_missing_names
 from .numbers import plain_number
 from .slips import cause
 
 
-class _OneSentence(Exception):
-    """IPython shows the sentence alone: the traceback is of no use to a reader of a lab."""
-
-    def _render_traceback_(self):
-        return [f"{type(self).__name__}: {self}"]
-
-
-class NoNumber(_OneSentence, ValueError):
+class NoNumber(ShownAlone, ValueError):
     """The given prediction is not a number."""
 
 
-class NotYet(_OneSentence, LookupError):
+class NotYet(ShownAlone, LookupError):
     """An earlier cell was not run: predict first."""
 
 

@@ -1,0 +1,113 @@
+"""Half-written solutions of a lab's exercises, for `hint`: made from the cells tagged solution.
+
+The lines that the blank has already stay. Of the others a reader sees what they begin with: the
+names that are assigned, the function that is called, the kind of statement.
+"""
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+
+from .learner import has_tag
+
+DOTS = ast.Constant(...)
+KEPT = (ast.FunctionDef, ast.ClassDef)
+
+
+def skeletons(notebook: nbformat.NotebookNode) -> dict[str, str]:
+    """topic.exercise -> the half-written solution, where one says more than the blank."""
+    given, found, modules = {}, {}, {}
+    for cell in notebook.cells:
+        if cell.cell_type != "code" or has_tag(cell, "install"):
+            continue
+        tree = ast.parse(cell.source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and str(node.module).endswith(".exercises"):
+                topic = node.module.split(".")[-2]
+                modules.update(
+                    {name.asname or name.name: (topic, name.name) for name in node.names}
+                )
+        for name, solution in _checked(tree):
+            if not has_tag(cell, "solution"):
+                given[name] = tree
+            elif name in given and name in modules:
+                text = half_written(_written(tree, solution), given[name])
+                if text:
+                    found[".".join(modules[name])] = text
+    return found
+
+
+def _written(tree: ast.Module, solution: str) -> list[ast.stmt]:
+    """The function or class that a cell checks; of a task, whose result is checked, all of it."""
+    own = [node for node in tree.body if isinstance(node, KEPT) and node.name == solution]
+    rest = (node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom)))
+    return own or [node for node in rest if not list(_checked(node))]
+
+
+def half_written(solution: list[ast.stmt], blank: ast.Module) -> str:
+    """Statements of a solution, without what a reader writes; empty where that is all of them, or
+    none."""
+    lines = {ast.dump(node) for node in ast.walk(blank) if isinstance(node, ast.stmt)}
+    halves = [_Half(lines).visit(ast.parse(ast.unparse(node)).body[0]) for node in solution]
+    told = {ast.dump(node) for half in halves for node in ast.walk(half) if _tells(node)}
+    text = "\n".join(map(ast.unparse, halves))
+    return text if told - lines and "..." in text else ""
+
+
+def _tells(node: ast.AST) -> bool:
+    """Whether a statement says more than that something is returned or left out."""
+    if not isinstance(node, ast.stmt) or isinstance(node, (*KEPT, ast.Pass)):
+        return False
+    value = getattr(node, "value", None)
+    dots = isinstance(value, ast.Constant) and value.value is ...
+    return not (dots and isinstance(node, (ast.Return, ast.Expr)))
+
+
+class _Half(ast.NodeTransformer):
+    """Puts dots for the values of statements that are not among the `given` ones."""
+
+    def __init__(self, given: set[str]):
+        self.given = given
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.stmt) and ast.dump(node) in self.given:
+            return node
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr)):
+            if node.value is not None:
+                node.value = _begun(node.value)
+            return node
+        for field in ("test", "iter"):
+            if hasattr(node, field) and isinstance(node, ast.stmt):
+                setattr(node, field, _begun(getattr(node, field)))
+        if isinstance(node, ast.With):
+            for item in node.items:
+                item.context_expr = _begun(item.context_expr)
+        return self.generic_visit(node)
+
+
+def _begun(value: ast.expr) -> ast.expr:
+    """The beginning of a value: the function that is called, else dots."""
+    if isinstance(value, ast.Tuple):
+        return ast.Tuple([_begun(one) for one in value.elts], ast.Load())
+    if isinstance(value, ast.Call) and isinstance(value.func, (ast.Name, ast.Attribute)):
+        return ast.Call(value.func, [DOTS] if value.args or value.keywords else [], [])
+    return value if isinstance(value, (ast.Name, ast.Constant)) else DOTS
+
+
+def _checked(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(exercise, solution) of each check, by the names in the cell."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "check" and node.args:
+            exercise, *solution = (getattr(one, "id", "") for one in node.args)
+            yield exercise, "".join(solution[:1])
+
+
+def text_of_skeletons(labs: Path) -> str:
+    """The skeletons of all labs in a folder, as coursekit carries them."""
+    found: dict[str, str] = {}
+    for path in sorted(labs.glob("*.ipynb")):
+        found |= skeletons(nbformat.read(path, as_version=4))
+    return json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
