@@ -169,3 +169,14 @@ def test_a_core_is_left_free(monkeypatch, cores, threads, chosen, left):
     if chosen:
         monkeypatch.setenv("OMP_NUM_THREADS", chosen)
     assert clock.leave_a_core_free(cores) == left
+
+
+def test_what_takes_longer_than_it_could_is_said(capsys):
+    """Must catch: a line for what ends in time; a message that is slower than a larger one without
+    a word."""
+    clock.say_if_longer(0.70, 0.66, "the stages slept")
+    clock.say_if_longer(0.04, 0.12, "1 MB took")
+    assert capsys.readouterr().out == ""
+    clock.say_if_longer(1.016, 0.66, "the stages slept")
+    said = "this machine is busy (54% longer than the stages slept): repeat\n"
+    assert capsys.readouterr().out == said

@@ -1,6 +1,8 @@
 """`python -m shardlab grade`: exit codes, rules about the text, code that hangs, dies or floods and
 ends in a sentence."""
 
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -97,6 +99,36 @@ def test_start_copies_what_a_learner_needs(tmp_path, monkeypatch, capsys):
     assert main(["grade", "collectives", "--start", "from_the_wheel"]) == 0
     assert main(["grade", "data_parallelism", "--start"]) == 2
     assert "no skeleton of data_parallelism" in " ".join(capsys.readouterr().out.split())
+
+
+def test_start_loads_no_torch(tmp_path):
+    """Must catch: the trials of all assignments imported for a copy of two files."""
+    code = (
+        "import sys\nfrom coursekit.__main__ import main\n"
+        "assert main(['grade', 'zero', '--start']) == 0 and 'torch' not in sys.modules\n"
+        "assert main(['grade', 'pottery', '--start']) == 2 and 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    assert "pottery has no assignment: there are activation_checkpointing, " in done.stdout
+
+
+def test_what_ranks_say_keeps_its_lines(capsys):
+    """Must catch: the places of four ranks that wait for each other in one paragraph; a line too
+    long for a terminal."""
+    from shardlab.ranks import RanksDeadlocked
+
+    error = RanksDeadlocked("Ranks 0 and 1 wait:\n  rank 0 was in a\n  rank 1 was in b\nAll.", [0])
+    trial = grading.Trial("parity", "all_reduce", lambda mine: None)
+    grading_command.show_results([grading.TrialResult(trial, "not yet", grading._words(error))])
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()[2:]] == [
+        "Ranks 0 and 1 wait:",
+        "rank 0 was in a",
+        "rank 1 was in b",
+    ]
+    long = RanksDeadlocked("\n".join(["word " * 100] * 4), [0])
+    assert len(grading._words(long)) < 700 and grading._words(long).count("[...]") == 3
 
 
 @pytest.mark.parametrize("topic", sorted(path.parent.name for path in SKELETONS))

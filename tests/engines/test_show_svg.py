@@ -162,6 +162,21 @@ def test_what_was_measured_fills_the_outline():
     assert fills.count("none") == 2 and MEMORY["parameters"].light in fills
 
 
+def test_words_at_the_right_edge_end_there():
+    """Must catch: words whose place comes from an estimated width, cut off in a wider font."""
+    canvas = Canvas("a picture", 100)
+    assert canvas.label("moments 4.90 MB, measured the same", 500, 10)
+    assert not canvas.label("short", 575, 30) and not canvas.label("short", 200, 50)
+    canvas.label("in the middle of the edge", 600, 70, "middle")
+    places = [re.search(r'x="([^"]+)".* text-anchor="(\w+)"', words) for words in canvas.words]
+    assert [place.groups() for place in places] == [
+        ("620", "end"),
+        ("575", "start"),
+        ("200", "start"),
+        ("620", "end"),
+    ]
+
+
 def test_columns_are_stacked_from_zero():
     """Must catch: parts of a column beside one another; a column from the top; the last column
     named as the highest."""

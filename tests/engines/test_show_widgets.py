@@ -349,7 +349,8 @@ def test_a_wrong_call_is_refused(arguments, error, said):
 
 
 def test_a_measurement_stands_beside_the_formula_and_stays():
-    """Mutations: `measured` not handed to the figure; the measured bar moving with the slider."""
+    """Must catch: `measured` not handed to the figure; the measured bar moving with the slider; a
+    bar that was measured at other values than those shown, without a word."""
     spec = EXPLORERS["does-it-fit"]
     parts = [part.quantity for part in spec.pictures[0].parts]
     computed = spec.compute(spec.start())
@@ -362,6 +363,23 @@ def test_a_measurement_stands_beside_the_formula_and_stays():
     weighed = ends("measured")
     widget.sliders["layers"].value = 16
     assert ends("measured") == weighed != ends("predicted")
+    assert "fill: measured with layers 32<" in widget.drawing.value
+    for slider in list(widget.sliders.values())[1:4]:
+        slider.value = slider.options[0][1]
+    assert "fill: measured where the explorer began<" in widget.drawing.value
+    widget.reset()
+    assert "fill: measured<" in widget.drawing.value
+
+
+def test_marks_say_on_how_many_ranks_they_were_measured():
+    """Must catch: marks of four ranks beside the lines of sixteen; the swept message named, of
+    which each mark has its own."""
+    points = {"tree_all_reduce_seconds": [(2**16, 1e-3)]}
+    widget = explorer("collective-cost", measured=points, ranks=4, ranks_per_node=1)
+    widget.sliders["message_bytes"].value = 2**20
+    assert "marks: measured<" in widget.drawing.value
+    widget.sliders["ranks"].value = 16
+    assert "marks: measured with ranks 4<" in widget.drawing.value
 
 
 def test_a_start_with_this_machine():

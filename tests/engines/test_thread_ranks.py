@@ -13,6 +13,7 @@ from coursekit.exercises.thread_ranks import Stuck, answer_of_ranks, on_threads,
 from coursekit.topics.collectives.exercises import (
     all_reduce_from_send_and_recv,
     chunks_that_do_not_divide,
+    one_place_around_the_ring,
     pass_on,
 )
 from shardlab import collectives
@@ -39,6 +40,30 @@ def test_messages_arrive_in_order_and_are_copies():
         (1, 3),
         (2, 3),
     ]
+
+
+def test_a_batch_of_messages():
+    """Must catch: a right ring refused because it is a batch; a batch whose messages wait for each
+    other; a function that is no isend or irecv of this rank called."""
+
+    def around(outgoing, room, dist):
+        n, me = dist.get_world_size(), dist.get_rank()
+        arriving = torch.empty_like(room)
+        ring = [
+            dist.P2POp(dist.irecv, arriving, (me - 1) % n),
+            dist.P2POp(dist.isend, outgoing, (me + 1) % n),
+        ]
+        for work in dist.batch_isend_irecv(ring):
+            work.wait()
+        return arriving
+
+    assert judge(one_place_around_the_ring, around)
+    batches = ([1], lambda dist: [dist.P2POp(dist.send, torch.ones(1), 0)])
+    for batch in batches:
+        with pytest.raises(ValueError, match="wants a list of P2POp.dist.isend or dist.irecv"):
+            on_threads(
+                2, lambda dist, b=batch: dist.batch_isend_irecv(b(dist) if callable(b) else b)
+            )
 
 
 def test_a_reduction_is_by_number():

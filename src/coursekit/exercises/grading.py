@@ -40,6 +40,7 @@ from shardlab.ranks import RankError, RankRaised
 GROUPS = ("parity", "bytes", "faults", "speed")
 TRIAL_SECONDS = 30.0  # for one trial
 ABSENCE_SECONDS = 15.0  # for a rank that does not come to a collective
+WORDS_CHARACTERS = 600  # of what a trial found
 OUTPUT_CHARACTERS = 1_000  # of what the learner's code prints in one trial
 LINE_AND_ERROR = re.compile(r".+? \([^()]+, line \d+: .*?\) raised \w+")  # on_a_rank.place_of
 
@@ -112,9 +113,15 @@ class Assignment:
 
 def assignment(topic: str) -> Assignment:
     found = {module.ASSIGNMENT.topic: module.ASSIGNMENT for module in topics.modules("assignment")}
-    if topic not in found:
-        raise CannotGrade(f"{topic} has no assignment: there are {', '.join(found)}.")
-    return found[topic]
+    return found[the_topic(topic)]
+
+
+def the_topic(topic: str) -> str:
+    """A topic with an assignment, which is not imported: that would load torch."""
+    there = topics.with_module("assignment")
+    if topic not in there:
+        raise CannotGrade(f"{topic} has no assignment: there are {', '.join(there)}.")
+    return topic
 
 
 # --- grading --------------------------------------------------------------------------------------
@@ -209,7 +216,9 @@ def _words(error: RankError) -> str:
     if (kind := _kind(error)) in ("Wrong", "NotWritten"):
         return f"{first.partition(f' raised {kind}: ')[2]} ({first.partition(' raised ')[0]})"
     lines = [first, *(line.strip() for line in rest[:-1])]  # the last one is about the ranks
-    return textwrap.shorten(" ".join(lines), 600, placeholder=" ...")
+    if sum(map(len, lines)) > WORDS_CHARACTERS:
+        lines = [textwrap.shorten(line, WORDS_CHARACTERS // len(lines)) for line in lines]
+    return "\n".join(lines)
 
 
 def _ratio(found: list[tuple[float, float]]) -> str:

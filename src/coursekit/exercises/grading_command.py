@@ -15,7 +15,7 @@ from shutil import copyfile
 
 from shardlab.ranks import RankError, ranks
 
-from .grading import ABSENCE_SECONDS, CannotGrade, TrialResult, assignment, grade
+from .grading import ABSENCE_SECONDS, CannotGrade, TrialResult, assignment, grade, the_topic
 from .grading_text import read_source, rules_broken, unwritten
 
 REPORT_WIDTH = 100
@@ -79,7 +79,7 @@ def show_results(results: Iterable[TrialResult]) -> tuple[int, int]:
                 subsequent_indent=14 * " ",
             )
         )
-        for text in (result.sentence, *result.printed.splitlines()):
+        for text in (*result.sentence.splitlines(), *result.printed.splitlines()):
             if text:
                 print(
                     textwrap.fill(
@@ -92,12 +92,12 @@ def show_results(results: Iterable[TrialResult]) -> tuple[int, int]:
 def run_grade(asked) -> int:
     """Exit status 0 if all trials pass, 1 if not, 2 if the file cannot be graded."""
     try:
-        work = assignment(asked.topic)
         if asked.start:
-            readme, skeleton = copy_skeleton(work.topic, asked.start)
+            readme, skeleton = copy_skeleton(the_topic(asked.topic), asked.start)
             print(f"{readme} says what to build, {skeleton} is where. Then:")
-            print(f"python -m shardlab grade {work.topic} {skeleton}")
+            print(f"python -m shardlab grade {asked.topic} {skeleton}")
             return 0
+        work = assignment(asked.topic)
         ours = asked.reference or asked.core
         path = None if ours else asked.file or place_of_file(asked.topic)
         source = None if path is None else read_source(path)

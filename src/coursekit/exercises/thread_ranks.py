@@ -8,6 +8,8 @@ is stopped.
     answer_of_ranks(2, work)                           # the same for a check: a failure is an
                                                        # answer
 
+P2POp(dist.isend, tensor, rank) and batch_isend_irecv are there, too.
+
 A message is copied when it is sent. An isend never waits; a send, and the wait() of an isend, last
 until the message is taken or an irecv has room for it. An all-reduce takes what each rank brings as
 its k-th, whatever that is: like a real one. With async_op=True the sum is there after wait().
@@ -88,6 +90,13 @@ class Sheet:
         return error, sorted(alike)
 
 
+class P2POp:
+    """One message of a batch: dist.isend or dist.irecv, its tensor, and with whom."""
+
+    def __init__(self, op: Callable, tensor: Tensor, peer: int, group=None, tag: int = 0):
+        self.op, self.tensor, self.peer = op, tensor, peer
+
+
 class ThreadRank:
     """One rank's view, the `dist` of a reader's code."""
 
@@ -163,6 +172,18 @@ class ThreadRank:
         self.recv(tensor, src)
         with self._sheet.changed:
             self._sheet.room[src, self._rank] -= 1
+
+    P2POp = P2POp
+
+    def batch_isend_irecv(self, messages: list[P2POp]) -> list["Later"]:
+        """A handle of each message, in their order."""
+        for message in messages:
+            if not isinstance(message, P2POp) or message.op not in (self.isend, self.irecv):
+                raise ValueError(
+                    "batch_isend_irecv wants a list of P2POp(dist.isend or dist.irecv, tensor,"
+                    " rank)."
+                )
+        return [message.op(message.tensor, message.peer) for message in messages]
 
     def all_reduce(
         self, tensor: Tensor, op=ReduceOp.SUM, group=None, async_op: bool = False

@@ -34,6 +34,7 @@ LONG_LABEL = 30  # characters; the box is under its slider, which would have no 
 # More pictures scroll within this height: a slider and each picture fit a window of 1280 x 800.
 PICTURES_BESIDE, PICTURES_HEIGHT = 2, "40em"
 ERROR_LINE = "border-left: 3px solid; padding-left: 0.5em; line-height: 1.4"
+MOVED_BY_NAME = 2  # controls that the key of a measurement names
 STALE = "opacity: 0.5; filter: grayscale(1)"  # a picture of the last valid values
 
 
@@ -215,7 +216,25 @@ class ExplorerWidget(widgets.VBox):
     def pictures(self):
         """The pictures as SVG, for the last valid values."""
         words = f"{self.sentence} {self.spec.say_detail(self.shown)}"
-        return [drawn.svg(words) for drawn in drawings(self.spec, self.shown, self.measured)]
+        made = drawings(self.spec, self.shown, self.measured, self.measured_at)
+        return [drawn.svg(words) for drawn in made]
+
+    @property
+    def measured_at(self):
+        """At which values the measurement was made, where a hand has moved them since: a measured
+        point stays where it is. Points along a curve have their own value of what is swept."""
+        begin, _ = self._begin
+        swept = {getattr(picture, "sweep", None) for picture in self.spec.pictures}
+        moved = [
+            f"{control.label} {format_to_type(begin[control.quantity], control.style)}"
+            for control in self.spec.controls
+            if not isinstance(control, Choice)
+            and control.quantity not in swept
+            and self.values[control.quantity] != begin[control.quantity]
+        ]
+        if len(moved) > MOVED_BY_NAME:
+            return " where the explorer began"
+        return f" with {' and '.join(moved)}" if moved else ""
 
     def call(self):
         """Python that computes the same."""

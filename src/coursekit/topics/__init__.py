@@ -28,10 +28,14 @@ def names() -> list[str]:
     return sorted(module.name for module in iter_modules(__path__) if module.ispkg)
 
 
+def with_module(part: str) -> list[str]:
+    """The topics that have a module `part`, which is not imported."""
+    return [topic for topic in names() if find_spec(f"{__name__}.{topic}.{part}")]
+
+
 def modules(part: str) -> list[ModuleType]:
     """The module `part` of every topic that has one, imported, in the order of names()."""
-    paths = [f"{__name__}.{topic}.{part}" for topic in names()]
-    return [import_module(path) for path in paths if find_spec(path)]
+    return [import_module(f"{__name__}.{topic}.{part}") for topic in with_module(part)]
 
 
 def the_one_with(name: str, part: str) -> ModuleType:

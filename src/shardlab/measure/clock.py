@@ -17,6 +17,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
 BUSY_SPREAD = 0.3
+LONGER = 0.1
 LEAST_CPU_SHARE = 0.7  # of the wall's time, where the work only computes
 TICKS = 20  # of the clock of CPU time: fewer say nothing
 # copies compute nothing, and NCCL's kernels spin while they wait for other ranks
@@ -105,6 +106,13 @@ def say_if_busy(*measured: float) -> None:
         print(f"this machine is busy (times differ by {widest:.0%}): repeat")
     elif least < LEAST_CPU_SHARE:
         print(f"this machine is busy (it worked here for {least:.0%} of the time): repeat")
+
+
+def say_if_longer(seconds: float, least: float, what: str) -> None:
+    """Print one line if work took much longer than `what`, which takes the least time that it
+    could: stages that sleep, a message that is smaller."""
+    if seconds > least * (1 + LONGER):
+        print(f"this machine is busy ({seconds / least - 1:.0%} longer than {what}): repeat")
 
 
 def say_if_most_vary(measured: Iterable[float]) -> None:

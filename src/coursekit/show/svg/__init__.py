@@ -10,7 +10,6 @@ from .curves import curves_svg
 from .spans import duration_svg, schedule_svg, streams_svg
 
 DRAWN = dict(
-    memory=memory_svg,
     timeline=timeline_svg,
     time=duration_svg,
     streams=streams_svg,
@@ -28,14 +27,19 @@ def measurable(picture):
     return [picture.quantity] if picture.kind == "time" else []
 
 
-def drawings(spec, computed, measured=None):
+def drawings(spec, computed, measured=None, measured_at=""):
     """A Canvas for each picture of an Explorer, from the result of its compute(). `measured` has
     measured values by quantity, for measurable quantities; for a line of curves, pairs (value of
-    the swept quantity, measured value)."""
+    the swept quantity, measured value). `measured_at` says at which values, where the picture
+    shows others."""
     measured = measured or {}
+    drawn = {
+        "curves": lambda picture: curves_svg(picture, computed, measured, spec, measured_at),
+        "memory": lambda picture: memory_svg(picture, computed, measured, measured_at),
+    }
     return [
-        curves_svg(picture, computed, measured, spec)
-        if picture.kind == "curves"
+        drawn[picture.kind](picture)
+        if picture.kind in drawn
         else DRAWN[picture.kind](picture, computed, measured)
         for picture in spec.pictures
     ]

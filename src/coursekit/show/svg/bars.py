@@ -20,7 +20,7 @@ def in_gigabytes(count):
     return format_as(count, "decimal bytes")
 
 
-def memory_svg(picture, values, measured):
+def memory_svg(picture, values, measured, measured_at=""):
     """`measured` has bytes by the names of parts; total and card are the prediction's."""
     compared = [part for part in picture.parts if part.quantity in measured]
     y = PARTS_TOP + PART_ROW * len(picture.parts) + 6 + (KEY_ROW if compared else 0)
@@ -38,7 +38,8 @@ def memory_svg(picture, values, measured):
         return count / most * (SVG_WIDTH - GAP) + 1
 
     if compared:
-        canvas.text("outline: predicted, fill: measured", 0, PARTS_TOP + 11, kind="tick")
+        words = f"outline: predicted, fill: measured{measured_at}"
+        canvas.text(words, 0, PARTS_TOP + 11, kind="tick")
     starts, places = accumulate(sizes, initial=0), accumulate(found, initial=0)
     for row, (part, size, at, start) in enumerate(zip(picture.parts, sizes, starts, places)):
         if not size and not measured.get(part.quantity):

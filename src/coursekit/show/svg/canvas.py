@@ -18,6 +18,7 @@ FULL, SOFT, AXIS, FAINT = "1", "0.75", "0.6", "0.18"  # opacity of the text's co
 WARN = "#c75800"  # read on light and dark pages
 PALETTES = dict(memory=MEMORY, timeline=TIMELINE)
 LETTER, WORDS_ROW, KEY_ROW = 7.0, 16, 18
+WIDEST_LETTER = 8.3  # of system-ui, where that is DejaVu Sans, in the largest of these sizes
 # A seam around words that lie on lines, in the colour of the page as far as the text's colour says
 # it: white around dark words, black around light ones. Browsers that cannot compute it draw none.
 SEAM = (
@@ -128,12 +129,16 @@ class Canvas:
 
     def label(self, words, x, y, anchor="start", kind="", width=None):
         """Words at x, moved so that they stay between 0 and `width`; returns whether they moved
-        to the left."""
-        wide = len(words) * LETTER
+        to the left. Where they come near the right edge in the widest font, they end there in any
+        font."""
+        wide, widest = len(words) * LETTER, len(words) * WIDEST_LETTER
         left = dict(start=0, middle=wide / 2, end=wide)[anchor]
         width = self.width if width is None else width
         at = clamp(x, left, max(left, width - wide + left))
-        self.text(words, at, y, anchor, kind)
+        if anchor != "end" and at + dict(start=widest, middle=widest / 2)[anchor] > width:
+            self.text(words, width, y, "end", kind)
+        else:
+            self.text(words, at, y, anchor, kind)
         return at < x
 
     def key(self, entries, left, y):

@@ -67,7 +67,7 @@ def range_of(y, sizes, above):
     return [10 ** (math.floor(2 * low) / 2), 10 ** (math.ceil(2 * high) / 2)]
 
 
-def curves_svg(curves, values, measured, spec):
+def curves_svg(curves, values, measured, spec, measured_at=""):
     """`measured`: a line's name -> pairs (value of the swept quantity, measured value). Raises
     ValueError for a measured point that a logarithmic axis cannot show."""
     measured = {line.name: measured.get(line.name, ()) for line in curves.lines}
@@ -97,7 +97,8 @@ def curves_svg(curves, values, measured, spec):
 
     canvas.text(curves.y.words, 0, 12, kind="tick")
     if compared:
-        canvas.text("lines: predicted, marks: measured", 0, 12 + WORDS_ROW, kind="tick")
+        words = f"lines: predicted, marks: measured{measured_at}"
+        canvas.text(words, 0, 12 + WORDS_ROW, kind="tick")
     for tick, name in zip(rows, names):
         canvas.path(f"M{left} {one(y(tick))}H{one(right)}", opacity=FAINT)
         canvas.text(name, left - 6, y(tick) + 4, "end", "tick")
