@@ -32,13 +32,13 @@ WRONG = {
     "random numbers not put back": (
         f"masks_of_{HOOKS}",
         "parity",
-        ("torch.random.fork_rng(gpus)", "torch.enable_grad()"),
+        ("torch.random.fork_rng(self.gpus)", "torch.enable_grad()"),
         "put back the state that you found",
     ),
     "no autocast": (
         f"lower_precision_of_{FUNCTION}",
         "parity",
-        ("enabled=self.enabled", "enabled=False"),
+        ("torch.is_autocast_enabled(kind), caches", "False, caches"),
         "the second run needs the settings of the first",
     ),
     "the second run without a graph": (
@@ -68,8 +68,8 @@ WRONG = {
         (
             "class Surroundings:",
             "KEPT = []\n\n\nclass Surroundings:",
-            "            made.append(None)\n",
-            "            made.append(None)\n            KEPT.append(self.again[len(made) - 1])\n",
+            "        self.made += 1\n",
+            "        KEPT.append(self.again[self.made])\n        self.made += 1\n",
         ),
         "drop what the second run has made",
     ),
@@ -117,8 +117,8 @@ WRONG = {
                 "\n"
                 "class Surroundings:"
             ),
-            "torch.random.fork_rng(gpus)",
-            "fork(gpus)",
+            "torch.random.fork_rng(self.gpus)",
+            "fork(self.gpus)",
         ),
         "use try and finally, or fork_rng",
     ),

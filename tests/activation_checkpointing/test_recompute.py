@@ -462,3 +462,29 @@ def test_half_of_the_outputs(call):
     y, unused, constant = call(lambda x: (layers(x), x * 3, torch.ones(2)), x)
     y.sum().backward()
     assert torch.equal(x.grad, torch.autograd.grad(layers(x).sum(), x)[0])
+
+
+@pytest.mark.parametrize("call", [checkpoint, checkpoint_by_function])
+def test_the_door_gives_the_core(call):
+    """Must catch: hardened=False that gives the hardened checkpoint, whose second run stops at the
+    last activation, or whose backward is refused; an option that the core has not, left out."""
+    runs, x = [], torch.ones(2, requires_grad=True)
+
+    def twice(x):
+        y = x.exp()
+        runs.append(y)  # what comes after the last activation
+        return y
+
+    for hardened, expected in ((False, 2), (True, 1 if call is checkpoint else 2)):
+        runs.clear()
+        x.grad = None
+        call(twice, x, hardened=hardened).sum().backward()
+        assert len(runs) == expected and torch.equal(x.grad, x.exp())
+    if call is checkpoint:
+        with pytest.raises(CheckpointError, match="the core compares nothing"):
+            checkpoint(twice, x, same=True, hardened=False)
+    else:
+        y = call(twice, x, hardened=False)
+        torch.autograd.grad(y.sum(), x, allow_unused=True)
+        with pytest.raises(CheckpointError, match="supports backward"):
+            torch.autograd.grad(call(twice, x).sum(), x, allow_unused=True)

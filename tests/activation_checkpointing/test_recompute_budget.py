@@ -1,6 +1,7 @@
 """The solver against all combinations, against division, and against the ledger."""
 
 import random
+from collections.abc import Sequence
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -12,17 +13,70 @@ from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.recompute.budget import (
-    RULES,
     BudgetTooSmall,
     LayerOption,
-    by_rule,
-    first_layers,
-    plan_of_choices,
+    Layers,
+    RecomputePlan,
     plan_recomputation,
 )
 from shardlab.recompute.layers import checkpoint_some
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+# --- simple rules, to compare with ----------------------------------------------------------------
+
+
+def first_layers(
+    count: int, keep: LayerOption, again: LayerOption, budget_bytes: int, loss_bytes: int = 0
+) -> int:
+    """How many of equal layers to recompute, from the first on, by division. Gradients are left
+    out. A number above `count` says that nothing fits."""
+    at_the_loss = count * keep.kept_bytes + loss_bytes - budget_bytes
+    in_the_last = (count - 1) * keep.kept_bytes + keep.work_bytes - budget_bytes
+    saved = keep.kept_bytes - again.kept_bytes
+    needed = max(0, -(-at_the_loss // saved), -(-in_the_last // saved))
+    if needed >= count:  # then the last is recomputed, too
+        at_the_loss = count * again.kept_bytes + loss_bytes
+        in_the_last = (count - 1) * again.kept_bytes + again.work_bytes
+        return count if max(at_the_loss, in_the_last) <= budget_bytes else count + 1
+    return needed
+
+
+def plan_of_choices(
+    choices: Sequence[int], layers: Layers, loss_bytes: int = 0, gradient_bytes: int = 0
+) -> RecomputePlan:
+    """The plan of these choices: what they cost and need."""
+    kept, peak, seconds = 0, 0, 0.0
+    for number, (choice, options) in enumerate(zip(choices, layers, strict=True)):
+        option = options[choice]
+        done = gradient_bytes * (len(layers) - 1 - number)
+        peak = max(peak, kept + option.work_bytes + done)
+        kept, seconds = kept + option.kept_bytes, seconds + option.seconds
+    return RecomputePlan(tuple(choices), seconds, max(peak, kept + loss_bytes))
+
+
+RULES = {  # the name of a rule -> of L layers, the order in which it recomputes them
+    "the first": lambda layers: list(range(layers)),
+    "the last": lambda layers: list(range(layers))[::-1],
+    "spread": lambda layers: [*range(0, layers, 2), *range(1, layers, 2)],
+    "all or nothing": None,
+}
+
+
+def by_rule(rule: str, layers: Layers, budget_bytes: int, **beside: int) -> RecomputePlan | None:
+    """The first plan of a rule that fits, which recomputes as few layers as the rule can: each by
+    its last option. None where all layers are not enough."""
+    order = (RULES[rule] or RULES["the first"])(len(layers))
+    for count in (0, len(layers)) if RULES[rule] is None else range(len(layers) + 1):
+        chosen = set(order[:count])
+        choices = [len(o) - 1 if n in chosen else 0 for n, o in enumerate(layers)]
+        plan = plan_of_choices(choices, layers, **beside)
+        if plan.peak_bytes <= budget_bytes:
+            return plan
+    return None
+
+
+# --- the solver -----------------------------------------------------------------------------------
 
 
 def layers_of(draw, count, alike):

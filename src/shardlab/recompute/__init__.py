@@ -12,6 +12,8 @@
     layers.py           which layers of a model are in a checkpoint
     budget.py           which of them to recompute, so that a step fits a budget and costs least
 
+checkpoint(..., hardened=False) gives the core's, of which the hardened classes are subclasses.
+
 Three files keep something else than the whole input:
 
     selective.py        the outputs of expensive operators, too

@@ -9,11 +9,11 @@ keeps none of them. When backward asks for the first one, the function runs a se
 is one more forward. Griewank and Walther 2000; Chen et al. 2016.
 
 The second run must be as the first: with the same random numbers, so that dropout has the same
-masks, and under the same autocast. On a GPU the generator is that GPU's.
+masks, and under the same autocast.
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor
@@ -21,25 +21,31 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class Surroundings:
-    """The random numbers and the autocast of the first run, for the device of the tensors."""
+    """The random numbers and the autocast of the first run, on the CPU and on each GPU that has a
+    tensor or is the current one."""
 
     def __init__(self, tensors: Iterable[Tensor]):
-        self.device = next((t.device.type for t in tensors), "cpu")
-        self.random = torch.get_rng_state()
-        self.random_on_gpu = torch.cuda.get_rng_state() if self.device == "cuda" else None
-        self.enabled = torch.is_autocast_enabled(self.device)
-        self.dtype = torch.get_autocast_dtype(self.device)
+        gpus = {tensor.device.index for tensor in tensors if tensor.is_cuda}
+        if torch.cuda.is_initialized():  # a function without tensors may draw there
+            gpus.add(torch.cuda.current_device())
+        self.gpus, self.random = sorted(gpus), torch.get_rng_state()
+        self.random_of_gpus = [torch.cuda.get_rng_state(gpu) for gpu in self.gpus]
+        caches = torch.is_autocast_cache_enabled()
+        self.autocast = [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), caches)
+            for kind in ("cpu", "cuda")
+            if kind == "cpu" or self.gpus
+        ]
 
     @contextmanager
     def again(self):
-        gpus = [torch.cuda.current_device()] if self.device == "cuda" else []
-        with (
-            torch.random.fork_rng(gpus),  # puts back what it finds
-            torch.autocast(self.device, self.dtype, enabled=self.enabled),
-        ):
+        with ExitStack() as contexts:
+            contexts.enter_context(torch.random.fork_rng(self.gpus))  # puts back what it finds
+            for settings in self.autocast:
+                contexts.enter_context(torch.autocast(*settings))
             torch.set_rng_state(self.random)
-            if gpus:
-                torch.cuda.set_rng_state(self.random_on_gpu)
+            for gpu, state in zip(self.gpus, self.random_of_gpus):
+                torch.cuda.set_rng_state(state, gpu)
             yield
 
 
@@ -122,13 +128,23 @@ class Recomputation:
     """One call of a function. Activations are known by their number: both runs make the same ones
     in the same order."""
 
-    def __init__(self, function: Callable, args: tuple, named: dict):
-        self.function, self.arguments = function, Arguments(args, named)
-        self.surroundings = Surroundings(self.arguments.tensors)
-        self.kept = KeptInputs.apply(torch.empty(0, requires_grad=True), *self.arguments.tensors)
-        self.arguments.drop_tensors()
-        self.packed = 0
+    def __init__(self, function: Callable):
+        self.function, self.packed = function, 0
         self.again: dict[int, Tensor] = {}  # activations of the second run that nobody took yet
+
+    def first_run(self, args: tuple, named: dict):
+        self.remember(args, named)
+        with saved_tensors_hooks(self.pack, self.unpack):
+            return self.function(*args, **named)
+
+    def remember(self, args: tuple, named: dict):
+        arguments = Arguments(args, named)
+        self.surroundings = Surroundings(arguments.tensors)
+        self.kept = KeptInputs.apply(torch.empty(0, requires_grad=True), *arguments.tensors)
+        self.arguments = arguments.drop_tensors()
+
+    def arguments_again(self) -> tuple[Iterable, dict]:
+        return self.arguments.again(self.kept.grad_fn.saved_tensors)
 
     def pack(self, activation: Tensor) -> int:
         self.packed += 1
@@ -140,23 +156,20 @@ class Recomputation:
         return self.again.pop(number)
 
     def run_again(self):
-        self.again, made = {}, []
-
-        def keep(activation: Tensor) -> Tensor:
-            self.again[len(made)] = activation.detach()  # with its graph, it would keep itself
-            made.append(None)
-            return activation.detach()
-
-        args, named = self.arguments.again(self.kept.grad_fn.saved_tensors)
-        hooks = saved_tensors_hooks(keep, lambda activation: activation)
+        self.again, self.made = {}, 0
+        args, named = self.arguments_again()
+        hooks = saved_tensors_hooks(self.pack_again, lambda activation: activation)
         with torch.enable_grad(), self.surroundings.again(), hooks:
             self.function(*args, **named)
+
+    def pack_again(self, activation: Tensor) -> Tensor:
+        self.again[self.made] = activation.detach()  # with its graph, it would keep itself
+        self.made += 1
+        return activation.detach()
 
 
 def checkpoint(function: Callable, *args, **named):
     """function(*args, **named), whose activations are computed again in backward."""
     if not torch.is_grad_enabled():
         return function(*args, **named)
-    call = Recomputation(function, args, named)
-    with saved_tensors_hooks(call.pack, call.unpack):
-        return function(*args, **named)
+    return Recomputation(function).first_run(args, named)

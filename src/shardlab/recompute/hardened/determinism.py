@@ -1,14 +1,12 @@
-"""The surroundings that a second run of a function shares with the first, how to tell that the runs
-differed, and how inputs are kept."""
+"""Refusals of a checkpoint, how to tell that two runs differed, and how inputs are kept."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...common.torch_internals import in_plain_backward, tree_leaves
+from ..core import KeptInputs
 
 
 class CheckpointError(RuntimeError):
@@ -39,12 +37,19 @@ def refuse_hidden_inputs(args: tuple):
             )
 
 
-def refuse_hidden_outputs(outputs):
-    """Raises CheckpointError if `outputs` is neither a tensor nor a tuple of tensors."""
+def refuse_outputs(outputs):
+    """Raises CheckpointError if `outputs` is neither a tensor nor a tuple of tensors, or if none of
+    the second run's requires a gradient."""
     several = (outputs,) if isinstance(outputs, Tensor) else outputs
     if not isinstance(several, tuple) or not all(isinstance(y, Tensor) for y in several):
         raise CheckpointError(
             HIDDEN_FROM_AUTOGRAD.format(f"the function returns a {type(outputs).__name__}")
+        )
+    # the first run records nothing
+    if torch.is_grad_enabled() and not any(y.requires_grad for y in several):
+        raise CheckpointError(
+            "nothing that checkpoint_by_function() was given or used requires a gradient; call"
+            " the function itself."
         )
 
 
@@ -55,54 +60,6 @@ def refuse_all_but_backward():
             "checkpoint_by_function() supports backward() only: for autograd.grad() and"
             " create_graph=True use checkpoint()."
         )
-
-
-def with_a_gradient(outputs: Tensor | tuple, gradients: tuple) -> tuple[tuple, tuple]:
-    """The outputs that require a gradient, and their gradients; CheckpointError if there are
-    none."""
-    outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
-    pairs = [(y, dy) for y, dy in zip(outputs, gradients) if y.requires_grad]
-    if not pairs:
-        raise CheckpointError(
-            "nothing that checkpoint_by_function() was given or used requires a gradient; call"
-            " the function itself."
-        )
-    return tuple(zip(*pairs))
-
-
-class Surroundings:
-    """The surroundings of a call: the state of the random numbers of the CPU and of each CUDA
-    device that has a tensor or is the current one, and autocast."""
-
-    def __init__(self, tensors: Sequence[Tensor]):
-        self.random = torch.get_rng_state()
-        devices = {tensor.device.index for tensor in tensors if tensor.is_cuda}
-        if torch.cuda.is_initialized():  # a function without arguments may draw there
-            devices.add(torch.cuda.current_device())
-        self.devices = sorted(devices)
-        self.random_of_device = [torch.cuda.get_rng_state(device) for device in self.devices]
-        kinds = ["cpu", "cuda"] if self.devices else ["cpu"]
-        self.autocast = [
-            dict(
-                device_type=kind,
-                enabled=torch.is_autocast_enabled(kind),
-                dtype=torch.get_autocast_dtype(kind),
-                cache_enabled=torch.is_autocast_cache_enabled(),
-            )
-            for kind in kinds
-        ]
-
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        """Everything as it was around the call, and afterwards as it was before."""
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(self.devices))
-            for settings in self.autocast:
-                stack.enter_context(torch.autocast(**settings))
-            torch.set_rng_state(self.random)
-            for device, state in zip(self.devices, self.random_of_device):
-                torch.cuda.set_rng_state(state, device)
-            yield
 
 
 class ActivationTraits(NamedTuple):
@@ -146,26 +103,12 @@ def differs(first: list[ActivationTraits], second: list[ActivationTraits]) -> st
 # --- what is kept ---------------------------------------------------------------------------------
 
 
-class KeepInputs(torch.autograd.Function):
-    """A node that keeps the inputs as any operation does, so that autograd notices a change in
-    place, and a checkpoint around this one drops them in its turn."""
-
-    @staticmethod
-    def forward(ctx, _, *tensors):
-        ctx.save_for_backward(*tensors)
-        return torch.empty(0)
-
-    @staticmethod
-    def backward(ctx, _):
-        raise AssertionError("nothing follows from this node")
-
-
 class InANode:
     """Tensors that a node of autograd keeps. The node is asked through its output, because up to
     PyTorch 2.6 what it keeps goes with the output."""
 
     def __init__(self, *tensors: Tensor):
-        self.output = KeepInputs.apply(torch.empty(0, requires_grad=True), *tensors)
+        self.output = KeptInputs.apply(torch.empty(0, requires_grad=True), *tensors)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
