@@ -32,10 +32,14 @@ class SmallestByHooks:
     """One call of a function. Activations are known by their number: both runs make the same ones
     in the same order."""
 
-    def __init__(self, function: Callable, x: Tensor):
-        self.function, self.x = function, x
-        self.packed = 0
+    def __init__(self, function: Callable):
+        self.function, self.packed = function, 0
         self.again: dict[int, Tensor] = {}  # activations of the second run
+
+    def first_run(self, x: Tensor) -> Tensor:
+        self.x = x
+        with saved_tensors_hooks(self.pack, self.unpack):
+            return self.function(x)
 
     def pack(self, activation: Tensor) -> int:
         self.packed += 1
@@ -47,18 +51,16 @@ class SmallestByHooks:
         return self.again[number]
 
     def run_again(self):
-        self.again = {}
-
-        def keep(activation: Tensor) -> Tensor:
-            self.again[len(self.again)] = activation
-            return activation
-
-        hooks = saved_tensors_hooks(keep, lambda activation: activation)
+        self.again, self.made = {}, 0
+        hooks = saved_tensors_hooks(self.pack_again, lambda activation: activation)
         with torch.enable_grad(), hooks:
             self.function(self.x)
 
+    def pack_again(self, activation: Tensor) -> Tensor:
+        self.again[self.made] = activation
+        self.made += 1
+        return activation
+
 
 def smallest_by_hooks(function: Callable, x: Tensor) -> Tensor:
-    call = SmallestByHooks(function, x)
-    with saved_tensors_hooks(call.pack, call.unpack):
-        return function(x)
+    return SmallestByHooks(function).first_run(x)
