@@ -28,8 +28,8 @@ from shardlab.measure.links import Link, fit_link
 from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.zero import shard
+from shardlab.zero.hardened.flat import best_collectives
 from shardlab.zero.hardened.prefetch import Prefetch
-from shardlab.zero.hardened.torch_collectives import best_collectives
 
 MEGABITS = 200  # a second
 UNITS, UNIT_BYTES = 4, 3_750_000  # a message of 150 ms, and 10 ms pass free after a pause

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from shardlab import zero
+from shardlab.common.backward import NoSecondGradient
 from shardlab.common.shards import CannotShard
 from shardlab.common.torch_internals import tree_leaves
 from shardlab.data_parallel import (
@@ -29,11 +30,9 @@ from shardlab.data_parallel import (
 )
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.zero.hardened import fast_ring
-from shardlab.zero.hardened.backward_entries import NoSecondGradient
-from shardlab.zero.hardened.flat import Ring
+from shardlab.zero.hardened.flat import Native, Ring
 from shardlab.zero.hardened.full_parameters import unsharded
-from shardlab.zero.hardened.placeholders import NotGathered
-from shardlab.zero.hardened.torch_collectives import Native
+from shardlab.zero.hardened.parameter_slots import NotGathered
 
 REFUSALS = (CannotReplicate, CannotShard, NotGathered, NoSecondGradient)
 LADDER = {

@@ -15,7 +15,7 @@ from shardlab.recompute.selective import checkpoint_selective
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
 from shardlab.zero.hardened import checks
 from shardlab.zero.hardened.api import shard
-from shardlab.zero.hardened.torch_collectives import Native
+from shardlab.zero.hardened.flat import Native
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.ranks]
 PRODUCTS, WHOLE = 2, 3

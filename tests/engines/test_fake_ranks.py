@@ -11,7 +11,7 @@ from coursekit.formulas import RECIPES, evaluate, quantities
 from shardlab.gpt import GPTConfig
 from shardlab.measure.fake_ranks import fake_ranks, rank_of_many, sharded_step
 from shardlab.ranks import ranks
-from shardlab.zero.hardened.torch_collectives import Native
+from shardlab.zero.hardened.flat import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # long enough for a peak among activations: in a reduce-scatter gloo has a copy of its own

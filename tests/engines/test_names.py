@@ -80,7 +80,6 @@ THE_SAME_IN_ANOTHER_WAY = {
         "zero/*",
     ),
     "start": (OF_A_STEP, "topics/*/formulas/step.py", "ranks/server.py"),
-    "saved": (OF_A_STEP, "topics/*/formulas/step.py", "zero/*"),
     "STEP": (OF_A_STEP, "topics/*/formulas/step.py", "topics/*/timeline.py"),
     "HEAD": (OF_A_STEP, "topics/*/formulas/working_sets.py", "show/svg/bars.py"),
     "main": ("a command", "__main__.py", "recordings/record.py"),

@@ -13,7 +13,7 @@ from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger, TimelinePoint
 from shardlab.zero.hardened import checks
 from shardlab.zero.hardened.api import shard
-from shardlab.zero.hardened.torch_collectives import Native
+from shardlab.zero.hardened.flat import Native
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -37,7 +37,7 @@ from shardlab.tensor_parallel import (
 from shardlab.tensor_parallel.hardened import pairs
 from shardlab.zero.hardened import checks
 from shardlab.zero.hardened.api import shard
-from shardlab.zero.hardened.torch_collectives import Native
+from shardlab.zero.hardened.flat import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("one_thread")

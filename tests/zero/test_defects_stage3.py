@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shardlab.common import shards
 from shardlab.common.optimizer_checks import averaged_by_hand
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.ranks import RankError, ranks
@@ -29,8 +28,8 @@ from shardlab.saving.resharding import flats_of
 from shardlab.zero.hardened import stage1, stage2, stage3
 from shardlab.zero.hardened.api import default_units
 from shardlab.zero.hardened.full_parameters import unsharded
-from shardlab.zero.hardened.parameter_slots import gather_in
 from shardlab.zero.hardened.prefetch import Prefetch
+from shardlab.zero.hardened.stage3 import gather_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROUNDING = 1e-12
@@ -182,7 +181,8 @@ def test_a_unit_that_is_never_called(pair):
 
 
 def initialised_later():
-    """How far the parameters are from the plain model's, initialised in the same way."""
+    """(what each way says, how far the parameters are from the plain model's, initialised alike
+    within `unsharded`)"""
 
     def zeros(module):
         if hasattr(module, "weight"):
@@ -200,30 +200,35 @@ def initialised_later():
     @torch.no_grad()
     def by_hand(module):
         if isinstance(module, nn.Linear):
-            module.weight.mul_(2)
             module.weight *= 3
             module.weight[1] = 5.0
-            module.bias.copy_(torch.arange(8.0))
             module.bias.data = torch.full((8,), 7.0)
 
-    found = []
+    refused, same = [], []
     for way in (zeros, like_transformers, reset, by_hand):
         plain, ours = seeded(lambda: linears(8, 8, 8)), seeded(lambda: linears(8, 8, 8))
         stage3.fully_shard(ours, [ours[0]])
+        refused.append(said(ours.apply, way))
         for model in (plain, ours):
             torch.manual_seed(1 + (model is ours) * dist.get_rank())
-            model.apply(way)
+            with unsharded(model, write=True):
+                model.apply(way)
         with unsharded(ours):
-            found += [torch.equal(*p) for p in zip(ours.parameters(), plain.parameters())]
-    return all(found)
+            same += [torch.equal(*p) for p in zip(ours.parameters(), plain.parameters())]
+    return refused, all(same)
 
 
 def test_initialised_after_sharding(pair):
-    """`apply`, nn.init, `.data`, reset_parameters and operations in place change the whole
-    parameter: each rank's shard of rank 0's values. FSDP2 allows it as well.
+    """`apply`, nn.init, `.data`, reset_parameters and operations in place are refused, and within
+    `unsharded` change the whole parameter: each rank's shard of rank 0's values. FSDP2 allows both.
 
     Must catch: a write that reaches a placeholder alone; each rank's own random numbers."""
-    assert answers(pair, initialised_later)
+    refused, same = answers(pair, initialised_later)
+    assert same
+    names = ("zero_", "data", "kaiming_uniform_", "mul_")
+    for sentence, name in zip(refused, names, strict=True):
+        assert sentence.startswith(f"NotGathered: {name} of weight [8, 8]: stage 3"), sentence
+        assert sentence.endswith("within `with unsharded(model, write=True)`.")
 
 
 def tied_later():
@@ -254,32 +259,18 @@ def test_tied_after_sharding(pair):
 # --- copies ---------------------------------------------------------------------------------------
 
 
-def copied():
-    model = seeded(lambda: linears(8, 4, 2))
-    stage3.fully_shard(model, [model[0]])
-    x, twin = torch.ones(1, 8), copy.deepcopy(model)
-    before = model(x)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.zero_()
-    twin(x).sum().backward()
-    own = all(parameter.grad is None for parameter in model.parameters())
-    named = str(next(iter(twin[0].sharded_unit.placeholders)).unit is twin[0].sharded_unit)
-    known = all(parameter in shards.groups_of_shards for parameter in twin.parameters())
-    refused = said(ByLayer(twin.parameters(), lr=0.1).step).startswith("TypeError: optimizer_cls")
-    return twin(x).abs().max().item(), torch.equal(model(x), before), own, named, known, refused
-
-
 def averaged():
-    """How far an average of weights, and its output, are from the plain model's."""
+    """How far an average of weights, and its output, are from the plain model's. The average is
+    made before the model is sharded, and sharded alike."""
     outputs = []
     for sharded in (False, True):
         model = seeded(lambda: linears(8, 8, 2))
-        if sharded:
-            stage3.fully_shard(model, list(model))
         average = torch.optim.swa_utils.AveragedModel(
             model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
         )
+        if sharded:
+            stage3.fully_shard(model, list(model))
+            stage3.fully_shard(average.module, list(average.module))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):
             optimizer.zero_grad()
@@ -290,40 +281,58 @@ def averaged():
     return far(outputs[1], outputs[0])
 
 
-def pickled(path):
+def copied(path):
     model = stage3.fully_shard(linears(2, 2))
-    return said(lambda: torch.save(model, path))
-
-
-def test_copies(pair, tmp_path):
-    """A deep copy computes with its own shards, so an average of weights works. FSDP2 refuses
-    deepcopy. A pickle is refused: it would hold one shard.
-
-    Must catch: a copy that computes with the original's unit; a copy with the original's
-    placeholders; shards of a copy that clipping, or an optimizer that looks at shapes, takes for
-    whole parameters."""
-    assert answers(pair, copied) == (0.0, True, True, "True", True, True)
-    assert answers(pair, averaged) <= ROUNDING
-    assert answers(pair, pickled, str(tmp_path / "model")).startswith(
-        "TypeError: Sequential is sharded, and a pickle of it would hold this rank's shard only"
-    )
-
-
-def assigned_state():
-    """load_state_dict(assign=True) gives the module other tensors; they count."""
-    model = seeded(lambda: linears(8, 2))
-    stage3.fully_shard(model)
-    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
-    model.load_state_dict(state, assign=True)
-    model(torch.ones(1, 8)).sum().backward()
-    return model(torch.ones(1, 8)).abs().max().item(), [
-        parameter.grad is None for parameter in model.parameters()
+    parts = stage3.fully_shard(linears(2, 2, 2), [])
+    return [
+        said(lambda: torch.save(model, path)),
+        said(copy.deepcopy, model),
+        said(copy.deepcopy, parts[1]),
     ]
 
 
+def test_copies(pair, tmp_path):
+    """A copy, or a pickle, of a sharded model is refused, as FSDP2 refuses the copy: the model is
+    copied before, so an average of weights works.
+
+    Must catch: a copy that computes with the original's unit; a pickle of one shard."""
+    assert answers(pair, averaged) <= ROUNDING
+    for sentence in answers(pair, copied, str(tmp_path / "model")):
+        start = "TypeError: Sequential is sharded, and neither copied nor pickled: copy"
+        assert sentence.startswith(start), sentence
+
+
+def replaced_shards():
+    def assigned(model):
+        state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+
+    found, right = [], []
+    for change in (assigned, nn.Module.double, nn.Module.bfloat16):
+        model = seeded(lambda: linears(8, 2)).float()
+        stage3.fully_shard(model)
+        model(torch.ones(1, 8, dtype=torch.float32))
+        change(model)
+        found.append(said(lambda model=model: model(torch.ones(1, 8, dtype=torch.float32))))
+        model = stage3.fully_shard(seeded(lambda: linears(8, 2)))
+        state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+        model.to("cpu").load_state_dict(state)
+        right.append(model(torch.ones(1, 8)).abs().max().item())
+    return found, right
+
+
 def test_shards_that_were_replaced(pair):
-    """Must catch: a unit that computes with the shards that it was made with."""
-    assert answers(pair, assigned_state) == (0.0, [False, False])
+    """FSDP2 follows; here the model is converted, and its state assigned, before fully_shard. What
+    leaves the shards where they are is right.
+
+    Must catch: a unit that computes with the shards that it was made with, without a word."""
+    for found, right in pair.run(replaced_shards):  # each rank names a shard of its own
+        assigned, *converted = found
+        assert assigned.startswith("RuntimeError: Linear.weight was assigned after fully_shard")
+        for sentence in converted:
+            assert sentence.startswith("CannotShard: a shard of shape ["), sentence
+            assert " was moved after fully_shard (by model.to, " in sentence
+        assert right == [0.0] * 3
 
 
 # --- backward by other ways -----------------------------------------------------------------------
@@ -804,17 +813,13 @@ def other_dtypes():
             return self.weight.dtype, self.whole.dtype, self.flags.dtype, self.phase.tolist()
 
     model = stage3.fully_shard(Odd(), compute_dtype=torch.bfloat16)
-    later = stage3.fully_shard(nn.Linear(3, 2))
-    later.double()
-    return model(), said(lambda: later(torch.ones(1, 3, dtype=torch.float64)).dtype)
+    return model()
 
 
 def test_compute_dtype_is_for_floating_point(pair):
-    """Must catch: whole numbers, flags and complex numbers that are cast (1j became 0); a model
-    made float64 later that computes in float32."""
-    dtypes, later = answers(pair, other_dtypes)
-    assert dtypes == (torch.bfloat16, torch.int16, torch.bool, [1j, 2.0])
-    assert later == "nothing, and torch.float64"
+    """Must catch: whole numbers, flags and complex numbers that are cast (1j became 0)."""
+    found = answers(pair, other_dtypes)
+    assert found == (torch.bfloat16, torch.int16, torch.bool, [1j, 2.0])
 
 
 def changed_later(frozen):

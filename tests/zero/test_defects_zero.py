@@ -24,14 +24,14 @@ from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import MasterWeights
 from shardlab.mixed_precision.hardened.optimizer_wrapper import CannotCopy
 from shardlab.ranks import ranks
+from shardlab.saving import save
 from shardlab.tensor_parallel.hardened.apply import apply_tensor_parallel
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
+from shardlab.zero import core_stage3
 from shardlab.zero.hardened import fast_ring, stage1, stage2
-from shardlab.zero.hardened.flat import Ring
+from shardlab.zero.hardened.flat import Native, Ring
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.offload import cpu_offload
-from shardlab.zero.hardened.stage3 import fully_shard
-from shardlab.zero.hardened.torch_collectives import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (stage1, stage2)
@@ -119,12 +119,6 @@ def cut_afterwards(net, how):
     if how == "tensor parallelism":
         plan = {"0": Around(), "0.0": Columns(6), "0.1": Rows(6)}
         return apply_tensor_parallel(nn.Sequential(net), plan), None
-    if how == "replaced shards":
-        fully_shard(net, list(net))
-        states = {name: shard.detach().clone() for name, shard in net.state_dict().items()}
-        optimizer = SGD(net.parameters(), lr=1.0)
-        net.load_state_dict(states, assign=True)
-        return net, optimizer
     if how == "16 bits":
         return net.bfloat16(), None
     if how.startswith("stage"):
@@ -139,8 +133,7 @@ def stepped_after_a_cut(make, how):
     for parameter in net.parameters() if how == "stage 1 of 16 bits" else ():
         parameter.data = parameter.data.bfloat16()
     former = make(net.parameters())
-    model, latter = cut_afterwards(net, how)
-    former = latter if how == "replaced shards" else former
+    model, _ = cut_afterwards(net, how)
     halved = how == "copies" or how.endswith("16 bits")
     inputs = torch.ones(1, 4) if how == "tensor parallelism" else own_input(4)
     model(inputs.to(torch.bfloat16 if halved else torch.float32)).sum().backward()
@@ -159,7 +152,6 @@ TAKES = "of these two optimizers let that one step alone"
         ("stage 3", "offloaded", f"SGDOffloaded {MADE_BEFORE} fully_shard: its parameter"),
         ("stage 3", "stage 2", f"ShardedOptimizer {MADE_BEFORE} fully_shard: its parameter"),
         ("tensor parallelism", "plain", f"SGD {MADE_BEFORE} apply_tensor_parallel: its parameter"),
-        ("replaced shards", "plain", f"SGD {MADE_BEFORE} load_state_dict(assign=True): its"),
         ("stage 1", "plain", f"gradient ShardedOptimizer takes: {TAKES}"),
         ("stage 2", "plain", f"gradient ShardedOptimizer takes: {TAKES}"),
         ("stage 1 of 16 bits", "of copies", f"gradient ShardedOptimizer takes: {TAKES}"),
@@ -781,6 +773,78 @@ def test_weights_that_are_loaded_between_steps(two, kind):
         assert two.run(loaded_between, stage, kind) == [[[0.5], [0.5]]] * 2, stage
 
 
+def by_the_core(stage):
+    """(whose classes the door gives, how far two steps of SGD end from the plain model's)"""
+    n, me = dist.get_world_size(), dist.get_rank()
+    torch.set_default_dtype(torch.float64)
+    plain, net = layers(4, 5, 3), layers(4, 5, 3)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=1.0 + me)
+    if me == 0:
+        plain.load_state_dict(net.state_dict())
+    for tensor in plain.state_dict().values():
+        dist.broadcast(tensor, 0)
+    own = {} if stage == 3 else dict(bucket_bytes=100)
+    model, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, hardened=False, lr=0.1, **own)
+    plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for step in range(2):
+        inputs = torch.randn(n, 2, 4, generator=torch.Generator().manual_seed(step))
+        for each in (optimizer, plain_optimizer):
+            each.zero_grad()
+        model(inputs[me]).square().mean().backward()
+        plain(inputs.flatten(0, 1)).square().mean().backward()
+        for each in (optimizer, plain_optimizer):
+            each.step()
+    found = core_stage3.whole_parameters(net) if stage == 3 else dict(net.named_parameters())
+    torch.set_default_dtype(torch.float32)
+    whose = {0: model, 3: getattr(net, "zero_unit", net[-1].__dict__.get("zero_unit"))}
+    far = max((found[name] - p).abs().max().item() for name, p in plain.named_parameters())
+    return type(whose.get(stage, optimizer)).__module__, far
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_the_door_to_the_core(two, stage):
+    """Must catch: a door that gives the hardened class for hardened=False; ranks that begin with
+    values of their own."""
+    module = ("data_parallel.core", "zero.core", "zero.core", "zero.core_stage3")[stage]
+    for whose, far in two.run(by_the_core, stage):
+        assert whose == f"shardlab.{module}" and far < 1e-12
+
+
+def around_the_core(stage):
+    """The sentences of what knows hardened classes alone; in stage 3 how far the norm is from the
+    plain model's, by this book's clipping and by PyTorch's, and the scale after an infinity."""
+    net = layers(3, 2)
+    model, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, hardened=False, lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+    if stage < 3:
+        return [
+            said(lambda: clip_gradients(optimizer, 1.0)),
+            said(lambda: nn.utils.clip_grad_norm_(net.parameters(), 1.0)),
+            said(lambda: nn.utils.clip_grad_value_(net.parameters(), 1.0)),
+            said(lambda: scaler.step(optimizer)),
+            said(lambda: save("/nowhere", model, optimizer, 1)),
+        ]
+    whole = 64 * 8**0.5
+    norms = [clip_gradients(optimizer, 1e9), nn.utils.clip_grad_norm_(net.parameters(), 1e9)]
+    if dist.get_rank() == 1:
+        next(net.parameters()).grad[0] = torch.inf
+    scaler.step(optimizer)
+    scaler.update()
+    return [*(abs(norm.item() - whole) < 1e-3 for norm in norms), scaler.get_scale()]
+
+
+def test_what_the_core_leaves_out(two):
+    """Must catch: an AttributeError; a norm of this rank's gradients alone; a save in chunks that
+    are cut otherwise; a rank that steps alone."""
+    for stage in (1, 2):
+        for found in two.run(around_the_core, stage):
+            for sentence in found:
+                assert sentence.startswith("CannotShard: the gradients are sharded by the core of")
+    assert two.run(around_the_core, 3) == [[True, True, 32.0]] * 2
+
+
 def test_the_door(two):
     """Must catch: an option that is taken and ignored."""
 
@@ -790,6 +854,7 @@ def test_the_door(two):
             dict(stage=1, compute_dtype=torch.bfloat16),
             dict(stage=3, bucket_bytes=100),
             dict(stage=0, offload=True),
+            dict(stage=1, offload=True, hardened=False),
         ]
         return [said(lambda o=o: zero.shard(layers(2, 2), torch.optim.SGD, **o)) for o in make]
 
@@ -800,4 +865,5 @@ def test_the_door(two):
             "CannotShard: bucket_bytes: stage 3 has collectives, compute_dtype, device, offload,"
             " units.",
             "CannotShard: offload: stage 0 has bucket_bytes.",
+            "CannotShard: offload: the core of stage 1 has bucket_bytes.",
         ]

@@ -29,11 +29,10 @@ from shardlab.measure.ledger import Ledger
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.ranks import ranks
 from shardlab.zero.hardened import fast_ring, stage1, stage2, stage3
-from shardlab.zero.hardened.flat import Ring, own_chunk
+from shardlab.zero.hardened.flat import Native, Ring, own_chunk
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.offload import cpu_offload
 from shardlab.zero.hardened.prefetch import Prefetch
-from shardlab.zero.hardened.torch_collectives import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (1, 2, 3)
@@ -495,7 +494,12 @@ def recomputed(reentrant):
     gathered = []
     for unit in stage3.sharded_units(ours):
         sharded = unit.sharded_unit
-        sharded.gather = lambda unit=unit, gather=sharded.gather: (gathered.append(unit), gather())
+
+        def counted(unit=unit, whole=sharded, gather=sharded.gather):
+            gathered.extend([] if whole.whole else [unit])
+            gather()
+
+        sharded.gather = counted
     batch = batches(plain, 1, 2 * n)[0]
     part = batch[2 * me : 2 * me + 2]
     loss_of(plain, batch).backward()

@@ -155,7 +155,7 @@ WRONG = {
         "after_an_error",
         "faults",
         (
-            "        super().zero_grad()\n        self.in_backward = False",
+            "        super().zero_grad()\n        self.missing = None",
             "        super().zero_grad()\n        pass",
         ),
         "after a backward that raised",

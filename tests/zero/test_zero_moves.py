@@ -2,6 +2,7 @@
 what the formulas say of it."""
 
 import sys
+from functools import partial
 
 import cloudpickle
 import pytest
@@ -101,13 +102,10 @@ class Watched:
             momentum=0.9,
         )
         self.watch_update(optimizer.inner)
-        reduce_scatter, all_gather = optimizer.reduce_scatter, optimizer.all_gather
-        optimizer.reduce_scatter = lambda bucket: self.around(
-            reduce_scatter, ReduceScatter(self.unit_of(bucket.parameters[0])), bucket
-        )
-        optimizer.all_gather = lambda bucket: self.around(
-            all_gather, AllGather(self.unit_of(bucket.parameters[0])), bucket
-        )
+        for bucket in optimizer.buckets:
+            unit = self.unit_of(bucket.parameters[0])
+            bucket.reduce_scatter = partial(self.around, bucket.reduce_scatter, ReduceScatter(unit))
+            bucket.all_gather = partial(self.around, bucket.all_gather, AllGather(unit))
 
     def stage_2(self):
         self.stage_1(stage2)
@@ -124,11 +122,13 @@ class Watched:
                     self.note(Backward(unit))
                 leave()
 
-            def reshard(unit=unit, own=own, reshard=own.reshard):
-                self.around(reshard, Free(unit)) if own.whole else reshard()
+            def free(unit=unit, own=own, free=own.free):
+                self.around(free, Free(unit)) if own.whole else free()
 
-            own.gather = lambda unit=unit, gather=own.gather: self.around(gather, AllGather(unit))
-            own.leave_backward, own.reshard = leave_backward, reshard
+            def gather(unit=unit, own=own, gather=own.gather):
+                gather() if own.whole else self.around(gather, AllGather(unit))
+
+            own.gather, own.leave_backward, own.free = gather, leave_backward, free
             for flat in own.flats:
                 flat.reduce = lambda *args, reduce=flat.reduce: self.weigh() or reduce(*args)
                 flat.shards[0].register_post_accumulate_grad_hook(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .backward import owners
-from .shards import CannotShard, groups_of, stages_of
+from .shards import CannotShard, check_hardened, groups_of, stages_of
 
 # each element by itself, as the tests of stage 1 show; others are tried
 KNOWN = {
@@ -62,6 +62,7 @@ def holder_of(parameter: Tensor) -> torch.optim.Optimizer | None:
 
 def look(optimizer: torch.optim.Optimizer, *_):
     """Called before each step of any optimizer, and before a scaler unscales its gradients."""
+    check_hardened(optimizer)
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     if looked_at.get(optimizer) == count:
         return

@@ -49,7 +49,7 @@ class FlatParameters(NamedTuple):
 def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
     """All parameters, in the same order on all ranks. ValueError if the optimizer has other
     parameters."""
-    if any(module.sharded_unit.open for module in sharded_units(model)):
+    if any(module.sharded_unit.exposed for module in sharded_units(model)):
         raise ValueError(
             "the model is unsharded: save and resume outside of `with unsharded(...)`."
         )
@@ -90,7 +90,9 @@ def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
     paths = {module: f"{path}." * bool(path) for path, module in model.named_modules()}
     for unit in (module.sharded_unit for module in sharded_units(model)):  # stage 3
         # a tied parameter by its first name
-        called = {number: f"{paths[place]}{name}" for place, name, number in reversed(unit.sites)}
+        called = {
+            number: f"{paths[place]}{name}" for place, name, number in reversed(unit.slots.sites)
+        }
         parameters = iter(
             [called[number], list(shape)]
             for number, shape in enumerate(s for f in unit.flats for s in f.shapes)

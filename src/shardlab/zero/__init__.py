@@ -2,23 +2,21 @@
 
     model, optimizer = zero.shard(model, torch.optim.AdamW, stage=2, lr=1e-3)     # the one door
 
-    core.py       stages 1 and 2 on a page; core_stage3.py has stage 3
+    core.py       stages 1 and 2 on a page; core_stage3.py has stage 3: hardened=False gives these
 
 and in hardened/, for any model and optimizer that can be sharded:
 
-    stage1.py     optimizer states sharded: gradients are reduce-scattered and parameters gathered
-                  in step(); sharded_optimizer.py has what it shares with stage 2
-    stage2.py     gradients too: reduce-scattered in backward
-    stage3.py     parameters too: gathered before use, freed after it. units.py cuts the model,
-                  parameter_slots.py and placeholders.py are where parameters were while they are
-                  gone, backward_entries.py lets backward in by any door, full_parameters.py has
-                  parameters whole for a while, prefetch.py gathers the next unit while one
-                  computes
-    flat.py       the flat tensors that are cut, and the two collectives on them;
-                  torch_collectives.py has PyTorch's, fast_ring.py a ring that is harder to read
-    buckets.py    groups parameters for stages 1 and 2; checks.py says what cannot be sharded
     api.py        shard(): all stages behind one function
-    offload.py    optimizer states on the host
+    stage1.py     the core's optimizer of shards; stage2.py the core's, too, with gradients sharded.
+                  buckets.py groups parameters, offload.py has states on the host
+    stage3.py     parameters sharded: which unit owns which. unit.py is what a unit does in a step,
+                  unit_shards.py its flat tensors; parameter_slots.py has the places of parameters
+                  that are gone, saved_tensors.py what leaves a unit's computation;
+                  full_parameters.py has parameters whole for a while, prefetch.py gathers the next
+                  unit while one computes
+    flat.py       the two collectives on flat tensors: our ring, and PyTorch's; fast_ring.py is a
+                  ring that is harder to read
+    checks.py     what cannot be sharded
 
 Beside this folder: gradient_clipping.py clips by the norm of all shards; in common/,
 torch_clip_and_scale.py makes PyTorch's own clipping and loss scaling know them, optimizer_checks.py

@@ -95,7 +95,7 @@ class ShardedStates:
         self.param_groups = self.inner.param_groups
 
     def reduce_gradients(self):
-        for bucket in self.buckets:
+        for bucket in reversed(self.buckets):  # the order in which stage 2 has them complete
             bucket.reduce_scatter()
 
     def step(self):
@@ -118,16 +118,18 @@ class ShardedGradients(ShardedStates):
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self.in_backward = False
+        self.missing = None  # no backward runs
         check_unclaimed(self.bucket_of)
         for p in self.bucket_of:
             p.register_post_accumulate_grad_hook(self.gradient_arrives)
 
+    def backward_begins(self):
+        self.missing = {bucket: set(bucket.parameters) for bucket in self.buckets}
+        self.waiting = list(self.buckets)
+
     def gradient_arrives(self, p: nn.Parameter):
-        if not self.in_backward:
-            self.in_backward = True
-            self.missing = {bucket: set(bucket.parameters) for bucket in self.buckets}
-            self.waiting = list(self.buckets)
+        if self.missing is None:
+            self.backward_begins()
             at_end_of_backward(self.backward_ends)
         self.missing[self.bucket_of[p]].discard(p)
         while self.waiting and not self.missing[self.waiting[-1]]:
@@ -136,11 +138,11 @@ class ShardedGradients(ShardedStates):
     def backward_ends(self):
         while self.waiting:  # this rank has not used a parameter
             self.waiting.pop().reduce_scatter()
-        self.in_backward = False
+        self.missing = None
 
     def reduce_gradients(self):
         """Nothing is left to reduce in step()."""
 
     def zero_grad(self):
         super().zero_grad()
-        self.in_backward = False  # a backward that raised has no end
+        self.missing = None  # a backward that raised has no end

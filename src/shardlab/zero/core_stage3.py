@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..collective_wire import Group, all_gather_single, reduce_scatter_single
+from ..common.shards import as_shard
 from ..common.torch_internals import at_end_of_backward
 from ..data_parallel.core import first_rank
 
@@ -43,7 +44,7 @@ class Flat:
             view.copy_(p.detach())
         dist.broadcast(self.full, first_rank(group), group=group)
         own = self.full[me * chunk : (me + 1) * chunk].clone()
-        self.shard = nn.Parameter(own, parameters[0].requires_grad)  # [E/n]
+        self.shard = as_shard(own, group, parameters[0].requires_grad)  # [E/n]
         self.free()
 
     def views(self, full: Tensor) -> list[Tensor]:

@@ -22,10 +22,10 @@ from coursekit.topics.zero import deepspeed
 from shardlab.common.torch_internals import local_tensor
 from shardlab.measure.weigh import storage_bytes
 from shardlab.ranks import ranks
-from shardlab.zero import core, core_stage3, shard
-from shardlab.zero.hardened import fast_ring, flat, torch_collectives
+from shardlab.zero import core_stage3, shard
+from shardlab.zero.hardened import fast_ring, flat
 from shardlab.zero.hardened.full_parameters import unsharded
-from shardlab.zero.hardened.units import sharded_units
+from shardlab.zero.hardened.stage3 import sharded_units
 
 # of a parameter's change in two steps, in fp32: sums in another order, and weights near 1 have few
 # digits for it
@@ -41,7 +41,7 @@ PINNED = ("active_bytes", "allocated_bytes")
 def hardened_stage(net, optimizer_cls, stage, readable=False, **settings):
     """This book's stages, with the ring that pages print, or with what is fastest for the
     backend."""
-    best = torch_collectives.best_collectives(next(net.parameters()).device)
+    best = flat.best_collectives(next(net.parameters()).device)
     best = fast_ring.Ring() if type(best) is flat.Ring else best
     collectives = flat.Ring() if readable else best
     return shard(net, optimizer_cls, stage=stage, collectives=collectives, **settings)
@@ -49,11 +49,7 @@ def hardened_stage(net, optimizer_cls, stage, readable=False, **settings):
 
 def core_stage(net, optimizer_cls, stage, **settings):
     """The core of a stage."""
-    if stage == 3:
-        core_stage3.fully_shard(net, [net.embedding, *net.blocks, net.head])
-        return net, optimizer_cls(net.parameters(), **settings)
-    kind = core.ShardedStates if stage == 1 else core.ShardedGradients
-    return net, kind(net.parameters(), optimizer_cls, **settings)
+    return shard(net, optimizer_cls, stage=stage, hardened=False, **settings)
 
 
 def redundancy_optimizer(net, optimizer_cls, tuned=False, **settings):

@@ -5,10 +5,13 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from ... import data_parallel
 from ...common.agreement import agree, changes_rows, fact, hand_out
 from ...common.optimizer_checks import check_elementwise
-from ...common.shards import CannotShard
-from ...data_parallel import DistributedDataParallel
+from ...common.shards import OF_CORE, CannotShard
+from ...common.torch_clip_and_scale import note, watch_steps
+from ...data_parallel.core import DistributedDataParallel as CoreDataParallel
+from .. import core, core_stage3
 from . import stage1, stage2
 from .checks import check_arguments
 from .offload import cpu_offload
@@ -20,6 +23,7 @@ OPTIONS = (
     {"bucket_bytes", "collectives", "offload"},
     {"units", "collectives", "offload", "compute_dtype", "device"},
 )
+OF_CORES = {"bucket_bytes", "units"}
 
 
 def shard(
@@ -28,6 +32,7 @@ def shard(
     *,
     stage: int,
     group=None,
+    hardened: bool = True,
     units: Iterable[nn.Module] | None = None,
     bucket_bytes: int | None = None,
     collectives=None,
@@ -40,8 +45,14 @@ def shard(
 
     optimizer_cls   torch.optim.AdamW, ...; **settings are its arguments
     group           the process group whose ranks share the model; by default the world
+    hardened        by default the classes of hardened/, for any model that can be sharded; False
+                    gives the core, the code that the chapter prints: for plain models, and in
+                    stages 1 and 2 without clipping, loss scaling and saving
     units           stage 3: see fully_shard; by default the model's children, of a list its members
     bucket_bytes    stages 0 to 2: of parameters that travel together
+
+    and the hardened classes alone:
+
     collectives     stages 1 to 3: see flat.py
     offload         stages 1 to 3: optimizer states in host memory, in stage 3 the shards as well
     compute_dtype   stage 3: see fully_shard
@@ -64,14 +75,20 @@ def shard(
         device=device,
     )
     options = {name: value for name, value in options.items() if value is not None}
-    if others := sorted(set(options) - OPTIONS[stage]):
-        raise CannotShard(
-            f"{' and '.join(others)}: stage {stage} has {', '.join(sorted(OPTIONS[stage]))}."
-        )
+    known = OPTIONS[stage] if hardened else OPTIONS[stage] & OF_CORES
+    if others := sorted(set(options) - known):
+        of = f"stage {stage}" if hardened else f"the core of stage {stage}"
+        raise CannotShard(f"{' and '.join(others)}: {of} has {', '.join(sorted(known))}.")
     check_arguments(optimizer_cls, options.get("bucket_bytes", 1))
     options.pop("offload", None)
+    if stage == 3:
+        like = torch.empty(0, device=device or next(model.parameters()).device)
+        check_elementwise(optimizer_cls, settings, like)
+        options["units"] = list(default_units(model)) if units is None else list(units)
+    if not hardened:
+        return core_of(stage, model, optimizer_cls, group, options, settings)
     if stage == 0:
-        model = DistributedDataParallel(model, group=group, **options)
+        model = data_parallel.DistributedDataParallel(model, group=group, **options)
         return model, optimizer_cls(model.parameters(), **settings)
     if stage < 3:
         return model, sharded_optimizer(
@@ -82,10 +99,24 @@ def shard(
             **options,
             **settings,
         )
-    like = torch.empty(0, device=device or next(model.parameters()).device)
-    check_elementwise(optimizer_cls, settings, like)
-    options["units"] = list(default_units(model)) if units is None else list(units)
     fully_shard(model, group=group, shard_device="cpu" if offload else None, **options)
+    return model, optimizer_cls(model.parameters(), **settings)
+
+
+def core_of(stage: int, model: nn.Module, optimizer_cls: type, group, options, settings):
+    hand_out(model.buffers(), group)
+    if stage in (1, 2):
+        check_elementwise(optimizer_cls, settings, next(model.parameters()))
+        kind = core.ShardedStates if stage == 1 else core.ShardedGradients
+        optimizer = kind(model.parameters(), optimizer_cls, group, **options, **settings)
+        optimizer.why_not_clip = lambda parameter: OF_CORE
+        note(list(model.parameters()), optimizer)
+        return model, optimizer
+    if stage == 0:
+        model = CoreDataParallel(model, group=group, **options)
+    else:
+        core_stage3.fully_shard(model, group=group, **options)
+        watch_steps()
     return model, optimizer_cls(model.parameters(), **settings)
 
 

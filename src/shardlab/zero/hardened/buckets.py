@@ -1,8 +1,13 @@
-"""Buckets of parameters for stages 1 and 2: parameters that travel together, in one flat tensor."""
+"""Buckets of parameters for stages 1 and 2: parameters that travel together, in one flat tensor.
+
+A bucket has the methods of the core's, and no more of it: it is cut without zeros at its end, and
+any collectives reduce it, in several parts.
+"""
 
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
@@ -23,7 +28,7 @@ class Bucket:
     rank 0's values."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, collectives: Ring):
-        self.parameters, self.group = parameters, group
+        self.parameters, self.group, self.collectives = parameters, group, collectives
         self.flat = flattened(parameters)
         hand_out([self.flat], group)
         for parameter, part in zip(parameters, self.flat.split([p.numel() for p in parameters])):
@@ -31,6 +36,31 @@ class Bucket:
         sizes = collectives.parts_of_a_shard(parameters, group)
         parts = own_chunk(self.flat, group).split(sizes)
         self.shards = [as_shard(part, group, of=parameters) for part in parts]
+        self.note_versions()
+
+    @torch.no_grad()
+    def reduce_scatter(self):
+        """The shards' gradients grow by the mean over ranks, and the parameters' are gone."""
+        share = 1 / dist.get_world_size(self.group)
+        mean = self.collectives.reduce_scatter(self.take_gradients(), self.group, share)
+        for shard, part in zip(self.shards, mean):
+            part = part.to(shard.dtype)  # fp32 where 16-bit gradients were added in fp32
+            shard.grad = part if shard.grad is None else shard.grad.add_(part)
+
+    def take_gradients(self) -> list[Tensor]:
+        """Take this rank's gradients away from the parameters."""
+        given, shapes = zip(*((parameter.grad, parameter.shape) for parameter in self.parameters))
+        gradients = filled(given, shapes, self.flat)
+        for parameter, gradient in zip(self.parameters, given):
+            if gradient is not None:
+                check_gradient(parameter, "a sharded optimizer")
+            parameter.grad = None
+        return gradients
+
+    @torch.no_grad()
+    def all_gather(self):
+        self.collectives.all_gather(self.flat, self.group)
+        increment_version(self.parameters)  # a graph from before the step notices
         self.note_versions()
 
     def note_versions(self):
@@ -44,43 +74,19 @@ class Bucket:
             increment_version(self.shards)
             self.note_versions()
 
-    def take_gradients(self) -> list[Tensor]:
-        """Take this rank's gradients away from the parameters."""
-        gradients = [parameter.grad for parameter in self.parameters]
-        for parameter, gradient in zip(self.parameters, gradients):
-            if gradient is not None and gradient.layout is not torch.strided:
-                raise CannotShard(
-                    f"a gradient is {gradient.layout}: only dense ones are reduced; build"
-                    " embeddings with sparse=False."
-                )
-            if gradient is not None:
-                check_gradient(parameter, "a sharded optimizer")
-        for parameter in self.parameters:
-            parameter.grad = None
-        return filled(gradients, [p.shape for p in self.parameters], self.flat)
-
-    def add_to_shards(self, mean: list[Tensor]):
-        """`mean` is the gradient of this rank's chunk [about E/n], in the parts of its shards."""
-        for shard, part in zip(self.shards, mean):
-            part = part.to(shard.dtype)  # fp32 where 16-bit gradients were added in fp32
-            shard.grad = part if shard.grad is None else shard.grad.add_(part)
-
     @property
     def has_gradients(self) -> bool:
         return any(parameter.grad is not None for parameter in self.parameters)
 
-    def holds(self, parameter: nn.Parameter) -> bool:
-        """Whether the parameter is still a view of the flat tensor."""
-        return storage_key(parameter.untyped_storage()) == storage_key(self.flat.untyped_storage())
-
     def check(self):
-        if not all(map(self.holds, self.parameters)):
-            raise CannotShard(
-                "a parameter was moved after the sharded optimizer was made (by model.to, a new"
-                " .data, or another sharded optimizer): move the model first, then make the one"
-                " optimizer that steps."
-            )
+        memory = storage_key(self.flat.untyped_storage())
         for parameter in self.parameters:
+            if storage_key(parameter.untyped_storage()) != memory:
+                raise CannotShard(
+                    "a parameter was moved after the sharded optimizer was made (by model.to, a new"
+                    " .data, or another sharded optimizer): move the model first, then make the one"
+                    " optimizer that steps."
+                )
             if not parameter.requires_grad:
                 raise CannotShard(
                     f"a parameter of shape {list(parameter.shape)} was frozen after the sharded"

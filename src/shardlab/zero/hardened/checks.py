@@ -12,16 +12,6 @@ from ...common.torch_internals import hooks_of_others
 from .flat import Group
 
 
-class Refusals:
-    """Uses of an optimizer that an optimizer of shards refuses."""
-
-    def __getstate__(self):
-        raise CannotShard(
-            "a sharded optimizer is not copied or pickled: its state_dict() is, and shardlab.saving"
-            " saves it."
-        )
-
-
 def check_arguments(optimizer_cls, bucket_bytes: int):
     if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
         raise TypeError(

@@ -15,17 +15,27 @@ There are two collectives on it:
                              no longer needed, so that their memory can go
     all_gather(flat)         in place: the other chunks become what their ranks have in them
 
-A stage calls them on an object: Ring(), torch_collectives.Native(), fast_ring.Ring(), or one of
-your own with these methods. `torch_collectives.best_collectives` chooses between the first two.
+A stage calls them on an object: Ring(), Native(), fast_ring.Ring(), or one of your own with these
+methods. `best_collectives` chooses between the first two.
 """
+
+from bisect import bisect_right
 
 import torch
 from torch import Tensor
 
 from ... import collective_plans as plans
 from ... import collectives
-from ...collective_wire import Group, place, wire
+from ...collective_wire import (
+    Group,
+    all_gather_single,
+    backend_for,
+    place,
+    reduce_scatter_single,
+    wire,
+)
 from ...collectives import run
+from ...common.shards import CannotShard
 
 
 class Ring:
@@ -54,6 +64,62 @@ class Ring:
         return f"{type(self).__module__.rpartition('.')[2]}.{type(self).__name__}()"
 
 
+class Native(Ring):
+    """PyTorch's own collectives: on GPUs, NCCL's rings. They need chunks of one size: if n does not
+    divide the elements, each chunk that is smaller than the first has a zero behind it on its
+    way."""
+
+    def reduce_scatter(
+        self, tensors: list[Tensor], group: Group = None, share: float = 1.0
+    ) -> list[Tensor]:
+        n, me = place(group)
+        own = chunk_of(me, sum(tensor.numel() for tensor in tensors), n)
+        even = padded(tensors, n).mul_(share)
+        tensors.clear()
+        shard = even.tensor_split(n)[me]
+        reduce_scatter_single(shard, even, group=group)
+        return [shard[: len(own)].clone()]
+
+    def all_gather(self, flat: Tensor, group: Group = None):
+        n, me = place(group)
+        own = own_chunk(flat, group)
+        if flat.numel() % n == 0:
+            all_gather_single(flat, own, group=group)
+            return
+        rows = flat.new_empty(n, flat.numel() // n + 1)
+        rows[me, : own.numel()] = own
+        all_gather_single(rows.view(-1), rows[me], group=group)
+        chunks = zip(rows, flat.tensor_split(n))
+        torch.cat([row[: chunk.numel()] for row, chunk in chunks], out=flat)
+
+
+def padded(tensors: list[Tensor], n: int) -> Tensor:
+    """A copy of the tensors, one after the other, in n chunks of one size: a zero ends each chunk
+    that is smaller than the first."""
+    elements = sum(tensor.numel() for tensor in tensors)
+    smaller = range(elements % n or n, n)
+    ends = [chunk_of(rank, elements, n).stop for rank in smaller]
+    zero, parts, begin = tensors[0].new_zeros(1), [], 0
+    for tensor in tensors:
+        end = begin + tensor.numel()
+        inside = ends[bisect_right(ends, begin) : bisect_right(ends, end)]
+        first, *others = tensor.detach().reshape(-1).tensor_split([e - begin for e in inside])
+        parts.append(first)
+        for part in others:
+            parts += [zero, part]
+        begin = end
+    return torch.cat(parts)
+
+
+def best_collectives(device: torch.device, group: Group = None) -> Ring:
+    """The fastest collectives for the group. gloo makes a reduce-scatter from an all-reduce, so
+    Ring is faster; NCCL has rings of its own."""
+    return Ring() if backend_for(device.type, group) == "gloo" else Native()
+
+
+# --- tensors, one after the other -----------------------------------------------------------------
+
+
 def flattened(tensors: list[Tensor]) -> Tensor:
     """[E]: a copy of the tensors, one after the other."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
@@ -74,7 +140,13 @@ def chunk_of(rank: int, elements: int, n: int) -> range:
 
 
 def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor) -> list[Tensor]:
-    """None means zeros of the expected shape."""
+    """None means zeros of the expected shape. CannotShard for a tensor that is not dense."""
+    for tensor in tensors:
+        if tensor is not None and tensor.layout is not torch.strided:
+            raise CannotShard(
+                f"a gradient is {tensor.layout}: only dense ones are averaged; build embeddings"
+                " with sparse=False."
+            )
     return [
         like.new_zeros(shape) if tensor is None else tensor
         for tensor, shape in zip(tensors, shapes)

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from ...collectives import scatter
 from .flat import own_chunk
-from .units import sharded_units
+from .stage3 import sharded_units
+from .unit import Unit
+from .unit_shards import Flat
 
 
 @contextmanager
@@ -31,7 +33,7 @@ def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
     opened = []
     try:
         for unit in units:
-            if not unit.open:
+            if not unit.exposed:
                 expose(unit)
                 opened.append(unit)
         yield module
@@ -40,63 +42,58 @@ def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
                 keep(unit)
     finally:
         for unit in opened:
-            unit.close()
+            unit.slots.close()
+            unit.exposed = None
 
 
-def expose(unit):
+def expose(unit: Unit):
     """The plain module's parameters instead of the shards."""
-    unit.exposed = [whole_of(flat, unit.collectives) for flat in unit.flats]
-    views = [view for flat, whole in zip(unit.flats, unit.exposed) for view in flat.views(whole)]
-    unit.placed = [
-        parameter(view, shard.requires_grad, unit) for view, shard in zip(views, unit.shards)
-    ]
-    for module, name, number in unit.sites:
-        setattr(module, name, unit.placed[number])
-    unit.open = True
+    unit.exposed = [full_copy(flat) for flat in unit.flats]
+    views = zip(unit.views(unit.exposed), unit.shards)
+    unit.slots.fill([parameter(view, shard, unit) for view, shard in views])
 
 
 @torch.no_grad()
-def whole_of(flat, collectives) -> Tensor:
+def full_copy(flat: Flat) -> Tensor:
     """[E], in memory of its own and in the dtype of the shard. Its storage grows like the storage
     of gathered parameters, by which the ledger recognises it."""
     storage = torch.UntypedStorage(0, device=flat.full.device)
     storage.resize_(flat.full.numel() * flat.chunk.element_size())
-    whole = flat.chunk.new_empty(0, device=flat.full.device).set_(storage)
-    own_chunk(whole, flat.group).copy_(flat.chunk)
-    collectives.all_gather(whole, flat.group)
+    full = flat.chunk.new_empty(0, device=flat.full.device).set_(storage)
+    own_chunk(full, flat.group).copy_(flat.chunk)
+    flat.collectives.all_gather(full, flat.group)
+    return full
+
+
+def parameter(view: Tensor, shard: nn.Parameter, unit: Unit) -> nn.Parameter:
+    def refuse(_):
+        raise RuntimeError(
+            f"backward within `with unsharded(...)`: the gradient of a parameter of {unit.name}"
+            " would be lost at its end. Run forward and backward outside."
+        )
+
+    whole = nn.Parameter(view, shard.requires_grad)
+    if shard.requires_grad:
+        whole.register_hook(refuse)
     return whole
 
 
-def parameter(view: Tensor, trained: bool, unit) -> nn.Parameter:
-    def refuse(_):
-        raise RuntimeError(
-            f"backward within `with unsharded(...)`: the gradient of a parameter of"
-            f" {type(unit.module).__name__} would be lost at its end. Run forward and backward"
-            " outside."
-        )
-
-    exposed = nn.Parameter(view, trained)
-    if trained:
-        exposed.register_hook(refuse)
-    return exposed
-
-
 @torch.no_grad()
-def keep(unit):
+def keep(unit: Unit):
     """The shards get the values of rank 0's whole parameters."""
-    names = {id(exposed): number for number, exposed in enumerate(unit.placed)}
-    views = [v for flat, whole in zip(unit.flats, unit.exposed) for v in flat.views(whole)]
-    for module, name, number in unit.sites:
+    numbers = {id(whole): number for number, whole in enumerate(unit.slots.content)}
+    views = unit.views(unit.exposed)
+    for module, name, number in unit.slots.sites:
         now = getattr(module, name)
-        if names.get(id(now), number) != number:
+        if numbers.get(id(now), number) != number:
             raise ValueError(
                 f"{type(module).__name__}.{name} was tied within `with unsharded(...)`: the shards"
                 " are cut, so tie parameters before fully_shard."
             )
         if now.data_ptr() != views[number].data_ptr():  # assigned, and not written to
             views[number].copy_(now)
-    for flat, whole in zip(unit.flats, unit.exposed):
-        own = own_chunk(whole, flat.group).clone()
-        scatter(own, whole, group=flat.group)  # rank 0's
+    for flat, full in zip(unit.flats, unit.exposed):
+        own = own_chunk(full, flat.group).clone()
+        scatter(own, full, group=flat.group)  # rank 0's
         for shard, part in zip(flat.shards, flat.parts(own)):
             shard.copy_(part)

@@ -25,7 +25,6 @@ from ...common.torch_internals import (
     in_plain_backward,
     version,
 )
-from .unit_shards import Shards
 
 
 def cpu_offload(optimizer_cls: type) -> type:
@@ -125,7 +124,7 @@ def wait_for_copies(pairs: list[tuple[Tensor, Tensor]]):
         torch.cuda.current_stream(device).synchronize()
 
 
-def brought_home(mean: Tensor, flat: Shards) -> list[Tensor | None]:
+def brought_home(mean: Tensor, flat) -> list[Tensor | None]:
     """The gradient of each shard, where it rests. On its way from a GPU to the host it is not read
     before backward ends: then it becomes part of shard.grad, and autograd gets None. Where a hook
     wants to see it, or nobody fills .grad, autograd gets it at once."""

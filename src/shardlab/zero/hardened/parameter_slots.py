@@ -1,189 +1,181 @@
-"""The attributes of a module of stage 3 that hold parameters: placeholders while the parameters are
-gone, gathered parameters while the module computes.
+"""The attributes of a module of stage 3 that hold its parameters: what stands there while they are
+gone, and what may not be done with it.
 
-A user can assign other tensors, replace the shards, copy the module, compile it, call another
-method than forward. Each of these works or is refused.
+    slots = ParameterSlots(unit, sites, parameters, shards)
+    slots.fill(gathered)        # while the unit computes
+    slots.close()               # placeholders as attributes, shards as parameters()
+
+Units of stage 3 use it, and it knows nothing of them. A placeholder has the parameter's shape and
+dtype, and no values. Computing with it would give garbage, so it refuses, in a sentence that says
+when the parameter is there. FSDP2 allows to write to it, as initialisation does: here the model is
+initialised before fully_shard, or within `with unsharded(model, write=True)`.
 """
 
-from collections.abc import Callable, Sequence
-from copy import deepcopy
-from functools import partial, update_wrapper
+from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
 
-from ...common import optimizer_checks
-from ...common.torch_clip_and_scale import watch_steps
+from ...common.optimizer_checks import shards as known
 from ...common.torch_internals import (
-    CALL,
-    in_function_transform,
-    never_compiled,
+    disable_modes,
     own_parameters,
     set_own_parameters,
+    tree_leaves,
+    version,
 )
-from . import placeholders
-from .unit_shards import BesideAttributes
-from .units import Site
+from ..core_stage3 import Site
 
 
-class UnitSlots:
-    """The part of a unit besides its three phases. `sites` are (module, name, number) of each
-    slot; numbers are in the order of the unit's flat tensors."""
+class NotGathered(RuntimeError):
+    """A parameter is used while it is not gathered."""
 
-    def __init__(self, module: nn.Module, sites: list[Site], kinds: list[list[nn.Parameter]]):
-        self.module, self.open = module, False
-        order = [parameter for parameters in kinds for parameter in parameters]
-        numbers = {parameter: number for number, parameter in enumerate(order)}
-        self.sites = [(place, name, numbers[parameter]) for place, name, parameter in sites]
-        optimizer_checks.replaced(order, by="fully_shard")
-        watch_steps()
+
+class ParameterSlots:
+    """`sites` are (module, name, number) of each slot; numbers are those of the unit's shards.
+    `content` is what the slots have."""
+
+    def __init__(
+        self,
+        unit: nn.Module,
+        sites: list[list[Site]],
+        parameters: list[Tensor],
+        shards: list[nn.Parameter],
+    ):
+        self.unit, self.shards = type(unit).__name__, shards
+        self.sites = [(*site, number) for number, own in enumerate(sites) for site in own]
+        paths = {module: path for path, module in unit.named_modules()}
+        self.placeholders = [
+            Placeholder(".".join(filter(None, (paths[module], name))), self.unit, like, shard)
+            for ((module, name), *_), like, shard in zip(sites, parameters, shards)
+        ]
         for module, *_ in self.sites:
             set_own_parameters(module, BesideAttributes(own_parameters(module)))
-        self.backward = None  # refers weakly to the backward that it is in
-        self.entrances: set[str] = set()  # methods that were called from outside of the others
-        self.placeholders = placeholders.of(self)
         self.close()
-        placeholders.dissolve(order)
-        self.gather_in(CALL)
-        self.gather_in("forward")  # other code may call the method without the hooks around it
 
-    @property
-    def shards(self) -> list[nn.Parameter]:
-        return [shard for flat in self.flats for shard in flat.shards]
-
-    @property
-    def in_backward(self) -> bool:
-        return self.backward is not None and self.backward() is not None
-
-    def gather_in(self, method: str):
-        """The module's parameters are whole while this method runs."""
-        compute = getattr(self.module, method)
-        run = partial(self.called, method, compute)
-        setattr(self.module, method, update_wrapper(run, compute))
-
-    @never_compiled
-    def called(self, method: str, compute: Callable, *inputs, **named):
-        if self.open or self.computing:  # the parameters are there
-            return compute(*inputs, **named)
-        if in_function_transform():
-            raise placeholders.NotGathered(
-                f"{type(self.module).__name__} is called within a transform of torch.func, such as"
-                " vmap: stage 3 gathers its parameters by an autograd function, which transforms"
-                " cannot pass. Use them inside of the module's own forward."
-            )
-        if self.in_backward and method not in self.entrances:
-            return self.again(compute, *inputs, **named)
-        self.entrances.add(method)
-        return self.forward(compute, *inputs, **named)
-
-    def again(self, compute: Callable, *inputs, **named):
-        """A method that was called within another one is computed again by a checkpoint that is in
-        there too. Backward has gathered the parameters."""
-        try:
-            self.computing = True
-            return compute(*inputs, **named)
-        finally:
-            self.computing = False
-
-    def place(self, tensors: Sequence[Tensor]):
-        self.placed = tensors
+    def fill(self, tensors: Sequence[Tensor]):
+        self.content = tensors
         for module, name, number in self.sites:
             setattr(module, name, tensors[number])
 
     def close(self):
-        """Shards instead of parameters."""
-        shards = self.shards
+        """Shards as parameters(), and placeholders as attributes."""
         for module, name, number in self.sites:
-            own_parameters(module)[name] = shards[number]
-        self.place(self.placeholders)
-        self.open, self.exposed = False, None
+            own_parameters(module)[name] = self.shards[number]
+        self.fill(self.placeholders)
 
-    def ready(self) -> Sequence[Tensor]:
-        """The content of the slots before the unit computes, if stage 3 put it there."""
-        if self.placed is not self.placeholders:
-            if self.in_backward:
-                return self.placed
-            self.leave_backward()  # one that broke off
-        self.follow()
+    def check_closed(self):
+        """Raise an error unless the slots have what close() has put there."""
         for module, name, number in self.sites:
-            if vars(module).get(name) is not self.placeholders[number]:
-                raise RuntimeError(assigned(module, name))
-        return self.placeholders
+            shard, attribute = own_parameters(module).get(name), vars(module).get(name)
+            if shard is not self.shards[number] or attribute is not self.placeholders[number]:
+                raise RuntimeError(
+                    f"{type(module).__name__}.{name} was assigned after fully_shard, which has no"
+                    " effect on the shards: tie and replace parameters before sharding, write to"
+                    " them in place, and load a state without assign=True."
+                )
 
-    def follow(self):
-        """Follow changes of the shards: load_state_dict(assign=True) gives other ones, .double()
-        another dtype."""
-        former, now = self.shards, self.shards
+    def check_unchanged(self):
+        """A gathered parameter is given back, and a change of it would be lost."""
         for module, name, number in self.sites:
-            shard = own_parameters(module).get(name)
-            if shard is None or shard.shape != former[number].shape:
-                raise RuntimeError(assigned(module, name))
-            if shard is not former[number]:
-                now[number] = shard
-        rest = iter(now)
-        own = [(flat, [next(rest) for _ in flat.sizes]) for flat in self.flats]
-        changed = [(flat, shards) for flat, shards in own if not flat.has(shards)]
-        for flat, shards in changed:
-            take(flat, shards)
-        if changed:
-            gone = [shard for shard, other in zip(former, now) if shard is not other]
-            optimizer_checks.replaced(gone, by="load_state_dict(assign=True)")
-            watch_steps()
-            self.placeholders = placeholders.of(self)
-            self.close()
+            if version(self.content[number]):
+                raise RuntimeError(
+                    f"{type(module).__name__}.{name} was changed in place while {self.unit}"
+                    " computed, and its shards would not know: write to parameters between steps,"
+                    " outside of forward."
+                )
 
-    # --- copies -----------------------------------------------------------------------------------
 
-    def __deepcopy__(self, memo: dict):
-        """A unit that computes with the copy's shards."""
-        if self.whole or self.open or "gather" in vars(self):
-            raise RuntimeError(
-                f"{type(self.module).__name__} is whole, or prefetched, at the moment: copy it when"
-                " nothing computes and prefetching is closed."
-            )
-        twin = memo[id(self)] = shallow_copy(self)
-        for shared in (self.group, self.collectives, *(flat.how for flat in self.flats)):
-            memo[id(shared)] = shared
-        for flat in self.flats:
-            other = memo[id(flat)] = shallow_copy(flat)
-            take(other, [deepcopy(shard, memo) for shard in flat.shards])
-        for name, value in vars(self).items():
-            setattr(twin, name, deepcopy(value, memo))
-        return twin
+class BesideAttributes(dict):
+    """A module's parameters by name, of which the module's `setattr` does not find the shards: the
+    attribute of that name is another tensor, a placeholder or the gathered parameter."""
 
-    def __reduce__(self):
-        raise TypeError(
-            f"{type(self.module).__name__} is sharded, and a pickle of it would hold this rank's"
-            " shard only: save with shardlab.saving, or its state_dict() within `with"
-            " unsharded(model)`."
+    def __contains__(self, name) -> bool:
+        return super().__contains__(name) and self[name] not in known
+
+
+class Placeholder(Tensor):
+    """A parameter that is gone. `path` is its name in the unit."""
+
+    @staticmethod
+    def __new__(cls, path: str, unit: str, like: Tensor, shard: nn.Parameter):
+        with disable_modes():  # a fake tensor cannot be anything else besides
+            nothing = torch.empty((), dtype=like.dtype, device="meta").expand(like.shape)
+            self = nothing.requires_grad_(shard.requires_grad).as_subclass(cls)
+        self.path, self.unit = path, unit
+        return self
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in READS_NO_VALUE:
+            return super().__torch_function__(function, types, args, kwargs)
+        here = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
+        raise NotGathered(
+            f"{operation_of(function)} of {here.path} {list(here.shape)}: stage 3 gathers this"
+            f" parameter only while {here.unit} computes. Call the {here.unit} itself, name another"
+            f" method of it, gather_in({here.unit}, 'method'), read the parameter within `with"
+            " unsharded(model)`, or write to it within `with unsharded(model, write=True)`."
         )
 
+    def __repr__(self):
+        return f"Placeholder(shape={list(self.shape)}, dtype={self.dtype})"
 
-def assigned(module: nn.Module, name: str) -> str:
-    return (
-        f"{type(module).__name__}.{name} was assigned after fully_shard, which has no effect on the"
-        " shards: tie and replace parameters before sharding, or write to them in place."
-    )
+    def __reduce_ex__(self, protocol):
+        raise TypeError(NO_COPY.format(self.unit))
 
-
-def take(flat, shards: list[nn.Parameter]):
-    flat.take(shards)
-    dtype = flat.how.computes_in(flat.chunk.dtype)
-    flat.full = flat.full.new_empty(flat.full.shape, dtype=dtype)
-    flat.free()
+    def __deepcopy__(self, memo):
+        raise TypeError(NO_COPY.format(self.unit))
 
 
-def shallow_copy(thing):
-    twin = object.__new__(type(thing))
-    vars(twin).update(vars(thing))
-    return twin
+NO_COPY = (
+    "{} is sharded, and neither copied nor pickled: copy the model before fully_shard, and shard"
+    " the copy as well; save with shardlab.saving, or state_dict() within `with unsharded(model)`."
+)
 
 
-def gather_in(module: nn.Module, method: str):
-    """A unit's parameters are whole in this method as well, as in forward. FSDP2 calls this
-    register_fsdp_forward_method."""
-    if not hasattr(module, "sharded_unit"):
-        raise ValueError(
-            f"{type(module).__name__} is not a unit with parameters of its own: give it to"
-            " fully_shard first."
+def operation_of(function) -> str:
+    """A function's name, or that of the attribute that it reads or sets."""
+    name = getattr(function, "__name__", str(function))
+    return function.__self__.__name__ if name in ("__get__", "__set__") else name
+
+
+ATTRIBUTES = (
+    "shape dtype device layout ndim requires_grad is_leaf grad grad_fn nbytes itemsize is_meta"
+    " is_cpu is_cuda is_sparse is_quantized is_nested names"
+)
+METHODS = (
+    "size stride dim ndimension numel nelement element_size is_floating_point is_complex is_signed"
+    " is_contiguous __len__ __hash__ get_device"
+)
+READS_NO_VALUE = {
+    *(getattr(Tensor, name).__get__ for name in ATTRIBUTES.split() if hasattr(Tensor, name)),
+    *(getattr(Tensor, name) for name in METHODS.split()),
+    *(torch.is_floating_point, torch.is_complex, torch.numel),
+}
+
+
+class Dissolved(nn.Parameter):
+    """A parameter as it was before fully_shard, which a list or a closure has kept. It has no
+    values any more; an optimizer that has it is refused when it steps."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in READS_NO_VALUE or function == Tensor.grad.__set__:
+            return super().__torch_function__(function, types, args, kwargs or {})
+        raise NotGathered(
+            f"{operation_of(function)} of a parameter that was kept from before fully_shard: the"
+            " model has shards instead. Read the parameter from its module, while its unit computes"
+            " or within `with unsharded(model)`, or take model.parameters() anew."
         )
-    module.sharded_unit.gather_in(method)
+
+    def __repr__(self):
+        return "Dissolved()"
+
+
+def dissolve(parameters: Iterable[nn.Parameter]):
+    """Give their memory back, and let nobody use them."""
+    for parameter in parameters:
+        parameter.grad = None
+        if type(parameter) is nn.Parameter:
+            parameter.data = parameter.data.new_empty(0)
+            parameter.__class__ = Dissolved

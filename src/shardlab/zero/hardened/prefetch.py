@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ...common.torch_internals import version
-from .stage3 import Unit, sharded_units
+from .stage3 import sharded_units
+from .unit import Unit
 
 
 class Prefetch:
@@ -38,54 +39,58 @@ class Prefetch:
         self.last = None  # the key of the unit gathered last
         self.under_way: tuple[Unit, list[int], Future] | None = None
         for unit in self.units:
-            unit.gather, unit.reshard = partial(self.gather, unit), partial(self.reshard, unit)
+            unit.gather, unit.free = partial(self.gather, unit), partial(self.free, unit)
 
     def gather(self, unit: Unit):
         """Instead of Unit.gather."""
+        if unit.whole:
+            return
         key = (unit.in_backward, unit)
         if self.last is not None and self.last[0] == key[0]:
             self.after[self.last] = unit
         expected = self.take()
-        if expected is not unit:
-            if expected is not None:  # it will be needed again
-                Unit.reshard(expected)
-            Unit.gather(unit)
+        if expected is not None and expected is not unit:  # it will be needed again
+            Unit.free(expected)
+        Unit.gather(unit)
         self.last, following = key, self.after.get(key)
         # a unit that follows itself is in use, and cannot be filled meanwhile
-        if following is not None and following is not unit and not following.whole:
+        if following is not None and not following.whole:
             for flat in following.flats:
                 flat.allocate()
             filling = self.thread.submit(fill, following, self.group)
             self.under_way = following, versions(following), filling
 
-    def reshard(self, unit: Unit):
-        """Instead of Unit.reshard: not while the thread gathers the unit."""
+    def free(self, unit: Unit):
+        """Instead of Unit.free: not while the thread gathers the unit."""
         if self.under_way is not None and self.under_way[0] is unit:
             self.take()
-        Unit.reshard(unit)
+        Unit.free(unit)
 
     def take(self) -> Unit | None:
-        """The prefetched unit, once it has arrived; None if its shards have changed since."""
+        """The prefetched unit, once it has arrived and is whole; None if its shards have changed
+        since."""
         if self.under_way is None:
             return None
         (unit, before, filling), self.under_way = self.under_way, None
         filling.result()
+        for flat in unit.flats:
+            flat.whole = True
         if versions(unit) == before:
             return unit
-        Unit.reshard(unit)
+        Unit.free(unit)
 
     def close(self):
         if (unit := self.take()) is not None:
-            Unit.reshard(unit)
+            Unit.free(unit)
         for unit in self.units:
-            del unit.gather, unit.reshard
+            del unit.gather, unit.free
         self.thread.shutdown()
         dist.destroy_process_group(self.group)
 
 
 def fill(unit: Unit, group):
     for flat in unit.flats:
-        flat.fill(unit.collectives, group)
+        flat.fill(group)
 
 
 def versions(unit: Unit) -> list[int]:

@@ -1,24 +1,186 @@
-"""ZeRO stage 1: each rank keeps the optimizer states of its shard only.
+"""ZeRO stage 1, hardened: each rank keeps the optimizer states of its shard only.
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
-Parameters and gradients stay whole on every rank. step() makes all three moves:
+The three moves of a step are the core's: reduce-scatter, update, all-gather. Buckets, parameter
+groups, and what is refused are here. Accumulate the gradients of several microbatches and call
+step() once: it sends the same bytes.
 
-    reduce-scatter    of the gradients         Psi elements sent
-    update            of the shard             nothing sent
-    all-gather        of the parameters        Psi elements sent
-
-As many as an all-reduce of the gradients sends: Rajbhandari et al. 2020, sections 5.1 and 7.2.
-Accumulate the gradients of several microbatches and call step() once: it sends the same bytes.
+Make the optimizer after the model has its final device and dtype. All ranks begin with rank 0's
+parameters; the caller hands out buffers, and frozen parameters that are not given (zero.shard
+does). All ranks run backward equally often, each with at least one parameter in it. A missing
+gradient counts as zeros, as in the flat parameters of PyTorch's first FSDP: momentum and decay move
+such a parameter. Call zero_grad() of this optimizer, which knows the gradients of the shard. Clip
+with gradient_clipping.clip_gradients, which knows the norm of all shards:
+torch.nn.utils.clip_grad_norm_ and get_total_norm are refused, and a norm made by hand is this
+rank's alone. Other changes of gradients between backward and step are for `.grad` of the parameters
+in param_groups, which are shards, after reduce_gradients(): the gradient of a model's parameter is
+this rank's own, as under no_sync() of PyTorch's DDP, or, in stage 2, gone: a loop over gradients
+that are not None changes nothing there, and a new one is refused.
 """
 
-from .sharded_optimizer import OptimizerOfShards
+import torch
+from torch import nn
+
+from ...common.backward import BackwardListener
+from ...common.optimizer_checks import check_elementwise, tried
+from ...common.shards import CannotShard
+from ...common.torch_clip_and_scale import note
+from .. import core
+from .buckets import BUCKET_BYTES, Bucket, into_buckets
+from .checks import (
+    check_arguments,
+    check_parameters,
+    check_state,
+    check_unfrozen,
+    named_list,
+    refuse_sets,
+)
+from .flat import best_collectives
 
 
-class ShardedOptimizer(OptimizerOfShards):
-    """Optimizer states are sharded; gradients wait, whole, for step()."""
+class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimizer):
+    """Any optimizer that updates each element by itself, on this rank's shard of the parameters.
+
+    params         parameters, or groups of them, as torch.optim takes them
+    optimizer_cls  torch.optim.AdamW, ...; **settings are its arguments
+    group          the process group whose ranks share the states; by default the world
+    bucket_bytes   of parameters that travel together
+    collectives    by default the best for the group: see flat.py
+
+    Its param_groups are those of the optimizer inside, so that learning-rate schedulers take it for
+    an optimizer.
+    """
+
+    def __init__(
+        self,
+        params,
+        optimizer_cls,
+        group=None,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        collectives=None,
+        **settings,
+    ):
+        check_arguments(optimizer_cls, bucket_bytes)
+        refuse_sets(params)  # of which torch makes a list
+        self.optimizer_cls, self.settings, self.inner = optimizer_cls, settings, None
+        self.group, self.bucket_bytes, self.collectives = group, bucket_bytes, collectives
+        self.buckets: list[Bucket] = []
+        self.frozen, self.stepped = [], False
+        torch.optim.Optimizer.__init__(self, params, settings)  # calls add_param_group
+        self.defaults = self.inner.defaults
+
+    def add_param_group(self, param_group: dict):
+        """Shard the group's parameters. The optimizer inside updates the shards."""
+        named = named_list(param_group["params"])
+        check_parameters(named, [p for b in self.buckets for p in b.parameters], self.group)
+        settings = {key: value for key, value in param_group.items() if key != "params"}
+        check_elementwise(self.optimizer_cls, {**self.settings, **settings}, named[0][1])
+        if self.collectives is None:
+            self.collectives = best_collectives(named[0][1].device, self.group)
+        parameters = [parameter for _, parameter in named]
+        buckets = into_buckets(parameters, self.group, self.bucket_bytes, self.collectives)
+        self.buckets += buckets
+        note(parameters, self)
+        self.frozen += [(name, p) for name, p in named if not p.requires_grad]
+        shards = {**settings, "params": [shard for bucket in buckets for shard in bucket.shards]}
+        if self.inner is None:
+            self.inner = self.optimizer_cls([shards], **self.settings)
+            tried.add(self.inner)
+        else:
+            self.inner.add_param_group(shards)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def reduce_gradients(self):
+        """Average the gradients that have not been averaged yet: clipping may have done so."""
         if any(bucket.has_gradients for bucket in self.buckets):
-            for bucket in reversed(self.buckets):
-                self.reduce_scatter(bucket)
+            self.check_zeroed()
+            super().reduce_gradients()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Reduce, update, gather. Returns the closure's result, if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.check()
+        self.reduce_gradients()
+        self.check_reduced()
+        super().step()
+        if hasattr(self.inner, "note_versions"):  # copies on the host, which gathering leaves alone
+            self.inner.note_versions()
+        self.stepped = True
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True):
+        self.stepped = False
+        self.listen_last(parameter for bucket in self.buckets for parameter in bucket.parameters)
+        for bucket in self.buckets:
+            for parameter in (*bucket.parameters, *bucket.shards):
+                if parameter.grad is not None:
+                    parameter.grad = None if set_to_none else parameter.grad.zero_()
+        self.inner.zero_grad(set_to_none)
+
+    # --- refusals ---------------------------------------------------------------------------------
+
+    def check(self):
+        for bucket in self.buckets:
+            bucket.check()
+            bucket.pass_writes_on()
+        check_unfrozen(self.frozen)
+        if self.taken_by is not None:
+            raise CannotShard(
+                f"a newer {self.taken_by} averages gradients of these parameters: use one of the"
+                " two."
+            )
+
+    def check_zeroed(self):
+        if self.stepped:
+            raise CannotShard(
+                "the shards still have the gradients of the step before: call the sharded"
+                " optimizer's zero_grad(); model.zero_grad() does not reach the shards."
+            )
+
+    def check_reduced(self):
+        updated = [p for group in self.param_groups for p in group["params"]]
+        shards = [shard for bucket in self.buckets for shard in bucket.shards]
+        if all(tensor.grad is None for tensor in (*shards, *updated)):
+            raise CannotShard(
+                "step() without a gradient on this rank: before a step every rank runs backward"
+                " through at least one parameter that the optimizer was given (and that"
+                " load_state_dict(assign=True) has not replaced)."
+            )
+
+    def why_not_clip(self, parameter: nn.Parameter) -> str:
+        """Why PyTorch's clip_grad_norm_ cannot clip this parameter."""
+        return (
+            "torch.nn.utils.clip_grad_norm_ knows this rank's gradients alone, and this parameter's"
+            " are averaged by a sharded optimizer: call"
+            " gradient_clipping.clip_gradients(optimizer, max_norm)."
+        )
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict:
+        """The state of this rank's shards. shardlab.saving writes the shards of all ranks to disk,
+        and restores them on another number of ranks."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict):
+        check_state(state_dict, self.inner)
+        self.inner.load_state_dict(state_dict)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def __getstate__(self):
+        raise CannotShard(
+            "a sharded optimizer is not copied or pickled: its state_dict() is, and shardlab.saving"
+            " saves it."
+        )
+
+    def __repr__(self):
+        return (
+            f"{type(self).__name__}({len(self.buckets)} buckets, {self.collectives!r},"
+            f" {self.inner!r})"
+        )

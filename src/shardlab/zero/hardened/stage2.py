@@ -1,30 +1,20 @@
-"""ZeRO stage 2: each rank keeps the optimizer states and the gradients of its shard only.
+"""ZeRO stage 2, hardened: each rank keeps the optimizer states and the gradients of its shard only.
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
-Parameters stay whole on every rank. The first of stage 1's three moves goes from step() into
-backward:
-
-    reduce-scatter    of a bucket's gradients, as soon as it has all of them; then they are freed
-                      Psi elements sent
-    update            of the shard
-                      nothing sent
-    all-gather        of the parameters
-                      Psi elements sent
-
-Per step as many as in stage 1: Rajbhandari et al. 2020, section 7.2. But whole gradients are gone
-after each backward, so whoever accumulates k microbatches sends (k + 1) Psi elements, not 2 Psi.
+When a bucket leaves is the core's: in backward, as soon as it has all of its gradients. All else is
+that of stage 1. Whole gradients are gone after each backward, so whoever accumulates k microbatches
+sends (k + 1) Psi elements, not 2 Psi.
 """
 
-from torch import nn
-
 from ...common.shards import CannotShard
-from .sharded_optimizer import OptimizerOfShards
+from .. import core
+from . import stage1
 
 
-class ShardedOptimizer(OptimizerOfShards):
-    """Optimizer states and gradients are sharded; a bucket's gradients leave as soon as all of them
-    have arrived, in one order on all ranks: the last parameters first."""
+class ShardedOptimizer(stage1.ShardedOptimizer, core.ShardedGradients):
+    """Optimizer states and gradients are sharded. BackwardListener says when a backward begins and
+    ends: also where it runs inside another one, or for many microbatches of a pipeline."""
 
     def add_param_group(self, param_group: dict):
         super().add_param_group(param_group)
@@ -32,20 +22,14 @@ class ShardedOptimizer(OptimizerOfShards):
         self.listen_to(self.bucket_of)
 
     def backward_begins(self):
-        self.missing = {bucket: set(bucket.parameters) for bucket in self.buckets}
-        self.waiting = list(self.buckets)
-
-    def gradient_arrives(self, parameter: nn.Parameter):
-        self.missing[self.bucket_of[parameter]].discard(parameter)
-        while self.waiting and not self.missing[self.waiting[-1]]:
-            self.reduce_scatter(self.waiting.pop())
+        self.check_zeroed()
+        super().backward_begins()
 
     def backward_ends(self):
-        while self.waiting:  # buckets for which a gradient did not arrive
-            self.reduce_scatter(self.waiting.pop())
+        super().backward_ends()
         for bucket in reversed(self.buckets):
             if bucket.has_gradients:  # more gradients arrived after the bucket had left
-                self.reduce_scatter(bucket)
+                bucket.reduce_scatter()
 
     def reduce_gradients(self):
         if any(bucket.has_gradients for bucket in self.buckets):

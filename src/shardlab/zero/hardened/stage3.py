@@ -1,38 +1,32 @@
-"""ZeRO stage 3: each rank keeps the parameters, gradients and optimizer states of its shard only.
+"""ZeRO stage 3, hardened: each rank keeps the parameters, gradients and optimizer states of its
+shard only.
 
     fully_shard(model, units=[model.embedding, *model.blocks, model.head])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)      # it sees shards
 
-The model is cut into units: modules whose parameters are whole at the same time. A unit's phases:
-
-    forward     unshard: all-gather its parameters; compute; reshard: free them     Psi sent
-    backward    all-gather, compute, free; reduce-scatter the gradients           2 Psi sent
-
-so 3 Psi each time, 3k Psi with k microbatches a step: Rajbhandari et al. 2020, sections 5.3 and
-7.2.2. A parameter that several units share (a tied weight), or that is in none, belongs to the
-root: the module given, whose parameters are whole while the units come and go.
-
-How can parameters be gone although autograd keeps them? They are views of one flat tensor [E],
-whose storage is resized to nothing: autograd keeps views of an empty storage. Before the unit's
-backward the storage gets its size and its contents again, and the views find the same bits.
-
-Not the idea: units.py says which unit owns a parameter, parameter_slots.py what a module has while
-its parameters are gone, backward_entries.py how backward reaches a unit other than by an output.
+The idea is in core_stage3.py. What is decided once, when a model is sharded, is here: which unit
+owns a parameter, and that all ranks bring the same model. What runs in a step is in unit.py.
 """
 
 from collections.abc import Iterable
+from copy import copy
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from ...common.backward import when_backward_ends, when_gradient_comes
-from . import backward_entries, offload
-from . import units as cut
-from .flat import filled, own_chunk
-from .parameter_slots import UnitSlots
-from .unit_shards import Shards
-from .units import sharded_units as sharded_units
+from ...common.agreement import agree, facts_of, hand_out
+from ...common.optimizer_checks import replaced
+from ...common.shards import CannotShard, groups_of, would_mix
+from ...common.torch_clip_and_scale import watch_steps
+from ..core_stage3 import Site
+from .checks import complaint_of_kinds, complaint_of_units
+from .flat import best_collectives
+from .parameter_slots import dissolve
+from .unit import Unit
+from .unit_shards import How, Sites
+
+# of the number of a message's chunk; the bits above are the unit's, which shardlab.ranks names
+UNIT_BITS = 16
 
 
 def fully_shard(
@@ -55,144 +49,133 @@ def fully_shard(
     compute_dtype  of gathered parameters and of gradients on their way, not of shards
     collectives    by default the best for the group: see flat.py
 
-    A norm of gradients that you make by hand is this rank's alone, and nothing raises:
-    clip_gradients and PyTorch's clip_grad_norm_ know all. Raises CannotShard for a unit that is not
-    inside the module, is sharded or is never called."""
-    how = cut.How(group, device, shard_device, compute_dtype, collectives)
-    owned = cut.owned_sites(module, cut.checked(module, units, how))
+    A unit is gathered when it is called; none is gathered ahead. A norm of gradients that you make
+    by hand is this rank's alone, and nothing raises: clip_gradients and PyTorch's clip_grad_norm_
+    know all. Raises CannotShard for a unit that is not inside the module, is sharded or is never
+    called."""
+    how = How(group, device, shard_device, compute_dtype)
+    units = list(dict.fromkeys([*units, module]))
+    check_units(module, units, how)
+    check_alike(module, units, how)
+    owned = owned_sites(module, units)
+    check_called(owned)
+    watch_steps()
     for number, (unit, sites) in enumerate(owned.items(), 1):
-        unit.sharded_unit = Unit(unit, sites, how, number)
-    cut.share_buffers(module, group)
+        best = collectives or best_collectives(how.device_of(next(iter(sites))), group)
+        unit.sharded_unit = Unit(unit, kinds_of(sites), how, numbered(best, number))
+        replaced(sites, by="fully_shard")
+        dissolve(sites)
+    hand_out((buffer for buffer in module.buffers() if not buffer.is_meta), group)
     return module
 
 
-class Flat(Shards):
-    """A unit's parameters of one dtype, all trained or all frozen: `full` [E], which comes and
-    goes, and this rank's `chunk` [about E/n], which stays; the optimizer has its views `shards`."""
-
-    def __init__(self, parameters: list[nn.Parameter], how: cut.How):
-        self.how = how
-        whole = cut.together(parameters, how)
-        super().__init__(cut.resting(whole, how), parameters, how.group)
-        self.full = whole.to(how.computes_in(whole.dtype))
-        self.free()
-
-    def allocate(self):
-        self.full.untyped_storage().resize_(self.full.nbytes)
-
-    @torch.no_grad()
-    def fill(self, collectives, group):
-        own_chunk(self.full, group).copy_(self.chunk, non_blocking=True)
-        collectives.all_gather(self.full, group)
-
-    def views(self, full: Tensor | None = None) -> list[Tensor]:
-        """The parameters, in the full tensor. `.data`: that its memory is filled again is no change
-        that autograd should see."""
-        full = (self.full if full is None else full).data
-        parts = full.split([shape.numel() for shape in self.shapes])
-        return [part.view(shape) for part, shape in zip(parts, self.shapes)]
-
-    def free(self):
-        self.full.untyped_storage().resize_(0)
-
-    def reduce(self, gradients: list[Tensor | None], collectives) -> list[Tensor | None]:
-        """The gradient of each shard, the mean over ranks; None if it is frozen, or on its way."""
-        if not any(shard.requires_grad for shard in self.shards):
-            return [None for _ in self.shards]
-        gradients = cut.dense(filled(gradients, self.shapes, self.full))
-        share = 1 / dist.get_world_size(self.group)
-        own = torch.cat(collectives.reduce_scatter(gradients, self.group, share))
-        return offload.brought_home(own, self)
+def sharded_units(module: nn.Module) -> list[nn.Module]:
+    """The modules inside that are units, in the order of module.modules(). A compiled module has
+    the attributes of the one in it, and is no second unit."""
+    return [child for child in module.modules() if "sharded_unit" in vars(child)]
 
 
-class Gathered(torch.autograd.Function):
-    """Forward: shards become the unit's whole parameters. Backward: the gradients of the whole
-    parameters become gradients of the shards."""
-
-    @staticmethod
-    def forward(ctx, unit, *shards):
-        unit.unshard()
-        ctx.unit = unit
-        # so that autograd objects if an optimizer changes them before backward
-        ctx.save_for_backward(*shards)
-        ctx.set_materialize_grads(False)
-        parameters = tuple(parameter for flat in unit.flats for parameter in flat.views())
-        frozen = (own for own, shard in zip(parameters, shards) if not shard.requires_grad)
-        ctx.mark_non_differentiable(*frozen)
-        return parameters
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        _ = ctx.saved_tensors  # autograd objects here if a shard was changed since forward
-        gradients = backward_entries.with_recomputed(ctx.unit, gradients)
-        ctx.unit.leave_backward()  # autograd comes here when all else in the unit is done
-        return None, *ctx.unit.reduce(gradients)
+def gather_in(module: nn.Module, method: str):
+    """A unit's parameters are whole in this method as well, as in forward. FSDP2 calls this
+    register_fsdp_forward_method."""
+    if not hasattr(module, "sharded_unit"):
+        raise ValueError(
+            f"{type(module).__name__} is not a unit with parameters of its own: give it to"
+            " fully_shard first."
+        )
+    module.sharded_unit.gather_in(method)
 
 
-class Unit(UnitSlots):
-    """One module that is whole only while it computes. `flats` are the tensors that its parameters
-    lie in, `whole` says whether these have memory. UnitSlots: where the module has them."""
+def owned_sites(root: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Sites]:
+    """For each unit that owns parameters, these and every place of each. The owner is the innermost
+    unit around the parameter, or the root if these are several."""
+    sites: dict[nn.Parameter, dict[Site, None]] = {}
+    around: dict[nn.Parameter, set[nn.Module]] = {}
 
-    def __init__(self, module: nn.Module, sites: list[cut.Site], how: cut.How, number: int):
-        self.group = how.group
-        self.collectives = how.collectives_of(number, sites)
-        kinds = cut.kinds_of(sites)
-        self.flats = [Flat(parameters, how) for parameters in kinds]
-        self.whole = self.computing = False
-        super().__init__(module, sites, kinds)
+    def visit(module, unit):
+        unit = module if module in units else unit
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            sites.setdefault(parameter, {})[module, name] = None
+            around.setdefault(parameter, set()).add(unit)
+        for child in module.children():  # of a module that has two parents, twice
+            visit(child, unit)
 
-    def unshard(self):
-        if not self.whole:
-            self.gather()
-            self.whole = True
+    visit(root, root)
+    owned: dict[nn.Module, Sites] = {unit: {} for unit in units}
+    for parameter, found in around.items():
+        owner = next(iter(found)) if len(found) == 1 else root
+        owned[owner][parameter] = list(sites[parameter])
+    return {unit: own for unit, own in owned.items() if own}
 
-    def gather(self):
-        for flat in self.flats:
-            flat.allocate()
-            flat.fill(self.collectives, self.group)
 
-    def reshard(self):
-        for flat in self.flats:
-            flat.free()
-        self.whole = False
+def kinds_of(sites: Sites) -> list[Sites]:
+    """The parameters of each flat tensor: one dtype, all trained or all frozen; parts that other
+    groups have cut, or what is whole there."""
+    kinds: dict[tuple, Sites] = {}
+    for p, own in sites.items():
+        kinds.setdefault((p.dtype, p.requires_grad, bool(groups_of(p))), {})[p] = own
+    return list(kinds.values())
 
-    def forward(self, compute, *inputs, **named):
-        before = self.ready()
-        try:
-            self.computing = True
-            self.place(Gathered.apply(self, *self.shards))  # unshards
-            with backward_entries.saved(self):
-                output = backward_entries.without_views(self, compute(*inputs, **named))
-        finally:
-            self.computing = False
-            self.place(before)
-            if before is self.placeholders:  # else it was computed again, inside backward
-                self.reshard()
-        when_gradient_comes(backward_entries.tensors_of(output), self.enter_backward)
-        return output
 
-    def enter_backward(self):
-        """The first gradient of an output has arrived: now backward needs the parameters."""
-        if not self.in_backward and not self.computing:
-            backward_entries.refuse_second_gradients(self)
-            self.backward = when_backward_ends(self.end_backward)
-            self.unshard()
-            self.place(backward_entries.for_recomputation(self))
+def numbered(collectives, number: int):
+    """These collectives, whose messages carry the unit's number: ranks that run different units do
+    not receive each other's messages."""
+    own = copy(collectives)
+    if hasattr(own, "run"):  # makes moves of chunks, by whose numbers a message is known
+        run, first = own.run, number << UNIT_BITS
 
-    def leave_backward(self):
-        if not self.computing:
-            self.backward = None
-            self.place(self.placeholders)
-            self.reshard()
+        def moved(plan, chunks, group):
+            plan = [[move._replace(chunk=first + move.chunk) for move in moves] for moves in plan]
+            run(plan, {first + chunk: tensor for chunk, tensor in enumerate(chunks)}, group)
 
-    def end_backward(self):
-        """End the backward of a unit that trains nothing, or nothing but what was recomputed."""
-        if self.in_backward:
-            gradients = backward_entries.with_recomputed(self, None)
-            self.leave_backward()
-            backward_entries.deliver(self, gradients)
+        own.run = moved
+    return own
 
-    def reduce(self, gradients: Iterable[Tensor | None]) -> list[Tensor | None]:
-        gradients = iter(gradients)
-        own = [[next(gradients) for _ in flat.shapes] for flat in self.flats]
-        return [g for f, given in zip(self.flats, own) for g in f.reduce(given, self.collectives)]
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def check_units(module: nn.Module, units: list[nn.Module], how: How):
+    inside = set(module.modules())
+    for unit in units:
+        name = type(unit).__name__
+        if unit not in inside:
+            raise CannotShard(
+                f"the unit {name} is not part of {type(module).__name__}: units are modules inside"
+                " it."
+            )
+        if any(hasattr(child, "sharded_unit") for child in unit.modules()):
+            raise CannotShard(
+                f"{name} is sharded already: give all units to one call of fully_shard."
+            )
+    if any(how.device_of(parameter).type == "meta" for parameter in module.parameters()):
+        raise CannotShard(
+            "the module is on the meta device: say where its shards shall be, fully_shard(...,"
+            " device=...)."
+        )
+
+
+def check_alike(module: nn.Module, units: list[nn.Module], how: How):
+    """Raise CannotShard on all ranks unless all ranks bring the same parameters in the same
+    units."""
+    if dist.get_backend(how.group) == "fake":  # its other ranks do not exist
+        return
+    paths = {child: path or "the root" for path, child in module.named_modules()}
+    facts = [f"the unit {paths[unit]}" for unit in units]
+    facts += facts_of(module)
+    rule = "all ranks shard the same model in the same units"
+    complaint = complaint_of_units(module) or complaint_of_kinds(module, how.compute_dtype)
+    complaint = complaint or would_mix(module.named_parameters(), how.group)
+    agree(facts, how.group, CannotShard, rule, complaint)
+
+
+CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict
+
+
+def check_called(owned: dict[nn.Module, Sites]):
+    for unit in owned:
+        if isinstance(unit, CONTAINERS) and type(unit).forward is nn.Module.forward:
+            raise CannotShard(
+                f"{type(unit).__name__} is never called, so nobody would gather its parameters:"
+                " give the modules in it as units, fully_shard(model, [*model.blocks])."
+            )

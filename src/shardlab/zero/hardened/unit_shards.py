@@ -1,4 +1,4 @@
-"""The shards of a unit of stage 3, each under the name of its parameter.
+"""The flat tensors of a unit of stage 3, and its shards, each under the name of its parameter.
 
     weight [6, 4]   elements  0 to 23           rank 0: weight [15, 1], bias [0]
     bias [6]        elements 24 to 29           rank 1: weight  [9, 1], bias [6]
@@ -8,58 +8,117 @@ the elements of each parameter in this chunk, if any, with as many dims as the p
 training script may choose groups by names or dims as it does for the whole model.
 """
 
+from typing import NamedTuple
+
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...collective_wire import Group, place
-from ...common.optimizer_checks import shards as known
 from ...common.optimizer_checks import watch
-from ...common.shards import as_shard, groups_of_shards
+from ...common.shards import CannotShard, as_shard
 from ...common.torch_internals import storage_key
-from .flat import chunk_of, flattened
+from ...data_parallel.core import first_rank
+from .. import core_stage3
+from .flat import Ring, chunk_of, filled, own_chunk
+from .offload import brought_home
+
+# parameters, and every place of each
+Sites = dict[nn.Parameter, list[core_stage3.Site]]
 
 
-class Shards:
-    """`chunk` [about E/n], and its views `shards`, one for each parameter."""
+class How(NamedTuple):
+    """Where and in which dtype units rest, travel and compute: arguments of fully_shard."""
 
-    def __init__(self, chunk: Tensor, parameters: list[nn.Parameter], group: Group):
-        self.chunk, self.group = chunk, group
+    group: Group
+    device: torch.device | str | None
+    shard_device: torch.device | str | None
+    compute_dtype: torch.dtype | None
+
+    def device_of(self, parameter: nn.Parameter) -> torch.device:
+        return torch.device(self.device or parameter.device)
+
+    def joined(self, parameters: list[nn.Parameter]) -> Tensor:
+        """[E]: rank 0's parameters, one after the other; with any values for a model on the meta
+        device."""
+        first = parameters[0]
+        if first.is_meta:
+            size = sum(parameter.numel() for parameter in parameters)
+            return torch.empty(size, dtype=first.dtype, device=self.device)
+        full = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+        full = full.to(self.device_of(first))
+        dist.broadcast(full.view(torch.uint8), first_rank(self.group), group=self.group)
+        return full
+
+    def resting(self, full: Tensor) -> Tensor:
+        """A copy of this rank's chunk on the device where it rests; pinned if it is fetched from
+        the host, because then the copy engine can fetch it by itself."""
+        chunk = own_chunk(full, self.group).to(self.shard_device or full.device, copy=True)
+        return chunk.pin_memory() if full.is_cuda and not chunk.is_cuda else chunk
+
+    def computes_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which a parameter computes. Integers, complex numbers and flags keep their
+        dtype."""
+        return (self.compute_dtype or dtype) if dtype.is_floating_point else dtype
+
+
+class Flat(core_stage3.Flat):
+    """Parameters of one dtype, all trained or all frozen. `full` [E] comes and goes as in the core.
+    This rank's `chunk` [about E/n] stays: it is cut without zeros at its end, and the optimizer has
+    its views `shards`, one for each parameter."""
+
+    def __init__(self, parameters: list[nn.Parameter], how: How, collectives: Ring):
+        self.group, self.collectives = how.group, collectives
         self.shapes = [parameter.shape for parameter in parameters]
-        self.sizes = sizes_of(self.shapes, group)
+        self.sizes = sizes_of(self.shapes, how.group)
+        full = how.joined(parameters)
+        self.chunk = how.resting(full)
         self.shards = [
-            as_shard(part, group, parameter.requires_grad, of=[parameter])
-            for part, parameter in zip(self.parts(chunk), parameters)
+            as_shard(part, how.group, parameter.requires_grad, of=[parameter])
+            for part, parameter in zip(self.parts(self.chunk), parameters)
         ]
         for shard in self.shards:
             watch(shard)
+        self.full = full.to(how.computes_in(full.dtype))
+        self.free()
 
     def parts(self, chunk: Tensor) -> list[Tensor]:
         """The part of each parameter that a chunk has, in the shape of its shard."""
         parts = chunk.split([elements for elements, *_ in self.sizes])
         return [part.view(size) for part, size in zip(parts, self.sizes)]
 
-    def has(self, shards: list[nn.Parameter]) -> bool:
-        """Whether these are its shards, and views of its chunk."""
-        memory = storage_key(self.chunk.untyped_storage())
-        return all(
-            shard is own and storage_key(shard.untyped_storage()) == memory
-            for shard, own in zip(shards, self.shards)
-        )
+    def gather(self):
+        if not self.whole:
+            self.allocate()
+            self.fill(self.group)
+            self.whole = True
+
+    def allocate(self):
+        self.full.untyped_storage().resize_(self.full.nbytes)
 
     @torch.no_grad()
-    def take(self, shards: list[nn.Parameter]):
-        """These are its shards from now on, and become views of one chunk."""
-        if len(dtypes := {shard.dtype for shard in shards}) > 1:
-            raise RuntimeError(
-                f"shards of one unit are {' and '.join(sorted(map(str, dtypes)))} now, and travel"
-                " together: convert the whole unit, or a part of it before fully_shard."
-            )
-        for shard, former in zip(shards, self.shards):
-            groups_of_shards[shard] = groups_of_shards[former]
-            watch(shard)
-        self.chunk, self.shards = flattened(shards), shards
-        for shard, part in zip(shards, self.parts(self.chunk)):
-            shard.data = part
+    def fill(self, group: Group):
+        own_chunk(self.full, group).copy_(self.chunk, non_blocking=True)
+        self.collectives.all_gather(self.full, group)
+
+    def reduce(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        """The gradient of each shard, the mean over ranks; None if it is frozen, or on its way."""
+        if not any(shard.requires_grad for shard in self.shards):
+            return [None for _ in self.shards]
+        gradients = filled(gradients, self.shapes, self.full)
+        share = 1 / dist.get_world_size(self.group)
+        own = torch.cat(self.collectives.reduce_scatter(gradients, self.group, share))
+        return brought_home(own, self)
+
+    def check(self):
+        memory = storage_key(self.chunk.untyped_storage())
+        for shard in self.shards:
+            if storage_key(shard.untyped_storage()) != memory:
+                raise CannotShard(
+                    f"a shard of shape {list(shard.shape)} was moved after fully_shard (by"
+                    " model.to, model.double or a new .data): move and convert the model first,"
+                    " then shard it; compute_dtype and shard_device are arguments of fully_shard."
+                )
 
 
 def sizes_of(shapes: list[torch.Size], group: Group) -> list[tuple[int, ...]]:
@@ -73,11 +132,3 @@ def sizes_of(shapes: list[torch.Size], group: Group) -> list[tuple[int, ...]]:
         sizes.append((elements, *(1 for _ in shape[1:])))
         begin = end
     return sizes
-
-
-class BesideAttributes(dict):
-    """A module's parameters by name, of which the module's `setattr` does not find the shards: the
-    attribute of that name is another tensor, a placeholder or the gathered parameter."""
-
-    def __contains__(self, name) -> bool:
-        return super().__contains__(name) and self[name] not in known
