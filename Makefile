@@ -86,8 +86,9 @@ test: book $(VENV)/.labs  ## run every test: code, labs, pages in a browser; mak
 	@echo "test:   everything in tests/ (minutes)"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) $(ARGS) </dev/null
 
-compose: $(VENV)/.labs  ## train random compositions of techniques beside the plain model; make compose N=50 SEED=7
+compose: $(VENV)/.labs  ## train random compositions of techniques beside the plain model, run labs on pretended GPUs; make compose N=50 SEED=7
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/compositions.py --cases $(N) --seed $(SEED) </dev/null
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/pretended_gpu/run_labs.py </dev/null
 
 serve: book  ## serve the book on this machine only
 	@echo "serve:  http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"

@@ -15,6 +15,7 @@ import symtable
 import sys
 import tokenize
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -51,7 +52,17 @@ GIVEN = {*dir(builtins), "display"}
 # ---------------------------------------------------------------- reading a lab
 
 
-parsed = cache(ast.parse)  # every rule looks at the cells anew; no rule changes a tree
+MAGIC = re.compile(r"%%ranks\b.*\n")  # above code that runs on ranks
+
+
+def python_of(source: str) -> str:
+    """The Python of a cell: all but the line that sends it to the ranks."""
+    return MAGIC.sub("", source, count=1) if MAGIC.match(source) else source
+
+
+@cache  # every rule looks at the cells anew; no rule changes a tree
+def parsed(source: str) -> ast.Module:
+    return ast.parse(python_of(source))
 
 
 def where(cell) -> str:
@@ -113,7 +124,9 @@ def shown(cell) -> str:
 
 def names(cell):
     """(defined, imported, used): the names that a cell gives to the kernel, those of them that are
-    imports, those that it asks for."""
+    imports, those that it asks for. Those of a cell on ranks are not the kernel's."""
+    if MAGIC.match(cell.source):
+        return set(), set(), set()
     top = symtable.symtable(cell.source, "cell", "exec")
     defined = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
     imported = {s.get_name() for s in top.get_symbols() if s.is_imported()}
@@ -160,7 +173,7 @@ def code_problems(notebook) -> list[str]:
 
 def tricks(cell):
     """Ways to put two ideas into one line."""
-    tokens = tokenize.generate_tokens(io.StringIO(cell.source).readline)
+    tokens = tokenize.generate_tokens(io.StringIO(python_of(cell.source)).readline)
     if any(token.type == tokenize.OP and token.string == ";" for token in tokens):
         yield f"{where(cell)} has a semicolon"
     for node in ast.walk(parsed(cell.source)):
@@ -179,13 +192,13 @@ def formatting_problems(cells) -> list[str]:
     with TemporaryDirectory() as folder:
         files = [Path(folder, f"{number:03}.py") for number in range(len(cells))]
         for file, cell in zip(files, cells):
-            file.write_text(cell.source + "\n", encoding="utf-8")
+            file.write_text(python_of(cell.source) + "\n", encoding="utf-8")
         options = ["--isolated", "--no-cache", "--quiet", "--line-length", str(WIDTH)]
         subprocess.run([sys.executable, "-m", "ruff", "format", *options, folder], check=True)
         return [
             f"{where(cell)} is not as ruff formats it"
             for file, cell in zip(files, cells)
-            if file.read_text(encoding="utf-8") != cell.source + "\n"
+            if file.read_text(encoding="utf-8") != python_of(cell.source) + "\n"
         ]
 
 
@@ -407,6 +420,96 @@ def test_a_lab_has_the_form(lab):
     notebook = nbformat.read(lab, as_version=4)
     problems = form_problems(notebook) + code_problems(notebook)
     assert not problems, f"{lab.name}: " + "; ".join(problems)
+
+
+# ---------------------------------------------------------------- the technique in the cells
+
+# Of each lab the modules that it is about, as the chapter names them.
+TECHNIQUE = {
+    "01-does-it-fit": "shardlab.gpt",
+    "02-hardware": "shardlab.measure",
+    "03-where-the-memory-goes": "shardlab.measure",
+    "04-collectives": "shardlab.collectives",
+    "05-data-parallelism": "shardlab.data_parallel",
+    "06-zero": "shardlab.zero",
+    "07-tensor-parallelism": "shardlab.tensor_parallel",
+    "08-pipelines": "shardlab.pipelines",
+    "09-mixed-precision": "shardlab.mixed_precision",
+    "10-activation-checkpointing": "shardlab.recompute",
+}
+# Labs that are still to come: their cells call what topics/<topic>/lab.py does with the technique.
+STILL_TO_COME = {
+    "01-does-it-fit",
+    "02-hardware",
+    "03-where-the-memory-goes",
+    "04-collectives",
+    "05-data-parallelism",
+    "06-zero",
+    "07-tensor-parallelism",
+    "08-pipelines",
+    "09-mixed-precision",
+    "10-activation-checkpointing",
+}
+TOPIC_LINES = 90  # of topics/<topic>/lab.py
+
+
+def calls_of_technique(notebook, technique: str) -> list[str]:
+    """The names of the technique that cells which a reader sees call: a class or a function that
+    the lab imports from its modules, or one of a module that it imports."""
+    imported, called = set(), []
+    for cell in code_cells(notebook):
+        for node in ast.walk(parsed(cell.source)):
+            if isinstance(node, ast.ImportFrom):
+                for name in node.names:
+                    whole = f"{node.module}.{name.name}"
+                    if f"{whole}.".startswith(f"{technique}."):
+                        imported.add(name.asname or name.name)
+        if any(has_tag(cell, tag) for tag in ("install", "hide-input", "solution")):
+            continue
+        for node in ast.walk(parsed(cell.source)):
+            function = getattr(node, "func", None)
+            while isinstance(function, ast.Attribute):
+                function = function.value
+            if isinstance(node, ast.Call) and getattr(function, "id", "") in imported:
+                called.append(ast.unparse(node.func))
+    return called
+
+
+def topic_of(notebook) -> Path | None:
+    """The lab.py that a lab imports."""
+    for cell in code_cells(notebook):
+        for node in ast.walk(parsed(cell.source)):
+            if isinstance(node, ast.ImportFrom) and any(one.name == "lab" for one in node.names):
+                return Path(find_spec(f"{node.module}.lab").origin)
+    return None
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
+def test_a_lab_calls_its_technique(lab):
+    """Must catch: a lab whose cells watch a helper at work that shards, splits or sends for them; a
+    lab.py that holds the technique; a lab left in the list of those that are still to come."""
+    notebook = nbformat.read(lab, as_version=4)
+    topic = topic_of(notebook)
+    short = topic is None or len(topic.read_text("utf-8").splitlines()) <= TOPIC_LINES
+    done = bool(calls_of_technique(notebook, TECHNIQUE[lab.stem])) and short
+    assert done == (lab.stem not in STILL_TO_COME), (lab.stem, topic)
+
+
+def test_a_call_of_the_technique_is_seen():
+    """Must catch: an import alone, a call in a folded cell or in a solution, a method of another
+    object taken for a call of the technique; a call through a module overlooked."""
+
+    def called(source, *tags):
+        setup = new_code_cell("from shardlab import zero\nfrom shardlab.zero.core import Shards")
+        return calls_of_technique(
+            new_notebook(cells=[setup, new_code_cell(source, metadata={"tags": [*tags]})]),
+            "shardlab.zero",
+        )
+
+    assert called("def f(model):\n    return zero.shard(model, stage=1)") == ["zero.shard"]
+    assert called("%%ranks 4\nShards(2)") == ["Shards"]
+    assert called("zero.shard") == [] == called("model.zero.shard()")
+    assert called("zero.shard()", "solution") == [] == called("zero.shard()", "hide-input")
 
 
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
@@ -635,6 +738,18 @@ def tag_too(number, tag):
 
 def untag(number, tag):
     return lambda lab: lab.cells[number].metadata["tags"].remove(tag)
+
+
+def test_a_cell_on_ranks_is_a_cell():
+    """Must catch: a lab refused because of a line that is no Python; names of the ranks taken for
+    the notebook's; code on ranks that no rule looks at."""
+    cell = new_code_cell("%%ranks 4\nx = rank + kept_by_nobody\nprint(x)", metadata={"tags": []})
+    more = [new_markdown_cell("More."), cell]
+    lab = small_lab()
+    lab.cells[20:22] = more
+    assert form_problems(lab) == [] == code_problems(lab)
+    cell.source = cell.source.replace("x = ", "x=")
+    assert "is not as ruff formats it" in "".join(code_problems(lab))
 
 
 def test_each_breach_of_the_paths_is_seen():

@@ -6,6 +6,7 @@ names that are assigned, the function that is called, the kind of statement.
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import nbformat
 
 from .learner import has_tag
 
+MAGIC = re.compile(r"\A%%ranks\b.*\n")  # above code that runs on ranks
 DOTS = ast.Constant(...)
 KEPT = (ast.FunctionDef, ast.ClassDef)
 
@@ -23,7 +25,7 @@ def skeletons(notebook: nbformat.NotebookNode) -> dict[str, str]:
     for cell in notebook.cells:
         if cell.cell_type != "code" or has_tag(cell, "install"):
             continue
-        tree = ast.parse(cell.source)
+        tree = ast.parse(MAGIC.sub("", cell.source))
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and str(node.module).endswith(".exercises"):
                 topic = node.module.split(".")[-2]

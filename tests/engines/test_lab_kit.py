@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from notebook_kernel import notebook
 
 from coursekit.exercises import Exercise, Misconception, check
 from coursekit.lab import batches, far, ranks_on, ring_bytes, small_gpt
@@ -37,6 +38,25 @@ def test_ranks_of_a_cell_that_runs_twice(capsys):
         assert far(torch.tensor(found, dtype=torch.float64), wanted.detach()) < 1e-12
     assert (sent, device) == (8 + 48 * 8, "cpu") and loss != other
     second.close()
+
+
+FIRST_CELL = "from coursekit.lab import ranks_on\nworld = ranks_on(2)"
+
+
+def test_cells_on_the_ranks_of_the_lab(tmp_path, monkeypatch):
+    """Must catch: `%%ranks 2` that starts two ranks beside the lab's, or that nobody has loaded; a
+    first cell that cannot run twice."""
+    monkeypatch.chdir(tmp_path)
+    with notebook(FIRST_CELL) as kernel:
+        assert not kernel.run(FIRST_CELL).error
+        assert (
+            "sees 1"
+            in kernel.run("%%ranks 2\nimport sys\nsys.mine = rank\nprint('sees', rank)").out
+        )
+        assert kernel.run("import sys\nworld.run(lambda: print(sys.mine))").out.count("\n") == 2
+        assert not kernel.run("%%ranks\nassert sys.mine == rank").error
+        assert not kernel.run("%%ranks 1\nassert world_size == 1").error
+        assert kernel.run("print(world.run(lambda: 1))").out == "[1, 1]\n"
 
 
 def _asked(model, seed):

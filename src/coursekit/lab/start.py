@@ -16,7 +16,8 @@ def ranks_on(n: int, *, needs_gpu: Sequence[str] = (), **options):
     there are fewer, the CPU where no GPU multiplies. Shows a sentence that says which, and why.
 
     `needs_gpu` names what the lab skips on a CPU; `options` are those of shardlab.ranks.ranks.
-    Ranks that the same call has started before are ended, so a cell may run twice.
+    Ranks that the same call has started before are ended, so a cell may run twice. In a notebook
+    `%%ranks` runs a cell on them.
     """
     call = f"{n} {sorted(options.items())}"
     if (before := _started.pop(call, None)) is not None:
@@ -25,15 +26,19 @@ def ranks_on(n: int, *, needs_gpu: Sequence[str] = (), **options):
     on_cpu = options.get("device") == "cpu"
     world = _started[call] = ranks(n, announce=False, **{"device": device.type, **options})
     rows = capabilities(device, why_not, needs_gpu=needs_gpu, ranks=n, on_cpu=on_cpu)
-    if getattr(world, "rank", 0) == 0:  # under torchrun this process is one rank of several
-        _show(in_a_sentence(rows))
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        from IPython.display import display
+
+        display(in_a_sentence(rows))
+        _magic(shell).use(world)
+    elif getattr(world, "rank", 0) == 0:  # under torchrun this process is one rank of several
+        print(in_a_sentence(rows))
     return world
 
 
-def _show(sentence: str):
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is None:
-        return print(sentence)
-    from IPython.display import display
-
-    display(sentence)
+def _magic(shell):
+    """The notebook's `%%ranks`, as `%load_ext shardlab.ranks` makes it."""
+    if "RanksMagic" not in shell.magics_manager.registry:
+        shell.extension_manager.load_extension("shardlab.ranks")
+    return shell.magics_manager.registry["RanksMagic"]

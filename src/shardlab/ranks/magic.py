@@ -26,6 +26,15 @@ class RanksMagic(Magics):
         super().__init__(shell)
         self.world: World | None = None
 
+    def use(self, world: World):
+        """Run the next cells on ranks that somebody else has started, who may use them, too."""
+        if self.world is not None and self.world is not world:
+            self.close()
+        plain = parse_argstring(self.run, str(world.world_size))
+        self.world, self.opened = world, ExitStack()
+        self.asked = (plain.world_size, plain.link, _options(plain))
+        self.opened.callback(world.close)
+
     @magic_arguments()
     @argument(
         "world_size", nargs="?", type=int, help="how many ranks; left away: those that are there"
@@ -63,13 +72,7 @@ class RanksMagic(Magics):
         if cell is not None:
             # a syntax error is the notebook's error, not a rank's
             compile(cell, "<this cell>", "exec")
-        options = dict(
-            device=asked.device,
-            backend=asked.backend,
-            share_gpus=asked.share_gpus,
-            patience_seconds=asked.patience,
-            forbid_nan=asked.forbid_nan,
-        )
+        options = _options(asked)
         if asked.world_size is None and self.world is None:
             raise UsageError("how many ranks? Say %%ranks 4 the first time.")
         wanted = (asked.world_size, asked.link, options)
@@ -96,3 +99,14 @@ class RanksMagic(Magics):
         if self.world is not None:
             self.opened.close()
             self.world = None
+
+
+def _options(asked) -> dict:
+    """The options of ranks() in a magic's line."""
+    return dict(
+        device=asked.device,
+        backend=asked.backend,
+        share_gpus=asked.share_gpus,
+        patience_seconds=asked.patience,
+        forbid_nan=asked.forbid_nan,
+    )

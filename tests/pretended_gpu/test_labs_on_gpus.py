@@ -1,0 +1,62 @@
+"""Labs on pretended GPUs: every cell runs, with a GPU for each rank and with several ranks on one.
+
+Each lab runs with one number of GPUs here, and with all of COUNTS every night: see run_labs.py.
+"""
+
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from asking import environment_or_skip
+from nbformat.v4 import new_code_cell, new_notebook
+from run_lab import cells_of
+from run_labs import COUNTS, LABS, LIMIT_SECONDS, RUN_LAB, last_lines
+
+# a GPU for each of four ranks, two ranks on each of two, or all on one
+GPUS = {
+    "04-collectives": 4,
+    "05-data-parallelism": 2,
+    "06-zero": 4,
+    "07-tensor-parallelism": 2,
+    "08-pipelines": 4,
+    "09-mixed-precision": 2,
+    "10-activation-checkpointing": 2,
+}
+
+
+@pytest.mark.labs
+@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
+def test_a_lab_runs_on_gpus(lab):
+    """Must catch: a tensor left on the CPU, bytes that are asserted and differ on a GPU, a message
+    between ranks that NCCL refuses, gloo's rules for tensors of a GPU."""
+    environment = environment_or_skip(GPUS.get(lab.stem, 1))
+    command = [sys.executable, str(RUN_LAB), str(lab)]
+    done = subprocess.run(
+        command, env=environment, timeout=LIMIT_SECONDS, capture_output=True, text=True
+    )
+    assert not done.returncode, last_lines(done.stdout)
+
+
+def test_each_lab_has_its_gpus():
+    """Must catch: a lab that is renamed, and runs on one GPU from then on."""
+    assert set(GPUS) <= {lab.stem for lab in LABS} and set(GPUS.values()) <= set(COUNTS)
+
+
+def test_a_cell_that_fails_is_seen(tmp_path):
+    """Must catch: an error of a cell passed over; a blank that is run; what a blank imports for its
+    solution lost."""
+    lab = tmp_path / "lab.ipynb"
+    blank = {"tags": ["blank"]}
+    cells = [
+        new_code_cell("1 / 0", metadata={"tags": ["install"]}),
+        new_code_cell("import math\n\ncheck(math, ...)\nx = 2", metadata=blank),
+        new_code_cell("y = math.sqrt(x)"),
+        new_code_cell("assert y > 2, 'too small'"),
+        new_code_cell("print('never')"),
+    ]
+    nbformat.write(new_notebook(cells=cells), lab)
+    assert cells_of(lab)[:2] == ["import math\nx = 2", "y = math.sqrt(x)"]
+    done = subprocess.run([sys.executable, RUN_LAB, lab], capture_output=True, text=True)
+    assert done.returncode == 1 and "too small\n" in done.stdout
+    assert "ZeroDivisionError" not in done.stdout and "never" not in done.stdout.split("---")[-1]
