@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torchs
 
-from coursekit.topics.activation_checkpointing.ladder import SmallestByFunction, smallest_by_hooks
+from coursekit.topics.activation_checkpointing.ladder import SmallestByFunction, SmallestByHooks
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.recompute import checkpoint, checkpoint_by_function
@@ -85,16 +85,18 @@ def test_gradients_are_those_without(kind, call):
     same(step(each_layer(gpt(**KINDS[kind]), call)), plain_step(kind))
 
 
-@pytest.mark.parametrize("call", [SmallestByFunction.apply, smallest_by_hooks])
-def test_the_smallest_versions_on_the_page(call):
+@pytest.mark.parametrize("hooks", [False, True])
+def test_the_smallest_versions_on_the_page(hooks):
     """The plain gradient, to the last bit, but not with dropout; what the hooks keep stays alive
     after the step. The core mends both.
 
     Must catch: a second run that records nothing; an activation under another's number."""
+    by_hooks = lambda layer, x: SmallestByHooks(layer).first_run(x)
+    call = by_hooks if hooks else SmallestByFunction.apply
     model = each_layer(gpt(**KINDS["fused"]), call)
     with Ledger(model) as ledger:
         same(step(model), plain_step("fused"))
-    assert bool(ledger.bytes.temporaries) == (call is smallest_by_hooks)
+    assert bool(ledger.bytes.temporaries) == hooks
     with pytest.raises(AssertionError):
         same(step(each_layer(gpt(), call)), plain_step())
 

@@ -2,7 +2,7 @@
 Chapter 10 prints both ways, and what the core adds to each (shardlab/recompute/core.py).
 
     y = SmallestByFunction.apply(block, x)
-    y = smallest_by_hooks(block, x)
+    y = SmallestByHooks(block).first_run(x)
 """
 
 from collections.abc import Callable
@@ -60,7 +60,3 @@ class SmallestByHooks:
         self.again[self.made] = activation
         self.made += 1
         return activation
-
-
-def smallest_by_hooks(function: Callable, x: Tensor) -> Tensor:
-    return SmallestByHooks(function).first_run(x)
