@@ -448,7 +448,6 @@ STILL_TO_COME = {
     "07-tensor-parallelism",
     "08-pipelines",
     "09-mixed-precision",
-    "10-activation-checkpointing",
 }
 TOPIC_LINES = 90  # of topics/<topic>/lab.py
 

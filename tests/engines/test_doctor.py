@@ -130,11 +130,14 @@ def test_the_labs_say_what_they_need(path):
     calls = (
         node
         for source in sources
-        if "capabilities(" in source
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "capabilities"
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") in ("capabilities", "ranks_on")
     )
-    given = {keyword.arg: keyword.value for keyword in next(calls).keywords}
+    first = next(calls)
+    given = {keyword.arg: keyword.value for keyword in first.keywords}
+    if first.func.id == "ranks_on":
+        given["ranks"] = first.args[0]
     ranks, needs_gpu = (
         ast.literal_eval(given[name]) if name in given else default
         for name, default in (("ranks", 1), ("needs_gpu", []))

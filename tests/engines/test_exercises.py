@@ -56,7 +56,8 @@ def tried_once(monkeypatch):
 def test_each_wrong_solution_gets_its_own_sentence(exercise):
     """Must catch: a case list on which a wrong solution is right by luck, or two misconceptions
     that cannot be told apart."""
-    assert len(exercise.misconceptions) >= 2 and len(exercise.cases) >= 2
+    assert len(exercise.misconceptions) >= 2
+    assert len(exercise.cases) >= 2 or exercise.of_a_value  # one value is found, whatever it is
     for misconception in exercise.misconceptions:
         verdict = judge(exercise, misconception.solution)
         assert not verdict and verdict.sentence == misconception.sentence
@@ -67,7 +68,8 @@ def test_each_wrong_solution_gets_its_own_sentence(exercise):
 def test_the_reference_is_right_in_the_process_apart(exercise):
     """Must catch: a reference that raises in a fresh process, where this one has imported or set
     what it needs; one that gives another answer the second time."""
-    assert check(exercise, exercise.reference)
+    right = exercise.reference() if exercise.of_a_value else exercise.reference
+    assert check(exercise, right)
 
 
 @pytest.mark.slow

@@ -19,6 +19,13 @@ def table_by_rank(found):
     return Table(["", *heads], rows)
 
 
+def table_of(rows, first=""):
+    """A table of rows by name, each a dict with the same keys, which are the heads; `first` is the
+    head of the names."""
+    heads = [head.replace("_", " ") for head in next(iter(rows.values()))]
+    return Table([first, *heads], [[name, *row.values()] for name, row in rows.items()])
+
+
 def in_words(values):
     """Floats in two digits, or as rounding of float64; everything else as it is."""
 

@@ -314,6 +314,8 @@ class _seeded(torch.autograd.Function):
         return None, x.grad
 
 
+FORGETFUL = _checkpoint(keep=False, put_back=False)  # as the bug hunt finds it
+
 # what PyTorch says of an autograd function, and what it means there
 _ERRORS_OF_A_FUNCTION = (
     (
@@ -351,7 +353,7 @@ _ERRORS_OF_A_FUNCTION = (
 
 
 forgetful_checkpoint = Exercise(
-    name="Checkpoint",
+    name="Forgetful",
     reference=_checkpoint(),
     cases=(dict(p=0.0, after=0), dict(p=0.5, after=0), dict(p=0.5, after=7)),
     words=("no dropout", "dropout", "dropout, and more that draws after it"),
@@ -360,7 +362,7 @@ forgetful_checkpoint = Exercise(
     " that read, and who draws after it?",
     misconceptions=(
         Misconception(
-            _checkpoint(keep=False, put_back=False),
+            FORGETFUL,
             "the second run draws another mask, so the gradient belongs to a forward that never"
             " ran, and later code draws other numbers, too. Keep the state in forward, set it in"
             " backward, and put back what was there.",
@@ -372,7 +374,7 @@ forgetful_checkpoint = Exercise(
             " function has drawn.",
         ),
         Misconception(
-            lambda *_: None, "the check wants the class Checkpoint, a torch.autograd.Function."
+            lambda *_: None, "the check wants the class Forgetful, a torch.autograd.Function."
         ),
         Misconception(
             _seeded,
@@ -527,7 +529,7 @@ def _plain_checkpoint(
 
 
 own_checkpoint = Exercise(
-    name="Checkpoint",
+    name="RunTwice",
     reference=_plain_checkpoint(),
     cases=(dict(rows=3, layers=1), dict(rows=5, layers=3)),
     words=("one layer", "three layers"),
@@ -565,7 +567,7 @@ own_checkpoint = Exercise(
             " x.detach().requires_grad_().",
         ),
         Misconception(
-            lambda *_: None, "the check wants the class Checkpoint, a torch.autograd.Function."
+            lambda *_: None, "the check wants the class RunTwice, a torch.autograd.Function."
         ),
         Misconception(
             _plain_checkpoint(gradient_of_y=torch.ones_like),
@@ -888,5 +890,60 @@ blocks_for_a_budget = Exercise(
             " point decides, not the emptiest: max.",
         ),
     ),
-    right="the first blocks, and no more of them than the fullest point asks for.",
+    right="no more blocks than the fullest point asks for, and not the last one, which spares"
+    " nothing while backward is there.",
+)
+
+
+# --- two ranks of one's own -----------------------------------------------------------------------
+
+
+def _messages(all_reduces, all_gathers, ranks=2):
+    return lambda: [[all_reduces, all_gathers]] * ranks
+
+
+messages_of_two_ranks = Exercise(
+    name="the list",
+    reference=_messages(26, 2),
+    cases=({},),
+    answer=lambda found: [list(map(int, of_rank)) for of_rank in found()],
+    of_a_value=True,
+    hint="ranks(2) starts two ranks, in a with block. Their run() wants a function that takes the"
+    " step and returns two numbers; checkpoint_every has the argument for blocks in each"
+    " checkpoint.",
+    misconceptions=(
+        Misconception(
+            _messages(24, 4),
+            "those are the messages of one block in each checkpoint: n=2 puts two into each.",
+        ),
+        Misconception(
+            _messages(26, 0),
+            "nothing was gathered, so each rank kept whole inputs: partition them, in_parts.",
+        ),
+        Misconception(
+            _messages(24, 0),
+            "one block in each checkpoint, and whole inputs: the step wants in_parts and n=2.",
+        ),
+        Misconception(
+            _messages(20, 0),
+            "nothing was recomputed: the step wants a checkpoint, in_parts, and n=2.",
+        ),
+        Misconception(
+            _messages(26, 2, ranks=1),
+            "that is one rank. run() hands back a list with the result of each: hand over all of"
+            " it.",
+        ),
+        Misconception(
+            _messages(2, 26), "the other way round: first the all-reduces, then the all-gathers."
+        ),
+    ),
+    errors=(
+        (
+            "not iterable",
+            "A list for each rank is wanted, [[all-reduces, all-gathers], ...], as run() hands it"
+            " back.",
+        ),
+    ),
+    right="half as many checkpoints, half as many gathers, and one all-reduce more for each pair:"
+    " only the last of a checkpoint is spared.",
 )

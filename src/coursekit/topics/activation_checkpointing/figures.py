@@ -39,7 +39,7 @@ def tradeoff_figure(title: str, found: Mapping[str, tuple[float, float]]) -> go.
     words = dict(font=dict(size=12), standoff=6)
     figure.update_xaxes(
         axis(
-            title=dict(text="a step, ms of one CPU thread", **words),
+            title=dict(text="a step, ms", **words),
             showline=True,
             rangemode="tozero",
         )
@@ -49,6 +49,23 @@ def tradeoff_figure(title: str, found: Mapping[str, tuple[float, float]]) -> go.
     )
     figure.update_layout(margin_b=110, **legend_below(-0.2))
     return figure
+
+
+def figure_of_steps(steps: Mapping[str, Mapping], vector_bytes: int) -> go.Figure:
+    """Live bytes of each step after each of its operations, in vectors."""
+    lines = {
+        name: [round(point.bytes.total / vector_bytes, 1) for point in step["ledger"].timeline]
+        for name, step in steps.items()
+    }
+    return live_figure("What is alive during a step", lines, "vectors")
+
+
+def figure_of_times(times: Mapping[str, Sequence[float]], steps: Mapping) -> go.Figure:
+    """The fastest step of each way beside the peak of one."""
+    peaks = {name: step["ledger"].peak.bytes.total for name, step in steps.items()}
+    return tradeoff_figure(
+        "Measured here", {name: (min(times[name]), peaks[name]) for name in times}
+    )
 
 
 def live_figure(title: str, steps: Mapping[str, Sequence[float]], unit: str) -> go.Figure:
