@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shardlab.common.torch_internals import FakeTensorMode, TorchDispatchMode
-from shardlab.mixed_precision import LossScaler, MasterWeights
+from shardlab.mixed_precision import LossScaler, MasterWeights, core
 from shardlab.mixed_precision.hardened import fast
 from shardlab.mixed_precision.hardened.scaler_checks import (
     CannotScale,
@@ -295,3 +295,18 @@ def test_grad_scaler_takes_master_weights():
         scaler.update()
         updated.append([norm.item(), *(p.tolist() for p in masters)])
     assert updated[0] == updated[1] and updated[0][0] > 0.125
+
+
+def test_the_door_gives_the_core():
+    """Must catch: hardened=False that gives the hardened scaler, or drops a setting; an option that
+    the core has not, left out without a word."""
+    scaler = LossScaler(2.0**4, growth_interval=3, hardened=False)
+    assert type(scaler) is core.LossScaler and (scaler.factor, scaler.interval) == (16.0, 3)
+    assert type(LossScaler(hardened=True)) is LossScaler
+    for kind, others in (
+        (LossScaler, dict(floor=1.0)),
+        (LossScaler, dict(most_skips=3)),
+        (fast.LossScaler, {}),
+    ):
+        with pytest.raises(CannotScale, match="hardened=False"):
+            kind(hardened=False, **others)

@@ -342,6 +342,24 @@ def test_groups_schedulers_and_closures():
         assert torch.equal(master, was - rate * parameter.grad.float())
 
 
+def test_the_door_gives_the_core():
+    """Must catch: hardened=False handed on to the optimizer inside, or dropped; groups and moments
+    in 8 bits, which the core has not, taken for parameters."""
+    weight = nn.Parameter(torch.ones(2, dtype=torch.float16))
+    optimizer = MasterWeights(iter([weight]), torch.optim.SGD, lr=0.1, hardened=False)
+    assert type(optimizer) is core.MasterWeights and optimizer.param_groups[0]["lr"] == 0.1
+    assert type(MasterWeights([weight], torch.optim.SGD, lr=0.1, hardened=True)) is MasterWeights
+    given = dict(lr=0.1, hardened=False)
+    for kind, params, others in (
+        (MasterWeights, [dict(params=[weight])], {}),
+        (MasterWeights, [("weight", weight)], {}),
+        (MasterWeights, [weight], dict(at_once_bytes=8)),
+        (Bf16Moments, [weight], {}),
+    ):
+        with pytest.raises(CannotCopy, match="hardened=False"):
+            kind(params, torch.optim.SGD, **given, **others)
+
+
 def test_what_is_refused():
     """Must catch: an optimizer that looks at everything, updated pile by pile; a parameter that is
     trained later and has no copy; a copy of the optimizer that has lost its pairs."""

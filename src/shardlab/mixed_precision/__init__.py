@@ -8,7 +8,8 @@
     scaler.update()
 
     core.py                 the two classes on a page
-    hardened/               the same for any loop, which this package gives:
+    hardened/               the same for any loop, which this package gives (hardened=False gives
+                            the core's):
     master_weights.py       an optimizer on fp32 copies of 16-bit weights; optimizer_wrapper.py has
                             its groups, its piles and its state
     loss_scaler.py          a scale that keeps gradients in range; scaler_checks.py says what it

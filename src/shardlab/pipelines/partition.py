@@ -39,6 +39,7 @@ class PipelinePlan(NamedTuple):
     cuts: list[tuple[int, int]]
     outputs: list[StageOutput]
     microbatch: tuple[int, ...]  # [B/m, ...], the shape that the first stage takes
+    dtype: torch.dtype  # of what the first stage takes
 
     @property
     def last(self) -> int:
@@ -74,7 +75,8 @@ def plan_pipeline(
     check_layers(layers, cuts, home)
     example = batch[: batch.shape[0] // microbatches]
     outputs = outputs_of(layers, cuts, example)
-    return PipelinePlan(schedule, microbatches, home, cuts, outputs, tuple(example.shape))
+    shape, dtype = tuple(example.shape), example.dtype
+    return PipelinePlan(schedule, microbatches, home, cuts, outputs, shape, dtype)
 
 
 def cut(layers: int, stages: int, layers_of_stages: Sequence[int] | None) -> list[tuple[int, int]]:

@@ -6,7 +6,8 @@
     scaler.step(optimizer)             # unscales if nobody has, and skips a step that overflowed
     scaler.update()                    # halves the scale then, doubles it after 2,000 good steps
 
-bf16 has the range of fp32 and needs no scale. All ranks agree on an overflow.
+bf16 has the range of fp32 and needs no scale. All ranks agree on an overflow. The scaler stands
+alone beside the core's: it rounds as GradScaler does and checks every call, so no method is shared.
 
 Micikevicius et al. 2018. The scaler's events are those of torch.amp.GradScaler.
 """
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...common.shards import updated_by
+from .. import core
 from . import scaler_checks as checks
 
 
@@ -29,7 +31,18 @@ class LossScaler:
     most_skips        so many steps in a row may overflow; one more raises OverflowEveryStep
     group             the ranks that train one model, along all axes of the mesh; by default the
                       world
+    hardened          False gives the core's LossScaler, without floor and most_skips
     """
+
+    def __new__(cls, *args, hardened: bool = True, **named):
+        if hardened:
+            return super().__new__(cls)
+        if cls is not LossScaler or {"floor", "most_skips"}.intersection(named):
+            raise checks.CannotScale(
+                f"{cls.__name__} with hardened=False: the core has neither floor nor most_skips,"
+                " and no faster variant; leave hardened=False out."
+            )
+        return core.LossScaler(*args, **named)
 
     def __init__(
         self,
@@ -41,6 +54,7 @@ class LossScaler:
         floor: float = 0.0,
         most_skips: int = 50,
         group: dist.ProcessGroup | None = None,
+        hardened: bool = True,
     ):
         checks.check_scaler(init_scale, growth_factor, backoff_factor, growth_interval, floor)
         self.factor = torch.tensor(init_scale, dtype=torch.float32)

@@ -10,6 +10,9 @@ Make MasterWeights after DistributedDataParallel and tensor parallelism. Stages 
 it of their shards: zero.shard(model, MasterWeights, stage=1, of=AdamW). In stage 3 the shards are
 fp32 already.
 
+MasterWeights stands alone beside the core's: it is a torch.optim.Optimizer with groups and a state,
+and makes few gradients in fp32 at a time, so that it shares no method with the core.
+
 Micikevicius et al. 2018.
 """
 
@@ -19,7 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from ...common.torch_internals import version
-from .optimizer_wrapper import OptimizerOfCopies, check_still_frozen, check_still_wide
+from .. import core
+from .optimizer_wrapper import (
+    CannotCopy,
+    OptimizerOfCopies,
+    check_still_frozen,
+    check_still_wide,
+)
 
 
 class MasterWeights(OptimizerOfCopies):
@@ -30,10 +39,24 @@ class MasterWeights(OptimizerOfCopies):
     of              torch.optim.AdamW, ...; **settings are its arguments
     at_once_bytes   so many bytes of fp32 gradients are made at a time; by default 8 MiB, on a GPU
                     128 MiB, and at most a third of all
+    hardened        False gives the core's MasterWeights: of parameters alone, all at once
 
     A scaler or a norm that looks at all gradients finds them in fp32, and the 16-bit ones are
     gone. fp32 parameters are their own masters; frozen ones have none. The param_groups are those
     of the optimizer inside, which knows the masters alone."""
+
+    def __new__(cls, params, of, *, at_once_bytes=None, hardened: bool = True, **settings):
+        if hardened:
+            return super().__new__(cls)
+        params = list(params)
+        named = not all(isinstance(each, Tensor) for each in params)
+        if cls is not MasterWeights or named or at_once_bytes is not None:
+            raise CannotCopy(
+                f"{cls.__name__} with hardened=False: the core takes parameters, not groups or"
+                " names of them, updates all at once and keeps their copies and moments in fp32;"
+                " leave hardened=False out."
+            )
+        return core.MasterWeights(params, of, **settings)
 
     @torch.no_grad()
     def take_gradients(self):

@@ -27,7 +27,7 @@ class CannotCopy(ValueError):
 class OptimizerOfCopies(torch.optim.Optimizer):
     """See MasterWeights for the arguments. A subclass defines copy_of, take_gradients and step."""
 
-    def __init__(self, params, of: type, *, at_once_bytes: int | None = None, **settings):
+    def __init__(self, params, of: type, *, at_once_bytes=None, hardened=True, **settings):
         check_optimizer(of, at_once_bytes)
         self.of, self.settings, self.at_once_bytes = of, settings, at_once_bytes
         self.copies: list[CopiedPair] = []

@@ -25,13 +25,13 @@ last backward each of these ranks adds up all their gradients, in the same order
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...collective_wire import backend_for
+from ..core import Sent
 from ..partition import PipelinePlan, comes_from, goes_to
 from ..schedules import Action, Kind
 
@@ -40,13 +40,6 @@ def input_of(action: Action) -> tuple[int, Kind, int]:
     """The input of the action, under the name that goes_to gives it."""
     kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD
     return action.stage, kind, action.microbatch
-
-
-class Sent(NamedTuple):
-    """A message on its way, whose tensor has to live until it has been received."""
-
-    tensor: Tensor
-    work: dist.Work
 
 
 class Wire:
@@ -130,6 +123,19 @@ class Wire:
         while len(self.leaving) > left:
             sent = self.leaving.popleft()
             sent.work.wait()
+
+
+class Received(torch.autograd.Function):
+    """The input of a stage, into which its first layer may write in place. Autograd allows it for
+    what an operation has made, not for the tensor whose gradient is asked for."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, dx):
+        return dx
 
 
 class TiedWeights:

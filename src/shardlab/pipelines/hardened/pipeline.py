@@ -20,6 +20,9 @@ torch.amp.GradScaler skips on all ranks or on none.
 
 partition.py cuts the model and says what is wrong with it before a rank waits, step_checks.py says
 what ranks refuse, p2p.py sends and receives, split_backward.py divides a backward into I and W.
+
+The class stands alone beside the core's: receives are posted ahead, and each action also counts
+targets, lets a layer write into its input, and may be half a backward.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +39,15 @@ from ...common.torch_clip_and_scale import watch_steps
 from ..partition import CannotPipeline, PipelinePlan
 from ..schedules import Action, Kind
 from . import split_backward
-from .p2p import Sent, TiedWeights, Wire
-from .step_checks import check_batch, check_output, check_ranks, check_stage_loss, check_unbroken
+from .p2p import Received, Sent, TiedWeights, Wire
+from .step_checks import (
+    check_batch,
+    check_output,
+    check_ranks,
+    check_stage_loss,
+    check_unbroken,
+    pipeline_of_the_core,
+)
 
 
 class InFlight(NamedTuple):
@@ -48,19 +58,6 @@ class InFlight(NamedTuple):
     sent: Sent | None  # the message with y, until its answer comes
 
 
-class Received(torch.autograd.Function):
-    """The input of a stage, into which its first layer may write in place. Autograd allows it for
-    what an operation has made, not for the tensor whose gradient is asked for."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx, dx):
-        return dx
-
-
 class Pipeline(nn.Module):
     """This rank's layers, under the numbers that they have in the whole model.
 
@@ -68,9 +65,13 @@ class Pipeline(nn.Module):
     plan      from plan_pipeline, the same on all ranks
     loss      loss(y, targets) of one microbatch, a mean over its elements; see step() for others
     group     the ranks of the pipeline, in the order of the schedule; by default the world
+    hardened  False gives the core's, of whole backwards and an even cut; all ranks begin alike
 
     Raises CannotPipeline, on all ranks, if their plans differ or are not for this number of ranks.
     """
+
+    def __new__(cls, *args, hardened: bool = True, **named):
+        return super().__new__(cls) if hardened else pipeline_of_the_core(*args, **named)
 
     def __init__(
         self,
@@ -78,6 +79,8 @@ class Pipeline(nn.Module):
         plan: PipelinePlan,
         loss: Callable[..., Tensor],
         group: dist.ProcessGroup | None = None,
+        *,
+        hardened: bool = True,
     ):
         super().__init__()
         check_ranks(layers, plan, group)
