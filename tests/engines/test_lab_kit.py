@@ -6,7 +6,8 @@ import torch.distributed as dist
 from notebook_kernel import notebook
 
 from coursekit.exercises import Exercise, Misconception, check
-from coursekit.lab import batches, far, ranks_on, ring_bytes, small_gpt
+from coursekit.lab import batches, far, ranks_on, ring_bytes, small_gpt, start
+from coursekit.machine.capabilities import Capability
 from shardlab.gpt import next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.ranks import NotARank, rank_device
@@ -99,3 +100,10 @@ def test_a_check_of_what_a_cell_found():
         "not yet: bytes of both ranks should give 16 at place 1 (counted from 0), yours gives 9."
     )
     assert "fill in the blank" in repr(check(found, ...))
+
+
+def test_a_backend_that_the_cell_has_chosen():
+    """Must catch: NCCL said to carry the messages of rehearsed hosts."""
+    row = Capability("backend", "nccl", "a GPU for each rank")
+    assert start._as_asked(row, "nccl") == row
+    assert start._as_asked(row, "gloo") == ("backend", "gloo", "as this cell asks for")

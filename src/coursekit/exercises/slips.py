@@ -33,6 +33,7 @@ from .numbers import plain_number
 OWN_FIT = 0.03  # a slip of the quantity explains a number that is so near to it
 GENERAL_FIT = 0.015
 GENERAL_HANDICAP = 0.005  # of two slips that fit alike, the quantity's own is the likelier
+FEW_RANKS = 16
 WILD = 20  # times as much, or as little
 
 _TIMES = {**UNITS_OF_TIME, "ms": UNITS_OF_TIME["milliseconds"]}
@@ -179,9 +180,9 @@ def _general(unit: str, ranks: int, right: float) -> Iterator[tuple[float, str]]
         n = ranks
         yield right * n, f"that of all {n} ranks, not of one"
         yield right / n, f"one of {n} ranks' part, not the whole"
-        if n > 2:
+        if 2 < n <= FEW_RANKS:  # else (n - 1)/n is near 1
             yield right * (n - 1) / n, f"without a rank's own part, {n - 1} of {n}"
-            yield right * n / (n - 1), f"with a rank's own part, which it does not send, {n} of {n}"
+            yield right * n / (n - 1), "with a rank's own part, which it need not send"
             yield right * (n - 1), f"that of the {n - 1} other ranks"
             yield right / (n - 1), f"one of {n - 1} messages, or one of {n - 1} other ranks"
 

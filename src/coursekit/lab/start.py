@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 
 from shardlab.ranks import ranks
 
-from ..machine.capabilities import capabilities, find_device, in_a_sentence
+from ..machine.capabilities import Capability, capabilities, find_device, in_a_sentence
 
 _started: WeakValueDictionary[str, object] = WeakValueDictionary()
 
@@ -26,6 +26,7 @@ def ranks_on(n: int, *, needs_gpu: Sequence[str] = (), **options):
     on_cpu = options.get("device") == "cpu"
     world = _started[call] = ranks(n, announce=False, **{"device": device.type, **options})
     rows = capabilities(device, why_not, needs_gpu=needs_gpu, ranks=n, on_cpu=on_cpu)
+    rows = [_as_asked(row, world.backend) if row.question == "backend" else row for row in rows]
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
         from IPython.display import display
@@ -35,6 +36,11 @@ def ranks_on(n: int, *, needs_gpu: Sequence[str] = (), **options):
     elif getattr(world, "rank", 0) == 0:  # under torchrun this process is one rank of several
         print(in_a_sentence(rows))
     return world
+
+
+def _as_asked(row: Capability, backend: str) -> Capability:
+    """The row of the backend, where options of the call have chosen another one."""
+    return row if row.here == backend else row._replace(here=backend, so="as this cell asks for")
 
 
 def _magic(shell):

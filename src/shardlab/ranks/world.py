@@ -216,8 +216,9 @@ class World:
             why = server.why_not(verdict(outcome, ""))
             raise verdict(outcome, f"The ranks did not start. {why}".strip()) from None
         places = [cloudpickle.loads(end.pickled) for end in outcome.ends]
+        self.backend = places[0][1]
         self.places = announcement(
-            [device for device, _ in places], places[0][1], asked.threads, len(asked.hosts)
+            [device for device, _ in places], self.backend, asked.threads, len(asked.hosts)
         )
         if asked.announce:
             print(self.places)

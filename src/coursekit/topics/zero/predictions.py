@@ -14,6 +14,7 @@ PREDICTIONS = {
     "stage 0, bytes": _stage(
         16,
         {
+            1: "That is the number of parameters: each has 4 bytes, and so has its gradient.",
             4: "Parameters alone: gradients are as large again, and AdamW keeps two moments.",
             8: "The optimizer is forgotten: AdamW keeps two moments of each parameter.",
             12: "AdamW keeps two moments of each parameter, not one; gradients count as well.",
