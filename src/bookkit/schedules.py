@@ -134,7 +134,7 @@ def _grid(grid: Grid, top: int, unit: Fraction) -> str:
     lines = "".join(f"M{LEFT} {y + 6.5}H{end:.1f}" for y in tops)
     parts.append(f'<path d="{lines}" class="idle"/>')
     boxes: dict[str, list[tuple]] = {}  # by their look
-    bars, numbers = [], []  # a bar on what is not the rank's first stage
+    bars, numbers, beside = [], [], []  # a bar on what is not the rank's first stage
     for rank, (own, y) in enumerate(zip(grid.timeline.spans, tops)):
         places: dict[bool, list] = {}
         for number, span in enumerate(own):
@@ -147,14 +147,18 @@ def _grid(grid: Grid, top: int, unit: Fraction) -> str:
             if wide >= ROOM_OF_A_DIGIT and span.action.microbatch < 10:
                 places.setdefault(first, []).append((x + wide / 2, span.action.microbatch))
         numbers += [_digits(found, y + 10.3, first) for first, found in places.items()]
-        numbers.append(_text(LEFT - 5, y + 11, rank, "end", size=11))
-        numbers.append(_text(WIDTH - 18, y + 11, grid.held[rank], "end", size=11))
+        beside += [
+            _digits([(LEFT - 5, rank)], y + 11),
+            _digits([(WIDTH - 18, grid.held[rank])], y + 11),
+        ]
     parts.append(f'<g transform="translate({LEFT} 0) scale({float(unit):.4f} 1)">')
     for look, found in boxes.items():
         parts.append(f'<path d="{_boxes(found)}" class="{look}"/>')
     parts.append("</g>")
     parts.append(f'<path d="{"".join(bars)}"/>' if bars else "")
-    return "".join(parts + numbers)
+    for size, anchor, texts in ((10.5, "middle", numbers), (11, "end", beside)):
+        parts += [f'<g font-size="{size}" text-anchor="{anchor}">', *texts, "</g>"]
+    return "".join(parts)
 
 
 def _boxes(found: list[tuple]) -> str:
@@ -174,12 +178,12 @@ def _look(kind: Kind, first: bool) -> str:
     return "first" if first else LOOKS[kind]
 
 
-def _digits(places: list[tuple[float, int]], y: float, first: bool) -> str:
+def _digits(places: list[tuple[float, int]], y: float, first: bool = False) -> str:
     """Microbatches in their boxes: one text, in which each digit has its place."""
     xs = " ".join(f"{x:.0f}" for x, _ in places)
     fill = ' fill="#fff"' if first else ""
     words = "".join(str(number) for _, number in places)
-    return f'<text x="{xs}" y="{y}" font-size="10.5" text-anchor="middle"{fill}>{words}</text>'
+    return f'<text x="{xs}" y="{y}"{fill}>{words}</text>'
 
 
 def _key(grids: list[Grid], y: int) -> str:

@@ -22,7 +22,7 @@ PLAIN_CODE = {Name, Name.Namespace, Name.Builtin.Pseudo, Operator, Punctuation, 
 # (element, classes of Sphinx's) -> those that a style sheet asks for.
 CLASSES = {
     ("a", "reference internal"): "",  # a link within the book looks like any link
-    ("code", "docutils literal notranslate"): "notranslate",  # no other element is inline code
+    ("code", "docutils literal notranslate"): "",  # book.js keeps code from being translated
 }
 FOLD_MARK = "sd-summary-state-marker"  # book.css draws its own
 # A folded box is a card of sphinx-design's, whose look book.css replaces.

@@ -242,15 +242,17 @@ def test_what_is_folded_is_unfolded_for_paper_and_folded_again(browser, homes):
         assert closed > 3 and (on_paper, page.evaluate(folded)) == (0, closed)
 
 
-def test_a_number_says_where_it_is_from(browser, homes):
-    """Must catch: an input that the page's list lacks; a call whose inputs are not put in."""
+def test_numbers_say_where_they_are_from_and_code_is_not_translated(browser, homes):
+    """Must catch: an input that the page's list lacks; a call whose inputs are not put in; a name
+    in code that a browser turns into another language."""
     with new_context(browser) as context:
         page = context.new_page()
         page.goto(f"{homes['file']}/chapters/pipelines.html")
         titles = page.evaluate("[...document.querySelectorAll('[data-call]')].map(e => e.title)")
+        foreign = page.locator("article code:not([translate=no])").count()
     wrong = [one for one in titles if not re.match(r"computed: \w+\(\w+=.*\) = [\d.]", one)]
     found = 'computed: head_parameters(model="Llama 3 8B") = 525,336,576 parameters'
-    assert len(titles) > 20 and not wrong and found in titles
+    assert len(titles) > 20 and not wrong and found in titles and not foreign
 
 
 def test_explorers_on_paper(visits):

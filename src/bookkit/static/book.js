@@ -114,6 +114,9 @@
     sections.forEach(function (id) { observer.observe(document.getElementById(id)); });
   }
 
+  /* Names in code are the same in all languages. */
+  all("code").forEach(function (name) { name.translate = false; });
+
   /* Where a number is from: the page has each input once, and a call the numbers of its inputs. */
   var inputs = document.getElementById("inputs");
   if (inputs) {
