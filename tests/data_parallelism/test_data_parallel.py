@@ -28,7 +28,6 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.trace import trace_step
-from shardlab.mixed_precision.fp32_reduction import Fp32DataParallel
 from shardlab.ranks import ranks
 from shardlab.zero.core import ShardedGradients
 
@@ -880,6 +879,10 @@ def test_a_core_does_not_average_twice(worlds):
         assert said == ["these gradients are averaged already: build the model anew."] * 2
 
 
+class Mine(DistributedDataParallel):
+    """The reader's own."""
+
+
 def through_the_door() -> list[str]:
     """On a rank: the class that hardened=False gives, then what is refused beside it."""
     net, again = nn.Linear(3, 2), nn.Linear(3, 2)
@@ -890,7 +893,7 @@ def through_the_door() -> list[str]:
         lambda: DistributedDataParallel(net),
         lambda: DistributedDataParallel(again, hardened=False),
         lambda: DistributedDataParallel(nn.Linear(3, 2), overlap=False, hardened=False),
-        lambda: Fp32DataParallel(nn.Linear(3, 2), hardened=False),
+        lambda: Mine(nn.Linear(3, 2), hardened=False),
     ):
         with pytest.raises(CannotReplicate) as caught:
             make()
@@ -910,5 +913,5 @@ def test_the_door_gives_the_core(worlds):
             "hardened=False, and this module has replicas already, so its gradients would be"
             " averaged twice",
             "DistributedDataParallel with hardened=False",
-            "Fp32DataParallel with hardened=False",
+            "Mine with hardened=False",
         ]

@@ -240,8 +240,8 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
             return super().__new__(cls)
         if not overlap or cls is not DistributedDataParallel:
             raise CannotReplicate(
-                f"{cls.__name__} with hardened=False: the core always sends in backward, in the"
-                " dtype of the gradients; leave hardened=False out."
+                f"{cls.__name__} with hardened=False: the core is no subclass, and always sends in"
+                " backward; leave hardened=False out."
             )
         if any(p in owners and owners[p]() is not None for p in module.parameters()):
             raise CannotReplicate(

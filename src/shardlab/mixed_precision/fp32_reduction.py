@@ -1,13 +1,15 @@
 """16-bit gradients, added over ranks in fp32.
 
-    model = Fp32DataParallel(model)                                  # data parallelism
-    zero.shard(model, AdamW, stage=2, collectives=InFp32())          # ZeRO
+    zero.shard(model, AdamW, stage=2, collectives=InFp32())
     fully_shard(model, units, compute_dtype=bfloat16, collectives=InFp32())
 
 A sum of n 16-bit gradients on its way around a ring is rounded n - 1 times, and in bf16, which has
 8 bits of a number, small shares are lost beside large ones. In fp32 the mean is rounded once, where
 the parameter it belongs to has 16 bits, and not at all in stage 3, whose shards are fp32. Each
 message has twice the bytes.
+
+Replicas add gradients in the type that they have. For fp32 sums take ZeRO stage 1 or 2, or fp32
+weights under autocast.
 
 FSDP2 calls it reduce_dtype, Megatron-LM --accumulate-allreduce-grads-in-fp32, DeepSpeed
 communication_data_type.
@@ -16,33 +18,7 @@ communication_data_type.
 from torch import Tensor
 
 from ..collective_wire import Group
-from ..data_parallel import DistributedDataParallel, FlatBucket
 from ..zero.hardened.flat import Ring
-
-
-class Fp32Bucket(FlatBucket):
-    """A bucket in fp32 on its way; its gradients get the type of their parameters when the mean is
-    there."""
-
-    def __init__(self, parameters, n: int):
-        own = [parameter.grad for parameter in parameters]
-        super().__init__(parameters, n)
-        sizes = [parameter.numel() for parameter in parameters]
-        self.narrow, self.flat = self.flat, self.flat.float()
-        *places, self.used = self.flat.split([*sizes, len(sizes)])
-        for gradient, place in zip(own, places):
-            if gradient is not None:  # the division once more, in fp32
-                place.copy_(gradient.reshape(-1)).div_(n)
-
-    def settle(self):
-        self.narrow.copy_(self.flat)
-        super().settle()
-
-
-class Fp32DataParallel(DistributedDataParallel):
-    """DistributedDataParallel whose buckets travel in fp32."""
-
-    flat_bucket = Fp32Bucket
 
 
 class InFp32(Ring):
