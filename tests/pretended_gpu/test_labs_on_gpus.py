@@ -1,6 +1,7 @@
 """Labs on pretended GPUs: every cell runs, with a GPU for each rank and with several ranks on one.
 
-Each lab runs with one number of GPUs here, and with all of COUNTS every night: see run_labs.py.
+Each lab runs with one number of GPUs here, without its slow cells, and with all of COUNTS every
+night: see run_labs.py.
 """
 
 import subprocess
@@ -31,7 +32,7 @@ def test_a_lab_runs_on_gpus(lab):
     """Must catch: a tensor left on the CPU, bytes that are asserted and differ on a GPU, a message
     between ranks that NCCL refuses, gloo's rules for tensors of a GPU."""
     environment = environment_or_skip(GPUS.get(lab.stem, 1))
-    command = [sys.executable, str(RUN_LAB), str(lab)]
+    command = [sys.executable, str(RUN_LAB), str(lab), "--quick"]
     done = subprocess.run(
         command, env=environment, timeout=LIMIT_SECONDS, capture_output=True, text=True
     )
@@ -60,3 +61,21 @@ def test_a_cell_that_fails_is_seen(tmp_path):
     done = subprocess.run([sys.executable, RUN_LAB, lab], capture_output=True, text=True)
     assert done.returncode == 1 and "too small\n" in done.stdout
     assert "ZeroDivisionError" not in done.stdout and "never" not in done.stdout.split("---")[-1]
+
+
+def test_what_is_slow_is_left_out(tmp_path):
+    """Must catch: a slow cell that is run; a cell that needs it and fails; a guess that is not
+    locked, so that the last table lacks it; more left out than that."""
+    lab = tmp_path / "lab.ipynb"
+    slow = "my_x = 3\npredictions.lock('x', my_x)\nfound = train()\nfound.table()"
+    cells = [
+        new_code_cell(slow, metadata={"tags": ["slow", "predict"]}),
+        new_code_cell("more = found.more\nmore.table()"),
+        new_code_cell("print(more)"),
+        new_code_cell("found = 2"),
+        new_code_cell("print(found)"),
+    ]
+    nbformat.write(new_notebook(cells=cells), lab)
+    locked = "my_x = 3\npredictions.lock('x', my_x)"
+    assert cells_of(lab, quick=True) == [locked, "found = 2", "print(found)"]
+    assert len(cells_of(lab)) == 5
