@@ -446,7 +446,6 @@ STILL_TO_COME = {
     "05-data-parallelism",
     "06-zero",
     "07-tensor-parallelism",
-    "08-pipelines",
     "09-mixed-precision",
 }
 TOPIC_LINES = 90  # of topics/<topic>/lab.py

@@ -36,7 +36,7 @@ A_ROLE_IN_EVERY_TOPIC = {
         LABS,
     ),
     "warm_up": ("a first step of a lab's ranks, which loads what PyTorch needs", LABS),
-    "COLOURS": ("the colours of what a timeline shows", "topics/*/timeline.py", LABS),
+    "COLOURS": ("the colours of what a timeline shows", "topics/*/timeline.py"),
     "RANKS": ("how many ranks a stepper can show", STEPS),
     "Step": ("what a stepper shows of one step", STEPS),
     "sentence": ("what a step does, in words", STEPS, "topics/*/explorer.py"),

@@ -1,26 +1,16 @@
-"""The lab's plumbing that no run of the lab compares: its figure, and what it says of moves."""
+"""Figures of the lab, and its words on late ranks, which no run of it compares."""
 
-import sys
-
-import cloudpickle
-import pytest
-
-from coursekit.topics.pipelines import lab
-from shardlab.pipelines.schedules import Kind, gpipe, zero_bubble_h1
+from coursekit.topics.pipelines.figures import losses_figure, pipeline_figure
+from coursekit.topics.pipelines.sleeping import costs_alone, fastest_step, median_step, seconds_of
+from shardlab.pipelines.schedules import Kind, gpipe, one_f_one_b, zero_bubble_h1
 from shardlab.pipelines.simulation import Costs, Span, simulate
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_measured_spans_fill_the_simulated_outlines():
     """Must catch: measured and simulated spans of two scales; a clock that does not begin at zero;
     a microbatch's number at another bar."""
     lists, costs = zero_bubble_h1(2, 3), Costs(0.02, 0.02, 0.02)
-    measured = [
-        [Span(action, 7 + begin, 7 + end) for action, begin, end in own]
-        for own in simulate(lists, costs).spans
-    ]
-    figure = lab.pipeline_figure("H1", lists, costs, measured)
+    figure = pipeline_figure("H1", lists, costs, step_of(lists, costs, begin=7))
     outlines, fills = (
         {bar.name: bar for bar in figure.data if bool(bar.showlegend) is filled}
         for filled in (False, True)
@@ -35,38 +25,49 @@ def test_measured_spans_fill_the_simulated_outlines():
     assert of_rank_1 == want
 
 
+def step_of(lists, costs, begin=0.0, slower=1.0):
+    """A step as the simulation has it, so many times as slow: the spans of each rank."""
+    return [
+        [Span(action, begin + slower * start, begin + slower * end) for action, start, end in own]
+        for own in simulate(lists, costs).spans
+    ]
+
+
 def at(bar):
     return bar.base, bar.text, bar.y
 
 
 def test_a_figure_without_measurements_is_filled():
     """Must catch: outlines alone, on which no number can be read."""
-    figure = lab.pipeline_figure("GPipe", gpipe(3, 2))
+    figure = pipeline_figure("GPipe", gpipe(3, 2))
     assert [bar.name for bar in figure.data] == ["F", "B"]
     assert all(bar.showlegend and list(bar.text) for bar in figure.data)
 
 
-@pytest.mark.ranks
-def test_a_deadlock_names_both_ranks_within_the_patience():
-    """Must catch: the traceback of two ranks where three lines would do; a world left open."""
+def test_ranks_that_wake_up_late_are_said(capsys):
+    """Must catch: a step of 1,016 ms for 660 shown without a word, because all steps are late
+    alike; a line about a step that is a few percent late; another step than the median's."""
+    lists, costs = one_f_one_b(4, 8), Costs(0.02, 0.02, 0.02)
 
-    def both_send_first(rank, ranks):
-        return [("send", 1 - rank), ("recv", 1 - rank)]
+    def seconds(*slower):
+        steps = [step_of(lists, costs, slower=times) for times in slower]
+        return round(seconds_of(median_step(list(zip(*steps)), costs)), 3)
 
-    said = lab.run_moves(both_send_first).splitlines()
-    assert said[0].startswith("Ranks 0 and 1 wait for each other")
-    assert [line[:6] for line in said[1:]] == ["rank 0", "rank 1"]
-    assert max(map(len, said)) <= 66
-    assert lab.run_moves(lambda rank, ranks: []) == "messages that arrived: 0"
+    assert seconds(1.07, 1.05, 1.06) == round(0.66 * 1.06, 3) and not capsys.readouterr().out
+    assert seconds(1.5, 1.54, 1.58) == round(0.66 * 1.54, 3)
+    assert capsys.readouterr().out.startswith("this machine is busy (54% longer than")
 
 
-@pytest.mark.ranks
-def test_moves_that_never_end_are_stopped():
-    """Must catch: ranks that compute forever in the cell of the bug hunt, which nothing ends: the
-    patience is that of a rank that waits."""
+def test_the_costs_of_stages_are_those_that_nothing_disturbed():
+    """Must catch: the mean of several steps; the times of one rank's stage given to another."""
+    costs = Costs((1, 2), (3, 5), 0)
+    steps = [step_of(one_f_one_b(2, 1), costs, slower=times) for times in (1.5, 1)]
+    assert costs_alone(list(zip(*steps))) == Costs([1, 2], [3, 5], 0)
+    assert fastest_step(list(zip(*steps))) == tuple(steps[1])
 
-    def forever(rank, ranks):
-        while True:
-            pass
 
-    assert lab.run_moves(forever, seconds=3.0).startswith("After 3 s ranks 0 and 1 had not ended.")
+def test_each_training_has_its_line():
+    """Must catch: lines that only their colour tells apart."""
+    figure = losses_figure({"once": [3.0, 2.0], "twice": [3.0, 2.5]})
+    assert [line.name for line in figure.data] == ["once", "twice"]
+    assert len({line.line.dash for line in figure.data}) == 2

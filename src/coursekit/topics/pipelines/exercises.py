@@ -9,6 +9,8 @@ from torch import nn
 from coursekit.exercises.answers import drawn, nine_digits
 from coursekit.exercises.checker import Exercise, Failure, Misconception, is_blank
 from coursekit.exercises.thread_ranks import answer_of_ranks
+from coursekit.lab import batches, small_gpt
+from shardlab.gpt import next_token_loss
 from shardlab.pipelines.partition import check_order_of_messages
 from shardlab.pipelines.schedules import Action, Kind, all_of, one_f_one_b, schedule, whole
 from shardlab.pipelines.simulation import Costs, in_flight, simulate, validate_schedule
@@ -265,13 +267,13 @@ class _Done(NamedTuple):
 
 
 def _stages_at_work(solution, ranks, microbatches):
-    """On each rank: the gradients of its layer, the most microbatches held at a time, and those
+    """On each rank: the gradients of its layer, the most microbatches kept at a time, and those
     left in the end; on the last the losses, too."""
     inputs, targets = (drawn(seed, (microbatches, 2, _WIDTH))[0] for seed in (0, 1))
 
     def work(dist):
         rank = dist.get_rank()
-        layer, losses, held, most = _layer_of(rank), [], {}, 0
+        layer, losses, kept, most = _layer_of(rank), [], {}, 0
 
         def run(x):
             y = layer(x)
@@ -279,7 +281,7 @@ def _stages_at_work(solution, ranks, microbatches):
                 return y
             return nn.functional.mse_loss(y, targets[now.microbatch]) / microbatches
 
-        def receive():
+        def take():
             forward = now.kind is Kind.FORWARD
             peer = rank - 1 if forward else rank + 1
             if forward and rank == 0:
@@ -290,20 +292,20 @@ def _stages_at_work(solution, ranks, microbatches):
             dist.recv(arrived, peer)
             return arrived
 
-        def send(tensor):
+        def give(tensor):
             forward = now.kind is Kind.FORWARD
             if forward and rank == ranks - 1:
                 losses.append(tensor.item())
             elif forward or rank > 0:
                 if not isinstance(tensor, torch.Tensor):
-                    raise TypeError(f"send was given {tensor!r} in {now.kind.name}")
+                    raise TypeError(f"give was given {tensor!r} in {now.kind.name}")
                 dist.isend(tensor, rank + 1 if forward else rank - 1)
 
         for now in one_f_one_b(ranks, microbatches)[rank]:
-            solution(now, run, held, receive, send)
-            most = max(most, len(held))
+            solution(now, run, kept, take, give)
+            most = max(most, len(kept))
         gradients = [nine_digits(p.grad) if p.grad is not None else None for p in layer]
-        return _Done(gradients, [round(loss, 9) for loss in losses], most, len(held))
+        return _Done(gradients, [round(loss, 9) for loss in losses], most, len(kept))
 
     return answer_of_ranks(ranks, work)
 
@@ -324,38 +326,38 @@ def _layer_of(rank):
 
 def _perform(
     needs_gradient=True,
-    take=lambda held, microbatch: held.pop(microbatch),
+    let_go=lambda kept, microbatch: kept.pop(microbatch),
     backward=lambda y, dy: y.backward(dy),
     hands_on=lambda x, dy: x.grad,
     sends=lambda x, y: y.detach(),
 ):
-    def perform(action, stage, held, receive, send):
+    def perform(action, stage, kept, take, give):
         if action.kind is Kind.FORWARD:
-            x = receive()
+            x = take()
             x = x.requires_grad_() if needs_gradient else x
             y = stage(x)
-            held[action.microbatch] = x, y
-            send(sends(x, y))
+            kept[action.microbatch] = x, y
+            give(sends(x, y))
         else:
-            x, y = take(held, action.microbatch)
-            dy = receive()
+            x, y = let_go(kept, action.microbatch)
+            dy = take()
             backward(y, dy)
-            send(hands_on(x, dy))
+            give(hands_on(x, dy))
 
     return perform
 
 
-def _with_autograd_grad(action, stage, held, receive, send):
+def _with_autograd_grad(action, stage, kept, take, give):
     if action.kind is Kind.FORWARD:
-        _perform()(action, stage, held, receive, send)
+        _perform()(action, stage, kept, take, give)
     else:
-        x, y = held.pop(action.microbatch)
-        send(torch.autograd.grad(y, x, receive())[0])
+        x, y = kept.pop(action.microbatch)
+        give(torch.autograd.grad(y, x, take())[0])
 
 
-def _forward_alone(action, stage, held, receive, send):
+def _forward_alone(action, stage, kept, take, give):
     if action.kind is Kind.FORWARD:
-        _perform()(action, stage, held, receive, send)
+        _perform()(action, stage, kept, take, give)
 
 
 actions_of_a_stage = Exercise(
@@ -376,20 +378,20 @@ actions_of_a_stage = Exercise(
         Misconception(
             _perform(backward=lambda y, dy: y.backward()),
             "y is not a loss, but on the last rank: backward needs the gradient of y, which the"
-            " next rank sends. y.backward(receive()).",
+            " next rank sends. y.backward(take()).",
         ),
         Misconception(
             _perform(backward=lambda y, dy: y.sum().backward()),
             "you call backward on a sum, or with ones, which takes the gradient of y for ones."
-            " backward needs the gradient of y that receive() gives.",
+            " backward needs the gradient of y that take() gives.",
         ),
         Misconception(
-            _perform(take=lambda held, microbatch: held[microbatch]),
+            _perform(let_go=lambda kept, microbatch: kept[microbatch]),
             "the gradients are right, and nothing is ever let go: in the end the rank holds all m"
-            " microbatches, as in GPipe. Take it out of `held`: pop.",
+            " microbatches, as in GPipe. Take it out of `kept`: pop.",
         ),
         Misconception(
-            _perform(take=lambda held, microbatch: held.popitem()[1]),
+            _perform(let_go=lambda kept, microbatch: kept.popitem()[1]),
             "you take the newest microbatch, and the gradient that arrives is the oldest one's:"
             " the action says whose turn it is.",
         ),
@@ -405,7 +407,7 @@ actions_of_a_stage = Exercise(
         Misconception(
             _with_autograd_grad,
             "x gets its gradient and the stage's parameters get none: autograd.grad() computes what"
-            " it is asked for. y.backward(receive()) fills both.",
+            " it is asked for. y.backward(take()) fills both.",
         ),
         Misconception(
             _perform(hands_on=lambda x, dy: x.detach()),
@@ -427,38 +429,120 @@ actions_of_a_stage = Exercise(
             "An action has a kind and a microbatch: keep what belongs together under"
             " action.microbatch.",
         ),
-        ("'dict' object has no attribute", "held is a dictionary: held[action.microbatch] = x, y."),
+        ("'dict' object has no attribute", "kept is a dictionary: kept[action.microbatch] = x, y."),
         (
             "KeyError",
-            "The forward of a microbatch comes first, and puts it into held; its backward takes"
+            "The forward of a microbatch comes first, and puts it into kept; its backward takes"
             " it out.",
         ),
         (
             "nobody can go on",
-            "A rank waits in receive() for what another rank has not sent: both kinds end with"
-            " send(...), which returns nothing.",
+            "A rank waits in take() for what another rank has not sent: both kinds end with"
+            " give(...), which returns nothing.",
         ),
         (
             "second time",
             "Several microbatches are in hand at a time, and each needs a place of its own:"
-            " held[action.microbatch].",
+            " kept[action.microbatch].",
         ),
         (
             "cannot be converted to Scalar",
-            "On the last rank y is the loss, and the loss is sent: send(y.detach()), not x.",
+            "On the last rank y is the loss, and the loss is sent: give(y.detach()), not x.",
         ),
         (
             "unsupported operand.*NoneType",
-            "In backward receive() gives None on the last rank, because a loss needs no gradient"
-            " from elsewhere: hand it on as it is, y.backward(receive()).",
+            "In backward take() gives None on the last rank, because a loss needs no gradient"
+            " from elsewhere: hand it on as it is, y.backward(take()).",
         ),
         (
             "implicitly created only",
             "backward needs the gradient of y, which the next rank sends: keep both x and y in"
-            " forward, and then y.backward(receive()).",
+            " forward, and then y.backward(take()).",
         ),
     ),
     right="plain autograd on every rank, and one tensor between neighbours in each direction.",
+)
+
+
+# --- two ranks of one's own -----------------------------------------------------------------------
+
+
+def _losses(microbatches=4, ranks=2, of=lambda losses: losses, on_all=False):
+    """The losses that two ranks of the lab's GPT find in a step: on the last rank."""
+
+    def found():
+        model, losses = small_gpt(torch.float64, layers=6, heads=4, tied_head=0), []
+        for x, target in zip(*(both.chunk(microbatches) for both in next(batches(8)))):
+            with torch.no_grad():
+                losses.append(next_token_loss(model(x), target).item())
+        return [of(losses) if on_all or rank == ranks - 1 else [] for rank in range(ranks)]
+
+    return found
+
+
+def _of_each_rank(solution):
+    """A rank's losses as a list, whether they come as one, as a tensor or as a number."""
+    found = solution()
+    if isinstance(found, (list, tuple)) and all(
+        isinstance(own, (list, tuple, torch.Tensor, int, float)) for own in found
+    ):
+        return [torch.as_tensor(own, dtype=torch.float64).flatten().tolist() for own in found]
+    return found
+
+
+losses_of_two_ranks = Exercise(
+    name="found_by_two",
+    reference=_losses(),
+    cases=({},),
+    answer=_of_each_rank,
+    of_a_value=True,
+    hint="A function that takes no argument does everything on a rank: layers, plan, Pipeline,"
+    " step. `with ranks(2) as two:`, and two.run of that function gives a list for each rank.",
+    misconceptions=(
+        Misconception(
+            _losses(microbatches=8),
+            "those are the losses of eight microbatches: the schedule says into how many a batch is"
+            " cut, one_f_one_b(2, 4).",
+        ),
+        Misconception(
+            _losses(ranks=4),
+            "four ranks have answered: that is the world of the first cell. ranks(2) starts two.",
+        ),
+        Misconception(
+            _losses(ranks=4, microbatches=8),
+            "four ranks have answered, with the losses of eight microbatches: start a world of your"
+            " own by ranks(2), and give it the lists of one_f_one_b(2, 4).",
+        ),
+        Misconception(
+            _losses(on_all=True),
+            "both ranks have the losses, so each has run the whole model: a Pipeline keeps the"
+            " layers of its rank, and the last rank alone has losses.",
+        ),
+        Misconception(
+            lambda: _losses()()[1:],
+            "that is what one rank returned: hand over all that run gives back, a list for each"
+            " rank.",
+        ),
+        Misconception(
+            lambda: _losses()()[1],
+            "those are the losses of one rank: hand over all that run gives back, a list for each"
+            " rank.",
+        ),
+        Misconception(
+            _losses(of=lambda losses: [sum(losses) / len(losses)]),
+            "that is their mean, which is the batch's loss: step gives the loss of each"
+            " microbatch.",
+        ),
+        Misconception(
+            _losses(of=lambda losses: [loss / 4 for loss in losses]),
+            "divided by m: that is done before backward, and step gives the losses undivided.",
+        ),
+        Misconception(
+            lambda: [[], []],
+            "no rank has a loss: the last rank returns what its step gives.",
+        ),
+    ),
+    right="two ranks, half the layers each, and on the last rank the losses of the whole model.",
 )
 
 

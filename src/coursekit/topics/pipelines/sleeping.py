@@ -2,20 +2,25 @@
 its core to the others; a rank that sleeps needs none. So a laptop can measure a timeline and lay it
 over the simulated one.
 
-    spans = world.run(measured_spans, plan, Costs(forward=0.02, input=0.02, weight=0.02))
-    spans[0]                         # of rank 0: what it did, from when to when
+    pipeline = TimedPipeline(sleepers(lists, costs), plan, loss, weight_seconds=costs.weight)
+    pipeline.timed_steps(batch, targets, 3)     # of each step: what this rank did, and when
+    median_step(world.run(...))                 # of what all ranks found: one step
 """
 
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardlab.measure.clock import MedianSeconds, say_if_busy, say_if_longer
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import PipelinePlan, plan_pipeline
 from shardlab.pipelines.schedules import Action, Kind, Schedule
-from shardlab.pipelines.simulation import Costs, Span
+from shardlab.pipelines.simulation import Costs, Span, simulate
+
+Spans = Sequence[Sequence[Span]]  # of each rank
 
 
 class SleepTwice(torch.autograd.Function):
@@ -54,12 +59,30 @@ class TimedPipeline(Pipeline):
         self.weight_seconds = weight_seconds
         self.spans: list[Span] = []
 
+    def timed_steps(self, batch: Tensor, targets: Tensor, steps: int) -> list[list[Span]]:
+        """The spans of each of so many steps, after one that does not count, in seconds of the
+        machine's clock, which all its processes share."""
+        found = []
+        for _ in range(1 + steps):
+            self.spans = []
+            dist.barrier()
+            self.step(batch, targets)
+            found.append(self.spans)
+        return found[1:]
+
     def perform(self, action: Action):
         if action.kind is not Kind.WEIGHT:
             self.wire.wait_for(action)
-        begin = time.monotonic()
+        begin = self.now()
         super().perform(action)
-        self.spans.append(Span(action, begin, time.monotonic()))
+        self.spans.append(Span(action, begin, self.now()))
+
+    def now(self) -> float:
+        """The time at which this rank has computed all that it was told to; its messages may still
+        be on their way."""
+        if self.wire.device.type == "cuda":
+            torch.cuda.current_stream(self.wire.device).synchronize()
+        return time.monotonic()
 
     def weight_gradients_of(self, action: Action):
         time.sleep(self.weight_seconds)
@@ -83,19 +106,44 @@ def sleeping_plan(schedule: Schedule, costs: Costs, message_bytes: int = 4) -> P
 
 
 def measured_spans(plan: PipelinePlan, costs: Costs) -> list[Span]:
-    """On a rank: the actions of its second step, in seconds of the machine's clock, which all its
-    processes share."""
+    """On a rank: the actions of a step."""
     layers = sleepers(plan.schedule, costs)
     shape = (plan.microbatches, *plan.outputs[0].shape[1:])
     pipeline = TimedPipeline(layers, plan, lambda y, _: y.mean(), weight_seconds=costs.weight)
-    for _ in range(2):
-        pipeline.spans.clear()
-        dist.barrier()
-        pipeline.step(*(torch.ones(shape, dtype=torch.float32) for _ in range(2)))
-    return pipeline.spans
+    batch, targets = (torch.ones(shape, dtype=torch.float32) for _ in range(2))
+    return pipeline.timed_steps(batch, targets, 1)[0]
 
 
-def seconds_of(spans: list[list[Span]]) -> float:
+def median_step(on_ranks: Sequence[Sequence[list[Span]]], costs: Costs) -> Spans:
+    """The step of median duration, of those that each rank timed. Says that the machine is busy
+    where steps differ, or where ranks that sleep wake up too late."""
+    steps = sorted(zip(*on_ranks), key=seconds_of)
+    median = steps[len(steps) // 2]
+    lists = [[span.action for span in own] for own in median]
+    say_if_longer(seconds_of(median), simulate(lists, costs).seconds, "its stages slept")
+    say_if_busy(MedianSeconds(map(seconds_of, steps)))
+    return median
+
+
+def fastest_step(on_ranks: Sequence[Sequence[list[Span]]]) -> Spans:
+    """The fastest of the steps that each rank timed. Says that the machine is busy where they
+    differ."""
+    steps = sorted(zip(*on_ranks), key=seconds_of)
+    say_if_busy(MedianSeconds(map(seconds_of, steps)))
+    return steps[0]
+
+
+def costs_alone(on_ranks: Sequence[Sequence[list[Span]]]) -> Costs:
+    """The fewest seconds of F and of B of each rank's stage, where no other stage disturbs it."""
+    fewest = {kind: [] for kind in (Kind.FORWARD, Kind.BACKWARD)}
+    for steps in on_ranks:
+        spans = [span for own in steps for span in own]
+        for kind, found in fewest.items():
+            found.append(min(end - begin for action, begin, end in spans if action.kind is kind))
+    return Costs(*fewest.values(), 0)
+
+
+def seconds_of(spans: Spans) -> float:
     """Seconds from the first begin to the last end of all ranks."""
     every = [span for own in spans for span in own]
     return max(span.end for span in every) - min(span.begin for span in every)
