@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from bench.prefetch import Prefetch
 from coursekit.formulas import evaluate
 from coursekit.recordings.races import Result
 from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
@@ -29,7 +30,6 @@ from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.zero import shard
 from shardlab.zero.hardened.flat import best_collectives
-from shardlab.zero.hardened.prefetch import Prefetch
 
 MEGABITS = 200  # a second
 UNITS, UNIT_BYTES = 4, 3_750_000  # a message of 150 ms, and 10 ms pass free after a pause

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from bench.prefetch import Prefetch
 from shardlab.common.optimizer_checks import averaged_by_hand
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.ranks import RankError, ranks
@@ -28,7 +29,6 @@ from shardlab.saving.resharding import flats_of
 from shardlab.zero.hardened import stage1, stage2, stage3
 from shardlab.zero.hardened.api import default_units
 from shardlab.zero.hardened.full_parameters import unsharded
-from shardlab.zero.hardened.prefetch import Prefetch
 from shardlab.zero.hardened.stage3 import gather_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from bench.prefetch import Prefetch
 from coursekit.formulas import RECIPES, evaluate
 from shardlab import collectives, zero
 from shardlab.common.shards import CannotShard
@@ -32,7 +33,6 @@ from shardlab.zero.hardened import fast_ring, stage1, stage2, stage3
 from shardlab.zero.hardened.flat import Native, Ring, own_chunk
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.offload import cpu_offload
-from shardlab.zero.hardened.prefetch import Prefetch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (1, 2, 3)

@@ -12,8 +12,7 @@ and in hardened/, for any model and optimizer that can be sharded:
     stage3.py     parameters sharded: which unit owns which. unit.py is what a unit does in a step,
                   unit_shards.py its flat tensors; parameter_slots.py has the places of parameters
                   that are gone, saved_tensors.py what leaves a unit's computation;
-                  full_parameters.py has parameters whole for a while, prefetch.py gathers the next
-                  unit while one computes
+                  full_parameters.py has parameters whole for a while
     flat.py       the two collectives on flat tensors: our ring, and PyTorch's; fast_ring.py is a
                   ring that is harder to read
     checks.py     what cannot be sharded

@@ -1,2 +1,2 @@
 """The hardened classes: stages 1 to 3, for any model and optimizer that can be sharded, with
-offload, prefetching and refusals. The idea of each is in ../core.py and ../core_stage3.py."""
+offload and refusals. The idea of each is in ../core.py and ../core_stage3.py."""

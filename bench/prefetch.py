@@ -1,11 +1,13 @@
-"""Prefetch for stage 3: the next unit's parameters travel while this one computes.
+"""Prefetch for stage 3, on CPU ranks: the next unit's parameters travel while this one computes.
 
     prefetch = Prefetch(model)          # after fully_shard
     ...
     prefetch.close()
 
 A thread gathers the unit that came after this one in the step before, over connections of its own.
-The time of the link hides behind computing, at the price of the memory of one more unit.
+The time of the link hides behind computing, at the price of the memory of one more unit. It is here
+because the bench `exposed` holds the formula of a unit gathered ahead against it, and because on
+CUDA it would need a stream of its own.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,9 +16,9 @@ from functools import partial
 import torch.distributed as dist
 from torch import nn
 
-from ...common.torch_internals import version
-from .stage3 import sharded_units
-from .unit import Unit
+from shardlab.common.torch_internals import version
+from shardlab.zero.hardened.stage3 import sharded_units
+from shardlab.zero.hardened.unit import Unit
 
 
 class Prefetch:
