@@ -307,8 +307,13 @@ def replaced_shards():
         state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
         model.load_state_dict(state, assign=True)
 
+    def made_anew(model):
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        model.double()
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+
     found, right = [], []
-    for change in (assigned, nn.Module.double, nn.Module.bfloat16):
+    for change in (assigned, made_anew, nn.Module.double, nn.Module.bfloat16):
         model = seeded(lambda: linears(8, 2)).float()
         stage3.fully_shard(model)
         model(torch.ones(1, 8, dtype=torch.float32))
@@ -327,12 +332,14 @@ def test_shards_that_were_replaced(pair):
 
     Must catch: a unit that computes with the shards that it was made with, without a word."""
     for found, right in pair.run(replaced_shards):  # each rank names a shard of its own
-        assigned, *converted = found
-        assert assigned.startswith("RuntimeError: Linear.weight was assigned after fully_shard")
+        *assigned, _, _ = found
+        for sentence in assigned:
+            assert sentence.startswith("RuntimeError: Linear.weight was assigned after fully_shard")
+        converted = found[2:]
         for sentence in converted:
             assert sentence.startswith("CannotShard: a shard of shape ["), sentence
             assert " was moved after fully_shard (by model.to, " in sentence
-        assert right == [0.0] * 3
+        assert right == [0.0] * 4
 
 
 # --- backward by other ways -----------------------------------------------------------------------
@@ -1005,6 +1012,7 @@ def odd_steps():
     changed = stage3.fully_shard(Changed())
     sparse = stage3.fully_shard(nn.Embedding(5, 4, sparse=True))
     shown = stage3.fully_shard(linears(8, 2))
+    alone = stage3.fully_shard(nn.Linear(8, 8, bias=False))
 
     def inside():
         with unsharded(shown):
@@ -1015,6 +1023,8 @@ def odd_steps():
         said(lambda: sparse(torch.arange(3)).sum().backward()),
         said(inside),
         said(torch.no_grad()(clamped), torch.ones(1, 8)),
+        said(lambda: alone(torch.ones(1, 8, requires_grad=True)).grad_fn._saved_mat2),
+        said(lambda: shown[0].weight.requires_grad_(False)),
         said(lambda: shown(torch.ones(1, 8)).sum().isfinite()),
         [name for name, _ in shown.named_parameters()],
     )
@@ -1023,15 +1033,18 @@ def odd_steps():
 def test_refusals(pair):
     """An activation changed in place, which autograd itself does not see where there are hooks; a
     sparse gradient; backward inside `unsharded`, whose gradients nobody would get; a parameter that
-    forward changes, which FSDP2 forgets.
+    forward changes, which FSDP2 forgets; a parameter that autograd keeps, read outside of backward;
+    a parameter that is gone, frozen (its shard is in parameters()).
 
     Must catch: hooks that forget the version of what they keep; gradients of parameters that
     vanish; a model that stays open when its `unsharded` raised."""
-    in_place, sparse, inside, clamped, after, names = answers(pair, odd_steps)
+    in_place, sparse, inside, clamped, kept, frozen, after, names = answers(pair, odd_steps)
     assert "has been modified by an inplace operation" in in_place
     assert sparse.startswith("CannotShard: a gradient is torch.sparse_coo: only dense ones")
     assert inside.startswith("RuntimeError: backward within `with unsharded(...)`")
     assert clamped.startswith("RuntimeError: Clamped.weight was changed in place while Clamped")
+    assert kept.startswith("RuntimeError: a tensor that autograd keeps for Linear is read outside")
+    assert frozen.startswith("NotGathered: requires_grad_ of 0.weight [2, 8]: stage 3 gathers")
     assert after.startswith("nothing, and") and names == ["0.weight", "0.bias"]
 
 

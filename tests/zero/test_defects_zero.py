@@ -805,7 +805,15 @@ def by_the_core(stage):
 @pytest.mark.parametrize("stage", range(4))
 def test_the_door_to_the_core(two, stage):
     """Must catch: a door that gives the hardened class for hardened=False; ranks that begin with
-    values of their own."""
+    values of their own; a model of shards that is sharded once more."""
+
+    def twice():
+        net = layers(3, 2)
+        zero.shard(net, torch.optim.SGD, stage=3, lr=1.0)
+        return said(lambda: zero.shard(net, torch.optim.SGD, stage=stage, hardened=False, lr=1.0))
+
+    for sentence in two.run(twice):
+        assert sentence.startswith("CannotShard: 0.weight is in part"), sentence
     module = ("data_parallel.core", "zero.core", "zero.core", "zero.core_stage3")[stage]
     for whose, far in two.run(by_the_core, stage):
         assert whose == f"shardlab.{module}" and far < 1e-12
@@ -856,6 +864,8 @@ def test_the_door(two):
             dict(stage=0, offload=True),
             dict(stage=1, offload=True, hardened=False),
         ]
+        empty = [said(lambda s=s: zero.shard(nn.ReLU(), SGD, stage=s)) for s in (1, 3)]
+        assert empty == ["CannotShard: ReLU has no parameters: there is nothing to shard."] * 2
         return [said(lambda o=o: zero.shard(layers(2, 2), torch.optim.SGD, **o)) for o in make]
 
     for found in two.run(tried):

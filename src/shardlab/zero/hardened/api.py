@@ -8,7 +8,7 @@ from torch import nn
 from ... import data_parallel
 from ...common.agreement import agree, changes_rows, fact, hand_out
 from ...common.optimizer_checks import check_elementwise
-from ...common.shards import OF_CORE, CannotShard
+from ...common.shards import OF_CORE, CannotShard, would_mix
 from ...common.torch_clip_and_scale import note, watch_steps
 from ...data_parallel.core import DistributedDataParallel as CoreDataParallel
 from .. import core, core_stage3
@@ -81,8 +81,11 @@ def shard(
         raise CannotShard(f"{' and '.join(others)}: {of} has {', '.join(sorted(known))}.")
     check_arguments(optimizer_cls, options.get("bucket_bytes", 1))
     options.pop("offload", None)
+    first = next(model.parameters(), None)
+    if stage and first is None:
+        raise CannotShard(f"{type(model).__name__} has no parameters: there is nothing to shard.")
     if stage == 3:
-        like = torch.empty(0, device=device or next(model.parameters()).device)
+        like = torch.empty(0, device=device or first.device)
         check_elementwise(optimizer_cls, settings, like)
         options["units"] = list(default_units(model)) if units is None else list(units)
     if not hardened:
@@ -104,6 +107,8 @@ def shard(
 
 
 def core_of(stage: int, model: nn.Module, optimizer_cls: type, group, options, settings):
+    if complaint := would_mix(model.named_parameters(), group):
+        raise CannotShard(complaint)
     hand_out(model.buffers(), group)
     if stage in (1, 2):
         check_elementwise(optimizer_cls, settings, next(model.parameters()))

@@ -18,7 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...common.torch_internals import hooks_of_saved_tensors, tree_leaves, tree_map, version
+from ...common.torch_internals import (
+    current_backward,
+    hooks_of_saved_tensors,
+    tree_leaves,
+    tree_map,
+    version,
+)
 
 
 def saved_with(
@@ -35,6 +41,11 @@ def saved_with(
     def unpack(kept):
         packed, parameter, before = kept
         if parameter:
+            if current_backward() is None:
+                raise RuntimeError(
+                    f"a tensor that autograd keeps for {unit} is read outside of backward: its"
+                    " memory is given back, so read the parameter within `with unsharded(...)`."
+                )
             needed()
         if outer_unpack is not None:
             return outer_unpack(packed)
