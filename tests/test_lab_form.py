@@ -347,10 +347,14 @@ def sections(notebook):
     return found
 
 
+def has_paths(cells) -> bool:
+    return any(has_tag(cell, tag) for cell in cells for tag in ("core", "more", "task"))
+
+
 def path_problems(notebook, cells):
     """The short path through a lab, its core, holds two exercises and the bug hunt, and runs
     without the rest. A lab has one task, which its reader solves in an empty cell."""
-    if not any(has_tag(cell, tag) for cell in cells for tag in ("core", "more", "task")):
+    if not has_paths(cells):
         return
     built, hunts = set(), 0
     for heading, own in sections(notebook):
@@ -419,6 +423,8 @@ def test_a_lab_has_the_form(lab):
     """Must catch: what `form_problems` and `code_problems` list; each is tried below."""
     notebook = nbformat.read(lab, as_version=4)
     problems = form_problems(notebook) + code_problems(notebook)
+    if lab.stem not in STILL_TO_COME and not has_paths(code_cells(notebook)):
+        problems.append("its cells are on no path: core, more and task are missing")
     assert not problems, f"{lab.name}: " + "; ".join(problems)
 
 
