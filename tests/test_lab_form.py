@@ -450,7 +450,6 @@ STILL_TO_COME = {
     "03-where-the-memory-goes",
     "04-collectives",
     "05-data-parallelism",
-    "06-zero",
     "07-tensor-parallelism",
     "09-mixed-precision",
 }

@@ -29,7 +29,6 @@ A_ROLE_IN_EVERY_TOPIC = {
     ),
     "SIZES": ("the sizes of a topic's GPT", LABS, RUNS_OF, "topics/*/assignment/*"),
     "build_model": ("the model of a lab", LABS, "topics/mixed_precision/trainings.py"),
-    "count_sent": ("what a rank of a lab sends", LABS),
     "given_to_explorer": ("where the explorer of a lab begins", LABS),
     "recorded_predictions": (
         "what was recorded on a GPU, by the names of a lab's predictions",

@@ -6,10 +6,13 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from coursekit.exercises.answers import nine_digits
 from coursekit.exercises.checker import Exercise, Failure, Misconception
 from coursekit.exercises.thread_ranks import answer_of_ranks
+from coursekit.lab import small_gpt
+from shardlab import collectives
 
 # --- whose elements -------------------------------------------------------------------------------
 
@@ -383,6 +386,118 @@ step_of_stage_1 = Exercise(
         ),
     ),
     right="reduce-scatter, update of the shard, all-gather: the states of a shard are enough.",
+)
+
+
+class ByHand(NamedTuple):
+    """A training with the reader's step, on one rank."""
+
+    elements_of_the_shard: int
+    optimizer_bytes: int
+    bytes_sent_in_a_step: int
+    difference_from_plain: float
+
+
+def as_views(model):
+    """All parameters in one tensor, of which they become views."""
+    flat = parameters_to_vector(model.parameters()).detach()
+    vector_to_parameters(flat, model.parameters())
+    return flat
+
+
+def given_to_a_step(flat, own, optimizer):
+    """(update, reduce_scatter, all_gather) of a step on real ranks: the optimizer updates `own`,
+    this rank's part of `flat`."""
+
+    def update(shard, gradient):
+        own.data.copy_(shard)  # the same memory, unless the reader has made a copy
+        own.grad = gradient
+        optimizer.step()
+        shard.copy_(own.data)
+
+    def reduce_scatter(full):
+        shard = torch.empty_like(own.data)
+        collectives.reduce_scatter(shard, full)
+        return shard
+
+    def all_gather(shard):
+        whole = torch.empty_like(flat)
+        collectives.all_gather(whole, shard)
+        return whole
+
+    return update, reduce_scatter, all_gather
+
+
+def trained_plainly(part_loss, steps, n, **sizes):
+    """The parameters of the small GPT in one tensor, after AdamW's steps on the parts of n ranks,
+    in this process alone."""
+    model = small_gpt(torch.float64, **sizes)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in range(steps):
+        optimizer.zero_grad()
+        for part in range(number * n, (number + 1) * n):
+            (part_loss(model, part) / n).backward()
+        optimizer.step()
+    return as_views(model)
+
+
+# --- task: two ranks of the reader's own ----------------------------------------------------------
+
+
+def _list_of_bytes(given):
+    """The numbers that were found, or a sentence about their form."""
+    found = given()
+    if found is None or found is ...:
+        return found
+    if not isinstance(found, (list, tuple)):
+        return (
+            "one number is one rank's: run(function) gives a list of what each rank returned, and"
+            " check wants the list."
+        )
+    if any(hasattr(one, "optimizer") for one in found):
+        return "those are all kinds of bytes: take .optimizer of them on each rank."
+    return list(found)
+
+
+def _found(*nbytes):
+    return lambda: list(nbytes)
+
+
+states_on_two_ranks = Exercise(
+    name="found",
+    reference=_found(338_228, 338_220),
+    cases=({},),
+    answer=_list_of_bytes,
+    of_a_value=True,
+    hint="Four steps: a function that shards, weighs a step and returns ledger.bytes.optimizer;"
+    " ranks(2); run; close. The first section's weigh has all of the function.",
+    misconceptions=(
+        Misconception(
+            _found(676_604, 676_604),
+            "each rank keeps all of Adam's states: that is the plain model or stage 0. Give"
+            " zero.shard stage=1, and train with the optimizer that it returns.",
+        ),
+        Misconception(
+            _found(0, 0),
+            "Adam makes its states in the first step: ask the ledger after optimizer.step(), and"
+            " let it watch the optimizer that zero.shard returned, Ledger(model, optimizer).",
+        ),
+        Misconception(
+            _found(169_116, 169_116, 169_116, 169_108),
+            "those are four ranks, world's: start two of your own, with ranks(2) as two, and call"
+            " two.run.",
+        ),
+        Misconception(
+            _found(676_604),
+            "one rank alone keeps everything: start two, ranks(2).",
+        ),
+        Misconception(
+            _found(338_404, 338_384),
+            "that is stage 3, which cuts the model unit by unit and keeps a step counter for each"
+            " parameter tensor: stage=1.",
+        ),
+    ),
+    right="two ranks of your own, and each keeps half of Adam's states.",
 )
 
 

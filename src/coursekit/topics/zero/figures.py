@@ -1,30 +1,31 @@
-"""plotly figure of what a rank keeps in each stage."""
+"""plotly figure of bytes by kind: what a rank keeps in each stage, at rest and at its peak."""
 
 import plotly.graph_objects as go
 
 from coursekit.show.figures import FOOT_PIXELS, HEAD_PIXELS, axis, legend_below, new_figure
 from coursekit.show.palette import MEMORY
 
-STAGE_PIXELS = 44
-_KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states"}
+_ROW_PIXELS = 44
+_UNITS = {"kB": 1000, "GiB": 2**30}
+_WORDS = {"optimizer": "optimizer states"}
 
 
-def stages_figure(kept):
-    """A bar for each stage: name -> {kind: bytes}, of the kinds parameters, gradients and
-    optimizer. Stacked, in kB."""
-    height = HEAD_PIXELS + 2 * FOOT_PIXELS + STAGE_PIXELS * len(kept)
-    title = "What does rank 0 keep, in kB?"
-    figure = new_figure(title, height, barmode="stack", bargap=0.35)
-    for kind, words in _KINDS.items():
-        swatch = MEMORY[kind]
+def kinds_figure(title, rows, unit):
+    """A bar for each row, name -> bytes of kinds in the memory palette, a NamedTuple or a dict.
+    Stacked, in kB or GiB."""
+    rows = {name: own if isinstance(own, dict) else own._asdict() for name, own in rows.items()}
+    height = HEAD_PIXELS + 2 * FOOT_PIXELS + _ROW_PIXELS * len(rows)
+    figure = new_figure(f"{title} ({unit})", height, barmode="stack", bargap=0.35)
+    for kind in next(iter(rows.values())):
+        swatch, words = MEMORY[kind], _WORDS.get(kind, kind)
         figure.add_trace(
             go.Bar(
                 orientation="h",
                 name=words,
-                x=[counts[kind] / 1000 for counts in kept.values()],
-                y=list(kept),
+                x=[counts[kind] / _UNITS[unit] for counts in rows.values()],
+                y=list(rows),
                 marker=dict(color=swatch.light, line=dict(color=swatch.line, width=1.5)),
-                hovertemplate=f"%{{y}}: {words}, %{{x:,.0f}} kB<extra></extra>",
+                hovertemplate=f"%{{y}}: {words}, %{{x:,.4~g}} {unit}<extra></extra>",
             )
         )
     figure.update_layout(margin_b=2 * FOOT_PIXELS, **legend_below(-0.2))
