@@ -127,7 +127,7 @@ def cause(
     if given.general and measured:
         causes: dict[float, list[str]] = {}
         for wrong, words in _general(unit, given.ranks, measured):
-            causes.setdefault(round(wrong / measured, 9), []).append(words)
+            causes.setdefault(float(f"{wrong / measured:.9g}"), []).append(words)
         for times, words in causes.items():
             apart = _apart(predicted, times * measured)
             if abs(times - 1) * abs(measured) > points:
