@@ -17,7 +17,7 @@ TEXT = {
     "source-diff", "race", "recorded", "recordings", "pairs", "shards", "picture",
 }  # fmt: skip
 MARKED = re.compile(r"[{`$*_\[]")
-MOST = 3000  # words in the main line of a chapter
+MOST = 2400  # words in the main line of a chapter
 
 
 def prose(page: str):
