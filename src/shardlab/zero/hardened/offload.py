@@ -29,7 +29,7 @@ from ...common.torch_internals import (
 
 def cpu_offload(optimizer_cls: type) -> type:
     """The optimizer with its states and a copy of its parameters in host memory, where it also
-    computes, as in ZeRO-Offload (Ren et al. 2021). 2021). Each step copies gradients to the host
+    computes, as in ZeRO-Offload (Ren et al. 2021). Each step copies gradients to the host
     and parameters back. MasterWeights has its fp32 copies there as well, and 16 bits travel."""
 
     class Offloaded(optimizer_cls):
