@@ -451,7 +451,6 @@ STILL_TO_COME = {
     "04-collectives",
     "05-data-parallelism",
     "07-tensor-parallelism",
-    "09-mixed-precision",
 }
 TOPIC_LINES = 90  # of topics/<topic>/lab.py
 

@@ -650,3 +650,53 @@ clip_what_was_unscaled = Exercise(
     ),
     right="unscale, clip, step, update: clipping sees gradients of their true size.",
 )
+
+
+# --- two ranks of one's own -----------------------------------------------------------------------
+
+
+def _scales(*of_ranks):
+    return lambda: list(of_ranks)
+
+
+scales_of_two_ranks = Exercise(
+    name="the list",
+    reference=_scales(512.0, 512.0),
+    cases=({},),
+    answer=lambda found: [float(scale) for scale in found()],
+    of_a_value=True,
+    hint="ranks(2) starts two ranks, in a with block. Each makes a parameter and a LossScaler, and"
+    " 1e38 times 1,024 is more than fp32 holds.",
+    misconceptions=(
+        Misconception(
+            _scales(1024.0, 512.0),
+            "rank 0 has not heard of the overflow, so its scaler is in a group of its own: leave"
+            " `group` away.",
+        ),
+        Misconception(
+            _scales(512.0, 1024.0),
+            "the other way round: rank 1 was to overflow, and all to hear it.",
+        ),
+        Misconception(
+            _scales(1024.0, 1024.0),
+            "nothing has overflowed: a gradient of 1e38 times the scale is infinite.",
+        ),
+        Misconception(
+            _scales(256.0, 256.0), "both steps have overflowed: the second was to be good."
+        ),
+        Misconception(
+            _scales(512.0), "that is one rank. run() hands back a list: hand over all of it."
+        ),
+    ),
+    errors=(
+        (
+            "not iterable",
+            "A scale for each rank is wanted, a list, as run() hands it back.",
+        ),
+        (
+            "float\\(\\) argument",
+            "A scale for each rank is wanted: scaler.factor.item() after the second step.",
+        ),
+    ),
+    right="both have skipped, and both divide by 512 from now on: one overflow is everybody's.",
+)

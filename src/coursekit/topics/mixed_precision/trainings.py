@@ -1,6 +1,5 @@
 """Training that fails for real, in seconds on a CPU: a small GPT on the book's text, in fp16
-without a loss scale, in bf16 without master weights, in one autocast context for all steps, and on
-ranks that do not agree on an overflow.
+without a loss scale, in bf16 without master weights, and in one autocast context for all steps.
 
 A step of a large batch is k microbatches, and each loss is divided by k. The lab runs one of them:
 it divides the loss by k and multiplies the gradients by k, in fp32, after they are unscaled. What
@@ -13,7 +12,6 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
@@ -72,34 +70,6 @@ def losses_of(
 
 def mean_of_last(losses: list[float], count: int = 20) -> float:
     return sum(losses[-count:]) / count
-
-
-class ScalesOfARun(NamedTuple):
-    """Losses and loss scales of all steps, and which of them were skipped."""
-
-    losses: list[float]
-    scales: list[float]
-    skipped: list[int]
-
-
-def dynamic_run(init_scale: float, growth_interval: int = 20, steps: int = 80) -> ScalesOfARun:
-    """An fp16 model whose scale begins at init_scale and finds its own."""
-    vocabulary, data = training_data(seed=0)
-    model = build_model(vocabulary, torch.float16)
-    optimizer = MasterWeights(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-    scaler = LossScaler(init_scale, growth_interval=growth_interval)
-    losses, scales, skipped = [], [], []
-    for number, (tokens, targets) in zip(range(steps), data):
-        optimizer.zero_grad()
-        scales.append(scaler.factor.item())
-        loss = next_token_loss(model(tokens), targets)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(loss.item())
-        if scaler.skips:
-            skipped.append(number)
-    return ScalesOfARun(losses, scales, skipped)
 
 
 # --- updates that are lost ------------------------------------------------------------------------
@@ -179,26 +149,3 @@ def outputs_of_a_loop(context_around_loop: bool) -> tuple[list[float], list[floa
             output.sum().backward()
             optimizer.step()
     return weights, outputs
-
-
-# --- ranks ----------------------------------------------------------------------------------------
-
-BIG = 1e38  # a gradient that is infinite once it is scaled
-
-
-def scales_of_a_rank(agree: bool, steps: int = 4, overflow_in: int = 2) -> list[float]:
-    """On each rank: the loss scale after each step. In one step rank 0 alone has a gradient that
-    overflows. Without `agree` each rank looks at its own gradients only."""
-    weight = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-    scaler = LossScaler(2.0**10, growth_interval=2, group=None if agree else alone)
-    scales = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        size = BIG if step == overflow_in and dist.get_rank() == 0 else 1.0
-        scaler.scale((weight * size).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        scales.append(scaler.factor.item())
-    return scales
