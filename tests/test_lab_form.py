@@ -447,7 +447,6 @@ TECHNIQUE = {
 STILL_TO_COME = {
     "01-does-it-fit",
     "02-hardware",
-    "03-where-the-memory-goes",
     "04-collectives",
     "05-data-parallelism",
     "07-tensor-parallelism",

@@ -6,13 +6,13 @@ import torch
 from coursekit.machine import limit
 from coursekit.machine.limit import (
     Attempt,
+    Tried,
     attempt_each,
     cannot_try,
     control_groups,
     free_bytes,
     try_within,
 )
-from coursekit.topics.where_the_memory_goes.lab import Tried
 
 CPU = torch.device("cpu")
 MIB, GIB = 2**20, 2**30

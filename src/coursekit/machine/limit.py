@@ -12,10 +12,12 @@ in a process of its own, which the system holds to the limit.
 
 import gc
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -23,6 +25,7 @@ import torch
 
 UNLIMITED = 2**60  # version 1 says 2**63 less a page
 SPARE = 2  # this many times the limit must be free before anything is tried
+LINE_LENGTH = 66  # of what a lab prints
 CHILD_SECONDS = 300  # against a process that hangs
 
 # Modules are loaded, and a step of a few numbers is taken, before memory is counted: a first
@@ -52,6 +55,34 @@ class Attempt(NamedTuple):
 
     case: dict[str, Any]
     error: str
+
+
+class Tried(NamedTuple):
+    """The attempts, or why none was made."""
+
+    attempts: list[Attempt]
+    why_not: str
+
+    @property
+    def fitted(self) -> list[int]:
+        return [next(iter(attempt.case.values())) for attempt in self.attempts if not attempt.error]
+
+    def __str__(self) -> str:
+        if not self.attempts:
+            return fill(self.why_not, LINE_LENGTH)
+        last = self.attempts[-1]
+        fitted = ", ".join(map(str, self.fitted)) or "nothing"
+        if not last.error:
+            return f"fitted: {fitted}, and nothing failed"
+        refused = f"{next(iter(last.case.values()))} did not: {refusal_in_words(last.error)}"
+        return fill(f"fitted: {fitted}; {refused}", LINE_LENGTH)
+
+
+def refusal_in_words(error: str) -> str:
+    """The words of an allocator's refusal: the bytes that it was asked for; all of it where it
+    names none."""
+    asked = re.search(r"tried to allocate (\d+) bytes", error)
+    return f"no room for a tensor of {int(asked[1]):,} bytes" if asked else error
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -785,3 +785,46 @@ memory_that_grows = Exercise(
     ),
     right="no graph where no backward comes, and a number kept instead of a tensor.",
 )
+
+
+# --- a step weighed alone -------------------------------------------------------------------------
+
+
+def _to_ten_megabytes(found):
+    """On a GPU its kernels decide what they keep, some kilobytes more or less."""
+    return round(found() / 10**7)
+
+
+peak_with_momentum = Exercise(
+    name="the peak",
+    reference=lambda: 472_186_888,
+    cases=({},),
+    answer=_to_ten_megabytes,
+    of_a_value=True,
+    hint="Make the model, then the optimizer of its parameters; weigh_step takes both. Which"
+    " tensors does the first step make?",
+    misconceptions=(
+        Misconception(lambda: 536_550_616, "that is Adam, with two moments; SGD has one momentum."),
+        Misconception(
+            lambda: 407_823_368,
+            "no momentum is there: it is made in the first step, so weigh the second, with"
+            " momentum=0.9.",
+        ),
+        Misconception(
+            lambda: 128_727_040,
+            "that is what is left after the step: ask the ledger for its peak.",
+        ),
+        Misconception(
+            lambda: 343_459_640,
+            "parameters or momentum are missing: give the ledger the model and the optimizer.",
+        ),
+    ),
+    errors=(
+        (
+            "unsupported operand",
+            "A number is wanted: ledger.peak.bytes.total.",
+        ),
+    ),
+    right="parameters, one momentum for each, activations and the loss: 64 million bytes fewer than"
+    " with Adam.",
+)
