@@ -788,3 +788,56 @@ rate_above_the_roof = Exercise(
     errors=(("CUDA", "The queue waits by a method of its own: queue.synchronize()."),),
     right="set up first, wait, start the clock, launch, wait, stop it.",
 )
+
+
+# --- a link measured alone ------------------------------------------------------------------------
+
+
+class _LinkFound(NamedTuple):
+    """Whether each number can be that of a link."""
+
+    latency_in_seconds: bool
+    bytes_per_second: bool
+    latency_looks_like_a_rate: bool
+
+
+def _link_found(found):
+    """Links differ, so the check asks what each number can be: a message takes between a tenth of a
+    microsecond and half a second, and a link carries between a megabyte and 10 TB a second."""
+    latency, rate = (float(number) for number in found())
+    return _LinkFound(1e-7 < latency < 0.5, 1e6 < rate < 1e13, latency > 1e6)
+
+
+link_of_two_ranks = Exercise(
+    name="the pair",
+    reference=lambda: (3e-4, 3e9),
+    cases=({},),
+    answer=_link_found,
+    of_a_value=True,
+    hint="ranks(2) starts two ranks, in a with block. Both call time_message(nbytes, device=...),"
+    " and run() hands back what each returns.",
+    misconceptions=(
+        Misconception(
+            lambda: (300.0, 3e9),
+            "the latency is no number of seconds: is it in microseconds?",
+        ),
+        Misconception(
+            lambda: (3e-4, 3.0),
+            "the bandwidth is no number of bytes a second: is it in GB, or the seconds of the large"
+            " message?",
+        ),
+        Misconception(lambda: (300.0, 3.0), "neither is in seconds, or in bytes a second."),
+        Misconception(lambda: (3e9, 3e-4), "the other way round: first the latency."),
+    ),
+    errors=(
+        (
+            "too many values|not enough values|not iterable",
+            "A pair is wanted: the latency and the bandwidth.",
+        ),
+        (
+            "float\\(\\) argument",
+            "A pair of numbers is wanted; run() hands back one result for each rank: take [0].",
+        ),
+    ),
+    right="a latency, and a rate without it: two numbers say how long any message takes.",
+)
