@@ -8,7 +8,6 @@ A ping-pong: rank `here` sends, rank `there` sends it back, and half of the time
 Medians, after a warm-up.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -118,8 +117,8 @@ def all_reduce_timings(
     repeats: int = REPEATS,
     warm_up: int = WARM_UP,
 ) -> list[Timing]:
-    """Median seconds of an all-reduce of so many bytes over the world, one by one, with the
-    bandwidths that nccl-tests quote. The slowest rank's time counts."""
+    """Median seconds of an all-reduce of so many bytes over the world, one by one, with their
+    spread, and the bandwidths that nccl-tests quote. Each time the slowest rank counts."""
     n, timings = dist.get_world_size(), []
     for nbytes in sizes:
         x, times = torch.zeros(max(1, nbytes // 4), device=device), []
@@ -130,14 +129,13 @@ def all_reduce_timings(
             all_reduce(x)
             finish(x)
             times.append(time.perf_counter() - begin)
-        slowest = torch.tensor(
-            [statistics.median(times[warm_up:])], dtype=torch.float64, device=device
-        )
+        slowest = torch.tensor(times[warm_up:], dtype=torch.float64, device=device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        algorithm = x.nbytes / slowest.item()
+        seconds = MedianSeconds(slowest.tolist())
+        algorithm = x.nbytes / seconds
         # a ring sends 2 (n - 1) / n of the message over each link
         bus = algorithm * 2 * (n - 1) / n
-        timings.append(Timing(x.nbytes, slowest.item(), algorithm, bus))
+        timings.append(Timing(x.nbytes, seconds, algorithm, bus))
     return timings
 
 

@@ -715,3 +715,74 @@ order_that_differs = Exercise(
     ),
     right="an order that every rank finds by itself, and the same for all: here the names.",
 )
+
+
+# --- two ranks of one's own -----------------------------------------------------------------------
+
+
+def _as_lists(solution):
+    """The array of each rank as a list, whether it comes as one or as a tensor."""
+    found = solution()
+    if isinstance(found, (list, tuple)):
+        return [own.tolist() if isinstance(own, torch.Tensor) else own for own in found]
+    return found
+
+
+_SUM_OF_TWO = [0, 3, 6, 9, 12]
+
+sums_of_two_ranks = Exercise(
+    name="found_by_two",
+    reference=lambda: [_SUM_OF_TWO, _SUM_OF_TWO],
+    cases=({},),
+    answer=_as_lists,
+    of_a_value=True,
+    hint="A function that takes no argument does everything on a rank: full, an empty shard,"
+    " reduce_scatter, all_gather. `with ranks(2) as two:`, and two.run of that function gives a"
+    " list for each rank.",
+    misconceptions=(
+        Misconception(
+            lambda: [[0, 3, 6], [9, 12]],
+            "those are the shards: the reduce-scatter is done, and the all-gather is missing.",
+        ),
+        Misconception(
+            lambda: [[0, 1, 2, 3, 4], [0, 2, 4, 6, 8]],
+            "that is what each rank has brought: all_gather writes into its first argument, so"
+            " return that one.",
+        ),
+        Misconception(
+            lambda: [[0, 1, 2, 6, 8]] * 2,
+            "gathered without a sum: the shard has a rank's own chunk in it. reduce_scatter(shard,"
+            " full) fills it with the sum's.",
+        ),
+        Misconception(
+            lambda: [[0, 1.5, 3, 4.5, 6]] * 2,
+            "that is the mean: an all-reduce leaves the sum.",
+        ),
+        Misconception(
+            lambda: [[0, 10, 20, 30, 40]] * 4,
+            "four ranks have answered: that is the world of the first cell. ranks(2) starts two.",
+        ),
+        Misconception(
+            lambda: [[0, 2, 4, 6, 8]] * 2,
+            "both ranks have brought the same: (r + 1) times, with r = dist.get_rank().",
+        ),
+        Misconception(
+            lambda: [[0, 1, 2, 3, 4]] * 2,
+            "rank r brings r + 1 times the array, not r times.",
+        ),
+        Misconception(
+            lambda: [0, 3, 6, 9, 12],
+            "that is the array of one rank: hand over all that run gives back, a list for each"
+            " rank.",
+        ),
+        Misconception(
+            lambda: [[0, 0, 0, 0, 0]] * 2,
+            "all zeros: the gathered array, or the shard, was never written.",
+        ),
+        Misconception(
+            lambda: [None, None],
+            "the ranks return nothing: end the function with return, and the array as a list.",
+        ),
+    ),
+    right="reduce-scatter, then all-gather: the same sum on both ranks, and an all-reduce is that.",
+)

@@ -17,12 +17,13 @@ from coursekit.show.figures import (
     ROW_PIXELS,
     axis,
     draw_line,
+    legend_below,
     new_figure,
     round_up,
     write_words,
 )
 from coursekit.show.format import format_as
-from coursekit.show.palette import TIMELINE
+from coursekit.show.palette import LINES, TIMELINE
 
 SWATCH = TIMELINE["communication"]
 TIME_UNITS = (("seconds", 1), ("milliseconds", 1e-3), ("microseconds", 1e-6))
@@ -161,3 +162,22 @@ def _words(name, predicted, measured):
     if predicted is not None:
         said.append(f"predicted {format_as(predicted, 'short duration')}")
     return f"{name}<br>{', '.join(said)}"
+
+
+def bytes_figure(sent):
+    """A bar for each rank and way of an all-reduce: way -> bytes that each rank sends."""
+    figure = new_figure("Bytes that each rank sends", 320, barmode="group", bargap=0.3)
+    figure.update_layout(margin_b=2 * FOOT_PIXELS, **legend_below(-0.15))
+    for (way, of_ranks), stroke in zip(sent.items(), LINES):
+        figure.add_trace(
+            go.Bar(
+                name=way,
+                x=[f"rank {rank}" for rank in range(len(of_ranks))],
+                y=list(of_ranks),
+                marker=dict(color=stroke.colour, line=dict(color=INK, width=1)),
+                hovertemplate=f"{way}, %{{x}}: %{{y:,}} bytes<extra></extra>",
+            )
+        )
+    figure.update_xaxes(axis())
+    figure.update_yaxes(axis(showgrid=True, nticks=6))
+    return figure

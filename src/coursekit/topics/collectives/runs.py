@@ -164,7 +164,7 @@ def replay(recordings: Iterable[Recording], nbytes: int) -> tuple[dict[str, floa
     raise LookupError(f"no recording has an all-reduce of {nbytes:,} bytes over a slow link.")
 
 
-def over_a_link(sizes) -> dict[str, list[Timing]]:
+def over_a_link(sizes, repeats: int = 3) -> dict[str, list[Timing]]:
     """On each of four ranks, two of them on either host: timings of each way to all-reduce so many
     bytes."""
     mesh = Mesh(dp=2, tp=2)  # tp: the ranks of a host, dp: those across
@@ -173,7 +173,8 @@ def over_a_link(sizes) -> dict[str, list[Timing]]:
         x, mesh.tp.group, mesh.dp.group
     )
     return {
-        name: all_reduce_timings(sizes, way, repeats=3, warm_up=1) for name, way in ways.items()
+        name: all_reduce_timings(sizes, way, repeats=repeats, warm_up=1)
+        for name, way in ways.items()
     }
 
 

@@ -1,0 +1,80 @@
+"""Wrong numbers that readers of lab 4 lock, and what they come from: four ranks, chunks of 1, 10,
+100 and 1,000; 1,001 elements of fp32; 1 MB over 12.5 MB/s."""
+
+from coursekit.exercises.slips import Slip, Slips
+
+PREDICTIONS = {
+    "reduce-scatter, on rank 2": Slips(
+        (
+            Slip("Nobody has added, or it is the chunk of rank 1: both are 100.", number=100),
+            Slip("That is rank 2's own part: those of the others are added to it.", number=300),
+            Slip("That is the chunk of rank 3: chunks are counted from 0.", number=10_000),
+            Slip("That is all chunks together: each rank keeps one of them.", number=11_110),
+            Slip("The parts of ranks 0, 1 and 2: rank 3 brings 400.", number=600),
+            Slip("Rank r brings (r + 1) times the array, not r times.", number=6),
+        ),
+        general=False,
+    ),
+    "ring, rank 0 sends, bytes": Slips(
+        (
+            Slip("That is one of the two rounds: after the sums they are handed out.", times=1 / 2),
+            Slip("Each round leaves out a chunk: 2 (n - 1) / n arrays, not 2.", number=8_008),
+            Slip("One array: two rounds of three chunks each are one and a half.", number=4_004),
+            Slip("That is what all four ranks send together.", number=24_024),
+            Slip("That is the naive way: a ring sends chunks.", number=12_012),
+        ),
+        ranks=4,
+    ),
+    "naive, rank 0 sends, bytes": Slips(
+        (
+            Slip("One copy of the sum: it goes to three ranks.", number=4_004),
+            Slip("All that travels, in both directions: half of it comes in.", number=24_024),
+            Slip("Rank 0 sends nothing to itself: three copies.", number=16_016),
+            Slip("That is a ring: here the whole sum goes out, three times.", number=6_004),
+        ),
+        ranks=4,
+    ),
+    "latency, microseconds": Slips(
+        (
+            Slip("As fast as memory: a message wakes up another process.", number=0.1),
+            Slip("As fast as a switch between GPUs: here two processes take turns.", number=2),
+        )
+    ),
+    "bandwidth, GB/s": Slips(
+        (
+            Slip("That is Gbit/s: eight bits are a byte.", times=8),
+            Slip("That is a link between GPUs: here bytes are copied by the CPU.", number=450),
+            Slip("That is a link between GPUs: here bytes are copied by the CPU.", number=900),
+        )
+    ),
+    "ring over the slow link, ms": Slips(
+        (
+            Slip("One array over the link: a ring moves one and a half, each way.", number=80),
+            Slip("100 Mbit are 12.5 MB, not 100: eight bits are a byte.", number=15),
+            Slip("One array at 100 MB/s: bits are taken for bytes.", number=10),
+            Slip("One of the two rounds, or half of the chunks.", number=60),
+            Slip("The two directions share no time: each has the link for itself.", number=240),
+        ),
+        within=0.15,
+    ),
+    "tree over the slow link, ms": Slips(
+        (
+            Slip("Two arrays come to the first host, and two go back.", number=160),
+            Slip("One array: two come to the first host, and two go back.", number=80),
+            Slip("100 Mbit are 12.5 MB, not 100: eight bits are a byte.", number=40),
+            Slip("As a ring: but a tree sends whole arrays.", number=120),
+        ),
+        within=0.15,
+    ),
+    "a in a mismatched order": Slips(
+        (
+            Slip("That is the sum that was meant: rank 3 brings its b to it.", number=1_111),
+            Slip("That is b: ranks 0, 1 and 2 bring their a.", number=2_222),
+            Slip("Rank 3 brings 2,000 instead of 1,000, and not besides.", number=3_111),
+            Slip("Rank 3 is left out: its first all-reduce meets the others' first.", number=111),
+            Slip("That is what rank 3 holds as a: it met the others' b.", number=1_222),
+        ),
+        within=0,
+        general=False,
+    ),
+}
