@@ -240,9 +240,17 @@ one_f_one_b_of_a_rank = Exercise(
             " min(microbatches, ranks - rank - 1).",
         ),
         (
-            "has no attribute 'value'",
+            "has no attribute '(value|rank)'",
             "Each action is an Action: Action(rank, Kind.FORWARD, 0), Action(rank, Kind.BACKWARD,"
             " 0).",
+        ),
+        (
+            r"arguments but 1\d were given",
+            "Those are the lists of all ranks: return the list of the rank that is asked for.",
+        ),
+        (
+            r"stage \d is on rank \d already",
+            "An action names its own rank first: Action(rank, Kind.FORWARD, microbatch).",
         ),
         (
             r"Action\.__new__\(\)|and 'Action'",
@@ -429,6 +437,11 @@ actions_of_a_stage = Exercise(
             "An action has a kind and a microbatch: keep what belongs together under"
             " action.microbatch.",
         ),
+        (
+            "given None in BACKWARD",
+            "x.grad is None there. Before give comes y.backward(take()), and x is what the stage"
+            " was called with: take() once, x.requires_grad_(), y = stage(x).",
+        ),
         ("'dict' object has no attribute", "kept is a dictionary: kept[action.microbatch] = x, y."),
         (
             "KeyError",
@@ -538,6 +551,28 @@ losses_of_two_ranks = Exercise(
             "divided by m: that is done before backward, and step gives the losses undivided.",
         ),
         Misconception(
+            _losses(microbatches=2),
+            "those are the losses of two microbatches: one_f_one_b(ranks, microbatches) takes four"
+            " of them, one_f_one_b(2, 4).",
+        ),
+        Misconception(
+            lambda: _losses()()[::-1],
+            "the lists are in the wrong order: run gives those of rank 0 first, and the losses are"
+            " on the last rank.",
+        ),
+        Misconception(
+            _losses(of=lambda losses: [sum(losses)]),
+            "that is their sum: step gives the loss of each microbatch.",
+        ),
+        Misconception(
+            _losses(of=lambda losses: [4 * loss for loss in losses]),
+            "multiplied by m: step gives the losses undivided already.",
+        ),
+        Misconception(
+            lambda: [None, None],
+            "the ranks return nothing: the function ends with return, and what step gives.",
+        ),
+        Misconception(
             lambda: [[], []],
             "no rank has a loss: the last rank returns what its step gives.",
         ),
@@ -590,6 +625,14 @@ def _adds_again(model, microbatches, loss_of, optimizer):
     optimizer.step()
 
 
+def _divides_inside(model, microbatches, loss_of, optimizer):
+    for x, target in microbatches:
+        loss_of(model(x), target).backward()
+        for p in model.parameters():
+            p.grad /= len(microbatches)
+    optimizer.step()
+
+
 mean_over_microbatches = Exercise(
     name="step",
     reference=_step(),
@@ -627,7 +670,8 @@ mean_over_microbatches = Exercise(
         ),
         Misconception(
             lambda model, microbatches, loss_of, optimizer: None,
-            "no step was taken.",
+            "no step was taken: optimizer.step() is missing, or the gradients were cleared before"
+            " it.",
         ),
         Misconception(
             _step(loss_over=lambda m: 4),
@@ -643,6 +687,16 @@ mean_over_microbatches = Exercise(
         Misconception(
             _step(loss_over=lambda m: 1 / m),
             "multiplied by m, and a mean is divided by that number.",
+        ),
+        Misconception(
+            _step(loss_over=lambda m: 8),
+            "divided by eight, whatever m is: a step may have another number of microbatches,"
+            " len(microbatches).",
+        ),
+        Misconception(
+            _divides_inside,
+            "the gradients are divided inside the loop, so the first microbatch's are divided m"
+            " times. Divide once, after the last, or divide each loss.",
         ),
         Misconception(
             _step(loss_over=lambda m: 1, clear=True),
@@ -999,8 +1053,21 @@ neighbours_that_send_first = Exercise(
             "one way only: activations go to the right, and the gradients have to come back, so"
             " each pair exchanges two messages.",
         ),
+        Misconception(
+            lambda rank, ranks: [
+                (what, peer % ranks)
+                for peer in (rank + 1, rank - 1)
+                for what in (("send", "recv") if rank % 2 == 0 else ("recv", "send"))
+            ],
+            "a ring: the last rank and the first are no neighbours in a pipeline, so keep"
+            " 0 <= peer < ranks.",
+        ),
     ),
     errors=(
+        (
+            "int\\(\\) with base 10",
+            'A move is a pair (what, rank), in that order: ("send", peer).',
+        ),
         (
             "int\\(\\)|unpack",
             "The rank's moves are one flat list of pairs (what, rank): += a list of pairs, and"

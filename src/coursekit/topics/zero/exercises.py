@@ -185,6 +185,16 @@ bounds_of_a_shard = Exercise(
             "start and length: a slice wants the end, not the length.",
         ),
         Misconception(
+            _sized(_fair, lambda each, more, rank: rank * (each + (rank < more))),
+            "the start is rank times this rank's own size, and the shards before it may have"
+            " another: each of the first elements % ranks shards has one element more.",
+        ),
+        Misconception(
+            lambda elements, ranks, rank: _shard(elements, ranks, rank - 1),
+            "ranks are counted from 0: yours starts one shard too early, on rank 0 before the"
+            " first element.",
+        ),
+        Misconception(
             _sized(
                 lambda each, more, rank, ranks: each + more * (rank < more),
                 lambda each, more, rank: rank * each + min(rank, more),
@@ -298,6 +308,26 @@ def _stage_0_step(parameters, gradients, update, rank, ranks, reduce_scatter, al
     update(parameters, all_gather(reduce_scatter(gradients) / ranks))
 
 
+def _on_rank_0_alone(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
+    start, end = _shard(parameters.numel(), ranks, rank)
+    gradient = reduce_scatter(gradients) / ranks
+    if rank == 0:
+        update(parameters[start:end], gradient)
+    parameters.copy_(all_gather(parameters[start:end]))
+
+
+def _another_shard(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
+    start, end = _shard(parameters.numel(), ranks, ranks - 1 - rank)
+    update(parameters[start:end], reduce_scatter(gradients) / ranks)
+    parameters.copy_(all_gather(parameters[start:end]))
+
+
+def _scattered_parameters(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
+    start, end = _shard(parameters.numel(), ranks, rank)
+    update(reduce_scatter(parameters), reduce_scatter(gradients) / ranks)
+    parameters.copy_(all_gather(parameters[start:end]))
+
+
 step_of_stage_1 = Exercise(
     name="step",
     reference=_stage_1_step(),
@@ -363,6 +393,21 @@ step_of_stage_1 = Exercise(
             " name: write it into parameters, in place, parameters.copy_(...).",
         ),
         Misconception(
+            _on_rank_0_alone,
+            "rank 0 alone updates its shard: every rank updates its own, and no rank does it for"
+            " another.",
+        ),
+        Misconception(
+            _another_shard,
+            "those are another rank's parameters, updated with this rank's gradients:"
+            " reduce_scatter gives rank r shard r, bounds(elements, ranks, rank).",
+        ),
+        Misconception(
+            _scattered_parameters,
+            "reduce_scatter is for gradients. The parameters are the same on all ranks, so the own"
+            " shard is a slice, parameters[begin:end], and update changes it in place.",
+        ),
+        Misconception(
             _gathered_gradients,
             "you gather the gradients into parameters: all_gather(own), the updated shard, is"
             " what the others need.",
@@ -383,6 +428,18 @@ step_of_stage_1 = Exercise(
             "'NoneType' object has no attribute 'numel'",
             "update changes its first argument in place and returns nothing: call update(own,"
             " gradient), and gather own.",
+        ),
+        (
+            "name 'bounds' is not defined",
+            "Run the cell with your bounds first, then this one.",
+        ),
+        (
+            "parameters and 0 gradients",
+            "What reduce_scatter returns is this rank's shard already: no [begin:end] after it.",
+        ),
+        (
+            r"all_gather got \d+ elements",
+            "Give all_gather the updated shard, parameters[begin:end], not all parameters.",
         ),
     ),
     right="reduce-scatter, update of the shard, all-gather: the states of a shard are enough.",
@@ -456,6 +513,8 @@ def _list_of_bytes(given):
         )
     if any(hasattr(one, "optimizer") for one in found):
         return "those are all kinds of bytes: take .optimizer of them on each rank."
+    if not all(isinstance(one, (int, float)) for one in found):
+        return "numbers are wanted: each rank returns ledger.bytes.optimizer, which is one."
     return list(found)
 
 
@@ -495,6 +554,33 @@ states_on_two_ranks = Exercise(
             _found(338_404, 338_384),
             "that is stage 3, which cuts the model unit by unit and keeps a step counter for each"
             " parameter tensor: stage=1.",
+        ),
+        Misconception(
+            _found(338_220, 338_220),
+            "those are the bytes of the parameters, of the gradients, or of two shares without"
+            " AdamW's step counters, 4 bytes each: return ledger.bytes.optimizer.",
+        ),
+        Misconception(
+            _found(1_014_668, 1_014_660),
+            "parameters, gradients and optimizer in one number: .optimizer of the bytes is asked"
+            " for.",
+        ),
+        Misconception(
+            _found(169_116, 169_116),
+            "a quarter of the states: those are ranks of world, of which there are four. Start"
+            " two of your own, with ranks(2) as two, and call two.run.",
+        ),
+        Misconception(
+            _found(338_228),
+            "that is one rank's number: run gives a list with those of both, and check wants it.",
+        ),
+        Misconception(
+            _found(676_448),
+            "that is the sum of both ranks: check wants the list, a number for each.",
+        ),
+        Misconception(
+            _found(84_557, 84_555),
+            "those are elements: with fp32 each has 4 bytes.",
         ),
     ),
     right="two ranks of your own, and each keeps half of Adam's states.",
@@ -608,6 +694,16 @@ def _clip(
     return clip
 
 
+def _clip_where(condition, scale):
+    def clip(gradient, max_norm, dist):
+        norm = gradient.pow(2).sum()
+        dist.all_reduce(norm)
+        if condition(norm.sqrt(), max_norm):
+            gradient.mul_(scale(norm.sqrt(), max_norm))
+
+    return clip
+
+
 def _whole_gradient(gradient, max_norm, dist):
     dist.all_reduce(gradient)
     gradient.mul_((max_norm / gradient.norm()).clamp(max=1))
@@ -666,7 +762,8 @@ clip_by_the_norm_of_all = Exercise(
         ),
         Misconception(
             lambda gradient, max_norm, dist: None,
-            "nothing was clipped: the function changes the gradient in place, gradient.mul_(...).",
+            "nothing was clipped: the function changes the gradient in place, gradient.mul_(...)."
+            " PyTorch's clip_grad_norm_ changes the .grad of what it is given, and knows one rank.",
         ),
         Misconception(
             _whole_gradient,
@@ -681,6 +778,25 @@ clip_by_the_norm_of_all = Exercise(
         Misconception(
             _clip(own=lambda g: g.pow(2).mean()),
             "the norm is the root of the sum of all squares, not their mean over the elements.",
+        ),
+        Misconception(
+            _clip_where(lambda norm, most: norm < most, lambda norm, most: most / norm),
+            "the comparison is the wrong way round: a long gradient is as it was, and a short one"
+            " is made longer.",
+        ),
+        Misconception(
+            _clip_where(lambda norm, most: norm > most, lambda norm, most: norm / most),
+            "upside down, so a long gradient becomes longer: the scale is max_norm over the norm.",
+        ),
+        Misconception(
+            _clip(own=lambda g: g.sum().pow(2)),
+            "the elements are summed before they are squared: square each one first,"
+            " gradient.pow(2).sum().",
+        ),
+        Misconception(
+            _clip(own=lambda g: g.abs().max(), total=lambda norm: norm),
+            "those are the shards' largest elements, added up: the norm is the root of the sum of"
+            " all squares.",
         ),
         Misconception(_clip(turned=True), "upside down: the scale is max_norm over the norm."),
         Misconception(
@@ -793,7 +909,8 @@ class Kept(NamedTuple):
     after_backward_bytes: int
     gatherings_in_forward: int
     gatherings: int
-    gradients_right: bool
+    gradients_right: int
+    last_gradient_over_the_right_one: float
 
 
 def watch_gathered_weights(function, layers, width) -> Kept | str:
@@ -841,16 +958,23 @@ def watch_gathered_weights(function, layers, width) -> Kept | str:
     for weight in plain:
         start = start @ weight.T
     start.pow(2).sum().backward()
-    right = all(
-        shard.grad is not None
-        and torch.allclose(shard.grad, 2 * weight.grad[: width // 2], rtol=1e-9)
-        for shard, weight in zip(shards, plain)
-    )
-    return Kept(after_forward, most, live(), in_forward, len(watched), right)
+    found = [torch.zeros_like(shard) if shard.grad is None else shard.grad for shard in shards]
+    wanted = [2 * weight.grad[: width // 2] for weight in plain]
+    right = sum(torch.allclose(*both, rtol=1e-9) for both in zip(found, wanted))
+    length = round(float(found[-1].norm() / wanted[-1].norm()), 6)
+    return Kept(after_forward, most, live(), in_forward, len(watched), right, length)
 
 
 def _sharded_linear(
-    keep_weight=False, again=True, cache=False, use_shard=False, copied=False, more=(0, 0), own=None
+    keep_weight=False,
+    again=True,
+    cache=False,
+    use_shard=False,
+    copied=False,
+    more=(0, 0),
+    own=None,
+    cache_in_backward=False,
+    of_x=torch.matmul,
 ):
     def whole(shard, gather):
         if not cache:
@@ -876,12 +1000,13 @@ def _sharded_linear(
             x, shard = ctx.saved_tensors[:2]
             if again:
                 weight = whole(shard, ctx.gather)
+                ctx.left = weight if cache_in_backward else None
             else:
                 weight = torch.cat([shard] * 2) if use_shard else ctx.saved_tensors[2]
             for _ in range(more[1]):
                 ctx.gather(shard)
             gradient = own(dy.T @ x, shard) if own else ctx.scatter(dy.T @ x)
-            return dy @ weight, gradient, None, None
+            return of_x(dy, weight), gradient, None, None
 
     return ShardedLinear
 
@@ -937,11 +1062,48 @@ weights_that_stay = Exercise(
             "the gradient of the shard is not the sum over the ranks: those of the other ranks'"
             " data have to be added, ctx.scatter(dy.T @ x).",
         ),
+        Misconception(
+            _sharded_linear(own=lambda gradient, shard: gradient[: len(shard)] / 2),
+            "the gradient of the shard is divided, and it was right before: ctx.scatter(dy.T @ x).",
+        ),
+        Misconception(
+            _sharded_linear(own=lambda gradient, shard: 2 * gradient.T[: len(shard)]),
+            "the gradient of the weight is transposed: the weight is [out, in], and so is"
+            " dy.T @ x.",
+        ),
+        Misconception(
+            _sharded_linear(own=lambda gradient, shard: None),
+            "the shard gets no gradient: backward returns ctx.scatter(dy.T @ x) in the second"
+            " place, which is the shard's.",
+        ),
+        Misconception(
+            _sharded_linear(of_x=lambda dy, weight: dy @ weight.T),
+            "the gradient of x is wrong, so all layers but the last have wrong gradients: forward"
+            " is x @ weight.T, and backward dy @ weight.",
+        ),
+        Misconception(
+            _sharded_linear(cache_in_backward=True),
+            "backward leaves the weight it has gathered in ctx, which lives on: a local name is"
+            " let go when backward returns.",
+        ),
     ),
     errors=(
         (
             "has no attribute 'gather'",
             "backward needs gather, which forward is given: keep it there, ctx.gather = gather.",
+        ),
+        (
+            "name 'gather' is not defined",
+            "backward needs gather, which forward is given: keep it there, ctx.gather = gather.",
+        ),
+        (
+            "same dtype",
+            "A copy of the weight in fewer bits is still a whole weight, kept: save the shard, and"
+            " gather again in backward.",
+        ),
+        (
+            r"\(3x2 and 4x2\)|\(3x4 and 8x4\)",
+            "Forward computes with the whole weight, gather(shard), not with the shard.",
         ),
         (
             "shapes cannot be multiplied",

@@ -18,6 +18,8 @@ PREDICTIONS = {
             4: "Parameters alone: gradients are as large again, and AdamW keeps two moments.",
             8: "The optimizer is forgotten: AdamW keeps two moments of each parameter.",
             12: "AdamW keeps two moments of each parameter, not one; gradients count as well.",
+            18: "That is mixed precision, with its copy in 16 bits: here everything is fp32.",
+            20: "In fp32 there is no second copy: the parameters are the master weights.",
         },
     ),
     "stage 1, bytes": _stage(
@@ -29,6 +31,9 @@ PREDICTIONS = {
             9: "AdamW keeps two moments of each parameter, not one.",
             8: "The moments are cut, not gone: a quarter of them is on each rank.",
             6: "Gradients are forgotten: in stage 1 each rank has them whole.",
+            12: "Four ranks share the moments, not two.",
+            11: "A second copy of the parameters is counted: in fp32 there is none.",
+            2: "A quarter of the moments alone: parameters and gradients are whole.",
         },
     ),
     "stage 2, bytes": _stage(
@@ -39,6 +44,10 @@ PREDICTIONS = {
             4: "That is everything cut: in stage 2 the parameters are whole.",
             6: "A quarter of the gradients, or of one moment, is forgotten.",
             5: "Moments are forgotten: a quarter of two of them is on each rank.",
+            8: "Whole parameters and gradients: stage 2 cuts gradients, and has moments.",
+            13: "Both moments are whole in that number: stage 2 cuts what stage 1 cuts, too.",
+            9: "Gradients are cut in stage 2, and AdamW keeps two moments.",
+            3: "The parameters are forgotten: in stage 2 each rank has them whole.",
         },
     ),
     "stage 3, bytes": _stage(
@@ -49,6 +58,9 @@ PREDICTIONS = {
             1: "A quarter of the parameters alone: gradients and two moments are cut, not gone.",
             2: "The moments are forgotten: a quarter of two of them is on each rank.",
             3: "A quarter of the gradients, or of one moment, is forgotten.",
+            8: "That is half: four ranks share everything, not two.",
+            5: "In stage 3 the parameters are cut, too, and AdamW keeps two moments.",
+            6: "In stage 3 the parameters are cut, too: a quarter of them is on each rank.",
         },
     ),
     "stage 2, 4 microbatches, models sent": Slips(
@@ -56,6 +68,21 @@ PREDICTIONS = {
             Slip("That is one microbatch: stage 2 sends gradients with each.", number=1.5),
             Slip("Parameters are gathered once a step, not with each microbatch.", number=6),
             Slip("The parameters are forgotten: they are gathered after the update.", number=3),
+            Slip("That is stage 3: stage 2 gathers the parameters once a step.", number=9),
+            Slip(
+                "One message: there are four reduce-scatters and an all-gather.",
+                number=0.75,
+            ),
+            Slip("One all-gather a step, not two.", number=4.5),
+            Slip(
+                "A reduce-scatter sends 3/4 of the model, and an all-gather comes at the end.",
+                number=4,
+            ),
+            Slip(
+                "Five all-reduces: a reduce-scatter or an all-gather sends half as much.",
+                number=7.5,
+            ),
+            Slip("That is stage 3 with one microbatch.", number=2.25),
         ),
         ranks=4,
     ),
@@ -65,6 +92,15 @@ PREDICTIONS = {
             Slip("Weights are gathered twice, for forward and for backward.", number=6),
             Slip("That is stage 2: stage 3 gathers weights with each microbatch.", number=3.75),
             Slip("One of the three: two gathers, and the gradients.", number=3),
+            Slip("Gradients are sent with each microbatch, too, not once a step.", number=6.75),
+            Slip("No all-gather after the update: the next forward gathers.", number=9.75),
+            Slip("That is an all-reduce: stage 3 gathers with each microbatch.", number=1.5),
+            Slip("Three messages with each microbatch, each 3/4 of the model.", number=8),
+            Slip("That is two microbatches: there are four.", number=4.5),
+            Slip(
+                "Weights are gathered twice with each microbatch, and gradients sent each time.",
+                number=7.5,
+            ),
         ),
         ranks=4,
     ),
@@ -75,6 +111,11 @@ PREDICTIONS = {
             Slip("There is a later save, after step 5.", number=3),
             Slip("The run saves after every third step, so it does not begin anew.", number=0),
             Slip("Step 7 never ended, and step 6 was not saved.", number=8),
+            Slip("Steps count from 0: the saves come after steps 2 and 5.", number=4),
+            Slip("Steps count from 0: the saves come after steps 2 and 5.", number=2),
+            Slip("The next save would come after step 8; rank 2 is killed in step 7.", number=9),
+            Slip("The run was killed before step 7, so it never came that far.", number=10),
+            Slip("There is a later save, after step 5; steps count from 0.", number=1),
         ),
         within=0,
         general=False,
@@ -91,6 +132,20 @@ PREDICTIONS = {
         (
             Slip("The weights alone: their gradients are whole for a moment, too.", number=65_536),
             Slip("All six layers' weights: one at a time is whole.", number=393_216),
+            Slip("All six layers, twice: one layer at a time is whole.", number=786_432),
+            Slip(
+                "One layer's weights and gradients, as the formula says; two chunks of a quarter"
+                " are on their way besides.",
+                number=131_072,
+            ),
+            Slip("One chunk on its way: a rank has two, sent and received.", number=147_456),
+            Slip("A shard is what a rank keeps: a whole layer comes on top.", number=16_384),
+            Slip(
+                "Three layers: it is one, its gradients, and two chunks of a quarter.",
+                number=196_608,
+            ),
+            Slip("One layer's weights and a chunk: the gradients are whole, too.", number=81_920),
+            Slip("What the others send of one layer: whole it has four quarters.", number=49_152),
         ),
     ),
     "rank 0 of 1,024 at rest, GiB": Slips(
@@ -99,6 +154,14 @@ PREDICTIONS = {
             Slip("The moments are forgotten: two of each parameter.", times=1 / 2),
             Slip("12 bytes a parameter; with gradients there are 16.", times=3 / 4),
             Slip("2 bytes a parameter, of bf16: shards are fp32, with their states.", times=1 / 8),
+            Slip("The states of all 1,024 ranks: rank 0 keeps one share.", times=1024),
+            Slip("The whole model in fp32: rank 0 keeps one share of 1,024.", times=256),
+            Slip("The whole model in bf16: rank 0 keeps one share of 1,024.", times=128),
+            Slip(
+                "18 bytes a parameter: copies in bf16 live only while a block computes.",
+                times=9 / 8,
+            ),
+            Slip("14 bytes a parameter: gradients of the shard are fp32, too, so 16.", times=7 / 8),
         ),
         ranks=1024,
     ),
@@ -113,12 +176,39 @@ PREDICTIONS = {
                 times=0.71,
             ),
             Slip("Two are forgotten: the gathered block, its gradients, activations.", times=0.42),
+            Slip("Two are forgotten: the block's gradients, activations.", times=0.375),
+            Slip("Activations and the head are forgotten.", times=0.59),
+            Slip(
+                "One block's weights alone: states, gradients and activations come on top.",
+                number=3.4,
+            ),
+            Slip("The whole model in bf16: one block is whole at a time.", number=326),
+            Slip("The whole model in fp32: one block is whole at a time.", number=652),
+            Slip("The states of all 1,024 ranks: rank 0 keeps one share.", number=2608),
+            Slip("A whole card of 80 GB: most of it is still free.", number=80),
         ),
     ),
     "peak below FSDP2's, percent": Slips(
         (
             Slip("Both cut alike, but FSDP2 gathers the next unit ahead.", number=0),
-            Slip("The other way: FSDP2 has two units whole in backward.", times=-1),
+            *(
+                Slip("The other way: FSDP2 has two units whole in backward.", number=number)
+                for number in (-5, -10, -15, -20, -25, -30, -50)
+            ),
+            *(
+                Slip(
+                    "FSDP2 holds a whole unit more, and the model has few units: that is more.",
+                    number=number,
+                )
+                for number in (1, 2, 3, 5, 8, 10)
+            ),
+            *(
+                Slip(
+                    "FSDP2 holds one unit more; shards and activations are alike, so it is less.",
+                    number=number,
+                )
+                for number in (33, 40, 50, 60, 75, 80, 90, 100)
+            ),
         ),
     ),
 }
