@@ -101,7 +101,7 @@ TIMES = {"nothing": 0, "once": 1}
 
 @pytest.mark.parametrize(("name", "n"), EVERY)
 def test_steps_and_shares_are_the_formulas(name, n):
-    """The sentence's number of steps, and of the rank that sends most the share of the message.
+    """The sentence's number of steps, and of the rank that sends most the share of the array.
 
     Mutations: count a step's messages over all ranks; shares of n - 1; the steps of a tree for
     those of a ring."""
@@ -113,7 +113,7 @@ def test_steps_and_shares_are_the_formulas(name, n):
         *(f"Step {k} of {len(steps) - 1}" for k in range(1, len(steps))),
     ]
     said = re.match(
-        r"Sent by the rank that sends most: (?:the message )?(\S+)(?: times| of the message|"
+        r"Sent by the rank that sends most: (?:the array )?(\S+)(?: times| of the array|"
         r" bytes?)? so far, "
         r"(\S+?)(?: times)? in the end\. ",
         steps[-1].detail,
@@ -137,7 +137,7 @@ def test_what_a_step_says():
     ring, everyone = stepper_steps("ring all-reduce", 3), stepper_steps("all-to-all", 3)
     assert (
         ring[0].sentence
-        == "Before step 1 of 4: each rank has a message of its own, cut into 3 chunks, and all want"
+        == "Before step 1 of 4: each rank has an array of its own, cut into 3 chunks, and all want"
         " the sum."
     )
     assert (
@@ -147,7 +147,7 @@ def test_what_a_step_says():
     )
     assert (
         ring[1].detail
-        == "Sent by the rank that sends most: 1/3 of the message so far, 4/3 in the end. 0 of 9"
+        == "Sent by the rank that sends most: 1/3 of the array so far, 4/3 in the end. 0 of 9"
         " chunks are complete."
     )
     assert ring[4].sentence.endswith("its own with what arrives. Now all have the sum.")
@@ -164,7 +164,7 @@ def test_what_a_step_says():
     )
     assert (
         naive[2].detail
-        == "Sent by the rank that sends most: the message once so far, once in the end. 2 of 2"
+        == "Sent by the rank that sends most: the array once so far, once in the end. 2 of 2"
         " ranks have the sum."
     )
 
@@ -176,7 +176,7 @@ def test_how_far_it_is(n):
 
     def progress(name, number):
         return re.search(
-            r"(\d+) of (\d+) (?=[a-z]+ (?:are|have|know)|messages)",
+            r"(\d+) of (\d+) (?=[a-z]+ (?:are|have|know)|arrays)",
             stepper_steps(name, n)[number].detail,
         ).groups()
 

@@ -123,7 +123,7 @@ def keep_own_tokens(module: nn.Module, group: Group):
 def split_gpt_by_tokens(model: nn.Module, group: Group = None) -> nn.Module:
     """A model of gpt.py, in place. Between its cut layers each rank has its own tokens."""
     core.split_gpt(model, group, gather, reduce_scatter)
-    model.embedding.position_ids = OwnRows(group)
+    model.embedding.position_ids = OwnRows(group)  # positions of own tokens
     for block in model.blocks:
         keep_own_tokens(block.attention, group)
         keep_own_tokens(block.mlp, group)

@@ -48,7 +48,7 @@ class Collective:
     end: str  # what is the case after
     progress: str
     look: str  # what to look at
-    cut: bool = True  # into n chunks; else every move carries the whole message
+    cut: bool = True  # into n chunks; else every move carries the whole array
     # a chunk is complete when the parts of all ranks are in it; else where it is
     sums: bool = False
     hearsay: bool = False  # a move carries word of all that its sender had heard of
@@ -56,7 +56,7 @@ class Collective:
     puts: str = "chunk {chunk}"
 
     def chunks(self, n):
-        """How many the message is cut into."""
+        """How many the array is cut into."""
         return n if self.cut else 1
 
     def need(self, n):
@@ -66,7 +66,7 @@ class Collective:
 
 CELLS = "Rows are ranks, columns are chunks."
 SUMS = "Rows are ranks, columns are chunks; the bars of a cell are the ranks whose parts are in it."
-WHOLE_SUMS = "Rows are ranks; the bars are the ranks whose messages are in a rank's sum."
+WHOLE_SUMS = "Rows are ranks; the bars are the ranks whose arrays are in a rank's sum."
 
 COLLECTIVES = MappingProxyType(
     {
@@ -75,11 +75,11 @@ COLLECTIVES = MappingProxyType(
             "root",
             "all",
             cut=False,
-            puts="the message",
+            puts="the array",
             look="Rows are ranks.",
-            begin="rank 0 has a message, and all {n} ranks want it.",
+            begin="rank 0 has an array, and all {n} ranks want it.",
             end="Now all have it.",
-            progress="{done} of {wanted} ranks have the message",
+            progress="{done} of {wanted} ranks have the array",
         ),
         "reduce": Collective(
             plans.tree_reduce,
@@ -89,9 +89,9 @@ COLLECTIVES = MappingProxyType(
             sums=True,
             adds="what it has",
             look=WHOLE_SUMS,
-            begin="each of the {n} ranks has a message of its own, and rank 0 wants their sum.",
+            begin="each of the {n} ranks has an array of its own, and rank 0 wants their sum.",
             end="Now rank 0 has the sum.",
-            progress="Rank 0 has the sum of {done} of {wanted} messages",
+            progress="Rank 0 has the sum of {done} of {wanted} arrays",
         ),
         "naive all-reduce": Collective(
             plans.naive_all_reduce,
@@ -99,10 +99,10 @@ COLLECTIVES = MappingProxyType(
             "all",
             cut=False,
             sums=True,
-            adds="its message",
+            adds="its array",
             puts="the sum",
             look=WHOLE_SUMS,
-            begin="each of the {n} ranks has a message of its own, and all want the sum.",
+            begin="each of the {n} ranks has an array of its own, and all want the sum.",
             end="Now all have the sum.",
             progress="{done} of {wanted} ranks have the sum",
         ),
@@ -115,7 +115,7 @@ COLLECTIVES = MappingProxyType(
             adds="what it has",
             puts="the sum",
             look=WHOLE_SUMS,
-            begin="each of the {n} ranks has a message of its own, and all want the sum.",
+            begin="each of the {n} ranks has an array of its own, and all want the sum.",
             end="Now all have the sum.",
             progress="{done} of {wanted} ranks have the sum",
         ),
@@ -125,7 +125,7 @@ COLLECTIVES = MappingProxyType(
             "all",
             sums=True,
             look=SUMS,
-            begin="each rank has a message of its own, cut into {n} chunks, and all want the sum.",
+            begin="each rank has an array of its own, cut into {n} chunks, and all want the sum.",
             end="Now all have the sum.",
             progress="{done} of {wanted} chunks are complete",
         ),
@@ -134,7 +134,7 @@ COLLECTIVES = MappingProxyType(
             "root",
             "own",
             look=CELLS,
-            begin="rank 0 has a message of {n} chunks, one for each rank.",
+            begin="rank 0 has an array of {n} chunks, one for each rank.",
             end="Now each rank has its chunk.",
             progress="{done} of {wanted} chunks are where they belong",
         ),
@@ -163,7 +163,7 @@ COLLECTIVES = MappingProxyType(
             sums=True,
             look=SUMS,
             begin=(
-                "each rank has a message of its own, cut into {n} chunks, and wants one chunk of"
+                "each rank has an array of its own, cut into {n} chunks, and wants one chunk of"
                 " the sum."
             ),
             end="Now each rank has its chunk of the sum.",
@@ -318,19 +318,19 @@ def most_sent(moves: Plan) -> int:
 
 
 def share(shown, n, sent, short=False):
-    """Chunks or messages sent, as a share of the message; of a barrier, bytes. `short`: without
+    """Chunks or arrays sent, as a share of the array; of a barrier, bytes. `short`: without
     what they are a share of."""
     if not sent:
         return "nothing"
     if shown.hearsay:
         return f"{sent}" if short else f"{sent} byte{'s' if sent > 1 else ''}"
     if shown.cut:
-        return f"{sent}/{n}{'' if short else ' of the message'}"
-    return f"{'' if short else 'the message '}{'once' if sent == 1 else f'{sent} times'}"
+        return f"{sent}/{n}{'' if short else ' of the array'}"
+    return f"{'' if short else 'the array '}{'once' if sent == 1 else f'{sent} times'}"
 
 
 def count_complete(shown, n, picture):
-    """(done, wanted): chunks that are complete where they are wanted; of a reduce, messages in the
+    """(done, wanted): chunks that are complete where they are wanted; of a reduce, arrays in the
     root's sum."""
     wanted = [
         (rank, chunk) for rank in range(n) for chunk in CHUNKS[shown.want](rank, n, shown.chunks(n))
@@ -380,7 +380,7 @@ def page_data(name: str, n: int) -> dict:
             if exchange
             else list(CHUNK_LETTERS[:n])
             if shown.cut
-            else ["knows of" if shown.hearsay else "message"]
+            else ["knows of" if shown.hearsay else "array"]
         ),
         **(
             {"labels": [label(shown, n, chunk) for chunk in range(n * n if exchange else n)]}
@@ -396,7 +396,7 @@ def page_data(name: str, n: int) -> dict:
 def texts(shown, n):
     """The texts of a row that is one cell, for each number of parts in it."""
     if not shown.sums:
-        return ["", "message"]
+        return ["", "array"]
     if shown.hearsay:
         return ["", *(f"{count} of {n}" for count in range(1, n + 1))]
     return ["", "own", *(f"sum of {count}" for count in range(2, n)), "sum"]

@@ -37,7 +37,7 @@ PAIR_LOOK = (
     "Rows are ranks. A box is a matrix: tokens downwards, columns to the right. Filled: what the"
     " rank has. Hatched: a term, as large as the whole, of a sum that nobody has made yet. S is the"
     " size of a tensor of all tokens, such as x. u has four times as many columns and counts twice,"
-    " before GELU and after."
+    " before GELU and after. w is the weight of the norm."
 )
 
 
