@@ -19,6 +19,8 @@ PREDICTIONS = {
             8: "The optimizer is forgotten: AdamW keeps two moments of each parameter.",
             12: "AdamW keeps two moments of each parameter, not one; gradients count as well.",
             18: "That is mixed precision, with its copy in 16 bits: here everything is fp32.",
+            10: "That is stage 1: in stage 0 nothing is cut.",
+            7: "That is stage 2: in stage 0 nothing is cut.",
             20: "In fp32 there is no second copy: the parameters are the master weights.",
         },
     ),
@@ -32,6 +34,8 @@ PREDICTIONS = {
             8: "The moments are cut, not gone: a quarter of them is on each rank.",
             6: "Gradients are forgotten: in stage 1 each rank has them whole.",
             12: "Four ranks share the moments, not two.",
+            13: "Of the two moments one is whole in that number: both are cut.",
+            1: "That is the number of parameters: each has 4 bytes, and so has its gradient.",
             11: "A second copy of the parameters is counted: in fp32 there is none.",
             2: "A quarter of the moments alone: parameters and gradients are whole.",
         },
@@ -48,6 +52,8 @@ PREDICTIONS = {
             13: "Both moments are whole in that number: stage 2 cuts what stage 1 cuts, too.",
             9: "Gradients are cut in stage 2, and AdamW keeps two moments.",
             3: "The parameters are forgotten: in stage 2 each rank has them whole.",
+            2: "A quarter of the moments alone: parameters are whole, and gradients count.",
+            1: "That is the number of parameters, or a quarter of the gradients alone.",
         },
     ),
     "stage 3, bytes": _stage(
@@ -58,6 +64,7 @@ PREDICTIONS = {
             1: "A quarter of the parameters alone: gradients and two moments are cut, not gone.",
             2: "The moments are forgotten: a quarter of two of them is on each rank.",
             3: "A quarter of the gradients, or of one moment, is forgotten.",
+            10: "That is stage 1: in stage 3 gradients and parameters are cut, too.",
             8: "That is half: four ranks share everything, not two.",
             5: "In stage 3 the parameters are cut, too, and AdamW keeps two moments.",
             6: "In stage 3 the parameters are cut, too: a quarter of them is on each rank.",
@@ -178,6 +185,11 @@ PREDICTIONS = {
             Slip("Two are forgotten: the gathered block, its gradients, activations.", times=0.42),
             Slip("Two are forgotten: the block's gradients, activations.", times=0.375),
             Slip("Activations and the head are forgotten.", times=0.59),
+            Slip("Activations, which autograd keeps, take 4.5 GiB.", times=0.76),
+            *(
+                Slip("The head, which is whole, and activations are forgotten.", times=times)
+                for times in (0.445, 0.54)
+            ),
             Slip(
                 "One block's weights alone: states, gradients and activations come on top.",
                 number=3.4,
