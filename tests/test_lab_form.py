@@ -445,7 +445,6 @@ TECHNIQUE = {
 }
 # Labs that are still to come: their cells call what topics/<topic>/lab.py does with the technique.
 STILL_TO_COME = {
-    "01-does-it-fit",
     "05-data-parallelism",
     "07-tensor-parallelism",
 }

@@ -513,3 +513,64 @@ model_that_came_back_heavier = Exercise(
         " again, before the loading."
     ),
 )
+
+
+# --- two ranks of one's own -----------------------------------------------------------------------
+
+_OF_ADAM, _COUNTERS = 612_224 * 4, 160  # bytes of fp32 parameters of the lab's GPT; of 40 counters
+
+
+def _kept(copies, counters=_COUNTERS, ranks=2):
+    return lambda: [copies * _OF_ADAM + counters] * ranks
+
+
+states_of_two_ranks = Exercise(
+    name="found_by_two",
+    reference=_kept(4),
+    cases=({},),
+    answer=lambda found: found(),
+    of_a_value=True,
+    hint="A function that takes no argument does everything on a rank: model, optimizer, batch,"
+    " backward, step, and storage_bytes of a list of tensors. `with ranks(2) as two:`, and two.run"
+    " of that function gives a number for each rank.",
+    misconceptions=(
+        Misconception(
+            _kept(4, counters=0),
+            "the step counters are missing: AdamW keeps one of 4 bytes for each of the 40"
+            " parameters.",
+        ),
+        Misconception(
+            _kept(1, counters=0),
+            "those are the parameters alone: gradients, and two moments of each, come on top.",
+        ),
+        Misconception(
+            _kept(2, counters=0),
+            "parameters and gradients: the optimizer keeps nothing before its first step, or is"
+            " not counted.",
+        ),
+        Misconception(
+            _kept(3), "something as large as the parameters is missing: gradients, or a moment."
+        ),
+        Misconception(
+            _kept(2),
+            "parameters or gradients are missing, or both moments: there are four of a kind.",
+        ),
+        Misconception(
+            _kept(4, ranks=4),
+            "four ranks have answered: ranks(2) starts two.",
+        ),
+        Misconception(
+            lambda: [(4 * _OF_ADAM + _COUNTERS) // 2] * 2,
+            "nobody has cut anything: each rank keeps all of it, so do not divide by two.",
+        ),
+        Misconception(
+            lambda: 4 * _OF_ADAM + _COUNTERS,
+            "that is one rank's number: hand over all that run gives back, a number for each rank.",
+        ),
+        Misconception(
+            lambda: 2 * (4 * _OF_ADAM + _COUNTERS),
+            "that is the sum of both ranks: hand over what run gives back, a number for each rank.",
+        ),
+    ),
+    right="both ranks keep everything: two copies, and nothing fits that did not fit before.",
+)
