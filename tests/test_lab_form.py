@@ -446,7 +446,6 @@ TECHNIQUE = {
 # Labs that are still to come: their cells call what topics/<topic>/lab.py does with the technique.
 STILL_TO_COME = {
     "05-data-parallelism",
-    "07-tensor-parallelism",
 }
 TOPIC_LINES = 90  # of topics/<topic>/lab.py
 

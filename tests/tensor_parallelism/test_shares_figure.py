@@ -1,7 +1,6 @@
 """The figure of what a rank keeps and sends."""
 
-from coursekit.topics.tensor_parallelism import lab
-from coursekit.topics.tensor_parallelism.figures import shares_figure
+from coursekit.topics.tensor_parallelism.figures import mlp_figure, shares_figure
 
 
 def test_what_was_measured_is_at_its_number_of_ranks():
@@ -19,7 +18,7 @@ def test_what_was_measured_is_at_its_number_of_ranks():
 
 def test_the_figure_of_the_lab_agrees_with_what_its_ranks_measure():
     """Must catch: elements drawn as bytes; a formula of another collective."""
-    on_ranks = [lab.MlpOnRank(2_048, 6_144, 0.0)] * 4  # what the lab's run is compared with
-    kept, kept_here, sent, sent_here = lab.figure_of_shares(on_ranks).data
+    on_ranks = [dict(weights_kept=2_048, bytes_sent=6_144)] * 4  # what the lab's run finds
+    kept, kept_here, sent, sent_here = mlp_figure(on_ranks).data
     assert kept.y[2] == kept_here.y[0] == 16.384 and sent.y[2] == sent_here.y[0] == 6.144
     assert kept.y[0] == 4 * kept.y[2] and sent.y[0] == 0

@@ -228,13 +228,22 @@ def set_rng_state(state, device="cuda"):
     torch.ops.pretended.set_rng_state(index_of(device), state)
 
 
+seeds: dict[int, int] = {}  # the last of each device
+
+
 def manual_seed(seed: int):
+    seeds[index_of()] = seed
     torch.ops.pretended.seed(index_of(), seed)
 
 
 def manual_seed_all(seed: int):
     for index in range(torch.cuda.device_count()):
+        seeds[index] = seed
         torch.ops.pretended.seed(index, seed)
+
+
+def initial_seed() -> int:
+    return seeds.get(index_of(), 0)
 
 
 # --- all of it ------------------------------------------------------------------------------------
@@ -292,6 +301,7 @@ def install(loaded: ctypes.CDLL):
         get_per_process_memory_fraction=lambda device=None: 1.0,
         get_rng_state=get_rng_state,
         set_rng_state=set_rng_state,
+        initial_seed=initial_seed,
         manual_seed=manual_seed,
         manual_seed_all=manual_seed_all,
     )

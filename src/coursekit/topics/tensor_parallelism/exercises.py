@@ -6,13 +6,19 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry
 
 from coursekit.exercises.answers import drawn, nine_digits
 from coursekit.exercises.checker import Exercise, Misconception
 from coursekit.exercises.thread_ranks import value_of_ranks
+from coursekit.lab import far
 from shardlab.common.torch_internals import TorchDispatchMode
+from shardlab.gpt import next_token_loss
+from shardlab.ranks import rank_device
+from shardlab.tensor_parallel import sum_gradients, vocabulary_parallel_loss
+from shardlab.tensor_parallel.hardened.full_parameters import cuts_of
 
 
 def _pairs(dist):
@@ -1241,4 +1247,137 @@ same_dropout_on_any_ranks = Exercise(
         ),
     ),
     right="the whole is drawn on every rank, so all generators move alike; the part is kept.",
+)
+
+
+# --- what readers wrote, on real ranks ------------------------------------------------------------
+
+
+def drawn_mlp():
+    """x, up and down in float64, the same on all ranks."""
+    shapes = (16, 32), (128, 32), (32, 128)
+    return [tensor.to(rank_device()) for tensor in drawn(0, *shapes)]
+
+
+def plain_mlp(x, up, down):
+    return F.gelu(x @ up.T) @ down.T
+
+
+class PassOn(torch.autograd.Function):
+    """Nothing, in both directions."""
+
+    @staticmethod
+    def forward(ctx, x, dist):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class SumBothWays(torch.autograd.Function):
+    """An all-reduce in both directions."""
+
+    @staticmethod
+    def forward(ctx, x, dist):
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total, None
+
+
+def gradient_differences(model, plain):
+    """How far each gradient is from this rank's part of the plain model's."""
+    cuts, found = {name: cut for name, cut, _ in cuts_of(model)}, dict(model.named_parameters())
+    place = dist.get_rank(), dist.get_world_size()
+    return {
+        name: far(found[name].grad, cuts[name].part(p.grad, *place) if name in cuts else p.grad)
+        for name, p in plain.named_parameters()
+    }
+
+
+def drawn_scores(tokens, vocabulary):
+    """Scores [tokens, vocabulary] in fp32 and targets, the same on all ranks."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(tokens, vocabulary, generator=generator)
+    targets = torch.randint(vocabulary, (tokens,), generator=generator)
+    return scores.to(rank_device()), targets.to(rank_device())
+
+
+def first_forward(plain, model, batch):
+    """The plain model's gradients, and the split model's first forward, in which shardlab compares
+    ranks; afterwards the seed is what the plain model's dropout began with."""
+    inputs, targets = batch
+    torch.manual_seed(1)
+    next_token_loss(plain(inputs), targets).backward()
+    vocabulary_parallel_loss(model(inputs), targets, model.config.vocabulary)
+    torch.manual_seed(1)
+
+
+def sum_and_forget(model, optimizer):
+    """The fault of own gradients: without the sum a step is refused, so it is made and lost."""
+    own = [parameter.grad.clone() for parameter in model.parameters()]
+    sum_gradients(optimizer)
+    for parameter, gradient in zip(model.parameters(), own):
+        parameter.grad.copy_(gradient)
+
+
+@torch.no_grad()
+def copies_apart(model):
+    """The largest difference between ranks of what every rank has whole."""
+    cut = {name for name, *_ in cuts_of(model)}
+    whole = torch.cat([p.flatten() for name, p in model.named_parameters() if name not in cut])
+    bounds = torch.stack([whole, -whole])
+    dist.all_reduce(bounds, dist.ReduceOp.MAX)
+    return bounds.sum(0).max().item()
+
+
+# --- task: two ranks of the reader's own ----------------------------------------------------------
+
+
+def _list_of_bytes(given):
+    """The numbers that were found, or a sentence about their form."""
+    found = given()
+    if found is None or found is ...:
+        return found
+    if not isinstance(found, (list, tuple)):
+        return (
+            "one number is one rank's: run(function) gives a list of what each rank returned, and"
+            " check wants the list."
+        )
+    return list(found)
+
+
+parameters_on_two_ranks = Exercise(
+    name="found",
+    reference=lambda: [184_608, 184_608],
+    cases=({},),
+    answer=_list_of_bytes,
+    of_a_value=True,
+    hint="A function that splits the model and adds up parameter.nbytes; ranks(2); run; close.",
+    misconceptions=(
+        Misconception(
+            lambda: [359_232, 359_232],
+            "each rank has the whole model: apply_tensor_parallel(model, gpt_plan(model.config))"
+            " splits it, on each rank.",
+        ),
+        Misconception(
+            lambda: [97_392, 97_392, 97_200, 97_200],
+            "those are four ranks, world's: start two of your own, with ranks(2) as two, and call"
+            " two.run.",
+        ),
+        Misconception(
+            lambda: [46_152, 46_152],
+            "those are elements: an element of fp32 has 4 bytes, parameter.nbytes.",
+        ),
+        Misconception(
+            lambda: [40, 40], "those are how many tensors there are: add up their nbytes."
+        ),
+    ),
+    right="two ranks of your own, and each keeps a little more than half of the model.",
 )

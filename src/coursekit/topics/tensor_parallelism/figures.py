@@ -7,10 +7,20 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
+from coursekit.formulas import evaluate
 from coursekit.show.figures import axis, legend_below, new_figure
 from coursekit.show.palette import LINES
+from coursekit.show.tables import Table
 
 SHARES_PIXELS = 360
+_WORDS = {
+    "Tokens": "cut along the vocabulary; then leave",
+    "Around": "enter, once for all that is inside",
+    "Columns": "cut by columns",
+    "Rows": "cut by rows; then leave, then the bias",
+    "Drops": "the mask is drawn whole, and cut",
+    "Whole": "whole, on every rank",
+}
 
 
 def shares_figure(
@@ -62,3 +72,29 @@ def shares_figure(
     figure.update_yaxes(axis(title=dict(text="kB", **words), showgrid=True, rangemode="tozero"))
     figure.update_layout(margin_b=120, **legend_below(-0.22))
     return figure
+
+
+def mlp_figure(on_ranks):
+    """One MLP on more and more ranks by formula, and the measured bytes."""
+    counts, numbers = (1, 2, 4, 8, 16), dict(rank=0, message_elements=16 * 32)
+    sent = [
+        evaluate(["ring_all_reduce_sent_bytes"], ranks=n, message_element_bytes=8, **numbers)
+        for n in counts
+    ]
+    lines = {
+        "weights that a rank keeps": [2 * 8 * 128 * 32 // n for n in counts],
+        "what a rank sends": [one["ring_all_reduce_sent_bytes"] for one in sent],
+    }
+    measured = 8 * on_ranks[0]["weights_kept"], on_ranks[0]["bytes_sent"]
+    return shares_figure("One MLP on more and more ranks", counts, lines, len(on_ranks), measured)
+
+
+def table_of_plan(plan):
+    """Each module of the plan, and its fate."""
+    kinds = {
+        name: [type(one).__name__ for one in (entry if isinstance(entry, tuple) else (entry,))]
+        for name, entry in plan.items()
+        if not name.endswith("position_ids")
+    }
+    rows = [[name, "; ".join(_WORDS[kind] for kind in own)] for name, own in kinds.items()]
+    return Table(["module", "what becomes of it"], rows)
