@@ -423,7 +423,7 @@ def test_a_lab_has_the_form(lab):
     """Must catch: what `form_problems` and `code_problems` list; each is tried below."""
     notebook = nbformat.read(lab, as_version=4)
     problems = form_problems(notebook) + code_problems(notebook)
-    if lab.stem not in STILL_TO_COME and not has_paths(code_cells(notebook)):
+    if not has_paths(code_cells(notebook)):
         problems.append("its cells are on no path: core, more and task are missing")
     assert not problems, f"{lab.name}: " + "; ".join(problems)
 
@@ -442,10 +442,6 @@ TECHNIQUE = {
     "08-pipelines": "shardlab.pipelines",
     "09-mixed-precision": "shardlab.mixed_precision",
     "10-activation-checkpointing": "shardlab.recompute",
-}
-# Labs that are still to come: their cells call what topics/<topic>/lab.py does with the technique.
-STILL_TO_COME = {
-    "05-data-parallelism",
 }
 TOPIC_LINES = 90  # of topics/<topic>/lab.py
 
@@ -484,12 +480,12 @@ def topic_of(notebook) -> Path | None:
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
 def test_a_lab_calls_its_technique(lab):
     """Must catch: a lab whose cells watch a helper at work that shards, splits or sends for them; a
-    lab.py that holds the technique; a lab left in the list of those that are still to come."""
+    lab.py that holds the technique."""
     notebook = nbformat.read(lab, as_version=4)
     topic = topic_of(notebook)
     short = topic is None or len(topic.read_text("utf-8").splitlines()) <= TOPIC_LINES
     done = bool(calls_of_technique(notebook, TECHNIQUE[lab.stem])) and short
-    assert done == (lab.stem not in STILL_TO_COME), (lab.stem, topic)
+    assert done, (lab.stem, topic)
 
 
 def test_a_call_of_the_technique_is_seen():

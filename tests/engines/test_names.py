@@ -28,7 +28,6 @@ A_ROLE_IN_EVERY_TOPIC = {
         "topics/*/formulas*",
     ),
     "SIZES": ("the sizes of a topic's GPT", LABS, RUNS_OF, "topics/*/assignment/*"),
-    "build_model": ("the model of a lab", LABS, "topics/mixed_precision/trainings.py"),
     "given_to_explorer": ("where the explorer of a lab begins", LABS),
     "recorded_predictions": (
         "what was recorded on a GPU, by the names of a lab's predictions",
@@ -65,7 +64,6 @@ THE_SAME_IN_ANOTHER_WAY = {
         "the default of replicas and of stages 1 and 2, which are compared",
         "data_parallel/*",
         "zero/*",
-        LABS,
     ),
     "batches": (
         "windows of any tokens, and those of the book's text on a rank's device",

@@ -9,7 +9,7 @@ calls these beside the technique and torch.
 
 from ..exercises import Predictions, check, hint
 from .small import batches, far, ring_bytes, small_gpt
-from .start import ranks_on
+from .start import link_between_hosts, ranks_on
 
 __all__ = [
     "Predictions",
@@ -17,6 +17,7 @@ __all__ = [
     "check",
     "far",
     "hint",
+    "link_between_hosts",
     "ranks_on",
     "ring_bytes",
     "small_gpt",

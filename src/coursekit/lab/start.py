@@ -1,10 +1,12 @@
 """The ranks of a lab, on whatever this machine has."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from weakref import WeakValueDictionary
 
 from shardlab.ranks import ranks
+from shardlab.ranks.links import Host, LinksUnavailable, two_hosts
 
 from ..machine.capabilities import Capability, capabilities, find_device, in_a_sentence
 
@@ -36,6 +38,20 @@ def ranks_on(n: int, *, needs_gpu: Sequence[str] = (), **options):
     elif getattr(world, "rank", 0) == 0:  # under torchrun this process is one rank of several
         print(in_a_sentence(rows))
     return world
+
+
+@contextmanager
+def link_between_hosts(megabits_per_second: float) -> Iterator[tuple[tuple[Host, ...], str]]:
+    """Two rehearsed hosts, and the link between them in words; no hosts where this system cannot
+    rehearse a slow link, and a line that says so."""
+    with ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(two_hosts(megabits_per_second))
+            words = f"{megabits_per_second / 1000:g} Gbit/s"
+        except LinksUnavailable:
+            print("no slow link can be rehearsed here")
+            hosts, words = (), "one host"
+        yield hosts, words
 
 
 def _as_asked(row: Capability, backend: str) -> Capability:

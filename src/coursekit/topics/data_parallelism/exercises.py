@@ -418,7 +418,7 @@ def _with_an_empty_one(gradients, bucket_bytes):
 
 
 buckets_in_the_order_of_backward = Exercise(
-    name="buckets",
+    name="make_buckets",  # as the core calls it
     reference=_buckets(),
     cases=(
         dict(sizes=(1, 2, 3, 4, 5), bucket_bytes=40),
@@ -1159,4 +1159,70 @@ ranks_that_drift_apart = Exercise(
         "all are silent but the last microbatch, which sends the sum of all: one all-reduce a"
         " step, and copies that stay alike."
     ),
+)
+
+
+# --- task: two ranks of the reader's own ----------------------------------------------------------
+
+
+def _list_of_ranks(given):
+    """The numbers that were found, or a sentence about their form."""
+    found = given()
+    if found is None or found is ...:
+        return found
+    if not isinstance(found, (list, tuple)):
+        return (
+            "one number is one rank's: run(function) gives a list of what each rank returned, and"
+            " check wants the list."
+        )
+    if any(isinstance(one, (dict, tuple, list)) for one in found):
+        return "those are all operations: return log.totals()['all_reduce'].nbytes on each rank."
+    return list(found)
+
+
+def _found(*nbytes):
+    return lambda: list(nbytes)
+
+
+reduced_by_two_ranks = Exercise(
+    name="found",
+    reference=_found(224_480, 224_480),
+    cases=({},),
+    answer=_list_of_ranks,
+    of_a_value=True,
+    hint="Four steps: a function that wraps the model, runs two backwards under a log, the first of"
+    " them under no_sync(), and returns the log's bytes; ranks(2); run; close.",
+    misconceptions=(
+        Misconception(
+            _found(448_960, 448_960),
+            "both microbatches send: run the first forward and backward inside with"
+            " model.no_sync():.",
+        ),
+        Misconception(
+            _found(0, 0),
+            "nothing was sent: only the first microbatch is silent, and the last one's backward is"
+            " outside no_sync().",
+        ),
+        Misconception(
+            _found(1, 1),
+            "those are messages: .nbytes of the total, not .messages.",
+        ),
+        Misconception(
+            _found(224_480, 224_480, 224_480, 224_480),
+            "those are four ranks, world's: start two of your own, with ranks(2) as two, and call"
+            " two.run.",
+        ),
+        Misconception(_found(224_480), "that is one rank alone: start two, ranks(2)."),
+        Misconception(
+            _found(224_256, 224_256),
+            "those are the gradients alone, as PyTorch's class sends them: take"
+            " DistributedDataParallel of shardlab.data_parallel, and what the log counts.",
+        ),
+        Misconception(
+            _found(112_240, 112_240),
+            "those are gradients of 4 bytes: build the model in float64,"
+            " small_gpt(torch.float64, **lab.SIZES).",
+        ),
+    ),
+    right="two ranks of your own, one message for two microbatches.",
 )

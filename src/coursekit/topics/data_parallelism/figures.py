@@ -6,6 +6,8 @@ step_figure("A step with overlap", trace)                   # trace =
 # measure.trace.trace_step(...)
 """
 
+import math
+
 import plotly.graph_objects as go
 
 from coursekit.show.figures import FOOT_PIXELS, HEAD_PIXELS, axis, new_figure, round_up
@@ -94,21 +96,40 @@ def step_figure(title, trace, until_seconds=None):
     return trace_figure(title, rows, until_seconds)
 
 
-def drift_figure(distances):
-    """Lines over the steps: how far apart the copies of a model are; name -> a distance after each
-    step."""
-    figure = new_figure("How far apart are the copies?", 260)
+def step_figures(traces, link):
+    """A figure of each step, on one scale; `traces` is whether messages overlap -> Trace."""
+    longest_seconds = max(trace.whole_seconds for trace in traces.values())
+    for overlap, trace in traces.items():
+        words = f"{('no overlap', 'overlap')[overlap]}, {link}: {1000 * trace.whole_seconds:.0f} ms"
+        yield step_figure(words, trace, longest_seconds)
+
+
+def drift_figure(copies):
+    """Lines over the steps: how far apart the copies of a model are; name -> after each step, the
+    distances of its tensors."""
+    lengths = {name: [math.hypot(*one) for one in steps] for name, steps in copies.items()}
+    return _lines("How far apart are the copies?", "step", "distance from rank 0", lengths)
+
+
+def handed_over_figure(counts):
+    """Lines over the gradients of a backward: how many all-reduces have been handed over when each
+    arrives; name -> a count at each gradient."""
+    return _lines("How many buckets have left?", "gradient", "all-reduces handed over", counts)
+
+
+def _lines(title, each, what, lines):
+    figure = new_figure(title, 260)
     colours = [TIMELINE["communication"].line, TIMELINE["forward"].line]
-    highest = max(max(line) for line in distances.values()) or 1
-    for (name, line), colour in zip(distances.items(), colours):
+    highest = max(max(line) for line in lines.values()) or 1
+    for (name, line), colour in zip(lines.items(), colours):
         figure.add_trace(
             go.Scatter(
                 x=list(range(1, len(line) + 1)),
-                y=[float(f"{distance:.3g}") for distance in line],
+                y=[float(f"{height:.3g}") for height in line],
                 mode="lines+markers",
                 name=name,
                 line=dict(color=colour, width=2),
-                hovertemplate=f"{name}, step %{{x}}: %{{y}}<extra></extra>",
+                hovertemplate=f"{name}, {each} %{{x}}: %{{y}}<extra></extra>",
             )
         )
         figure.add_annotation(
@@ -119,10 +140,10 @@ def drift_figure(distances):
             xanchor="right",
             yshift=14,
         )
-    figure.update_xaxes(axis(title=dict(text="steps", font=dict(size=12)), nticks=6))
+    figure.update_xaxes(axis(title=dict(text=f"{each}s", font=dict(size=12)), nticks=6))
     figure.update_yaxes(
         axis(
-            title=dict(text="distance from rank 0", font=dict(size=12)),
+            title=dict(text=what, font=dict(size=12)),
             range=[-0.05 * highest, 1.2 * highest],
             showgrid=True,
         )
