@@ -40,11 +40,11 @@ def figure_of_states(config: GPTConfig, weighed: KindsOfStates):
 
 
 def table_of_states(config: GPTConfig, weighed: KindsOfStates) -> Table:
-    """Bytes by formula and as the reader weighed them. Raises AssertionError if a kind differs by a
-    byte."""
+    """Bytes by formula and weighed. Raises AssertionError if a kind differs by a byte."""
     formula = by_formulas(config, *_KINDS)
-    assert tuple(weighed) == tuple(formula[kind] for kind in _KINDS), (weighed, formula)
-    return Table(["formula", "predicted", "measured"], [*zip(_KINDS, weighed, weighed)])
+    predicted = tuple(formula[kind] for kind in _KINDS)
+    assert tuple(weighed) == predicted, (weighed, formula)
+    return Table(["formula", "predicted", "measured"], [*zip(_KINDS, predicted, weighed)])
 
 
 def given_to_explorer(config: GPTConfig, weighed: KindsOfStates) -> dict:
