@@ -22,6 +22,7 @@ from coursekit.exercises.checker import LIMIT_SECONDS, judge
 from coursekit.exercises.going_on import gives_numbers, must_be_right
 from coursekit.exercises.numbers import plain_numbers
 from coursekit.exercises.predictions import NotYet
+from coursekit.topics.collectives import exercises as collectives
 from coursekit.topics.hardware.exercises import Queue, rate_above_the_roof
 from coursekit.topics.where_the_memory_goes.exercises import memory_that_grows
 from coursekit.topics.why_one_gpu.exercises import bytes_behind_tensors
@@ -255,6 +256,24 @@ def test_what_a_check_prints_is_shown(capsys):
     """Must catch: prints of the reader's function that stay in the other process."""
     assert check(TWICE, lambda a: print("here") or 2 * a)
     assert capsys.readouterr().out == "here\n" * 2
+
+
+def test_a_ring_in_another_type_or_made_by_dist_is_not_right():
+    """Must catch: a tensor of PyTorch's default type taken for the chunk that was sent, which real
+    ranks would garble; a bug hunt that dist's own all_reduce ends."""
+
+    def in_fp32(outgoing, room, dist):
+        n, me = dist.get_world_size(), dist.get_rank()
+        arriving = torch.empty(room.shape)
+        sent = dist.isend(outgoing, (me + 1) % n)
+        dist.recv(arriving, (me - 1) % n)
+        sent.wait()
+        return arriving
+
+    said = judge(collectives.one_place_around_the_ring, in_fp32)
+    assert not said and "torch.float32, and room is of torch.float64" in said.sentence
+    said = judge(collectives.chunks_that_do_not_divide, lambda full, dist: dist.all_reduce(full))
+    assert not said and "repair the ring" in said.sentence
 
 
 def test_a_shard_of_rank_0_that_takes_the_rest():

@@ -49,7 +49,7 @@ ERRORS = (
         "Weights are changed inside torch.no_grad(), which records nothing.",
     ),
     (
-        r"(?<!__init__\(\)) missing \d+ required positional|takes \d+ positional"
+        r"(?<!__init__\(\))(?<!__new__\(\)) missing \d+ required positional|takes \d+ positional"
         "|unexpected keyword argument",
         "The check calls your function with the arguments of its first line as it was given: leave"
         " that line alone.",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from coursekit.exercises.checker import Exercise, Misconception
+from coursekit.exercises.checker import Exercise, Failure, Misconception
 from coursekit.exercises.thread_ranks import answer_of_ranks, value_of_ranks
 from shardlab import collective_plans as plans
 from shardlab.collective_plans import Move, follow
@@ -160,6 +160,29 @@ plan_of_a_ring_reduce_scatter = Exercise(
             "source and target are exchanged: Move(source, target, ...), and the target is the"
             " rank to the right.",
         ),
+        Misconception(
+            lambda n: [
+                [Move(m.source, m.chunk, m.target, m.operator) for m in moves]
+                for moves in plans.ring_reduce_scatter(n)
+            ],
+            "target and chunk are exchanged: Move(source, target, chunk, operator).",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - step + 1, more=1),
+            "one step too many, the first: range(n) begins with 0, and in that step a rank sends"
+            " its own chunk, which is to come home last. range(1, n) has the n - 1 steps.",
+        ),
+        Misconception(
+            plans.ring_all_reduce,
+            "that is a whole all-reduce: after its first n - 1 steps each rank has the sum of its"
+            " own chunk, and a reduce-scatter ends there.",
+        ),
+    ),
+    errors=(
+        (
+            "Move.__new__",
+            'A move has four parts: Move(source, target, chunk, "+=").',
+        ),
     ),
     right=(
         "chunk c sets out at rank c + 1, collects a part at each stop, and is whole when it comes"
@@ -256,6 +279,8 @@ def _held(solution, n, size):
     """The arrays of all ranks after solution(full, dist), however much was sent: a chunk may be
     padded."""
     found = _on_ranks(solution, n, size)
+    if isinstance(found, Summed) and found.messages_of_each_rank == [0] * n:
+        return "the sum is right, and dist has made it: repair the ring instead."
     return Held(found.full) if isinstance(found, Summed) else found
 
 
@@ -282,14 +307,24 @@ def _passed_on(solution, n, size, longer=0):
         if not isinstance(arrived, torch.Tensor):
             raise TypeError(
                 f"it returned something of type {type(arrived).__name__}: recv returns the number"
-                " of the rank, and writes what arrives into the tensor that it was given."
+                " of the rank, isend and irecv return a handle. What arrives is in the tensor that"
+                " the call was given: return that one."
+            )
+        if arrived.dtype != room.dtype:
+            raise TypeError(
+                f"it returned a tensor of {arrived.dtype}, and room is of {room.dtype}:"
+                " torch.empty_like(room) has the type of room, too. Real ranks send bytes, and"
+                " those of another type are other numbers."
             )
         left = (rank - 1) % n
         wanted = _numbers(left, size + longer * left).tolist()
         waited = arrived.tolist() != wanted or all(sent.is_done for sent in dist.isends)
         return Passed(arrived.tolist(), room.eq(7).all().item(), waited)
 
-    return value_of_ranks(n, work)
+    found = value_of_ranks(n, work)
+    if isinstance(found, Failure) and "which made room" in found:  # on whichever rank comes first
+        return Failure("ValueError: a rank receives into a tensor larger or smaller than was sent")
+    return found
 
 
 def _passing(
@@ -402,9 +437,22 @@ one_place_around_the_ring = Exercise(
     ),
     errors=(
         (
-            "which made room",
+            "larger or smaller than was sent",
             "The tensor to receive into is as large as room, torch.empty_like(room): chunks need"
             " not be of one size.",
+        ),
+        (
+            "has no peer tensor|not 'int'|must be Tensor",
+            "First the tensor, then the rank: dist.isend(tensor, rank), dist.recv(tensor, rank).",
+        ),
+        (
+            r"empty\(\)",
+            "torch.empty wants a size: torch.empty_like(room) takes size and type from room.",
+        ),
+        (
+            "Stuck",
+            "Each rank sends to (me + 1) % n and receives from (me - 1) % n, the last one and the"
+            " first one, too.",
         ),
         (
             "has no peer",
@@ -460,8 +508,8 @@ def _nothing(into, arriving):
     pass
 
 
-CASES = (dict(n=2, size=4), dict(n=3, size=7), dict(n=4, size=8))
-WORDS = ("2 ranks, 4 elements", "3 ranks, 7 elements", "4 ranks, 8 elements")
+CASES = (dict(n=2, size=4), dict(n=3, size=7), dict(n=4, size=9))
+WORDS = ("2 ranks, 4 elements", "3 ranks, 7 elements", "4 ranks, 9 elements")
 
 all_reduce_from_send_and_recv = Exercise(
     name="all_reduce",
@@ -510,6 +558,16 @@ all_reduce_from_send_and_recv = Exercise(
             " of no other. The second round, which hands the sums out, is missing.",
         ),
         Misconception(
+            _ring_of(_add, _put, rounds=lambda n: (range(0), range(n - 1))),
+            "that is the second round alone: it hands out what the first one has summed, and"
+            " nothing is summed yet.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, rounds=lambda n: (range(1, n + 1), range(n))),
+            "one step too many in both rounds: a chunk that is to meet all n ranks travels n - 1"
+            " times.",
+        ),
+        Misconception(
             _ring_of(_add, _put, then=lambda full, n: full.div_(n)),
             "that is the mean; all-reduce is to give the sum here.",
         ),
@@ -555,6 +613,21 @@ all_reduce_from_send_and_recv = Exercise(
             "does not support item assignment",
             "chunks is a tuple, and chunks[k] += ... stores into the tuple, too. Give the chunk"
             " a name first, into = chunks[k]; then into += ... writes into full.",
+        ),
+        (
+            r"pass_on\(\) missing",
+            "pass_on wants three: the chunk that goes out, the chunk whose place it is that"
+            " arrives, and dist.",
+        ),
+        (
+            "which made room for",
+            "The second argument of pass_on has the size of what arrives: it is the chunk before"
+            " the one that you send, me - step - 1.",
+        ),
+        (
+            "index out of range",
+            "There are n chunks, 0 to n - 1: take the number % n, and leave chunks as it was given:"
+            " chunk(n) and split(size) can make another number of them.",
         ),
     ),
     right="+= in the first round, = in the second: a reduce-scatter and an all-gather.",
@@ -613,6 +686,22 @@ chunks_that_do_not_divide = Exercise(
             "some elements are in two chunks, so parts of them are added twice: a chunk ends"
             " where the next one begins.",
         ),
+        Misconception(
+            _ring_of(
+                _add,
+                _put,
+                lambda full, n: [
+                    full[k * (full.numel() // n) : (k + 1) * (full.numel() // n) + 1]
+                    for k in range(n)
+                ],
+            ),
+            "one element more for each chunk puts the first of a chunk into the one before it as"
+            " well, and it is added twice: move where the next chunk begins, too.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, then=lambda full, n: full.div_(n)),
+            "every element is summed now, and then divided: the ring is to give the sum.",
+        ),
     ),
     errors=(
         (
@@ -621,7 +710,11 @@ chunks_that_do_not_divide = Exercise(
             " elements before there are n of them. tensor_split(n) always makes n.",
         ),
         (
-            "Assertion",
+            "invalid for input of size",
+            "view(n, -1) cuts only what n divides: tensor_split(n) cuts every size.",
+        ),
+        (
+            "Assertion|ValueError: .*(divi|multiple|remainder)",
             "Refusing a size is not a repair: gradients come in any size. Cut n chunks that have"
             " every element in one of them.",
         ),
@@ -723,6 +816,8 @@ order_that_differs = Exercise(
 def _as_lists(solution):
     """The array of each rank as a list, whether it comes as one or as a tensor."""
     found = solution()
+    if callable(found):
+        return "that is a function: hand over what run gives back when it is given that function."
     if isinstance(found, (list, tuple)):
         return [own.tolist() if isinstance(own, torch.Tensor) else own for own in found]
     return found
@@ -782,6 +877,47 @@ sums_of_two_ranks = Exercise(
         Misconception(
             lambda: [None, None],
             "the ranks return nothing: end the function with return, and the array as a list.",
+        ),
+        Misconception(
+            lambda: [[0, 3, 6, 9]] * 2,
+            "the last element is lost: two ranks do not divide five, so the shards have 3 elements"
+            " and 2.",
+        ),
+        Misconception(
+            lambda: [[0, 3, 6, 9, 12, 0]] * 2,
+            "one element too many: the shard of rank 1 has 2 elements, and the gathered array 5.",
+        ),
+        Misconception(
+            lambda: [[0, 6, 12, 18, 24]] * 2,
+            "summed twice: the reduce-scatter has added up already, and the all-gather only hands"
+            " out.",
+        ),
+        Misconception(
+            lambda: [[3, 6, 9, 12, 15]] * 2,
+            "torch.arange(5) begins with 0 and ends with 4: yours begins with 1.",
+        ),
+        Misconception(
+            lambda: [[9, 12, 0, 3, 6]] * 2,
+            "the shards are exchanged: rank 0 has the first chunk, of 3 elements.",
+        ),
+        Misconception(
+            lambda: [[[0, 3, 6], [9, 12]]] * 2,
+            "those are the shards in a list: collectives.all_gather(full, shard) writes them into"
+            " one array, side by side.",
+        ),
+        Misconception(
+            lambda: [[0, 1, 2, 3, 4, 0, 2, 4, 6, 8]] * 2,
+            "whole arrays were gathered, and nothing was summed: reduce-scatter first, then gather"
+            " the shards.",
+        ),
+        Misconception(
+            lambda: [[0, 3, 6, 9, 12], [0, 2, 4, 6, 8]],
+            "the sum has reached rank 0 alone: all_gather is a call that both ranks make, and both"
+            " return the array that it fills.",
+        ),
+        Misconception(
+            lambda: [[0, 3, 6, 9, 12]],
+            "one rank has answered, and there are to be two: hand over all that run gives back.",
         ),
     ),
     right="reduce-scatter, then all-gather: the same sum on both ranks, and an all-reduce is that.",
