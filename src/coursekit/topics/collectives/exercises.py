@@ -442,7 +442,7 @@ one_place_around_the_ring = Exercise(
             " not be of one size.",
         ),
         (
-            "has no peer tensor|not 'int'|must be Tensor",
+            r"has no peer tensor|(send|recv)\(\) missing|no attribute 'numel'",
             "First the tensor, then the rank: dist.isend(tensor, rank), dist.recv(tensor, rank).",
         ),
         (
@@ -581,6 +581,11 @@ all_reduce_from_send_and_recv = Exercise(
             _ring_of(_add, _put, rounds=lambda n: (range(2, n), range(n - 1))),
             "one step too few in the first round: a chunk that collects the parts of n ranks"
             " travels n - 1 times.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, rounds=lambda n: (range(1, n - 1), range(n - 1))),
+            "the last step of the first round is missing: range(1, n) has n - 1 steps,"
+            " range(1, n - 1) one fewer.",
         ),
         Misconception(
             _ring_of(_add, _put, rounds=lambda n: (range(1, n), range(n - 2))),
@@ -914,6 +919,14 @@ sums_of_two_ranks = Exercise(
             lambda: [[0, 3, 6, 9, 12], [0, 2, 4, 6, 8]],
             "the sum has reached rank 0 alone: all_gather is a call that both ranks make, and both"
             " return the array that it fills.",
+        ),
+        Misconception(
+            lambda: [[0, 3, 6, 0, 0], [0, 0, 0, 9, 12]],
+            "each rank has its own shard of the sum, and nobody else's: the all-gather is missing.",
+        ),
+        Misconception(
+            lambda: [[0, 5, 10, 15, 20]] * 2,
+            "ranks are counted from 0: rank 0 brings the array once, rank 1 twice.",
         ),
         Misconception(
             lambda: [[0, 3, 6, 9, 12]],
