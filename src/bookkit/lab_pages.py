@@ -37,7 +37,11 @@ def without_guesses(lab: dict) -> dict:
 
 
 def _without_predictions(text: str) -> str:
-    return PREDICTIONS.sub(lambda found: found[1] + ROW.sub(r"|\1| … |\2| … |", found[2]), text)
+    """The table alone: a sentence below it says what a wrong guess comes from."""
+    rows = r"|\1| … |\2| … |"
+    return PREDICTIONS.sub(
+        lambda found: found[1] + ROW.sub(rows, found[2].partition("\n\n")[0]), text
+    )
 
 
 def calls_as_code(text: str) -> str:

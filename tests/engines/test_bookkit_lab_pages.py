@@ -16,22 +16,24 @@ def test_a_page_leaves_predictions_to_its_reader(tmp_path):
     """The guess is gone from the code, from the words and from both columns of the table; what was
     measured stays, and other tables stay as they are.
 
-    Must catch: a guess that stays in one of them; a measured number taken off, too."""
+    Must catch: a guess that stays in one of them, or in a sentence that says what it comes from; a
+    measured number taken off, too."""
     predictions = Predictions("a lab", folder=tmp_path)
-    predictions.lock("bytes", 600)
+    predictions.lock("bytes", 153)
     tables = [
         predictions.compare("bytes", 612)._repr_markdown_(),
         "| formula | predicted |\n| :-- | --: |\n| p | 600 |",
     ]
-    outputs = [nbformat.v4.new_output("stream", text="predicted: bytes = 600\n")]
+    outputs = [nbformat.v4.new_output("stream", text="predicted: bytes = 153\n")]
     outputs += [nbformat.v4.new_output("display_data", {"text/markdown": one}) for one in tables]
-    cell = nbformat.v4.new_code_cell("my_bytes = 600  # of all\nlook(my_bytes)", outputs=outputs)
+    cell = nbformat.v4.new_code_cell("my_bytes = 153  # of all\nlook(my_bytes)", outputs=outputs)
     cell.metadata["tags"] = ["predict"]
     [found] = without_guesses({"cells": [cell]})["cells"]
     assert found["source"] == "my_bytes = ...  # of all\nlook(my_bytes)"
     first, second = [output["data"]["text/markdown"] for output in found["outputs"]]
     assert second == tables[1]
-    assert "600" not in first and "0.98" not in first and "| bytes | … | 612 | … |" in first
+    assert "153" not in first and "0.25" not in first and "| bytes | … | 612 | … |" in first
+    assert "quarter" in tables[0] and "quarter" not in first
 
 
 def test_a_call_in_a_verdict_is_code():
