@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from pretended import are_real
+
 
 def cells_of(lab: Path, quick: bool = False) -> list[str]:
     """The code of the lab's cells."""
@@ -89,7 +91,8 @@ def run_lab(lab: Path, quick: bool = False) -> int:
     from traitlets.config import Config
 
     believe_checks()
-    time_once()
+    if not are_real():
+        time_once()
     sources, begin = cells_of(lab, quick), time.perf_counter()
     config = Config(HistoryManager=dict(enabled=False))
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

@@ -4,9 +4,9 @@ is counted. Otherwise the other tests of this folder would pass whatever a techn
 import cases_device as cases
 import pytest
 from asking import no_gpus
-from pretended import build
+from pretended import are_real, build
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.skipif(are_real(), reason="nothing is pretended")]
 
 
 @pytest.mark.parametrize(

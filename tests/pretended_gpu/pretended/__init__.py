@@ -11,7 +11,8 @@ nccl.py        the backend "nccl" over gloo, with NCCL's rules: whatever would h
                is an error here
 
 `environment(n)` gives a process n GPUs, and each process that this one starts, fork servers
-included: sitecustomize.py, on the process's PYTHONPATH, calls `pretend_when_torch_comes`.
+included: sitecustomize.py, on the process's PYTHONPATH, calls `pretend_when_torch_comes`. On a
+machine with real GPUs the same cases run on these; tests of the pretence itself are skipped.
 """
 
 import ctypes
@@ -26,12 +27,22 @@ ON_PATH = Path(__file__).resolve().parents[1]
 
 
 def environment(gpus: int) -> dict[str, str]:
-    """This process's environment with so many GPUs. Raises build.CannotBuild."""
+    """This process's environment with so many GPUs. Where there are real ones nothing is pretended,
+    and ranks share them if they are fewer. Raises build.CannotBuild."""
+    path = [str(ON_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    if are_real():
+        return found
     from .build import library
 
-    path = [str(ON_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
-    pretended = {GPUS: str(gpus), LIBRARY: str(library()), "PYTHONPATH": os.pathsep.join(path)}
-    return {**os.environ, **pretended}
+    return {**found, GPUS: str(gpus), LIBRARY: str(library())}
+
+
+def are_real() -> bool:
+    """Whether this machine has GPUs that are not pretended."""
+    import torch
+
+    return not os.environ.get(GPUS) and torch.cuda.is_available()
 
 
 def pretend_when_torch_comes():

@@ -6,15 +6,16 @@ often the host waited for its GPU.
     return step
 """
 
-from collections import defaultdict
+import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import starmap, zip_longest
 
-import torch  # noqa: F401  first: whatever imports torch gets cuda and nccl installed with it
+import torch  # first: whatever imports torch gets cuda and nccl installed with it
 
-from . import cuda, nccl
+from . import are_real, cuda, nccl
 
 
 @dataclass
@@ -27,11 +28,29 @@ class Step:
 
 @contextmanager
 def watched() -> Iterator[Step]:
+    if are_real():
+        yield from watched_by_torch()
+        return
     cuda.take_waits()
     first = len(nccl.log)
     step = Step()
     yield step
     step.waits, step.calls = cuda.take_waits(), nccl.log[first:]
+
+
+def watched_by_torch() -> Iterator[Step]:
+    """A real GPU tells of waits by warnings, and not of those for streams and events; NCCL tells
+    nobody of its calls."""
+    step = Step()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            yield step
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    messages = [str(warning.message) for warning in told]
+    step.waits = dict(Counter(text for text in messages if "synchronizing CUDA" in text))
 
 
 def disagreements(steps: list[Step]) -> list[str]:
