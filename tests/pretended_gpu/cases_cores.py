@@ -91,7 +91,7 @@ def pipelined(name: str, tied: int, microbatches: int = 4) -> Step:
 
 
 def masters_and_a_scale() -> Step:
-    net, tokens = model(seed=0, dtype=torch.float16), part()
+    net, tokens = model(dtype=torch.float32).half(), part()  # draws of fp16 are other numbers
     optimizer = mixed_precision.MasterWeights(net.parameters(), torch.optim.SGD, **MOMENTUM)
     scaler = mixed_precision.LossScaler(init_scale=8.0)
     replica = data_parallel.DistributedDataParallel(net, BUCKET_BYTES)

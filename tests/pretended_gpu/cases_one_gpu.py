@@ -25,6 +25,7 @@ from shardlab.recompute.selective import checkpoint_selective
 
 # fp16 and bf16 keep 11 and 8 bits; a weight here is at most 2, and moves by less than 0.5
 WITHIN = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+TF32_WITHIN = WITHIN[torch.float16]  # a product's factors keep as many bits
 
 
 # --- recomputation --------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ def policy_of(name: str, kind: str) -> Step:
 
     with policy.step():
         step = train(backward, optimizer, scaler=scaler)
-    within = WITHIN[policy.computes_in]
+    within = TF32_WITHIN if policy.tf32 else WITHIN[policy.computes_in]
     assert_close(dict(net.named_parameters()), trained(dtype=torch.float32), within)
     return step
 

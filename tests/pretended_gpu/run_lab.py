@@ -95,7 +95,9 @@ def run_lab(lab: Path, quick: bool = False) -> int:
         time_once()
     sources, begin = cells_of(lab, quick), time.perf_counter()
     config = Config(HistoryManager=dict(enabled=False))
+    recordings = lab.parents[1] / "measured"
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("measured").symlink_to(recordings)  # for what this machine cannot measure
         shell = InteractiveShell.instance(config=config)
         for source in sources:
             done = shell.run_cell(source)

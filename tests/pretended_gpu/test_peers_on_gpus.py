@@ -4,6 +4,8 @@ counted is what a comparison by `make gpu` has to bear."""
 
 import cases_peers as cases
 import pytest
+import torch
+from pretended import are_real
 
 pytestmark = pytest.mark.ranks
 
@@ -26,11 +28,19 @@ def test_zero_1(on_gpus, tuned):
     on_gpus(2, cases.torch_zero_1, tuned).is_right(0 if tuned else REBUILT)
 
 
+def whole_parameters_need_nccl(gpus: int):
+    """full_tensor() of a GPU's DTensor kills the process where ranks share a real GPU, as gloo
+    reads its address on the host: PyTorch's issue 152645."""
+    if are_real() and torch.cuda.device_count() < gpus:
+        pytest.skip("gloo cannot gather a DTensor of a GPU")
+
+
 @pytest.mark.parametrize("options", [{}, dict(reshard=True), dict(offload=True)], ids=str)
 @pytest.mark.parametrize("gpus", [1, 4])
 def test_zero_3(on_gpus, gpus, options):
     """Must catch: streams and events without the methods that FSDP2 calls, memory that resize_ does
     not give back."""
+    whole_parameters_need_nccl(gpus)
     on_gpus(gpus, cases.torch_zero_3, **options).is_right(OFFLOADED if "offload" in options else 0)
 
 
@@ -38,6 +48,7 @@ def test_zero_3(on_gpus, gpus, options):
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_tensor_parallelism(on_gpus, gpus, sequence):
     """Must catch: coalesced collectives, which functional collectives are, without a kernel."""
+    whole_parameters_need_nccl(gpus)
     on_gpus(gpus, cases.torch_tensor_parallel, sequence).is_right()
 
 
