@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from .gpt_checks import check_settings, check_tokens, complete, unknown_token
 from .rms_norm import normalize_rms
 
+PADDING = -100  # a target that does not count, as in torch.nn.functional.cross_entropy
+
 
 @dataclass(frozen=True)
 class GPTConfig:

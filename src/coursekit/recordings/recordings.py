@@ -26,7 +26,7 @@ SCHEMA = 1
 # a wheel carries the repository's recordings there: see setup.py
 SHIPPED = Path(__file__).resolve().parents[1] / "data"
 NOT_RECORDED = "not yet recorded on a GPU"
-ROW_UNITS = ("bytes", "seconds", "FLOP/s", "bytes/s", "count", "ratio")
+ROW_UNITS = ("bytes", "seconds", "FLOP/s", "bytes/s", "tokens/s", "count", "ratio")
 
 
 class InvalidRecording(ValueError):

@@ -1,13 +1,15 @@
-"""Measurements of the machine itself for `make gpu`: its roofline and its copies."""
+"""Measurements of the machine itself for `make gpu`: its roofline and its copies, and the rungs by
+which a training step fills it."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from coursekit.recordings.attempts import attempt
-from coursekit.recordings.races import Run
+from coursekit.recordings.races import TINY, Run
 from coursekit.recordings.recordings import Row
 from coursekit.topics.hardware import probes as roofline
+from coursekit.topics.hardware.one_gpu import one_gpu
 
 
 def machine(
@@ -43,4 +45,7 @@ def copies(device: torch.device, nbytes: int) -> Iterator[Row]:
 
 
 QUICK = dict(sizes=(8, 16), memory_bytes=2**20, copy_bytes=2**20)
-RUNS = (Run(80, machine, QUICK),)
+RUNS = (
+    Run(25, one_gpu, dict(task=TINY, steps=2, product_size=32, compiles=False)),
+    Run(80, machine, QUICK),
+)

@@ -6,10 +6,9 @@ from torch import Tensor
 
 from ...collective_wire import Group, place
 from ...common.backward import NoSecondGradient
+from ...gpt import PADDING
 from ...gpt_checks import check_range
 from .. import core
-
-PADDING = -100  # a target that does not count, as in torch.nn.functional.cross_entropy
 
 
 def vocabulary_parallel_loss(
