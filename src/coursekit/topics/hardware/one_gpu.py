@@ -89,8 +89,8 @@ def largest_task(device: torch.device) -> TrainingTask:
 
 def rate_and_source(device: torch.device, product_size: int) -> tuple[float, str]:
     """FLOP/s that all rungs are compared with, and whose they are: a datasheet's in bf16, or where
-    data/hardware.csv has no such GPU those of a large product in bf16 on this machine. Boards that
-    run slower under the same name, PCIe and NVL, are others."""
+    data/hardware.csv has no such GPU those of a large product in bf16 on this machine. PCIe and
+    NVL boards have the name too, and lower rates: for these it is the product."""
     if device.type == "cuda":
         words = set(re.split(r"\W+", torch.cuda.get_device_name(device)))
         for gpu in GPUS.values():
