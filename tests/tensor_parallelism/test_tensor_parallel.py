@@ -26,7 +26,7 @@ from coursekit.topics.tensor_parallelism import runs
 from shardlab import zero
 from shardlab.common.backward import NoSecondGradient
 from shardlab.common.cross_node_warning import CrossesNodes
-from shardlab.common.shards import groups_of
+from shardlab.common.shards import CannotShard, groups_of
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
@@ -232,14 +232,23 @@ def refused_by_the_core():
         with pytest.raises(CannotSplit) as caught:
             apply_tensor_parallel(model, plan, hardened=False)
         said.append(str(caught.value).partition(":")[0])
+    for way in (dict, sequence_parallel):
+        model = GPT(whole)
+        former = torch.optim.SGD(model.parameters(), lr=1.0)
+        apply_tensor_parallel(model, way(gpt_plan(whole)), hardened=False)
+        with pytest.raises(CannotShard) as caught:
+            former.step()
+        said.append(str(caught.value).partition(":")[0])
     return said
 
 
 def test_what_the_core_does_not_split(worlds):
     """Must catch: a plan of the reader's own that the core does not read, and splits otherwise;
-    dropout whose masks would depend on the ranks."""
+    dropout whose masks would depend on the ranks; an optimizer that was made before, which would
+    move norms alone."""
     plan = "hardened=False and a plan of your own"
     want = ["hardened=False and dropout", "hardened=False and a Linear", plan, plan]
+    want += ["SGD was made before apply_tensor_parallel"] * 2
     assert worlds(2).run(refused_by_the_core) == [want] * 2
 
 

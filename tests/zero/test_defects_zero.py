@@ -18,11 +18,9 @@ from torch.optim import SGD
 
 from shardlab import zero
 from shardlab.common.backward import NotOurGradient
-from shardlab.common.shards import CannotShard
-from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
+from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import MasterWeights
-from shardlab.mixed_precision.hardened.optimizer_wrapper import CannotCopy
 from shardlab.ranks import ranks
 from shardlab.saving import save
 from shardlab.tensor_parallel.hardened.apply import apply_tensor_parallel
@@ -57,7 +55,7 @@ def said(work):
     """The sentence with which the work is refused, or its result."""
     try:
         return work()
-    except (CannotShard, CannotReplicate, CannotCopy, NotOurGradient, TypeError) as error:
+    except (ValueError, NotOurGradient, TypeError) as error:
         return f"{type(error).__name__}: {error}"
 
 
@@ -122,7 +120,7 @@ def cut_afterwards(net, how):
     if how == "16 bits":
         return net.bfloat16(), None
     if how.startswith("stage"):
-        return zero.shard(net, SGD, stage=int(how[6]), lr=1.0)
+        return zero.shard(net, SGD, stage=int(how[6]), hardened="core" not in how, lr=1.0)
     if how == "copies":
         return net.bfloat16(), MasterWeights(net.parameters(), SGD, lr=1.0)
 
@@ -156,6 +154,10 @@ TAKES = "of these two optimizers let that one step alone"
         ("stage 2", "plain", f"gradient ShardedOptimizer takes: {TAKES}"),
         ("stage 1 of 16 bits", "of copies", f"gradient ShardedOptimizer takes: {TAKES}"),
         ("copies", "plain", f"gradient MasterWeights takes: {TAKES}"),
+        ("stage 3 by the core", "plain", f"SGD {MADE_BEFORE} fully_shard: its parameter of shape"),
+        ("stage 3 by the core", "stage 2", f"ShardedOptimizer {MADE_BEFORE} fully_shard: its"),
+        ("stage 1 by the core", "plain", f"gradient ShardedStates takes: {TAKES}"),
+        ("stage 2 by the core", "plain", f"gradient ShardedGradients takes: {TAKES}"),
         ("16 bits", "of copies", "became torch.bfloat16 after the optimizer was made"),
         ("16 bits", "stage 1", "a parameter was moved after the sharded optimizer was made"),
         ("16 bits", "plain", None),
@@ -805,15 +807,27 @@ def by_the_core(stage):
 @pytest.mark.parametrize("stage", range(4))
 def test_the_door_to_the_core(two, stage):
     """Must catch: a door that gives the hardened class for hardened=False; ranks that begin with
-    values of their own; a model of shards that is sharded once more."""
+    values of their own; a model of shards that is sharded once more; a step of the former of two
+    optimizers, which moves nothing."""
 
     def twice():
         net = layers(3, 2)
         zero.shard(net, torch.optim.SGD, stage=3, lr=1.0)
         return said(lambda: zero.shard(net, torch.optim.SGD, stage=stage, hardened=False, lr=1.0))
 
+    def by_the_former():
+        net = layers(3, 2)
+        own = dict(stage=stage, hardened=False, lr=1.0)
+        _, former = zero.shard(net, torch.optim.SGD, **own)
+        again = said(lambda: zero.shard(net, torch.optim.SGD, **own))
+        net(torch.ones(1, 3)).sum().backward()
+        return said(former.step) if stage == 1 else again
+
     for sentence in two.run(twice):
         assert sentence.startswith("CannotShard: 0.weight is in part"), sentence
+    why = ("averaged already", "a parameter was moved after", "averaged already", "0.shard_0 is in")
+    for sentence in two.run(by_the_former):
+        assert why[stage] in sentence, sentence
     module = ("data_parallel.core", "zero.core", "zero.core", "zero.core_stage3")[stage]
     for whose, far in two.run(by_the_core, stage):
         assert whose == f"shardlab.{module}" and far < 1e-12

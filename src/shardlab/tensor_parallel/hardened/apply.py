@@ -86,15 +86,19 @@ def split_by_the_core(model: nn.Module, plan: TensorPlan, group) -> nn.Module:
         raise CannotSplit(
             f"hardened=False and {what}: the core splits a gpt.GPT without dropout; leave it out."
         )
-    whole = gpt_plan(model.config)
+    whole, before = gpt_plan(model.config), set(model.parameters())
     if entries_of(plan) == entries_of(whole):
-        return core.split_gpt(model, group)
-    if entries_of(plan) == entries_of(sequence_parallel(whole)):
-        return core_sequence.split_gpt_by_tokens(model, group)
-    raise CannotSplit(
-        "hardened=False and a plan of your own: the core splits by gpt_plan(config), or by"
-        " sequence_parallel(gpt_plan(config)); leave hardened=False out."
-    )
+        core.split_gpt(model, group)
+    elif entries_of(plan) == entries_of(sequence_parallel(whole)):
+        core_sequence.split_gpt_by_tokens(model, group)
+    else:
+        raise CannotSplit(
+            "hardened=False and a plan of your own: the core splits by gpt_plan(config), or by"
+            " sequence_parallel(gpt_plan(config)); leave hardened=False out."
+        )
+    watch_steps()
+    replaced(before.difference(model.parameters()), by="apply_tensor_parallel")
+    return model
 
 
 def entries_of(plan: TensorPlan) -> dict[str, list]:

@@ -7,12 +7,13 @@ from torch import nn
 
 from ... import data_parallel
 from ...common.agreement import agree, changes_rows, fact, hand_out
-from ...common.optimizer_checks import check_elementwise
+from ...common.optimizer_checks import check_elementwise, replaced
 from ...common.shards import OF_CORE, CannotShard, would_mix
 from ...common.torch_clip_and_scale import note, watch_steps
 from ...data_parallel.core import DistributedDataParallel as CoreDataParallel
 from .. import core, core_stage3
 from . import stage1, stage2
+from .buckets import Bucket
 from .checks import check_arguments
 from .offload import cpu_offload
 from .stage3 import fully_shard
@@ -115,12 +116,16 @@ def core_of(stage: int, model: nn.Module, optimizer_cls: type, group, options, s
         kind = core.ShardedStates if stage == 1 else core.ShardedGradients
         optimizer = kind(model.parameters(), optimizer_cls, group, **options, **settings)
         optimizer.why_not_clip = lambda parameter: OF_CORE
+        for bucket in optimizer.buckets:
+            optimizer.inner.register_step_pre_hook(lambda *_, each=bucket: Bucket.check(each))
         note(list(model.parameters()), optimizer)
         return model, optimizer
     if stage == 0:
         model = CoreDataParallel(model, group=group, **options)
     else:
+        whole = list(model.parameters())
         core_stage3.fully_shard(model, group=group, **options)
+        replaced(whole, by="fully_shard")
         watch_steps()
     return model, optimizer_cls(model.parameters(), **settings)
 
