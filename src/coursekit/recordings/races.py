@@ -33,6 +33,7 @@ from shardlab.measure.links import finish
 from .recordings import Row
 
 TURNS, WARM_UP_TURNS = 31, 3  # PyTorch arranges its buckets anew after the first step
+FEWEST_TURNS, GPU_SECONDS = 5, 20.0  # of the turns on a GPU, whose times vary by a percent
 AGAIN = ", again"  # after the name of a work: the same work a second time in each turn
 BUSY = ", busy"  # after the name of a work: its seconds of computing on the GPU, in one more turn
 
@@ -196,8 +197,9 @@ def in_turns(
     works: dict[str, Callable], turns: int = TURNS, device: str = "cpu"
 ) -> dict[str, list[float]]:
     """Seconds of each work on this rank, and of the first of them again: all works one after the
-    other, `turns` times after a warm-up. Every work begins on all ranks together, and on CPUs ends
-    with the slowest. On a GPU also the seconds in which it computed, where they can be known."""
+    other, `turns` times after a warm-up; on a GPU as often as GPU_SECONDS allow. Every work begins
+    on all ranks together, and on CPUs ends with the slowest. On a GPU also the seconds in which it
+    computed, where they can be known."""
     first = next(iter(works))
     works, alone = {**works, first + AGAIN: works[first]}, works
 
@@ -217,14 +219,24 @@ def in_turns(
 
     here = torch.empty(0, device=device)
     for _ in range(WARM_UP_TURNS):
-        for work in works.values():
-            seconds(work)
+        turn_seconds = sum(map(seconds, works.values()))
+    if device != "cpu":
+        turns = min(turns, max(FEWEST_TURNS, int(GPU_SECONDS / slowest(turn_seconds))))
     found = [{name: seconds(work) for name, work in works.items()} for _ in range(turns)]
     times = {name: [turn[name] for turn in found] for name in works}
     if device != "cpu":
         busy = {name + BUSY: gpu_busy_seconds(work) for name, work in alone.items()}
         times |= {name: [seconds] for name, seconds in busy.items() if seconds is not None}
     return times
+
+
+def slowest(seconds: float) -> float:
+    """The most of all ranks' seconds."""
+    found = [seconds]
+    if dist.is_initialized():
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, seconds)
+    return max(found)
 
 
 def train_in_turns(
