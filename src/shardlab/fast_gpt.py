@@ -28,14 +28,13 @@ Nothing here waits for the GPU: to print a loss, call .item() every hundred step
 Letters as in gpt.py; P is V rounded up to a multiple of 64, C the tokens of a chunk, T = B * S.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .common.backward import NoSecondGradient
 from .gpt import GPT, PADDING, next_token_loss
 
 PADDED_TO = 64  # the padded vocabulary is a multiple of it: 128 bytes in bf16, a cache line
@@ -73,14 +72,14 @@ def loss_of_chunk(scores: Tensor, targets: Tensor, vocabulary: int) -> tuple[Ten
     """The sum of the losses of scores [C, P] against targets [C], and its gradient [C, P]: the
     softmax, less 1 at the target. In fp32 at least, the gradient rounded to the scores' type.
     Written with comparisons where an index would do, so that a compiler can make it one pass."""
-    column = torch.arange(scores.shape[1], device=scores.device)
-    exact = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    exact = exact.masked_fill(column >= vocabulary, -math.inf)  # of probability 0, gradient 0
-    logs = torch.log_softmax(exact, -1)
+    exact = scores[:, :vocabulary].to(torch.promote_types(scores.dtype, torch.float32))
+    logs = torch.log_softmax(exact, -1)  # [C, V]
+    column = torch.arange(vocabulary, device=scores.device)
     at_target = (column == targets[:, None]).to(logs.dtype)
     counts = (targets != PADDING)[:, None]
-    gradient = (logs.exp() - at_target) * counts
-    return F.nll_loss(logs, targets, reduction="sum"), gradient.to(scores.dtype)
+    gradient = ((logs.exp() - at_target) * counts).to(scores.dtype)
+    padding = scores.shape[1] - vocabulary
+    return F.nll_loss(logs, targets, reduction="sum"), F.pad(gradient, (0, padding))
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -106,8 +105,12 @@ class ChunkedLoss(torch.autograd.Function):
         return total / count
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, above):
+        if torch.is_grad_enabled():
+            raise NoSecondGradient(
+                "create_graph=True: chunked_loss keeps no scores for gradients of gradients; take"
+                " padded_loss."
+            )
         x_gradient, rows_gradient, count = ctx.saved_tensors
         scale = above / count.clamp(min=1)  # without a target that counts, all are zero
         return x_gradient * scale, (rows_gradient * scale).to(ctx.rows_type), *[None] * 4

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from shardlab.common.backward import NoSecondGradient
 from shardlab.fast_gpt import chunked_loss, compile_blocks, padded_loss
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
@@ -71,6 +72,19 @@ def test_loss_and_every_gradient(name, loss_of):
         found = loss_and_gradients(model, loss_of, above=above)
         assert_same(found, loss_and_gradients(model, plain_loss, above=above), 1e-12)
     assert shapes == {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def test_refusals():
+    """Must catch: a target that is a row of the padding, of which the loss is infinite; gradients
+    of gradients for which the chunks are constants."""
+    model, tokens = random_model(vocabulary=19), torch.zeros(1, 5, dtype=torch.int64)
+    for loss_of in (padded_loss, IN_CHUNKS):
+        with pytest.raises(IndexError, match="Target 19 is out of bounds"):
+            loss_of(model, tokens, tokens + 19)
+    with pytest.raises(NoSecondGradient, match="chunked_loss keeps no scores.*take padded_loss"):
+        torch.autograd.grad(
+            IN_CHUNKS(model, tokens, tokens), model.head.norm.bias, create_graph=True
+        )
 
 
 def test_nothing_but_padding():
