@@ -28,6 +28,7 @@ from bench.labs import MOST_GIVEN, lines_of_lab
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
 from coursekit import topics
 from coursekit.exercises import Exercise
+from coursekit.topics.why_one_gpu.exercises import states_bytes_of_fp32_adam
 
 CELLS, LINES, WIDTH = range(25, 46), 20, 88  # characters: what the page shows without scrolling
 PRINTED = 66
@@ -112,6 +113,18 @@ def imported_exercises(notebook) -> dict[str, Exercise]:
 def checked(cell) -> list[str]:
     """The names of the exercises that a cell checks."""
     return [getattr(node.args[0], "id", "") if node.args else "" for node in calls(cell, "check")]
+
+
+BLANK = re.compile(
+    r"not yet: .+ (gave Ellipsis|met \.\.\., a blank that is left): fill in the blank\."
+)
+
+
+def said_today(text: str, exercise: Exercise) -> bool:
+    """Whether a line of a stored output is a whole verdict of this exercise."""
+    wrong = (f"not yet: {wrong.sentence}" for wrong in exercise.misconceptions)
+    said = {f"right: {exercise.right}", *wrong}
+    return any(line in said or BLANK.fullmatch(line) for line in text.splitlines())
 
 
 def shown(cell) -> str:
@@ -291,6 +304,11 @@ def check_problems(notebook, cells):
             )
             if shown(cell).count(verdict) != len(checked(cell)) or other in shown(cell):
                 yield f"{where(cell)} is stored without {verdict.strip()} for each of its checks"
+            yield from (
+                f"{where(cell)} shows another verdict of {name} than a check says today: store it"
+                for name in checked(cell)
+                if name in exercises and not said_today(shown(cell), exercises[name])
+            )
             if not has_tag(cell, COMPARED):
                 yield f"{where(cell)} is tagged check and not {COMPARED}"
 
@@ -564,14 +582,14 @@ def small_lab():
             f"{imports}def states(parameters):\n    return ...\n\n\n"
             "check(states_bytes_of_fp32_adam, states)",
             metadata={"tags": ["blank", "check", COMPARED]},
-            **answered("not yet: fill in the blank."),
+            **answered("not yet: states(parameters=1) gave Ellipsis: fill in the blank."),
         ),
         new_markdown_cell("Four tensors.", metadata={"tags": ["solution"]}),
         new_code_cell(
             f"{imports}def states(parameters):\n    return 16 * parameters\n\n\n"
             "check(states_bytes_of_fp32_adam, states)",
             metadata={"tags": ["solution", "check", COMPARED]},
-            **answered("right: so it is."),
+            **answered(f"right: {states_bytes_of_fp32_adam.right}"),
         ),
         new_markdown_cell("## What if it were larger?"),
         new_code_cell('from coursekit.show.widgets import explorer\n\nexplorer("does-it-fit")'),
@@ -666,6 +684,8 @@ def add(number, *cells):
         (source(11, "check(states_bytes_of_fp32_adam, states)", "1"), "and no solution does"),
         (output(9, "right: so it is."), "is stored without not yet: for each of its checks"),
         (output(11, "not yet: no."), "is stored without right: for each of its checks"),
+        (output(9, "not yet: fill in."), "another verdict of states_bytes_of_fp32_adam than"),
+        (output(11, "right: so it is."), "another verdict of states_bytes_of_fp32_adam than"),
         (tags(9, "blank", "check"), "is tagged check and not nbval-check-output"),
         (
             source(7, "kept", "found"),
