@@ -1,6 +1,7 @@
 """Buttons that lead out of the book, with an address and without: tiny books are built and read."""
 
 import base64
+import importlib.util
 import os
 import subprocess
 import sys
@@ -428,24 +429,26 @@ def test_the_install_cell_really_installs_the_books_wheel(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     (python,) = [path for path in (tmp_path / "venv").glob("*/python*") if path.stem == "python"]
     (tmp_path / wheels[0].name).write_bytes(wheels[0].read_bytes())
-    check = (
-        "\nimport shardlab, coursekit.formulas\nfrom pathlib import Path\nassert 'venv' in"
-        " shardlab.__file__, shardlab.__file__\nassert (Path(coursekit.__file__).parent / 'data' /"
-        " 'hardware.csv').stat().st_size\nassert (Path(shardlab.__file__).parent / 'data' /"
-        " 'alice.txt').stat().st_size\n"
-        "from coursekit.recordings.recordings import nearby\nassert"
-        " [found.file_name for found in nearby()] =="
-        f" {[found.file_name for found in read_all(ROOT / 'measured')]}\nassert"
-        " importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'\n"
-        "from coursekit.exercises.hints import _skeletons\nassert _skeletons()"
-    )
-    # Without the dependencies: torch is not what this test is about. Without PYTHONPATH: -I hides
-    # it from the cell and not from the cell's pip, which would find this repository there.
+    check = f"""
+import shardlab, coursekit.formulas
+from pathlib import Path
+from coursekit.recordings.recordings import nearby
+assert 'venv' in shardlab.__file__, shardlab.__file__
+ours, theirs = (Path(package.__file__).parent / 'data' for package in (shardlab, coursekit))
+assert (ours / 'alice.txt').stat().st_size
+for name in ('hardware.csv', 'skeletons.json', 'assignments/zero/zero.py'):
+    assert (theirs / name).stat().st_size, name
+recorded = [found.file_name for found in nearby()]
+assert recorded == {[found.file_name for found in read_all(ROOT / "measured")]}, recorded
+assert importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'
+"""
+    # Dependencies are those of the tests, for the cell alone: its pip installs none. Without
+    # PYTHONPATH: -I hides it from the cell and not from its pip, which would find this repository.
+    dependencies = Path(importlib.util.find_spec("torch").origin).parents[1]
+    cell = f"import sys\nsys.path.append({str(dependencies)!r})\n{INSTALL_CELL}\n{check}"
     environment = os.environ | {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
     environment.pop("PYTHONPATH", None)
-    subprocess.run(
-        [python, "-I", "-c", INSTALL_CELL + check], cwd=tmp_path, env=environment, check=True
-    )
+    subprocess.run([python, "-I", "-c", cell], cwd=tmp_path, env=environment, check=True)
 
 
 def test_commands_of_the_ways_to_run_a_lab_are_code():
