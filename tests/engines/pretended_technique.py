@@ -121,24 +121,17 @@ def draw_pretended_copies():
 PICTURES = {"pretended-boxes": draw_pretended_copies}
 '''
 
-LAB = '''"""What the lab builds and weighs."""
+LAB = '''"""What the lab weighs."""
 
-import torch
-from torch import nn
-
-from shardlab.pretending import pretend
+from coursekit.lab import small_gpt
 from coursekit.topics.pretended.weighing import nbytes_of
+from shardlab.pretending import pretend
 
-SIZES = dict(inputs=3, outputs=5)
-
-
-def build_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Linear(SIZES["inputs"], SIZES["outputs"])
+SIZES = dict(layers=1, hidden=8, heads=2, vocabulary=5)
 
 
 def pretended_nbytes(copies: int) -> int:
-    return nbytes_of(pretend(build_model(), copies))
+    return nbytes_of(pretend(small_gpt(**SIZES), copies))
 '''
 
 WEIGHING = '''"""A helper of the lab, with torch and a name that no other topic has."""
@@ -153,15 +146,16 @@ def nbytes_of(tensors: list[Tensor]) -> int:
 RUNS = '''"""What `make gpu` records of pretending, and what `make bench` races."""
 
 from coursekit.formulas import evaluate
+from coursekit.lab import small_gpt
 from coursekit.recordings.races import Bench, Result, Run
 from coursekit.recordings.recordings import Row
-from coursekit.topics.pretended.lab import build_model, pretended_nbytes
+from coursekit.topics.pretended.lab import SIZES, pretended_nbytes
 from coursekit.topics.pretended.weighing import nbytes_of
 
 
 def pretending(device, copies=3):
     """One row."""
-    name, parameters = "pretended_bytes", nbytes_of(list(build_model().parameters()))
+    name, parameters = "pretended_bytes", nbytes_of(list(small_gpt(**SIZES).parameters()))
     want = evaluate([name], parameter_bytes=parameters, pretended_copies=copies)[name]
     yield Row("pretended.copies", pretended_nbytes(copies), "bytes", {}, name, want)
 
@@ -184,7 +178,8 @@ from coursekit.topics.pretended.lab import pretended_nbytes
 
 def test_copies():
     """Must catch: a copy too many."""
-    asked = evaluate(["pretended_bytes"], parameter_bytes=80, pretended_copies=3)
+    one = pretended_nbytes(1)
+    asked = evaluate(["pretended_bytes"], parameter_bytes=one, pretended_copies=3)
     assert asked == {"pretended_bytes": pretended_nbytes(3)}
 '''
 

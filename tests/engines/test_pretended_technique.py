@@ -161,7 +161,7 @@ def test_the_book_shows_it(book):
     sheet that names its topics and forgets this one."""
     page = (book / "chapters" / "pretended.html").read_text("utf-8")
     assert 'data-explorer="pretended-copies"' in page and 'BOOK.define("pretended-copies"' in page
-    assert re.search(r"<span class=\"computed\"[^>]*>1\.39.GiB</span>", page)
+    assert re.search(r"<span data-call=\"pretended_bytes\([^>]*>1\.39.GiB</span>", page)
     assert 'href="formula-sheet.html#formula-pretended-bytes"' in page
     sheet = (book / "chapters" / "formula-sheet.html").read_text("utf-8")
     for name in ("pretended-bytes", "pretended-copies"):
