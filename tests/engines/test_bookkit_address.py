@@ -434,10 +434,11 @@ import shardlab, coursekit.formulas
 from pathlib import Path
 from coursekit.recordings.recordings import nearby
 assert 'venv' in shardlab.__file__, shardlab.__file__
-ours, theirs = (Path(package.__file__).parent / 'data' for package in (shardlab, coursekit))
-assert (ours / 'alice.txt').stat().st_size
+places = (Path(package.__file__).parent / 'data' for package in (shardlab, coursekit))
+texts, tables = places
+assert (texts / 'alice.txt').stat().st_size
 for name in ('hardware.csv', 'skeletons.json', 'assignments/zero/zero.py'):
-    assert (theirs / name).stat().st_size, name
+    assert (tables / name).stat().st_size, name
 recorded = [found.file_name for found in nearby()]
 assert recorded == {[found.file_name for found in read_all(ROOT / "measured")]}, recorded
 assert importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'
