@@ -1,5 +1,5 @@
 """All but one thing about the package is in pyproject.toml: a wheel carries as data what lies
-elsewhere in the repository. Recordings are in measured/, skeletons and specifications in
+elsewhere in the repository. Recordings are in measured/, skeletons, specifications and trials in
 assignments/, where whoever writes them looks for them; a learner may have the wheel alone."""
 
 from pathlib import Path

@@ -6,18 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from coursekit.exercises.grading import TRIAL_SECONDS, assignment, grade
+from coursekit.exercises.grading import TRIAL_SECONDS, Grader, assignment
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def results(
-    world,
-    topic: str,
-    source: str | None,
-    *works: str,
-    trial_seconds: float = TRIAL_SECONDS,
-    core: bool = False,
+    world, topic: str, source: str, *works: str, trial_seconds: float = TRIAL_SECONDS
 ) -> list:
     """The results of the trials with these names, by default of all but the speeds."""
     asked = assignment(topic)
@@ -28,13 +23,8 @@ def results(
     ]
     assert len(chosen) == len(works) or not works
     chosen = replace(asked, trials=chosen)
-    return list(grade(chosen, source, f"{topic}.py", world, trial_seconds, core=core))
-
-
-def check_right(world, topic: str, core: bool):
-    """The core, or the hardened class, passes all trials but the speeds."""
-    found = results(world, topic, None, core=core)
-    assert [result for result in found if result.said != "right"] == []
+    grader = Grader(chosen, source, f"{topic}.py", lambda: world, trial_seconds)
+    return list(grader.all_results())
 
 
 def text_of(*modules: ModuleType) -> str:
@@ -59,13 +49,6 @@ def mutated(source: str, *changes: str) -> str:
         assert before in source, before
         source = source.replace(before, after)
     return source
-
-
-def check_todos(world, topic: str, parts: int):
-    """The skeleton passes no trial, and says of each part once that it is not written."""
-    found = results(world, topic, skeleton(topic))
-    assert {r.said for r in found} == {"not yet"}
-    assert sum("not written yet" in r.sentence for r in found) == parts
 
 
 def check_sentence(

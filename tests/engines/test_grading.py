@@ -4,18 +4,18 @@ ends in a sentence."""
 import subprocess
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
-from graded import results, skeleton
+from graded import ROOT, results, skeleton
 
 from coursekit.__main__ import main
 from coursekit.exercises import grading, grading_command, grading_text
 from coursekit.exercises.grading import CannotGrade, assignment
 from coursekit.exercises.grading_text import names_used, rules_broken
+from coursekit.exercises.on_a_rank import Learners
 
 RING = "sums_around_a_ring"
-SKELETONS = Path(__file__).resolve().parents[2].glob("assignments/*/README.md")
+SKELETONS = sorted(ROOT.glob("assignments/*/README.md"))
 
 
 def written(body: str) -> str:
@@ -69,14 +69,16 @@ def test_names_of_the_skeletons_rules():
 
 
 def test_every_assignment_has_its_files():
-    """Must catch: a skeleton without the names that are graded, a folder without trials."""
-    folder = Path(__file__).resolve().parents[2] / "assignments"
-    for path in sorted(folder.iterdir()):
-        asked = assignment(path.name)
+    """Must catch: a skeleton without the names that are graded, or that raises when it is imported;
+    a folder without trials; two trials of one name, by which a rank finds them."""
+    for path in SKELETONS:
+        topic, readme = path.parent.name, path.read_text(encoding="utf-8")
+        asked = assignment(topic)
         assert {trial.group for trial in asked.trials} == set(grading.GROUPS)
-        readme = (path / "README.md").read_text(encoding="utf-8")
+        assert len({trial.work.__name__ for trial in asked.trials}) == len(asked.trials)
+        mine = Learners.of_source(skeleton(topic), f"{topic}.py")
         for name in asked.reference:
-            assert name in skeleton(path.name) and name in readme, name
+            assert getattr(mine, name) and name in readme, name
     with pytest.raises(CannotGrade, match="collectives"):
         assignment("pottery")
 
@@ -94,11 +96,11 @@ def test_start_copies_what_a_learner_needs(tmp_path, monkeypatch, capsys):
     assert main(["grade", "collectives", "--start"]) == 2
     assert "not overwritten" in capsys.readouterr().out
     assert (own / "collectives.py").read_text() == "x = 1"
-    assert main(["grade", "collectives", "--start", "elsewhere"]) == 0
-    monkeypatch.setattr(grading_command, "SKELETONS", (tmp_path / "elsewhere",))
-    assert main(["grade", "collectives", "--start", "from_the_wheel"]) == 0
-    assert main(["grade", "data_parallelism", "--start"]) == 2
-    assert "no skeleton of data_parallelism" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setattr(grading, "FOLDERS", (tmp_path / "elsewhere", *grading.FOLDERS))
+    assert main(["grade", "collectives", "--start", "beside"]) == 0
+    monkeypatch.setattr(grading, "FOLDERS", (tmp_path / "elsewhere",))
+    assert main(["grade", "collectives", "--start"]) == 2
+    assert "no skeleton of collectives" in " ".join(capsys.readouterr().out.split())
 
 
 def test_start_loads_no_torch(tmp_path):
@@ -112,6 +114,21 @@ def test_start_loads_no_torch(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert not done.returncode, done.stderr
     assert "pottery has no assignment: there are activation_checkpointing, " in done.stdout
+
+
+@pytest.mark.slow
+def test_pytest_tries_a_learners_file(tmp_path):
+    """Must catch: the book's own code tried instead of the learner's file; a traceback of the
+    grader, or no sentence; a trial of a part that is not written, for which ranks start."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(skeleton("collectives"))
+    command = [sys.executable, "-m", "pytest", "assignments/collectives", "-m", "parity"]
+    done = subprocess.run([*command, "--mine", mine], cwd=ROOT, capture_output=True, text=True)
+    parity = [one for one in assignment("collectives").trials if one.group == "parity"]
+    assert done.returncode == 1 and f"{len(parity)} failed" in done.stdout
+    line = grading_text.unwritten(skeleton("collectives"))["all_reduce"]
+    assert f"not written yet: line {line} raises NotImplementedError." in done.stdout
+    assert "sums_around_a_ring[mine]" in done.stdout and "Traceback" not in done.stdout
 
 
 def test_what_ranks_say_keeps_its_lines(capsys):
@@ -131,7 +148,7 @@ def test_what_ranks_say_keeps_its_lines(capsys):
     assert len(grading._words(long)) < 700 and grading._words(long).count("[...]") == 3
 
 
-@pytest.mark.parametrize("topic", sorted(path.parent.name for path in SKELETONS))
+@pytest.mark.parametrize("topic", [path.parent.name for path in SKELETONS])
 def test_an_untouched_skeleton_starts_no_ranks(topic, monkeypatch, tmp_path, capsys):
     """The first grading of a learner says of each part that it is not written, without what ranks
     print when one of them ends while the others connect.

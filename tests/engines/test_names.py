@@ -16,7 +16,6 @@ PACKAGES = [Path(package.__file__).parent for package in (shardlab, coursekit)]
 LABS, RUNS_OF, STEPS = "topics/*/lab.py", "topics/*/runs.py", "topics/*/steps.py"
 A_ROLE_IN_EVERY_TOPIC = {
     "PICTURES": ("the still pictures of a topic, by name", "topics/*/pictures.py"),
-    "ASSIGNMENT": ("what is built in a topic, and its trials", "topics/*/assignment*"),
     "RUNS": ("what `make gpu` measures of a topic", RUNS_OF),
     "BENCHES": ("what `make bench` races of a topic", RUNS_OF),
     "WAYS": ("what a topic's races compare", RUNS_OF),
@@ -27,7 +26,7 @@ A_ROLE_IN_EVERY_TOPIC = {
         "the decorator of a module of formulas, which knows the module's chapter",
         "topics/*/formulas*",
     ),
-    "SIZES": ("the sizes of a topic's GPT", LABS, RUNS_OF, "topics/*/assignment/*"),
+    "SIZES": ("the sizes of a topic's GPT", LABS, RUNS_OF),
     "given_to_explorer": ("where the explorer of a lab begins", LABS),
     "recorded_predictions": (
         "what was recorded on a GPU, by the names of a lab's predictions",
@@ -87,12 +86,8 @@ BY_DESIGN = {**A_ROLE_IN_EVERY_TOPIC, **THE_SAME_IN_ANOTHER_WAY}
 def kind(path: Path) -> str:
     """A topic's formulas: functions are quantities and their places, read by the registry and
     imported from nowhere else, and the registry refuses a second quantity of one name. So are the
-    trials of an assignment, which the grader reads, and the slips of a lab's predictions."""
-    registered = [
-        name
-        for name in ("formulas", "assignment", "predictions")
-        if name in (path.stem, *path.parts)
-    ]
+    slips of a lab's predictions."""
+    registered = [name for name in ("formulas", "predictions") if name in (path.stem, *path.parts)]
     return registered[0] if "topics" in path.parts and registered else "imported"
 
 
@@ -105,14 +100,13 @@ def hardened(paths: list[Path]) -> list[Path]:
 
 def defined_more_than_once(packages: list[Path], by_design=BY_DESIGN) -> dict[str, list[str]]:
     """Public name -> the modules that define it, where they are several and one of them is imported
-    by name. Trials of an assignment count where the name is shared by design."""
+    by name."""
     modules = defaultdict(list)
     files = sorted((path, package) for package in packages for path in package.rglob("*.py"))
     for path, package in files:
         inside = path.relative_to(package)
         for name in source(path).public:
-            if kind(inside) != "assignment" or name in by_design:
-                modules[name].append(inside)
+            modules[name].append(inside)
     modules = {name: hardened(paths) for name, paths in modules.items()}
     return {
         name: [path.as_posix() for path in paths]

@@ -3,9 +3,9 @@ assignments/<topic>/.
 
     python -m shardlab grade collectives [FILE]
 
-A topic's assignment.py makes an Assignment and adds trials, functions that run on every rank and
-call what the learner wrote. A trial's docstring says what it tries, and what it raises says what is
-wrong (on_a_rank.py):
+The trials.py in that folder makes an Assignment and adds trials, functions that run on every rank
+and call what the learner wrote. A trial's docstring says what it tries, and what it raises says
+what is wrong (on_a_rank.py):
 
     ASSIGNMENT = Assignment("collectives", reference={"all_reduce": collectives.all_reduce})
 
@@ -16,27 +16,35 @@ wrong (on_a_rank.py):
         mine.all_reduce(x)
         expect("x after all_reduce", x, 4 * torch.arange(7.0))
 
-The reference is held to the same trials, and so is the core of the technique. Four groups:
-parity, bytes, faults and speed, whose trials return the seconds of both (`race_of_two`) and never
-fail. A part whose code is not written is never
-run; a part that does not end or takes the ranks with it is not tried again; a line that raises the
-same error in several trials is told once.
+The reference is held to the same trials, and so is the core of the technique: to pytest the folders
+are tests, and `pytest assignments/collectives --mine FILE` tries a learner's file
+(assignments/conftest.py). A wheel carries the folders as data.
+
+Four groups: parity, bytes, faults and speed, whose trials return the seconds of both
+(`race_of_two`) and never fail. A part whose code is not written is never run; a part that does not
+end or takes the ranks with it is not tried again; a line that raises the same error in several
+trials is told once.
 
 grading_text.py looks at the file before it runs, grading_command.py is the command.
 """
 
 import io
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from coursekit import topics
 from shardlab.ranks import RankError, RankRaised
 
+PACKAGE = Path(__file__).resolve().parents[1]
+# in an installed wheel, and in a checkout
+FOLDERS = (PACKAGE / "data" / "assignments", PACKAGE.parents[1] / "assignments")
 GROUPS = ("parity", "bytes", "faults", "speed")
 TRIAL_SECONDS = 30.0  # for one trial
 ABSENCE_SECONDS = 15.0  # for a rank that does not come to a collective
@@ -111,103 +119,126 @@ class Assignment:
 # --- finding what is graded -----------------------------------------------------------------------
 
 
-def assignment(topic: str) -> Assignment:
-    found = {module.ASSIGNMENT.topic: module.ASSIGNMENT for module in topics.modules("assignment")}
-    return found[the_topic(topic)]
-
-
-def the_topic(topic: str) -> str:
-    """A topic with an assignment, which is not imported: that would load torch."""
-    there = topics.with_module("assignment")
+def folder_of(topic: str) -> Path:
+    """The folder of a topic's assignment. Its trials are not imported: that would load torch."""
+    folder = next(filter(Path.is_dir, FOLDERS), None)
+    if folder is None:
+        raise CannotGrade(
+            f"this installation has no skeleton of {topic}: install the wheel of the book, or take"
+            f" assignments/{topic}/ of the repository."
+        )
+    there = sorted(path.parent.name for path in folder.glob("*/trials.py"))
     if topic not in there:
         raise CannotGrade(f"{topic} has no assignment: there are {', '.join(there)}.")
-    return topic
+    return folder / topic
+
+
+def assignment(topic: str) -> Assignment:
+    """The assignment of a topic's trials.py. Its folder is imported as a package, so that trials
+    may be in several files, and under a name that nothing else has."""
+    folder, name = folder_of(topic), f"trials_of_{topic}"
+    if name not in sys.modules:
+        spec = spec_from_file_location(
+            name, folder / "trials.py", submodule_search_locations=[str(folder)]
+        )
+        sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name].ASSIGNMENT
 
 
 # --- grading --------------------------------------------------------------------------------------
 
 
-def grade(
-    asked: Assignment,
-    source: str | None,
-    path: str,
-    world,
-    trial_seconds: float = TRIAL_SECONDS,
-    todo: Mapping[str, int] | None = None,
-    core: bool = False,
-) -> Iterator[TrialResult]:
-    """The result of each trial, group by group, on the world's ranks. `source` None is the
-    reference, or the core; `todo` are the lines of parts that are not written. Never raises for an
-    error in the source. `world` may be None where no part is written."""
-    from . import on_a_rank  # loads torch
+@dataclass
+class Grader:
+    """Tries a learner's source. `source` None is the reference, or the core; `start` starts the
+    ranks, when the first trial runs; `todo` are the lines of parts that are not written."""
 
-    load = (
-        partial(on_a_rank.Learners.of_source, source, path)
-        if source is not None
-        else partial(_on_the_shelf, asked.topic, core)
-    )
-    if world is not None:
-        world.run(_load_trials, asked.topic)  # before a trial's limit runs
-    given_up: dict[str, str] = {}  # part -> why
-    told: dict[str, Trial] = {}  # line and error -> the trial that told of it
-    for group in GROUPS:
-        for number, trial in enumerate(asked.trials):
-            if trial.group != group:
-                continue
-            if trial.part in given_up:
-                yield TrialResult(trial, "not yet", given_up[trial.part])
-                continue
-            if trial.part in (todo or {}):
-                given_up[trial.part] = f"not tried, because of {trial.part} above."
-                sentence = f"not written yet: line {todo[trial.part]} raises NotImplementedError."
-                yield TrialResult(trial, "not yet", sentence)
-                continue
-            printed = io.StringIO()
-            try:
-                with redirect_stdout(printed), redirect_stderr(printed):
-                    found = world.run(
-                        on_a_rank.graded,
-                        trial.work,
-                        load,
-                        path,
-                        number,
-                        limit_seconds=trial_seconds,
-                    )
-                said, sentence = ("measured", _ratio(found)) if group == "speed" else ("right", "")
-            except RankError as error:
-                said, sentence = "not yet", _words(error)
-                if _kind(error) == on_a_rank.NotWritten.__name__:
-                    sentence = f"not written yet: {sentence}"
-                if not _went_on(error) or _kind(error) == on_a_rank.NotWritten.__name__:
-                    given_up[trial.part] = f"not tried, because of {trial.part} above."
-                if cause := LINE_AND_ERROR.match(sentence):
-                    first = told.setdefault(cause[0], trial)
-                    if first is not trial:
-                        sentence = f"{cause[0]}, as in {first.part}: {first.title}."
-            yield TrialResult(trial, said, sentence, _cut(printed.getvalue()))
+    asked: Assignment
+    source: str | None
+    path: str
+    start: Callable[[], Any]
+    trial_seconds: float = TRIAL_SECONDS
+    todo: Mapping[str, int] = field(default_factory=dict)
+    core: bool = False
+    given_up: dict[str, str] = field(default_factory=dict)  # part -> why
+    told: dict[str, Trial] = field(default_factory=dict)  # line and error -> who told of it first
 
+    @cached_property
+    def world(self):
+        world = self.start()
+        world.run(_load_trials, self.asked.topic)  # before a trial's limit runs
+        return world
 
-def _on_the_shelf(topic: str, core: bool):
-    from .on_a_rank import Learners
+    def all_results(self) -> Iterator[TrialResult]:
+        for group in GROUPS:
+            yield from (self.result(one) for one in self.asked.trials if one.group == group)
 
-    found = assignment(topic)
-    name, parts = ("core", found.core) if core else ("reference", found.reference)
-    return Learners(f"the {name} of {topic}", parts)
+    def result(self, trial: Trial) -> TrialResult:
+        """Never raises for an error in the source."""
+        if trial.part in self.given_up:
+            return TrialResult(trial, "not yet", self.given_up[trial.part])
+        if trial.part in self.todo:
+            self._give_up(trial.part)
+            line = self.todo[trial.part]
+            sentence = f"not written yet: line {line} raises NotImplementedError."
+            return TrialResult(trial, "not yet", sentence)
+        world, printed = self.world, io.StringIO()
+        try:
+            with redirect_stdout(printed), redirect_stderr(printed):
+                found = world.run(
+                    _tried,
+                    self.asked.topic,
+                    trial.work.__name__,
+                    self.source,
+                    self.path,
+                    self.core,
+                    limit_seconds=self.trial_seconds,
+                )
+            measured = trial.group == "speed"
+            said, sentence = ("measured", _ratio(found)) if measured else ("right", "")
+        except RankError as error:
+            said, sentence = "not yet", self._sentence(trial, error)
+        return TrialResult(trial, said, sentence, _cut(printed.getvalue()))
+
+    def _sentence(self, trial: Trial, error: RankError) -> str:
+        sentence, todo = _words(error), _kind(error) == "NotWritten"
+        if todo:
+            sentence = f"not written yet: {sentence}"
+        if todo or not isinstance(error, RankRaised):  # a rank had to be ended, or waited for
+            self._give_up(trial.part)
+        if cause := LINE_AND_ERROR.match(sentence):
+            first = self.told.setdefault(cause[0], trial)
+            if first is not trial:
+                sentence = f"{cause[0]}, as in {first.part}: {first.title}."
+        return sentence
+
+    def _give_up(self, part: str):
+        self.given_up[part] = f"not tried, because of {part} above."
 
 
 def _load_trials(topic: str):
     assignment(topic)
 
 
+def _tried(topic: str, name: str, source: str | None, path: str, core: bool):
+    """A trial by its name, on a rank, which has imported the trials for itself."""
+    from . import on_a_rank  # loads torch
+
+    asked = assignment(topic)
+    number, trial = next(pair for pair in enumerate(asked.trials) if pair[1].work.__name__ == name)
+    if source is not None:
+        load = partial(on_a_rank.Learners.of_source, source, path)
+    else:
+        name, parts = ("core", asked.core) if core else ("reference", asked.reference)
+        load = partial(on_a_rank.Learners, f"the {name} of {topic}", parts)
+    return on_a_rank.graded(trial.work, load, path, number)
+
+
 def _kind(error: RankError) -> str:
     """The class of the exception that a rank raised."""
     first = str(error).partition("\n")[0]
     return first.partition(" raised ")[2].partition(":")[0] if isinstance(error, RankRaised) else ""
-
-
-def _went_on(error: RankError) -> bool:
-    """Whether the trial ended by a finding, not by a rank that had to be ended or waited for."""
-    return isinstance(error, RankRaised)
 
 
 def _words(error: RankError) -> str:

@@ -9,19 +9,16 @@ python -m shardlab grade TOPIC --reference         grade the hardened class of t
 import textwrap
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from shutil import copyfile
 
 from shardlab.ranks import RankError, ranks
 
-from .grading import ABSENCE_SECONDS, CannotGrade, TrialResult, assignment, grade, the_topic
+from .grading import ABSENCE_SECONDS, CannotGrade, Grader, TrialResult, assignment, folder_of
 from .grading_text import read_source, rules_broken, unwritten
 
 REPORT_WIDTH = 100
-PACKAGE = Path(__file__).resolve().parents[1]
-# in an installed wheel, and in a checkout
-SKELETONS = (PACKAGE / "data" / "assignments", PACKAGE.parents[1] / "assignments")
 
 
 def place_of_file(topic: str) -> Path:
@@ -40,12 +37,7 @@ def place_of_file(topic: str) -> Path:
 def copy_skeleton(topic: str, folder: Path) -> list[Path]:
     """Copies the skeleton and the specification to folder/topic/; what is there already stays.
     Returns the copies."""
-    source = next((place / topic for place in SKELETONS if (place / topic).is_dir()), None)
-    if source is None:
-        raise CannotGrade(
-            f"this installation has no skeleton of {topic}: install the wheel of the book, or take"
-            f" assignments/{topic}/ of the repository."
-        )
+    source = folder_of(topic)
     copies = [folder / topic / name for name in ("README.md", f"{topic}.py")]
     for copy in copies:
         if copy.exists():
@@ -93,7 +85,7 @@ def run_grade(asked) -> int:
     """Exit status 0 if all trials pass, 1 if not, 2 if the file cannot be graded."""
     try:
         if asked.start:
-            readme, skeleton = copy_skeleton(the_topic(asked.topic), asked.start)
+            readme, skeleton = copy_skeleton(asked.topic, asked.start)
             print(f"{readme} says what to build, {skeleton} is where. Then:")
             print(f"python -m shardlab grade {asked.topic} {skeleton}")
             return 0
@@ -111,18 +103,29 @@ def run_grade(asked) -> int:
         print(textwrap.fill(f"not yet   {sentence}", REPORT_WIDTH, initial_indent="    "))
     if broken:
         return 1
-    todo = {} if source is None else unwritten(source)
     begin = time.monotonic()
-    started = (
-        ranks(work.world_size, device="cpu", patience_seconds=ABSENCE_SECONDS, announce=False)
-        if any(trial.part not in todo for trial in work.trials)
-        else nullcontext()
-    )
     try:
-        with started as world:
-            right, count = show_results(
-                grade(work, source, name, world, todo=todo, core=asked.core)
+        with ExitStack() as stack:
+
+            def start():
+                return stack.enter_context(
+                    ranks(
+                        work.world_size,
+                        device="cpu",
+                        patience_seconds=ABSENCE_SECONDS,
+                        announce=False,
+                    )
+                )
+
+            grader = Grader(
+                work,
+                source,
+                name,
+                start,
+                todo={} if source is None else unwritten(source),
+                core=asked.core,
             )
+            right, count = show_results(grader.all_results())
     except RankError as error:  # ranks that do not start
         print(str(error).partition("\n")[0])
         return 2

@@ -8,7 +8,6 @@ topic needs no entry in any list:
     pictures.py                  still pictures of pages, drawn as SVG (PICTURES)
     exercises.py                 exercises, with the wrong solutions that readers write
     predictions.py               wrong numbers that readers of the lab lock, and what they come from
-    assignment.py                what `python -m shardlab grade` tries of a reader's whole technique
     lab.py                       what the lab builds, trains, weighs and counts
     runs.py                      what `make gpu` records (RUNS) and what `make bench` races
                                  (BENCHES)

@@ -5,7 +5,7 @@ from shardlab.pipelines.partition import check_order_of_messages
 from shardlab.pipelines.schedules import InvalidSchedule, Kind, Schedule
 from shardlab.pipelines.simulation import home_of, in_flight, simulate, validate_schedule
 
-from .given import ASSIGNMENT, plan_of
+from .trials_given import ASSIGNMENT, plan_of
 
 ASKED_SCHEDULES = ("gpipe", "one_f_one_b", "interleaved")
 

@@ -1,5 +1,5 @@
-"""The assignment: activation checkpointing, twice.
-assignments/activation_checkpointing/README.md says what a learner builds; these are the trials."""
+"""Trials of the assignment: activation checkpointing, twice. README.md beside this file says what a
+learner builds."""
 
 from collections.abc import Callable
 from typing import NamedTuple
