@@ -26,9 +26,9 @@ BOOK.quantity("pretended_copies", r"n_\\text{pretend}", "count", "copies that ar
     source="nobody",
     measured_by="tests/pretended/test_pretended.py::test_copies",
 )
-def pretended_bytes(pretended_copies, parameter_bytes):
+def pretended_bytes(q):
     """bytes of all pretended copies"""
-    return pretended_copies * parameter_bytes
+    return q.pretended_copies * q.parameter_bytes
 '''
 
 EXPLORER = '''"""The explorer of chapter "pretended"."""

@@ -18,19 +18,21 @@ def book():
     step = Places("top", "_x", "at most", "here", "test", usual=usual, registry=registry)
 
     @step.place("early", symbol="_1", phase="forward")
-    def early(scratch_bytes):
+    def early(q):
         """on the way: with scratch"""
-        return live(temporaries=2 * scratch_bytes)
+        return live(temporaries=2 * q.scratch_bytes)
 
     @step.place("seen", symbol="_2", largest=False)
-    def seen(scratch_bytes):
+    def seen(q):
         """to be looked at"""
-        return live(temporaries=1000 * scratch_bytes)
+        return live(temporaries=1000 * q.scratch_bytes)
 
     @step.place("late", symbol="_3", when="there")
-    def late(made_bytes, scratch_bytes):
+    def late(q):
         """on the way back"""
-        return live(activations=0, gradients=made_bytes, temporaries=scratch_bytes + made_bytes)
+        return live(
+            activations=0, gradients=q.made_bytes, temporaries=q.scratch_bytes + q.made_bytes
+        )
 
     step.largest()
     registry.step = step
@@ -93,14 +95,19 @@ def test_the_page_has_the_same(book):
 
 
 @pytest.mark.parametrize(
-    "body", ["scratch_bytes", "live(temporaries=scratch_bytes // 2)", "live(temporaries=unknown)"]
+    "body",
+    [
+        "q.scratch_bytes",
+        "live(temporaries=q.scratch_bytes // 2)",
+        "live(temporaries=scratch_bytes)",
+    ],
 )
 def test_what_leaves_the_subset_is_refused(tmp_path, body):
     """When it is defined. Must catch: a place whose expressions nobody checks."""
     registry = Registry()
     step = Places("top", "_x", "at most", "here", "test", registry=registry)
     source = tmp_path / "one.py"
-    source.write_text(f'def one(scratch_bytes):\n    """there"""\n    return {body}\n')
+    source.write_text(f'def one(q):\n    """there"""\n    return {body}\n')
     named = {"live": live}
     exec(compile(source.read_text(), source, "exec"), named)
     with pytest.raises(TypeError, match="place one|formula one"):

@@ -7,11 +7,13 @@ import inspect
 
 
 class UnknownName(TypeError):
-    """No quantity and no formula has that name."""
+    """No quantity and no formula has that name, for which somebody asks, or which a formula
+    needs."""
 
-    def __init__(self, registry, name):
+    def __init__(self, registry, name, needed_by=""):
         close = close_names(name, [*registry.formulas, *registry.quantities])
-        super().__init__(f"no quantity or formula is named {name}{close or '.'}")
+        wrong = f"formula {needed_by} needs q.{name}, but " if needed_by else ""
+        super().__init__(f"{wrong}no quantity or formula is named {name}{close or '.'}")
 
 
 class UnknownPreset(TypeError):

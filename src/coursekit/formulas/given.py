@@ -114,8 +114,8 @@ update_seconds | \tau_\text{upd} | seconds, from 0 | time of the optimizer's ste
     marks="heads",
     head_size=0,
 )
-def heads_divide_hidden(hidden, heads, head_size):
-    return equal(where(head_size > 0, hidden, heads * floor_div(hidden, heads)), hidden)
+def heads_divide_hidden(q):
+    return equal(where(q.head_size > 0, q.hidden, q.heads * floor_div(q.hidden, q.heads)), q.hidden)
 
 
 @BOOK.rule(
@@ -123,9 +123,10 @@ def heads_divide_hidden(hidden, heads, head_size):
     " one expert and at most all of them, and through none where there are none.",
     marks="experts_per_token",
 )
-def a_token_has_experts(experts, experts_per_token):
+def a_token_has_experts(q):
     return equal(
-        maximum(minimum(experts_per_token, experts), where(experts > 0, 1, 0)), experts_per_token
+        maximum(minimum(q.experts_per_token, q.experts), where(q.experts > 0, 1, 0)),
+        q.experts_per_token,
     )
 
 
@@ -134,8 +135,8 @@ def a_token_has_experts(experts, experts_per_token):
     " serves the same number of heads.",
     marks="key_value_heads",
 )
-def key_value_heads_divide_heads(heads, key_value_heads):
-    return equal(key_value_heads * floor_div(heads, key_value_heads), heads)
+def key_value_heads_divide_heads(q):
+    return equal(q.key_value_heads * floor_div(q.heads, q.key_value_heads), q.heads)
 
 
 @BOOK.rule(
@@ -143,5 +144,5 @@ def key_value_heads_divide_heads(heads, key_value_heads):
     " the degrees must multiply to the number of GPUs.",
     marks="data_parallel",
 )
-def degrees_fill_the_gpus(gpus, data_parallel, gpus_per_copy):
-    return equal(data_parallel * gpus_per_copy, gpus)
+def degrees_fill_the_gpus(q):
+    return equal(q.data_parallel * q.gpus_per_copy, q.gpus)

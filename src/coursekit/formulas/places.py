@@ -4,9 +4,9 @@ what it is made of are one sum and one maximum for all.
     LAYER = Places("layer_work", r"_\\ell", "in one layer", source="...", measured_by="tests/...")
 
     @LAYER.place("norm", symbol=r"_\\text{norm}")
-    def norm(norm_activation_bytes, norm_backward_bytes):
+    def norm(q):
         \"\"\"in the norm\"\"\"
-        return live(activations=norm_activation_bytes, temporaries=norm_backward_bytes)
+        return live(activations=q.norm_activation_bytes, temporaries=q.norm_backward_bytes)
 
     LAYER.largest()
 
@@ -31,7 +31,17 @@ from operator import add
 from types import MappingProxyType
 
 from .registry import BOOK, Registry
-from .subset import SUBSET, arg_max, check_expression, choose, maximum, returned
+from .subset import (
+    SUBSET,
+    arg_max,
+    as_text,
+    check_expression,
+    choose,
+    maximum,
+    quantities_in,
+    quantity_in,
+    returned,
+)
 
 LETTERS = {
     "parameters": "P",
@@ -127,10 +137,11 @@ class Places:
         check_expression(expression, function)
         if isinstance(expression, ast.Constant) and expression.value == 0:
             return ""
-        if isinstance(expression, ast.Name):
-            return expression.id
+        if alone := quantity_in(expression):
+            return alone
         if when:
-            expression = ast.BinOp(ast.Name(when, ast.Load()), ast.Mult(), expression)
+            switch = ast.Attribute(ast.Name("q", ast.Load()), when, ast.Load())
+            expression = ast.BinOp(switch, ast.Mult(), expression)
         quantity = f"{category}_at_{name}_bytes"
         where, _, _ = " ".join(inspect.cleandoc(function.__doc__).split()).partition(":")
         self._add(
@@ -175,14 +186,11 @@ def _over(function, names, text=""):
     """`function` of the quantities with these names, as a formula; `text` is how it is written."""
     names = list(dict.fromkeys(names))
 
-    def formula(*values):
-        return function(*values)
+    def formula(q):
+        return function(*(getattr(q, name) for name in names))
 
     formula.written = text or f"{function.__name__}({', '.join(names)})"
-
-    formula.__signature__ = inspect.Signature(
-        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    )
+    formula.needs = names
     return formula
 
 
@@ -209,16 +217,11 @@ def _chosen(which, parts):
 
 
 def _compiled(expression):
-    """A formula of the names that the expression has, in their order."""
-    names = dict.fromkeys(
-        node.id
-        for node in ast.walk(expression)
-        if isinstance(node, ast.Name) and node.id not in SUBSET
-    )
-    arguments = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
+    """A formula of the quantities that the expression names."""
+    arguments = ast.arguments([], [ast.arg("q")], None, [], [], None, [])
     tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, expression)))
     formula = eval(compile(tree, "<place>", "eval"), dict(SUBSET))
-    formula.written = ast.unparse(expression)
+    formula.written, formula.needs = as_text(expression), quantities_in(expression)
     return formula
 
 

@@ -1,10 +1,11 @@
 """A small registry that resolves names the way pytest resolves fixtures.
 
-A formula is a short function. Its argument names say what it depends on: other formulas, or
-quantities that the reader gives.
+A formula is a short function of `q`. What it names, `q.layers`, is what it depends on: other
+formulas, or quantities that the reader gives.
 
     @BOOK.formula(r"\\Psi_\\ell", "parameters", source="...", measured_by="tests/...")
-    def layer_parameters(attention_parameters, mlp_parameters, norm_parameters): ...
+    def layer_parameters(q):
+        return q.attention_parameters + q.mlp_parameters + q.norm_parameters
 
     layer_parameters(hidden=768, heads=12, ...)                  # resolves what it needs, returns
     # an exact integer
@@ -34,7 +35,7 @@ from .asking import (
     refuse_unused,
     signature_of,
 )
-from .subset import EXACT_LIMIT, DividendTooLarge, check_subset
+from .subset import EXACT_LIMIT, DividendTooLarge, Values, check_subset, needs_of
 
 # counted, so exact; every other unit is a float
 WHOLE_UNITS = ("bytes", "parameters", "tensors", "tokens", "GPUs", "count")
@@ -125,18 +126,21 @@ class Quantity:
 @dataclass(frozen=True)
 class Rule:
     """A relation between quantities. `message` names them in braces; `marks` is the one whose
-    control is marked. `assumed` has values for quantities without which the rule holds all the
-    same."""
+    control is marked. The rule is for whoever asks for what follows from `concerns`. `assumed` has
+    values for quantities without which the rule holds all the same."""
 
     name: str
     function: Callable
     message: str
     marks: str
+    concerns: str = ""
     assumed: tuple = ()  # pairs (quantity, value)
 
     @cached_property
     def needs(self):
-        return tuple(inspect.signature(self.function).parameters)
+        said = re.findall(r"{(\w+)}", self.message)
+        names = (*needs_of(self.function), *said, self.concerns)
+        return tuple(dict.fromkeys(filter(None, names)))
 
     @cached_property
     def _needs_to_be_known(self):
@@ -147,7 +151,7 @@ class Rule:
 
     def check(self, values):
         values = {**dict(self.assumed), **values}
-        if not self.function(*(values[name] for name in self.needs)):
+        if not self.function(Values(values)):
             raise InvalidQuantity(
                 self.marks,
                 values[self.marks],
@@ -180,7 +184,7 @@ class Formula:
 
     @cached_property
     def needs(self):
-        return tuple(inspect.signature(self.function).parameters)
+        return needs_of(self.function)
 
     @cached_property
     def whole(self):
@@ -208,7 +212,7 @@ class Formula:
         """The value from already resolved arguments: an exact int for a whole unit, else a
         float."""
         try:
-            value = self.function(*[values[name] for name in self.needs])
+            value = self.function(Values(values))
             value = value if self.whole else float(value)
         except DividendTooLarge as error:
             raise TooLarge(self.name, error.args[0]) from None
@@ -289,7 +293,7 @@ class Registry:
         formula = BOOK.section(source="...", measured_by="tests/...")
 
         @formula(r"\\Psi_\\ell", "parameters")
-        def layer_parameters(attention_parameters, mlp_parameters, norm_parameters): ...
+        def layer_parameters(q): ...
         """
         return partial(self.formula, source=source, measured_by=measured_by)
 
@@ -321,14 +325,15 @@ class Registry:
         self.formulas[name] = Formula(name, function, group=group, registry=self, **facts)
         return self.formulas[name]
 
-    def rule(self, message, *, marks, **assumed):
-        """Register the relation below: a function of quantities that returns one comparison.
-        `assumed` are values for quantities that need not be known for the rule to hold."""
+    def rule(self, message, *, marks, concerns="", **assumed):
+        """Register the relation below: a function of quantities that returns one comparison. It
+        holds where `concerns` is computed, too. `assumed` are values for quantities that need not
+        be known for the rule to hold."""
 
         def register(function):
             check_subset(function)
             name = function.__name__
-            rule = Rule(name, function, message, marks, tuple(assumed.items()))
+            rule = Rule(name, function, message, marks, concerns, tuple(assumed.items()))
             self.rules[name] = rule
             self._applicable.clear()
             for need in rule.needs:
@@ -346,11 +351,11 @@ class Registry:
             )
         self._resolved.clear()
 
-    def find(self, name):
-        """The formula or quantity of that name."""
+    def find(self, name, needed_by=""):
+        """The formula or quantity of that name, which a formula may need."""
         found = self.formulas.get(name) or self.quantities.get(name)
         if found is None:
-            raise UnknownName(self, name)
+            raise UnknownName(self, name, needed_by)
         return found
 
     def resolve(self, targets, given=()):
@@ -374,8 +379,9 @@ class Registry:
                 raise ValueError(
                     f"{' -> '.join([*path, name])}: these formulas need each other in a circle."
                 )
+            found = self.find(name, path[-1] if path else "")
             path.append(name)
-            for need in self.find(name).needs:
+            for need in found.needs:
                 visit(need)
             path.pop()
             formulas[name] = None

@@ -17,6 +17,7 @@ from sympy.printing.latex import LatexPrinter
 from sympy.printing.precedence import PRECEDENCE
 
 from .registry import BOOK, EXACT_LIMIT, Formula, Registry
+from .subset import Values
 
 
 class _Latex(LatexPrinter):
@@ -191,7 +192,8 @@ class _JavaScript(JavascriptCodePrinter):
 @cache  # a formula is on its page, on a formula sheet, and in the JavaScript of explorers
 def _symbolic(function, needs):
     with sympy.evaluate(False):
-        return sympy.sympify(function(*(sympy.Symbol(need, nonnegative=True) for need in needs)))
+        symbols = {need: sympy.Symbol(need, nonnegative=True) for need in needs}
+        return sympy.sympify(function(Values(symbols)))
 
 
 def right_hand_side(name, registry: Registry = BOOK, symbol=None, given=None):
@@ -214,16 +216,16 @@ def right_hand_side(name, registry: Registry = BOOK, symbol=None, given=None):
 def _with(name, registry, given):
     """The formula with numbers for what is given and an expression for what depends on it."""
     formula = registry.formulas[name]
-    arguments = [
-        given[need]
+    known = {
+        need: given[need]
         if need in given
         else _with(need, registry, given)
         if need in registry.formulas and set(given) & set(registry.resolve([need])[1])
         else sympy.Symbol(need, nonnegative=True)
         for need in formula.needs
-    ]
+    }
     with sympy.evaluate(False):
-        return sympy.sympify(formula.function(*arguments))
+        return sympy.sympify(formula.function(Values(known)))
 
 
 def latex(name, registry: Registry = BOOK, symbol=None):

@@ -1,5 +1,8 @@
-"""The functions of a formula, besides names, numbers, + - * /, ** with a whole exponent, and < <= >
->=.
+"""The functions of a formula, besides quantities, numbers, + - * /, ** with a whole exponent, and <
+<= > >=.
+
+A formula takes one argument, `q`, and names a quantity where it needs it: `q.layers`. What it
+depends on is read from its body.
 
 Each function takes numbers or SymPy symbols (symbols.py), so that one formula serves three times:
 called with integers it gives exact bytes, called with symbols it gives the equation on the page and
@@ -10,6 +13,7 @@ something wrong.
 """
 
 import ast
+import copy
 import inspect
 import linecache
 import math
@@ -190,10 +194,18 @@ _SYNTAX = (
     ast.Compare,
     ast.Call,
     ast.Name,
+    ast.Attribute,
     ast.Load,
     ast.Constant,
     *_OPERATORS,
 )
+
+
+class Values:
+    """`q` of a formula: `q.layers` is the value, or the symbol, of the quantity layers."""
+
+    def __init__(self, values):
+        self.__dict__ = values
 
 
 @cache
@@ -234,12 +246,44 @@ def returned(function):
     return body[0].value
 
 
+def quantity_in(node):
+    """The name of the quantity that the node is, `q.name`; "" where it is something else."""
+    named = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    return node.attr if named and node.value.id == "q" else ""
+
+
+def quantities_in(expression):
+    """The quantities that the expression names, each once, in the order in which they stand."""
+    if name := quantity_in(expression):
+        return [name]
+    parts = map(quantities_in, ast.iter_child_nodes(expression))
+    return list(dict.fromkeys(name for part in parts for name in part))
+
+
+@cache
+def needs_of(function):
+    """The names of the quantities on which a formula depends; places say those of what they
+    make."""
+    made = getattr(function, "needs", None)
+    return tuple(quantities_in(returned(function)) if made is None else made)
+
+
+class _WithoutQ(ast.NodeTransformer):
+    def visit_Attribute(self, node):
+        return ast.Name(quantity_in(node), ast.Load())
+
+
+def as_text(expression):
+    """The expression as a reader sees it: `layers` for `q.layers`."""
+    return ast.unparse(_WithoutQ().visit(copy.deepcopy(expression)))
+
+
 @cache  # an explanation of a step reads hundreds
 def expression_of(function):
-    """The expression of a formula, as it is written in Python; places say how their expression is
-    made."""
+    """The expression of a formula, as it is written in Python but for `q.`; places say how their
+    expression is made."""
     text = getattr(function, "written", "")
-    return text or ast.unparse(returned(function))
+    return text or as_text(returned(function))
 
 
 def check_subset(function):
@@ -249,12 +293,23 @@ def check_subset(function):
 
 
 def check_expression(expression, function):
-    """Raise TypeError where the expression, of the function's arguments, leaves the subset."""
-    arguments = set(inspect.signature(function).parameters)
+    """Raise TypeError where the expression leaves the subset."""
+    arguments = list(inspect.signature(function).parameters)
+    if arguments != ["q"]:
+        raise TypeError(
+            f"formula {function.__name__}: its arguments are ({', '.join(arguments)}), but a"
+            " formula takes (q) alone and names a quantity in its body, such as q.layers."
+        )
 
     def refuse(node, why):
         raise TypeError(f"formula {function.__name__}: `{ast.unparse(node)}` {why}")
 
+    # names that are part of a quantity, q.layers, or of a call of the subset's functions
+    parts = {
+        node.value if isinstance(node, ast.Attribute) else node.func
+        for node in ast.walk(expression)
+        if quantity_in(node) or isinstance(node, ast.Call)
+    }
     for node in ast.walk(expression):
         if not isinstance(node, _SYNTAX):
             refuse(node, "is outside the subset: + - * / **, < <= > >=, " + ", ".join(SUBSET) + ".")
@@ -268,7 +323,7 @@ def check_expression(expression, function):
         if (
             isinstance(node, ast.BinOp)
             and isinstance(node.op, ast.Sub)
-            and not isinstance(node.left, (ast.Name, ast.Constant))
+            and not isinstance(node.left, (ast.Attribute, ast.Constant))
         ):
             refuse(
                 node,
@@ -281,5 +336,11 @@ def check_expression(expression, function):
             refuse(node, "calls something else than " + ", ".join(SUBSET) + ".")
         if isinstance(node, ast.Compare) and len(node.ops) != 1:
             refuse(node, "compares more than two values.")
-        if isinstance(node, ast.Name) and node.id not in arguments and node.id not in SUBSET:
-            refuse(node, "is not an argument; a formula depends on nothing else.")
+        if isinstance(node, ast.Attribute) and not quantity_in(node):
+            refuse(node, "is no quantity; a quantity is q and its name, such as q.layers.")
+        if isinstance(node, ast.Name) and node not in parts:
+            refuse(
+                node,
+                "is no quantity; a formula depends on nothing else, and a quantity is q and its"
+                " name, such as q.layers.",
+            )

@@ -48,45 +48,45 @@ formula = BOOK.section(source=_DEFINITION, measured_by=_COUNTED)
 
 
 @formula(r"C_\text{mm}", "FLOP")
-def product_flops(operation_rows, operation_columns, operation_depth):
+def product_flops(q):
     """operations of a matrix product: a multiplication and an addition for each row, column and
     inner index"""
-    return 2 * operation_rows * operation_columns * operation_depth
+    return 2 * q.operation_rows * q.operation_columns * q.operation_depth
 
 
 @formula(r"S_\text{mm}", "bytes")
-def product_bytes(operation_rows, operation_columns, operation_depth, operation_element_bytes):
+def product_bytes(q):
     """bytes of a matrix product: both factors are read once, the result is written once"""
-    return operation_element_bytes * (
-        operation_rows * operation_depth
-        + operation_depth * operation_columns
-        + operation_rows * operation_columns
+    return q.operation_element_bytes * (
+        q.operation_rows * q.operation_depth
+        + q.operation_depth * q.operation_columns
+        + q.operation_rows * q.operation_columns
     )
 
 
 @formula(r"C_\text{elem}", "FLOP", measured_by=_ELEMENTWISE)
-def elementwise_flops(operation_rows, operation_columns, operation_depth):
+def elementwise_flops(q):
     """operations of an elementwise operation, or of several that one kernel does in one go"""
-    return operation_rows * operation_columns * operation_depth
+    return q.operation_rows * q.operation_columns * q.operation_depth
 
 
 @formula(r"S_\text{elem}", "bytes", measured_by=_ELEMENTWISE)
-def elementwise_bytes(operation_rows, operation_columns, operation_element_bytes):
+def elementwise_bytes(q):
     """bytes of an elementwise operation: each element is read once and written once, whatever
     happens in between"""
-    return 2 * operation_element_bytes * operation_rows * operation_columns
+    return 2 * q.operation_element_bytes * q.operation_rows * q.operation_columns
 
 
 @formula(r"C_\text{op}", "FLOP")
-def operation_flops(matrix_product, product_flops, elementwise_flops):
+def operation_flops(q):
     """floating-point operations of the operation"""
-    return where(matrix_product > 0, product_flops, elementwise_flops)
+    return where(q.matrix_product > 0, q.product_flops, q.elementwise_flops)
 
 
 @formula(r"S_\text{op}", "bytes", least=1)
-def operation_bytes(matrix_product, product_bytes, elementwise_bytes):
+def operation_bytes(q):
     """bytes that the operation reads from memory and writes to it"""
-    return where(matrix_product > 0, product_bytes, elementwise_bytes)
+    return where(q.matrix_product > 0, q.product_bytes, q.elementwise_bytes)
 
 
 # --- the roof -------------------------------------------------------------------------------------
@@ -94,52 +94,52 @@ formula = BOOK.section(source=_ROOFLINE, measured_by=_MEASURED)
 
 
 @formula(r"I", "FLOP/byte")
-def arithmetic_intensity(operation_flops, operation_bytes):
+def arithmetic_intensity(q):
     """operations done for each byte that moves between memory and chip"""
-    return operation_flops / operation_bytes
+    return q.operation_flops / q.operation_bytes
 
 
 @formula(r"F_\text{chip}", "FLOP/s", source="NVIDIA 2020", measured_by=_SHEET)
-def chip_flops_per_second(multiprocessors, multiprocessor_flops_per_cycle, cycles_per_second):
+def chip_flops_per_second(q):
     """rate of a chip as a datasheet computes it: multiprocessors, times operations of each in a
     cycle, times cycles in a second"""
-    return multiprocessors * multiprocessor_flops_per_cycle * cycles_per_second
+    return q.multiprocessors * q.multiprocessor_flops_per_cycle * q.cycles_per_second
 
 
 @formula(r"I_\text{ridge}", "FLOP/byte")
-def ridge_intensity(flops_per_second, memory_bytes_per_second):
+def ridge_intensity(q):
     """intensity of the ridge: above the ridge arithmetic is the limit, below it memory"""
-    return flops_per_second / memory_bytes_per_second
+    return q.flops_per_second / q.memory_bytes_per_second
 
 
 @formula(r"F_\text{roof}", "FLOP/s")
-def attainable_flops_per_second(flops_per_second, arithmetic_intensity, memory_bytes_per_second):
+def attainable_flops_per_second(q):
     """highest rate that an operation of this intensity can reach"""
-    return minimum(flops_per_second, arithmetic_intensity * memory_bytes_per_second)
+    return minimum(q.flops_per_second, q.arithmetic_intensity * q.memory_bytes_per_second)
 
 
 @formula(r"\tau_\text{op}", "seconds")
-def operation_seconds(operation_flops, attainable_flops_per_second):
+def operation_seconds(q):
     """shortest time that an operation can take"""
-    return operation_flops / attainable_flops_per_second
+    return q.operation_flops / q.attainable_flops_per_second
 
 
 @formula(r"1_\text{mem}", "count", measured_by=_BOUND)
-def bound_by_memory(arithmetic_intensity, ridge_intensity):
+def bound_by_memory(q):
     """1 if memory bounds the operation, 0 if arithmetic does"""
-    return where(arithmetic_intensity < ridge_intensity, 1, 0)
+    return where(q.arithmetic_intensity < q.ridge_intensity, 1, 0)
 
 
 @formula(r"\eta_\text{roof}", "fraction", measured_by=_BOUND)
-def attainable_share(attainable_flops_per_second, flops_per_second):
+def attainable_share(q):
     """largest share of the arithmetic rate that the operation can use; the rest waits for memory"""
-    return attainable_flops_per_second / flops_per_second
+    return q.attainable_flops_per_second / q.flops_per_second
 
 
 @formula(r"\eta_\text{meas}", "fraction", source=_DEFINITION, measured_by=_SHEET)
-def measured_share(measured_flops_per_second, flops_per_second):
+def measured_share(q):
     """measured rate as a share of the datasheet's figure"""
-    return measured_flops_per_second / flops_per_second
+    return q.measured_flops_per_second / q.flops_per_second
 
 
 # --- before the roof ------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def measured_share(measured_flops_per_second, flops_per_second):
     source=_DEFINITION,
     measured_by="tests/hardware/test_roofline_formulas.py::test_pace",
 )
-def queued_operation_seconds(launch_seconds, operation_seconds):
+def queued_operation_seconds(q):
     """time for each of many operations in a row: the CPU launches the next while the GPU works, and
     the slower of the two sets the pace"""
-    return maximum(launch_seconds, operation_seconds)
+    return maximum(q.launch_seconds, q.operation_seconds)

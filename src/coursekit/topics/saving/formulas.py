@@ -25,47 +25,45 @@ formula = BOOK.section(source="shardlab.saving", measured_by=_OFTEN)
 
 
 @formula(r"\beta_\text{ckpt}", "bytes", measured_by=_BYTES)
-def checkpoint_bytes_per_parameter(
-    parameter_element_bytes, master_element_bytes, optimizer_moments, moment_element_bytes
-):
+def checkpoint_bytes_per_parameter(q):
     """bytes of a checkpoint for each parameter: the parameter and its moments, no gradient; a
     master copy is stored instead of the parameter, which is made from the copy"""
     return (
-        where(master_element_bytes > 0, master_element_bytes, parameter_element_bytes)
-        + optimizer_moments * moment_element_bytes
+        where(q.master_element_bytes > 0, q.master_element_bytes, q.parameter_element_bytes)
+        + q.optimizer_moments * q.moment_element_bytes
     )
 
 
 @formula(r"M_\text{ckpt}", "bytes", measured_by=_BYTES)
-def checkpoint_bytes(parameters, checkpoint_bytes_per_parameter):
+def checkpoint_bytes(q):
     """bytes of a checkpoint, all ranks together, without names and step counters"""
-    return checkpoint_bytes_per_parameter * parameters
+    return q.checkpoint_bytes_per_parameter * q.parameters
 
 
 @formula(r"\tau_\text{ckpt}", "seconds", source="definition")
-def checkpoint_seconds(checkpoint_bytes, storage_bytes_per_second):
+def checkpoint_seconds(q):
     """time that the run waits for a checkpoint to be written"""
-    return checkpoint_bytes / storage_bytes_per_second
+    return q.checkpoint_bytes / q.storage_bytes_per_second
 
 
 @formula(r"\tau_\text{save}", "seconds", source=_YOUNG)
-def save_interval_seconds(checkpoint_seconds, failure_seconds):
+def save_interval_seconds(q):
     """training time between two checkpoints for which the least time is lost, if the time between
     failures is much longer than the time of a checkpoint"""
-    return square_root(2 * checkpoint_seconds * failure_seconds)
+    return square_root(2 * q.checkpoint_seconds * q.failure_seconds)
 
 
 @formula(r"\pi_\text{lost}", "fraction", source=_YOUNG)
-def save_lost_fraction(checkpoint_seconds, save_interval_seconds, failure_seconds):
+def save_lost_fraction(q):
     """share of the time that goes into checkpoints and into repeated work: half an interval for
     each failure"""
-    return checkpoint_seconds / save_interval_seconds + save_interval_seconds / (
-        2 * failure_seconds
+    return q.checkpoint_seconds / q.save_interval_seconds + q.save_interval_seconds / (
+        2 * q.failure_seconds
     )
 
 
 @formula(r"\pi_\text{fail}", "fraction", source="Daly 2006")
-def failures_lost_fraction(save_lost_fraction, restart_seconds, failure_seconds):
+def failures_lost_fraction(q):
     """share of the time that failures cost in all: checkpoints, repeated work, and after each
     failure the time until the run goes on"""
-    return save_lost_fraction + restart_seconds / failure_seconds
+    return q.save_lost_fraction + q.restart_seconds / q.failure_seconds

@@ -53,8 +53,8 @@ _HIDES = "tests/zero/test_zero_time.py::test_tokens_that_hide_a_phase"
     "rank = {rank} is not a rank of a data-parallel group of {data_parallel}: ranks count from 0.",
     marks="rank",
 )
-def rank_is_in_the_data_parallel_group(rank, data_parallel):
-    return rank < data_parallel
+def rank_is_in_the_data_parallel_group(q):
+    return q.rank < q.data_parallel
 
 
 # --- what is kept ---------------------------------------------------------------------------------
@@ -62,71 +62,69 @@ formula = BOOK.section(source=_STATES, measured_by=_KEPT)
 
 
 @formula(r"\Psi_r", "parameters")
-def zero_shard_parameters(parameters, data_parallel, rank):
+def zero_shard_parameters(q):
     """elements of the rank's shard; where the number of ranks does not divide the parameters, the
     first shards have one element more"""
-    return shard_of(parameters, data_parallel, rank)
+    return shard_of(q.parameters, q.data_parallel, q.rank)
 
 
 @formula(r"\Psi_\text{p}", "parameters")
-def zero_kept_parameters(zero_stage, parameters, zero_shard_parameters):
+def zero_kept_parameters(q):
     """parameters that the rank keeps from step to step: from stage 3 on, those of its shard"""
-    return where(zero_stage < 3, parameters, zero_shard_parameters)
+    return where(q.zero_stage < 3, q.parameters, q.zero_shard_parameters)
 
 
 @formula(r"\Psi_\text{g}", "parameters")
-def zero_kept_gradients(zero_stage, parameters, zero_shard_parameters):
+def zero_kept_gradients(q):
     """parameters whose gradients the rank has when backward is done: from stage 2 on, those of
     its shard"""
-    return where(zero_stage < 2, parameters, zero_shard_parameters)
+    return where(q.zero_stage < 2, q.parameters, q.zero_shard_parameters)
 
 
 @formula(r"\Psi_\text{o}", "parameters")
-def zero_kept_optimizer_states(zero_stage, parameters, zero_shard_parameters):
+def zero_kept_optimizer_states(q):
     """parameters whose optimizer states the rank keeps: from stage 1 on, those of its shard"""
-    return where(zero_stage < 1, parameters, zero_shard_parameters)
+    return where(q.zero_stage < 1, q.parameters, q.zero_shard_parameters)
 
 
 @formula(r"M_\text{p}", "bytes")
-def zero_parameter_bytes(zero_kept_parameters, parameter_element_bytes):
+def zero_parameter_bytes(q):
     """bytes of the parameters that the rank keeps"""
-    return parameter_element_bytes * zero_kept_parameters
+    return q.parameter_element_bytes * q.zero_kept_parameters
 
 
 @formula(r"M_\text{g}", "bytes")
-def zero_gradient_bytes(zero_kept_gradients, gradient_element_bytes):
+def zero_gradient_bytes(q):
     """bytes of the gradients that the rank has when backward is done"""
-    return gradient_element_bytes * zero_kept_gradients
+    return q.gradient_element_bytes * q.zero_kept_gradients
 
 
 @formula(r"M_\text{o}", "bytes")
-def zero_optimizer_bytes(
-    zero_kept_optimizer_states, master_element_bytes, optimizer_moments, moment_element_bytes
-):
+def zero_optimizer_bytes(q):
     """bytes of the optimizer states that the rank keeps: the master copy, if the recipe has one,
     and the moments"""
     return (
-        master_element_bytes + optimizer_moments * moment_element_bytes
-    ) * zero_kept_optimizer_states
+        q.master_element_bytes + q.optimizer_moments * q.moment_element_bytes
+    ) * q.zero_kept_optimizer_states
 
 
 @formula(
     r"M_\text{cut}", "bytes", source="torch.optim.AdamW: a float32 step for each tensor it updates"
 )
-def zero_step_counter_bytes(
-    zero_stage, zero_flat_tensors, parameter_tensors, step_counter_element_bytes
-):
+def zero_step_counter_bytes(q):
     """bytes of the step counters from stage 1 on: one for each flat tensor in stages 1 and 2, where
     the shard of a large bucket is cut in parts with a counter each, and one for each parameter
     tensor in stage 3"""
-    return step_counter_element_bytes * where(zero_stage < 3, zero_flat_tensors, parameter_tensors)
+    return q.step_counter_element_bytes * where(
+        q.zero_stage < 3, q.zero_flat_tensors, q.parameter_tensors
+    )
 
 
 @formula(r"M_z", "bytes")
-def zero_states_bytes(zero_parameter_bytes, zero_gradient_bytes, zero_optimizer_bytes):
+def zero_states_bytes(q):
     """bytes of all model states on the rank; what stage 3 gathers comes on top, as activations
     do"""
-    return zero_parameter_bytes + zero_gradient_bytes + zero_optimizer_bytes
+    return q.zero_parameter_bytes + q.zero_gradient_bytes + q.zero_optimizer_bytes
 
 
 # --- what stage 3 has whole for a moment ----------------------------------------------------------
@@ -134,32 +132,32 @@ formula = BOOK.section(source=_OURS, measured_by=_PEAK)
 
 
 @formula(r"M_\text{whole}", "bytes")
-def zero_gathered_bytes(zero_unit_parameters, zero_root_parameters, parameter_element_bytes):
+def zero_gathered_bytes(q):
     """bytes of whole parameters that a rank holds at a time in stage 3, if no unit is gathered
     ahead: one unit's and the root's"""
-    return parameter_element_bytes * (zero_unit_parameters + zero_root_parameters)
+    return q.parameter_element_bytes * (q.zero_unit_parameters + q.zero_root_parameters)
 
 
 @formula(r"M_\text{back}", "bytes")
-def zero_unit_backward_bytes(zero_unit_parameters, parameter_element_bytes, gradient_element_bytes):
+def zero_unit_backward_bytes(q):
     """bytes of a unit at its peak in backward: its parameters and their gradients, which are
     whole until they are reduced"""
-    return (parameter_element_bytes + gradient_element_bytes) * zero_unit_parameters
+    return (q.parameter_element_bytes + q.gradient_element_bytes) * q.zero_unit_parameters
 
 
 @formula(r"M_\text{root}", "bytes")
-def zero_root_backward_bytes(zero_root_parameters, parameter_element_bytes, gradient_element_bytes):
+def zero_root_backward_bytes(q):
     """bytes of the root while units come and go in backward: its parameters and, at most, all of
     their gradients"""
-    return (parameter_element_bytes + gradient_element_bytes) * zero_root_parameters
+    return (q.parameter_element_bytes + q.gradient_element_bytes) * q.zero_root_parameters
 
 
 @formula(r"M_\text{trans}", "bytes")
-def zero_transient_bytes(zero_unit_backward_bytes, zero_root_backward_bytes):
+def zero_transient_bytes(q):
     """bytes that stage 3 holds besides the shards at its peak, if no unit is gathered ahead, and
     without messages in transit: the part of the peak that 16 bytes for each parameter, divided by
     d, leave out"""
-    return zero_unit_backward_bytes + zero_root_backward_bytes
+    return q.zero_unit_backward_bytes + q.zero_root_backward_bytes
 
 
 # --- what is sent ---------------------------------------------------------------------------------
@@ -167,10 +165,10 @@ formula = BOOK.section(source=_TRAFFIC, measured_by=_SENT)
 
 
 @formula(r"1_\text{fwd}", "count", source="FSDP2, fully_shard", measured_by=_COUNTS, choice=True)
-def reshard_after_forward(zero_stage):
+def reshard_after_forward(q):
     """1 if a unit's parameters are freed after its forward and gathered again in backward; by
     default 1 in stage 3"""
-    return where(zero_stage < 3, 0, 1)
+    return where(q.zero_stage < 3, 0, 1)
 
 
 @formula(
@@ -180,10 +178,10 @@ def reshard_after_forward(zero_stage):
     measured_by=_COUNTS,
     choice=True,
 )
-def reshard_after_backward(zero_stage):
+def reshard_after_backward(q):
     """1 if parameters are freed after each backward, 0 if only after the last microbatch's; by
     default 1 in stage 3"""
-    return where(zero_stage < 3, 0, 1)
+    return where(q.zero_stage < 3, 0, 1)
 
 
 @formula(
@@ -193,86 +191,81 @@ def reshard_after_backward(zero_stage):
     measured_by=_COUNTS,
     choice=True,
 )
-def gradient_sync(zero_stage):
+def gradient_sync(q):
     """1 if gradients are reduced in each microbatch, 0 if only in the last; by default 1 from stage
     2 on"""
-    return where(zero_stage < 2, 0, 1)
+    return where(q.zero_stage < 2, 0, 1)
 
 
 @formula(r"n_\text{rs}", "count")
-def zero_reductions(gradient_sync, accumulation_steps):
+def zero_reductions(q):
     """number of times that all gradients are reduce-scattered in a step; in stage 0 as the first
     half of an all-reduce"""
-    return where(gradient_sync < 1, 1, accumulation_steps)
+    return where(q.gradient_sync < 1, 1, q.accumulation_steps)
 
 
 @formula(r"n_\text{fwd}", "count", measured_by=_COUNTS)
-def zero_forward_gatherings(zero_stage, reshard_after_backward, accumulation_steps):
+def zero_forward_gatherings(q):
     """forwards of a step that gather the parameters: all forwards, or only the first, which
     gathers the parameters that the last update has changed"""
-    return where(zero_stage < 1, 0, where(reshard_after_backward < 1, 1, accumulation_steps))
+    return where(q.zero_stage < 1, 0, where(q.reshard_after_backward < 1, 1, q.accumulation_steps))
 
 
 @formula(r"n_\text{bwd}", "count", measured_by=_COUNTS)
-def zero_backward_gatherings(reshard_after_forward, accumulation_steps):
+def zero_backward_gatherings(q):
     """backwards of a step that gather the parameters"""
-    return where(reshard_after_forward < 1, 0, accumulation_steps)
+    return where(q.reshard_after_forward < 1, 0, q.accumulation_steps)
 
 
 @formula(r"n_\text{ag}", "count")
-def zero_gatherings(zero_stage, zero_forward_gatherings, zero_backward_gatherings):
+def zero_gatherings(q):
     """number of times that everything is gathered in a step; in stage 0 as the second half of an
     all-reduce"""
-    return where(zero_stage < 1, 1, zero_forward_gatherings + zero_backward_gatherings)
+    return where(q.zero_stage < 1, 1, q.zero_forward_gatherings + q.zero_backward_gatherings)
 
 
 @formula(r"\Psi_\text{sent}", "parameters")
-def zero_traffic_parameters(parameters, zero_reductions, zero_gatherings):
+def zero_traffic_parameters(q):
     """elements that a rank among many sends in a step: for each parameter 2 in stages 0 and 1,
     k + 1 in stage 2, 3k in stage 3"""
-    return (zero_reductions + zero_gatherings) * parameters
+    return (q.zero_reductions + q.zero_gatherings) * q.parameters
 
 
 @formula(r"\beta_\text{ag}", "bytes")
-def zero_gathered_element_bytes(zero_stage, parameter_element_bytes, gradient_element_bytes):
+def zero_gathered_element_bytes(q):
     """bytes of an element that is gathered: a parameter's, but in stage 0 a gradient's"""
-    return where(zero_stage < 1, gradient_element_bytes, parameter_element_bytes)
+    return where(q.zero_stage < 1, q.gradient_element_bytes, q.parameter_element_bytes)
 
 
 @formula(r"r_\text{next}", "count", source=_OURS)
-def zero_right_rank(data_parallel, rank):
+def zero_right_rank(q):
     """the rank's neighbour in the data-parallel group, to which it sends around the ring"""
-    return next_rank(data_parallel, rank)
+    return next_rank(q.data_parallel, q.rank)
 
 
 @formula(r"\Psi_\text{next}", "parameters", source=_OURS)
-def zero_right_shard_parameters(parameters, data_parallel, zero_right_rank):
+def zero_right_shard_parameters(q):
     """elements of the right neighbour's shard, which the rank does not send in an all-gather"""
-    return shard_of(parameters, data_parallel, zero_right_rank)
+    return shard_of(q.parameters, q.data_parallel, q.zero_right_rank)
 
 
 @formula(r"Q_r", "bytes")
-def zero_sent_bytes(
-    parameters,
-    zero_reductions,
-    gradient_element_bytes,
-    zero_shard_parameters,
-    zero_gatherings,
-    zero_gathered_element_bytes,
-    zero_right_shard_parameters,
-):
+def zero_sent_bytes(q):
     """bytes that the rank sends in a step, around rings"""
-    return zero_reductions * gradient_element_bytes * (
-        parameters - zero_shard_parameters
-    ) + zero_gatherings * zero_gathered_element_bytes * (parameters - zero_right_shard_parameters)
+    return q.zero_reductions * q.gradient_element_bytes * (
+        q.parameters - q.zero_shard_parameters
+    ) + q.zero_gatherings * q.zero_gathered_element_bytes * (
+        q.parameters - q.zero_right_shard_parameters
+    )
 
 
 @formula(r"\beta_\text{wire}", "bytes")
-def zero_traffic_element_bytes(
-    zero_reductions, gradient_element_bytes, zero_gatherings, zero_gathered_element_bytes
-):
+def zero_traffic_element_bytes(q):
     """bytes that a rank among many sends in a step for each parameter"""
-    return zero_reductions * gradient_element_bytes + zero_gatherings * zero_gathered_element_bytes
+    return (
+        q.zero_reductions * q.gradient_element_bytes
+        + q.zero_gatherings * q.zero_gathered_element_bytes
+    )
 
 
 # --- how long a step takes ------------------------------------------------------------------------
@@ -280,21 +273,12 @@ formula = BOOK.section(source="definition", measured_by=_SECONDS)
 
 
 @formula(r"\tau_\text{wire}", "seconds", source="Patarasuk and Yuan 2009, for each collective")
-def zero_communication_seconds(
-    data_parallel,
-    zero_reductions,
-    zero_gatherings,
-    zero_flat_tensors,
-    latency_seconds,
-    zero_traffic_element_bytes,
-    parameters,
-    link_bytes_per_second,
-):
+def zero_communication_seconds(q):
     """time of all collectives of a step, one after the other around rings"""
     return ring_pass(
-        data_parallel,
-        (zero_reductions + zero_gatherings) * zero_flat_tensors * latency_seconds,
-        zero_traffic_element_bytes * parameters / link_bytes_per_second,
+        q.data_parallel,
+        (q.zero_reductions + q.zero_gatherings) * q.zero_flat_tensors * q.latency_seconds,
+        q.zero_traffic_element_bytes * q.parameters / q.link_bytes_per_second,
     )
 
 
@@ -303,81 +287,63 @@ formula = BOOK.section(source="definition", measured_by=_EVENTS)
 
 
 @formula(r"\tau_\text{gat}", "seconds", source="Patarasuk and Yuan 2009")
-def unit_gather_seconds(
-    data_parallel,
-    latency_seconds,
-    parameter_element_bytes,
-    parameters,
-    zero_flat_tensors,
-    link_bytes_per_second,
-):
+def unit_gather_seconds(q):
     """time to gather the parameters of one unit"""
     return ring_pass(
-        data_parallel,
-        latency_seconds,
-        parameter_element_bytes * parameters / (zero_flat_tensors * link_bytes_per_second),
+        q.data_parallel,
+        q.latency_seconds,
+        q.parameter_element_bytes * q.parameters / (q.zero_flat_tensors * q.link_bytes_per_second),
     )
 
 
 @formula(r"\tau_\text{gat}^\text{bwd}", "seconds")
-def unit_backward_gather_seconds(zero_backward_gatherings, unit_gather_seconds):
+def unit_backward_gather_seconds(q):
     """time to gather the parameters of one unit in backward: nothing where they are still there"""
-    return where(zero_backward_gatherings < 1, 0, unit_gather_seconds)
+    return where(q.zero_backward_gatherings < 1, 0, q.unit_gather_seconds)
 
 
 @formula(r"\tau_\text{red}", "seconds", source="Patarasuk and Yuan 2009")
-def unit_reduce_seconds(
-    zero_stage,
-    data_parallel,
-    latency_seconds,
-    gradient_element_bytes,
-    parameters,
-    zero_flat_tensors,
-    link_bytes_per_second,
-):
+def unit_reduce_seconds(q):
     """time to reduce-scatter the gradients of one unit; in stage 0, to all-reduce them"""
-    return where(zero_stage < 1, 2, 1) * ring_pass(
-        data_parallel,
-        latency_seconds,
-        gradient_element_bytes * parameters / (zero_flat_tensors * link_bytes_per_second),
+    return where(q.zero_stage < 1, 2, 1) * ring_pass(
+        q.data_parallel,
+        q.latency_seconds,
+        q.gradient_element_bytes * q.parameters / (q.zero_flat_tensors * q.link_bytes_per_second),
     )
 
 
 @formula(
     r"\tau_\text{unit}^\text{fwd}", "seconds", source="2 operations for each parameter and token"
 )
-def unit_forward_seconds(
-    parameters, microbatch_tokens, zero_flat_tensors, utilisation, flops_per_second
-):
+def unit_forward_seconds(q):
     """time that a unit computes in forward"""
-    return 2 * parameters * microbatch_tokens / (zero_flat_tensors * utilisation * flops_per_second)
+    return (
+        2
+        * q.parameters
+        * q.microbatch_tokens
+        / (q.zero_flat_tensors * q.utilisation * q.flops_per_second)
+    )
 
 
 @formula(
     r"\tau_\text{unit}^\text{bwd}", "seconds", source="4 operations for each parameter and token"
 )
-def unit_backward_seconds(unit_forward_seconds):
+def unit_backward_seconds(q):
     """time that a unit computes in backward"""
-    return 2 * unit_forward_seconds
+    return 2 * q.unit_forward_seconds
 
 
 @formula(r"\tau_\varphi^\text{fwd}", "seconds")
-def unit_busy_forward_seconds(unit_forward_seconds, contention, unit_gather_seconds):
+def unit_busy_forward_seconds(q):
     """time of a unit's forward while the next unit is gathered"""
-    return unit_forward_seconds + contention * unit_gather_seconds
+    return q.unit_forward_seconds + q.contention * q.unit_gather_seconds
 
 
 @formula(r"\tau_\varphi^\text{bwd}", "seconds")
-def unit_busy_backward_seconds(
-    unit_backward_seconds,
-    contention,
-    unit_backward_gather_seconds,
-    reduce_early,
-    unit_reduce_seconds,
-):
+def unit_busy_backward_seconds(q):
     """time of a unit's backward while the next unit is gathered and the one before it is reduced"""
-    return unit_backward_seconds + contention * (
-        unit_backward_gather_seconds + reduce_early * unit_reduce_seconds
+    return q.unit_backward_seconds + q.contention * (
+        q.unit_backward_gather_seconds + q.reduce_early * q.unit_reduce_seconds
     )
 
 
@@ -385,103 +351,79 @@ def unit_busy_backward_seconds(
 
 
 @formula(r"\tau_\text{gather}", "seconds")
-def zero_gathered_forward_seconds(
-    prefetch_units,
-    zero_flat_tensors,
-    unit_gather_seconds,
-    unit_forward_seconds,
-    unit_busy_forward_seconds,
-):
+def zero_gathered_forward_seconds(q):
     """time of a forward that gathers: the first unit waits, the others only where gathering takes
     longer than computing; asking further ahead changes nothing"""
     return where(
-        prefetch_units < 1,
-        zero_flat_tensors * (unit_gather_seconds + unit_forward_seconds),
-        unit_gather_seconds
-        + (zero_flat_tensors - 1) * maximum(unit_gather_seconds, unit_busy_forward_seconds)
-        + unit_forward_seconds,
+        q.prefetch_units < 1,
+        q.zero_flat_tensors * (q.unit_gather_seconds + q.unit_forward_seconds),
+        q.unit_gather_seconds
+        + (q.zero_flat_tensors - 1) * maximum(q.unit_gather_seconds, q.unit_busy_forward_seconds)
+        + q.unit_forward_seconds,
     )
 
 
 @formula(r"\tau_\text{both}", "seconds")
-def zero_gathering_backward_seconds(
-    prefetch_units,
-    reduce_early,
-    zero_flat_tensors,
-    unit_gather_seconds,
-    unit_backward_seconds,
-    unit_busy_backward_seconds,
-    unit_reduce_seconds,
-):
+def zero_gathering_backward_seconds(q):
     """time of a backward that gathers each unit and reduces its gradients, on one link. Reductions
     that leave early gain nothing where each gathering waits behind them"""
     return where(
-        prefetch_units < 1,
-        zero_flat_tensors * (unit_gather_seconds + unit_backward_seconds + unit_reduce_seconds),
+        q.prefetch_units < 1,
+        q.zero_flat_tensors
+        * (q.unit_gather_seconds + q.unit_backward_seconds + q.unit_reduce_seconds),
         where(
-            reduce_early < 1,
-            unit_gather_seconds
-            + (zero_flat_tensors - 1)
-            * (maximum(unit_busy_backward_seconds, unit_gather_seconds) + unit_reduce_seconds)
-            + unit_backward_seconds
-            + unit_reduce_seconds,
+            q.reduce_early < 1,
+            q.unit_gather_seconds
+            + (q.zero_flat_tensors - 1)
+            * (maximum(q.unit_busy_backward_seconds, q.unit_gather_seconds) + q.unit_reduce_seconds)
+            + q.unit_backward_seconds
+            + q.unit_reduce_seconds,
             where(
-                zero_flat_tensors < 2,
-                unit_gather_seconds + unit_backward_seconds + unit_reduce_seconds,
-                unit_gather_seconds
-                + maximum(unit_busy_backward_seconds, unit_gather_seconds)
-                + (zero_flat_tensors - 2)
-                * maximum(unit_busy_backward_seconds, unit_gather_seconds + unit_reduce_seconds)
-                + maximum(unit_backward_seconds, unit_reduce_seconds)
-                + unit_reduce_seconds,
+                q.zero_flat_tensors < 2,
+                q.unit_gather_seconds + q.unit_backward_seconds + q.unit_reduce_seconds,
+                q.unit_gather_seconds
+                + maximum(q.unit_busy_backward_seconds, q.unit_gather_seconds)
+                + (q.zero_flat_tensors - 2)
+                * maximum(
+                    q.unit_busy_backward_seconds, q.unit_gather_seconds + q.unit_reduce_seconds
+                )
+                + maximum(q.unit_backward_seconds, q.unit_reduce_seconds)
+                + q.unit_reduce_seconds,
             ),
         ),
     )
 
 
 @formula(r"\tau_\text{reduce}", "seconds")
-def zero_reducing_backward_seconds(
-    zero_backward_gatherings,
-    zero_gathering_backward_seconds,
-    reduce_early,
-    zero_flat_tensors,
-    unit_backward_seconds,
-    unit_busy_backward_seconds,
-    unit_reduce_seconds,
-):
+def zero_reducing_backward_seconds(q):
     """time of a backward whose gradients are reduced"""
     return where(
-        zero_backward_gatherings > 0,
-        zero_gathering_backward_seconds,
+        q.zero_backward_gatherings > 0,
+        q.zero_gathering_backward_seconds,
         where(
-            reduce_early < 1,
-            zero_flat_tensors * (unit_backward_seconds + unit_reduce_seconds),
-            unit_busy_backward_seconds
-            + (zero_flat_tensors - 1) * maximum(unit_busy_backward_seconds, unit_reduce_seconds)
-            + unit_reduce_seconds,
+            q.reduce_early < 1,
+            q.zero_flat_tensors * (q.unit_backward_seconds + q.unit_reduce_seconds),
+            q.unit_busy_backward_seconds
+            + (q.zero_flat_tensors - 1)
+            * maximum(q.unit_busy_backward_seconds, q.unit_reduce_seconds)
+            + q.unit_reduce_seconds,
         ),
     )
 
 
 @formula(r"\tau_\text{quiet}", "seconds")
-def zero_quiet_backward_seconds(
-    prefetch_units,
-    zero_flat_tensors,
-    unit_backward_gather_seconds,
-    unit_backward_seconds,
-    contention,
-):
+def zero_quiet_backward_seconds(q):
     """time of a backward that only adds up gradients"""
     return where(
-        prefetch_units < 1,
-        zero_flat_tensors * (unit_backward_gather_seconds + unit_backward_seconds),
-        unit_backward_gather_seconds
-        + (zero_flat_tensors - 1)
+        q.prefetch_units < 1,
+        q.zero_flat_tensors * (q.unit_backward_gather_seconds + q.unit_backward_seconds),
+        q.unit_backward_gather_seconds
+        + (q.zero_flat_tensors - 1)
         * maximum(
-            unit_backward_seconds + contention * unit_backward_gather_seconds,
-            unit_backward_gather_seconds,
+            q.unit_backward_seconds + q.contention * q.unit_backward_gather_seconds,
+            q.unit_backward_gather_seconds,
         )
-        + unit_backward_seconds,
+        + q.unit_backward_seconds,
     )
 
 
@@ -489,49 +431,43 @@ def zero_quiet_backward_seconds(
 
 
 @formula(r"\tau_\text{zfwd}", "seconds")
-def zero_forward_seconds(
-    zero_forward_gatherings,
-    zero_gathered_forward_seconds,
-    accumulation_steps,
-    zero_flat_tensors,
-    unit_forward_seconds,
-):
+def zero_forward_seconds(q):
     """time of all forwards of a step. In stages 1 and 2 the first forward gathers the updated
     parameters, or waits for them"""
-    return zero_forward_gatherings * zero_gathered_forward_seconds + (
-        accumulation_steps - zero_forward_gatherings
-    ) * (zero_flat_tensors * unit_forward_seconds)
+    return q.zero_forward_gatherings * q.zero_gathered_forward_seconds + (
+        q.accumulation_steps - q.zero_forward_gatherings
+    ) * (q.zero_flat_tensors * q.unit_forward_seconds)
 
 
 @formula(r"\tau_\text{zbwd}", "seconds")
-def zero_backward_seconds(
-    zero_reductions, zero_reducing_backward_seconds, accumulation_steps, zero_quiet_backward_seconds
-):
+def zero_backward_seconds(q):
     """time of all backwards of a step"""
     return (
-        zero_reductions * zero_reducing_backward_seconds
-        + (accumulation_steps - zero_reductions) * zero_quiet_backward_seconds
+        q.zero_reductions * q.zero_reducing_backward_seconds
+        + (q.accumulation_steps - q.zero_reductions) * q.zero_quiet_backward_seconds
     )
 
 
 @formula(r"\tau_\text{zcomp}", "seconds")
-def zero_compute_seconds(
-    accumulation_steps, zero_flat_tensors, unit_forward_seconds, unit_backward_seconds
-):
+def zero_compute_seconds(q):
     """time that a rank computes in the forwards and backwards of a step"""
-    return accumulation_steps * zero_flat_tensors * (unit_forward_seconds + unit_backward_seconds)
+    return (
+        q.accumulation_steps
+        * q.zero_flat_tensors
+        * (q.unit_forward_seconds + q.unit_backward_seconds)
+    )
 
 
 @formula(r"\tau_z", "seconds")
-def zero_step_seconds(zero_forward_seconds, zero_backward_seconds):
+def zero_step_seconds(q):
     """time of a step without its update"""
-    return zero_forward_seconds + zero_backward_seconds
+    return q.zero_forward_seconds + q.zero_backward_seconds
 
 
 @formula(r"\tau_\text{zexp}", "seconds")
-def zero_exposed_seconds(zero_step_seconds, zero_compute_seconds):
+def zero_exposed_seconds(q):
     """time of a step in which the rank waits for the link"""
-    return zero_step_seconds - zero_compute_seconds
+    return q.zero_step_seconds - q.zero_compute_seconds
 
 
 # --- offload: the optimizer on the host -----------------------------------------------------------
@@ -539,47 +475,40 @@ formula = BOOK.section(source="Ren et al. 2021 (ZeRO-Offload)", measured_by=_OFF
 
 
 @formula(r"S_\text{PCIe}", "bytes")
-def offload_copy_bytes(zero_shard_parameters, gradient_element_bytes, parameter_element_bytes):
+def offload_copy_bytes(q):
     """bytes between a GPU and its host in a step: the gradients of the shard go down, its updated
     parameters come up"""
-    return (gradient_element_bytes + parameter_element_bytes) * zero_shard_parameters
+    return (q.gradient_element_bytes + q.parameter_element_bytes) * q.zero_shard_parameters
 
 
 @formula(r"\tau_\text{PCIe}", "seconds")
-def offload_copy_seconds(offload_copy_bytes, pcie_bytes_per_second):
+def offload_copy_seconds(q):
     """time of the copies of an offloaded step over PCIe, one direction after the other"""
-    return offload_copy_bytes / pcie_bytes_per_second
+    return q.offload_copy_bytes / q.pcie_bytes_per_second
 
 
 @formula(r"S_\text{Adam}", "bytes", source="counted: each is read, states are written back")
-def cpu_adam_bytes(
-    zero_shard_parameters,
-    master_element_bytes,
-    optimizer_moments,
-    moment_element_bytes,
-    gradient_element_bytes,
-    parameter_element_bytes,
-):
+def cpu_adam_bytes(q):
     """bytes that an update on the host reads and writes in memory: master copy and moments both
     ways, the gradient, and the parameter that goes up; 28 for each parameter of a bf16 model"""
     return (
-        2 * (master_element_bytes + optimizer_moments * moment_element_bytes)
-        + gradient_element_bytes
-        + parameter_element_bytes
-    ) * zero_shard_parameters
+        2 * (q.master_element_bytes + q.optimizer_moments * q.moment_element_bytes)
+        + q.gradient_element_bytes
+        + q.parameter_element_bytes
+    ) * q.zero_shard_parameters
 
 
 @formula(r"\tau_\text{Adam}", "seconds")
-def cpu_adam_seconds(cpu_adam_bytes, ranks_on_a_host, host_memory_bytes_per_second):
+def cpu_adam_seconds(q):
     """time of an update on the host, limited by the host's memory, which all its ranks read at
     once"""
-    return cpu_adam_bytes * ranks_on_a_host / host_memory_bytes_per_second
+    return q.cpu_adam_bytes * q.ranks_on_a_host / q.host_memory_bytes_per_second
 
 
 @formula(r"\tau_\text{off}", "seconds")
-def offload_exposed_seconds(offload_copy_seconds, cpu_adam_seconds):
+def offload_exposed_seconds(q):
     """time of a step's update with offload, if nothing is hidden: down, update, up"""
-    return offload_copy_seconds + cpu_adam_seconds
+    return q.offload_copy_seconds + q.cpu_adam_seconds
 
 
 # --- from how many tokens on a phase hides its own messages ---------------------------------------
@@ -590,81 +519,60 @@ formula = BOOK.section(
 
 
 @formula(r"T_\text{fwd}", "tokens/GPU")
-def forward_hiding_tokens(
-    zero_stage,
-    parameter_element_bytes,
-    data_parallel,
-    utilisation,
-    flops_per_second,
-    link_bytes_per_second,
-):
+def forward_hiding_tokens(q):
     """fewest tokens in a microbatch of a GPU whose forward hides the gathering of parameters,
     latency left out; the size of the model cancels"""
     return where(
-        zero_stage < 1,
+        q.zero_stage < 1,
         0,
-        parameter_element_bytes
-        * (data_parallel - 1)
-        * utilisation
-        * flops_per_second
-        / (2 * data_parallel * link_bytes_per_second),
+        q.parameter_element_bytes
+        * (q.data_parallel - 1)
+        * q.utilisation
+        * q.flops_per_second
+        / (2 * q.data_parallel * q.link_bytes_per_second),
     )
 
 
 @formula(r"\beta_\text{bwd}", "bytes")
-def zero_backward_element_bytes(
-    zero_stage, zero_backward_gatherings, parameter_element_bytes, gradient_element_bytes
-):
+def zero_backward_element_bytes(q):
     """bytes for each parameter that travel during one backward: its gradient, twice in stage 0, and
     in stage 3 the parameter"""
     return where(
-        zero_stage < 1,
-        2 * gradient_element_bytes,
-        gradient_element_bytes + where(zero_backward_gatherings < 1, 0, parameter_element_bytes),
+        q.zero_stage < 1,
+        2 * q.gradient_element_bytes,
+        q.gradient_element_bytes
+        + where(q.zero_backward_gatherings < 1, 0, q.parameter_element_bytes),
     )
 
 
 @formula(r"T_\text{bwd}", "tokens/GPU")
-def backward_hiding_tokens(
-    zero_backward_element_bytes,
-    data_parallel,
-    utilisation,
-    flops_per_second,
-    link_bytes_per_second,
-):
+def backward_hiding_tokens(q):
     """fewest tokens in a microbatch of a GPU whose backward hides its messages, latency left out"""
     return (
-        zero_backward_element_bytes
-        * (data_parallel - 1)
-        * utilisation
-        * flops_per_second
-        / (4 * data_parallel * link_bytes_per_second)
+        q.zero_backward_element_bytes
+        * (q.data_parallel - 1)
+        * q.utilisation
+        * q.flops_per_second
+        / (4 * q.data_parallel * q.link_bytes_per_second)
     )
 
 
 @formula(r"T_\text{hide}", "tokens/GPU")
-def zero_hiding_tokens(forward_hiding_tokens, backward_hiding_tokens):
+def zero_hiding_tokens(q):
     """fewest tokens in a microbatch of a GPU that hide what each phase sends; messages of one phase
     cannot hide in another"""
-    return maximum(forward_hiding_tokens, backward_hiding_tokens)
+    return maximum(q.forward_hiding_tokens, q.backward_hiding_tokens)
 
 
 @formula(r"T_\alpha", "tokens/GPU")
-def latency_hiding_tokens(
-    data_parallel,
-    latency_seconds,
-    utilisation,
-    flops_per_second,
-    zero_flat_tensors,
-    parameters,
-):
+def latency_hiding_tokens(q):
     """additional tokens that hide the latency of gathering one unit in forward: here the size of
     the unit does not cancel"""
     return (
-        (data_parallel - 1)
-        * latency_seconds
-        * utilisation
-        * flops_per_second
-        * zero_flat_tensors
-        / (2 * parameters)
+        (q.data_parallel - 1)
+        * q.latency_seconds
+        * q.utilisation
+        * q.flops_per_second
+        * q.zero_flat_tensors
+        / (2 * q.parameters)
     )

@@ -25,35 +25,35 @@ formula = BOOK.section(source="definition", measured_by=_PARTS)
 
 
 @formula(r"T", "tokens", least=1)
-def microbatch_tokens(microbatch, sequence):
+def microbatch_tokens(q):
     """tokens of one microbatch"""
-    return microbatch * sequence
+    return q.microbatch * q.sequence
 
 
 @formula(r"1_\text{drop}", "count")
-def has_dropout(dropout):
+def has_dropout(q):
     """1 if elements are dropped, 0 if not: their share makes no difference to memory"""
-    return where(dropout > 0, 1, 0)
+    return where(q.dropout > 0, 1, 0)
 
 
 @formula(r"1_\text{scores}", "count", source=_GPT)
-def keeps_scores(has_dropout, fused_attention):
+def keeps_scores(q):
     """1 if attention keeps its scores, as unfused attention does; in this book's GPT dropout on the
     scores rules out fused attention"""
-    return where(equal(has_dropout, 1), 1, 1 - fused_attention)
+    return where(equal(q.has_dropout, 1), 1, 1 - q.fused_attention)
 
 
 @formula(r"\beta_\text{copy}", "bytes", source="torch.autocast")
-def weight_copy_element_bytes(compute_element_bytes, parameter_element_bytes):
+def weight_copy_element_bytes(q):
     """bytes of an element of the copy that autocast makes of every weight; 0 where products read
     the weight itself"""
-    return where(compute_element_bytes < parameter_element_bytes, compute_element_bytes, 0)
+    return where(q.compute_element_bytes < q.parameter_element_bytes, q.compute_element_bytes, 0)
 
 
 @formula(r"1_\text{copy}", "count", source="torch.autocast")
-def copies_weights(weight_copy_element_bytes):
+def copies_weights(q):
     """1 if weights and the inputs of products are copied to another type"""
-    return where(weight_copy_element_bytes > 0, 1, 0)
+    return where(q.weight_copy_element_bytes > 0, 1, 0)
 
 
 # --- one norm, and the input of one linear layer --------------------------------------------------
@@ -61,157 +61,143 @@ formula = BOOK.section(source=_KORTHIKANTI, measured_by=_PARTS)
 
 
 @formula(r"A_\text{res}", "bytes")
-def residual_bytes(microbatch_tokens, hidden, residual_element_bytes):
+def residual_bytes(q):
     """bytes of the residual stream, which enters each norm; its gradient takes as many"""
-    return residual_element_bytes * microbatch_tokens * hidden
+    return q.residual_element_bytes * q.microbatch_tokens * q.hidden
 
 
 @formula(r"\beta_\text{stat}", "bytes", source="torch.native_layer_norm on CPU", choice=True)
-def layer_norm_statistic_element_bytes(residual_element_bytes):
+def layer_norm_statistic_element_bytes(q):
     """bytes of LayerNorm's mean for one token: as many as an element of its input on CPU, always 4
     on CUDA"""
-    return residual_element_bytes
+    return q.residual_element_bytes
 
 
 @formula(r"A_\text{norm}", "bytes")
-def norm_activation_bytes(
-    residual_bytes, microbatch_tokens, biases, layer_norm_statistic_element_bytes
-):
+def norm_activation_bytes(q):
     """bytes a norm keeps: its input and, for each token, LayerNorm's mean and deviation or
     RMSNorm's one fp32 scale"""
-    return residual_bytes + microbatch_tokens * where(
-        equal(biases, 1), 2 * layer_norm_statistic_element_bytes, 4
+    return q.residual_bytes + q.microbatch_tokens * where(
+        equal(q.biases, 1), 2 * q.layer_norm_statistic_element_bytes, 4
     )
 
 
 @formula(r"A_\text{in}", "bytes")
-def linear_input_bytes(microbatch_tokens, hidden, compute_element_bytes):
+def linear_input_bytes(q):
     """bytes of one vector of the hidden size for each token: the input that a linear layer keeps
     for its weight's gradient"""
-    return compute_element_bytes * microbatch_tokens * hidden
+    return q.compute_element_bytes * q.microbatch_tokens * q.hidden
 
 
 @formula(r"A_\text{mask}", "bytes")
-def mask_bytes(has_dropout, microbatch_tokens, hidden):
+def mask_bytes(q):
     """bytes of a dropout mask over the hidden size: one for each element"""
-    return has_dropout * microbatch_tokens * hidden
+    return q.has_dropout * q.microbatch_tokens * q.hidden
 
 
 # --- attention ------------------------------------------------------------------------------------
 
 
 @formula(r"h_\text{qkv}", "count", source=_GPT)
-def query_key_value_size(query_size, key_value_size):
+def query_key_value_size(q):
     """columns of queries, keys and values together; 3h without grouping"""
-    return query_size + 2 * key_value_size
+    return q.query_size + 2 * q.key_value_size
 
 
 @formula(r"A_\text{q}", "bytes")
-def query_bytes(microbatch_tokens, query_size, compute_element_bytes):
+def query_bytes(q):
     """bytes of the queries; the output of attention takes as many"""
-    return compute_element_bytes * microbatch_tokens * query_size
+    return q.compute_element_bytes * q.microbatch_tokens * q.query_size
 
 
 @formula(r"A_\text{qkv}", "bytes")
-def query_key_value_bytes(microbatch_tokens, query_key_value_size, compute_element_bytes):
+def query_key_value_bytes(q):
     """bytes of queries, keys and values"""
-    return compute_element_bytes * microbatch_tokens * query_key_value_size
+    return q.compute_element_bytes * q.microbatch_tokens * q.query_key_value_size
 
 
 @formula(r"A_\text{kv}", "bytes")
-def key_bytes(microbatch_tokens, key_value_size, compute_element_bytes):
+def key_bytes(q):
     """bytes of the keys; the values take as many"""
-    return compute_element_bytes * microbatch_tokens * key_value_size
+    return q.compute_element_bytes * q.microbatch_tokens * q.key_value_size
 
 
 @formula(r"A_\text{score}", "bytes")
-def score_bytes(heads, sequence, microbatch_tokens, compute_element_bytes):
+def score_bytes(q):
     """bytes of one layer's attention scores: one for each head and pair of tokens"""
-    return compute_element_bytes * heads * sequence * microbatch_tokens
+    return q.compute_element_bytes * q.heads * q.sequence * q.microbatch_tokens
 
 
 @formula(r"A_\text{drop}", "bytes")
-def score_dropout_bytes(has_dropout, score_bytes, heads, sequence, microbatch_tokens):
+def score_dropout_bytes(q):
     """bytes that dropout on the scores adds: the dropped scores, and a mask of one byte a score"""
-    return has_dropout * (score_bytes + heads * sequence * microbatch_tokens)
+    return q.has_dropout * (q.score_bytes + q.heads * q.sequence * q.microbatch_tokens)
 
 
 @formula(r"A_\text{split}", "bytes", source=_GPT)
-def query_copy_bytes(learned_positions, key_value_heads, heads, query_bytes):
+def query_copy_bytes(q):
     """bytes of the copy that brings the queries of several groups together; rotary positions have
     made a new tensor anyway"""
-    return learned_positions * where(
-        key_value_heads > 1, where(key_value_heads < heads, query_bytes, 0), 0
+    return q.learned_positions * where(
+        q.key_value_heads > 1, where(q.key_value_heads < q.heads, q.query_bytes, 0), 0
     )
 
 
 @formula(r"1_\text{view}", "count", source="torch.matmul")
-def keeps_whole_product(learned_positions, microbatch, key_value_heads, sequence):
+def keeps_whole_product(q):
     """1 if unfused attention reads keys and values in place, and so keeps the whole tensor of
     queries, keys and values"""
-    return learned_positions * where(equal(minimum(microbatch, key_value_heads, sequence), 1), 1, 0)
+    return q.learned_positions * where(
+        equal(minimum(q.microbatch, q.key_value_heads, q.sequence), 1), 1, 0
+    )
 
 
 @formula(r"A_\text{fused}", "bytes", source="Dao et al. 2022 (FlashAttention)")
-def fused_attention_bytes(query_key_value_bytes, query_copy_bytes, heads, microbatch_tokens):
+def fused_attention_bytes(q):
     """bytes fused attention keeps: queries, keys, values, and one fp32 number for each head and
     token, the log-sum-exp"""
-    return query_key_value_bytes + query_copy_bytes + 4 * heads * microbatch_tokens
+    return q.query_key_value_bytes + q.query_copy_bytes + 4 * q.heads * q.microbatch_tokens
 
 
 @formula(r"A_\text{unfused}", "bytes")
-def unfused_attention_bytes(
-    query_key_value_bytes, keeps_whole_product, query_bytes, score_bytes, score_dropout_bytes
-):
+def unfused_attention_bytes(q):
     """bytes unfused attention keeps: queries (scaled, so a copy), keys, values, scores after the
     softmax, dropout"""
     return (
-        query_key_value_bytes
-        + keeps_whole_product * query_bytes
-        + score_bytes
-        + score_dropout_bytes
+        q.query_key_value_bytes
+        + q.keeps_whole_product * q.query_bytes
+        + q.score_bytes
+        + q.score_dropout_bytes
     )
 
 
 @formula(r"A_\text{rot}", "bytes", source="Su et al. 2021")
-def rotation_bytes(learned_positions, sequence, head_columns, compute_element_bytes):
+def rotation_bytes(q):
     """bytes of the cosines and sines of rotary positions, one for each position and column of a
     head"""
-    return (1 - learned_positions) * compute_element_bytes * sequence * head_columns
+    return (1 - q.learned_positions) * q.compute_element_bytes * q.sequence * q.head_columns
 
 
 @formula(r"A_\text{core}", "bytes")
-def attention_core_bytes(
-    keeps_scores, unfused_attention_bytes, fused_attention_bytes, rotation_bytes
-):
+def attention_core_bytes(q):
     """bytes kept between the two linear layers of attention"""
     return (
-        where(equal(keeps_scores, 1), unfused_attention_bytes, fused_attention_bytes)
-        + rotation_bytes
+        where(equal(q.keeps_scores, 1), q.unfused_attention_bytes, q.fused_attention_bytes)
+        + q.rotation_bytes
     )
 
 
 @formula(r"A_\text{attn}", "bytes")
-def attention_activation_bytes(
-    norm_activation_bytes,
-    linear_input_bytes,
-    query_bytes,
-    attention_core_bytes,
-    mask_bytes,
-    weight_copy_element_bytes,
-    hidden,
-    query_key_value_size,
-    query_size,
-):
+def attention_activation_bytes(q):
     """bytes attention keeps: norm, input and output of the core, the core, mask, copies of the
     weights"""
     return (
-        norm_activation_bytes
-        + linear_input_bytes
-        + query_bytes
-        + attention_core_bytes
-        + mask_bytes
-        + weight_copy_element_bytes * hidden * (query_key_value_size + query_size)
+        q.norm_activation_bytes
+        + q.linear_input_bytes
+        + q.query_bytes
+        + q.attention_core_bytes
+        + q.mask_bytes
+        + q.weight_copy_element_bytes * q.hidden * (q.query_key_value_size + q.query_size)
     )
 
 
@@ -219,36 +205,27 @@ def attention_activation_bytes(
 
 
 @formula(r"A_f", "bytes")
-def inner_bytes(microbatch_tokens, feed_forward, compute_element_bytes):
+def inner_bytes(q):
     """bytes of one vector of the MLP's inner size for each token"""
-    return compute_element_bytes * microbatch_tokens * feed_forward
+    return q.compute_element_bytes * q.microbatch_tokens * q.feed_forward
 
 
 @formula(r"A_\text{up}", "bytes", source=_GPT)
-def mlp_input_bytes(linear_input_bytes, copies_weights, gated_mlp):
+def mlp_input_bytes(q):
     """bytes of the MLP's input; with a gate, autocast copies the input twice"""
-    return (1 + copies_weights * gated_mlp) * linear_input_bytes
+    return (1 + q.copies_weights * q.gated_mlp) * q.linear_input_bytes
 
 
 @formula(r"A_\text{mlp}", "bytes")
-def mlp_activation_bytes(
-    norm_activation_bytes,
-    mlp_input_bytes,
-    inner_bytes,
-    gated_mlp,
-    mask_bytes,
-    weight_copy_element_bytes,
-    hidden,
-    feed_forward,
-):
+def mlp_activation_bytes(q):
     """bytes the MLP keeps: norm, input, before and after GELU (with a gate: gate, its SiLU, the
     other factor, the product), mask"""
     return (
-        norm_activation_bytes
-        + mlp_input_bytes
-        + (2 + 2 * gated_mlp) * inner_bytes
-        + mask_bytes
-        + (2 + gated_mlp) * weight_copy_element_bytes * hidden * feed_forward
+        q.norm_activation_bytes
+        + q.mlp_input_bytes
+        + (2 + 2 * q.gated_mlp) * q.inner_bytes
+        + q.mask_bytes
+        + (2 + q.gated_mlp) * q.weight_copy_element_bytes * q.hidden * q.feed_forward
     )
 
 
@@ -257,10 +234,10 @@ def mlp_activation_bytes(
     "bytes",
     measured_by="tests/where_the_memory_goes/test_activations.py::test_published_counts_of_a_layer",
 )
-def layer_activation_bytes(attention_activation_bytes, mlp_activation_bytes):
+def layer_activation_bytes(q):
     """bytes one layer keeps for backward; b s h (34 + 5 a s / h) in 16 bits with dropout, and the
     statistics of the norms"""
-    return attention_activation_bytes + mlp_activation_bytes
+    return q.attention_activation_bytes + q.mlp_activation_bytes
 
 
 @BOOK.rule(
@@ -268,57 +245,54 @@ def layer_activation_bytes(attention_activation_bytes, mlp_activation_bytes):
     " what eager PyTorch keeps is known for this book's GPT, with 0, 0 and 2; ask for parameters"
     " and states, or for other kernels.",
     marks="experts",
+    concerns="layer_activation_bytes",
     experts=0,
     query_key_norms=0,
     norms_per_layer=2,
     library_kernels=0,
 )
-def eager_activations_are_of_our_gpt(
-    layer_activation_bytes, experts, query_key_norms, norms_per_layer, library_kernels
-):
+def eager_activations_are_of_our_gpt(q):
     return equal(
         where(
-            library_kernels > 0,
+            q.library_kernels > 0,
             2,
-            where(experts > 0, 1, where(query_key_norms > 0, 1, norms_per_layer)),
+            where(q.experts > 0, 1, where(q.query_key_norms > 0, 1, q.norms_per_layer)),
         ),
         2,
     )
 
 
 @formula(r"A_V", "bytes")
-def logit_bytes(microbatch_tokens, vocabulary):
+def logit_bytes(q):
     """bytes of the logits, or of their log-softmax, which the loss keeps: fp32 in every recipe"""
-    return 4 * microbatch_tokens * vocabulary
+    return 4 * q.microbatch_tokens * q.vocabulary
 
 
 @formula(r"A_\text{head}", "bytes")
-def head_activation_bytes(
-    norm_activation_bytes, linear_input_bytes, weight_copy_element_bytes, vocabulary, hidden
-):
+def head_activation_bytes(q):
     """bytes the head keeps: last norm, input, copy of the weight"""
     return (
-        norm_activation_bytes + linear_input_bytes + weight_copy_element_bytes * vocabulary * hidden
+        q.norm_activation_bytes
+        + q.linear_input_bytes
+        + q.weight_copy_element_bytes * q.vocabulary * q.hidden
     )
 
 
 @formula(r"A_\text{batch}", "bytes", source="torch.long")
-def batch_bytes(microbatch_tokens):
+def batch_bytes(q):
     """bytes of the microbatch itself: tokens and targets, 8 bytes each, both kept"""
-    return 16 * microbatch_tokens
+    return 16 * q.microbatch_tokens
 
 
 @formula(r"A", "bytes", measured_by=_SAVED)
-def activation_bytes(
-    batch_bytes, mask_bytes, layers, layer_activation_bytes, head_activation_bytes, logit_bytes
-):
+def activation_bytes(q):
     """bytes that forward and loss keep for backward: batch, mask after the embedding, layers,
     head, log-softmax, and the sum of the targets' weights in the loss (4)"""
     return (
-        batch_bytes
-        + mask_bytes
-        + layers * layer_activation_bytes
-        + head_activation_bytes
-        + logit_bytes
+        q.batch_bytes
+        + q.mask_bytes
+        + q.layers * q.layer_activation_bytes
+        + q.head_activation_bytes
+        + q.logit_bytes
         + 4
     )

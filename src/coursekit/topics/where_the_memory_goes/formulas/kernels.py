@@ -36,114 +36,83 @@ formula = BOOK.section(source=_SOURCE, measured_by=_CHECKED)
 
 
 @formula(r"1_\text{eager}", "count")
-def eager_kernels(library_kernels):
+def eager_kernels(q):
     """1 where eager PyTorch runs this book's GPT"""
-    return 1 - library_kernels
+    return 1 - q.library_kernels
 
 
 @formula(r"A_\text{own}", "bytes")
-def own_input_bytes(tensor_own_tokens, compute_element_bytes, hidden):
+def own_input_bytes(q):
     """bytes of one vector of the hidden size for each token that the rank has between the layers:
     all tokens, or the rank's part with sequence parallelism"""
-    return compute_element_bytes * tensor_own_tokens * hidden
+    return q.compute_element_bytes * q.tensor_own_tokens * q.hidden
 
 
 @formula(r"A_\text{inner}^\text{lib}", "bytes")
-def library_inner_bytes(microbatch_tokens, tensor_feed_forward, compute_element_bytes):
+def library_inner_bytes(q):
     """bytes of one vector of the rank's part of the MLP's inner size for each token"""
-    return compute_element_bytes * microbatch_tokens * tensor_feed_forward
+    return q.compute_element_bytes * q.microbatch_tokens * q.tensor_feed_forward
 
 
 @formula(r"A_\text{norms}^\text{lib}", "bytes")
-def library_norm_bytes(
-    norms_per_layer,
-    own_input_bytes,
-    tensor_own_tokens,
-    norm_biases,
-    query_key_norms,
-    microbatch_tokens,
-):
+def library_norm_bytes(q):
     """bytes that a layer's norms keep: inputs, and statistics for each token, two in LayerNorm and
     one in RMSNorm"""
     return (
-        norms_per_layer * (own_input_bytes + 4 * (1 + norm_biases) * tensor_own_tokens)
-        + query_key_norms * 8 * microbatch_tokens
+        q.norms_per_layer * (q.own_input_bytes + 4 * (1 + q.norm_biases) * q.tensor_own_tokens)
+        + q.query_key_norms * 8 * q.microbatch_tokens
     )
 
 
 @formula(r"A_\text{core}^\text{lib}", "bytes")
-def library_core_bytes(
-    kept_attention_outputs,
-    query_bytes,
-    fused_attention,
-    heads,
-    microbatch_tokens,
-    score_bytes,
-    score_dropout_bytes,
-    tensor_parallel,
-):
+def library_core_bytes(q):
     """bytes that the core of attention keeps for the rank's heads beside its inputs and its output,
     and makes again where the core is recomputed: scores or their log-sum-exp, a second copy of the
     output. A library's fused kernel drops scores itself, so dropout stores none"""
     return ceil_div(
-        (kept_attention_outputs - 1) * query_bytes
+        (q.kept_attention_outputs - 1) * q.query_bytes
         + where(
-            equal(fused_attention, 1),
-            4 * heads * microbatch_tokens,
-            score_bytes + score_dropout_bytes,
+            equal(q.fused_attention, 1),
+            4 * q.heads * q.microbatch_tokens,
+            q.score_bytes + q.score_dropout_bytes,
         ),
-        tensor_parallel,
+        q.tensor_parallel,
     )
 
 
 @formula(r"A_\text{attn}^\text{lib}", "bytes")
-def library_attention_bytes(
-    tensor_input_bytes,
-    query_key_value_bytes,
-    query_key_norms,
-    key_bytes,
-    query_bytes,
-    tensor_parallel,
-    library_core_bytes,
-    tensor_mask_bytes,
-):
+def library_attention_bytes(q):
     """bytes that attention keeps for the rank's heads: its input; queries, keys and values, before
     and after their norms; its output; what the core keeps beside these; the mask"""
     return (
-        tensor_input_bytes
+        q.tensor_input_bytes
         + ceil_div(
-            query_key_value_bytes + query_key_norms * (query_bytes + key_bytes) + query_bytes,
-            tensor_parallel,
+            q.query_key_value_bytes
+            + q.query_key_norms * (q.query_bytes + q.key_bytes)
+            + q.query_bytes,
+            q.tensor_parallel,
         )
-        + library_core_bytes
-        + tensor_mask_bytes
+        + q.library_core_bytes
+        + q.tensor_mask_bytes
     )
 
 
 @formula(r"A_\text{mlp}^\text{lib}", "bytes")
-def library_mlp_bytes(
-    experts,
-    experts_per_token,
-    tensor_input_bytes,
-    gated_mlp,
-    kept_gated_tensors,
-    library_inner_bytes,
-    tensor_mask_bytes,
-):
+def library_mlp_bytes(q):
     """bytes that the MLP keeps: input, inner tensors, mask; with experts, only of the experts that
     a token goes through, if all experts get equally many tokens"""
     return (
-        where(experts > 0, experts_per_token, 1)
+        where(q.experts > 0, q.experts_per_token, 1)
         * (
-            tensor_input_bytes
-            + where(equal(gated_mlp, 1), kept_gated_tensors, 2) * library_inner_bytes
+            q.tensor_input_bytes
+            + where(equal(q.gated_mlp, 1), q.kept_gated_tensors, 2) * q.library_inner_bytes
         )
-        + where(experts > 0, tensor_input_bytes, 0)
-        + tensor_mask_bytes
+        + where(q.experts > 0, q.tensor_input_bytes, 0)
+        + q.tensor_mask_bytes
     )
 
 
 @formula(r"A_\ell^\text{lib}", "bytes")
-def library_layer_bytes(library_norm_bytes, library_attention_bytes, library_mlp_bytes):
+def library_layer_bytes(q):
     """bytes that one layer keeps for backward under a library's kernels"""
-    return library_norm_bytes + library_attention_bytes + library_mlp_bytes
+    return q.library_norm_bytes + q.library_attention_bytes + q.library_mlp_bytes

@@ -28,23 +28,23 @@ shorter_ends | L_\text{less} | count, from 0, usually 0 | layers that the first 
     "microbatches = {microbatches} beside accumulation_steps = {accumulation_steps}: a pipeline"
     " accumulates its microbatches, so give one of them, or the same number for both.",
     marks="microbatches",
+    concerns="rank_in_flight",
 )
-def a_pipeline_accumulates_its_microbatches(
-    microbatches, accumulation_steps, pipeline_parallel, rank_in_flight
-):
-    return equal(where(pipeline_parallel > 1, microbatches, accumulation_steps), accumulation_steps)
+def a_pipeline_accumulates_its_microbatches(q):
+    return equal(
+        where(q.pipeline_parallel > 1, q.microbatches, q.accumulation_steps), q.accumulation_steps
+    )
 
 
 @BOOK.rule(
     "zero_stage = {zero_stage} with pipeline_parallel = {pipeline_parallel}: this book's pipelines"
     " compose with stages 0 to 2; ask for other kernels, or for another stage.",
     marks="zero_stage",
+    concerns="rank_shard_parameters",
     library_kernels=0,
 )
-def our_pipelines_keep_parameters_whole(
-    zero_stage, pipeline_parallel, library_kernels, rank_shard_parameters
-):
-    return where(library_kernels > 0, 0, where(pipeline_parallel > 1, zero_stage, 0)) < 3
+def our_pipelines_keep_parameters_whole(q):
+    return where(q.library_kernels > 0, 0, where(q.pipeline_parallel > 1, q.zero_stage, 0)) < 3
 
 
 @BOOK.rule(
@@ -52,17 +52,13 @@ def our_pipelines_keep_parameters_whole(
     " {parameter_element_bytes} with tensor_parallel = {tensor_parallel}: what autocast copies is"
     " counted for whole layers of eager PyTorch; take a recipe of one type, or other kernels.",
     marks="compute_element_bytes",
+    concerns="rank_layer_bytes",
     library_kernels=0,
 )
-def parts_of_layers_are_of_one_type(
-    compute_element_bytes,
-    parameter_element_bytes,
-    tensor_parallel,
-    library_kernels,
-    copies_weights,
-    rank_layer_bytes,
-):
-    return equal(where(library_kernels > 0, 0, where(tensor_parallel > 1, copies_weights, 0)), 0)
+def parts_of_layers_are_of_one_type(q):
+    return equal(
+        where(q.library_kernels > 0, 0, where(q.tensor_parallel > 1, q.copies_weights, 0)), 0
+    )
 
 
 @BOOK.rule(
@@ -70,16 +66,17 @@ def parts_of_layers_are_of_one_type(
     " between the ends would not be equal; give 0, or a number of stages that divides layers + 2 x"
     " shorter_ends.",
     marks="shorter_ends",
+    concerns="rank_stage_layers",
     shorter_ends=0,
 )
-def stages_between_are_equal(shorter_ends, pipeline_stages, layers, rank_stage_layers):
+def stages_between_are_equal(q):
     return equal(
         where(
-            shorter_ends > 0,
-            pipeline_stages * floor_div(layers + 2 * shorter_ends, pipeline_stages),
-            layers,
+            q.shorter_ends > 0,
+            q.pipeline_stages * floor_div(q.layers + 2 * q.shorter_ends, q.pipeline_stages),
+            q.layers,
         ),
-        where(shorter_ends > 0, layers + 2 * shorter_ends, layers),
+        where(q.shorter_ends > 0, q.layers + 2 * q.shorter_ends, q.layers),
     )
 
 
@@ -87,151 +84,139 @@ def stages_between_are_equal(shorter_ends, pipeline_stages, layers, rank_stage_l
     "shorter_ends = {shorter_ends} of {middle_stage_layers} layers in a stage: the first and the"
     " last stage need at least one layer.",
     marks="shorter_ends",
+    concerns="rank_parameters",
     shorter_ends=0,
 )
-def shorter_ends_have_a_layer(shorter_ends, middle_stage_layers, rank_parameters):
-    return shorter_ends < middle_stage_layers
+def shorter_ends_have_a_layer(q):
+    return q.shorter_ends < q.middle_stage_layers
 
 
 @BOOK.rule(
     "shorter_ends = {shorter_ends} with {pipeline_chunks} stages on a rank: the ledger counts the"
     " stages of a rank as equal; give 0 with interleaved stages.",
     marks="shorter_ends",
+    concerns="rank_stage_layers",
     shorter_ends=0,
 )
-def stages_of_a_rank_are_equal(shorter_ends, pipeline_chunks, rank_stage_layers):
-    return where(pipeline_chunks > 1, shorter_ends, 0) < 1
+def stages_of_a_rank_are_equal(q):
+    return where(q.pipeline_chunks > 1, q.shorter_ends, 0) < 1
 
 
 # --- parameters -----------------------------------------------------------------------------------
 
 
 @formula(r"1_\text{tied}^r", "count")
-def rank_tied_head(tied_head, pipeline_parallel):
+def rank_tied_head(q):
     """1 if embedding and head share one table on the rank; 0 where a pipeline has a copy at each
     end"""
-    return where(pipeline_parallel > 1, 0, tied_head)
+    return where(q.pipeline_parallel > 1, 0, q.tied_head)
 
 
 @formula(r"L_\text{middle}", "count", measured_by=_LEDGER)
-def middle_stage_layers(shorter_ends, layers, pipeline_stages, stage_layers):
+def middle_stage_layers(q):
     """layers of a stage that is not at an end of the model"""
     return where(
-        shorter_ends > 0, ceil_div(layers + 2 * shorter_ends, pipeline_stages), stage_layers
+        q.shorter_ends > 0,
+        ceil_div(q.layers + 2 * q.shorter_ends, q.pipeline_stages),
+        q.stage_layers,
     )
 
 
 @formula(r"L_\text{stage}^r", "count", measured_by=_LEDGER)
-def rank_stage_layers(middle_stage_layers, shorter_ends, pipeline_ends):
+def rank_stage_layers(q):
     """layers of each of the rank's stages, less what the ends of the model on the rank are
     shorter"""
-    return middle_stage_layers - shorter_ends * pipeline_ends
+    return q.middle_stage_layers - q.shorter_ends * q.pipeline_ends
 
 
 @formula(r"L_r", "count")
-def rank_layers(pipeline_chunks, rank_stage_layers):
+def rank_layers(q):
     """layers of the fullest rank's stages"""
-    return pipeline_chunks * rank_stage_layers
+    return q.pipeline_chunks * q.rank_stage_layers
 
 
 @formula(r"n_\text{mlp}^r", "count")
-def layer_mlps(experts):
+def layer_mlps(q):
     """MLPs in a layer: one, or the experts"""
-    return where(experts > 0, experts, 1)
+    return where(q.experts > 0, q.experts, 1)
 
 
 @formula(r"\Psi_\text{cut}^r", "parameters")
-def rank_cut_layer_parameters(
-    hidden,
-    query_size,
-    key_value_size,
-    query_key_value_biases,
-    key_biases,
-    tensor_parallel,
-    layer_mlps,
-    gated_mlp,
-    biases,
-    tensor_feed_forward,
-):
+def rank_cut_layer_parameters(q):
     """parameters of a layer that tensor parallelism cuts, so that each rank has different ones:
     weights, and biases of linear layers cut by columns; each rank has a part of every expert"""
     return (
         floor_div(
-            2 * hidden * (query_size + key_value_size)
-            + query_key_value_biases * (query_size + key_value_size)
-            + key_biases * key_value_size,
-            tensor_parallel,
+            2 * q.hidden * (q.query_size + q.key_value_size)
+            + q.query_key_value_biases * (q.query_size + q.key_value_size)
+            + q.key_biases * q.key_value_size,
+            q.tensor_parallel,
         )
-        + layer_mlps * ((2 + gated_mlp) * hidden + biases * (1 + gated_mlp)) * tensor_feed_forward
+        + q.layer_mlps
+        * ((2 + q.gated_mlp) * q.hidden + q.biases * (1 + q.gated_mlp))
+        * q.tensor_feed_forward
     )
 
 
 @formula(r"\Psi_\text{whole}^r", "parameters")
-def rank_whole_layer_parameters(
-    norms_per_layer,
-    norm_parameters,
-    biases,
-    layer_mlps,
-    hidden,
-    query_key_norms,
-    head_columns,
-    experts,
-):
+def rank_whole_layer_parameters(q):
     """parameters of a layer that every tensor-parallel rank has: norms, biases of linear layers cut
     by rows, the router"""
     return (
-        norms_per_layer * norm_parameters
-        + biases * (1 + layer_mlps) * hidden
-        + 2 * query_key_norms * head_columns
-        + experts * hidden
+        q.norms_per_layer * q.norm_parameters
+        + q.biases * (1 + q.layer_mlps) * q.hidden
+        + 2 * q.query_key_norms * q.head_columns
+        + q.experts * q.hidden
     )
 
 
 @formula(r"\Psi_\ell^r", "parameters")
-def rank_layer_parameters(rank_cut_layer_parameters, rank_whole_layer_parameters):
+def rank_layer_parameters(q):
     """parameters of one layer on the rank"""
-    return rank_cut_layer_parameters + rank_whole_layer_parameters
+    return q.rank_cut_layer_parameters + q.rank_whole_layer_parameters
 
 
 @formula(r"\Psi_\text{table}^r", "parameters")
-def rank_table_parameters(tensor_vocabulary, hidden):
+def rank_table_parameters(q):
     """parameters of the rank's part of a token table, or of a head"""
-    return tensor_vocabulary * hidden
+    return q.tensor_vocabulary * q.hidden
 
 
 @formula(r"\Psi_\text{embed}^r", "parameters")
-def rank_embedding_parameters(
-    pipeline_is_first, rank_table_parameters, learned_positions, max_sequence, hidden
-):
+def rank_embedding_parameters(q):
     """parameters of the embedding on the rank: none after the first stage"""
-    return pipeline_is_first * (rank_table_parameters + learned_positions * max_sequence * hidden)
+    return q.pipeline_is_first * (
+        q.rank_table_parameters + q.learned_positions * q.max_sequence * q.hidden
+    )
 
 
 @formula(r"\Psi_\text{head}^r", "parameters")
-def rank_head_parameters(pipeline_is_last, rank_tied_head, rank_table_parameters):
+def rank_head_parameters(q):
     """parameters that the head adds on the rank: none before the last stage, or where the head
     shares the embedding's table"""
-    return pipeline_is_last * (1 - rank_tied_head) * rank_table_parameters
+    return q.pipeline_is_last * (1 - q.rank_tied_head) * q.rank_table_parameters
 
 
 @formula(r"\Psi_\text{end}^r", "parameters")
-def head_unit_parameters(rank_head_parameters, pipeline_is_last, norm_parameters):
+def head_unit_parameters(q):
     """parameters of the head's unit: its own weight, and the last norm"""
-    return rank_head_parameters + pipeline_is_last * norm_parameters
+    return q.rank_head_parameters + q.pipeline_is_last * q.norm_parameters
 
 
 @formula(r"\Psi_r^\text{whole}", "parameters")
-def rank_parameters(
-    rank_layers, rank_layer_parameters, rank_embedding_parameters, head_unit_parameters
-):
+def rank_parameters(q):
     """parameters that the rank computes with, before ZeRO shards them"""
-    return rank_layers * rank_layer_parameters + rank_embedding_parameters + head_unit_parameters
+    return (
+        q.rank_layers * q.rank_layer_parameters
+        + q.rank_embedding_parameters
+        + q.head_unit_parameters
+    )
 
 
 @formula(r"\Psi_r^\text{shard}", "parameters")
-def rank_shard_parameters(rank_parameters, data_parallel, rank):
+def rank_shard_parameters(q):
     """elements of the rank's shard of its parameters"""
-    return shard_of(rank_parameters, data_parallel, rank)
+    return shard_of(q.rank_parameters, q.data_parallel, q.rank)
 
 
 _TE = "Transformer Engine, module/base.py; Megatron-LM, tensor_parallel/layers.py"
@@ -239,36 +224,25 @@ _PEAKS = "tests/where_the_memory_goes/test_published_peaks.py::test_published_pe
 
 
 @formula(r"M_\text{dummy}^r", "bytes", source=_TE, measured_by=_PEAKS)
-def rank_dummy_gradient_bytes(
-    dummy_weight_gradients,
-    parameter_element_bytes,
-    hidden,
-    query_size,
-    key_value_size,
-    tensor_parallel,
-    gated_mlp,
-    tensor_feed_forward,
-    pipeline_is_last,
-    rank_table_parameters,
-):
+def rank_dummy_gradient_bytes(q):
     """bytes of the gradients without values that stand in for those of weights: one for each shape
     of a layer's four weights, which all layers share, and one of the head's"""
     return (
-        dummy_weight_gradients
-        * parameter_element_bytes
+        q.dummy_weight_gradients
+        * q.parameter_element_bytes
         * (
-            floor_div(2 * hidden * (query_size + key_value_size), tensor_parallel)
-            + (2 + gated_mlp) * hidden * tensor_feed_forward
-            + pipeline_is_last * rank_table_parameters
+            floor_div(2 * q.hidden * (q.query_size + q.key_value_size), q.tensor_parallel)
+            + (2 + q.gated_mlp) * q.hidden * q.tensor_feed_forward
+            + q.pipeline_is_last * q.rank_table_parameters
         )
     )
 
 
 @formula(r"M_\text{work}^r", "bytes", source=_TE, measured_by=_PEAKS)
-def rank_workspace_bytes(workspace_bytes, rank_dummy_gradient_bytes):
+def rank_workspace_bytes(q):
     """bytes that products keep from step to step: their scratch memory, and the gradients without
     values"""
-    return workspace_bytes + rank_dummy_gradient_bytes
+    return q.workspace_bytes + q.rank_dummy_gradient_bytes
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -276,72 +250,58 @@ formula = BOOK.section(source="Rajbhandari et al. 2020 (ZeRO), section 5", measu
 
 
 @formula(r"M_\text{param}^r", "bytes")
-def rank_parameter_bytes(
-    zero_stage, rank_parameters, rank_shard_parameters, parameter_element_bytes
-):
+def rank_parameter_bytes(q):
     """bytes of the parameters that the rank keeps: from stage 3 on, those of its shard"""
-    return parameter_element_bytes * where(zero_stage < 3, rank_parameters, rank_shard_parameters)
+    return q.parameter_element_bytes * where(
+        q.zero_stage < 3, q.rank_parameters, q.rank_shard_parameters
+    )
 
 
 @formula(r"M_\text{grad}^r", "bytes")
-def rank_gradient_bytes(zero_stage, rank_parameters, rank_shard_parameters, gradient_element_bytes):
+def rank_gradient_bytes(q):
     """bytes of the gradients that the rank has when they are reduced: from stage 2 on, those of
     its shard"""
-    return gradient_element_bytes * where(zero_stage < 2, rank_parameters, rank_shard_parameters)
+    return q.gradient_element_bytes * where(
+        q.zero_stage < 2, q.rank_parameters, q.rank_shard_parameters
+    )
 
 
 @formula(r"z_\text{back}", "count")
-def rank_reducing_stage(pipeline_parallel, zero_stage):
+def rank_reducing_stage(q):
     """ZeRO stage that decides how backward treats gradients: a pipeline reduces once, at the end of
     a step, and keeps whole gradients until then"""
-    return where(pipeline_parallel > 1, minimum(zero_stage, 1), zero_stage)
+    return where(q.pipeline_parallel > 1, minimum(q.zero_stage, 1), q.zero_stage)
 
 
 @formula(r"M_\text{back}^r", "bytes")
-def rank_backward_gradient_bytes(
-    rank_reducing_stage, rank_parameters, rank_shard_parameters, gradient_element_bytes
-):
+def rank_backward_gradient_bytes(q):
     """bytes of the gradients that the rank has when backward is done"""
-    return gradient_element_bytes * where(
-        rank_reducing_stage < 2, rank_parameters, rank_shard_parameters
+    return q.gradient_element_bytes * where(
+        q.rank_reducing_stage < 2, q.rank_parameters, q.rank_shard_parameters
     )
 
 
 @formula(r"M_\text{sharded}^{\text{opt},r}", "bytes")
-def rank_moment_bytes(
-    zero_stage,
-    rank_parameters,
-    rank_shard_parameters,
-    master_element_bytes,
-    optimizer_moments,
-    moment_element_bytes,
-):
+def rank_moment_bytes(q):
     """bytes of the optimizer states that the rank keeps: the master copy, if the recipe has one,
     and the moments"""
-    return (master_element_bytes + optimizer_moments * moment_element_bytes) * where(
-        zero_stage < 1, rank_parameters, rank_shard_parameters
+    return (q.master_element_bytes + q.optimizer_moments * q.moment_element_bytes) * where(
+        q.zero_stage < 1, q.rank_parameters, q.rank_shard_parameters
     )
 
 
 @formula(r"M_\text{opt}^r", "bytes")
-def rank_optimizer_bytes(
-    rank_moment_bytes,
-    zero_stage,
-    step_counter_bytes,
-    rank_layers,
-    layers,
-    step_counter_element_bytes,
-):
+def rank_optimizer_bytes(q):
     """bytes of the rank's optimizer states and step counters: one counter for each unit, or for
     each parameter tensor, of which the rank has about its layers' share"""
-    return rank_moment_bytes + where(
-        zero_stage < 1,
+    return q.rank_moment_bytes + where(
+        q.zero_stage < 1,
         where(
-            rank_layers < layers,
-            ceil_div(step_counter_bytes * rank_layers, layers),
-            step_counter_bytes,
+            q.rank_layers < q.layers,
+            ceil_div(q.step_counter_bytes * q.rank_layers, q.layers),
+            q.step_counter_bytes,
         ),
-        step_counter_element_bytes * (rank_layers + 2),
+        q.step_counter_element_bytes * (q.rank_layers + 2),
     )
 
 
@@ -350,18 +310,12 @@ formula = BOOK.section(source=_OURS, measured_by=_LEDGER)
 
 
 @formula(r"A_\ell^r", "bytes")
-def rank_layer_bytes(
-    library_kernels,
-    library_layer_bytes,
-    tensor_parallel,
-    tensor_layer_bytes,
-    layer_activation_bytes,
-):
+def rank_layer_bytes(q):
     """bytes that one layer keeps for backward on the rank, by kernels and tensor-parallel degree"""
     return where(
-        library_kernels > 0,
-        library_layer_bytes,
-        where(tensor_parallel > 1, tensor_layer_bytes, layer_activation_bytes),
+        q.library_kernels > 0,
+        q.library_layer_bytes,
+        where(q.tensor_parallel > 1, q.tensor_layer_bytes, q.layer_activation_bytes),
     )
 
 
@@ -369,150 +323,127 @@ def rank_layer_bytes(
     "recompute_policy = {recompute_policy} under autocast: the copies of weights that autocast"
     " keeps beside a checkpoint are not counted; give 0, or a recipe without autocast.",
     marks="recompute_policy",
+    concerns="rank_waiting_layer_bytes",
 )
-def ranks_recompute_without_autocast(recompute_policy, copies_weights, rank_waiting_layer_bytes):
-    return equal(minimum(recompute_policy, copies_weights) + 0 * rank_waiting_layer_bytes, 0)
+def ranks_recompute_without_autocast(q):
+    return equal(minimum(q.recompute_policy, q.copies_weights), 0)
 
 
 @BOOK.rule(
     "recompute_policy = {recompute_policy} under a library's kernels: a choice by operators is not"
     " counted there; give 0, 1 for the core of attention, or 3 for whole layers.",
     marks="recompute_policy",
+    concerns="rank_waiting_layer_bytes",
     library_kernels=0,
 )
-def libraries_recompute_cores_or_layers(
-    recompute_policy, library_kernels, rank_waiting_layer_bytes
-):
-    return equal(where(equal(recompute_policy, 2), library_kernels, 0), 0)
+def libraries_recompute_cores_or_layers(q):
+    return equal(where(equal(q.recompute_policy, 2), q.library_kernels, 0), 0)
 
 
 _AGAIN = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_layout_that_recomputes"
 
 
 @formula(r"A_\ell^{\text{again},r}", "bytes", measured_by=_AGAIN)
-def rank_recomputed_layer_bytes(
-    library_kernels,
-    recompute_policy,
-    library_layer_bytes,
-    library_core_bytes,
-    own_input_bytes,
-    tensor_parallel,
-    tensor_kept_layer_bytes,
-    kept_layer_bytes,
-):
+def rank_recomputed_layer_bytes(q):
     """bytes that one layer keeps on the rank when it is computed again, by policy; under a
     library's kernels, all but the core of attention, or the layer's input"""
     return where(
-        library_kernels > 0,
-        where(recompute_policy < 3, library_layer_bytes - library_core_bytes, own_input_bytes),
-        where(tensor_parallel > 1, tensor_kept_layer_bytes, kept_layer_bytes),
+        q.library_kernels > 0,
+        where(
+            q.recompute_policy < 3, q.library_layer_bytes - q.library_core_bytes, q.own_input_bytes
+        ),
+        where(q.tensor_parallel > 1, q.tensor_kept_layer_bytes, q.kept_layer_bytes),
     )
 
 
 @formula(r"A_\ell^\text{wait}", "bytes")
-def rank_waiting_layer_bytes(recompute_policy, rank_layer_bytes, rank_recomputed_layer_bytes):
+def rank_waiting_layer_bytes(q):
     """bytes that one layer keeps from its forward to its backward: everything that backward needs,
     or the tensors from which the layer is computed again"""
-    return where(recompute_policy < 1, rank_layer_bytes, rank_recomputed_layer_bytes)
+    return where(q.recompute_policy < 1, q.rank_layer_bytes, q.rank_recomputed_layer_bytes)
 
 
 @formula(r"n_\text{ck}^r", "count", measured_by=_AGAIN)
-def rank_checkpoint_layers(recompute_policy, rank_stage_layers, recompute_every):
+def rank_checkpoint_layers(q):
     """layers of a stage that are computed again together: one, or those of a checkpoint where whole
     layers are recomputed"""
-    return where(recompute_policy < 3, 1, minimum(rank_stage_layers, recompute_every))
+    return where(q.recompute_policy < 3, 1, minimum(q.rank_stage_layers, q.recompute_every))
 
 
 @formula(r"n_\text{stage}^r", "count", measured_by=_AGAIN)
-def rank_stage_checkpoints(rank_stage_layers, rank_checkpoint_layers):
+def rank_stage_checkpoints(q):
     """checkpoints of a stage: as many as its layers, if each layer has one"""
-    return ceil_div(rank_stage_layers, rank_checkpoint_layers)
+    return ceil_div(q.rank_stage_layers, q.rank_checkpoint_layers)
 
 
 @formula(r"n_\text{last}^r", "count", measured_by=_AGAIN)
-def rank_last_checkpoint_layers(rank_stage_layers, rank_stage_checkpoints, rank_checkpoint_layers):
+def rank_last_checkpoint_layers(q):
     """layers of a stage's last checkpoint, which goes backward first and may have fewer layers"""
-    return rank_stage_layers - rank_checkpoint_layers * (rank_stage_checkpoints - 1)
+    return q.rank_stage_layers - q.rank_checkpoint_layers * (q.rank_stage_checkpoints - 1)
 
 
 @formula(r"A_\text{stage}^r", "bytes")
-def rank_stage_bytes(rank_stage_checkpoints, rank_waiting_layer_bytes):
+def rank_stage_bytes(q):
     """bytes that a microbatch keeps in one stage while it waits for its backward"""
-    return rank_stage_checkpoints * rank_waiting_layer_bytes
+    return q.rank_stage_checkpoints * q.rank_waiting_layer_bytes
 
 
 @formula(r"A_\text{top}^r", "bytes")
-def rank_entrance_bytes(pipeline_is_first, tensor_mask_bytes, tensor_parallel, microbatch_tokens):
+def rank_entrance_bytes(q):
     """bytes that a microbatch keeps in the embedding: the mask after it, and with tensor
     parallelism the row of each token (8) and whether the rank has that row (1)"""
-    return pipeline_is_first * (
-        tensor_mask_bytes + where(tensor_parallel > 1, 9 * microbatch_tokens, 0)
+    return q.pipeline_is_first * (
+        q.tensor_mask_bytes + where(q.tensor_parallel > 1, 9 * q.microbatch_tokens, 0)
     )
 
 
 @formula(r"A_\text{exit}^r", "bytes")
-def rank_exit_bytes(
-    pipeline_is_last,
-    tensor_parallel,
-    tensor_norm_bytes,
-    tensor_input_bytes,
-    tensor_logit_bytes,
-    microbatch_tokens,
-    head_activation_bytes,
-    logit_bytes,
-):
+def rank_exit_bytes(q):
     """bytes that a microbatch keeps in the last norm, the head and the loss, on the rank that has
     them"""
-    return pipeline_is_last * where(
-        tensor_parallel > 1,
-        tensor_norm_bytes + tensor_input_bytes + tensor_logit_bytes + 9 * microbatch_tokens,
-        head_activation_bytes + logit_bytes,
+    return q.pipeline_is_last * where(
+        q.tensor_parallel > 1,
+        q.tensor_norm_bytes + q.tensor_input_bytes + q.tensor_logit_bytes + 9 * q.microbatch_tokens,
+        q.head_activation_bytes + q.logit_bytes,
     )
 
 
 @formula(r"A_\text{step}^r", "bytes")
-def rank_batch_bytes(batch_bytes, pipeline_parallel, microbatches):
+def rank_batch_bytes(q):
     """bytes of tokens and targets: a rank of a pipeline gets those of all its microbatches at
     once"""
-    return batch_bytes * where(pipeline_parallel > 1, microbatches, 1)
+    return q.batch_bytes * where(q.pipeline_parallel > 1, q.microbatches, 1)
 
 
 # --- microbatches that wait -----------------------------------------------------------------------
 
 
 @formula(r"m_\text{most}^r", "count")
-def rank_in_flight(pipeline_parallel, pipeline_in_flight):
+def rank_in_flight(q):
     """most microbatches that the rank has at once, added up over its stages"""
-    return where(pipeline_parallel > 1, pipeline_in_flight, 1)
+    return where(q.pipeline_parallel > 1, q.pipeline_in_flight, 1)
 
 
 @formula(r"1_\text{once}", "count")
-def rank_waits_for_all(microbatches, rank_in_flight, pipeline_chunks):
+def rank_waits_for_all(q):
     """1 if all microbatches wait at the same time, as in GPipe, so that no gradients are there when
     the first goes backward"""
     return where(
-        microbatches * pipeline_chunks > rank_in_flight, 0, where(rank_in_flight > 1, 1, 0)
+        q.microbatches * q.pipeline_chunks > q.rank_in_flight, 0, where(q.rank_in_flight > 1, 1, 0)
     )
 
 
 @formula(r"G_\text{once}", "bytes", measured_by=_AGAIN)
-def rank_new_checkpoint_gradient_bytes(
-    rank_reducing_stage,
-    rank_checkpoint_layers,
-    rank_stage_checkpoints,
-    gradient_element_bytes,
-    rank_layer_parameters,
-    rank_last_checkpoint_layers,
-):
+def rank_new_checkpoint_gradient_bytes(q):
     """bytes of the first microbatch's own gradients when a stage's second-to-last checkpoint goes
     backward; 0 if there is none"""
     return where(
-        rank_reducing_stage < 2,
+        q.rank_reducing_stage < 2,
         where(
-            rank_checkpoint_layers > 1,
+            q.rank_checkpoint_layers > 1,
             where(
-                rank_stage_checkpoints > 1,
-                gradient_element_bytes * rank_layer_parameters * rank_last_checkpoint_layers,
+                q.rank_stage_checkpoints > 1,
+                q.gradient_element_bytes * q.rank_layer_parameters * q.rank_last_checkpoint_layers,
                 0,
             ),
             0,
@@ -522,229 +453,181 @@ def rank_new_checkpoint_gradient_bytes(
 
 
 @formula(r"1_\text{later}", "count")
-def rank_fullest_later(
-    rank_waits_for_all,
-    rank_backward_gradient_bytes,
-    rank_stage_bytes,
-    rank_entrance_bytes,
-    rank_exit_bytes,
-    rank_hands_on,
-    rank_passing_bytes,
-    rank_new_checkpoint_gradient_bytes,
-):
+def rank_fullest_later(q):
     """1 if a rank where all microbatches wait is fuller when the second microbatch goes backward
     than when the first does: the gradients take more bytes than the first microbatch's activations
     (the ends of the model among them), output and own new gradients together"""
     return where(
-        rank_backward_gradient_bytes
-        > rank_stage_bytes
-        + rank_entrance_bytes
-        + rank_exit_bytes
-        + rank_hands_on * rank_passing_bytes
-        + rank_new_checkpoint_gradient_bytes,
-        rank_waits_for_all,
+        q.rank_backward_gradient_bytes
+        > q.rank_stage_bytes
+        + q.rank_entrance_bytes
+        + q.rank_exit_bytes
+        + q.rank_hands_on * q.rank_passing_bytes
+        + q.rank_new_checkpoint_gradient_bytes,
+        q.rank_waits_for_all,
         0,
     )
 
 
 @formula(r"1_\text{first}^r", "count")
-def rank_fullest_first(rank_waits_for_all, rank_fullest_later):
+def rank_fullest_first(q):
     """1 if a rank where all microbatches wait is fullest when the first microbatch goes backward"""
-    return rank_waits_for_all - rank_fullest_later
+    return q.rank_waits_for_all - q.rank_fullest_later
 
 
 @formula(r"m_r", "count")
-def rank_held_microbatches(rank_in_flight, rank_fullest_later):
+def rank_held_microbatches(q):
     """microbatches of a stage that the rank has when it is fullest"""
-    return rank_in_flight - rank_fullest_later
+    return q.rank_in_flight - q.rank_fullest_later
 
 
 @formula(r"L_\text{held}^r", "count")
-def rank_held_layers(rank_held_microbatches, rank_stage_checkpoints):
+def rank_held_layers(q):
     """layers of one microbatch, or checkpoints of layers, that wait on the rank when it is
     fullest"""
-    return rank_held_microbatches * rank_stage_checkpoints
+    return q.rank_held_microbatches * q.rank_stage_checkpoints
 
 
 @formula(r"A_\text{exits}^r", "bytes")
-def rank_waiting_exit_bytes(pipeline_schedule, rank_held_microbatches, rank_exit_bytes):
+def rank_waiting_exit_bytes(q):
     """bytes of last norm, head and loss of the microbatches that wait beside the one at work; 0 in
     the interleaved schedule, where each microbatch goes backward at once"""
-    return where(equal(pipeline_schedule, 4), 0, rank_held_microbatches - 1) * rank_exit_bytes
+    return where(equal(q.pipeline_schedule, 4), 0, q.rank_held_microbatches - 1) * q.rank_exit_bytes
 
 
 @formula(r"A_\text{saved}^r", "bytes")
-def rank_saved_bytes(
-    rank_batch_bytes,
-    rank_held_microbatches,
-    rank_entrance_bytes,
-    rank_waiting_exit_bytes,
-    rank_stage_bytes,
-):
+def rank_saved_bytes(q):
     """bytes that wait on the rank when a backward begins: the batch, and the bytes of embedding and
     layers in each microbatch"""
     return (
-        rank_batch_bytes
-        + rank_waiting_exit_bytes
-        + rank_held_microbatches * (rank_entrance_bytes + rank_stage_bytes)
+        q.rank_batch_bytes
+        + q.rank_waiting_exit_bytes
+        + q.rank_held_microbatches * (q.rank_entrance_bytes + q.rank_stage_bytes)
     )
 
 
 @formula(r"A_\text{others}^r", "bytes")
-def rank_others_bytes(
-    rank_batch_bytes,
-    rank_held_microbatches,
-    rank_entrance_bytes,
-    rank_waiting_exit_bytes,
-    rank_held_layers,
-    rank_waiting_layer_bytes,
-    rank_last_checkpoint_layers,
-    rank_layer_bytes,
-):
+def rank_others_bytes(q):
     """bytes that wait beside the last layer of the microbatch at work; in a checkpoint of several
     layers, with the other layers that were computed again"""
     return (
-        rank_batch_bytes
-        + rank_waiting_exit_bytes
-        + rank_held_microbatches * rank_entrance_bytes
-        + (rank_held_layers - 1) * rank_waiting_layer_bytes
-        + (rank_last_checkpoint_layers - 1) * rank_layer_bytes
+        q.rank_batch_bytes
+        + q.rank_waiting_exit_bytes
+        + q.rank_held_microbatches * q.rank_entrance_bytes
+        + (q.rank_held_layers - 1) * q.rank_waiting_layer_bytes
+        + (q.rank_last_checkpoint_layers - 1) * q.rank_layer_bytes
     )
 
 
 @formula(r"A_\text{behind}^r", "bytes")
-def rank_behind_bytes(
-    rank_batch_bytes,
-    rank_held_microbatches,
-    rank_entrance_bytes,
-    rank_waiting_exit_bytes,
-    rank_stage_bytes,
-):
+def rank_behind_bytes(q):
     """bytes that wait when the microbatch at work is back at its first layer: the bytes of the
     other microbatches"""
     return (
-        rank_batch_bytes
-        + rank_waiting_exit_bytes
-        + rank_entrance_bytes
-        + (rank_held_microbatches - 1) * (rank_entrance_bytes + rank_stage_bytes)
+        q.rank_batch_bytes
+        + q.rank_waiting_exit_bytes
+        + q.rank_entrance_bytes
+        + (q.rank_held_microbatches - 1) * (q.rank_entrance_bytes + q.rank_stage_bytes)
     )
 
 
 @formula(r"A_\text{ck}^r", "bytes", measured_by=_AGAIN)
-def rank_before_bytes(
-    rank_batch_bytes,
-    rank_held_microbatches,
-    rank_entrance_bytes,
-    rank_waiting_exit_bytes,
-    rank_stage_checkpoints,
-    rank_held_layers,
-    rank_waiting_layer_bytes,
-    rank_checkpoint_layers,
-    rank_layer_bytes,
-):
+def rank_before_bytes(q):
     """bytes that wait beside the last layer of a stage's second-to-last checkpoint, which has all
     of its layers; 0 if there is none"""
     return where(
-        rank_stage_checkpoints > 1,
-        rank_batch_bytes
-        + rank_waiting_exit_bytes
-        + rank_held_microbatches * rank_entrance_bytes
-        + (rank_held_layers - 2) * rank_waiting_layer_bytes
-        + (rank_checkpoint_layers - 1) * rank_layer_bytes,
+        q.rank_stage_checkpoints > 1,
+        q.rank_batch_bytes
+        + q.rank_waiting_exit_bytes
+        + q.rank_held_microbatches * q.rank_entrance_bytes
+        + (q.rank_held_layers - 2) * q.rank_waiting_layer_bytes
+        + (q.rank_checkpoint_layers - 1) * q.rank_layer_bytes,
         0,
     )
 
 
 @formula(r"A_\text{pass}^r", "bytes")
-def rank_passing_bytes(residual_element_bytes, tensor_own_tokens, hidden):
+def rank_passing_bytes(q):
     """bytes that one stage passes to the next: the residual stream of the rank's tokens"""
-    return residual_element_bytes * tensor_own_tokens * hidden
+    return q.residual_element_bytes * q.tensor_own_tokens * q.hidden
 
 
 @formula(r"m_\text{all}^r", "count")
-def rank_microbatches(microbatches, pipeline_chunks):
+def rank_microbatches(q):
     """microbatches that pass through a rank's stages in a step"""
-    return microbatches * pipeline_chunks
+    return q.microbatches * q.pipeline_chunks
 
 
 @formula(r"1_\text{on}^r", "count")
-def rank_hands_on(pipeline_chunks, pipeline_is_last):
+def rank_hands_on(q):
     """1 if a stage of the rank sends its output, as every stage but the last does"""
-    return where(pipeline_chunks > 1, 1, 1 - pipeline_is_last)
+    return where(q.pipeline_chunks > 1, 1, 1 - q.pipeline_is_last)
 
 
 @formula(r"1_\text{back}^r", "count")
-def rank_hands_back(pipeline_chunks, pipeline_is_first):
+def rank_hands_back(q):
     """1 if a stage of the rank sends gradients, as every stage but the first does"""
-    return where(pipeline_chunks > 1, 1, 1 - pipeline_is_first)
+    return where(q.pipeline_chunks > 1, 1, 1 - q.pipeline_is_first)
 
 
 @formula(r"m_\text{done}^r", "count")
-def rank_sent_gradients(rank_microbatches, rank_in_flight, pipeline_parallel, rank_hands_on):
+def rank_sent_gradients(q):
     """sent gradients that stay until the neighbour has received them: the neighbour is as many
     messages behind as there are ranks"""
-    return minimum(rank_microbatches - rank_in_flight, pipeline_parallel + (1 - rank_hands_on))
+    return minimum(
+        q.rank_microbatches - q.rank_in_flight, q.pipeline_parallel + (1 - q.rank_hands_on)
+    )
 
 
 @formula(r"m_\text{out}^r", "count")
-def rank_kept_outputs(rank_held_microbatches, pipeline_chunks, pipeline_is_last):
+def rank_kept_outputs(q):
     """outputs that the rank keeps until their backward; the output of the last stage is the loss"""
-    return rank_held_microbatches - where(pipeline_chunks > 1, pipeline_is_last, 0)
+    return q.rank_held_microbatches - where(q.pipeline_chunks > 1, q.pipeline_is_last, 0)
 
 
 @formula(r"U_\text{pass}^r", "bytes")
-def rank_message_bytes(
-    pipeline_parallel,
-    rank_passing_bytes,
-    rank_hands_on,
-    rank_kept_outputs,
-    rank_held_microbatches,
-    rank_hands_back,
-    rank_sent_gradients,
-):
+def rank_message_bytes(q):
     """bytes that a pipeline adds: outputs, which stay until their backward; the gradient that is on
     its way for the next output; gradients that were sent"""
     return where(
-        pipeline_parallel > 1,
-        rank_passing_bytes
+        q.pipeline_parallel > 1,
+        q.rank_passing_bytes
         * (
-            rank_hands_on * (rank_kept_outputs + where(rank_held_microbatches > 1, 1, 0))
-            + rank_hands_back * rank_sent_gradients
+            q.rank_hands_on * (q.rank_kept_outputs + where(q.rank_held_microbatches > 1, 1, 0))
+            + q.rank_hands_back * q.rank_sent_gradients
         ),
         0,
     )
 
 
 @formula(r"U_\text{within}^r", "bytes", measured_by=_AGAIN)
-def rank_layer_message_bytes(
-    rank_message_bytes, pipeline_chunks, pipeline_is_last, rank_passing_bytes
-):
+def rank_layer_message_bytes(q):
     """bytes that a pipeline adds while a layer goes backward: with several stages on a rank, the
     last rank is fullest in a stage that sends its output"""
-    return rank_message_bytes + where(pipeline_chunks > 1, pipeline_is_last * rank_passing_bytes, 0)
+    return q.rank_message_bytes + where(
+        q.pipeline_chunks > 1, q.pipeline_is_last * q.rank_passing_bytes, 0
+    )
 
 
 @formula(r"U_\text{held}^r", "bytes", measured_by=_AGAIN)
-def rank_received_gradient_bytes(
-    pipeline_parallel, rank_stage_checkpoints, rank_hands_on, rank_passing_bytes
-):
+def rank_received_gradient_bytes(q):
     """bytes of the gradient that a stage received, which stays until the stage's first layer is
     done, beside the gradient that the layers pass on"""
     return where(
-        pipeline_parallel > 1,
-        where(rank_stage_checkpoints > 1, rank_hands_on * rank_passing_bytes, 0),
+        q.pipeline_parallel > 1,
+        where(q.rank_stage_checkpoints > 1, q.rank_hands_on * q.rank_passing_bytes, 0),
         0,
     )
 
 
 @formula(r"U_\text{held}^{\text{core},r}", "bytes", measured_by=_AGAIN)
-def rank_received_at_core_bytes(
-    pipeline_parallel, recompute_policy, keeps_scores, rank_hands_on, rank_passing_bytes
-):
+def rank_received_at_core_bytes(q):
     """bytes of the received gradient in a stage's last layer, while the core of its unfused
     attention is computed again"""
     return where(
-        pipeline_parallel > 1,
-        where(equal(recompute_policy, 1), keeps_scores * rank_hands_on * rank_passing_bytes, 0),
+        q.pipeline_parallel > 1,
+        where(
+            equal(q.recompute_policy, 1), q.keeps_scores * q.rank_hands_on * q.rank_passing_bytes, 0
+        ),
         0,
     )

@@ -45,308 +45,203 @@ RANK = Places(
 
 
 @RANK.place("rank_attention", phase="forward", symbol=r"_1^r", when="plain_kernels")
-def rank_attention(
-    rank_others_bytes,
-    activations_at_scores_bytes,
-    keeps_scores,
-    gathered_layer_bytes,
-    accumulation_steps,
-    bias_copy_bytes,
-    copies_weights,
-    residual_bytes,
-    compute_element_bytes,
-    sequence,
-    temporaries_at_scores_bytes,
-    rank_message_bytes,
-):
+def rank_attention(q):
     """in the last layer's unfused attention"""
     return live(
-        activations=keeps_scores * (rank_others_bytes + activations_at_scores_bytes),
-        gathered=keeps_scores * gathered_layer_bytes,
-        temporaries=keeps_scores
+        activations=q.keeps_scores * (q.rank_others_bytes + q.activations_at_scores_bytes),
+        gathered=q.keeps_scores * q.gathered_layer_bytes,
+        temporaries=q.keeps_scores
         * (
-            where(accumulation_steps > 1, 4, 0)
-            + bias_copy_bytes
-            + copies_weights * residual_bytes
-            + compute_element_bytes * sequence * sequence
-            + temporaries_at_scores_bytes
-            + rank_message_bytes
+            where(q.accumulation_steps > 1, 4, 0)
+            + q.bias_copy_bytes
+            + q.copies_weights * q.residual_bytes
+            + q.compute_element_bytes * q.sequence * q.sequence
+            + q.temporaries_at_scores_bytes
+            + q.rank_message_bytes
         ),
     )
 
 
 @RANK.place("rank_loss", phase="backward", symbol=r"_2^r", when="plain_kernels")
-def rank_loss(rank_saved_bytes, rank_exit_bytes, pipeline_is_last, logit_bytes, rank_message_bytes):
+def rank_loss(q):
     """in the backward of the log-softmax, when stage 3 has gathered nothing yet"""
     return live(
-        activations=rank_saved_bytes + rank_exit_bytes,
-        temporaries=pipeline_is_last * (2 * logit_bytes + 8) + rank_message_bytes,
+        activations=q.rank_saved_bytes + q.rank_exit_bytes,
+        temporaries=q.pipeline_is_last * (2 * q.logit_bytes + 8) + q.rank_message_bytes,
     )
 
 
 @RANK.place("rank_head", phase="backward", symbol=r"_3^r", when="plain_kernels")
-def rank_head(
-    rank_earlier_gradient_bytes,
-    pipeline_is_last,
-    gradients_at_head_work_bytes,
-    rank_saved_bytes,
-    activations_at_head_work_bytes,
-    gathered_head_bytes,
-    temporaries_at_head_work_bytes,
-    rank_message_bytes,
-):
+def rank_head(q):
     """while the head goes backward"""
     return live(
-        gradients=rank_earlier_gradient_bytes + pipeline_is_last * gradients_at_head_work_bytes,
-        activations=rank_saved_bytes + pipeline_is_last * activations_at_head_work_bytes,
-        gathered=gathered_head_bytes,
-        temporaries=pipeline_is_last * (8 + temporaries_at_head_work_bytes) + rank_message_bytes,
+        gradients=q.rank_earlier_gradient_bytes
+        + q.pipeline_is_last * q.gradients_at_head_work_bytes,
+        activations=q.rank_saved_bytes + q.pipeline_is_last * q.activations_at_head_work_bytes,
+        gathered=q.gathered_head_bytes,
+        temporaries=q.pipeline_is_last * (8 + q.temporaries_at_head_work_bytes)
+        + q.rank_message_bytes,
     )
 
 
 @RANK.place("rank_head_reduced", phase="backward", symbol=r"_4^r", when="eager_kernels")
-def rank_head_reduced(
-    rank_saved_bytes,
-    rank_root_bytes,
-    zero_stage,
-    rank_passing_bytes,
-    waiting_table_bytes,
-    gradient_element_bytes,
-    head_unit_parameters,
-    data_parallel,
-):
+def rank_head_reduced(q):
     """in stage 3, while the head's gradients are copied into the tensor that is reduced"""
     return live(
-        activations=rank_saved_bytes,
-        gathered=rank_root_bytes,
+        activations=q.rank_saved_bytes,
+        gathered=q.rank_root_bytes,
         temporaries=where(
-            zero_stage < 3,
+            q.zero_stage < 3,
             0,
             8
-            + rank_passing_bytes
-            + waiting_table_bytes
-            + gradient_element_bytes
-            * (2 * head_unit_parameters + ceil_div(head_unit_parameters, data_parallel)),
+            + q.rank_passing_bytes
+            + q.waiting_table_bytes
+            + q.gradient_element_bytes
+            * (2 * q.head_unit_parameters + ceil_div(q.head_unit_parameters, q.data_parallel)),
         ),
     )
 
 
 @RANK.place("rank_last_layer", phase="backward", symbol=r"_5^r", when="plain_kernels")
-def rank_last_layer(
-    rank_earlier_gradient_bytes,
-    rank_gradients_of_head_bytes,
-    rank_work_gradient_bytes,
-    unit_gradient_bytes,
-    rank_others_bytes,
-    rank_work_activation_bytes,
-    gathered_layer_bytes,
-    waiting_table_bytes,
-    residual_bytes,
-    rank_work_temporary_bytes,
-    rank_layer_message_bytes,
-    rank_received_at_core_bytes,
-):
+def rank_last_layer(q):
     """while the last layer goes backward, before all other layers"""
     return live(
-        gradients=rank_earlier_gradient_bytes
-        + rank_gradients_of_head_bytes
-        + rank_work_gradient_bytes
-        + unit_gradient_bytes,
-        activations=rank_others_bytes + rank_work_activation_bytes,
-        gathered=gathered_layer_bytes,
+        gradients=q.rank_earlier_gradient_bytes
+        + q.rank_gradients_of_head_bytes
+        + q.rank_work_gradient_bytes
+        + q.unit_gradient_bytes,
+        activations=q.rank_others_bytes + q.rank_work_activation_bytes,
+        gathered=q.gathered_layer_bytes,
         temporaries=8
-        + waiting_table_bytes
-        + residual_bytes
-        + rank_work_temporary_bytes
-        + rank_layer_message_bytes
-        + rank_received_at_core_bytes,
+        + q.waiting_table_bytes
+        + q.residual_bytes
+        + q.rank_work_temporary_bytes
+        + q.rank_layer_message_bytes
+        + q.rank_received_at_core_bytes,
     )
 
 
 @RANK.place("rank_first_layer", phase="backward", symbol=r"_6^r", when="plain_kernels")
-def rank_first_layer(
-    rank_earlier_gradient_bytes,
-    rank_gradients_of_layers_bytes,
-    rank_work_gradient_bytes,
-    unit_gradient_bytes,
-    rank_behind_bytes,
-    rank_work_activation_bytes,
-    gathered_layer_bytes,
-    waiting_table_bytes,
-    residual_bytes,
-    rank_work_temporary_bytes,
-    rank_layer_message_bytes,
-    rank_received_gradient_bytes,
-):
+def rank_first_layer(q):
     """while the first layer goes backward, after all other layers"""
     return live(
-        gradients=rank_earlier_gradient_bytes
-        + rank_gradients_of_layers_bytes
-        + rank_work_gradient_bytes
-        + unit_gradient_bytes,
-        activations=rank_behind_bytes + rank_work_activation_bytes,
-        gathered=gathered_layer_bytes,
+        gradients=q.rank_earlier_gradient_bytes
+        + q.rank_gradients_of_layers_bytes
+        + q.rank_work_gradient_bytes
+        + q.unit_gradient_bytes,
+        activations=q.rank_behind_bytes + q.rank_work_activation_bytes,
+        gathered=q.gathered_layer_bytes,
         temporaries=8
-        + waiting_table_bytes
-        + residual_bytes
-        + rank_work_temporary_bytes
-        + rank_layer_message_bytes
-        + rank_received_gradient_bytes,
+        + q.waiting_table_bytes
+        + q.residual_bytes
+        + q.rank_work_temporary_bytes
+        + q.rank_layer_message_bytes
+        + q.rank_received_gradient_bytes,
     )
 
 
 @RANK.place("rank_layer_reduced", phase="backward", symbol=r"_7^r", when="eager_kernels")
-def rank_layer_reduced(
-    rank_earlier_gradient_bytes,
-    finished_head_bytes,
-    rank_others_bytes,
-    rank_root_bytes,
-    zero_stage,
-    rank_passing_bytes,
-    waiting_table_bytes,
-    gradient_element_bytes,
-    rank_layer_parameters,
-    data_parallel,
-):
+def rank_layer_reduced(q):
     """in stage 3, while the last layer's gradients are copied into the tensor that is reduced"""
     return live(
-        gradients=rank_earlier_gradient_bytes + ceil_div(finished_head_bytes, data_parallel),
-        activations=rank_others_bytes,
-        gathered=rank_root_bytes,
+        gradients=q.rank_earlier_gradient_bytes + ceil_div(q.finished_head_bytes, q.data_parallel),
+        activations=q.rank_others_bytes,
+        gathered=q.rank_root_bytes,
         temporaries=where(
-            zero_stage < 3,
+            q.zero_stage < 3,
             0,
             8
-            + rank_passing_bytes
-            + waiting_table_bytes
-            + gradient_element_bytes
-            * (2 * rank_layer_parameters + ceil_div(rank_layer_parameters, data_parallel)),
+            + q.rank_passing_bytes
+            + q.waiting_table_bytes
+            + q.gradient_element_bytes
+            * (2 * q.rank_layer_parameters + ceil_div(q.rank_layer_parameters, q.data_parallel)),
         ),
     )
 
 
 @RANK.place("rank_first_layer_reduced", phase="backward", symbol=r"_{23}^r", when="eager_kernels")
-def rank_first_layer_reduced(
-    rank_earlier_gradient_bytes,
-    finished_layers_bytes,
-    rank_behind_bytes,
-    rank_root_bytes,
-    zero_stage,
-    rank_passing_bytes,
-    waiting_table_bytes,
-    gradient_element_bytes,
-    rank_layer_parameters,
-    data_parallel,
-):
+def rank_first_layer_reduced(q):
     """in stage 3, while the first layer's gradients are copied into the tensor that is reduced"""
     return live(
-        gradients=rank_earlier_gradient_bytes + ceil_div(finished_layers_bytes, data_parallel),
-        activations=rank_behind_bytes,
-        gathered=rank_root_bytes,
+        gradients=q.rank_earlier_gradient_bytes
+        + ceil_div(q.finished_layers_bytes, q.data_parallel),
+        activations=q.rank_behind_bytes,
+        gathered=q.rank_root_bytes,
         temporaries=where(
-            zero_stage < 3,
+            q.zero_stage < 3,
             0,
             8
-            + rank_passing_bytes
-            + waiting_table_bytes
-            + gradient_element_bytes
-            * (2 * rank_layer_parameters + ceil_div(rank_layer_parameters, data_parallel)),
+            + q.rank_passing_bytes
+            + q.waiting_table_bytes
+            + q.gradient_element_bytes
+            * (2 * q.rank_layer_parameters + ceil_div(q.rank_layer_parameters, q.data_parallel)),
         ),
     )
 
 
 @RANK.place("rank_embedding", phase="backward", symbol=r"_8^r", when="eager_kernels")
-def rank_embedding(
-    rank_earlier_gradient_bytes,
-    rank_gradients_of_rest_bytes,
-    rank_behind_bytes,
-    tensor_mask_bytes,
-    pipeline_is_first,
-    gathered_embedding_bytes,
-    rank_table_work_bytes,
-    rank_message_bytes,
-):
+def rank_embedding(q):
     """when the token table gets its gradient"""
     return live(
-        gradients=rank_earlier_gradient_bytes + rank_gradients_of_rest_bytes,
-        activations=rank_behind_bytes - pipeline_is_first * tensor_mask_bytes,
-        gathered=gathered_embedding_bytes,
-        temporaries=rank_table_work_bytes + rank_message_bytes,
+        gradients=q.rank_earlier_gradient_bytes + q.rank_gradients_of_rest_bytes,
+        activations=q.rank_behind_bytes - q.pipeline_is_first * q.tensor_mask_bytes,
+        gathered=q.gathered_embedding_bytes,
+        temporaries=q.rank_table_work_bytes + q.rank_message_bytes,
     )
 
 
 @RANK.place("rank_reduced", phase="backward", symbol=r"_9^r", when="eager_kernels")
-def rank_reduced(
-    rank_reducing_stage,
-    reduced_last_is_fullest,
-    gradient_element_bytes,
-    rank_parameters,
-    zero_stage,
-    first_reduced_parameters,
-    last_reduced_parameters,
-    uneven_shard_parameters,
-    rank_earlier_gradient_bytes,
-    new_gradient_element_bytes,
-    data_parallel,
-    rank_batch_bytes,
-    rank_root_bytes,
-):
+def rank_reduced(q):
     """while the last bucket's gradients, or the embedding's, are copied into the tensor that is
     reduced: the peak where the table is large"""
     return live(
         gradients=where(
-            rank_reducing_stage < 2,
-            gradient_element_bytes
+            q.rank_reducing_stage < 2,
+            q.gradient_element_bytes
             * where(
-                equal(reduced_last_is_fullest, 1),
-                last_reduced_parameters
-                + ceil_div(rank_parameters - last_reduced_parameters, data_parallel),
-                rank_parameters,
+                equal(q.reduced_last_is_fullest, 1),
+                q.last_reduced_parameters
+                + ceil_div(q.rank_parameters - q.last_reduced_parameters, q.data_parallel),
+                q.rank_parameters,
             ),
-            rank_earlier_gradient_bytes
-            + new_gradient_element_bytes
-            * ceil_div(rank_parameters - last_reduced_parameters, data_parallel),
+            q.rank_earlier_gradient_bytes
+            + q.new_gradient_element_bytes
+            * ceil_div(q.rank_parameters - q.last_reduced_parameters, q.data_parallel),
         ),
-        activations=rank_batch_bytes,
-        gathered=rank_root_bytes,
+        activations=q.rank_batch_bytes,
+        gathered=q.rank_root_bytes,
         temporaries=where(
-            zero_stage < 1,
+            q.zero_stage < 1,
             0,
-            gradient_element_bytes
+            q.gradient_element_bytes
             * where(
-                rank_reducing_stage < 2,
+                q.rank_reducing_stage < 2,
                 where(
-                    equal(reduced_last_is_fullest, 1),
-                    last_reduced_parameters,
-                    first_reduced_parameters,
+                    equal(q.reduced_last_is_fullest, 1),
+                    q.last_reduced_parameters,
+                    q.first_reduced_parameters,
                 ),
-                2 * last_reduced_parameters,
+                2 * q.last_reduced_parameters,
             )
-            + gradient_element_bytes * uneven_shard_parameters
+            + q.gradient_element_bytes * q.uneven_shard_parameters
             + 8,
         ),
     )
 
 
 @RANK.place("rank_tied_sum", phase="backward", symbol=r"_{10}^r", when="eager_kernels")
-def rank_tied_sum(
-    rank_backward_gradient_bytes,
-    rank_batch_bytes,
-    pipeline_parallel,
-    pipeline_ends,
-    tied_head,
-    gradient_element_bytes,
-    rank_table_parameters,
-):
+def rank_tied_sum(q):
     """at the end of a pipeline's step, when its ends add up the gradients of a tied table: the
     other end's gradient, and two sums"""
     return live(
-        gradients=rank_backward_gradient_bytes,
-        activations=rank_batch_bytes,
+        gradients=q.rank_backward_gradient_bytes,
+        activations=q.rank_batch_bytes,
         temporaries=where(
-            pipeline_parallel > 1,
+            q.pipeline_parallel > 1,
             where(
-                pipeline_ends > 0, 3 * tied_head * gradient_element_bytes * rank_table_parameters, 0
+                q.pipeline_ends > 0,
+                3 * q.tied_head * q.gradient_element_bytes * q.rank_table_parameters,
+                0,
             ),
             0,
         ),
@@ -359,37 +254,23 @@ def rank_tied_sum(
 @RANK.place(
     "rank_cut_attention", phase="forward", symbol=r"_{11}^r", when="cut_kernels", measured_by=_CUT
 )
-def rank_cut_attention(
-    keeps_scores,
-    rank_others_bytes,
-    tensor_norm_bytes,
-    tensor_input_bytes,
-    scored_bytes,
-    score_bytes,
-    weighted_bytes,
-    tensor_parallel,
-    gathered_layer_bytes,
-    compute_element_bytes,
-    sequence,
-    temporaries_at_scores_bytes,
-    rank_message_bytes,
-):
+def rank_cut_attention(q):
     """in the last layer's unfused attention, for the rank's heads: about the rank's part of the
     bytes for all heads"""
     return live(
-        activations=keeps_scores
+        activations=q.keeps_scores
         * (
-            rank_others_bytes
-            + tensor_norm_bytes
-            + tensor_input_bytes
-            + ceil_div(scored_bytes + score_bytes + weighted_bytes, tensor_parallel)
+            q.rank_others_bytes
+            + q.tensor_norm_bytes
+            + q.tensor_input_bytes
+            + ceil_div(q.scored_bytes + q.score_bytes + q.weighted_bytes, q.tensor_parallel)
         ),
-        gathered=keeps_scores * gathered_layer_bytes,
-        temporaries=keeps_scores
+        gathered=q.keeps_scores * q.gathered_layer_bytes,
+        temporaries=q.keeps_scores
         * (
-            compute_element_bytes * sequence * sequence
-            + ceil_div(temporaries_at_scores_bytes, tensor_parallel)
-            + rank_message_bytes
+            q.compute_element_bytes * q.sequence * q.sequence
+            + ceil_div(q.temporaries_at_scores_bytes, q.tensor_parallel)
+            + q.rank_message_bytes
         ),
     )
 
@@ -397,159 +278,105 @@ def rank_cut_attention(
 @RANK.place(
     "rank_scatter", phase="forward", symbol=r"_{12}^r", when="cut_kernels", measured_by=_CUT
 )
-def rank_scatter(
-    rank_saved_bytes,
-    gathered_layer_bytes,
-    sequence_parallel,
-    microbatch,
-    regather,
-    tensor_message_bytes,
-    tensor_parallel,
-    rank_message_bytes,
-):
+def rank_scatter(q):
     """in the last layer's reduce-scatter: its output twice (once for a single sequence), the rank's
     own tokens of the sum, and the MLP's input, which a variable still holds"""
     return live(
-        activations=rank_saved_bytes,
-        gathered=gathered_layer_bytes,
-        temporaries=sequence_parallel
+        activations=q.rank_saved_bytes,
+        gathered=q.gathered_layer_bytes,
+        temporaries=q.sequence_parallel
         * (
-            (where(microbatch > 1, 2, 1) + regather) * tensor_message_bytes
-            + floor_div(tensor_message_bytes, tensor_parallel)
+            (where(q.microbatch > 1, 2, 1) + q.regather) * q.tensor_message_bytes
+            + floor_div(q.tensor_message_bytes, q.tensor_parallel)
         )
-        + rank_message_bytes,
+        + q.rank_message_bytes,
     )
 
 
 @RANK.place(
     "rank_cut_loss", phase="forward", symbol=r"_{13}^r", when="cut_kernels", measured_by=_CUT
 )
-def rank_cut_loss(
-    rank_saved_bytes,
-    rank_exit_bytes,
-    pipeline_is_last,
-    microbatch_tokens,
-    tensor_vocabulary,
-    compute_element_bytes,
-    rank_message_bytes,
-):
+def rank_cut_loss(q):
     """in the loss over parts of the vocabulary: everything is saved, and the logits are still there
     beside the exponentials; 16-bit logits also as fp32"""
     return live(
-        activations=rank_saved_bytes + rank_exit_bytes,
-        temporaries=pipeline_is_last
-        * microbatch_tokens
+        activations=q.rank_saved_bytes + q.rank_exit_bytes,
+        temporaries=q.pipeline_is_last
+        * q.microbatch_tokens
         * (
-            tensor_vocabulary * (compute_element_bytes + where(compute_element_bytes < 4, 4, 0))
+            q.tensor_vocabulary
+            * (q.compute_element_bytes + where(q.compute_element_bytes < 4, 4, 0))
             + 20
         )
-        + rank_message_bytes,
+        + q.rank_message_bytes,
     )
 
 
 @RANK.place(
     "rank_cut_head", phase="backward", symbol=r"_{14}^r", when="cut_kernels", measured_by=_CUT
 )
-def rank_cut_head(
-    rank_saved_bytes,
-    pipeline_is_last,
-    tensor_norm_bytes,
-    tensor_input_bytes,
-    compute_element_bytes,
-    tensor_logit_bytes,
-    gathered_head_bytes,
-    tensor_vocabulary,
-    hidden,
-    microbatch_tokens,
-    regather,
-    tensor_message_bytes,
-    rank_message_bytes,
-):
+def rank_cut_head(q):
     """in the product of a part of the head: the gradients of its weight and of its input, which is
     gathered again with sequence parallelism"""
     return live(
-        activations=rank_saved_bytes
-        + pipeline_is_last
+        activations=q.rank_saved_bytes
+        + q.pipeline_is_last
         * (
-            tensor_norm_bytes
-            + tensor_input_bytes
-            + where(compute_element_bytes < 4, 0, tensor_logit_bytes)
+            q.tensor_norm_bytes
+            + q.tensor_input_bytes
+            + where(q.compute_element_bytes < 4, 0, q.tensor_logit_bytes)
         ),
-        gathered=gathered_head_bytes,
-        temporaries=pipeline_is_last
+        gathered=q.gathered_head_bytes,
+        temporaries=q.pipeline_is_last
         * (
-            compute_element_bytes
-            * tensor_vocabulary
-            * (hidden + where(compute_element_bytes < 4, microbatch_tokens, 0))
-            + (1 + regather) * tensor_message_bytes
+            q.compute_element_bytes
+            * q.tensor_vocabulary
+            * (q.hidden + where(q.compute_element_bytes < 4, q.microbatch_tokens, 0))
+            + (1 + q.regather) * q.tensor_message_bytes
             + 8
         )
-        + rank_message_bytes,
+        + q.rank_message_bytes,
     )
 
 
 @RANK.place(
     "rank_cut_norm", phase="backward", symbol=r"_{15}^r", when="cut_kernels", measured_by=_CUT
 )
-def rank_cut_norm(
-    rank_earlier_gradient_bytes,
-    rank_head_parameters,
-    rank_new_element_bytes,
-    rank_saved_bytes,
-    pipeline_is_last,
-    tensor_norm_bytes,
-    gathered_head_bytes,
-    waiting_table_bytes,
-    sequence_parallel,
-    norm_backward_bytes,
-    tensor_parallel,
-    rank_message_bytes,
-):
+def rank_cut_norm(q):
     """in the last norm, with the gradient of a part of the head"""
     return live(
-        gradients=rank_earlier_gradient_bytes + rank_new_element_bytes * rank_head_parameters,
-        activations=rank_saved_bytes + pipeline_is_last * tensor_norm_bytes,
-        gathered=gathered_head_bytes,
-        temporaries=pipeline_is_last
+        gradients=q.rank_earlier_gradient_bytes + q.rank_new_element_bytes * q.rank_head_parameters,
+        activations=q.rank_saved_bytes + q.pipeline_is_last * q.tensor_norm_bytes,
+        gathered=q.gathered_head_bytes,
+        temporaries=q.pipeline_is_last
         * (
             8
-            + waiting_table_bytes
+            + q.waiting_table_bytes
             + where(
-                equal(sequence_parallel, 1),
-                floor_div(norm_backward_bytes, tensor_parallel),
-                norm_backward_bytes,
+                equal(q.sequence_parallel, 1),
+                floor_div(q.norm_backward_bytes, q.tensor_parallel),
+                q.norm_backward_bytes,
             )
         )
-        + rank_message_bytes,
+        + q.rank_message_bytes,
     )
 
 
 @RANK.place(
     "rank_cut_last_layer", phase="backward", symbol=r"_{16}^r", when="cut_kernels", measured_by=_CUT
 )
-def rank_cut_last_layer(
-    rank_earlier_gradient_bytes,
-    rank_gradients_of_head_bytes,
-    rank_others_bytes,
-    rank_work_activation_bytes,
-    gathered_layer_bytes,
-    waiting_table_bytes,
-    rank_passing_bytes,
-    rank_work_temporary_bytes,
-    rank_layer_message_bytes,
-    rank_received_at_core_bytes,
-):
+def rank_cut_last_layer(q):
     """in the MLP of the last cut layer, which goes backward first"""
     return live(
-        gradients=rank_earlier_gradient_bytes + rank_gradients_of_head_bytes,
-        activations=rank_others_bytes + rank_work_activation_bytes,
-        gathered=gathered_layer_bytes,
+        gradients=q.rank_earlier_gradient_bytes + q.rank_gradients_of_head_bytes,
+        activations=q.rank_others_bytes + q.rank_work_activation_bytes,
+        gathered=q.gathered_layer_bytes,
         temporaries=8
-        + waiting_table_bytes
-        + rank_passing_bytes
-        + rank_work_temporary_bytes
-        + rank_layer_message_bytes
-        + rank_received_at_core_bytes,
+        + q.waiting_table_bytes
+        + q.rank_passing_bytes
+        + q.rank_work_temporary_bytes
+        + q.rank_layer_message_bytes
+        + q.rank_received_at_core_bytes,
     )
 
 
@@ -560,29 +387,18 @@ def rank_cut_last_layer(
     when="cut_kernels",
     measured_by=_CUT,
 )
-def rank_cut_first_layer(
-    rank_earlier_gradient_bytes,
-    rank_gradients_of_layers_bytes,
-    rank_behind_bytes,
-    rank_work_activation_bytes,
-    gathered_layer_bytes,
-    waiting_table_bytes,
-    rank_passing_bytes,
-    rank_work_temporary_bytes,
-    rank_layer_message_bytes,
-    rank_received_gradient_bytes,
-):
+def rank_cut_first_layer(q):
     """in the MLP of the first cut layer, which goes backward last"""
     return live(
-        gradients=rank_earlier_gradient_bytes + rank_gradients_of_layers_bytes,
-        activations=rank_behind_bytes + rank_work_activation_bytes,
-        gathered=gathered_layer_bytes,
+        gradients=q.rank_earlier_gradient_bytes + q.rank_gradients_of_layers_bytes,
+        activations=q.rank_behind_bytes + q.rank_work_activation_bytes,
+        gathered=q.gathered_layer_bytes,
         temporaries=8
-        + waiting_table_bytes
-        + rank_passing_bytes
-        + rank_work_temporary_bytes
-        + rank_layer_message_bytes
-        + rank_received_gradient_bytes,
+        + q.waiting_table_bytes
+        + q.rank_passing_bytes
+        + q.rank_work_temporary_bytes
+        + q.rank_layer_message_bytes
+        + q.rank_received_gradient_bytes,
     )
 
 
@@ -592,35 +408,22 @@ def rank_cut_first_layer(
 @RANK.place(
     "rank_checkpoint", phase="backward", symbol=r"_{18}^r", when="joined_layers", measured_by=_AGAIN
 )
-def rank_checkpoint(
-    rank_earlier_gradient_bytes,
-    rank_gradients_of_checkpoint_bytes,
-    rank_work_gradient_bytes,
-    unit_gradient_bytes,
-    rank_before_bytes,
-    rank_work_activation_bytes,
-    gathered_layer_bytes,
-    waiting_table_bytes,
-    rank_passing_bytes,
-    rank_work_temporary_bytes,
-    rank_layer_message_bytes,
-    rank_received_gradient_bytes,
-):
+def rank_checkpoint(q):
     """when a stage's second-to-last checkpoint has been computed again and its last layer goes
     backward"""
     return live(
-        gradients=rank_earlier_gradient_bytes
-        + rank_gradients_of_checkpoint_bytes
-        + rank_work_gradient_bytes
-        + unit_gradient_bytes,
-        activations=rank_before_bytes + rank_work_activation_bytes,
-        gathered=gathered_layer_bytes,
+        gradients=q.rank_earlier_gradient_bytes
+        + q.rank_gradients_of_checkpoint_bytes
+        + q.rank_work_gradient_bytes
+        + q.unit_gradient_bytes,
+        activations=q.rank_before_bytes + q.rank_work_activation_bytes,
+        gathered=q.gathered_layer_bytes,
         temporaries=8
-        + waiting_table_bytes
-        + rank_passing_bytes
-        + rank_work_temporary_bytes
-        + rank_layer_message_bytes
-        + rank_received_gradient_bytes,
+        + q.waiting_table_bytes
+        + q.rank_passing_bytes
+        + q.rank_work_temporary_bytes
+        + q.rank_layer_message_bytes
+        + q.rank_received_gradient_bytes,
     )
 
 
@@ -631,38 +434,23 @@ def rank_checkpoint(
     when="joined_layers",
     measured_by=_AGAIN,
 )
-def rank_first_checkpoint(
-    rank_earlier_gradient_bytes,
-    rank_gradients_before_first_bytes,
-    rank_work_gradient_bytes,
-    unit_gradient_bytes,
-    rank_behind_bytes,
-    rank_checkpoint_layers,
-    rank_layer_bytes,
-    rank_work_activation_bytes,
-    gathered_layer_bytes,
-    waiting_table_bytes,
-    rank_passing_bytes,
-    rank_work_temporary_bytes,
-    rank_layer_message_bytes,
-    rank_received_gradient_bytes,
-):
+def rank_first_checkpoint(q):
     """when the first checkpoint has been computed again, after all others"""
     return live(
-        gradients=rank_earlier_gradient_bytes
-        + rank_gradients_before_first_bytes
-        + rank_work_gradient_bytes
-        + unit_gradient_bytes,
-        activations=rank_behind_bytes
-        + (rank_checkpoint_layers - 1) * rank_layer_bytes
-        + rank_work_activation_bytes,
-        gathered=gathered_layer_bytes,
+        gradients=q.rank_earlier_gradient_bytes
+        + q.rank_gradients_before_first_bytes
+        + q.rank_work_gradient_bytes
+        + q.unit_gradient_bytes,
+        activations=q.rank_behind_bytes
+        + (q.rank_checkpoint_layers - 1) * q.rank_layer_bytes
+        + q.rank_work_activation_bytes,
+        gathered=q.gathered_layer_bytes,
         temporaries=8
-        + waiting_table_bytes
-        + rank_passing_bytes
-        + rank_work_temporary_bytes
-        + rank_layer_message_bytes
-        + rank_received_gradient_bytes,
+        + q.waiting_table_bytes
+        + q.rank_passing_bytes
+        + q.rank_work_temporary_bytes
+        + q.rank_layer_message_bytes
+        + q.rank_received_gradient_bytes,
     )
 
 
@@ -672,29 +460,20 @@ def rank_first_checkpoint(
 @RANK.place(
     "rank_library_loss", phase="backward", symbol=r"_{20}^r", when="library_kernels", **_LIB
 )
-def rank_library_loss(
-    rank_backward_gradient_bytes,
-    rank_saved_bytes,
-    pipeline_is_last,
-    own_input_bytes,
-    gathered_head_bytes,
-    loss_logit_bytes,
-    microbatch_tokens,
-    tensor_vocabulary,
-    tensor_parallel,
-    linear_input_bytes,
-):
+def rank_library_loss(q):
     """under a library's kernels, in the loss: everything saved, the inputs of last norm and head,
     and the logits in all their copies; where a fused loss takes a part of the vocabulary, the
     head's whole input and its gradient"""
     return live(
-        gradients=rank_backward_gradient_bytes,
-        activations=rank_saved_bytes + pipeline_is_last * 2 * own_input_bytes,
-        gathered=gathered_head_bytes,
-        temporaries=pipeline_is_last
+        gradients=q.rank_backward_gradient_bytes,
+        activations=q.rank_saved_bytes + q.pipeline_is_last * 2 * q.own_input_bytes,
+        gathered=q.gathered_head_bytes,
+        temporaries=q.pipeline_is_last
         * (
-            loss_logit_bytes * microbatch_tokens * tensor_vocabulary
-            + where(loss_logit_bytes < 3, where(tensor_parallel > 1, 2 * linear_input_bytes, 0), 0)
+            q.loss_logit_bytes * q.microbatch_tokens * q.tensor_vocabulary
+            + where(
+                q.loss_logit_bytes < 3, where(q.tensor_parallel > 1, 2 * q.linear_input_bytes, 0), 0
+            )
         ),
     )
 
@@ -703,43 +482,29 @@ def rank_library_loss(
 @RANK.place(
     "rank_library_layer", phase="backward", symbol=r"_{21}^r", when="library_kernels", **_LIB
 )
-def rank_library_layer(
-    rank_backward_gradient_bytes,
-    rank_others_bytes,
-    rank_layer_bytes,
-    gathered_layer_bytes,
-    rank_reducing_stage,
-    gradient_element_bytes,
-    rank_layer_parameters,
-    linear_input_bytes,
-    library_inner_bytes,
-):
+def rank_library_layer(q):
     """under a library's kernels, in the last layer's MLP: the gradients of its inner tensors; in
     stage 3 also the unit that is gathered ahead, and the layer's gradients twice"""
     return live(
-        gradients=rank_backward_gradient_bytes,
-        activations=rank_others_bytes + rank_layer_bytes,
-        gathered=2 * gathered_layer_bytes,
-        temporaries=linear_input_bytes
-        + 2 * library_inner_bytes
-        + where(rank_reducing_stage < 3, 0, 2 * gradient_element_bytes * rank_layer_parameters),
+        gradients=q.rank_backward_gradient_bytes,
+        activations=q.rank_others_bytes + q.rank_layer_bytes,
+        gathered=2 * q.gathered_layer_bytes,
+        temporaries=q.linear_input_bytes
+        + 2 * q.library_inner_bytes
+        + where(
+            q.rank_reducing_stage < 3, 0, 2 * q.gradient_element_bytes * q.rank_layer_parameters
+        ),
     )
 
 
 @RANK.place("rank_optimizer", phase="optimizer", symbol=r"_{22}^r")
-def rank_optimizer(
-    rank_optimizer_bytes,
-    rank_gradient_bytes,
-    rank_batch_bytes,
-    eager_kernels,
-    rank_optimizer_temporary_bytes,
-):
+def rank_optimizer(q):
     """in the optimizer's step; a library updates without temporaries"""
     return live(
-        optimizer=rank_optimizer_bytes,
-        gradients=rank_gradient_bytes,
-        activations=rank_batch_bytes,
-        temporaries=eager_kernels * rank_optimizer_temporary_bytes + 4,
+        optimizer=q.rank_optimizer_bytes,
+        gradients=q.rank_gradient_bytes,
+        activations=q.rank_batch_bytes,
+        temporaries=q.eager_kernels * q.rank_optimizer_temporary_bytes + 4,
     )
 
 

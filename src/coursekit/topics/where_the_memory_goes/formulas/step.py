@@ -34,60 +34,48 @@ formula = BOOK.section(source="definition", measured_by=_STEPS)
 
 
 @formula(r"M_\text{states}^\text{opt}", "bytes")
-def optimizer_state_bytes(optimizer_bytes, step_counter_bytes):
+def optimizer_state_bytes(q):
     """bytes the optimizer holds from its first step on, step counters included"""
-    return optimizer_bytes + step_counter_bytes
+    return q.optimizer_bytes + q.step_counter_bytes
 
 
 @formula(r"M_\text{old}^\text{opt}", "bytes")
-def standing_optimizer_bytes(first_step, optimizer_state_bytes):
+def standing_optimizer_bytes(q):
     """bytes the optimizer holds during forward and backward: none in the first step"""
-    return (1 - first_step) * optimizer_state_bytes
+    return (1 - q.first_step) * q.optimizer_state_bytes
 
 
 @formula(r"M_\text{old}^\text{grad}", "bytes")
-def earlier_gradient_bytes(accumulation_steps, gradient_bytes):
+def earlier_gradient_bytes(q):
     """bytes of the gradients that earlier microbatches left"""
-    return where(accumulation_steps > 1, gradient_bytes, 0)
+    return where(q.accumulation_steps > 1, q.gradient_bytes, 0)
 
 
 @formula(r"n_\text{loop}", "count", source="torch.optim.adamw, _single_tensor_adamw")
-def optimizer_loop_elements(
-    learned_positions,
-    max_sequence,
-    vocabulary,
-    hidden,
-    tied_head,
-    query_key_value_size,
-    query_size,
-    biases,
-    feed_forward,
-):
+def optimizer_loop_elements(q):
     """elements besides the states in Adam's loop: a square root and a quotient of this tensor, and
     the quotient of the tensor before"""
     return maximum(
-        2 * learned_positions * max_sequence * hidden,
-        learned_positions * max_sequence * hidden + 2 * vocabulary * hidden,
-        (1 - tied_head) * (hidden + 2 * vocabulary * hidden),
-        hidden + 2 * hidden * query_key_value_size,
-        (1 - biases) * hidden * (query_key_value_size + 2 * query_size),
-        2 * hidden * feed_forward
-        + where(equal(biases, 1), maximum(hidden, feed_forward), hidden * feed_forward),
+        2 * q.learned_positions * q.max_sequence * q.hidden,
+        q.learned_positions * q.max_sequence * q.hidden + 2 * q.vocabulary * q.hidden,
+        (1 - q.tied_head) * (q.hidden + 2 * q.vocabulary * q.hidden),
+        q.hidden + 2 * q.hidden * q.query_key_value_size,
+        (1 - q.biases) * q.hidden * (q.query_key_value_size + 2 * q.query_size),
+        2 * q.hidden * q.feed_forward
+        + where(equal(q.biases, 1), maximum(q.hidden, q.feed_forward), q.hidden * q.feed_forward),
     )
 
 
 @formula(r"M_\text{temp}", "bytes", source="torch.optim.adamw")
-def optimizer_temporary_bytes(
-    optimizer_moments, moment_element_bytes, optimizer_mode, optimizer_loop_elements, parameters
-):
+def optimizer_temporary_bytes(q):
     """bytes the update needs besides the states: Adam's square roots, for a tensor or two in the
     loop, for all tensors with foreach"""
-    return moment_element_bytes * where(
-        optimizer_moments > 1,
+    return q.moment_element_bytes * where(
+        q.optimizer_moments > 1,
         where(
-            equal(optimizer_mode, 0),
-            optimizer_loop_elements,
-            where(equal(optimizer_mode, 1), parameters, 0),
+            equal(q.optimizer_mode, 0),
+            q.optimizer_loop_elements,
+            where(equal(q.optimizer_mode, 1), q.parameters, 0),
         ),
         0,
     )
@@ -114,150 +102,104 @@ STEP = Places(
 @STEP.place(
     "start", phase="forward", symbol=r"_\text{floor}", total="step_floor_bytes", largest=False
 )
-def start(batch_bytes):
+def start(q):
     """that live through forward and backward: parameters, batch, optimizer states, gradients of
     earlier microbatches"""
-    return live(temporaries=batch_bytes)
+    return live(temporaries=q.batch_bytes)
 
 
 @STEP.place(
     "attention", phase="forward", symbol="_1", total="forward_peak_bytes", when="keeps_scores"
 )
-def attention(
-    microbatch_tokens,
-    mask_bytes,
-    layers,
-    layer_activation_bytes,
-    activations_at_scores_bytes,
-    accumulation_steps,
-    bias_copy_bytes,
-    copies_weights,
-    residual_bytes,
-    compute_element_bytes,
-    sequence,
-    temporaries_at_scores_bytes,
-):
+def attention(q):
     """in the last layer's unfused attention: 0 for fused attention, where another place is larger.
     The targets (8 for each token), an earlier loss (4) and the causal mask are temporaries there"""
     return live(
-        activations=8 * microbatch_tokens
-        + mask_bytes
-        + (layers - 1) * layer_activation_bytes
-        + activations_at_scores_bytes,
-        temporaries=8 * microbatch_tokens
-        + where(accumulation_steps > 1, 4, 0)
-        + bias_copy_bytes
-        + copies_weights * residual_bytes
-        + compute_element_bytes * sequence * sequence
-        + temporaries_at_scores_bytes,
+        activations=8 * q.microbatch_tokens
+        + q.mask_bytes
+        + (q.layers - 1) * q.layer_activation_bytes
+        + q.activations_at_scores_bytes,
+        temporaries=8 * q.microbatch_tokens
+        + where(q.accumulation_steps > 1, 4, 0)
+        + q.bias_copy_bytes
+        + q.copies_weights * q.residual_bytes
+        + q.compute_element_bytes * q.sequence * q.sequence
+        + q.temporaries_at_scores_bytes,
     )
 
 
 @STEP.place(
     "saved", phase="forward", symbol=r"_\text{saved}", total="end_of_forward_bytes", largest=False
 )
-def saved(activation_bytes):
+def saved(q):
     """at the end of forward: everything that backward needs, and the loss"""
-    return live(activations=activation_bytes, temporaries=4)
+    return live(activations=q.activation_bytes, temporaries=4)
 
 
 @STEP.place("loss", phase="backward", symbol="_2", total="loss_peak_bytes")
-def loss(activation_bytes, logit_bytes):
+def loss(q):
     """in the backward of the log-softmax: everything saved but the sum of the targets' weights
     (4), and two gradients as large as the saved log-softmax"""
-    return live(activations=activation_bytes - 4, temporaries=2 * logit_bytes + 8)
+    return live(activations=q.activation_bytes - 4, temporaries=2 * q.logit_bytes + 8)
 
 
 @STEP.place("head", phase="backward", symbol="_3", total="head_peak_bytes")
-def head(
-    batch_bytes,
-    mask_bytes,
-    layers,
-    layer_activation_bytes,
-    activations_at_head_work_bytes,
-    earlier_gradient_bytes,
-    gradients_at_head_work_bytes,
-    temporaries_at_head_work_bytes,
-):
+def head(q):
     """while the head goes backward: the activations of all layers are there"""
     return live(
-        gradients=earlier_gradient_bytes + gradients_at_head_work_bytes,
-        activations=batch_bytes
-        + mask_bytes
-        + layers * layer_activation_bytes
-        + activations_at_head_work_bytes,
-        temporaries=8 + temporaries_at_head_work_bytes,
+        gradients=q.earlier_gradient_bytes + q.gradients_at_head_work_bytes,
+        activations=q.batch_bytes
+        + q.mask_bytes
+        + q.layers * q.layer_activation_bytes
+        + q.activations_at_head_work_bytes,
+        temporaries=8 + q.temporaries_at_head_work_bytes,
     )
 
 
 @STEP.place("layers", phase="backward", symbol="_4", total="layers_peak_bytes")
-def layers(
-    earlier_gradient_bytes,
-    tied_head,
-    head_gradient_bytes,
-    new_gradient_element_bytes,
-    norm_parameters,
-    gradients_at_other_layers_bytes,
-    gradients_at_layer_work_bytes,
-    batch_bytes,
-    mask_bytes,
-    activations_at_other_layers_bytes,
-    activations_at_layer_work_bytes,
-    residual_bytes,
-    temporaries_at_layer_work_bytes,
-):
+def layers(q):
     """while a layer goes backward: with head and last norm done, in the last layer or the first"""
     return live(
-        gradients=earlier_gradient_bytes
-        + (1 - tied_head) * head_gradient_bytes
-        + new_gradient_element_bytes * norm_parameters
-        + gradients_at_other_layers_bytes
-        + gradients_at_layer_work_bytes,
-        activations=batch_bytes
-        + mask_bytes
-        + activations_at_other_layers_bytes
-        + activations_at_layer_work_bytes,
+        gradients=q.earlier_gradient_bytes
+        + (1 - q.tied_head) * q.head_gradient_bytes
+        + q.new_gradient_element_bytes * q.norm_parameters
+        + q.gradients_at_other_layers_bytes
+        + q.gradients_at_layer_work_bytes,
+        activations=q.batch_bytes
+        + q.mask_bytes
+        + q.activations_at_other_layers_bytes
+        + q.activations_at_layer_work_bytes,
         temporaries=8
-        + tied_head * head_gradient_bytes
-        + residual_bytes
-        + temporaries_at_layer_work_bytes,
+        + q.tied_head * q.head_gradient_bytes
+        + q.residual_bytes
+        + q.temporaries_at_layer_work_bytes,
     )
 
 
 @STEP.place("embedding", phase="backward", symbol="_5", total="embedding_peak_bytes")
-def embedding(
-    earlier_gradient_bytes,
-    new_gradient_element_bytes,
-    parameters,
-    batch_bytes,
-    gradient_element_bytes,
-    vocabulary,
-    hidden,
-    tied_head,
-    residual_bytes,
-):
+def embedding(q):
     """when the token table gets its gradient: a tied table then has two gradients and their sum"""
     return live(
-        gradients=earlier_gradient_bytes
-        + new_gradient_element_bytes * (parameters - vocabulary * hidden),
-        activations=batch_bytes,
+        gradients=q.earlier_gradient_bytes
+        + q.new_gradient_element_bytes * (q.parameters - q.vocabulary * q.hidden),
+        activations=q.batch_bytes,
         temporaries=8
-        + gradient_element_bytes * vocabulary * hidden
+        + q.gradient_element_bytes * q.vocabulary * q.hidden
         + maximum(
-            tied_head * gradient_element_bytes * vocabulary * hidden + residual_bytes,
-            2 * tied_head * gradient_element_bytes * vocabulary * hidden,
+            q.tied_head * q.gradient_element_bytes * q.vocabulary * q.hidden + q.residual_bytes,
+            2 * q.tied_head * q.gradient_element_bytes * q.vocabulary * q.hidden,
         ),
     )
 
 
 @STEP.place("optimizer", phase="optimizer", symbol="_6", total="optimizer_peak_bytes")
-def optimizer(optimizer_state_bytes, gradient_bytes, batch_bytes, optimizer_temporary_bytes):
+def optimizer(q):
     """in the optimizer's step: the training loop still holds batch and loss"""
     return live(
-        optimizer=optimizer_state_bytes,
-        gradients=gradient_bytes,
-        activations=batch_bytes,
-        temporaries=optimizer_temporary_bytes + 4,
+        optimizer=q.optimizer_state_bytes,
+        gradients=q.gradient_bytes,
+        activations=q.batch_bytes,
+        temporaries=q.optimizer_temporary_bytes + 4,
     )
 
 

@@ -15,23 +15,23 @@ formula = BOOK.section(
 @formula(
     r"h_\text{head}", "count", measured_by="tests/engines/test_formulas.py::test_sizes_of_heads"
 )
-def head_columns(head_size, hidden, heads):
+def head_columns(q):
     """columns of one head: hidden / heads, unless the model gives its own number"""
-    return where(head_size > 0, head_size, floor_div(hidden, heads))
+    return where(q.head_size > 0, q.head_size, floor_div(q.hidden, q.heads))
 
 
 @formula(r"h_\text{q}", "count", measured_by="tests/engines/test_formulas.py::test_sizes_of_heads")
-def query_size(heads, head_columns):
+def query_size(q):
     """columns of the queries of all heads: h, unless the model sets the number of columns of
     a head itself"""
-    return heads * head_columns
+    return q.heads * q.head_columns
 
 
 @formula(r"h_\text{kv}", "count", measured_by="tests/engines/test_formulas.py::test_sizes_of_heads")
-def key_value_size(key_value_heads, head_columns):
+def key_value_size(q):
     """columns of the keys, and as many of the values: the hidden size, unless several heads share
     keys and values"""
-    return key_value_heads * head_columns
+    return q.key_value_heads * q.head_columns
 
 
 formula = BOOK.section(
@@ -41,22 +41,22 @@ formula = BOOK.section(
 
 
 @formula(r"1_\text{qkv}", "count", choice=True)
-def query_key_value_biases(biases):
+def query_key_value_biases(q):
     """1 if the product that makes queries, keys and values has a bias; in Qwen2, only this product
     has one"""
-    return biases
+    return q.biases
 
 
 @formula(r"1_\text{kb}", "count", choice=True)
-def key_biases(query_key_value_biases):
+def key_biases(q):
     """1 if keys have a bias; the softmax cancels it, so some models leave it out"""
-    return query_key_value_biases
+    return q.query_key_value_biases
 
 
 @formula(r"1_\text{nb}", "count", choice=True)
-def norm_biases(biases):
+def norm_biases(q):
     """1 if norms have a bias besides their weight"""
-    return biases
+    return q.biases
 
 
 formula = BOOK.section(
@@ -65,39 +65,30 @@ formula = BOOK.section(
 
 
 @formula(r"\Psi_\text{attn}", "parameters")
-def attention_parameters(
-    hidden,
-    query_size,
-    key_value_size,
-    query_key_value_biases,
-    key_biases,
-    biases,
-    query_key_norms,
-    head_columns,
-):
+def attention_parameters(q):
     """parameters of one attention: queries and output projection, keys and values, their biases,
     and norms of queries and keys"""
     return (
-        2 * hidden * (query_size + key_value_size)
-        + query_key_value_biases * (query_size + key_value_size)
-        + key_biases * key_value_size
-        + biases * hidden
-        + 2 * query_key_norms * head_columns
+        2 * q.hidden * (q.query_size + q.key_value_size)
+        + q.query_key_value_biases * (q.query_size + q.key_value_size)
+        + q.key_biases * q.key_value_size
+        + q.biases * q.hidden
+        + 2 * q.query_key_norms * q.head_columns
     )
 
 
 @formula(r"\Psi_\text{mlp}", "parameters")
-def mlp_parameters(hidden, feed_forward, gated_mlp, biases):
+def mlp_parameters(q):
     """parameters of one MLP, or of one expert: up, down, and the gate if there is one"""
-    return (2 + gated_mlp) * hidden * feed_forward + biases * (
-        (1 + gated_mlp) * feed_forward + hidden
+    return (2 + q.gated_mlp) * q.hidden * q.feed_forward + q.biases * (
+        (1 + q.gated_mlp) * q.feed_forward + q.hidden
     )
 
 
 @formula(r"\Psi_\text{norm}", "parameters")
-def norm_parameters(hidden, norm_biases):
+def norm_parameters(q):
     """parameters of one norm: a weight, and a bias in LayerNorm"""
-    return (1 + norm_biases) * hidden
+    return (1 + q.norm_biases) * q.hidden
 
 
 @formula(
@@ -105,28 +96,28 @@ def norm_parameters(hidden, norm_biases):
     "parameters",
     measured_by="tests/engines/test_model_config.py::test_published_counts",
 )
-def layer_mlp_parameters(experts, mlp_parameters, hidden):
+def layer_mlp_parameters(q):
     """parameters of a layer's MLP, or of all its experts and of the router, which has a column for
     each expert"""
-    return where(experts > 0, experts * (mlp_parameters + hidden), mlp_parameters)
+    return where(q.experts > 0, q.experts * (q.mlp_parameters + q.hidden), q.mlp_parameters)
 
 
 @formula(r"\Psi_\ell", "parameters")
-def layer_parameters(attention_parameters, layer_mlp_parameters, norms_per_layer, norm_parameters):
+def layer_parameters(q):
     """parameters of one layer; 12h² + 13h in GPT-2"""
-    return attention_parameters + layer_mlp_parameters + norms_per_layer * norm_parameters
+    return q.attention_parameters + q.layer_mlp_parameters + q.norms_per_layer * q.norm_parameters
 
 
 @formula(r"\Psi_\text{embed}", "parameters")
-def embedding_parameters(vocabulary, learned_positions, max_sequence, hidden):
+def embedding_parameters(q):
     """parameters of the token table and, where positions are learned, of the position table"""
-    return (vocabulary + learned_positions * max_sequence) * hidden
+    return (q.vocabulary + q.learned_positions * q.max_sequence) * q.hidden
 
 
 @formula(r"\Psi_\text{head}", "parameters")
-def head_parameters(vocabulary, hidden, tied_head):
+def head_parameters(q):
     """parameters the head adds: none when it shares the token table's weight"""
-    return (1 - tied_head) * vocabulary * hidden
+    return (1 - q.tied_head) * q.vocabulary * q.hidden
 
 
 @formula(
@@ -135,9 +126,14 @@ def head_parameters(vocabulary, hidden, tied_head):
     source="Radford et al. 2019 (GPT-2); Touvron et al. 2023 (Llama)",
     least=1,
 )
-def parameters(layers, layer_parameters, embedding_parameters, norm_parameters, head_parameters):
+def parameters(q):
     """parameters of the whole model: layers, tables, the last norm, the head"""
-    return layers * layer_parameters + embedding_parameters + norm_parameters + head_parameters
+    return (
+        q.layers * q.layer_parameters
+        + q.embedding_parameters
+        + q.norm_parameters
+        + q.head_parameters
+    )
 
 
 @formula(
@@ -146,10 +142,10 @@ def parameters(layers, layer_parameters, embedding_parameters, norm_parameters, 
     source="config.json of published models",
     measured_by="tests/engines/test_model_config.py::test_active_parameters",
 )
-def active_parameters(parameters, layers, experts, experts_per_token, mlp_parameters):
+def active_parameters(q):
     """parameters that one token goes through: all but the parameters of the experts that the token
     skips"""
-    return parameters - layers * (experts - experts_per_token) * mlp_parameters
+    return q.parameters - q.layers * (q.experts - q.experts_per_token) * q.mlp_parameters
 
 
 @formula(
@@ -157,33 +153,23 @@ def active_parameters(parameters, layers, experts, experts_per_token, mlp_parame
     "tensors",
     measured_by="tests/engines/test_formulas.py::test_parameter_tensors",
 )
-def parameter_tensors(
-    layers,
-    gated_mlp,
-    biases,
-    query_key_value_biases,
-    norms_per_layer,
-    norm_biases,
-    query_key_norms,
-    learned_positions,
-    tied_head,
-):
+def parameter_tensors(q):
     """parameter tensors of a dense model: four weights a layer (five with a gate) and its norms,
     the two tables, the last norm, the head; each with its bias"""
     return (
-        (1 - tied_head)
-        + layers
+        (1 - q.tied_head)
+        + q.layers
         * (
             4
-            + gated_mlp
-            + query_key_value_biases
-            + (3 + gated_mlp) * biases
-            + norms_per_layer * (1 + norm_biases)
-            + 2 * query_key_norms
+            + q.gated_mlp
+            + q.query_key_value_biases
+            + (3 + q.gated_mlp) * q.biases
+            + q.norms_per_layer * (1 + q.norm_biases)
+            + 2 * q.query_key_norms
         )
         + 2
-        + learned_positions
-        + norm_biases
+        + q.learned_positions
+        + q.norm_biases
     )
 
 
@@ -192,25 +178,18 @@ def parameter_tensors(
     "parameters",
     measured_by="tests/engines/test_formulas.py::test_matmul_flops",
 )
-def matrix_parameters(
-    layers,
-    hidden,
-    query_size,
-    key_value_size,
-    feed_forward,
-    gated_mlp,
-    experts,
-    experts_per_token,
-    vocabulary,
-):
+def matrix_parameters(q):
     """elements of the weights that a token is multiplied with: no biases, norms or tables; only the
     experts that the token goes through; the head even when it is tied"""
     return (
-        layers
+        q.layers
         * (
-            2 * hidden * (query_size + key_value_size)
-            + where(experts > 0, experts_per_token, 1) * (2 + gated_mlp) * hidden * feed_forward
-            + experts * hidden
+            2 * q.hidden * (q.query_size + q.key_value_size)
+            + where(q.experts > 0, q.experts_per_token, 1)
+            * (2 + q.gated_mlp)
+            * q.hidden
+            * q.feed_forward
+            + q.experts * q.hidden
         )
-        + vocabulary * hidden
+        + q.vocabulary * q.hidden
     )

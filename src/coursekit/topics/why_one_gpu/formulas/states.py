@@ -15,67 +15,61 @@ formula = BOOK.section(source=_ZERO, measured_by=_MEASURED)
 
 
 @formula(r"\beta", "bytes")
-def bytes_per_parameter(
-    parameter_element_bytes,
-    gradient_element_bytes,
-    master_element_bytes,
-    optimizer_moments,
-    moment_element_bytes,
-):
+def bytes_per_parameter(q):
     """bytes of model states for each parameter: often quoted as 16, but the number depends on the
     recipe"""
     return (
-        parameter_element_bytes
-        + gradient_element_bytes
-        + master_element_bytes
-        + optimizer_moments * moment_element_bytes
+        q.parameter_element_bytes
+        + q.gradient_element_bytes
+        + q.master_element_bytes
+        + q.optimizer_moments * q.moment_element_bytes
     )
 
 
 @formula(r"\beta_m", "bytes", source="Kingma and Ba 2015", measured_by=_MOMENTS)
-def first_moment_element_bytes(optimizer_moments, moment_element_bytes):
+def first_moment_element_bytes(q):
     """bytes of an element of the optimizer's first tensor: the running mean of the gradient, Adam's
     m, or momentum; 0 for plain SGD"""
-    return where(optimizer_moments > 0, moment_element_bytes, 0)
+    return where(q.optimizer_moments > 0, q.moment_element_bytes, 0)
 
 
 @formula(r"\beta_v", "bytes", source="Kingma and Ba 2015", measured_by=_MOMENTS)
-def other_moment_element_bytes(optimizer_moments, moment_element_bytes):
+def other_moment_element_bytes(q):
     """bytes of an element of the optimizer's further tensors: Adam's v, the running mean of the
     squared gradient; 0 without one"""
-    return where(optimizer_moments > 1, (optimizer_moments - 1) * moment_element_bytes, 0)
+    return where(q.optimizer_moments > 1, (q.optimizer_moments - 1) * q.moment_element_bytes, 0)
 
 
 @formula(r"M_\text{param}", "bytes")
-def parameter_bytes(parameters, parameter_element_bytes):
+def parameter_bytes(q):
     """bytes of the parameters that forward and backward compute with"""
-    return parameter_element_bytes * parameters
+    return q.parameter_element_bytes * q.parameters
 
 
 @formula(r"M_\text{grad}", "bytes")
-def gradient_bytes(parameters, gradient_element_bytes):
+def gradient_bytes(q):
     """bytes of the gradients, all of which exist when backward has finished"""
-    return gradient_element_bytes * parameters
+    return q.gradient_element_bytes * q.parameters
 
 
 @formula(r"M_\text{opt}", "bytes")
-def optimizer_bytes(parameters, master_element_bytes, optimizer_moments, moment_element_bytes):
+def optimizer_bytes(q):
     """bytes of the optimizer states: the master copy, if the recipe has one, and the moments"""
-    return (master_element_bytes + optimizer_moments * moment_element_bytes) * parameters
+    return (q.master_element_bytes + q.optimizer_moments * q.moment_element_bytes) * q.parameters
 
 
 @formula(
     r"M_\text{step}", "bytes", source="torch.optim.AdamW: a float32 step for each parameter tensor"
 )
-def step_counter_bytes(parameter_tensors, step_counter_element_bytes):
+def step_counter_bytes(q):
     """bytes of PyTorch's step counters: a few hundred, which exact bookkeeping has to name"""
-    return step_counter_element_bytes * parameter_tensors
+    return q.step_counter_element_bytes * q.parameter_tensors
 
 
 @formula(r"M_\text{states}", "bytes")
-def states_bytes(parameter_bytes, gradient_bytes, optimizer_bytes):
+def states_bytes(q):
     """bytes of all model states; activations come on top"""
-    return parameter_bytes + gradient_bytes + optimizer_bytes
+    return q.parameter_bytes + q.gradient_bytes + q.optimizer_bytes
 
 
 # --- dealt to GPUs: the lower bound that chapter 1 asks about -------------------------------------
@@ -85,61 +79,59 @@ formula = BOOK.section(source=_DEFINITION, measured_by=_SHARE)
 @formula(
     r"n_\text{copy}", "GPUs", measured_by="tests/engines/test_formulas.py::test_degrees", least=1
 )
-def gpus_per_copy(tensor_parallel, pipeline_parallel):
+def gpus_per_copy(q):
     """GPUs that share one copy of the model"""
-    return tensor_parallel * pipeline_parallel
+    return q.tensor_parallel * q.pipeline_parallel
 
 
 @formula(r"\Psi_\text{GPU}", "parameters")
-def parameters_per_gpu(parameters, gpus_per_copy):
+def parameters_per_gpu(q):
     """parameters of the fullest GPU if one copy is divided evenly; no real split does better"""
-    return ceil_div(parameters, gpus_per_copy)
+    return ceil_div(q.parameters, q.gpus_per_copy)
 
 
 @formula(r"M_\text{param}^\text{GPU}", "bytes")
-def parameter_bytes_per_gpu(parameters_per_gpu, parameter_element_bytes):
+def parameter_bytes_per_gpu(q):
     """bytes of parameters on the fullest GPU"""
-    return parameter_element_bytes * parameters_per_gpu
+    return q.parameter_element_bytes * q.parameters_per_gpu
 
 
 @formula(r"M_\text{grad}^\text{GPU}", "bytes")
-def gradient_bytes_per_gpu(parameters_per_gpu, gradient_element_bytes):
+def gradient_bytes_per_gpu(q):
     """bytes of gradients on the fullest GPU"""
-    return gradient_element_bytes * parameters_per_gpu
+    return q.gradient_element_bytes * q.parameters_per_gpu
 
 
 @formula(r"M_\text{master}^\text{GPU}", "bytes")
-def master_bytes_per_gpu(parameters_per_gpu, master_element_bytes):
+def master_bytes_per_gpu(q):
     """bytes of the optimizer's master copy on the fullest GPU; 0 where the recipe has none"""
-    return master_element_bytes * parameters_per_gpu
+    return q.master_element_bytes * q.parameters_per_gpu
 
 
 @formula(r"M_\text{mom}^\text{GPU}", "bytes")
-def moment_bytes_per_gpu(parameters_per_gpu, optimizer_moments, moment_element_bytes):
+def moment_bytes_per_gpu(q):
     """bytes of the optimizer's moments on the fullest GPU"""
-    return optimizer_moments * moment_element_bytes * parameters_per_gpu
+    return q.optimizer_moments * q.moment_element_bytes * q.parameters_per_gpu
 
 
 @formula(r"M_\text{GPU}", "bytes")
-def states_bytes_per_gpu(
-    parameter_bytes_per_gpu, gradient_bytes_per_gpu, master_bytes_per_gpu, moment_bytes_per_gpu
-):
+def states_bytes_per_gpu(q):
     """bytes of model states on the fullest GPU when one copy is divided evenly"""
     return (
-        parameter_bytes_per_gpu
-        + gradient_bytes_per_gpu
-        + master_bytes_per_gpu
-        + moment_bytes_per_gpu
+        q.parameter_bytes_per_gpu
+        + q.gradient_bytes_per_gpu
+        + q.master_bytes_per_gpu
+        + q.moment_bytes_per_gpu
     )
 
 
 @formula(r"M_\text{free}", "bytes", measured_by="tests/engines/test_formulas.py::test_fit")
-def spare_bytes(gpu_memory_bytes, states_bytes_per_gpu):
+def spare_bytes(q):
     """bytes the model states leave for activations, temporaries and buffers"""
-    return maximum(gpu_memory_bytes - states_bytes_per_gpu, 0)
+    return maximum(q.gpu_memory_bytes - q.states_bytes_per_gpu, 0)
 
 
 @formula(r"n_\text{min}", "GPUs", measured_by="tests/engines/test_formulas.py::test_fit")
-def gpus_to_hold_states(states_bytes, gpu_memory_bytes):
+def gpus_to_hold_states(q):
     """fewest GPUs whose memory together holds the model states"""
-    return ceil_div(states_bytes, gpu_memory_bytes)
+    return ceil_div(q.states_bytes, q.gpu_memory_bytes)

@@ -29,10 +29,10 @@ formula = BOOK.section(
 @formula(
     r"C", "FLOP", source=_KAPLAN, measured_by="tests/engines/test_formulas.py::test_matmul_flops"
 )
-def training_flops(parameters, tokens):
+def training_flops(q):
     """operations of the whole training: 2 for each parameter and token forward, 4 backward; no
     attention scores"""
-    return 6 * parameters * tokens
+    return 6 * q.parameters * q.tokens
 
 
 @formula(
@@ -41,37 +41,38 @@ def training_flops(parameters, tokens):
     source="Narayanan et al. 2021, appendix, which counts all scores",
     measured_by="tests/engines/test_formulas.py::test_matmul_flops",
 )
-def matmul_flops_per_token(matrix_parameters, causal_half, layers, query_size, sequence):
+def matmul_flops_per_token(q):
     """operations of all matrix products of a training step, per token, attention scores included:
     all of them, or the half that a causal mask leaves"""
-    return 6 * matrix_parameters + 6 * (2 - causal_half) * layers * query_size * sequence
+    return 6 * q.matrix_parameters + 6 * (2 - q.causal_half) * q.layers * q.query_size * q.sequence
 
 
 @BOOK.rule(
     "experts = {experts}: 6 operations for each parameter would count experts that a token does not"
     " go through; give parameters=active_parameters(...) instead of the model.",
     marks="experts",
+    concerns="training_flops",
 )
-def every_parameter_is_used(training_flops, experts):
-    return equal(experts, 0)
+def every_parameter_is_used(q):
+    return equal(q.experts, 0)
 
 
 @formula(r"F_n", "FLOP/s")
-def achieved_flops_per_second(gpus, flops_per_second, utilisation):
+def achieved_flops_per_second(q):
     """rate at which the GPUs together do useful work"""
-    return gpus * flops_per_second * utilisation
+    return q.gpus * q.flops_per_second * q.utilisation
 
 
 @formula(r"\tau_\text{train}", "seconds")
-def training_seconds(training_flops, achieved_flops_per_second):
+def training_seconds(q):
     """time of the whole training"""
-    return training_flops / achieved_flops_per_second
+    return q.training_flops / q.achieved_flops_per_second
 
 
 @formula(r"\tau_\text{days}", "days")
-def training_days(training_seconds):
+def training_days(q):
     """time of the whole training in days of 86,400 seconds"""
-    return training_seconds / 86400
+    return q.training_seconds / 86400
 
 
 # --- backwards: the utilisation of a run that was measured ----------------------------------------
@@ -79,19 +80,17 @@ formula = BOOK.section(source=_DEFINITION, measured_by=_FOUNDRY)
 
 
 @formula(r"\eta_\text{run}", "fraction")
-def model_flops_utilisation(parameters, tokens_per_second, gpus, flops_per_second):
+def model_flops_utilisation(q):
     """share of the datasheet's rate that a run achieves, at 6 operations for each parameter and
     token; recomputation does not count"""
-    return 6 * parameters * tokens_per_second / (gpus * flops_per_second)
+    return 6 * q.parameters * q.tokens_per_second / (q.gpus * q.flops_per_second)
 
 
 @formula(r"\eta_\text{scores}", "fraction", source="Chowdhery et al. 2022 (PaLM), appendix B")
-def model_flops_utilisation_with_scores(
-    parameters, layers, hidden, sequence, tokens_per_second, gpus, flops_per_second
-):
+def model_flops_utilisation_with_scores(q):
     """the same share with all attention scores counted, as many reports print it"""
     return (
-        (6 * parameters + 12 * layers * hidden * sequence)
-        * tokens_per_second
-        / (gpus * flops_per_second)
+        (6 * q.parameters + 12 * q.layers * q.hidden * q.sequence)
+        * q.tokens_per_second
+        / (q.gpus * q.flops_per_second)
     )
