@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 
 from coursekit.exercises.checker import Exercise, Verdict, judge
+from coursekit.exercises.edits import edited
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "answers"
 NAMED = 0.85  # of the wrong answers, at least
@@ -122,16 +123,6 @@ def shares(some: Iterable[Answer]) -> Shares:
     return Shares(wrong, right, named, called_right, refused)
 
 
-def changed(code: str, lines: list[str]) -> str:
-    """The code after the lines `old => new`. Raises ValueError if an old text is not in it."""
-    for line in lines:
-        old, _, new = (part.replace("\\n", "\n") for part in f"{line} ".partition(" => "))
-        if old not in code:
-            raise ValueError(f"{old!r} is not in {code!r}")
-        code = code.replace(old, new.removesuffix(" "))
-    return code
-
-
 def answers(folder: Path = FOLDER) -> Iterator[Answer]:
     """All answers, topic by topic."""
     for path in sorted(folder.glob("*.txt")):
@@ -145,9 +136,8 @@ def answers(folder: Path = FOLDER) -> Iterator[Answer]:
                 if (head[0] == "-") != bool(phrase):
                     raise ValueError(f"{path.name}, {name}: {head}")
                 lines = [line[4:] for line in lines]
-                changes = all(" =>" in line for line in lines)
                 try:
-                    code = changed(right, lines) if changes else "\n".join(lines)
+                    code = edited(right, lines)
                 except ValueError as error:
                     raise ValueError(f"{path.name}, {name}, {what}: {error}") from None
                 yield Answer(path.stem, name, what, phrase, code, setup)

@@ -1,7 +1,8 @@
-"""Half-written solutions of a lab's exercises, for `hint`: made from the cells tagged solution.
+"""Solutions of a lab's exercises, from the cells tagged solution: whole for the check, of which it
+is the right answer, and half-written for `hint`.
 
-The lines that the blank has already stay. Of the others a reader sees what they begin with: the
-names that are assigned, the function that is called, the kind of statement.
+In a half the lines that the blank has already stay. Of the others a reader sees what they begin
+with: the names that are assigned, the function that is called, the kind of statement.
 """
 
 import ast
@@ -19,13 +20,14 @@ DOTS = ast.Constant(...)
 KEPT = (ast.FunctionDef, ast.ClassDef)
 
 
-def skeletons(notebook: nbformat.NotebookNode) -> dict[str, str]:
-    """topic.exercise -> the half-written solution, where one says more than the blank."""
+def skeletons(notebook: nbformat.NotebookNode) -> dict[str, dict[str, str]]:
+    """topic.exercise -> its "solution", and "half" of it where that says more than the blank."""
     given, found, modules = {}, {}, {}
     for cell in notebook.cells:
         if cell.cell_type != "code" or has_tag(cell, "install"):
             continue
-        tree = ast.parse(MAGIC.sub("", cell.source))
+        source = MAGIC.sub("", cell.source)
+        tree = ast.parse(source)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and str(node.module).endswith(".exercises"):
                 topic = node.module.split(".")[-2]
@@ -36,9 +38,12 @@ def skeletons(notebook: nbformat.NotebookNode) -> dict[str, str]:
             if not has_tag(cell, "solution"):
                 given[name] = tree
             elif name in given and name in modules:
-                text = half_written(_written(tree, solution), given[name])
-                if text:
-                    found[".".join(modules[name])] = text
+                written = _written(tree, solution)
+                half = half_written(written, given[name])
+                whole = "\n".join(source.splitlines()[_begin(written[0]) : written[-1].end_lineno])
+                found[".".join(modules[name])] = {"solution": whole} | (
+                    {"half": half} if half else {}
+                )
     return found
 
 
@@ -47,6 +52,11 @@ def _written(tree: ast.Module, solution: str) -> list[ast.stmt]:
     own = [node for node in tree.body if isinstance(node, KEPT) and node.name == solution]
     rest = (node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom)))
     return own or [node for node in rest if not list(_checked(node))]
+
+
+def _begin(node: ast.stmt) -> int:
+    """The line before which a statement begins, with its decorators."""
+    return min(each.lineno for each in (node, *getattr(node, "decorator_list", ()))) - 1
 
 
 def half_written(solution: list[ast.stmt], blank: ast.Module) -> str:
@@ -108,8 +118,8 @@ def _checked(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def text_of_skeletons(labs: Path) -> str:
-    """The skeletons of all labs in a folder, as coursekit carries them."""
-    found: dict[str, str] = {}
+    """The solutions of all labs in a folder, as coursekit carries them."""
+    found: dict[str, dict[str, str]] = {}
     for path in sorted(labs.glob("*.ipynb")):
         found |= skeletons(nbformat.read(path, as_version=4))
     return json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n"

@@ -54,4 +54,8 @@ def test_the_function_that_a_check_takes():
             ]
         )
     )
-    assert found == {"zero.a": "def f(x):\n    y = ...\n    return y", "zero.b": "found = ..."}
+    assert {name: one["half"] for name, one in found.items()} == {
+        "zero.a": "def f(x):\n    y = ...\n    return y",
+        "zero.b": "found = ...",
+    }
+    assert found["zero.a"]["solution"] == "def f(x):\n    y = x + 1\n    return y"

@@ -334,7 +334,10 @@ def test_answers_that_are_nobodys():
         "long.",
     )
     sentence = judge(long, lambda a: [0] * 700 + [1] + [0] * (a - 701)).sentence
-    assert sentence == "long(a=999) should give 0 at place 700 (counted from 0), yours gives 1."
+    assert sentence == (
+        "long(a=999) should give 0 at place 700 (counted from 0), yours gives 1: yours is right but"
+        " for the one shown."
+    )
     words = Exercise("words", lambda: "a" * 999, (dict(),), (), "long.")
     sentence = judge(words, lambda: "a" * 700 + "b" + "a" * 298).sentence
     assert len(sentence) < 700 and "yours gives ... " in sentence and "aba" in sentence
@@ -357,9 +360,9 @@ def test_an_exercise_can_compare_something_else_than_the_result():
         answer,
     )
     assert judge(letters, lambda start: start + "c")
-    assert (
-        repr(judge(letters, lambda start: start))
-        == "not yet: letters(one letter) should give 2, yours gives 1."
+    assert repr(judge(letters, lambda start: start)) == (
+        "not yet: letters(one letter) should give 2, yours gives 1: yours is 1 too small,"
+        " everywhere."
     )
     assert repr(judge(letters, lambda start: "")) == "not yet: that is nothing."
 

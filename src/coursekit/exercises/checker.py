@@ -1,6 +1,6 @@
 """Checks of a reader's solution. A check compares the solution with the reference in several cases.
 If they differ, the check looks for a wrong solution of the exercise that gives the reader's
-answers, and says its misconception.
+answers, and says its misconception; then for a property of the answers, of the exercise and of any.
 
     check(states_bytes_of_fp32_adam, my_function)      # shows "right: ..." or "not yet: ...", and
                                                        # is true or false
@@ -21,6 +21,7 @@ from .common_mistakes import about_an_error, about_numbers
 from .missing_names import ShownAlone
 from .numbers import plain_number
 from .patience import at_most
+from .properties import CaseTried, how_they_differ
 
 LIMIT_SECONDS = 30.0  # for all cases together
 SHOWN_CHARACTERS = 240  # of a value in a sentence
@@ -83,8 +84,10 @@ class Exercise:
     help, the half-written `skeleton` the next (without one, that of the lab's solution), `right`
     the last. `errors` has (pattern, sentence): the sentence explains an error of a solution whose
     text has the pattern in it. `unit` is that of a result that is one number:
-    "bytes", "seconds". `of_a_value`: readers hand over what their cell found, not a function;
-    reference, misconceptions and `answer` get it from a function without arguments.
+    "bytes", "seconds". `properties` (found, right, **case) look at a wrong answer beside the right
+    one, and return the sentence of what it lacks ("two shards overlap"), or nothing; the one that
+    holds in most cases is said. `of_a_value`: readers hand over what their cell found, not a
+    function; reference, misconceptions and `answer` get it from a function without arguments.
     """
 
     name: str
@@ -97,6 +100,7 @@ class Exercise:
     hint: str = ""
     errors: tuple[tuple[str, str], ...] = ()
     unit: str = ""
+    properties: tuple[Callable[..., str | None], ...] = ()
     of_a_value: bool = False
     skeleton: str = ""
 
@@ -249,11 +253,26 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
             return Verdict(False, misconception.sentence)
     if isinstance(given[wrong], Failure):
         return Verdict(False, _raised(exercise, wrong, solution, given[wrong]))
+    tries = [
+        CaseTried(*three) for three in zip(exercise.cases, given, wanted) if not same(*three[1:])
+    ]
+    if lacks := _lacks(exercise, tries):
+        return Verdict(False, lacks)
     said = _words_for_a_difference(written, wanted[wrong], given[wrong])
     if _is_number(wanted[wrong]) and not _is_number(plain_number(given[wrong])):
         return Verdict(False, f"{said.removesuffix('.')}: a number is wanted.")
-    how = about_numbers(wanted, given, exercise.unit)
+    how = about_numbers(wanted, given, exercise.unit) or how_they_differ(tries, OfRanks)
     return Verdict(False, f"{said.removesuffix('.')}: {how}." if how else said)
+
+
+def _lacks(exercise: Exercise, tries: list[CaseTried]) -> str:
+    """The sentence of the exercise's property that holds in most of the wrong cases."""
+    said = [
+        [asked(tried.found, tried.right, **copy.deepcopy(tried.case)) for tried in tries]
+        for asked in exercise.properties
+    ]
+    most = max(said, key=lambda each: sum(map(bool, each)), default=[])
+    return next(filter(None, most), "")
 
 
 def _raised(exercise: Exercise, number: int, solution: Callable, failure: Failure) -> str:

@@ -5,13 +5,10 @@ hint()                              # for the exercise whose check failed last
 hint(mean_of_the_gradients)         # call it again for more
 """
 
-import json
-from functools import cache
-from importlib.resources import files
-
 from coursekit import topics
 
 from .checker import MARKUP, Exercise, NoExercise, failed
+from .edits import solutions
 
 WHERE = "The solution is on this lab's page in the book, folded up below the exercise."
 MORE = "(Call hint again for more.)"
@@ -55,16 +52,11 @@ def hint(exercise: Exercise | None = None) -> Hint:
     return steps[min(asked, len(steps)) - 1]
 
 
-@cache
-def _skeletons() -> dict[str, str]:
-    """Half-written solutions by topic.exercise, made from the labs: see bookkit/skeletons.py."""
-    return json.loads(files("coursekit").joinpath("data", "skeletons.json").read_text("utf-8"))
-
-
 def _skeleton(exercise: Exercise) -> str:
     """The one under the names by which a lab imports the exercise."""
     for module in topics.modules("exercises"):
         for name, value in vars(module).items():
             if value is exercise:
-                return _skeletons().get(f"{module.__name__.split('.')[-2]}.{name}", "")
+                written = solutions().get(f"{module.__name__.split('.')[-2]}.{name}", {})
+                return written.get("half", "")
     return ""

@@ -1,0 +1,137 @@
+"""Exercises whose right solution is source, a lab's own cell or a function of the topic, and whose
+wrong solutions are edits of it. The topic's `mistakes.md` has them beside their sentences:
+
+    ## mlp_on_ranks
+
+    nobody makes the sum: each rank has its own term of y. [learner]
+
+        leave(inner @ own_down.T) => inner @ own_down.T
+
+A heading is an exercise, a paragraph a sentence, and each indented block below it one wrong
+solution: lines `old => new`, or all of the source. In an edit `\\n` is the end of a line. For an
+exercise whose value is checked the block is the wrong value. In brackets stands where the mistake
+was seen: an answer of a learner, or the page that tells of it.
+"""
+
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from .checker import Exercise, Misconception
+
+ORIGINS = ("learner", "page")
+
+
+class Mistake(NamedTuple):
+    """A sentence, where the mistake was seen, and the blocks of edits that make it."""
+
+    sentence: str
+    origin: str
+    blocks: list[list[str]]
+
+
+def edited(source: str, lines: list[str]) -> str:
+    """The source after the lines `old => new`; lines without an arrow are a source themselves.
+    Raises ValueError if an old text is not in it."""
+    if not all(" =>" in line for line in lines):
+        return "\n".join(lines)
+    for line in lines:
+        old, _, new = (part.replace("\\n", "\n") for part in f"{line} ".partition(" => "))
+        if old not in source:
+            raise ValueError(f"{old!r} is not in {source!r}: an edit replaces a part of it.")
+        source = source.replace(old, new.removesuffix(" "))
+    return source
+
+
+def made(source: str, names: Mapping[str, Any], name: str) -> Any:
+    """The last function or class that the source makes, in a module with these names."""
+    scope = dict(names)
+    exec(compile(source, f"<{name}>", "exec"), scope)
+    new = [value for key, value in scope.items() if value is not names.get(key)]
+    return [value for value in new if isinstance(value, (FunctionType, type))][-1]
+
+
+def mistakes_in(text: str) -> dict[str, list[Mistake]]:
+    """The mistakes of a file, by exercise. Raises ValueError for a sentence without an origin."""
+    found: dict[str, list[Mistake]] = {}
+    for section in re.split(r"(?m)^## ", text)[1:]:
+        name, _, rest = section.partition("\n")
+        mistakes = found.setdefault(name.strip(), [])
+        for block in re.split(r"\n\s*\n", rest.strip("\n")):
+            lines = textwrap.dedent(block).rstrip().splitlines()
+            if block.startswith("    "):
+                mistakes[-1].blocks.append(lines)
+            elif block:
+                told = re.fullmatch(rf"(.*) \[({'|'.join(ORIGINS)})\]", " ".join(lines))
+                if told is None:
+                    raise ValueError(
+                        f"{name}: {lines[0]!r} does not say where it was seen: it ends with"
+                        f" {' or '.join(f'[{one}]' for one in ORIGINS)}."
+                    )
+                mistakes.append(Mistake(*told.groups(), []))
+    return found
+
+
+@cache
+def solutions() -> dict[str, dict[str, str]]:
+    """The solution and its first half by topic.exercise, made from the labs: see
+    bookkit/skeletons.py."""
+    return json.loads(files("coursekit").joinpath("data", "skeletons.json").read_text("utf-8"))
+
+
+class Topic:
+    """The exercises of a topic, each with its own paragraph of `mistakes.md`.
+
+    topic = Topic(__name__)
+    mlp_on_ranks = topic.exercise("mlp_on_ranks", cases=..., answer=..., right=...)     # of the lab
+    own_vectors = topic.exercise("own_vectors", vectors, cases=..., right=...)          # of a page
+    found = topic.exercise("states_on_two_ranks", [16, 16], right=..., of_a_value=True)
+    """
+
+    def __init__(self, module: str):
+        self.module = sys.modules[module]
+        self.name = module.split(".")[-2]
+        path = files(self.module.__package__).joinpath("mistakes.md")
+        self.mistakes = mistakes_in(path.read_text("utf-8"))
+
+    def exercise(self, key: str, solution: Any = None, **rest) -> Exercise:
+        """The exercise. Without a `solution` the right one is that of the lab. Raises ValueError
+        if an edit finds nothing."""
+        if rest.get("of_a_value"):
+            wrong = list(self._values(key))
+            return Exercise(reference=lambda: solution, misconceptions=tuple(wrong), **rest)
+        source = (
+            solutions()[f"{self.name}.{key}"]["solution"]
+            if solution is None
+            else textwrap.dedent(inspect.getsource(solution))
+        )
+        reference = solution or made(source, vars(self.module), key)
+        rest = {"name": reference.__name__, **rest}
+        wrong = list(self._edits(key, source))
+        return Exercise(reference=reference, misconceptions=tuple(wrong), **rest)
+
+    def _edits(self, key: str, source: str) -> Iterator[Misconception]:
+        for mistake in self.mistakes.get(key, ()):
+            for block in mistake.blocks:
+                try:
+                    text = edited(source, block)
+                except ValueError as error:
+                    raise ValueError(f"{self.name}/mistakes.md, {key}: {error}") from None
+                yield Misconception(made(text, vars(self.module), key), mistake.sentence)
+
+    def _values(self, key: str) -> Iterator[Misconception]:
+        for mistake in self.mistakes.get(key, ()):
+            for block in mistake.blocks:
+                yield Misconception(_returning("\n".join(block)), mistake.sentence)
+
+
+def _returning(expression: str) -> Callable[[], Any]:
+    value = eval(expression)
+    return lambda: value

@@ -1,0 +1,386 @@
+"""Properties of wrong answers that belong to no exercise: how all of it differs from what is right,
+whatever was computed. A check says the first that holds in every case that is wrong.
+
+how_they_differ(tries, OfRanks)      # "the output is right; the gradient of x is the number of
+                                     # ranks (2, 3) times what it should be", or ""
+
+Within one answer a property looks at one field at a time (of a NamedTuple), on all ranks.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .numbers import plain_number
+
+
+class CaseTried(NamedTuple):
+    """One case of a check: the arguments, the answer that was found, and the right one."""
+
+    case: Mapping[str, Any]
+    found: Any
+    right: Any
+
+
+class Field(NamedTuple):
+    """One field of an answer in one case, as it is on each rank."""
+
+    case: Mapping[str, Any]
+    found: list
+    right: list
+    ranks: int  # 1 where the answer is that of one process
+
+
+def how_they_differ(tries: Sequence[CaseTried], of_ranks: type) -> str:
+    """Words for the difference in all these cases; empty where no property holds. An answer of
+    `of_ranks` is a list with one for each rank."""
+    cases = [_fields(tried, of_ranks) for tried in tries]
+    if not all(cases) or len({tuple(case) for case in cases}) > 1:
+        return ""
+    named = {name: [case[name] for case in cases] for name in cases[0]}
+    wrong = [name for name, fields in named.items() if not all(map(_is_right, fields))]
+    if not wrong:
+        return ""
+    right = [name for name in named if name not in wrong]
+    said = [_said(name, [one for one in named[name] if not _is_right(one)]) for name in wrong]
+    if not any(said):
+        return ""
+    first = next(filter(None, said))
+    return (
+        f"{_listed(right)} {'is' if len(right) == 1 else 'are'} right; {first}" if right else first
+    )
+
+
+def _fields(tried: CaseTried, of_ranks: type) -> dict[str, Field]:
+    """Each field of the answers, by name; empty where they are of different kinds."""
+    many = isinstance(tried.right, of_ranks)
+    if many and not (isinstance(tried.found, of_ranks) and len(tried.found) == len(tried.right)):
+        return {}
+    found, right = (
+        (list(tried.found), list(tried.right)) if many else ([tried.found], [tried.right])
+    )
+    ranks, first = len(right), right[0]
+    if not hasattr(first, "_fields"):
+        return {"": Field(tried.case, found, right, ranks)}
+    if any(type(one) is not type(first) for one in found):
+        return {}
+    return {
+        name.replace("_", " "): Field(
+            tried.case,
+            [getattr(one, name) for one in found],
+            [getattr(one, name) for one in right],
+            ranks,
+        )
+        for name in first._fields
+    }
+
+
+def _is_right(field: Field) -> bool:
+    return _equal(field.found, field.right)
+
+
+def _said(name: str, fields: list[Field]) -> str:
+    """Words for one field: the first property that holds in all its cases."""
+    subject = f"the {name}" if name else "yours"
+    for words in (_nothing, _of_ranks, _form, _a_factor, _a_difference, _an_order, _some_right):
+        if said := words(fields):
+            return f"{subject} {said}"
+    return ""
+
+
+# --- properties, each of all the wrong cases of a field -------------------------------------------
+
+
+def _form(fields: list[Field]) -> str | None:
+    """A type or a length that cannot be right."""
+    field = fields[0]
+    found, right = next(
+        (pair for pair in zip(field.found, field.right) if not _equal(*pair)),
+    )
+    if found is None:
+        return "is missing, None"
+    if _is_number(right) and isinstance(found, (list, tuple)):
+        return f"has {len(found)} values, and one number is wanted"
+    if isinstance(right, (list, tuple)) and not isinstance(found, (list, tuple)):
+        return f"is one {type(found).__name__}, and a list of {len(right)} is wanted"
+    if isinstance(right, (list, tuple)) and len(found) != len(right):
+        return _another_length(list(found), list(right))
+    if isinstance(found, (list, tuple)) and isinstance(right, (list, tuple)):
+        for mine, theirs in zip(found, right):
+            if isinstance(mine, (list, tuple)) and isinstance(theirs, (list, tuple)):
+                if len(mine) != len(theirs):
+                    return f"holds {_another_length(list(mine), list(theirs), 'a part that ')}"
+            elif isinstance(mine, (list, tuple)) != isinstance(theirs, (list, tuple)):
+                return "is nested in another way than what is wanted"
+    return None
+
+
+def _another_length(found: list, right: list, words: str = "") -> str:
+    much = f"{words}has {len(found)} where {len(right)} {'is' if len(right) == 1 else 'are'} wanted"
+    if not found:
+        return f"{words}is empty"
+    for longer, shorter, what in ((right, found, "missing"), (found, right, "too much")):
+        more = len(longer) - len(shorter)
+        if more > 0 and _equal(longer[: len(shorter)], shorter):
+            return f"{much}: the last {_many(more)} {what}, the others are right"
+        if more > 0 and _equal(longer[more:], shorter):
+            return f"{much}: the first {_many(more)} {what}, the others are right"
+    inside = [one for one in right if not any(_equal(one, other) for other in found)]
+    if inside and len(found) < len(right):
+        return f"{much}; {_show(inside[0])} is not in it"
+    if len(found) > len(right) and not inside:
+        twice = [one for k, one in enumerate(found) if any(_equal(one, o) for o in found[:k])]
+        return f"{much}; {_show(twice[0])} is in it twice" if twice else much
+    return much
+
+
+def _many(count: int) -> str:
+    return "is" if count == 1 else f"{count} are"
+
+
+def _nothing(fields: list[Field]) -> str | None:
+    """Nothing but zeros, or numbers that are none."""
+    found = [_flat(field.found) for field in fields]
+    if any(isinstance(one, float) and math.isnan(one) for each in found for one in each or ()):
+        return "is not a number (nan): zero divided by zero, or infinity minus infinity"
+    if any(isinstance(one, float) and math.isinf(one) for each in found for one in each or ()):
+        return "is infinite: something was divided by zero, or is larger than a float can hold"
+    if not all(found) or not all(_numbers(one) for one in found):
+        return None
+    right = [_flat(field.right) for field in fields]
+    if max(map(len, found)) > 1 and any(map(any, right)) and not any(map(any, found)):
+        return "is zero everywhere"
+    return None
+
+
+def _of_ranks(fields: list[Field]) -> str | None:
+    """Relations between ranks."""
+    fields = [field for field in fields if field.ranks > 1]
+    if not fields:
+        return None
+    found = [list(map(_flat, field.found)) for field in fields]
+    right = [list(map(_flat, field.right)) for field in fields]
+    if any(one is None for case in (*found, *right) for one in case):
+        return None
+    if any(len({len(one) for one in (*f, *r)}) > 1 for f, r in zip(found, right)):
+        return _ranks_of_other_sizes(found, right)
+    pairs = list(zip(found, right))
+    if all(_alike(r) for r in right):  # every rank is to have the same
+        if all(_alike(f) for f in found):
+            return None
+        for words, combine in (
+            ("one rank's own part, and their sum is right: nobody adds them up", _sum),
+            ("each rank's own, and their mean is right: nobody takes the mean", _mean),
+            ("each rank's own, and the largest is right: nobody takes the largest", _most),
+        ):
+            if all(_equal(combine(f), r[0]) for f, r in pairs):
+                return f"is {words}"
+        own = next((f, r) for f, r in pairs if not _alike(f))
+        good = [rank for rank, one in enumerate(own[0]) if _equal(one, own[1][0])]
+        if good:
+            return f"is right on {_ranks(good)} alone, and all ranks are to have the same"
+        place = next(k for k in range(len(own[0][0])) if not _equal(own[0][0][k], own[0][-1][k]))
+        return (
+            f"differs from rank to rank ({_show(own[0][0][place])} on rank 0,"
+            f" {_show(own[0][-1][place])} on rank {len(own[0]) - 1}), and is to be the same on all"
+        )
+    for f, r in pairs:
+        if _alike(f) and not _alike(r):
+            whose = [rank for rank, one in enumerate(r) if _equal(one, f[0])]
+            if whose:
+                return f"is that of rank {whose[0]} on every rank, and each is to have its own"
+            return "is the same on every rank, and each is to have its own"
+    for turn in range(1, max(field.ranks for field in fields)):
+        if all(_equal(f, r[turn % len(r) :] + r[: turn % len(r)]) for f, r in pairs):
+            return f"is that of rank r + {turn} on rank r"
+        if all(_equal(f, r[-turn % len(r) :] + r[: -turn % len(r)]) for f, r in pairs):
+            return f"is that of rank r - {turn} on rank r"
+    if all(_equal(f, r[::-1]) for f, r in pairs):
+        return "is in the reverse order of ranks"
+    return None
+
+
+def _ranks_of_other_sizes(found: list, right: list) -> str | None:
+    for f, r in zip(found, right):
+        whole = [one for part in r for one in part]
+        if all(_equal(one, whole) for one in f):
+            return "is the whole on every rank, and each is to have its own part"
+    return None
+
+
+def _a_factor(fields: list[Field]) -> str | None:
+    """One factor between all that was found and what is right, such as the number of ranks."""
+    ratios = []
+    for field in fields:
+        found, right = _flat(field.found), _flat(field.right)
+        if not (_numbers(found) and _numbers(right) and len(found) == len(right) and any(right)):
+            return None
+        ratio = next(f / r for f, r in zip(found, right) if r)
+        if not ratio or not all(_near(f, ratio * r) for f, r in zip(found, right)):
+            return None
+        ratios.append(ratio)
+    if all(_near(ratio, -1) for ratio in ratios):
+        return "has the wrong sign everywhere"
+    for words, factor in _factors(fields):
+        if all(_near(ratio, factor(field)) for ratio, field in zip(ratios, fields)):
+            return f"is {words} what it should be"
+    if all(_near(ratio, ratios[0]) for ratio in ratios) and len(fields) + len(found) > 2:
+        return f"is {ratios[0]:.4g} times what it should be, everywhere"
+    return None
+
+
+def _factors(fields: list[Field]) -> Iterator[tuple[str, Any]]:
+    """(words, factor of a field) by the numbers of a case: its ranks, and whole arguments."""
+    counts = {"the number of ranks": [field.ranks for field in fields]}
+    for name in fields[0].case:
+        counts[name] = [field.case.get(name) for field in fields]
+    for name, values in counts.items():
+        if not all(type(value) is int and value > 1 for value in values):
+            continue
+        many = f"{name} ({', '.join(dict.fromkeys(map(str, values)))})"
+        by = dict(zip(map(id, fields), values))
+
+        def of(work, by=by):
+            return lambda field: work(by[id(field)])
+
+        yield f"{many} times", of(lambda n: n)
+        yield f"1/{many} of", of(lambda n: 1 / n)
+        yield f"the square of {many} times", of(lambda n: n * n)
+        yield f"1/{many}\N{SUPERSCRIPT TWO} of", of(lambda n: 1 / n**2)
+        if all(value > 2 for value in values) or len(set(values)) > 1:
+            yield f"({name} - 1)/{many} of", of(lambda n: (n - 1) / n)
+            yield f"{many} / ({name} - 1) times", of(lambda n: n / (n - 1))
+            yield f"{many} - 1 times", of(lambda n: n - 1)
+
+
+def _a_difference(fields: list[Field]) -> str | None:
+    """The same whole number too much or too little, everywhere."""
+    apart = set()
+    for field in fields:
+        found, right = _flat(field.found), _flat(field.right)
+        if not (_numbers(found) and _numbers(right) and len(found) == len(right)):
+            return None
+        apart |= {round(f - r, 9) for f, r in zip(found, right)}
+    if len(apart) == 1 and len(fields) + len(found) > 2:
+        [more] = apart
+        return f"is {_show(abs(more))} too {'large' if more > 0 else 'small'}, everywhere"
+    return None
+
+
+def _an_order(fields: list[Field]) -> str | None:
+    """The right parts in another order, and which."""
+    for field in fields:
+        if not all(isinstance(one, (list, tuple)) for one in (*field.found, *field.right)):
+            return None
+    pairs = [
+        (list(f), list(r)) for one in fields for f, r in zip(one.found, one.right) if len(r) > 1
+    ]
+    if not pairs or any(len(f) != len(r) for f, r in pairs):
+        return None
+    if all(_equal(f, r[::-1]) for f, r in pairs):
+        return "is in reverse order"
+    if all(_equal(sorted(map(repr, f)), sorted(map(repr, r))) for f, r in pairs):
+        for turn, words in ((1, "one place early"), (-1, "one place late")):
+            if all(_equal(f, r[turn:] + r[:turn]) for f, r in pairs):
+                return f"is right, with each {words}"
+        return "has the right parts in another order"
+    for f, r in pairs:
+        if all(isinstance(one, (list, tuple)) for one in (*f, *r)):
+            if len(set(map(len, f))) == 1 and _equal([list(one) for one in zip(*f)], r):
+                return "is transposed: rows where columns are wanted"
+    return None
+
+
+def _some_right(fields: list[Field]) -> str | None:
+    """The only places, or the only ranks, that are wrong."""
+    field = fields[0]
+    wrong = [rank for rank, pair in enumerate(zip(field.found, field.right)) if not _equal(*pair)]
+    if field.ranks > 1 and len(wrong) < field.ranks:
+        if all(
+            wrong == [k for k, pair in enumerate(zip(one.found, one.right)) if not _equal(*pair)]
+            for one in fields
+        ):
+            return f"is wrong on {_ranks(wrong)} alone"
+        last = [one.ranks - 1 for one in fields]
+        if all(not _equal(one.found[k], one.right[k]) for one, k in zip(fields, last)) and all(
+            _equal(one.found[:-1], one.right[:-1]) for one in fields
+        ):
+            return "is wrong on the last rank alone"
+    for field in fields:
+        for found, right in zip(field.found, field.right):
+            if not isinstance(right, (list, tuple)) or len(right) < 3 or _equal(found, right):
+                continue
+            places = [k for k, pair in enumerate(zip(found, right)) if not _equal(*pair)]
+            if len(places) == 1:
+                which = {0: "first", len(right) - 1: "last"}.get(places[0], "one shown")
+                return f"is right but for the {which}"
+            if places == list(range(places[0], len(right))) and places[0]:
+                return (
+                    f"is right for the first {places[0]} of {len(right)}, and wrong from there on"
+                )
+    return None
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _flat(value) -> list | None:
+    """All elements of nested lists in a row; None where there is anything but numbers and words."""
+    value = plain_number(value)
+    if isinstance(value, (list, tuple)):
+        parts = [_flat(one) for one in value]
+        return None if any(part is None for part in parts) else [x for part in parts for x in part]
+    return [value] if isinstance(value, (int, float, str)) else None
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _numbers(values: list | None) -> bool:
+    return bool(values) and all(map(_is_number, values))
+
+
+def _near(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=2e-9)
+
+
+def _equal(one, other) -> bool:
+    one, other = plain_number(one), plain_number(other)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if _is_number(one) and _is_number(other):
+        return _near(one, other)
+    return type(one) is type(other) and one == other
+
+
+def _alike(parts: Sequence) -> bool:
+    return all(_equal(part, parts[0]) for part in parts)
+
+
+def _sum(parts: list[list]) -> list | None:
+    return [sum(one) for one in zip(*parts)] if all(map(_numbers, parts)) else None
+
+
+def _mean(parts: list[list]) -> list | None:
+    return [sum(one) / len(one) for one in zip(*parts)] if all(map(_numbers, parts)) else None
+
+
+def _most(parts: list[list]) -> list | None:
+    return [max(one) for one in zip(*parts)] if all(map(_numbers, parts)) else None
+
+
+def _listed(names: Sequence[str]) -> str:
+    *most, last = (f"the {name}" for name in names)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _show(value) -> str:
+    value = plain_number(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:_}" if type(value) is int else repr(value)[:60]

@@ -1,0 +1,144 @@
+"""Wrong solutions as edits of the right one, and what wrong answers have in common."""
+
+import sys
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from coursekit import topics
+from coursekit.exercises.checker import Exercise, OfRanks, judge
+from coursekit.exercises.edits import Topic, edited, mistakes_in
+from coursekit.exercises.properties import CaseTried, how_they_differ
+
+MOST = 8  # listed wrong solutions of an exercise
+TEXT = """# Mistakes
+
+## triple
+
+that is
+the double. [page]
+
+    3 => 2
+
+    def triple(a):
+        return a + a
+
+one is added. [learner]
+
+    return => return 1 +
+
+## found
+
+those are elements. [learner]
+
+    [4, 4]
+"""
+
+
+def triple(a):
+    return 3 * a
+
+
+@pytest.fixture
+def topic(tmp_path, monkeypatch):
+    """A topic of a package with these mistakes."""
+    (tmp_path / "pretended").mkdir()
+    (tmp_path / "pretended" / "__init__.py").touch()
+    (tmp_path / "pretended" / "mistakes.md").write_text(TEXT)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = ModuleType("pretended.exercises")
+    module.__package__ = "pretended"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    yield Topic(module.__name__)
+    sys.modules.pop("pretended", None)
+
+
+def test_an_exercise_has_its_mistakes_of_the_text(topic):
+    """Must catch: a second block of a sentence lost, a wrong solution that is the right one, the
+    mistakes of another exercise."""
+    exercise = topic.exercise("triple", triple, cases=(dict(a=3), dict(a=7)), right="thrice.")
+    assert (exercise.name, exercise.reference) == ("triple", triple)
+    assert [wrong.solution(5) for wrong in exercise.misconceptions] == [10, 10, 16]
+    assert judge(exercise, lambda a: 2 * a).sentence == "that is the double."
+    found = topic.exercise("found", [16, 16], name="found", cases=({},), right="", of_a_value=True)
+    assert (found.reference(), found.misconceptions[0].solution()) == ([16, 16], [4, 4])
+
+
+def test_an_edit_finds_its_text(topic):
+    """Must catch: an edit of a line that the solution has no more, which leaves the right one; a
+    sentence that does not say where the mistake was seen."""
+    assert edited("a = 1\nb = a\n", ["a => c"]) == "c = 1\nb = c\n"
+    with pytest.raises(ValueError, match="'d' is not in"):
+        edited("a = 1", ["d => c"])
+    topic.mistakes["triple"][0].blocks[0][0] = "4 => 2"
+    with pytest.raises(ValueError, match="mistakes.md, triple: '4' is not in"):
+        topic.exercise("triple", triple, cases=(dict(a=3),), right="thrice.")
+    with pytest.raises(ValueError, match="'nobody sums' does not say where it was seen"):
+        mistakes_in("## mlp\n\nnobody sums\n")
+
+
+def of_the_topics():
+    for module in topics.modules("exercises"):
+        if hasattr(module, "topic"):
+            yield pytest.param(module, id=module.topic.name)
+
+
+@pytest.mark.parametrize("module", list(of_the_topics()))
+def test_lists_are_short_and_belong_to_an_exercise(module):
+    """Must catch: a heading of mistakes.md that no exercise has, a list that grows with every
+    wrong answer instead of a property."""
+    exercises = {name: value for name, value in vars(module).items() if isinstance(value, Exercise)}
+    assert set(module.topic.mistakes) <= set(exercises)
+    assert all(len(mistakes) <= MOST for mistakes in module.topic.mistakes.values())
+
+
+class Two(NamedTuple):
+    output: list
+    the_gradient: list
+
+
+def said(found, right, ranks=True, **case):
+    kind = OfRanks if ranks else (lambda answer: answer)
+    return how_they_differ([CaseTried(case, kind(found), kind(right))], OfRanks)
+
+
+@pytest.mark.parametrize(
+    ("found", "right", "words"),
+    [
+        ([[1.0], [2.0]], [[3.0], [3.0]], "one rank's own part, and their sum is right"),
+        ([[2.0], [4.0]], [[3.0], [3.0]], "each rank's own, and their mean is right"),
+        ([[1.0, 2.0], [3.0, 9.0]], [[1.0, 5.0], [1.0, 5.0]], "differs from rank to rank"),
+        ([[3.0, 2.0], [9.0, 1.0]], [[3.0, 2.0], [3.0, 2.0]], "is right on rank 0 alone"),
+        ([[1.0], [1.0]], [[1.0], [4.0]], "is that of rank 0 on every rank"),
+        ([[2, 2], [1, 1]], [[1, 1], [2, 2]], "is that of rank r + 1 on rank r"),
+        ([[1, 2], [1, 2]], [[1], [2]], "is the whole on every rank"),
+        ([[6.0, 2.0], [6.0, 2.0]], [[3.0, 1.0]] * 2, "the number of ranks (2) times"),
+        ([[1.5, 0.5], [1.5, 0.5]], [[3.0, 1.0]] * 2, "1/the number of ranks (2) of"),
+        ([[-3.0, -1.0]] * 2, [[3.0, 1.0]] * 2, "has the wrong sign everywhere"),
+        ([[0.0, 0.0]] * 2, [[3.0, 1.0]] * 2, "is zero everywhere"),
+        ([[float("nan"), 0.0]] * 2, [[3.0, 1.0]] * 2, "is not a number"),
+        ([[4, 6], [5, 9]], [[3, 5], [4, 8]], "is 1 too large, everywhere"),
+        ([None, [1.0]], [[3.0], [1.0]], "is missing, None"),
+        ([[3, 1, 2]] * 2, [[1, 2, 3]] * 2, "right, with each one place late"),
+        ([[3, 2, 1]] * 2, [[1, 2, 3]] * 2, "in reverse order"),
+        ([[[1, 3], [2, 4]]] * 2, [[[1, 2], [3, 4]]] * 2, "is transposed"),
+        ([[1, 2]] * 2, [[1, 2, 3]] * 2, "the last is missing"),
+        ([[1, 2, 3]] * 2, [[2, 3]] * 2, "the first is too much"),
+        ([[1, 2, 7]] * 2, [[1, 2, 3]] * 2, "is right but for the last"),
+        ([Two([1], [4])] * 2, [Two([1], [2])] * 2, "the output is right; the the gradient is"),
+    ],
+)
+def test_a_property_has_its_words(found, right, words):
+    """Must catch: a property that another hides, a sum taken for a mean, the wrong rank named."""
+    assert words in said(found, right)
+
+
+def test_factors_are_those_of_the_case():
+    """Must catch: a factor that fits in one case alone; the 2 of two ranks said for the 2 of two
+    microbatches."""
+    tries = [CaseTried(dict(parts=k), [6.0 * k, k], [6.0, 1]) for k in (2, 3)]
+    assert how_they_differ(tries, OfRanks) == "yours is parts (2, 3) times what it should be"
+    tries[1] = CaseTried(dict(parts=3), [6.0 * 4, 4], [6.0, 1])
+    assert how_they_differ(tries, OfRanks) == ""
+    assert said([7.0, 3.0], [1.0, 2.0], ranks=False) == ""
