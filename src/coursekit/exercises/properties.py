@@ -139,7 +139,7 @@ def _many(count: int) -> str:
 
 
 def _nothing(fields: list[Field]) -> str | None:
-    """Nothing but zeros, or numbers that are none."""
+    """Nothing but zeros, or nan and infinity."""
     found = [_flat(field.found) for field in fields]
     if any(isinstance(one, float) and math.isnan(one) for each in found for one in each or ()):
         return "is not a number (nan): zero divided by zero, or infinity minus infinity"
@@ -254,7 +254,7 @@ def _factors(fields: list[Field]) -> Iterator[tuple[str, Any]]:
 
 
 def _a_difference(fields: list[Field]) -> str | None:
-    """The same whole number too much or too little, everywhere."""
+    """A whole number too much or too little, everywhere."""
     apart = set()
     for field in fields:
         found, right = _flat(field.found), _flat(field.right)
