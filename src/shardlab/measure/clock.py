@@ -150,7 +150,7 @@ def gpu_busy_seconds(work: Callable[[], object]) -> float | None:
     spans = (
         (event.time_range.start, event.time_range.end)
         for event in seen.events()
-        if event.device_type is DeviceType.CUDA and not event.name.startswith(IDLE_KERNELS)
+        if event.device_type == DeviceType.CUDA and not event.name.startswith(IDLE_KERNELS)
     )
     microseconds = until = 0.0
     for start, end in sorted(spans):  # kernels of several streams overlap
