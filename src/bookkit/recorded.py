@@ -96,6 +96,7 @@ class RecordedDirective(SphinxDirective):
                 and given <= {(name, str(value)) for name, value in row.case.items()}
             ]
             if rows:
+                shared = _words(_shared_case(rows))
                 said = (
                     f"{recording.label[:1].upper()}{recording.label[1:]}, torch"
                     f" {recording.versions['torch']}, by "
@@ -106,7 +107,7 @@ class RecordedDirective(SphinxDirective):
                         "",
                         nodes.Text(said),
                         nodes.literal("", recording.command),
-                        nodes.Text(":"),
+                        nodes.Text(f"; in all rows {shared}:" if shared else ":"),
                     ),
                     _table(rows),
                 ]
@@ -185,31 +186,45 @@ class RaceDirective(SphinxDirective):
         return [box]
 
 
+def _shared_case(rows):
+    """What the cases of all rows have in common; nothing of a single row."""
+    if len(rows) == 1:
+        return {}
+    first, *others = (row.case.items() for row in rows)
+    return {name: value for name, value in first if all((name, value) in case for case in others)}
+
+
+def _words(case):
+    """A case in words: a name beside numbers, which would not say what they count."""
+    words = []
+    for name, value in case.items():
+        name = name.replace("_", " ")
+        if isinstance(value, str):
+            words.append(value)
+        elif not isinstance(value, bool):
+            words.append(f"{name} {value:,}")
+        elif value:
+            words.append(name)
+    return ", ".join(words)
+
+
 def _table(rows):
     """A table of names, the formulas' values, and the recorded values; the last column has the
-    difference."""
+    difference. Without formulas two columns."""
+    shared, predicted = _shared_case(rows), any(row.predicted is not None for row in rows)
     cells = []
     for row in rows:
-        formula = "" if row.predicted is None else _value(row.predicted, row.unit)
-        rest = (
-            ""
-            if row.predicted is None
-            else (
-                "equal"
-                if row.predicted == row.value
-                else f"{row.value - row.predicted:+,} {row.unit}"
-            )
-        )
-        case = ", ".join(str(value) for value in row.case.values())
-        cells.append(
-            [
-                f"{row.name.replace('.', ', ').replace('_', ' ')}{f' ({case})' if case else ''}",
-                formula,
-                _value(row.value, row.unit),
-                rest,
-            ]
-        )
-    return _plain_table(["What", "Formula", "Recorded", "Rest"], cells, numeric=range(1, 4))
+        case = _words({name: row.case[name] for name in row.case if name not in shared})
+        name = row.name.replace(".", ", ").replace("_", " ")
+        formula = rest = ""
+        if row.predicted is not None:
+            formula = _value(row.predicted, row.unit)
+            rest = f"{row.value - row.predicted:+,} {row.unit}"
+            rest = rest if row.value != row.predicted else "equal"
+        found = [f"{name} ({case})" if case else name, _value(row.value, row.unit)]
+        cells.append([found[0], formula, found[1], rest] if predicted else found)
+    heads = ["What", "Formula", "Recorded", "Rest"] if predicted else ["What", "Recorded"]
+    return _plain_table(heads, cells, numeric=range(1, len(heads)))
 
 
 def _value(value, unit):
