@@ -187,7 +187,7 @@ class RaceDirective(SphinxDirective):
 
 
 def _shared_case(rows):
-    """What the cases of all rows have in common; nothing of a single row."""
+    """The part of the case that all rows have; nothing of a single row."""
     if len(rows) == 1:
         return {}
     first, *others = (row.case.items() for row in rows)
