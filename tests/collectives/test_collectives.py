@@ -444,24 +444,6 @@ def test_a_group(four):
     assert inside == [([6, 3], 3, [1, 2, 3])] * 3
 
 
-def two_by_two():
-    from shardlab.mesh import Mesh
-
-    mesh = Mesh(dp=2, tp=2)  # tp: the ranks of a node
-    x = torch.arange(7.0) * (dist.get_rank() + 1)
-    with CommunicationLog() as log:
-        collectives.hierarchical_all_reduce(x, mesh.tp.group, mesh.dp.group)
-    return x, log.totals()["send"].nbytes
-
-
-def test_hierarchical(four):
-    """Mutation: the sum across nodes left out, or made over the full tensor."""
-    found = four.run(two_by_two)
-    assert all(torch.equal(x, torch.arange(7.0) * 10) for x, _ in found)
-    # the other's chunk, the own across, the own
-    assert [nbytes for _, nbytes in found] == [4 * (3 + 4 + 4), 4 * (4 + 3 + 3)] * 2
-
-
 # --- waiting and refusing -------------------------------------------------------------------------
 
 

@@ -301,26 +301,6 @@ def test_padded_targets(world):
     assert not any(map(any, world.run(accumulate_padded, DistributedDataParallel, 3)))
 
 
-def backward_twice_without_zero():
-    n, me = dist.get_world_size(), dist.get_rank()
-    model, reference = (
-        wrapped(DistributedDataParallel, built(plain, seed=50)),
-        built(plain, seed=50),
-    )
-    for step in range(2):
-        loss_of(model(part(step, me))).backward()
-        (sum(loss_of(reference(part(step, rank))) for rank in range(n)) / n).backward()
-    return [
-        far(ours.grad, theirs.grad)
-        for ours, theirs in zip(model.parameters(), reference.parameters())
-    ]
-
-
-def test_two_backwards_add_up(world):
-    """Mutation: a gradient that was averaged before is summed again without division."""
-    assert not any(map(any, world.run(backward_twice_without_zero)))
-
-
 # --- what is sent, and when -----------------------------------------------------------------------
 
 
@@ -538,65 +518,6 @@ def test_state_dict_and_buffers(three):
     assert all(torch.equal(started, torch.zeros(7)) for _, _, _, started, _, _ in found)
     assert not torch.equal(found[0][4], found[1][4])
     assert all(torch.equal(shared, found[0][4]) for *_, shared in found)
-
-
-def in_groups():
-    """Mean of the ranks of the own group, begun from its own first rank."""
-    me = dist.get_rank()
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    net = built(plain, seed=me)
-    model = DistributedDataParallel(net, SMALL, group=groups[me % 2])
-    reference = built(plain, seed=me % 2)
-    loss_of(model(part(0, me))).backward()
-    (sum(loss_of(reference(part(0, rank))) for rank in (me % 2, me % 2 + 2)) / 2).backward()
-    return [
-        far(ours, theirs) or far(ours.grad, theirs.grad)
-        for ours, theirs in zip(net.parameters(), reference.parameters())
-    ]
-
-
-def test_groups():
-    """Mutations: the world's size instead of the group's; a broadcast from the world's rank 0;
-    a call without the group."""
-    with ranks(4, device="cpu", announce=False) as world:
-        assert not any(map(any, world.run(in_groups)))
-
-
-class RaisesOnce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, raises):
-        ctx.raises = raises
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        if ctx.raises.pop():
-            raise ArithmeticError("on purpose")
-        return gradient, None
-
-
-def after_an_error():
-    n, me = dist.get_world_size(), dist.get_rank()
-    net, raises = built(plain, seed=0), [False, True]
-    first, rest = net[:2], net[2:]
-    model = DistributedDataParallel(nn.Sequential(first, rest), SMALL)
-    model.module.forward = lambda x: rest(RaisesOnce.apply(first(x), raises))
-    with pytest.raises(ArithmeticError):
-        loss_of(model(part(0, me))).backward()
-    model.zero_grad()
-    loss_of(model(part(0, me))).backward()
-    reference = built(plain, seed=0)
-    (sum(loss_of(reference(part(0, rank))) for rank in range(n)) / n).backward()
-    return [
-        far(ours.grad, theirs.grad)
-        for ours, theirs in zip(net.parameters(), reference.parameters())
-    ]
-
-
-def test_after_an_error_in_backward(three):
-    """Mutation: a flag says that a backward runs: the next one takes itself for the one that raised
-    and never ends."""
-    assert not any(map(any, three.run(after_an_error)))
 
 
 def wrapped_again():

@@ -47,7 +47,6 @@ from shardlab.tensor_parallel.hardened.full_parameters import (
     load_whole_state_dict,
     whole_state_dict,
 )
-from shardlab.tensor_parallel.hardened.pairs import enter
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows, Tokens, Whole
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -343,19 +342,6 @@ def changed_in_place():
 def test_what_was_changed_in_place(worlds):
     """Must catch: hooks around the layers that lose autograd's own check of versions."""
     assert all("modified by an inplace" in said for said in worlds(2).run(changed_in_place))
-
-
-def used_beside_enter():
-    x = torch.zeros(3, requires_grad=True)
-    (x + enter(x)).backward(torch.ones(3))
-    return x.grad.tolist()
-
-
-def test_a_gradient_that_others_use(worlds):
-    """1 from the sum itself, 1 + 1 from the two ranks behind `enter`.
-
-    Must catch: an all-reduce in the memory of the gradient, which the sum passes on as well: 4."""
-    assert worlds(2).run(used_beside_enter) == [[3.0] * 3] * 2
 
 
 # --- the loss -------------------------------------------------------------------------------------

@@ -995,53 +995,6 @@ def test_what_is_whole_at_a_time(world):
 # --- what else can happen -------------------------------------------------------------------------
 
 
-class Broken(Exception):
-    pass
-
-
-def after_a_broken_backward(stage):
-    """Largest difference of a parameter after a step that follows on a backward that raised
-    midway."""
-    torch.set_default_dtype(torch.float64)
-    n, me = dist.get_world_size(), dist.get_rank()
-    plain, ours = random_values(MODELS["gated"], 0), random_values(MODELS["gated"], me)
-    optimizers = (
-        torch.optim.SGD(plain.parameters(), lr=0.1),
-        shard(stage, ours, torch.optim.SGD, lr=0.1),
-    )
-    first, batch = batches(plain, 2, 2 * n)
-
-    def explode(_):
-        raise Broken
-
-    handle = ours.blocks[1].register_forward_hook(
-        lambda module, args, output: output.register_hook(explode) and None
-    )
-    try:
-        loss_of(ours, first[2 * me : 2 * me + 2]).backward()
-    except Broken:
-        handle.remove()
-    with torch.no_grad():
-        # what was gathered before is no longer right
-        for p in (*plain.parameters(), *ours.parameters()):
-            p.mul_(0.5)
-    for model, optimizer, part in zip(
-        (plain, ours), optimizers, (batch, batch[2 * me : 2 * me + 2])
-    ):
-        optimizer.zero_grad()
-        loss_of(model, part).backward()
-        optimizer.step()
-    updated = whole_parameters(stage, ours)
-    return max(far(updated[key], p) for key, p in plain.named_parameters())
-
-
-def test_after_a_broken_backward(three):
-    """Mutations: a flag says that a backward runs, which one that raised leaves set; a unit that
-    stays "in backward" and is never gathered anew."""
-    for stage in STAGES:
-        assert max(three.run(after_a_broken_backward, stage)) <= 1e-12, stage
-
-
 def stepped_in_between(stage):
     torch.set_default_dtype(torch.float32)
     model = random_values(MODELS["traps"], 0)
