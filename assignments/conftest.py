@@ -23,8 +23,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    for group in GROUPS:
-        config.addinivalue_line("markers", f"{group}: trials of assignments")
+    for mark in ("ranks", *GROUPS):  # those of pyproject.toml are not in a wheel
+        config.addinivalue_line("markers", f"{mark}: trials of assignments")
 
 
 def pytest_collect_file(file_path, parent):

@@ -35,7 +35,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,11 +183,13 @@ class Grader:
             line = self.todo[trial.part]
             sentence = f"not written yet: line {line} raises NotImplementedError."
             return TrialResult(trial, "not yet", sentence)
+        from .on_a_rank import graded  # loads torch
+
         world, printed = self.world, io.StringIO()
         try:
             with redirect_stdout(printed), redirect_stderr(printed):
                 found = world.run(
-                    _tried,
+                    graded,
                     self.asked.topic,
                     trial.work.__name__,
                     self.source,
@@ -219,20 +221,6 @@ class Grader:
 
 def _load_trials(topic: str):
     assignment(topic)
-
-
-def _tried(topic: str, name: str, source: str | None, path: str, core: bool):
-    """A trial by its name, on a rank, which has imported the trials for itself."""
-    from . import on_a_rank  # loads torch
-
-    asked = assignment(topic)
-    number, trial = next(pair for pair in enumerate(asked.trials) if pair[1].work.__name__ == name)
-    if source is not None:
-        load = partial(on_a_rank.Learners.of_source, source, path)
-    else:
-        name, parts = ("core", asked.core) if core else ("reference", asked.reference)
-        load = partial(on_a_rank.Learners, f"the {name} of {topic}", parts)
-    return on_a_rank.graded(trial.work, load, path, number)
 
 
 def _kind(error: RankError) -> str:

@@ -24,6 +24,8 @@ from torch import Tensor
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 
+from .grading import assignment
+
 SENTENCE_CHARACTERS = 500
 CLOSE_ENOUGH = 1e-9  # relative; float64 sums in another order differ by less than 1e-14
 PAIRS = 7  # of interleaved times
@@ -60,12 +62,19 @@ class Learners:
         return cls(path.replace("\\", "/").rpartition("/")[2], vars(module))
 
 
-def graded(work: Callable, load: Callable[[], Learners], path: str, seed: int):
-    """The work of a rank for one trial: its findings leave as Wrong or NotWritten, one line
-    each."""
-    torch.manual_seed(seed + dist.get_rank())
+def graded(topic: str, name: str, source: str | None, path: str, core: bool):
+    """The work of a rank for the trial of this name, which it imports for itself: its findings
+    leave as Wrong or NotWritten, one line each."""
+    asked = assignment(topic)
+    names = [trial.work.__name__ for trial in asked.trials]
+    torch.manual_seed(names.index(name) + dist.get_rank())
+    work = asked.trials[names.index(name)].work
     try:
-        return work(load())
+        if source is not None:
+            mine = Learners.of_source(source, path)
+        else:
+            mine = Learners(path, asked.core if core else asked.reference)
+        return work(mine)
     except (Wrong, NotWritten) as error:
         raise type(error)(one_line(str(error))) from error
     except NotImplementedError as error:

@@ -64,7 +64,7 @@ def states_of(device, mode, sizes) -> Iterator[Row]:
         found = ledger.bytes
     given = {**config.quantities(), **RECIPES["fp32 Adam"].quantities}
     want = evaluate(["parameter_bytes", "optimizer_bytes", "step_counter_bytes"], **given)
-    counters = sum(step_counter_bytes(optimizer, kind) for kind in ("cpu", "cuda"))
+    counters = sum(counters_on(optimizer, kind) for kind in ("cpu", "cuda"))
     optimizer_bytes = sum(t.nbytes for state in optimizer.state.values() for t in state.values())
     for name, nbytes, formulas in (
         ("states.parameters", found.parameters, ["parameter_bytes"]),
@@ -99,14 +99,14 @@ def peak_of(device, mode, sizes) -> Iterator[Row]:
             step()
         rows, peak = account.rows(), ledger.peak
         # fused attention leaves numbers on the host, 16 bytes a layer, that no formula counts
-        nbytes = peak.bytes.total + step_counter_bytes(optimizer, "cpu")
+        nbytes = peak.bytes.total + counters_on(optimizer, "cpu")
     case = dict(optimizer=mode, phase=peak.phase, operation=peak.operation)
     yield Row("step.peak", nbytes, "bytes", case, "peak_bytes", want["peak_bytes"])
     for name, amount in rows:
         yield Row("account.row", amount, "bytes", dict(optimizer=mode, row=name))
 
 
-def step_counter_bytes(optimizer: torch.optim.Optimizer, device: str) -> int:
+def counters_on(optimizer: torch.optim.Optimizer, device: str) -> int:
     """The bytes of the counters that lie on devices of this kind: on the CPU, unless the optimizer
     is fused or capturable."""
     counters = [state["step"] for state in optimizer.state.values()]
