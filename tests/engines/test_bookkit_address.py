@@ -439,6 +439,7 @@ texts, tables = places
 assert (texts / 'alice.txt').stat().st_size
 for name in ('hardware.csv', 'skeletons.json', 'assignments/zero/zero.py'):
     assert (tables / name).stat().st_size, name
+assert list(tables.parent.glob('topics/*/mistakes.md'))
 recorded = [found.file_name for found in nearby()]
 assert recorded == {[found.file_name for found in read_all(ROOT / "measured")]}, recorded
 assert importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'

@@ -268,11 +268,28 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
 def _lacks(exercise: Exercise, tries: list[CaseTried]) -> str:
     """The sentence of the exercise's property that holds in most of the wrong cases."""
     said = [
-        [asked(tried.found, tried.right, **copy.deepcopy(tried.case)) for tried in tries]
+        [
+            asked(tried.found, tried.right, **copy.deepcopy(tried.case))
+            for tried in tries
+            if _alike_in_form(tried.found, tried.right)
+        ]
         for asked in exercise.properties
     ]
     most = max(said, key=lambda each: sum(map(bool, each)), default=[])
     return next(filter(None, most), "")
+
+
+def _alike_in_form(found: Any, right: Any) -> bool:
+    """Whether a property can look at one as at the other: fields, on as many ranks."""
+    if isinstance(right, OfRanks):
+        return isinstance(found, OfRanks) and all(map(_alike_in_form, found, right))
+    if hasattr(right, "_fields") or isinstance(right, (list, tuple)):
+        return (
+            type(found) is type(right)
+            or type(right) in (list, tuple)
+            and type(found) in (list, tuple)
+        )
+    return _is_number(right) == _is_number(found)
 
 
 def _raised(exercise: Exercise, number: int, solution: Callable, failure: Failure) -> str:
@@ -286,6 +303,11 @@ def _raised(exercise: Exercise, number: int, solution: Callable, failure: Failur
 def _words_for_a_difference(written: str, wanted: Any, given: Any) -> str:
     """One sentence: what differs between two answers, and nothing else. An answer that is a
     sentence is said alone."""
+    if isinstance(given, OfRanks) and isinstance(wanted, OfRanks):
+        said = (one for one, right in zip(given, wanted) if not same(one, right))
+        first = next(said, None)
+        if isinstance(first, str) and first.endswith(".") and not isinstance(wanted[0], str):
+            return f"{written}: {first}"
     if isinstance(given, str) and not _is_number(wanted) and given.endswith("."):
         return f"{written}: {given}"
     if hasattr(wanted, "_fields") and type(given) is type(wanted):

@@ -82,7 +82,16 @@ def _is_right(field: Field) -> bool:
 def _said(name: str, fields: list[Field]) -> str:
     """Words for one field: the first property that holds in all its cases."""
     subject = f"the {name}" if name else "yours"
-    for words in (_nothing, _of_ranks, _form, _a_factor, _a_difference, _an_order, _some_right):
+    for words in (
+        _nothing,
+        _of_ranks,
+        _form,
+        *[_a_count] * bool(name),
+        _a_factor,
+        _a_difference,
+        _an_order,
+        _some_right,
+    ):
         if said := words(fields):
             return f"{subject} {said}"
     return ""
@@ -168,6 +177,10 @@ def _of_ranks(fields: list[Field]) -> str | None:
     if all(_alike(r) for r in right):  # every rank is to have the same
         if all(_alike(f) for f in found):
             return None
+        own = next((f, r) for f, r in pairs if not _alike(f))
+        good = [rank for rank, one in enumerate(own[0]) if _equal(one, own[1][0])]
+        if good:
+            return f"is right on {_ranks(good)} alone, and all ranks are to have the same"
         for words, combine in (
             ("one rank's own part, and their sum is right: nobody adds them up", _sum),
             ("each rank's own, and their mean is right: nobody takes the mean", _mean),
@@ -175,10 +188,6 @@ def _of_ranks(fields: list[Field]) -> str | None:
         ):
             if all(_equal(combine(f), r[0]) for f, r in pairs):
                 return f"is {words}"
-        own = next((f, r) for f, r in pairs if not _alike(f))
-        good = [rank for rank, one in enumerate(own[0]) if _equal(one, own[1][0])]
-        if good:
-            return f"is right on {_ranks(good)} alone, and all ranks are to have the same"
         place = next(k for k in range(len(own[0][0])) if not _equal(own[0][0][k], own[0][-1][k]))
         return (
             f"differs from rank to rank ({_show(own[0][0][place])} on rank 0,"
@@ -208,6 +217,14 @@ def _ranks_of_other_sizes(found: list, right: list) -> str | None:
     return None
 
 
+def _a_count(fields: list[Field]) -> str | None:
+    """One whole number, such as that of the messages."""
+    for found, right in zip(fields[0].found, fields[0].right):
+        if type(found) is type(right) is int and found != right:
+            return f"is {_show(found)}, and {_show(right)} is wanted"
+    return None
+
+
 def _a_factor(fields: list[Field]) -> str | None:
     """One factor between all that was found and what is right, such as the number of ranks."""
     ratios = []
@@ -223,7 +240,7 @@ def _a_factor(fields: list[Field]) -> str | None:
         return "has the wrong sign everywhere"
     for words, factor in _factors(fields):
         if all(_near(ratio, factor(field)) for ratio, field in zip(ratios, fields)):
-            return f"is {words} what it should be"
+            return f"is {words}"
     if all(_near(ratio, ratios[0]) for ratio in ratios) and len(fields) + len(found) > 2:
         return f"is {ratios[0]:.4g} times what it should be, everywhere"
     return None
@@ -243,14 +260,19 @@ def _factors(fields: list[Field]) -> Iterator[tuple[str, Any]]:
         def of(work, by=by):
             return lambda field: work(by[id(field)])
 
-        yield f"{many} times", of(lambda n: n)
-        yield f"1/{many} of", of(lambda n: 1 / n)
-        yield f"the square of {many} times", of(lambda n: n * n)
-        yield f"1/{many}\N{SUPERSCRIPT TWO} of", of(lambda n: 1 / n**2)
+        counted, shared = (
+            (": a sum where a mean is wanted, or added up twice", ": a mean where a sum is wanted")
+            if name == "the number of ranks"
+            else ("", "")
+        )
+        yield f"{many} times what it should be{counted}", of(lambda n: n)
+        yield f"1/{many} of what it should be{shared}", of(lambda n: 1 / n)
+        yield f"the square of {many} times what it should be", of(lambda n: n * n)
+        yield f"1/{many}\N{SUPERSCRIPT TWO} of what it should be", of(lambda n: 1 / n**2)
         if all(value > 2 for value in values) or len(set(values)) > 1:
-            yield f"({name} - 1)/{many} of", of(lambda n: (n - 1) / n)
-            yield f"{many} / ({name} - 1) times", of(lambda n: n / (n - 1))
-            yield f"{many} - 1 times", of(lambda n: n - 1)
+            yield f"({name} - 1)/{many} of what it should be", of(lambda n: (n - 1) / n)
+            yield f"{many} / ({name} - 1) times what it should be", of(lambda n: n / (n - 1))
+            yield f"{many} - 1 times what it should be", of(lambda n: n - 1)
 
 
 def _a_difference(fields: list[Field]) -> str | None:

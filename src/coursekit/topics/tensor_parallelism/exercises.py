@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry
 
 from coursekit.exercises.answers import drawn, nine_digits
-from coursekit.exercises.checker import Exercise, Misconception
+from coursekit.exercises.checker import OfRanks
+from coursekit.exercises.edits import Topic
 from coursekit.exercises.thread_ranks import value_of_ranks
 from coursekit.lab import far
 from shardlab.common.torch_internals import TorchDispatchMode
@@ -19,6 +20,8 @@ from shardlab.gpt import next_token_loss
 from shardlab.ranks import rank_device
 from shardlab.tensor_parallel import sum_gradients, vocabulary_parallel_loss
 from shardlab.tensor_parallel.hardened.full_parameters import cuts_of
+
+topic = Topic(__name__)
 
 
 def _pairs(dist):
@@ -115,183 +118,88 @@ def _mlp_of_ranks(solution, n, hidden, inner):
     return value_of_ranks(n, work)
 
 
-def _mlp_by_rows_first(x, up, down, leave, rank, ranks):
-    x, up = (whole.tensor_split(ranks, 1)[rank] for whole in (x, up))
-    return F.gelu(leave(x @ up.T)) @ down.T
+def _work_of_the_mlp(found, right, **case):
+    """Work that ranks do twice, or one for all, where y is right."""
+    if any(mine.output != theirs.output for mine, theirs in zip(found, right)):
+        return None
+    whole = [rank for rank, one in enumerate(found) if one.work == "both whole products"]
+    if len(whole) == len(found):
+        return (
+            "y is right, but every rank makes both products over all inner columns: no work is"
+            " shared out. Cut up and down themselves, before the products."
+        )
+    if whole:
+        return (
+            f"y is right, but rank {whole[0]} makes all of it and the others add zeros: no work is"
+            " shared out. Each rank makes its share: cut up and down before the products."
+        )
+    sums = found[0].size_of_each_sum
+    if len(sums) == 1 and sums != right[0].size_of_each_sum:
+        return (
+            f"y is right, with one sum, of {sums[0]} elements. It is as wide as the inner size, and"
+            " every rank keeps all of B and makes the whole second product. Cut A by its columns,"
+            " the rows of up: then B is cut, too, and the sum is as wide as y."
+        )
+    if len(sums) > 1:
+        return (
+            f"right, with {len(sums)} sums forward. One is enough: with W's columns cut, the rows"
+            " of PyTorch's weight, nothing is to be summed before GELU."
+        )
+    if found[0].work == "one whole product":
+        return (
+            "y is right, but every rank makes one of the products over all inner columns, and then"
+            " slices the result or multiplies by zeros: that work is not shared out. Cut up and"
+            " down themselves, before the products."
+        )
+    return None
 
 
-def _mlp_whole_and_sliced(x, up, down, leave, rank, ranks):
-    inner = F.gelu(x @ up.T).tensor_split(ranks, 1)[rank]
-    return leave(inner @ down.tensor_split(ranks, 1)[rank].T)
+def _sums_of_the_mlp(found, right, **case):
+    """Sums that are made too often, or not, where y is wrong."""
+    if found[0].output == right[0].output:
+        return None
+    if all(one.work == "both whole products" for one in found):
+        return (
+            "nothing is cut: every rank makes all of it, and has all of both weights. Each needs"
+            " its columns of A and its rows of B. A sum then has y as often as there are ranks."
+        )
+    if not found[0].size_of_each_sum:
+        return (
+            "nobody makes the sum: each rank has its own term of y, and the next layer would take"
+            " it for the whole."
+        )
+    if len(found[0].size_of_each_sum) > 1:
+        return (
+            f"leave is called {len(found[0].size_of_each_sum)} times. The ranks have different"
+            " inner columns, before GELU and after it, and adding them up mixes them; after the"
+            " second product one sum has all of y, and another adds up as many y as there are"
+            " ranks."
+        )
+    if found[0].size_of_each_sum != right[0].size_of_each_sum:
+        return (
+            f"a sum of {found[0].size_of_each_sum[0]} elements is made inside. The ranks have"
+            " different inner columns: adding them up mixes them. The sum belongs after the second"
+            " product, where each rank has its term of y."
+        )
+    if any(one.output != found[0].output for one in found):
+        return (
+            "the ranks have different y: leave hands back the sum, and your term stays what it was:"
+            " return leave(term), and do no more to it on one rank alone."
+        )
+    return None
 
 
-def _mlp_of_rank_0(x, up, down, leave, rank, ranks):
-    return leave(F.gelu(x @ up.T) @ down.T if rank == 0 else torch.zeros_like(x))
-
-
-def _mlp_summed_twice(x, up, down, leave, rank, ranks):
-    up, down = up.tensor_split(ranks, 0)[rank], down.tensor_split(ranks, 1)[rank]
-    return leave(leave(F.gelu(x @ up.T) @ down.T))
-
-
-def _mlp_sum_unused(x, up, down, leave, rank, ranks):
-    up, down = up.tensor_split(ranks, 0)[rank], down.tensor_split(ranks, 1)[rank]
-    term = F.gelu(x @ up.T) @ down.T
-    leave(term)
-    return term
-
-
-def _mlp_not_transposed(x, up, down, leave, rank, ranks):
-    """Where the parts are square: elsewhere PyTorch refuses the product."""
-    up, down = up.tensor_split(ranks, 0)[rank], down.tensor_split(ranks, 1)[rank]
-    first, second = (part if part.shape[0] == part.shape[1] else part.T for part in (up, down))
-    return leave(F.gelu(x @ first) @ second)
-
-
-def _mlp(
-    up_dim=0,
-    down_dim=1,
-    sums=("after",),
-    activation=F.gelu,
-    part_of_up=lambda rank, ranks: rank,
-    part_of_down=lambda rank, ranks: rank,
-    then=lambda y, ranks: y,
-):
-    def mlp(x, up, down, leave, rank, ranks):
-        up = up.tensor_split(ranks, up_dim)[part_of_up(rank, ranks)]
-        down = down.tensor_split(ranks, down_dim)[part_of_down(rank, ranks)]
-        if up_dim == 1:
-            x = x.tensor_split(ranks, -1)[rank]
-        inner = x @ up.T
-        inner = leave(inner) if "before" in sums else inner
-        inner = activation(inner)
-        inner = leave(inner) if "inner" in sums else inner
-        if up_dim == 1 and down_dim == 1:
-            inner = inner.tensor_split(ranks, -1)[rank]
-        y = inner @ down.T
-        return then(leave(y) if "after" in sums else y, ranks)
-
-    return mlp
-
-
-mlp_on_ranks = Exercise(
-    name="mlp",
-    reference=_mlp(),
+mlp_on_ranks = topic.exercise(
+    "mlp_on_ranks",
     cases=(dict(n=2, hidden=4, inner=8), dict(n=3, hidden=5, inner=9)),
     words=("2 ranks, hidden 4, inner 8", "3 ranks, hidden 5, inner 9"),
     answer=_mlp_of_ranks,
     hint="GELU needs whole inner numbers. Which part of up makes some inner numbers"
     " complete, and which part of down takes just those?",
-    misconceptions=(
-        Misconception(
-            _mlp(sums=()),
-            "nobody makes the sum: each rank has its own term of y, and the next layer would take"
-            " it for the whole.",
-        ),
-        Misconception(
-            _mlp(up_dim=1, sums=("before", "after")),
-            "right, with two sums forward. You cut the first weight by W's rows, so that its result"
-            " is a sum before GELU, which is not linear, can be taken. W's columns, the rows of"
-            " PyTorch's weight, need no sum there.",
-        ),
-        Misconception(
-            _mlp(up_dim=1),
-            "GELU of parts of a sum is not the part of GELU of the sum. Cut the first weight by"
-            " W's columns, the rows of PyTorch's weight: then each rank has some inner columns,"
-            " complete.",
-        ),
-        Misconception(
-            _mlp_by_rows_first,
-            "y is right, with one sum. But the sum is as wide as the inner size, and every rank"
-            " keeps all of B and makes the whole second product. Cut A by its columns, the rows of"
-            " up: then B is cut, too, and the sum is as wide as y.",
-        ),
-        Misconception(
-            _mlp_whole_and_sliced,
-            "y is right, but every rank makes one of the products over all inner columns, and then"
-            " slices the result or multiplies by zeros: that work is not shared out. Cut up and"
-            " down themselves, before the products.",
-        ),
-        Misconception(
-            lambda x, up, down, leave, rank, ranks: leave(F.gelu(x @ up.T) @ down.T / ranks),
-            "y is right, but every rank makes both products over all inner columns: no work is"
-            " shared out. Cut up and down themselves, before the products.",
-        ),
-        Misconception(
-            _mlp_of_rank_0,
-            "y is right, but rank 0 makes all of it and the others add zeros: no work is shared"
-            " out. Each rank makes its share: cut up and down before the products.",
-        ),
-        Misconception(
-            _mlp(sums=("before", "after")),
-            "the ranks have different columns after the first product: adding them up mixes them.",
-        ),
-        Misconception(_mlp(activation=lambda x: x), "GELU is missing between the two products."),
-        Misconception(
-            _mlp(activation=F.relu),
-            "that is ReLU; GELU is missing: F.gelu, as in the undivided MLP.",
-        ),
-        Misconception(
-            _mlp(activation=lambda x: x, then=lambda y, ranks: F.gelu(y)),
-            "GELU stands between the two products, on the rank's own inner columns, and not at"
-            " the end.",
-        ),
-        Misconception(
-            _mlp(then=lambda y, ranks: y / ranks),
-            "that is the mean. The product over all inner columns is the sum of the ranks' terms.",
-        ),
-        Misconception(
-            _mlp(part_of_down=lambda rank, ranks: (rank + 1) % ranks),
-            "the parts of up and down belong together, the same inner columns of both: take the"
-            " same rank of each split.",
-        ),
-        Misconception(
-            _mlp(part_of_up=lambda rank, ranks: 0, part_of_down=lambda rank, ranks: 0),
-            "every rank takes the part of rank 0: take [rank].",
-        ),
-        Misconception(
-            lambda x, up, down, leave, rank, ranks: leave(F.gelu(x @ up.T) @ down.T),
-            "nothing is cut: every rank makes all of it, and has all of both weights. Each needs"
-            " its columns of A and its rows of B. The sum then has y as often as there are ranks.",
-        ),
-        Misconception(
-            lambda x, up, down, leave, rank, ranks: F.gelu(x @ up.T) @ down.T,
-            "nothing is cut: every rank makes all of it, and has all of both weights. Each needs"
-            " its columns of A and its rows of B. It needs no sum then, and saves nothing.",
-        ),
-        Misconception(
-            _mlp(sums=("inner", "after")),
-            "the ranks have different inner columns, before GELU and after it: adding them up"
-            " mixes them.",
-        ),
-        Misconception(
-            _mlp(sums=("inner",)),
-            "the ranks have different inner columns: adding them up mixes them. The sum belongs"
-            " after the second product, where each rank has its term of y.",
-        ),
-        Misconception(
-            _mlp(sums=("before",)),
-            "the ranks have different inner columns: adding them up mixes them. The sum belongs"
-            " after the second product, where each rank has its term of y.",
-        ),
-        Misconception(
-            _mlp_summed_twice,
-            "leave is called twice: after the first sum every rank has y, and the second adds up as"
-            " many y as there are ranks.",
-        ),
-        Misconception(
-            _mlp_sum_unused,
-            "leave hands back the sum, and your term stays what it was: return leave(term).",
-        ),
-        Misconception(
-            _mlp_not_transposed,
-            "PyTorch's weight has a row for each number that comes out: x @ part.T, for both"
-            " products.",
-        ),
-    ),
     errors=(
         (r"'tuple' object", "tensor_split gives all parts, a tuple: take [rank], this rank's."),
     ),
+    properties=(_work_of_the_mlp, _sums_of_the_mlp),
     right="columns, GELU, rows, one sum: the inner columns never meet.",
 )
 
@@ -357,72 +265,6 @@ def _left(solution, n):
     return value_of_ranks(n, work)
 
 
-def _sent_by(dist, x, scale=1.0):
-    x = x.clone()
-    dist.all_reduce(x)
-    return x.mul_(scale)
-
-
-def _nothing(dist, x):
-    return x
-
-
-def _largest(dist, x):
-    x = x.clone()
-    dist.all_reduce(x, dist.ReduceOp.MAX)
-    return x
-
-
-def _times(dist, x):
-    return x * dist.get_world_size()
-
-
-def _over(dist, x):
-    return x / dist.get_world_size()
-
-
-def _of_rank_0(dist, x):
-    return x * (dist.get_rank() == 0)
-
-
-def _none(dist, x):
-    return None
-
-
-def _none_in_its_memory(dist, x):
-    dist.all_reduce(x)
-
-
-def _sent_copy(dist, x):
-    _sent_by(dist, x)
-    return x
-
-
-def _mean(dist, x):
-    return _sent_by(dist, x, 1 / dist.get_world_size())
-
-
-def _in_its_memory(dist, x):
-    dist.all_reduce(x)
-    return x
-
-
-def _function(forward_does, backward_does):
-    """An autograd function that does this forward, and that backward."""
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, dist):
-            ctx.dist = dist
-            return forward_does(dist, x.view_as(x))
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return backward_does(ctx.dist, gradient), None
-
-    return Function
-
-
 _TWO_RANKS_AND_THREE = (dict(n=2), dict(n=3))
 
 # what PyTorch says of an autograd function, and what it means there
@@ -439,65 +281,13 @@ _ERRORS_OF_A_PAIR = (
 )
 
 
-enter_columns = Exercise(
-    name="Enter",
-    reference=_function(_nothing, _sent_by),
+enter_columns = topic.exercise(
+    "enter_columns",
     cases=_TWO_RANKS_AND_THREE,
     words=("2 ranks", "3 ranks"),
     answer=_entered,
     hint="Forward, every rank has the same x and sends nothing. Backward, each rank has"
     " the gradient of x through its own part alone: what are they together?",
-    misconceptions=(
-        Misconception(
-            _function(_nothing, _nothing),
-            "forward is right. In backward each rank has the part of x's gradient that came through"
-            " its own columns, and nobody adds up the parts.",
-        ),
-        Misconception(
-            _function(_nothing, _in_its_memory),
-            "the sum is right, and it is made in the memory of the gradient that autograd gave you:"
-            " autograd may hand the same tensor to another function, such as the residual branch."
-            " Clone it first.",
-        ),
-        Misconception(
-            _function(_nothing, _mean),
-            "that is the mean. x is used by all ranks, so its gradient is the sum of what comes"
-            " back from them.",
-        ),
-        Misconception(
-            _function(_sent_by, _nothing),
-            "the other way round: that is Leave. All ranks have the same x, so forward has nothing"
-            " to add up.",
-        ),
-        Misconception(
-            _function(_sent_by, _sent_by),
-            "backward is right. Forward adds up the same x as often as there are ranks, and should"
-            " hand it on as it is.",
-        ),
-        Misconception(
-            _function(_nothing, lambda dist, x: torch.ones_like(_sent_by(dist, x))),
-            "those are ones: begin with the gradient that comes in, gradient.clone().",
-        ),
-        Misconception(
-            _function(_nothing, _times),
-            "n times its own gradient is not the sum: each rank has another one, that of its own"
-            " columns. all_reduce.",
-        ),
-        Misconception(
-            _function(_nothing, _largest),
-            "that is the largest of the ranks' gradients; the sum of them is x's gradient.",
-        ),
-        Misconception(
-            _function(_nothing, _none),
-            "no gradient comes back. If you return what all_reduce returns: it returns nothing,"
-            " and works in place.",
-        ),
-        Misconception(
-            _function(_nothing, _none_in_its_memory),
-            "no gradient comes back: all_reduce returns nothing. The sum is made in the memory of"
-            " the gradient that autograd gave you: sum a clone, and return the clone.",
-        ),
-    ),
     errors=(
         *_ERRORS_OF_A_PAIR,
         (
@@ -508,74 +298,13 @@ enter_columns = Exercise(
     right="nothing in forward; in backward, the parts of x's gradient are added up.",
 )
 
-leave_rows = Exercise(
-    name="Leave",
-    reference=_function(_sent_by, _nothing),
+leave_rows = topic.exercise(
+    "leave_rows",
     cases=_TWO_RANKS_AND_THREE,
     words=("2 ranks", "3 ranks"),
     answer=_left,
     hint="Forward, terms are added up. The sum is whole on every rank, and so is its"
     " gradient: what is left to send backward?",
-    misconceptions=(
-        Misconception(
-            _function(_sent_by, _sent_by),
-            "forward is right. Backward has y's gradient already, whole and the same on all ranks:"
-            " adding it up makes it t times too large.",
-        ),
-        Misconception(
-            _function(_nothing, _nothing),
-            "nobody adds up the terms: each rank takes its own term for the whole y.",
-        ),
-        Misconception(
-            _function(_mean, _nothing),
-            "that is the mean. The product over all inner columns is the sum of the ranks' terms.",
-        ),
-        Misconception(
-            _function(_nothing, _sent_by),
-            "the other way round: that is Enter. The terms differ from rank to rank, and forward"
-            " adds them up.",
-        ),
-        Misconception(
-            _function(_sent_by, _mean),
-            "the numbers are right, with a message that nobody needs: y's gradient is the same on"
-            " all ranks, so its mean is what each of them has.",
-        ),
-        Misconception(
-            _function(_in_its_memory, _nothing),
-            "the sum is right, and is made in the memory of its input: whoever still needs the"
-            " term, autograd or a residual branch, finds the sum there. Clone it first.",
-        ),
-        Misconception(
-            _function(_sent_by, _times),
-            "forward is right. Backward has y's gradient already: you make it t times too large.",
-        ),
-        Misconception(
-            _function(_sent_by, _over),
-            "forward is right. In backward y's gradient is there, whole and the same on all"
-            " ranks: each term's gradient is just that, undivided.",
-        ),
-        Misconception(
-            _function(_sent_by, _of_rank_0),
-            "y's gradient is there on all ranks, and each of them needs it for its own term:"
-            " only rank 0 would learn.",
-        ),
-        Misconception(
-            _function(_largest, _nothing),
-            "that is the largest of the ranks' terms; y is the sum of them.",
-        ),
-        Misconception(
-            _function(_sent_by, lambda dist, x: torch.zeros_like(x)),
-            "backward hands on zeros, so nothing before this layer learns: hand on y's gradient.",
-        ),
-        Misconception(
-            _function(_sent_by, _none), "no gradient comes back: backward hands on y's gradient."
-        ),
-        Misconception(
-            _function(_sent_copy, _nothing),
-            "you have summed a copy, and return the term itself: nobody adds up the terms that"
-            " way.",
-        ),
-    ),
     errors=(
         *_ERRORS_OF_A_PAIR,
         (
@@ -614,86 +343,52 @@ def _row_of_ranks(solution, n, with_bias):
     return value_of_ranks(n, work)
 
 
-row_layer = Exercise(
-    name="row_layer",
-    reference=lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T) + bias,
+def _times_the_bias(found, right, n, with_bias):
+    """How often the bias is in y, where the product is right."""
+    x, weight, bias = drawn(n, (3, 2 * n), (4, 2 * n), (4,))
+    times = [
+        (torch.tensor(one.output, dtype=x.dtype).view(3, 4) - x @ weight.T) / bias for one in found
+    ]
+    if not with_bias or any(not torch.allclose(each, each[0, 0], atol=1e-6) for each in times):
+        return None
+    count = [round(each[0, 0].item(), 4) + 0.0 for each in times]
+    if count[0] == 0 == max(count):
+        return "the bias is gone: y is the product alone."
+    if min(count) < max(count):
+        return (
+            f"the bias is in y {count[0]:g} times on rank 0 and {count[-1]:g} times on rank"
+            f" {n - 1}, and all are to have the same y: add it after the sum, on every rank."
+        )
+    if count[0] != 1:
+        return (
+            f"on {n} ranks the bias is in y {count[0]:g} times, and once is wanted: what is added"
+            " before leave counts once for each rank, what is added after it counts as it is."
+        )
+    learns = [
+        mine.gradient_of_the_bias == theirs.gradient_of_the_bias
+        for mine, theirs in zip(found, right)
+    ]
+    if not any(any(one.gradient_of_the_bias) for one in found):
+        return "the output is right, and the bias never learns: nothing hands a gradient to it."
+    if any(learns):
+        who = [rank for rank, good in enumerate(learns) if good]
+        return (
+            f"the output is right, but only rank {who[0]} learns its bias: the copies drift apart."
+            " Add it after the sum, on every rank."
+        )
+    return (
+        "the output is right and the gradient of the bias is not: on its way through the sum the"
+        " bias is divided, or its gradient summed. Add the bias after the sum."
+    )
+
+
+row_layer = topic.exercise(
+    "row_layer",
     cases=(dict(n=2, with_bias=0), dict(n=2, with_bias=1), dict(n=4, with_bias=1)),
     words=("2 ranks, biases zero", "2 ranks, random biases", "4 ranks, random biases"),
     answer=_row_of_ranks,
     hint="leave adds up what all ranks give it. How often is the bias to be in the sum,"
     " and on how many ranks is it to learn?",
-    misconceptions=(
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T + bias),
-            "the sum over the ranks has the bias once for each rank. Biases begin at zero, so the"
-            " first step shows nothing, and later the loss is only a little worse. Add it after the"
-            " sum.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T + bias / ranks),
-            "the output is right and the gradient is not: through bias / ranks each rank gets 1/t"
-            " of it. Add the bias after the sum.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: leave(
-                x @ weight.T + bias * float(rank == 0)
-            ),
-            "the output is right, but only rank 0 learns its bias: the copies drift apart. Add it"
-            " after the sum, on every rank.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T),
-            "the bias is gone.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: x @ weight.T + bias,
-            "each rank has its own term of the sum: leave makes the sum.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: leave(
-                x @ weight.T + bias * float(rank == ranks - 1)
-            ),
-            "the output is right, but only the last rank learns its bias: the copies drift"
-            " apart. Add it after the sum, on every rank.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T + bias) + bias,
-            "added twice, inside the sum once for each rank, and then again: after the sum alone.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T) + bias / ranks,
-            "the sum is made when you add the bias, so every rank adds the whole bias: nothing"
-            " to divide.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T) + bias * ranks,
-            "the sum is made when you add the bias, so every rank adds the whole bias, once.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T) - bias,
-            "a bias is added, not subtracted.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T) + bias.detach(),
-            "the output is right, and the bias never learns: detach() takes its gradient away.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T) / ranks + bias,
-            "that is the mean of the terms. The product is the sum of them: nothing to divide.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T + bias) / ranks,
-            "that is the mean: the bias comes out right, and the product is divided by the"
-            " number of ranks. Add the bias after the sum.",
-        ),
-        Misconception(
-            lambda x, weight, bias, leave, rank, ranks: (
-                leave(x @ weight.T) + bias * float(rank == 0)
-            ),
-            "only rank 0 has the bias in its output, and all are to have the same y: add it on"
-            " every rank.",
-        ),
-    ),
     errors=(
         (
             "grad_fn",
@@ -701,6 +396,7 @@ row_layer = Exercise(
             " drift apart: add it after the sum, on every rank.",
         ),
     ),
+    properties=(_times_the_bias,),
     right="first the sum, then the bias, once; its gradient is the same on all ranks.",
 )
 
@@ -720,52 +416,39 @@ def _embedded(solution, vocabulary, n):
     return nine_digits(total)
 
 
-def _own_vectors(own, rows=None, masked=True):
-    rows = rows or (lambda tokens, begin: tokens - begin)
-
-    def vectors(tokens, weight, begin, end):
-        here = own(tokens, begin, end)
-        x = weight[rows(tokens, begin).clamp(0, len(weight) - 1)]
-        return x * here.unsqueeze(-1) if masked else x
-
-    return vectors
+def vectors(tokens, weight, begin, end):
+    here = (tokens >= begin) & (tokens < end)
+    x = weight[(tokens - begin).clamp(0, len(weight) - 1)]
+    return x * here.unsqueeze(-1)
 
 
-def _inside(tokens, begin, end):
-    return (tokens >= begin) & (tokens < end)
+def _owners_of_a_vector(found, right, vocabulary, n):
+    """Each token's vector in the sum is to be that of one rank."""
+    (weight,) = drawn(vocabulary, (vocabulary, 2))
+    for token, wanted in enumerate(weight):
+        got = torch.tensor(found[2 * token : 2 * token + 2], dtype=weight.dtype)
+        if not got.any():
+            return (
+                f"nobody gives the vector of token {token}: the sum over the ranks is zeros there."
+            )
+        if torch.allclose(got, 2 * wanted):
+            return f"two ranks give the vector of token {token}: the sum has it twice."
+        if not torch.allclose(got, wanted):
+            return (
+                f"the sum over the ranks has another vector for token {token}: a rank gives a row"
+                " that is not the token's, or one for a token that it does not have. Its row 0 is"
+                " the vector of token `begin`, and other ranks' tokens are zeros."
+            )
+    return None
 
 
-own_vectors = Exercise(
-    name="own_vectors",
-    reference=_own_vectors(_inside),
+own_vectors = topic.exercise(
+    "own_vectors",
+    vectors,
     cases=(dict(vocabulary=8, n=2), dict(vocabulary=11, n=3)),
     words=("all 8 tokens on 2 ranks", "all 11 tokens on 3 ranks"),
     answer=_embedded,
-    misconceptions=(
-        Misconception(
-            _own_vectors(lambda tokens, begin, end: (tokens >= begin) & (tokens <= end)),
-            "token `end` is the first of the next rank: two ranks give a vector for it, and the"
-            " sum is neither rank's vector. The bounds are those of a slice.",
-        ),
-        Misconception(
-            _own_vectors(lambda tokens, begin, end: (tokens > begin) & (tokens < end)),
-            "token `begin` is this rank's, and nobody gives its vector: it is zeros, and no error"
-            " says so.",
-        ),
-        Misconception(
-            _own_vectors(_inside, masked=False),
-            "tokens of other ranks get some row of yours, which lands in the sum: set them to"
-            " zero.",
-        ),
-        Misconception(
-            _own_vectors(_inside, rows=lambda tokens, begin: tokens),
-            "a part begins at row 0: token `begin` is in row 0, so subtract begin.",
-        ),
-        Misconception(
-            _own_vectors(lambda tokens, begin, end: tokens < end),
-            "tokens below `begin` belong to the ranks before: both bounds count.",
-        ),
-    ),
+    properties=(_owners_of_a_vector,),
     right="each token has one rank that gives its vector, and zeros from the others.",
 )
 
@@ -778,124 +461,78 @@ class _Lost(NamedTuple):
     number_of_messages: int
 
 
-def _loss_of_ranks(solution, n, vocabulary, largest):
-    """The loss that each rank has, and how many messages it took. A target has two scores of
-    `largest`, on two ranks."""
+def _scores_and_targets(n, vocabulary, largest):
+    """[4, vocabulary] and [4]. A target has two scores of `largest`, on two ranks."""
     (scores,) = drawn(vocabulary, (4, vocabulary))
     scores[1, 0] = scores[1, vocabulary // 2] = scores[2, 0] = largest
-    targets = torch.tensor([0, vocabulary // 2, vocabulary - 1, vocabulary // n])
+    return scores, torch.tensor([0, vocabulary // 2, vocabulary - 1, vocabulary // n])
+
+
+def _loss_of_ranks(solution, n, vocabulary, largest):
+    """The loss that each rank has, and how many messages it took."""
+    scores, targets = _scores_and_targets(n, vocabulary, largest)
 
     def work(dist):
         rank = dist.get_rank()
         parts = scores.tensor_split(n, 1)
         begin = sum(part.shape[1] for part in parts[:rank])
         loss = solution(parts[rank].clone(), targets.clone(), begin, dist)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            many = isinstance(loss, torch.Tensor)
-            return (
-                f"{loss.numel()} numbers: one loss, the mean over tokens, is wanted."
-                if many
-                else loss
-            )
+        if isinstance(loss, float):
+            return "a number has no gradient: return the tensor, without .item()."
+        if not isinstance(loss, torch.Tensor):
+            return loss
+        if loss.numel() != 1:
+            return f"{loss.numel()} numbers: one loss, the mean over tokens, is wanted."
         value = float(f"{loss.item():.9g}")
         return _Lost(value if math.isfinite(value) else str(value), dist.reductions)
 
     return value_of_ranks(n, work)
 
 
-def _part_of_loss(
-    highest="max",
-    shifted=True,
-    masked=True,
-    apart=False,
-    log_first=False,
-    sums=(True, True),
-    operator=None,
-    finish=lambda total, target: (total.log() - target).mean(),
-):
-    def loss(scores, targets, begin, dist):
-        own = (targets >= begin) & (targets < begin + scores.shape[1])
-        columns = torch.where(own, targets - begin, 0)
-        scores_of_targets = scores[range(len(targets)), columns]
-        largest = scores.amax(1) if highest else torch.zeros(len(scores), dtype=scores.dtype)
-        if highest in ("max", "sum"):
-            dist.all_reduce(largest, dist.ReduceOp.MAX if highest == "max" else dist.ReduceOp.SUM)
-        total = (scores - largest[:, None]).exp().sum(1)
-        target = scores_of_targets - (largest if shifted else 0)
-        target = target * own if masked else target
-        if log_first:
-            total = total.log()
-        if apart or not all(sums):
-            for tensor, is_summed in zip((total, target), sums):
-                if is_summed:
-                    dist.all_reduce(tensor)
-        else:
-            both = torch.stack([total, target])
-            dist.all_reduce(both, operator or dist.ReduceOp.SUM)
-            total, target = both
-        return finish(total.exp() if log_first else total, target)
-
-    return loss
-
-
-def _loss_with(finish):
-    """A loss that begins well: finish(scores, largest, the targets' scores, own, dist)."""
-
-    def loss(scores, targets, begin, dist):
-        own = (targets >= begin) & (targets < begin + scores.shape[1])
-        scores_of_targets = scores[range(len(targets)), torch.where(own, targets - begin, 0)]
-        largest = scores.amax(1)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return finish(scores, largest, scores_of_targets, own, dist)
-
-    return loss
+def _another_loss(found, right, n, vocabulary, largest):
+    """Losses that are made of the right sums, and the right one in too many messages."""
+    losses, messages = [one.loss for one in found], found[0].number_of_messages
+    if losses == [one.loss for one in right]:
+        return (
+            f"right, in {messages} messages, and {right[0].number_of_messages} are enough: one for"
+            " the largest scores, one for both sums, stacked."
+        )
+    if not all(isinstance(one, float) for one in losses):
+        return None
+    if not all(math.isclose(one, losses[0], rel_tol=1e-8) for one in losses):
+        return (
+            f"the ranks have different losses, {losses[0]:.4g} on rank 0 and {losses[-1]:.4g}"
+            f" on rank {n - 1}: each has the exponentials of its own part of the vocabulary, and"
+            " one alone has a target. Both are to be summed over the ranks, for every token."
+        )
+    scores, targets = _scores_and_targets(n, vocabulary, largest)
+    top = scores.amax(1)
+    total, target = (scores - top[:, None]).exp().sum(1), scores[range(4), targets] - top
+    known = {
+        (total.log() - target).sum(): "that is the sum over the tokens; the mean is wanted.",
+        (target - total.log()).mean(): "that is the loss with a negative sign: the logarithm of the"
+        " sum minus the target's score.",
+        (total.log() + target).mean(): "the loss is the logarithm of the sum minus the target's"
+        " score, not plus.",
+        (total - target).mean(): "the logarithm is missing: the loss is log of the sum of"
+        " exponentials, minus the target's score.",
+        ((total / n).log() - target / n).mean(): "AVG divides by the number of ranks: both are sums"
+        " over the vocabulary, not means over ranks.",
+        total.log().mean(): "the target's score is missing: that is the logarithm of the sum.",
+        -target.mean(): "the sum of exponentials is missing: that is the target's score alone.",
+        (
+            (n * total).log() - n * target
+        ).mean(): "each rank's sums are counted as often as there are"
+        " ranks: what is summed already is summed again.",
+    }
+    return next(
+        (said for value, said in known.items() if math.isclose(losses[0], value, rel_tol=1e-8)),
+        None,
+    )
 
 
-def _both_summed(dist, *sums):
-    both = torch.stack(sums)
-    dist.all_reduce(both)
-    return both
-
-
-def _masked_first(scores, largest, score, own, dist):
-    total = (scores - largest[:, None]).exp().sum(1)
-    total, target = _both_summed(dist, total, torch.where(own, score, 0) - largest)
-    return (total.log() - target).mean()
-
-
-def _mean_of_own(scores, largest, score, own, dist):
-    total = (scores - largest[:, None]).exp().sum(1)
-    dist.all_reduce(total)
-    return (total.log() + largest - score)[own].mean()
-
-
-def _along_the_row(scores, largest, score, own, dist):
-    total = (scores - largest).exp().sum(1)
-    total, target = _both_summed(dist, total, (score - largest) * own)
-    return (total.log() - target).mean()
-
-
-def _exponential_of_the_target(scores, largest, score, own, dist):
-    total = (scores - largest[:, None]).exp().sum(1)
-    total, target = _both_summed(dist, total, (score - largest).exp() * own)
-    return -(target / total).log().mean()
-
-
-def _sum_of_logarithms(scores, targets, begin, dist):
-    own = (targets >= begin) & (targets < begin + scores.shape[1])
-    score = scores[range(len(targets)), torch.where(own, targets - begin, 0)]
-    total, target = _both_summed(dist, scores.logsumexp(1), score * own)
-    return (total - target).mean()
-
-
-def _local_loss(scores, targets, begin, dist):
-    own = (targets >= begin) & (targets < begin + scores.shape[1])
-    return F.cross_entropy(scores, torch.where(own, targets - begin, 0))
-
-
-loss_of_cut_scores = Exercise(
-    name="loss",
-    reference=_part_of_loss(),
+loss_of_cut_scores = topic.exercise(
+    "loss_of_cut_scores",
     cases=(
         dict(n=2, vocabulary=8, largest=3.0),
         dict(n=3, vocabulary=11, largest=3.0),
@@ -906,121 +543,6 @@ loss_of_cut_scores = Exercise(
     hint="The loss of a token is log(sum of exp(score - largest)) - (target's score -"
     " largest). Which of these three does one rank know alone? An all-reduce with"
     " MAX first, then one with both sums stacked.",
-    misconceptions=(
-        Misconception(
-            _part_of_loss(highest=""),
-            "right as long as scores are small: exp(900) is more than a float can hold. Subtract"
-            " the largest score of all ranks first.",
-        ),
-        Misconception(
-            _part_of_loss(highest="own"),
-            "each rank subtracts its own largest score, so the ranks add up exponentials of"
-            " different scales. All subtract one number, the largest of all: an all-reduce with"
-            " MAX.",
-        ),
-        Misconception(
-            _part_of_loss(highest="sum"),
-            "the *sum* of the ranks' largest scores is subtracted, or one largest score from all"
-            " tokens. That is the same number on all ranks, so small scores come out right; with a"
-            " score of 900 exponentials become zero. Each token has its own largest, amax(1), and"
-            " the all-reduce wants dist.ReduceOp.MAX.",
-        ),
-        Misconception(
-            _part_of_loss(shifted=False),
-            "the largest score is subtracted in the exponentials, but not in the target's score:"
-            " subtract it in both, or add it again.",
-        ),
-        Misconception(
-            _part_of_loss(masked=False),
-            "ranks that do not have the target add the score of some other token to it. They bring"
-            " zero: `own` says who has it.",
-        ),
-        Misconception(
-            _part_of_loss(log_first=True),
-            "you add up logarithms. The logarithm comes after the sum over all ranks.",
-        ),
-        Misconception(
-            _sum_of_logarithms,
-            "you add up logarithms: each rank's logsumexp is one already. Sum the exponentials over"
-            " all ranks, and take the logarithm then.",
-        ),
-        Misconception(
-            _loss_with(_masked_first),
-            "where the rank does not have the target, it brings -largest instead of zero. Subtract"
-            " first, then put the zero in.",
-        ),
-        Misconception(
-            _loss_with(_mean_of_own),
-            "that is the mean over the tokens whose target this rank has. The mean over all tokens"
-            " is wanted, on every rank: sum the targets' scores over the ranks.",
-        ),
-        Misconception(
-            _loss_with(_along_the_row),
-            "scores - largest subtracts the largest score of token i from column i: [tokens, V/t]"
-            " and [tokens] are aligned at their last dim. largest[:, None] has one for each row.",
-        ),
-        Misconception(
-            _loss_with(_exponential_of_the_target),
-            "right while the target's score is near the largest: exp() of a score far below is"
-            " zero, and its logarithm infinite. Keep the target's score as it is.",
-        ),
-        Misconception(
-            _part_of_loss(apart=True),
-            "right, in three messages. Both sums can go at once: stack them.",
-        ),
-        Misconception(
-            _part_of_loss(finish=lambda total, target: (total.log() - target).sum()),
-            "that is the sum over the tokens; the mean over the tokens is wanted.",
-        ),
-        Misconception(
-            _part_of_loss(finish=lambda total, target: (total.log() - target).mean().item()),
-            "the number is right, and has no gradient: return the tensor, without .item().",
-        ),
-        Misconception(
-            _part_of_loss(finish=lambda total, target: total.log() - target),
-            "that is a loss for each token; one loss, the mean of them, is wanted.",
-        ),
-        Misconception(
-            _part_of_loss(finish=lambda total, target: (total.log() + target).mean()),
-            "the loss is the logarithm of the sum minus the target's score, not plus.",
-        ),
-        Misconception(
-            _part_of_loss(finish=lambda total, target: (target - total.log()).mean()),
-            "that is the loss with a negative sign: the logarithm of the sum minus the target's"
-            " score.",
-        ),
-        Misconception(
-            _part_of_loss(finish=lambda total, target: (total - target).mean()),
-            "the logarithm is missing: the loss is log of the sum of exponentials, minus the"
-            " target's score.",
-        ),
-        Misconception(
-            _part_of_loss(sums=(False, False)),
-            "nothing is summed but the largest scores: each rank has the exponentials of its own"
-            " part of the vocabulary, and only one has the target.",
-        ),
-        Misconception(
-            _part_of_loss(sums=(True, False)),
-            "only one rank has the target's score, the others bring zero: it has to be summed"
-            " over the ranks, as the exponentials are.",
-        ),
-        Misconception(
-            _part_of_loss(sums=(False, True)),
-            "the exponentials are those of this rank's own part of the vocabulary: sum them over"
-            " the ranks.",
-        ),
-        Misconception(
-            _part_of_loss(operator=torch.distributed.ReduceOp.AVG),
-            "AVG divides by the number of ranks: both are sums over the vocabulary, not means"
-            " over ranks.",
-        ),
-        Misconception(
-            _local_loss,
-            "that is the loss over this rank's own part of the vocabulary, and a target that"
-            " another rank has is some other token here. The sum of exponentials and the"
-            " target's score come from all ranks.",
-        ),
-    ),
     errors=(
         (
             "out of bounds|out of range",
@@ -1032,11 +554,19 @@ loss_of_cut_scores = Exercise(
             "scores.max(1) is a pair, of values and of places: take scores.amax(1).",
         ),
     ),
+    properties=(_another_loss,),
     right="two messages, with three numbers in all for each target, whatever the vocabulary.",
 )
 
 
 # --- gate and up ----------------------------------------------------------------------------------
+
+
+class _Gated(NamedTuple):
+    output: list
+    gradient_of_x: list
+    sums_forward: int
+    sums_backward: int
 
 
 def _gated_of_ranks(solution, n):
@@ -1051,57 +581,23 @@ def _gated_of_ranks(solution, n):
         if not isinstance(y, torch.Tensor):
             return y
         y.pow(2).sum().backward()
-        return nine_digits(y), nine_digits(own.grad), sent.forward, sent.backward
+        gradient = torch.zeros_like(own) if own.grad is None else own.grad
+        return _Gated(nine_digits(y), nine_digits(gradient), sent.forward, sent.backward)
 
     return value_of_ranks(n, work)
 
 
-def _apart(x, gate, up, down, enter, leave):
-    return leave((F.silu(enter(x) @ gate.T) * (enter(x) @ up.T)) @ down.T)
-
-
-def _together(x, gate, up, down, enter, leave):
+def gated(x, gate, up, down, enter, leave):
     x = enter(x)
     return leave((F.silu(x @ gate.T) * (x @ up.T)) @ down.T)
 
 
-def _once(x, gate, up, down, enter, leave):
-    return leave((F.silu(enter(x) @ gate.T) * (x @ up.T)) @ down.T)
-
-
-gate_and_up = Exercise(
-    name="gated",
-    reference=_together,
+gate_and_up = topic.exercise(
+    "gate_and_up",
+    gated,
     cases=(dict(n=2), dict(n=3)),
     words=("2 ranks", "3 ranks"),
     answer=_gated_of_ranks,
-    misconceptions=(
-        Misconception(
-            _apart,
-            "right, but more expensive than necessary: gate and up each enter by themselves, so"
-            " backward adds up two gradients of x in two messages. Enter once, and autograd adds"
-            " them on this rank first.",
-        ),
-        Misconception(
-            _once,
-            "x enters for the gate alone: what comes back through up is this rank's share of a sum"
-            " that nobody makes.",
-        ),
-        Misconception(
-            lambda x, gate, up, down, enter, leave: leave(
-                (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
-            ),
-            "the output is right, and the gradient of x is this rank's share: nothing enters, so"
-            " nobody makes the sum in backward.",
-        ),
-        Misconception(
-            lambda x, gate, up, down, enter, leave: enter(
-                (F.silu(leave(x) @ gate.T) * (x @ up.T)) @ down.T
-            ),
-            "enter comes before the columns and leave after the rows: you have them the other way"
-            " round.",
-        ),
-    ),
     right="one sum forward, one backward, with a gate as without.",
 )
 
@@ -1113,6 +609,11 @@ _NAMES += ("attention.output.weight", "attention.output.bias", "embedding.positi
 _CUT = ("attention.qkv.weight", "attention.output.weight")
 
 
+class _Summed(NamedTuple):
+    gradients: list
+    number_of_messages: int
+
+
 def _summed_of_ranks(solution, n):
     """Each rank's gradients afterwards, and its messages."""
 
@@ -1121,71 +622,63 @@ def _summed_of_ranks(solution, n):
         gradients = dict(zip(_NAMES, drawn(100 + rank, *[(3,), (2, 2), (4,)] * 2)))
         if solution(gradients, set(_CUT), dist) is ...:
             return ...
-        return [nine_digits(gradients[name]) for name in _NAMES], dist.reductions
+        return _Summed([nine_digits(gradients[name]) for name in _NAMES], dist.reductions)
 
     return value_of_ranks(n, work)
 
 
-def _sum_of(chosen, flat=True, share=lambda n: 1.0):
-    def sum_whole(gradients, cut, dist):
-        named = [(name, g) for name, g in gradients.items() if chosen(name, cut)]
-        scale = share(dist.get_world_size())
-        if not flat:
-            for _, gradient in named:
-                dist.all_reduce(gradient)
-                gradient.mul_(scale)
-            return
-        together = torch.cat([gradient.flatten() for _, gradient in named])
-        dist.all_reduce(together)
-        parts = together.mul_(scale).split([gradient.numel() for _, gradient in named])
-        for (_, gradient), part in zip(named, parts):
-            gradient.copy_(part.view(gradient.shape))
-
-    return sum_whole
+def sum_whole(gradients, cut, dist):
+    whole = [gradient for name, gradient in gradients.items() if name not in cut]
+    together = torch.cat([gradient.flatten() for gradient in whole])
+    dist.all_reduce(together)
+    for gradient, part in zip(whole, together.split([each.numel() for each in whole])):
+        gradient.copy_(part.view(gradient.shape))
 
 
-def _is_whole(name, cut):
-    return name not in cut
+def _what_was_summed(found, right, n):
+    """Names whose gradient is not what it should be, and what it is instead."""
+    own = [drawn(100 + rank, *[(3,), (2, 2), (4,)] * 2) for rank in range(n)]
+    for place, name in enumerate(_NAMES):
+        mine, total = own[0][place], sum(each[place] for each in own)
+        got = torch.tensor(found[0].gradients[place], dtype=mine.dtype).view(mine.shape)
+        if name in _CUT and torch.allclose(got, total):
+            return (
+                f"{name} is cut, and you have summed its gradient over the ranks: it has seen all"
+                " tokens already, and each rank has another part of the weight."
+            )
+        if name not in _CUT and torch.allclose(got, mine):
+            return (
+                f"{name} is whole on every rank, and rank 0 still has the gradient of its own"
+                " tokens alone: whatever is not in `cut` is summed, in place."
+            )
+    if found[0].number_of_messages > 1 and all(
+        mine.gradients == theirs.gradients for mine, theirs in zip(found, right)
+    ):
+        return (
+            f"right, in {found[0].number_of_messages} messages: a few kilobytes each, so nearly all"
+            " of it is latency. Put them in one flat tensor."
+        )
+    return None
 
 
-gradients_of_own_tokens = Exercise(
-    name="sum_whole",
-    reference=_sum_of(_is_whole),
+gradients_of_own_tokens = topic.exercise(
+    "gradients_of_own_tokens",
+    sum_whole,
     cases=(dict(n=2), dict(n=3)),
     words=("2 ranks", "3 ranks"),
     answer=_summed_of_ranks,
-    misconceptions=(
-        Misconception(
-            lambda gradients, cut, dist: None,
-            "each rank has the gradient of its own tokens only: the norms of the ranks drift"
-            " apart, and the loss may even look better, because there are more parameters now.",
-        ),
-        Misconception(
-            _sum_of(_is_whole, share=lambda n: 1 / n),
-            "that is the mean. The loss is a mean over all tokens already, and each rank has a part"
-            " of its gradient: the whole is the sum.",
-        ),
-        Misconception(
-            _sum_of(lambda name, cut: True),
-            "the cut weights differ from rank to rank, and so do their gradients, which see all"
-            " tokens: only what is whole is added up.",
-        ),
-        Misconception(
-            _sum_of(lambda name, cut: name not in cut and "norm" in name),
-            "norms are not the only parameters that see own tokens: the bias of a row layer and"
-            " the table of positions do, too.",
-        ),
-        Misconception(
-            _sum_of(_is_whole, flat=False),
-            "right, in one message for each parameter: a few kilobytes each, so nearly all of it is"
-            " latency. Put them in one flat tensor.",
-        ),
-    ),
+    properties=(_what_was_summed,),
     right="everything that is whole, as a sum, in one message.",
 )
 
 
 # --- dropout --------------------------------------------------------------------------------------
+
+
+class _Masked(NamedTuple):
+    mask: list
+    bytes_of_its_memory: int
+    next_number_drawn: float
 
 
 def _masks_of_ranks(solution, n, heads):
@@ -1197,55 +690,53 @@ def _masks_of_ranks(solution, n, heads):
         if not isinstance(mask, torch.Tensor):
             return mask
         after = torch.rand(1, generator=generator).item()
-        found.append((mask.tolist(), mask.untyped_storage().nbytes(), round(after, 9)))
-    return found
+        found.append(_Masked(mask.tolist(), mask.untyped_storage().nbytes(), round(after, 9)))
+    return OfRanks(found)
 
 
-def _mask(part=lambda rank: rank, copy=True, own=False, seed=lambda rank: None):
-    def mask(shape, dim, rank, ranks, generator):
-        if seed(rank) is not None:
-            generator.manual_seed(seed(rank))
-        size = list(shape)
-        if own:
-            size[dim] //= ranks
-            return torch.rand(size, generator=generator) < 0.9
-        whole = torch.rand(size, generator=generator) < 0.9
-        kept = whole.tensor_split(ranks, dim)[part(rank) % ranks]
-        return kept.clone() if copy else kept
-
-    return mask
+def mask(shape, dim, rank, ranks, generator):
+    whole = torch.rand(shape, generator=generator) < 0.9
+    return whole.tensor_split(ranks, dim)[rank].clone()
 
 
-same_dropout_on_any_ranks = Exercise(
-    name="mask",
-    reference=_mask(),
+def _masks_beside_the_whole(found, right, n, heads):
+    """The ranks' masks are the parts of one mask, and their generators stay together."""
+    if [one.mask for one in found] == [one.mask for one in right]:
+        if found[0].bytes_of_its_memory > right[0].bytes_of_its_memory:
+            return (
+                "the right mask, as a view: autograd would keep the whole mask alive for it, t"
+                " times what it needs. Copy the part."
+            )
+        return (
+            "the masks are right, and the generator is not where it was after drawing the whole"
+            " mask, once: the next dropout would drop other elements."
+        )
+    if found[0].next_number_drawn != right[0].next_number_drawn:
+        if len({one.next_number_drawn for one in found}) > 1:
+            return (
+                "the generators of the ranks differ now: the next dropout of a whole tensor drops"
+                " other elements on each rank. Every rank draws the whole mask."
+            )
+        if all(one.mask == found[0].mask for one in found):
+            return (
+                "all ranks draw the same small mask: head 0 of rank 1 drops what head 0 of rank 0"
+                " drops, and training depends on how many ranks there are. Draw the whole, keep"
+                " your part."
+            )
+        return (
+            "the generator moved by another number of draws than the whole mask has: draw the mask"
+            " of `shape`, once, and keep this rank's part along dim."
+        )
+    return None
+
+
+same_dropout_on_any_ranks = topic.exercise(
+    "same_dropout_on_any_ranks",
+    mask,
     cases=(dict(n=2, heads=4), dict(n=3, heads=6)),
     words=("4 heads on 2 ranks", "6 heads on 3 ranks"),
     answer=_masks_of_ranks,
-    misconceptions=(
-        Misconception(
-            _mask(own=True),
-            "all ranks draw the same small mask: head 0 of rank 1 drops what head 0 of rank 0"
-            " drops, and training depends on how many ranks there are. Draw the whole, keep your"
-            " part.",
-        ),
-        Misconception(
-            _mask(own=True, seed=lambda rank: rank),
-            "different masks, but they depend on the number of ranks, and now the generators of"
-            " the ranks differ: the next dropout of a whole tensor will drop other elements on"
-            " each rank.",
-        ),
-        Misconception(
-            _mask(copy=False),
-            "the right mask, as a view: autograd would keep the whole mask alive for it, t times"
-            " what it needs. Copy the part.",
-        ),
-        Misconception(_mask(part=lambda rank: rank + 1), "that is the next rank's part."),
-        Misconception(
-            _mask(seed=lambda rank: 0),
-            "the generator was set anew: every layer would drop the same elements.",
-        ),
-    ),
+    properties=(_masks_beside_the_whole,),
     right="the whole is drawn on every rank, so all generators move alike; the part is kept.",
 )
 
@@ -1353,31 +844,38 @@ def _list_of_bytes(given):
     return list(found)
 
 
-parameters_on_two_ranks = Exercise(
+def _bytes_of_other_models(found, right):
+    """Numbers that are right for other ranks, or in other units."""
+    whole = 359_232
+    if len(found) != 2:
+        return (
+            f"those are {len(found)} ranks, and two are wanted, of your own: start them with"
+            " ranks(2) as two, and call two.run."
+        )
+    if any(one in (whole, whole // 4) for one in found):
+        return (
+            "each rank has the whole model: apply_tensor_parallel(model, gpt_plan(model.config))"
+            " splits it, on each rank."
+        )
+    if list(found) in ([46_152] * 2, [92_304] * 2):
+        return "those are elements: an element of fp32 has 4 bytes, parameter.nbytes."
+    if found[0] == whole // 2:
+        return "that is half of the model, and what is whole, norms and biases, is on both ranks."
+    if found[0] != found[1]:
+        return "the two ranks differ, and each has as much as the other: add up all parameters."
+    if found[0] < 1_000:
+        return "those are how many tensors there are, or layers: add up their nbytes."
+    return None
+
+
+parameters_on_two_ranks = topic.exercise(
+    "parameters_on_two_ranks",
+    [184_608, 184_608],
     name="found",
-    reference=lambda: [184_608, 184_608],
     cases=({},),
     answer=_list_of_bytes,
     of_a_value=True,
     hint="A function that splits the model and adds up parameter.nbytes; ranks(2); run; close.",
-    misconceptions=(
-        Misconception(
-            lambda: [359_232, 359_232],
-            "each rank has the whole model: apply_tensor_parallel(model, gpt_plan(model.config))"
-            " splits it, on each rank.",
-        ),
-        Misconception(
-            lambda: [97_392, 97_392, 97_200, 97_200],
-            "those are four ranks, world's: start two of your own, with ranks(2) as two, and call"
-            " two.run.",
-        ),
-        Misconception(
-            lambda: [46_152, 46_152],
-            "those are elements: an element of fp32 has 4 bytes, parameter.nbytes.",
-        ),
-        Misconception(
-            lambda: [40, 40], "those are how many tensors there are: add up their nbytes."
-        ),
-    ),
+    properties=(_bytes_of_other_models,),
     right="two ranks of your own, and each keeps a little more than half of the model.",
 )
