@@ -112,3 +112,65 @@ def test_what_leaves_the_subset_is_refused(tmp_path, body):
     exec(compile(source.read_text(), source, "exec"), named)
     with pytest.raises(TypeError, match="place one|formula one"):
         step.place("one", symbol="_1")(named["one"])
+
+
+@pytest.fixture
+def terms():
+    """Two places and the terms of a technique."""
+    registry = Registry()
+    for name in ("kept_bytes", "made_bytes", "unit_bytes"):
+        registry.quantity(name, name[0], "bytes", name, least=0)
+    registry.quantity("copies", "n", "count", "copies", least=0)
+    registry.quantity("there", "1", "count", "whether", least=0, most=1)
+    usual = dict(activations="kept_bytes")
+    step = Places("top", "_x", "at most", "here", "test", usual=usual, registry=registry)
+
+    @step.place("early", symbol="_1")
+    def early(q):
+        """on the way"""
+        return live(temporaries=q.made_bytes, unit=2 * q.unit_bytes)
+
+    @step.place("late", symbol="_2", when="there")
+    def late(q):
+        """on the way back"""
+        return live(activations=0, unit=q.unit_bytes)
+
+    registry.step = step
+    return registry
+
+
+def test_a_term_is_added_at_its_places(terms):
+    """Must catch: a term that takes the place of what is usual or of what the place says; the
+    `unit` of another place; a term that is there where the place is not; a term added twice."""
+
+    @terms.step.term("early", "late")
+    def copied(q):
+        return live(activations=3 * q.made_bytes, gathered=q.copies * q.unit)
+
+    @terms.step.term("late")
+    def more(q):
+        return live(gathered=q.made_bytes)
+
+    terms.step.largest()
+    for there in (0, 1):
+        given = dict(kept_bytes=100, made_bytes=10, unit_bytes=1, copies=7, there=there)
+        found = terms.evaluate(["live_at_early_bytes", "live_at_late_bytes"], **given)
+        assert found == dict(
+            live_at_early_bytes=10 + (100 + 3 * 10) + 7 * 2,
+            live_at_late_bytes=there * (3 * 10 + (7 * 1 + 10)),
+        )
+    assert terms.formulas["gathered_at_early_bytes"].needs == ("copies", "unit_bytes")
+    assert latex("gathered_at_late_bytes", terms) == r"H_2 = 1\,\left(n\,u + m\right)"
+
+
+def test_terms_and_places_that_do_not_meet_are_refused(terms):
+    """Must catch: a misspelt category that is left out of all sums; a term at a place that nobody
+    declared."""
+    with pytest.raises(TypeError, match="term lost: no place is named lat; did you mean late?"):
+
+        @terms.step.term("lat")
+        def lost(q):
+            return live(gathered=q.unit)
+
+    with pytest.raises(TypeError, match="place early: `unit` is no category, and no term names it"):
+        terms.step.largest()

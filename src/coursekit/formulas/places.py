@@ -8,14 +8,21 @@ what it is made of are one sum and one maximum for all.
         \"\"\"in the norm\"\"\"
         return live(activations=q.norm_activation_bytes, temporaries=q.norm_backward_bytes)
 
+    @LAYER.term("norm")
+    def copies_of_autocast(q):
+        \"\"\"the weight in 16 bits\"\"\"
+        return live(temporaries=q.norm_copy_bytes)
+
     LAYER.largest()
 
-A place is a function that returns `live(category=expression, ...)`. It registers
+A place is a function that returns `live(category=expression, ...)`; a term is one, too, which a
+technique adds at the places that it names. What a place says beside categories, such as `unit=`,
+terms may name: `q.unit` is then that of the place. A place has
 
     activations_at_norm_bytes       one formula for each category, unless it is one quantity's name
     live_at_norm_bytes              their sum
 
-and `largest` registers, over all places,
+and `largest` registers them and, over all places,
 
     layer_work_bytes                the largest sum
     layer_work_place                which place has it, counted from 1
@@ -24,12 +31,15 @@ and `largest` registers, over all places,
 
 import ast
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import chain
 from operator import add
 from types import MappingProxyType
 
+from .asking import close_names
 from .registry import BOOK, Registry
 from .subset import (
     SUBSET,
@@ -72,6 +82,44 @@ class Place:
         return dict(self.parts)
 
 
+_ZERO = ast.Constant(0)
+
+
+@dataclass
+class _Declared:
+    """A place before its formulas are made: what it says of itself, and the terms that techniques
+    add."""
+
+    name: str
+    symbol: str
+    phase: str
+    total: str
+    when: str
+    rival: bool
+    words: str
+    function: Callable
+    origin: Mapping
+    says: dict = field(default_factory=dict)
+    terms: list = field(default_factory=list)
+
+    def bytes_of(self, usual):
+        """Category -> expression: what the place says, or what is usual, and the terms."""
+        bytes_of = {category: _quantity(name) for category, name in usual.items()} | self.says
+        facts = {name: bytes_of.pop(name) for name in self.says if name not in LETTERS}
+        named = set().union(*map(quantities_in, chain(*(term.values() for term in self.terms))))
+        if spare := set(facts) - named:
+            raise TypeError(
+                f"place {self.name}: `{min(spare)}` is no category, and no term names it; there are"
+                f" {', '.join(LETTERS)}."
+            )
+        for category, expression in chain(*(term.items() for term in self.terms)):
+            before = bytes_of.get(category, _ZERO)
+            added = _summands(_Fill(facts).visit(deepcopy(expression)))
+            summands = added if before is _ZERO else [before, *added]
+            bytes_of[category] = reduce(lambda a, b: ast.BinOp(a, ast.Add(), b), summands)
+        return bytes_of
+
+
 @dataclass
 class Places:
     """Places, one of which has the most bytes. `usual` names the quantities of categories that most
@@ -88,74 +136,83 @@ class Places:
     registry: Registry = BOOK
     places: list[Place] = field(default_factory=list, init=False)
     rivals: list[Place] = field(default_factory=list, init=False)  # those that can be the largest
+    _declared: dict = field(default_factory=dict, init=False)
 
-    def place(self, name, *, symbol, phase="", total="", when="", largest=True, **facts):
-        """Register the place below. `largest=False`: it is shown, but never has the most. `facts`
-        are a source or a test that this place alone has."""
+    def place(self, name, *, symbol, phase="", total="", when="", largest=True, **origin):
+        """Declare the place below. `largest=False`: it is shown, but never has the most. `origin`
+        is a source or a test that this place alone has."""
 
-        def register(function):
-            expression = returned(function)
-            if not isinstance(expression, ast.Call) or ast.unparse(expression.func) != "live":
-                found = ast.unparse(expression)
-                raise TypeError(f"place {name}: `{found}` is not live(category=expression, ...).")
-            where = " ".join(inspect.cleandoc(function.__doc__).split())
-            own = {
-                keyword.arg: self._part(
-                    keyword.arg, keyword.value, name, symbol, when, function, facts
-                )
-                for keyword in expression.keywords
-            }
-            parts = {
-                category: quantity
-                for category in LETTERS
-                if (quantity := own.get(category, self.usual.get(category)))
-            }
-            alone = len(parts) == 1 and not total and not when  # is its own sum
-            all_of_it = [*parts.values()][0] if alone else total or f"live_at_{name}_bytes"
-            if not alone:
-                together = _sum([*([when] if when else []), *parts.values()], bool(when))
-                together.parts = parts  # explains which category is which quantity
-                self._add(
-                    all_of_it,
-                    together,
-                    f"{self.letter}{symbol}",
-                    f"bytes {where}",
-                    function.__module__,
-                    **facts,
-                )
-            made = Place(name, phase, all_of_it, MappingProxyType(parts), when)
-            self.places.append(made)
-            if largest:
-                self.rivals.append(made)
+        def declare(function):
+            words = " ".join(inspect.cleandoc(function.__doc__).split())
+            facts = dict(name=name, symbol=symbol, phase=phase, total=total, when=when)
+            self._declared[name] = _Declared(
+                **facts, rival=largest, words=words, function=function, origin=origin
+            )
+            self._declared[name].says.update(_read(function, "place"))
             return function
 
-        return register
+        return declare
 
-    def _part(self, category, expression, name, symbol, when, function, facts):
+    def term(self, *names):
+        """Add the bytes below at the places with these names: what a technique has there. A term
+        may name what each of the places says of itself, as if it were a quantity."""
+
+        def declare(function):
+            for name in names:
+                if name not in self._declared:
+                    close = close_names(name, self._declared) or "."
+                    raise TypeError(f"term {function.__name__}: no place is named {name}{close}")
+                self._declared[name].terms.append(_read(function, "term"))
+            return function
+
+        return declare
+
+    def _register(self, declared):
+        """The formulas of a place: those of its categories, and their sum."""
+        bytes_of = declared.bytes_of(self.usual)
+        parts = {
+            category: quantity
+            for category in LETTERS
+            if (quantity := self._part(declared, category, bytes_of.get(category, _ZERO)))
+        }
+        name, when = declared.name, declared.when
+        alone = len(parts) == 1 and not declared.total and not when  # is its own sum
+        total = [*parts.values()][0] if alone else declared.total or f"live_at_{name}_bytes"
+        if not alone:
+            together = _sum([*([when] if when else []), *parts.values()], bool(when))
+            together.parts = parts  # explains which category is which quantity
+            symbol, meaning = self.letter + declared.symbol, f"bytes {declared.words}"
+            module = declared.function.__module__
+            self._add(total, together, symbol, meaning, module, **declared.origin)
+        return Place(name, declared.phase, total, MappingProxyType(parts), when)
+
+    def _part(self, declared, category, expression):
         """The quantity of one category: the one that is named, or a formula of its own; "" where
         it is 0."""
-        check_expression(expression, function)
-        if isinstance(expression, ast.Constant) and expression.value == 0:
+        if expression is _ZERO:
             return ""
         if alone := quantity_in(expression):
             return alone
-        if when:
-            switch = ast.Attribute(ast.Name("q", ast.Load()), when, ast.Load())
-            expression = ast.BinOp(switch, ast.Mult(), expression)
-        quantity = f"{category}_at_{name}_bytes"
-        where, _, _ = " ".join(inspect.cleandoc(function.__doc__).split()).partition(":")
+        if declared.when:
+            expression = ast.BinOp(_quantity(declared.when), ast.Mult(), expression)
+        quantity = f"{category}_at_{declared.name}_bytes"
+        where, _, _ = declared.words.partition(":")
         self._add(
             quantity,
             _compiled(expression),
-            f"{LETTERS[category]}{symbol}",
+            f"{LETTERS[category]}{declared.symbol}",
             f"{SAID.get(category, category)} {where}",
-            function.__module__,
-            **facts,
+            declared.function.__module__,
+            **declared.origin,
         )
         return quantity
 
     def largest(self, total="", which=""):
-        """Register the largest of the places, which one it is, and its parts."""
+        """Register the places, the largest of them, which one it is, and its parts."""
+        for declared in self._declared.values():
+            self.places.append(self._register(declared))
+            if declared.rival:
+                self.rivals.append(self.places[-1])
         module = inspect.currentframe().f_back.f_globals["__name__"]
         total, which = total or f"{self.name}_bytes", which or f"{self.name}_place"
         totals = [place.total for place in self.rivals]
@@ -180,6 +237,41 @@ class Places:
         function.__name__, function.__module__ = name, module
         said = dict(source=self.source, measured_by=self.measured_by, least=0) | facts
         self.registry.add(name, function, symbol=symbol, unit=unit, meaning=meaning, **said)
+
+
+def _quantity(name):
+    return ast.Attribute(ast.Name("q", ast.Load()), name, ast.Load())
+
+
+def _read(function, kind):
+    """Category -> expression of a function that returns live(category=expression, ...)."""
+    call = returned(function)
+    if not isinstance(call, ast.Call) or ast.unparse(call.func) != "live":
+        found = ast.unparse(call)
+        raise TypeError(
+            f"{kind} {function.__name__}: `{found}` is not live(category=expression, ...)."
+        )
+    for keyword in call.keywords:
+        check_expression(keyword.value, function)
+    zero = lambda node: isinstance(node, ast.Constant) and node.value == 0
+    return {one.arg: _ZERO if zero(one.value) else one.value for one in call.keywords}
+
+
+def _summands(expression):
+    """The expressions that are added up, left to right."""
+    if isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Add):
+        return [*_summands(expression.left), *_summands(expression.right)]
+    return [expression]
+
+
+class _Fill(ast.NodeTransformer):
+    """Puts what a place says of itself where a term names it."""
+
+    def __init__(self, facts):
+        self.facts = facts
+
+    def visit_Attribute(self, node):
+        return self.facts.get(quantity_in(node), node)
 
 
 def _over(function, names, text=""):

@@ -495,15 +495,22 @@ def rank_waiting_exit_bytes(q):
     return where(equal(q.pipeline_schedule, 4), 0, q.rank_held_microbatches - 1) * q.rank_exit_bytes
 
 
+@formula(r"A_\text{ends}^r", "bytes")
+def rank_end_bytes(q):
+    """bytes that wait on the rank beside those of layers: the batch, and the bytes of embedding and
+    head in each microbatch"""
+    return (
+        q.rank_batch_bytes
+        + q.rank_waiting_exit_bytes
+        + q.rank_held_microbatches * q.rank_entrance_bytes
+    )
+
+
 @formula(r"A_\text{saved}^r", "bytes")
 def rank_saved_bytes(q):
     """bytes that wait on the rank when a backward begins: the batch, and the bytes of embedding and
     layers in each microbatch"""
-    return (
-        q.rank_batch_bytes
-        + q.rank_waiting_exit_bytes
-        + q.rank_held_microbatches * (q.rank_entrance_bytes + q.rank_stage_bytes)
-    )
+    return q.rank_end_bytes + q.rank_held_layers * q.rank_waiting_layer_bytes
 
 
 @formula(r"A_\text{others}^r", "bytes")
@@ -511,9 +518,7 @@ def rank_others_bytes(q):
     """bytes that wait beside the last layer of the microbatch at work; in a checkpoint of several
     layers, with the other layers that were computed again"""
     return (
-        q.rank_batch_bytes
-        + q.rank_waiting_exit_bytes
-        + q.rank_held_microbatches * q.rank_entrance_bytes
+        q.rank_end_bytes
         + (q.rank_held_layers - 1) * q.rank_waiting_layer_bytes
         + (q.rank_last_checkpoint_layers - 1) * q.rank_layer_bytes
     )
@@ -523,12 +528,7 @@ def rank_others_bytes(q):
 def rank_behind_bytes(q):
     """bytes that wait when the microbatch at work is back at its first layer: the bytes of the
     other microbatches"""
-    return (
-        q.rank_batch_bytes
-        + q.rank_waiting_exit_bytes
-        + q.rank_entrance_bytes
-        + (q.rank_held_microbatches - 1) * (q.rank_entrance_bytes + q.rank_stage_bytes)
-    )
+    return q.rank_end_bytes + (q.rank_held_microbatches - 1) * q.rank_stage_bytes
 
 
 @formula(r"A_\text{ck}^r", "bytes", measured_by=_AGAIN)
@@ -537,9 +537,7 @@ def rank_before_bytes(q):
     of its layers; 0 if there is none"""
     return where(
         q.rank_stage_checkpoints > 1,
-        q.rank_batch_bytes
-        + q.rank_waiting_exit_bytes
-        + q.rank_held_microbatches * q.rank_entrance_bytes
+        q.rank_end_bytes
         + (q.rank_held_layers - 2) * q.rank_waiting_layer_bytes
         + (q.rank_checkpoint_layers - 1) * q.rank_layer_bytes,
         0,

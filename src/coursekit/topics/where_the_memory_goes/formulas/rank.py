@@ -12,9 +12,14 @@ tensor and pipeline parallelism, ZeRO, accumulation and kernels; the peak is the
 # step in rank_at_work.py. Where tensor parallelism cuts layers, a microbatch has places of its own;
 # where a pipeline cuts the model, a place of the embedding or of the head is there on the first or
 # on the last rank, and other microbatches wait beside the one at work.
+#
+# A place says what is there whatever the technique. What a technique has at many places is one term
+# in the technique's section below: a new technique adds its terms, and no place changes.
+
+from functools import partial
 
 from coursekit.formulas.places import Places, live
-from coursekit.formulas.subset import ceil_div, equal, floor_div, where
+from coursekit.formulas.subset import ceil_div, equal, floor_div, maximum, minimum, where
 
 _OURS = "shardlab.zero, shardlab.tensor_parallel, shardlab.pipelines; counted from gpt.py"
 _LEDGER = "tests/where_the_memory_goes/test_rank.py::test_peak_of_a_rank"
@@ -43,13 +48,20 @@ RANK = Places(
     there="at the rank's peak",
 )
 
+# Which layers run: whole ones of eager PyTorch, parts of them, several computed again together, or
+# a library's.
+eager_place = partial(RANK.place, phase="backward", when="eager_kernels")
+plain_place = partial(RANK.place, phase="backward", when="plain_kernels")
+cut_place = partial(RANK.place, phase="backward", when="cut_kernels", measured_by=_CUT)
+joined_place = partial(RANK.place, phase="backward", when="joined_layers", measured_by=_AGAIN)
+library_place = partial(RANK.place, phase="backward", when="library_kernels", **_LIB)
 
-@RANK.place("rank_attention", phase="forward", symbol=r"_1^r", when="plain_kernels")
+
+@plain_place("rank_attention", phase="forward", symbol=r"_1^r")
 def rank_attention(q):
     """in the last layer's unfused attention"""
     return live(
         activations=q.keeps_scores * (q.rank_others_bytes + q.activations_at_scores_bytes),
-        gathered=q.keeps_scores * q.gathered_layer_bytes,
         temporaries=q.keeps_scores
         * (
             where(q.accumulation_steps > 1, 4, 0)
@@ -57,140 +69,80 @@ def rank_attention(q):
             + q.copies_weights * q.residual_bytes
             + q.compute_element_bytes * q.sequence * q.sequence
             + q.temporaries_at_scores_bytes
-            + q.rank_message_bytes
         ),
     )
 
 
-@RANK.place("rank_loss", phase="backward", symbol=r"_2^r", when="plain_kernels")
+@plain_place("rank_loss", symbol=r"_2^r")
 def rank_loss(q):
     """in the backward of the log-softmax, when stage 3 has gathered nothing yet"""
     return live(
         activations=q.rank_saved_bytes + q.rank_exit_bytes,
-        temporaries=q.pipeline_is_last * (2 * q.logit_bytes + 8) + q.rank_message_bytes,
+        temporaries=q.pipeline_is_last * (2 * q.logit_bytes + 8),
     )
 
 
-@RANK.place("rank_head", phase="backward", symbol=r"_3^r", when="plain_kernels")
+@plain_place("rank_head", symbol=r"_3^r")
 def rank_head(q):
     """while the head goes backward"""
     return live(
         gradients=q.rank_earlier_gradient_bytes
         + q.pipeline_is_last * q.gradients_at_head_work_bytes,
         activations=q.rank_saved_bytes + q.pipeline_is_last * q.activations_at_head_work_bytes,
-        gathered=q.gathered_head_bytes,
-        temporaries=q.pipeline_is_last * (8 + q.temporaries_at_head_work_bytes)
-        + q.rank_message_bytes,
+        temporaries=q.pipeline_is_last * (8 + q.temporaries_at_head_work_bytes),
     )
 
 
-@RANK.place("rank_head_reduced", phase="backward", symbol=r"_4^r", when="eager_kernels")
+@eager_place("rank_head_reduced", symbol=r"_4^r")
 def rank_head_reduced(q):
     """in stage 3, while the head's gradients are copied into the tensor that is reduced"""
-    return live(
-        activations=q.rank_saved_bytes,
-        gathered=q.rank_root_bytes,
-        temporaries=where(
-            q.zero_stage < 3,
-            0,
-            8
-            + q.rank_passing_bytes
-            + q.waiting_table_bytes
-            + q.gradient_element_bytes
-            * (2 * q.head_unit_parameters + ceil_div(q.head_unit_parameters, q.data_parallel)),
-        ),
-    )
+    return live(activations=q.rank_saved_bytes, unit=q.head_unit_parameters)
 
 
-@RANK.place("rank_last_layer", phase="backward", symbol=r"_5^r", when="plain_kernels")
+@plain_place("rank_last_layer", symbol=r"_5^r")
 def rank_last_layer(q):
     """while the last layer goes backward, before all other layers"""
-    return live(
-        gradients=q.rank_earlier_gradient_bytes
-        + q.rank_gradients_of_head_bytes
-        + q.rank_work_gradient_bytes
-        + q.unit_gradient_bytes,
-        activations=q.rank_others_bytes + q.rank_work_activation_bytes,
-        gathered=q.gathered_layer_bytes,
-        temporaries=8
-        + q.waiting_table_bytes
-        + q.residual_bytes
-        + q.rank_work_temporary_bytes
-        + q.rank_layer_message_bytes
-        + q.rank_received_at_core_bytes,
-    )
+    return live(activations=q.rank_others_bytes, finished=q.finished_head_bytes)
 
 
-@RANK.place("rank_first_layer", phase="backward", symbol=r"_6^r", when="plain_kernels")
+@plain_place("rank_first_layer", symbol=r"_6^r")
 def rank_first_layer(q):
     """while the first layer goes backward, after all other layers"""
-    return live(
-        gradients=q.rank_earlier_gradient_bytes
-        + q.rank_gradients_of_layers_bytes
-        + q.rank_work_gradient_bytes
-        + q.unit_gradient_bytes,
-        activations=q.rank_behind_bytes + q.rank_work_activation_bytes,
-        gathered=q.gathered_layer_bytes,
-        temporaries=8
-        + q.waiting_table_bytes
-        + q.residual_bytes
-        + q.rank_work_temporary_bytes
-        + q.rank_layer_message_bytes
-        + q.rank_received_gradient_bytes,
-    )
+    return live(activations=q.rank_behind_bytes, finished=q.finished_layers_bytes)
 
 
-@RANK.place("rank_layer_reduced", phase="backward", symbol=r"_7^r", when="eager_kernels")
+@eager_place("rank_layer_reduced", symbol=r"_7^r")
 def rank_layer_reduced(q):
     """in stage 3, while the last layer's gradients are copied into the tensor that is reduced"""
     return live(
         gradients=q.rank_earlier_gradient_bytes + ceil_div(q.finished_head_bytes, q.data_parallel),
         activations=q.rank_others_bytes,
-        gathered=q.rank_root_bytes,
-        temporaries=where(
-            q.zero_stage < 3,
-            0,
-            8
-            + q.rank_passing_bytes
-            + q.waiting_table_bytes
-            + q.gradient_element_bytes
-            * (2 * q.rank_layer_parameters + ceil_div(q.rank_layer_parameters, q.data_parallel)),
-        ),
+        unit=q.rank_layer_parameters,
     )
 
 
-@RANK.place("rank_first_layer_reduced", phase="backward", symbol=r"_{23}^r", when="eager_kernels")
+@eager_place("rank_first_layer_reduced", symbol=r"_{23}^r")
 def rank_first_layer_reduced(q):
     """in stage 3, while the first layer's gradients are copied into the tensor that is reduced"""
     return live(
         gradients=q.rank_earlier_gradient_bytes
         + ceil_div(q.finished_layers_bytes, q.data_parallel),
         activations=q.rank_behind_bytes,
-        gathered=q.rank_root_bytes,
-        temporaries=where(
-            q.zero_stage < 3,
-            0,
-            8
-            + q.rank_passing_bytes
-            + q.waiting_table_bytes
-            + q.gradient_element_bytes
-            * (2 * q.rank_layer_parameters + ceil_div(q.rank_layer_parameters, q.data_parallel)),
-        ),
+        unit=q.rank_layer_parameters,
     )
 
 
-@RANK.place("rank_embedding", phase="backward", symbol=r"_8^r", when="eager_kernels")
+@eager_place("rank_embedding", symbol=r"_8^r")
 def rank_embedding(q):
     """when the token table gets its gradient"""
     return live(
-        gradients=q.rank_earlier_gradient_bytes + q.rank_gradients_of_rest_bytes,
+        finished=q.finished_rest_bytes,
         activations=q.rank_behind_bytes - q.pipeline_is_first * q.tensor_mask_bytes,
-        gathered=q.gathered_embedding_bytes,
-        temporaries=q.rank_table_work_bytes + q.rank_message_bytes,
+        temporaries=q.rank_table_work_bytes,
     )
 
 
-@RANK.place("rank_reduced", phase="backward", symbol=r"_9^r", when="eager_kernels")
+@eager_place("rank_reduced", symbol=r"_9^r")
 def rank_reduced(q):
     """while the last bucket's gradients, or the embedding's, are copied into the tensor that is
     reduced: the peak where the table is large"""
@@ -209,7 +161,6 @@ def rank_reduced(q):
             * ceil_div(q.rank_parameters - q.last_reduced_parameters, q.data_parallel),
         ),
         activations=q.rank_batch_bytes,
-        gathered=q.rank_root_bytes,
         temporaries=where(
             q.zero_stage < 1,
             0,
@@ -229,7 +180,7 @@ def rank_reduced(q):
     )
 
 
-@RANK.place("rank_tied_sum", phase="backward", symbol=r"_{10}^r", when="eager_kernels")
+@eager_place("rank_tied_sum", symbol=r"_{10}^r")
 def rank_tied_sum(q):
     """at the end of a pipeline's step, when its ends add up the gradients of a tied table: the
     other end's gradient, and two sums"""
@@ -251,9 +202,7 @@ def rank_tied_sum(q):
 # --- of a layer that tensor parallelism has cut ---------------------------------------------------
 
 
-@RANK.place(
-    "rank_cut_attention", phase="forward", symbol=r"_{11}^r", when="cut_kernels", measured_by=_CUT
-)
+@cut_place("rank_cut_attention", phase="forward", symbol=r"_{11}^r")
 def rank_cut_attention(q):
     """in the last layer's unfused attention, for the rank's heads: about the rank's part of the
     bytes for all heads"""
@@ -265,37 +214,29 @@ def rank_cut_attention(q):
             + q.tensor_input_bytes
             + ceil_div(q.scored_bytes + q.score_bytes + q.weighted_bytes, q.tensor_parallel)
         ),
-        gathered=q.keeps_scores * q.gathered_layer_bytes,
         temporaries=q.keeps_scores
         * (
             q.compute_element_bytes * q.sequence * q.sequence
             + ceil_div(q.temporaries_at_scores_bytes, q.tensor_parallel)
-            + q.rank_message_bytes
         ),
     )
 
 
-@RANK.place(
-    "rank_scatter", phase="forward", symbol=r"_{12}^r", when="cut_kernels", measured_by=_CUT
-)
+@cut_place("rank_scatter", phase="forward", symbol=r"_{12}^r")
 def rank_scatter(q):
     """in the last layer's reduce-scatter: its output twice (once for a single sequence), the rank's
     own tokens of the sum, and the MLP's input, which a variable still holds"""
     return live(
         activations=q.rank_saved_bytes,
-        gathered=q.gathered_layer_bytes,
         temporaries=q.sequence_parallel
         * (
             (where(q.microbatch > 1, 2, 1) + q.regather) * q.tensor_message_bytes
             + floor_div(q.tensor_message_bytes, q.tensor_parallel)
-        )
-        + q.rank_message_bytes,
+        ),
     )
 
 
-@RANK.place(
-    "rank_cut_loss", phase="forward", symbol=r"_{13}^r", when="cut_kernels", measured_by=_CUT
-)
+@cut_place("rank_cut_loss", phase="forward", symbol=r"_{13}^r")
 def rank_cut_loss(q):
     """in the loss over parts of the vocabulary: everything is saved, and the logits are still there
     beside the exponentials; 16-bit logits also as fp32"""
@@ -307,14 +248,11 @@ def rank_cut_loss(q):
             q.tensor_vocabulary
             * (q.compute_element_bytes + where(q.compute_element_bytes < 4, 4, 0))
             + 20
-        )
-        + q.rank_message_bytes,
+        ),
     )
 
 
-@RANK.place(
-    "rank_cut_head", phase="backward", symbol=r"_{14}^r", when="cut_kernels", measured_by=_CUT
-)
+@cut_place("rank_cut_head", symbol=r"_{14}^r")
 def rank_cut_head(q):
     """in the product of a part of the head: the gradients of its weight and of its input, which is
     gathered again with sequence parallelism"""
@@ -326,7 +264,6 @@ def rank_cut_head(q):
             + q.tensor_input_bytes
             + where(q.compute_element_bytes < 4, 0, q.tensor_logit_bytes)
         ),
-        gathered=q.gathered_head_bytes,
         temporaries=q.pipeline_is_last
         * (
             q.compute_element_bytes
@@ -334,20 +271,16 @@ def rank_cut_head(q):
             * (q.hidden + where(q.compute_element_bytes < 4, q.microbatch_tokens, 0))
             + (1 + q.regather) * q.tensor_message_bytes
             + 8
-        )
-        + q.rank_message_bytes,
+        ),
     )
 
 
-@RANK.place(
-    "rank_cut_norm", phase="backward", symbol=r"_{15}^r", when="cut_kernels", measured_by=_CUT
-)
+@cut_place("rank_cut_norm", symbol=r"_{15}^r")
 def rank_cut_norm(q):
     """in the last norm, with the gradient of a part of the head"""
     return live(
         gradients=q.rank_earlier_gradient_bytes + q.rank_new_element_bytes * q.rank_head_parameters,
         activations=q.rank_saved_bytes + q.pipeline_is_last * q.tensor_norm_bytes,
-        gathered=q.gathered_head_bytes,
         temporaries=q.pipeline_is_last
         * (
             8
@@ -357,109 +290,45 @@ def rank_cut_norm(q):
                 floor_div(q.norm_backward_bytes, q.tensor_parallel),
                 q.norm_backward_bytes,
             )
-        )
-        + q.rank_message_bytes,
+        ),
     )
 
 
-@RANK.place(
-    "rank_cut_last_layer", phase="backward", symbol=r"_{16}^r", when="cut_kernels", measured_by=_CUT
-)
+@cut_place("rank_cut_last_layer", symbol=r"_{16}^r")
 def rank_cut_last_layer(q):
     """in the MLP of the last cut layer, which goes backward first"""
-    return live(
-        gradients=q.rank_earlier_gradient_bytes + q.rank_gradients_of_head_bytes,
-        activations=q.rank_others_bytes + q.rank_work_activation_bytes,
-        gathered=q.gathered_layer_bytes,
-        temporaries=8
-        + q.waiting_table_bytes
-        + q.rank_passing_bytes
-        + q.rank_work_temporary_bytes
-        + q.rank_layer_message_bytes
-        + q.rank_received_at_core_bytes,
-    )
+    return live(activations=q.rank_others_bytes, finished=q.finished_head_bytes)
 
 
-@RANK.place(
-    "rank_cut_first_layer",
-    phase="backward",
-    symbol=r"_{17}^r",
-    when="cut_kernels",
-    measured_by=_CUT,
-)
+@cut_place("rank_cut_first_layer", symbol=r"_{17}^r")
 def rank_cut_first_layer(q):
     """in the MLP of the first cut layer, which goes backward last"""
-    return live(
-        gradients=q.rank_earlier_gradient_bytes + q.rank_gradients_of_layers_bytes,
-        activations=q.rank_behind_bytes + q.rank_work_activation_bytes,
-        gathered=q.gathered_layer_bytes,
-        temporaries=8
-        + q.waiting_table_bytes
-        + q.rank_passing_bytes
-        + q.rank_work_temporary_bytes
-        + q.rank_layer_message_bytes
-        + q.rank_received_gradient_bytes,
-    )
+    return live(activations=q.rank_behind_bytes, finished=q.finished_layers_bytes)
 
 
 # --- checkpoints of several layers ----------------------------------------------------------------
 
 
-@RANK.place(
-    "rank_checkpoint", phase="backward", symbol=r"_{18}^r", when="joined_layers", measured_by=_AGAIN
-)
+@joined_place("rank_checkpoint", symbol=r"_{18}^r")
 def rank_checkpoint(q):
     """when a stage's second-to-last checkpoint has been computed again and its last layer goes
     backward"""
-    return live(
-        gradients=q.rank_earlier_gradient_bytes
-        + q.rank_gradients_of_checkpoint_bytes
-        + q.rank_work_gradient_bytes
-        + q.unit_gradient_bytes,
-        activations=q.rank_before_bytes + q.rank_work_activation_bytes,
-        gathered=q.gathered_layer_bytes,
-        temporaries=8
-        + q.waiting_table_bytes
-        + q.rank_passing_bytes
-        + q.rank_work_temporary_bytes
-        + q.rank_layer_message_bytes
-        + q.rank_received_gradient_bytes,
-    )
+    return live(activations=q.rank_before_bytes, finished=q.finished_checkpoint_bytes)
 
 
-@RANK.place(
-    "rank_first_checkpoint",
-    phase="backward",
-    symbol=r"_{19}^r",
-    when="joined_layers",
-    measured_by=_AGAIN,
-)
+@joined_place("rank_first_checkpoint", symbol=r"_{19}^r")
 def rank_first_checkpoint(q):
     """when the first checkpoint has been computed again, after all others"""
     return live(
-        gradients=q.rank_earlier_gradient_bytes
-        + q.rank_gradients_before_first_bytes
-        + q.rank_work_gradient_bytes
-        + q.unit_gradient_bytes,
-        activations=q.rank_behind_bytes
-        + (q.rank_checkpoint_layers - 1) * q.rank_layer_bytes
-        + q.rank_work_activation_bytes,
-        gathered=q.gathered_layer_bytes,
-        temporaries=8
-        + q.waiting_table_bytes
-        + q.rank_passing_bytes
-        + q.rank_work_temporary_bytes
-        + q.rank_layer_message_bytes
-        + q.rank_received_gradient_bytes,
+        activations=q.rank_behind_bytes + (q.rank_checkpoint_layers - 1) * q.rank_layer_bytes,
+        finished=q.finished_before_first_bytes,
     )
 
 
 # --- under a library's kernels --------------------------------------------------------------------
 
 
-@RANK.place(
-    "rank_library_loss", phase="backward", symbol=r"_{20}^r", when="library_kernels", **_LIB
-)
+@library_place("rank_library_loss", symbol=r"_{20}^r")
 def rank_library_loss(q):
     """under a library's kernels, in the loss: everything saved, the inputs of last norm and head,
     and the logits in all their copies; where a fused loss takes a part of the vocabulary, the
@@ -467,7 +336,6 @@ def rank_library_loss(q):
     return live(
         gradients=q.rank_backward_gradient_bytes,
         activations=q.rank_saved_bytes + q.pipeline_is_last * 2 * q.own_input_bytes,
-        gathered=q.gathered_head_bytes,
         temporaries=q.pipeline_is_last
         * (
             q.loss_logit_bytes * q.microbatch_tokens * q.tensor_vocabulary
@@ -479,21 +347,14 @@ def rank_library_loss(q):
 
 
 # A layer that is computed again counts with all of its activations, the core of attention too.
-@RANK.place(
-    "rank_library_layer", phase="backward", symbol=r"_{21}^r", when="library_kernels", **_LIB
-)
+@library_place("rank_library_layer", symbol=r"_{21}^r")
 def rank_library_layer(q):
     """under a library's kernels, in the last layer's MLP: the gradients of its inner tensors; in
     stage 3 also the unit that is gathered ahead, and the layer's gradients twice"""
     return live(
         gradients=q.rank_backward_gradient_bytes,
         activations=q.rank_others_bytes + q.rank_layer_bytes,
-        gathered=2 * q.gathered_layer_bytes,
-        temporaries=q.linear_input_bytes
-        + 2 * q.library_inner_bytes
-        + where(
-            q.rank_reducing_stage < 3, 0, 2 * q.gradient_element_bytes * q.rank_layer_parameters
-        ),
+        temporaries=q.linear_input_bytes + 2 * q.library_inner_bytes,
     )
 
 
@@ -506,6 +367,127 @@ def rank_optimizer(q):
         activations=q.rank_batch_bytes,
         temporaries=q.eager_kernels * q.rank_optimizer_temporary_bytes + 4,
     )
+
+
+# --- terms: a layer at work, wherever it is -------------------------------------------------------
+
+AT_ATTENTION = ("rank_attention", "rank_cut_attention")
+AT_LOSS = ("rank_loss", "rank_cut_loss")
+AT_HEAD = ("rank_head", "rank_cut_head", "rank_cut_norm")
+AT_LAST_LAYER = ("rank_last_layer", "rank_cut_last_layer")
+AT_CHECKPOINT = ("rank_checkpoint", "rank_first_checkpoint")
+AT_FIRST_LAYER = ("rank_first_layer", "rank_cut_first_layer", *AT_CHECKPOINT)
+AT_LAYER = (*AT_LAST_LAYER, *AT_FIRST_LAYER)
+
+
+@RANK.term(*AT_LAYER)
+def layer_at_work(q):
+    """its tensors, the gradient that it passes on, and a tied head's, which waits"""
+    return live(
+        activations=q.rank_work_activation_bytes,
+        temporaries=8 + q.waiting_table_bytes + q.rank_passing_bytes + q.rank_work_temporary_bytes,
+    )
+
+
+@RANK.term("rank_last_layer", "rank_first_layer", *AT_CHECKPOINT)
+def gradients_of_the_layer_at_work(q):
+    """its own, and in stages 2 and 3 the whole ones beside those of earlier microbatches"""
+    return live(gradients=q.rank_work_gradient_bytes + q.unit_gradient_bytes)
+
+
+# --- terms: ZeRO ----------------------------------------------------------------------------------
+
+
+@RANK.term("rank_embedding", *AT_LAYER)
+def gradients_of_units_before(q):
+    """`finished` are the bytes, whole; from stage 2 on the open bucket and a shard of the others"""
+    return live(
+        gradients=where(
+            q.rank_reducing_stage < 2,
+            q.finished,
+            ceil_div(maximum(q.finished - q.open_bucket_bytes, 0), q.data_parallel)
+            + minimum(q.finished, q.open_bucket_bytes),
+        )
+    )
+
+
+@RANK.term(*AT_ATTENTION)
+def layer_gathered_for_scores(q):
+    return live(gathered=q.keeps_scores * q.gathered_layer_bytes)
+
+
+@RANK.term("rank_scatter", *AT_LAYER)
+def layer_gathered(q):
+    return live(gathered=q.gathered_layer_bytes)
+
+
+@RANK.term("rank_library_loss", *AT_HEAD)
+def head_gathered(q):
+    return live(gathered=q.gathered_head_bytes)
+
+
+@RANK.term("rank_embedding")
+def embedding_gathered(q):
+    return live(gathered=q.gathered_embedding_bytes)
+
+
+@RANK.term("rank_head_reduced", "rank_layer_reduced", "rank_first_layer_reduced")
+def unit_reduced(q):
+    """gradients of the `unit`, twice, and its shard; nothing before stage 3"""
+    return live(
+        temporaries=where(
+            q.zero_stage < 3,
+            0,
+            8
+            + q.rank_passing_bytes
+            + q.waiting_table_bytes
+            + q.gradient_element_bytes * (2 * q.unit + ceil_div(q.unit, q.data_parallel)),
+        )
+    )
+
+
+@RANK.term("rank_head_reduced", "rank_layer_reduced", "rank_first_layer_reduced", "rank_reduced")
+def root_gathered(q):
+    return live(gathered=q.rank_root_bytes)
+
+
+@RANK.term("rank_library_layer")
+def library_unit(q):
+    """the unit that is gathered ahead, and the layer's gradients twice"""
+    return live(
+        gathered=2 * q.gathered_layer_bytes,
+        temporaries=where(
+            q.rank_reducing_stage < 3, 0, 2 * q.gradient_element_bytes * q.rank_layer_parameters
+        ),
+    )
+
+
+# --- terms: pipelines -----------------------------------------------------------------------------
+
+
+@RANK.term(*AT_ATTENTION)
+def messages_at_scores(q):
+    return live(temporaries=q.keeps_scores * q.rank_message_bytes)
+
+
+@RANK.term(*AT_LOSS, *AT_HEAD, "rank_scatter", "rank_embedding")
+def messages(q):
+    return live(temporaries=q.rank_message_bytes)
+
+
+@RANK.term(*AT_LAYER)
+def messages_in_a_layer(q):
+    return live(temporaries=q.rank_layer_message_bytes)
+
+
+@RANK.term(*AT_LAST_LAYER)
+def received_in_the_last_layer(q):
+    return live(temporaries=q.rank_received_at_core_bytes)
+
+
+@RANK.term(*AT_FIRST_LAYER)
+def received_in_the_first_layer(q):
+    return live(temporaries=q.rank_received_gradient_bytes)
 
 
 RANK.largest(which="rank_peak_place")

@@ -231,40 +231,6 @@ def open_bucket_bytes(q):
     return q.gradient_element_bytes * q.open_bucket_parameters
 
 
-@formula(r"G_\text{head}^{r\prime}", "bytes")
-def rank_gradients_of_head_bytes(q):
-    """bytes of the finished gradients of head and last norm on the rank: whole, or the open bucket
-    and the rank's shard of the others"""
-    return where(
-        q.rank_reducing_stage < 2,
-        q.finished_head_bytes,
-        ceil_div(maximum(q.finished_head_bytes - q.open_bucket_bytes, 0), q.data_parallel)
-        + minimum(q.finished_head_bytes, q.open_bucket_bytes),
-    )
-
-
-@formula(r"G_\text{most}^{r\prime}", "bytes")
-def rank_gradients_of_layers_bytes(q):
-    """bytes of the finished gradients of the head and of all layers but the first on the rank"""
-    return where(
-        q.rank_reducing_stage < 2,
-        q.finished_layers_bytes,
-        ceil_div(maximum(q.finished_layers_bytes - q.open_bucket_bytes, 0), q.data_parallel)
-        + minimum(q.finished_layers_bytes, q.open_bucket_bytes),
-    )
-
-
-@formula(r"G_\text{rest}^{r\prime}", "bytes")
-def rank_gradients_of_rest_bytes(q):
-    """bytes of all finished gradients but the token table's on the rank"""
-    return where(
-        q.rank_reducing_stage < 2,
-        q.finished_rest_bytes,
-        ceil_div(maximum(q.finished_rest_bytes - q.open_bucket_bytes, 0), q.data_parallel)
-        + minimum(q.finished_rest_bytes, q.open_bucket_bytes),
-    )
-
-
 @formula(r"\Psi_\text{done}", "parameters")
 def done_layer_parameters(q):
     """parameters of a layer whose gradients are done where the layer's backward needs most: one
@@ -421,17 +387,6 @@ def finished_checkpoint_bytes(q):
     )
 
 
-@formula(r"G_\text{ck}^{r\prime}", "bytes", measured_by=_AGAIN)
-def rank_gradients_of_checkpoint_bytes(q):
-    """bytes of the finished gradients of the head and of a stage's last checkpoint on the rank"""
-    return where(
-        q.rank_reducing_stage < 2,
-        q.finished_checkpoint_bytes,
-        ceil_div(maximum(q.finished_checkpoint_bytes - q.open_bucket_bytes, 0), q.data_parallel)
-        + minimum(q.finished_checkpoint_bytes, q.open_bucket_bytes),
-    )
-
-
 @formula(r"G_\text{first}^r", "bytes", measured_by=_AGAIN)
 def finished_before_first_bytes(q):
     """bytes of the gradients of the head and of all layers but the first checkpoint's, whole, when
@@ -441,18 +396,6 @@ def finished_before_first_bytes(q):
         + (q.rank_layers - q.rank_checkpoint_layers)
         * q.rank_new_element_bytes
         * q.rank_layer_parameters
-    )
-
-
-@formula(r"G_\text{first}^{r\prime}", "bytes", measured_by=_AGAIN)
-def rank_gradients_before_first_bytes(q):
-    """bytes of the finished gradients of the head and of all layers but the first checkpoint's on
-    the rank"""
-    return where(
-        q.rank_reducing_stage < 2,
-        q.finished_before_first_bytes,
-        ceil_div(maximum(q.finished_before_first_bytes - q.open_bucket_bytes, 0), q.data_parallel)
-        + minimum(q.finished_before_first_bytes, q.open_bucket_bytes),
     )
 
 
