@@ -103,8 +103,8 @@ bench: book $(VENV)/.labs  ## measure speed and size; reported, never part of th
 gpu: $(VENV)/.labs  ## measure what only a GPU can show, and write one recording into measured/
 	@$(BIN)/python -m coursekit.recordings.record measured --apart
 
-store: $(VENV)/.labs  ## for authors: run a lab and store its outputs; make store LAB=labs/01-name.ipynb
-	@test -n "$(LAB)" || { echo "Which lab? make store LAB=labs/01-name.ipynb"; exit 1; }
+store: $(VENV)/.labs  ## for authors: make a lab's notebook from its text, with outputs; make store LAB=labs/01-name.md
+	@test -n "$(LAB)" || { echo "Which lab? make store LAB=labs/01-name.md"; exit 1; }
 	@$(BIN)/python tools/store_lab.py $(LAB)
 
 lock: $(VENV)/.book  ## for authors: write constraints.txt anew from what is newest

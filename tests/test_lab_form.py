@@ -25,6 +25,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from test_labs import COMPARED, LABS, code_cells
 
 from bench.labs import MOST_GIVEN, lines_of_lab
+from bookkit.lab_pages import ESCAPED
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
 from coursekit import topics
 from coursekit.exercises import Exercise
@@ -128,9 +129,10 @@ def said_today(text: str, exercise: Exercise) -> bool:
 
 
 def shown(cell) -> str:
-    """The text that a cell printed or returned."""
+    """The text that a cell printed or returned, without the marks of Markdown."""
     return "\n".join(
-        output.get("text") or output.get("data", {}).get("text/plain", "")
+        output.get("text")
+        or ESCAPED.sub(r"\1", output.get("data", {}).get("text/markdown", "").replace("**", ""))
         for output in cell.outputs
     )
 
@@ -553,7 +555,7 @@ def test_every_exercise_is_tried_with_its_wrong_solutions(lab):
 def answered(text):
     return dict(
         execution_count=1,
-        outputs=[new_output("execute_result", data={"text/plain": text}, execution_count=1)],
+        outputs=[new_output("execute_result", data={"text/markdown": text}, execution_count=1)],
     )
 
 

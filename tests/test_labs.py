@@ -1,4 +1,4 @@
-"""Labs are stored as a run left them, and a new run finds the same.
+"""Labs are stored as a run of their text left them, and a new run finds the same.
 
 nbval re-runs every lab and compares the cells tagged `nbval-check-output`. On its own it passes a
 notebook that never ran, so what is stored is looked at first, and the cells that nbval reports are
@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 
@@ -20,9 +19,12 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from bookkit.learner import INSTALL_CELL, has_tag
 
-HERE = str(Path(__file__).parent)  # where nbval finds its plugin
 ROOT = Path(__file__).resolve().parents[1]
-HERE = str(Path(__file__).resolve().parent)
+HERE = str(Path(__file__).resolve().parent)  # where nbval finds its plugin
+sys.path.insert(0, str(ROOT / "tools"))
+
+import store_lab  # noqa: E402  (found here)
+
 LABS = sorted((ROOT / "labs").glob("*.ipynb"))
 CELL_TIMEOUT_SECONDS = 600  # against a cell that hangs; a busy machine may well take a tenth of it
 LAB_TIMEOUT_SECONDS = 1200
@@ -87,7 +89,7 @@ def rerun(lab: Path) -> tuple[int, list[str], str]:
                 "-p",
                 "no:cacheprovider",
                 "-p",
-                "nbval_without_progress",
+                "nbval_of_what_is_kept",
                 "--color=no",
                 "--tb=short",
                 "-q",
@@ -125,8 +127,21 @@ def rerun(lab: Path) -> tuple[int, list[str], str]:
 
 
 def test_there_is_a_lab():
-    """Must catch: the folder moved or renamed, so that all tests below pass on nothing."""
+    """Must catch: the folder moved or renamed, so that all tests below pass on nothing; a text
+    without its notebook, or a notebook without its text."""
     assert LABS, "no labs/*.ipynb"
+    assert [lab.stem for lab in LABS] == sorted(path.stem for path in (ROOT / "labs").glob("*.md"))
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
+def test_a_notebook_is_what_its_text_says(lab):
+    """Must catch: a text edited and not stored; a notebook edited, whose next `make store` would
+    drop the edit."""
+    found = store_lab.difference(lab.with_suffix(".md"), lab)
+    assert not found, (
+        f"{found}: make store LAB=labs/{lab.stem}.md takes the text; where the notebook is right,"
+        f" python tools/store_lab.py --text labs/{lab.stem}.ipynb writes the text from it"
+    )
 
 
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
@@ -235,20 +250,66 @@ def test_each_problem_is_seen(spoil, sentence):
 
 def test_storing_keeps_what_a_lab_needs():
     """Must catch: the needs of a lab thrown away with the rest of its metadata, so that the doctor
-    thinks it runs anywhere; a line of progress that has gone kept as an empty output."""
-    tool = ROOT / "tools" / "store_lab.py"
-    spec = spec_from_file_location("store_lab", tool)
-    store_lab = module_from_spec(spec)
-    spec.loader.exec_module(store_lab)
+    thinks it runs anywhere; what no page shows kept: a guess, a table's second form, what a line of
+    progress leaves; what a page shows dropped."""
     lab = small_lab()
     lab.metadata["widgets"], lab.metadata["shardlab"] = {}, {"ranks": 2}
-    lab.cells[2].outputs.append(new_output("display_data", data={"text/plain": ""}))
+    lab.cells[2].outputs[0].text = "predicted: bytes = 4\n42\n"
+    lab.cells[2].outputs += [
+        new_output("stream", text="predicted: bytes = 4\n"),
+        new_output("display_data", data={"text/plain": ""}),
+        new_output("display_data", data={"text/plain": "6", "text/markdown": "**6**"}),
+        new_output("display_data", data={"text/plain": "7"}),
+    ]
     store_lab.normalise(lab)
     assert lab.metadata["shardlab"] == {"ranks": 2} and "widgets" not in lab.metadata
-    assert [output.output_type for output in lab.cells[2].outputs] == ["stream"]
+    assert [output.get("text") or output.data for output in lab.cells[2].outputs] == [
+        "42\n",
+        {"text/markdown": "**6**"},
+        {"text/plain": "7"},
+    ]
     plain = small_lab()
     store_lab.normalise(plain)
     assert "shardlab" not in plain.metadata
+
+
+def change(cell, **parts):
+    return lambda lab: lab.cells[cell].update(parts)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda lab: None, ""),
+        (change(-1, source="print(42)"), "cell 5 ('print(6 * 7)') has another source"),
+        (change(1, metadata={}), "cell 2 ('A | b') has another metadata"),
+        (change(2, cell_type="raw"), "cell 3 ('%%ranks 2') has another cell_type"),
+        (change(3, source="import shardlab"), "has another source"),
+        (lambda lab: lab.cells.pop(), "has 4 cells and lab.md 5"),
+        (lambda lab: lab.metadata.update(shardlab={"ranks": 4}), "has other metadata"),
+    ],
+)
+def test_a_text_makes_its_notebook_and_a_difference_is_seen(spoil, sentence, tmp_path):
+    """Must catch: a tag, a magic or the needs of a lab lost on the way into the text and back; a
+    text that repeats the install cell; a part that `difference` does not compare; an edited
+    notebook that `make store` replaces, or an edited text that it refuses."""
+    lab = small_lab()
+    lab.metadata["shardlab"] = {"ranks": 2}
+    solved = new_markdown_cell("A | b\n\n```\nc\n```", metadata={"tags": ["solution"]})
+    lab.cells[1:1] = [solved, new_code_cell('%%ranks 2\n"""\n```\n"""\nrank')]
+    store_lab.normalise(lab)
+    text, notebook = tmp_path / "lab.md", tmp_path / "lab.ipynb"
+    text.write_text(store_lab.text_of(lab))
+    assert "importlib" not in text.read_text()
+    spoil(lab)
+    nbformat.write(lab, notebook)
+    found = store_lab.difference(text, notebook)
+    assert sentence in found and bool(found) == bool(sentence)
+    later = text.stat().st_mtime + 10
+    os.utime(notebook, (later, later))
+    assert store_lab.edited(text, notebook) == bool(sentence)
+    os.utime(notebook, (later - 20, later - 20))
+    assert not store_lab.edited(text, notebook)
 
 
 def test_a_large_lab_is_seen():

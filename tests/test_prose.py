@@ -1,6 +1,5 @@
 """The rules of English that `make check` holds pages to, and the length of chapters."""
 
-import json
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -210,14 +209,11 @@ def test_a_long_chapter_is_an_error(prose, tmp_path, capsys):
     (tmp_path / "chapters" / "one.md").write_text("word " * (words.MOST + 1))
     assert prose.main(tmp_path, {}) == 1
     assert f"over {words.MOST:,}" in capsys.readouterr().out
-    cells = [
-        {"cell_type": "markdown", "source": [STUMBLES[0]]},
-        {"cell_type": "code", "source": [STUMBLES[0]]},
-    ]
-    (tmp_path / "labs" / "01.ipynb").write_text(json.dumps({"cells": cells}))
+    code = f"```{{code-cell}}\n:tags: [core]\n\n# {STUMBLES[0]}\n```\n"
+    (tmp_path / "labs" / "01.md").write_text(f"{STUMBLES[0]}\n\n+++ {{}}\n\n{code}")
     assert prose.main(tmp_path, {}) == 2
-    assert prose.main(tmp_path, {"labs/01.ipynb": 1}) == 1
-    assert prose.main(tmp_path, {"labs/01.ipynb": 2}) == 1
+    assert prose.main(tmp_path, {"labs/01.md": 1}) == 1
+    assert prose.main(tmp_path, {"labs/01.md": 2}) == 1
     assert "tools/prose.py may say so" in capsys.readouterr().out
 
 

@@ -9,7 +9,6 @@ entry has none. Spelling is codespell's list of common mistakes, which needs no 
 words in `KEPT`.
 """
 
-import json
 import re
 import sys
 from bisect import bisect_right
@@ -102,13 +101,9 @@ def sentences(lines):
 
 def pages(root: Path = ROOT):
     """(name, Markdown) of everything that somebody reads."""
-    for folder in (".", "chapters", "assignments/*"):
+    for folder in (".", "chapters", "labs", "assignments/*"):
         for path in sorted(root.glob(f"{folder}/*.md")):
             yield path.relative_to(root).as_posix(), path.read_text("utf-8")
-    for path in sorted((root / "labs").glob("*.ipynb")):
-        cells = json.loads(path.read_text("utf-8"))["cells"]
-        text = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
-        yield path.relative_to(root).as_posix(), "\n\n".join(text)
 
 
 # The rules over many sentences at once, one a line: nothing in a pattern reaches over its line.

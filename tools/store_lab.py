@@ -1,10 +1,13 @@
-"""Run a lab and store it with its outputs, the same bytes for the same outputs: ``make store
-LAB=labs/01-name.ipynb``.
+"""Make a lab's notebook from its text, run it and store it with its outputs, the same bytes for the
+same outputs: ``make store LAB=labs/01-name.md``.
+
+The text, MyST Markdown with ``{code-cell}`` blocks, is what a person edits and reviews. Whoever has
+edited the notebook instead takes the edits over with ``python tools/store_lab.py --text LAB``.
 
 What changes from run to run without meaning is dropped or numbered: the state of widgets
 (megabytes; a stored widget is dead anyway), times, ids of cells and widgets, versions of the
-kernel. A cell that fails leaves the file as it was. The lab runs on the CPU, in a copy of its
-folder without your own predictions.
+kernel. So is what no page shows (`bookkit.lab_pages.kept`). A cell that fails leaves the notebook
+as it was. The lab runs on the CPU, in a copy of its folder without your own predictions.
 """
 
 import argparse
@@ -14,17 +17,20 @@ from pathlib import Path
 from shutil import copytree, ignore_patterns
 from tempfile import TemporaryDirectory
 
+import jupytext
 import nbformat
 import torch
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbclient.output_widget import OutputWidget
 
+from bookkit.lab_pages import kept
 from bookkit.learner import INSTALL_CELL, has_tag
 from bookkit.skeletons import text_of_skeletons
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
-EMPTIED = {"text/plain": ""}  # the line of progress of long work on ranks leaves this when it goes
+TEXT_FORMAT = "md:myst"
+IN_TEXT = "# tools/store_lab.py writes the install cell here"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 CELL_TIMEOUT_SECONDS = 600
 
@@ -52,7 +58,7 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
         tags = cell.metadata.get("tags", [])
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
         if "outputs" in cell:
-            cell.outputs = [output for output in cell.outputs if output.get("data") != EMPTIED]
+            cell.outputs = kept(cell.outputs)
         for output in cell.get("outputs", []):
             (
                 output.pop("metadata", None)
@@ -64,6 +70,44 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
                 view["model_id"] = models.setdefault(view["model_id"], f"widget-{len(models) + 1}")
 
 
+def lab_in(text: Path) -> nbformat.NotebookNode:
+    """The notebook that a lab's text describes, with today's install cell, before its run. The
+    install cell shows nothing where shardlab is installed, so stored outputs stay as they are."""
+    notebook = jupytext.read(text, fmt=TEXT_FORMAT)
+    for cell in notebook.cells:
+        if has_tag(cell, "install"):
+            cell.source = INSTALL_CELL
+    normalise(notebook)
+    return notebook
+
+
+def text_of(notebook: nbformat.NotebookNode) -> str:
+    """The text from which `lab_in` makes the cells of `notebook`."""
+    notebook = nbformat.from_dict(notebook)
+    normalise(notebook)
+    in_head = "kernelspec,shardlab,-jupytext"
+    notebook.metadata["jupytext"] = {"notebook_metadata_filter": in_head}
+    for cell in notebook.cells:
+        if has_tag(cell, "install"):
+            cell.source = IN_TEXT
+    return jupytext.writes(notebook, fmt=TEXT_FORMAT)
+
+
+def difference(text: Path, notebook: Path) -> str:
+    """A sentence that says where the stored `notebook` differs from its `text`, if it does."""
+    told, stored = lab_in(text), nbformat.read(notebook, as_version=4)
+    if told.metadata != stored.metadata:
+        return f"{notebook.name} has other metadata than the head of {text.name}"
+    if len(told.cells) != len(stored.cells):
+        return f"{notebook.name} has {len(stored.cells)} cells and {text.name} {len(told.cells)}"
+    for number, (ours, theirs) in enumerate(zip(told.cells, stored.cells), start=1):
+        for part in ("cell_type", "metadata", "source"):
+            if ours[part] != theirs[part]:
+                begin = (ours.source or theirs.source or "nothing").splitlines()[0][:40]
+                return f"cell {number} ({begin!r}) has another {part} in {text.name}"
+    return ""
+
+
 def copy_place(path: Path, folder: Path) -> Path:
     """Copy what a lab at `path` finds around it into `folder`: its own folder without labs and
     predictions, the recordings."""
@@ -71,7 +115,7 @@ def copy_place(path: Path, folder: Path) -> Path:
     copytree(
         path.parent,
         place,
-        ignore=ignore_patterns("*.ipynb", "*.predictions.json", ".ipynb_checkpoints"),
+        ignore=ignore_patterns("*.ipynb", "*.md", "*.predictions.json", ".ipynb_checkpoints"),
     )
     recordings = path.parent.parent / "measured"
     if recordings.is_dir():
@@ -79,24 +123,14 @@ def copy_place(path: Path, folder: Path) -> Path:
     return place
 
 
-def renew_install_cell(notebook: nbformat.NotebookNode) -> None:
-    """Write today's install cell into `notebook`, in place. The cell shows nothing where shardlab
-    is installed, so stored outputs stay as they are."""
-    for cell in notebook.cells:
-        if has_tag(cell, "install"):
-            cell.source = INSTALL_CELL
-            cell.metadata["tags"] = ["install", "hide-input"]  # folded in the book
-
-
-def store(path: Path) -> None:
-    """Execute the lab at `path` in a copy of its folder and write it back. Raises
-    CellExecutionError when a cell fails."""
-    notebook = nbformat.read(path, as_version=4)
-    renew_install_cell(notebook)
+def store(text: Path) -> None:
+    """Execute the lab that `text` describes in a copy of its folder and write its notebook beside
+    it. Raises CellExecutionError when a cell fails."""
+    notebook = lab_in(text)
     # Not with store_widget_state=False: then nbclient fails on an Output widget. normalise drops
     # the state.
     with TemporaryDirectory() as folder:
-        place = copy_place(path.resolve(), Path(folder))
+        place = copy_place(text.resolve(), Path(folder))
         client = NotebookClient(
             notebook,
             timeout=CELL_TIMEOUT_SECONDS,
@@ -109,7 +143,7 @@ def store(path: Path) -> None:
         client.execute()
     normalise(notebook)
     nbformat.validate(notebook)
-    nbformat.write(notebook, path)
+    nbformat.write(notebook, text.with_suffix(".ipynb"))
 
 
 def store_skeletons() -> None:
@@ -119,26 +153,48 @@ def store_skeletons() -> None:
     path.write_text(text_of_skeletons(root / "labs"), encoding="utf-8")
 
 
+def edited(text: Path, notebook: Path) -> bool:
+    """Whether the notebook was edited after its text, so that to store the text would lose that."""
+    newer = notebook.is_file() and notebook.stat().st_mtime > text.stat().st_mtime
+    return newer and bool(difference(text, notebook))
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run a lab and store it with its outputs.")
+    parser = argparse.ArgumentParser(
+        description="Make a lab's notebook from its text, run it and store it with its outputs."
+    )
+    parser.add_argument("labs", nargs="+", type=Path, metavar="LAB", help="such as labs/01-name.md")
     parser.add_argument(
-        "labs", nargs="+", type=Path, metavar="LAB", help="for example labs/01-name.ipynb"
+        "--text", action="store_true", help="write the text from a notebook that was edited instead"
     )
     # one thread, and vectors no longer than AVX2's: the same sums on every machine
     os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
         os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
-    for path in parser.parse_args().labs:
-        if not path.is_file():
-            parser.error(f"{path}: no such lab")
-        print(f"lab:    {path} is running", flush=True)
+    arguments = parser.parse_args()
+    for path in arguments.labs:
+        text, notebook = path.with_suffix(".md"), path.with_suffix(".ipynb")
+        source = notebook if arguments.text else text
+        if not source.is_file():
+            parser.error(f"{source}: no such lab")
+        if arguments.text:
+            text.write_text(text_of(nbformat.read(notebook, as_version=4)), encoding="utf-8")
+            print(f"lab:    {text} has what {notebook} says")
+            continue
+        if edited(text, notebook):
+            parser.error(
+                f"{notebook} was edited after {text}, which would replace it. To keep the"
+                f" notebook's edits: python tools/store_lab.py --text {path}; to drop them:"
+                f" git checkout {notebook}"
+            )
+        print(f"lab:    {text} is running", flush=True)
         try:
-            store(path)
+            store(text)
         except CellExecutionError as error:
-            print(f"{path} is left as it was; a cell failed:\n{error}", file=sys.stderr)
+            print(f"{notebook} is left as it was; a cell failed:\n{error}", file=sys.stderr)
             return 1
         store_skeletons()
-        print(f"lab:    {path} is stored, {path.stat().st_size // 1024} KiB")
+        print(f"lab:    {notebook} is stored, {notebook.stat().st_size // 1024} KiB")
     return 0
 
 

@@ -5,6 +5,7 @@ the number that the notebook's name gives. A call in a verdict is printed as cod
 
 import json
 import re
+from copy import copy
 
 from .learner import GUESS, has_tag
 
@@ -13,10 +14,33 @@ PREDICTIONS = re.compile(
     r"(\|  \| predicted \| measured \| predicted / measured \|.*\n.*\n)((?:.*\n?)*)"
 )
 ROW = re.compile(r"^\|([^|\n]*)\|[^|\n]*\|([^|\n]*)\|[^|\n]*\|", re.MULTILINE)
-LOCKED = re.compile(r"^predicted: .*\n?", re.MULTILINE)
+LOCKED = re.compile(r"^predicted: .*\n?", re.MULTILINE)  # what `Predictions.lock` prints
 ESCAPED = re.compile(r"\\(.)")
 # a call with a quoted argument, in Markdown
 CALL = re.compile(r"""[\w.\\]+\([^()`\n]*['"][^()`\n]*\)""")
+
+
+def kept(outputs: list[dict]) -> list[dict]:
+    """Copies of a cell's outputs that have only what a page shows: without the guesses that
+    a cell locks, the text of a table that is there as Markdown, and what a line of progress leaves
+    when it goes."""
+    found = []
+    for output in map(copy, outputs):
+        data = output.get("data")
+        if output["output_type"] == "stream":
+            output["text"] = LOCKED.sub("", "".join(output["text"]))
+            if not output["text"]:
+                continue
+        elif data is not None:
+            output["data"] = {
+                kind: shown
+                for kind, shown in data.items()
+                if kind != "text/plain" or (shown and "text/markdown" not in data)
+            }
+            if not output["data"]:
+                continue
+        found.append(output)
+    return found
 
 
 def without_guesses(lab: dict) -> dict:
@@ -26,13 +50,9 @@ def without_guesses(lab: dict) -> dict:
         if has_tag(cell, "predict"):
             cell["source"] = GUESS.sub(r"\1...", "".join(cell["source"]))
         for output in cell.get("outputs", []):
-            if output["output_type"] == "stream" and has_tag(cell, "predict"):
-                output["text"] = LOCKED.sub("", "".join(output["text"]))
             for kind, text in output.get("data", {}).items():
                 if kind == "text/markdown":
                     output["data"][kind] = calls_as_code(_without_predictions("".join(text)))
-        if "outputs" in cell:
-            cell["outputs"] = [one for one in cell["outputs"] if one.get("text", "shown")]
     return lab
 
 

@@ -40,7 +40,7 @@ def prose(page: str):
                 yield number, len(fences), ""
         elif fences and (not fences[-1][1] or re.match(r"\s*:[\w-]+:", line)):
             continue
-        elif not re.match(r"\s*(\||\(.+\)=$|\$\$|%|<)", line):
+        elif not re.match(r"\s*(\||\(.+\)=$|\$\$|%|<|\+\+\+)", line):
             yield number, len(fences), line
 
 

@@ -1,7 +1,6 @@
 """Wrong predictions hear their cause, and right ones are never blamed."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,12 @@ LISTS = [module.PREDICTIONS for module in topics.modules("predictions")]
 def measured_by(lab: Path) -> dict[str, float]:
     """Numbers that the table at the lab's end, as it is stored, calls measured, by their name."""
     outputs = [
-        "".join(output.get("data", {}).get("text/plain", ""))
+        "".join(output.get("data", {}).get("text/markdown", ""))
         for cell in json.loads(lab.read_text("utf-8"))["cells"]
         for output in cell.get("outputs", ())
     ]
-    table = [text for text in outputs if "predicted / measured" in text][-1]
-    rows = [re.split(r"\s{2,}", line) for line in table.splitlines()[2:]]
+    table = [text for text in outputs if "predicted / measured" in text][-1].split("\n\n")[0]
+    rows = [line.strip("| ").replace("\\", "").split(" | ") for line in table.splitlines()[2:]]
     return {row[0]: float(row[2].replace(",", "")) for row in rows if row[2] != "–"}
 
 

@@ -1,0 +1,18 @@
+"""A plugin of the pytest that runs a lab with nbval: a run is compared in what a stored lab keeps
+(`bookkit.lab_pages.kept`), and without the line of progress that ranks show while work is long. A
+notebook takes that line away; nbval keeps what a cell has displayed."""
+
+from nbval.plugin import IPyNbCell
+
+from bookkit.lab_pages import kept
+from shardlab.ranks.output import PROGRESS
+
+compare = IPyNbCell.compare_outputs
+
+
+def compare_what_is_kept(self, test, ref, skip_compare=None):
+    stays = [output for output in test if output.get("metadata") != PROGRESS]
+    return compare(self, kept(stays), ref, skip_compare)
+
+
+IPyNbCell.compare_outputs = compare_what_is_kept
