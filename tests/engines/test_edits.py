@@ -5,8 +5,10 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from coursekit import topics
+from coursekit.exercises.answers import share_of_each
 from coursekit.exercises.checker import Exercise, OfRanks, judge
 from coursekit.exercises.edits import Topic, edited, mistakes_in
 from coursekit.exercises.properties import CaseTried, how_they_differ
@@ -142,3 +144,22 @@ def test_factors_are_those_of_the_case():
     tries[1] = CaseTried(dict(parts=3), [6.0 * 4, 4], [6.0, 1])
     assert how_they_differ(tries, OfRanks) == ""
     assert said([7.0, 3.0], [1.0, 2.0], ranks=False) == ""
+
+
+def test_an_answer_is_made_of_so_much_of_each_part():
+    """Must catch: parts that do not make the answer, yet are said to; a part that is not in it; the
+    mean of two not told as such."""
+    parts = {
+        "the first": torch.tensor([1.0, 0.0, 2.0]),
+        "the second": torch.tensor([0.0, 1.0, 1.0]),
+    }
+    assert share_of_each([1.0, 1.0, 3.0], parts) is None
+    assert share_of_each([1.0, 1.0, 4.0], parts) is None
+    assert share_of_each([2.0, 1.0], parts) is None
+    assert share_of_each([2.0, 1.0, 5.0], parts) == (
+        "the first is in it 2 times, and once is wanted"
+    )
+    assert share_of_each([0.5, 0.5, 1.5], parts) == "each is in it 0.5 times, and once is wanted"
+    assert share_of_each([0.0, 0.5, 0.5], parts, 0.5) == (
+        "the first is in it not at all, and 0.5 times is wanted"
+    )

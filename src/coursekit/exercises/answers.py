@@ -1,6 +1,6 @@
 """Answers of a check that exercises of several topics make of tensors and of solutions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,3 +21,33 @@ def drawn(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
 def unless_blank(answers: Iterable) -> Any:
     """The answers; None or `...` alone where one of them is that, so that a check says it."""
     return next((answer for answer in answers if answer is None or answer is ...), answers)
+
+
+def share_of_each(
+    found: list[float], parts: Mapping[str, Tensor], wanted: float = 1.0
+) -> str | None:
+    """How often each named part is in an answer that is to have each `wanted` times: "rank 0's term
+    is in it 2 times, and 1 is wanted". None where it is no sum of so much of each."""
+    answer = torch.tensor(found, dtype=torch.float64)
+    columns = torch.stack([part.detach().double().flatten() for part in parts.values()], 1)
+    if answer.numel() != len(columns) or len(columns) < columns.shape[1]:
+        return None
+    times = torch.linalg.lstsq(columns, answer[:, None]).solution[:, 0]
+    if not torch.allclose(columns @ times, answer, atol=1e-7):
+        return None
+    much = "once" if wanted == 1 else f"{wanted:.4g} times"
+    counts = [round(count, 4) + 0.0 for count in times.tolist()]
+    if all(abs(count - wanted) < 1e-4 for count in counts):
+        return None
+    if len(set(counts)) == 1 < len(counts):
+        return f"each is in it {_so_often(counts[0])}, and {much} is wanted"
+    said = [
+        f"{name} is in it {_so_often(count)}"
+        for name, count in zip(parts, counts)
+        if abs(count - wanted) > 1e-4
+    ]
+    return f"{', '.join(said)}, and {much} is wanted"
+
+
+def _so_often(count: float) -> str:
+    return f"{count:g} times" if count else "not at all"

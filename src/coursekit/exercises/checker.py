@@ -261,6 +261,8 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
     said = _words_for_a_difference(written, wanted[wrong], given[wrong])
     if _is_number(wanted[wrong]) and not _is_number(plain_number(given[wrong])):
         return Verdict(False, f"{said.removesuffix('.')}: a number is wanted.")
+    if "yours gives" not in said and "and is" not in said:
+        return Verdict(False, said)  # the answer's own sentence
     how = about_numbers(wanted, given, exercise.unit) or how_they_differ(tries, OfRanks)
     return Verdict(False, f"{said.removesuffix('.')}: {how}." if how else said)
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry
 
-from coursekit.exercises.answers import drawn, nine_digits
+from coursekit.exercises.answers import drawn, nine_digits, share_of_each
 from coursekit.exercises.checker import OfRanks
 from coursekit.exercises.edits import Topic
 from coursekit.exercises.thread_ranks import value_of_ranks
@@ -85,6 +85,7 @@ class _Made(NamedTuple):
     output: list
     size_of_each_sum: list
     work: str
+    gradient_reaches_the_weights: bool
 
 
 def _mlp_of_ranks(solution, n, hidden, inner):
@@ -107,13 +108,17 @@ def _mlp_of_ranks(solution, n, hidden, inner):
             summed.append(term.numel())
             return leave(term)
 
+        weights = [weight.clone().requires_grad_() for weight in (up, down)]
         with _Products() as products:
-            y = solution(x.clone(), up, down, noted, dist.get_rank(), n)
+            y = solution(x.clone(), *weights, noted, dist.get_rank(), n)
         if not isinstance(y, torch.Tensor):
             return y
         if y.shape != x.shape:
-            raise ValueError(f"y is {list(y.shape)}: as large as x is wanted, {list(x.shape)}.")
-        return _Made(nine_digits(y), summed, made(products.flops))
+            return f"y is {list(y.shape)}: as large as x is wanted, {list(x.shape)}."
+        if y.requires_grad:
+            y.sum().backward()
+        reached = all(weight.grad is not None for weight in weights)
+        return _Made(nine_digits(y), summed, made(products.flops), reached)
 
     return value_of_ranks(n, work)
 
@@ -133,6 +138,11 @@ def _work_of_the_mlp(found, right, **case):
             f"y is right, but rank {whole[0]} makes all of it and the others add zeros: no work is"
             " shared out. Each rank makes its share: cut up and down before the products."
         )
+    if not all(one.gradient_reaches_the_weights for one in found):
+        return (
+            "y is right, and neither up nor down gets a gradient from it, or one of them does not:"
+            " something is detached, or made under torch.no_grad()."
+        )
     sums = found[0].size_of_each_sum
     if len(sums) == 1 and sums != right[0].size_of_each_sum:
         return (
@@ -151,6 +161,57 @@ def _work_of_the_mlp(found, right, **case):
             " slices the result or multiplies by zeros: that work is not shared out. Cut up and"
             " down themselves, before the products."
         )
+    return None
+
+
+_ACTIVATIONS = {
+    "ReLU": F.relu,
+    "tanh": torch.tanh,
+    "SiLU": F.silu,
+    "a sigmoid": torch.sigmoid,
+    "GELU twice": lambda x: F.gelu(F.gelu(x)),
+    "nothing": lambda x: x,
+}
+
+
+def _parts_of_the_mlp(found, right, n, hidden, inner):
+    """Which parts of up and of down were multiplied, and what stood between them."""
+    x, up, down = drawn(n, (2, hidden), (inner, hidden), (hidden, inner))
+    for name, activation in _ACTIVATIONS.items():
+        if nine_digits(activation(x @ up.T) @ down.T) == found[0].output:
+            return f"between the two products stands {name}, and GELU is wanted: F.gelu."
+    inner = [F.gelu(x @ part.T) for part in up.tensor_split(n)]
+    terms = {
+        f"the term of rank {rank}": one @ part.T
+        for rank, (one, part) in enumerate(zip(inner, down.tensor_split(n, 1)))
+    }
+    alike = all(one.output == found[0].output for one in found)
+    if words := alike and share_of_each(found[0].output, terms):
+        return f"y is the sum of the ranks' terms, each once: {words}."
+    if share_of_each(
+        (torch.tensor(right[0].output) - torch.tensor(found[0].output)).tolist(), {"x": x}
+    ):
+        return "x is added to y, which the MLP does not do: its residual is added outside."
+    if not alike:
+        return (
+            "the ranks have different y: leave hands back the sum, and your term stays what it was:"
+            " return leave(term), and do no more to it on one rank alone."
+        )
+    for name, parts in (
+        ("parts", down.tensor_split(n, 1)),
+        ("columns", [down[:, rank::n] for rank in range(n)]),
+    ):
+        mixed = {
+            f"{a}{b}": one @ part.T
+            for a, one in enumerate(inner)
+            for b, part in enumerate(parts)
+            if one.shape[1] == part.shape[1]
+        }
+        if share_of_each(found[0].output, mixed):
+            return (
+                f"the {name} of up and down that a rank multiplies do not belong together: take the"
+                " same inner columns of both, the same rank of each split."
+            )
     return None
 
 
@@ -181,11 +242,6 @@ def _sums_of_the_mlp(found, right, **case):
             " different inner columns: adding them up mixes them. The sum belongs after the second"
             " product, where each rank has its term of y."
         )
-    if any(one.output != found[0].output for one in found):
-        return (
-            "the ranks have different y: leave hands back the sum, and your term stays what it was:"
-            " return leave(term), and do no more to it on one rank alone."
-        )
     return None
 
 
@@ -199,7 +255,7 @@ mlp_on_ranks = topic.exercise(
     errors=(
         (r"'tuple' object", "tensor_split gives all parts, a tuple: take [rank], this rank's."),
     ),
-    properties=(_work_of_the_mlp, _sums_of_the_mlp),
+    properties=(_work_of_the_mlp, _sums_of_the_mlp, _parts_of_the_mlp),
     right="columns, GELU, rows, one sum: the inner columns never meet.",
 )
 
@@ -281,6 +337,33 @@ _ERRORS_OF_A_PAIR = (
 )
 
 
+def _gradients_of_a_pair(found, right, n):
+    """How often each rank's gradient is in that of x, on rank 0."""
+    x, *weights = drawn(n, (2, 3), *[(2, 3)] * n)
+    parts = {f"the gradient of rank {rank}": one for rank, one in enumerate(weights)}
+    if found[0].output != right[0].output or found[0].gradient_of_x is None:
+        return None
+    words = share_of_each(found[0].gradient_of_x, parts)
+    return words and f"forward is right. Backward adds up the ranks' gradients: on rank 0 {words}."
+
+
+def _terms_of_a_pair(found, right, n):
+    """How often each rank's term is in the sum, on rank 0, and y's gradient in that of a term."""
+    weight, *terms = drawn(n, (2, 3), *[(2, 3)] * n)
+    parts = {f"the term of rank {rank}": one for rank, one in enumerate(terms)}
+    if words := share_of_each(found[0].output, parts):
+        return f"forward adds up the ranks' terms: on rank 0 {words}."
+    if found[0].output == right[0].output and found[0].gradient_of_the_term:
+        words = share_of_each(found[-1].gradient_of_the_term, {"y's gradient": weight})
+        return (
+            f"forward is right. Backward hands on y's gradient as it is: on rank {n - 1} {words}."
+            if words
+            else "forward is right. Backward hands on another gradient than y's: it comes in, and"
+            " goes out as it is."
+        )
+    return None
+
+
 enter_columns = topic.exercise(
     "enter_columns",
     cases=_TWO_RANKS_AND_THREE,
@@ -295,6 +378,7 @@ enter_columns = topic.exercise(
             "Forward hands x on as it is, whole: the columns' weights are cut, and not x.",
         ),
     ),
+    properties=(_gradients_of_a_pair,),
     right="nothing in forward; in backward, the parts of x's gradient are added up.",
 )
 
@@ -312,6 +396,7 @@ leave_rows = topic.exercise(
             "A term has the size of the sum: forward adds the ranks' terms up, and cuts nothing.",
         ),
     ),
+    properties=(_terms_of_a_pair,),
     right="in forward, the terms are added up; in backward, each rank has y's gradient already.",
 )
 
@@ -346,10 +431,12 @@ def _row_of_ranks(solution, n, with_bias):
 def _times_the_bias(found, right, n, with_bias):
     """How often the bias is in y, where the product is right."""
     x, weight, bias = drawn(n, (3, 2 * n), (4, 2 * n), (4,))
-    times = [
-        (torch.tensor(one.output, dtype=x.dtype).view(3, 4) - x @ weight.T) / bias for one in found
-    ]
-    if not with_bias or any(not torch.allclose(each, each[0, 0], atol=1e-6) for each in times):
+    product = x @ weight.T
+    if not with_bias:
+        words = share_of_each(found[0].output, {"the product": product})
+        return words and f"y is the sum of the ranks' terms, and a bias: on {n} ranks {words}."
+    times = [(torch.tensor(one.output, dtype=x.dtype).view(3, 4) - product) / bias for one in found]
+    if any(not torch.allclose(each, each[0, 0], atol=1e-6) for each in times):
         return None
     count = [round(each[0, 0].item(), 4) + 0.0 for each in times]
     if count[0] == 0 == max(count):
@@ -518,6 +605,21 @@ def _another_loss(found, right, n, vocabulary, largest):
         " exponentials, minus the target's score.",
         ((total / n).log() - target / n).mean(): "AVG divides by the number of ranks: both are sums"
         " over the vocabulary, not means over ranks.",
+        (total.log2() - target).mean(): "that is a logarithm to the base 2: total.log() is wanted.",
+        (total.log() - target).max(): "that is the largest of the tokens' losses; their mean is"
+        " wanted.",
+        (total.log() - target).min(): "that is the least of the tokens' losses; their mean is"
+        " wanted.",
+        (
+            total.log() - target + top
+        ).mean(): "the largest score is subtracted in both, so both cancel:"
+        " nothing of it is to be added again.",
+        (total.log() - target.exp()).mean(): "the target's score stays as it is: no exp().",
+        ((total / scores.shape[1]).log() - target).mean(): "that is the mean of the exponentials,"
+        " whose sum is wanted: sum(1).",
+        (
+            (total * n / scores.shape[1]).log() - target
+        ).mean(): "that is the mean of the exponentials, whose sum is wanted: sum(1).",
         total.log().mean(): "the target's score is missing: that is the logarithm of the sum.",
         -target.mean(): "the sum of exponentials is missing: that is the target's score alone.",
         (
