@@ -53,6 +53,18 @@ def test_what_is_missing_is_named_with_what_to_do(monkeypatch):
     assert doctor.python().do == "install Python 3.11 or newer" and not doctor.python().fit
 
 
+def test_a_checkout_that_is_not_installed_is_named(monkeypatch):
+    """Must catch: a PackageNotFoundError; "nothing to do" where nothing was compared."""
+
+    def requires(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "requires", requires)
+    (row,) = doctor.packages()
+    assert row.here == f"not installed: it runs from {ROOT / 'src'}" and row.fit
+    assert row.do == f"pip install -e {ROOT}; what it needs was not compared"
+
+
 def test_the_last_line_is_ready_or_what_to_do():
     """Must catch: "ready" where a lab cannot run; advice that is no obstacle in the last line."""
     fine, busy = Diagnosis("CPU", "2 cores", "nothing to do"), Diagnosis("clock", "50%", "repeat")

@@ -54,7 +54,7 @@ FAULTS = {
             "Ranks 0 and 1 wait for each other",
             "rank 0 waits for rank 1 in a send to rank 1",
             "rank 1 waits for rank 0 in a send to rank 0",
-            "Rank 2 had ended",
+            "Rank 2 had finished",
         ),
     ),
     "all receive first": Fault(

@@ -116,7 +116,7 @@ def test_faults_of_staged_messages(three):
 
     with pytest.raises(RankRaised, match="Rank 1 raised ValueError: mine") as caught:
         three.run(left_alone)
-    assert "waited in a collective" in str(caught.value) and "had ended" not in str(caught.value)
+    assert "waited in a collective" in str(caught.value) and "had finished" not in str(caught.value)
     with pytest.raises(
         RankRaised,
         match="recv into a cpu tensor by gloo: say from which rank, or receive on the CPU.",

@@ -274,7 +274,7 @@ def _fate(outcome: Outcome, rank: int) -> str:
     if end is None:
         return f"{_silence(outcome, rank)}{at}"
     if isinstance(end, Returned):
-        return "had ended"
+        return "had finished"
     if isinstance(end, Died):
         return f"died: {end.how}"
     if end.stopped:

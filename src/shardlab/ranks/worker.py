@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -205,6 +206,8 @@ class Rank:
         torch.set_num_threads(place.threads)  # this and the device are a thread's own
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+            # autograd's thread has no context before its first product, and gets one there
+            warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current")
         backend = "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
         # The parent notices a collective that waits too long, and knows for whom. The backend's own
         # limit is for when it cannot.

@@ -88,8 +88,9 @@ class Communicator:
                 job()
             except BaseException as error:
                 work.error = error
+            del job  # and its tensors, before anybody weighs what is alive
             work.done.set()
-            del work, job  # and what they hold, while this thread waits for the next
+            del work  # while this thread waits for the next
 
 
 class Work(dist.Work):
@@ -100,6 +101,7 @@ class Work(dist.Work):
     def __init__(self, what: str):
         super().__init__()
         self.what, self.done, self.error = what, threading.Event(), None
+        self.tensors = self.given_out = ()
         self.alive.add(self)
 
     def wait(self, *timeout) -> bool:
@@ -107,12 +109,14 @@ class Work(dist.Work):
             raise Hangs(f"NCCL would hang: {self.what} does not end")
         if self.error:
             raise self.error
+        self.tensors = ()  # as NCCL's work lets go of what it holds for the allocator
         return True
 
     def is_completed(self) -> bool:
         return self.done.is_set()
 
     def get_future(self):
+        self.given_out = self.given_out or self.tensors  # for good: DDP may ask again later
         return EnqueuedFuture(self)
 
 
@@ -131,7 +135,7 @@ class EnqueuedFuture(torch.futures.Future):
     def follow(self, work):
         try:
             work.wait()
-            self.set_result(work.tensors)
+            self.set_result(work.given_out)
         except RuntimeError as error:
             self.set_exception(error)
 

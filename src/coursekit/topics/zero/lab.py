@@ -4,14 +4,15 @@ from typing import NamedTuple
 
 import torch
 
-from coursekit.formulas import RECIPES, zero_sent_bytes, zero_states_bytes, zero_transient_bytes
+from coursekit import formulas
 from coursekit.lab import small_gpt
 from coursekit.show.tables import Table, in_words
-from shardlab.gpt import next_token_loss
+from shardlab.gpt import GPTConfig, next_token_loss
 from shardlab.ranks import rank_device
 
 SIZES = dict(layers=3, hidden=45, heads=5, vocabulary=101, max_sequence=16, tied_head=0)
-SMALL_GPT = dict(parameters=84_555, data_parallel=4, zero_stage=3)  # where explorers begin
+COUNTED = formulas.evaluate(["parameters"], **vars(GPTConfig(**SIZES)), allow_unused=True)
+SMALL_GPT = COUNTED | dict(data_parallel=4, zero_stage=3)  # where explorers begin
 FP32_BYTES = dict(parameter_element_bytes=4, gradient_element_bytes=4)
 STAGES_AND_MICROBATCHES = [(stage, microbatches) for stage in range(4) for microbatches in (1, 4)]
 
@@ -48,16 +49,16 @@ def on_each_rank(formula, stage, n, **given):
     return [sum(formula(parameters=one, rank=r, **given) for one in flats) for r in range(n)]
 
 
-def sent_by_formula(stage, microbatches, n):
-    return on_each_rank(zero_sent_bytes, stage, n, accumulation_steps=microbatches, **FP32_BYTES)
+def sent_by_formula(stage, k, n):
+    return on_each_rank(formulas.zero_sent_bytes, stage, n, accumulation_steps=k, **FP32_BYTES)
 
 
 def table_of_stages(kept):
     """Stage -> rank -> States. AssertionError where a rank's bytes are not the formula's."""
     rows = []
     for stage, on_ranks in kept.items():
-        totals, recipe = list(map(sum, on_ranks)), RECIPES["fp32 Adam"].quantities
-        states = on_each_rank(zero_states_bytes, stage, len(totals), **recipe)
+        totals, recipe = list(map(sum, on_ranks)), formulas.RECIPES["fp32 Adam"].quantities
+        states = on_each_rank(formulas.zero_states_bytes, stage, len(totals), **recipe)
         flats, updated = (len(flat_tensors(one)) for one in (stage, stage % 3))
         assert totals == [one + 4 * updated for one in states], stage  # a counter of each
         rows.append([f"stage {stage}", flats, *on_ranks[0], totals[0], totals[-1]])
@@ -82,9 +83,8 @@ def chain_beside_formula(timeline):
     between = [point.bytes.gathered for point in timeline if point.phase == "forward"][-1]
     found = max(one.gathered for one in held), between, sum(peak) - sum(peak[:2])
     assert found[0] == 4 * 128 * 128
-    formula = zero_transient_bytes(
-        zero_unit_parameters=128 * 128, zero_root_parameters=0, **FP32_BYTES
-    )
+    unit = dict(zero_unit_parameters=128 * 128, zero_root_parameters=0)
+    formula = formulas.zero_transient_bytes(**unit, **FP32_BYTES)
     heads = ["whole_at_most", "between", "besides_the_shards"]
     rows = {"measured": found, "formula": (found[0], 0, formula)}
     return {name: dict(zip(heads, row)) for name, row in rows.items()}

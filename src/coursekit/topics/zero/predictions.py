@@ -141,8 +141,8 @@ PREDICTIONS = {
             Slip("All six layers' weights: one at a time is whole.", number=393_216),
             Slip("All six layers, twice: one layer at a time is whole.", number=786_432),
             Slip(
-                "One layer's weights and gradients, as the formula says; two chunks of a quarter"
-                " are on their way besides.",
+                "One layer's weights and gradients, as the formula says; chunks of a quarter are on"
+                " their way besides.",
                 number=131_072,
             ),
             Slip("One chunk on its way: a rank has two, sent and received.", number=147_456),
