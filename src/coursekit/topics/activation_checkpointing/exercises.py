@@ -1,17 +1,24 @@
 """Chapter 10: activation checkpointing."""
 
-import itertools
-import operator
 from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks  # noqa: F401 (the lab's solution calls it)
 
 from coursekit.exercises.answers import nine_digits
-from coursekit.exercises.checker import Exercise, Failure, Misconception, is_blank
+from coursekit.exercises.checker import Failure, is_blank
+from coursekit.exercises.edits import Topic
 from shardlab.gpt import Dropout
 from shardlab.measure.ledger import Ledger
+
+topic = Topic(__name__)
+
+
+def _where_it_is(value, sentence):
+    """A property: the answer is this value of the case, which the sentence names."""
+    return lambda found, right, **case: sentence if found == value(**case) else None
+
 
 # --- how many layers in a checkpoint --------------------------------------------------------------
 
@@ -20,48 +27,34 @@ def _needs(layers, vectors, n):
     return -(-layers // n) - 1 + n * vectors
 
 
-def _best_every(layers, vectors):
+def layers_in_a_checkpoint(layers, vectors):
     return min(range(1, layers + 1), key=lambda n: (_needs(layers, vectors, n), n))
 
 
-def _root_of(size):
-    def layers_in_a_checkpoint(layers, vectors):
-        return max(1, round(size(layers, vectors) ** 0.5))
+def _needs_more(found, right, layers, vectors):
+    if type(found) is not int:
+        return "n is a whole number of layers: round it, or try all numbers from 1 to layers."
+    if not 1 <= found <= layers:
+        return f"a checkpoint has from 1 to {layers} layers here, and you return {found}."
+    needs = [
+        f"with {n} in each there are {_needs(layers, vectors, n)} vectors at a time"
+        f" ({-(-layers // n) - 1} inputs of other checkpoints and {n * vectors} of the layers in"
+        " one)"
+        for n in (found, right)
+    ]
+    return f"{layers} layers of {vectors}: {needs[0]}; {needs[1]}."
 
-    return layers_in_a_checkpoint
 
-
-best_every = Exercise(
-    name="layers_in_a_checkpoint",
-    reference=_best_every,
+best_every = topic.exercise(
+    "best_every",
+    layers_in_a_checkpoint,
     cases=(
         dict(layers=36, vectors=1),
         dict(layers=24, vectors=16),
         dict(layers=48, vectors=16),
         dict(layers=400, vectors=16),
     ),
-    misconceptions=(
-        Misconception(
-            _root_of(lambda layers, vectors: layers),
-            "the root of L is right for layers that keep no more than their input. These keep more"
-            " vectors, and n layers of them are there at a time: 24 layers with 4 in a checkpoint"
-            " need 69 vectors, with 1 in each 39.",
-        ),
-        Misconception(
-            _root_of(lambda layers, vectors: layers * vectors),
-            "layers that keep more want fewer of them in a checkpoint, not more: divide.",
-        ),
-        Misconception(
-            lambda layers, vectors: layers,
-            "one checkpoint around all keeps least, one input. But all layers are there when it is"
-            " computed again: the peak is what it was without.",
-        ),
-        Misconception(
-            lambda layers, vectors: 1,
-            "right for most transformers, but not for many layers or small ones: 36 layers of"
-            " one vector need 36 with n = 1 and 11 with n = 6.",
-        ),
-    ),
+    properties=(_needs_more,),
     right="inputs of all checkpoints and the layers of one: near the root of L over the vectors.",
 )
 
@@ -77,11 +70,43 @@ _ATTENTION = (
     ("add", 1),
 )
 
-selective_kept = Exercise(
-    name="kept_elements",
-    reference=lambda operations, keep, of_input: (
-        of_input + sum(elements for name, elements in operations if name in keep)
-    ),
+
+def kept_elements(operations, keep, of_input):
+    return of_input + sum(elements for name, elements in operations if name in keep)
+
+
+def _kept(which, input_too=True):
+    """The elements of outputs, by (operations, keep), and those of the input."""
+    return lambda operations, keep, of_input: of_input * input_too + sum(which(operations, keep))
+
+
+def _named(operations, keep):
+    return [elements for name, elements in operations if name in keep]
+
+
+def _not_named(operations, keep):
+    return [elements for name, elements in operations if name not in keep]
+
+
+def _of_one_name(operations, keep):
+    return [elements for name, elements in operations if name == keep[0]]
+
+
+def _first_of_each(operations, keep):
+    return [dict(reversed(operations)).get(name, 0) for name in keep]
+
+
+def _last_of_each(operations, keep):
+    return [dict(operations).get(name, 0) for name in keep]
+
+
+def _counted_outputs(operations, keep):
+    return [1 for name, _ in operations if name in keep]
+
+
+selective_kept = topic.exercise(
+    "selective_kept",
+    kept_elements,
     cases=(
         dict(operations=_ATTENTION + _MLP, keep=("addmm",), of_input=1),
         dict(operations=_ATTENTION + _MLP, keep=("addmm", "attention"), of_input=1),
@@ -92,26 +117,34 @@ selective_kept = Exercise(
         "a layer, keep products and attention",
         "an MLP, and a kept operator that it does not have",
     ),
-    misconceptions=(
-        Misconception(
-            lambda operations, keep, of_input: sum(
-                elements for name, elements in operations if name in keep
+    properties=tuple(
+        _where_it_is(_kept(which, input_too), sentence)
+        for which, input_too, sentence in (
+            (_of_one_name, True, "that is the first operator of keep alone: add the others."),
+            (_named, False, "the input is kept, too: the second run begins with it."),
+            (
+                _not_named,
+                True,
+                "these are the ones that are computed again. The policy names what is kept: what is"
+                " expensive.",
             ),
-            "the input is kept, too: the second run begins with it.",
-        ),
-        Misconception(
-            lambda operations, keep, of_input: (
-                of_input + sum(elements for name, elements in operations if name not in keep)
+            (
+                _not_named,
+                False,
+                "these are computed again: keep names what is kept, beside the input.",
             ),
-            "these are the ones that are computed again. The policy names what is kept: what is"
-            " expensive.",
-        ),
-        Misconception(
-            lambda operations, keep, of_input: (
-                of_input + sum(dict(operations).get(name, 0) for name in keep)
+            (
+                lambda operations, keep: [elements for _, elements in operations],
+                True,
+                "that is all of it: only outputs of the operators in keep are kept.",
             ),
-            "an operator comes more than once: each of its outputs is kept.",
-        ),
+            *(
+                (each, True, "an operator comes more than once: each of its outputs is kept.")
+                for each in (_last_of_each, _first_of_each)
+            ),
+            (_counted_outputs, True, "that counts the outputs: add up their elements."),
+            (_counted_outputs, False, "that counts the outputs: add up their elements."),
+        )
     ),
     right="the input, and each output of a kept operator: 10 vectors of a layer, 11 with"
     " attention.",
@@ -120,27 +153,56 @@ selective_kept = Exercise(
 
 # --- nested checkpoints ---------------------------------------------------------------------------
 
-nested_runs = Exercise(
-    name="runs",
-    reference=lambda depth: depth + 1,
+
+def runs(depth):
+    return depth + 1
+
+
+def _grows_faster(found, right, depth):
+    if depth > 1 and isinstance(found, (int, float)) and found > right:
+        return (
+            f"each level adds one run: {depth} levels add {depth}, however deep they are, and"
+            " forward is one."
+        )
+
+
+nested_runs = topic.exercise(
+    "nested_runs",
+    runs,
     cases=(dict(depth=0), dict(depth=1), dict(depth=2), dict(depth=4)),
-    misconceptions=(
-        Misconception(
-            lambda depth: 2 if depth else 1,
-            "one level runs the layer twice. With two, the outer checkpoint is computed again;"
-            " in that run the inner checkpoint forgets again, and is then computed again itself.",
+    properties=(
+        *(
+            _where_it_is(value, sentence)
+            for value, sentence in (
+                (lambda depth: depth, "forward runs it once, before anything is made again."),
+                (
+                    lambda depth: 2,
+                    "one level runs the layer twice. With two, the outer checkpoint is computed"
+                    " again; in that run the inner checkpoint forgets again, and is then computed"
+                    " again itself.",
+                ),
+                (
+                    lambda depth: 2**depth,
+                    "a level runs the level inside it once more, not twice: count levels, do not"
+                    " double.",
+                ),
+                (lambda depth: 2 * depth, "a level adds one run, not two, and forward is one."),
+                (lambda depth: depth + 2, "forward is one run, each level one: one too many."),
+            )
         ),
-        Misconception(
-            lambda depth: 2**depth,
-            "a level runs the level inside it once more, not twice: count levels, do not double.",
-        ),
-        Misconception(lambda depth: depth, "forward runs it once, before anything is made again."),
+        _grows_faster,
     ),
     right="once forward, and once for each level.",
 )
 
 
 # --- a function with side effects -----------------------------------------------------------------
+
+
+class _State(NamedTuple):
+    mean: float
+    count: int
+    outputs: list
 
 
 def _running_mean(solution, values, recomputed):
@@ -151,46 +213,61 @@ def _running_mean(solution, values, recomputed):
         outputs.append(solution(state, value, False))
         if recomputed:
             outputs.append(solution(state, value, True))
-    if any(output is None or output is ... for output in outputs):
+    if all(output is None or output is ... for output in outputs):
+        return outputs[0]
+    if any(not isinstance(output, (int, float)) for output in outputs):
+        return "forward hands back 2 x every time, in the second run as well."
+    return _State(round(state["mean"], 9), state["count"], [round(one, 9) for one in outputs])
+
+
+def forward(state, x, again):
+    if not again:
+        state["count"] += 1
+        state["mean"] += (x - state["mean"]) / state["count"]
+    return 2 * x
+
+
+def _of_the_outputs(found, right, values, recomputed):
+    if isinstance(found, _State) and found.outputs != right.outputs:
+        if found.outputs[::2] == right.outputs[::2] and recomputed:
+            return (
+                "the second run hands back something else than the first: the gradient is of"
+                " another function."
+            )
+        return (
+            "the output must be 2 x, of x alone. It must not depend on what a run changes: the"
+            " second run would find another mean, and the gradient is of another function."
+        )
+
+
+def _of_the_state(found, right, values, recomputed):
+    if not isinstance(found, _State) or found.outputs != right.outputs:
         return None
-    return [round(state["mean"], 9), state["count"], [round(output, 9) for output in outputs]]
+    if found.count == 0:
+        return "without a checkpoint nothing is counted. The first run is the one that counts."
+    if found.count == 2 * right.count:
+        return (
+            "each batch counts twice under a checkpoint. The mean may be right here by luck and"
+            " the count is not; a mean that forgets, as BatchNorm's does, is wrong as well."
+        )
+    if found.count != right.count:
+        return f"{len(values)} batches came, and {found.count} are counted."
+    return (
+        f"the count is right, {found.count}. The mean of the x is {right.mean}, and you have"
+        f" {found.mean}: count first, then move the mean by (x - mean) / count."
+    )
 
 
-def _layer(when=lambda again: not again, result=lambda state, x: 2 * x):
-    def forward(state, x, again):
-        if when(again):
-            state["count"] += 1
-            state["mean"] += (x - state["mean"]) / state["count"]
-        return result(state, x)
-
-    return forward
-
-
-counts_once = Exercise(
-    name="forward",
-    reference=_layer(),
+counts_once = topic.exercise(
+    "counts_once",
+    forward,
     cases=(
         dict(values=[1.0, 4.0, 2.0], recomputed=False),
         dict(values=[1.0, 4.0, 2.0], recomputed=True),
     ),
     words=("three batches", "three batches, each recomputed; forward returns 2 x"),
     answer=_running_mean,
-    misconceptions=(
-        Misconception(
-            _layer(when=lambda again: True),
-            "each batch counts twice under a checkpoint. The mean is right here by luck and the"
-            " count is not; a mean that forgets, as BatchNorm's does, is wrong as well.",
-        ),
-        Misconception(
-            _layer(when=lambda again: again),
-            "without a checkpoint nothing is counted. The first run is the one that counts.",
-        ),
-        Misconception(
-            _layer(result=lambda state, x: 2 * (x - state["mean"])),
-            "the output must not depend on what a run changes: the second run would find another"
-            " mean, and the gradient is of another function.",
-        ),
-    ),
+    properties=(_of_the_outputs, _of_the_state),
     right="what is beside the result happens once; the result is the same both times.",
 )
 
@@ -199,11 +276,25 @@ counts_once = Exercise(
 
 _LLAMA = dict(kept_bytes=1_259_929_600, flops=3_590_592_102_400.0)
 
-link_hides = Exercise(
-    name="hides",
-    reference=lambda kept_bytes, flops, flops_per_second, link: bool(
-        kept_bytes / link <= flops / flops_per_second
-    ),
+
+def hides(kept_bytes, flops, flops_per_second, link):
+    return kept_bytes / link <= flops / flops_per_second
+
+
+def _both_times(found, right, kept_bytes, flops, flops_per_second, link):
+    if not isinstance(found, bool):
+        return "a yes or no is wanted, True where the copy takes no longer than the layer computes."
+    copy, compute = kept_bytes / link, flops / flops_per_second
+    return (
+        f"kept_bytes / link, the copy out, takes {1000 * copy:.1f} ms, and flops /"
+        f" flops_per_second, the layer forward, {1000 * compute:.1f} ms: it is"
+        f" {'hidden' if right else 'not hidden'}."
+    )
+
+
+link_hides = topic.exercise(
+    "link_hides",
+    hides,
     cases=(
         dict(**_LLAMA, flops_per_second=125e12, link=31e9),
         dict(**_LLAMA, flops_per_second=125e12, link=63e9),
@@ -216,27 +307,7 @@ link_hides = Exercise(
         "all activations, 400 TFLOP/s, PCIe 5",
         "a checkpoint's input, 400 TFLOP/s, PCIe 4",
     ),
-    misconceptions=(
-        Misconception(
-            lambda kept_bytes, flops, flops_per_second, link: bool(
-                kept_bytes / link <= 3 * flops / flops_per_second
-            ),
-            "out in forward, back in backward: each phase has copies of its own, and forward, with"
-            " a third of the step, is the tighter one.",
-        ),
-        Misconception(
-            lambda kept_bytes, flops, flops_per_second, link: bool(
-                kept_bytes / link >= flops / flops_per_second
-            ),
-            "turned round: the copy hides if it takes no longer than the layer computes.",
-        ),
-        Misconception(
-            lambda kept_bytes, flops, flops_per_second, link: bool(
-                kept_bytes / link <= 2 * flops / flops_per_second
-            ),
-            "that is backward's time, twice forward's. The copy out has to hide behind forward.",
-        ),
-    ),
+    properties=(_both_times,),
     right="a layer's bytes pass while a layer computes, forward: a faster GPU needs a faster link.",
 )
 
@@ -244,10 +315,15 @@ link_hides = Exercise(
 # --- bug hunt: dropout without the state of the random numbers ------------------------------------
 
 
+class _Dropped(NamedTuple):
+    same_gradient: bool
+    same_numbers_afterwards: bool
+
+
 def _dropped(solution, p, after):
     """The gradient under the checkpoint and without it, and what is drawn afterwards."""
     if not (isinstance(solution, type) and issubclass(solution, torch.autograd.Function)):
-        return "no class"
+        return "the check wants the class Forgetful, a torch.autograd.Function."
     torch.manual_seed(3)
     layer = nn.Sequential(nn.Linear(4, 6), Dropout(p), nn.Linear(6, 4)).double()
     x = torch.randn(5, 4, dtype=torch.double)
@@ -262,59 +338,8 @@ def _dropped(solution, p, after):
         (y * y).sum().backward()
         gradients.append(nine_digits(own.grad) + nine_digits(layer[0].weight.grad))
         drawn.append(torch.rand(1).item())
-    return gradients[0] == gradients[1], drawn[0] == drawn[1]
+    return _Dropped(gradients[0] == gradients[1], drawn[0] == drawn[1])
 
-
-def _checkpoint(keep=True, put_back=True, back_to=lambda ctx, now: now):
-    class Checkpoint(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, function, x):
-            ctx.function = function
-            ctx.save_for_backward(x)
-            ctx.state = torch.get_rng_state()
-            with torch.no_grad():
-                y = function(x)
-            return y
-
-        @staticmethod
-        def backward(ctx, dy):
-            (x,) = ctx.saved_tensors
-            x = x.detach().requires_grad_()
-            now = torch.get_rng_state()
-            if keep:
-                torch.set_rng_state(ctx.state)
-            with torch.enable_grad():
-                y = ctx.function(x)
-            if put_back:
-                torch.set_rng_state(back_to(ctx, now))
-            y.backward(dy)
-            return None, x.grad
-
-    return Checkpoint
-
-
-class _seeded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, function, x):
-        ctx.function = function
-        ctx.save_for_backward(x)
-        torch.manual_seed(0)
-        with torch.no_grad():
-            return function(x)
-
-    @staticmethod
-    def backward(ctx, dy):
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        now = torch.get_rng_state()
-        torch.manual_seed(0)
-        with torch.enable_grad():
-            y = ctx.function(x)
-        torch.set_rng_state(now)
-        y.backward(dy)
-        return None, x.grad
-
-
-FORGETFUL = _checkpoint(keep=False, put_back=False)  # as the bug hunt finds it
 
 # what PyTorch says of an autograd function, and what it means there
 _ERRORS_OF_A_FUNCTION = (
@@ -352,50 +377,37 @@ _ERRORS_OF_A_FUNCTION = (
 )
 
 
-forgetful_checkpoint = Exercise(
-    name="Forgetful",
-    reference=_checkpoint(),
+def _of_the_dropout(found, right, p, after):
+    if not isinstance(found, _Dropped) or found.same_gradient:
+        return None
+    if not p:
+        return "the gradient is wrong without dropout as well: return None, x.grad."
+    return (
+        "the second run draws another mask than the first: read the state in forward, before the"
+        " function draws, and set it in backward, before the second run."
+    )
+
+
+def _of_what_comes_next(found, right, p, after):
+    if isinstance(found, _Dropped) and found.same_gradient:
+        return (
+            "the gradient is right, and what comes afterwards draws other numbers: forward leaves"
+            " the state where the function left it, and backward puts back what it found."
+        )
+
+
+forgetful_checkpoint = topic.exercise(
+    "forgetful_checkpoint",
     cases=(dict(p=0.0, after=0), dict(p=0.5, after=0), dict(p=0.5, after=7)),
     words=("no dropout", "dropout", "dropout, and more that draws after it"),
     answer=_dropped,
     hint="The second run draws random numbers anew. Which state does it need, when is"
     " that read, and who draws after it?",
-    misconceptions=(
-        Misconception(
-            FORGETFUL,
-            "the second run draws another mask, so the gradient belongs to a forward that never"
-            " ran, and later code draws other numbers, too. Keep the state in forward, set it in"
-            " backward, and put back what was there.",
-        ),
-        Misconception(
-            _checkpoint(keep=False),
-            "what comes afterwards draws what it should, but the second run still has another"
-            " mask: dropout has to draw from the state of forward, read before, not after the"
-            " function has drawn.",
-        ),
-        Misconception(
-            lambda *_: None, "the check wants the class Forgetful, a torch.autograd.Function."
-        ),
-        Misconception(
-            _seeded,
-            "the same seed for both runs is the same mask, and the same in every layer and every"
-            " step; and what comes afterwards draws other numbers. Keep the state that was there.",
-        ),
-        Misconception(
-            _checkpoint(back_to=lambda ctx, now: torch.get_rng_state()),
-            "the gradient is right, and the next step draws the numbers of this one again: read"
-            " the state before you set the one of forward, and put that back.",
-        ),
-        Misconception(
-            _checkpoint(back_to=lambda ctx, now: ctx.state),
-            "the gradient is right, and the next step draws the numbers of this one again: put"
-            " back what was there before the second run, not the state of forward; and in forward"
-            " put nothing back.",
-        ),
-    ),
+    properties=(_of_the_dropout, _of_what_comes_next),
     errors=_ERRORS_OF_A_FUNCTION,
     right="the same mask both times, and the same numbers for whoever draws next.",
 )
+FORGETFUL = forgetful_checkpoint.misconceptions[0].solution  # as the bug hunt finds it
 
 
 # --- build it: a checkpoint as an autograd function -----------------------------------------------
@@ -430,7 +442,7 @@ def _step_beside_plain(call, rows, layers):
     chain = nn.ModuleList(_Counted() for _ in range(layers)).double()
     tokens = torch.randn(rows, 4, dtype=torch.double)
     found = []
-    for way in (lambda layer, x: layer(x), _plain_checkpoint().apply, call):
+    for way in (lambda layer, x: layer(x), own_checkpoint.reference.apply, call):
         first.zero_grad()
         chain.zero_grad()
         for layer in chain:
@@ -462,13 +474,13 @@ def _as_wanted(found, wanted):
     if all(mine is None for mine in found):
         return "there are none"
     return all(
-        mine is not None and torch.allclose(mine, theirs) for mine, theirs in zip(found, wanted)
+        mine is not None and torch.allclose(mine, right) for mine, right in zip(found, wanted)
     )
 
 
 def _step_of_a_function(solution, rows, layers):
     if not (isinstance(solution, type) and issubclass(solution, torch.autograd.Function)):
-        return "no class"
+        return "the check wants the class RunTwice, a torch.autograd.Function."
     return _step_or_failure(solution.apply, rows, layers)
 
 
@@ -480,119 +492,62 @@ def _step_or_failure(solution, rows, layers):
         return ... if is_blank(error) else Failure.of(error)
 
 
-def _plain_checkpoint(
-    cut=True,
-    records=True,
-    keeps_graph=False,
-    whole=True,
-    back=lambda x, dy: x.grad if x.is_leaf else None,
-    gradient_of_y=lambda dy: dy,
-    goes_back=True,
-    extra=0,
-    copies=0,
-    first=True,
-):
-    """A checkpoint without random numbers, and what readers make of one."""
-
-    class Checkpoint(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, function, x):
-            ctx.function = function
-            if keeps_graph:
-                ctx.x = x.detach().requires_grad_()
-                with torch.enable_grad():
-                    ctx.y = function(ctx.x)
-                return ctx.y.detach()
-            ctx.save_for_backward(x)
-            ctx.copies = [x.detach().clone() for _ in range(copies)]
-            return function(x) if first else x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            if keeps_graph:
-                ctx.y.backward(gradient)
-                return None, ctx.x.grad
-            (x,) = ctx.saved_tensors
-            if cut:
-                x = x.detach().requires_grad_()
-            with torch.set_grad_enabled(records):
-                for _ in range(extra):
-                    ctx.function(x)
-                y = ctx.function(x)
-            if not whole:
-                return None, torch.autograd.grad(y, x, gradient)[0]
-            if goes_back:
-                y.backward(gradient_of_y(gradient))
-            return None, back(x, gradient)
-
-    return Checkpoint
+def _what_is_kept(found, right, rows, layers):
+    if not isinstance(found, _Stepped):
+        return None
+    gradients = {
+        found.gradients_before_the_layers_are_right,
+        found.gradients_of_the_layers_are_right,
+    }
+    if found.forwards > right.forwards and found.inputs_alone_are_kept:
+        return (
+            f"the function runs more often than needed, {found.forwards // layers} times: once in"
+            " forward, once in backward."
+        )
+    if gradients == {True} and not found.inputs_alone_are_kept:
+        return (
+            "the gradients are right, and ctx keeps more than x: the output, a copy or activations,"
+            " say. Keep x itself, and nothing else."
+        )
+    if gradients == {True} and not found.memory_comes_back:
+        return (
+            "the gradients are right, and after backward the memory does not come back: something"
+            " that outlives the step holds an activation, or its graph."
+        )
+    if found.forwards < right.forwards and found.inputs_alone_are_kept:
+        return (
+            "the function runs less than twice: forward does not run the function, it returns"
+            " function(x), or backward does not run it again."
+        )
 
 
-own_checkpoint = Exercise(
-    name="RunTwice",
-    reference=_plain_checkpoint(),
+def _whose_gradients(found, right, rows, layers):
+    if not isinstance(found, _Stepped):
+        return None
+    before = found.gradients_before_the_layers_are_right
+    of_layers = found.gradients_of_the_layers_are_right
+    if of_layers is True and before is not True:
+        return (
+            "the layers' own gradients are right, and those of what comes before are not: what"
+            " backward hands on is not the gradient of x."
+        )
+    if before is True and of_layers is not True:
+        return "x gets its gradient, and the function's parameters do not get their gradients."
+    if layers == 1 and before is False and of_layers is False:
+        return (
+            "no gradient is right, so backward goes through another function, or begins with"
+            " another gradient of y, than the plain step."
+        )
+
+
+own_checkpoint = topic.exercise(
+    "own_checkpoint",
     cases=(dict(rows=3, layers=1), dict(rows=5, layers=3)),
     words=("one layer", "three layers"),
     answer=_step_of_a_function,
     hint="In forward, keep x alone. In backward: an x without a past, a run that is"
     " recorded, and a backward through it with the gradient that you are given.",
-    misconceptions=(
-        Misconception(
-            _plain_checkpoint(keeps_graph=True),
-            "the gradients are right, and nothing is saved: forward has recorded the function, and"
-            " ctx keeps its graph with all activations. Keep x, and run the function a second time"
-            " in backward.",
-        ),
-        Misconception(
-            _plain_checkpoint(records=False),
-            "autograd records nothing in a backward either, so what you call backward on has no"
-            " graph. Run the function inside torch.enable_grad(), and call y.backward(gradient) on"
-            " its result, not on a sum made outside.",
-        ),
-        Misconception(
-            _plain_checkpoint(cut=False),
-            "x still has its past: the backward within backward goes on through all layers before"
-            " this one, and the outer backward finds their graph gone. Begin with"
-            " x.detach().requires_grad_().",
-        ),
-        Misconception(
-            _plain_checkpoint(whole=False),
-            "x gets its gradient and the function's parameters get none: autograd.grad() computes"
-            " what it is asked for. y.backward(gradient) fills both.",
-        ),
-        Misconception(
-            _plain_checkpoint(back=lambda x, gradient: gradient),
-            "that is not the gradient of x, but that of y, say, or none at all. Layers before this"
-            " one want that of x, which the second backward leaves in x.grad, if x is"
-            " x.detach().requires_grad_().",
-        ),
-        Misconception(
-            lambda *_: None, "the check wants the class RunTwice, a torch.autograd.Function."
-        ),
-        Misconception(
-            _plain_checkpoint(gradient_of_y=torch.ones_like),
-            "that takes ones for the gradient of y, as backward of a sum does: y's gradient is"
-            " what backward was given, gradient.",
-        ),
-        Misconception(
-            _plain_checkpoint(goes_back=False),
-            "no backward went through the second run: y.backward(gradient) fills x.grad and"
-            " the gradients of the parameters.",
-        ),
-        Misconception(
-            _plain_checkpoint(extra=1),
-            "the function runs more often than needed: once in forward, once in backward.",
-        ),
-        Misconception(
-            _plain_checkpoint(copies=40),
-            "the gradients are right, and ctx keeps more than x: its output or a copy, say. Keep x"
-            " itself, and nothing else.",
-        ),
-        Misconception(
-            _plain_checkpoint(first=False),
-            "forward does not run the function: it returns function(x).",
-        ),
-    ),
+    properties=(_what_is_kept, _whose_gradients),
     errors=_ERRORS_OF_A_FUNCTION,
     right="x alone is kept, and backward makes the rest again, for the gradients of x and of the"
     " parameters.",
@@ -602,75 +557,14 @@ own_checkpoint = Exercise(
 # --- build it: the same by hooks ------------------------------------------------------------------
 
 
-def _forgetting(number=True, once=True, cut=True, records=True, kept_as=None):
-    """A function and x to function(x) whose activations are made again, and what readers make of
-    it."""
-
-    def forget(function, x):
-        again, count = [], itertools.count()
-
-        def keep(activation):
-            again.append(activation.detach() if cut else activation)
-            return again[-1]
-
-        def pack(activation):
-            if kept_as:
-                return kept_as(activation)
-            return next(count) if number else activation
-
-        def unpack(kept):
-            if not number and not kept_as:
-                return kept
-            if not (once and again):
-                again.clear()
-                with torch.set_grad_enabled(records), saved_tensors_hooks(keep, lambda own: own):
-                    function(x)
-            return kept if kept_as else again[kept]
-
-        with saved_tensors_hooks(pack, unpack):
-            return function(x)
-
-    return forget
-
-
-own_hooks = Exercise(
-    name="forget",
-    reference=_forgetting(),
+own_hooks = topic.exercise(
+    "own_hooks",
     cases=(dict(rows=3, layers=1), dict(rows=5, layers=3)),
     words=("one layer", "three layers"),
     answer=_step_or_failure,
     hint="What pack returns is what autograd keeps. For which activation does the"
     " function run again, and how does each find its own?",
-    misconceptions=(
-        Misconception(
-            _forgetting(number=False),
-            "whatever pack returns is what autograd keeps: here the activation itself, so nothing"
-            " is forgotten. Return its number.",
-        ),
-        Misconception(
-            _forgetting(once=False),
-            "the function runs again for each activation that backward asks for. Run it for the"
-            " first one, and keep what it makes for the others.",
-        ),
-        Misconception(
-            _forgetting(cut=False),
-            "the gradients are right, and after backward the memory does not come back: an"
-            " activation with its graph keeps itself alive. keep wants activation.detach(), and"
-            " does not return the activation: what it returns is kept, too.",
-        ),
-        Misconception(
-            _forgetting(records=False),
-            "again is empty after the second run, or shorter than the number: either keep puts"
-            " nothing there, or autograd has recorded nothing, which in a backward it does only"
-            " inside torch.enable_grad(); or x was detached and needs no gradient any more; or pack"
-            " returns no number of its own, counted from 0.",
-        ),
-        Misconception(
-            _forgetting(kept_as=lambda activation: activation.detach()),
-            "whatever pack returns is what autograd keeps: here the activation, so nothing is"
-            " forgotten, and the function runs again for nothing. Return its number.",
-        ),
-    ),
+    properties=(_what_is_kept, _whose_gradients),
     errors=(
         (
             "invalid gradient|shapes cannot be multiplied|size mismatch",
@@ -723,65 +617,54 @@ def peak_of_blocks(recomputed, layers, kept, kept_input, work, loss):
     return max(*points, sum(sizes) + loss)
 
 
-def _blocks(
-    order=range,
-    every=None,
-    peak=peak_of_blocks,
-    fits=operator.le,
-    given=lambda blocks, layers: blocks,
-):
-    """The fewest blocks of an order that fit by some idea of the peak."""
-
-    def blocks_to_recompute(layers, kept, kept_input, work, loss, budget):
-        counts = range(layers + 1) if every is None else (0, layers)
-        for count in counts:
-            blocks = list(order(layers))[:count]
-            if fits(peak(blocks, layers, kept, kept_input, work, loss), budget):
-                return given(blocks, layers)
-        return list(range(layers))
-
-    return blocks_to_recompute
-
-
-class _Plan(NamedTuple):
-    blocks_to_recompute: int
-    within_the_budget: bool
-
-
 def _plan_of(solution, layers, kept, kept_input, work, loss, budget):
     blocks = solution(layers, kept, kept_input, work, loss, budget)
     if blocks is None or blocks is ...:
         return blocks
     if isinstance(blocks, (int, float)) or any(isinstance(block, bool) for block in blocks):
         return "it is to return the numbers of the blocks to recompute, a list, counted from 0."
-    blocks = set(blocks)
-    if not blocks <= set(range(layers)):
+    blocks = sorted(set(blocks))
+    if not set(blocks) <= set(range(layers)):
         wrong = max(blocks, key=lambda block: abs(block))
         return (
             f"there is no block {wrong}: the {layers} blocks are counted from 0. Recompute the"
             " first ones."
         )
-    peak = peak_of_blocks(blocks, layers, kept, kept_input, work, loss)
-    return _Plan(len(blocks), peak <= budget)
+    of = layers, kept, kept_input, work, loss
+    right = blocks_for_a_budget.reference(*of, budget)
+    as_good = len(blocks) == len(right) and peak_of_blocks(blocks, *of) <= budget
+    return right if as_good else blocks
+
+
+def _over_the_budget(found, right, layers, kept, kept_input, work, loss, budget):
+    if not isinstance(found, list):
+        return None
+    of = layers, kept, kept_input, work, loss
+    if found == list(range(len(right), layers)):
+        return f"{found} are the blocks that are kept; return the blocks to recompute."
+    if peak_of_blocks(found, *of) <= budget:
+        return (
+            f"{'all or nothing: ' * (len(found) == layers)}blocks {found} fit, and {right} would"
+            " do: the others are recomputed for nothing."
+        )
+    sizes = [kept_input if number in found else kept for number in range(layers)]
+    block = layers - 1  # beside it most is kept
+    said = f"with {f'blocks {found}' if found else 'no block'} recomputed it does not fit"
+    if sum(sizes) + loss > budget:
+        point = f"at the loss all blocks keep {sum(sizes)}, and the loss takes {loss}"
+    else:
+        point = (
+            f"in the middle of backward, at block {block}, those before it keep"
+            f" {sum(sizes[:block])}, and work takes {work}"
+        )
+    return f"{said}: {point}; the budget is {budget}, and the fullest point decides."
 
 
 _BLOCK = dict(kept=16, kept_input=1)
 
 
-def _points(together, inputs=True):
-    """The points that readers take for the peak of all points."""
-
-    def peak(recomputed, layers, kept, kept_input, work, loss):
-        own = kept_input if inputs else 0
-        sizes = [own if number in recomputed else kept for number in range(layers)]
-        return together([*[sum(sizes[:n]) + work for n in range(layers)], sum(sizes) + loss])
-
-    return peak
-
-
-blocks_for_a_budget = Exercise(
-    name="blocks_to_recompute",
-    reference=_blocks(),
+blocks_for_a_budget = topic.exercise(
+    "blocks_for_a_budget",
     cases=(
         dict(layers=8, **_BLOCK, work=26, loss=4, budget=100),
         dict(layers=8, **_BLOCK, work=26, loss=4, budget=45),
@@ -803,93 +686,7 @@ blocks_for_a_budget = Exercise(
     answer=_plan_of,
     hint="Backward goes from the last block to the first. At each block, what do those"
     " before it keep, and what is at work? One more point is the loss.",
-    misconceptions=(
-        Misconception(
-            _blocks(order=lambda layers: range(layers)[::-1]),
-            "these fit, but are one more than needed: when backward is at the last block, the"
-            " blocks before it still hold all that they keep. Recompute the first ones.",
-        ),
-        Misconception(
-            _blocks(given=lambda blocks, layers: list(range(layers))[layers - len(blocks) :]),
-            "as many as are needed, but from the wrong end, so they do not fit: when backward is"
-            " at the last block, the blocks before it still hold all that they keep. Recompute"
-            " the first ones.",
-        ),
-        Misconception(
-            _blocks(every=True),
-            "all or nothing: these fit, and most of them are recomputed for nothing.",
-        ),
-        Misconception(
-            _blocks(
-                peak=lambda blocks, layers, kept, kept_input, work, loss: peak_of_blocks(
-                    blocks, layers, kept, kept_input, work, 0
-                )
-            ),
-            "in the middle of backward these fit. When it begins, everything is kept and the loss"
-            " is at work: count that point, too.",
-        ),
-        Misconception(
-            _blocks(
-                peak=lambda blocks, layers, kept, kept_input, work, loss: (
-                    len(blocks) * kept_input + (layers - len(blocks)) * kept + max(work, loss)
-                )
-            ),
-            "that counts what all blocks keep beside one at work. The block at work is one of them,"
-            " and those after it are gone: block i has only the ones before it beside it.",
-        ),
-        Misconception(
-            _blocks(fits=operator.lt),
-            "as few as fit, and what takes exactly the budget fits: <=, not <.",
-        ),
-        Misconception(
-            _blocks(given=lambda blocks, layers: blocks[:-1]),
-            "one block too few, so they do not fit: range(count) has count numbers already.",
-        ),
-        Misconception(
-            _blocks(given=lambda blocks, layers: [block + 1 for block in blocks]),
-            "blocks are counted from 0: the first is block 0.",
-        ),
-        Misconception(
-            _blocks(given=lambda blocks, layers: list(range(len(blocks), layers))),
-            "those are the blocks to keep; return the blocks to recompute.",
-        ),
-        Misconception(
-            _blocks(peak=_points(max, inputs=False)),
-            "a block that is recomputed keeps its input still, kept_input.",
-        ),
-        Misconception(
-            _blocks(
-                peak=lambda blocks, layers, kept, kept_input, work, loss: peak_of_blocks(
-                    blocks, layers, kept, kept_input, 0, loss
-                )
-            ),
-            "in the middle of backward count work, too: the block at work needs it beside what the"
-            " blocks before it keep.",
-        ),
-        Misconception(
-            _blocks(
-                peak=lambda blocks, layers, kept, kept_input, work, loss: (
-                    len(blocks) * kept_input + (layers - len(blocks)) * kept + loss + work
-                )
-            ),
-            "work and loss are never there together: the loss is over when the first block's"
-            " backward is at work. The peak is the larger of the two points.",
-        ),
-        Misconception(
-            _blocks(peak=_points(lambda points: sum(points) / len(points))),
-            "that is the mean of the points. What fits is decided by the fullest point: max.",
-        ),
-        Misconception(
-            lambda layers, *_: range(layers),
-            "all or nothing: these fit, where they can, and many of them are recomputed for"
-            " nothing.",
-        ),
-        Misconception(
-            lambda layers, *_: [],
-            "nothing is recomputed: that fits only where there is more than enough. The fullest"
-            " point decides, not the emptiest: max.",
-        ),
-    ),
+    properties=(_over_the_budget,),
     right="no more blocks than the fullest point asks for, and not the last one, which spares"
     " nothing while backward is there.",
 )
@@ -898,45 +695,27 @@ blocks_for_a_budget = Exercise(
 # --- two ranks of one's own -----------------------------------------------------------------------
 
 
-def _messages(all_reduces, all_gathers, ranks=2):
-    return lambda: [[all_reduces, all_gathers]] * ranks
+def _of_another_step(found, right):
+    if found == right[:1]:
+        return (
+            "that is one rank. run() hands back a list with the result of each: hand over all of"
+            " it."
+        )
+    if found == [one[::-1] for one in right]:
+        return "the other way round: first the all-reduces, then the all-gathers."
 
 
-messages_of_two_ranks = Exercise(
+messages_of_two_ranks = topic.exercise(
+    "messages_of_two_ranks",
+    [[26, 2]] * 2,
     name="the list",
-    reference=_messages(26, 2),
     cases=({},),
     answer=lambda found: [list(map(int, of_rank)) for of_rank in found()],
     of_a_value=True,
     hint="ranks(2) starts two ranks, in a with block. Their run() wants a function that takes the"
     " step and returns two numbers; checkpoint_every has the argument for blocks in each"
     " checkpoint.",
-    misconceptions=(
-        Misconception(
-            _messages(24, 4),
-            "those are the messages of one block in each checkpoint: n=2 puts two into each.",
-        ),
-        Misconception(
-            _messages(26, 0),
-            "nothing was gathered, so each rank kept whole inputs: partition them, in_parts.",
-        ),
-        Misconception(
-            _messages(24, 0),
-            "one block in each checkpoint, and whole inputs: the step wants in_parts and n=2.",
-        ),
-        Misconception(
-            _messages(20, 0),
-            "nothing was recomputed: the step wants a checkpoint, in_parts, and n=2.",
-        ),
-        Misconception(
-            _messages(26, 2, ranks=1),
-            "that is one rank. run() hands back a list with the result of each: hand over all of"
-            " it.",
-        ),
-        Misconception(
-            _messages(2, 26), "the other way round: first the all-reduces, then the all-gathers."
-        ),
-    ),
+    properties=(_of_another_step,),
     errors=(
         (
             "not iterable",
