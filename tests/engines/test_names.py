@@ -16,6 +16,7 @@ PACKAGES = [Path(package.__file__).parent for package in (shardlab, coursekit)]
 LABS, RUNS_OF, STEPS = "topics/*/lab.py", "topics/*/runs.py", "topics/*/steps.py"
 A_ROLE_IN_EVERY_TOPIC = {
     "PICTURES": ("the still pictures of a topic, by name", "topics/*/pictures.py"),
+    "topic": ("the exercises of a topic with its mistakes", "topics/*/exercises.py"),
     "RUNS": ("what `make gpu` measures of a topic", RUNS_OF),
     "BENCHES": ("what `make bench` races of a topic", RUNS_OF),
     "WAYS": ("what a topic's races compare", RUNS_OF),

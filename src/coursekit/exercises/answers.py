@@ -50,4 +50,4 @@ def share_of_each(
 
 
 def _so_often(count: float) -> str:
-    return f"{count:g} times" if count else "not at all"
+    return {0: "not at all", 1: "once"}.get(count, f"{count:g} times")

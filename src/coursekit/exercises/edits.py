@@ -106,7 +106,8 @@ class Topic:
         if an edit finds nothing."""
         if rest.get("of_a_value"):
             wrong = list(self._values(key))
-            return Exercise(reference=lambda: solution, misconceptions=tuple(wrong), **rest)
+            found = solution if callable(solution) else lambda: solution
+            return Exercise(reference=found, misconceptions=tuple(wrong), **rest)
         source = (
             solutions()[f"{self.name}.{key}"]["solution"]
             if solution is None
@@ -121,10 +122,10 @@ class Topic:
         for mistake in self.mistakes.get(key, ()):
             for block in mistake.blocks:
                 try:
-                    text = edited(source, block)
-                except ValueError as error:
+                    wrong = made(edited(source, block), vars(self.module), key)
+                except (ValueError, SyntaxError) as error:
                     raise ValueError(f"{self.name}/mistakes.md, {key}: {error}") from None
-                yield Misconception(made(text, vars(self.module), key), mistake.sentence)
+                yield Misconception(wrong, mistake.sentence)
 
     def _values(self, key: str) -> Iterator[Misconception]:
         for mistake in self.mistakes.get(key, ()):

@@ -6,14 +6,17 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from coursekit.exercises.answers import drawn, nine_digits
-from coursekit.exercises.checker import Exercise, Failure, Misconception, is_blank
+from coursekit.exercises.answers import drawn, nine_digits, share_of_each
+from coursekit.exercises.checker import Failure, is_blank
+from coursekit.exercises.edits import Topic
 from coursekit.exercises.thread_ranks import answer_of_ranks
 from coursekit.lab import batches, small_gpt
 from shardlab.gpt import next_token_loss
 from shardlab.pipelines.partition import check_order_of_messages
 from shardlab.pipelines.schedules import Action, Kind, all_of, one_f_one_b, schedule, whole
 from shardlab.pipelines.simulation import Costs, in_flight, simulate, validate_schedule
+
+topic = Topic(__name__)
 
 # --- the warm-up of 1F1B --------------------------------------------------------------------------
 
@@ -33,14 +36,68 @@ def _run_with_warm_up(solution, ranks, microbatches):
         )
         lists.append(list(whole(forwards, backwards, min(warm, microbatches))))
     try:
-        return simulate(lists).seconds, in_flight(lists)
+        return _Step(simulate(lists).seconds, in_flight(lists))
     except ValueError as error:
         return Failure.of(error)
 
 
-warm_up_of_one_f_one_b = Exercise(
-    name="warm_up",
-    reference=lambda rank, ranks, microbatches: min(microbatches, ranks - rank - 1),
+class _Step(NamedTuple):
+    seconds: float
+    microbatches_held: list
+
+
+def warm_up(rank, ranks, microbatches):
+    return min(microbatches, ranks - rank - 1)
+
+
+def _another_warm_up(found, right, ranks, microbatches):
+    """Ranks that hold too much, or too little for the others to be at work."""
+    held, enough = found.microbatches_held, right.microbatches_held
+    if held == [microbatches] * ranks and held != enough:
+        return (
+            "all forwards first: that is GPipe. It takes as long, and every rank holds all m"
+            " microbatches."
+        )
+    if max(held) == 1:
+        return (
+            "no warm-up: each microbatch goes all the way down and back before the next one starts,"
+            " so one rank works at a time."
+        )
+    if held == enough[::-1] or held[0] < held[-1]:
+        return (
+            "the wrong way round: the first rank waits longest for its first gradient, so it needs"
+            " the longest warm-up."
+        )
+    if len(set(held)) == 1:
+        return (
+            f"the first rank's warm-up on every rank: the last one holds {held[-1]} microbatches,"
+            " although it could begin its first backward at once."
+        )
+    more = [rank for rank, pair in enumerate(zip(held, enough)) if pair[0] > pair[1]]
+    if found.seconds > right.seconds:
+        return (
+            f"nothing fails, and the step takes {found.seconds:g} units instead of"
+            f" {right.seconds:g}: a rank waits for an answer before it hands on the next"
+            " microbatch. A pair begins with its own forward, so rank r needs one forward more"
+            " before it for each rank after it: p - r - 1."
+        )
+    if more and held[0] > enough[0] + 1:
+        return (
+            f"rank 0 holds {held[0]} microbatches, and {enough[0]} are enough: as many as in eager"
+            " 1F1B, which hides the time of messages. Plain 1F1B does p - r - 1 forwards first."
+        )
+    if more:
+        return (
+            f"the step takes as long, and rank {more[0]} holds {held[more[0]]} microbatches where"
+            f" {enough[more[0]]} are enough: a forward too many comes before its first pair, which"
+            " begins with a forward of its own."
+        )
+    return None
+
+
+warm_up_of_one_f_one_b = topic.exercise(
+    "warm_up_of_one_f_one_b",
+    warm_up,
     cases=(
         dict(ranks=4, microbatches=8),
         dict(ranks=2, microbatches=3),
@@ -48,45 +105,7 @@ warm_up_of_one_f_one_b = Exercise(
     ),
     words=("4 ranks, 8 microbatches", "2 ranks, 3 microbatches", "5 ranks, 12 microbatches"),
     answer=_run_with_warm_up,
-    misconceptions=(
-        Misconception(
-            lambda rank, ranks, microbatches: max(0, ranks - rank - 2),
-            "one forward too few. Nothing fails, every rank does its work in order, and a step"
-            " of 4 ranks and 8 microbatches takes 54 units instead of 33: each rank waits for an"
-            " answer before it hands on the next microbatch. A pair begins with its own forward,"
-            " so rank r needs one warm-up for each rank after it: p - r - 1.",
-        ),
-        Misconception(
-            lambda rank, ranks, microbatches: ranks - rank,
-            "one forward too many. A pair begins with its own forward, so the warm-up is p - r - 1."
-            " The step takes as long, and every rank holds one microbatch more than it needs.",
-        ),
-        Misconception(
-            lambda rank, ranks, microbatches: ranks - 1,
-            "the first rank's warm-up on every rank: the last one holds p microbatches, although it"
-            " could begin its first backward at once.",
-        ),
-        Misconception(
-            lambda rank, ranks, microbatches: microbatches,
-            "all forwards first: that is GPipe. It takes as long, and every rank holds all m"
-            " microbatches.",
-        ),
-        Misconception(
-            lambda rank, ranks, microbatches: 2 * (ranks - rank - 1),
-            "that is eager 1F1B, which holds almost twice as much to hide the time of messages."
-            " Plain 1F1B does p - r - 1 forwards first.",
-        ),
-        Misconception(
-            lambda rank, ranks, microbatches: rank,
-            "the wrong way round: the first rank waits longest for its first gradient, so it needs"
-            " the longest warm-up.",
-        ),
-        Misconception(
-            lambda rank, ranks, microbatches: 0,
-            "no warm-up: each microbatch goes all the way down and back before the next one starts,"
-            " so one rank works at a time.",
-        ),
-    ),
+    properties=(_another_warm_up,),
     right="every rank has one forward under way for each rank after it, and one of its own.",
 )
 
@@ -111,32 +130,11 @@ def _run_of_lists(solution, ranks, microbatches):
         check_order_of_messages(lists)
     except ValueError as error:
         return Failure.of(error)
-    return simulate(lists).seconds, in_flight(lists)
+    return _Step(simulate(lists).seconds, in_flight(lists))
 
 
-def _list_of(
-    warm=lambda r, p, m: min(m, p - r - 1),
-    pair=lambda forward, backward: [forward, backward],
-    own=False,
-    cool_down=True,
-):
-    def actions_of_rank(rank, ranks, microbatches):
-        forwards, backwards = (
-            list(all_of(rank, kind, microbatches)) for kind in (Kind.FORWARD, Kind.BACKWARD)
-        )
-        first = warm(rank, ranks, microbatches)
-        actions = forwards[:first]
-        for forward, backward in zip(forwards[first:], backwards[first:] if own else backwards):
-            actions += pair(forward, backward)
-        rest = backwards[:first] if own else backwards[microbatches - first :]
-        return actions + rest * cool_down
-
-    return actions_of_rank
-
-
-one_f_one_b_of_a_rank = Exercise(
-    name="one_f_one_b",
-    reference=_list_of(),
+one_f_one_b_of_a_rank = topic.exercise(
+    "one_f_one_b_of_a_rank",
     cases=(
         dict(ranks=4, microbatches=8),
         dict(ranks=2, microbatches=3),
@@ -153,71 +151,6 @@ one_f_one_b_of_a_rank = Exercise(
     hint="How many forwards come before the first backward on the last rank, and on the"
     " first? Then pairs, one forward and one backward, and the backwards that are"
     " left.",
-    misconceptions=(
-        Misconception(
-            _list_of(warm=lambda r, p, m: max(0, p - r - 2)),
-            "one forward too few before the first pair. Nothing fails, and a step of 4 ranks and"
-            " 8 microbatches takes 54 units instead of 33: each rank waits for an answer before"
-            " it hands on the next microbatch. A pair begins with its own forward, so rank r"
-            " needs one more for each rank after it: p - r - 1.",
-        ),
-        Misconception(
-            _list_of(warm=lambda r, p, m: min(m, p - r - 2)),
-            "one forward too few before the first pair, and on the last rank -1: forwards[:-1] are"
-            " all but the last. Rank r needs one for each rank after it: p - r - 1.",
-        ),
-        Misconception(
-            _list_of(warm=lambda r, p, m: min(m, p - r)),
-            "one forward too many before the first pair, which begins with a forward of its own."
-            " The step takes as long, and every rank holds one microbatch more than it needs.",
-        ),
-        Misconception(
-            _list_of(warm=lambda r, p, m: min(m, p - 1)),
-            "the first rank's warm-up on every rank: the last one holds p microbatches, although it"
-            " could begin its first backward at once.",
-        ),
-        Misconception(
-            _list_of(warm=lambda r, p, m: m),
-            "all forwards first: that is GPipe. It takes as long, and every rank holds all m"
-            " microbatches.",
-        ),
-        Misconception(
-            _list_of(warm=lambda r, p, m: min(m, r)),
-            "the wrong way round: the first rank waits longest for its first gradient, so it needs"
-            " the longest warm-up.",
-        ),
-        Misconception(
-            _list_of(warm=lambda r, p, m: 0),
-            "no warm-up: each microbatch goes all the way down and back before the next one starts,"
-            " so one rank works at a time.",
-        ),
-        Misconception(
-            _list_of(warm=lambda r, p, m: p - r - 1),
-            "right, as long as there are enough microbatches: with 4 ranks and 2 of them, rank 0"
-            " has only 2 forwards to begin with. The warm-up is at most m.",
-        ),
-        Misconception(
-            _list_of(cool_down=False),
-            "the backwards of the warm-up's microbatches are missing: when the forwards have run"
-            " out, as many backwards are left as there were forwards in the warm-up.",
-        ),
-        Misconception(
-            _list_of(pair=lambda forward, backward: [backward, forward]),
-            "a pair begins with its forward. On the last rank, which has no warm-up, backward of"
-            " microbatch 0 would come before its forward.",
-        ),
-        Misconception(
-            _list_of(own=True),
-            "you pair each forward with its own backward, and leave the warm-up's microbatches to"
-            " the end. The oldest microbatch comes back first: the first pair has the backward of"
-            " microbatch 0.",
-        ),
-        Misconception(
-            _list_of(warm=lambda r, p, m: min(m, 2 * (p - r - 1))),
-            "that is eager 1F1B, which holds almost twice as much to hide the time of messages."
-            " Plain 1F1B does p - r - 1 forwards first.",
-        ),
-    ),
     errors=(
         (
             r"\dF\d+: the rank has done it already",
@@ -258,6 +191,7 @@ one_f_one_b_of_a_rank = Exercise(
             " so += [forward, backward], and no append of a pair.",
         ),
     ),
+    properties=(_another_warm_up,),
     right="warm-up, pairs, cool-down: every rank is at work as soon as anything has reached it.",
 )
 
@@ -332,105 +266,35 @@ def _layer_of(rank):
     return _Layer(tensor.clone().requires_grad_() for tensor in (weight, bias[0]))
 
 
-def _perform(
-    needs_gradient=True,
-    let_go=lambda kept, microbatch: kept.pop(microbatch),
-    backward=lambda y, dy: y.backward(dy),
-    hands_on=lambda x, dy: x.grad,
-    sends=lambda x, y: y.detach(),
-):
-    def perform(action, stage, kept, take, give):
-        if action.kind is Kind.FORWARD:
-            x = take()
-            x = x.requires_grad_() if needs_gradient else x
-            y = stage(x)
-            kept[action.microbatch] = x, y
-            give(sends(x, y))
-        else:
-            x, y = let_go(kept, action.microbatch)
-            dy = take()
-            backward(y, dy)
-            give(hands_on(x, dy))
-
-    return perform
-
-
-def _with_autograd_grad(action, stage, kept, take, give):
-    if action.kind is Kind.FORWARD:
-        _perform()(action, stage, kept, take, give)
-    else:
-        x, y = kept.pop(action.microbatch)
-        give(torch.autograd.grad(y, x, take())[0])
+def _work_left_out(found, right, ranks, microbatches):
+    """Actions that did nothing, and layers without a gradient."""
+    if not any(one.most_held_at_a_time for one in found):
+        return (
+            "nothing was kept for a backward: fill in the two blanks, that of a forward and that of"
+            " a backward."
+        )
+    without = [
+        rank
+        for rank, one in enumerate(found)
+        if any(g is None for g in one.gradients_of_the_layers)
+    ]
+    if len(without) == ranks and all(one.held_in_the_end for one in found):
+        return "forwards are done, and no backward: fill in the second blank, too."
+    if without:
+        return (
+            f"the layer of rank {without[0]} gets no gradient: y.backward(take()) fills those of"
+            " the stage's parameters and of x."
+        )
+    return None
 
 
-def _forward_alone(action, stage, kept, take, give):
-    if action.kind is Kind.FORWARD:
-        _perform()(action, stage, kept, take, give)
-
-
-actions_of_a_stage = Exercise(
-    name="perform",
-    reference=_perform(),
+actions_of_a_stage = topic.exercise(
+    "actions_of_a_stage",
     cases=(dict(ranks=2, microbatches=4), dict(ranks=3, microbatches=5)),
     words=("2 ranks, 4 microbatches", "3 ranks, 5 microbatches"),
     answer=_stages_at_work,
     hint="Backward of a microbatch needs what its forward had and made: keep both under"
     " action.microbatch, and take them out when they have served.",
-    misconceptions=(
-        Misconception(
-            _perform(needs_gradient=False),
-            "what you send back is None. x came from another rank, so autograd does not know that"
-            " anybody wants its gradient: call x.requires_grad_() before the stage. And what the"
-            " rank before needs is x.grad, not the gradient of your own output.",
-        ),
-        Misconception(
-            _perform(backward=lambda y, dy: y.backward()),
-            "y is not a loss, but on the last rank: backward needs the gradient of y, which the"
-            " next rank sends. y.backward(take()).",
-        ),
-        Misconception(
-            _perform(backward=lambda y, dy: y.sum().backward()),
-            "you call backward on a sum, or with ones, which takes the gradient of y for ones."
-            " backward needs the gradient of y that take() gives.",
-        ),
-        Misconception(
-            _perform(let_go=lambda kept, microbatch: kept[microbatch]),
-            "the gradients are right, and nothing is ever let go: in the end the rank holds all m"
-            " microbatches, as in GPipe. Take it out of `kept`: pop.",
-        ),
-        Misconception(
-            _perform(let_go=lambda kept, microbatch: kept.popitem()[1]),
-            "you take the newest microbatch, and the gradient that arrives is the oldest one's:"
-            " the action says whose turn it is.",
-        ),
-        Misconception(
-            _perform(hands_on=lambda x, dy: x if dy is None else dy),
-            "you hand on the gradient of your own output. The rank before needs that of *its*"
-            " output, which is your input: x.grad.",
-        ),
-        Misconception(
-            _perform(sends=lambda x, y: x if y.ndim else y),
-            "the next rank gets your input, not your output.",
-        ),
-        Misconception(
-            _with_autograd_grad,
-            "x gets its gradient and the stage's parameters get none: autograd.grad() computes what"
-            " it is asked for. y.backward(take()) fills both.",
-        ),
-        Misconception(
-            _perform(hands_on=lambda x, dy: x.detach()),
-            "you hand on the input itself. The rank before needs its gradient, x.grad.",
-        ),
-        Misconception(
-            lambda *_: None,
-            "nothing was received, run or sent: fill in the two blanks, that of a forward and that"
-            " of a backward.",
-        ),
-        Misconception(
-            _forward_alone,
-            "forwards are done, and no backward: fill in the second blank, too.",
-        ),
-    ),
     errors=(
         (
             "'Action' object has no attribute",
@@ -473,6 +337,7 @@ actions_of_a_stage = Exercise(
             " forward, and then y.backward(take()).",
         ),
     ),
+    properties=(_work_left_out,),
     right="plain autograd on every rank, and one tensor between neighbours in each direction.",
 )
 
@@ -480,7 +345,7 @@ actions_of_a_stage = Exercise(
 # --- two ranks of one's own -----------------------------------------------------------------------
 
 
-def _losses(microbatches=4, ranks=2, of=lambda losses: losses, on_all=False):
+def _losses(microbatches=4, ranks=2):
     """The losses that two ranks of the lab's GPT find in a step: on the last rank."""
 
     def found():
@@ -488,7 +353,7 @@ def _losses(microbatches=4, ranks=2, of=lambda losses: losses, on_all=False):
         for x, target in zip(*(both.chunk(microbatches) for both in next(batches(8)))):
             with torch.no_grad():
                 losses.append(next_token_loss(model(x), target).item())
-        return [of(losses) if on_all or rank == ranks - 1 else [] for rank in range(ranks)]
+        return [losses if rank == ranks - 1 else [] for rank in range(ranks)]
 
     return found
 
@@ -503,80 +368,61 @@ def _of_each_rank(solution):
     return found
 
 
-losses_of_two_ranks = Exercise(
+def _losses_of_others(found, right):
+    """Losses of other ranks, other microbatches, or made into one."""
+    if len(found) == 1 or not all(isinstance(own, list) for own in found):
+        return (
+            "that is what one rank returned: hand over all that run gives back, a list for each"
+            " rank."
+        )
+    if len(found) != 2:
+        return (
+            f"{len(found)} ranks have answered, and two are wanted: a world of your own, by"
+            " ranks(2)."
+        )
+    if not any(found):
+        return "no rank has a loss: the last rank returns what its step gives."
+    if found[0] and not found[1]:
+        return (
+            "the lists are in the wrong order: run gives those of rank 0 first, and the losses are"
+            " on the last rank."
+        )
+    if found[0]:
+        return (
+            "both ranks have the losses, so each has run the whole model: a Pipeline keeps the"
+            " layers of its rank, and the last rank alone has losses."
+        )
+    losses, wanted = found[1], right[1]
+    if len(losses) == 1:
+        kind = "sum" if losses[0] > 2 * wanted[0] else "mean"
+        return f"that is one number, such as their {kind}: step gives the loss of each microbatch."
+    if len(losses) != len(wanted):
+        return (
+            f"those are the losses of {len(losses)} microbatches: the schedule says into how many a"
+            " batch is cut, one_f_one_b(2, 4)."
+        )
+    times = losses[0] / wanted[0]
+    if abs(times - 1) > 0.2:
+        return (
+            f"those are {times:.3g} times the losses: a loss is divided by m before backward, and"
+            " step gives the losses undivided already."
+        )
+    return (
+        "those are the losses of another model or another batch: small_gpt and batches(8) as they"
+        " are in the cell above, in float64, seed included."
+    )
+
+
+losses_of_two_ranks = topic.exercise(
+    "losses_of_two_ranks",
+    _losses(),
     name="found_by_two",
-    reference=_losses(),
     cases=({},),
     answer=_of_each_rank,
     of_a_value=True,
     hint="A function that takes no argument does everything on a rank: layers, plan, Pipeline,"
     " step. `with ranks(2) as two:`, and two.run of that function gives a list for each rank.",
-    misconceptions=(
-        Misconception(
-            _losses(microbatches=8),
-            "those are the losses of eight microbatches: the schedule says into how many a batch is"
-            " cut, one_f_one_b(2, 4).",
-        ),
-        Misconception(
-            _losses(ranks=4),
-            "four ranks have answered: that is the world of the first cell. ranks(2) starts two.",
-        ),
-        Misconception(
-            _losses(ranks=4, microbatches=8),
-            "four ranks have answered, with the losses of eight microbatches: start a world of your"
-            " own by ranks(2), and give it the lists of one_f_one_b(2, 4).",
-        ),
-        Misconception(
-            _losses(on_all=True),
-            "both ranks have the losses, so each has run the whole model: a Pipeline keeps the"
-            " layers of its rank, and the last rank alone has losses.",
-        ),
-        Misconception(
-            lambda: _losses()()[1:],
-            "that is what one rank returned: hand over all that run gives back, a list for each"
-            " rank.",
-        ),
-        Misconception(
-            lambda: _losses()()[1],
-            "those are the losses of one rank: hand over all that run gives back, a list for each"
-            " rank.",
-        ),
-        Misconception(
-            _losses(of=lambda losses: [sum(losses) / len(losses)]),
-            "that is their mean, which is the batch's loss: step gives the loss of each"
-            " microbatch.",
-        ),
-        Misconception(
-            _losses(of=lambda losses: [loss / 4 for loss in losses]),
-            "divided by m: that is done before backward, and step gives the losses undivided.",
-        ),
-        Misconception(
-            _losses(microbatches=2),
-            "those are the losses of two microbatches: one_f_one_b(ranks, microbatches) takes four"
-            " of them, one_f_one_b(2, 4).",
-        ),
-        Misconception(
-            lambda: _losses()()[::-1],
-            "the lists are in the wrong order: run gives those of rank 0 first, and the losses are"
-            " on the last rank.",
-        ),
-        Misconception(
-            _losses(of=lambda losses: [sum(losses)]),
-            "that is their sum: step gives the loss of each microbatch.",
-        ),
-        Misconception(
-            _losses(of=lambda losses: [4 * loss for loss in losses]),
-            "multiplied by m: step gives the losses undivided already.",
-        ),
-        Misconception(
-            lambda: [None, None],
-            "the ranks return nothing: the function ends with return, and what step gives.",
-        ),
-        Misconception(
-            lambda: [[], []],
-            "no rank has a loss: the last rank returns what its step gives.",
-        ),
-    ),
+    properties=(_losses_of_others,),
     right="two ranks, half the layers each, and on the last rank the losses of the whole model.",
 )
 
@@ -584,131 +430,57 @@ losses_of_two_ranks = Exercise(
 # --- dividing by m --------------------------------------------------------------------------------
 
 
-def _trained(solution, microbatches):
-    """The weights after a step of SGD."""
+_RATE = 0.5
+
+
+def _model_and_microbatches(microbatches):
     torch.manual_seed(microbatches)
     model = nn.Linear(3, 2).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     inputs = torch.randn(microbatches, 4, 3, dtype=torch.float64)
     targets = torch.randn(microbatches, 4, 2, dtype=torch.float64)
-    solution(model, list(zip(inputs, targets)), nn.functional.mse_loss, optimizer)
-    return nine_digits(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    return model, list(zip(inputs, targets))
 
 
-def _step(
-    loss_over=lambda m: m, gradient_over=lambda m: 1, clear=False, update=False, cleared=True
-):
-    def step(model, microbatches, loss_of, optimizer):
-        m = len(microbatches)
-        for x, target in microbatches:
-            if clear:
-                optimizer.zero_grad()
-            (loss_of(model(x), target) / loss_over(m)).backward()
-            if update:
-                optimizer.step()
-                if cleared:
-                    optimizer.zero_grad()
-        for p in model.parameters():
-            if p.grad is not None:
-                p.grad /= gradient_over(m)
-        if cleared:
-            optimizer.step()
-
-    return step
+def _weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def _adds_again(model, microbatches, loss_of, optimizer):
-    total = 0
-    for x, target in microbatches:
-        total = total + loss_of(model(x), target) / len(microbatches)
-        total.backward(retain_graph=True)
-    optimizer.step()
+def _trained(solution, microbatches):
+    """The weights after a step of SGD."""
+    model, pairs = _model_and_microbatches(microbatches)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
+    solution(model, pairs, nn.functional.mse_loss, optimizer)
+    return nine_digits(_weights(model))
 
 
-def _divides_inside(model, microbatches, loss_of, optimizer):
-    for x, target in microbatches:
-        loss_of(model(x), target).backward()
-        for p in model.parameters():
-            p.grad /= len(microbatches)
-    optimizer.step()
+def _shares_of_microbatches(found, right, microbatches):
+    """How often the gradient of each microbatch is in the step."""
+    model, pairs = _model_and_microbatches(microbatches)
+    start, parts = _weights(model), {}
+    for number, (x, target) in enumerate(pairs):
+        loss = nn.functional.mse_loss(model(x), target)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        parts[f"that of microbatch {number}"] = torch.cat([g.flatten() for g in gradients])
+    step = (start - torch.tensor(found, dtype=torch.float64)) / _RATE
+    if words := share_of_each(step.tolist(), parts, 1 / microbatches):
+        return (
+            f"the step goes along a sum of the {microbatches} microbatches' gradients, which are"
+            f" means over their examples already, each divided by m: {words}."
+        )
+    return (
+        "the step is no sum of the microbatches' gradients at the weights of its begin: the"
+        " optimizer steps more than once, or a loss is of something else than the outputs."
+    )
 
 
-mean_over_microbatches = Exercise(
-    name="step",
-    reference=_step(),
+mean_over_microbatches = topic.exercise(
+    "mean_over_microbatches",
     cases=(dict(microbatches=4), dict(microbatches=3)),
     words=("4 microbatches of 4 examples", "3 microbatches of 4 examples"),
     answer=_trained,
     hint="Each microbatch's loss is a mean over its own tokens. What do gradients of"
     " several backwards do in .grad?",
-    misconceptions=(
-        Misconception(
-            _step(gradient_over=lambda m: m),
-            "divided by m twice: each loss before its backward, and the gradients after the last."
-            " AdamW hides it, because it divides each gradient by its own size; SGD takes steps"
-            " that are m times too short.",
-        ),
-        Misconception(
-            _step(loss_over=lambda m: 1),
-            "never divided by m. Each loss is a mean over its microbatch, and their gradients add"
-            " up: the step is m times too long. AdamW hides that, too.",
-        ),
-        Misconception(
-            _step(loss_over=lambda m: 4 * m),
-            "divided by the number of examples. The loss is a mean over its microbatch already:"
-            " divide by the number of microbatches.",
-        ),
-        Misconception(
-            _step(clear=True),
-            "the gradients are cleared before each microbatch, so the step follows the last one"
-            " alone.",
-        ),
-        Misconception(
-            _step(update=True),
-            "the optimizer steps after each microbatch: m small steps with weights that change"
-            " between them. A microbatch's backward must see the weights of its forward.",
-        ),
-        Misconception(
-            lambda model, microbatches, loss_of, optimizer: None,
-            "no step was taken: optimizer.step() is missing, or the gradients were cleared before"
-            " it.",
-        ),
-        Misconception(
-            _step(loss_over=lambda m: 4),
-            "right only where there are as many microbatches as examples in one. The loss is a"
-            " mean over its examples already: divide by the number of microbatches, not by its"
-            " examples.",
-        ),
-        Misconception(
-            _step(update=True, cleared=False),
-            "the optimizer steps after each microbatch, with gradients that are never cleared:"
-            " the first one counts in every step. Step once, after the last.",
-        ),
-        Misconception(
-            _step(loss_over=lambda m: 1 / m),
-            "multiplied by m, and a mean is divided by that number.",
-        ),
-        Misconception(
-            _step(loss_over=lambda m: 8),
-            "divided by eight, whatever m is: a step may have another number of microbatches,"
-            " len(microbatches).",
-        ),
-        Misconception(
-            _divides_inside,
-            "the gradients are divided inside the loop, so the first microbatch's are divided m"
-            " times. Divide once, after the last, or divide each loss.",
-        ),
-        Misconception(
-            _step(loss_over=lambda m: 1, clear=True),
-            "the gradients are cleared before each microbatch, or only one has a backward: the"
-            " step follows the last one alone.",
-        ),
-        Misconception(
-            _adds_again,
-            "each backward adds up earlier losses again: a running sum has them in it. backward"
-            " of each loss alone, or of the sum once.",
-        ),
-    ),
+    properties=(_shares_of_microbatches,),
     right="the gradient of the mean over the whole batch, whatever m is.",
 )
 
@@ -716,12 +488,15 @@ mean_over_microbatches = Exercise(
 # --- a weight on the first and the last rank ------------------------------------------------------
 
 
+_OWN = {0: [1.0, 2.0], -1: [10.0, 30.0]}  # of the first rank and of the last
+
+
 def _tied(solution, n):
     """The gradient of the tied weight on each rank, None where a rank has none."""
 
     def work(dist):
         rank = dist.get_rank()
-        own = {0: [1.0, 2.0], n - 1: [10.0, 20.0]}.get(rank)
+        own = {0: _OWN[0], n - 1: _OWN[-1]}.get(rank)
         gradient = None if own is None else torch.tensor(own, dtype=torch.float64)
         solution(gradient, dist)
         return None if gradient is None else nine_digits(gradient)
@@ -729,74 +504,45 @@ def _tied(solution, n):
     return answer_of_ranks(n, work)
 
 
-def _swap(of=lambda own, other: own + other, ends=(0, -1)):
-    """The two ends send each other what they have; those of `ends` use it."""
-
-    def tie(gradient, dist):
-        n, rank = dist.get_world_size(), dist.get_rank()
-        if gradient is None:
-            return
-        other = torch.empty_like(gradient)
-        dist.isend(gradient, n - 1 - rank)
-        dist.recv(other, n - 1 - rank)
-        if rank in [end % n for end in ends]:
-            gradient.copy_(of(gradient, other))
-
-    return tie
+def tie(gradient, dist):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    if gradient is None:
+        return
+    other = torch.empty_like(gradient)
+    dist.isend(gradient, n - 1 - rank)
+    dist.recv(other, n - 1 - rank)
+    gradient += other
 
 
-def _everyone_adds(gradient, dist):
-    dist.all_reduce(gradient)
+def _parts_of_the_tied(found, right, n):
+    """How often each end's part is in the gradient of the first and of the last rank."""
+    first, last = (torch.tensor(_OWN[end]) for end in (0, -1))
+    if found[0] == _OWN[0] and found[-1] == _OWN[-1]:
+        return (
+            "the copies are not added, so each end trains a weight of its own. The loss falls even"
+            " a little faster, because the model has more parameters than intended: only a"
+            " comparison of the two copies shows the fault."
+        )
+    said = [
+        f"on the {where} rank {words}"
+        for where, own in (("first", found[0]), ("last", found[-1]))
+        if (words := share_of_each(own, {"the first's part": first, "the last's part": last}))
+    ]
+    return (
+        f"the two are parts of one gradient, of the embedding and of the head, and both ends need"
+        f" their sum: {'; '.join(said)}."
+        if said
+        else None
+    )
 
 
-def _twice(gradient, dist):
-    _swap()(gradient, dist)
-    _swap()(gradient, dist)
-
-
-gradient_of_a_tied_weight = Exercise(
-    name="tie",
-    reference=_swap(),
+gradient_of_a_tied_weight = topic.exercise(
+    "gradient_of_a_tied_weight",
+    tie,
     cases=(dict(n=2), dict(n=4)),
     words=("2 ranks", "4 ranks, two of which have the weight"),
     answer=_tied,
-    misconceptions=(
-        Misconception(
-            lambda gradient, dist: None,
-            "the copies are not added, so each end trains a weight of its own. The loss falls"
-            " even a little faster, because the model has more parameters than intended: only a"
-            " comparison of the two copies shows the fault.",
-        ),
-        Misconception(
-            _twice,
-            "counted twice: after the first exchange both have the sum, and the second one adds it"
-            " to itself. With Adam nobody notices.",
-        ),
-        Misconception(
-            _swap(of=lambda own, other: (own + other) / 2),
-            "the mean of the two. They are two parts of one gradient, of its use in the embedding"
-            " and of that in the head: add them.",
-        ),
-        Misconception(
-            _swap(of=lambda own, other: other),
-            "exchanged, not added: each end follows the other's gradient.",
-        ),
-        Misconception(
-            _swap(ends=(0,)),
-            "the first rank has the sum and the last one its own part: after one step the copies"
-            " differ.",
-        ),
-        Misconception(
-            _swap(ends=(-1,)),
-            "the last rank has the sum and the first one its own part: after one step the copies"
-            " differ.",
-        ),
-        Misconception(
-            _everyone_adds,
-            "an all-reduce of all ranks, but those in the middle have no copy to bring: only the"
-            " two ends talk.",
-        ),
-    ),
+    properties=(_parts_of_the_tied,),
     right="one gradient, in two parts, and the same sum on both ends: the copies stay equal.",
 )
 
@@ -810,50 +556,46 @@ _FLIGHTS = tuple(
 )
 
 
-def _flight(one=lambda r, p, m: min(m, p - r), h1=lambda r, p, m: min(m, p), gpipe=None):
-    def peak(name, rank, ranks, microbatches):
-        of = {"GPipe": gpipe or (lambda r, p, m: m), "1F1B": one, "zero-bubble H1": h1}
-        return of[name](rank, ranks, microbatches)
-
-    return peak
+def _held_by(name, rank, ranks, microbatches):
+    return in_flight(schedule(name, ranks, microbatches))[rank]
 
 
-microbatches_in_flight = Exercise(
-    name="in_flight",
-    reference=lambda name, rank, ranks, microbatches: in_flight(
-        schedule(name, ranks, microbatches)
-    )[rank],
-    cases=_FLIGHTS,
-    misconceptions=(
-        Misconception(
-            _flight(one=lambda r, p, m: m),
+def _another_peak(found, right, name, rank, ranks, microbatches):
+    """Numbers that are right for another schedule or another rank."""
+    if found > microbatches:
+        return (
+            f"{found} microbatches of {microbatches}: with fewer than p of them no rank holds more"
+            " than there are."
+        )
+    if name == "GPipe":
+        return "GPipe does all forwards first: every rank holds all m microbatches."
+    if name == "zero-bubble H1":
+        return (
+            f"rank {rank} holds {right}, and not {found}: the gradients of inputs go back as early"
+            " as in 1F1B, but what W needs stays until W. Rank r puts off W by r microbatches, and"
+            " holds p like the first rank."
+        )
+    if found == microbatches:
+        return (
             "1F1B holds less than GPipe: that is what it is for. A rank begins backward as soon as"
-            " each rank after it has a microbatch: p - r in flight.",
-        ),
-        Misconception(
-            _flight(one=lambda r, p, m: min(m, p)),
-            "p on every rank: right for the first. A later rank gets its first gradient sooner, so"
-            " rank r holds p - r.",
-        ),
-        Misconception(
-            _flight(one=lambda r, p, m: min(m, p - r - 1)),
-            "that is the warm-up. The forward of the first pair comes on top before any backward.",
-        ),
-        Misconception(
-            _flight(h1=lambda r, p, m: min(m, p - r)),
-            "the gradients of inputs go back as early as in 1F1B, but what W needs stays until W:"
-            " rank r puts off W by r microbatches, and holds p like the first rank.",
-        ),
-        Misconception(
-            _flight(one=lambda r, p, m: p - r, h1=lambda r, p, m: p),
-            "right if there are enough microbatches: with fewer than p, no rank holds more than"
-            " there are.",
-        ),
-        Misconception(
-            _flight(gpipe=lambda r, p, m: min(m, p - r)),
-            "GPipe does all forwards first: every rank holds all m microbatches.",
-        ),
-    ),
+            " each rank after it has a microbatch: p - r in flight."
+        )
+    if found == min(microbatches, ranks - rank - 1):
+        return (
+            "that is the warm-up. The forward of the first pair comes on top before any backward."
+        )
+    return (
+        f"rank {rank} of {ranks} holds {right}, and not {found}: p - r in 1F1B. A later rank gets"
+        " its first gradient sooner."
+    )
+
+
+microbatches_in_flight = topic.exercise(
+    "microbatches_in_flight",
+    _held_by,
+    name="in_flight",
+    cases=_FLIGHTS,
+    properties=(_another_peak,),
     right="GPipe m, 1F1B p - r, zero-bubble H1 p on every rank, and never more than m.",
 )
 
@@ -861,64 +603,57 @@ microbatches_in_flight = Exercise(
 # --- which schedule for which link ----------------------------------------------------------------
 
 _CHOICES = ("GPipe", "1F1B", "eager 1F1B")
+
+
+def _cost(name, ranks, microbatches, transfer):
+    lists = schedule(name, ranks, microbatches)
+    return simulate(lists, Costs(1, 1, 1, transfer)).seconds, max(in_flight(lists))
+
+
 _LINKS = tuple(
     dict(ranks=4, microbatches=16, transfer=transfer, room=room)
     for transfer, room in ((0, 16), (0, 4), (1, 16), (1, 7), (1, 4))
 )
 
 
-def _fastest_that_fits(ranks, microbatches, transfer, room):
+def _choose(ranks, microbatches, transfer, room):
     """The fastest, and of those that are equally fast the one that holds least."""
     fits = {}
     for name in _CHOICES:
-        lists = schedule(name, ranks, microbatches)
-        held = max(in_flight(lists))
+        seconds, held = _cost(name, ranks, microbatches, transfer)
         if held <= room:
-            fits[name] = simulate(lists, Costs(1, 1, 1, transfer)).seconds, held
+            fits[name] = seconds, held
     return min(fits, key=fits.get)
 
 
-schedule_for_a_link = Exercise(
+def _another_schedule(found, right, ranks, microbatches, transfer, room):
+    """A schedule that does not fit, is slower, or holds more than one that is as fast."""
+    if found not in _CHOICES:
+        return f"{found!r} is none of {', '.join(_CHOICES)}."
+    seconds, held = _cost(found, ranks, microbatches, transfer)
+    least, enough = _cost(right, ranks, microbatches, transfer)
+    if held > room:
+        return (
+            f"{found} holds {held} microbatches, and there is room for {room}: of those that fit,"
+            f" {right} is the fastest."
+        )
+    if seconds > least:
+        return (
+            f"{found} takes {seconds:g} units and {right} {least:g}, for which there is room, too:"
+            " with p - r microbatches in flight a rank waits for an answer in almost every pair."
+        )
+    return (
+        f"room that is there need not be used: {found} holds {held} microbatches and {right}"
+        f" {enough}, and it is no faster."
+    )
+
+
+schedule_for_a_link = topic.exercise(
+    "schedule_for_a_link",
+    _choose,
     name="choose",
-    reference=_fastest_that_fits,
     cases=_LINKS,
-    misconceptions=(
-        Misconception(
-            lambda ranks, microbatches, transfer, room: "1F1B",
-            "1F1B buys memory, not time. With exactly p - r microbatches in flight, a rank waits"
-            " for an answer in almost every pair: where messages take time, eager 1F1B is faster,"
-            " if there is room for its warm-up.",
-        ),
-        Misconception(
-            lambda ranks, microbatches, transfer, room: "GPipe",
-            "GPipe holds all microbatches. It does not fit where there is room for fewer, and is"
-            " nowhere faster than a schedule that holds less.",
-        ),
-        Misconception(
-            lambda ranks, microbatches, transfer, room: "eager 1F1B",
-            "where messages take no time, eager 1F1B is as fast as 1F1B and holds almost twice as"
-            " much; and it needs room for 2p - 1 microbatches.",
-        ),
-        Misconception(
-            lambda ranks, microbatches, transfer, room: "1F1B" if transfer == 0 else "eager 1F1B",
-            "right for the link, but the last case has room for only 4 microbatches: there 1F1B"
-            " is the one that fits, and you pay for its waiting.",
-        ),
-        Misconception(
-            lambda ranks, microbatches, transfer, room: (
-                "GPipe" if room >= microbatches else "eager 1F1B" if room > 4 else "1F1B"
-            ),
-            "room that is there need not be used: of two schedules that are equally fast, take the"
-            " one that holds less.",
-        ),
-        Misconception(
-            lambda ranks, microbatches, transfer, room: (
-                "1F1B" if transfer == 0 or room < microbatches else "GPipe"
-            ),
-            "GPipe hides the messages, and so does eager 1F1B, which holds 7 microbatches here"
-            " instead of 16.",
-        ),
-    ),
+    properties=(_another_schedule,),
     right="1F1B where messages are free or memory is short, else the eager warm-up.",
 )
 
@@ -970,99 +705,29 @@ def _meets(solution, ranks):
     return "done", sorted(arrived)
 
 
-def _moves(first, neighbours=lambda rank: (rank + 1, rank - 1)):
-    """The moves with each neighbour: a send and a recv, in the order that `first` says."""
-
-    def moves(rank, ranks):
-        found = []
-        for peer in neighbours(rank):
-            if 0 <= peer < ranks:
-                sends = first(rank, peer)
-                found += [("send", peer), ("recv", peer)] if sends else []
-                found += [] if sends else [("recv", peer), ("send", peer)]
-        return found
-
-    return moves
-
-
-def _in_pairs(rank):
-    """Even ranks talk to the right first, odd ones to the left: two of them, at the same time."""
-    return (rank + 1, rank - 1) if rank % 2 == 0 else (rank - 1, rank + 1)
+def _messages_left_out(found, right, ranks):
+    """Messages that are to arrive and do not, or that arrive too often."""
+    missing = sorted(set(right[1]) - set(found[1]))
+    if not found[1]:
+        return "no rank sends anything: the activation and the gradient must both arrive."
+    if missing:
+        source, target = missing[0]
+        return (
+            f"nobody waits, and no message goes from rank {source} to rank {target}. Activations go"
+            " to the right, and the gradients have to come back: each pair exchanges two messages."
+        )
+    twice = next((one for one in found[1] if found[1].count(one) > 1), None)
+    if twice:
+        return f"a message from rank {twice[0]} to rank {twice[1]} is sent more than once."
+    return None
 
 
-def _one_way(what):
-    def moves(rank, ranks):
-        peers = [rank + 1] if what == "send" else [rank - 1]
-        return [(what, peer) for peer in peers if 0 <= peer < ranks]
-
-    return moves
-
-
-neighbours_that_send_first = Exercise(
-    name="moves",
-    reference=_moves(lambda rank, peer: rank < peer, _in_pairs),
+neighbours_that_send_first = topic.exercise(
+    "neighbours_that_send_first",
     cases=(dict(ranks=2), dict(ranks=4), dict(ranks=5)),
     answer=_meets,
     hint="Draw an arrow from each rank to the one that it waits for. Of two neighbours,"
     " which one could receive first?",
-    misconceptions=(
-        Misconception(
-            _moves(lambda rank, peer: True),
-            "both neighbours send first, and each send waits for a recv that its neighbour would"
-            " make next: draw who waits for whom, and the arrows make a circle. One of the two has"
-            " to receive first.",
-        ),
-        Misconception(
-            _moves(lambda rank, peer: False),
-            "both neighbours receive first, and nobody sends: the same circle with the arrows the"
-            " other way.",
-        ),
-        Misconception(
-            _moves(lambda rank, peer: True, _in_pairs),
-            "the ranks meet in pairs, as they should, but then both ranks of a pair send first."
-            " Let the lower rank send and the higher rank receive, then the other way round.",
-        ),
-        Misconception(
-            _one_way("send"),
-            "every rank sends and none receives: a send waits until somebody takes the message.",
-        ),
-        Misconception(
-            lambda rank, ranks: [],
-            "no rank sends anything: the activation and the gradient must both arrive.",
-        ),
-        Misconception(
-            _moves(lambda rank, peer: False, _in_pairs),
-            "the ranks meet in pairs, as they should, but then both ranks of a pair receive"
-            " first: nobody sends. Let the lower rank send and the higher rank receive, then the"
-            " other way round.",
-        ),
-        Misconception(
-            lambda rank, ranks: [("recv", peer) for peer in _in_pairs(rank) if 0 <= peer < ranks],
-            "every rank receives and none sends: a recv waits until somebody sends.",
-        ),
-        Misconception(
-            lambda rank, ranks: [("send", peer) for peer in _in_pairs(rank) if 0 <= peer < ranks],
-            "every rank sends and none receives: a send waits until somebody takes the message.",
-        ),
-        Misconception(
-            lambda rank, ranks: [
-                ("send" if peer > rank else "recv", peer)
-                for peer in (rank + 1, rank - 1)
-                if 0 <= peer < ranks
-            ],
-            "one way only: activations go to the right, and the gradients have to come back, so"
-            " each pair exchanges two messages.",
-        ),
-        Misconception(
-            lambda rank, ranks: [
-                (what, peer % ranks)
-                for peer in (rank + 1, rank - 1)
-                for what in (("send", "recv") if rank % 2 == 0 else ("recv", "send"))
-            ],
-            "a ring: the last rank and the first are no neighbours in a pipeline, so keep"
-            " 0 <= peer < ranks.",
-        ),
-    ),
     errors=(
         (
             "int\\(\\) with base 10",
@@ -1074,5 +739,6 @@ neighbours_that_send_first = Exercise(
             " no append of a list.",
         ),
     ),
+    properties=(_messages_left_out,),
     right="of two neighbours one sends first and the other receives first: no circle, at any size.",
 )
