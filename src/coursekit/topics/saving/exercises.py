@@ -1,7 +1,11 @@
 """Chapter 6, saving: what a reader writes runs on a pretended disk that can stop after every single
 thing it does."""
 
-from coursekit.exercises.checker import Exercise, Misconception
+from typing import NamedTuple
+
+from coursekit.exercises.edits import Topic
+
+topic = Topic(__name__)
 
 NAME, OLD, NEW, HALF, NO_FILE = "model", "the old one", "the new one", "a half", "nothing"
 
@@ -45,7 +49,14 @@ class Disk:
         self.left -= 1
 
 
-def survives(solution, power_fails) -> tuple[list[str], str]:
+class Found(NamedTuple):
+    """Files that lie under the name: at any moment, and when the solution was through."""
+
+    at_any_moment: list[str]
+    at_the_end: str
+
+
+def survives(solution, power_fails) -> Found:
     """The files that can be found under the name if it ends at any moment, and those when the
     solution was through."""
     found = []
@@ -59,63 +70,46 @@ def survives(solution, power_fails) -> tuple[list[str], str]:
         found.append((disk.kept if power_fails else disk.seen).get(NAME, NO_FILE))
         if not ended:
             break
-    return sorted(set(found)), found[-1]
+    return Found(sorted(set(found)), found[-1])
 
 
-def _save(*steps):
-    """A solution, as (operation, names)."""
-
-    def save(disk, content):
-        for operation, *names in steps:
-            getattr(disk, operation)(*names, *([content] if operation == "write" else []))
-
-    return save
+def save(disk, content):
+    disk.write("model.new", content)
+    disk.flush("model.new")
+    disk.rename("model.new", "model")
 
 
-_WRITE, _FLUSH, _MOVE = (
-    ("write", "model.new"),
-    ("flush", "model.new"),
-    ("rename", "model.new", NAME),
-)
+_FLAWS = {
+    NO_FILE: "there is a moment at which no file has the name. Leave the old file where it is:"
+    " renaming another file onto its name replaces it at once.",
+    HALF: "there is a moment at which the name is on half a file. Write beside the old file, under"
+    " another name, flush that, and rename it when all of it is on the disk.",
+}
 
-save_that_survives = Exercise(
-    name="save",
-    reference=_save(_WRITE, _FLUSH, _MOVE),
+
+def _at_the_end(found, right, power_fails):
+    if found.at_the_end == OLD:
+        return "the old file still has the name when all is done: the new file never gets it."
+    if found.at_the_end == NO_FILE:
+        return "when all is done no file has the name: the new file was removed or renamed away."
+    if found.at_the_end not in (NEW, HALF):
+        return "what is under the name at the end is not the content: write all of it."
+    return None
+
+
+def _at_any_moment(found, right, power_fails):
+    return next((_FLAWS[one] for one in _FLAWS if one in found.at_any_moment), None)
+
+
+save_that_survives = topic.exercise(
+    "save_that_survives",
+    save,
     cases=(dict(power_fails=False), dict(power_fails=True)),
     words=("the process is killed at any moment", "the power fails at any moment"),
     answer=survives,
-    misconceptions=(
-        Misconception(
-            _save(("write", NAME), ("flush", NAME)),
-            "you write over the old file: from the first byte to the last there is neither the old"
-            " file nor the new one. Write beside the old file, under another name, and rename"
-            " when the new file is whole.",
-        ),
-        Misconception(
-            _save(("write", NAME)),
-            "you write over the old file, and do not flush: a kill in between leaves half a"
-            " file, and a power cut can leave one long afterwards.",
-        ),
-        Misconception(
-            _save(_WRITE, _FLUSH, ("remove", NAME), _MOVE),
-            "between the removal and the renaming no file has the name. Leave the old file where"
-            " it is: renaming another file onto its name replaces it at once.",
-        ),
-        Misconception(
-            _save(_WRITE, _MOVE),
-            "right as long as only the process ends. But the file that you rename was not"
-            " flushed: the system writes names and contents when it likes, and after a power cut"
-            " the new name can be on half a file. Flush before you rename.",
-        ),
-        Misconception(
-            _save(_WRITE, _MOVE, ("flush", NAME)),
-            "you flush one step too late: if the power fails between the two, the old file is"
-            " gone and only half of the new one is there. Flush before you rename.",
-        ),
-        Misconception(
-            _save(_WRITE, _FLUSH),
-            "the new file is whole and safe, but nobody finds it: it never gets the name.",
-        ),
+    properties=(_at_the_end, _at_any_moment),
+    errors=(
+        ("KeyError", "No file has that name, at that moment: it was never written, or renamed."),
     ),
     right=(
         "whatever the moment, the name is on a whole file: first the new one is on the disk, then"
