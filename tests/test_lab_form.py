@@ -29,7 +29,7 @@ from bookkit.lab_pages import ESCAPED
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
 from coursekit import topics
 from coursekit.exercises import Exercise
-from coursekit.topics.why_one_gpu.exercises import states_bytes_of_fp32_adam
+from coursekit.topics.why_one_gpu.exercises import training_seconds_from_rate
 
 CELLS, LINES, WIDTH = range(25, 46), 20, 88  # characters: what the page shows without scrolling
 PRINTED = 66
@@ -561,7 +561,7 @@ def answered(text):
 
 def small_lab():
     """A lab of the right form: the shortest that there is, filled up with text."""
-    imports = "from coursekit.topics.why_one_gpu.exercises import states_bytes_of_fp32_adam\n\n\n"
+    imports = "from coursekit.topics.why_one_gpu.exercises import training_seconds_from_rate\n\n\n"
     head = [
         new_markdown_cell("# A lab"),
         new_code_cell(INSTALL_CELL, metadata={"tags": ["install"]}),
@@ -581,17 +581,21 @@ def small_lab():
         new_code_cell('predictions.locked("bytes")\npredictions.compare("bytes", kept)'),
         new_markdown_cell("## What does Adam keep?"),
         new_code_cell(
-            f"{imports}def states(parameters):\n    return ...\n\n\n"
-            "check(states_bytes_of_fp32_adam, states)",
+            f"{imports}def states(parameters, tokens, flops_per_second):\n    return ...\n\n\n"
+            "check(training_seconds_from_rate, states)",
             metadata={"tags": ["blank", "check", COMPARED]},
-            **answered("not yet: states(parameters=1) gave Ellipsis: fill in the blank."),
+            **answered(
+                "not yet: states(parameters=1_000, tokens=50, flops_per_second=2000.0) gave"
+                " Ellipsis: fill in the blank."
+            ),
         ),
         new_markdown_cell("Four tensors.", metadata={"tags": ["solution"]}),
         new_code_cell(
-            f"{imports}def states(parameters):\n    return 16 * parameters\n\n\n"
-            "check(states_bytes_of_fp32_adam, states)",
+            f"{imports}def states(parameters, tokens, flops_per_second):\n"
+            "    return 6 * parameters * tokens / flops_per_second\n\n\n"
+            "check(training_seconds_from_rate, states)",
             metadata={"tags": ["solution", "check", COMPARED]},
-            **answered(f"right: {states_bytes_of_fp32_adam.right}"),
+            **answered(f"right: {training_seconds_from_rate.right}"),
         ),
         new_markdown_cell("## What if it were larger?"),
         new_code_cell('from coursekit.show.widgets import explorer\n\nexplorer("does-it-fit")'),
@@ -680,14 +684,14 @@ def add(number, *cells):
         ),
         (tags(9, "blank", COMPARED), "checks something and is not tagged"),
         (
-            source(9, "check(states_bytes_of_fp32_adam, ", "check(states, "),
+            source(9, "check(training_seconds_from_rate, ", "check(states, "),
             "checks states, which is not an exercise",
         ),
-        (source(11, "check(states_bytes_of_fp32_adam, states)", "1"), "and no solution does"),
+        (source(11, "check(training_seconds_from_rate, states)", "1"), "and no solution does"),
         (output(9, "right: so it is."), "is stored without not yet: for each of its checks"),
         (output(11, "not yet: no."), "is stored without right: for each of its checks"),
-        (output(9, "not yet: fill in."), "another verdict of states_bytes_of_fp32_adam than"),
-        (output(11, "right: so it is."), "another verdict of states_bytes_of_fp32_adam than"),
+        (output(9, "not yet: fill in."), "another verdict of training_seconds_from_rate than"),
+        (output(11, "right: so it is."), "another verdict of training_seconds_from_rate than"),
         (tags(9, "blank", "check"), "is tagged check and not nbval-check-output"),
         (
             source(7, "kept", "found"),

@@ -2,7 +2,7 @@
 If they differ, the check looks for a wrong solution of the exercise that gives the reader's
 answers, and says its misconception; then for a property of the answers, of the exercise and of any.
 
-    check(states_bytes_of_fp32_adam, my_function)      # shows "right: ..." or "not yet: ...", and
+    check(training_seconds_from_rate, my_function)     # shows "right: ..." or "not yet: ...", and
                                                        # is true or false
 """
 

@@ -4,50 +4,49 @@ from typing import NamedTuple
 
 import torch
 
-from coursekit.exercises.checker import Exercise, Misconception
+from coursekit.exercises.checker import same
+from coursekit.exercises.edits import Topic
 from coursekit.exercises.numbers import plain_number
 from shardlab.gpt import GPT, GPTConfig
 
-
-def _states(parameters):
-    return 16 * parameters
+topic = Topic(__name__)
 
 
-states_bytes_of_fp32_adam = Exercise(
-    name="states_bytes",
-    reference=_states,
-    cases=(dict(parameters=1), dict(parameters=124_439_808), dict(parameters=175_000_000_000)),
-    misconceptions=(
-        Misconception(
-            lambda parameters: 4 * parameters,
-            "that is the parameters alone; backward makes a gradient for each, and Adam keeps two"
-            " moments for each.",
-        ),
-        Misconception(
-            lambda parameters: 8 * parameters,
-            "parameters and gradients are there; Adam's two moments are not.",
-        ),
-        Misconception(
-            lambda parameters: 12 * parameters,
-            "Adam keeps two tensors for every parameter, a first and a second moment; or the"
-            " gradients are missing.",
-        ),
-        Misconception(
-            lambda parameters: 20 * parameters,
-            "in fp32 the parameters are their own master copy: there is no fifth tensor.",
-        ),
-    ),
-    right="4 bytes of parameter, 4 of gradient, 8 of moments: 16 for every parameter.",
-)
+# --- seconds from a rate --------------------------------------------------------------------------
 
 
-def _seconds(parameters, tokens, flops_per_second):
-    return 6 * parameters * tokens / flops_per_second
+def _operations(found, right, parameters, tokens, flops_per_second):
+    """A whole number of operations for each parameter and token that is not 6."""
+    if not isinstance(found, (int, float)):
+        return None
+    many = 6 * found / right
+    if not 1 <= round(many) < 100 or not same(many, float(round(many))):
+        return None
+    return (
+        f"yours are {many:.0f} operations for each parameter and token. Forward has 2, a"
+        " multiplication and an addition; backward twice as many; and nothing runs twice here."
+    )
 
 
-training_seconds_from_rate = Exercise(
-    name="training_seconds",
-    reference=_seconds,
+def _without(found, right, parameters, tokens, flops_per_second):
+    """An argument that is left out, or stands on the wrong side."""
+    for value, sentence in (
+        (right / tokens, "that is one token; the run has many."),
+        (right / parameters, "that is one parameter; the model has many."),
+        (right * flops_per_second, "those are operations; divide by how many of them are done in a"
+         " second."),
+        (right * flops_per_second**2, "operations divided by operations per second are seconds; you"
+         " multiplied."),
+        (1 / right, "upside down: operations over operations a second are seconds."),
+        (right / 1e12, "flops_per_second are operations a second, not TFLOP/s: leave 10^12 out."),
+    ):  # fmt: skip
+        if same(found, float(value)):
+            return sentence
+    return None
+
+
+training_seconds_from_rate = topic.exercise(
+    "training_seconds_from_rate",
     cases=(
         dict(parameters=1_000, tokens=50, flops_per_second=2e3),
         dict(parameters=175e9, tokens=300e9, flops_per_second=28e12),
@@ -56,68 +55,7 @@ training_seconds_from_rate = Exercise(
     ),
     hint="Operations over operations a second are seconds. How many operations are forward and"
     " backward together, for one parameter and one token?",
-    misconceptions=(
-        Misconception(
-            lambda parameters, tokens, flops_per_second: 2 * parameters * tokens / flops_per_second,
-            "2 operations per parameter and token is the forward pass; backward does twice as many"
-            " again.",
-        ),
-        Misconception(
-            lambda parameters, tokens, flops_per_second: 3 * parameters * tokens / flops_per_second,
-            "a multiplication and an addition are two operations, so each pass over a parameter"
-            " counts 2, not 1.",
-        ),
-        Misconception(
-            lambda parameters, tokens, flops_per_second: 6 * parameters * tokens * flops_per_second,
-            "operations divided by operations per second are seconds; you multiplied.",
-        ),
-        Misconception(
-            lambda parameters, tokens, flops_per_second: 6 * parameters / flops_per_second,
-            "that is one token; the run has many.",
-        ),
-        Misconception(
-            lambda parameters, tokens, flops_per_second: (
-                6 * parameters * tokens // flops_per_second
-            ),
-            "those are whole seconds: // rounds down, and a step of 1.4 s comes out as 1. Divide"
-            " with /.",
-        ),
-        Misconception(
-            lambda parameters, tokens, flops_per_second: 4 * parameters * tokens / flops_per_second,
-            "4 operations per parameter and token, twice the 2 of forward, is backward alone:"
-            " forward comes on top.",
-        ),
-        Misconception(
-            lambda parameters, tokens, flops_per_second: parameters * tokens / flops_per_second,
-            "that is one operation for each parameter and token. A multiplication and an"
-            " addition are two, forward, and backward does twice as many again.",
-        ),
-        Misconception(
-            lambda parameters, tokens, flops_per_second: 8 * parameters * tokens / flops_per_second,
-            "8 is a step that recomputes its forward in backward: 2 forward, 2 again, and 4"
-            " backward. Here nothing runs twice.",
-        ),
-        Misconception(
-            lambda parameters, tokens, flops_per_second: 6 * parameters * tokens,
-            "those are operations; divide by how many of them are done in a second.",
-        ),
-        Misconception(
-            lambda parameters, tokens, flops_per_second: (
-                flops_per_second / (6 * parameters * tokens)
-            ),
-            "upside down: operations over operations a second are seconds.",
-        ),
-        Misconception(
-            lambda parameters, tokens, flops_per_second: 6 * tokens / flops_per_second,
-            "that is one parameter; the model has many.",
-        ),
-        Misconception(
-            lambda parameters, tokens, flops_per_second: (
-                6 * parameters * tokens / flops_per_second / 1e12
-            ),
-            "flops_per_second are operations a second, not TFLOP/s: leave 10^12 out.",
-        ),
-    ),
+    properties=(_without, _operations),
     unit="seconds",
     right="2 operations forward and 4 backward for every parameter and token, over the rate.",
 )
@@ -129,15 +67,26 @@ _SIX = torch.zeros(6, dtype=torch.float16)
 _OTHER, _TWIN = torch.zeros(2), torch.zeros(3)
 
 
-def _behind(tensors):
-    return sum(
-        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
+def _one_of_the_storages(found, right, tensors):
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    if len(sizes) == 1 or not any(same(found, size) for size in sizes.values()):
+        return None
+    return (
+        f"your {found} bytes are one storage, of {len(sizes)}: each of them takes memory, the first"
+        " and the last, and two that are equally large. Tell them apart by .data_ptr(), and add"
+        " them up."
     )
 
 
-bytes_behind_tensors = Exercise(
-    name="weigh",
-    reference=_behind,
+def _times_elements(found, right, tensors):
+    behind = {t.untyped_storage().data_ptr(): (t.untyped_storage(), t) for t in tensors}.values()
+    if not same(found, sum(storage.nbytes() * t.element_size() for storage, t in behind)):
+        return None
+    return "you multiply by the size of an element, but nbytes() are bytes already."
+
+
+bytes_behind_tensors = topic.exercise(
+    "bytes_behind_tensors",
     cases=(
         dict(tensors=[_SIX]),
         dict(tensors=[_SIX[:3]]),
@@ -157,80 +106,11 @@ bytes_behind_tensors = Exercise(
         "two fp32 numbers and the six",
     ),
     hint="A dictionary with the storage's address as key counts each storage once.",
-    misconceptions=(
-        Misconception(
-            lambda tensors: sum(t.numel() for t in tensors),
-            "those are elements, and each of them takes two bytes or four.",
-        ),
-        Misconception(
-            lambda tensors: sum(t.nbytes for t in tensors),
-            "a slice keeps its whole storage alive, and two tensors on one storage take its memory"
-            " once: ask for the storage.",
-        ),
-        Misconception(
-            lambda tensors: sum(t.untyped_storage().nbytes() for t in tensors),
-            "you count a storage twice: a view has no memory of its own. .data_ptr() tells one"
-            " storage from another.",
-        ),
-        Misconception(
-            lambda tensors: max(t.untyped_storage().nbytes() for t in tensors),
-            "that is the largest storage; the others take memory too.",
-        ),
-        Misconception(
-            lambda tensors: sum({t.untyped_storage().nbytes() for t in tensors}),
-            "two storages may be equally large, and both take memory: tell them apart by where they"
-            " are, .data_ptr(), not by how many bytes they have.",
-        ),
-        Misconception(
-            lambda tensors: sum({t.data_ptr(): t.nbytes for t in tensors}.values()),
-            "the slice begins where its storage begins and hides it: take address and bytes from"
-            " untyped_storage().",
-        ),
-        Misconception(
-            lambda tensors: sum(
-                {t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
-            ),
-            "a slice that begins further on has a data_ptr() of its own, and so its storage counts"
-            " twice: ask the storage, untyped_storage().data_ptr().",
-        ),
-        Misconception(
-            lambda tensors: sum(4 * t.numel() for t in tensors),
-            "4 bytes for each element are right for fp32 alone, and a view has no memory of its"
-            " own: a storage knows its bytes.",
-        ),
-        Misconception(
-            lambda tensors: tensors[0].untyped_storage().nbytes(),
-            "that is the first tensor alone; the others take memory too.",
-        ),
-        Misconception(
-            lambda tensors: tensors[-1].untyped_storage().nbytes(),
-            "that is the last storage alone: each turn of the loop forgets the one before. Add"
-            " them up.",
-        ),
-        Misconception(
-            lambda tensors: sum(
-                {t.untyped_storage().data_ptr(): t.nbytes for t in tensors}.values()
-            ),
-            "the storages are told apart, and then you weigh what each tensor shows of its own."
-            " A slice keeps all of it alive: weigh the storage, untyped_storage().nbytes().",
-        ),
-        Misconception(
-            lambda tensors: len({t.untyped_storage().data_ptr() for t in tensors}),
-            "that is how many storages there are; add up their bytes.",
-        ),
-        Misconception(
-            lambda tensors: sum(
-                {
-                    t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() * t.element_size()
-                    for t in tensors
-                }.values()
-            ),
-            "you multiply by the size of an element, but nbytes() gives bytes already.",
-        ),
-    ),
+    properties=(_one_of_the_storages, _times_elements),
     unit="bytes",
     right="each storage once, however many tensors look at it.",
 )
+weigh = bytes_behind_tensors.reference
 
 
 # --- model states, kind by kind -------------------------------------------------------------------
@@ -287,28 +167,83 @@ def _kinds(solution, number):
     return KindsOfStates(*result)
 
 
-def _states_of(
-    parameters=lambda model: model.parameters(),
-    gradients=lambda model: [p.grad for p in model.parameters() if p.grad is not None],
-    weigh=None,
-    counters=True,
-    without="",
-):
-    def states_of(model, optimizer):
-        scale = weigh or _behind
-        kept = [pair for state in optimizer.state.values() for pair in state.items()]
-        kept = [(name, tensor) for name, tensor in kept if name != without]
-        moments = [tensor for name, tensor in kept if name != "step" or not counters]
-        steps = [tensor for name, tensor in kept if name == "step" and counters]
-        found = parameters(model), gradients(model), moments, steps
-        return tuple(scale(list(tensors)) for tensors in found)
-
-    return states_of
+def _exchanged(found, right, number):
+    for one, other in (("parameters", "gradients"), ("moments", "step_counters")):
+        mine, theirs = ((getattr(of, one), getattr(of, other)) for of in (found, right))
+        if mine == theirs[::-1] != theirs:
+            return (
+                f"{one} and {other.replace('_', ' ')} are exchanged. Parameters come first, then"
+                " gradients (a frozen parameter has none), moments, step counters."
+            )
+    return None
 
 
-states_kind_by_kind = Exercise(
-    name="states_of",
-    reference=_states_of(),
+_WHERE = KindsOfStates(
+    parameters="model.parameters()",
+    gradients="p.grad of each parameter, where it is not None. (If you go through one"
+    " model.parameters() twice: the second time nothing is left in it.)",
+    moments="what the optimizer keeps under any name but step, two tensors a parameter with Adam.",
+    step_counters='the entry named "step" takes 4 bytes for each parameter.',
+)
+
+
+def _missing(found, right, number):
+    for kind, mine, theirs, where in zip(right._fields, found, right, _WHERE):
+        if theirs and not mine:
+            return f"the {kind.replace('_', ' ')} are missing: {where}"
+    return None
+
+
+def _counters_among_the_moments(found, right, number):
+    if not found.moments == right.moments + right.step_counters > right.moments:
+        return None
+    return (
+        "the step counters are weighed twice: by themselves, and among the moments. Leave the entry"
+        ' named "step" out of the moments.'
+        if found.step_counters
+        else 'the moments are too heavy by 4 bytes a tensor: the entry named "step" is a counter,'
+        " not a moment."
+    )
+
+
+def _others_weighed(found, right, number):
+    if found.gradients == right.parameters != right.gradients:
+        return (
+            "you weigh the parameters a second time for the gradients. A frozen parameter has no"
+            " gradient, p.grad is None: leave it out."
+        )
+    return None
+
+
+def _computed(found, right, number):
+    if found.moments == 2 * found.parameters != right.moments:
+        return (
+            "your moments are twice the parameters, and a parameter that is frozen, or an optimizer"
+            " other than Adam, has none: weigh what the optimizer keeps."
+        )
+    return None
+
+
+def _some_states(found, right, number):
+    if not 0 < found.step_counters < right.step_counters:
+        return None
+    return (
+        f"you weigh the states of {found.step_counters // 4} of {right.step_counters // 4}"
+        " parameters: go through all of optimizer.state.values(), and add to what is there."
+    )
+
+
+def _half_the_moments(found, right, number):
+    if right.moments and 2 * found.moments == right.moments:
+        return (
+            "one of the moments is missing. Adam keeps two moments for each parameter, exp_avg and"
+            " exp_avg_sq."
+        )
+    return None
+
+
+states_kind_by_kind = topic.exercise(
+    "states_kind_by_kind",
     cases=tuple(dict(number=number) for number in range(len(_MODELS))),
     words=(
         "two linear layers, AdamW",
@@ -319,69 +254,14 @@ states_kind_by_kind = Exercise(
     answer=_kinds,
     hint="optimizer.state.values() are dictionaries, one for each parameter. Print the names in"
     " one: which is no moment?",
-    misconceptions=(
-        Misconception(
-            _states_of(counters=False),
-            'the moments are too heavy by 4 bytes a tensor: the entry named "step" is a counter,'
-            " not a moment.",
-        ),
-        Misconception(
-            lambda model, optimizer: (
-                *_states_of(counters=False)(model, optimizer)[:3],
-                _states_of()(model, optimizer)[3],
-            ),
-            "the step counters are weighed twice: by themselves, and among the moments. Leave the"
-            ' entry named "step" out of the moments.',
-        ),
-        Misconception(
-            _states_of(weigh=lambda tensors: sum(t.numel() for t in tensors)),
-            "those are elements; weigh gives bytes.",
-        ),
-        Misconception(
-            _states_of(gradients=lambda model: list(model.parameters())),
-            "you weigh the parameters a second time for the gradients. A frozen parameter has no"
-            " gradient, p.grad is None: leave it out.",
-        ),
-        Misconception(
-            _states_of(gradients=lambda model: []),
-            "the gradients are missing: p.grad of each parameter, where it is not None. (If you go"
-            " through one model.parameters() twice: the second time nothing is left in it.)",
-        ),
-        Misconception(
-            lambda model, optimizer: (
-                *_states_of()(model, optimizer)[:2],
-                *_states_of()(model, optimizer)[:1:-1],
-            ),
-            "moments and step counters are exchanged.",
-        ),
-        Misconception(
-            _states_of(without="exp_avg_sq"),
-            "one of the moments is missing. Adam keeps two moments for each parameter, exp_avg and"
-            " exp_avg_sq.",
-        ),
-        Misconception(
-            _states_of(without="step"),
-            'the step counters are missing: the entry named "step" takes 4 bytes for each'
-            " parameter.",
-        ),
-        Misconception(
-            lambda model, optimizer: (
-                *_states_of()(model, optimizer)[1::-1],
-                *_states_of()(model, optimizer)[2:],
-            ),
-            "parameters and gradients are exchanged. A frozen parameter has no gradient, so the"
-            " two differ.",
-        ),
-        Misconception(
-            lambda model, optimizer: (*_states_of()(model, optimizer)[:3], len(optimizer.state)),
-            "you have counted the step counters, and not their bytes: each takes 4.",
-        ),
-        Misconception(
-            _states_of(
-                gradients=lambda model: [p for p in model.parameters() if p.grad is not None]
-            ),
-            "you weigh the parameters that have a gradient, and not the gradients: take p.grad.",
-        ),
+    properties=(
+        _exchanged,
+        _counters_among_the_moments,
+        _missing,
+        _others_weighed,
+        _computed,
+        _some_states,
+        _half_the_moments,
     ),
     errors=(
         (
@@ -426,82 +306,43 @@ def compare_resumed(resume, seed) -> Resumed:
     with torch.no_grad():
         same = torch.equal(model(tokens), resumed(tokens))
     return Resumed(
-        _behind(resumed.parameters()) - _behind(model.parameters()),
+        weigh(resumed.parameters()) - weigh(model.parameters()),
         len(list(resumed.parameters())) - len(list(model.parameters())),
         same,
         sum(not p.requires_grad for p in resumed.parameters()),
     )
 
 
-def _resume(finish):
-    def resume(config, saved):
-        with torch.device("meta"):
-            model = GPT(config)
-        model.to_empty(device="cpu")
-        finish(model, saved)
-        return model
-
-    return resume
+def _other_outputs(found, right, seed):
+    if found.same_outputs:
+        return None
+    return (
+        "the outputs differ from those of the model that was saved: what was loaded is lost, or was"
+        " never loaded, into each of the parameters. Initialise first, load then."
+    )
 
 
-def _tie_and_load(model, saved):
-    model.initialise()
-    model.load_state_dict(saved)
+def _not_tied(found, right, seed):
+    if found.bytes_too_many <= 0:
+        return None
+    return (
+        f"the model has {found.bytes_too_many} bytes too many, {found.bytes_too_many // 4} elements"
+        " of fp32. Which tensor has just that many?"
+    )
 
 
-def _load_and_tie(model, saved):
-    model.load_state_dict(saved)
-    model.initialise()
-
-
-def _freeze_the_second(model, saved):
-    model.load_state_dict(saved)
-    model.head.scores.weight.requires_grad_(False)
-
-
-def _freeze_all(model, saved):
-    _tie_and_load(model, saved)
-    model.requires_grad_(False)
-
-
-def _share_data(model, saved):
-    model.load_state_dict(saved)
-    model.head.scores.weight.data = model.embedding.tokens.weight.data
-
-
-model_that_came_back_heavier = Exercise(
-    name="resume",
-    reference=_resume(_tie_and_load),
+model_that_came_back_heavier = topic.exercise(
+    "model_that_came_back_heavier",
     cases=(dict(seed=0), dict(seed=1)),
     words=("config, saved", "config, saved by another run"),
     answer=compare_resumed,
     hint="Two modules of this model share one weight. Which line gives each of them its own?",
-    misconceptions=(
-        Misconception(
-            _resume(lambda model, saved: model.load_state_dict(saved)),
-            "the outputs are the same, and the model is too heavy by one tensor. Which one has just"
-            " that many elements?",
-        ),
-        Misconception(
-            _resume(_load_and_tie),
-            "the bytes are right, but initialise draws new numbers: what was loaded is lost, or was"
-            " never loaded. Initialise first, load then.",
-        ),
-        Misconception(
-            _resume(_share_data),
-            "the memory is one again, but there are still two parameters on it, and an optimizer"
-            " would update both: the parameter itself must be shared.",
-        ),
-        Misconception(
-            _resume(_freeze_the_second),
-            "a frozen copy is not trained, but its bytes are still there, and it no longer"
-            " follows the table of tokens. The two modules are to share one parameter.",
-        ),
-        Misconception(
-            _resume(_freeze_all), "the model is whole, and frozen: it was to be trained further."
-        ),
-    ),
+    properties=(_other_outputs, _not_tied),
     errors=(
+        (
+            "[Mm]eta tensor",
+            "On the meta device a tensor has a shape and no memory: to_empty gives it some.",
+        ),
         (
             "loading state_dict|no attribute 'weight'",
             "Now the head has no weight at all: it must have one, and share it with the table of"
@@ -520,57 +361,42 @@ model_that_came_back_heavier = Exercise(
 _OF_ADAM, _COUNTERS = 612_224 * 4, 160  # bytes of fp32 parameters of the lab's GPT; of 40 counters
 
 
-def _kept(copies, counters=_COUNTERS, ranks=2):
-    return lambda: [copies * _OF_ADAM + counters] * ranks
+def _a_number_for_each(found, right):
+    if isinstance(found, (list, tuple)):
+        if len(found) == len(right):
+            return None
+        return f"{len(found)} ranks have answered: ranks(2) starts two."
+    what = "the sum of both ranks" if same(found, sum(right)) else "one value"
+    what = "one rank's number" if same(found, right[0]) else what
+    return f"that is {what}: hand over all that run gives back, a number for each rank."
 
 
-states_of_two_ranks = Exercise(
+_OF_COPIES = {
+    1: "those are the parameters alone: gradients, and two moments of each, come on top.",
+    2: "two of a kind are there, and there are four: parameters, gradients and two moments. The"
+    " optimizer keeps nothing before its first step.",
+    3: "something as large as the parameters is missing: gradients, or a moment.",
+}
+
+
+def _copies(found, right):
+    """How many tensors are there for each parameter, with or without the counters."""
+    for copies, sentence in _OF_COPIES.items():
+        if any(same(found, [copies * _OF_ADAM + more] * 2) for more in (0, _COUNTERS)):
+            return sentence
+    return None
+
+
+states_of_two_ranks = topic.exercise(
+    "states_of_two_ranks",
+    [4 * _OF_ADAM + _COUNTERS] * 2,
     name="found_by_two",
-    reference=_kept(4),
     cases=({},),
     answer=lambda found: found(),
     of_a_value=True,
     hint="A function that takes no argument does everything on a rank: model, optimizer, batch,"
     " backward, step, and storage_bytes of a list of tensors. `with ranks(2) as two:`, and two.run"
     " of that function gives a number for each rank.",
-    misconceptions=(
-        Misconception(
-            _kept(4, counters=0),
-            "the step counters are missing: AdamW keeps one of 4 bytes for each of the 40"
-            " parameters.",
-        ),
-        Misconception(
-            _kept(1, counters=0),
-            "those are the parameters alone: gradients, and two moments of each, come on top.",
-        ),
-        Misconception(
-            _kept(2, counters=0),
-            "parameters and gradients: the optimizer keeps nothing before its first step, or is"
-            " not counted.",
-        ),
-        Misconception(
-            _kept(3), "something as large as the parameters is missing: gradients, or a moment."
-        ),
-        Misconception(
-            _kept(2),
-            "parameters or gradients are missing, or both moments: there are four of a kind.",
-        ),
-        Misconception(
-            _kept(4, ranks=4),
-            "four ranks have answered: ranks(2) starts two.",
-        ),
-        Misconception(
-            lambda: [(4 * _OF_ADAM + _COUNTERS) // 2] * 2,
-            "nobody has cut anything: each rank keeps all of it, so do not divide by two.",
-        ),
-        Misconception(
-            lambda: 4 * _OF_ADAM + _COUNTERS,
-            "that is one rank's number: hand over all that run gives back, a number for each rank.",
-        ),
-        Misconception(
-            lambda: 2 * (4 * _OF_ADAM + _COUNTERS),
-            "that is the sum of both ranks: hand over what run gives back, a number for each rank.",
-        ),
-    ),
+    properties=(_a_number_for_each, _copies),
     right="both ranks keep everything: two copies, and nothing fits that did not fit before.",
 )
