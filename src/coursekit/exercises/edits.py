@@ -99,6 +99,7 @@ class Topic:
         self.module = sys.modules[module]
         self.name = module.split(".")[-2]
         path = files(self.module.__package__).joinpath("mistakes.md")
+        self.before: dict[str, Any] = {}  # solutions that a later one may use, as in the lab
         self.mistakes = mistakes_in(path.read_text("utf-8"))
 
     def exercise(self, key: str, solution: Any = None, **rest) -> Exercise:
@@ -113,16 +114,20 @@ class Topic:
             if solution is None
             else textwrap.dedent(inspect.getsource(solution))
         )
-        reference = solution or made(source, vars(self.module), key)
+        reference = solution or made(source, self._names(), key)
         rest = {"name": reference.__name__, **rest}
         wrong = list(self._edits(key, source))
+        self.before[reference.__name__] = reference
         return Exercise(reference=reference, misconceptions=tuple(wrong), **rest)
+
+    def _names(self) -> dict[str, Any]:
+        return {**vars(self.module), **self.before}
 
     def _edits(self, key: str, source: str) -> Iterator[Misconception]:
         for mistake in self.mistakes.get(key, ()):
             for block in mistake.blocks:
                 try:
-                    wrong = made(edited(source, block), vars(self.module), key)
+                    wrong = made(edited(source, block), self._names(), key)
                 except (ValueError, SyntaxError) as error:
                     raise ValueError(f"{self.name}/mistakes.md, {key}: {error}") from None
                 yield Misconception(wrong, mistake.sentence)

@@ -9,200 +9,98 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from coursekit.exercises.answers import nine_digits
-from coursekit.exercises.checker import Exercise, Failure, Misconception
+from coursekit.exercises.checker import Failure
+from coursekit.exercises.edits import Topic
+from coursekit.exercises.numbers import plain_numbers
 from coursekit.exercises.thread_ranks import answer_of_ranks
 from coursekit.lab import small_gpt
 from shardlab import collectives
 
+topic = Topic(__name__)
+
 # --- whose elements -------------------------------------------------------------------------------
 
 
-def _shard(elements, ranks, rank):
-    each, more = divmod(elements, ranks)
-    start = rank * each + min(rank, more)
-    return start, start + each + (rank < more)
+def _bounds_of_all(solution, elements, ranks):
+    """(start, end) of each rank, so that every element is asked for; a blank that was left in a
+    part of one as a blank."""
+    found = []
+    for rank in range(ranks):
+        result = solution(elements, ranks, rank)
+        if result is None or result is ...:
+            return result
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise TypeError(
+                "it is to return two numbers, where the shard begins and where it ends."
+            )
+        if any(part is ... for part in result):
+            return ...
+        if any(isinstance(part, float) for part in result):
+            raise TypeError(
+                f"it returned {result!r}: bounds are whole numbers, for a slice takes no others."
+            )
+        found.append(tuple(plain_numbers(list(result))))
+    return found
 
 
-def _sized(sizes, start=None):
-    """Bounds from all sizes, which come from each = elements // ranks and more = elements % ranks;
-    or with another start."""
-
-    def bounds(elements, ranks, rank):
-        each, more = divmod(elements, ranks)
-        all_sizes = [sizes(each, more, r, ranks) for r in range(ranks)]
-        begin = sum(all_sizes[:rank]) if start is None else start(each, more, rank)
-        return begin, begin + all_sizes[rank]
-
-    return bounds
-
-
-def _fair(each, more, rank, ranks):
-    return each + (rank < more)
-
-
-def _ceil_shard(elements, ranks, rank):
-    each = -(-elements // ranks)
-    return min(rank * each, elements), min((rank + 1) * each, elements)
-
-
-def _whole_answer(solution, **case):
-    """The answer; a blank that was left in a part of it as a blank."""
-    result = solution(**case)
-    if result is None or result is ...:
-        return result
-    if not isinstance(result, (tuple, list)) or len(result) != 2:
-        raise TypeError("it is to return two numbers, where the shard begins and where it ends.")
-    if isinstance(result, tuple) and any(isinstance(part, float) for part in result):
-        raise TypeError(
-            f"it returned {result!r}: bounds are whole numbers, for a slice takes no others."
+def _owners(found, right, elements, ranks):
+    """Every element has one owner, and the shards are those of tensor_split."""
+    if sorted(found) == sorted(right):
+        rank = next(rank for rank in range(ranks) if found[rank] != right[rank])
+        whose = right.index(found[rank])
+        return (
+            f"rank {rank} has the shard of rank {whose}. Ranks are counted from 0, and the ring"
+            " leaves the sum of chunk r on rank r."
         )
-    return ... if isinstance(result, tuple) and any(part is ... for part in result) else result
+    for rank, (start, end) in enumerate(found):
+        if start < 0 or end < start:
+            return (
+                f"rank {rank} has ({start}, {end}) of {elements} elements, and a slice from start"
+                " to end is wanted: start first, counted from 0, and the end, not the length."
+            )
+    for rank, (start, end) in enumerate(found):
+        if max(start, end) > elements:
+            return (
+                f"the shard of rank {rank}, ({start}, {end}), reaches beyond the end of"
+                f" {elements} elements: a slice there is short, and no error says so."
+            )
+    owners = [
+        [rank for rank, (start, end) in enumerate(found) if start <= element < end]
+        for element in range(elements)
+    ]
+    for element, of in enumerate(owners):
+        if len(of) > 1:
+            return (
+                f"two shards overlap: of {elements} elements, element {element} is in those of"
+                f" ranks {of[0]} and {of[1]}. The ranks before rank r have r * each elements, and"
+                " one more for each larger shard among them."
+            )
+        if not of:
+            return (
+                f"element {element} of {elements} has no owner: nobody reduces it, nobody updates"
+                " it, and nothing raises. The first elements % ranks shards have one more, and a"
+                " shard begins where the one before it ends."
+            )
+    sizes = [end - start for start, end in found]
+    if max(sizes) - min(sizes) > 1:
+        large, small = sizes.index(max(sizes)), sizes.index(min(sizes))
+        return (
+            f"every element has an owner, but rank {large} has {max(sizes)} of {elements} and rank"
+            f" {small} {min(sizes)}: the largest shard sets the peak. Deal the remainder out, one"
+            " to each of the first ranks."
+        )
+    return (
+        f"sizes differ by one, {sizes} of {elements}, and the order is another: the larger ones are"
+        " not the first. Every element has an owner, but this book's collectives cut otherwise."
+    )
 
 
-bounds_of_a_shard = Exercise(
-    name="bounds",
-    reference=_shard,
-    answer=_whole_answer,
+bounds_of_a_shard = topic.exercise(
+    "bounds_of_a_shard",
+    answer=_bounds_of_all,
     hint="divmod(elements, ranks) gives two numbers. How many elements are before this rank's?",
-    cases=tuple(  # all ranks of each, so that every element is asked for
-        dict(elements=elements, ranks=4, rank=rank)
-        for elements in (8, 10, 9, 11, 2)
-        for rank in range(4)
-    ),
-    misconceptions=(
-        Misconception(
-            lambda elements, ranks, rank: (
-                rank * (elements // ranks),
-                (rank + 1) * (elements // ranks),
-            ),
-            "where the ranks do not divide the elements, the last ones are in no shard: nobody"
-            " reduces them, nobody updates them, and nothing raises. The first elements % ranks"
-            " shards have one more.",
-        ),
-        Misconception(
-            lambda elements, ranks, rank: (
-                rank * (elements // ranks),
-                elements if rank == ranks - 1 else (rank + 1) * (elements // ranks),
-            ),
-            "every element has an owner now, but the last rank has the whole remainder, up to"
-            " ranks - 1 more than the others: its shard sets the peak. Deal the remainder out,"
-            " one to each of the first ranks.",
-        ),
-        Misconception(
-            _ceil_shard,
-            "that is how torch.chunk cuts: rounded up, so that the last shards are short or"
-            " empty. Every element has an owner, but this book's collectives cut as tensor_split"
-            " does: sizes that differ by one at most, the larger ones first.",
-        ),
-        Misconception(
-            lambda elements, ranks, rank: (
-                rank * -(-elements // ranks),
-                (rank + 1) * -(-elements // ranks),
-            ),
-            "rounded up, the last shards reach beyond the end: a slice there is short, and no error"
-            " says so.",
-        ),
-        Misconception(
-            lambda elements, ranks, rank: (
-                _shard(elements, ranks, rank)[0],
-                _shard(elements, ranks, rank)[1] - 1,
-            ),
-            "the end of a slice in Python is the first element that is not in it: yours leaves one"
-            " out in every shard.",
-        ),
-        Misconception(
-            lambda elements, ranks, rank: _shard(elements, ranks, (rank + 1) % ranks),
-            "that is the right neighbour's shard. The ring leaves the sum of chunk r on rank r.",
-        ),
-        Misconception(
-            lambda elements, ranks, rank: (
-                0 if rank == 0 else rank * (elements // ranks) + elements % ranks,
-                (rank + 1) * (elements // ranks) + elements % ranks,
-            ),
-            "the first rank has the whole remainder, up to ranks - 1 more than the others: its"
-            " shard sets the peak. Deal the remainder out, one to each of the first ranks.",
-        ),
-        Misconception(
-            lambda elements, ranks, rank: (
-                rank * -(-elements // ranks),
-                min((rank + 1) * -(-elements // ranks), elements),
-            ),
-            "that is how torch.chunk cuts, rounded up; and the last shards begin beyond the end."
-            " Sizes differ by one at most here, the larger ones first.",
-        ),
-        Misconception(
-            lambda elements, ranks, rank: _shard(elements, ranks, (rank - 1) % ranks),
-            "that is the left neighbour's shard: ranks are counted from 0.",
-        ),
-        Misconception(
-            _sized(_fair, lambda each, more, rank: rank * each),
-            "the first shards before it have one element more, and you begin as if they had not:"
-            " yours begin too early, so that shards overlap. Add min(rank, more).",
-        ),
-        Misconception(
-            _sized(_fair, lambda each, more, rank: rank * each + rank),
-            "yours begin too late, and elements between two shards are in none: of the ranks"
-            " before this one, min(rank, more) have one element more.",
-        ),
-        Misconception(
-            _sized(_fair, lambda each, more, rank: rank * each + more),
-            "yours begin too late, and elements between two shards are in none: of the ranks"
-            " before this one, min(rank, more) have one element more.",
-        ),
-        Misconception(
-            _sized(
-                lambda each, more, rank, ranks: each + (rank <= more),
-                lambda each, more, rank: rank * each + min(rank, more),
-            ),
-            "one rank too many has an element more: rank < more, since ranks are counted from 0.",
-        ),
-        Misconception(
-            lambda elements, ranks, rank: (
-                rank * elements // ranks,
-                (rank + 1) * elements // ranks,
-            ),
-            "sizes differ by one, and the order is another: the larger ones are not the first."
-            " Every element has an owner, but this book's collectives cut otherwise.",
-        ),
-        Misconception(
-            lambda elements, ranks, rank: (
-                round(rank * elements / ranks),
-                round((rank + 1) * elements / ranks),
-            ),
-            "sizes differ by one, and the order is another: the larger ones are not the first."
-            " Every element has an owner, but this book's collectives cut otherwise.",
-        ),
-        Misconception(
-            _sized(lambda each, more, rank, ranks: each + (rank >= ranks - more)),
-            "the larger ones come first here, and yours are the last. Every element has an"
-            " owner, but this book's collectives cut otherwise.",
-        ),
-        Misconception(
-            lambda elements, ranks, rank: (
-                _shard(elements, ranks, rank)[0],
-                _shard(elements, ranks, rank)[1] - _shard(elements, ranks, rank)[0],
-            ),
-            "start and length: a slice wants the end, not the length.",
-        ),
-        Misconception(
-            _sized(_fair, lambda each, more, rank: rank * (each + (rank < more))),
-            "the start is rank times this rank's own size, and the shards before it may have"
-            " another: each of the first elements % ranks shards has one element more.",
-        ),
-        Misconception(
-            lambda elements, ranks, rank: _shard(elements, ranks, rank - 1),
-            "ranks are counted from 0: yours starts one shard too early, on rank 0 before the"
-            " first element.",
-        ),
-        Misconception(
-            _sized(
-                lambda each, more, rank, ranks: each + more * (rank < more),
-                lambda each, more, rank: rank * each + min(rank, more),
-            ),
-            "each of the first shards gets the whole remainder, so shards overlap: one more, not"
-            " the whole remainder.",
-        ),
-    ),
+    cases=tuple(dict(elements=elements, ranks=4) for elements in (8, 10, 9, 11, 2)),
+    properties=(_owners,),
     right="every element has one owner, and no shard is more than one element larger than another.",
 )
 
@@ -219,13 +117,24 @@ class StageStep(NamedTuple):
     all_gathers: int
 
 
+_RATE = 0.1  # an update moves an element by less
+
+
+def _parameters(elements):
+    return torch.arange(1.0, 1 + elements, dtype=torch.float64)
+
+
+def _gradients(elements, rank):
+    return torch.arange(elements, dtype=torch.float64).sub(1.5) * (1 + rank) ** 2
+
+
 def _stepped(solution, n, elements):
     """The tensors of each rank after solution(parameters, gradients, update, rank, ranks,
     reduce_scatter, all_gather)."""
 
     def work(dist):
         rank, counted = dist.get_rank(), dict(updated=0, reduce_scatters=0, all_gathers=0)
-        start, end = _shard(elements, n, rank)
+        start, end = bounds_of_a_shard.reference(elements, n, rank)
 
         def update(own, gradient):
             if own.shape != gradient.shape:
@@ -233,7 +142,7 @@ def _stepped(solution, n, elements):
                     f"update got {own.numel()} parameters and {gradient.numel()} gradients: give"
                     " it the same elements of both."
                 )
-            own -= 0.1 * gradient / (gradient.abs() + 1)
+            own -= _RATE * gradient / (gradient.abs() + 1)
             counted["updated"] += own.numel()
 
         def reduce_scatter(full):
@@ -259,8 +168,7 @@ def _stepped(solution, n, elements):
             counted["all_gathers"] += 1
             return whole
 
-        parameters = torch.arange(1.0, 1 + elements, dtype=torch.float64)
-        gradients = torch.arange(elements, dtype=torch.float64).sub(1.5) * (1 + rank) ** 2
+        parameters, gradients = _parameters(elements), _gradients(elements, rank)
         memory = parameters.view(-1)  # whatever becomes of the name
         solution(parameters, gradients, update, rank, n, reduce_scatter, all_gather)
         return StageStep(nine_digits(memory), *counted.values())
@@ -268,161 +176,93 @@ def _stepped(solution, n, elements):
     return answer_of_ranks(n, work)
 
 
-def _stage_1_step(mean=True, reduce=True, gather=True, copy=True, over=None, then=None):
-    def step(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
-        start, end = _shard(parameters.numel(), ranks, rank)
-        own, gradient = parameters[start:end], gradients[start:end]
-        if reduce:
-            gradient = reduce_scatter(gradients) / (ranks if mean else 1)
-        if over:
-            gradient = gradient / over(ranks)
-        update(own, gradient)
-        if gather:
-            whole = all_gather(own)
-            if copy:
-                parameters.copy_(then(whole, ranks) if then else whole)
-
-    return step
-
-
-def _copied_step(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
-    start, end = _shard(parameters.numel(), ranks, rank)
-    update(parameters[start:end].clone(), reduce_scatter(gradients) / ranks)
-    parameters.copy_(all_gather(parameters[start:end]))
-
-
-def _gathered_gradients(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
-    start, end = _shard(parameters.numel(), ranks, rank)
-    gradient = reduce_scatter(gradients) / ranks
-    update(parameters[start:end], gradient)
-    parameters.copy_(all_gather(gradient))
-
-
-def _not_updated(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
-    start, end = _shard(parameters.numel(), ranks, rank)
-    reduce_scatter(gradients)
-    parameters.copy_(all_gather(parameters[start:end]))
-
-
-def _stage_0_step(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
-    update(parameters, all_gather(reduce_scatter(gradients) / ranks))
-
-
-def _on_rank_0_alone(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
-    start, end = _shard(parameters.numel(), ranks, rank)
-    gradient = reduce_scatter(gradients) / ranks
-    if rank == 0:
-        update(parameters[start:end], gradient)
-    parameters.copy_(all_gather(parameters[start:end]))
-
-
-def _another_shard(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
-    start, end = _shard(parameters.numel(), ranks, ranks - 1 - rank)
-    update(parameters[start:end], reduce_scatter(gradients) / ranks)
-    parameters.copy_(all_gather(parameters[start:end]))
-
-
-def _scattered_parameters(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
-    start, end = _shard(parameters.numel(), ranks, rank)
-    update(reduce_scatter(parameters), reduce_scatter(gradients) / ranks)
-    parameters.copy_(all_gather(parameters[start:end]))
+def _moves_left_out(found, right, n, elements):
+    """Messages and updates that are missing, or too many, and whose parameters are new."""
+    first = found[0]
+    old = nine_digits(_parameters(elements))
+    if not first.reduce_scatters and not first.all_gathers:
+        return (
+            "nothing was sent, and nothing updated."
+            if not first.elements_updated
+            else "each rank updates with its own gradients: nothing was sent, and the models drift"
+            " apart."
+        )
+    if not any(one.elements_updated for one in found):
+        return (
+            "the optimizer was never called: update(own, gradient) comes between the two messages."
+        )
+    if first.elements_updated > right[0].elements_updated:
+        if first.parameters == right[0].parameters:
+            return (
+                "the right numbers, and every rank has updated every element: so it keeps the"
+                " states of every element, and stage 1 has saved nothing. Update the shard, then"
+                " gather."
+            )
+        return (
+            f"rank 0 updated {first.elements_updated} elements, and its shard has"
+            f" {right[0].elements_updated}: update the own shard, once."
+        )
+    lazy = [rank for rank, one in enumerate(found) if not one.elements_updated]
+    if lazy:
+        return (
+            f"rank {lazy[0]} updates nothing: every rank updates its own shard, and no rank does it"
+            " for another."
+        )
+    if not first.reduce_scatters:
+        return (
+            "you update the shard with this rank's own gradients: those of the other ranks' data"
+            " are lost. reduce_scatter(gradients) gives this rank's shard of the sum."
+        )
+    if first.reduce_scatters > 1 or first.all_gathers > 1:
+        return (
+            f"{first.reduce_scatters} reduce-scatters and {first.all_gathers} all-gathers, and one"
+            " of each is enough: reduce-scatter is for gradients, all-gather for parameters."
+        )
+    if all(one.parameters == old for one in found):
+        return (
+            "parameters is as it was. Either the optimizer has updated a copy, and you gather the"
+            " shard of parameters: gather what was updated. Or what all_gather returns only got a"
+            " name: write it into parameters, in place, parameters.copy_(...)."
+        )
+    if any(one.parameters != first.parameters for one in found):
+        return (
+            "the ranks have different parameters afterwards: each has new ones in its own shard,"
+            " and all_gather(own), made after the update and written into parameters, in place,"
+            " gives everybody all of them."
+        )
+    return None
 
 
-step_of_stage_1 = Exercise(
-    name="step",
-    reference=_stage_1_step(),
+def _gradient_of_the_update(found, right, n, elements):
+    """How many times the mean gradient the update went along, by its length."""
+    moved = _parameters(elements) - torch.tensor(found[0].parameters, dtype=torch.float64)
+    if moved.abs().max() >= _RATE:
+        return (
+            "the parameters have moved further than one update moves them: they are divided or"
+            " replaced, or updated twice, or another shard is gathered. update changes the own"
+            " shard in place, and what is gathered is that shard."
+        )
+    used = moved / (_RATE - moved.abs())
+    mean = sum(_gradients(elements, rank) for rank in range(n)) / n
+    times = (used / mean).tolist()
+    if any(abs(one - times[0]) > 1e-4 for one in times):
+        return (
+            "the elements were updated with gradients of other elements: those of shard r belong to"
+            " the parameters of shard r, bounds(elements, ranks, rank)."
+        )
+    return (
+        f"the update is that of {times[0]:.4g} times the mean gradient on {n} ranks: reduce_scatter"
+        " gives the sum over the ranks, so divide by their number, once, before the update."
+    )
+
+
+step_of_stage_1 = topic.exercise(
+    "step_of_stage_1",
     cases=(dict(n=2, elements=8), dict(n=3, elements=10)),
     words=("2 ranks, 8 elements", "3 ranks, 10 elements"),
     answer=_stepped,
     hint="Three moves: reduce-scatter, update, all-gather. Whose elements does this rank update,"
     " and how do the others hear of the result?",
-    misconceptions=(
-        Misconception(
-            _stage_1_step(mean=False),
-            "reduce_scatter gives the sum over the ranks: divide by their number before the update,"
-            " or the update is that of another batch.",
-        ),
-        Misconception(
-            _stage_1_step(reduce=False),
-            "you update the shard with this rank's own gradients: those of the other ranks' data"
-            " are lost. reduce_scatter(gradients) gives this rank's shard of the sum.",
-        ),
-        Misconception(
-            _stage_1_step(gather=False),
-            "each rank has new parameters in its own shard and old ones everywhere else: after one"
-            " step the models differ. all_gather(own) gives everybody all of them.",
-        ),
-        Misconception(
-            _stage_1_step(copy=False),
-            "you gather the parameters and drop them, or gather them before the update: write what"
-            " all_gather then returns into parameters, in place, parameters.copy_(...).",
-        ),
-        Misconception(
-            _stage_0_step,
-            "the right numbers, and every rank has updated every element: so it keeps the states"
-            " of every element, and stage 1 has saved nothing. Update the shard, then gather.",
-        ),
-        Misconception(
-            lambda parameters, gradients, update, *_: update(parameters, gradients),
-            "each rank updates everything with its own gradients: nothing was sent, and the models"
-            " drift apart.",
-        ),
-        Misconception(lambda *_: None, "nothing was sent, and nothing updated."),
-        Misconception(
-            _stage_1_step(reduce=False, over=lambda ranks: ranks),
-            "you update the shard with this rank's own gradients, divided: those of the other"
-            " ranks' data are lost. reduce_scatter(gradients) gives this rank's shard of the sum.",
-        ),
-        Misconception(
-            _stage_1_step(over=lambda ranks: ranks),
-            "divided twice by the number of ranks: once is the mean.",
-        ),
-        Misconception(
-            _stage_1_step(mean=False, over=lambda ranks: 1 / ranks),
-            "multiplied. reduce_scatter gives the sum over the ranks: divide by their number.",
-        ),
-        Misconception(
-            _stage_1_step(mean=False, then=lambda whole, ranks: whole / ranks),
-            "the parameters are divided, and it is the sum of the gradients that has to be:"
-            " gradient / ranks, before the update.",
-        ),
-        Misconception(
-            _copied_step,
-            "parameters is as it was. Either the optimizer has updated a copy, and you gather the"
-            " shard of parameters: gather what was updated. Or what all_gather returns only got a"
-            " name: write it into parameters, in place, parameters.copy_(...).",
-        ),
-        Misconception(
-            _on_rank_0_alone,
-            "rank 0 alone updates its shard: every rank updates its own, and no rank does it for"
-            " another.",
-        ),
-        Misconception(
-            _another_shard,
-            "those are another rank's parameters, updated with this rank's gradients:"
-            " reduce_scatter gives rank r shard r, bounds(elements, ranks, rank).",
-        ),
-        Misconception(
-            _scattered_parameters,
-            "reduce_scatter is for gradients. The parameters are the same on all ranks, so the own"
-            " shard is a slice, parameters[begin:end], and update changes it in place.",
-        ),
-        Misconception(
-            _gathered_gradients,
-            "you gather the gradients into parameters: all_gather(own), the updated shard, is"
-            " what the others need.",
-        ),
-        Misconception(
-            _not_updated,
-            "the optimizer was never called: update(own, gradient) comes between the two messages.",
-        ),
-        Misconception(
-            _stage_1_step(mean=False, copy=False),
-            "two things. reduce_scatter gives the sum over the ranks: divide by their number. And"
-            " what all_gather returns has to be written into parameters, in place:"
-            " parameters.copy_(...).",
-        ),
-    ),
     errors=(
         (
             "'NoneType' object has no attribute 'numel'",
@@ -442,6 +282,7 @@ step_of_stage_1 = Exercise(
             "Give all_gather the updated shard, parameters[begin:end], not all parameters.",
         ),
     ),
+    properties=(_moves_left_out, _gradient_of_the_update),
     right="reduce-scatter, update of the shard, all-gather: the states of a shard are enough.",
 )
 
@@ -518,71 +359,59 @@ def _list_of_bytes(given):
     return list(found)
 
 
-def _found(*nbytes):
-    return lambda: list(nbytes)
+def _bytes_of_other_states(found, right):
+    """Bytes that are right for other ranks, other stages or other kinds of states."""
+    whole, parameters, total = 676_604, 338_220, sum(found)
+    if len(found) == 1:
+        return (
+            "one number, and two ranks were to answer: run gives a list with those of both, and"
+            " check wants it."
+        )
+    if len(found) != 2 or total < whole / 1.5 and total > whole / 3:
+        return (
+            "those are ranks of world, of which there are four: start two of your own, with"
+            " ranks(2) as two, and call two.run."
+        )
+    if not any(found):
+        return (
+            "Adam makes its states in the first step: ask the ledger after optimizer.step(), and"
+            " let it watch the optimizer that zero.shard returned, Ledger(model, optimizer)."
+        )
+    if found[0] == whole:
+        return (
+            "each rank keeps all of Adam's states: that is the plain model or stage 0. Give"
+            " zero.shard stage=1, and train with the optimizer that it returns."
+        )
+    if found == [parameters] * 2:
+        return (
+            "those are the bytes of the parameters, of the gradients, or of two shares without"
+            " AdamW's step counters, 4 bytes each: return ledger.bytes.optimizer."
+        )
+    if abs(total / whole - 1 / 4) < 0.01:
+        return "those are elements: with fp32 each has 4 bytes."
+    if total > 1.5 * whole:
+        return (
+            "parameters, gradients and optimizer in one number: .optimizer of the bytes is asked"
+            " for."
+        )
+    if abs(total / whole - 1) < 0.01:
+        return (
+            "that is nearly it: stage 3, which cuts the model unit by unit, or stage 2 keeps other"
+            " bytes than stage=1, a step counter for each parameter tensor."
+        )
+    return None
 
 
-states_on_two_ranks = Exercise(
+states_on_two_ranks = topic.exercise(
+    "states_on_two_ranks",
+    [338_228, 338_220],
     name="found",
-    reference=_found(338_228, 338_220),
     cases=({},),
     answer=_list_of_bytes,
     of_a_value=True,
     hint="Four steps: a function that shards, weighs a step and returns ledger.bytes.optimizer;"
     " ranks(2); run; close. The first section's weigh has all of the function.",
-    misconceptions=(
-        Misconception(
-            _found(676_604, 676_604),
-            "each rank keeps all of Adam's states: that is the plain model or stage 0. Give"
-            " zero.shard stage=1, and train with the optimizer that it returns.",
-        ),
-        Misconception(
-            _found(0, 0),
-            "Adam makes its states in the first step: ask the ledger after optimizer.step(), and"
-            " let it watch the optimizer that zero.shard returned, Ledger(model, optimizer).",
-        ),
-        Misconception(
-            _found(169_116, 169_116, 169_116, 169_108),
-            "those are four ranks, world's: start two of your own, with ranks(2) as two, and call"
-            " two.run.",
-        ),
-        Misconception(
-            _found(676_604),
-            "one rank alone keeps everything: start two, ranks(2).",
-        ),
-        Misconception(
-            _found(338_404, 338_384),
-            "that is stage 3, which cuts the model unit by unit and keeps a step counter for each"
-            " parameter tensor: stage=1.",
-        ),
-        Misconception(
-            _found(338_220, 338_220),
-            "those are the bytes of the parameters, of the gradients, or of two shares without"
-            " AdamW's step counters, 4 bytes each: return ledger.bytes.optimizer.",
-        ),
-        Misconception(
-            _found(1_014_668, 1_014_660),
-            "parameters, gradients and optimizer in one number: .optimizer of the bytes is asked"
-            " for.",
-        ),
-        Misconception(
-            _found(169_116, 169_116),
-            "a quarter of the states: those are ranks of world, of which there are four. Start"
-            " two of your own, with ranks(2) as two, and call two.run.",
-        ),
-        Misconception(
-            _found(338_228),
-            "that is one rank's number: run gives a list with those of both, and check wants it.",
-        ),
-        Misconception(
-            _found(676_448),
-            "that is the sum of both ranks: check wants the list, a number for each.",
-        ),
-        Misconception(
-            _found(84_557, 84_555),
-            "those are elements: with fp32 each has 4 bytes.",
-        ),
-    ),
+    properties=(_bytes_of_other_states,),
     right="two ranks of your own, and each keeps half of Adam's states.",
 )
 
@@ -602,57 +431,47 @@ def _reduced(solution, world_size, data_parallel, accumulation_steps):
     return round(result * data_parallel * accumulation_steps, 12)
 
 
-mean_before_the_scatter = Exercise(
-    name="before_the_scatter",
-    reference=lambda gradient, world_size, data_parallel, accumulation_steps: (
-        gradient / (data_parallel * accumulation_steps)
-    ),
+def before_the_scatter(gradient, world_size, data_parallel, accumulation_steps):
+    return gradient / (data_parallel * accumulation_steps)
+
+
+def _times_the_mean(found, right, world_size, data_parallel, accumulation_steps):
+    """The sum beside the mean over all data-parallel ranks and microbatches."""
+    d, k = data_parallel, accumulation_steps
+    known = {
+        d
+        * k: "the reduce-scatter sums, so what comes out is the sum, not the mean. With Adam nobody"
+        " notices for a while: a common factor cancels, until gradients are clipped.",
+        k: f"the {k} means of the microbatches are added up, so the update is {k} times too long.",
+        d: f"the microbatches are averaged, the {d} ranks are summed: divide by the number of"
+        " data-parallel ranks, too.",
+        d / world_size: f"divided by all {world_size} GPUs. Where several of them share one copy of"
+        " the model, they work on the same examples: the mean is over the data-parallel ranks.",
+        k
+        * d
+        / world_size: f"divided by all {world_size} GPUs, and not by the {k} microbatches: the"
+        " mean is over all that is summed, data-parallel ranks times microbatches.",
+        1 / d: "divided twice by the number of ranks: once would do, before the sum or after it.",
+        1 / k: "divided twice by the number of microbatches: once would do.",
+    }
+    near = (said for times, said in known.items() if abs(found - times) < 1e-9)
+    return next(
+        near,
+        f"what comes out is {found:.4g} times the mean over {d} data-parallel ranks and {k}"
+        " microbatches: a sum of so many becomes a mean if it is divided by just as many.",
+    )
+
+
+mean_before_the_scatter = topic.exercise(
+    "mean_before_the_scatter",
+    before_the_scatter,
     cases=tuple(dict(world_size=w, data_parallel=d, accumulation_steps=k) for w, d, k in _PLANS),
     words=tuple(
         f"{w} GPUs, {d} of them with examples of their own, {k} microbatch{'es' * (k > 1)} a step"
         for w, d, k in _PLANS
     ),
     answer=_reduced,
-    misconceptions=(
-        Misconception(
-            lambda gradient, world_size, data_parallel, accumulation_steps: gradient,
-            "the reduce-scatter sums, so what comes out is the sum over the ranks, not the mean."
-            " With Adam nobody notices for a while: a common factor cancels, until gradients are"
-            " clipped.",
-        ),
-        Misconception(
-            lambda gradient, world_size, data_parallel, accumulation_steps: (
-                gradient / (world_size * accumulation_steps)
-            ),
-            "divided by all GPUs. Where several of them share one copy of the model, they work on"
-            " the same examples: the mean is over the data-parallel ranks, those whose gradients"
-            " are summed.",
-        ),
-        Misconception(
-            lambda gradient, world_size, data_parallel, accumulation_steps: (
-                gradient / data_parallel
-            ),
-            "right for one microbatch. With k of them, k means are added up, so the update is k"
-            " times too long.",
-        ),
-        Misconception(
-            lambda gradient, world_size, data_parallel, accumulation_steps: gradient / world_size,
-            "right only where every GPU has examples of its own and a step has one microbatch.",
-        ),
-        Misconception(
-            lambda gradient, world_size, data_parallel, accumulation_steps: (
-                gradient / accumulation_steps
-            ),
-            "the microbatches are averaged, the ranks are summed: divide by the number of"
-            " data-parallel ranks, too.",
-        ),
-        Misconception(
-            lambda gradient, world_size, data_parallel, accumulation_steps: (
-                gradient / (data_parallel**2 * accumulation_steps)
-            ),
-            "divided twice by the number of ranks: once would do, before the sum or after it.",
-        ),
-    ),
+    properties=(_times_the_mean,),
     right="the mean over all that is summed: data-parallel ranks times microbatches.",
 )
 
@@ -660,7 +479,7 @@ mean_before_the_scatter = Exercise(
 # --- the norm of all shards -----------------------------------------------------------------------
 
 _SHARDS = (
-    ([[3.0, 0.0], [0.0, 4.0]], 1.0),
+    ([[1.0, 2.0, 2.0], [0.0, 4.0, 0.0]], 1.0),
     ([[1.0, 2.0], [2.0], [4.0]], 2.0),
     ([[0.3], [0.4]], 1.0),
 )
@@ -675,56 +494,74 @@ def _clipped(solution, shards, max_norm):
     return answer_of_ranks(len(shards), work)
 
 
-def _clip(
-    own=lambda g: g.pow(2).sum(),
-    total=torch.sqrt,
-    reduce=True,
-    only_down=True,
-    limit=lambda max_norm: max_norm,
-    operator=None,
-    turned=False,
-):
-    def clip(gradient, max_norm, dist):
-        norm = own(gradient).reshape(1)
-        if reduce:
-            dist.all_reduce(norm, operator or dist.ReduceOp.SUM)
-        scale = total(norm) / max_norm if turned else limit(max_norm) / total(norm)
-        gradient.mul_(scale.clamp(max=1) if only_down else scale)
+def _scales(found, right, shards, max_norm):
+    """The number by which each rank scales, and the norm that goes with it."""
+    given = [torch.tensor(shard, dtype=torch.float64) for shard in shards]
+    norm = torch.cat(given).norm().item()
+    scales = []
+    for own, values in zip(given, found):
+        ratios = [new / old for new, old in zip(values, own.tolist()) if old]
+        if len(values) != len(own) or max(ratios) - min(ratios) > 1e-4:
+            return (
+                "the elements of a shard are scaled by different numbers, which turns the gradient"
+                " to another direction: one scale for all of it, max_norm over its norm."
+            )
+        scales.append(ratios[0])
+    if max(scales) - min(scales) > 1e-3 * max(scales):
+        return (
+            f"the ranks scale by different numbers, {scales[0]:.3g} on rank 0 and {scales[-1]:.3g}"
+            f" on rank {len(scales) - 1}, so the gradient as a whole changes its direction. The"
+            " norm is that of all shards, and every rank scales by the same number."
+        )
+    scale = scales[0]
+    if abs(scale - 1) < 1e-4:
+        return (
+            f"a norm of {norm:.3g} is as it was, and more than {max_norm:g}: a long gradient is"
+            " shortened, by max_norm over its norm, in place, gradient.mul_(...)."
+        )
+    if scale > 1:
+        return (
+            f"a norm of {norm:.3g} becomes {scale * norm:.3g}, longer than it was: the scale is"
+            " max_norm over the norm, and at most 1, for clipping only ever shortens."
+        )
+    norms = [one.norm().item() for one in given]
+    most = [one.abs().max().item() for one in given]
+    every = torch.cat(given)
+    known = {
+        sum(norms): "norms do not add up, squares do: 3 and 4 make 5. Sum the squares and take the"
+        " root once.",
+        norm**2: "the squares are summed, and nobody takes the root.",
+        norm / len(given) ** 0.5: "the norm is the root of the sum of all squares, not their mean"
+        " over the ranks.",
+        every.abs()
+        .sum()
+        .item(): "those are the sizes of the elements, added up: the norm is the root"
+        " of the sum of their squares.",
+        sum(
+            most
+        ): "those are the shards' largest elements, added up: the norm is the root of the sum"
+        " of all squares.",
+        max(
+            norms
+        ): "that is the largest of the ranks' norms: the norm of all is the root of the sum"
+        " of their squares.",
+        max_norm * norm: "that is right for a max_norm of 1 alone: the scale is max_norm over the"
+        " norm.",
+        sum(one**2 for one in most)
+        ** 0.5: "those are the shards' largest elements, and the norm is"
+        " the root of the sum of all squares.",
+    }
+    for length, said in known.items():
+        if abs(max_norm / scale - length) < 1e-3 * length:
+            return said
+    return (
+        f"the scale is that of a norm of {max_norm / scale:.4g}, and the norm of all shards is"
+        f" {norm:.4g}: the root of the sum of all squares."
+    )
 
-    return clip
 
-
-def _clip_where(condition, scale):
-    def clip(gradient, max_norm, dist):
-        norm = gradient.pow(2).sum()
-        dist.all_reduce(norm)
-        if condition(norm.sqrt(), max_norm):
-            gradient.mul_(scale(norm.sqrt(), max_norm))
-
-    return clip
-
-
-def _whole_gradient(gradient, max_norm, dist):
-    dist.all_reduce(gradient)
-    gradient.mul_((max_norm / gradient.norm()).clamp(max=1))
-
-
-def _only_long_shards(gradient, max_norm, dist):
-    if gradient.norm() > max_norm:
-        _clip()(gradient, max_norm, dist)
-    else:
-        dist.all_reduce(gradient.pow(2).sum().reshape(1))
-
-
-def _mean_over_ranks(gradient, max_norm, dist):
-    mean = gradient.pow(2).sum()
-    dist.all_reduce(mean, dist.ReduceOp.AVG)
-    gradient.mul_((max_norm / mean.sqrt()).clamp(max=1))
-
-
-clip_by_the_norm_of_all = Exercise(
-    name="clip",
-    reference=_clip(),
+clip_by_the_norm_of_all = topic.exercise(
+    "clip_by_the_norm_of_all",
     cases=tuple(dict(shards=shards, max_norm=max_norm) for shards, max_norm in _SHARDS),
     words=(
         "2 ranks, a norm of 5, max_norm=1",
@@ -733,88 +570,6 @@ clip_by_the_norm_of_all = Exercise(
     ),
     answer=_clipped,
     hint="Whose squares do you have? And what adds up over ranks: norms or squares?",
-    misconceptions=(
-        Misconception(
-            _clip(reduce=False),
-            "the norm of the own shard. Every rank scales by another number, so the gradient as a"
-            " whole changes its direction; a rank whose shard is short does not scale at all. Sum"
-            " the squares over all ranks first.",
-        ),
-        Misconception(
-            _clip(own=lambda g: g.norm(), total=lambda norm: norm),
-            "norms do not add up, squares do: 3 and 4 make 5. Sum the squares and take the root"
-            " once.",
-        ),
-        Misconception(
-            _clip(total=lambda norm: norm), "the squares are summed, and nobody takes the root."
-        ),
-        Misconception(
-            _clip(only_down=False),
-            "a short gradient is made longer. Clipping only ever shortens: the scale is at most 1.",
-        ),
-        Misconception(
-            _clip(limit=lambda max_norm: 1.0),
-            "that is right for a max_norm of 1 alone: the scale is max_norm over the norm.",
-        ),
-        Misconception(
-            _clip(own=lambda g: g.abs().max() ** 2),
-            "that is the largest element of each shard, not its norm.",
-        ),
-        Misconception(
-            lambda gradient, max_norm, dist: None,
-            "nothing was clipped: the function changes the gradient in place, gradient.mul_(...)."
-            " PyTorch's clip_grad_norm_ changes the .grad of what it is given, and knows one rank.",
-        ),
-        Misconception(
-            _whole_gradient,
-            "you have summed the gradients themselves, but each rank's shard has other elements."
-            " Sum the squares, one number for each rank.",
-        ),
-        Misconception(
-            _mean_over_ranks,
-            "the norm is the root of the sum of all squares, not their mean: lab 5's gradients"
-            " were averaged, and squares are not.",
-        ),
-        Misconception(
-            _clip(own=lambda g: g.pow(2).mean()),
-            "the norm is the root of the sum of all squares, not their mean over the elements.",
-        ),
-        Misconception(
-            _clip_where(lambda norm, most: norm < most, lambda norm, most: most / norm),
-            "the comparison is the wrong way round: a long gradient is as it was, and a short one"
-            " is made longer.",
-        ),
-        Misconception(
-            _clip_where(lambda norm, most: norm > most, lambda norm, most: norm / most),
-            "upside down, so a long gradient becomes longer: the scale is max_norm over the norm.",
-        ),
-        Misconception(
-            _clip(own=lambda g: g.sum().pow(2)),
-            "the elements are summed before they are squared: square each one first,"
-            " gradient.pow(2).sum().",
-        ),
-        Misconception(
-            _clip(own=lambda g: g.abs().max(), total=lambda norm: norm),
-            "those are the shards' largest elements, added up: the norm is the root of the sum of"
-            " all squares.",
-        ),
-        Misconception(_clip(turned=True), "upside down: the scale is max_norm over the norm."),
-        Misconception(
-            lambda gradient, max_norm, dist: gradient.clamp_(-max_norm, max_norm),
-            "that clips each element by itself, which turns the gradient to another direction:"
-            " one scale for all of it, max_norm over its norm.",
-        ),
-        Misconception(
-            _clip(operator=torch.distributed.ReduceOp.MAX),
-            "that is the largest of the ranks' norms: the norm of all is the root of the sum of"
-            " their squares.",
-        ),
-        Misconception(
-            _only_long_shards,
-            "a rank whose own shard is short does not scale. Every rank scales by the same"
-            " number, whatever its own shard is like.",
-        ),
-    ),
     errors=(
         (
             "nobody can go on",
@@ -826,6 +581,7 @@ clip_by_the_norm_of_all = Exercise(
             "Leave .item() out until the sum is made: (gradient**2).sum() is a tensor.",
         ),
     ),
+    properties=(_scales,),
     right="squares summed over all ranks, one root, one scale that all ranks share.",
 )
 
@@ -852,9 +608,42 @@ def _resumed(solution, saved, ranks):
     return found
 
 
-states_of_the_own_shard = Exercise(
+def _states_of(saved, rank, ranks):
+    return torch.cat(saved).tensor_split(ranks)[rank]
+
+
+def _owners_of_states(found, right, saved, ranks):
+    """Every saved state is on one rank, and beside its parameter."""
+    states = [value for shard in saved for value in shard]
+    if found[0] == states and ranks > 1:
+        return "that is everybody's states on every rank: what stage 1 is there to avoid."
+    for value in states:
+        where = [rank for rank, own in enumerate(found) if value in own]
+        if not where:
+            return (
+                f"state {value:g} of {len(states)} is on no rank: saved by {len(saved)}, resumed by"
+                f" {ranks}. Join the shards, then cut anew."
+            )
+        if len(where) > 1:
+            return f"state {value:g} is on ranks {where[0]} and {where[1]}: each has one owner."
+    if sorted(found) == sorted(right):
+        return (
+            "a neighbour's states. Where sizes agree nothing raises, and each parameter is updated"
+            " with another one's mean and variance."
+        )
+    if any(own != sorted(own) or own[-1] - own[0] >= len(own) for own in found if own):
+        return "the states are dealt out like cards. A shard is a run of neighbours."
+    return (
+        f"the shards have {[len(own) for own in found]} states, and the parameters"
+        f" {[len(own) for own in right]}: chunk rounds up, so it may cut elsewhere than"
+        " tensor_split. Whoever cut the parameters has to cut the states."
+    )
+
+
+states_of_the_own_shard = topic.exercise(
+    "states_of_the_own_shard",
+    _states_of,
     name="states_of",
-    reference=lambda saved, rank, ranks: torch.cat(saved).tensor_split(ranks)[rank],
     cases=tuple(dict(saved=saved, ranks=ranks) for saved, ranks in zip(_SAVED, _RANKS)),
     words=(
         "saved by 4 ranks, resumed by 4",
@@ -862,38 +651,7 @@ states_of_the_own_shard = Exercise(
         "10 states saved by 3 ranks, resumed by 4",
     ),
     answer=_resumed,
-    misconceptions=(
-        Misconception(
-            lambda saved, rank, ranks: saved[rank],
-            "right as long as the same number of ranks resumes as has saved. With fewer, the"
-            " last states are in nobody's hands; with more, there is no file for the last rank."
-            " Join the shards, then cut anew.",
-        ),
-        Misconception(
-            lambda saved, rank, ranks: saved[(rank + 1) % len(saved)],
-            "the neighbour's states. The sizes agree, so nothing raises, and each parameter is"
-            " updated with another one's mean and variance.",
-        ),
-        Misconception(
-            lambda saved, rank, ranks: torch.cat(saved).tensor_split(ranks)[(rank + 1) % ranks],
-            "joined and cut anew, and then the neighbour's part taken. Where sizes agree nothing"
-            " raises, and each parameter is updated with another one's mean and variance.",
-        ),
-        Misconception(
-            lambda saved, rank, ranks: torch.cat(saved).chunk(ranks)[rank],
-            "chunk rounds up, so it may cut elsewhere than tensor_split, and even give fewer parts."
-            " Whoever cut the parameters has to cut the states.",
-        ),
-        Misconception(
-            lambda saved, rank, ranks: torch.cat(saved),
-            "that is everybody's states on every rank: what stage 1 is there to avoid.",
-        ),
-        Misconception(
-            lambda saved, rank, ranks: torch.cat(saved)[rank::ranks],
-            "dealt out like cards: element 0 to rank 0, element 1 to rank 1. A shard is a run of"
-            " neighbours.",
-        ),
-    ),
+    properties=(_owners_of_states,),
     right="joined and cut anew, as the parameters are: it resumes on any number of ranks.",
 )
 
@@ -917,7 +675,7 @@ def watch_gathered_weights(function, layers, width) -> Kept | str:
     """Run a chain of layers through `function`, an autograd.Function of (x, shard, gather,
     scatter), as rank 0 of two."""
     if not hasattr(function, "apply"):
-        return "no torch.autograd.Function"
+        return "the check wants the class ShardedLinear, a torch.autograd.Function."
     generator = torch.Generator().manual_seed(layers)
     weights = [
         torch.randn(width, width, generator=generator, dtype=torch.float64) for _ in range(layers)
@@ -965,128 +723,64 @@ def watch_gathered_weights(function, layers, width) -> Kept | str:
     return Kept(after_forward, most, live(), in_forward, len(watched), right, length)
 
 
-def _sharded_linear(
-    keep_weight=False,
-    again=True,
-    cache=False,
-    use_shard=False,
-    copied=False,
-    more=(0, 0),
-    own=None,
-    cache_in_backward=False,
-    of_x=torch.matmul,
-):
-    def whole(shard, gather):
-        if not cache:
-            return gather(shard)
-        if not hasattr(shard, "whole"):
-            shard.whole = gather(shard)
-        return shard.whole
+def _weights_and_gradients(found, right, layers, width):
+    """Gathered weights that live on, gatherings too many or too few, and wrong gradients."""
+    if found.after_forward_bytes > 0:
+        again = found.gatherings > found.gatherings_in_forward
+        return (
+            f"after forward {found.after_forward_bytes} bytes of gathered weights are there, as if"
+            " nothing were sharded"
+            + (", and backward gathers again" if again else "")
+            + ". Save x and the shard, nothing else, and gather again in backward."
+        )
+    if found.after_backward_bytes > 0:
+        return (
+            f"{found.after_backward_bytes} bytes of gathered weights are left after backward: one"
+            " in ctx lives on. A local name is let go when backward returns."
+        )
+    if found.most_bytes > right.most_bytes:
+        return "two whole weights are there at a time: let one go before the next is gathered."
+    if found.gradients_right == layers and found.gatherings < right.gatherings:
+        return (
+            f"{found.gatherings} gatherings, and {right.gatherings} are needed if no whole weight"
+            " is kept: a copy of one is kept somewhere. Save the shard, and gather again in"
+            " backward."
+        )
+    if found.gradients_right == layers:
+        often = found.gatherings_in_forward, found.gatherings - found.gatherings_in_forward
+        kept = " A copy of a whole weight is kept." if often[1] < layers else ""
+        return (
+            f"{layers} layers gather {often[0]} times in forward and {often[1]} times in backward:"
+            f" each once in both is enough, and what is needed where no whole weight is kept.{kept}"
+        )
+    times = found.last_gradient_over_the_right_one
+    if times == 0:
+        return (
+            "the shard gets no gradient: backward returns ctx.scatter(dy.T @ x) in the second"
+            " place, which is the shard's."
+        )
+    if times != 1:
+        return (
+            f"the gradient of the last layer's shard is {times:g} times the sum over the ranks:"
+            " ctx.scatter(dy.T @ x) is the sum, as it is."
+        )
+    if found.gradients_right:
+        return (
+            "the last layer's gradient is right and earlier ones are wrong, so the gradient of x"
+            " is: forward is x @ weight.T, and backward dy @ weight, with the whole weight."
+        )
+    return (
+        "the gradient of the weight is as long as the right one, and another, such as the"
+        " transposed one: the weight is [out, in], and so is dy.T @ x."
+    )
 
-    class ShardedLinear(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, shard, gather, scatter):
-            for _ in range(more[0]):
-                gather(shard)
-            weight = whole(shard, gather)
-            ctx.save_for_backward(
-                x, shard, *([weight.clone() if copied else weight] if keep_weight else [])
-            )
-            ctx.gather, ctx.scatter = gather, scatter
-            return x @ weight.T
 
-        @staticmethod
-        def backward(ctx, dy):
-            x, shard = ctx.saved_tensors[:2]
-            if again:
-                weight = whole(shard, ctx.gather)
-                ctx.left = weight if cache_in_backward else None
-            else:
-                weight = torch.cat([shard] * 2) if use_shard else ctx.saved_tensors[2]
-            for _ in range(more[1]):
-                ctx.gather(shard)
-            gradient = own(dy.T @ x, shard) if own else ctx.scatter(dy.T @ x)
-            return of_x(dy, weight), gradient, None, None
-
-    return ShardedLinear
-
-
-weights_that_stay = Exercise(
-    name="ShardedLinear",
-    reference=_sharded_linear(),
+weights_that_stay = topic.exercise(
+    "weights_that_stay",
     cases=(dict(layers=3, width=4), dict(layers=6, width=8)),
     words=("3 layers of width 4", "6 layers of width 8"),
     answer=watch_gathered_weights,
     hint="What does ctx keep from forward to backward, and how large is that?",
-    misconceptions=(
-        Misconception(
-            _sharded_linear(keep_weight=True, again=False),
-            "autograd keeps every gathered weight from forward to backward: after forward the whole"
-            " model is there, as if nothing were sharded. Save the shard, and gather again in"
-            " backward.",
-        ),
-        Misconception(
-            _sharded_linear(keep_weight=True),
-            "you gather again, and keep the first one as well: the traffic of stage 3 with the"
-            " memory of stage 2. save_for_backward needs x and the shard, nothing else.",
-        ),
-        Misconception(
-            _sharded_linear(cache=True),
-            "a cache of gathered weights is a second home of the model: after forward the whole"
-            " model is there, and after backward it still is.",
-        ),
-        Misconception(
-            _sharded_linear(again=False, use_shard=True),
-            "the memory is right and the gradients are wrong: backward needs the other ranks' part"
-            " of the weight, too. Gather it again.",
-        ),
-        Misconception(
-            lambda *_: None, "the check wants the class ShardedLinear, a torch.autograd.Function."
-        ),
-        Misconception(
-            _sharded_linear(keep_weight=True, again=False, copied=True),
-            "a copy of every gathered weight is kept: after forward the whole model is there, as"
-            " copies. Save the shard, and gather again in backward.",
-        ),
-        Misconception(
-            _sharded_linear(keep_weight=True, again=False, copied=True, more=(1, 0)),
-            "a copy of every gathered weight is kept: after forward the whole model is there, as"
-            " copies, and forward gathers twice. Save the shard, and gather again in backward.",
-        ),
-        Misconception(
-            _sharded_linear(more=(1, 0)),
-            "gathered more often than needed: once in forward is enough, and once in backward.",
-        ),
-        Misconception(
-            _sharded_linear(own=lambda gradient, shard: gradient[: len(shard)]),
-            "the gradient of the shard is not the sum over the ranks: those of the other ranks'"
-            " data have to be added, ctx.scatter(dy.T @ x).",
-        ),
-        Misconception(
-            _sharded_linear(own=lambda gradient, shard: gradient[: len(shard)] / 2),
-            "the gradient of the shard is divided, and it was right before: ctx.scatter(dy.T @ x).",
-        ),
-        Misconception(
-            _sharded_linear(own=lambda gradient, shard: 2 * gradient.T[: len(shard)]),
-            "the gradient of the weight is transposed: the weight is [out, in], and so is"
-            " dy.T @ x.",
-        ),
-        Misconception(
-            _sharded_linear(own=lambda gradient, shard: None),
-            "the shard gets no gradient: backward returns ctx.scatter(dy.T @ x) in the second"
-            " place, which is the shard's.",
-        ),
-        Misconception(
-            _sharded_linear(of_x=lambda dy, weight: dy @ weight.T),
-            "the gradient of x is wrong, so all layers but the last have wrong gradients: forward"
-            " is x @ weight.T, and backward dy @ weight.",
-        ),
-        Misconception(
-            _sharded_linear(cache_in_backward=True),
-            "backward leaves the weight it has gathered in ctx, which lives on: a local name is"
-            " let go when backward returns.",
-        ),
-    ),
     errors=(
         (
             "has no attribute 'gather'",
@@ -1117,5 +811,6 @@ weights_that_stay = Exercise(
             " of forward.",
         ),
     ),
+    properties=(_weights_and_gradients,),
     right="one gathered weight at a time, gathered twice: once for forward, once for backward.",
 )
