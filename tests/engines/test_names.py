@@ -70,6 +70,11 @@ THE_SAME_IN_ANOTHER_WAY = {
         "text.py",
         "lab/small.py",
     ),
+    "weigh": (
+        "the technique's instrument, and the reader's own, which later solutions of lab 1 call",
+        "measure/weigh.py",
+        "topics/why_one_gpu/exercises.py",
+    ),
     "UNIT_BITS": (
         "how a message's tag names a unit; ranks read tags without loading ZeRO",
         "ranks/calls.py",

@@ -92,7 +92,11 @@ def _said(name: str, fields: list[Field]) -> str:
         _an_order,
         _some_right,
     ):
-        if said := words(fields):
+        try:
+            said = words(fields)
+        except (OverflowError, ValueError):  # a number too large for a float, or to be written
+            continue
+        if said:
             return f"{subject} {said}"
     return ""
 

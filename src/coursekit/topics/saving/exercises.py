@@ -73,7 +73,7 @@ def survives(solution, power_fails) -> Found:
     return Found(sorted(set(found)), found[-1])
 
 
-def save(disk, content):
+def replace_the_file(disk, content):
     disk.write("model.new", content)
     disk.flush("model.new")
     disk.rename("model.new", "model")
@@ -103,7 +103,7 @@ def _at_any_moment(found, right, power_fails):
 
 save_that_survives = topic.exercise(
     "save_that_survives",
-    save,
+    replace_the_file,
     cases=(dict(power_fails=False), dict(power_fails=True)),
     words=("the process is killed at any moment", "the power fails at any moment"),
     answer=survives,
