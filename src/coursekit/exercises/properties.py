@@ -368,7 +368,10 @@ def _numbers(values: list | None) -> bool:
 
 
 def _near(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-6, abs_tol=2e-9)
+    try:
+        return math.isclose(one, other, rel_tol=1e-6, abs_tol=2e-9)
+    except OverflowError:  # an int beyond floats
+        return one == other
 
 
 def _equal(one, other) -> bool:
