@@ -35,9 +35,10 @@ ALSO = ("empty-table-header",)
 # alike: same colours, same size, same things behind. Of each look three are marked for axe, so that
 # one which axe passes over, being cut off or covered, does not hide the others. `known` counts the
 # looks of the pages before: three in the book are enough, but for texts in a picture or in what is
-# laid over others, as only the page itself says what is behind them. Returns how many looks this
-# page has, and the new counts.
-MARK_LOOKS = """known => {
+# laid over others, as only the page itself says what is behind them. The width of the window
+# changes no colours: where a page is seen `again` in another width, those are not marked again.
+# Returns how many looks this page has, whether any text is marked, and the new counts.
+MARK_LOOKS = """([known, again]) => {
   const numbers = new Map(), behind = new Map(), looks = new Map(Object.entries(known)),
     here = new Set();
   const number = node => numbers.get(node) || numbers.set(node, numbers.size + 1).get(node);
@@ -72,9 +73,11 @@ MARK_LOOKS = """known => {
     const count = (looks.get(look) || 0) + 1;
     looks.set(look, count);
     here.add(look);
-    if (count <= 3) node.setAttribute("data-look", "");
+    if (count <= 3 && !(again && look.includes("#"))) node.setAttribute("data-look", "");
   }
-  return [here.size, Object.fromEntries([...looks].filter(([look]) => !look.includes("#")))];
+  const marked = document.querySelector("[data-look]") !== null;
+  const elsewhere = [...looks].filter(([look]) => !look.includes("#"));
+  return [here.size, marked, Object.fromEntries(elsewhere)];
 }"""
 
 OPEN_ALL = """() => {
@@ -497,16 +500,17 @@ class Readers:
         self.idle[kind] = page
 
 
-def axe_findings(page, looks: dict | None = None, only_colours=False) -> list[str]:
+def axe_findings(page, looks: dict | None = None, only_colours=False, again=False) -> list[str]:
     """Findings on the page as it is now, a sentence each; at most five for one rule. `looks` counts
-    the looks seen on other pages in this mode, and then those of this page."""
+    the looks seen on other pages in this mode, and then those of this page; it is seen
+    `again` where axe has looked at its colours in a window of another width."""
     looks = {} if looks is None else looks
     # else axe fetches style sheets, which a file may not
     options = {"resultTypes": ["violations"], "preload": False}
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE.axe_script)
         page.evaluate("axe.configure({rules: [{id: 'color-contrast', selector: '[data-look]'}]})")
-    here, counts = page.evaluate(MARK_LOOKS, looks)
+    here, marked, counts = page.evaluate(MARK_LOOKS, [looks, again])
     assert here, "a page has texts"
     looks |= counts
     run = "async options => (await axe.run('html', options)).violations"
@@ -515,9 +519,10 @@ def axe_findings(page, looks: dict | None = None, only_colours=False) -> list[st
         rules = dict.fromkeys((*COLOUR_RULES, "region"), {"enabled": False})
         rules["target-size"] = {"enabled": True}  # axe leaves it out unless it is asked for
         violations += page.evaluate(run, {**options, "rules": rules})
-    page.evaluate(HIDE_KNOWN_LOOKS)
-    violations += page.evaluate(run, {**options, "runOnly": COLOUR_RULES})
-    page.evaluate(SHOW_KNOWN_LOOKS)
+    if marked:
+        page.evaluate(HIDE_KNOWN_LOOKS)
+        violations += page.evaluate(run, {**options, "runOnly": COLOUR_RULES})
+        page.evaluate(SHOW_KNOWN_LOOKS)
     return [
         f"{violation['id']} ({violation['impact']}): {node['html'][:160]} — "
         + "; ".join(check["message"] for check in [*node["any"], *node["all"], *node["none"]])[:200]
@@ -550,9 +555,10 @@ def visit(context, address: str, looks: dict | None = None, inert="") -> Visit:
     links = page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")
     icons = page.eval_on_selector_all("link[rel~=icon]", "links => links.map(link => link.href)")
     in_colours(page, "dark")
-    dark += axe_findings(page, looks["dark"], only_colours=True)
+    again = bool(inert)  # what only a desktop shows is what Tab goes through on the first page
+    dark += axe_findings(page, looks["dark"], only_colours=True, again=again)
     in_colours(page, "light")
-    light += axe_findings(page, looks["light"])
+    light += axe_findings(page, looks["light"], again=again)
     keyboard = walk(page, values, moved_elsewhere=EXPLORER_IDS, inert=inert)
     on_paper(page, color_scheme="dark")  # nobody scrolls through a page before it is printed
     paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS)
