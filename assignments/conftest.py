@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from coursekit.exercises.grading import ABSENCE_SECONDS, GROUPS, CannotGrade, Grader, assignment
+from coursekit.exercises.assignments import GROUPS, CannotGrade, assignment
+from coursekit.exercises.grading import ABSENCE_SECONDS, Grader
 from coursekit.exercises.grading_text import read_source, rules_broken, unwritten
 from shardlab.ranks import ranks
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from coursekit.exercises.grading import Assignment
+from coursekit.exercises.assignments import Assignment
 from coursekit.exercises.on_a_rank import Wrong, demand, expect, race_of_two
 from shardlab import recompute
 from shardlab.measure.ledger import Ledger

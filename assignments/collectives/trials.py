@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from coursekit.exercises.grading import Assignment
+from coursekit.exercises.assignments import Assignment
 from coursekit.exercises.on_a_rank import (
     Here,
     Wrong,

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from coursekit.exercises.grading import Assignment
+from coursekit.exercises.assignments import Assignment
 from coursekit.exercises.on_a_rank import Here, Wrong, demand, expect, groups, race_of_two, refuses
 from coursekit.exercises.trap_model import Stumble, Trap, plain_model, stumble, trained, trap_loss
 from shardlab import data_parallel

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from coursekit.exercises.grading import Assignment
+from coursekit.exercises.assignments import Assignment
 from coursekit.exercises.on_a_rank import demand, expect, race_of_two, refuses
 from shardlab import mixed_precision
 from shardlab.measure.communication import CommunicationLog

@@ -4,7 +4,7 @@ actions: "0B1" is the backward of microbatch 1 on stage 0."""
 import re
 from collections.abc import Callable
 
-from coursekit.exercises.grading import Assignment
+from coursekit.exercises.assignments import Assignment
 from coursekit.exercises.on_a_rank import demand
 from shardlab.pipelines import core, schedules
 from shardlab.pipelines.hardened.pipeline import Pipeline

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coursekit.exercises.grading import Assignment
+from coursekit.exercises.assignments import Assignment
 from coursekit.exercises.on_a_rank import (
     Here,
     Wrong,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from coursekit.exercises.grading import Assignment
+from coursekit.exercises.assignments import Assignment
 from shardlab.zero import core, core_stage3
 from shardlab.zero.hardened import stage1, stage2, stage3
 from shardlab.zero.hardened.full_parameters import unsharded

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from coursekit.exercises.grading import TRIAL_SECONDS, Grader, assignment
+from coursekit.exercises.assignments import assignment
+from coursekit.exercises.grading import TRIAL_SECONDS, Grader
 
 ROOT = Path(__file__).resolve().parents[2]
 

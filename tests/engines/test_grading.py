@@ -9,8 +9,8 @@ import pytest
 from graded import ROOT, results, skeleton
 
 from coursekit.__main__ import main
-from coursekit.exercises import grading, grading_command, grading_text
-from coursekit.exercises.grading import CannotGrade, assignment
+from coursekit.exercises import assignments, grading, grading_command, grading_text
+from coursekit.exercises.assignments import CannotGrade, assignment
 from coursekit.exercises.grading_text import names_used, rules_broken
 from coursekit.exercises.on_a_rank import Learners
 
@@ -74,7 +74,7 @@ def test_every_assignment_has_its_files():
     for path in SKELETONS:
         topic, readme = path.parent.name, path.read_text(encoding="utf-8")
         asked = assignment(topic)
-        assert {trial.group for trial in asked.trials} == set(grading.GROUPS)
+        assert {trial.group for trial in asked.trials} == set(assignments.GROUPS)
         assert len({trial.work.__name__ for trial in asked.trials}) == len(asked.trials)
         mine = Learners.of_source(skeleton(topic), f"{topic}.py")
         for name in asked.reference:
@@ -96,7 +96,7 @@ def test_start_copies_what_a_learner_needs(tmp_path, monkeypatch, capsys):
     assert main(["grade", "collectives", "--start"]) == 2
     assert "not overwritten" in capsys.readouterr().out
     assert (own / "collectives.py").read_text() == "x = 1"
-    monkeypatch.setattr(grading, "FOLDERS", (tmp_path / "elsewhere", *grading.FOLDERS))
+    monkeypatch.setattr(assignments, "FOLDERS", (tmp_path / "elsewhere", *assignments.FOLDERS))
     assert main(["grade", "collectives", "--start", "beside"]) == 0
     monkeypatch.setattr(grading, "FOLDERS", (tmp_path / "elsewhere",))
     assert main(["grade", "collectives", "--start"]) == 2
@@ -137,7 +137,7 @@ def test_what_ranks_say_keeps_its_lines(capsys):
     from shardlab.ranks import RanksDeadlocked
 
     error = RanksDeadlocked("Ranks 0 and 1 wait:\n  rank 0 was in a\n  rank 1 was in b\nAll.", [0])
-    trial = grading.Trial("parity", "all_reduce", lambda mine: None)
+    trial = assignments.Trial("parity", "all_reduce", lambda mine: None)
     grading_command.show_results([grading.TrialResult(trial, "not yet", grading._words(error))])
     assert [line.strip() for line in capsys.readouterr().out.splitlines()[2:]] == [
         "Ranks 0 and 1 wait:",

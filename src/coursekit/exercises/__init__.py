@@ -15,7 +15,8 @@ catch.
     safely         patience.py          a time limit for a reader's code
                    apart.py             the same in a process of its own, which nothing outlasts
                    thread_ranks.py      ranks as threads, which cannot hang
-    assignments    grading.py           grades a file in which a reader built a technique
+    assignments    assignments.py       a topic's assignment and its trials
+                   grading.py           grades a file in which a reader built a technique
                    grading_command.py   `python -m shardlab grade`
                    grading_text.py      what is asked of the file's text before it runs
                    on_a_rank.py         the rank's side of grading

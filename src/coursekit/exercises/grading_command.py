@@ -15,7 +15,8 @@ from shutil import copyfile
 
 from shardlab.ranks import RankError, ranks
 
-from .grading import ABSENCE_SECONDS, CannotGrade, Grader, TrialResult, assignment, folder_of
+from .assignments import CannotGrade, assignment, folder_of
+from .grading import ABSENCE_SECONDS, Grader, TrialResult
 from .grading_text import read_source, rules_broken, unwritten
 
 REPORT_WIDTH = 100

@@ -5,7 +5,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .grading import Assignment, CannotGrade
+from .assignments import Assignment, CannotGrade
 
 SOURCE_CHARACTERS = 200_000
 

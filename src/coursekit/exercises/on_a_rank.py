@@ -24,7 +24,7 @@ from torch import Tensor
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 
-from .grading import assignment
+from .assignments import assignment
 
 SENTENCE_CHARACTERS = 500
 CLOSE_ENOUGH = 1e-9  # relative; float64 sums in another order differ by less than 1e-14
