@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from coursekit.exercises.checker import Exercise, Failure, Misconception
+from coursekit.exercises.checker import Failure
+from coursekit.exercises.edits import Topic
 from coursekit.exercises.thread_ranks import answer_of_ranks, value_of_ranks
-from shardlab import collective_plans as plans
-from shardlab.collective_plans import Move, follow
+from shardlab.collective_plans import Move, follow, ring_all_gather, ring_reduce_scatter
+
+topic = Topic(__name__)
 
 # --- plans ----------------------------------------------------------------------------------------
 
@@ -75,163 +77,33 @@ def _idle(plan, n):
     return ""
 
 
-def _scatter(chunk, operator="+=", more=0):
-    return lambda n: [
-        [Move(rank, (rank + 1) % n, chunk(rank, step) % n, operator) for rank in range(n)]
-        for step in range(1, n + more)
-    ]
-
-
-plan_of_a_ring_reduce_scatter = Exercise(
-    name="reduce_scatter_plan",
-    reference=plans.ring_reduce_scatter,
+plan_of_a_ring_reduce_scatter = topic.exercise(
+    "plan_of_a_ring_reduce_scatter",
     cases=(dict(n=2), dict(n=3), dict(n=5)),
     answer=partial(_what_a_plan_does, lambda rank, n: [rank]),
     hint="Follow one chunk. It takes n - 1 steps to the right and ends at the rank of its number:"
     " where does it set out? In each step a rank sends what it has just received.",
-    misconceptions=(
-        Misconception(
-            _scatter(lambda rank, step: rank),
-            "every rank sends the chunk of its own number in every step. After the first step that"
-            " adds the same part again: a rank must pass on what it received in the step before,"
-            " with its own part in it.",
-        ),
-        Misconception(
-            _scatter(lambda rank, step: rank - step + 1),
-            "every chunk is summed, and none is at home: rank r ends with chunk r + 1. A chunk that"
-            " is to end at rank r sets out at the rank to its right.",
-        ),
-        Misconception(
-            _scatter(lambda rank, step: rank - step - 1),
-            "every chunk is summed, and none is at home: rank r ends with chunk r - 1. That chunk"
-            " has gone one place too far, or set out one place too late.",
-        ),
-        Misconception(
-            _scatter(lambda rank, step: rank + step),
-            "chunks travel to the right, so the number that a rank sends falls from step to step."
-            " With + a rank sends a chunk that nobody has added to yet, and the one it has just"
-            " received stays where it is.",
-        ),
-        Misconception(
-            _scatter(lambda rank, step: rank + step - 1),
-            "two things: in its first step a rank does not send its own chunk, which is to come"
-            " home last, but its left neighbour's, rank - 1; and that number falls from step to"
-            " step, for a rank passes on what came from the left.",
-        ),
-        Misconception(
-            _scatter(lambda rank, step: rank - step, operator="="),
-            "what arrives replaces what was there, so each rank ends with somebody else's part:"
-            " reducing means +=.",
-        ),
-        Misconception(
-            _scatter(lambda rank, step: rank - step, more=1),
-            "one step too many: after n - 1 steps each chunk has met every rank, and the next one"
-            " adds parts a second time.",
-        ),
-        Misconception(
-            _scatter(lambda rank, step: rank - step, more=-1),
-            "one step too few: a chunk that collects the parts of n ranks travels n - 1 times.",
-        ),
-        Misconception(
-            _scatter(lambda rank, step: step),
-            "every rank sends the same chunk in a step, the step's number. In each step"
-            " the n ranks must send n different chunks: rank and step both count.",
-        ),
-        Misconception(
-            _scatter(lambda rank, step: rank + 1),
-            "every rank sends the same chunk in every step, its right neighbour's. It must pass"
-            " on what it received in the step before, with its own part in it.",
-        ),
-        Misconception(
-            _scatter(lambda rank, step: rank - 1),
-            "every rank sends the same chunk in every step, its left neighbour's. It must pass"
-            " on what it received in the step before, with its own part in it.",
-        ),
-        Misconception(
-            lambda n: [list(moves) for moves in zip(*plans.ring_reduce_scatter(n))],
-            "the loops are exchanged: yours is a list of n lists, each with the moves of one rank."
-            " A step has the moves of all ranks, and there are n - 1 steps.",
-        ),
-        Misconception(
-            lambda n: [
-                [Move(m.target, m.source, *m[2:]) for m in moves]
-                for moves in plans.ring_reduce_scatter(n)
-            ],
-            "source and target are exchanged: Move(source, target, ...), and the target is the"
-            " rank to the right.",
-        ),
-        Misconception(
-            lambda n: [
-                [Move(m.source, m.chunk, m.target, m.operator) for m in moves]
-                for moves in plans.ring_reduce_scatter(n)
-            ],
-            "target and chunk are exchanged: Move(source, target, chunk, operator).",
-        ),
-        Misconception(
-            _scatter(lambda rank, step: rank - step + 1, more=1),
-            "one step too many, the first: range(n) begins with 0, and in that step a rank sends"
-            " its own chunk, which is to come home last. range(1, n) has the n - 1 steps.",
-        ),
-        Misconception(
-            plans.ring_all_reduce,
-            "that is a whole all-reduce: after its first n - 1 steps each rank has the sum of its"
-            " own chunk, and a reduce-scatter ends there.",
-        ),
-    ),
     errors=(
         (
             "Move.__new__",
             'A move has four parts: Move(source, target, chunk, "+=").',
         ),
     ),
-    right=(
-        "chunk c sets out at rank c + 1, collects a part at each stop, and is whole when it comes"
-        " home."
-    ),
+    right="chunk c sets out at rank c + 1, collects a part at each stop, and is whole when it comes"
+    " home.",
 )
 
 
-def _ring(gather):
-    return lambda n: plans.ring_reduce_scatter(n) + gather(n)
+def _all_reduce_plan(n):
+    return ring_reduce_scatter(n) + ring_all_gather(n)
 
 
-def _gather(operator="=", chunk=lambda rank, step: rank - step, steps=0):
-    return lambda n: [
-        [Move(rank, (rank + 1) % n, chunk(rank, step) % n, operator) for rank in range(n)]
-        for step in range(n - 1 + steps)
-    ]
-
-
-ring_that_adds_too_often = Exercise(
+ring_that_adds_too_often = topic.exercise(
+    "ring_that_adds_too_often",
+    _all_reduce_plan,
     name="all_reduce_plan",
-    reference=plans.ring_all_reduce,
     cases=(dict(n=2), dict(n=3), dict(n=4)),
     answer=partial(_what_a_plan_does, lambda rank, n: range(n)),
-    misconceptions=(
-        Misconception(
-            _ring(_gather("+=")),
-            "the first round is right. In the second one whole sums travel, and they are added to"
-            " parts that are in them already. What does an all-gather do with what arrives?",
-        ),
-        Misconception(
-            lambda n: _scatter(lambda rank, step: rank - step, "=")(n) + _gather()(n),
-            "now nothing is added at all: the second round was to change, not the first.",
-        ),
-        Misconception(
-            _ring(_gather(chunk=lambda rank, step: rank - step + 1)),
-            "the second round sets out with the wrong chunk: after the first, rank r has the whole"
-            " sum of chunk r and of no other, so that one must go first.",
-        ),
-        Misconception(
-            _ring(lambda n: []),
-            "that is the reduce-scatter alone: each rank has the sum of its own chunk. The others"
-            " still have to get it.",
-        ),
-        Misconception(
-            _ring(_gather(steps=-1)),
-            "one step is missing: a sum that is to reach n - 1 other ranks travels n - 1 times.",
-        ),
-    ),
     right="+= on the way around that adds up, = on the one that hands out.",
 )
 
@@ -327,114 +199,38 @@ def _passed_on(solution, n, size, longer=0):
     return found
 
 
-def _passing(
-    to=1,
-    since=1,
-    back=lambda arriving, outgoing, room: arriving,
-    into_room=False,
-    like_outgoing=False,
-    sends_room=False,
-    waits=False,
-    forgets=False,
-):
-    def pass_on(outgoing, room, dist):
-        n, me = dist.get_world_size(), dist.get_rank()
-        arriving = room if into_room else torch.empty_like(outgoing if like_outgoing else room)
-        send = dist.send if waits else dist.isend
-        sent = send(room if sends_room else outgoing, (me + to) % n)
-        dist.recv(arriving, (me - since) % n)
-        if not (waits or forgets):
-            sent.wait()
-        return back(arriving, outgoing, room)
-
-    return pass_on
-
-
-def pass_on(outgoing, room, dist):
-    """Send a chunk to the right; return what comes from the left, which is as large as `room`."""
-    n, me = dist.get_world_size(), dist.get_rank()
-    arriving = torch.empty_like(room)
-    sent = dist.isend(outgoing, (me + 1) % n)
-    dist.recv(arriving, (me - 1) % n)
-    sent.wait()
-    return arriving
+def _from_another_rank(found, right, n, size, longer=0):
+    """Whose chunk has arrived, and what became of the room."""
+    sent = {rank: _numbers(rank, size + longer * rank).tolist() for rank in range(n)}
+    for rank, one in enumerate(found):
+        left = (rank - 1) % n
+        if one.arrived == sent[left]:
+            continue
+        whose = next((other for other, chunk in sent.items() if chunk == one.arrived), None)
+        if whose is not None:
+            return (
+                f"rank {rank} returns the chunk of rank {whose}, and that of its left neighbour,"
+                f" rank {left}, is wanted: send to (me + 1) % n, receive from (me - 1) % n."
+            )
+        if set(one.arrived) == {7.0}:
+            return (
+                "room is what was returned or sent: outgoing goes out, and what arrives is"
+                " returned."
+            )
+        return (
+            f"rank {rank} returns {one.arrived}, which no rank has sent: return the tensor that"
+            " recv has written into, as it is."
+        )
+    return None
 
 
-one_place_around_the_ring = Exercise(
-    name="pass_on",
-    reference=pass_on,
+one_place_around_the_ring = topic.exercise(
+    "one_place_around_the_ring",
     cases=(dict(n=3, size=2), dict(n=4, size=1), dict(n=3, size=1, longer=1)),
     words=("3 ranks, 2 elements", "4 ranks, 1 element", "3 ranks, chunks of 1, 2 and 3 elements"),
     answer=_passed_on,
     hint="dist.isend(tensor, rank) and dist.recv(tensor, rank): to whom, and from whom? The last"
     " rank's right neighbour is rank 0: % n.",
-    misconceptions=(
-        Misconception(
-            _passing(to=-1, since=-1),
-            "the other way around: send to the right, (me + 1) % n, and receive from the left.",
-        ),
-        Misconception(
-            _passing(back=lambda arriving, outgoing, room: outgoing),
-            "you return what you have sent: return what has arrived.",
-        ),
-        Misconception(
-            _passing(into_room=True),
-            "you receive into room itself, and in a ring room is a part of the array that is still"
-            " needed. Make a tensor of its own, torch.empty_like(room).",
-        ),
-        Misconception(
-            lambda outgoing, room, dist: dist.recv(torch.empty_like(room), dist.get_rank() - 1),
-            "rank 0's left neighbour is rank n - 1, and rank 0 is the right neighbour of that one:"
-            " (me - 1) % n and (me + 1) % n. And isend comes before recv, which waits.",
-        ),
-        Misconception(
-            lambda outgoing, room, dist: dist.recv(
-                torch.empty_like(room), (dist.get_rank() - 1) % dist.get_world_size()
-            ),
-            "you receive before anybody has sent, and recv waits: all ranks wait for each other."
-            " isend first, which returns at once.",
-        ),
-        Misconception(
-            _passing(waits=True),
-            "a send waits until somebody takes the message, and so does the wait() of an isend. All"
-            " ranks wait before they receive: nobody is there to take one. isend, recv, then"
-            " wait().",
-        ),
-        Misconception(
-            _passing(since=-1),
-            "you receive from the right, and nobody sends from there: what comes, comes from the"
-            " left, (me - 1) % n.",
-        ),
-        Misconception(
-            _passing(like_outgoing=True),
-            "the tensor to receive into must be as large as room, torch.empty_like(room): chunks"
-            " need not be of one size, and outgoing is another chunk.",
-        ),
-        Misconception(
-            _passing(sends_room=True),
-            "you send room; outgoing is what the rank to the right needs.",
-        ),
-        Misconception(
-            _passing(back=lambda arriving, outgoing, room: arriving + room),
-            "you return the sum. What has arrived is wanted alone: whoever calls pass_on knows"
-            " whether to add it.",
-        ),
-        Misconception(
-            _passing(forgets=True),
-            "the right tensor, and nobody waits for the isend: until its handle's wait() is over"
-            " the message may not have been read, and outgoing must not change. Call wait() after"
-            " the recv.",
-        ),
-        Misconception(
-            _passing(back=lambda arriving, outgoing, room: room),
-            "room is as it was: return what has arrived, the tensor that recv wrote into.",
-        ),
-        Misconception(
-            lambda outgoing, room, dist: torch.zeros_like(room),
-            "nothing has arrived: dist.recv(arriving, (me - 1) % n) waits for the message and"
-            " writes it into arriving.",
-        ),
-    ),
     errors=(
         (
             "larger or smaller than was sent",
@@ -460,159 +256,91 @@ one_place_around_the_ring = Exercise(
             " so take the number % n.",
         ),
     ),
+    properties=(_from_another_rank,),
     right="isend to the right, recv from the left: nobody waits for a neighbour who sends, too.",
 )
 
 
-def _add(into, arriving):
-    into += arriving
+pass_on = one_place_around_the_ring.reference
 
 
-def _put(into, arriving):
-    into.copy_(arriving)
+def _sent_for_nothing(found, right, size):
+    """The sums are right: how they were sent."""
+    messages = sum(found.messages_of_each_rank)
+    if not messages:
+        return (
+            "the sum is right, and dist has made it. Build it yourself, with pass_on: what does"
+            " all_reduce do inside?"
+        )
+    if found.elements_sent == messages * size:
+        return (
+            f"the sum is right, but whole arrays travel, {messages} of them: a ring sends chunks,"
+            " and so 2 (n - 1) / n of an array over every link."
+        )
+    return (
+        f"the sums are right, in {messages} messages with {found.elements_sent} elements, and"
+        f" {sum(right.messages_of_each_rank)} with {right.elements_sent} are enough: in each round"
+        " n - 1 messages of one chunk a rank."
+    )
 
 
-def _ring_of(
-    first,
-    second,
-    cut=lambda full, n: full.tensor_split(n),
-    then=lambda full, n: None,
-    rounds=lambda n: (range(1, n), range(n - 1)),
-    sign=-1,
-    back=1,
-):
-    """A ring all-reduce that does `first` with what arrives in the first round and `second` in the
-    second."""
-
-    def all_reduce(full, dist):
-        n, me = dist.get_world_size(), dist.get_rank()
-        chunks = cut(full, n)
-        for does, steps in zip((first, second), rounds(n)):
-            for step in steps:
-                into = chunks[(me + sign * step - (back if does is first else 1)) % n]
-                arriving = pass_on(chunks[(me + sign * step) % n], into, dist)
-                does(into, arriving)
-        then(full, n)
-
-    return all_reduce
-
-
-def _whole_arrays(full, dist):
-    passing = full.clone()
-    for _ in range(dist.get_world_size() - 1):
-        passing = pass_on(passing, full, dist)
-        full += passing
-
-
-def _nothing(into, arriving):
-    pass
+def _parts_in_each_element(found, right, n, size):
+    """How often each rank's part is in the elements: rank r brings 10**r times 1, 2, 3, ..."""
+    if found.full == right.full:
+        return _sent_for_nothing(found, right, size)
+    if all(
+        abs(n * value - wanted) < 1e-9
+        for own, wanted_of_all in zip(found.full, right.full)
+        for value, wanted in zip(own, wanted_of_all)
+    ):
+        return "that is the mean; all-reduce is to give the sum here."
+    own_chunks = [chunk.tolist() for chunk in torch.arange(size).tensor_split(n)]
+    if all(
+        (own[k] == wanted[k]) == (k in chunk)
+        for own, wanted, chunk in zip(found.full, right.full, own_chunks)
+        for k in range(size)
+    ):
+        return (
+            "each rank has the sum of its own chunk, and of no other: that is a reduce-scatter. The"
+            " second round, which hands the sums out, is missing, or does nothing with what"
+            " arrives."
+        )
+    where, element = next(
+        (rank, k)
+        for rank, (own, wanted) in enumerate(zip(found.full, right.full))
+        for k, pair in enumerate(zip(own, wanted))
+        if pair[0] != pair[1]
+    )
+    value = found.full[where][element] / (element + 1)
+    if value == int(value) and 0 <= value < 10**n:
+        times = [int(value) // 10**rank % 10 for rank in range(n)]
+        said = [
+            f"the part of rank {rank} {'is missing' if not count else f'is in it {count} times'}"
+            for rank, count in enumerate(times)
+            if count != 1
+        ]
+        return (
+            f"element {element} on rank {where} is no sum of all {n} parts:"
+            f" {', '.join(said)}. A part that is there twice was added to a sum that had it; one"
+            " that is missing was replaced, never sent, or added to what is no view of full."
+        )
+    whole = right.full[0][element]
+    return (
+        f"element {element} on rank {where} is {found.full[where][element]:.4g} and not"
+        f" {whole:g}: the sum itself is changed, or something else is added than the ranks' parts."
+    )
 
 
 CASES = (dict(n=2, size=4), dict(n=3, size=7), dict(n=4, size=9))
 WORDS = ("2 ranks, 4 elements", "3 ranks, 7 elements", "4 ranks, 9 elements")
 
-all_reduce_from_send_and_recv = Exercise(
-    name="all_reduce",
-    reference=_ring_of(_add, _put),
+all_reduce_from_send_and_recv = topic.exercise(
+    "all_reduce_from_send_and_recv",
     cases=CASES,
     words=WORDS,
     answer=_on_ranks,
     hint="Two loops over n - 1 steps. In step 1, 2, ... of the first, rank me sends chunk me - step"
     " and adds what arrives to chunk me - step - 1; the second hands the finished sums out.",
-    misconceptions=(
-        Misconception(
-            _ring_of(_nothing, _nothing),
-            "nothing in full has changed: what arrives is dropped. Mind that into = ... gives the"
-            " name to another tensor, while into += ... and into.copy_(...) write into full.",
-        ),
-        Misconception(
-            _ring_of(_nothing, _put),
-            "the chunks that the second round hands out come from the first, and have the part of"
-            " one rank alone. Either there nothing was added: into = into + arriving gives the name"
-            " to another tensor, while into += arriving writes into full. Or the first round sets"
-            " out with the wrong chunk: in its step 1, 2, ... rank me sends chunk me - step, and"
-            " its own chunk comes home last.",
-        ),
-        Misconception(
-            _ring_of(_add, _add),
-            "the second round adds as well: whole sums are added to parts that are in them"
-            " already. In that round each arriving chunk is complete, and replaces the chunk"
-            " that is there.",
-        ),
-        Misconception(
-            _ring_of(_put, _put),
-            "each chunk ends with the part of one rank alone. Either nothing is ever added: in the"
-            " first round what arrives is a part of the sum, and yours is missing in it. Or the"
-            " second round sets out with the wrong chunk: in its first step rank me sends chunk me,"
-            " which is whole.",
-        ),
-        Misconception(_ring_of(_put, _add), "the two are exchanged: first add up, then hand out."),
-        Misconception(
-            _ring_of(_add, _nothing),
-            "that is a reduce-scatter: each rank has the sum of its own chunk, and of no other. The"
-            " second round still has to do something with what arrives.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, rounds=lambda n: (range(1, n), range(0))),
-            "that is the first round, a reduce-scatter: each rank has the sum of its own chunk, and"
-            " of no other. The second round, which hands the sums out, is missing.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, rounds=lambda n: (range(0), range(n - 1))),
-            "that is the second round alone: it hands out what the first one has summed, and"
-            " nothing is summed yet.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, rounds=lambda n: (range(1, n + 1), range(n))),
-            "one step too many in both rounds: a chunk that is to meet all n ranks travels n - 1"
-            " times.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, then=lambda full, n: full.div_(n)),
-            "that is the mean; all-reduce is to give the sum here.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, rounds=lambda n: (range(1, n + 1), range(n - 1))),
-            "the sums are right, and there is one step too many in the first round or the second:"
-            " a chunk that is to meet all n ranks travels n - 1 times, and the next message is for"
-            " nothing.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, rounds=lambda n: (range(2, n), range(n - 1))),
-            "one step too few in the first round: a chunk that collects the parts of n ranks"
-            " travels n - 1 times.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, rounds=lambda n: (range(1, n - 1), range(n - 1))),
-            "the last step of the first round is missing: range(1, n) has n - 1 steps,"
-            " range(1, n - 1) one fewer.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, rounds=lambda n: (range(1, n), range(n - 2))),
-            "one step too few in the second round: a sum that is to reach n - 1 other ranks"
-            " travels n - 1 times.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, back=0),
-            "you add what arrives to the chunk that the rank has just sent: what comes from the"
-            " left is another chunk, the one before, me - step - 1.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, sign=1),
-            "chunks travel to the right, so the number that a rank sends falls from step to"
-            " step: me - step, not me + step.",
-        ),
-        Misconception(
-            lambda full, dist: dist.all_reduce(full),
-            "the sum is right, and dist has made it. Build it yourself, with pass_on: what does"
-            " all_reduce do inside?",
-        ),
-        Misconception(
-            _whole_arrays,
-            "the sum is right, but whole arrays travel, n - 1 of them over every link: a ring"
-            " sends chunks, and so 2 (n - 1) / n of an array.",
-        ),
-    ),
     errors=(
         (
             "does not support item assignment",
@@ -635,19 +363,22 @@ all_reduce_from_send_and_recv = Exercise(
             " chunk(n) and split(size) can make another number of them.",
         ),
     ),
+    properties=(_parts_in_each_element,),
     right="+= in the first round, = in the second: a reduce-scatter and an all-gather.",
 )
 
 
-def _slices(each):
-    return lambda full, n: [
-        full[k * each(full.numel(), n) : (k + 1) * each(full.numel(), n)] for k in range(n)
-    ]
+def _parts_in_each_chunk(found, right, n, size):
+    """The parts in arrays alone, however they were sent."""
+    if all(own == _numbers(rank, size).tolist() for rank, own in enumerate(found.full)):
+        return (
+            "nothing in full has changed: what the ring works on must be views of full, not copies."
+        )
+    return _parts_in_each_element(Summed(found.full, [], 0), Summed(right.full, [], 0), n, size)
 
 
-chunks_that_do_not_divide = Exercise(
-    name="all_reduce",
-    reference=_ring_of(_add, _put),
+chunks_that_do_not_divide = topic.exercise(
+    "chunks_that_do_not_divide",
     cases=(dict(n=4, size=8), dict(n=4, size=10), dict(n=4, size=5), dict(n=3, size=5)),
     words=(
         "4 ranks, 8 elements",
@@ -657,57 +388,6 @@ chunks_that_do_not_divide = Exercise(
     ),
     answer=_held,
     hint="Which elements of full are in no chunk, where n does not divide their number?",
-    misconceptions=(
-        Misconception(
-            _ring_of(_add, _put, _slices(lambda size, n: size // n)),
-            "8 elements on 4 ranks are right, 10 are not: look at the last two. size // n rounds"
-            " down, so they are in no chunk, nobody sends them, and each rank keeps its own.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, _slices(lambda size, n: round(size / n))),
-            "rounding to the nearest loses elements whenever it rounds down: n chunks of that size"
-            " end too early.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, lambda full, n: full.chunk(n)),
-            "chunk(n) cuts pieces of one size, rounded up, and can run out of elements before it"
-            " has n of them: 5 elements make 3 pieces of at most 2. tensor_split(n) always"
-            " makes n.",
-        ),
-        Misconception(
-            _ring_of(_nothing, _nothing),
-            "nothing in full has changed: what the ring works on must be views of full, not"
-            " copies.",
-        ),
-        Misconception(
-            _ring_of(
-                _add,
-                _put,
-                lambda full, n: [
-                    full[k * (full.numel() // n) : (k + 1) * (full.numel() // n) + full.numel() % n]
-                    for k in range(n)
-                ],
-            ),
-            "some elements are in two chunks, so parts of them are added twice: a chunk ends"
-            " where the next one begins.",
-        ),
-        Misconception(
-            _ring_of(
-                _add,
-                _put,
-                lambda full, n: [
-                    full[k * (full.numel() // n) : (k + 1) * (full.numel() // n) + 1]
-                    for k in range(n)
-                ],
-            ),
-            "one element more for each chunk puts the first of a chunk into the one before it as"
-            " well, and it is added twice: move where the next chunk begins, too.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, then=lambda full, n: full.div_(n)),
-            "every element is summed now, and then divided: the ring is to give the sum.",
-        ),
-    ),
     errors=(
         (
             "index out of range",
@@ -730,6 +410,7 @@ chunks_that_do_not_divide = Exercise(
         ),
         ("slice indices", "Bounds are whole numbers; a fraction of an element is in no chunk."),
     ),
+    properties=(_parts_in_each_chunk,),
     right="n chunks, every element in one of them, whether n divides their number or not.",
 )
 
@@ -756,17 +437,29 @@ def _summed(solution, orders, sizes):
     return answer_of_ranks(len(orders), work)
 
 
-def _in_order(order):
-    def sum_gradients(gradients, dist):
-        for name in order(gradients, dist):
-            dist.all_reduce(gradients[name])
-
-    return sum_gradients
+def _sum_gradients(gradients, dist):
+    for name in sorted(gradients):
+        dist.all_reduce(gradients[name])
 
 
-order_that_differs = Exercise(
+def _whose_gradient(found, right, orders, sizes):
+    """A gradient that is not the sum of its own kind."""
+    rank, name = next(
+        (rank, name)
+        for rank, own in enumerate(found)
+        for name in own
+        if own[name] != right[rank][name]
+    )
+    return (
+        f"gradient {name} on rank {rank} is {found[rank][name]}, and not {right[rank][name]}: every"
+        " rank has to bring the same gradient to the same all-reduce, once."
+    )
+
+
+order_that_differs = topic.exercise(
+    "order_that_differs",
+    _sum_gradients,
     name="sum_gradients",
-    reference=_in_order(lambda gradients, dist: sorted(gradients)),
     cases=(
         dict(orders=("ab", "ab"), sizes=(2, 2)),
         dict(orders=("ab", "ba"), sizes=(2, 2)),
@@ -778,39 +471,7 @@ order_that_differs = Exercise(
         "3 ranks, one in another order, three sizes",
     ),
     answer=_summed,
-    misconceptions=(
-        Misconception(
-            _in_order(lambda gradients, dist: gradients),
-            "with the same order on all ranks it is right. With another, one rank's a is added to"
-            " the other's b: silently where they are equally large. Which order is the same on"
-            " every rank, whatever became ready first?",
-        ),
-        Misconception(
-            _in_order(
-                lambda gradients, dist: sorted(gradients, key=lambda name: gradients[name].numel())
-            ),
-            "sorted by size, the order is the same on all ranks until two gradients are equally"
-            " large: these stay in the order in which they came.",
-        ),
-        Misconception(
-            _in_order(
-                lambda gradients, dist: sorted(
-                    gradients, key=lambda name: -gradients[name].sum().item()
-                )
-            ),
-            "the order follows from values, which differ from rank to rank: if it fits here,"
-            " that is luck. Sort by something that is the same everywhere, such as the names.",
-        ),
-        Misconception(
-            _in_order(lambda gradients, dist: []),
-            "nothing is summed: each rank still has its own gradients, and the models drift apart.",
-        ),
-        Misconception(
-            _in_order(lambda gradients, dist: sorted(gradients) if dist.get_rank() == 0 else []),
-            "only rank 0 takes part: it waits for the others, who never come. A collective is a"
-            " call that all ranks make.",
-        ),
-    ),
+    properties=(_whose_gradient,),
     right="an order that every rank finds by itself, and the same for all: here the names.",
 )
 
@@ -830,108 +491,60 @@ def _as_lists(solution):
 
 _SUM_OF_TWO = [0, 3, 6, 9, 12]
 
-sums_of_two_ranks = Exercise(
+
+def _arrays_of_two(found, right):
+    """Arrays of other ranks or of other lengths, and how often the array is in them."""
+    if len(found) != 2 or not all(isinstance(own, list) for own in found):
+        return (
+            f"{len(found)} arrays or numbers, and two lists are wanted: ranks(2) starts two ranks,"
+            " and what run gives back has the array of each."
+        )
+    if any(isinstance(part, list) for own in found for part in own):
+        return (
+            "those are the shards in a list: collectives.all_gather(full, shard) writes them into"
+            " one array, side by side."
+        )
+    if [len(own) for own in found] == [3, 2]:
+        return "those are the shards: the reduce-scatter is done, and the all-gather is missing."
+    for own in found:
+        if len(own) != 5:
+            return (
+                f"{len(own)} elements, and the array has 5. Two ranks do not divide five, so the"
+                " shards have 3 elements and 2, and the gathered array 5."
+            )
+    times = {own[k] / k for own in found for k in range(1, 5)}
+    if len(times) == 1 and found[0][0] == 0:
+        often = times.pop()
+        return (
+            f"both ranks have {often:g} times the array, and 1 + 2 = 3 times is the sum: rank r"
+            " brings it r + 1 times, counted from 0, and it is added once, without a mean."
+        )
+    if [own[0] for own in found] == [3, 3]:
+        return "torch.arange(5) begins with 0 and ends with 4: yours begins with 1."
+    if found[0] != found[1]:
+        return (
+            "the ranks have different arrays: the reduce-scatter sums a chunk on each, and"
+            " all_gather, a call that both make, fills its first argument with both. Return that"
+            " one."
+        )
+    if sorted(found[0]) == right[0]:
+        return "the shards are exchanged: rank 0 has the first chunk, of 3 elements."
+    return (
+        "gathered without a sum, or summed in one chunk alone: reduce_scatter(shard, full) fills"
+        " the shard with the sum of both ranks' chunks, and all_gather(full, shard) hands it out."
+    )
+
+
+sums_of_two_ranks = topic.exercise(
+    "sums_of_two_ranks",
+    [_SUM_OF_TWO, _SUM_OF_TWO],
     name="found_by_two",
-    reference=lambda: [_SUM_OF_TWO, _SUM_OF_TWO],
     cases=({},),
     answer=_as_lists,
     of_a_value=True,
     hint="A function that takes no argument does everything on a rank: full, an empty shard,"
     " reduce_scatter, all_gather. `with ranks(2) as two:`, and two.run of that function gives a"
     " list for each rank.",
-    misconceptions=(
-        Misconception(
-            lambda: [[0, 3, 6], [9, 12]],
-            "those are the shards: the reduce-scatter is done, and the all-gather is missing.",
-        ),
-        Misconception(
-            lambda: [[0, 1, 2, 3, 4], [0, 2, 4, 6, 8]],
-            "that is what each rank has brought: all_gather writes into its first argument, so"
-            " return that one.",
-        ),
-        Misconception(
-            lambda: [[0, 1, 2, 6, 8]] * 2,
-            "gathered without a sum: the shard has a rank's own chunk in it. reduce_scatter(shard,"
-            " full) fills it with the sum's.",
-        ),
-        Misconception(
-            lambda: [[0, 1.5, 3, 4.5, 6]] * 2,
-            "that is the mean: an all-reduce leaves the sum.",
-        ),
-        Misconception(
-            lambda: [[0, 10, 20, 30, 40]] * 4,
-            "four ranks have answered: that is the world of the first cell. ranks(2) starts two.",
-        ),
-        Misconception(
-            lambda: [[0, 2, 4, 6, 8]] * 2,
-            "both ranks have brought the same: (r + 1) times, with r = dist.get_rank().",
-        ),
-        Misconception(
-            lambda: [[0, 1, 2, 3, 4]] * 2,
-            "rank r brings r + 1 times the array, not r times.",
-        ),
-        Misconception(
-            lambda: [0, 3, 6, 9, 12],
-            "that is the array of one rank: hand over all that run gives back, a list for each"
-            " rank.",
-        ),
-        Misconception(
-            lambda: [[0, 0, 0, 0, 0]] * 2,
-            "all zeros: the gathered array, or the shard, was never written.",
-        ),
-        Misconception(
-            lambda: [None, None],
-            "the ranks return nothing: end the function with return, and the array as a list.",
-        ),
-        Misconception(
-            lambda: [[0, 3, 6, 9]] * 2,
-            "the last element is lost: two ranks do not divide five, so the shards have 3 elements"
-            " and 2.",
-        ),
-        Misconception(
-            lambda: [[0, 3, 6, 9, 12, 0]] * 2,
-            "one element too many: the shard of rank 1 has 2 elements, and the gathered array 5.",
-        ),
-        Misconception(
-            lambda: [[0, 6, 12, 18, 24]] * 2,
-            "summed twice: the reduce-scatter has added up already, and the all-gather only hands"
-            " out.",
-        ),
-        Misconception(
-            lambda: [[3, 6, 9, 12, 15]] * 2,
-            "torch.arange(5) begins with 0 and ends with 4: yours begins with 1.",
-        ),
-        Misconception(
-            lambda: [[9, 12, 0, 3, 6]] * 2,
-            "the shards are exchanged: rank 0 has the first chunk, of 3 elements.",
-        ),
-        Misconception(
-            lambda: [[[0, 3, 6], [9, 12]]] * 2,
-            "those are the shards in a list: collectives.all_gather(full, shard) writes them into"
-            " one array, side by side.",
-        ),
-        Misconception(
-            lambda: [[0, 1, 2, 3, 4, 0, 2, 4, 6, 8]] * 2,
-            "whole arrays were gathered, and nothing was summed: reduce-scatter first, then gather"
-            " the shards.",
-        ),
-        Misconception(
-            lambda: [[0, 3, 6, 9, 12], [0, 2, 4, 6, 8]],
-            "the sum has reached rank 0 alone: all_gather is a call that both ranks make, and both"
-            " return the array that it fills.",
-        ),
-        Misconception(
-            lambda: [[0, 3, 6, 0, 0], [0, 0, 0, 9, 12]],
-            "each rank has its own shard of the sum, and nobody else's: the all-gather is missing.",
-        ),
-        Misconception(
-            lambda: [[0, 5, 10, 15, 20]] * 2,
-            "ranks are counted from 0: rank 0 brings the array once, rank 1 twice.",
-        ),
-        Misconception(
-            lambda: [[0, 3, 6, 9, 12]],
-            "one rank has answered, and there are to be two: hand over all that run gives back.",
-        ),
-    ),
+    properties=(_arrays_of_two,),
     right="reduce-scatter, then all-gather: the same sum on both ranks, and an all-reduce is that.",
 )
