@@ -98,7 +98,7 @@ def test_start_copies_what_a_learner_needs(tmp_path, monkeypatch, capsys):
     assert (own / "collectives.py").read_text() == "x = 1"
     monkeypatch.setattr(assignments, "FOLDERS", (tmp_path / "elsewhere", *assignments.FOLDERS))
     assert main(["grade", "collectives", "--start", "beside"]) == 0
-    monkeypatch.setattr(grading, "FOLDERS", (tmp_path / "elsewhere",))
+    monkeypatch.setattr(assignments, "FOLDERS", (tmp_path / "elsewhere",))
     assert main(["grade", "collectives", "--start"]) == 2
     assert "no skeleton of collectives" in " ".join(capsys.readouterr().out.split())
 
