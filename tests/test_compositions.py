@@ -9,9 +9,11 @@ import pytest
 from compositions import case_of, outcome
 
 cloudpickle.register_pickle_by_value(compositions)
-# Chosen so that together they have each schedule, stage, axis, scaler, optimizer and kind of model;
-# in 4 all ranks have parts of one shape, so that nothing but the guard of groups can refuse.
-SEEDS = (1, 2, 4, 5, 7, 29, 33, 147, 179, 293)
+# Chosen so that together they have each schedule, stage, axis, scaler, optimizer and kind of model,
+# and most pairs of axes, clipping, scalers, accumulation, recomputation and a tied head; few have 8
+# ranks, which take twice the time. In 4 all ranks have parts of one shape, so that nothing but the
+# guard of groups can refuse.
+SEEDS = (4, 2303, 2370, 6055, 6160, 6805, 6809, 8660, 8679, 10881)
 
 
 @pytest.mark.ranks

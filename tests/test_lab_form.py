@@ -548,7 +548,8 @@ def test_every_exercise_is_tried_with_its_wrong_solutions(lab):
     exercises = imported_exercises(nbformat.read(lab, as_version=4))
     assert exercises
     for name, exercise in exercises.items():
-        assert any(exercise is one for one in tried) and exercise.misconceptions, name
+        wrong = exercise.misconceptions or exercise.properties
+        assert wrong and any(exercise is one for one in tried), name
 
 
 # ---------------------------------------------------------------- what the tests above can see
