@@ -45,15 +45,15 @@ def triple(a):
 @pytest.fixture
 def topic(tmp_path, monkeypatch):
     """A topic of a package with these mistakes."""
-    (tmp_path / "pretended").mkdir()
-    (tmp_path / "pretended" / "__init__.py").touch()
-    (tmp_path / "pretended" / "mistakes.md").write_text(TEXT)
+    (tmp_path / "triples").mkdir()
+    (tmp_path / "triples" / "__init__.py").touch()
+    (tmp_path / "triples" / "mistakes.md").write_text(TEXT)
     monkeypatch.syspath_prepend(tmp_path)
-    module = ModuleType("pretended.exercises")
-    module.__package__ = "pretended"
+    module = ModuleType("triples.exercises")
+    module.__package__ = "triples"
     monkeypatch.setitem(sys.modules, module.__name__, module)
     yield Topic(module.__name__)
-    sys.modules.pop("pretended", None)
+    sys.modules.pop("triples", None)
 
 
 def test_an_exercise_has_its_mistakes_of_the_text(topic):

@@ -30,5 +30,5 @@ def test_what_a_rank_has_is_called_by_its_name():
     exercise = Exercise("half", lambda rank: rank / 2, ({},), (), "so it is.", answer=on_two_ranks)
     assert judge(exercise, lambda rank: rank).sentence == (
         "half() should give 0.5 on rank 1 for the gradient of x at place 0 (counted from 0), yours"
-        " gives 1."
+        " gives 1: the output is right; the gradient of x is wrong on rank 1 alone."
     )
