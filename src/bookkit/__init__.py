@@ -24,6 +24,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
 - ``search``   the text of all pages, for a search that works from a disk
+- ``unseen``   what no style rule shows is not written
 - ``offline``  what the theme ships and nobody uses is left out; no page asks anything outside the
   book
 - ``policy``   a page runs the scripts of the book and no others
@@ -45,6 +46,7 @@ AFTER_CARDS = (
     "recorded",
     "lab_pages",
     "look",
+    "unseen",
     "search",
     "described",
     "offline",

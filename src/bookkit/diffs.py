@@ -26,10 +26,11 @@ from textwrap import dedent
 from docutils import nodes
 from docutils.parsers.rst import directives
 from pygments import highlight
-from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
+
+from bookkit.unseen import CodeFormatter
 
 logger = logging.getLogger(__name__)
 SIGNS = {"both": " ", "out": "\N{MINUS SIGN}", "in": "+"}
@@ -79,7 +80,7 @@ def coloured(text):
     """Each line of Python as HTML, its indent in front of every element. What spans lines, such as
     a docstring, is closed at the end of each."""
     lines = (
-        highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
+        highlight(text, PythonLexer(stripnl=False), CodeFormatter(nowrap=True))
         .removesuffix("\n")
         .split("\n")
     )

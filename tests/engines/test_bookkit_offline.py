@@ -7,10 +7,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from pygments.token import STANDARD_TYPES
 from sphinx.errors import ExtensionError
 
 from bookkit import offline
 from bookkit.build import BuildFailed, build_book
+from bookkit.unseen import FOLD, FOLD_MARK, OF_TABLES, PLAIN_CODE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -384,6 +386,43 @@ def test_a_bibliography_is_no_list_without_items():
         == '<div class="citation-list">\n<div class="citation" id="id1">\nOne</div></div>'
         '<ul role="list"><li>Two</li></ul>'
     )
+
+
+@pytest.mark.slow
+def test_what_nobody_sees_is_not_written(book):
+    """Must catch: spans around plain words of code, which are most of its bytes; a function's name
+    without its colour; classes of links, inline code and tables, and those that sphinx-design gives
+    a fold; the entry of the page one is on, which stands out in the contents, without its classes;
+    a column of numbers without its class."""
+    page = pages(book)["chapters/chapter.html"]
+    assert (
+        '<pre><span></span><span class="nb">print</span>(<span class="s2">"code"</span>,'
+        " *self.names)\n</pre>"
+    ) in page
+    assert re.search('Read <a href="#here"><span class="[^"]*">this</span></a>', page)
+    assert "<code>in two words</code>" in page
+    assert re.search(
+        r'<details class="sd-dropdown">\s*<summary>\s*<span>More</span></summary>', page
+    )
+    assert re.search(r'<tr><td><p>one</p></td>\s*<td class="text-right"><p>1</p></td>', page)
+    assert '<a class="current reference internal" href="#">' in page
+
+
+def test_no_rule_asks_for_what_is_not_written():
+    """Must catch: a rule of a style sheet of the book that shows nothing, as its class is left
+    out: `.highlight .n { color: red }`."""
+    kinds = {STANDARD_TYPES[kind] for kind in PLAIN_CODE}
+    unseen = {"n", "nn", "bp", "o", "p", "w"}
+    assert kinds == unseen
+    unseen |= {"pre", "docutils", "literal", "reference", "internal", FOLD_MARK}
+    unseen |= FOLD | (OF_TABLES - {"head"})  # a stepper's SVG has a .head of its own
+    asked = {
+        (sheet.name, name)
+        for sheet in offline.OURS.glob("*.css")
+        for name in re.findall(r"\.([a-z][\w-]*)", sheet.read_text(encoding="utf-8"))
+    }
+    assert ("book.css", "kept") in asked
+    assert {(sheet, name) for sheet, name in asked if name in unseen} == set()
 
 
 OUTSIDE = [
