@@ -198,11 +198,11 @@ def _words(case):
     """A case in words: a name beside numbers, which would not say what they count."""
     words = []
     for name, value in case.items():
-        name = name.replace("_", " ")
+        name = "bytes" if name == "nbytes" else name.replace("_", " ")
         if isinstance(value, str):
             words.append(value)
         elif not isinstance(value, bool):
-            words.append(f"{name} {value:,}")
+            words.append(f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.3g}")
         elif value:
             words.append(name)
     return ", ".join(words)

@@ -118,14 +118,18 @@ def test_a_box_of_some_cases(build):
 
 def test_a_box_says_once_what_all_rows_have(build):
     """Must catch: a task that each of ten rows repeats; one that only some have passed off as
-    everybody's; columns for formulas without a formula; "False" for what is not so."""
-    case = dict(task="GPT-2", shared=False, batch=1024)
+    everybody's; columns for formulas without a formula; "False" for what is not so; seconds with
+    all the digits of a float."""
+    case = dict(task="GPT-2", shared=False, batch=1024, seconds=0.000673434000020734)
     rows = [Row("one.step", k, "bytes", dict(case, way=str(k))) for k in (3, 4)]
     text, _ = build("# Page\n\n```{recorded} one.step\n```\n", gpu(rows=tuple(rows)))
-    assert "by make gpu ; in all rows GPT-2, batch 1,024: What Recorded one, step (3) 3 B" in text
+    assert "by make gpu ; in all rows GPT-2, batch 1,024, seconds 0.000673: What Recorded" in text
+    assert "one, step (3) 3 B" in text
     rows.append(Row("one.step", 5, "bytes", dict(case, way="5", task="another", shared=True)))
     text, _ = build("# Page\n\n```{recorded} one.step\n```\n", gpu(rows=tuple(rows)))
-    assert "in all rows batch 1,024:" in text and "one, step (another, shared, 5) 5 B" in text
+    assert (
+        "in all rows batch 1,024, seconds" in text and "one, step (another, shared, 5) 5 B" in text
+    )
 
 
 def test_without_a_recording_a_page_has_no_box(build):
