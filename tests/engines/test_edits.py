@@ -97,7 +97,7 @@ def test_lists_are_short_and_belong_to_an_exercise(module):
 
 class Two(NamedTuple):
     output: list
-    the_gradient: list
+    gradient: list
 
 
 def said(found, right, ranks=True, **case):
@@ -114,6 +114,8 @@ def said(found, right, ranks=True, **case):
         ([[3.0, 2.0], [9.0, 1.0]], [[3.0, 2.0], [3.0, 2.0]], "is right on rank 0 alone"),
         ([[1.0], [1.0]], [[1.0], [4.0]], "is that of rank 0 on every rank"),
         ([[2, 2], [1, 1]], [[1, 1], [2, 2]], "is that of rank r + 1 on rank r"),
+        ([[2], [7], [1]], [[1], [2], [7]], "is that of rank r + 1 on rank r"),
+        ([[7], [1], [2]], [[1], [2], [7]], "is that of rank r - 1 on rank r"),
         ([[1, 2], [1, 2]], [[1], [2]], "is the whole on every rank"),
         ([[6.0, 2.0], [6.0, 2.0]], [[3.0, 1.0]] * 2, "the number of ranks (2) times"),
         ([[1.5, 0.5], [1.5, 0.5]], [[3.0, 1.0]] * 2, "1/the number of ranks (2) of"),
@@ -128,7 +130,7 @@ def said(found, right, ranks=True, **case):
         ([[1, 2]] * 2, [[1, 2, 3]] * 2, "the last is missing"),
         ([[1, 2, 3]] * 2, [[2, 3]] * 2, "the first is too much"),
         ([[1, 2, 7]] * 2, [[1, 2, 3]] * 2, "is right but for the last"),
-        ([Two([1], [4])] * 2, [Two([1], [2])] * 2, "the output is right; the the gradient is"),
+        ([Two([1], [4])] * 2, [Two([1], [2])] * 2, "the output is right; the gradient is"),
     ],
 )
 def test_a_property_has_its_words(found, right, words):
