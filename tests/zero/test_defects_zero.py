@@ -604,6 +604,7 @@ def test_clipping_by_torch(two):
 def norm_by_torch(stage, masters=False):
     """The answers of get_total_norm for the gradients of a model's parameters, and for those that
     the optimizer updates."""
+    a_cycle_with_a_taken_gradient()
     net = layers(4, 2).to(torch.float16 if masters else torch.float64)
     rule = dict(of=torch.optim.SGD) if masters else {}
     optimizer_cls = MasterWeights if masters else torch.optim.SGD
@@ -616,6 +617,13 @@ def norm_by_torch(stage, masters=False):
     return said_before, *(said(lambda p=p: norm_of(p)) for p in (net.parameters(), of_optimizer))
 
 
+def a_cycle_with_a_taken_gradient():
+    """An optimizer that nobody holds but itself, as a cell that runs again leaves one."""
+    model, optimizer = zero.shard(layers(4, 2).double(), torch.optim.SGD, stage=2, lr=0.1)
+    model(own_input(4).double()).sum().backward()
+    optimizer.itself = optimizer
+
+
 def norm_of(parameters):
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return nn.utils.get_total_norm(gradients).item()
@@ -623,7 +631,8 @@ def norm_of(parameters):
 
 def test_the_norm_of_gradients_by_torch(two):
     """Must catch: 0 in stage 2 and for fp32 copies, because the list is empty; a norm of gradients
-    that are not yet averaged in stage 1; a refusal of an empty list where nothing was taken."""
+    that are not yet averaged in stage 1; a refusal of an empty list where nothing was taken, or
+    where the optimizer that took is gone but for a cycle."""
     norm = pytest.approx(20**0.5)
     for stage, masters in ((0, False), (3, False), (1, False), (2, False), (0, True)):
         for nothing, found, by_optimizer in two.run(norm_by_torch, stage, masters):

@@ -22,6 +22,7 @@ are for tensors that are not shards.
 """
 
 import functools
+import gc
 from collections.abc import Callable
 from weakref import ref
 
@@ -162,6 +163,8 @@ def refuse_norm(gradients: list[Tensor]):
     """Raise CannotShard where get_total_norm is given gradients that are not yet averaged, or those
     of some stages, or nothing, because an optimizer has taken them."""
     given = {id(gradient) for gradient in gradients}
+    if not given:
+        gc.collect()  # an optimizer that nobody holds has taken nothing that is asked for
     for parameter, holder in gradient_is_with.items():
         optimizer = holder()
         if optimizer is None:
