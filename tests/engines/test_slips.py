@@ -64,6 +64,8 @@ NAMED = [
     ("kept, percent", 0.25, 25, 1, "1/100 of the measured number: a share, where percent"),
     ("kept, percent", 75, 25, 1, "3 times the measured number: the rest of the hundred percent?"),
     ("idle percent", 37.5, 27.27, 1, "percent of what is left, not of the whole?"),
+    ("percent longer", 158, 58, 1, "2.72 times the measured number: the whole in percent, where"),
+    ("percent longer", 1.58, 58, 1, "a factor, where percent are asked for?"),
     ("sent, bytes", 143_000_000, 1_000, 1, "About 140,000 times the measured number: look at"),
     ("sent, bytes", 0, 1_000, 1, "You predicted nothing, and there is something."),
     ("gradients, bytes", 7, 0, 1, "Nothing at all was measured:"),
@@ -107,6 +109,20 @@ def test_the_nearest_slip_wins():
     quiet = Slips(own.slips, general=False)
     assert cause("sent, bytes", 75, 100, {}, quiet) == "" == cause("x", 9e9, 100, {}, quiet)
     assert cause("sent, bytes", 110, 100, {}, Slips(own.slips, within=0.2)) == ""
+
+
+def test_a_slip_of_many_numbers():
+    """Must catch: a sentence that is true of many numbers hides that of one number among them, or
+    the right number; one that is said of numbers beyond its end, or just beside the right one."""
+    many = Slips((Slip("less.", number=1, upto=90), Slip("ten.", number=10)), ranks=4, within=0.01)
+
+    def said(predicted, measured):
+        return cause("sent, bytes", predicted, measured, slips=many)
+
+    assert said(1, 100) == said(60, 100) == said(90, 100) == "less."
+    assert said(10, 100) == "ten." and said(75, 100).startswith("3/4 of") and said(95, 100) == ""
+    assert said(40, 60) == "" == said(40, 90.4)
+    assert said(90, 92) == "less."
 
 
 def test_the_unit_in_a_name():

@@ -8,6 +8,7 @@ A topic's `predictions.py` has the slips of its lab, by the name of the predicti
             slips=(
                 Slip("stage 1 cuts the optimizer's states alone", of="stage 3, bytes"),
                 Slip("the optimizer keeps two moments of each parameter", number=590_000),
+                Slip("nothing is kept twice", number=800_000, upto=2_000_000),
                 Slip("the gradients of both microbatches are added up", times=2),
                 Slip("...", function=lambda right, known: right - known["stage 3, bytes"]),
             ),
@@ -33,6 +34,7 @@ from .numbers import plain_number
 OWN_FIT = 0.03  # a slip of the quantity explains a number that is so near to it
 GENERAL_FIT = 0.015
 GENERAL_HANDICAP = 0.005  # of two slips that fit alike, the quantity's own is the likelier
+SPAN_HANDICAP = 0.03  # a slip of many numbers is said where no slip of one number fits
 FEW_RANKS = 16
 WILD = 20  # times as much, or as little
 
@@ -46,10 +48,13 @@ WITHIN_PERCENT = 1.0  # points
 class Slip:
     """A wrong number that readers really lock, and the sentence that helps. The number is one of
     its own, the measured one `times` so much, that of another prediction, `of`, times so much, or
-    what `function` (measured, name -> measured number of this lab) returns."""
+    what `function` (measured, name -> measured number of this lab) returns. With `upto` the
+    sentence is true of every number from there up to that one; where the measured number is among
+    them, nothing is said."""
 
     sentence: str
     number: float | None = None
+    upto: float | None = None
     times: float = 1.0
     of: str = ""
     function: Callable[[float, Mapping[str, float]], float] | None = None
@@ -121,9 +126,14 @@ def cause(
         return ""
     found = []
     for slip in given.slips:
-        wrong = slip.wrong(measured, known)
-        if wrong is not None and abs(wrong - measured) > points / 2:
-            found.append((_apart(predicted, wrong), OWN_FIT, _sentence(slip.sentence)))
+        first = slip.wrong(measured, known)
+        if first is None:
+            continue
+        last = first if slip.upto is None else slip.upto
+        if abs(min(max(measured, first), last) - measured) > points / 2:
+            apart = _apart(predicted, min(max(predicted, first), last))
+            handicap = SPAN_HANDICAP * (last > first)
+            found.append((handicap, apart, OWN_FIT, _sentence(slip.sentence)))
     if given.general and measured:
         causes: dict[float, list[str]] = {}
         for wrong, words in _general(unit, given.ranks, measured):
@@ -133,9 +143,13 @@ def cause(
             if abs(times - 1) * abs(measured) > points:
                 sentence = f"{_how_much(times)} the measured number: {', or '.join(words)}?"
                 fit = WITHIN_TIMED if unit in _TIMES else GENERAL_FIT
-                found.append((apart + GENERAL_HANDICAP, fit + GENERAL_HANDICAP, sentence))
+                found.append((GENERAL_HANDICAP, apart, fit, sentence))
     near = _apart(predicted, measured)
-    fitting = [(apart, said) for apart, fit, said in found if apart <= fit and apart < near]
+    fitting = [
+        (apart + handicap, said)
+        for handicap, apart, fit, said in found
+        if apart <= fit and apart < near
+    ]
     if fitting:
         return min(fitting)[1]
     return _far_off(predicted, measured) if given.general else ""
@@ -172,6 +186,8 @@ def _general(unit: str, ranks: int, right: float) -> Iterator[tuple[float, str]]
     elif unit == "percent":
         yield right / 100, "a share, where percent are asked for"
         yield 100 - right, "the rest of the hundred percent"
+        yield 100 + right, "the whole in percent, where the difference is asked for"
+        yield 1 + right / 100, "a factor, where percent are asked for"
         if 0 < right < 100:
             yield 100 * right / (100 - right), "percent of what is left, not of the whole"
         if right > 0:
