@@ -8,22 +8,25 @@ A topic's `predictions.py` has the slips of its lab, by the name of the predicti
             slips=(
                 Slip("stage 1 cuts the optimizer's states alone", of="stage 3, bytes"),
                 Slip("the optimizer keeps two moments of each parameter", number=590_000),
-                Slip("nothing is kept twice", number=800_000, upto=2_000_000),
                 Slip("the gradients of both microbatches are added up", times=2),
                 Slip("...", function=lambda right, known: right - known["stage 3, bytes"]),
+                Slip("no step is faster than its products", times=0.1, upto=0.5),
             ),
+            parts={"gradients": (4, 1), "moments": (4, 2)},  # of which it is the sum: size, count
+            factors={3: "layers"},
         ),
     }
 
-Slips of any quantity (elements for bytes, GB for GiB, the factor of the ranks) are known without a
-list, from the unit in the prediction's name.
+Slips of any quantity (elements for bytes, GB for GiB, the factor of the ranks, a part forgotten)
+are known without a list, from the unit in the prediction's name, its parts and its factors.
 """
 
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import combinations
 from types import MappingProxyType
 
 from coursekit import topics
@@ -34,7 +37,10 @@ from .numbers import plain_number
 OWN_FIT = 0.03  # a slip of the quantity explains a number that is so near to it
 GENERAL_FIT = 0.015
 GENERAL_HANDICAP = 0.005  # of two slips that fit alike, the quantity's own is the likelier
-SPAN_HANDICAP = 0.03  # a slip of many numbers is said where no slip of one number fits
+SPAN_HANDICAP = 0.05  # a slip of many numbers is said where no slip of one number fits
+EXACT = 0.002
+SAID_AT_MOST = 3  # causes of one number
+ORDERS = 100  # times as much or as little: a unit, whose guess was a rough one
 FEW_RANKS = 16
 WILD = 20  # times as much, or as little
 
@@ -48,9 +54,9 @@ WITHIN_PERCENT = 1.0  # points
 class Slip:
     """A wrong number that readers really lock, and the sentence that helps. The number is one of
     its own, the measured one `times` so much, that of another prediction, `of`, times so much, or
-    what `function` (measured, name -> measured number of this lab) returns. With `upto` the
-    sentence is true of every number from there up to that one; where the measured number is among
-    them, nothing is said."""
+    what `function` (measured, name -> measured number of this lab) returns. With `upto`, another
+    number, or other times where there is no number, the sentence is true of every number from there
+    up to that one; where the measured number is among them, nothing is said."""
 
     sentence: str
     number: float | None = None
@@ -58,6 +64,14 @@ class Slip:
     times: float = 1.0
     of: str = ""
     function: Callable[[float, Mapping[str, float]], float] | None = None
+
+    def ends(self, right: float, known: Mapping[str, float]) -> tuple[float, float] | None:
+        """The least and the largest wrong number, which are one without a range."""
+        first = self.wrong(right, known)
+        if first is None or self.upto is None:
+            return None if first is None else (first, first)
+        last = self.upto if self.number is not None else first / self.times * self.upto
+        return min(first, last), max(first, last)
 
     def wrong(self, right: float, known: Mapping[str, float]) -> float | None:
         """The wrong number; None where another number of the lab is not measured yet."""
@@ -75,13 +89,18 @@ class Slip:
 class Slips:
     """Knowledge about a prediction: its slips, the number of ranks that shares it, its unit where
     the name says another or none, and how near counts as right (a share of the measured number; of
-    percent, points). Where `general` is False, only its own slips are tried."""
+    percent, points). `parts` add up to the number: name -> (size, how many), none of what readers
+    add though it is not there. `factors` are in it: how many -> of what. Where `general` is False,
+    only its own slips are tried."""
 
     slips: tuple[Slip, ...] = ()
     ranks: int = 1
     unit: str | None = None
     within: float | None = None
     general: bool = True
+    parts: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    factors: Mapping[int, str] = field(default_factory=dict)
+    fit: float = GENERAL_FIT  # how near to a general slip; more where readers round
 
 
 def slips_of(name: str) -> Slips:
@@ -124,26 +143,9 @@ def cause(
     points = within if unit == "percent" else within * abs(measured)
     if abs(predicted - measured) <= points:
         return ""
-    found = []
-    for slip in given.slips:
-        first = slip.wrong(measured, known)
-        if first is None:
-            continue
-        last = first if slip.upto is None else slip.upto
-        if abs(min(max(measured, first), last) - measured) > points / 2:
-            apart = _apart(predicted, min(max(predicted, first), last))
-            handicap = SPAN_HANDICAP * (last > first)
-            found.append((handicap, apart, OWN_FIT, _sentence(slip.sentence)))
+    found = [*_own(given, predicted, measured, known, points)]
     if given.general and measured:
-        causes: dict[float, list[str]] = {}
-        for wrong, words in _general(unit, given.ranks, measured):
-            causes.setdefault(float(f"{wrong / measured:.9g}"), []).append(words)
-        for times, words in causes.items():
-            apart = _apart(predicted, times * measured)
-            if abs(times - 1) * abs(measured) > points:
-                sentence = f"{_how_much(times)} the measured number: {', or '.join(words)}?"
-                fit = WITHIN_TIMED if unit in _TIMES else GENERAL_FIT
-                found.append((GENERAL_HANDICAP, apart, fit, sentence))
+        found += _of_any(given, unit, predicted, measured, points)
     near = _apart(predicted, measured)
     fitting = [
         (apart + handicap, said)
@@ -151,8 +153,41 @@ def cause(
         if apart <= fit and apart < near
     ]
     if fitting:
-        return min(fitting)[1]
+        return min(fitting, key=lambda one: one[0])[1]
     return _far_off(predicted, measured) if given.general else ""
+
+
+def _own(given, predicted, measured, known, points) -> Iterator[tuple[float, float, float, str]]:
+    """(handicap, how far from the predicted number, how far it may be, sentence) of the listed
+    slips."""
+    for slip in given.slips:
+        ends = slip.ends(measured, known)
+        if ends is None:
+            continue
+        beside_right, nearest = (min(max(one, ends[0]), ends[1]) for one in (measured, predicted))
+        if abs(beside_right - measured) > points / 2:
+            handicap = SPAN_HANDICAP * (ends[0] < ends[1])
+            fit = 0.0 if handicap else OWN_FIT
+            yield handicap, _apart(predicted, nearest), fit, _sentence(slip.sentence)
+
+
+def _of_any(given, unit, predicted, measured, points) -> Iterator[tuple[float, float, float, str]]:
+    """One of those for the slips that any quantity of that unit, with those parts and factors, has:
+    one slip before two at a time, and all that give the same number."""
+    slips = [*_of_parts(given, unit, measured), *_general(unit, given.ranks, measured)]
+    fitting = []
+    for wrong, words, *two in slips:
+        apart, times = _apart(predicted, wrong), wrong / measured
+        roughly = unit in _TIMES or not 1 / ORDERS < times < ORDERS
+        fit = WITHIN_TIMED if roughly else EXACT if two else given.fit
+        if apart <= fit and times > 0 and abs(wrong - measured) > points:
+            fitting.append((bool(two), apart, times, words))
+    if fitting:
+        two, nearest, times, _ = min(fitting)
+        words = [w for t, apart, _, w in fitting if t == two and apart <= nearest + given.fit / 3]
+        said = ", or ".join(list(dict.fromkeys(words))[:SAID_AT_MOST])
+        said = f"{_how_much(float(f'{times:.9g}'))} the measured number: {said}?"
+        yield GENERAL_HANDICAP, nearest, 1.0, said
 
 
 def _within(unit: str, measured: float) -> float:
@@ -174,13 +209,13 @@ def _general(unit: str, ranks: int, right: float) -> Iterator[tuple[float, str]]
         yield right / 4, "elements for bytes, of which an element of fp32 has 4"
         yield right * 4, "4 bytes an element, counted twice"
         yield right / 8, "elements of 8 bytes for bytes"
-        yield right * 2, "elements of 4 bytes where they have 2, or something counted twice"
-        yield right / 2, "elements of 2 bytes where they have 4, or one of two parts forgotten"
+        yield right * 2, "elements of twice their bytes, or something counted twice"
+        yield right / 2, "elements of half their bytes, or one of two parts forgotten"
         for other, size in UNITS_OF_SIZE.items():
             if size != UNITS_OF_SIZE[unit]:
                 yield right * UNITS_OF_SIZE[unit] / size, f"{other}, where {unit} are asked for"
     elif unit in _TIMES:
-        for other, size in _TIMES.items():
+        for other, size in UNITS_OF_TIME.items():
             if size != _TIMES[unit]:
                 yield right * _TIMES[unit] / size, f"{other}, where {unit} are asked for"
     elif unit == "percent":
@@ -201,6 +236,47 @@ def _general(unit: str, ranks: int, right: float) -> Iterator[tuple[float, str]]
             yield right * n / (n - 1), "with a rank's own part, which it need not send"
             yield right * (n - 1), f"that of the {n - 1} other ranks"
             yield right / (n - 1), f"one of {n - 1} messages, or one of {n - 1} other ranks"
+
+
+def _of_parts(given: Slips, unit: str, right: float) -> Iterator[tuple]:
+    """(wrong number, words) of parts that are forgotten, alone or too many, and of factors; two
+    such slips at a time must fit exactly. The first ones are the likeliest."""
+    edits = [(name, *edit) for name, part in given.parts.items() for edit in _edits(name, *part)]
+    there = {name: size * count for name, (size, count) in given.parts.items() if count}
+    alone = [
+        (sum(there[name] for name in names), f"the {' and the '.join(names)} alone")
+        for kept in range(1, len(there) - 1)
+        for names in combinations(there, kept)
+    ]
+    less = [(right + more, words) for _, more, words in edits if more < 0]
+    yield from less
+    yield from alone
+    yield from ((right + more, words) for _, more, words in edits if more > 0)
+    for many, of in given.factors.items():
+        yield right / many, f"one of {many} {of}"
+        yield right * many, f"once more for each of {many} {of}"
+    if unit in UNITS_OF_SIZE:
+        for wrong, words in (*alone, *less):
+            two = () if wrong in there.values() else ("two",)  # one part alone is likely
+            yield wrong / 2, f"{words}, in elements of half their bytes", *two
+            yield wrong / 4, f"{words}, in elements for bytes", *two
+    for (name, more, words), (other, most, also) in combinations(edits, 2):
+        if name != other:
+            yield right + more + most, f"{words} and {also}", "two"
+
+
+def _edits(name: str, size: float, count: int) -> Iterator[tuple[float, str]]:
+    """(how much more, words) of other numbers of a part than there are."""
+    if not count:
+        yield size, f"with the {name}, which are not there"
+        return
+    yield -size * count, f"without the {name}"
+    yield size * count, f"with the {name} twice"
+    if count > 2:
+        yield -size * (count - 1), f"with one of {count} {name}"
+    if count > 1:
+        yield -size, f"without one of {count} {name}"
+        yield size, f"with {count + 1} {name}, not {count}"
 
 
 def _how_much(times: float) -> str:

@@ -9,14 +9,43 @@ PREDICTIONS = {
             Slip(
                 "Half: an operation is a multiplication or an addition, 2 n^3 of them.", times=0.5
             ),
+            Slip("Twice: of 16 bits, or counted twice, as 2 n^3 counts both operations.", times=2),
             Slip("TFLOP/s, where GFLOP/s are asked for.", times=1e-3),
             Slip("That is the rate of 16 bits, as datasheets print it.", times=10),
+            Slip("That is a CPU's: a GPU has thousands of units.", times=1e-5, upto=0.01),
+            Slip(
+                "A few operations in each cycle of a core: vector units do 16 or more, and a large"
+                " product keeps them busy, because it uses each number often.",
+                times=0.01,
+                upto=0.75,
+            ),
+            Slip(
+                "That is what a datasheet promises, in 16 bits or of many cores at once: fp32 here"
+                " reaches a part of it.",
+                times=1.25,
+                upto=30,
+            ),
+            Slip("That is a large GPU's, with its tensor cores.", times=30, upto=1e6),
         ),
     ),
     "memory, GB/s": Slips(
         (
             Slip("Half: a copy reads each byte and writes it, and both count.", times=0.5),
+            Slip("Twice: read and written bytes are both counted, once each.", times=2),
             Slip("Gbit/s: a byte has eight bits.", times=8),
+            Slip("That is a disk's, a network's or PCIe's rate.", times=0.002, upto=0.35),
+            Slip(
+                "One way alone, or a part of it: a copy reads each byte and writes it, and both"
+                " count.",
+                times=0.35,
+                upto=0.75,
+            ),
+            Slip(
+                "A datasheet adds up all channels of the memory: one copy gets a part of it.",
+                times=1.25,
+                upto=20,
+            ),
+            Slip("That is the memory of a large GPU, HBM.", times=20, upto=1e4),
         ),
     ),
     "16 rows, times as long as 1": Slips(
@@ -26,6 +55,22 @@ PREDICTIONS = {
                 "That holds where memory is the bound to the end: here arithmetic begins to count.",
                 number=1,
             ),
+            Slip("Upside down, or less: 16 rows take no less time than one.", number=0, upto=0.99),
+            Slip(
+                "More than there are operations: rows grow, the matrix does not.",
+                number=17,
+                upto=1e9,
+            ),
+            Slip(
+                "So nearly free they are while memory is the bound: here arithmetic counts.",
+                times=0.05,
+                upto=0.8,
+            ),
+            Slip(
+                "The matrix comes from memory once for all 16 rows: one row waits for it as long.",
+                times=1.2,
+                upto=16,
+            ),
         ),
         within=0.25,
     ),
@@ -34,20 +79,65 @@ PREDICTIONS = {
             Slip("That is in nanoseconds.", times=1000),
             Slip("That is in milliseconds.", times=1e-3),
             Slip(
-                "The addition itself takes a nanosecond. Python and PyTorch start it.", number=0.001
+                "The addition itself takes a nanosecond. Python and PyTorch start it.",
+                number=1e-5,
+                upto=0.02,
+            ),
+            Slip(
+                "That is a few instructions of Python: a call goes through PyTorch as well, which"
+                " looks at types and devices and chooses a kernel.",
+                times=0.01,
+                upto=0.75,
+            ),
+            Slip(
+                "A call is a few thousand instructions and waits for nothing: so long takes a wait"
+                " for a GPU, or a large tensor.",
+                times=1.25,
+                upto=1e6,
             ),
         ),
     ),
     "small message, microseconds": Slips(
         (
             Slip("The way there and back: a message is half of it.", times=2),
-            Slip("4 bytes over the bandwidth: what takes the time is to begin.", number=0.001),
+            Slip("Halved twice: a message is half of the round trip.", times=0.5),
+            Slip(
+                "4 bytes over the bandwidth: what takes the time is to begin.",
+                number=1e-5,
+                upto=0.02,
+            ),
+            Slip(
+                "That is the wire's, or a faster link's: each message begins with calls of Python"
+                " and the library, and the other process has to wake up.",
+                times=1e-4,
+                upto=0.75,
+            ),
+            Slip(
+                "That is a network's, over a distance: these ranks are in one machine.",
+                times=1.25,
+                upto=1e5,
+            ),
         ),
     ),
     "link, GB/s": Slips(
         (
             Slip("Both ways: a link's rate is one way.", times=2),
             Slip("Gbit/s: a byte has eight bits.", times=8),
+            Slip("Halved twice: a message is half of the round trip.", times=0.5),
+            Slip("That is memory's rate: a message is copied more than once.", of="memory, GB/s"),
+            Slip("That is a network's: these ranks are in one machine.", times=0.001, upto=0.75),
+            Slip(
+                "A datasheet's, of NVLink or PCIe: ranks without such a link send through the CPU's"
+                " memory, and ranks with one get a part of what is printed.",
+                number=25,
+                upto=5000,
+            ),
+            Slip(
+                "A fast network's, or memory's at its best: a library copies a message more than"
+                " once on its way, and one process waits for the other.",
+                times=1.25,
+                upto=100,
+            ),
         ),
     ),
 }

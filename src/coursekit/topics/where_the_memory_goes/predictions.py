@@ -4,6 +4,7 @@ bytes of parameters, and its logits take 102,926,336."""
 from coursekit.exercises.slips import Slip, Slips
 
 _PARAMETERS, _LOGITS, _LAYER = 64_363_520, 102_926_336, 8_404_992
+_LLAMA = 26.95  # GB of its parameters, as of its gradients and of each moment
 
 PREDICTIONS = {
     "gradients at the peak, bytes": Slips(
@@ -18,6 +19,15 @@ PREDICTIONS = {
                 "Adam's moments are not gradients; and no gradient is there yet.",
                 number=128_727_040,
             ),
+            Slip(
+                "The gradient of the logits does not belong to a parameter: it is temporary.",
+                number=_LOGITS,
+            ),
+            Slip(
+                "Gradients come later: at the peak, in the loss, no parameter has one yet.",
+                number=1e-9,
+                upto=1e15,
+            ),
         ),
         within=0,
     ),
@@ -29,58 +39,65 @@ PREDICTIONS = {
                 function=lambda right, known: right - 2 * _LOGITS,
             ),
             Slip(
-                "One tensor of the size of the logits is missing: there are three at a time.",
-                function=lambda right, known: right - _LOGITS,
-            ),
-            Slip(
-                "The gradients are added: at the peak no parameter has one yet.",
-                function=lambda right, known: right + _PARAMETERS,
-            ),
-            Slip(
-                "Adam is forgotten: two moments of each parameter, made in the first step.",
-                function=lambda right, known: right - 2 * _PARAMETERS,
-            ),
-            Slip(
-                "One of Adam's two moments is forgotten, or the parameters.",
-                function=lambda right, known: right - _PARAMETERS,
-            ),
-            Slip(
-                "One layer's activations, not four: all of them are kept until backward.",
-                function=lambda right, known: right - 3 * _LAYER,
-            ),
-            Slip(
                 "Everything added up, and once each: the peak is what is there at one point.",
                 number=369_845_960,
             ),
+            Slip(
+                "Parameters, gradients and moments alone: the gradients come later, and activations"
+                " and logits are there.",
+                number=257_454_288,
+            ),
         ),
         within=0.0005,
+        parts={
+            "gradients": (_PARAMETERS, 0),
+            "tensors of logits": (_LOGITS, 3),
+            "moments": (_PARAMETERS, 2),
+            "parameters": (_PARAMETERS, 1),
+            "layers' activations": (_LAYER, 4),
+            "head's activations": (1_052_672, 1),
+        },
+        fit=0.003,
     ),
     "foreach, bytes a parameter": Slips(
         (
             Slip("All of Adam's moments are states: besides them it makes one tensor.", number=8),
             Slip("That is the loop, in which one tensor at a time has temporaries.", number=0),
-            Slip("Parameters, gradients and both moments are there anyway.", number=16),
+            Slip("Parameters, gradients and both moments are there anyway.", number=9, upto=16),
+            Slip("With the states, which are there anyway.", number=16.5, upto=25),
             Slip("A tensor of fp32 for each parameter: 4 bytes, not 2.", number=2),
+            Slip(
+                "The bytes of the whole model: one parameter's are asked for.", number=1e5, upto=1e9
+            ),
         ),
         within=0.05,
     ),
     "Llama 7B, peak in GB": Slips(
         (
-            Slip("That is the parameters alone.", times=26.95 / 108.86),
-            Slip("The gradients are forgotten: the update reads them.", times=81.9 / 108.86),
-            Slip("Adam is forgotten: two moments of each parameter.", times=54 / 108.86),
-            Slip("One of the two moments is forgotten.", number=80.86),
-            Slip("16 bits: here everything is fp32, 4 bytes.", number=56.5),
-            Slip("Activations as well: at the update they are gone.", number=150),
+            Slip("18 bytes a parameter: mixed precision's. In fp32 there are 16.", number=124),
+            Slip("Activations as well: at the update they are gone.", number=114, upto=200),
         ),
+        parts={
+            "parameters": (_LLAMA, 1),
+            "gradients": (_LLAMA, 1),
+            "moments": (_LLAMA, 2),
+            "master copies": (_LLAMA, 0),
+        },
+        fit=0.045,
     ),
     "largest batch within 900 MiB": Slips(
         (
             Slip(
-                "Three tensors of logits take 154 MB for each sequence: 8 are too many.", number=8
+                "Three tensors of logits take 154 MB for each sequence: 8 are too many.",
+                number=5,
+                upto=1e9,
             ),
-            Slip("A first step has no moments yet at its peak: 4 sequences fit.", number=2),
-            Slip("Parameters are 64 MB, and each sequence takes some 170: more fit.", number=1),
+            Slip("A first step has no moments yet at its peak: 4 sequences fit.", number=2, upto=3),
+            Slip(
+                "Parameters are 64 MB, and each sequence takes some 170: more fit.",
+                number=0,
+                upto=1,
+            ),
         ),
         unit="",
         within=0,
@@ -90,9 +107,14 @@ PREDICTIONS = {
         (
             Slip("The gradients of the first are there when the second is at its peak.", number=0),
             Slip("Adam's moments are made by the update, after all microbatches.", times=3),
+            Slip("Adam's moments alone: the update makes them, later.", times=2),
             Slip(
-                "The activations of the first are gone when the second begins.", number=686_919_688
+                "The activations of the first are gone when the second begins.",
+                number=1.3e8,
+                upto=7e8,
             ),
+            Slip("That is the whole peak: asked is what the second adds.", number=7.2e8, upto=9e8),
         ),
+        parts={"gradients": (_PARAMETERS, 1), "parameters": (_PARAMETERS, 0)},
     ),
 }

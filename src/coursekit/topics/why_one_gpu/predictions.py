@@ -3,41 +3,64 @@ wide, for 70 characters; AdamW in fp32."""
 
 from coursekit.exercises.slips import Slip, Slips
 
-# A small model's utilisation differs from machine to machine: each is near one of these.
-_OF_THE_CLOCK = [0.25 * 1.06**step for step in range(18)]
-
 PREDICTIONS = {
     "parameters": Slips(
         (
             Slip("That is one layer of three, or a third of each.", number=198_272),
             Slip("The width is 128: 64 is the length of a window.", number=147_456),
-            Slip("Those are the embeddings alone: three layers come on top.", number=17_152),
             Slip("8 h² a layer: those of the MLP. Attention has half as many.", number=393_216),
+            Slip("One layer's MLP: attention has half as many, and there are 3.", number=131_072),
             Slip("12 h² for each of the four heads: they share a layer's 12 h².", number=2_359_296),
             Slip("h² a layer: attention has 4 such matrices, and the MLP 8.", number=49_152),
+            Slip("One matrix of h² elements: a layer has 12 of that size.", number=16_384),
+            Slip("12 h a layer: a matrix has h² elements.", number=4_608),
+            Slip("12 h: a matrix has h² elements, and there are three layers.", number=1_536),
+            Slip("12 (3 h)²: three layers are 3 times 12 h², not 9 times.", number=1_769_472),
+            Slip("GPT-2's vocabulary: here are 70 characters.", number=7_030_000),
+            Slip("That is GPT-2's smallest: here are three layers, 128 wide.", number=124_000_000),
             Slip("Their bytes: an element of fp32 has 4.", times=4),
+            Slip("In thousands: all of them are asked for.", times=1e-3),
+            Slip("In millions: all of them are asked for.", times=1e-6),
         ),
         within=0.05,
+        parts={"layers": (198_272, 3), "embeddings": (17_152, 1), "last norm": (256, 1)},
+        factors={4: "heads, which share a layer", 64: "characters", 512: "tokens"},
+        fit=0.04,
     ),
     "bytes for each parameter": Slips(
         (
-            Slip("Parameters alone: gradients and two moments come on top.", number=4),
-            Slip("The moments are forgotten, or everything else: 4 + 4 + 8.", number=8),
-            Slip("One is forgotten: the gradient, or one of two moments.", number=12),
+            Slip(
+                "Parameters and gradients of 2 bytes, or one tensor of 4 bytes forgotten: the"
+                " parameters, the gradients or one of two moments.",
+                number=12,
+            ),
             Slip("A half and a master copy, as mixed precision keeps: this is fp32.", number=18),
-            Slip("Something counted twice, or a master copy: fp32 needs none.", number=20),
-            Slip("Elements of 2 bytes: those of fp32 have 4.", number=2),
+            Slip("A master copy, or one tensor twice: in fp32 there is no copy.", number=20),
+            Slip("A parameter or a gradient of 2 bytes: in fp32 each has 4.", number=14),
+            Slip("Parameters of 2 bytes and two moments: those of fp32 have 4.", number=10),
+            Slip("The number of tensors: each has 4 bytes a parameter.", number=3),
+            Slip("One number: it has 4 bytes, and is kept with three more.", number=1),
+            Slip(
+                "The bytes of the whole model: one parameter's are asked for.", number=1e5, upto=1e9
+            ),
         ),
-        general=False,
+        parts={"parameters": (4, 1), "gradients": (4, 1), "moments": (4, 2)},
     ),
     "one step, milliseconds": Slips(
-        tuple(
+        (
             Slip(
-                "That is near the products at the full rate: a step has small products, all that"
-                " is no product, and Python.",
-                times=times,
-            )
-            for times in _OF_THE_CLOCK
+                "That is near the products at the full rate, or below: a step has small products,"
+                " all that is no product, and Python.",
+                times=1e-3,
+                upto=0.75,
+            ),
+            Slip("In seconds: milliseconds are asked for.", times=1e-5, upto=1e-3),
+            Slip(
+                "That is more than all there is: products of a small rate, and some hundred calls"
+                " of Python, of microseconds each.",
+                times=1.25,
+                upto=100,
+            ),
         ),
     ),
 }
