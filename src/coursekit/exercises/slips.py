@@ -174,17 +174,18 @@ def _own(given, predicted, measured, known, points) -> Iterator[tuple[float, flo
 def _of_any(given, unit, predicted, measured, points) -> Iterator[tuple[float, float, float, str]]:
     """One of those for the slips that any quantity of that unit, with those parts and factors, has:
     one slip before two at a time, and all that give the same number."""
-    slips = [*_of_parts(given, unit, measured), *_general(unit, given.ranks, measured)]
+    slips = [(*slip, False) for slip in _of_parts(given, unit, measured)]
+    slips += [(*slip, True) for slip in _general(unit, given.ranks, measured)]
     fitting = []
-    for wrong, words, *two in slips:
+    for wrong, words, *two, of_the_unit in slips:
         apart, times = _apart(predicted, wrong), wrong / measured
-        roughly = unit in _TIMES or not 1 / ORDERS < times < ORDERS
+        roughly = of_the_unit and (unit in _TIMES or not 1 / ORDERS < times < ORDERS)
         fit = WITHIN_TIMED if roughly else EXACT if two else given.fit
         if apart <= fit and times > 0 and abs(wrong - measured) > points:
             fitting.append((bool(two), apart, times, words))
     if fitting:
         two, nearest, times, _ = min(fitting)
-        words = [w for t, apart, _, w in fitting if t == two and apart <= nearest + given.fit / 3]
+        words = [w for t, apart, _, w in fitting if t == two and apart <= nearest + given.fit / 2]
         said = ", or ".join(list(dict.fromkeys(words))[:SAID_AT_MOST])
         said = f"{_how_much(float(f'{times:.9g}'))} the measured number: {said}?"
         yield GENERAL_HANDICAP, nearest, 1.0, said
@@ -203,7 +204,7 @@ def _apart(one: float, other: float) -> float:
     return abs(one - other) / most if most else 0.0
 
 
-def _general(unit: str, ranks: int, right: float) -> Iterator[tuple[float, str]]:
+def _general(unit: str, ranks: int, right: float) -> Iterator[tuple]:
     """(wrong number, words) of the slips that any quantity of that unit on so many ranks has."""
     if unit in UNITS_OF_SIZE:
         yield right / 4, "elements for bytes, of which an element of fp32 has 4"
@@ -227,6 +228,13 @@ def _general(unit: str, ranks: int, right: float) -> Iterator[tuple[float, str]]
             yield 100 * right / (100 - right), "percent of what is left, not of the whole"
         if right > 0:
             yield 100 * right / (100 + right), "percent of the larger of the two"
+    if unit in ("", "rate"):
+        for power in (1e3, 1e6, 1e9):
+            yield right * power, "a prefix mixed up: k, M, G or T"
+            yield right / power, "a prefix mixed up: k, M, G or T"
+    if unit not in (*_TIMES, "percent"):
+        yield right * 10, "a zero too many", "two"
+        yield right / 10, "a zero too few", "two"
     if ranks > 1 and unit not in (*_TIMES, "rate", "percent"):
         n = ranks
         yield right * n, f"that of all {n} ranks, not of one"

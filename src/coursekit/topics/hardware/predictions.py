@@ -10,7 +10,6 @@ PREDICTIONS = {
                 "Half: an operation is a multiplication or an addition, 2 n^3 of them.", times=0.5
             ),
             Slip("Twice: of 16 bits, or counted twice, as 2 n^3 counts both operations.", times=2),
-            Slip("TFLOP/s, where GFLOP/s are asked for.", times=1e-3),
             Slip("That is the rate of 16 bits, as datasheets print it.", times=10),
             Slip("That is a CPU's: a GPU has thousands of units.", times=1e-5, upto=0.01),
             Slip(
@@ -25,7 +24,7 @@ PREDICTIONS = {
                 times=1.25,
                 upto=30,
             ),
-            Slip("That is a large GPU's, with its tensor cores.", times=30, upto=1e6),
+            Slip("That is a large GPU's, as its datasheet prints it.", times=30, upto=1e6),
         ),
     ),
     "memory, GB/s": Slips(
@@ -33,7 +32,11 @@ PREDICTIONS = {
             Slip("Half: a copy reads each byte and writes it, and both count.", times=0.5),
             Slip("Twice: read and written bytes are both counted, once each.", times=2),
             Slip("Gbit/s: a byte has eight bits.", times=8),
-            Slip("That is a disk's, a network's or PCIe's rate.", times=0.002, upto=0.35),
+            Slip(
+                "That is a disk's, a network's, PCIe's or a slower memory's.",
+                times=0.002,
+                upto=0.35,
+            ),
             Slip(
                 "One way alone, or a part of it: a copy reads each byte and writes it, and both"
                 " count.",
@@ -45,7 +48,7 @@ PREDICTIONS = {
                 times=1.25,
                 upto=20,
             ),
-            Slip("That is the memory of a large GPU, HBM.", times=20, upto=1e4),
+            Slip("That is the memory of a large GPU, HBM, or a cache.", times=20, upto=1e4),
         ),
     ),
     "16 rows, times as long as 1": Slips(
@@ -55,9 +58,9 @@ PREDICTIONS = {
                 "That holds where memory is the bound to the end: here arithmetic begins to count.",
                 number=1,
             ),
-            Slip("Upside down, or less: 16 rows take no less time than one.", number=0, upto=0.99),
+            Slip("Upside down, or less: 16 rows take no less time than one.", number=0, upto=0.7),
             Slip(
-                "More than there are operations: rows grow, the matrix does not.",
+                "More than there are operations, or percent: the matrix stays as it is.",
                 number=17,
                 upto=1e9,
             ),
@@ -84,16 +87,21 @@ PREDICTIONS = {
                 upto=0.02,
             ),
             Slip(
-                "That is a few instructions of Python: a call goes through PyTorch as well, which"
-                " looks at types and devices and chooses a kernel.",
-                times=0.01,
+                "Memory's latency, Python's call or the kernel alone: a call has all of them, and"
+                " PyTorch looks at types and devices, and chooses the kernel.",
+                times=0.005,
                 upto=0.75,
             ),
             Slip(
                 "A call is a few thousand instructions and waits for nothing: so long takes a wait"
                 " for a GPU, or a large tensor.",
                 times=1.25,
-                upto=1e6,
+                upto=40,
+            ),
+            Slip(
+                "All 200 calls together, or a whole step: one call is asked for.",
+                times=40,
+                upto=2e4,
             ),
         ),
     ),
@@ -107,13 +115,13 @@ PREDICTIONS = {
                 upto=0.02,
             ),
             Slip(
-                "That is the wire's, or a faster link's: each message begins with calls of Python"
-                " and the library, and the other process has to wake up.",
+                "That is memory's latency, a wire's or a faster link's: each message begins with"
+                " calls of Python and the library, and the other process has to wake up.",
                 times=1e-4,
                 upto=0.75,
             ),
             Slip(
-                "That is a network's, over a distance: these ranks are in one machine.",
+                "That is a network's, or a slower path's: these ranks are in one machine.",
                 times=1.25,
                 upto=1e5,
             ),
@@ -123,20 +131,24 @@ PREDICTIONS = {
         (
             Slip("Both ways: a link's rate is one way.", times=2),
             Slip("Gbit/s: a byte has eight bits.", times=8),
-            Slip("Halved twice: a message is half of the round trip.", times=0.5),
+            Slip("Halved: bytes are counted once, and a message is half a round trip.", times=0.5),
             Slip("That is memory's rate: a message is copied more than once.", of="memory, GB/s"),
-            Slip("That is a network's: these ranks are in one machine.", times=0.001, upto=0.75),
+            Slip(
+                "That is a network's, or a slower path's than these ranks have.",
+                times=0.001,
+                upto=0.75,
+            ),
+            Slip(
+                "A fast network's, memory's or a datasheet's: a library copies a message on its"
+                " way, and one process waits for the other.",
+                times=1.25,
+                upto=10,
+            ),
             Slip(
                 "A datasheet's, of NVLink or PCIe: ranks without such a link send through the CPU's"
                 " memory, and ranks with one get a part of what is printed.",
-                number=25,
-                upto=5000,
-            ),
-            Slip(
-                "A fast network's, or memory's at its best: a library copies a message more than"
-                " once on its way, and one process waits for the other.",
-                times=1.25,
-                upto=100,
+                times=10,
+                upto=3000,
             ),
         ),
     ),

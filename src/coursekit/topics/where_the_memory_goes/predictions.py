@@ -61,14 +61,18 @@ PREDICTIONS = {
     ),
     "foreach, bytes a parameter": Slips(
         (
-            Slip("All of Adam's moments are states: besides them it makes one tensor.", number=8),
-            Slip("That is the loop, in which one tensor at a time has temporaries.", number=0),
-            Slip("Parameters, gradients and both moments are there anyway.", number=9, upto=16),
-            Slip("With the states, which are there anyway.", number=16.5, upto=25),
-            Slip("A tensor of fp32 for each parameter: 4 bytes, not 2.", number=2),
             Slip(
-                "The bytes of the whole model: one parameter's are asked for.", number=1e5, upto=1e9
+                "In place, but from roots and quotients: they take a tensor for each parameter, and"
+                " in the loop one at a time.",
+                number=0,
             ),
+            Slip("Roots and quotients share a tensor, and moments are states.", number=8),
+            Slip("Root, quotient and update share a tensor; or one with the moments.", number=12),
+            Slip("Parameters, gradients and both moments are there anyway.", number=16),
+            Slip("The states, 16, are there anyway: 4 come on top.", number=20),
+            Slip("A tensor of fp32 for each parameter: 4 bytes, not 2.", number=2),
+            Slip("A part of the tensors: foreach takes all of them at once.", number=2.4, upto=3.7),
+            Slip("The whole model's: one parameter's are asked for.", number=1e5, upto=1e9),
         ),
         within=0.05,
     ),
@@ -78,21 +82,25 @@ PREDICTIONS = {
             Slip("Activations as well: at the update they are gone.", number=114, upto=200),
         ),
         parts={
+            "master copies or foreach's temporaries": (_LLAMA, 0),
             "parameters": (_LLAMA, 1),
             "gradients": (_LLAMA, 1),
             "moments": (_LLAMA, 2),
-            "master copies": (_LLAMA, 0),
         },
         fit=0.045,
     ),
     "largest batch within 900 MiB": Slips(
         (
             Slip(
-                "Three tensors of logits take 154 MB for each sequence: 8 are too many.",
-                number=5,
+                "Each sequence takes 172 MB, most of them for three tensors of logits, and the"
+                " parameters 64: that is too many.",
+                number=6,
                 upto=1e9,
             ),
-            Slip("A first step has no moments yet at its peak: 4 sequences fit.", number=2, upto=3),
+            Slip("Five would fit; but 1, 2, 4 or 8 are tried.", number=5),
+            Slip("Four fit as well, and 1, 2, 4 or 8 are tried.", number=3),
+            Slip("The limit itself, not the batch.", number=900),
+            Slip("A first step has no moments yet at its peak: 4 sequences fit.", number=2),
             Slip(
                 "Parameters are 64 MB, and each sequence takes some 170: more fit.",
                 number=0,
@@ -107,7 +115,11 @@ PREDICTIONS = {
         (
             Slip("The gradients of the first are there when the second is at its peak.", number=0),
             Slip("Adam's moments are made by the update, after all microbatches.", times=3),
-            Slip("Adam's moments alone: the update makes them, later.", times=2),
+            Slip("Moments come later, in the update; and gradients are added in place.", times=2),
+            Slip("All states: parameters are there, and moments come in the update.", times=4),
+            Slip(
+                "That is the table's gradient: those of the layers stay as well.", number=51_463_168
+            ),
             Slip(
                 "The activations of the first are gone when the second begins.",
                 number=1.3e8,

@@ -7,7 +7,14 @@ PREDICTIONS = {
     "parameters": Slips(
         (
             Slip("That is one layer of three, or a third of each.", number=198_272),
-            Slip("The width is 128: 64 is the length of a window.", number=147_456),
+            Slip(
+                "Three layers of 12 h²: embeddings, biases and norms are the rest.", number=589_824
+            ),
+            Slip(
+                "Each layer's q, k and v alone, 3 h² of 12; or 64 for the width: it is 128, and a"
+                " window has 64.",
+                number=147_456,
+            ),
             Slip("8 h² a layer: those of the MLP. Attention has half as many.", number=393_216),
             Slip("One layer's MLP: attention has half as many, and there are 3.", number=131_072),
             Slip("12 h² for each of the four heads: they share a layer's 12 h².", number=2_359_296),
@@ -15,14 +22,14 @@ PREDICTIONS = {
             Slip("One matrix of h² elements: a layer has 12 of that size.", number=16_384),
             Slip("12 h a layer: a matrix has h² elements.", number=4_608),
             Slip("12 h: a matrix has h² elements, and there are three layers.", number=1_536),
+            Slip(
+                "Less than one matrix, of h² elements: a layer has 12 h².", number=700, upto=15_000
+            ),
             Slip("12 (3 h)²: three layers are 3 times 12 h², not 9 times.", number=1_769_472),
             Slip("GPT-2's vocabulary: here are 70 characters.", number=7_030_000),
             Slip("That is GPT-2's smallest: here are three layers, 128 wide.", number=124_000_000),
             Slip("Their bytes: an element of fp32 has 4.", times=4),
-            Slip("In thousands: all of them are asked for.", times=1e-3),
-            Slip("In millions: all of them are asked for.", times=1e-6),
         ),
-        within=0.05,
         parts={"layers": (198_272, 3), "embeddings": (17_152, 1), "last norm": (256, 1)},
         factors={4: "heads, which share a layer", 64: "characters", 512: "tokens"},
         fit=0.04,
@@ -38,26 +45,39 @@ PREDICTIONS = {
             Slip("A master copy, or one tensor twice: in fp32 there is no copy.", number=20),
             Slip("A parameter or a gradient of 2 bytes: in fp32 each has 4.", number=14),
             Slip("Parameters of 2 bytes and two moments: those of fp32 have 4.", number=10),
+            Slip("A master and a copy of 2 bytes, or three tensors of 2 bytes.", number=6),
+            Slip("Moments of 8 bytes, or counted twice: in fp32 each has 4.", number=24),
             Slip("The number of tensors: each has 4 bytes a parameter.", number=3),
+            Slip("16 tensors of 4 bytes, or bits: there are four such tensors.", number=64),
             Slip("One number: it has 4 bytes, and is kept with three more.", number=1),
-            Slip(
-                "The bytes of the whole model: one parameter's are asked for.", number=1e5, upto=1e9
-            ),
+            Slip("More than four tensors: activations do not count.", number=25, upto=100),
+            Slip("The whole model's: one parameter's are asked for.", number=150, upto=1e9),
         ),
         parts={"parameters": (4, 1), "gradients": (4, 1), "moments": (4, 2)},
     ),
     "one step, milliseconds": Slips(
         (
             Slip(
-                "That is near the products at the full rate, or below: a step has small products,"
-                " all that is no product, and Python.",
-                times=1e-3,
+                "That is near the products at the full rate: a step has small products, all that is"
+                " no product, and Python.",
+                times=0.25,
                 upto=0.75,
+            ),
+            Slip(
+                "Forward alone, a third of the products, or the rate of a faster machine; and small"
+                " products, all that is no product, and Python come on top.",
+                times=0.08,
+                upto=0.25,
+            ),
+            Slip(
+                "One window of the eight, one token, or the peak rate of a large GPU.",
+                times=1e-3,
+                upto=0.08,
             ),
             Slip("In seconds: milliseconds are asked for.", times=1e-5, upto=1e-3),
             Slip(
-                "That is more than all there is: products of a small rate, and some hundred calls"
-                " of Python, of microseconds each.",
+                "The batch or its windows counted twice, or too much for Python, which starts some"
+                " hundred operations, of microseconds each: the rest is products.",
                 times=1.25,
                 upto=100,
             ),
