@@ -1,10 +1,13 @@
 """Refusals, counts and pretences: the rules by which the other cases are judged."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 from pretended import cuda, nccl
 from pretended.step import Step, watched
+from torch.utils.weak import TensorWeakRef
 
 
 def two_devices_are_refused():
@@ -142,6 +145,21 @@ def a_message_in_a_batch_has_no_work():
             work.wait()
     assert len(works) == 1 and y.tolist() == [float((me - 1) % n)] * 2
     return step
+
+
+def a_future_gives_tensors_and_keeps_none():
+    """On NCCL, and on gloo, by which ranks talk that share a GPU."""
+    for group in (None, dist.new_group(backend="gloo")):
+        x = torch.ones(3, device="cuda")
+        work = dist.all_reduce(x, group=group, async_op=True)
+        for _ in range(2):  # a log asks, and then DDP
+            (given,) = work.get_future().wait()
+            assert given.tolist() == [dist.get_world_size()] * 3
+        left = TensorWeakRef(x)
+        del x, given
+        for _ in range(100):  # the future's thread is about to end
+            time.sleep(0.01 * (left() is not None))
+        assert left() is None
 
 
 def ranks_disagree():

@@ -33,11 +33,13 @@ def test_a_gpu(on_gpus, case):
         cases.collectives_give_sums_and_averages,
         cases.tags_are_ignored,
         cases.a_message_in_a_batch_has_no_work,
+        cases.a_future_gives_tensors_and_keeps_none,
     ],
 )
 def test_nccl(on_gpus, case):
     """Must catch: check_tensor() left out, an average without its division, a send that goes by its
-    tag, a batch with a work for each message."""
+    tag, a batch with a work for each message, a work that keeps the tensors of its future for good,
+    a second future without them."""
     on_gpus(4, case).is_right()
 
 

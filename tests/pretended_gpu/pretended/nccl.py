@@ -29,6 +29,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import TensorWeakRef
 
 from . import cuda
 
@@ -101,23 +102,26 @@ class Work(dist.Work):
     def __init__(self, what: str):
         super().__init__()
         self.what, self.done, self.error = what, threading.Event(), None
-        self.tensors = self.given_out = ()
+        self.tensors: list[torch.Tensor] = []
         self.alive.add(self)
+
+    def holds(self, tensors: list[torch.Tensor]):
+        self.tensors, self.known = tensors, [TensorWeakRef(tensor) for tensor in tensors]
 
     def wait(self, *timeout) -> bool:
         if not self.done.wait(HANGS_AFTER_SECONDS):
             raise Hangs(f"NCCL would hang: {self.what} does not end")
         if self.error:
             raise self.error
-        self.tensors = ()  # as NCCL's work lets go of what it holds for the allocator
+        self.tensors = []  # as NCCL's work lets go of what it holds for the allocator
         return True
 
     def is_completed(self) -> bool:
         return self.done.is_set()
 
     def get_future(self):
-        self.given_out = self.given_out or self.tensors  # for good: DDP may ask again later
-        return EnqueuedFuture(self)
+        # DDP may ask after a log has waited: the tensors are then its own
+        return EnqueuedFuture(self, self.tensors or [tensor() for tensor in self.known])
 
 
 class EnqueuedFuture(torch.futures.Future):
@@ -125,17 +129,17 @@ class EnqueuedFuture(torch.futures.Future):
     itself. Callbacks learn about the first moment. C++ (DDP's reducer) and `then` get the second:
     what they read must have arrived, as kernels here wait for nothing."""
 
-    def __new__(cls, work):
+    def __new__(cls, *_):
         return super().__new__(cls)
 
-    def __init__(self, work):
+    def __init__(self, work, tensors):
         super().__init__()
-        threading.Thread(target=self.follow, args=(work,), daemon=True).start()
+        threading.Thread(target=self.follow, args=(work, tensors), daemon=True).start()
 
-    def follow(self, work):
+    def follow(self, work, tensors):
         try:
             work.wait()
-            self.set_result(work.given_out)
+            self.set_result(tensors)
         except RuntimeError as error:
             self.set_exception(error)
 
@@ -226,7 +230,7 @@ class ProcessGroupNCCL(dist.ProcessGroupGloo):
         communicator = self.communicator(name, ranks, device)
         self.note(communicator, call, peer)
         work = communicator.enqueue(call.operation, job)
-        work.tensors = call.tensors
+        work.holds(call.tensors)
         return work
 
     def note(self, communicator: Communicator, call: "Call", peer: int | None):
@@ -252,7 +256,7 @@ class ProcessGroupNCCL(dist.ProcessGroupGloo):
                 ended and ended.wait()
 
         work = communicator.enqueue("a batch", together)
-        work.tensors = [tensor for call, *_ in batch for tensor in call.tensors]
+        work.holds([tensor for call, *_ in batch for tensor in call.tensors])
         return work
 
     def _group_start(self):
@@ -464,7 +468,7 @@ def done_by_gloo(call: "Call", job) -> Work:
     """A collective of CUDA tensors by a group of gloo, which takes them through the host."""
     work = Work(f"{call.operation} by gloo")
     job()
-    work.tensors = call.tensors
+    work.holds(call.tensors)
     work.done.set()
     return work
 
