@@ -181,6 +181,7 @@ def _of_any(given, unit, predicted, measured, points) -> Iterator[tuple[float, f
         apart, times = _apart(predicted, wrong), wrong / measured
         roughly = of_the_unit and (unit in _TIMES or not 1 / ORDERS < times < ORDERS)
         fit = WITHIN_TIMED if roughly else EXACT if two else given.fit
+        fit = min(fit, _apart(predicted, measured) / 2)  # it explains most of the difference
         if apart <= fit and times > 0 and abs(wrong - measured) > points:
             fitting.append((bool(two), apart, times, words))
     if fitting:
@@ -253,7 +254,7 @@ def _of_parts(given: Slips, unit: str, right: float) -> Iterator[tuple]:
     there = {name: size * count for name, (size, count) in given.parts.items() if count}
     alone = [
         (sum(there[name] for name in names), f"the {' and the '.join(names)} alone")
-        for kept in range(1, len(there) - 1)
+        for kept in range(1, min(3, len(there) - 1))
         for names in combinations(there, kept)
     ]
     less = [(right + more, words) for _, more, words in edits if more < 0]

@@ -17,7 +17,11 @@ PREDICTIONS = {
             ),
             Slip("8 h² a layer: those of the MLP. Attention has half as many.", number=393_216),
             Slip("One layer's MLP: attention has half as many, and there are 3.", number=131_072),
-            Slip("12 h² for each of the four heads: they share a layer's 12 h².", number=2_359_296),
+            Slip(
+                "Bytes, of which an element of fp32 has 4; or 12 h² for each of the four heads,"
+                " which share a layer's 12 h².",
+                number=2_359_296,
+            ),
             Slip("h² a layer: attention has 4 such matrices, and the MLP 8.", number=49_152),
             Slip("One matrix of h² elements: a layer has 12 of that size.", number=16_384),
             Slip("12 h a layer: a matrix has h² elements.", number=4_608),
