@@ -71,6 +71,7 @@ NAMED = [
     ("sent, bytes", 143_000_000, 1_000, 1, "About 140,000 times the measured number: look at"),
     ("parameters", 600_000_000, 612_224, 1, "1,000 times the measured number: a prefix mixed up"),
     ("link, GB/s", 2_400, 2.5, 1, "1,000 times the measured number: a prefix mixed up: k, M, G"),
+    ("link, GB/s", 1e-308, 2.5, 1, "Many orders of magnitude from the measured number: look at"),
     ("sent, bytes", 10_000, 1_000, 1, "10 times the measured number: a zero too many?"),
     ("sent, bytes", 0, 1_000, 1, "You predicted nothing, and there is something."),
     ("gradients, bytes", 7, 0, 1, "Nothing at all was measured:"),

@@ -312,8 +312,10 @@ def _far_off(predicted: float, measured: float) -> str:
     times = predicted / measured
     if 1 / WILD < times < WILD:
         return ""
-    said = _how_much(float(f"{times:.2g}"))
-    said = f"About {said[0].lower()}{said[1:]} the measured number"
+    said = "Many orders of magnitude from the measured number"
+    if 1e-12 < times < 1e12:
+        said = _how_much(float(f"{times:.2g}"))
+        said = f"About {said[0].lower()}{said[1:]} the measured number"
     return f"{said}: look at the unit, and at what is counted."
 
 
