@@ -822,10 +822,10 @@ def _of_the_clipping(found, right, steps, scale):
         )
     if mine > 100 * theirs:
         return (
-            f"the norm that comes back shows the fault: it is {mine:,.0f}. The gradients that were"
-            " clipped to 1 still carry the scale, and dividing by the scale then leaves next to"
-            " nothing: SGD stands still, and Adam, which is nearly blind to a factor, hides it."
-            " Unscale first, then clip."
+            "the norm that comes back shows the fault: it is in the hundreds of thousands. The"
+            " gradients that were clipped to 1 still carry the scale, and dividing by the scale"
+            " then leaves next to nothing: SGD stands still, and Adam, which is nearly blind to a"
+            " factor, hides it. Unscale first, then clip."
         )
     if 0 < mine < theirs / 100:
         return "the gradients are divided twice by the scale: unscale_() is enough, step() knows."
