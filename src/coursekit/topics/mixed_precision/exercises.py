@@ -34,7 +34,7 @@ _INTERVAL = 3  # good steps until the scale doubles
 
 
 class _Step(NamedTuple):
-    """What a step hands back, and the finite gradients of each update() that it calls."""
+    """The two numbers that a step hands back, and the finite gradients of its updates."""
 
     scale: float
     good_steps: int
@@ -198,7 +198,7 @@ class _Updated(NamedTuple):
 
 
 def _updated(solution, steps, size):
-    """What some steps of SGD leave, of that size, on bf16 weights."""
+    """The state after some steps of SGD, of that size, on bf16 weights."""
     parameters = [nn.Parameter(torch.tensor(v, dtype=torch.bfloat16)) for v in _WEIGHTS]
     masters = [p.detach().float() for p in parameters]
     optimizer = torch.optim.SGD(masters, lr=1.0)
@@ -640,7 +640,7 @@ class _Averaged(NamedTuple):
 
 
 def _averaged(solution, gradients):
-    """What the first rank has and sends, where all ranks run the solution."""
+    """The first rank's answer, where all ranks run the solution."""
     halves = [torch.tensor(gradient, dtype=torch.float16) for gradient in gradients]
     brought = []
     for gradient in halves:  # what each rank brings to its all-reduces
