@@ -331,7 +331,7 @@ def _accumulated(solution, gradients, scale):
     return _digits(weight.grad)
 
 
-def gradients_of(weight, losses, scale):
+def mean_gradient_at_a_scale(weight, losses, scale):
     for loss in losses:
         (loss(weight) / len(losses) * scale).backward()
     weight.grad /= scale
@@ -383,7 +383,8 @@ def _of_each_microbatch(found, right, gradients, scale):
 
 unscale_once = topic.exercise(
     "unscale_once",
-    gradients_of,
+    mean_gradient_at_a_scale,
+    name="gradients_of",
     cases=(
         dict(
             gradients=[
