@@ -37,7 +37,7 @@ from .numbers import plain_number
 OWN_FIT = 0.03  # a slip of the quantity explains a number that is so near to it
 GENERAL_FIT = 0.015
 GENERAL_HANDICAP = 0.005  # of two slips that fit alike, the quantity's own is the likelier
-SPAN_HANDICAP = 0.05  # a slip of many numbers is said where no slip of one number fits
+SPAN_HANDICAP = 0.05  # of many numbers: said where no slip of one fits; of two, the first
 EXACT = 0.002
 SAID_AT_MOST = 3  # causes of one number
 ORDERS = 100  # times as much or as little: a unit, whose guess was a rough one

@@ -3,10 +3,35 @@ keeps a little more than 16 vectors, and one of them in a checkpoint."""
 
 from coursekit.exercises.slips import Slip, Slips
 
+IN_BYTES = "Bytes, where vectors are asked for: a vector has 131,072 of them."
+IN_ELEMENTS = "Elements, where vectors are asked for: a vector has 32,768 of them."
+INSIDE = "That is the input of each block: autograd keeps what is inside, too."
+ABOUT_16 = (
+    "A block keeps about 16: inputs of norms and products, queries, keys and values, and the MLP's"
+    " two inner tensors, of four each."
+)
+PLAIN = "That is the plain step: a checkpoint keeps its input alone."
+ONE_EACH = "Each block is in a checkpoint of its own, which keeps its input and no more."
+RUNS_TWICE = (
+    "Each block runs once in forward and once more in backward, which is no forward itself."
+)
+SPARED = "More blocks at work need more than the inputs that they spare: 16 vectors for each one."
+ONE_OF_THREE = (
+    "That is one forward of three. A clock also sees norms, GELU and Python, which run again."
+)
+BACKWARD_TOO = "A step has backward, too, which is two forwards long: 1 more of 3."
+STANDING = (
+    "Parameters and gradients are there whatever is recomputed, so the blocks must spare more than"
+    " 30% of their own."
+)
+FEWER = "A recomputed block spares 15 of its 16 vectors, so fewer are enough."
+FOUR_EACH = "Each of four blocks has two in forward and two in backward, and the ends have four."
+ONE_AGAIN = "The second run sends one of forward's two in each block: backward needs no more."
+
 PREDICTIONS = {
     "vectors that 16 blocks keep in a plain step": Slips(
         (
-            Slip("That is the input of each block: autograd keeps what is inside, too.", number=16),
+            Slip(INSIDE, number=15, upto=31),
             Slip("Input and output of each block: autograd keeps what is inside, too.", number=32),
             Slip("That is one block, not 16.", times=1 / 16),
             Slip("The MLP's two inner tensors, of four vectors each, are forgotten.", number=128),
@@ -15,7 +40,17 @@ PREDICTIONS = {
                 "That is nearly 34 a block, the count for 16-bit tensors in bytes and dropout.",
                 number=544,
             ),
-        )
+            Slip(IN_BYTES, times=131_072),
+            Slip(IN_ELEMENTS, times=32_768),
+            Slip("Each of 16 blocks keeps its input, and about 15 more.", number=0, upto=14),
+            Slip(ABOUT_16, number=33, upto=245),
+            Slip(
+                "A block keeps 16 and a little: no attention scores, and no tensor twice.",
+                number=270,
+                upto=1e5,
+            ),
+        ),
+        within=0.02,
     ),
     "forwards of blocks in a step": Slips(
         (
@@ -25,12 +60,16 @@ PREDICTIONS = {
             Slip(
                 "That is a checkpoint that starts again from the first block each time: each block"
                 " has its own input, and runs again alone.",
-                number=16 + 16 * 17 / 2,
+                number=130,
+                upto=160,
             ),
             Slip(
                 "The last block runs again, too: its activations are gone like the others'.",
                 number=31,
             ),
+            Slip("Each of 16 blocks runs, and runs again in backward.", number=0, upto=15),
+            Slip("All 16 blocks run a second time, not some of them.", number=17, upto=30),
+            Slip(RUNS_TWICE, number=33, upto=1e9),
         ),
         within=0,
     ),
@@ -38,11 +77,15 @@ PREDICTIONS = {
         (
             Slip("Only the input is kept: the output is the next block's input.", number=32),
             Slip("One input for each of 16 blocks, not one for all.", number=1),
-            Slip("That is the plain step: a checkpoint keeps its input alone.", number=256),
+            Slip(PLAIN, number=240, upto=300),
             Slip("The inputs are kept: the second runs begin with them.", number=0),
             Slip("The inputs of all blocks, and one block at work: that is the peak.", number=33),
             Slip("The first block's input counts, too.", number=15),
             Slip("The output of the last block is not kept for a block.", number=17),
+            Slip(IN_BYTES, times=131_072),
+            Slip(IN_ELEMENTS, times=32_768),
+            Slip(ONE_EACH, number=2, upto=14),
+            Slip(ONE_EACH, number=18, upto=1e5),
         ),
         within=0,
     ),
@@ -60,6 +103,9 @@ PREDICTIONS = {
             ),
             Slip("Two blocks at work have 32 vectors, and spare 8 inputs.", number=2),
             Slip("Eight blocks at work have 128 vectors, and spare 14 inputs.", number=8),
+            Slip("Without a checkpoint all 16 blocks keep what is inside.", number=0),
+            Slip(SPARED, number=1.5, upto=15),
+            Slip("There are 16 blocks.", number=17, upto=1e9),
         ),
         within=0,
         general=False,
@@ -70,32 +116,41 @@ PREDICTIONS = {
             Slip("All that is inside is made again, also what one block keeps.", number=17),
             Slip("The input is kept: the second run begins with it.", number=0),
             Slip("The output belongs to the head, which reads it.", number=2),
-            Slip("That is the plain step: a checkpoint keeps its input alone.", number=256),
+            Slip(PLAIN, number=240, upto=300),
+            Slip(IN_BYTES, number=131_072),
+            Slip(IN_ELEMENTS, number=32_768),
+            Slip("Its input is one whole vector, which no block divides.", number=0.01, upto=0.9),
+            Slip("One checkpoint keeps one input, however many blocks it has.", number=3, upto=1e9),
         ),
         within=0,
     ),
     "each block recomputed, percent longer": Slips(
         (
-            Slip(
-                "That is one forward of three. A clock also sees norms, GELU and Python, which run"
-                " again.",
-                number=100 / 3,
-            ),
-            Slip("A step has backward, too, which is two forwards long: 1 more of 3.", number=100),
+            Slip(ONE_OF_THREE, number=100 / 3),
+            Slip("One of four: the step is compared with one of three forwards.", number=25),
             Slip("Backward is two forwards long, so one more is not one of two.", number=50),
+            Slip("That is the longer step, in percent of the other: how much more?", number=133),
+            Slip("A second run of all blocks takes time, as the first does.", number=0),
+            Slip(
+                "The second run is nearly one forward of three, and norms, GELU and Python run"
+                " again, too.",
+                number=2,
+                upto=30,
+            ),
+            Slip(ONE_OF_THREE, number=31, upto=47),
+            Slip(BACKWARD_TOO, number=65, upto=1e9),
         ),
         within=3,
     ),
     "blocks recomputed for 70%": Slips(
         (
-            Slip(
-                "30% of 16 blocks. But parameters and gradients are there whatever is recomputed,"
-                " so the blocks must spare more than 30% of their own.",
-                number=5,
-            ),
-            Slip("70% of 16 blocks: those are the ones to keep.", number=11),
+            Slip(f"30% of 16 blocks. {STANDING}", number=4.5, upto=5.5),
+            Slip("70% of 16 blocks: those are the ones to keep.", number=11, upto=12),
             Slip("All of them: fewer are enough.", number=16),
             Slip("With nothing recomputed the step needs 100%.", number=0),
+            Slip(STANDING, number=1, upto=6),
+            Slip(FEWER, number=8, upto=15),
+            Slip("There are 16 blocks: this is no number of percent.", number=17, upto=1e9),
         ),
         within=0,
     ),
@@ -106,6 +161,10 @@ PREDICTIONS = {
             Slip("Forward alone, without embedding, head and loss.", number=8),
             Slip("Four blocks share the step, not 16.", number=68),
             Slip("That is one block: there are four.", number=4),
+            Slip("Both ranks take part in the same 20: a sum is one call on each.", number=40),
+            Slip("That is with each block in a checkpoint.", of="all-reduces, each block"),
+            Slip(FOUR_EACH, number=0, upto=19),
+            Slip(FOUR_EACH, number=21, upto=1e9),
         ),
         within=0,
     ),
@@ -118,17 +177,26 @@ PREDICTIONS = {
             ),
             Slip("The second run sends, too: one all-reduce for each block.", number=20),
             Slip("Forward and backward both again: the second run is a forward.", number=36),
+            Slip("All twice: the second run is a part of forward.", number=40),
             Slip("All of forward again. Embedding, head and loss are in no checkpoint.", number=32),
+            Slip("Both ranks take part in the same 24: a sum is one call on each.", number=48),
+            Slip("The first run and backward send 20, and the second run more.", number=0, upto=19),
+            Slip(ONE_AGAIN, number=21, upto=23),
+            Slip(ONE_AGAIN, number=25, upto=1e9),
         ),
         within=0,
     ),
     "forgetful, percent higher": Slips(
         (
             Slip(
-                "The gradient is wrong from the first step on, and the model still learns.",
+                "The second run draws other masks: the gradient is wrong from the first step on,"
+                " though the model still learns.",
                 number=0,
+                upto=11,
             ),
-            Slip("It trains: the gradient still points roughly the right way.", number=100),
+            Slip(
+                "It trains: the gradient still points roughly the right way.", number=17, upto=1e9
+            ),
         )
     ),
 }

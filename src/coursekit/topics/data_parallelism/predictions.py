@@ -3,11 +3,8 @@ tensors, 224,256 bytes in float64."""
 
 from coursekit.exercises.slips import Slip, Slips
 
-
-def _each(sentence: str, *numbers: float) -> tuple[Slip, ...]:
-    """One cause of several numbers."""
-    return tuple(Slip(sentence, number=number) for number in numbers)
-
+ONE_CALL = "An all-reduce is one call on each rank, however many others take part."
+ALL_OF_IT = "Each rank keeps all of Adam's states: nothing is shared out among the ranks."
 
 PREDICTIONS = {
     "tensors alike after one step alone": Slips(
@@ -15,11 +12,13 @@ PREDICTIONS = {
             Slip(
                 "The copies start alike, but each has stepped by gradients of its own.", number=28
             ),
-            *_each(
+            Slip(
                 "Every tensor takes part in every loss, biases and norms as well: each rank has"
                 " another gradient of it.",
-                *range(1, 28),
+                number=1,
+                upto=27,
             ),
+            Slip("Tensors are compared by place, and there are 28 places.", number=29, upto=1e6),
         ),
         general=False,
     ),
@@ -28,57 +27,108 @@ PREDICTIONS = {
             Slip("That is one copy: the server sends each tensor to three others.", number=28),
             Slip("The server has its own copy: it sends to three others, not to four.", number=112),
             Slip("That is sent and received; what rank 0 sends is half of it.", number=168),
-            *_each("The model goes tensor by tensor: 28 messages to each of three.", 1, 3, 4),
-            Slip("One for two of them: three others want each tensor.", number=56),
+            Slip(
+                "Two for each tensor: rank 0 sends a new parameter to three others, and only"
+                " receives gradients.",
+                number=56,
+            ),
+            Slip("All-to-all: only rank 0 sends to three others, who send to it.", number=336),
+            Slip(
+                "The model goes tensor by tensor: 28 messages to each of three.", number=0, upto=27
+            ),
+            Slip(
+                "Each of 28 tensors goes once to each of three others, in a message of its own.",
+                number=29,
+                upto=83,
+            ),
+            Slip(
+                "Rank 0 sends parameters alone, once to each of three others: gradients come in.",
+                number=85,
+                upto=1e6,
+            ),
         ),
-        ranks=4,
+        within=0,
     ),
     "for each tensor: messages": Slips(
         (
-            *_each(
-                "An all-reduce is one call on each rank, however many others take part.",
-                *(84, 112),
+            Slip(
+                "Sum and result are one call: an all-reduce leaves the sum everywhere.", number=56
             ),
-            Slip("An all-reduce sums and hands out in one call.", number=56),
             Slip("A ring sends six times for a rank: the log counts calls of it.", number=168),
+            Slip("Around a ring bytes are 1.5 times as many: calls are not.", number=42),
+            Slip("What says which tensors were used has no message of its own.", number=29),
             Slip("One message for the model: here each tensor has its own.", number=1),
+            Slip("Messages are counted, not bytes.", number=1_000, upto=1e6),
+            Slip("Each of 28 tensors, also a bias, is one all-reduce.", number=0, upto=27),
+            Slip(ONE_CALL, number=30, upto=999),
         ),
-        ranks=4,
+        within=0,
     ),
     "buckets: messages": Slips(
         (
-            Slip("No tensor is cut, so buckets hold more than 50,000 bytes.", number=5),
+            Slip("No tensor is cut, so buckets hold more than 50,000 bytes.", number=4.2, upto=11),
+            Slip("Sum and result are one call: an all-reduce leaves the sum everywhere.", number=8),
             Slip("What fills no bucket in the end is a bucket, too.", number=3),
             Slip("Each tensor is smaller than a bucket: several share one.", number=28),
-            *_each("An all-reduce is one call on each rank, whoever takes part.", 12, 15, 16, 20),
             Slip("One bucket for everything: each closes at 50,000 bytes.", number=1),
+            Slip("A bucket closes at 50,000 bytes, so two do not hold 224,256.", number=2),
+            Slip("A ring sends six times for a rank: the log counts calls of it.", number=24),
+            Slip(ONE_CALL, number=12, upto=27),
+            Slip(
+                "Several tensors share a bucket, and a bucket is one call on each rank.",
+                number=29,
+                upto=1e6,
+            ),
         ),
-        ranks=4,
+        within=0,
     ),
     "left before the last gradient": Slips(
         (
             Slip("The last bucket waits for the last gradient, and leaves after it.", number=4),
             Slip("That is without overlap: a full bucket leaves in the middle.", number=0),
-            *_each("All but the last bucket are full before the last gradient.", 1, 2),
-            *_each("There are four buckets: they hold all 28 tensors.", 27, 28),
+            Slip(
+                "All but the last bucket are full before the last gradient.", number=0.5, upto=2.5
+            ),
+            Slip("There are four buckets: they hold all 28 tensors.", number=5, upto=1e6),
         ),
         within=0,
     ),
     "waiting that overlap saves, percent": Slips(
         (
-            Slip("The last bucket leaves after the last gradient: nothing hides it.", number=100),
+            Slip(
+                "The last of five buckets leaves after the last gradient: nothing hides it.",
+                number=93,
+                upto=100,
+            ),
+            Slip("No more than all of the waiting can be saved.", number=101, upto=1e6),
             Slip("The link works while backward computes: that is hidden.", number=0),
+            Slip(
+                "Four of five buckets leave during backward: what they hide is saved, up to the"
+                " last bucket's part.",
+                number=2,
+                upto=82,
+            ),
+            Slip(
+                "Overlap sends the same bytes, earlier: as a rule it saves.", number=-100, upto=-1
+            ),
         ),
         within=3,
     ),
     "optimizer states on each rank, bytes": Slips(
         (
-            Slip("Nothing is shared out: each rank keeps all of Adam's states.", times=1 / 4),
-            Slip("Adam keeps two moments of each parameter, not one.", number=224_256),
-            Slip("Gradients are no optimizer states: two moments alone.", number=672_768),
+            Slip(ALL_OF_IT, times=1 / 4),
+            Slip(
+                "Adam keeps two moments of each parameter, of 8 bytes in float64: that is one, or"
+                " two of 4 bytes.",
+                number=224_256,
+            ),
+            Slip("12 bytes a parameter: two moments in float64 are 16.", number=336_384),
+            Slip("Parameters or gradients are no optimizer states: two moments are.", times=1.5),
+            Slip("Parameters and gradients are no optimizer states: two moments are.", times=2),
             Slip("Those are all four ranks, and one is asked for.", times=4),
-            Slip("Counters alone, or elements: a moment has 8 bytes an element.", times=1 / 8),
+            Slip("Elements of both moments, or a quarter of one: all are kept.", number=56_064),
+            Slip("That is the number of parameters: two moments of 8 bytes each.", number=28_032),
+            Slip("The counters alone: each tensor has two moments as well.", number=112),
         ),
-        ranks=4,
     ),
 }
