@@ -5,12 +5,12 @@ from coursekit.exercises.slips import Slip, Slips
 
 IN_BYTES = "Bytes, where vectors are asked for: a vector has 131,072 of them."
 IN_ELEMENTS = "Elements, where vectors are asked for: a vector has 32,768 of them."
-INSIDE = "That is the input of each block: autograd keeps what is inside, too."
+INPUT_OF_EACH = "That is the input of each block: autograd keeps what is inside, too."
 ABOUT_16 = (
     "A block keeps about 16: inputs of norms and products, queries, keys and values, and the MLP's"
     " two inner tensors, of four each."
 )
-PLAIN = "That is the plain step: a checkpoint keeps its input alone."
+PLAIN_STEP = "That is the plain step: a checkpoint keeps its input alone."
 ONE_EACH = "Each block is in a checkpoint of its own, which keeps its input and no more."
 RUNS_TWICE = (
     "Each block runs once in forward and once more in backward, which is no forward itself."
@@ -31,9 +31,10 @@ ONE_AGAIN = "The second run sends one of forward's two in each block: backward n
 PREDICTIONS = {
     "vectors that 16 blocks keep in a plain step": Slips(
         (
-            Slip(INSIDE, number=15, upto=31),
+            Slip(INPUT_OF_EACH, number=16),
+            Slip(INPUT_OF_EACH, number=15, upto=31),
+            Slip("The inputs alone, and in bytes: vectors are asked for.", number=16 * 131_072),
             Slip("Input and output of each block: autograd keeps what is inside, too.", number=32),
-            Slip("That is one block, not 16.", times=1 / 16),
             Slip("The MLP's two inner tensors, of four vectors each, are forgotten.", number=128),
             Slip("One of the MLP's inner tensors is forgotten: four vectors a block.", number=192),
             Slip(
@@ -72,15 +73,19 @@ PREDICTIONS = {
             Slip(RUNS_TWICE, number=33, upto=1e9),
         ),
         within=0,
+        general=False,
     ),
     "vectors that 16 blocks keep": Slips(
         (
             Slip("Only the input is kept: the output is the next block's input.", number=32),
             Slip("One input for each of 16 blocks, not one for all.", number=1),
-            Slip(PLAIN, number=240, upto=300),
+            Slip(PLAIN_STEP, number=240, upto=300),
             Slip("The inputs are kept: the second runs begin with them.", number=0),
             Slip("The inputs of all blocks, and one block at work: that is the peak.", number=33),
-            Slip("The first block's input counts, too.", number=15),
+            Slip(
+                "Each block runs again, so each input is kept, the first and the last as well.",
+                number=15,
+            ),
             Slip("The output of the last block is not kept for a block.", number=17),
             Slip(IN_BYTES, times=131_072),
             Slip(IN_ELEMENTS, times=32_768),
@@ -88,6 +93,7 @@ PREDICTIONS = {
             Slip(ONE_EACH, number=18, upto=1e5),
         ),
         within=0,
+        general=False,
     ),
     "blocks in a checkpoint, least peak": Slips(
         (
@@ -113,16 +119,20 @@ PREDICTIONS = {
     "vectors kept by one checkpoint": Slips(
         (
             Slip("Those are the inputs of 16 checkpoints: this is one.", number=16),
-            Slip("All that is inside is made again, also what one block keeps.", number=17),
+            Slip(
+                "Inputs of the 16 blocks and an output: inside one checkpoint all are made again.",
+                number=17,
+            ),
             Slip("The input is kept: the second run begins with it.", number=0),
             Slip("The output belongs to the head, which reads it.", number=2),
-            Slip(PLAIN, number=240, upto=300),
+            Slip(PLAIN_STEP, number=240, upto=300),
             Slip(IN_BYTES, number=131_072),
             Slip(IN_ELEMENTS, number=32_768),
             Slip("Its input is one whole vector, which no block divides.", number=0.01, upto=0.9),
             Slip("One checkpoint keeps one input, however many blocks it has.", number=3, upto=1e9),
         ),
         within=0,
+        general=False,
     ),
     "each block recomputed, percent longer": Slips(
         (
@@ -134,9 +144,10 @@ PREDICTIONS = {
             Slip(
                 "The second run is nearly one forward of three, and norms, GELU and Python run"
                 " again, too.",
-                number=2,
+                number=1,
                 upto=30,
             ),
+            Slip("A share, where percent are asked for.", number=0.1, upto=0.99),
             Slip(ONE_OF_THREE, number=31, upto=47),
             Slip(BACKWARD_TOO, number=65, upto=1e9),
         ),
@@ -153,6 +164,7 @@ PREDICTIONS = {
             Slip("There are 16 blocks: this is no number of percent.", number=17, upto=1e9),
         ),
         within=0,
+        general=False,
     ),
     "all-reduces, nothing recomputed": Slips(
         (
@@ -167,6 +179,7 @@ PREDICTIONS = {
             Slip(FOUR_EACH, number=21, upto=1e9),
         ),
         within=0,
+        general=False,
     ),
     "all-reduces, each block": Slips(
         (
@@ -177,14 +190,20 @@ PREDICTIONS = {
             ),
             Slip("The second run sends, too: one all-reduce for each block.", number=20),
             Slip("Forward and backward both again: the second run is a forward.", number=36),
-            Slip("All twice: the second run is a part of forward.", number=40),
-            Slip("All of forward again. Embedding, head and loss are in no checkpoint.", number=32),
-            Slip("Both ranks take part in the same 24: a sum is one call on each.", number=48),
+            Slip("All twice, or both ranks: the second run is a part of forward.", number=40),
+            Slip(
+                "All of forward again, or the blocks twice without the ends: four are sent again.",
+                number=32,
+            ),
+            Slip(
+                "Both ranks take part in the same: a sum is one call on each.", number=47, upto=57
+            ),
             Slip("The first run and backward send 20, and the second run more.", number=0, upto=19),
             Slip(ONE_AGAIN, number=21, upto=23),
             Slip(ONE_AGAIN, number=25, upto=1e9),
         ),
         within=0,
+        general=False,
     ),
     "forgetful, percent higher": Slips(
         (

@@ -18,7 +18,11 @@ PREDICTIONS = {
                 number=1,
                 upto=27,
             ),
-            Slip("Tensors are compared by place, and there are 28 places.", number=29, upto=1e6),
+            Slip(
+                "Tensors are counted, not elements or percent, and there are 28 of them.",
+                number=29,
+                upto=1e6,
+            ),
         ),
         general=False,
     ),
@@ -26,13 +30,17 @@ PREDICTIONS = {
         (
             Slip("That is one copy: the server sends each tensor to three others.", number=28),
             Slip("The server has its own copy: it sends to three others, not to four.", number=112),
+            Slip("Not all pairs talk: only rank 0 sends, to three others.", number=252),
             Slip("That is sent and received; what rank 0 sends is half of it.", number=168),
             Slip(
                 "Two for each tensor: rank 0 sends a new parameter to three others, and only"
                 " receives gradients.",
                 number=56,
             ),
-            Slip("All-to-all: only rank 0 sends to three others, who send to it.", number=336),
+            Slip(
+                "Sent by all four ranks: only rank 0 sends parameters, 28 to each of three.",
+                number=336,
+            ),
             Slip(
                 "The model goes tensor by tensor: 28 messages to each of three.", number=0, upto=27
             ),
@@ -48,6 +56,7 @@ PREDICTIONS = {
             ),
         ),
         within=0,
+        general=False,
     ),
     "for each tensor: messages": Slips(
         (
@@ -56,18 +65,20 @@ PREDICTIONS = {
             ),
             Slip("A ring sends six times for a rank: the log counts calls of it.", number=168),
             Slip("Around a ring bytes are 1.5 times as many: calls are not.", number=42),
-            Slip("What says which tensors were used has no message of its own.", number=29),
+            Slip("Gradients alone are summed: no loss, and no message about them.", number=29),
             Slip("One message for the model: here each tensor has its own.", number=1),
-            Slip("Messages are counted, not bytes.", number=1_000, upto=1e6),
+            Slip("Messages are counted, not bytes.", number=10_000, upto=1e6),
             Slip("Each of 28 tensors, also a bias, is one all-reduce.", number=0, upto=27),
-            Slip(ONE_CALL, number=30, upto=999),
+            Slip(ONE_CALL, number=30, upto=9_999),
         ),
         within=0,
+        general=False,
     ),
     "buckets: messages": Slips(
         (
             Slip("No tensor is cut, so buckets hold more than 50,000 bytes.", number=4.2, upto=11),
             Slip("Sum and result are one call: an all-reduce leaves the sum everywhere.", number=8),
+            Slip("Bytes fill a bucket, and an element has 8.", number=0.1, upto=0.9),
             Slip("What fills no bucket in the end is a bucket, too.", number=3),
             Slip("Each tensor is smaller than a bucket: several share one.", number=28),
             Slip("One bucket for everything: each closes at 50,000 bytes.", number=1),
@@ -75,12 +86,13 @@ PREDICTIONS = {
             Slip("A ring sends six times for a rank: the log counts calls of it.", number=24),
             Slip(ONE_CALL, number=12, upto=27),
             Slip(
-                "Several tensors share a bucket, and a bucket is one call on each rank.",
+                "Messages, not bytes: several tensors share a bucket, one call on each rank.",
                 number=29,
                 upto=1e6,
             ),
         ),
         within=0,
+        general=False,
     ),
     "left before the last gradient": Slips(
         (
@@ -89,9 +101,12 @@ PREDICTIONS = {
             Slip(
                 "All but the last bucket are full before the last gradient.", number=0.5, upto=2.5
             ),
+            Slip("A bucket leaves whole: the last one has not left.", number=3.1, upto=3.9),
+            Slip("Calls of one rank: a bucket is one on each.", number=12),
             Slip("There are four buckets: they hold all 28 tensors.", number=5, upto=1e6),
         ),
         within=0,
+        general=False,
     ),
     "waiting that overlap saves, percent": Slips(
         (
@@ -128,6 +143,7 @@ PREDICTIONS = {
             Slip("Those are all four ranks, and one is asked for.", times=4),
             Slip("Elements of both moments, or a quarter of one: all are kept.", number=56_064),
             Slip("That is the number of parameters: two moments of 8 bytes each.", number=28_032),
+            Slip("A tensor has a counter, and two moments besides.", number=28),
             Slip("The counters alone: each tensor has two moments as well.", number=112),
         ),
     ),

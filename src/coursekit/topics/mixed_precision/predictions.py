@@ -30,6 +30,7 @@ PREDICTIONS = {
             Slip("Steps that are rounded back add nothing: it is 1 still.", number=1.04, upto=1e6),
         ),
         within=0.0004,
+        general=False,
     ),
     "ten thousand times 0.001": Slips(
         (
@@ -43,6 +44,7 @@ PREDICTIONS = {
             Slip("Just below 1 a spacing is 1/256, and 0.001 is less than half of it.", number=1),
             Slip(ABOVE_HALF, number=0.52, upto=1e9),
         ),
+        general=False,
     ),
     "norm weights at 1.0, bf16 alone": Slips(
         (
@@ -54,7 +56,9 @@ PREDICTIONS = {
                 upto=0.96,
             ),
             Slip(PERCENT, number=1.5, upto=100),
+            Slip("A share is at most 1.", number=101, upto=1e9),
         ),
+        general=False,
     ),
     "norm weights at 1.0, your update": Slips(
         (
@@ -66,12 +70,14 @@ PREDICTIONS = {
             ),
             Slip("That is without masters: they remember what rounding takes away.", number=1),
             Slip(PERCENT, number=1.5, upto=100),
+            Slip("A share is at most 1.", number=101, upto=1e9),
         ),
         within=0.4,
+        general=False,
     ),
     "percent lost, k = 1": Slips(
         (
-            Slip("fp16 goes down to 6e-8, and a few are smaller, undivided.", number=0, upto=0.9),
+            Slip("fp16 goes down to 6e-8, and a few gradients are smaller.", number=0, upto=0.9),
             Slip("That is k = 2,048: undivided gradients are 2,048 times as large.", number=65),
             Slip(A_SHARE, times=1 / 100),
             Slip("The part that is kept.", number=97.5, upto=98.5),
@@ -81,7 +87,7 @@ PREDICTIONS = {
     ),
     "percent lost, k = 2,048": Slips(
         (
-            Slip(A_SHARE, times=1 / 100),
+            Slip(A_SHARE, number=0.1, upto=0.99),
             Slip("fp16 rounds before anything multiplies by k again.", number=0),
             Slip("That is k = 1: the division moves all of them 11 places.", number=1, upto=3.9),
             Slip("The part that is kept.", number=35),
@@ -97,6 +103,7 @@ PREDICTIONS = {
     ),
     "loss, fp16 unscaled": Slips(
         (
+            Slip("How far fp32 falls, from 4.2: where it ends is asked for.", number=1.25),
             Slip("fp32 ends at 2.95, and no loss in fp16 below it.", number=0, upto=2.79),
             Slip("That is fp32: two of three gradients become zero here.", number=2.8, upto=3.1),
             Slip("Two of three gradients are zero here: it learns less.", number=3.2, upto=3.55),
@@ -108,6 +115,7 @@ PREDICTIONS = {
             ),
         ),
         within=0.05,
+        general=False,
     ),
     "loss, fp16 scaled": Slips(
         (
@@ -117,10 +125,12 @@ PREDICTIONS = {
                 number=3.05,
                 upto=3.95,
             ),
+            Slip("How far it falls, from 4.2: where it ends is asked for.", number=1.25),
             Slip("As fp32, not better: a scale only keeps what is there.", number=0, upto=2.85),
             Slip("The scale is divided out, and nothing overflows at 2^13.", number=4.4, upto=1e9),
         ),
         within=0.02,
+        general=False,
     ),
     "steps skipped at the beginning": Slips(
         (
@@ -132,9 +142,10 @@ PREDICTIONS = {
             Slip("To 2^24, the scale of before: there the loss was divided by 2^11.", number=6),
             Slip("20 good steps double the scale. A bad one halves it at once.", number=20),
             Slip(HALVES, number=2, upto=12),
-            Slip(HALVES, number=17, upto=1e9),
+            Slip(HALVES, number=17, upto=1e12),
         ),
         within=0,
+        general=False,
     ),
     "scale of rank 0, alone": Slips(
         (

@@ -3,7 +3,7 @@
 from coursekit.exercises.slips import Slip, Slips
 
 A_QUARTER = "Four ranks cut nothing into more than four parts: at least a quarter is left."
-A_BLOCK = "A block alone: what the last norm and the head read stays whole, too."
+A_BLOCK = "That is a block alone. What the last norm and the head read stays whole, too."
 OF_16 = "Of a block's 16 tensors four stay whole, and a quarter of twelve is three: 7 of 16."
 FOUR_A_BLOCK = (
     "Each of three blocks has two in forward and two in backward; embedding and head have one each,"
@@ -18,10 +18,13 @@ PREDICTIONS = {
     "MLP, forward, bytes sent": Slips(
         (
             Slip("That is y itself: around a ring a rank sends 1.5 times as much.", number=4_096),
-            Slip("The inner numbers stay, and other ranks' messages are theirs.", number=24_576),
             Slip(
-                "Forward alone, once around a ring: x is there already, y does not go to three"
-                " others, and backward is not asked for.",
+                "The inner numbers stay where they are, and one rank's bytes are asked for.",
+                number=24_576,
+            ),
+            Slip(
+                "One all-reduce, of y: x and the inner numbers stay, no rank gets a message of its"
+                " own, and backward is not asked for.",
                 number=12_288,
             ),
             Slip(
@@ -47,7 +50,10 @@ PREDICTIONS = {
             Slip("The loss's two are forgotten, and embedding's or head's.", number=13),
             Slip("Blocks in forward alone: each sum has a mirror image in backward.", number=6),
             Slip("One block of three: each has four.", number=4),
-            Slip("One block of three, with embedding, head and loss.", number=8),
+            Slip(
+                "Forward has six in blocks, embedding's and the loss's two, and backward seven.",
+                number=8,
+            ),
             Slip("That is forward alone: in backward, what enters is summed.", number=9),
             Slip("That is backward alone: in forward, what leaves is summed.", number=7),
             Slip("That is enter and leave, once each: there are two pairs in a block.", number=10),
@@ -55,6 +61,7 @@ PREDICTIONS = {
             Slip("Forward's nine twice: the loss's two have no mirror image.", number=18),
             Slip("Gradients of parameters are not summed: each rank has its part's.", number=40),
             Slip(FOUR_A_BLOCK, number=0, upto=11),
+            Slip("Four blocks: this GPT has three.", number=20),
             Slip(AN_ENTER, number=19, upto=31),
             Slip(
                 "A block has four, and a sum is one call on each rank, not on all of them.",
@@ -86,8 +93,9 @@ PREDICTIONS = {
                 "So it is where backward gathers again: here what was gathered is kept.", number=25
             ),
             Slip(WITHOUT, number=43, upto=47),
-            Slip("A block alone: what the head gathers is kept, too.", number=34),
+            Slip("That is a block alone. What the head gathers is kept, too.", number=34),
             Slip(SAVED, number=65),
+            Slip(SAVED, number=75),
             Slip(A_SHARE, times=1 / 100),
             Slip("What was gathered is kept instead of the own part, not beside it.", number=37.5),
             Slip(A_QUARTER, number=0, upto=24),
@@ -114,7 +122,7 @@ PREDICTIONS = {
             ),
             Slip(WITHOUT, number=43, upto=47),
             Slip(SAVED, number=75),
-            Slip(A_SHARE, times=1 / 100),
+            Slip(A_SHARE, number=0.1, upto=0.99),
             Slip(A_QUARTER, number=0, upto=24),
             Slip(
                 "All of a block's 16 tensors are cut by four: what is gathered again is not kept.",
@@ -127,8 +135,13 @@ PREDICTIONS = {
     "worst change of the loss, percent": Slips(
         (
             Slip(A_SHARE, times=1 / 100),
+            Slip("Up or down: its size is asked for.", number=-1e6, upto=-0.3),
             Slip("A loss hides such a fault: it is a part of a percent here.", number=1, upto=1e6),
-            Slip("Gradients are wrong from the first step on, so the loss moves.", number=0),
+            Slip(
+                "Gradients are wrong from the first step on: more than rounding.",
+                number=0,
+                upto=0.1,
+            ),
         ),
         within=0.2,
         general=False,
