@@ -6,6 +6,10 @@ from coursekit.exercises.slips import Slip, Slips
 ONE_CALL = "An all-reduce is one call on each rank, however many others take part."
 ALL_OF_IT = "Each rank keeps all of Adam's states: nothing is shared out among the ranks."
 
+TWO_MOMENTS = (
+    "On each rank 28,032 parameters have two moments of 8 bytes each, and 28 tensors a counter."
+)
+
 PREDICTIONS = {
     "tensors alike after one step alone": Slips(
         (
@@ -79,6 +83,7 @@ PREDICTIONS = {
             Slip("No tensor is cut, so buckets hold more than 50,000 bytes.", number=4.2, upto=11),
             Slip("Sum and result are one call: an all-reduce leaves the sum everywhere.", number=8),
             Slip("Bytes fill a bucket, and an element has 8.", number=0.1, upto=0.9),
+            Slip("The sums travel in buckets, and there are 28 tensors to sum.", number=0),
             Slip("What fills no bucket in the end is a bucket, too.", number=3),
             Slip("Each tensor is smaller than a bucket: several share one.", number=28),
             Slip("One bucket for everything: each closes at 50,000 bytes.", number=1),
@@ -143,6 +148,8 @@ PREDICTIONS = {
             Slip("Those are all four ranks, and one is asked for.", times=4),
             Slip("Elements of both moments, or a quarter of one: all are kept.", number=56_064),
             Slip("That is the number of parameters: two moments of 8 bytes each.", number=28_032),
+            Slip(TWO_MOMENTS, number=1, upto=430_000),
+            Slip(TWO_MOMENTS, number=470_000, upto=1e12),
             Slip("A tensor has a counter, and two moments besides.", number=28),
             Slip("The counters alone: each tensor has two moments as well.", number=112),
         ),

@@ -14,6 +14,8 @@ SAVED = "That is what is saved, not what is kept."
 A_SHARE = "A share, where percent are asked for."
 AN_ENTER = "Enter sums in backward alone, and Leave in forward alone."
 
+Y_ALONE = "y alone travels: 16 x 32 numbers of 8 bytes, of which a rank sends 1.5 times as many."
+
 PREDICTIONS = {
     "MLP, forward, bytes sent": Slips(
         (
@@ -38,7 +40,9 @@ PREDICTIONS = {
             Slip("That is one quarter of y: each of six messages has one.", number=1_024),
             Slip("Elements of y: each has 8 bytes, and a ring sends 1.5 times y.", number=512),
             Slip("A rank has one term of y only: the terms are added up.", number=0),
-            Slip("Neither weights nor inner numbers travel: y does.", number=30_000, upto=1e6),
+            Slip("Neither weights nor inner numbers travel: y does.", number=30_000, upto=1e12),
+            Slip(Y_ALONE, number=1, upto=5_900),
+            Slip(Y_ALONE, number=6_400, upto=29_999),
         ),
         ranks=4,
     ),
