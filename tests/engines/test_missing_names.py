@@ -28,3 +28,19 @@ def test_a_missing_name_is_one_sentence(tmp_path, monkeypatch):
         assert kernel.run("losses = [2]\nprint(losses[-1])").out == "2\n"
         kernel.run("del predictions")
         assert "run the first cells of the lab, and then the cells of" in kernel.run("lab").error
+
+
+def test_an_interrupted_import_is_one_sentence(tmp_path):
+    """Must catch: a package that an interrupt has left in parts, of which every later cell of the
+    set-up shows a long traceback; other interrupts and errors without their traceback."""
+    with notebook(SETUP) as kernel:
+        plain = kernel.run("raise KeyboardInterrupt")
+        assert plain.name == "KeyboardInterrupt" and "----> 1 raise" in plain.error
+        assert "----> 1 1 / 0" in kernel.run("1 / 0").error
+        kernel.run("import sys; sys.modules['torch.part'] = sys")
+        for cell in ("raise KeyboardInterrupt", "raise ImportError('partially')", "nowhere"):
+            shown = kernel.run(cell)
+            assert shown.error == (
+                f"{shown.name}: the import of torch was interrupted, and cannot be repeated:"
+                " restart the kernel, and run the lab from its first cell."
+            )

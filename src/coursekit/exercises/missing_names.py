@@ -1,4 +1,5 @@
-"""A cell that needs a name of a cell that did not run: one sentence instead of a traceback."""
+"""A cell that needs a name of a cell that did not run, or a package whose import was interrupted:
+one sentence instead of a traceback."""
 
 import sys
 
@@ -11,27 +12,46 @@ class ShownAlone(Exception):
 
 
 SET_UP = "predictions"  # a name that the set-up cell of every lab makes
+# Python forgets a package whose import was interrupted, and keeps its parts: no later import works
+IMPORTED_ONCE = ("torch", "numpy")
 
 
 def explain_missing_names() -> None:
     """Explain missing names: from now on this notebook says of a NameError in a cell what to run
-    first. Whoever has told IPython to handle exceptions in another way keeps that."""
+    first, and of an interrupted import that the kernel must start anew. Whoever has told IPython to
+    handle exceptions in another way keeps that."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and not shell.custom_exceptions:
-        shell.set_custom_exc((NameError,), _explain)
+        shell.set_custom_exc((Exception, KeyboardInterrupt), _explain)
 
 
 def _explain(shell, kind, error, trace, tb_offset=None):
+    sentence = _half_imported() or _not_there_yet(shell, kind, error, trace)
+    if sentence:
+        shell._showtraceback(kind, error, [f"{kind.__name__}: {sentence}"])
+    else:
+        shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=True)
+
+
+def _half_imported() -> str:
+    for name in IMPORTED_ONCE:
+        if name not in sys.modules and any(part.startswith(f"{name}.") for part in sys.modules):
+            return (
+                f"the import of {name} was interrupted, and cannot be repeated: restart the kernel,"
+                " and run the lab from its first cell."
+            )
+    return ""
+
+
+def _not_there_yet(shell, kind, error, trace) -> str:
     frame = trace
     while frame.tb_next is not None:
         frame = frame.tb_next
     in_a_cell = frame.tb_frame.f_globals is shell.user_ns
-    if in_a_cell and error.name and kind is NameError:
-        first = "" if SET_UP in shell.user_ns else "the first cells of the lab, and then "
-        shown = [
-            f"NameError: {error.name} is not there yet: run {first}the cells of this section from"
-            " its heading down, or mend the name if you have written it."
-        ]
-    else:
-        shown = shell.InteractiveTB.structured_traceback(kind, error, trace, tb_offset=tb_offset)
-    shell._showtraceback(kind, error, shown)
+    if not (in_a_cell and kind is NameError and error.name):
+        return ""
+    first = "" if SET_UP in shell.user_ns else "the first cells of the lab, and then "
+    return (
+        f"{error.name} is not there yet: run {first}the cells of this section from its heading"
+        " down, or mend the name if you have written it."
+    )
