@@ -170,13 +170,14 @@ def test_a_rank_that_hears_nothing_keeps_its_variables(three):
 def test_an_import_is_not_cut_in_two(three, tmp_path):
     """Mutation: the stop raises within an import: what its module has done so far stays, and when a
     later cell imports it anew, it does that a second time. So did our formulas, which then were
-    "defined twice" in every cell."""
+    "defined twice" in every cell. And: after the import the thread works on for a moment, beside
+    the one that has taken its place."""
     (tmp_path / "slow_to_import.py").write_text(
         "import builtins, time\nbuiltins.begun = getattr(builtins, 'begun', 0) + 1\ntime.sleep(2)\n"
     )
     shown = three.run(
         "%%ranks\nimport sys\nif rank == 0:\n    raise ValueError('mine')\nsys.path.insert(0,"
-        f" {str(tmp_path)!r})\nimport slow_to_import\nwhile True:\n    pass"
+        f" {str(tmp_path)!r})\nimport slow_to_import; torch.manual_seed(begun := 5)"
     )
     assert "Rank 0 raised ValueError: mine" in shown.error and ALIVE in shown.error
     shown = three.run(

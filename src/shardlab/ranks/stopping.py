@@ -10,8 +10,10 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import forkserver
+from types import FrameType
 
 from shardlab.common.torch_internals import process_groups
 
@@ -70,11 +72,28 @@ def let_the_server_go():
         server._forkserver_alive_fd = None
 
 
-def is_importing(frame) -> bool:
-    """Is a module being imported in this stack of calls?"""
-    while frame is not None and frame.f_code.co_filename != IMPORTER:
-        frame = frame.f_back
-    return frame is not None
+def importer(frame: FrameType) -> FrameType | None:
+    """The frame in which the outermost import of this stack of calls has begun; None without
+    one."""
+    found = None
+    while (caller := frame.f_back) is not None:
+        if frame.f_code.co_filename == IMPORTER != caller.f_code.co_filename:
+            found = caller
+        frame = caller
+    return found
+
+
+def when_imported(outside: FrameType, then: Callable[[], None]):
+    """Call `then` in this thread before anything runs in the frame, or is called from it, after the
+    import that has begun there."""
+
+    def trace(frame, event, _):
+        if importer(frame) is None:
+            sys.settrace(None)
+            then()
+
+    outside.f_trace = trace
+    sys.settrace(trace)
 
 
 def raise_in(thread: threading.Thread):

@@ -45,15 +45,15 @@ from .stopping import (
     cut_connections,
     end_group,
     end_with_parent,
-    is_importing,
+    importer,
     let_the_server_go,
     raise_in,
     stands_still,
+    when_imported,
 )
 from .streams import Streams
 from .wire import RanksEnd
 
-AGAIN_SECONDS = 0.02
 DEAF_SECONDS = 0.5  # after a rank was told to stop: a thread that has not heard it by then will not
 
 
@@ -237,19 +237,13 @@ class Rank:
     def _interrupt(self, _, frame):
         """The handler of the signal: Python runs it in the main thread, when that is not in C++.
         Not within an import: what is half imported would stay so, and every later cell that needs
-        it would fail. It is tried again until that is done."""
+        it would fail. Then at once after it, as another thread may work by now."""
         job = self.main_job
-        if job.can_be_stopped and is_importing(frame):
-            again = threading.Timer(AGAIN_SECONDS, self._interrupt_again, (job,))
-            again.daemon = True
-            again.start()
+        if job.can_be_stopped and (outside := importer(frame)):
+            when_imported(outside, lambda: self._interrupt(None, outside))
         elif job.can_be_stopped:
             job.can_be_stopped = False
             raise Stopped
-
-    def _interrupt_again(self, job: Job):
-        if job is self.main_job and job.can_be_stopped:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
     def _leave_alone(self, job: Job):
         """gloo can lose what it was sending or receiving when a connection goes: who waits for it
