@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from coursekit import topics
-from coursekit.exercises import Exercise, Misconception, Predictions, check, hint
+from coursekit.exercises import Exercise, Misconception, Predictions, check, checker, hint
 from coursekit.exercises.checker import LIMIT_SECONDS, judge
 from coursekit.exercises.going_on import gives_numbers, must_be_right
 from coursekit.exercises.numbers import plain_numbers
@@ -236,6 +236,17 @@ def test_nothing_that_a_reader_writes_makes_check_raise_or_hang(solution, said):
     seconds = 0.3 if "0.3 s" in said else LIMIT_SECONDS
     assert said in check(TWICE, solution, seconds).sentence
     assert not [child for child in multiprocessing.active_children() if "rank" not in child.name]
+
+
+def test_a_check_that_is_stopped_is_one_sentence(monkeypatch):
+    """Must catch: a traceback of the connection to the other process; a stop that is a verdict."""
+    monkeypatch.setattr(checker, "apart", lambda *_, **__: throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt) as raised:
+        check(TWICE, TWICE.reference)
+    assert raised.value._render_traceback_() == [
+        "CheckInterrupted: the check of twice was stopped before it had a verdict: run the cell"
+        " again."
+    ]
 
 
 def swallow_all():

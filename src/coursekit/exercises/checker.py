@@ -41,6 +41,12 @@ class NoExercise(ShownAlone, TypeError):
     """The exercise is missing from a call of check or hint."""
 
 
+class CheckInterrupted(KeyboardInterrupt):
+    """The reader stopped a check."""
+
+    _render_traceback_ = ShownAlone._render_traceback_
+
+
 class Failure(str):
     """The error of a solution in one line, used as its answer. Two solutions that fail alike give
     the same answer."""
@@ -181,8 +187,8 @@ failed: list[
 def check(exercise: Exercise, solution: Any = _ABSENT, seconds: float = LIMIT_SECONDS) -> Verdict:
     """Try `solution` on the exercise's cases, in a process of its own where the system has a fork
     server. Never raises for an error in the solution, which is part of the verdict, and returns
-    within the limit. The stop button ends the check at once. NoExercise, a TypeError, for what is
-    no exercise."""
+    within the limit. The stop button ends the check at once: CheckInterrupted, which is a
+    KeyboardInterrupt. NoExercise, a TypeError, for what is no exercise."""
     if not isinstance(exercise, Exercise) or solution is _ABSENT:
         name = own_name(exercise, "your_function")
         raise NoExercise(
@@ -214,6 +220,11 @@ def _tried(exercise: Exercise, solution: Any, seconds: float) -> Verdict:
         return judge(exercise, solution, seconds)
     except (TimeoutError, Ended) as error:
         return Verdict(False, f"{own_name(solution, exercise.name)}: {error}")
+    except KeyboardInterrupt:
+        raise CheckInterrupted(
+            f"the check of {own_name(solution, exercise.name)} was stopped before it had a verdict:"
+            " run the cell again."
+        ) from None
 
 
 def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS) -> Verdict:

@@ -76,7 +76,7 @@ class Native(Ring):
         own = chunk_of(me, sum(tensor.numel() for tensor in tensors), n)
         even = padded(tensors, n).mul_(share)
         tensors.clear()
-        shard = even.tensor_split(n)[me]
+        shard = even.view(n, -1)[me]
         reduce_scatter_single(shard, even, group=group)
         return [shard[: len(own)].clone()]
 
