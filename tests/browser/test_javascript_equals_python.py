@@ -107,6 +107,11 @@ def arbitrary(spec, chance):
             values["experts"] = 0 if dense else chance.randint(1, 64)
             values["query_key_norms"] = chance.randint(0, 1) * ("microbatch" not in values)
             values["norms_per_layer"] = 2
+            first = 0 if dense else chance.randint(0, values["layers"])
+            values["dense_layers"], values["dense_feed_forward"] = first, 3 * min(first, 1)
+            latent = chance.randint(0, 1) * ("microbatch" not in values)
+            for name in ("key_value_latent", "query_latent", "value_columns"):
+                values[name] = latent * max(values[name], 1)
         if "experts_per_token" in values:
             values["experts_per_token"] = min(values["experts"], 2)
         if "ranks_per_node" in values:

@@ -8,7 +8,7 @@ import pytest
 
 from coursekit.__main__ import main
 from coursekit.formulas import BOOK, InvalidQuantity, evaluate
-from coursekit.formulas.fits import RESERVED_SHARE, fits
+from coursekit.formulas.fits import RESERVED_SHARES, fits
 from shardlab.common.cross_node_warning import CrossesNodes
 
 PUBLISHED = {
@@ -55,8 +55,10 @@ def test_the_peak_is_the_formulas():
     asked = {**H100, "gpus": 16, "zero_stage": 2, "accumulation_steps": 4}
     assert fits("Qwen3 8B", **{**asked, "reserve_gb": 3}).needed_bytes == wanted + 3 * 10**9
     usual = fits("Qwen3 8B", **{**asked, "reserve_gb": None})
-    assert usual.needed_bytes == wanted + round(RESERVED_SHARE * wanted)
-    assert usual.assumed["reserve_gb"].startswith("6.6% of the peak, the most that 8 published")
+    assert usual.needed_bytes == wanted + round(RESERVED_SHARES["dense models"] * wanted)
+    assert usual.assumed["reserve_gb"].startswith(
+        "6.6% of the peak, the most that published runs of dense"
+    )
 
 
 def test_the_fullest_rank_of_a_pipeline():
@@ -309,8 +311,16 @@ def test_from_a_shell(tmp_path, capsys):
         (["--sequence", "4096"], "GPT-2 124M has a table of 1,024 positions"),
         (["--gpu", "H200"], "no gpu is named 'H200'; did you mean H200 SXM; there are"),
         (["--model", "nothing.json"], "nothing.json cannot be read: No such file or directory;"),
-        (["--context-parallel", "2"], "context_parallel = 2: the ledger has no formula for a seq"),
-        (["--expert-parallel", "4"], "expert_parallel = 4: the ledger has no formula for experts"),
+        (
+            ["--context-parallel", "3"],
+            "context_parallel = 3 with gpus = 2, sequence = 512: it must",
+        ),
+        (["--context-parallel", "0"], "context_parallel = 0 with gpus = 2"),
+        (
+            ["--context-parallel", "2", "--kernels", "PyTorch eager"],
+            "this book's GPT has whole sequences; take other kernels.",
+        ),
+        (["--expert-parallel", "2"], "expert_parallel = 2 with experts = 0: ranks divide the"),
         (["--stages-per-rank", "2"], "stages_per_rank = 2 with pipeline_parallel = 1: it"),
         (["--recipe", "fp8"], "no recipe is named 'fp8'"),
         (

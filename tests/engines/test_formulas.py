@@ -315,7 +315,7 @@ def test_equations_keep_the_written_order():
     """Mutation: call the formula without sympy.evaluate(False), or print without order="none"."""
     assert (
         render.latex("parameters")
-        == r"\Psi = L\,\Psi_\ell + \Psi_\text{embed} + \Psi_\text{norm} + \Psi_\text{head}"
+        == r"\Psi = \Psi_L + \Psi_\text{embed} + \Psi_\text{norm} + \Psi_\text{head}"
     )
     assert (
         render.latex("parameters_per_gpu")

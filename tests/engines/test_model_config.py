@@ -18,10 +18,12 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_counts(name):
-    """Nineteen models of fourteen architectures; of BLOOM all but the norm after its embedding.
+    """Thirty models of twenty-two architectures; of BLOOM all but the norm after its embedding,
+    of gpt-oss all but the router's biases and a score of each head.
 
     Must catch: queries of h columns where heads have a size of their own; norms of queries and keys
-    forgotten; two norms in a layer of Gemma 2; a bias of Qwen2 left out; the router left out."""
+    forgotten; two norms in a layer of Gemma 2; a bias of Qwen2 left out; the router left out; the
+    experts of every token, the first layers without experts or the norms of latents left out."""
     model = PUBLISHED[name]
     counted = parameters(**read_config(model["config"])) + model.get("left_out", 0)
     assert counted == model["parameters"]
@@ -57,6 +59,22 @@ def test_active_parameters():
     assert evaluate(["active_parameters"], model="Llama 7B")["active_parameters"] == parameters(
         model="Llama 7B"
     )
+
+
+def test_flops_of_latent_attention():
+    """A step of DeepSeek-V3 by hand: 6 for each weight that a token meets, its scores in the
+    columns of queries and keys, its output in those of values.
+
+    Must catch: scores without the columns of positions; the experts of every token left out."""
+    layers, hidden, heads = 61, 7168, 128
+    attention = hidden * (1536 + 512 + 64) + heads * (
+        1536 * (128 + 64) + 512 * (128 + 128) + 128 * hidden
+    )
+    experts = (8 + 1) * 3 * hidden * 2048 + 256 * hidden
+    weights = layers * attention + 58 * experts + 3 * 3 * hidden * 18432 + 129280 * hidden
+    scores = layers * heads * 4096 * (128 + 64 + 128)
+    found = evaluate(["matmul_flops_per_token"], model="DeepSeek-V3 671B", sequence=4096)
+    assert found["matmul_flops_per_token"] == 6 * weights + 6 * scores
 
 
 def test_training_time_of_experts():

@@ -11,7 +11,7 @@ import warnings
 from shardlab.common.cross_node_warning import CrossesNodes
 
 from .explain import explained
-from .fits import LAYOUT_OPTIONS, SPLITS_NOT_COUNTED, USUAL_KERNELS, fits
+from .fits import LAYOUT_OPTIONS, USUAL_KERNELS, fits
 from .model_config import InvalidModelConfig
 from .presets import GPUS, KERNELS, RECIPES
 from .registry import BOOK, InvalidQuantity
@@ -98,10 +98,14 @@ def add_fits(commands):
         type=int,
         help="layers that the first and the last stage have less than the others, by default 0",
     )
-    for name in SPLITS_NOT_COUNTED:
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=int, help="refused beyond 1: not counted yet"
-        )
+    parser.add_argument(
+        "--context-parallel", type=int, help="ranks that share each sequence's tokens, by default 1"
+    )
+    parser.add_argument(
+        "--expert-parallel",
+        type=int,
+        help="data-parallel ranks that divide a layer's experts, by default 1",
+    )
     parser.add_argument(
         "--ranks-per-node",
         type=int,
@@ -137,9 +141,7 @@ def add_fits(commands):
 
 def run_fits(asked: argparse.Namespace) -> int:
     chosen = {
-        name: getattr(asked, name)
-        for name in (*LAYOUT_OPTIONS, *SPLITS_NOT_COUNTED)
-        if getattr(asked, name) is not None
+        name: getattr(asked, name) for name in LAYOUT_OPTIONS if getattr(asked, name) is not None
     }
     try:
         with warnings.catch_warnings():

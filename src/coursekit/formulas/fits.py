@@ -43,14 +43,7 @@ NVLINK_DOMAIN = {"GB200": 72, "GB300": 72}  # GPUs that NVLink joins beyond a no
 MICROBATCHES_PER_STAGE = 4  # assumed of a pipeline: from one on, more of them change no byte
 WHOLE_LAYERS = 3  # of recompute_policy
 ONE_F_ONE_B, INTERLEAVED = 2, 4  # of pipeline_schedule
-SPLITS_NOT_COUNTED = {  # option -> what the ledger has no formula for
-    "context_parallel": "a sequence that ranks divide inside attention",
-    "expert_parallel": "experts that ranks divide",
-}
-NOT_COUNTED = (
-    "the CUDA context and NCCL's buffers: set memory aside for them with --reserve-gb; no context"
-    " or expert parallelism"
-)
+NOT_COUNTED = "the CUDA context and NCCL's buffers: set memory aside for them with --reserve-gb"
 PEAKS = "tests/where_the_memory_goes/published_peaks.csv"
 
 
@@ -75,10 +68,10 @@ class Published:
 
 PUBLISHED = {
     FUSED_LOSS: Published(
-        8,
+        19,
         "allocated bytes, SimuMax v1.2 on eight B200s, Transformer Engine 2.11",
-        0.07,
-        -0.26,
+        0.11,
+        -0.44,
         0.08,
     ),
     USUAL_KERNELS: Published(
@@ -91,9 +84,13 @@ PUBLISHED = {
         2, "reserved bytes, torchtitan's compiled Llama 3.1 in fp8 on H100s", 28.69, -39.17, -18.21
     ),
 }
-# The allocator's reserve beyond what is allocated, as a share of it: the most of the eight runs
-# behind FUSED_LOSS, which publish both.
-RESERVED_SHARE = 0.066
+# The allocator's reserve beyond what is allocated, as a share of it: the most of the runs behind
+# FUSED_LOSS, which publish both; tensors are larger with experts and with long sequences.
+RESERVED_SHARES = {
+    "dense models": 0.066,
+    "models of experts": 0.07,
+    "context parallelism": 0.093,
+}
 
 
 LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
@@ -102,6 +99,8 @@ LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
     "pipeline_parallel",
     "stages_per_rank",
     "shorter_ends",
+    "context_parallel",
+    "expert_parallel",
     "microbatch",
     "accumulation_steps",
     "recipe",
@@ -130,6 +129,8 @@ class RankLayout:
     pipeline_parallel: int = 1
     stages_per_rank: int = 1  # more than one: interleaved 1F1B
     shorter_ends: int = 0  # layers that the first and the last stage have less than the others
+    context_parallel: int = 1  # ranks that share each sequence's tokens
+    expert_parallel: int = 1  # data-parallel ranks that divide a layer's experts
     sequence_parallel: bool | None = None  # None: wherever there is tensor parallelism
     ranks_per_node: int = USUAL_RANKS_PER_NODE
     recompute_policy: int = 0
@@ -149,7 +150,15 @@ class RankLayout:
     def reserved(self, values) -> int:
         if self.reserve_bytes is not None:
             return self.reserve_bytes
-        return round(RESERVED_SHARE * values[RANK_PEAK]) if in_library(self.kernels) else 0
+        share = RESERVED_SHARES[self.kind] if in_library(self.kernels) else 0
+        return round(share * values[RANK_PEAK])
+
+    @property
+    def kind(self) -> str:
+        """Whose reserve it takes: a key of RESERVED_SHARES."""
+        if self.context_parallel > 1:
+            return "context parallelism"
+        return "models of experts" if self.sizes.get("experts") else "dense models"
 
     @property
     def cuts_tokens(self) -> bool:
@@ -160,15 +169,19 @@ class RankLayout:
     @property
     def given(self) -> dict:
         """The quantities that formulas take. The GPUs that tensor parallelism and pipelines leave
-        are data-parallel ranks."""
-        named = ("recipe", "kernels", "gpu", "sequence", "zero_stage", "microbatch")
-        named += ("recompute_policy",)
-        degrees = ("tensor_parallel", "pipeline_parallel")
+        are data-parallel ranks. With context parallelism a rank has the bytes of a shorter
+        sequence, and shards states with all that share it; the exchange of heads in attention
+        keeps its output a second time."""
+        named = ("recipe", "kernels", "gpu", "zero_stage", "microbatch", "recompute_policy")
+        degrees = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
         values = {name: getattr(self, name) for name in (*named, *degrees)}
         copy = self.tensor_parallel * self.pipeline_parallel
+        if self.context_parallel > 1:
+            values["kept_attention_outputs"] = 2
         return {
             **self.sizes,
             **values,
+            "sequence": self.sequence // self.context_parallel,
             "accumulation_steps": self.steps,
             "data_parallel": self.gpus // copy,
             "sequence_parallel": int(self.cuts_tokens),
@@ -196,6 +209,24 @@ class RankLayout:
                 self.gpus,
                 f"gpus = {show(self.gpus)} is not a multiple of tensor_parallel x pipeline_parallel"
                 f" = {t} x {p} = {t * p}: each copy of the model needs that many GPUs.",
+            )
+        c = self.context_parallel
+        whole = isinstance(c, int) and c >= 1
+        if not whole or c > 1 and (self.gpus % (t * p * c) or self.sequence % (2 * c)):
+            raise InvalidQuantity(
+                "context_parallel",
+                c,
+                f"context_parallel = {c} with gpus = {show(self.gpus)}, sequence ="
+                f" {show(self.sequence)}: it must be a whole number of at least 1; each of its"
+                " ranks has two pieces of a sequence, so twice its number must divide the sequence,"
+                " and all degrees together the GPUs.",
+            )
+        if c > 1 and not in_library(self.kernels):
+            raise InvalidQuantity(
+                "context_parallel",
+                c,
+                f"context_parallel = {c} with kernels = {self.kernels}: this book's GPT has whole"
+                " sequences; take other kernels.",
             )
         if self.stages_per_rank != 1 and p == 1:
             raise InvalidQuantity(
@@ -409,14 +440,6 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
             f"reserve_gb = {reserve_gb}: it must be at least 0 and at most {MOST_RESERVE_GB:,}.",
         )
     kernels = more.get("kernels", USUAL_KERNELS)
-    for name, what in SPLITS_NOT_COUNTED.items():
-        if (degree := more.pop(name, None)) not in (None, 1):
-            raise InvalidQuantity(
-                name,
-                degree,
-                f"{name} = {degree}: the ledger has no formula for {what}; ask without it, for a"
-                " layout that takes at least as much.",
-            )
     layout = RankLayout(
         model=str(model),
         sizes=model_sizes(model),
@@ -435,6 +458,8 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
             ranks_per_node=layout.tensor_parallel == 1,
             stages_per_rank=layout.pipeline_parallel == 1,
             shorter_ends=layout.pipeline_parallel == 1,
+            context_parallel=True,
+            expert_parallel=not layout.sizes.get("experts"),
         )
         if more.get(name) is None and not unasked.get(name):
             assumed[name] = f"{taken[name]} (--{name.replace('_', '-')})"
@@ -445,8 +470,8 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
         for name, value in BOOK.assumed(inputs, flat).items()
     }
     if reserve_gb is None:
-        share = f"{RESERVED_SHARE:.1%} of the peak, the most that {PUBLISHED[FUSED_LOSS].rows}"
-        share += f" published runs reserved beyond it ({PEAKS})"
+        share = f"{RESERVED_SHARES[layout.kind]:.1%} of the peak, the most that published runs of"
+        share += f" {layout.kind} reserved beyond it ({PEAKS})"
         unknown = "0: no published run of these kernels gives what is reserved beyond the peak"
         assumed["reserve_gb"] = f"{share if in_library(layout.kernels) else unknown} (--reserve-gb)"
     if in_library(layout.kernels) and layout.recipe.startswith("bf16"):
@@ -455,6 +480,11 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
                 f"2 bytes, as {layout.recipe} says: Megatron-LM keeps 4 in bf16 unless it runs with"
                 f" --grad-reduce-in-bf16 (--recipe {LIBRARY_RECIPE!r})"
             )
+    if (c := layout.context_parallel) > 1:
+        assumed["sequence"] = (
+            f"{show(sequence // c)} of {show(sequence)} tokens on each rank, whose attention"
+            " exchanges heads (all-to-all)"
+        )
     if domain := NVLINK_DOMAIN.get(gpu.split()[0]) if "ranks_per_node" in assumed else None:
         assumed["ranks_per_node"] += f"; NVLink joins {domain} GPUs of these nodes"
     stages = layout.pipeline_parallel * layout.stages_per_rank
@@ -570,6 +600,13 @@ def _single_changes(layout):
         for t in _doubles(layout.tensor_parallel)
         if t <= MOST_TENSOR_PARALLEL
     ]
+    if layout.sizes.get("experts"):
+        yield [replace(layout, expert_parallel=e) for e in _doubles(layout.expert_parallel)]
+    yield [
+        replace(layout, context_parallel=c)
+        for c in _doubles(layout.context_parallel)
+        if c <= layout.gpus
+    ]
     yield [
         replace(layout, pipeline_parallel=p)
         for p in _doubles(layout.pipeline_parallel)
@@ -588,7 +625,7 @@ def _first_that_fits(layouts):
 
 def difference(layout: RankLayout, other: RankLayout) -> str:
     """The change from one layout to the other, as options of the command."""
-    degrees = ("tensor_parallel", "pipeline_parallel")
+    degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
     names = ("zero_stage", *degrees, "microbatch", "kernels", "recompute_policy")
     names += ("gpus", "sequence", "gpu")
     changed = [name for name in names if getattr(layout, name) != getattr(other, name)]

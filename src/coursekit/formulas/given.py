@@ -26,14 +26,29 @@ biases | 1_\text{bias} | count, from 0 to 1 | 1 if linear layers and norms have 
 gated_mlp | 1_\text{gate} | count, from 0 to 1 | 1 if the MLP has a gate, as SwiGLU does: three
     matrices instead of two
 tied_head | 1_\text{tied} | count, from 0 to 1 | 1 if the head shares the embedding's weight
-query_key_norms | 1_\text{qk} | count, from 0 to 1, usually 0 | 1 if queries and keys have a norm of
-    their own, with a weight for each column of a head (Qwen3, Gemma 3)
+query_key_norms | n_\text{qk} | count, from 0 to 2, usually 0 | norms of queries and of keys: 0 for
+    none, 1 with a weight for each column of a head (Qwen3, Gemma 3), 2 with a weight for each
+    column of all heads (OLMo 2)
 norms_per_layer | n_\text{norm} | count, usually 2 | norms of the hidden size in a layer: 2 in GPT-2
     and Llama, 4 in Gemma 2
 experts | n_\text{exp} | count, from 0, usually 0 | experts of a layer, each an MLP of its own; 0 in
     a dense model
 experts_per_token | n_\text{exp}^\text{tok} | count, from 0, usually 0 | experts that one token goes
     through; 0 in a dense model
+shared_feed_forward | f_\text{all} | count, from 0, usually 0 | inner size of the experts that every
+    token goes through, all of them together; 0 without any
+dense_layers | L_\text{dense} | count, from 0, usually 0 | first layers that have an MLP instead of
+    experts (DeepSeek-V3)
+dense_feed_forward | f_\text{dense} | count, from 0, usually 0 | inner size of the MLP of these
+    layers
+key_value_latent | r_\text{kv} | count, from 0, usually 0 | columns from which latent attention
+    makes keys and values; 0 where they are made from the hidden size
+query_latent | r_\text{q} | count, from 0, usually 0 | columns from which latent attention makes
+    queries; 0 where they are made from the hidden size
+rotary_columns | h_\text{rot} | count, from 0, usually 0 | columns with positions that latent
+    attention adds to each head's queries, and to keys once for all heads
+value_columns | h_\text{val} | count, from 0, usually 0 | columns of a head's values in latent
+    attention
 """
 )
 
@@ -127,6 +142,34 @@ def a_token_has_experts(q):
     return equal(
         maximum(minimum(q.experts_per_token, q.experts), where(q.experts > 0, 1, 0)),
         q.experts_per_token,
+    )
+
+
+@BOOK.rule(
+    "dense_layers = {dense_layers} of layers = {layers} with dense_feed_forward ="
+    " {dense_feed_forward}, experts = {experts}: layers without experts are at most all layers of a"
+    " model of experts, and their MLP has a size; give both, or neither.",
+    marks="dense_layers",
+)
+def dense_layers_have_a_size(q):
+    return equal(
+        maximum(minimum(q.dense_feed_forward, 1), q.dense_layers),
+        minimum(
+            where(q.dense_feed_forward > 0, where(q.experts > 0, q.dense_layers, 0), 0), q.layers
+        ),
+    )
+
+
+@BOOK.rule(
+    "key_value_latent = {key_value_latent} with query_latent = {query_latent}, value_columns ="
+    " {value_columns}: latent attention makes values of a size of their own from the latent; give"
+    " key_value_latent and value_columns, or none of these.",
+    marks="key_value_latent",
+)
+def latents_have_values(q):
+    return equal(
+        minimum(q.key_value_latent, 1) + minimum(q.value_columns, 1),
+        2 * minimum(q.key_value_latent + q.query_latent, 1),
     )
 
 

@@ -7,6 +7,7 @@ the table cannot say is refused, never guessed.
 """
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +34,24 @@ QWEN_EXPERT_NAMES = dict(
     experts="num_experts",
     experts_per_token="num_experts_per_tok",
 )
+LLAMA4_NAMES = dict(MIXTRAL_NAMES, shared_feed_forward="intermediate_size")
+GLM_EXPERT_NAMES = dict(
+    LLAMA_NAMES,
+    feed_forward="moe_intermediate_size",
+    dense_feed_forward="intermediate_size",
+    dense_layers="first_k_dense_replace",
+    experts="n_routed_experts",
+    experts_per_token="num_experts_per_tok",
+    shared_feed_forward=("n_shared_experts", "moe_intermediate_size"),
+)
+DEEPSEEK_NAMES = {
+    **GLM_EXPERT_NAMES,
+    "head_size": "qk_nope_head_dim",
+    "rotary_columns": "qk_rope_head_dim",
+    "value_columns": "v_head_dim",
+    "query_latent": "q_lora_rank",
+    "key_value_latent": "kv_lora_rank",
+}
 GPT2_NAMES = dict(
     layers="n_layer",
     hidden="n_embd",
@@ -64,10 +83,11 @@ class InvalidModelConfig(ValueError):
 
 @dataclass(frozen=True)
 class Architecture:
-    """The facts of a `model_type`. `names` are the fields of its sizes. `fixed` are quantities that
-    the architecture alone decides. `tied` says whether the head is tied where the file is silent.
-    `only` are the values of fields without which the formulas would be wrong, `older` the names
-    that some files have instead."""
+    """The facts of a `model_type`. `names` are the fields of its sizes, several where the size is
+    their product. `fixed` are quantities that the architecture alone decides, `flags` the fields
+    that decide others by true and false. `tied` says whether the head is tied where the file is
+    silent. `only` are the values of fields without which the formulas would be wrong, `older` the
+    names that some files have instead."""
 
     fixed: dict
     names: dict = field(default_factory=lambda: LLAMA_NAMES)
@@ -75,11 +95,13 @@ class Architecture:
     head_size: int = 0
     only: dict = field(default_factory=dict)
     older: dict = field(default_factory=dict)
+    flags: dict = field(default_factory=dict)
     more_positions: int = 0  # rows of the position table beyond the longest sequence
 
 
 _LLAMA = dict(learned_positions=0, biases=0, gated_mlp=1)
 _NO_BIASES = dict(attention_bias=False, mlp_bias=False)
+_ALL_EXPERTS = dict(attention_bias=False, moe_layer_freq=1)
 _ALL_SPARSE = dict(decoder_sparse_step=1, mlp_only_layers=[])
 
 ARCHITECTURES = MappingProxyType(
@@ -131,10 +153,31 @@ ARCHITECTURES = MappingProxyType(
             QWEN_EXPERT_NAMES,
             only=dict(attention_bias=False, **_ALL_SPARSE),
         ),
+        "olmo2": Architecture({**_LLAMA, "query_key_norms": 2}, only=dict(attention_bias=False)),
+        "smollm3": Architecture(_LLAMA, tied=True, only=_NO_BIASES),
+        "glm4": Architecture(
+            {**_LLAMA, "norms_per_layer": 4, "query_key_value_biases": 1},
+            only=dict(attention_bias=True),
+        ),
+        "glm4_moe": Architecture(
+            _LLAMA,
+            GLM_EXPERT_NAMES,
+            flags=dict(query_key_value_biases="attention_bias", query_key_norms="use_qk_norm"),
+        ),
+        "gpt_oss": Architecture(  # without the router's biases and a learned score of each head
+            dict(learned_positions=0, biases=1, norm_biases=0, gated_mlp=1),
+            MIXTRAL_NAMES,
+            only=dict(attention_bias=True),
+        ),
+        "llama4_text": Architecture(
+            _LLAMA, LLAMA4_NAMES, only=dict(attention_bias=False, interleave_moe_layer_step=1)
+        ),
+        "deepseek_v2": Architecture(_LLAMA, DEEPSEEK_NAMES, only=_ALL_EXPERTS),
+        "deepseek_v3": Architecture(_LLAMA, DEEPSEEK_NAMES, only=_ALL_EXPERTS),
     }
 )
 CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")
-OPTIONAL = ("key_value_heads", "head_size", "feed_forward")  # of these the formulas know a default
+OPTIONAL = ("key_value_heads", "head_size", "feed_forward", "query_latent")  # have a default
 
 
 def read_config(source) -> dict[str, int]:
@@ -193,11 +236,30 @@ def _refuse_what_is_not_counted(config, architecture, name):
             f"{name} has a quantization_config: the formulas count weights in the precision of the"
             " recipe; delete the field to ask about training in that precision."
         )
+    read = {field_name for fields in architecture.names.values() for field_name in several(fields)}
     for field_name, value in config.items():
-        if "expert" in field_name and value and field_name not in architecture.names.values():
+        if "expert" in field_name and value and field_name not in read:
             raise InvalidModelConfig(
                 f"{name}: {field_name} = {json.dumps(value)}: the formulas know {kind} without it."
             )
+
+
+def several(fields):
+    return (fields,) if isinstance(fields, str) else fields
+
+
+def _number(config, field_name, name, optional):
+    value = config.get(field_name)
+    if value is None and not optional:
+        raise InvalidModelConfig(
+            f"{name} has no {field_name}, which {config['model_type']} needs: it is not a"
+            " complete config.json."
+        )
+    if isinstance(value, str):
+        raise InvalidModelConfig(
+            f"{name}: {field_name} = {json.dumps(value)} is text, not a whole number."
+        )
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _quantities(config, architecture, name):
@@ -211,21 +273,17 @@ def _quantities(config, architecture, name):
             )
     config = {**{new: config.get(old) for old, new in architecture.older.items()}, **config}
     sizes = {}
-    for quantity, field_name in architecture.names.items():
-        value = config.get(field_name)
-        if value is None and quantity not in OPTIONAL:
-            raise InvalidModelConfig(
-                f"{name} has no {field_name}, which {config['model_type']} needs: it is not a"
-                " complete config.json."
-            )
-        if isinstance(value, str):
-            raise InvalidModelConfig(
-                f"{name}: {field_name} = {json.dumps(value)} is text, not a whole number."
-            )
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if value is not None:
-            sizes[quantity] = value
+    for quantity, fields in architecture.names.items():
+        values = [
+            _number(config, field_name, name, quantity in OPTIONAL)
+            for field_name in several(fields)
+        ]
+        if None not in values:
+            sizes[quantity] = math.prod(values)
+    sizes |= {
+        quantity: int(bool(config.get(field_name)))
+        for quantity, field_name in architecture.flags.items()
+    }
     sizes.setdefault("key_value_heads", sizes["heads"])
     sizes.setdefault("head_size", architecture.head_size)
     if "feed_forward" not in sizes:

@@ -101,6 +101,23 @@ Qwen3 30B-A3B | 48 2048 32 4 768 151936 40960 0 0 1 0 128 1 2 128 8 | Qwen Team 
 )
 
 
+_PARTS = _table(  # models with an expert that every token goes through, or with latent attention
+    r"""
+layers hidden heads key_value_heads feed_forward vocabulary max_sequence learned_positions biases
+    gated_mlp tied_head head_size experts experts_per_token shared_feed_forward dense_layers
+    dense_feed_forward key_value_latent query_latent rotary_columns value_columns
+read on 2026-11-26
+Llama 4 Scout 109B | 48 5120 40 8 8192 202048 131072 0 0 1 0 128 16 1 8192 0 0 0 0 0 0 |
+    transformers 5.24.0, the usual values of Llama4TextConfig
+DeepSeek-V2 236B | 60 5120 128 128 1536 102400 163840 0 0 1 0 128 160 6 3072 1 12288 512 1536 64 128
+    | SimuMax@e691807 configs/models/deepseekv2.json
+DeepSeek-V3 671B | 61 7168 128 128 2048 129280 4096 0 0 1 0 128 256 8 2048 3 18432 512 1536 64 128
+    | SimuMax@e691807 configs/models/deepseekv3.json | without the layer that predicts a second
+    token
+"""
+)
+
+
 def _without_usual(preset):
     """The preset without quantities that have their usual value: what a model does not have."""
     had = preset.quantities.items()
@@ -109,7 +126,9 @@ def _without_usual(preset):
 
 
 # Each count of parameters equals the published one: tests/engines/test_model_config.py
-MODELS = _by_name([*_SHAPES.values(), *map(_without_usual, _OWN_HEADS.values())])
+MODELS = _by_name(
+    [*_SHAPES.values(), *map(_without_usual, [*_OWN_HEADS.values(), *_PARTS.values()])]
+)
 
 RECIPES = _table(
     r"""

@@ -119,7 +119,7 @@ formula = BOOK.section(source=_OURS, measured_by=_LIST)
 @formula(r"S_\text{layers}", "bytes")
 def layers_gradient_bytes(q):
     """bytes of the gradients of all layers"""
-    return q.gradient_element_bytes * q.layers * q.layer_parameters
+    return q.gradient_element_bytes * q.stack_parameters
 
 
 @formula(r"S_\text{table}", "bytes")

@@ -48,7 +48,11 @@ PARTS_IN_WORDS = (
 DOES_IT_FIT = Explorer(
     name="does-it-fit",
     title="Does it fit?",
-    menus=(Menu("model", "Model"), Menu("recipe", "Recipe"), Menu("gpu", "GPU")),
+    menus=(
+        Menu("model", "Model", without=("dense_layers",)),
+        Menu("recipe", "Recipe"),
+        Menu("gpu", "GPU"),
+    ),
     controls=(
         Control("layers", "layers", range(1, 129)),
         Control("hidden", "hidden size", HIDDEN_SIZES),

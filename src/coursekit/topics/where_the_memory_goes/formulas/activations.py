@@ -241,13 +241,15 @@ def layer_activation_bytes(q):
 
 
 @BOOK.rule(
-    "experts = {experts}, query_key_norms = {query_key_norms}, norms_per_layer = {norms_per_layer}:"
-    " what eager PyTorch keeps is known for this book's GPT, with 0, 0 and 2; ask for parameters"
-    " and states, or for other kernels.",
+    "experts = {experts}, query_key_norms = {query_key_norms}, key_value_latent ="
+    " {key_value_latent}, norms_per_layer = {norms_per_layer}: what eager PyTorch keeps is known"
+    " for this book's GPT, with 0, 0, 0 and 2; ask for parameters and states, or for other"
+    " kernels.",
     marks="experts",
     concerns="layer_activation_bytes",
     experts=0,
     query_key_norms=0,
+    key_value_latent=0,
     norms_per_layer=2,
     library_kernels=0,
 )
@@ -256,7 +258,7 @@ def eager_activations_are_of_our_gpt(q):
         where(
             q.library_kernels > 0,
             2,
-            where(q.experts > 0, 1, where(q.query_key_norms > 0, 1, q.norms_per_layer)),
+            where(q.experts + q.query_key_norms + q.key_value_latent > 0, 1, q.norms_per_layer),
         ),
         2,
     )

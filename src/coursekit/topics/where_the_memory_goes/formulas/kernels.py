@@ -9,7 +9,7 @@ for Megatron-LM with Transformer Engine and for FSDP2 with fused kernels, in 16 
 # takes 12, 6 or 2 bytes a logit. Tensor and sequence parallelism divide these terms.
 
 from coursekit.formulas.registry import BOOK
-from coursekit.formulas.subset import ceil_div, equal, where
+from coursekit.formulas.subset import ceil_div, equal, minimum, where
 
 BOOK.given(
     r"""
@@ -32,6 +32,7 @@ workspace_bytes | M_\text{work} | bytes, from 0, usually 0 | scratch memory of t
 
 _SOURCE = "Korthikanti et al. 2022, Table 2; Megatron-LM, theoretical_memory_usage.py"
 _CHECKED = "tests/where_the_memory_goes/test_rank.py::test_published_layer"
+_PEAKS = "tests/where_the_memory_goes/test_published_peaks.py::test_published_peaks"
 formula = BOOK.section(source=_SOURCE, measured_by=_CHECKED)
 
 
@@ -80,16 +81,34 @@ def library_core_bytes(q):
     )
 
 
+@formula(r"A_\text{latent}^\text{lib}", "bytes", measured_by=_PEAKS)
+def library_latent_bytes(q):
+    """bytes that latent attention keeps before it has heads: each latent before and after its norm,
+    and the keys' columns with positions"""
+    return where(
+        q.key_value_latent > 0,
+        q.compute_element_bytes
+        * q.tensor_own_tokens
+        * (2 * (q.query_latent + q.key_value_latent) + q.rotary_columns),
+        0,
+    )
+
+
 @formula(r"A_\text{attn}^\text{lib}", "bytes")
 def library_attention_bytes(q):
     """bytes that attention keeps for the rank's heads: its input; queries, keys and values, before
     and after their norms; its output; what the core keeps beside these; the mask"""
     return (
         q.tensor_input_bytes
+        + q.library_latent_bytes
         + ceil_div(
-            q.query_key_value_bytes
-            + q.query_key_norms * (q.query_bytes + q.key_bytes)
-            + q.query_bytes,
+            where(
+                q.key_value_latent > 0,
+                2 * q.compute_element_bytes * q.microbatch_tokens * q.attended_columns,
+                q.query_key_value_bytes
+                + minimum(q.query_key_norms, 1) * (q.query_bytes + q.key_bytes)
+                + q.query_bytes,
+            ),
             q.tensor_parallel,
         )
         + q.library_core_bytes
@@ -108,6 +127,29 @@ def library_mlp_bytes(q):
             + where(equal(q.gated_mlp, 1), q.kept_gated_tensors, 2) * q.library_inner_bytes
         )
         + where(q.experts > 0, q.tensor_input_bytes, 0)
+        + ceil_div(
+            where(equal(q.gated_mlp, 1), q.kept_gated_tensors, 2)
+            * q.compute_element_bytes
+            * q.microbatch_tokens
+            * q.shared_feed_forward,
+            q.tensor_parallel,
+        )
+        + q.tensor_mask_bytes
+    )
+
+
+@formula(r"A_\text{dense}^\text{lib}", "bytes", measured_by=_PEAKS)
+def library_dense_bytes(q):
+    """bytes that the MLP of a layer without experts keeps in a model of experts"""
+    return (
+        q.tensor_input_bytes
+        + ceil_div(
+            where(equal(q.gated_mlp, 1), q.kept_gated_tensors, 2)
+            * q.compute_element_bytes
+            * q.microbatch_tokens
+            * q.dense_feed_forward,
+            q.tensor_parallel,
+        )
         + q.tensor_mask_bytes
     )
 

@@ -14,10 +14,14 @@ from coursekit.formulas.subset import ceil_div, equal, floor_div, minimum, shard
 _OURS = "counted from gpt.py, shardlab.tensor_parallel, shardlab.pipelines and shardlab.zero"
 _COUNTED = "tests/where_the_memory_goes/test_rank_layouts.py::test_parameters_of_a_rank"
 _LEDGER = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_stage"
+_TE = "Transformer Engine, module/base.py; Megatron-LM, tensor_parallel/layers.py"
+_PEAKS = "tests/where_the_memory_goes/test_published_peaks.py::test_published_peaks"
 formula = BOOK.section(source=_OURS, measured_by=_COUNTED)
 
 BOOK.given(
     r"""
+expert_parallel | e | count, usually 1 | expert-parallel degree: data-parallel ranks that divide the
+    experts of a layer among them
 shorter_ends | L_\text{less} | count, from 0, usually 0 | layers that the first and the last stage
     have less than each other stage, beside the embedding and the head
 """
@@ -102,6 +106,31 @@ def stages_of_a_rank_are_equal(q):
     return where(q.pipeline_chunks > 1, q.shorter_ends, 0) < 1
 
 
+@BOOK.rule(
+    "expert_parallel = {expert_parallel} with experts = {experts}: ranks divide the experts of a"
+    " layer evenly, so it must divide their number.",
+    marks="expert_parallel",
+    concerns="rank_parameters",
+    expert_parallel=1,
+)
+def experts_are_divided_evenly(q):
+    return equal(
+        q.expert_parallel * floor_div(where(q.experts > 0, q.experts, 1), q.expert_parallel),
+        where(q.experts > 0, q.experts, 1),
+    )
+
+
+@BOOK.rule(
+    "expert_parallel = {expert_parallel} with data_parallel = {data_parallel}: data-parallel ranks"
+    " divide the experts among them, so it must divide their number.",
+    marks="expert_parallel",
+    concerns="rank_shard_parameters",
+    expert_parallel=1,
+)
+def data_parallel_ranks_divide_experts(q):
+    return equal(q.expert_parallel * floor_div(q.data_parallel, q.expert_parallel), q.data_parallel)
+
+
 # --- parameters -----------------------------------------------------------------------------------
 
 
@@ -137,24 +166,54 @@ def rank_layers(q):
 
 @formula(r"n_\text{mlp}^r", "count")
 def layer_mlps(q):
-    """MLPs in a layer: one, or the experts"""
-    return where(q.experts > 0, q.experts, 1)
+    """MLPs in a layer on the rank: one, or its experts"""
+    return where(q.experts > 0, ceil_div(q.experts, q.expert_parallel), 1)
+
+
+@formula(r"\Psi_\text{attn}^r", "parameters")
+def rank_cut_attention_parameters(q):
+    """parameters of attention that tensor parallelism cuts: those of heads"""
+    return floor_div(
+        where(
+            q.key_value_latent > 0,
+            q.latent_head_parameters,
+            2 * q.hidden * (q.query_size + q.key_value_size),
+        )
+        + q.query_key_value_biases * (q.query_size + q.key_value_size)
+        + q.key_biases * q.key_value_size,
+        q.tensor_parallel,
+    )
+
+
+@formula(r"\Psi_\text{mlp}^r", "parameters")
+def rank_mlp_parameters(q):
+    """parameters of an MLP, or of an expert, that tensor parallelism cuts"""
+    return ((2 + q.gated_mlp) * q.hidden + q.biases * (1 + q.gated_mlp)) * q.tensor_feed_forward
 
 
 @formula(r"\Psi_\text{cut}^r", "parameters")
 def rank_cut_layer_parameters(q):
     """parameters of a layer that tensor parallelism cuts, so that each rank has different ones:
-    weights, and biases of linear layers cut by columns; each rank has a part of every expert"""
+    weights, and biases of linear layers cut by columns; each rank has a part of every expert, or of
+    those that expert parallelism leaves it"""
     return (
-        floor_div(
-            2 * q.hidden * (q.query_size + q.key_value_size)
-            + q.query_key_value_biases * (q.query_size + q.key_value_size)
-            + q.key_biases * q.key_value_size,
-            q.tensor_parallel,
+        q.rank_cut_attention_parameters
+        + q.layer_mlps * q.rank_mlp_parameters
+        + floor_div((2 + q.gated_mlp) * q.hidden * q.shared_feed_forward, q.tensor_parallel)
+    )
+
+
+@formula(r"\Psi_\text{all}^r", "parameters")
+def rank_whole_attention_parameters(q):
+    """parameters of attention and norms that every tensor-parallel rank has: biases of linear
+    layers cut by rows, and what makes the latents of latent attention"""
+    return (
+        q.norms_per_layer * q.norm_parameters
+        + q.biases * q.hidden
+        + q.query_key_norm_parameters
+        + where(
+            q.key_value_latent > 0, q.latent_parameters + q.query_latent + q.key_value_latent, 0
         )
-        + q.layer_mlps
-        * ((2 + q.gated_mlp) * q.hidden + q.biases * (1 + q.gated_mlp))
-        * q.tensor_feed_forward
     )
 
 
@@ -163,9 +222,8 @@ def rank_whole_layer_parameters(q):
     """parameters of a layer that every tensor-parallel rank has: norms, biases of linear layers cut
     by rows, the router"""
     return (
-        q.norms_per_layer * q.norm_parameters
-        + q.biases * (1 + q.layer_mlps) * q.hidden
-        + 2 * q.query_key_norms * q.head_columns
+        q.rank_whole_attention_parameters
+        + q.biases * q.layer_mlps * q.hidden
         + q.experts * q.hidden
     )
 
@@ -174,6 +232,28 @@ def rank_whole_layer_parameters(q):
 def rank_layer_parameters(q):
     """parameters of one layer on the rank"""
     return q.rank_cut_layer_parameters + q.rank_whole_layer_parameters
+
+
+@formula(r"\Psi_\text{dense}^r", "parameters", measured_by=_PEAKS)
+def rank_dense_layer_parameters(q):
+    """parameters of one layer on the rank that has no experts in a model of experts"""
+    return (
+        q.rank_cut_attention_parameters
+        + q.rank_whole_attention_parameters
+        + floor_div(q.dense_mlp_parameters, q.tensor_parallel)
+    )
+
+
+@formula(r"L_\text{dense}^r", "count", measured_by=_PEAKS)
+def rank_dense_layers(q):
+    """layers without experts on the rank, which the first stage has"""
+    return q.pipeline_is_first * minimum(q.dense_layers, q.rank_layers)
+
+
+@formula(r"L_\text{exp}^r", "count", measured_by=_PEAKS)
+def rank_other_layers(q):
+    """layers on the rank that are like most of the model's"""
+    return q.rank_layers - q.rank_dense_layers
 
 
 @formula(r"\Psi_\text{table}^r", "parameters")
@@ -207,20 +287,36 @@ def head_unit_parameters(q):
 def rank_parameters(q):
     """parameters that the rank computes with, before ZeRO shards them"""
     return (
-        q.rank_layers * q.rank_layer_parameters
+        q.rank_other_layers * q.rank_layer_parameters
+        + q.rank_dense_layers * q.rank_dense_layer_parameters
         + q.rank_embedding_parameters
         + q.head_unit_parameters
     )
 
 
+@formula(r"\Psi_\text{exp}^r", "parameters", measured_by=_PEAKS)
+def rank_expert_parameters(q):
+    """parameters of the rank's experts, which fewer ranks have than other parameters where experts
+    are divided among data-parallel ranks"""
+    return where(
+        q.expert_parallel > 1,
+        q.rank_other_layers * q.layer_mlps * (q.rank_mlp_parameters + q.biases * q.hidden),
+        0,
+    )
+
+
+@formula(r"\Psi_\text{common}^r", "parameters", measured_by=_PEAKS)
+def rank_common_parameters(q):
+    """parameters that all data-parallel ranks of a copy have"""
+    return q.rank_parameters - q.rank_expert_parameters
+
+
 @formula(r"\Psi_r^\text{shard}", "parameters")
 def rank_shard_parameters(q):
     """elements of the rank's shard of its parameters"""
-    return shard_of(q.rank_parameters, q.data_parallel, q.rank)
-
-
-_TE = "Transformer Engine, module/base.py; Megatron-LM, tensor_parallel/layers.py"
-_PEAKS = "tests/where_the_memory_goes/test_published_peaks.py::test_published_peaks"
+    return shard_of(q.rank_common_parameters, q.data_parallel, q.rank) + ceil_div(
+        q.expert_parallel * q.rank_expert_parameters, q.data_parallel
+    )
 
 
 @formula(r"M_\text{dummy}^r", "bytes", source=_TE, measured_by=_PEAKS)
@@ -231,8 +327,24 @@ def rank_dummy_gradient_bytes(q):
         q.dummy_weight_gradients
         * q.parameter_element_bytes
         * (
-            floor_div(2 * q.hidden * (q.query_size + q.key_value_size), q.tensor_parallel)
-            + (2 + q.gated_mlp) * q.hidden * q.tensor_feed_forward
+            where(
+                q.key_value_latent > 0,
+                q.latent_parameters + floor_div(q.latent_head_parameters, q.tensor_parallel),
+                floor_div(2 * q.hidden * (q.query_size + q.key_value_size), q.tensor_parallel),
+            )
+            + (2 + q.gated_mlp)
+            * q.hidden
+            * (
+                q.tensor_feed_forward
+                + where(
+                    equal(q.shared_feed_forward, q.feed_forward),
+                    0,
+                    ceil_div(q.shared_feed_forward, q.tensor_parallel),
+                )
+            )
+            + where(
+                q.rank_dense_layers > 0, floor_div(q.dense_mlp_parameters, q.tensor_parallel), 0
+            )
             + q.pipeline_is_last * q.rank_table_parameters
         )
     )
@@ -382,10 +494,27 @@ def rank_last_checkpoint_layers(q):
     return q.rank_stage_layers - q.rank_checkpoint_layers * (q.rank_stage_checkpoints - 1)
 
 
+@formula(r"A_\text{dense}^\text{wait}", "bytes", measured_by=_PEAKS)
+def rank_waiting_dense_bytes(q):
+    """bytes that the layers without experts of a stage keep from forward to backward, in a model of
+    experts"""
+    return q.rank_dense_layers * where(
+        q.recompute_policy < 3,
+        q.rank_waiting_layer_bytes - q.library_mlp_bytes + q.library_dense_bytes,
+        q.rank_waiting_layer_bytes,
+    )
+
+
+@formula(r"n_\text{like}^r", "count", measured_by=_PEAKS)
+def rank_like_checkpoints(q):
+    """checkpoints of a stage, less those of layers without experts in a model of experts"""
+    return q.rank_stage_checkpoints - q.rank_dense_layers
+
+
 @formula(r"A_\text{stage}^r", "bytes")
 def rank_stage_bytes(q):
     """bytes that a microbatch keeps in one stage while it waits for its backward"""
-    return q.rank_stage_checkpoints * q.rank_waiting_layer_bytes
+    return q.rank_like_checkpoints * q.rank_waiting_layer_bytes + q.rank_waiting_dense_bytes
 
 
 @formula(r"A_\text{top}^r", "bytes")
@@ -483,9 +612,9 @@ def rank_held_microbatches(q):
 
 @formula(r"L_\text{held}^r", "count")
 def rank_held_layers(q):
-    """layers of one microbatch, or checkpoints of layers, that wait on the rank when it is
-    fullest"""
-    return q.rank_held_microbatches * q.rank_stage_checkpoints
+    """layers of one microbatch, or checkpoints of layers, that wait on the rank when it is fullest;
+    without those of layers without experts in a model of experts"""
+    return q.rank_held_microbatches * q.rank_like_checkpoints
 
 
 @formula(r"A_\text{exits}^r", "bytes")
@@ -510,7 +639,11 @@ def rank_end_bytes(q):
 def rank_saved_bytes(q):
     """bytes that wait on the rank when a backward begins: the batch, and the bytes of embedding and
     layers in each microbatch"""
-    return q.rank_end_bytes + q.rank_held_layers * q.rank_waiting_layer_bytes
+    return (
+        q.rank_end_bytes
+        + q.rank_held_layers * q.rank_waiting_layer_bytes
+        + q.rank_held_microbatches * q.rank_waiting_dense_bytes
+    )
 
 
 @formula(r"A_\text{others}^r", "bytes")
@@ -520,6 +653,7 @@ def rank_others_bytes(q):
     return (
         q.rank_end_bytes
         + (q.rank_held_layers - 1) * q.rank_waiting_layer_bytes
+        + q.rank_held_microbatches * q.rank_waiting_dense_bytes
         + (q.rank_last_checkpoint_layers - 1) * q.rank_layer_bytes
     )
 

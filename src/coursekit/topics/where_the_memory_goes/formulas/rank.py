@@ -349,12 +349,15 @@ def rank_library_loss(q):
 # A layer that is computed again counts with all of its activations, the core of attention too.
 @library_place("rank_library_layer", symbol=r"_{21}^r")
 def rank_library_layer(q):
-    """under a library's kernels, in the last layer's MLP: the gradients of its inner tensors; in
-    stage 3 also the unit that is gathered ahead, and the layer's gradients twice"""
+    """under a library's kernels, in the last layer's MLP: the gradients of its inner tensors; with
+    experts also those of the experts' inputs four times, as they are sorted, sent back and sorted
+    again; in stage 3 also the unit that is gathered ahead, and the layer's gradients twice"""
     return live(
         gradients=q.rank_backward_gradient_bytes,
         activations=q.rank_others_bytes + q.rank_layer_bytes,
-        temporaries=q.linear_input_bytes + 2 * q.library_inner_bytes,
+        temporaries=q.linear_input_bytes
+        + where(q.experts > 0, q.experts_per_token, 1) * 2 * q.library_inner_bytes
+        + 4 * q.experts_per_token * q.linear_input_bytes,
     )
 
 

@@ -2,7 +2,7 @@
 biases and norms."""
 
 from coursekit.formulas.registry import BOOK
-from coursekit.formulas.subset import floor_div, where
+from coursekit.formulas.subset import floor_div, minimum, where
 
 _GPT = "counted from gpt.py"
 
@@ -59,6 +59,35 @@ def norm_biases(q):
     return q.biases
 
 
+@formula(r"\Psi_\text{qk}", "parameters")
+def query_key_norm_parameters(q):
+    """parameters of the norms of queries and keys: a weight for each column of a head, or of all
+    heads"""
+    return where(
+        q.query_key_norms > 1,
+        q.query_size + q.key_value_size,
+        2 * q.query_key_norms * q.head_columns,
+    )
+
+
+@formula(r"\Psi_\text{latent}", "parameters")
+def latent_parameters(q):
+    """weights of latent attention that belong to no head: they make the latents, each of which has
+    a norm, too, and the columns of keys with positions"""
+    return q.hidden * (q.query_latent + q.key_value_latent + q.rotary_columns)
+
+
+@formula(r"\Psi_\text{heads}", "parameters")
+def latent_head_parameters(q):
+    """weights of latent attention that belong to heads: they make queries, keys and values from
+    the latents, and the output"""
+    return q.heads * (
+        where(q.query_latent > 0, q.query_latent, q.hidden) * (q.head_columns + q.rotary_columns)
+        + q.key_value_latent * (q.head_columns + q.value_columns)
+        + q.value_columns * q.hidden
+    )
+
+
 formula = BOOK.section(
     source=_GPT, measured_by="tests/engines/test_formulas.py::test_counts_of_each_part"
 )
@@ -69,11 +98,15 @@ def attention_parameters(q):
     """parameters of one attention: queries and output projection, keys and values, their biases,
     and norms of queries and keys"""
     return (
-        2 * q.hidden * (q.query_size + q.key_value_size)
+        where(
+            q.key_value_latent > 0,
+            q.latent_parameters + q.latent_head_parameters + q.query_latent + q.key_value_latent,
+            2 * q.hidden * (q.query_size + q.key_value_size),
+        )
         + q.query_key_value_biases * (q.query_size + q.key_value_size)
         + q.key_biases * q.key_value_size
         + q.biases * q.hidden
-        + 2 * q.query_key_norms * q.head_columns
+        + q.query_key_norm_parameters
     )
 
 
@@ -97,15 +130,50 @@ def norm_parameters(q):
     measured_by="tests/engines/test_model_config.py::test_published_counts",
 )
 def layer_mlp_parameters(q):
-    """parameters of a layer's MLP, or of all its experts and of the router, which has a column for
-    each expert"""
-    return where(q.experts > 0, q.experts * (q.mlp_parameters + q.hidden), q.mlp_parameters)
+    """parameters of a layer's MLP, or of all its experts, those of every token among them, and of
+    the router, which has a column for each expert"""
+    return (
+        where(
+            q.experts > 0,
+            q.experts * (q.mlp_parameters + q.hidden),
+            q.mlp_parameters,
+        )
+        + (2 + q.gated_mlp) * q.hidden * q.shared_feed_forward
+    )
+
+
+@formula(
+    r"\Psi_\text{dense}",
+    "parameters",
+    measured_by="tests/engines/test_model_config.py::test_published_counts",
+)
+def dense_mlp_parameters(q):
+    """parameters of the MLP of a layer that has no experts in a model of experts"""
+    return (2 + q.gated_mlp) * q.hidden * q.dense_feed_forward
 
 
 @formula(r"\Psi_\ell", "parameters")
 def layer_parameters(q):
     """parameters of one layer; 12h² + 13h in GPT-2"""
     return q.attention_parameters + q.layer_mlp_parameters + q.norms_per_layer * q.norm_parameters
+
+
+@formula(
+    r"\Psi_\ell^\text{dense}",
+    "parameters",
+    measured_by="tests/engines/test_model_config.py::test_published_counts",
+)
+def dense_layer_parameters(q):
+    """parameters of a layer that has no experts in a model of experts"""
+    return q.attention_parameters + q.dense_mlp_parameters + q.norms_per_layer * q.norm_parameters
+
+
+@formula(r"\Psi_L", "parameters")
+def stack_parameters(q):
+    """parameters of all layers, the first of which may have no experts"""
+    return (
+        q.layers - q.dense_layers
+    ) * q.layer_parameters + q.dense_layers * q.dense_layer_parameters
 
 
 @formula(r"\Psi_\text{embed}", "parameters")
@@ -128,12 +196,7 @@ def head_parameters(q):
 )
 def parameters(q):
     """parameters of the whole model: layers, tables, the last norm, the head"""
-    return (
-        q.layers * q.layer_parameters
-        + q.embedding_parameters
-        + q.norm_parameters
-        + q.head_parameters
-    )
+    return q.stack_parameters + q.embedding_parameters + q.norm_parameters + q.head_parameters
 
 
 @formula(
@@ -145,7 +208,10 @@ def parameters(q):
 def active_parameters(q):
     """parameters that one token goes through: all but the parameters of the experts that the token
     skips"""
-    return q.parameters - q.layers * (q.experts - q.experts_per_token) * q.mlp_parameters
+    return (
+        q.parameters
+        - (q.layers - q.dense_layers) * (q.experts - q.experts_per_token) * q.mlp_parameters
+    )
 
 
 @formula(
@@ -165,7 +231,7 @@ def parameter_tensors(q):
             + q.query_key_value_biases
             + (3 + q.gated_mlp) * q.biases
             + q.norms_per_layer * (1 + q.norm_biases)
-            + 2 * q.query_key_norms
+            + 2 * minimum(q.query_key_norms, 1)
         )
         + 2
         + q.learned_positions
@@ -183,13 +249,35 @@ def matrix_parameters(q):
     experts that the token goes through; the head even when it is tied"""
     return (
         q.layers
-        * (
-            2 * q.hidden * (q.query_size + q.key_value_size)
-            + where(q.experts > 0, q.experts_per_token, 1)
-            * (2 + q.gated_mlp)
-            * q.hidden
-            * q.feed_forward
-            + q.experts * q.hidden
+        * where(
+            q.key_value_latent > 0,
+            q.latent_parameters + q.latent_head_parameters,
+            2 * q.hidden * (q.query_size + q.key_value_size),
         )
+        + (q.layers - q.dense_layers)
+        * q.hidden
+        * (
+            (2 + q.gated_mlp)
+            * (
+                where(q.experts > 0, q.experts_per_token, 1) * q.feed_forward
+                + q.shared_feed_forward
+            )
+            + q.experts
+        )
+        + q.dense_layers * q.hidden * (2 + q.gated_mlp) * q.dense_feed_forward
         + q.vocabulary * q.hidden
+    )
+
+
+@formula(
+    r"h_\text{qv}",
+    "count",
+    measured_by="tests/engines/test_model_config.py::test_flops_of_latent_attention",
+)
+def attended_columns(q):
+    """columns of the queries and of the values of all heads, by which scores are made and used"""
+    return where(
+        q.key_value_latent > 0,
+        q.heads * (q.head_columns + q.rotary_columns + q.value_columns),
+        2 * q.query_size,
     )

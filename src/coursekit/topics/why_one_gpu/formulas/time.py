@@ -44,7 +44,10 @@ def training_flops(q):
 def matmul_flops_per_token(q):
     """operations of all matrix products of a training step, per token, attention scores included:
     all of them, or the half that a causal mask leaves"""
-    return 6 * q.matrix_parameters + 6 * (2 - q.causal_half) * q.layers * q.query_size * q.sequence
+    return (
+        6 * q.matrix_parameters
+        + 3 * (2 - q.causal_half) * q.layers * q.attended_columns * q.sequence
+    )
 
 
 @BOOK.rule(
