@@ -101,6 +101,13 @@ bounds_of_a_shard = topic.exercise(
     hint="divmod(elements, ranks) gives two numbers. How many elements are before this rank's?",
     cases=tuple(dict(elements=elements, ranks=4) for elements in (8, 10, 9, 11, 2)),
     properties=(_owners,),
+    errors=(
+        (
+            "ndex (-?\\d+ is )?out of (bounds|range)",
+            "With fewer elements than ranks some shards are empty: such a shard begins and ends at"
+            " one place.",
+        ),
+    ),
     right="every element has one owner, and no shard is more than one element larger than another.",
 )
 
