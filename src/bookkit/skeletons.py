@@ -21,8 +21,9 @@ KEPT = (ast.FunctionDef, ast.ClassDef)
 
 
 def skeletons(notebook: nbformat.NotebookNode) -> dict[str, dict[str, str]]:
-    """topic.exercise -> its "solution", and "half" of it where that says more than the blank."""
-    given, found, modules = {}, {}, {}
+    """topic.exercise -> its "solution", the lab's "imports" for it, and "half" of it where that
+    says more than the blank."""
+    given, found, modules, imported = {}, {}, {}, {}
     for cell in notebook.cells:
         if cell.cell_type != "code" or has_tag(cell, "install"):
             continue
@@ -34,6 +35,9 @@ def skeletons(notebook: nbformat.NotebookNode) -> dict[str, dict[str, str]]:
                 modules.update(
                     {name.asname or name.name: (topic, name.name) for name in node.names}
                 )
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                for name in node.names:
+                    imported[name.asname or name.name.split(".")[0]] = _alone(node, name)
         for name, solution in _checked(tree):
             if not has_tag(cell, "solution"):
                 given[name] = tree
@@ -41,9 +45,10 @@ def skeletons(notebook: nbformat.NotebookNode) -> dict[str, dict[str, str]]:
                 written = _written(tree, solution)
                 half = half_written(written, given[name])
                 whole = "\n".join(source.splitlines()[_begin(written[0]) : written[-1].end_lineno])
-                found[".".join(modules[name])] = {"solution": whole} | (
-                    {"half": half} if half else {}
-                )
+                used = sorted(_free(written) & set(imported))
+                imports = "\n".join(imported[name] for name in used)
+                entry = {"solution": whole, "imports": imports, "half": half}
+                found[".".join(modules[name])] = {k: text for k, text in entry.items() if text}
     return found
 
 
@@ -52,6 +57,22 @@ def _written(tree: ast.Module, solution: str) -> list[ast.stmt]:
     own = [node for node in tree.body if isinstance(node, KEPT) and node.name == solution]
     rest = (node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom)))
     return own or [node for node in rest if not list(_checked(node))]
+
+
+def _alone(node: ast.Import | ast.ImportFrom, name: ast.alias) -> str:
+    """The import of one name."""
+    if isinstance(node, ast.Import):
+        return ast.unparse(ast.Import([name]))
+    return ast.unparse(ast.ImportFrom(node.module, [name], node.level))
+
+
+def _free(statements: list[ast.stmt]) -> set[str]:
+    """The names that statements read, and neither assign nor take as arguments."""
+    nodes = [node for one in statements for node in ast.walk(one)]
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return {node.id for node in names} - bound
 
 
 def _begin(node: ast.stmt) -> int:

@@ -39,10 +39,11 @@ def test_what_a_reader_writes_is_dots():
 
 
 def test_the_function_that_a_check_takes():
-    """Must catch: the function of another check in the same cell; a task without a function."""
-    imported = "from coursekit.topics.zero.exercises import a, b\n"
+    """Must catch: the function of another check in the same cell; a task without a function; the
+    imports that a solution needs, or that it does not."""
+    imported = "from math import e as one, pi\nfrom coursekit.topics.zero.exercises import a, b\n"
     solution = (
-        "def f(x):\n    y = x + 1\n    return y\n\n\ndef g(x):\n    z = x + 1\n    return z\n"
+        "def f(x):\n    y = x + one\n    return y\n\n\ndef g(x):\n    z = x + 1\n    return z\n"
     )
     found = skeletons(
         new_notebook(
@@ -58,4 +59,5 @@ def test_the_function_that_a_check_takes():
         "zero.a": "def f(x):\n    y = ...\n    return y",
         "zero.b": "found = ...",
     }
-    assert found["zero.a"]["solution"] == "def f(x):\n    y = x + 1\n    return y"
+    assert found["zero.a"]["imports"] == "from math import e as one"
+    assert found["zero.a"]["solution"] == "def f(x):\n    y = x + one\n    return y"

@@ -23,22 +23,28 @@ def unless_blank(answers: Iterable) -> Any:
     return next((answer for answer in answers if answer is None or answer is ...), answers)
 
 
-def share_of_each(
-    found: list[float], parts: Mapping[str, Tensor], wanted: float = 1.0
-) -> str | None:
-    """How often each named part is in an answer that is to have each `wanted` times: "rank 0's term
-    is in it 2 times, and 1 is wanted". None where it is no sum of so much of each."""
+def times_of_parts(found: list[float], parts: Iterable[Tensor]) -> list[float] | None:
+    """How often each part is in an answer: times that add up to it. None where it is no such sum,
+    or too short to tell."""
     answer = torch.tensor(found, dtype=torch.float64)
-    columns = torch.stack([part.detach().double().flatten() for part in parts.values()], 1)
+    columns = torch.stack([part.detach().double().flatten() for part in parts], 1)
     if answer.numel() != len(columns) or len(columns) < columns.shape[1]:
         return None
     times = torch.linalg.lstsq(columns, answer[:, None]).solution[:, 0]
     if not torch.allclose(columns @ times, answer, atol=1e-7):
         return None
-    much = "once" if wanted == 1 else f"{wanted:.4g} times"
-    counts = [round(count, 4) + 0.0 for count in times.tolist()]
-    if all(abs(count - wanted) < 1e-4 for count in counts):
+    return [round(count, 4) + 0.0 for count in times.tolist()]
+
+
+def share_of_each(
+    found: list[float], parts: Mapping[str, Tensor], wanted: float = 1.0
+) -> str | None:
+    """How often each named part is in an answer that is to have each `wanted` times: "rank 0's term
+    is in it 2 times, and 1 is wanted". None where it is no sum of so much of each."""
+    counts = times_of_parts(found, parts.values())
+    if counts is None or all(abs(count - wanted) < 1e-4 for count in counts):
         return None
+    much = "once" if wanted == 1 else f"{wanted:.4g} times"
     if len(set(counts)) == 1 < len(counts):
         return f"each is in it {_so_often(counts[0])}, and {much} is wanted"
     said = [

@@ -81,8 +81,8 @@ def mistakes_in(text: str) -> dict[str, list[Mistake]]:
 
 @cache
 def solutions() -> dict[str, dict[str, str]]:
-    """The solution and its first half by topic.exercise, made from the labs: see
-    bookkit/skeletons.py."""
+    """The solution, the lab's imports for it and its first half by topic.exercise, made from the
+    labs: see bookkit/skeletons.py."""
     return json.loads(files("coursekit").joinpath("data", "skeletons.json").read_text("utf-8"))
 
 
@@ -109,25 +109,22 @@ class Topic:
             wrong = list(self._values(key))
             found = solution if callable(solution) else lambda: solution
             return Exercise(reference=found, misconceptions=tuple(wrong), **rest)
-        source = (
-            solutions()[f"{self.name}.{key}"]["solution"]
-            if solution is None
-            else textwrap.dedent(inspect.getsource(solution))
-        )
-        reference = solution or made(source, self._names(), key)
+        lab = solutions()[f"{self.name}.{key}"] if solution is None else {}
+        source = lab.get("solution") or textwrap.dedent(inspect.getsource(solution))
+        names: dict[str, Any] = {}
+        exec(lab.get("imports", ""), names)
+        names |= {**vars(self.module), **self.before}
+        reference = solution or made(source, names, key)
         rest = {"name": reference.__name__, **rest}
-        wrong = list(self._edits(key, source))
+        wrong = list(self._edits(key, source, names))
         self.before[reference.__name__] = reference
         return Exercise(reference=reference, misconceptions=tuple(wrong), **rest)
 
-    def _names(self) -> dict[str, Any]:
-        return {**vars(self.module), **self.before}
-
-    def _edits(self, key: str, source: str) -> Iterator[Misconception]:
+    def _edits(self, key: str, source: str, names: dict[str, Any]) -> Iterator[Misconception]:
         for mistake in self.mistakes.get(key, ()):
             for block in mistake.blocks:
                 try:
-                    wrong = made(edited(source, block), self._names(), key)
+                    wrong = made(edited(source, block), names, key)
                 except (ValueError, SyntaxError) as error:
                     raise ValueError(f"{self.name}/mistakes.md, {key}: {error}") from None
                 yield Misconception(wrong, mistake.sentence)

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks  # noqa: F401 (the lab's solution calls it)
 
 from coursekit.exercises.answers import nine_digits
 from coursekit.exercises.checker import Failure, is_blank

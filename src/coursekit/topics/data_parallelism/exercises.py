@@ -2,45 +2,132 @@
 can hang."""
 
 import copy
-from contextlib import contextmanager, nullcontext
+import math
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from coursekit.exercises.answers import nine_digits, unless_blank
-from coursekit.exercises.checker import Exercise, Misconception
+from coursekit.exercises.answers import drawn, nine_digits, times_of_parts, unless_blank
+from coursekit.exercises.checker import same
+from coursekit.exercises.edits import Topic
 from coursekit.exercises.thread_ranks import answer_of_ranks, value_of_ranks
+
+topic = Topic(__name__)
 
 # --- the mean of the gradients --------------------------------------------------------------------
 
 
+def _no_mean(found, right, own, kept):
+    """The cause of wrong means, by how often the gradients that the ranks had, `own`, are in those
+    that they have; `kept` is said where no rank has anything of another."""
+    n = len(found)
+    wrong = [
+        k for k in range(len(right[0])) if not all(same(f[k], r[k]) for f, r in zip(found, right))
+    ]
+    only = f"gradient {wrong[0]} alone is wrong: " if len(wrong) < len(right[0]) else ""
+    givers = [rank for rank in range(n) if own[rank][wrong[0]].any()]
+    mixed = [
+        times_of_parts(one[wrong[0]], [own[rank][wrong[0]] for rank in givers]) for one in found
+    ]
+    if None in mixed:
+        return None
+    others = {t for r, row in enumerate(mixed) for giver, t in zip(givers, row) if giver != r}
+    if others == {0}:
+        mine = [mixed[rank][givers.index(rank)] for rank in givers]
+        return only + kept.format(times="" if set(mine) == {1} else f" {_listed(mine)} times")
+    if len({t for row in mixed for t in row if t}) == len({tuple(row) for row in mixed}) == 1 and (
+        mixed[0].count(0) == len(givers) - 1 > 0
+    ):
+        giver = givers[next(k for k, times in enumerate(mixed[0]) if times)]
+        return (
+            f"{only}all ranks have rank {giver}'s gradient, as after a broadcast: all_reduce gives"
+            " them the sum over all ranks."
+        )
+    rank = next(r for r, row in enumerate(mixed) if any(abs(t - 1 / n) > 1e-4 for t in row))
+    if all(
+        abs(times - (giver == rank) - 1 / n) < 1e-4 for giver, times in zip(givers, mixed[rank])
+    ):
+        return (
+            f"{only}rank {rank} has the mean and, on top of it, its own gradient: write the mean"
+            " over what was there, gradient.copy_(mean)."
+        )
+    if len(set(mixed[rank])) > 1:
+        said = [
+            f"{times:g} times that of rank {giver}" for giver, times in zip(givers, mixed[rank])
+        ]
+        return (
+            f"{only}rank {rank} has {', '.join(said)}: a mean has 1/{n} of each. Sum the ranks' own"
+            " gradients, as they are, and divide the sum, once, on each rank."
+        )
+    if any(row != mixed[0] for row in mixed):
+        return (
+            f"{only}rank by rank, the sum is there {_listed(row[0] for row in mixed)} times: every"
+            f" rank divides it by the number of ranks, {n}, which dist.get_world_size() gives."
+        )
+    times = mixed[0][0]
+    if times == 1:
+        return (
+            f"{only}that is the sum. With {n} ranks the update is {n} times too long, as if you had"
+            f" multiplied the learning rate by {n}: divide by dist.get_world_size(), in place. grad"
+            " = ... / n only gives the name to another tensor."
+        )
+    if abs(times - 1 / n**2) < 1e-4:
+        return (
+            f"{only}divided twice by the number of ranks: the update is {n} times too short, and"
+            " the loss still falls, only slowly. Keep one of the two."
+        )
+    if times > 1:
+        return f"{only}the sum is multiplied by {times:g}: divide it by the number of ranks, {n}."
+    also = " Ranks without a gradient count: theirs are zeros." if len(givers) < n else ""
+    return (
+        f"{only}the sum is divided by {1 / times:.4g}, and there are {n} ranks, as"
+        f" dist.get_world_size() knows.{also}"
+    )
+
+
+def _listed(numbers):
+    return ", ".join(f"{one:g}" for one in numbers)
+
+
+class _Averaged(NamedTuple):
+    parameters: list
+    gradients: list
+    reduced: list  # what the solution reduced, where gradients are wrong
+
+
+def _gradients_of(rank, without):
+    """Those of two parameters on a rank; `without`, the rank that has none of the first."""
+    r = rank + 1.0
+    first, second = torch.tensor([[3 * r, 4 * r**2, r**3], [5 * r**2, r, 2 * r**3]]).double()
+    return [None if rank == without else first, second]
+
+
 def _averaged(solution, n, without):
     """Parameters and gradients on all ranks after solution(parameters, dist), and, where gradients
-    are wrong, what the solution reduced. Rank `without` has no gradient of the first one."""
+    are wrong, what the solution reduced."""
 
     def work(dist):
         rank = dist.get_rank()
         parameters = [
             nn.Parameter(torch.tensor(values, dtype=torch.float64))
-            for values in ([1.0, 2.0], [5.0, 7.0])
+            for values in ([1.0, 2.0, 4.0], [5.0, 7.0, 1.0])
         ]
-        for number, parameter in enumerate(parameters):
-            if not (rank == without and number == 0):
-                parameter.grad = torch.tensor([3.0, 4.0 + number], dtype=torch.float64) * (rank + 1)
+        for parameter, gradient in zip(parameters, _gradients_of(rank, without)):
+            parameter.grad = gradient
         reduced = _watched(dist, parameters)
         solution(parameters, dist)
-        found = [
-            (nine_digits(p), None if p.grad is None else nine_digits(p.grad)) for p in parameters
-        ]
-        return found, [] if [grad for _, grad in found] == means else reduced
+        gradients = [None if p.grad is None else nine_digits(p.grad) for p in parameters]
+        return _Averaged(
+            [nine_digits(p) for p in parameters],
+            gradients,
+            [] if same(gradients, means) else reduced,
+        )
 
-    sums = [sum(rank + 1 for rank in range(n) if number or rank != without) for number in (0, 1)]
-    means = [
-        nine_digits(torch.tensor([3.0, 4.0 + number], dtype=torch.float64) * sums[number] / n)
-        for number in (0, 1)
-    ]
+    of_all = [_gradients_of(rank, without) for rank in range(n)]
+    means = [nine_digits(sum(g for g in own if g is not None) / n) for own in zip(*of_all)]
     return answer_of_ranks(n, work)
 
 
@@ -52,259 +139,92 @@ def _watched(dist, parameters):
         of = {p.data_ptr(): "a parameter" for p in parameters}
         of |= {p.grad.data_ptr(): "a gradient" for p in parameters if p.grad is not None}
         if isinstance(tensor, torch.Tensor):
-            reduced.append(of.get(tensor.data_ptr(), f"{tensor.numel()} other numbers"))
+            other = f"a tensor of {tensor.numel()}, which no parameter has"
+            reduced.append(of.get(tensor.data_ptr(), other))
         return all_reduce(tensor, *args, **named)
 
     dist.all_reduce = noted
     return reduced
 
 
-def _average(
-    before=lambda g, n: g, after=lambda g, n: g / n, of=lambda p: p.grad, absent=torch.zeros_like
-):
-    def average(parameters, dist):
-        n = dist.get_world_size()
-        for p in parameters:
-            if p.grad is None:
-                if absent is None:
-                    continue
-                p.grad = absent(p)
-            with torch.no_grad():
-                x = of(p)
-                x.copy_(before(x, n))
-                dist.all_reduce(x)
-                x.copy_(after(x, n))
-
-    return average
-
-
-def _filled(does):
-    """Every gradient filled with zeros where it is None, then does(p, dist)."""
-
-    def average(parameters, dist):
-        for p in parameters:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            does(p, dist)
-
-    return average
-
-
-def _zeros_of_no_parameter(parameters, dist):
-    for p in parameters:
-        grad = torch.zeros_like(p) if p.grad is None else p.grad
-        dist.all_reduce(grad)
-        grad /= dist.get_world_size()
-
-
-def _divided_copy(p, dist):
-    dist.all_reduce(p.grad.clone())
-    p.grad /= dist.get_world_size()
-
-
-def _mean_of_own_elements(p, dist):
-    dist.all_reduce(p.grad.mean())
-    p.grad /= dist.get_world_size()
-
-
-def _from_rank_0(p, dist):
-    dist.broadcast(p.grad, 0)
-
-
-def _divided_on_rank_0(p, dist):
-    dist.all_reduce(p.grad)
-    p.grad /= 1 if dist.get_rank() else dist.get_world_size()
+def _averaged_something_else(found, right, n, without):
+    """Parameters changed, gradients missing, or no means."""
+    summed = found[0].reduced
+    if any(one.parameters != wanted.parameters for one, wanted in zip(found, right)):
+        return (
+            "the parameters are changed, and the mean is taken over gradients: take p.grad, both"
+            " for the sum and for the division."
+        )
+    for rank, one in enumerate(found):
+        if None in one.gradients:
+            return (
+                f"parameter {one.gradients.index(None)} of rank {rank} has no gradient afterwards:"
+                " all_reduce returns nothing, the sum is in the tensor that it is given. And where"
+                " p.grad was None, store zeros in it first."
+            )
+    if not summed:
+        kept = (
+            "nothing was sent: each rank has its own gradients, and after one update the models"
+            " differ."
+        )
+    elif summed == ["a gradient"]:
+        kept = (
+            "each rank's is its own{times}, for one of two parameters alone has been reduced: every"
+            " one of them needs that."
+        )
+    elif summed[0] == "a parameter":
+        kept = (
+            "you average the parameters. They are the same on all ranks, so nothing happens, and"
+            " the gradients stay each rank's own{times}: take p.grad."
+        )
+    else:
+        kept = (
+            f"each rank has its own gradients{{times}}: what you have reduced is {summed[0]}, and"
+            " the sum is in that. all_reduce works in place: give it p.grad itself."
+        )
+    own = [
+        [torch.zeros(3).double() if g is None else g for g in _gradients_of(rank, without)]
+        for rank in range(n)
+    ]
+    gradients = [[one.gradients for one in ranks] for ranks in (found, right)]
+    said = _no_mean(*gradients, own, kept)
+    if said is None and not all(math.isfinite(x) for g in found[0].gradients for x in g):
+        return (
+            "rank 0 has divided by 0: get_rank() is a rank's own number, from 0 on, and"
+            " dist.get_world_size() is the number of ranks."
+        )
+    if said is None and same(*(ranks[0].gradients[1] for ranks in (found, right))):
+        return (
+            f"rank {without} has not used parameter 0, and brings something else than zeros to its"
+            " all-reduce: p.grad = torch.zeros_like(p)."
+        )
+    return said
 
 
-def _only_divided(p, dist):
-    p.grad /= dist.get_world_size()
-
-
-def _without_waiting(p, dist):
-    dist.all_reduce(p.grad, async_op=True)
-    p.grad /= dist.get_world_size()
-
-
-def _by_the_rank(p, dist):
-    dist.all_reduce(p.grad)
-    p.grad /= dist.get_rank()
-
-
-def _multiplied(p, dist):
-    dist.all_reduce(p.grad)
-    p.grad *= dist.get_world_size()
-
-
-def _mean_of_parameters(parameters, dist):
-    for p in parameters:
-        dist.all_reduce(p.data)
-        p.data /= dist.get_world_size()
-
-
-def _sum_and_a_new_name(parameters, dist):
-    for p in parameters:
-        dist.all_reduce(torch.zeros_like(p) if p.grad is None else p.grad)
-
-
-def _mean_over_those_that_have_one(parameters, dist):
-    for p in parameters:
-        having = torch.tensor(float(p.grad is not None))
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        dist.all_reduce(p.grad)
-        dist.all_reduce(having)
-        p.grad /= having
-
-
-def _sum_of_parameters(parameters, dist):
-    for p in parameters:
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        dist.all_reduce(p)
-        p.grad /= dist.get_world_size()
-
-
-mean_of_the_gradients = Exercise(
-    name="average",
-    reference=_average(),
-    cases=(dict(n=2, without=None), dict(n=3, without=None), dict(n=3, without=1)),
-    words=("2 ranks", "3 ranks", "3 ranks, one of which has not used a parameter"),
+mean_of_the_gradients = topic.exercise(
+    "mean_of_the_gradients",
+    cases=(dict(n=3, without=None), dict(n=2, without=None), dict(n=3, without=1)),
+    words=("3 ranks", "2 ranks", "3 ranks, one of which has not used a parameter"),
     answer=_averaged,
     hint="dist.all_reduce(tensor) leaves the sum of all ranks' tensors in each of them. Which"
     " tensor of a parameter differs between ranks? And a parameter without a gradient?",
-    misconceptions=(
-        Misconception(
-            _average(after=lambda g, n: g),
-            "that is the sum. With n ranks the update is n times too long, as if you had multiplied"
-            " the learning rate by n: divide by dist.get_world_size(), in place. grad = ... / n"
-            " only gives the name to another tensor.",
-        ),
-        Misconception(
-            _average(before=lambda g, n: g / n),
-            "divided twice: once before the sum and once after. The update is n times too short,"
-            " and the loss still falls, only slowly. Keep one of the two.",
-        ),
-        Misconception(
-            _average(of=lambda p: p),
-            "you average the parameters. They are the same on all ranks, so nothing happens, and"
-            " the gradients stay each rank's own: take p.grad.",
-        ),
-        Misconception(
-            _sum_of_parameters,
-            "you sum the parameters, and divide the gradients, which stay each rank's own: take"
-            " p.grad both times.",
-        ),
-        Misconception(
-            _average(absent=None),
-            "a rank without a gradient leaves one all-reduce out, and from then on it is one behind"
-            " the others: its second gradient is added to their first. It has to take part, with"
-            " zeros.",
-        ),
-        Misconception(
-            _average(after=lambda g, n: g / 2),
-            "right for two ranks. The number of parameters, two here, and the number of ranks"
-            " have nothing to do with each other: dist.get_world_size() gives the number of"
-            " ranks.",
-        ),
-        Misconception(
-            lambda parameters, dist: None,
-            "nothing was sent: each rank has its own gradients, and after one update the models"
-            " differ.",
-        ),
-        Misconception(
-            _zeros_of_no_parameter,
-            "every rank takes part, and where the gradient was None the mean is in a tensor that"
-            " no parameter has: store the zeros in p.grad before the all-reduce.",
-        ),
-        Misconception(
-            _filled(lambda p, dist: setattr(p, "grad", dist.all_reduce(p.grad))),
-            "all_reduce returns nothing, so after p.grad = dist.all_reduce(p.grad) the gradient is"
-            " None. The sum is in the tensor that it is given: call it, and divide p.grad.",
-        ),
-        Misconception(
-            _filled(_only_divided),
-            "divided, and nothing was sent: dist.all_reduce(p.grad) makes the sum first.",
-        ),
-        Misconception(
-            _filled(_without_waiting),
-            "nobody has waited for the sum: with async_op=True all_reduce returns a handle at once,"
-            " and the sum is there after its wait(). Wait, and divide then.",
-        ),
-        Misconception(
-            _filled(_divided_copy),
-            "you have reduced a copy, and the sum is in that: all_reduce works in place, on the"
-            " tensor that it is given. Give it p.grad itself.",
-        ),
-        Misconception(
-            _filled(lambda p, dist: dist.all_reduce(p.grad.clone())),
-            "you have reduced a copy, p.grad / n or a clone, and the mean is in that: all_reduce"
-            " works in place. Reduce p.grad itself, and divide it.",
-        ),
-        Misconception(
-            _filled(_by_the_rank),
-            "divided by the number of this rank, which is 0 on the first: the number of ranks is"
-            " dist.get_world_size().",
-        ),
-        Misconception(
-            _filled(_mean_of_own_elements),
-            "that is the mean over its own elements. The mean over the ranks is wanted, for each"
-            " element: all-reduce p.grad, divide by n.",
-        ),
-        Misconception(
-            _filled(_from_rank_0),
-            "every rank has rank 0's gradients now, and those of the other examples are lost:"
-            " sum them.",
-        ),
-        Misconception(_filled(_multiplied), "multiplied by n, and a mean is divided by n."),
-        Misconception(
-            _filled(_divided_on_rank_0),
-            "divided on rank 0 alone: each rank has a gradient of its own to update with, so"
-            " each divides.",
-        ),
-        Misconception(
-            _average(after=lambda g, n: g / 4),
-            "divided by 4, the number of this lab's ranks. dist.get_world_size() gives the number"
-            " of ranks anywhere.",
-        ),
-        Misconception(
-            _mean_of_parameters,
-            "you average the parameters. They are the same on all ranks, so nothing happens, and"
-            " the gradients stay each rank's own: take p.grad.",
-        ),
-        Misconception(
-            _sum_and_a_new_name,
-            "that is the sum, in a tensor that may not be any parameter's gradient: grad = grad / n"
-            " puts the mean into a new tensor, which nobody reads. Where p.grad is None, store"
-            " zeros in it; then work in place, on p.grad.",
-        ),
-        Misconception(
-            _mean_over_those_that_have_one,
-            "divided by the number of ranks that have used the parameter. The loss of the whole"
-            " batch is a mean over all examples, also those that do not use it: divide by"
-            " dist.get_world_size().",
-        ),
-        Misconception(
-            lambda parameters, dist: _average()(parameters[:1], dist),
-            "that is the first parameter alone: all of them have gradients.",
-        ),
-    ),
     errors=(
         (
             "for /: 'NoneType'",
             "all_reduce returns nothing: it works in place. Call it on p.grad, then divide p.grad.",
         ),
         (
-            "'NoneType' object|got a NoneType",
-            "A parameter that this rank has not used has no gradient, p.grad is None: give it"
-            " zeros first, so that it takes part.",
-        ),
-        (
             "NoneType",
-            "Something there is None. all_reduce returns nothing: it works in place. And a"
-            " parameter that this rank has not used has no gradient: give it zeros first.",
+            "Something there is None. A parameter that this rank has not used has no gradient,"
+            " p.grad is None: give it zeros first, so that it takes part. And all_reduce returns"
+            " nothing: it works in place.",
         ),
         (
             "leaf Variable that requires grad",
             "You change the parameter. The mean is taken over gradients: take p.grad.",
         ),
     ),
+    properties=(_averaged_something_else,),
     right="summed once, divided once, and every rank takes part in every all-reduce.",
 )
 
@@ -313,8 +233,7 @@ mean_of_the_gradients = Exercise(
 
 
 def _in_buckets(solution, sizes, bucket_bytes):
-    """The words for a bucketing: which gradients solution(gradients, bucket_bytes) puts
-    together."""
+    """The numbers of the gradients in each bucket of solution(gradients, bucket_bytes)."""
     gradients = [torch.zeros(size, dtype=torch.float64) for size in sizes]
     number_of = {id(gradient): number for number, gradient in enumerate(gradients)}
     filled = solution(gradients, bucket_bytes)
@@ -327,99 +246,57 @@ def _in_buckets(solution, sizes, bucket_bytes):
         named = [[number_of[id(gradient)] for gradient in bucket] for bucket in filled]
     except KeyError:
         raise ValueError("a bucket holds something that is not one of the gradients.") from None
-    return f"yours are {', '.join(f'[{_listed(bucket)}]' for bucket in named) or 'no buckets'}."
+    return named
 
 
-def _listed(numbers):
-    return " ".join(map(str, numbers))
+def _closed_elsewhere(found, right, sizes, bucket_bytes):
+    """Gradients in no bucket or in two, another order, and buckets that close too early or late."""
+    in_buckets = [number for bucket in found for number in bucket]
+    for number in range(len(sizes)):
+        if number not in in_buckets:
+            return (
+                f"gradient {number} of {len(sizes)} is in no bucket: nobody sends it, and the"
+                " copies drift apart. What is left at the end makes a last bucket."
+            )
+        if in_buckets.count(number) > 1:
+            return (
+                f"gradient {number} is in {in_buckets.count(number)} buckets: after a bucket is put"
+                " away a new one begins, current = [], with a total of its own."
+            )
+    if not all(found):
+        return (
+            "one bucket is empty: a message of no bytes costs a latency all the same. Begin a"
+            " bucket with its first gradient, and append the rest only if there is one."
+        )
+    if in_buckets == sorted(in_buckets):
+        return (
+            "these are the buckets of forward. Backward makes the last layer's gradients first, and"
+            " a bucket that waits for the first layer leaves when all is over: reversed(gradients)."
+        )
+    if in_buckets != sorted(in_buckets, reverse=True):
+        return (
+            f"the gradients are in the order {in_buckets}. Backward makes the last one first, and"
+            " so they are in the buckets and within a bucket."
+        )
+    nbytes = [[8 * sizes[number] for number in bucket] for bucket in found]
+    for number, bucket in enumerate(nbytes):
+        if sum(bucket[:-1]) >= bucket_bytes:
+            return (
+                f"bucket {number} holds {sum(bucket)} bytes, and was full with"
+                f" {sum(bucket[:-1])}: it closes as soon as it holds {bucket_bytes} or more, the"
+                " sum of .nbytes over everything in it. What is left in the end is a bucket, too."
+            )
+        if sum(bucket) < bucket_bytes and number < len(nbytes) - 1:
+            return (
+                f"bucket {number} is closed with {sum(bucket)} bytes, and is full with"
+                f" {bucket_bytes} or more: append a gradient first, then ask by the bytes of all in"
+                " this bucket, and of this alone: a total begins at 0 again with each."
+            )
+    return None
 
 
-def _buckets(order=reversed, full=lambda nbytes, limit: nbytes >= limit, rest=True, before=False):
-    def buckets(gradients, bucket_bytes):
-        filled, current = [], []
-        for gradient in order(gradients):
-            coming = sum(one.nbytes for one in [*current, gradient])
-            if before and current and coming > bucket_bytes:
-                filled.append(current)
-                current = []
-            current.append(gradient)
-            if not before and full(coming, bucket_bytes):
-                filled.append(current)
-                current = []
-        if current and rest:
-            filled.append(current)
-        return filled
-
-    return buckets
-
-
-def _before_and_from_an_empty_one(gradients, bucket_bytes):
-    filled, current = [], []
-    for gradient in reversed(gradients):
-        if sum(one.nbytes for one in [*current, gradient]) > bucket_bytes:
-            filled.append(current)
-            current = []
-        current.append(gradient)
-    return [*filled, current]
-
-
-def _emptied_buckets(gradients, bucket_bytes):
-    return [[] for _ in _buckets()(gradients, bucket_bytes)]
-
-
-def _never_anew(gradients, bucket_bytes):
-    filled, current = [], []
-    for gradient in reversed(gradients):
-        current.append(gradient)
-        if sum(one.nbytes for one in current) >= bucket_bytes:
-            filled.append(current)
-    return [*filled, current] if current else filled
-
-
-def _cleared(gradients, bucket_bytes):
-    filled, current = [], []
-    for gradient in reversed(gradients):
-        current.append(gradient)
-        if sum(one.nbytes for one in current) >= bucket_bytes:
-            filled.append(current)
-            current.clear()
-    return [*filled, current] if current else filled
-
-
-def _total_never_anew(gradients, bucket_bytes):
-    filled, current, total = [], [], 0
-    for gradient in reversed(gradients):
-        current.append(gradient)
-        total += gradient.nbytes
-        if total >= bucket_bytes:
-            filled.append(current)
-            current = []
-    return [*filled, current] if current else filled
-
-
-def _by_last(weight):
-    """Full by what the last gradient weighs."""
-
-    def buckets(gradients, bucket_bytes):
-        filled, current = [], []
-        for gradient in reversed(gradients):
-            current.append(gradient)
-            if weight(gradient, current) >= bucket_bytes:
-                filled.append(current)
-                current = []
-        return [*filled, current] if current else filled
-
-    return buckets
-
-
-def _with_an_empty_one(gradients, bucket_bytes):
-    filled = _buckets(rest=False)(gradients, bucket_bytes)
-    return [*filled, list(reversed(gradients))[sum(map(len, filled)) :]]
-
-
-buckets_in_the_order_of_backward = Exercise(
-    name="make_buckets",  # as the core calls it
-    reference=_buckets(),
+buckets_in_the_order_of_backward = topic.exercise(
+    "buckets_in_the_order_of_backward",
     cases=(
         dict(sizes=(1, 2, 3, 4, 5), bucket_bytes=40),
         dict(sizes=(6, 1, 2, 3, 2), bucket_bytes=32),
@@ -437,102 +314,7 @@ buckets_in_the_order_of_backward = Exercise(
     answer=_in_buckets,
     hint="Walk through the gradients from the last to the first, and ask after each: is the"
     " bucket full?",
-    misconceptions=(
-        Misconception(
-            _buckets(order=iter),
-            "these are the buckets of forward. Backward makes the last layer's gradients first, and"
-            " a bucket that waits for the first layer leaves when all is over:"
-            " reversed(gradients).",
-        ),
-        Misconception(
-            _buckets(rest=False),
-            "the gradients left at the end, which did not fill a bucket, are in no bucket: nobody"
-            " sends those gradients, and the copies drift apart. Append them as a"
-            " last bucket after the loop.",
-        ),
-        Misconception(
-            _buckets(before=True),
-            "you close a bucket before it would hold too much. That is a rule, too; here a bucket"
-            " is closed as soon as it holds bucket_bytes or more, so append first and ask then.",
-        ),
-        Misconception(
-            _before_and_from_an_empty_one,
-            "you close a bucket before it would hold too much, and so put an empty one away before"
-            " a gradient that is larger than a bucket. Here a bucket is closed as soon as it holds"
-            " bucket_bytes or more: append first and ask then.",
-        ),
-        Misconception(
-            _buckets(full=lambda nbytes, limit: nbytes / 8 >= limit),
-            "you compare a number of elements with bytes: gradient.nbytes has the bytes.",
-        ),
-        Misconception(
-            _buckets(full=lambda nbytes, limit: nbytes > limit),
-            "a bucket that holds exactly bucket_bytes is full: >=, not >.",
-        ),
-        Misconception(
-            _emptied_buckets,
-            "all buckets are empty: clear() empties the list that you have just put away, for it is"
-            " the same list. Begin a new one: current = [].",
-        ),
-        Misconception(
-            _with_an_empty_one,
-            "where the last bucket has just been filled, an empty one follows it: a message of no"
-            " bytes costs a latency all the same. Append the rest only if there is one.",
-        ),
-        Misconception(
-            lambda gradients, bucket_bytes: [[gradient] for gradient in reversed(gradients)],
-            "a bucket for each gradient: that is as many messages as before.",
-        ),
-        Misconception(
-            lambda gradients, bucket_bytes: [list(reversed(gradients))],
-            "one bucket for everything: it leaves when the very last gradient is there, and nothing"
-            " is hidden under backward. bucket_bytes are bytes: compare the bytes in a bucket with"
-            " them, not how many gradients it has.",
-        ),
-        Misconception(
-            _cleared,
-            "clear() empties the list that you have just put away, for it is the same list, and"
-            " later gradients then appear in every bucket. Begin a new one: current = [].",
-        ),
-        Misconception(
-            _never_anew,
-            "you never begin a new bucket, so later buckets send the same gradients again: after a"
-            " bucket is put away, set current = [].",
-        ),
-        Misconception(
-            lambda gradients, bucket_bytes: [
-                bucket[::-1] for bucket in _buckets()(gradients, bucket_bytes)
-            ],
-            "the right buckets, and each is turned round: within a bucket, too, gradients are in"
-            " the order in which backward makes them, the last one first.",
-        ),
-        Misconception(
-            lambda gradients, bucket_bytes: _buckets(order=iter)(gradients, bucket_bytes)[::-1],
-            "you have turned the buckets round, and not the gradients: they are filled from the"
-            " last gradient on, the last gradient first in its bucket.",
-        ),
-        Misconception(
-            _total_never_anew,
-            "the total goes on over all buckets: with a new bucket it has to begin at 0 again.",
-        ),
-        Misconception(
-            _by_last(lambda gradient, current: gradient.nbytes),
-            "you weigh one gradient alone; a bucket is full by the sum over everything in it.",
-        ),
-        Misconception(
-            _by_last(lambda gradient, current: sum(4 * one.numel() for one in current)),
-            "an element does not always take 4 bytes, and here takes 8: gradient.nbytes knows.",
-        ),
-        Misconception(
-            _buckets(order=lambda gradients: sorted(gradients, key=lambda g: -g.nbytes)),
-            "sorted by size: a bucket then waits for gradients that backward makes at its very"
-            " end. The order is that of backward.",
-        ),
-        Misconception(
-            lambda gradients, bucket_bytes: _buckets()(gradients[1:], bucket_bytes),
-            "gradient 0 is in no bucket: nobody sends it. reversed(gradients) has every gradient.",
-        ),
-    ),
+    properties=(_closed_elsewhere,),
     right="the order of backward, each bucket closed as soon as it is full, the rest in a last"
     " one.",
 )
@@ -549,12 +331,7 @@ def _sent_bucket(solution, n, shapes):
     """The bucket of each rank after solution(bucket, dist), a mean over the ranks."""
 
     def work(dist):
-        bucket, start = [], 1.0
-        for shape in shapes:
-            size = torch.Size(shape).numel()
-            numbers = torch.arange(start, start + size, dtype=torch.float64)
-            bucket.append((numbers * (1 + dist.get_rank()) ** 2).reshape(shape))
-            start += size
+        bucket = drawn(dist.get_rank(), *shapes)
         given = list(bucket)
         solution(bucket, dist)
         return OneMessage(dist.reductions, [nine_digits(gradient) for gradient in given])
@@ -562,107 +339,57 @@ def _sent_bucket(solution, n, shapes):
     return answer_of_ranks(n, work)
 
 
-def _send_bucket(
-    before=None, divide=True, back=True, moving=torch.Tensor.numel, reduce=True, scale=None
-):
-    def send(bucket, dist):
-        flat = torch.cat([gradient.flatten() for gradient in bucket])
-        if before:
-            flat /= dist.get_world_size()
-        if reduce:
-            dist.all_reduce(flat)
-        if scale:
-            flat.copy_(scale(flat, bucket))
-        elif divide:
-            flat /= dist.get_world_size()
-        start = 0
-        for gradient in bucket if back else ():
-            gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
-            start += moving(gradient)
+def _parts_of_a_message(found, right, n, shapes):
+    """Messages too many or none, and what is in the gradients instead of the means."""
+    mine, means = [[one.gradients for one in ranks] for ranks in (found, right)]
+    messages = found[0].messages
+    if same(mine, means):
+        return (
+            f"the means are right, in {messages} messages: one for the bucket is wanted. Copy the"
+            " gradients into one tensor and reduce that tensor."
+        )
+    if not messages:
+        kept = "nothing was sent: each rank has its own gradients."
+    elif messages == 1:
+        kept = (
+            "the gradients are each rank's own{times}: the means are in the flat tensor, and"
+            " nowhere else, for torch.cat copies. After the all-reduce write each part back into"
+            " its gradient, with gradient.copy_(...); gradient = ... only gives the name to another"
+            " tensor."
+        )
+    else:
+        kept = (
+            f"{messages} messages were sent, where one is wanted, and what they brought is written"
+            " over: the flat tensor is what is reduced, and then written back."
+        )
+    if said := _no_mean(mine, means, [drawn(rank, *shapes) for rank in range(n)], kept):
+        return said
+    flat, wanted = [[x for gradient in ranks[0] for x in gradient] for ranks in (mine, means)]
+    if all(any(same(x, mean) for mean in wanted) for x in flat):
+        place = next(k for k, pair in enumerate(zip(flat, wanted)) if not same(*pair))
+        return (
+            f"the means are right, in other places, from element {place} of the bucket on: the part"
+            " of a gradient has gradient.numel() elements, and begins where the part before it"
+            " ends: move on by gradient.numel()."
+        )
+    return None
 
-    return send
 
-
-def _too_late(bucket, dist):
-    flat = torch.cat([gradient.flatten() for gradient in bucket])
-    flat /= dist.get_world_size()
-    start = 0
-    for gradient in bucket:
-        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
-        start += gradient.numel()
-    dist.all_reduce(flat)
-
-
-def _one_by_one(bucket, dist):
-    for gradient in bucket:
-        dist.all_reduce(gradient)
-        gradient /= dist.get_world_size()
-
-
-one_message_for_a_bucket = Exercise(
-    name="send_bucket",
-    reference=_send_bucket(),
-    cases=(dict(n=2, shapes=((2, 3), (4,), (2, 2))), dict(n=3, shapes=((3,), (3,)))),
-    words=("2 ranks, gradients of 2 x 3, 4 and 2 x 2", "3 ranks, two gradients of 3"),
+one_message_for_a_bucket = topic.exercise(
+    "one_message_for_a_bucket",
+    cases=(
+        dict(n=2, shapes=((2, 3), (4,), (2, 2))),
+        dict(n=3, shapes=((4,), (4,))),
+        dict(n=2, shapes=((3,),)),
+    ),
+    words=(
+        "2 ranks, gradients of 2 x 3, 4 and 2 x 2",
+        "3 ranks, two gradients of 4",
+        "2 ranks, one gradient of 3",
+    ),
     answer=_sent_bucket,
     hint="torch.cat lays flattened tensors one after the other. What was sent is a copy: the"
     " gradients themselves must have the means in the end.",
-    misconceptions=(
-        Misconception(
-            _one_by_one,
-            "the means are right, but each gradient had a message of its own, which is what a"
-            " bucket avoids. Copy the gradients into one tensor and reduce that tensor.",
-        ),
-        Misconception(
-            _send_bucket(divide=False),
-            "that is the sum: divide by dist.get_world_size().",
-        ),
-        Misconception(
-            _send_bucket(before=True),
-            "divided twice, before the sum and after it: keep one of the two.",
-        ),
-        Misconception(
-            _send_bucket(back=False),
-            "the means are in the flat tensor, and nowhere else: torch.cat copies. Write each part"
-            " back into its gradient, with gradient.copy_(...); gradient = ... only gives the"
-            " name to another tensor.",
-        ),
-        Misconception(
-            _send_bucket(moving=lambda gradient: 0),
-            "each gradient gets the beginning of the flat tensor: move on by gradient.numel().",
-        ),
-        Misconception(
-            lambda bucket, dist: None,
-            "nothing was sent: each rank has its own gradients.",
-        ),
-        Misconception(
-            _send_bucket(moving=lambda gradient: 1),
-            "the next gradient begins after all elements of this one: move on by"
-            " gradient.numel(), not by 1.",
-        ),
-        Misconception(
-            _send_bucket(moving=len),
-            "len() of a tensor is its number of rows: move on by gradient.numel().",
-        ),
-        Misconception(
-            _send_bucket(scale=lambda flat, bucket: flat.mean()),
-            "that is the mean over its elements; the mean over the ranks is wanted, for each"
-            " element: divide by n.",
-        ),
-        Misconception(
-            _send_bucket(scale=lambda flat, bucket: flat / len(bucket)),
-            "divided by the number of gradients in the bucket, and not by that of the ranks,"
-            " dist.get_world_size().",
-        ),
-        Misconception(
-            _send_bucket(reduce=False),
-            "divided, and nothing was sent: all_reduce(flat) makes the sum.",
-        ),
-        Misconception(
-            _too_late,
-            "the parts were written back before the sum was made: all_reduce comes first.",
-        ),
-    ),
     errors=(
         (
             "same number of dimensions|equal size|Sizes of tensors must match",
@@ -678,6 +405,7 @@ one_message_for_a_bucket = Exercise(
             " gradient.numel() elements, and begins where the part before ends.",
         ),
     ),
+    properties=(_parts_of_a_message,),
     right="one tensor, one message, and each part back where it came from.",
 )
 
@@ -685,6 +413,11 @@ one_message_for_a_bucket = Exercise(
 # --- a mean over tokens ---------------------------------------------------------------------------
 
 _TOKENS = {2: (10, 10), 3: (8, 2, 6), 4: (1, 1, 1, 13)}
+
+
+class _Backward(NamedTuple):
+    loss: float
+    gradient_of_loss_sum: float
 
 
 def _losses(solution, n):
@@ -698,43 +431,69 @@ def _losses(solution, n):
         if result is None or result is ...:
             return result
         if not (isinstance(result, torch.Tensor) and result.requires_grad and result.numel() == 1):
-            what = (
-                f"tensor of {result.numel()} elements"
-                if isinstance(result, torch.Tensor)
-                else type(result).__name__
-            )
             raise TypeError(
-                f"it returned a {what} without a graph: backward wants the one number that was made"
+                "it returned something without a graph: backward wants the one number that was made"
                 " from loss_sum, a tensor."
             )
         result.sum().backward()
-        return round(result.item(), 9), round(losses.grad.item(), 9)
+        return _Backward(round(result.item(), 9), round(losses.grad.item(), 9))
 
     return value_of_ranks(n, work)
 
 
-def _of_all(tokens, dist):
-    total = torch.tensor([float(tokens)], dtype=torch.float64)
-    dist.all_reduce(total)
-    return total.item()
+# where the weight of loss_sum has other powers of n, a rank's tokens and the tokens of all
+_WEIGHTS = {
+    (0, -1, 0): "divided by its own tokens, a mean of means: a token of a rank with few tokens"
+    " counts more. Divide by the tokens of all ranks, and multiply by n.",
+    (0, 0, -1): "the weights are right. But data parallelism then takes the mean over n ranks,"
+    " which divides by n once more: multiply by dist.get_world_size().",
+    (-1, 0, -1): "the mean over ranks divides by n for you; you divide once more. Multiply by n"
+    " instead.",
+    (2, 0, -1): "multiplied by n twice: the mean over ranks divides by n once.",
+    (1, -1, 0): "multiplying by n is right, and it is the tokens of all ranks that loss_sum has to"
+    " be divided by.",
+    (-1, -1, 0): "divided by this rank's tokens alone, and by n: the mean over ranks divides by n"
+    " for you. Divide by the tokens of all, and multiply by n.",
+    (0, 1, -1): "tokens / total is the weight of a rank's mean, and loss_sum is a sum, which has"
+    " that weight already: multiply by n instead.",
+    (1, 1, -1): "tokens / total is the weight of a rank's mean, and loss_sum is a sum, which has"
+    " that weight already. Leave tokens out.",
+    (-1, 0, 1): "upside down: divide by the tokens of all, and multiply by n.",
+    (0, 0, 0): "that is a sum: the more tokens a batch has, the longer the update.",
+    (1, 0, 0): "that is n times the sum of the losses: divide by the tokens of all ranks.",
+}
 
 
-def _summed_losses(loss_sum, tokens, dist):
-    dist.all_reduce(loss_sum.data)
-    return loss_sum * dist.get_world_size() / _of_all(tokens, dist)
+def _another_weight(found, right, n):
+    """The number by which loss_sum is multiplied on each rank, where one rule alone gives it."""
+    tokens, total = _TOKENS[n], sum(_TOKENS[n])
+    weights = [one.gradient_of_loss_sum for one in found]
+    if any(
+        abs(one.loss - 3.0 * (r + 1) * w) > 1e-7 for r, (one, w) in enumerate(zip(found, weights))
+    ):
+        return (
+            "the loss is not that of this rank alone: you have summed the losses of all ranks. Each"
+            " rank calls backward on its own part, and data parallelism adds the gradients up."
+        )
+    fitting = [
+        said
+        for (a, b, c), said in _WEIGHTS.items()
+        if all(
+            math.isclose(weight, n**a * own**b * total**c, rel_tol=1e-6)
+            for weight, own in zip(weights, tokens)
+        )
+    ]
+    if fitting:
+        return fitting[0] if len(fitting) == 1 else None
+    return (
+        f"ranks with {tokens} tokens multiply their loss_sum by {[round(w, 4) for w in weights]},"
+        f" and {right[0].gradient_of_loss_sum:.4g} is wanted on each: the number of ranks over the"
+        " tokens of all ranks."
+    )
 
 
-def _sum_of_losses(loss_sum, tokens, dist):
-    everyone = _of_all(tokens, dist)
-    dist.all_reduce(loss_sum)
-    return loss_sum / everyone
-
-
-loss_of_unequal_parts = Exercise(
-    name="loss_for_backward",
-    reference=lambda loss_sum, tokens, dist: (
-        loss_sum * dist.get_world_size() / _of_all(tokens, dist)
-    ),
+loss_of_unequal_parts = topic.exercise(
+    "loss_of_unequal_parts",
     cases=(dict(n=2), dict(n=3), dict(n=4)),
     words=(
         "2 ranks, 10 tokens each",
@@ -744,78 +503,9 @@ loss_of_unequal_parts = Exercise(
     answer=_losses,
     hint="Write the mean over the tokens of all ranks as a formula. Then ask what the mean over"
     " the ranks divides by.",
-    misconceptions=(
-        Misconception(
-            lambda loss_sum, tokens, dist: loss_sum / tokens,
-            "right where all ranks have equally many tokens. Elsewhere this is a mean of means:"
-            " a token of a rank with few tokens counts more. Divide by the tokens of all ranks.",
-        ),
-        Misconception(
-            lambda loss_sum, tokens, dist: loss_sum / _of_all(tokens, dist),
-            "the weights are right. But data parallelism then takes the mean over n ranks, which"
-            " divides by n once more: multiply by dist.get_world_size().",
-        ),
-        Misconception(
-            lambda loss_sum, tokens, dist: loss_sum / tokens * dist.get_world_size() * tokens,
-            "this is n times the sum of the losses: divide by the tokens of all ranks.",
-        ),
-        Misconception(
-            lambda loss_sum, tokens, dist: 4 * loss_sum / _of_all(tokens, dist),
-            "4 is the number of this lab's ranks. dist.get_world_size() gives the number of ranks"
-            " anywhere.",
-        ),
-        Misconception(
-            _sum_of_losses,
-            "you have summed the losses of all ranks. The loss that backward begins with is this"
-            " rank's own; it is the gradients that data parallelism adds up.",
-        ),
-        Misconception(
-            lambda loss_sum, tokens, dist: loss_sum,
-            "that is a sum: the more tokens a batch has, the longer the update.",
-        ),
-        Misconception(
-            lambda loss_sum, tokens, dist: loss_sum * tokens / _of_all(tokens, dist),
-            "tokens / total is the weight of a rank's mean, and loss_sum is a sum, which has"
-            " that weight already.",
-        ),
-        Misconception(
-            lambda loss_sum, tokens, dist: (
-                loss_sum / tokens * tokens / _of_all(tokens, dist) / dist.get_world_size()
-            ),
-            "the mean over ranks divides by n for you; you divide once more. Multiply by n"
-            " instead.",
-        ),
-        Misconception(
-            lambda loss_sum, tokens, dist: (
-                loss_sum * tokens * dist.get_world_size() / _of_all(tokens, dist)
-            ),
-            "tokens / total is the weight of a rank's mean, and loss_sum is a sum, which has"
-            " that weight already. Leave tokens out.",
-        ),
-        Misconception(
-            lambda loss_sum, tokens, dist: loss_sum * dist.get_world_size() / tokens,
-            "n times a mean of means: multiplying by n is right, and it is the tokens of all"
-            " ranks that loss_sum has to be divided by.",
-        ),
-        Misconception(
-            lambda loss_sum, tokens, dist: loss_sum / tokens / dist.get_world_size(),
-            "a mean of this rank's tokens alone, and then divided by n: the mean over ranks"
-            " divides by n for you. Divide by the tokens of all.",
-        ),
-        Misconception(
-            _summed_losses,
-            "you have summed loss_sum over the ranks as well. Each rank calls backward on its"
-            " own part; the mean over the ranks adds the gradients up.",
-        ),
-        Misconception(
-            lambda loss_sum, tokens, dist: loss_sum * _of_all(tokens, dist) / dist.get_world_size(),
-            "upside down: divide by the tokens of all, and multiply by n.",
-        ),
-    ),
-    right=(
-        "the sum of this rank, divided by the tokens of all ranks, times n, because the mean over"
-        " ranks divides by n."
-    ),
+    properties=(_another_weight,),
+    right="the sum of this rank, divided by the tokens of all ranks, times n, because the mean over"
+    " ranks divides by n.",
 )
 
 
@@ -840,70 +530,48 @@ def _started(solution, n, seed):
     return answer_of_ranks(n, work)
 
 
-def _load(net, saved, dist):
+def _start(net, saved, dist):
     if saved is not None:
         net.load_state_dict(saved)
+    with torch.no_grad():
+        for tensor in net.state_dict().values():
+            dist.broadcast(tensor, 0)
 
 
-def _send(tensors):
-    def send(net, saved, dist):
-        with torch.no_grad():
-            for tensor in tensors(net):
-                dist.broadcast(tensor, 0)
+def _another_start(found, right, n, seed):
+    """The first tensor of a rank that is not that of the checkpoint."""
+    rank, name = next(
+        (rank, name)
+        for rank, own in enumerate(found)
+        for name in own
+        if own[name] != right[rank][name]
+    )
+    alike = all(own == found[0] for own in found)
+    return (
+        f"{name} of rank {rank} is not that of the checkpoint"
+        f"{', and all ranks have the same' if alike else ', and the ranks differ'}: first rank 0"
+        " loads, then each tensor of state_dict(), parameters and buffers, is sent from rank 0."
+    )
 
-    return send
 
-
-def _start(*steps):
-    def start(net, saved, dist):
-        for step in steps:
-            step(net, saved, dist)
-
-    return start
-
-
-_EVERYTHING = _send(lambda net: net.state_dict().values())
-
-same_start = Exercise(
+same_start = topic.exercise(
+    "same_start",
+    _start,
     name="start",
-    reference=_start(_load, _EVERYTHING),
     cases=(dict(n=2, seed=0), dict(n=3, seed=1)),
     words=(
         "2 ranks, of which rank 0 has a checkpoint",
         "3 ranks, of which rank 0 has a checkpoint",
     ),
     answer=_started,
-    misconceptions=(
-        Misconception(
-            _start(_EVERYTHING, _load),
-            "the broadcast is stale: it gives everyone the random start of rank 0, and then rank 0"
-            " alone loads the checkpoint. Load first.",
-        ),
-        Misconception(
-            _start(_load),
-            "only rank 0 has the checkpoint; the others begin at random numbers of their own, and"
-            " the mean of the gradients belongs to no model at all. Broadcast, and not into a copy"
-            " such as tensor.clone(): that reaches nobody.",
-        ),
-        Misconception(
-            _EVERYTHING,
-            "all ranks start alike, from the random numbers of rank 0: nobody has loaded the"
-            " checkpoint.",
-        ),
-        Misconception(
-            _start(_load, _send(lambda net: net.parameters())),
-            "the parameters are alike, the buffers are not: each rank keeps its own running mean."
-            " state_dict() has both.",
-        ),
-        Misconception(
-            _start(_load, _send(lambda net: net.buffers())),
-            "the buffers are alike, the parameters are not: state_dict() has both.",
-        ),
-        Misconception(
-            lambda net, saved, dist: None,
-            "nothing was loaded or sent: each rank has a random start of its own.",
+    errors=(
+        (
+            "dict-like",
+            "saved is None everywhere but on rank 0, which alone has read the file: there alone it"
+            " can be loaded.",
         ),
     ),
+    properties=(_another_start,),
     right="first what rank 0 starts from, then a broadcast of parameters and buffers, in place.",
 )
 
@@ -918,62 +586,64 @@ def _orders(solution, n, examples, epochs):
     def sampler(rank):
         return DistributedSampler(range(examples), num_replicas=n, rank=rank, shuffle=True, seed=7)
 
-    return unless_blank([solution(sampler(rank), epochs) for rank in range(n)])
+    orders = unless_blank([solution(sampler(rank), epochs) for rank in range(n)])
+    if any(isinstance(epoch, DistributedSampler) for own in orders or () for epoch in own):
+        return "an epoch of yours is the sampler itself: list(sampler) is the order it gives."
+    return orders
 
 
-def _epochs(number, after=False):
-    def see(sampler, epochs):
-        seen = []
-        for epoch in range(epochs):
-            if not after:
-                sampler.set_epoch(number(epoch, sampler))
-            seen.append(list(sampler))
-            if after:
-                sampler.set_epoch(number(epoch, sampler))
-        return seen
-
-    return see
+def _see(sampler, epochs):
+    seen = []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        seen.append(list(sampler))
+    return seen
 
 
-another_order_each_epoch = Exercise(
+def _seen_twice_or_never(found, right, n, examples, epochs):
+    """Examples of an epoch that several ranks see, or none, and epochs that are alike."""
+    if any(len(own) != epochs for own in found):
+        return f"{len(found[0])} orders, and one for each of the {epochs} epochs is wanted."
+    for epoch in range(epochs):
+        seen = [example for own in found for example in own[epoch]]
+        missing = set(range(examples)) - set(seen)
+        if missing:
+            return (
+                f"in epoch {epoch} nobody sees example {min(missing)}: the order is one for all"
+                " ranks, and the sampler itself gives each of them its part."
+            )
+        wanted = [own[epoch] for own in right]
+        if len(seen) > sum(map(len, wanted)):
+            return "the ranks see examples several times: iterate over the sampler, once an epoch."
+        orders = [own[epoch] for own in found]
+        if orders != wanted and [sorted(one) for one in orders] == [sorted(w) for w in wanted]:
+            return (
+                f"in epoch {epoch} the ranks see the examples that they should, in another order:"
+                " it is the sampler that shuffles. Keep the order that it gives."
+            )
+    alike = [epoch for epoch in range(1, epochs) if found[0][epoch] == found[0][epoch - 1]]
+    if alike:
+        return (
+            f"epochs {alike[0] - 1} and {alike[0]} have the same order: the sampler makes it from"
+            " its seed and the number of the epoch. Call sampler.set_epoch(epoch) before each"
+            " epoch."
+        )
+    return (
+        "a new order in each epoch, and the same on all ranks: that trains well. Count from 0 here,"
+        " as range does, so that a run can be compared with another."
+    )
+
+
+another_order_each_epoch = topic.exercise(
+    "another_order_each_epoch",
+    _see,
     name="see",
-    reference=_epochs(lambda epoch, sampler: epoch),
     cases=(dict(n=2, examples=12, epochs=3), dict(n=3, examples=10, epochs=2)),
     words=("2 ranks, 12 examples, 3 epochs", "3 ranks, 10 examples, 2 epochs"),
     answer=_orders,
-    misconceptions=(
-        Misconception(
-            lambda sampler, epochs: [list(sampler) for _ in range(epochs)],
-            "every epoch has the same order: the sampler makes it from its seed and the number of"
-            " the epoch, and nobody has told it that number. Call sampler.set_epoch(epoch) before"
-            " each epoch.",
-        ),
-        Misconception(
-            _epochs(lambda epoch, sampler: epoch, after=True),
-            "one epoch late: the sampler hears of an epoch when that is over, so the first two have"
-            " the same order.",
-        ),
-        Misconception(
-            _epochs(lambda epoch, sampler: epoch + sampler.rank),
-            "each rank shuffles in another way, so some examples are seen by two ranks and some by"
-            " none. The order is one for all ranks; the sampler itself gives each of them its"
-            " part.",
-        ),
-        Misconception(
-            _epochs(lambda epoch, sampler: epoch + 1),
-            "a new order in each epoch, and the same on all ranks: that trains well. Count from 0"
-            " here, as range does, so that a run can be compared with another.",
-        ),
-        Misconception(
-            lambda sampler, epochs: [list(range(len(sampler.dataset))) for _ in range(epochs)],
-            "every rank sees every example: that is n times the work for the same gradient. Iterate"
-            " over the sampler.",
-        ),
-    ),
-    right=(
-        "the order follows from the seed and the epoch: new each time, and the same on all ranks,"
-        " which share it out."
-    ),
+    properties=(_seen_twice_or_never,),
+    right="the order follows from the seed and the epoch: new each time, and the same on all ranks,"
+    " which share it out.",
 )
 
 
@@ -981,16 +651,18 @@ another_order_each_epoch = Exercise(
 
 
 class Replica(nn.Module):
-    """A copy of a network on a thread rank: each backward sends its gradients, except under
-    no_sync()."""
+    """A copy of a network on a thread rank: each backward sends its gradients, unless it and its
+    forward are under no_sync()."""
 
     def __init__(self, net, dist):
         super().__init__()
-        self.net, self.dist, self.sends, self.messages = net, dist, True, 0
+        self.net, self.dist, self.messages = net, dist, 0
+        self.sends = self.forward_sends = True
         for parameter in net.parameters():
             parameter.register_post_accumulate_grad_hook(self._send)
 
     def forward(self, x):
+        self.forward_sends = self.sends
         return self.net(x)
 
     @contextmanager
@@ -1002,7 +674,7 @@ class Replica(nn.Module):
             self.sends = True
 
     def _send(self, parameter):
-        if self.sends:
+        if self.sends or self.forward_sends:
             self.dist.all_reduce(parameter.grad)
             parameter.grad /= self.dist.get_world_size()
             self.messages += 1
@@ -1053,112 +725,50 @@ def watch_replicas(train, n, microbatches) -> Trained | str:
     return Trained(alike, found[0] / len(data) / 2, round(length, 9))
 
 
-def _train(quiet, divide=True, zero_each=False, over=1, order=("step", "zero"), each=False):
-    def train(model, optimizer, steps):
-        for microbatches in steps:
-            for number, (x, y) in enumerate(microbatches):
-                with model.no_sync() if quiet(number, len(microbatches)) else nullcontext():
-                    loss = nn.functional.mse_loss(model(x), y)
-                    (loss / len(microbatches) / over if divide else loss).backward()
-                if zero_each and number < len(microbatches) - 1:
-                    optimizer.zero_grad()
-                if each:
-                    finish(optimizer)
-            if not each:
-                finish(optimizer)
+def _messages_and_updates(found, right, n, microbatches):
+    """Messages too many or none, copies that differ, and updates too long or too short."""
+    sent, length = found.messages_of_each_step, found.length_of_the_update
+    if not sent:
+        return (
+            "no microbatch sends. Each rank trains a model of its own."
+            if length
+            else "nothing was trained, and nothing was sent."
+        )
+    if not found.all_alike:
+        return (
+            f"{sent:g} of {microbatches} microbatches of a step send, and the copies drift apart:"
+            " what a rank adds to its gradients after the last message, or before a step without"
+            " one, is its own. The last microbatch sends what all have added up, then comes the"
+            " step."
+        )
+    if sent > 1:
+        return (
+            f"the copies stay alike, and {sent:g} microbatches of a step send: only the last has"
+            " to, for its backward sends the sum of all. no_sync() is for forward and backward of"
+            " all but the last: PyTorch's class asks in forward, the book's in backward."
+        )
+    if not length:
+        return (
+            "nothing was trained: step() is missing, or the gradients are cleared before the step,"
+            " and the optimizer finds nothing. First step(), then zero_grad()."
+        )
+    return (
+        f"the copies stay alike, and their update is {length:.4g} times as long as that of one rank"
+        f" with the whole batch. Each loss is a mean: divide it by the {microbatches} microbatches"
+        " and by nothing else, let all of a step add up, and clear the gradients after the step"
+        " alone."
+    )
 
-    def finish(optimizer):
-        for what in order:
-            optimizer.step() if what == "step" else optimizer.zero_grad()
 
-    return train
-
-
-def _divided_by_ranks(model, optimizer, steps):
-    over = model.dist.get_world_size()
-    _train(lambda number, k: number < k - 1, over=over)(model, optimizer, steps)
-
-
-ranks_that_drift_apart = Exercise(
-    name="train",
-    reference=_train(lambda number, k: number < k - 1),
+ranks_that_drift_apart = topic.exercise(
+    "ranks_that_drift_apart",
     cases=(dict(n=2, microbatches=3), dict(n=3, microbatches=2)),
     words=("2 ranks, 3 microbatches a step", "3 ranks, 2 microbatches a step"),
     answer=watch_replicas,
     hint="Which backward of a step sends what all microbatches have added up?",
-    misconceptions=(
-        Misconception(
-            _train(lambda number, k: number == k - 1),
-            "the last microbatch of a step is the one that must send: its backward sends what all"
-            " of them have added up. Here it is the one that is silent, so each rank steps with a"
-            " last part of its own, and the copies drift apart. Nothing raises.",
-        ),
-        Misconception(
-            _train(lambda number, k: number > 0),
-            "the first microbatch sends, and the sum goes on growing on each rank after it. What is"
-            " added later is a rank's own: the copies drift apart.",
-        ),
-        Misconception(
-            lambda model, optimizer, steps: None, "nothing was trained, and nothing was sent."
-        ),
-        Misconception(
-            _train(lambda number, k: True),
-            "no microbatch sends. Each rank trains a model of its own.",
-        ),
-        Misconception(
-            _train(lambda number, k: False),
-            "the copies stay alike, and every microbatch sends: that is as many all-reduces as"
-            " there are microbatches, for the same gradient. no_sync() is for all but the last.",
-        ),
-        Misconception(
-            _train(lambda number, k: number < k - 1, divide=False),
-            "the copies stay alike. But the loss of each microbatch is a mean, and you add them up:"
-            " divide by the number of microbatches, or the update is so many times too long.",
-        ),
-        Misconception(
-            _train(lambda number, k: number < k - 1, zero_each=True),
-            "the gradients of the earlier microbatches are thrown away: zero_grad() comes after the"
-            " step.",
-        ),
-        Misconception(
-            _train(lambda number, k: number == 0),
-            "the copies stay alike, and more is sent than needed: only the last microbatch has"
-            " to send, for its backward sends the sum of all.",
-        ),
-        Misconception(
-            _train(lambda number, k: number < k - 2),
-            "the copies stay alike, and the last two microbatches send: only the last microbatch"
-            " has to, for its backward sends the sum of all.",
-        ),
-        Misconception(
-            _train(lambda number, k: number < k - 1, each=True),
-            "that is a step for each microbatch, with gradients that nobody has sent: step once,"
-            " after the last of them.",
-        ),
-        Misconception(
-            _train(lambda number, k: number < k - 1, order=("step",)),
-            "the gradients are never cleared: those of the first step are in the second, too."
-            " zero_grad() comes after the step.",
-        ),
-        Misconception(
-            _train(lambda number, k: number < k - 1, order=("zero", "step")),
-            "nothing was trained: step() is missing, or the gradients are cleared before the step,"
-            " and the optimizer finds nothing. First step(), then zero_grad().",
-        ),
-        Misconception(
-            _train(lambda number, k: number < k - 1, over=4),
-            "the loss is a mean over its examples already: divide by the number of microbatches,"
-            " and nothing else.",
-        ),
-        Misconception(
-            _divided_by_ranks,
-            "divided twice by the number of ranks: the model divides the sum that it has sent.",
-        ),
-    ),
-    right=(
-        "all are silent but the last microbatch, which sends the sum of all: one all-reduce a"
-        " step, and copies that stay alike."
-    ),
+    properties=(_messages_and_updates,),
+    right="all are silent but the last microbatch, which sends the sum of all: one all-reduce a"
+    " step, and copies that stay alike.",
 )
 
 
@@ -1180,49 +790,50 @@ def _list_of_ranks(given):
     return list(found)
 
 
-def _found(*nbytes):
-    return lambda: list(nbytes)
+def _bytes_of_other_messages(found, right):
+    """Bytes of other messages, other ranks or another class."""
+    if len(found) == 1 and found[0] == sum(right):
+        return "that is the sum of both ranks: check wants the list that run returns, one for each."
+    if len(found) != 2:
+        return (
+            f"{len(found)} rank{'s have' if len(found) > 1 else ' has'} answered: start two of your"
+            " own, with ranks(2) as two, and call two.run."
+        )
+    times = found[0] / right[0]
+    if times == 0:
+        return (
+            "nothing was sent: only the first microbatch is silent, and the last one's backward is"
+            " outside no_sync()."
+        )
+    if times == 2:
+        return (
+            "both microbatches send: run the first forward and backward inside with"
+            " model.no_sync():."
+        )
+    if found[0] < 100:
+        return "those are messages: .nbytes of the total, not .messages."
+    if any(abs(times - some) < 0.01 for some in (1 / 2, 1 / 4, 1 / 8)):
+        return (
+            "those are gradients of 4 bytes, or elements: build the model in float64,"
+            " small_gpt(torch.float64, **lab.SIZES), and take .nbytes."
+        )
+    if 0.98 < times < 1:
+        return (
+            "those are the gradients alone, as PyTorch's class sends them: take"
+            " DistributedDataParallel of shardlab.data_parallel, and what the log counts."
+        )
+    return None
 
 
-reduced_by_two_ranks = Exercise(
+reduced_by_two_ranks = topic.exercise(
+    "reduced_by_two_ranks",
+    [224_480, 224_480],
     name="found",
-    reference=_found(224_480, 224_480),
     cases=({},),
     answer=_list_of_ranks,
     of_a_value=True,
     hint="Four steps: a function that wraps the model, runs two backwards under a log, the first of"
     " them under no_sync(), and returns the log's bytes; ranks(2); run; close.",
-    misconceptions=(
-        Misconception(
-            _found(448_960, 448_960),
-            "both microbatches send: run the first forward and backward inside with"
-            " model.no_sync():.",
-        ),
-        Misconception(
-            _found(0, 0),
-            "nothing was sent: only the first microbatch is silent, and the last one's backward is"
-            " outside no_sync().",
-        ),
-        Misconception(
-            _found(1, 1),
-            "those are messages: .nbytes of the total, not .messages.",
-        ),
-        Misconception(
-            _found(224_480, 224_480, 224_480, 224_480),
-            "those are four ranks, world's: start two of your own, with ranks(2) as two, and call"
-            " two.run.",
-        ),
-        Misconception(_found(224_480), "that is one rank alone: start two, ranks(2)."),
-        Misconception(
-            _found(224_256, 224_256),
-            "those are the gradients alone, as PyTorch's class sends them: take"
-            " DistributedDataParallel of shardlab.data_parallel, and what the log counts.",
-        ),
-        Misconception(
-            _found(112_240, 112_240),
-            "those are gradients of 4 bytes: build the model in float64,"
-            " small_gpt(torch.float64, **lab.SIZES).",
-        ),
-    ),
+    properties=(_bytes_of_other_messages,),
     right="two ranks of your own, one message for two microbatches.",
 )
