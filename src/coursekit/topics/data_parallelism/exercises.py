@@ -81,7 +81,7 @@ def _no_mean(found, right, own, kept):
         )
     if times > 1:
         return f"{only}the sum is multiplied by {times:g}: divide it by the number of ranks, {n}."
-    also = " Ranks without a gradient count: theirs are zeros." if len(givers) < n else ""
+    also = " Ranks without a gradient count, with zeros." if len(givers) < n else ""
     return (
         f"{only}the sum is divided by {1 / times:.4g}, and there are {n} ranks, as"
         f" dist.get_world_size() knows.{also}"
@@ -99,7 +99,7 @@ class _Averaged(NamedTuple):
 
 
 def _gradients_of(rank, without):
-    """Those of two parameters on a rank; `without`, the rank that has none of the first."""
+    """Gradients of two parameters on a rank; the rank `without` has none of the first."""
     r = rank + 1.0
     first, second = torch.tensor([[3 * r, 4 * r**2, r**3], [5 * r**2, r, 2 * r**3]]).double()
     return [None if rank == without else first, second]

@@ -163,7 +163,7 @@ kept_by = what_autograd_keeps.reference
 
 
 def _by_size(found, right, module, x):
-    """What of the kept storages was counted."""
+    """A count of some of the kept storages, or of something about them."""
     kept = kept_by(module, x)
     storages, weights = _places(kept), _places(module.parameters())
     sizes = [size for place, size in storages.items() if place not in weights]
@@ -259,7 +259,7 @@ def _other_vectors(found, right, b, s, h, a):
 
 
 def _beside_the_vectors(found, right, b, s, h, a):
-    """What is kept beside 16 vectors, in fp32 numbers."""
+    """Other fp32 numbers beside 16 vectors."""
     heads, tokens, beside = a * b * s, b * s, found / 4 - 16 * b * s * h
     for number, sentence in (
         (
