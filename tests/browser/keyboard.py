@@ -1,8 +1,8 @@
 """A page as a reader meets it who has no pointer: the keyboard alone."""
 
 # Numbers everything that can be reached and remembers how it looks without focus. A formula sheet
-# has hundreds of links that nothing tells apart: three of a kind are walked to, the others are
-# taken out of the order.
+# has hundreds of links that nothing tells apart, a chapter dozens of boxes of code and of buttons
+# that copy it: outside cards three of a kind are walked to, the others are taken out of the order.
 NUMBER_CONTROLS = """() => {
   let count = 0;
   const alike = {}, kind = node => node.tagName + node.className;
@@ -13,10 +13,11 @@ NUMBER_CONTROLS = """() => {
     if (node.disabled || node.closest("[inert]") || !box.width
       || !node.checkVisibility({visibilityProperty: true})) continue;
     if (node.type === "radio" && !node.checked) continue; // arrow keys go there, Tab does not
-    if (node.matches("a[href]:not([tabindex])")) {
-      const link = kind(node) + " in " + kind(node.parentNode);
-      alike[link] = (alike[link] || 0) + 1;
-      if (alike[link] > 3) { node.tabIndex = -1; continue; }
+    const many = ":is(a[href], summary, .copy-button):not([tabindex]), [tabindex='0']";
+    if (node.matches(many) && !node.closest(".explorer")) {
+      const here = kind(node) + " in " + kind(node.parentNode);
+      alike[here] = (alike[here] || 0) + 1;
+      if (alike[here] > 3) { node.tabIndex = -1; continue; }
     }
     const style = getComputedStyle(node);
     node.dataset.walk = count++;

@@ -35,10 +35,9 @@ ALSO = ("empty-table-header",)
 # alike: same colours, same size, same things behind. Of each look three are marked for axe, so that
 # one which axe passes over, being cut off or covered, does not hide the others. `known` counts the
 # looks of the pages before: three in the book are enough, but for texts in a picture or in what is
-# laid over others, as only the page itself says what is behind them. The width of the window
-# changes no colours: where a page is seen `again` in another width, those are not marked again.
-# Returns how many looks this page has, whether any text is marked, and the new counts.
-MARK_LOOKS = """([known, again]) => {
+# laid over others, as only the page itself says what is behind them. Returns how many looks this
+# page has, whether any text is marked, and the new counts.
+MARK_LOOKS = """known => {
   const numbers = new Map(), behind = new Map(), looks = new Map(Object.entries(known)),
     here = new Set();
   const number = node => numbers.get(node) || numbers.set(node, numbers.size + 1).get(node);
@@ -73,7 +72,7 @@ MARK_LOOKS = """([known, again]) => {
     const count = (looks.get(look) || 0) + 1;
     looks.set(look, count);
     here.add(look);
-    if (count <= 3 && !(again && look.includes("#"))) node.setAttribute("data-look", "");
+    if (count <= 3) node.setAttribute("data-look", "");
   }
   const marked = document.querySelector("[data-look]") !== null;
   const elsewhere = [...looks].filter(([look]) => !look.includes("#"));
@@ -101,17 +100,21 @@ ASK_STEPPERS = """async () => {
   }
 }"""
 
-# The rules about colour look at what lies behind each text, for which axe first lays a grid over
-# all that can be seen: where no text is marked, nothing need be. `region` finds nothing grave.
+# The rules about colour look at what lies behind each text, and the one about size at what lies
+# near each target. For both axe first lays a grid over all that can be seen, which takes longer
+# than all other rules: it sees those texts and targets alone. `region` finds nothing grave.
 COLOUR_RULES = ["color-contrast", "link-in-text-block"]
-HIDE_KNOWN_LOOKS = """() => {
+SIZE_RULES = ["target-size"]
+LOOKS = "[data-look]"
+TARGETS = "a, button, input, select, summary, textarea, [tabindex]"
+HIDE_OTHERS = """seen => {
   for (const part of document.querySelectorAll("article :is(math, pre, svg, table, p, li)"))
-    if (!part.matches("[data-look]") && !part.querySelector("[data-look]")) {
+    if (!part.matches(seen) && !part.querySelector(seen)) {
       part.style.visibility = "hidden";
       part.dataset.hidden = "";
     }
 }"""
-SHOW_KNOWN_LOOKS = """() => {
+SHOW_OTHERS = """() => {
   for (const part of document.querySelectorAll("[data-hidden]")) {
     part.style.visibility = "";
     delete part.dataset.hidden;
@@ -132,6 +135,11 @@ SCROLL_THROUGH = (
   await frame();
 }"""
 )
+
+# Tab stops at boxes that can be scrolled. book.js looks again a moment after a change of width.
+ONLY_WIDE_BOXES_HAVE_STOPS = """[...document.querySelectorAll(
+    ":is(pre, .math-scroll, .pst-scrollable-table-container, .output)[tabindex='0']")]
+  .every(box => box.scrollWidth > box.clientWidth)"""
 
 # What stands beyond the window's right edge and is in no box that scrolls. `overflow-x: clip` or
 # `hidden` on the way up does not excuse it: then it is not even reached by scrolling.
@@ -332,8 +340,8 @@ class Visit:
     blocks: list[str]  # what there is to read, block by block
     links: list[str]  # addresses it links to
     icons: list[str]  # addresses of its icon
-    light: list[str]  # findings of axe, at 390 px of the rules about colour
-    dark: list[str]  # the same, at 1280 px of the rules about colour
+    light: list[str]  # findings of axe, at 390 px of the rules about colour alone
+    dark: list[str]  # the same, at 1280 px of the rules about colour alone
     phone: list[str]  # what is too wide for 390 px
     collisions: list[str]  # texts of figures that run into one another there
     keyboard: list[str]  # what is wrong on the way through it with the Tab key
@@ -500,29 +508,35 @@ class Readers:
         self.idle[kind] = page
 
 
-def axe_findings(page, looks: dict | None = None, only_colours=False, again=False) -> list[str]:
+def axe_findings(page, looks: dict | None = None, only_colours=False) -> list[str]:
     """Findings on the page as it is now, a sentence each; at most five for one rule. `looks` counts
-    the looks seen on other pages in this mode, and then those of this page; it is seen
-    `again` where axe has looked at its colours in a window of another width."""
+    the looks seen on other pages in this mode, and then those of this page."""
     looks = {} if looks is None else looks
-    # else axe fetches style sheets, which a file may not
-    options = {"resultTypes": ["violations"], "preload": False}
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE.axe_script)
         page.evaluate("axe.configure({rules: [{id: 'color-contrast', selector: '[data-look]'}]})")
-    here, marked, counts = page.evaluate(MARK_LOOKS, [looks, again])
+    here, marked, counts = page.evaluate(MARK_LOOKS, looks)
     assert here, "a page has texts"
     looks |= counts
-    run = "async options => (await axe.run('html', options)).violations"
     violations = []
+
+    def run(seen="", **what):
+        # else axe fetches style sheets, which a file may not
+        options = {"resultTypes": ["violations"], "preload": False, **what}
+        if seen:
+            page.evaluate(HIDE_OTHERS, seen)
+        found = page.evaluate(
+            "async options => (await axe.run('html', options)).violations", options
+        )
+        violations.extend(found)
+        page.evaluate(SHOW_OTHERS)
+
     if not only_colours:
-        rules = dict.fromkeys((*COLOUR_RULES, "region"), {"enabled": False})
-        rules["target-size"] = {"enabled": True}  # axe leaves it out unless it is asked for
-        violations += page.evaluate(run, {**options, "rules": rules})
+        others = (*COLOUR_RULES, *SIZE_RULES, "region")
+        run(rules=dict.fromkeys(others, {"enabled": False}))
+        run(TARGETS, runOnly=SIZE_RULES)
     if marked:
-        page.evaluate(HIDE_KNOWN_LOOKS)
-        violations += page.evaluate(run, {**options, "runOnly": COLOUR_RULES})
-        page.evaluate(SHOW_KNOWN_LOOKS)
+        run(LOOKS, runOnly=COLOUR_RULES)
     return [
         f"{violation['id']} ({violation['impact']}): {node['html'][:160]} — "
         + "; ".join(check["message"] for check in [*node["any"], *node["all"], *node["none"]])[:200]
@@ -533,10 +547,12 @@ def axe_findings(page, looks: dict | None = None, only_colours=False, again=Fals
     ]
 
 
-def visit(context, address: str, looks: dict | None = None, inert="") -> Visit:
+def visit(context, address: str, looks: dict | None = None, inert="", alike=False) -> Visit:
     """Open the page at `address` in a dark `context` and look at it: on a phone, then on a desktop
-    dark and light and with the Tab key, then on paper. `looks` remembers for the next page which
-    texts axe has seen: {mode: {look: count}}; `inert` finds what Tab need not go through."""
+    and with the Tab key, then on paper. `looks` remembers for the next page which texts axe has
+    seen: {mode: {look: count}}; `inert` finds what Tab need not go through. A page that is `alike`
+    others has been seen by axe when it has been seen on a phone: a desktop shows it what those
+    others show there, in the same colours."""
     looks = {} if looks is None else looks
     page = context.new_page()
     watch = Watch.of(page)
@@ -550,15 +566,15 @@ def visit(context, address: str, looks: dict | None = None, inert="") -> Visit:
     in_colours(page, "light")
     light = axe_findings(page, looks.setdefault("light", {}), only_colours=True)
     page.set_viewport_size(DESKTOP)
-    scroll_through(page)
+    until(page, ONLY_WIDE_BOXES_HAVE_STOPS)
     blocks = page.evaluate(BLOCKS)
     links = page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")
     icons = page.eval_on_selector_all("link[rel~=icon]", "links => links.map(link => link.href)")
-    in_colours(page, "dark")
-    again = bool(inert)  # what only a desktop shows is what Tab goes through on the first page
-    dark += axe_findings(page, looks["dark"], only_colours=True, again=again)
-    in_colours(page, "light")
-    light += axe_findings(page, looks["light"], again=again)
+    if not alike:
+        scroll_through(page)
+        light += axe_findings(page, looks["light"])
+        in_colours(page, "dark")
+        dark += axe_findings(page, looks["dark"], only_colours=True)
     keyboard = walk(page, values, moved_elsewhere=EXPLORER_IDS, inert=inert)
     on_paper(page, color_scheme="dark")  # nobody scrolls through a page before it is printed
     paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS)
