@@ -86,6 +86,14 @@ class StepperCard(Card):
         step = steps[number]
         return self.words == f"{step.sentence} {step.detail}" and self.at == number
 
+    def assert_picture_and_buttons_seen_together(self):
+        """Above the words, and these above the menus."""
+        parts = (".explorer-picture", ".explorer-controls", ".explorer-words", ".explorer-menus")
+        boxes = [self.find(part).bounding_box() for part in parts]
+        for above, below in zip(boxes, boxes[1:]):
+            assert above["y"] + above["height"] <= below["y"] + 1
+        assert boxes[0]["height"] + boxes[1]["height"] <= self.page.viewport_size["height"]
+
     def assert_texts_apart(self):
         """Texts of the picture keep their size, stay inside, and do not run into one another."""
         texts = self.find("svg text").evaluate_all(

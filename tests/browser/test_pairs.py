@@ -1,5 +1,5 @@
-"""A block cut among ranks, as a reader meets it: what is drawn is what every rank has; knobs, no
-script, paper, a phone."""
+"""A block cut among ranks, as a reader meets it: what is drawn is what every rank has; knobs,
+a phone."""
 
 import json
 
@@ -7,13 +7,8 @@ import pytest
 from cards import StepperCard, contrast, opener
 from visit import (
     BEYOND,
-    EXPLORERS_AT_REST,
-    NO_SCRIPT_PROBLEMS,
-    PAPER_PROBLEMS,
     PHONE,
-    axe_findings,
     click,
-    on_paper,
     until,
 )
 
@@ -138,10 +133,9 @@ def test_knobs(card):
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-def test_it_is_seen_and_axe_finds_nothing_grave(open_card, mode):
-    """Must catch: a radio without a name; a band in a pale ink."""
+def test_it_is_seen(open_card, mode):
+    """Must catch: a band in a pale ink."""
     card = open_card(color_scheme=mode)
-    assert not axe_findings(card.page)
     colours = card.page.evaluate(
         """() => [".place.held", ".solid", ".stripe", ".mark.moved"].flatMap(kind =>
         [...document.querySelectorAll(".stepper svg " + kind)].map(node =>
@@ -149,18 +143,6 @@ def test_it_is_seen_and_axe_finds_nothing_grave(open_card, mode):
     )
     page = card.page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert len(colours) > 40 and all(contrast(colour, page) >= 3 for colour in colours)
-
-
-def test_without_javascript_and_on_paper_a_table_says_it(open_card):
-    """Must catch: a dead button; the table hidden in print."""
-    card = open_card(java_script_enabled=False)
-    rows = card.rows()
-    assert rows == [[step.sentence, step.detail] for step in pair_steps("tensor", 4)]
-    assert not card.page.evaluate(EXPLORERS_AT_REST) + card.page.evaluate(NO_SCRIPT_PROBLEMS)
-    printed = open_card()
-    on_paper(printed.page)
-    assert printed.find("table").is_visible() and printed.find("svg").first.is_visible()
-    assert not printed.page.evaluate(PAPER_PROBLEMS) + printed.page.evaluate(BEYOND)
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -51,7 +51,7 @@
       if (drawStep) drawStep(at.number);
     }
 
-    /* Another name, or other ranks: a new picture, and room for the longest sentence, so that nothing below jumps. */
+    /* Another name, or other ranks: a new picture, and room for the longest words, so that nothing below jumps. */
     function build() {
       data = known[at.name][at.n];
       data.say = data.say || rows; // the first picture's words stand in the table
@@ -62,7 +62,8 @@
       choices.forEach(choice => { choice.checked = choice.name === ranks ? +choice.value === at.n : at.name.split(", ").includes(choice.value); });
       write(find(".explorer-title"), data.title || at.name[0].toUpperCase() + at.name.slice(1) + ", step by step");
       if (data.look) write(find(".stepper-look"), data.look);
-      write(find(".stepper-room"), data.say.map(said => unbroken(said.join(" "))).reduce((most, text) => text.length > most.length ? text : most));
+      const longest = part => data.say.map(said => unbroken(said[part])).reduce((most, text) => text.length > most.length ? text : most);
+      write(find(".stepper-room"), longest(0) + "\n" + longest(1)); // the sentence, and on a line of its own the detail
       drawStep = width ? drawn.picture(svg, data, steps, width) : null;
       show();
     }
