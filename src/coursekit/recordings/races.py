@@ -197,7 +197,8 @@ def in_turns(
     works: dict[str, Callable], turns: int = TURNS, device: str = "cpu"
 ) -> dict[str, list[float]]:
     """Seconds of each work on this rank, and of the first of them again: all works one after the
-    other, `turns` times after a warm-up; on a GPU as often as GPU_SECONDS allow. Every work begins
+    other, `turns` times after a warm-up of no more turns; on a GPU as often as GPU_SECONDS allow.
+    Every work begins
     on all ranks together, and on CPUs ends with the slowest. On a GPU also the seconds in which it
     computed, where they can be known."""
     first = next(iter(works))
@@ -218,7 +219,7 @@ def in_turns(
         return perf_counter() - begin
 
     here = torch.empty(0, device=device)
-    for _ in range(WARM_UP_TURNS):
+    for _ in range(min(WARM_UP_TURNS, turns)):
         turn_seconds = sum(map(seconds, works.values()))
     if device != "cpu":
         turns = min(turns, max(FEWEST_TURNS, int(GPU_SECONDS / slowest(turn_seconds))))

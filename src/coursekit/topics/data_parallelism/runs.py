@@ -283,7 +283,7 @@ def traces_of(task: TrainingTask, turns: int) -> list[Trace]:
 
 
 RUNS = (
-    Run(40, data_parallel, dict(task=TINY, turns=2)),
+    Run(40, data_parallel, dict(task=TINY, turns=1)),
     Run(91, traced_step, dict(task=TINY, turns=2)),
 )
 BENCHES = (

@@ -351,7 +351,7 @@ def simulated_result(world, name: str, plan: PipelinePlan, costs: Costs, on: str
     )
 
 
-RUNS = (Run(45, pipelines, dict(task=SMALL_TASK, turns=2, names=("1F1B", "zero-bubble H1"))),)
+RUNS = (Run(45, pipelines, dict(task=SMALL_TASK, turns=1, names=("1F1B", "zero-bubble H1"))),)
 BENCHES = (
     Bench(
         "pipelines",

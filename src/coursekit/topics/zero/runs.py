@@ -317,7 +317,7 @@ def pinned_bytes() -> dict[str, int]:
 
 
 FEW = ("stage 1", "stage 2, readable", "stage 3, shards on the host", REDUNDANCY[1], FULLY[0])
-RUNS = (Run(30, zero, dict(task=TINY, turns=2, names=FEW)),)
+RUNS = (Run(30, zero, dict(task=TINY, turns=1, names=FEW)),)
 BENCHES = (
     Bench("zero", race, dict(tasks=(TINY,), counts=(2,), turns=2)),
     Bench(
