@@ -5,11 +5,14 @@ import os
 import runpy
 import socket
 import sys
+import time
+from multiprocessing import connection
 from pathlib import Path
 
 from shardlab.ranks import server
 
 SECONDS = 200  # a limit for a hang
+GRACE_SECONDS = 5  # for the others to end by themselves when a rank has failed
 
 
 def live(script, arguments, rank, ranks, port, printed):
@@ -17,7 +20,8 @@ def live(script, arguments, rank, ranks, port, printed):
     for stream, path in enumerate(printed, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
     here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": rank}
-    here |= {"RANK": rank, "WORLD_SIZE": ranks, "OMP_NUM_THREADS": 1, "CUDA_VISIBLE_DEVICES": ""}
+    here |= {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    here |= {"TORCHELASTIC_RUN_ID": "forked", "OMP_NUM_THREADS": 1, "CUDA_VISIBLE_DEVICES": ""}
     os.environ.update({name: str(value) for name, value in here.items()})
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))  # as Python does for a script
@@ -26,6 +30,17 @@ def live(script, arguments, rank, ranks, port, printed):
     # interpreter's lock, for a thread of its own that may be waiting for the lock.
     sys.stdout.flush()
     os._exit(0)
+
+
+def wait_for(processes):
+    """Until all have ended, or one has failed and the others have had their time, as torchrun does
+    it."""
+    end = time.monotonic() + SECONDS
+    while running := [process.sentinel for process in processes if process.exitcode is None]:
+        if not connection.wait(running, max(0, end - time.monotonic())):
+            return
+        if any(process.exitcode for process in processes):
+            end = min(end, time.monotonic() + GRACE_SECONDS)
 
 
 def forked(script: Path, *arguments, ranks: int, folder: Path) -> tuple[str, str, list[int]]:
@@ -46,8 +61,7 @@ def forked(script: Path, *arguments, ranks: int, folder: Path) -> tuple[str, str
     with server.without_main():
         for process in processes:
             process.start()
-    for process in processes:
-        process.join(SECONDS)
+    wait_for(processes)
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()

@@ -1,5 +1,5 @@
-"""The scripts of "Your first eight ranks", started as the page says: each by torchrun once, and
-again on ranks of the fork server, which spare the imports."""
+"""The scripts of "Your first eight ranks", started as the page says: by torchrun on one machine and
+on two, and else on ranks of the fork server, which spare the imports."""
 
 import contextlib
 import os
@@ -77,8 +77,9 @@ def test_a_run_that_goes_on(script, one_process, tmp_path):
 
     Must catch: averages over microbatches or ranks that are sums; no_sync in the last microbatch; a
     sampler that begins anew; optimizer states that are not loaded."""
-    first = losses(torchrun(script, "--steps", 2, "--save", tmp_path / "save"))
-    second = losses(in_forks(tmp_path, script, "--steps", 4, "--save", tmp_path / "save"))
+    saved = ("--save", tmp_path / "save")
+    first = losses(in_forks(tmp_path, script, "--steps", 2, *saved, ranks=2))
+    second = losses(in_forks(tmp_path, script, "--steps", 4, *saved))
     assert list(first) == [1, 2] and list(second) == [3, 4]
     assert first | second == pytest.approx(one_process, abs=2e-5)
 

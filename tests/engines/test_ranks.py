@@ -13,6 +13,7 @@ from pathlib import Path
 # of a notebook
 import cloudpickle
 import pytest
+from forked_script import forked
 from notebook_kernel import gone
 
 from shardlab import ranks as package
@@ -470,17 +471,10 @@ DISAGREEING = """
 def test_ranks_that_disagree_under_torchrun(tmp_path):
     """Mutations: each rank looks at a board of its own; the options for faults are dropped there;
     the rank has no name. Then gloo gives wrong numbers to both."""
-    torchrun = (
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    )
-    code, out, err = run_script(tmp_path, DISAGREEING, *torchrun, OMP_NUM_THREADS="1")
+    (tmp_path / "script.py").write_text(textwrap.dedent(DISAGREEING))
+    out, err, codes = forked(tmp_path / "script.py", ranks=2, folder=tmp_path)
     mine, others = "all_reduce sum of float32 [3]", "all_reduce sum of float32 [4]"
-    assert code == 0, err
+    assert codes == [0, 0], err
     for rank in range(2):
         assert f"RankRaised: Rank {rank} brings NaN to {mine}: 3 of 3 elements." in out
     assert (
