@@ -1,6 +1,5 @@
-"""What all cards of a kind of their own have in common (an explorer's cards are in
-test_explorer.py): names and colours that axe asks for, a table where there is no script and on
-paper, room for fingers."""
+"""Every card that is no explorer, in the same ways: names and colours that axe asks for, a table
+where there is no script and on paper, room for fingers. (An explorer's card: test_explorer.py.)"""
 
 import pytest
 from cards import ROOT, StepperCard, opener

@@ -199,12 +199,12 @@ def readers(browser):
 @pytest.fixture
 def open_card(readers, explorers_alone):
     """open_card(name, **options of the browser's context) opens a page with that explorer, as a
-    file. A test that leaves nothing behind but sliders and focus says `again`. `places`: by
-    default, the pages that have one explorer each."""
+    file. A test that leaves more behind than a page that is loaded anew forgets, such as a stopped
+    clock, says `fresh`. `places`: by default, the pages that have one explorer each."""
     with ExitStack() as stack:
 
-        def open_it(name, again=False, places=explorers_alone, **options):
-            page = stack.enter_context(readers.reader(again, **options))
+        def open_it(name, fresh=False, places=explorers_alone, **options):
+            page = stack.enter_context(readers.reader(not fresh, **options))
             page.goto(places[name].address())
             if options.get("java_script_enabled", True):
                 until(
@@ -219,7 +219,7 @@ def open_card(readers, explorers_alone):
 
 @pytest.fixture(params=EXPLORERS)
 def card(request, open_card):
-    card = open_card(request.param, again=True)
+    card = open_card(request.param)
     yield card
     assert not card.page.watch.errors
 
@@ -227,7 +227,7 @@ def card(request, open_card):
 @pytest.fixture(params=EXPLORERS)
 def card_in_chapter(request, open_card, explorer_places):
     """The explorer on the page of the book that has it."""
-    card = open_card(request.param, again=True, places=explorer_places)
+    card = open_card(request.param, places=explorer_places)
     yield card
     assert not card.page.watch.errors
 
@@ -285,7 +285,7 @@ def test_a_step_of_too_many_pieces_says_so(open_card):
 
     Must catch: no limit (page and notebook hang); a limit that only one of both has; the numbers of
     the step before left in the picture."""
-    card, layers = open_card("recompute", again=True), ("1000", "1001", "1_000_000")
+    card, layers = open_card("recompute"), ("1000", "1001", "1_000_000")
     moves = [("type", "microbatch", "1"), *(("type", "layers", number) for number in layers)]
     for number, (state, texts) in zip(layers, card.follow(moves, TEXTS)[1:], strict=True):
         hand = card.hand()
@@ -593,84 +593,26 @@ def test_typing_is_not_interrupted(open_card):
 # --- refusals -------------------------------------------------------------------------------------
 
 
+A_COUNT = "it must be a whole number of at least 1."
+A_SHARE = "it must be a number above 0% and at most 100%."
+EXACT = "from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it is refused."
+
+
 @pytest.mark.parametrize(
-    "name, quantity, text, place, sentence",
+    "name, quantity, text, sentence",
     [
-        (
-            "does-it-fit",
-            "layers",
-            "0",
-            "layers",
-            "“layers” = 0: it must be a whole number of at least 1.",
-        ),
-        (
-            "does-it-fit",
-            "layers",
-            "-12",
-            "layers",
-            "“layers” = -12: it must be a whole number of at least 1.",
-        ),
-        (
-            "does-it-fit",
-            "layers",
-            "2.5",
-            "layers",
-            "“layers” = 2.5: it must be a whole number of at least 1.",
-        ),
-        (
-            "does-it-fit",
-            "layers",
-            "many",
-            "layers",
-            "“layers” = many: it must be a whole number of at least 1.",
-        ),
-        (
-            "does-it-fit",
-            "layers",
-            "100T",
-            "layers",
-            (
-                "parameters = 2.02e+22: from 2^53 = 9,007,199,254,740,992 on a count is no longer"
-                " exact, so it is refused."
-            ),
-        ),
-        (
-            "does-it-fit",
-            "hidden",
-            "4503599627370496",
-            "hidden",
-            (
-                "feed forward = 1.21e+16: from 2^53 = 9,007,199,254,740,992 on a count is no longer"
-                " exact, so it is refused."
-            ),
-        ),
-        (
-            "fits-and-how-long",
-            "parameters",
-            "9e18",
-            "parameters",
-            (
-                "“parameters” = 9e18: from 2^53 = 9,007,199,254,740,992 on a count is no longer"
-                " exact, so it is refused."
-            ),
-        ),
-        (
-            "fits-and-how-long",
-            "utilisation",
-            "400",
-            "utilisation",
-            "“utilisation” = 400%: it must be a number above 0% and at most 100%.",
-        ),
-        (
-            "fits-and-how-long",
-            "utilisation",
-            "0",
-            "utilisation",
-            "“utilisation” = 0%: it must be a number above 0% and at most 100%.",
-        ),
+        ("does-it-fit", "layers", "0", f"“layers” = 0: {A_COUNT}"),
+        ("does-it-fit", "layers", "-12", f"“layers” = -12: {A_COUNT}"),
+        ("does-it-fit", "layers", "2.5", f"“layers” = 2.5: {A_COUNT}"),
+        ("does-it-fit", "layers", "many", f"“layers” = many: {A_COUNT}"),
+        ("does-it-fit", "layers", "100T", f"parameters = 2.02e+22: {EXACT}"),
+        ("does-it-fit", "hidden", "4503599627370496", f"feed forward = 1.21e+16: {EXACT}"),
+        ("fits-and-how-long", "parameters", "9e18", f"“parameters” = 9e18: {EXACT}"),
+        ("fits-and-how-long", "utilisation", "400", f"“utilisation” = 400%: {A_SHARE}"),
+        ("fits-and-how-long", "utilisation", "0", f"“utilisation” = 0%: {A_SHARE}"),
     ],
 )
-def test_a_refusal_stands_beside_its_control(open_card, name, quantity, text, place, sentence):
+def test_a_refusal_stands_beside_its_control(open_card, name, quantity, text, sentence):
     """One sentence, Python's; the last valid picture and sentence stay and are marked; mending it
     takes everything back.
 
@@ -685,8 +627,8 @@ def test_a_refusal_stands_beside_its_control(open_card, name, quantity, text, pl
     with pytest.raises(InvalidQuantity) as refused:
         card.spec.compute(values)
     assert card.spec.refusal(refused.value, values) == sentence
-    assert card.errors == [sentence] and card.error(place).is_visible()
-    for control in (card.box(place), card.slider(place)):
+    assert card.errors == [sentence] and card.error(quantity).is_visible()
+    for control in (card.box(quantity), card.slider(quantity)):
         assert control.get_attribute("aria-invalid") == "true"
         assert (
             card.page.locator(f"[id='{control.get_attribute('aria-describedby')}']").text_content()
@@ -725,7 +667,7 @@ def test_the_sentence_is_announced_once_the_reader_rests(open_card):
 
     Mutations: make the visible sentence live, which would be read at every step; an announcement
     that the next step does not put off."""
-    card = open_card("does-it-fit")
+    card = open_card("does-it-fit", fresh=True)
     stop_clock(card.page)
     status = card.find("[role=status]")
     assert (
@@ -1246,7 +1188,7 @@ def test_no_words_lie_over_others(open_card, name, width):
     Mutations: labels where the lines end; all ticks whatever the width; the words of the point not
     kept inside."""
     card, chance = (
-        open_card(name, again=True, viewport={"width": width, "height": 844}),
+        open_card(name, viewport={"width": width, "height": 844}),
         random.Random(name),
     )
     moves = []
@@ -1483,7 +1425,7 @@ def test_without_javascript_the_table_stands_there(open_card, name):
     """And no control that does nothing.
 
     Mutation: hide the table in the style sheet and let the script show it."""
-    card = open_card(name, again=True, java_script_enabled=False)
+    card = open_card(name, java_script_enabled=False)
     assert card.find("table").is_visible() and card.find(".explorer-sentence").is_visible()
     assert table_of(card) == [[row, *texts] for row, texts in card.spec.rows()]
     assert card.words == card.expected_words(card.spec.start())
@@ -1529,7 +1471,7 @@ def test_on_a_phone(open_card, explorer_places, name):
     Mutations: draw the picture in a viewBox that is scaled; `order` that puts the controls first; a
     20 px slider."""
     phone = {"viewport": PHONE, "has_touch": True, "is_mobile": True}
-    card = open_card(name, again=True, places=explorer_places, **phone)
+    card = open_card(name, places=explorer_places, **phone)
     card.unfold()
     picture, controls, menus = (
         card.find(part).bounding_box()

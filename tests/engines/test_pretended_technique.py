@@ -19,9 +19,14 @@ from coursekit.recordings.recordings import read_all
 ROOT = Path(__file__).resolve().parents[2]
 
 TESTS = (  # of the copy; `-k` where a test is asked once for each topic, formula or picture
-    ["tests/test_repository.py"],
-    ["tests/engines/test_names.py", "tests/engines/test_no_circles.py"],
-    ["tests/engines/test_notation.py", "tests/engines/test_bookkit_ways.py"],
+    [
+        *(
+            "tests/test_repository.py",
+            "tests/engines/test_names.py",
+            "tests/engines/test_notation.py",
+        ),
+        *("tests/engines/test_no_circles.py", "tests/engines/test_bookkit_ways.py"),
+    ],
     [
         *("tests/pretended", "tests/engines/test_exercises.py", "tests/engines/test_pictures.py"),
         *("tests/engines/test_show_explorers.py", "-k", "pretended"),
