@@ -1,4 +1,4 @@
-"""Four commands: doctor, grade, explain, fits.
+"""Five commands: doctor, grade, explain, fits, plan.
 
 python -m shardlab doctor [FOLDER] [--json]
     can this machine run the labs, and what to do if not
@@ -8,6 +8,8 @@ python -m shardlab explain QUANTITY [NAME=VALUE ...]
     what a number follows from: the tree of formulas, with units and sources
 python -m shardlab fits --model config.json --gpu NAME --gpus N --sequence S
     does a training step fit, category by category, and what would fit instead
+python -m shardlab plan --model config.json --gpu NAME --gpus N --batch B --sequence S
+    the fastest layouts that fit, with their seconds and what limits them
 """
 
 import argparse
@@ -37,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_grade(commands)
     command.add_explain(commands)
     command.add_fits(commands)
+    command.add_plan(commands)
     asked = parser.parse_args(arguments)
     try:
         answer = asked.run(asked)

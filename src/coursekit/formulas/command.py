@@ -1,6 +1,6 @@
-"""The formulas from a shell: `python -m shardlab explain` prints the tree below a number, and
-`python -m shardlab fits` says whether a model fits. What is asked wrongly gets one sentence, and
-exit code 2.
+"""The formulas from a shell: `python -m shardlab explain` prints the tree below a number, `fits`
+says whether a model fits, and `plan` which layout is the fastest that does. What is asked wrongly
+gets one sentence, and exit code 2.
 """
 
 import argparse
@@ -13,8 +13,10 @@ from shardlab.common.cross_node_warning import CrossesNodes
 from .explain import explained
 from .fits import LAYOUT_OPTIONS, USUAL_KERNELS, fits
 from .model_config import InvalidModelConfig
+from .plan import RULES, plan
 from .presets import GPUS, KERNELS, RECIPES
 from .registry import BOOK, InvalidQuantity
+from .speeds import SPEEDS
 
 
 def add_explain(commands):
@@ -63,17 +65,7 @@ def add_fits(commands):
         epilog="for example: python -m shardlab fits --model config.json"
         " --gpu 'H100 SXM 80GB' --gpus 64 --sequence 8192",
     )
-    parser.add_argument(
-        "--model", required=True, metavar="FILE", help="a config.json, or a model of the book"
-    )
-    parser.add_argument("--gpu", required=True, help=f"one of {', '.join(GPUS)}")
-    parser.add_argument(
-        "--gpus",
-        required=True,
-        type=int,
-        help="how many; what the two degrees below leave are data-parallel ranks",
-    )
-    parser.add_argument("--sequence", required=True, type=int, help="tokens in a sequence")
+    _add_question(parser, "how many; what the two degrees below leave are data-parallel ranks")
     parser.add_argument(
         "--zero-stage", type=int, help="0 to 3; by default 3, and 0 for a single GPU"
     )
@@ -119,16 +111,30 @@ def add_fits(commands):
         help="microbatches in a step, by default 1, and four for each stage of a pipeline",
     )
     parser.add_argument(
-        "--recipe", help=f"by default what the kernels run; there are {', '.join(RECIPES)}"
-    )
-    parser.add_argument(
-        "--kernels", help=f"by default {USUAL_KERNELS}; there are {', '.join(KERNELS)}"
-    )
-    parser.add_argument(
         "--recompute-policy",
         type=int,
         help="what is computed again in backward: 0, by default, nothing; 1 the core of attention;"
         " 2 all but matrix products, in eager PyTorch; 3 each layer",
+    )
+    _add_software(parser)
+    parser.set_defaults(run=run_fits)
+
+
+def _add_question(parser, gpus):
+    parser.add_argument(
+        "--model", required=True, metavar="FILE", help="a config.json, or a model of the book"
+    )
+    parser.add_argument("--gpu", required=True, help=f"one of {', '.join(GPUS)}")
+    parser.add_argument("--gpus", required=True, type=int, help=gpus)
+    parser.add_argument("--sequence", required=True, type=int, help="tokens in a sequence")
+
+
+def _add_software(parser):
+    parser.add_argument(
+        "--recipe", help=f"by default what the kernels run; there are {', '.join(RECIPES)}"
+    )
+    parser.add_argument(
+        "--kernels", help=f"by default {USUAL_KERNELS}; there are {', '.join(KERNELS)}"
     )
     parser.add_argument(
         "--reserve-gb",
@@ -136,7 +142,45 @@ def add_fits(commands):
         help="GB set aside for what is not counted, by default what published runs reserved",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run_fits)
+
+
+def add_plan(commands):
+    parser = commands.add_parser(
+        "plan",
+        help="find the fastest layout that fits on these GPUs",
+        description="Print the fastest layouts that fit, one for each pair of tensor and pipeline"
+        " degrees: seconds of a step, bytes of the fullest rank, what limits each, and how far such"
+        " answers were from published runs. Exit code 0 if one fits, 1 if none does: then the"
+        " nearest layout that fits is printed.",
+        epilog="for example: python -m shardlab plan --model config.json"
+        " --gpu 'H100 SXM 80GB' --gpus 64 --batch 512 --sequence 8192",
+    )
+    _add_question(parser, "how many, all of which the layout uses")
+    parser.add_argument(
+        "--batch", required=True, type=int, help="sequences in a step, on all GPUs together"
+    )
+    for name, rule in RULES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"fix it: {rule}")
+    parser.add_argument(
+        "--ranks-per-node", type=int, help="GPUs of a node, by default 8; 72 on GB200 and GB300"
+    )
+    parser.add_argument(
+        "--speed", help=f"the published runs whose speed is taken: {', '.join(SPEEDS)}"
+    )
+    _add_software(parser)
+    parser.set_defaults(run=run_plan)
+
+
+def run_plan(asked: argparse.Namespace) -> int:
+    given = {name: value for name, value in vars(asked).items() if value is not None}
+    as_json = given.pop("json")
+    del given["run"]
+    try:
+        found = plan(given.pop("model"), **given)
+    except (InvalidModelConfig, InvalidQuantity, TypeError) as refused:
+        return say_refused(refused)
+    print(json.dumps(found.as_json(), indent=1) if as_json else found)
+    return 0 if found.fits else 1
 
 
 def run_fits(asked: argparse.Namespace) -> int:

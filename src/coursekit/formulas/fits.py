@@ -433,12 +433,6 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     if zero_stage is None:
         zero_stage = 3 if gpus > 1 else 0
         assumed["zero_stage"] = f"{zero_stage} (--zero-stage)"
-    if reserve_gb is not None and not 0 <= reserve_gb <= MOST_RESERVE_GB:  # NaN, too, is refused
-        raise InvalidQuantity(
-            "reserve_gb",
-            reserve_gb,
-            f"reserve_gb = {reserve_gb}: it must be at least 0 and at most {MOST_RESERVE_GB:,}.",
-        )
     kernels = more.get("kernels", USUAL_KERNELS)
     layout = RankLayout(
         model=str(model),
@@ -447,7 +441,7 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
         gpus=gpus,
         sequence=sequence,
         zero_stage=zero_stage,
-        reserve_bytes=None if reserve_gb is None else round(reserve_gb * 10**9),
+        reserve_bytes=reserve_in_bytes(reserve_gb),
         **{"recipe": usual_recipe(gpu, kernels), **more},
     )
     values = layout.solved()
@@ -501,6 +495,19 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     if answer.warning:
         warnings.warn(answer.warning, CrossesNodes, stacklevel=2)
     return answer if answer.fits else replace(answer, nearest=tuple(nearest(layout)))
+
+
+def reserve_in_bytes(reserve_gb) -> int | None:
+    """Bytes that are set aside; None where nobody says how many."""
+    if reserve_gb is None:
+        return None
+    if not 0 <= reserve_gb <= MOST_RESERVE_GB:  # NaN, too, is refused
+        raise InvalidQuantity(
+            "reserve_gb",
+            reserve_gb,
+            f"reserve_gb = {reserve_gb}: it must be at least 0 and at most {MOST_RESERVE_GB:,}.",
+        )
+    return round(reserve_gb * 10**9)
 
 
 def in_library(kernels) -> bool:

@@ -4,12 +4,12 @@
 A formula takes one argument, `q`, and names a quantity where it needs it: `q.layers`. What it
 depends on is read from its body.
 
-Each function takes numbers or SymPy symbols (symbols.py), so that one formula serves three times:
-called with integers it gives exact bytes, called with symbols it gives the equation on the page and
-the JavaScript behind the slider. `//`, `%` and `==` are left out on purpose: SymPy prints `n // 49`
-as floor((1/49) * n), which is 0 at n = 49, and takes `symbol == 2` for a question about names.
-`check_subset` refuses a formula that leaves the subset when it is defined, not when it first prints
-something wrong.
+Each function takes numbers, SymPy symbols (symbols.py) or arrays of NumPy (arrays.py). So one
+formula serves more than once: called with integers it gives exact bytes, with symbols the equation
+on the page and the JavaScript behind the slider, with arrays the bytes of thousands of layouts.
+`//`, `%` and `==` are left out on purpose: SymPy prints `n // 49` as floor((1/49) * n), which is 0
+at n = 49, and takes `symbol == 2` for a question about names. `check_subset` refuses a formula that
+leaves the subset when it is defined, not when it first prints something wrong.
 """
 
 import ast
@@ -33,7 +33,11 @@ def _symbolic(*values):
 
 
 def _as_symbols(name, *arguments):
-    """The functions on SymPy symbols; SymPy is imported only then."""
+    """The functions on SymPy symbols, or on arrays of NumPy; either is imported only then."""
+    if any(hasattr(argument, "dtype") for argument in arguments):
+        from .arrays import OF_ARRAYS
+
+        return OF_ARRAYS[name](*arguments)
     from . import symbols
 
     return getattr(symbols, name)(*arguments)

@@ -1,0 +1,477 @@
+"""Which layout trains a model fastest on these GPUs? All legal layouts, the bytes of the fullest
+rank and the seconds of a step of each, and the best of those that fit.
+
+    found = plan("config.json", gpu="H100 SXM 80GB", gpus=64, batch=512, sequence=8192)
+    print(found)
+    found.best[0].layout            # a RankLayout; .seconds, .tokens_per_second, .parts ...
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isqrt
+
+import numpy as np
+
+from .fits import (
+    INTERLEAVED,
+    NOT_COUNTED,
+    ONE_F_ONE_B,
+    PUBLISHED,
+    RANK_PEAK,
+    RESERVED_SHARES,
+    USUAL_KERNELS,
+    RankLayout,
+    gigabytes,
+    in_library,
+    model_sizes,
+    nearest,
+    reserve_in_bytes,
+    usual_recipe,
+)
+from .many import solve_many
+from .presets import GPUS
+from .registry import InvalidQuantity, show
+from .speeds import (
+    BANDWIDTH_SHARE,
+    PARTS,
+    SPEEDS,
+    WORK,
+    Speed,
+    joined_gpus,
+    pace,
+    parts_of,
+    step_values,
+    usual_speed,
+)
+
+MOST_BATCH = 1_000_000
+NOT_TRIED = "context parallelism, offload, interleaved stages with unequal ends"
+
+WORTH = 0.005  # a difference of seconds that is worth bytes
+
+
+# What a layout may be: knob -> its rule. The book's own rules hold beside them.
+RULES = {
+    "tensor_parallel": "tensor_parallel divides the heads of keys and values, and its ranks are"
+    " GPUs that NVLink joins",
+    "pipeline_parallel": "pipeline_parallel x tensor_parallel divides the GPUs; what they leave is"
+    " data_parallel",
+    "stages_per_rank": "pipeline_parallel x stages_per_rank divides the layers; more than one stage"
+    " on a rank asks for a number of microbatches that pipeline_parallel divides",
+    "shorter_ends": "shorter_ends is 0, or 1 where pipeline_parallel divides layers + 2, with one"
+    " stage on a rank",
+    "microbatch": "microbatch x data_parallel divides the batch, and a pipeline has at least as"
+    " many microbatches as ranks",
+    "zero_stage": "zero_stage is 0 without data parallelism; a pipeline reduces gradients once a"
+    " step, so it goes with 0 and 1",
+    "sequence_parallel": "sequence_parallel is for tensor_parallel of at least 2, which divides the"
+    " sequence",
+    "recompute_policy": "recompute_policy is 0, 1 or 3 under a library's kernels, and any in eager"
+    " PyTorch",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One layout with its fullest rank's bytes and its step's seconds."""
+
+    layout: RankLayout
+    needed_bytes: int
+    memory_bytes: int
+    seconds: float
+    tokens_per_second: float  # of each GPU
+    utilisation: float
+    parts: dict  # of PARTS -> seconds
+    binds: str  # what makes the step longer, or what the memory rules out
+
+    def __str__(self):
+        asked, steps = self.layout, self.layout.steps
+        shares = sorted(self.parts.items(), key=lambda part: -part[1])
+        said = ", ".join(
+            f"{PARTS[name]} {taken / self.seconds:.0%}"
+            for name, taken in shares
+            if taken > 0.01 * self.seconds
+        )
+        return "\n".join(
+            (
+                f"{self.seconds:.3g} s, {self.tokens_per_second:,.0f} tokens/s a GPU, MFU"
+                f" {self.utilisation:.1%}, {gigabytes(self.needed_bytes)} of"
+                f" {gigabytes(self.memory_bytes)}",
+                f"   {options(asked)}",
+                f"   {asked.given['data_parallel']} data-parallel ranks, {steps:,}"
+                f" {'microbatch' if steps == 1 else 'microbatches'} each",
+                f"   {said}",
+                f"   binds: {self.binds}",
+            )
+        )
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """Answer of the planner. `best` are the fastest layouts that fit, one for each pair of degrees;
+    `nearest` are pairs (what changes, layout) where none fits."""
+
+    asked: RankLayout  # without its degrees
+    batch: int
+    speed: Speed
+    legal: int
+    fitting: int
+    best: tuple
+    nearest: tuple
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.best)
+
+    @property
+    def compared(self) -> dict:
+        """How far such answers were from published measurements."""
+        known = PUBLISHED.get(self.asked.kernels)
+        bytes_said = str(known or "no published peak of these kernels is among our rows")
+        return {"bytes": bytes_said, "seconds": str(self.speed)}
+
+    def __str__(self) -> str:
+        return "\n".join(self._texts())
+
+    def _texts(self) -> Iterator[str]:
+        asked = self.asked
+        yield (
+            f"{asked.model} on {asked.gpus:,} x {asked.gpu}, {self.batch:,} sequences of"
+            f" {asked.sequence:,} tokens in a step: {self.legal:,} legal layouts,"
+            f" {self.fitting:,} fit."
+        )
+        for number, candidate in enumerate(self.best, 1):
+            yield ""
+            yield f"{number}. {candidate}"
+        if not self.best:
+            yield "Nearest that fits:" if self.nearest else "Nothing near fits."
+            for change, layout in self.nearest:
+                values = layout.solved()
+                yield f"  {change}: {gigabytes(layout.needed_bytes(values))}"
+        yield ""
+        yield "Assumed:"
+        for name in ("recipe", "kernels"):
+            yield f"  {name} = {getattr(asked, name)}"
+        yield (
+            f"  products reach {self.speed.utilisation:.0%} of the GPU's FLOP/s, memory and links"
+            f" {BANDWIDTH_SHARE:.0%} of their bandwidth"
+        )
+        yield f"  not tried: {NOT_TRIED}"
+        yield f"  not counted: {NOT_COUNTED}"
+        yield "Compared:"
+        for said in self.compared.values():
+            yield f"  {said}."
+
+    def as_json(self) -> dict:
+        return dict(
+            fits=self.fits,
+            legal=self.legal,
+            fitting=self.fitting,
+            best=[
+                dict(
+                    layout=knobs(one.layout),
+                    data_parallel=one.layout.given["data_parallel"],
+                    seconds=one.seconds,
+                    tokens_per_second_per_gpu=one.tokens_per_second,
+                    utilisation=one.utilisation,
+                    needed_bytes=one.needed_bytes,
+                    memory_bytes=one.memory_bytes,
+                    parts=one.parts,
+                    binds=one.binds,
+                )
+                for one in self.best
+            ],
+            nearest=[
+                dict(change=change, needed_bytes=layout.needed_bytes(layout.solved()))
+                for change, layout in self.nearest
+            ],
+            recipe=self.asked.recipe,
+            kernels=self.asked.kernels,
+            compared=self.compared,
+            not_tried=NOT_TRIED,
+            not_counted=NOT_COUNTED,
+        )
+
+
+def plan(
+    model, *, gpu, gpus, batch, sequence, speed=None, most=5, reserve_gb=None, **more
+) -> LayoutPlan:
+    """The LayoutPlan for a model, by name or by the path of its config.json: `batch` sequences of
+    `sequence` tokens in a step on `gpus` GPUs of a preset, at a speed of SPEEDS. `more` may fix any
+    knob of RULES, at one value or at several, as in zero_stage=(0, 1), and give recipe, kernels and
+    ranks_per_node. Raises InvalidModelConfig, InvalidQuantity or TypeError with one sentence."""
+    fixed = {name: _choices(more.pop(name)) for name in RULES if more.get(name) is not None}
+    if unknown := set(more) - {"recipe", "kernels", "ranks_per_node"}:
+        raise TypeError(f"plan() knows no {min(unknown)}; knobs are {', '.join(RULES)}.")
+    kernels = more.get("kernels", USUAL_KERNELS)
+    asked = RankLayout(
+        model=str(model),
+        sizes=model_sizes(model),
+        gpu=gpu,
+        gpus=gpus,
+        sequence=sequence,
+        zero_stage=0,
+        reserve_bytes=reserve_in_bytes(reserve_gb),
+        **{"recipe": usual_recipe(gpu, kernels), **more},
+    )
+    asked.solved()  # refuses what no layout can mend
+    for name in ("experts", "key_value_latent"):
+        if size := asked.sizes.get(name):
+            raise InvalidQuantity(
+                name,
+                size,
+                f"{name} = {size}: no formula has the seconds of experts or of latent attention;"
+                " `fits` says what one layout of such a model takes.",
+            )
+    if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
+        raise InvalidQuantity(
+            "batch",
+            batch,
+            f"batch = {show(batch)}: it must be a whole number of sequences from 1 to"
+            f" {MOST_BATCH:,}.",
+        )
+    name = speed or usual_speed(gpu, kernels)
+    if name not in SPEEDS:
+        raise InvalidQuantity(
+            "speed", name, f"speed = {name}: it must be one of {', '.join(SPEEDS)}."
+        )
+    search = Search(asked, batch, SPEEDS[name], fixed)
+    best = tuple(search.best(most))
+    near = () if best else tuple(nearest(search.layout(search.smallest)))
+    return LayoutPlan(asked, batch, SPEEDS[name], search.legal, search.fitting, best, near)
+
+
+@dataclass(frozen=True)
+class Search:
+    """All layouts of a question as columns, a place for each; `places` are those that no rule
+    forbids."""
+
+    asked: RankLayout
+    batch: int
+    speed: Speed
+    fixed: dict
+
+    @cached_property
+    def columns(self) -> dict:
+        """Knob -> values of every layout that RULES allow."""
+        found = [
+            row
+            for row in self._rows()
+            if all(row[name] in values for name, values in self.fixed.items())
+        ]
+        if not found:
+            self._refuse()
+        return {name: np.array([row[name] for row in found]) for name in found[0]}
+
+    def _rows(self) -> Iterator[dict]:
+        asked, sizes = self.asked, self.asked.sizes
+        node = joined_gpus(asked)
+        policies = (0, 1, 3) if in_library(asked.kernels) else (0, 1, 2, 3)
+        for t in divisors(asked.gpus):
+            if t > node or sizes["key_value_heads"] % t:
+                continue
+            cuts = (0, 1) if t > 1 and asked.sequence % t == 0 else (0,)
+            for p, d, v, ends in self._pipelines(t):
+                for b in divisors(self.batch // d):
+                    m = self.batch // (d * b)
+                    if m < p or (v > 1 and m % p):
+                        continue
+                    for z in (0,) if d == 1 else (0, 1) if p > 1 else (0, 1, 2, 3):
+                        for cut in cuts:
+                            for policy in policies:
+                                yield dict(
+                                    tensor_parallel=t,
+                                    pipeline_parallel=p,
+                                    stages_per_rank=v,
+                                    shorter_ends=ends,
+                                    microbatch=b,
+                                    zero_stage=z,
+                                    sequence_parallel=cut,
+                                    recompute_policy=policy,
+                                    data_parallel=d,
+                                    accumulation_steps=m,
+                                )
+
+    def _pipelines(self, t):
+        """Degrees, stages and ends beside tensor parallelism of degree t."""
+        layers = self.asked.sizes["layers"]
+        for p in divisors(self.asked.gpus // t):
+            d = self.asked.gpus // (t * p)
+            if self.batch % d or p > layers:
+                continue
+            if layers % p == 0:
+                yield p, d, 1, 0
+                if p > 1:
+                    yield from ((p, d, v, 0) for v in divisors(layers // p) if v > 1)
+            if p > 1 and (layers + 2) % p == 0 and layers + 2 > p:
+                yield p, d, 1, 1
+
+    @property
+    def memory_bytes(self) -> int:
+        return GPUS[self.asked.gpu].quantities["gpu_memory_bytes"]
+
+    def _refuse(self):
+        """Raises InvalidQuantity for the first fixed knob that no layout has."""
+        rows = list(self._rows())
+        said = {name: " or ".join(map(str, values)) for name, values in self.fixed.items()}
+        for name, values in self.fixed.items():
+            if all(row[name] not in values for row in rows):
+                raise InvalidQuantity(
+                    name, values, f"{name} = {said[name]} is in no legal layout: {RULES[name]}."
+                )
+        fixed = ", ".join(f"{name} = {values}" for name, values in said.items())
+        given = f"batch = {show(self.batch)} on gpus = {show(self.asked.gpus)}"
+        why = "; ".join(RULES[name] for name in (*self.fixed, "microbatch"))
+        raise InvalidQuantity(
+            "batch", self.batch, f"{given}{' with ' if fixed else ''}{fixed}: no layout: {why}."
+        )
+
+    def given(self, columns) -> dict:
+        """The quantities of layouts; of one layout where the columns are numbers."""
+        several = (columns["stages_per_rank"] > 1) * 1
+        return {
+            **pace(self.asked, self.speed),
+            **self.asked.sizes,
+            **{name: getattr(self.asked, name) for name in ("recipe", "kernels", "sequence")},
+            **columns,
+            "regather": columns["sequence_parallel"],
+            "pipeline_schedule": ONE_F_ONE_B + (INTERLEAVED - ONE_F_ONE_B) * several,
+        }
+
+    @cached_property
+    def _found(self) -> tuple:
+        """(needed bytes, seconds, right) of every layout; bytes are those of the fullest rank."""
+        columns, peaks = self.columns, 0
+        p = columns["pipeline_parallel"]
+        for rank in (np.zeros_like(p), np.minimum(1, p - 1), p - 1):
+            given = self.given(columns) | dict(pipeline_rank=rank)
+            values, right = solve_many((RANK_PEAK, "layout_seconds"), given)
+            peaks = np.maximum(peaks, values[RANK_PEAK])
+        reserved = self.asked.reserve_bytes
+        if reserved is None:
+            reserved = np.rint(RESERVED_SHARES[self.asked.kind] * peaks) * in_library(
+                self.asked.kernels
+            )
+        return peaks + reserved, values["layout_seconds"], right
+
+    @cached_property
+    def legal(self) -> int:
+        return int(self._found[2].sum())
+
+    @cached_property
+    def _fit(self):
+        needed, _, right = self._found
+        return right & (needed <= self.memory_bytes)
+
+    @property
+    def fitting(self) -> int:
+        return int(self._fit.sum())
+
+    @property
+    def smallest(self) -> int:
+        """The place of the layout that needs the fewest bytes."""
+        needed, _, right = self._found
+        return int(np.argmin(np.where(right, needed, np.inf)))
+
+    def layout(self, place: int) -> RankLayout:
+        row = {name: int(column[place]) for name, column in self.columns.items()}
+        del row["data_parallel"]
+        cut = bool(row.pop("sequence_parallel"))
+        return replace(self.asked, **row, sequence_parallel=cut)
+
+    def best(self, most: int) -> Iterator[Candidate]:
+        """The fastest layouts that fit, one for each pair of degrees: of all that are as fast but
+        for WORTH, the one that needs the fewest bytes."""
+        needed, seconds, _ = self._found
+        left = self._fit.copy()
+        for _ in range(most):
+            if not left.any():
+                return
+            fastest = int(np.argmin(np.where(left, seconds, np.inf)))
+            alike = left & self._alike(fastest)
+            as_fast = alike & (seconds <= (1 + WORTH) * seconds[fastest])
+            yield self.candidate(int(np.argmin(np.where(as_fast, needed, np.inf))))
+            left &= ~alike
+
+    def _alike(self, place):
+        """Whether a layout has the degrees of the one at `place`."""
+        names = ("tensor_parallel", "pipeline_parallel")
+        return np.all([self.columns[name] == self.columns[name][place] for name in names], axis=0)
+
+    def candidate(self, place: int) -> Candidate:
+        """One layout, computed again by itself."""
+        layout = self.layout(place)
+        values = step_values(layout, self.speed)
+        held = layout.solved()
+        parts = parts_of(values)
+        return Candidate(
+            layout,
+            layout.needed_bytes(held),
+            held["gpu_memory_bytes"],
+            values["layout_seconds"],
+            values["layout_tokens_per_second"],
+            values["layout_utilisation"],
+            parts,
+            self._binds(place, parts),
+        )
+
+    def _binds(self, place, parts) -> str:
+        """Memory, where the same degrees are faster in a layout that does not fit; else the longest
+        wait."""
+        needed, seconds, right = self._found
+        faster = right & self._alike(place) & (seconds < (1 - WORTH) * seconds[place])
+        if faster.any():
+            other = int(np.argmin(np.where(faster, needed, np.inf)))
+            change = knobs_turned(self.layout(place), self.layout(other))
+            missing = needed[other] - self.memory_bytes
+            return (
+                f"memory: {change} would take {seconds[other]:.3g} s and {gigabytes(missing)} more"
+                " than there is"
+            )
+        name, taken = max(
+            ((name, taken) for name, taken in parts.items() if name not in WORK),
+            key=lambda part: part[1],
+        )
+        return f"{PARTS[name]}, {taken / seconds[place]:.0%} of the step"
+
+
+def _choices(values) -> tuple:
+    """The values that a knob may have: one, or several."""
+    return tuple(values) if isinstance(values, (tuple, list)) else (values,)
+
+
+def divisors(number: int) -> list:
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def knobs(layout: RankLayout) -> dict:
+    """The knobs of RULES, and the microbatches, as a layout has them."""
+    return {
+        **{name: getattr(layout, name) for name in RULES},
+        "sequence_parallel": int(layout.cuts_tokens),
+        "accumulation_steps": layout.steps,
+    }
+
+
+def options(layout: RankLayout) -> str:
+    """The knobs as options of `shardlab fits`, without those that are not turned."""
+    values = knobs(layout)
+    cut = values.pop("sequence_parallel")
+    still = dict(stages_per_rank=1, shorter_ends=0, recompute_policy=0)
+    said = [
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in values.items()
+        if still.get(name) != value
+    ]
+    if layout.tensor_parallel > 1 and not cut:
+        said.append("--no-sequence-parallel")
+    return " ".join(said)
+
+
+def knobs_turned(layout: RankLayout, other: RankLayout) -> str:
+    """The knobs of the other layout that differ."""
+    before, after = knobs(layout), knobs(other)
+    changed = [name for name in RULES if before[name] != after[name]]
+    return ", ".join(f"{name} = {after[name]}" for name in changed)

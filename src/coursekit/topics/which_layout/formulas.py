@@ -1,0 +1,303 @@
+"""Seconds of a training step of any layout: what each microbatch takes on the slowest rank of a
+pipeline, what fills and drains it, what data-parallel messages are not hidden, and the update.
+
+Compute, recomputation and the messages of tensor parallelism are those of their own chapters. Here
+`utilisation` is the share of the datasheet's rate that matrix products alone achieve, bandwidths
+are what memory and links achieve, and `link_bytes_per_second` is of all network cards of a node.
+"""
+
+from coursekit.formulas.registry import BOOK
+from coursekit.formulas.subset import floor_div, maximum, minimum, ring_pass, where
+
+# --- what the reader gives
+
+BOOK.given(
+    r"""
+layer_launch_seconds | \tau_\text{host} | seconds, from 0, usually 0 | time that the CPU takes to
+    launch a layer's forward and backward: a layer is never faster
+hidden_message_share | \eta_\text{hid} | fraction, from 0 to 1, usually 0 | share of the
+    tensor-parallel messages that travel while matrix products run
+"""
+)
+
+_PUBLISHED = "tests/which_layout/test_published_seconds.py::test_published_seconds"
+_COUNTED = "tests/which_layout/test_layout_seconds.py::test_a_step_by_hand"
+_SIMULATED = "tests/which_layout/test_layout_seconds.py::test_bubble_is_what_is_simulated"
+_MEGATRON = "Narayanan et al. 2021, section 3"
+
+# --- a microbatch ---------------------------------------------------------------------------------
+formula = BOOK.section(source="definition", measured_by=_COUNTED)
+
+
+@formula(r"S_\ell^\text{move}", "bytes", source="counted: written, read, gradient written")
+def layer_moved_bytes(q):
+    """bytes that a layer's elementwise operations move: each byte that backward needs is written
+    in forward and read in backward, which writes as many of its gradient"""
+    return 6 * q.rank_layer_bytes
+
+
+@formula(r"\tau_\ell^\text{move}", "seconds")
+def layer_moving_seconds(q):
+    """time in which a layer's elementwise operations wait for memory; a layer that is computed
+    again writes once more"""
+    return where(q.recompute_policy < 3, 1, 4 / 3) * q.layer_moved_bytes / q.memory_bytes_per_second
+
+
+@formula(r"\tau_\ell^\text{ar}", "seconds", source="Korthikanti et al. 2022, section 4")
+def layer_waiting_seconds(q):
+    """time for which a layer waits for its tensor-parallel messages: all but the share that
+    products hide; a layer that is computed again sends those of its forward again"""
+    return (
+        (1 - q.hidden_message_share)
+        * q.tensor_layer_message_seconds
+        * (1 + where(q.recompute_policy < 3, 0, 2 / (4 + q.regather)))
+    )
+
+
+@formula(r"\tau_\ell", "seconds")
+def layer_seconds(q):
+    """time of a layer for one microbatch, forward and backward: products, elementwise operations
+    and messages one after the other, or the CPU, where it launches them more slowly"""
+    return maximum(
+        q.layer_launch_seconds,
+        q.layer_forward_seconds
+        + q.layer_backward_seconds
+        + q.layer_moving_seconds
+        + q.layer_waiting_seconds,
+    )
+
+
+@formula(r"\tau_V", "seconds", source="2 operations for each weight and token, thrice")
+def head_seconds(q):
+    """time of the head and the loss for one microbatch: the product, and three passes over the
+    logits"""
+    return (
+        6
+        * q.microbatch_tokens
+        * q.hidden
+        * q.vocabulary
+        / (q.tensor_parallel * q.utilisation * q.flops_per_second)
+        + 3
+        * q.loss_logit_bytes
+        * q.microbatch_tokens
+        * q.tensor_vocabulary
+        / q.memory_bytes_per_second
+    )
+
+
+@formula(r"\tau_\text{through}", "seconds")
+def model_seconds(q):
+    """time of one microbatch in all layers and the head, one after the other"""
+    return q.layers * q.layer_seconds + q.head_seconds
+
+
+# --- a pipeline -----------------------------------------------------------------------------------
+formula = BOOK.section(source="Narayanan et al. 2021, section 2.2", measured_by=_SIMULATED)
+
+
+@formula(r"L_\text{own}", "count")
+def middle_rank_layers(q):
+    """layers of a rank of the pipeline that is not at an end of the model"""
+    return q.pipeline_chunks * q.middle_stage_layers
+
+
+@formula(r"L_\text{tail}", "count")
+def last_rank_layers(q):
+    """layers of the last rank, which also has the head"""
+    return q.middle_rank_layers - q.shorter_ends
+
+
+@formula(r"\tau_\text{slow}", "seconds")
+def slowest_rank_seconds(q):
+    """time of one microbatch on the slowest rank of the pipeline, whose pace all ranks keep: the
+    last, with the head, or one with a layer more"""
+    return where(
+        q.pipeline_parallel > 1,
+        maximum(
+            q.middle_rank_layers * q.layer_seconds,
+            q.last_rank_layers * q.layer_seconds + q.head_seconds,
+        ),
+        q.model_seconds,
+    )
+
+
+@formula(r"\tau_\text{bubble}", "seconds")
+def bubble_seconds(q):
+    """time in which the slowest rank is idle while the pipeline fills and drains: what one
+    microbatch takes on all other ranks, divided by the stages of a rank"""
+    return maximum(0, q.model_seconds - q.slowest_rank_seconds) / q.pipeline_chunks
+
+
+@formula(r"B_\text{stage}", "bytes/s", source="a rank drives one card")
+def stage_bytes_per_second(q):
+    """bandwidth from stage to stage: inside a node, or one network card where the ranks of a stage
+    fill a node"""
+    return where(
+        q.data_parallel * q.tensor_parallel < q.ranks_per_node,
+        q.node_bytes_per_second,
+        q.link_bytes_per_second / q.ranks_per_node,
+    )
+
+
+@formula(r"\tau_\text{hop}", "seconds")
+def pipeline_passing_time_seconds(q):
+    """time of the messages between stages that every rank waits for; each rank of a
+    tensor-parallel group sends its part"""
+    return q.pipeline_transfers * (
+        q.latency_seconds + q.residual_bytes / (q.tensor_parallel * q.stage_bytes_per_second)
+    )
+
+
+# --- data parallelism -----------------------------------------------------------------------------
+formula = BOOK.section(source="Rajbhandari et al. 2020 (ZeRO), section 7", measured_by=_COUNTED)
+
+
+@formula(r"n_\text{local}", "count", source="tensor-parallel ranks are neighbours")
+def data_ranks_per_node(q):
+    """data-parallel ranks of one group that a node has, beside its tensor-parallel ranks"""
+    return maximum(1, floor_div(q.ranks_per_node, q.tensor_parallel))
+
+
+@formula(r"B_d", "bytes/s", source="a ring is as fast as its slowest link")
+def data_bytes_per_second(q):
+    """bandwidth of the rings of a data-parallel group: inside a node, or of the network cards of
+    its ranks in a node, if these are slower"""
+    return where(
+        q.data_parallel * q.tensor_parallel > q.ranks_per_node,
+        minimum(
+            q.node_bytes_per_second,
+            q.link_bytes_per_second * q.data_ranks_per_node / q.ranks_per_node,
+        ),
+        q.node_bytes_per_second,
+    )
+
+
+@formula(r"\tau_\text{dgat}", "seconds", source="Patarasuk and Yuan 2009")
+def rank_gather_seconds(q):
+    """time to gather all parameters of the rank among the data-parallel ranks"""
+    return ring_pass(
+        q.data_parallel,
+        q.latency_seconds,
+        q.parameter_element_bytes * q.rank_parameters / q.data_bytes_per_second,
+    )
+
+
+@formula(r"\tau_\text{dred}", "seconds", source="Patarasuk and Yuan 2009")
+def rank_reduce_seconds(q):
+    """time to reduce all gradients of the rank among the data-parallel ranks; stage 0 also gathers
+    the sums"""
+    return where(q.zero_stage < 1, 2, 1) * ring_pass(
+        q.data_parallel,
+        q.latency_seconds,
+        q.gradient_element_bytes * q.rank_parameters / q.data_bytes_per_second,
+    )
+
+
+@formula(r"m_\text{hide}", "count")
+def overlapping_microbatches(q):
+    """microbatches in whose time data-parallel messages can travel: the first and the last; with
+    several stages on a rank, which start and end one after another, one for each rank"""
+    return where(q.pipeline_chunks > 1, q.pipeline_parallel, 1)
+
+
+@formula(r"\tau_\text{hide}^\text{fwd}", "seconds", source="a backward is two forwards")
+def hiding_forward_seconds(q):
+    """time of a microbatch's forward on the slowest rank, in which parameters can travel"""
+    return q.overlapping_microbatches * q.slowest_rank_seconds / 3
+
+
+@formula(r"\tau_\text{hide}^\text{bwd}", "seconds", source="a backward is two forwards")
+def hiding_backward_seconds(q):
+    """time of a microbatch's backward on the slowest rank, in which gradients can travel"""
+    return q.overlapping_microbatches * 2 * q.slowest_rank_seconds / 3
+
+
+@formula(r"\tau_\text{gat}^\text{exp}", "seconds")
+def gather_exposed_seconds(q):
+    """time for which a forward waits for parameters: the first layer's, and what is longer than
+    the forward"""
+    return where(
+        q.prefetch_units < 1,
+        q.rank_gather_seconds,
+        maximum(
+            q.rank_gather_seconds / q.middle_rank_layers,
+            q.rank_gather_seconds - q.hiding_forward_seconds,
+        ),
+    )
+
+
+@formula(r"\tau_\text{travel}", "seconds")
+def backward_travel_seconds(q):
+    """time of a backward's messages: gradients, and in stage 3 the parameters, gathered again"""
+    return q.rank_reduce_seconds + where(q.zero_backward_gatherings < 1, 0, q.rank_gather_seconds)
+
+
+@formula(r"\tau_\text{red}^\text{exp}", "seconds")
+def reduce_exposed_seconds(q):
+    """time for which a backward waits for its messages: the last layer's, and what is longer than
+    the backward"""
+    return where(
+        q.reduce_early < 1,
+        q.backward_travel_seconds,
+        maximum(
+            q.backward_travel_seconds / q.middle_rank_layers,
+            q.backward_travel_seconds - q.hiding_backward_seconds,
+        ),
+    )
+
+
+@formula(r"\tau_\text{dexp}", "seconds")
+def data_exposed_seconds(q):
+    """time of a step in which ranks wait for data-parallel messages"""
+    return (
+        q.zero_forward_gatherings * q.gather_exposed_seconds
+        + q.zero_reductions * q.reduce_exposed_seconds
+    )
+
+
+# --- a step ---------------------------------------------------------------------------------------
+formula = BOOK.section(source=_MEGATRON, measured_by=_PUBLISHED)
+
+
+@formula(r"\tau_\text{adam}", "seconds", source="counted: each state is read and written")
+def rank_update_seconds(q):
+    """time of the update of the rank's parameters or of its shard, limited by memory: master copy
+    and moments both ways, the gradient in, the parameter out"""
+    return (
+        (
+            2 * (q.master_element_bytes + q.optimizer_moments * q.moment_element_bytes)
+            + q.gradient_element_bytes
+            + q.parameter_element_bytes
+        )
+        * where(q.zero_stage < 1, q.rank_parameters, q.rank_shard_parameters)
+        / q.memory_bytes_per_second
+    )
+
+
+@formula(r"\tau_\text{layout}", "seconds")
+def layout_seconds(q):
+    """time of a step of a layout"""
+    return (
+        q.accumulation_steps * q.slowest_rank_seconds
+        + q.bubble_seconds
+        + q.pipeline_passing_time_seconds
+        + q.data_exposed_seconds
+        + q.rank_update_seconds
+    )
+
+
+@formula(r"\nu_\text{GPU}", "tokens/s")
+def layout_tokens_per_second(q):
+    """tokens that each GPU of the layout trains on in a second"""
+    return (
+        q.accumulation_steps
+        * q.microbatch_tokens
+        / (q.tensor_parallel * q.pipeline_parallel * q.layout_seconds)
+    )
+
+
+@formula(r"\eta_\text{MFU}", "fraction")
+def layout_utilisation(q):
+    """share of the datasheet's rate that the layout achieves, with all attention scores and
+    without what is computed again"""
+    return q.matmul_flops_per_token * q.layout_tokens_per_second / q.flops_per_second

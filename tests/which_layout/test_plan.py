@@ -1,0 +1,155 @@
+"""The planner: all legal layouts at once, the best five, and what cannot be asked."""
+
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+
+from coursekit.__main__ import main
+from coursekit.formulas import InvalidQuantity
+from coursekit.formulas.fits import fits
+from coursekit.formulas.many import solve_many
+from coursekit.formulas.plan import RULES, Search, divisors, plan
+from coursekit.formulas.speeds import SPEEDS, step_values
+
+ASKED = dict(gpu="H100 SXM 80GB", gpus=16, batch=64, sequence=4096)
+
+
+def test_many_are_what_each_is():
+    """Arrays give the bytes, the seconds and the refusals that numbers give.
+
+    Must catch: a function of the subset that is another on arrays; a rule that is not asked; the
+    first rank's bytes for the fullest rank's."""
+    found = plan("Llama 3 8B", **ASKED)
+    search = Search(found.asked, found.batch, found.speed, {})
+    needed, seconds, right = search._found
+    for place in range(0, len(needed), 97):
+        layout = search.layout(place)
+        try:
+            values = layout.solved()
+        except InvalidQuantity:
+            assert not right[place]
+            continue
+        assert right[place] and needed[place] == layout.needed_bytes(values)
+        alone = step_values(layout, found.speed)["layout_seconds"]
+        assert seconds[place] == pytest.approx(alone, rel=1e-12)
+
+
+def test_illegal_places_are_refused_one_by_one():
+    """Must catch: a place that a rule forbids taken, because another place is legal."""
+    given = dict(layers=8, pipeline_parallel=np.array([2, 3, 16]), accumulation_steps=6)
+    given |= dict(stages_per_rank=1, pipeline_schedule=2)
+    values, right = solve_many(["stage_layers", "pipeline_in_flight"], given)
+    assert right.tolist() == [True, True, False] and values["stage_layers"][:2].tolist() == [4, 3]
+
+
+def test_the_best_is_the_best_that_is_legal_and_fits():
+    """Every layout that a loop finds legal, asked one by one.
+
+    Must catch: a degree that is never tried; the fastest of all instead of those that fit; two of
+    the five with the same degrees; parts that do not add up to the step."""
+    kept = dict(recompute_policy=0, sequence_parallel=(0, 1), zero_stage=(0, 1), stages_per_rank=1)
+    found = plan("Llama 3 8B", **ASKED, **kept, shorter_ends=0, microbatch=1)
+    times = {}
+    for t, p, z in product((1, 2, 4, 8), (1, 2, 4, 8, 16), (0, 1)):
+        d = 16 // (t * p)
+        if d < 1 or 64 // d < p or (d == 1 and z):
+            continue
+        asked = dict(tensor_parallel=t, pipeline_parallel=p, zero_stage=z, stages_per_rank=1)
+        answer = fits(
+            "Llama 3 8B",
+            **{name: ASKED[name] for name in ("gpu", "gpus", "sequence")},
+            **asked,
+            accumulation_steps=64 // d,
+        )
+        if answer.fits:
+            seconds = step_values(answer.layout, found.speed)["layout_seconds"]
+            times[t, p] = min(seconds, times.get((t, p), seconds))
+    wanted = sorted(times, key=times.get)[:5]
+    best = [(one.layout.tensor_parallel, one.layout.pipeline_parallel) for one in found.best]
+    assert sorted(best) == sorted(wanted)
+    for one in found.best:
+        assert one.needed_bytes <= one.memory_bytes and one.binds
+        assert sum(one.parts.values()) == pytest.approx(one.seconds)
+        assert (
+            one.seconds <= 1.006 * times[one.layout.tensor_parallel, one.layout.pipeline_parallel]
+        )
+
+
+def test_an_answer_says_its_error_and_what_binds():
+    """Must catch: an answer without the error of its class; memory that is said to bind where
+    nothing faster is beyond it."""
+    found = plan("Llama 3 70B", **{**ASKED, "gpus": 64})
+    said = str(found)
+    assert f"{SPEEDS['Megatron-LM on H100']}" in said and "published_peaks.csv" in said
+    assert any(one.binds.startswith("memory: ") for one in found.best)
+    small = plan("Llama 3 8B", **ASKED, recompute_policy=0, microbatch=1, zero_stage=1)
+    assert not any(one.binds.startswith("memory: recompute") for one in small.best)
+    eager = plan("Llama 3 8B", **ASKED, kernels="PyTorch eager")
+    assert eager.speed is SPEEDS["FSDP on H100"] and eager.fits
+
+
+def test_where_nothing_fits():
+    """Must catch: an empty answer; a layout that does not fit called the nearest that does."""
+    found = plan("Llama 3 405B", **ASKED)
+    assert not found.fits and found.legal and found.nearest
+    assert all(layout.fits for _, layout in found.nearest)
+
+
+def test_unequal_ends_and_interleaving_are_tried():
+    """Must catch: pipelines of equal stages only."""
+    found = plan("Llama 3 405B", gpu="B200 SXM", gpus=256, batch=256, sequence=8192)
+    search = Search(found.asked, found.batch, found.speed, {})
+    assert {*search.columns["shorter_ends"]} == {0, 1}
+    assert max(search.columns["stages_per_rank"]) == 63
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+
+
+def test_from_a_shell(capsys):
+    """Must catch: a warning in the middle of JSON; exit code 0 where nothing fits."""
+    words = ["plan", "--gpu", "H100 SXM 80GB", "--gpus", "8", "--batch", "16"]
+    words += ["--sequence", "2048", "--json", "--recompute-policy", "0", "--model"]
+    assert main([*words, "Llama 3 8B"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["best"] and found["best"][0]["layout"]["recompute_policy"] == 0
+    assert main([*words, "Llama 3 405B"]) == 1
+    assert json.loads(capsys.readouterr().out)["nearest"]
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        (
+            dict(tensor_parallel=3),
+            f"tensor_parallel = 3 is in no legal layout: {RULES['tensor_parallel']}.",
+        ),
+        (
+            dict(tensor_parallel=16),
+            f"tensor_parallel = 16 is in no legal layout: {RULES['tensor_parallel']}.",
+        ),
+        (dict(batch=0), "batch = 0: it must be a whole number of sequences from 1 to 1,000,000."),
+        (dict(batch=2.5), "batch = 2.5: it must be a whole number of sequences"),
+        (
+            dict(batch=7, gpus=64),
+            "batch = 7 on gpus = 64: no layout: microbatch x data_parallel divides",
+        ),
+        (dict(gpus=0), "gpus = 0: gpus must be a whole number of at least 1."),
+        (dict(speed="fast"), "speed = fast: it must be one of Megatron-LM on A100,"),
+        (dict(model="Mixtral 8x7B"), "experts = 8: no formula has the seconds of experts or of"),
+        (dict(sequence=8192, model="GPT-2 124M"), "sequence = 8,192: GPT-2 124M has a table of"),
+        (dict(gpu="T4", recipe="bf16 + fp32 master"), "recipe = bf16 + fp32 master on a T4,"),
+    ],
+)
+def test_what_cannot_be(changes, sentence):
+    """Must catch: an empty list, or a traceback out of NumPy, for what one sentence can say."""
+    asked = {"model": "Llama 3 8B", **ASKED, **changes}
+    with pytest.raises(InvalidQuantity) as refused:
+        plan(asked.pop("model"), **asked)
+    assert str(refused.value).startswith(sentence)
+
+
+def test_python_takes_only_what_there_is():
+    """Must catch: a misspelt knob ignored."""
+    with pytest.raises(TypeError, match="plan\\(\\) knows no context_parallel; knobs are"):
+        plan("Llama 3 8B", **ASKED, context_parallel=2)
