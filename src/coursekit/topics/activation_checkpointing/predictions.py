@@ -57,7 +57,6 @@ PREDICTIONS = {
         (
             Slip("Those of the first run: backward runs each block a second time.", number=16),
             Slip("One block's: there are 16.", number=2),
-            Slip("Each block runs twice: once in forward, once in backward.", number=48),
             Slip(
                 "That is a checkpoint that starts again from the first block each time: each block"
                 " has its own input, and runs again alone.",
@@ -141,6 +140,7 @@ PREDICTIONS = {
             Slip("Backward is two forwards long, so one more is not one of two.", number=50),
             Slip("That is the longer step, in percent of the other: how much more?", number=133),
             Slip("A second run of all blocks takes time, as the first does.", number=0),
+            Slip("A factor, where percent are asked for.", number=1.05, upto=1.9),
             Slip(
                 "The second run is nearly one forward of three, and norms, GELU and Python run"
                 " again, too.",
@@ -172,9 +172,12 @@ PREDICTIONS = {
             Slip("Embedding, head and loss have four, too.", number=16),
             Slip("Forward alone, without embedding, head and loss.", number=8),
             Slip("Four blocks share the step, not 16.", number=68),
-            Slip("That is one block: there are four.", number=4),
+            Slip("One block's, or one for each: each of four has four.", number=4),
             Slip("Both ranks take part in the same 20: a sum is one call on each.", number=40),
-            Slip("That is with each block in a checkpoint.", of="all-reduces, each block"),
+            Slip(
+                "The ends' four twice, or with each block in a checkpoint.",
+                of="all-reduces, each block",
+            ),
             Slip(FOUR_EACH, number=0, upto=19),
             Slip(FOUR_EACH, number=21, upto=1e9),
         ),

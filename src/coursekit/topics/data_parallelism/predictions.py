@@ -84,7 +84,7 @@ PREDICTIONS = {
             Slip("Sum and result are one call: an all-reduce leaves the sum everywhere.", number=8),
             Slip("Bytes fill a bucket, and an element has 8.", number=0.1, upto=0.9),
             Slip("The sums travel in buckets, and there are 28 tensors to sum.", number=0),
-            Slip("What fills no bucket in the end is a bucket, too.", number=3),
+            Slip("What fills no bucket in the end is one, too; an element has 8 bytes.", number=3),
             Slip("Each tensor is smaller than a bucket: several share one.", number=28),
             Slip("One bucket for everything: each closes at 50,000 bytes.", number=1),
             Slip("A bucket closes at 50,000 bytes, so two do not hold 224,256.", number=2),
@@ -121,6 +121,7 @@ PREDICTIONS = {
                 upto=100,
             ),
             Slip("No more than all of the waiting can be saved.", number=101, upto=1e6),
+            Slip("A share, where percent are asked for.", number=0.05, upto=0.99),
             Slip("The link works while backward computes: that is hidden.", number=0),
             Slip(
                 "Four of five buckets leave during backward: what they hide is saved, up to the"

@@ -11,10 +11,11 @@ PREDICTIONS = {
             ),
             Slip("Twice: of 16 bits, or counted twice, as 2 n^3 counts both operations.", times=2),
             Slip("That is the rate of 16 bits, as datasheets print it.", times=10),
-            Slip("That is a CPU's: a GPU has thousands of units.", times=1e-5, upto=0.01),
+            Slip("TFLOP/s, or a CPU's rate: a GPU has thousands of units.", times=1e-5, upto=0.01),
             Slip(
-                "A few operations in each cycle of a core: vector units do 16 or more, and a large"
-                " product keeps them busy, because it uses each number often.",
+                "A smaller machine's, or a few operations in each cycle of a core: vector units do"
+                " 16 or more, and a large product keeps them busy, because it uses each number"
+                " often.",
                 times=0.01,
                 upto=0.75,
             ),
@@ -33,8 +34,8 @@ PREDICTIONS = {
             Slip("Twice: read and written bytes are both counted, once each.", times=2),
             Slip("Gbit/s: a byte has eight bits.", times=8),
             Slip(
-                "That is a disk's, a network's, PCIe's or a slower memory's.",
-                times=0.002,
+                "TB/s, or a disk's, a network's, PCIe's or a slower memory's.",
+                times=0.001,
                 upto=0.35,
             ),
             Slip(
@@ -44,11 +45,14 @@ PREDICTIONS = {
                 upto=0.75,
             ),
             Slip(
-                "A datasheet adds up all channels of the memory: one copy gets a part of it.",
+                "A datasheet's, of all channels of the memory or all lanes of a link, or Gbit/s: a"
+                " copy gets a part of it.",
                 times=1.25,
                 upto=20,
             ),
-            Slip("That is the memory of a large GPU, HBM, or a cache.", times=20, upto=1e4),
+            Slip(
+                "That is a large GPU's, of its memory or links, or a cache's.", times=20, upto=1e4
+            ),
         ),
     ),
     "16 rows, times as long as 1": Slips(
@@ -82,7 +86,7 @@ PREDICTIONS = {
             Slip("That is in nanoseconds.", times=1000),
             Slip("That is in milliseconds.", times=1e-3),
             Slip(
-                "The addition itself takes a nanosecond. Python and PyTorch start it.",
+                "Milliseconds, or the addition's nanosecond alone: Python and PyTorch start it.",
                 number=1e-5,
                 upto=0.02,
             ),
@@ -99,7 +103,7 @@ PREDICTIONS = {
                 upto=40,
             ),
             Slip(
-                "All 200 calls together, or a whole step: one call is asked for.",
+                "All 200 calls, a whole step or nanoseconds: microseconds of one are asked for.",
                 times=40,
                 upto=2e4,
             ),
@@ -110,19 +114,30 @@ PREDICTIONS = {
             Slip("The way there and back: a message is half of it.", times=2),
             Slip("Halved twice: a message is half of the round trip.", times=0.5),
             Slip(
-                "4 bytes over the bandwidth: what takes the time is to begin.",
+                "Seconds, or 4 bytes over the bandwidth: what takes the time is to begin.",
                 number=1e-5,
                 upto=0.02,
             ),
             Slip(
-                "That is memory's latency, a wire's or a faster link's: each message begins with"
-                " calls of Python and the library, and the other process has to wake up.",
+                "Milliseconds, or memory's latency: each message begins with calls of the library,"
+                " and the other process has to wake up.",
                 times=1e-4,
+                upto=0.002,
+            ),
+            Slip(
+                "That is a wire's, a faster link's or a kernel's start: each message begins with"
+                " calls of Python and the library, and the other process has to wake up.",
+                times=0.002,
                 upto=0.75,
             ),
             Slip(
                 "That is a network's, or a slower path's: these ranks are in one machine.",
                 times=1.25,
+                upto=100,
+            ),
+            Slip(
+                "Nanoseconds, or a network's across the world: these ranks are in one machine.",
+                times=100,
                 upto=1e5,
             ),
         ),
@@ -133,9 +148,10 @@ PREDICTIONS = {
             Slip("Gbit/s: a byte has eight bits.", times=8),
             Slip("Halved: bytes are counted once, and a message is half a round trip.", times=0.5),
             Slip("That is memory's rate: a message is copied more than once.", of="memory, GB/s"),
+            Slip("TB/s, or a slow network's: these ranks are near.", times=1e-4, upto=0.01),
             Slip(
                 "That is a network's, or a slower path's than these ranks have.",
-                times=0.001,
+                times=0.01,
                 upto=0.75,
             ),
             Slip(
@@ -148,7 +164,12 @@ PREDICTIONS = {
                 "A datasheet's, of NVLink or PCIe: ranks without such a link send through the CPU's"
                 " memory, and ranks with one get a part of what is printed.",
                 times=10,
-                upto=3000,
+                upto=500,
+            ),
+            Slip(
+                "MB/s, or a large GPU's memory: a message goes from one rank to the other.",
+                times=500,
+                upto=5000,
             ),
         ),
     ),

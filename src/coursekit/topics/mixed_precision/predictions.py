@@ -150,7 +150,11 @@ PREDICTIONS = {
     "scale of rank 0, alone": Slips(
         (
             Slip("That is rank 1: rank 0 skips the third step, and halves.", number=4096),
-            Slip("It has doubled after two good steps, and halves in the third.", number=2048),
+            Slip(
+                "It has doubled after two good steps, and halves in the third; then one good step"
+                " is not yet two.",
+                number=2048,
+            ),
             Slip("It has doubled to 2,048 before it halves.", number=512),
             Slip(TO_1024, number=-1e9, upto=990),
             Slip(TO_1024, number=1_060, upto=1e12),

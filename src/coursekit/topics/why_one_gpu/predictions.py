@@ -46,13 +46,18 @@ PREDICTIONS = {
                 number=12,
             ),
             Slip("A half and a master copy, as mixed precision keeps: this is fp32.", number=18),
-            Slip("A master copy, or one tensor twice: in fp32 there is no copy.", number=20),
+            Slip(
+                "A copy, one tensor twice or a counter: fp32 needs no copy, and a tensor has one"
+                " counter.",
+                number=20,
+            ),
             Slip("A parameter or a gradient of 2 bytes: in fp32 each has 4.", number=14),
             Slip("Parameters of 2 bytes and two moments: those of fp32 have 4.", number=10),
             Slip("A master and a copy of 2 bytes, or three tensors of 2 bytes.", number=6),
             Slip("Moments of 8 bytes, or counted twice: in fp32 each has 4.", number=24),
             Slip("The number of tensors: each has 4 bytes a parameter.", number=3),
             Slip("16 tensors of 4 bytes, or bits: there are four such tensors.", number=64),
+            Slip("The parameters alone, or the number of tensors of 4 bytes each.", number=4),
             Slip("One number: it has 4 bytes, and is kept with three more.", number=1),
             Slip("More than four tensors: activations do not count.", number=25, upto=100),
             Slip("The whole model's: one parameter's are asked for.", number=150, upto=1e9),
@@ -68,17 +73,21 @@ PREDICTIONS = {
                 upto=0.75,
             ),
             Slip(
-                "Forward alone, a third of the products, or the rate of a faster machine; and small"
-                " products, all that is no product, and Python come on top.",
+                "Forward or backward alone, or the rate of a faster machine; and small products,"
+                " all that is no product, and Python come on top.",
                 times=0.08,
                 upto=0.25,
             ),
             Slip(
-                "One window of the eight, one token, or the peak rate of a large GPU.",
+                "One window of the eight, a few tokens, or the peak rate of a large GPU.",
                 times=1e-3,
                 upto=0.08,
             ),
-            Slip("In seconds: milliseconds are asked for.", times=1e-5, upto=1e-3),
+            Slip(
+                "Seconds, or one token of 512: a step's milliseconds are asked for.",
+                times=1e-5,
+                upto=1e-3,
+            ),
             Slip(
                 "The batch or its windows counted twice, or too much for Python, which starts some"
                 " hundred operations, of microseconds each: the rest is products.",
