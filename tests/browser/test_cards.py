@@ -76,6 +76,7 @@ def test_without_javascript_the_table_stands_there(open_card, name):
     a script shows it."""
     card = open_card(java_script_enabled=False)
     assert card.rows() == TABLES[name]() and card.find("table").is_visible()
+    assert not card.find("[role=switch]:visible").count()
     assert not card.page.evaluate(EXPLORERS_AT_REST) + card.page.evaluate(NO_SCRIPT_PROBLEMS)
 
 
