@@ -238,6 +238,15 @@ def test_nothing_that_a_reader_writes_makes_check_raise_or_hang(solution, said):
     assert not [child for child in multiprocessing.active_children() if "rank" not in child.name]
 
 
+def test_a_property_that_fails_says_nothing():
+    """Must catch: an OverflowError of a property, for 10**5000, instead of a verdict."""
+    asked = dataclasses.replace(
+        TWICE, properties=(lambda found, right, a: f"{found / right} times that.",)
+    )
+    assert judge(asked, lambda a: 4 * a).sentence == "2.0 times that."
+    assert "that cannot be shown" in judge(asked, lambda a: 10**5000).sentence
+
+
 def test_a_check_that_is_stopped_is_one_sentence(monkeypatch):
     """Must catch: a traceback of the connection to the other process; a stop that is a verdict."""
     monkeypatch.setattr(checker, "apart", lambda *_, **__: throw(KeyboardInterrupt()))

@@ -281,15 +281,19 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
 def _lacks(exercise: Exercise, tries: list[CaseTried]) -> str:
     """The sentence of the exercise's property that holds in most of the wrong cases."""
     said = [
-        [
-            asked(tried.found, tried.right, **copy.deepcopy(tried.case))
-            for tried in tries
-            if _alike_in_form(tried.found, tried.right)
-        ]
+        [_asked(asked, tried) for tried in tries if _alike_in_form(tried.found, tried.right)]
         for asked in exercise.properties
     ]
     most = max(said, key=lambda each: sum(map(bool, each)), default=[])
     return next(filter(None, most), "")
+
+
+def _asked(asked: Callable[..., str | None], tried: CaseTried) -> str | None:
+    """The property's sentence for this answer. One that fails has none, as for 10**5000."""
+    try:
+        return asked(tried.found, tried.right, **copy.deepcopy(tried.case))
+    except Exception:
+        return None
 
 
 def _alike_in_form(found: Any, right: Any) -> bool:

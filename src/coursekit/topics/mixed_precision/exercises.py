@@ -466,7 +466,8 @@ def _skips_a_good_step(found, right, gradients):
 
 def _no_decision(found, right, gradients):
     if any(type(one) is not bool for one in found):
-        return f"True or False is wanted, and a rank returns {found[0]!r}: compare the sum with 0."
+        kind = type(found[0]).__name__
+        return f"True or False is wanted, and a rank returns a {kind}: compare the sum with 0."
 
 
 found_on_one_rank = topic.exercise(

@@ -185,6 +185,9 @@ def _parts_of_the_mlp(found, right, n, hidden, inner):
         f"the term of rank {rank}": one @ part.T
         for rank, (one, part) in enumerate(zip(inner, down.tensor_split(n, 1)))
     }
+    parts = zip(up.tensor_split(n), down.tensor_split(n, 1))
+    if nine_digits(sum(F.gelu(x @ a.T @ b.T) for a, b in parts)) == found[0].output:
+        return "GELU stands behind the second product, and its place is between the two."
     alike = all(one.output == found[0].output for one in found)
     if words := alike and share_of_each(found[0].output, terms):
         return f"y is the sum of the ranks' terms, each once: {words}."
@@ -579,7 +582,7 @@ def _loss_of_ranks(solution, n, vocabulary, largest):
 def _another_loss(found, right, n, vocabulary, largest):
     """Losses that are made of the right sums, and the right one in too many messages."""
     losses, messages = [one.loss for one in found], found[0].number_of_messages
-    if losses == [one.loss for one in right]:
+    if losses == [one.loss for one in right] and messages > right[0].number_of_messages:
         return (
             f"right, in {messages} messages, and {right[0].number_of_messages} are enough: one for"
             " the largest scores, one for both sums, stacked."
@@ -591,6 +594,12 @@ def _another_loss(found, right, n, vocabulary, largest):
             f"the ranks have different losses, {losses[0]:.4g} on rank 0 and {losses[-1]:.4g}"
             f" on rank {n - 1}: each has the exponentials of its own part of the vocabulary, and"
             " one alone has a target. Both are to be summed over the ranks, for every token."
+        )
+    if messages == 1:
+        return (
+            "one message, and two are needed: each rank subtracts a largest score of its own, which"
+            " is right by luck at most, or takes the logarithm of its own part of the vocabulary."
+            " The first message finds the largest over all ranks, the second has both sums."
         )
     scores, targets = _scores_and_targets(n, vocabulary, largest)
     top = scores.amax(1)
@@ -694,12 +703,40 @@ def gated(x, gate, up, down, enter, leave):
     return leave((F.silu(x @ gate.T) * (x @ up.T)) @ down.T)
 
 
+_GATES = {
+    "no gate": lambda gate, up: up,
+    "SiLU of both": lambda gate, up: F.silu(gate) * F.silu(up),
+    "SiLU of up, and the gate as it is": lambda gate, up: gate * F.silu(up),
+    "SiLU of the product": lambda gate, up: F.silu(gate * up),
+    "a sum of the two": lambda gate, up: F.silu(gate) + up,
+    "a product without SiLU": lambda gate, up: gate * up,
+    "a sigmoid": lambda gate, up: torch.sigmoid(gate) * up,
+    "GELU": lambda gate, up: F.gelu(gate) * up,
+    "ReLU": lambda gate, up: F.relu(gate) * up,
+}
+
+
+def _what_gates(found, right, n):
+    x, gate, up, down = drawn(n, (2, 4), (2 * n, 4), (2 * n, 4), (4, 2 * n))
+    for name, inner in _GATES.items():
+        if found[0].output == nine_digits(inner(x @ gate.T, x @ up.T) @ down.T):
+            return f"{name} stands before down: SiLU of the gate, times what up gives, is wanted."
+    if found[0].sums_forward > 1:
+        return (
+            f"leave is called {found[0].sums_forward} times: gate and up give other columns"
+            " on each rank, and adding them up mixes them. One sum, after down."
+        )
+    if not found[0].sums_forward:
+        return "nobody adds up the ranks' terms: leave(...) around the product with down."
+
+
 gate_and_up = topic.exercise(
     "gate_and_up",
     gated,
     cases=(dict(n=2), dict(n=3)),
     words=("2 ranks", "3 ranks"),
     answer=_gated_of_ranks,
+    properties=(_what_gates,),
     right="one sum forward, one backward, with a gate as without.",
 )
 
@@ -722,9 +759,10 @@ def _summed_of_ranks(solution, n):
     def work(dist):
         rank = dist.get_rank()
         gradients = dict(zip(_NAMES, drawn(100 + rank, *[(3,), (2, 2), (4,)] * 2)))
+        tensors = list(gradients.values())
         if solution(gradients, set(_CUT), dist) is ...:
             return ...
-        return _Summed([nine_digits(gradients[name]) for name in _NAMES], dist.reductions)
+        return _Summed(list(map(nine_digits, tensors)), dist.reductions)
 
     return value_of_ranks(n, work)
 
@@ -751,8 +789,11 @@ def _what_was_summed(found, right, n):
         if name not in _CUT and torch.allclose(got, mine):
             return (
                 f"{name} is whole on every rank, and rank 0 still has the gradient of its own"
-                " tokens alone: whatever is not in `cut` is summed, in place."
+                " tokens alone: whatever is not in `cut` is summed, in place: a new tensor in the"
+                " dictionary is not the model's."
             )
+        if name not in _CUT and torch.allclose(got, torch.stack([g[place] for g in own]).amax(0)):
+            return f"{name} is the largest of the ranks' gradients: their sum is wanted."
     if found[0].number_of_messages > 1 and all(
         mine.gradients == theirs.gradients for mine, theirs in zip(found, right)
     ):
@@ -803,6 +844,14 @@ def mask(shape, dim, rank, ranks, generator):
 
 def _masks_beside_the_whole(found, right, n, heads):
     """The ranks' masks are the parts of one mask, and their generators stay together."""
+    masks, wanted = ([torch.tensor(one.mask) for one in each] for each in (found, right))
+    if masks[0].shape != wanted[0].shape:
+        return (
+            f"a rank has {list(masks[0].shape)} of the mask, and {list(wanted[0].shape)} is its"
+            " part: cut along dim, here 1, into as many parts as there are ranks."
+        )
+    if all(torch.equal(mine, ~theirs) for mine, theirs in zip(masks, wanted)):
+        return "the mask keeps what it is to drop: it is True below 0.9."
     if [one.mask for one in found] == [one.mask for one in right]:
         if found[0].bytes_of_its_memory > right[0].bytes_of_its_memory:
             return (
@@ -813,7 +862,12 @@ def _masks_beside_the_whole(found, right, n, heads):
             "the masks are right, and the generator is not where it was after drawing the whole"
             " mask, once: the next dropout would drop other elements."
         )
-    if found[0].next_number_drawn != right[0].next_number_drawn:
+    if any(one.next_number_drawn != right[0].next_number_drawn for one in found):
+        if found[0] == right[0]:
+            return (
+                "the mask of rank 0 alone is right: every rank draws the whole mask, once, not once"
+                " for each rank before it, and keeps its part."
+            )
         if len({one.next_number_drawn for one in found}) > 1:
             return (
                 "the generators of the ranks differ now: the next dropout of a whole tensor drops"
@@ -965,6 +1019,8 @@ def _bytes_of_other_models(found, right):
         return "that is half of the model, and what is whole, norms and biases, is on both ranks."
     if found[0] != found[1]:
         return "the two ranks differ, and each has as much as the other: add up all parameters."
+    if found[0] == 2 * right[0]:
+        return "an element of small_gpt() has 4 bytes, fp32: twice that is float64."
     if found[0] < 1_000:
         return "those are how many tensors there are, or layers: add up their nbytes."
     return None
