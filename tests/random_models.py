@@ -8,13 +8,16 @@ that is neither parity nor a typed refusal is a fault of the technique."""
 
 import random
 import warnings
+from collections import UserDict
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import utils
 from torch.utils.checkpoint import checkpoint
 
 from shardlab import zero
@@ -44,7 +47,10 @@ PIECES = (
     *("residual", "checkpointed", "checkpointed reentrant", "by step", "by data", "transposed"),
     *("used by another", "other method", "buffer", "single precision", "table", "nested"),
     *("either by data", "by microbatch", "dropped", "recomputed", "recomputed reentrant"),
-    *("weight norm", "hooked"),
+    *("weight norm", "hooked", "beside", "a dataclass", "a dict subclass", "a UserDict"),
+    *("a closure", "a generator", "a nested dataclass", "whole table", "turned table"),
+    *("again", "again reentrant", "replaced", "replaced reentrant", "calls itself", "recurrent"),
+    *("weight norm inside", "spectral norm", "parametrised", "attention"),
 )
 OUTPUTS = ("tensor", "tuple", "dict", "list", "named tuple", "dataclass", "attribute")
 SCALERS = ("none", "none", "none", "fine", "overflow")
@@ -231,10 +237,21 @@ class WeightNorm(nn.Linear):
         return torch.tanh(super().forward(x))
 
 
-def normed(width):
+def by_norm(norm, layer):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return nn.utils.weight_norm(WeightNorm(width, width))
+        return norm(layer)
+
+
+class Inside(nn.Module):
+    """Calls a layer that knows no point."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, point):
+        return torch.tanh(self.inner(x))
 
 
 class Transposed(Layer):
@@ -280,14 +297,24 @@ class SinglePrecision(Layer):
 
 
 class Table(nn.Module):
-    """Gives a view of its parameter, as a table of positions does."""
+    """Gives its parameter or a view of it, as a table of positions does."""
 
-    def __init__(self, width):
+    GIVEN = {
+        "table": (lambda rows: rows[1:2], lambda out: out),
+        "whole table": (lambda rows: rows, lambda out: out[1:]),
+        "turned table": (
+            lambda rows: (rows.T, {"from": 1}),
+            lambda out: out[0].T[out[1]["from"] :],
+        ),
+    }
+
+    def __init__(self, width, name):
         super().__init__()
         self.rows = nn.Parameter(torch.empty(3, width))
+        self.give, self.take = self.GIVEN[name]
 
     def forward(self, x, point):
-        return self.rows[1:2]
+        return self.give(self.rows)
 
 
 class Nested(nn.Module):
@@ -301,6 +328,86 @@ class Nested(nn.Module):
         return x
 
 
+class Beside(Layer):
+    """Hands out a second result as an attribute."""
+
+    def forward(self, x, point):
+        hidden = super().forward(x, point)
+        self.beside = torch.tanh((hidden @ self.linear.weight).pow(2).sum())
+        return hidden
+
+
+@dataclass
+class Packed:
+    last: Tensor | None
+    more: object = None
+
+
+class Named(dict):
+    """A dictionary of a kind that PyTorch's trees take for a leaf."""
+
+
+class Hands(Layer):
+    """Hands its output on in a container."""
+
+    CONTAINERS = {
+        "a dataclass": (lambda y: Packed(y, {"last": y}), lambda out: out.last + out.more["last"]),
+        "a dict subclass": (lambda y: Named(last=y), lambda out: out["last"]),
+        "a UserDict": (lambda y: UserDict(last=y), lambda out: out["last"]),
+        "a closure": (lambda y: lambda: y, lambda out: out()),
+        "a generator": (lambda y: iter([y]), next),
+        "a nested dataclass": (lambda y: [Packed(None, Packed(y))], lambda out: out[0].more.last),
+    }
+
+    def __init__(self, width, container):
+        super().__init__(width)
+        self.pack, self.unpack = self.CONTAINERS[container]
+
+    def forward(self, x, point):
+        return self.pack(super().forward(x, point))
+
+
+class Again(nn.Module):
+    """Computes parts of itself again in backward."""
+
+    def __init__(self, width, reentrant):
+        super().__init__()
+        self.first, self.parts = Layer(width), nn.ModuleList([Layer(width), Residual(width)])
+        self.reentrant = reentrant
+
+    def forward(self, x, point):
+        x = self.first(x, point)
+        for layer in self.parts:
+            x = checkpoint(lambda x, of=layer: of(x, point), x, use_reentrant=self.reentrant)
+        return self.first(x, point)
+
+
+class Replaced(Recomputed):
+    """Its forward is replaced by a checkpoint of it when the technique is there already."""
+
+    def __init__(self, width, reentrant):
+        super().__init__(width, reentrant)
+        self.second = nn.Linear(width, width)
+
+    def forward(self, x, point):
+        return self.second(super().forward(x, point))
+
+
+class Deep(Layer):
+    def forward(self, x, point, depth=2):
+        return super().forward(self(x, point, depth - 1) if depth else x, point)
+
+
+class Recurrent(nn.LSTM):
+    def forward(self, x, point):
+        return super().forward(x)[0]
+
+
+class Attention(nn.TransformerEncoderLayer):
+    def forward(self, x, point):
+        return super().forward(x)
+
+
 def hooked(layer: Layer) -> Layer:
     """Hooks around it that use its weight, backward too."""
 
@@ -312,6 +419,12 @@ def hooked(layer: Layer) -> Layer:
 
     layer.register_forward_pre_hook(before)
     layer.register_forward_hook(after)
+    layer.register_full_backward_hook(
+        lambda module, gradients, _: (
+            gradients[0] * module.linear.weight.detach().sum(),
+            *gradients[1:],
+        )
+    )
     return layer
 
 
@@ -336,14 +449,27 @@ def piece(name: str, width: int, before: list[nn.Module]) -> nn.Module:
         "other method": lambda: OtherMethod(width),
         "buffer": lambda: Buffer(width),
         "single precision": lambda: SinglePrecision(width),
-        "table": lambda: Table(width),
+        **{table: partial(Table, width, table) for table in Table.GIVEN},
+        **{container: partial(Hands, width, container) for container in Hands.CONTAINERS},
+        "beside": lambda: Beside(width),
+        "again": lambda: Again(width, False),
+        "again reentrant": lambda: Again(width, True),
+        "replaced": lambda: Replaced(width, False),
+        "replaced reentrant": lambda: Replaced(width, True),
+        "calls itself": lambda: Deep(width),
+        "recurrent": lambda: Recurrent(width, width),
+        "weight norm inside": lambda: Inside(by_norm(utils.weight_norm, nn.Linear(width, width))),
+        # in training it counts calls, and the plain model is called for each rank
+        "spectral norm": lambda: by_norm(utils.spectral_norm, WeightNorm(width, width)).eval(),
+        "parametrised": lambda: Inside(utils.parametrizations.weight_norm(nn.Linear(width, width))),
+        "attention": lambda: Attention(width, 1, width, dropout=0.0),
         "nested": lambda: Nested(width),
         "either by data": lambda: EitherByData(width),
         "by microbatch": lambda: ByMicrobatch(width),
         "dropped": lambda: Dropped(width),
         "recomputed": lambda: Recomputed(width, False),
         "recomputed reentrant": lambda: Recomputed(width, True),
-        "weight norm": lambda: normed(width),
+        "weight norm": lambda: by_norm(utils.weight_norm, WeightNorm(width, width)),
         "hooked": lambda: hooked(Layer(width)),
     }
     return make[name]()
@@ -375,10 +501,14 @@ class Model(nn.Module):
                 x = each.encode(x, point)
             elif isinstance(each, Dropped) and each.is_dropped(point):
                 continue
-            elif isinstance(each, Recomputed):
+            elif type(each) is Recomputed:
                 x = checkpoint(each, x, point, use_reentrant=each.reentrant)
             elif isinstance(each, Table):
-                x = x + each(x, point)
+                x = x + each.take(each(x, point))
+            elif isinstance(each, Hands):
+                x = each.unpack(each(x, point))
+            elif isinstance(each, Beside):
+                x = each(x, point) * (1 + each.beside)
             else:
                 x = each(x, point)
         return self.packed(x)
@@ -492,6 +622,9 @@ def trained(case: Case) -> str:
     if me == 0:
         ours.load_state_dict(plain.state_dict())
     model, optimizer = wrapped(case, ours)
+    for each in (module for net in (plain, ours) for module in net.modules()):
+        if isinstance(each, Replaced):
+            each.forward = partial(checkpoint, each.forward, use_reentrant=each.reentrant)
     plain_optimizer = cls([p for p in plain.parameters() if p.requires_grad], **settings)
     worst = {"output": 0.0}
     scalers = [
