@@ -8,8 +8,8 @@ A case has tensor, sequence and pipeline parallelism, ZeRO, recomputation, clipp
 and a scaler at once, on 4 or 8 ranks. It is saved after two steps and resumed, on another number
 of ranks and in another stage, for two more. Losses, norms and all weights are the plain model's.
 
-Each mistake that its layout allows, such as a forgotten group, is made as well, and every rank
-refuses it with a typed error.
+Each mistake that its layout allows, such as a forgotten group, is made as well, after the save, and
+every rank refuses it with a typed error.
 """
 
 import argparse
@@ -192,13 +192,13 @@ class Run:
     """The composed training of a case on this rank, built in the documented order: tensor
     parallelism, recomputation, pipeline, ZeRO."""
 
-    def __init__(self, case: Case, dp: int, stage: int, misuse: str = ""):
+    def __init__(self, case: Case, dp: int, stage: int, group_forgotten: bool = False):
         self.case, self.stage = case, stage
         self.mesh = mesh = Mesh(dp=dp, pp=case.pp, tp=case.tp)
         first = mesh.dp.rank == mesh.tp.rank == 0
         self.model = model = drawn(case, case.seed if first else 1000 + dist.get_rank())
         optimizer_cls, settings = OPTIMIZERS[case.optimizer]
-        before = optimizer_cls(model.parameters(), **settings)
+        self.made_before = optimizer_cls(model.parameters(), **settings)
         layers, sample = layers_of(model), torch.zeros(self.sequences, SEQUENCE, dtype=torch.long)
         plan = self.pipeline_plan(layers, sample) if case.pp > 1 else None
         if case.tp > 1:
@@ -216,11 +216,9 @@ class Run:
             self.net,
             optimizer_cls,
             stage=stage,
-            group=None if misuse == "group forgotten" else mesh.dp.group,
+            group=None if group_forgotten else mesh.dp.group,
             **settings,
         )
-        if misuse == "optimizer made before":
-            self.optimizer = before
 
     @property
     def sequences(self) -> int:
@@ -305,34 +303,38 @@ def scaler_of(case: Case):
     return torch.amp.GradScaler("cpu", init_scale=2.0**10) if case.scaler else None
 
 
-def first_half(case: Case, above: str) -> list[tuple]:
+def first_half(case: Case, above: str) -> tuple[list[tuple], list[str]]:
+    """(loss and norm of each step, the answers to the misuses)"""
     torch.set_num_threads(1)
     run = Run(case, *case.before)
     found = [run.step(step) for step in batches(case)[: STEPS // 2]]
-    save(above, run.net, run.optimizer, STEPS // 2)
-    return found
+    save(f"{above}/run", run.net, run.optimizer, STEPS // 2)
+    return found, [answer(run, misuse, f"{above}/misused") for misuse in case.misuses]
 
 
-def second_half(case: Case, above: str) -> tuple[list[tuple], dict[str, Tensor]]:
-    torch.set_num_threads(1)
-    run = Run(case, *case.after)
-    resume(above, run.net, run.optimizer)
-    return [run.step(step) for step in batches(case)[STEPS // 2 :]], run.whole_weights()
-
-
-def misused(case: Case, misuse: str, above: str) -> str:
+def answer(run: Run, misuse: str, folder: str) -> str:
     """The sentence by which this rank refuses a misuse, or what happened instead."""
-    torch.set_num_threads(1)
+    case = run.case
     try:
-        run = Run(case, *case.before, misuse)
-        run.step(batches(case)[0])
-        if misuse == "saved by the ranks of one part":
-            save(above, run.net, run.optimizer, 1, group=run.mesh.dp.group)
+        if misuse == "group forgotten":
+            Run(case, *case.before, group_forgotten=True).step(batches(case)[0])
+        elif misuse == "saved by the ranks of one part":
+            save(folder, run.net, run.optimizer, 1, group=run.mesh.dp.group)
+        else:
+            run.optimizer = run.made_before
+            run.step(batches(case)[0])
     except (*REFUSALS, ValueError) as refusal:
         if not isinstance(refusal, REFUSALS) and "saved" not in misuse:
             raise
         return f"refused: {type(refusal).__name__}: {refusal}"
     return f"{misuse}: accepted on rank {dist.get_rank()}"
+
+
+def second_half(case: Case, above: str) -> tuple[list[tuple], dict[str, Tensor]]:
+    torch.set_num_threads(1)
+    run = Run(case, *case.after)
+    resume(f"{above}/run", run.net, run.optimizer)
+    return [run.step(step) for step in batches(case)[STEPS // 2 :]], run.whole_weights()
 
 
 # --- the verdict ----------------------------------------------------------------------------------
@@ -344,16 +346,13 @@ def outcome(case: Case) -> str:
     sizes = [dp * case.pp * case.tp for dp, _ in (case.before, case.after)]
     with tempfile.TemporaryDirectory() as above:
         with ranks(sizes[0], device="cpu", announce=False) as world:
-            before = world.run(first_half, case, f"{above}/run")
-            refused = [world.run(misused, case, each, f"{above}/{each}") for each in case.misuses]
+            before = world.run(first_half, case, above)
         with ranks(sizes[1], device="cpu", announce=False) as world:
-            after = world.run(second_half, case, f"{above}/run")
-    for told in (told for each in refused for told in each):
+            after = world.run(second_half, case, above)
+    for told in (told for _, answers in before for told in answers):
         if not told.startswith("refused: "):
             return told
-    found = [[*steps] for steps in zip(*before)] + [
-        [*steps] for steps in zip(*(a for a, _ in after))
-    ]
+    found = [[*steps] for half in (before, after) for steps in zip(*(steps for steps, _ in half))]
     for number, of_ranks in enumerate(found):
         ranks_losses = [loss for loss, _ in of_ranks if loss is not None]
         if difference := apart(sum(ranks_losses) / len(ranks_losses), losses[number]):

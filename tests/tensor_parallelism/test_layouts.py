@@ -19,7 +19,6 @@ from shardlab.mesh import Mesh
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import schedule
-from shardlab.ranks import ranks
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     gpt_plan,
@@ -35,12 +34,6 @@ SGD = dict(lr=0.2, momentum=0.9)
 CONFIG = GPTConfig(
     layers=2, hidden=24, heads=8, key_value_heads=4, feed_forward=29, vocabulary=101, max_sequence=8
 )
-
-
-@pytest.fixture(scope="module", params=(4, 8))
-def world(request):
-    with ranks(request.param, device="cpu", announce=False) as world:
-        yield world
 
 
 def drawn(seed):
@@ -99,19 +92,20 @@ def trained(stage, dp, tp, sequence):
     )
 
 
-@pytest.mark.parametrize("sequence", (False, True), ids=("tensor", "sequence"))
-@pytest.mark.parametrize("stage", (0, 1, 2, 3))
-def test_training_beside_zero(world, stage, sequence):
+@pytest.mark.parametrize(
+    "dp, tp, stage, sequence",
+    [(2, 2, stage, sequence) for stage in range(4) for sequence in (False, True)]
+    + [(4, 2, 1, True), (2, 4, 3, True)],
+)
+def test_training_beside_zero(worlds, dp, tp, stage, sequence):
     """Two clipped steps of momentum, on parts of the batch, are the plain model's on all of it.
 
     Must catch: squares of a norm added over data parallelism alone, or of what tensor parallelism
     replicates added twice, by our clipping or by PyTorch's; cut and whole parameters in one flat
     tensor; gradients of own tokens not summed, or not those of shards; stages that hand out values
     across tensor-parallel ranks."""
-    layouts = {4: ((2, 2),), 8: ((4, 2), (2, 4))}[world.world_size]
-    for dp, tp in layouts:
-        for found in world.run(trained, stage, dp, tp, sequence):
-            assert max(found) < 1e-12, (dp, tp)
+    for found in worlds(dp * tp).run(trained, stage, dp, tp, sequence):
+        assert max(found) < 1e-12
 
 
 # --- groups that mix parts ------------------------------------------------------------------------

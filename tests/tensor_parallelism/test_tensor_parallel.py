@@ -79,6 +79,9 @@ MODELS = {
     "Llama, tied, dropout": lambda n: llama(n, tied_head=1, dropout=0.1),
 }
 
+ON_RANKS = [(model, 3) for model in MODELS]
+ON_RANKS += [(model, n) for model in ("GPT-2", "Llama") for n in (2, 4)]
+
 
 def plan_of(config, way):
     plan = gpt_plan(config)
@@ -156,15 +159,15 @@ def close(found):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("model", MODELS)
-def test_parity(world, model, way):
+@pytest.mark.parametrize("model, n", ON_RANKS)
+def test_parity(worlds, model, n, way):
     """Loss and every gradient are the plain model's.
 
     Must catch: a collective left out or made twice, forward or backward; a bias added before the
     sum; heads cut through; a mask off by one; a mask of dropout that depends on the ranks;
     gradients of norms that are not summed."""
-    config = MODELS[model](world.world_size)
-    for found in world.run(errors, config, way):
+    config = MODELS[model](n)
+    for found in worlds(n).run(errors, config, way):
         assert close(found), found
 
 
@@ -202,8 +205,8 @@ def core_errors(config, way, frozen=()):
 
 
 @pytest.mark.parametrize("way", ("tensor", "sequence, gathered again"))
-@pytest.mark.parametrize("model", MODELS)
-def test_parity_of_the_core(world, model, way):
+@pytest.mark.parametrize("model, n", ON_RANKS)
+def test_parity_of_the_core(worlds, model, n, way):
     """Loss and every gradient are the plain model's, frozen parameters or not; the gradients of
     what is whole, too.
 
@@ -211,9 +214,9 @@ def test_parity_of_the_core(world, model, way):
     the core of the other way; sum_gradients left out, or for the biases of rows alone; positions
     of the first tokens on all ranks; a tied head that is untied; all tokens gathered again in
     another order."""
-    config = replace(MODELS[model](world.world_size), dropout=0.0)
+    config = replace(MODELS[model](n), dropout=0.0)
     for frozen in ((), ("qkv.weight", "up.weight", "norm.weight")):
-        for found in world.run(core_errors, config, way, frozen):
+        for found in worlds(n).run(core_errors, config, way, frozen):
             assert close(found), found
 
 
@@ -494,14 +497,12 @@ def test_copies(worlds, way):
     sum_gradients adds different tokens' rows; memory or forward of the original; PyTorch's own
     words about a C++ object."""
     two = worlds(2)
-    for config in (gpt_2(2), llama(2)):
-        assert two.run(copied, config, way, copy.deepcopy, False) == [True, True]
-        assert two.run(copied, config, way, saved_and_loaded, False) == [True, True]
-        assert two.run(copied, config, way, copy.deepcopy, True) == [True, True]
-        for sentence in two.run(copied, config, way, saved_and_loaded, True):
-            assert "has a process group of its own, which is not pickled: save whole" in sentence
-    assert two.run(copied, llama(2), way, assigned, True) == [True, True]
-    assert two.run(copied, llama(2), way, filled_anew, True) == [True, True]
+    for how in (copy.deepcopy, saved_and_loaded):
+        assert two.run(copied, gpt_2(2), way, how, False) == [True, True], how
+    for how in (copy.deepcopy, assigned, filled_anew):
+        assert two.run(copied, llama(2), way, how, True) == [True, True], how
+    for sentence in two.run(copied, llama(2), way, saved_and_loaded, True):
+        assert "has a process group of its own, which is not pickled: save whole" in sentence
 
 
 # --- models of the reader's own -------------------------------------------------------------------

@@ -279,9 +279,9 @@ def distances(
     return found
 
 
-def test_parity(world):
+def test_parity(three):
     """Every stage, every model, SGD with momentum, two microbatches a step, two steps: nothing
-    differs by more than rounding.
+    differs by more than rounding. Other numbers of ranks are in test_random_models.py.
 
     Mutations: no division by the world size, or by a wrong one; parameters not handed out at the
     beginning; stage 1 gathers before it updates; stage 2 replaces the shard's gradient where it
@@ -289,7 +289,7 @@ def test_parity(world):
     neighbour's chunk updated."""
     for stage in STAGES:
         for name in MODELS:
-            for found in world.run(
+            for found in three.run(
                 distances, stage, name, torch.optim.SGD, dict(lr=0.1, momentum=0.9)
             ):
                 assert max(found.values()) <= 1e-12, (stage, name, found)
@@ -301,18 +301,18 @@ def test_parity_in_small_parts(three):
 
     Mutations: parts of a chunk left out, or in another order; the same part for every shard; a sum
     that is multiplied before and after."""
+    chosen = (in_small_parts(), "gated"), (in_small_parts(), "traps"), (Native(), "traps")
     for stage in STAGES:
-        for collectives_ in (in_small_parts(), fast_ring.Ring(), Native()):
-            for name in MODELS:
-                for found in three.run(
-                    distances,
-                    stage,
-                    name,
-                    torch.optim.SGD,
-                    dict(lr=0.1, momentum=0.9),
-                    collectives=collectives_,
-                ):
-                    assert max(found.values()) <= 1e-12, (stage, name, collectives_, found)
+        for collectives_, name in chosen:
+            for found in three.run(
+                distances,
+                stage,
+                name,
+                torch.optim.SGD,
+                dict(lr=0.1, momentum=0.9),
+                collectives=collectives_,
+            ):
+                assert max(found.values()) <= 1e-12, (stage, name, collectives_, found)
     assert all(three.run(parts_of_buckets)), "some bucket has several parts"
 
 
@@ -857,15 +857,15 @@ def weighed(stage, recipe):
 
 
 def test_bytes_of_each_rank(world):
-    """Every rank keeps the formulas' bytes exactly, in every stage and recipe, with flat tensors
-    that the ranks do not divide; the model's parameters are all in them.
+    """Every rank keeps the formulas' bytes exactly, in every stage and (three of them) recipe, with
+    flat tensors that the ranks do not divide; the model's parameters are all in them.
 
     Mutations: ceil_div for floor_div; the last shards the larger ones; whole gradients kept in
     stage 2; a flat tensor of gradients kept alive by a view that is the shard's gradient; gathered
     parameters kept after backward."""
     n, parameters = world.world_size, sum(p.numel() for p in MODELS["gated"]().parameters())
     for stage in STAGES:
-        for recipe in OPTIMIZERS:
+        for recipe in OPTIMIZERS if n == 3 else ("fp32 Adam",):
             for me, (sizes, kept, gathered) in enumerate(world.run(weighed, stage, recipe)):
                 given = dict(
                     zero_stage=stage, data_parallel=n, rank=me, **RECIPES[recipe].quantities
