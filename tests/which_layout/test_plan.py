@@ -50,22 +50,25 @@ def test_the_best_is_the_best_that_is_legal_and_fits():
     Must catch: a degree that is never tried; the fastest of all instead of those that fit; two of
     the five with the same degrees; parts that do not add up to the step."""
     kept = dict(recompute_policy=0, sequence_parallel=(0, 1), zero_stage=(0, 1), stages_per_rank=1)
-    found = plan("Llama 3 8B", **ASKED, **kept, shorter_ends=0, microbatch=1)
-    times = {}
+    asked_for = {**ASKED, "batch": 16}
+    found = plan("Llama 3 8B", **asked_for, **kept, shorter_ends=0, microbatch=1)
+    times, legal = {}, 0
     for t, p, z in product((1, 2, 4, 8), (1, 2, 4, 8, 16), (0, 1)):
         d = 16 // (t * p)
-        if d < 1 or 64 // d < p or (d == 1 and z):
+        if d < 1 or 16 // d < p or (d == 1 and z):
             continue
+        legal += 1 if t == 1 else 2
         asked = dict(tensor_parallel=t, pipeline_parallel=p, zero_stage=z, stages_per_rank=1)
         answer = fits(
             "Llama 3 8B",
             **{name: ASKED[name] for name in ("gpu", "gpus", "sequence")},
             **asked,
-            accumulation_steps=64 // d,
+            accumulation_steps=16 // d,
         )
         if answer.fits:
             seconds = step_values(answer.layout, found.speed)["layout_seconds"]
             times[t, p] = min(seconds, times.get((t, p), seconds))
+    assert found.legal == legal
     wanted = sorted(times, key=times.get)[:5]
     best = [(one.layout.tensor_parallel, one.layout.pipeline_parallel) for one in found.best]
     assert sorted(best) == sorted(wanted)
@@ -86,6 +89,10 @@ def test_an_answer_says_its_error_and_what_binds():
     assert any(one.binds.startswith("memory: ") for one in found.best)
     small = plan("Llama 3 8B", **ASKED, recompute_policy=0, microbatch=1, zero_stage=1)
     assert not any(one.binds.startswith("memory: recompute") for one in small.best)
+    assert "none of them" not in said
+    other = plan("GPT-2 124M", gpu="T4", gpus=1, batch=8, sequence=1024)
+    assert other.compared["seconds"].endswith("none of them on a T4")
+    assert [one.layout.microbatch for one in other.best] == [4]
     eager = plan("Llama 3 8B", **ASKED, kernels="PyTorch eager")
     assert eager.speed is SPEEDS["FSDP on H100"] and eager.fits
 

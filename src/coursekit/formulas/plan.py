@@ -49,6 +49,7 @@ MOST_BATCH = 1_000_000
 NOT_TRIED = "context parallelism, offload, interleaved stages with unequal ends"
 
 WORTH = 0.005  # a difference of seconds that is worth bytes
+ENOUGH_ROWS = 4096  # of a product that keeps a GPU busy: no formula has the cost of smaller ones
 
 
 # What a layout may be: knob -> its rule. The book's own rules hold beside them.
@@ -87,6 +88,7 @@ class Candidate:
 
     def __str__(self):
         asked, steps = self.layout, self.layout.steps
+        copies = asked.given["data_parallel"]
         shares = sorted(self.parts.items(), key=lambda part: -part[1])
         said = ", ".join(
             f"{PARTS[name]} {taken / self.seconds:.0%}"
@@ -99,7 +101,7 @@ class Candidate:
                 f" {self.utilisation:.1%}, {gigabytes(self.needed_bytes)} of"
                 f" {gigabytes(self.memory_bytes)}",
                 f"   {options(asked)}",
-                f"   {asked.given['data_parallel']} data-parallel ranks, {steps:,}"
+                f"   {copies:,} data-parallel {'rank' if copies == 1 else 'ranks'}, {steps:,}"
                 f" {'microbatch' if steps == 1 else 'microbatches'} each",
                 f"   {said}",
                 f"   binds: {self.binds}",
@@ -129,7 +131,9 @@ class LayoutPlan:
         """How far such answers were from published measurements."""
         known = PUBLISHED.get(self.asked.kernels)
         bytes_said = str(known or "no published peak of these kernels is among our rows")
-        return {"bytes": bytes_said, "seconds": str(self.speed)}
+        family = self.asked.gpu.split()[0]
+        other = "" if f"{family}s" in self.speed.measured else f", none of them on a {family}"
+        return {"bytes": bytes_said, "seconds": f"{self.speed}{other}"}
 
     def __str__(self) -> str:
         return "\n".join(self._texts())
@@ -381,9 +385,11 @@ class Search:
         return replace(self.asked, **row, sequence_parallel=cut)
 
     def best(self, most: int) -> Iterator[Candidate]:
-        """The fastest layouts that fit, one for each pair of degrees: of all that are as fast but
-        for WORTH, the one that needs the fewest bytes."""
+        """The fastest layouts that fit, one for each pair of degrees. Of all that are as fast but
+        for WORTH, it is the one with ENOUGH_ROWS tokens in a microbatch, or near to that, and of
+        these the one that needs the fewest bytes."""
         needed, seconds, _ = self._found
+        rows = np.minimum(ENOUGH_ROWS, self.columns["microbatch"] * self.asked.sequence)
         left = self._fit.copy()
         for _ in range(most):
             if not left.any():
@@ -391,6 +397,7 @@ class Search:
             fastest = int(np.argmin(np.where(left, seconds, np.inf)))
             alike = left & self._alike(fastest)
             as_fast = alike & (seconds <= (1 + WORTH) * seconds[fastest])
+            as_fast &= rows == rows[as_fast].max()
             yield self.candidate(int(np.argmin(np.where(as_fast, needed, np.inf))))
             left &= ~alike
 
@@ -433,7 +440,10 @@ class Search:
             ((name, taken) for name, taken in parts.items() if name not in WORK),
             key=lambda part: part[1],
         )
-        return f"{PARTS[name]}, {taken / seconds[place]:.0%} of the step"
+        share = taken / seconds[place]
+        if share < WORTH:
+            return "nothing but the GPU's own work"
+        return f"{PARTS[name]}, {share:.0%} of the step"
 
 
 def _choices(values) -> tuple:

@@ -38,9 +38,9 @@ def layer_moved_bytes(q):
 
 @formula(r"\tau_\ell^\text{move}", "seconds")
 def layer_moving_seconds(q):
-    """time in which a layer's elementwise operations wait for memory; a layer that is computed
-    again writes once more"""
-    return where(q.recompute_policy < 3, 1, 4 / 3) * q.layer_moved_bytes / q.memory_bytes_per_second
+    """time in which a layer's elementwise operations wait for memory; what is computed
+    again, all of it or all but products, is written and read once more"""
+    return where(q.recompute_policy < 2, 1, 4 / 3) * q.layer_moved_bytes / q.memory_bytes_per_second
 
 
 @formula(r"\tau_\ell^\text{ar}", "seconds", source="Korthikanti et al. 2022, section 4")
