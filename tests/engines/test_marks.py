@@ -68,14 +68,15 @@ def test_what_a_module_imports_marks_it(conftest, statement, starts):
 def test_the_marks_are_given():
     """Must catch: a test that needs the browser or ranks left in `make check`; one whose module
     imports no ranks and takes those of the fixture."""
-    shared = "tests/tensor_parallelism/test_tensor_parallel.py"
-    paths = "tests/browser", "tests/engines/test_mesh.py", "tests/test_labs.py", shared
+    explorers = "tests/browser/test_explorer.py"
+    mesh, shared = "tests/engines/test_mesh.py", "tests/tensor_parallelism/test_tensor_parallel.py"
+    paths = explorers, mesh, "tests/test_labs.py", shared
     cheap = collected("not (ranks or labs or browser or slow)", *paths)
     assert "test_a_lab_is_stored_as_a_run_left_it" in cheap
     assert "test_a_lab_runs_again_and_finds_the_same" not in cheap
     assert "test_explorer.py" not in cheap
     assert "test_a_mesh_on_ranks" not in cheap
     assert "test_what_is_refused[" in cheap and "test_frozen_parameters" not in cheap
-    ranks = collected("ranks", *paths)
+    ranks = collected("ranks", mesh, shared)
     assert "test_a_mesh_on_ranks" in ranks and "test_frozen_parameters" in ranks
-    assert "test_reset" in collected("browser", *paths)
+    assert "test_reset" in collected("browser", explorers)
