@@ -142,6 +142,7 @@ def test_from_a_shell(capsys):
             "batch = 7 on gpus = 64: no layout: microbatch x data_parallel divides",
         ),
         (dict(gpus=0), "gpus = 0: gpus must be a whole number of at least 1."),
+        (dict(most=0), "most = 0: it must be a whole number of layouts of at least 1."),
         (dict(speed="fast"), "speed = fast: it must be one of Megatron-LM on A100,"),
         (dict(model="Mixtral 8x7B"), "experts = 8: no formula has the seconds of experts or of"),
         (dict(sequence=8192, model="GPT-2 124M"), "sequence = 8,192: GPT-2 124M has a table of"),

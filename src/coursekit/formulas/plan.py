@@ -235,6 +235,12 @@ def plan(
             f"batch = {show(batch)}: it must be a whole number of sequences from 1 to"
             f" {MOST_BATCH:,}.",
         )
+    if type(most) is not int or most < 1:
+        raise InvalidQuantity(
+            "most",
+            most,
+            f"most = {show(most)}: it must be a whole number of layouts of at least 1.",
+        )
     name = speed or usual_speed(gpu, kernels)
     if name not in SPEEDS:
         raise InvalidQuantity(
