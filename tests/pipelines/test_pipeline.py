@@ -478,7 +478,7 @@ def train_replicas(how, kind):
     "how, kind",
     [
         (PerTensor, "zero-bubble H1"),
-        (Bucketed, "1F1B"),
+        (Bucketed, "zero-bubble H1"),
         (DistributedDataParallel, "1F1B"),
         (DistributedDataParallel, "zero-bubble H1"),
         (stage1, "1F1B"),
