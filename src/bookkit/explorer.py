@@ -145,15 +145,16 @@ def _menu(ident, spec, menu):
 
 
 def _controls(spec, start):
-    """The controls, in groups that fold where the explorer has groups; beside several pictures one
-    group is open at a time."""
+    """The controls, in groups that fold where the explorer has groups; beside several pictures, or
+    of many controls, one group is open at a time."""
     made = {
         control.quantity: (_choice if isinstance(control, Choice) else _control)(
             f"{initials(spec.name)}{place}", control, start[control.quantity]
         )
         for place, control in enumerate(spec.controls)
     }
-    alone = f' name="{initials(spec.name)}"' if tall(spec) else ""
+    many = tall(spec) or len(spec.controls) > 9
+    alone = f' name="{initials(spec.name)}"' if many else ""
     groups = "".join(
         f'<details class="explorer-group"{alone}{"" if group.folded else " open"}>'
         f"<summary>{escape(group.title)}</summary>"

@@ -101,6 +101,16 @@ def arbitrary(spec, chance):
         if "heads" in values:
             values["heads"] = values["key_value_heads"] * chance.randint(1, 9)
             values["hidden"] = values["heads"] * chance.randint(1, 257)
+        if "expert_parallel" in values:  # a rank of any layout
+            p = values["pipeline_parallel"] = chance.randint(1, 8)
+            values["pipeline_rank"] = chance.randint(0, p - 1)
+            values["layers"] = p * values["stages_per_rank"] * chance.randint(1, 16)
+            values["rank"] = chance.randint(0, values["data_parallel"] - 1)
+            values["expert_parallel"] = 1
+            for name in ("shorter_ends", "partition_activations"):
+                values[name] = 0
+            # Python refuses a dividend beyond 2^53 in a branch, too, that is not taken
+            values["step_counter_element_bytes"] = chance.randint(0, 8)
         if "experts" in values:  # the eager step knows none, and no norms of queries
             dense = chance.random() < 0.9 or "microbatch" not in values
             values["experts"] = 0 if dense else chance.randint(1, 64)

@@ -42,10 +42,10 @@
       if (place(leader) === place(follower) || preset[follower] === undefined || !whole(values[leader])) return;
       set(follower, Math.max(preset[follower], values[leader]));
     },
-    most({ follower, leader }, values, place, set) { // NaN and text are above nothing
-      if (typeof values[follower] !== "number" || typeof values[leader] !== "number" || !(values[follower] > values[leader])) return;
-      if (place(follower) < place(leader)) set(leader, values[follower]);
-      else if (place(leader) < Infinity) set(follower, values[leader]);
+    most({ follower, leader, less }, values, place, set) { // NaN and text are above nothing
+      if (!whole(values[follower]) || typeof values[leader] !== "number" || !(values[follower] + less > values[leader])) return;
+      if (place(follower) < place(leader)) set(leader, values[follower] + less);
+      else if (place(leader) < Infinity) set(follower, values[leader] - less);
     },
     divides(link, values, place, set) {
       const divisor = values[link.divisor], multiple = values[link.multiple], rest = multiple % divisor;

@@ -55,11 +55,12 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class AtMost:
-    """`follower` is never above `leader`: the one that moves takes the other along. A switch that
-    needs another switch."""
+    """`follower` is never above `leader` - `less`: the one that moves takes the other along. A
+    switch that needs another switch; a rank among a number of ranks, counted from 0."""
 
     follower: str
     leader: str
+    less: int = 0
 
     @property
     def quantities(self):
@@ -67,12 +68,11 @@ class AtMost:
 
     def follow(self, values, moved, preset):
         ours, theirs = values[self.follower], values[self.leader]
-        numbers = all(isinstance(value, (int, float)) for value in (ours, theirs))
-        if not numbers or not ours > theirs:
+        if not isinstance(theirs, (int, float)) or not _whole(ours) or ours + self.less <= theirs:
             return {}
         if _place(moved, self.follower) < _place(moved, self.leader):
-            return {self.leader: ours}
-        return {self.follower: theirs} if self.leader in moved else {}
+            return {self.leader: ours + self.less}
+        return {self.follower: theirs - self.less} if self.leader in moved else {}
 
 
 @dataclass(frozen=True)

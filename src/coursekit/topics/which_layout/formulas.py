@@ -296,6 +296,12 @@ def layout_tokens_per_second(q):
     )
 
 
+@formula(r"n_\text{layout}", "GPUs")
+def layout_gpus(q):
+    """GPUs of the layout: one for each of its ranks"""
+    return q.data_parallel * q.gpus_per_copy
+
+
 @formula(r"\eta_\text{MFU}", "fraction")
 def layout_utilisation(q):
     """share of the datasheet's rate that the layout achieves, with all attention scores and

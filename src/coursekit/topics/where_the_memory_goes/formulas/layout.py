@@ -9,7 +9,7 @@ On one rank all of it is the whole: t = p = 1 is the model of one GPU.
 # what a layer at work needs stays as it is.
 
 from coursekit.formulas.registry import BOOK
-from coursekit.formulas.subset import ceil_div, equal, floor_div, minimum, shard_of, where
+from coursekit.formulas.subset import ceil_div, equal, floor_div, maximum, minimum, shard_of, where
 
 _OURS = "counted from gpt.py, shardlab.tensor_parallel, shardlab.pipelines and shardlab.zero"
 _COUNTED = "tests/where_the_memory_goes/test_rank_layouts.py::test_parameters_of_a_rank"
@@ -508,7 +508,7 @@ def rank_waiting_dense_bytes(q):
 @formula(r"n_\text{like}^r", "count", measured_by=_PEAKS)
 def rank_like_checkpoints(q):
     """checkpoints of a stage, less those of layers without experts in a model of experts"""
-    return q.rank_stage_checkpoints - q.rank_dense_layers
+    return maximum(q.rank_stage_checkpoints - q.rank_dense_layers, 0)
 
 
 @formula(r"A_\text{stage}^r", "bytes")
@@ -556,11 +556,9 @@ def rank_in_flight(q):
 @formula(r"1_\text{once}", "count")
 def rank_waits_for_all(q):
     """1 if all microbatches wait at the same time, as in GPipe, so that no gradients are there when
-    the first goes backward; a library has buffers of gradients from the start"""
+    the first goes backward"""
     return where(
-        q.microbatches * q.pipeline_chunks > q.rank_in_flight,
-        0,
-        where(q.rank_in_flight > 1, q.eager_kernels, 0),
+        q.microbatches * q.pipeline_chunks > q.rank_in_flight, 0, where(q.rank_in_flight > 1, 1, 0)
     )
 
 
