@@ -296,7 +296,7 @@ def test_from_a_shell(tmp_path, capsys):
     ledger = sum(line["nbytes"] for line in found["lines"])
     assert found["needed_bytes"] == ledger + found["reserve_bytes"] > ledger
     assert found["compared"].startswith(
-        "on 5 published rows (allocated bytes, Megatron-LM's golden"
+        "on 10 published rows (allocated bytes, Megatron-LM's golden"
     )
     assert found["nearest"][0]["change"] == "--zero-stage 3"
     assert found["nearest"][0]["needed_bytes"] <= found["memory_bytes"]

@@ -145,6 +145,8 @@ bf16 + fp32 gradients | 2 4 4 2 4 0 2 2 | Megatron-LM, distributed optimizer | 1
 fp16 + fp32 gradients | 2 2 8 2 4 0 2 2 | Megatron-LM, distributed optimizer | 16-bit parameters and
     gradients; the optimizer keeps an fp32 copy of the gradient beside the fp32 master copy, 4 + 4
     bytes that are sharded with it, and fp32 moments | copies
+bf16 + bf16 and fp32 gradients | 2 6 4 2 4 0 2 2 | nanotron, accumulate_grad_in_fp32 | gradients in
+    16 bits and, added up, in fp32; fp32 master copy and moments | peaks
 bf16 + fp32 master, bf16 moments | 2 2 4 2 2 0 2 2 | optimizer_states of shardlab.mixed_precision |
     the moments are in bf16 between updates | copies
 bf16, stochastic rounding | 2 2 0 2 4 0 2 2 | stochastic_rounding of shardlab.mixed_precision |
@@ -177,6 +179,11 @@ Megatron-LM, Transformer Engine before 2.3 | 1 6 3 2 0 100663296 | the same, wit
     and with a copy of attention's output that the kernel keeps | not compared with a run here
 Megatron-LM without Transformer Engine | 1 6 3 1 0 134217728 | Megatron-LM, --transformer-impl
     local; its golden values of pipelines hold four workspaces of 32 MiB between steps | | peaks
+nanotron | 1 14 4 7 0 0 | nanotron, models/llama.py: SwiGLU in eager PyTorch; loss_logit_bytes and
+    kept_attention_outputs fitted on half of the published rows | | peaks
+FSDP2, compiled | 1 9 3 1 0 25769803776 | torchtitan, benchmarks/llama3_h100_202412_torchtitan.md;
+    loss_logit_bytes, and 24 GiB that the allocator holds beside tensors in runs that fill a card,
+    fitted on half of the published rows | | peaks
 """
 )
 

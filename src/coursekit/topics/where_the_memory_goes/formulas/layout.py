@@ -556,9 +556,11 @@ def rank_in_flight(q):
 @formula(r"1_\text{once}", "count")
 def rank_waits_for_all(q):
     """1 if all microbatches wait at the same time, as in GPipe, so that no gradients are there when
-    the first goes backward"""
+    the first goes backward; a library has buffers of gradients from the start"""
     return where(
-        q.microbatches * q.pipeline_chunks > q.rank_in_flight, 0, where(q.rank_in_flight > 1, 1, 0)
+        q.microbatches * q.pipeline_chunks > q.rank_in_flight,
+        0,
+        where(q.rank_in_flight > 1, q.eager_kernels, 0),
     )
 
 
