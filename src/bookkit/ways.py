@@ -36,16 +36,15 @@ def question_of(page: Path) -> str:
 
 def parts(folder: Path) -> dict[str, list[Path]]:
     """Caption -> pages of each part of the contents that has chapters, in the order of the
-    contents. A list without a caption continues the part above it, and one with numbers makes its
-    part one of chapters."""
+    contents. A list without a caption continues the part above it; one with numbers, or whose pages
+    all ask a question, makes its part one of chapters."""
     contents = yaml.safe_load((folder / "_toc.yml").read_text("utf-8"))
     caption, pages, numbered = "", {}, set()
     for part in contents["parts"]:
         caption = part.get("caption", caption)
-        pages.setdefault(caption, []).extend(
-            folder / f"{page['file']}.md" for page in part["chapters"]
-        )
-        if part.get("numbered"):
+        listed = [folder / f"{page['file']}.md" for page in part["chapters"]]
+        pages.setdefault(caption, []).extend(listed)
+        if part.get("numbered") or all(map(question_of, listed)):
             numbered.add(caption)
     return {caption: pages[caption] for caption in pages if caption in numbered}
 

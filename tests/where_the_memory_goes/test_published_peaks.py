@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,12 @@ from coursekit.formulas.fits import (
     fits,
     model_sizes,
 )
+from coursekit.formulas.speeds import BANDWIDTH_SHARE, PUBLISHED_SECONDS, SPEEDS
 
 with Path(__file__).with_name("published_peaks.csv").open(encoding="utf-8") as table:
     ROWS = list(csv.DictReader(table))
+ROOT = Path(__file__).resolve().parents[2]
+PAGE, SECONDS = ROOT / "chapters" / "referee.md", ROOT / PUBLISHED_SECONDS
 ASKED = ("model", "gpu", "kernels", "recipe")
 NUMBERS = ("gpus", "sequence", "microbatch", "accumulation_steps", "zero_stage")
 NUMBERS += ("tensor_parallel", "sequence_parallel", "pipeline_parallel", "stages_per_rank")
@@ -205,3 +209,81 @@ def test_dropout_under_fused_attention():
     ]
     without, with_masks = (found["library_layer_bytes"] for found in kept)
     assert with_masks - without == 2 * 2048 * 12288
+
+
+def test_the_page_prints_these_numbers():
+    """The referee's page has the rows of both tables and the numbers of its sentences, computed
+    here, and no other number.
+
+    Must catch: a number typed by hand, or left as it was when a preset was mended; a row that the
+    page leaves out."""
+
+    def span(rows):
+        errors = [error_percent(row) for row in rows]
+        mean = sum(map(abs, errors)) / len(errors)
+        return len(errors), mean, errors
+
+    said = []
+    for group, names in CLASSES.items():
+        count, mean, errors = span([row for kernels in names for row in held_out(kernels)])
+        lines = {"this book": (count, mean, max(errors, key=abs)), **OTHERS[group]}
+        for tool, (rows, average, worst) in lines.items():
+            said.append(f"| {group} | {tool} | {rows} | {average:.1f} | {worst:+.1f} |")
+    for name, speed in SPEEDS.items():
+        numbers = f"{speed.mean} | {speed.other_half} | {speed.lowest:+} | {speed.highest:+}"
+        said.append(f"| {name} | {speed.rows} | {numbers} |")
+
+    wide = [row for row in held_out("nanotron") if int(row["tensor_parallel"]) >= 4]
+    low = [row for row in wide if error_percent(row) < -20]
+    low_count, _, low_errors = span(low)
+    near_count, near, _ = span([row for row in wide if row not in low])
+    assert min(int(row["tensor_parallel"]) for row in low) == 16
+    said += [
+        f"The errors of the {len(wide)} rows with $t \\ge 4$ are on two levels. The planner misses"
+        f" {near_count} by {near:.1f}% on average. The other {low_count}, all with $t \\ge 16$, it"
+        f" puts {-max(low_errors):.0f}% to {-min(low_errors):.0f}% too low."
+    ]
+    experts = [row for row in ROWS if "golden_values" in row["source"] and "experts" in row["name"]]
+    count, _, errors = span(experts)
+    simumax = [row for row in ROWS if "SimuMax" in row["source"] and "DeepSeek" in row["name"]]
+    right, _, near_errors = span(simumax)
+    said += [
+        f"SimuMax's {right} rows with experts are within {max(map(abs, near_errors)):.2f}%",
+        f"Megatron-LM's {count} rows with experts come out {-max(errors):.0f}% to"
+        f" {-min(errors):.0f}% too low",
+        f"Five rows are few. Their mean error is {PUBLISHED['FSDP2, compiled'].mean}%",
+        "two of torchtitan's compiled runs are missed by"
+        f" {PUBLISHED['PyTorch eager'].mean}% on average",
+    ]
+    assert PUBLISHED["FSDP2, compiled"].rows == 5 and PUBLISHED["PyTorch eager"].rows == 2
+    of_kernels = {name: [row for row in ROWS if row["kernels"] == name] for name in PUBLISHED}
+    run = lambda row: (row["gpus"], row["sequence"], row["tensor_parallel"], row["reserved_GiB"])
+    again = {run(row) for row in of_kernels["FSDP2, compiled"]}
+    assert all(run(row) in again for row in of_kernels["PyTorch eager"])
+    # The 20 of 26 below is the least of test_the_published_best_is_among_five.
+    twentieth = len(of_kernels["nanotron"])
+    assert twentieth == math.ceil(1751 / 20)
+    with SECONDS.open(encoding="utf-8") as table:
+        seconds = list(csv.DictReader(table))
+    chosen = sum(bool(row["chosen"]) for row in seconds)
+    nanotron = SPEEDS["nanotron on H100"]
+    said += [
+        f"The bytes are compared on {len(ROWS)} rows",
+        f"1,751 runs: sorted by model, degrees and microbatch, each twentieth was taken,"
+        f" {twentieth} in all",
+        f"The seconds are compared on {len(seconds)} rows",
+        f"In {chosen} of them the source leaves something out",
+        f"reach {BANDWIDTH_SHARE:.0%} of their datasheet",
+        f"FSDP on H100s is off by {SPEEDS['FSDP on H100'].mean}%, nanotron by {nanotron.mean}%, and"
+        f" one of its rows gets {-nanotron.lowest}% too few seconds",
+        f"of nanotron's {nanotron.rows} best layouts, at least 20 are among the planner's five",
+    ]
+    answer = fits("Llama 3 8B", gpu="H100 SXM 80GB", gpus=8, sequence=4096)
+    said.append(f"Compared: {answer.compared}.")
+
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    for words in said:
+        assert page.count(words) == 1, words
+        page = page.replace(words, "")
+    page = re.sub(r"\{cite\}`[^`]*`", "", page)
+    assert re.findall(r"(?<![A-Za-z\d.,])\d[\d.,]*", page) == []
