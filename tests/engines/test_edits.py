@@ -80,6 +80,12 @@ def test_an_edit_finds_its_text(topic):
         mistakes_in("## mlp\n\nnobody sums\n")
 
 
+def test_an_exercise_that_no_lab_solves_says_so(topic):
+    """Must catch: a KeyError for an exercise whose lab is not stored yet."""
+    with pytest.raises(ValueError, match="triples.half has no right solution: no stored lab"):
+        topic.exercise("half", cases=(dict(a=3),), right="half.")
+
+
 def of_the_topics():
     for module in topics.modules("exercises"):
         if hasattr(module, "topic"):
@@ -91,8 +97,11 @@ def test_lists_are_short_and_belong_to_an_exercise(module):
     """Must catch: a heading of mistakes.md that no exercise has, a list that grows with every
     wrong answer instead of a property."""
     exercises = {name: value for name, value in vars(module).items() if isinstance(value, Exercise)}
-    assert set(module.topic.mistakes) <= set(exercises)
-    assert all(len(mistakes) <= MOST for mistakes in module.topic.mistakes.values())
+    lists = {name: len(mistakes) for name, mistakes in module.topic.mistakes.items()}
+    unknown = set(lists) - set(exercises)
+    assert not unknown, f"headings of mistakes.md that name no exercise: {sorted(unknown)}"
+    long = {name: many for name, many in lists.items() if many > MOST}
+    assert not long, f"more than {MOST} sentences, make a property of some: {long}"
 
 
 class Two(NamedTuple):

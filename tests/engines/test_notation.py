@@ -56,4 +56,5 @@ def test_each_letter_is_explained():
     """Must catch: a letter that equations use and the notation page does not name."""
     there = {letter(symbol) for symbol, _ in quantities().values()}
     said = set(re.findall(r"\$(\\[a-zA-Z]+|[a-zA-Z1])(?:_|\$|\^)", PAGE))
-    assert not there - said, f"not on the notation page: {sorted(there - said)}"
+    new = sorted(there - said)
+    assert not new, f"chapters/notation.md lacks a row in a table of letters, | $Y$ | ... |: {new}"

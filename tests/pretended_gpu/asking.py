@@ -30,7 +30,10 @@ class Answer:
         assert not self.error, self.error
         assert not self.order, "\n".join(self.order)
         for rank, causes in enumerate(self.waits):
-            assert sum(causes.values()) <= waits, f"rank {rank} waits for its GPU: {causes}"
+            assert sum(causes.values()) <= waits, (
+                f"in the last step rank {rank} waits for its GPU, where {waits} waits are expected:"
+                f" {causes}. An .item() waits, and so does a tensor made on the host in the step."
+            )
 
 
 class Driver:

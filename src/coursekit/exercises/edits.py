@@ -104,12 +104,12 @@ class Topic:
 
     def exercise(self, key: str, solution: Any = None, **rest) -> Exercise:
         """The exercise. Without a `solution` the right one is that of the lab. Raises ValueError
-        if an edit finds nothing."""
+        if no lab has one, or if an edit finds nothing."""
         if rest.get("of_a_value"):
             wrong = list(self._values(key))
             found = solution if callable(solution) else lambda: solution
             return Exercise(reference=found, misconceptions=tuple(wrong), **rest)
-        lab = solutions()[f"{self.name}.{key}"] if solution is None else {}
+        lab = self._of_the_lab(key) if solution is None else {}
         source = lab.get("solution") or textwrap.dedent(inspect.getsource(solution))
         names: dict[str, Any] = {}
         exec(lab.get("imports", ""), names)
@@ -119,6 +119,16 @@ class Topic:
         wrong = list(self._edits(key, source, names))
         self.before[reference.__name__] = reference
         return Exercise(reference=reference, misconceptions=tuple(wrong), **rest)
+
+    def _of_the_lab(self, key: str) -> dict[str, str]:
+        found = solutions().get(f"{self.name}.{key}")
+        if found is None:
+            raise ValueError(
+                f"{self.name}.{key} has no right solution: no stored lab checks it in a cell tagged"
+                " solution. Give the right function as second argument; it can go once make store"
+                " has stored such a lab."
+            )
+        return found
 
     def _edits(self, key: str, source: str, names: dict[str, Any]) -> Iterator[Misconception]:
         for mistake in self.mistakes.get(key, ()):
