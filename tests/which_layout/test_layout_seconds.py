@@ -77,6 +77,72 @@ def test_a_step_by_hand(overlap, policy):
     assert found["layout_seconds"] == pytest.approx(step)
 
 
+@pytest.mark.parametrize("policy, times", [(0, 4), (3, 6)])
+@pytest.mark.parametrize("e, bandwidth", [(4, 8e9), (8, 1e9)])
+def test_a_layer_of_experts_by_hand(e, bandwidth, policy, times):
+    """Latent attention, two of eight experts for a token, one expert that every token has, and one
+    of eight layers without experts; on nodes of four GPUs.
+
+    Must catch: products of all experts; a copy of a token sent for all its experts together; own
+    experts' tokens sent; messages between nodes over NVLink, or over all cards of a node; layers
+    without experts that send; gradients of experts reduced among ranks that have others."""
+    latent = dict(key_value_latent=24, query_latent=40, rotary_columns=8, value_columns=12)
+    latent |= dict(experts=8, experts_per_token=2, shared_feed_forward=96, gated_mlp=1)
+    asked = dict(SMALL, **MACHINE) | latent | dict(dense_layers=1, dense_feed_forward=200)
+    asked |= dict(data_parallel=8, expert_parallel=e, zero_stage=1, pipeline_rank=0)
+    asked |= dict(tensor_parallel=1, pipeline_parallel=1, recompute_policy=policy)
+    found = BOOK.solve(["layout_seconds", "layout_utilisation"], asked, allow_unused=True)
+    tokens = 64
+    attention = 64 * (40 + 24 + 8) + 4 * (40 * (16 + 8) + 24 * (16 + 12) + 12 * 64)
+    experts = 3 * 64 * (2 * 256 + 96) + 64 * 8
+    weights = attention + (7 * experts + 3 * 64 * 200) / 8
+    scores = 2 * tokens * 32 * 4 * (16 + 8 + 12)
+    forward = (2 * tokens * weights + scores) / 0.5e12
+    assert found["layer_forward_seconds"] == pytest.approx(forward)
+    message = 2 * tokens * 64 * 2 * (e - 1) / e / bandwidth
+    assert found["layer_expert_seconds"] == pytest.approx(times * message * 7 / 8)
+    rest = 3 * forward + found["layer_moving_seconds"] + times * message * 7 / 8
+    again = found["recompute_seconds"] / 8
+    assert found["layer_seconds"] == pytest.approx(rest + again)
+    own = 7 * (8 // e) * 3 * 64 * 256
+    assert found["rank_expert_parameters"] == own
+    common = found["rank_parameters"] - own
+    same, cards = 8 // e, 1e9  # one of a node's four cards for the ranks that have the same experts
+    gather = 2 * (7 / 8 * common / 4e9 + (same - 1) / same * own / cards)
+    assert found["rank_gather_seconds"] == pytest.approx(gather)
+    assert found["rank_reduce_seconds"] == pytest.approx(2 * gather)
+
+
+@pytest.mark.parametrize("policy, times", [(0, 2), (1, 3)])
+@pytest.mark.parametrize("c, bandwidth", [(2, 8e9), (4, 1e9)])
+def test_a_shared_sequence_by_hand(c, bandwidth, policy, times):
+    """Two tensor-parallel ranks, and ranks that share a sequence, on nodes of four GPUs.
+
+    Must catch: attention among a rank's own tokens alone; queries that are exchanged without keys,
+    values and outputs; messages of heads that other tensor-parallel ranks have, or none where
+    attention is computed again; a step that is measured by shorter sequences."""
+    asked = dict(SMALL, **MACHINE, data_parallel=4, tensor_parallel=2, pipeline_parallel=1)
+    asked |= dict(context_parallel=c, pipeline_rank=0, zero_stage=1, score_share=0.5)
+    asked |= dict(recompute_policy=policy, key_value_heads=2, kept_attention_outputs=2)
+    found = BOOK.solve(["layout_seconds", "layout_utilisation"], asked, allow_unused=True)
+    tokens, whole = 64, 32 * c
+    weights = 2 * 64 * (64 + 32) + 2 * 64 * 256
+    forward = (2 * tokens * weights + 0.5 * 4 * tokens * whole * 64) / 1e12
+    assert found["layer_forward_seconds"] == pytest.approx(forward)
+    message = 2 * tokens * (2 * 64 + 2 * 32) / 2 * (c - 1) / c / bandwidth
+    assert found["layer_context_seconds"] == pytest.approx(times * message)
+    sent = (
+        3 * forward
+        + found["recompute_seconds"] / 8
+        + found["layer_moving_seconds"]
+        + found["layer_waiting_seconds"]
+    )
+    assert found["layer_seconds"] == pytest.approx(sent + times * message)
+    every = 6 * (8 * weights + 64 * 1000) + 12 * 8 * whole * 64
+    rate = every * found["layout_tokens_per_second"] / 1e12
+    assert found["layout_utilisation"] == pytest.approx(rate)
+
+
 @pytest.mark.parametrize(
     "p, v, layers, ends, head",
     [(4, 1, 12, 0, 0), (4, 1, 12, 0, 2), (4, 2, 16, 0, 0), (4, 1, 10, 1, 1), (1, 1, 6, 0, 2)],

@@ -11,20 +11,33 @@ from coursekit.formulas import InvalidQuantity
 from coursekit.formulas.fits import fits
 from coursekit.formulas.many import solve_many
 from coursekit.formulas.plan import RULES, Search, divisors, plan
-from coursekit.formulas.speeds import SPEEDS, step_values
+from coursekit.formulas.speeds import EXPERTS, SPEEDS, step_values
 
 ASKED = dict(gpu="H100 SXM 80GB", gpus=16, batch=64, sequence=4096)
 
 
-def test_many_are_what_each_is():
+@pytest.mark.parametrize(
+    "model, contexts, each",
+    [
+        ("Llama 3 8B", (1,), 97),
+        ("Llama 3 8B", (1, 2, 8), 293),
+        ("DeepSeek-V3 671B", (1, 4), 293),
+        ("Qwen3 30B-A3B", (1,), 97),
+    ],
+)
+def test_many_are_what_each_is(model, contexts, each):
     """Arrays give the bytes, the seconds and the refusals that numbers give.
 
     Must catch: a function of the subset that is another on arrays; a rule that is not asked; the
-    first rank's bytes for the fullest rank's."""
-    found = plan("Llama 3 8B", **ASKED)
-    search = Search(found.asked, found.batch, found.speed, {})
+    first rank's bytes for the fullest rank's; the whole sequence on each rank that shares it; the
+    reserve of whole sequences for shared ones."""
+    found = plan(model, **ASKED)
+    search = Search(found.asked, found.batch, found.speed, {}, contexts)
     needed, seconds, right = search._found
-    for place in range(0, len(needed), 97):
+    degrees = search.columns["expert_parallel"]
+    assert {*search.columns["context_parallel"]} == {*contexts}
+    assert {*degrees} == ({1, 2, 4, 8, 16} if found.asked.sizes["experts"] else {1})
+    for place in range(0, len(needed), each):
         layout = search.layout(place)
         try:
             values = layout.solved()
@@ -104,6 +117,30 @@ def test_where_nothing_fits():
     assert all(layout.fits for _, layout in found.nearest)
 
 
+def test_sequences_are_shared_where_nothing_else_fits():
+    """Must catch: context parallelism never tried; tried where whole sequences fit; a batch of
+    fewer sequences than GPUs refused; tokens of all ranks that share a sequence counted for
+    each."""
+    asked = dict(gpu="H100 SXM 80GB", gpus=64, batch=16, tensor_parallel=1)
+    long = plan("Llama 3 8B", **asked, sequence=524_288)
+    assert long.fits and all(one.layout.context_parallel > 1 for one in long.best)
+    short = plan("Llama 3 8B", **{**asked, "batch": 64}, sequence=8192)
+    assert {one.layout.context_parallel for one in short.best} == {1}
+    for one in long.best:
+        tokens = 16 * 524_288 / (64 * one.seconds)
+        assert one.tokens_per_second == pytest.approx(tokens)
+        assert f"--context-parallel {one.layout.context_parallel}" in str(one)
+
+
+def test_experts_are_planned():
+    """Must catch: experts' messages for nothing; degrees that do not divide the experts."""
+    found = plan("Mixtral 8x7B", **{**ASKED, "gpus": 64})
+    assert found.speed is SPEEDS[EXPERTS] and found.fits
+    assert any(one.layout.expert_parallel > 1 and one.parts["experts"] > 0 for one in found.best)
+    assert {one.layout.tensor_parallel for one in found.best} == {1}
+    assert all(sum(one.parts.values()) == pytest.approx(one.seconds) for one in found.best)
+
+
 def test_unequal_ends_and_interleaving_are_tried():
     """Must catch: pipelines of equal stages only."""
     found = plan("Llama 3 405B", gpu="B200 SXM", gpus=256, batch=256, sequence=8192)
@@ -144,7 +181,22 @@ def test_from_a_shell(capsys):
         (dict(gpus=0), "gpus = 0: gpus must be a whole number of at least 1."),
         (dict(most=0), "most = 0: it must be a whole number of layouts of at least 1."),
         (dict(speed="fast"), "speed = fast: it must be one of Megatron-LM on A100,"),
-        (dict(model="Mixtral 8x7B"), "experts = 8: no formula has the seconds of experts or of"),
+        (
+            dict(model="Mixtral 8x7B", tensor_parallel=2),
+            f"tensor_parallel = 2 is in no legal layout: {RULES['tensor_parallel']}.",
+        ),
+        (
+            dict(expert_parallel=2),
+            f"expert_parallel = 2 is in no legal layout: {RULES['expert_parallel']}.",
+        ),
+        (
+            dict(context_parallel=16),
+            f"context_parallel = 16 is in no legal layout: {RULES['context_parallel']}.",
+        ),
+        (
+            dict(context_parallel=2, kernels="PyTorch eager"),
+            f"context_parallel = 2 is in no legal layout: {RULES['context_parallel']}.",
+        ),
         (dict(sequence=8192, model="GPT-2 124M"), "sequence = 8,192: GPT-2 124M has a table of"),
         (dict(gpu="T4", recipe="bf16 + fp32 master"), "recipe = bf16 + fp32 master on a T4,"),
     ],
@@ -159,5 +211,5 @@ def test_what_cannot_be(changes, sentence):
 
 def test_python_takes_only_what_there_is():
     """Must catch: a misspelt knob ignored."""
-    with pytest.raises(TypeError, match="plan\\(\\) knows no context_parallel; knobs are"):
-        plan("Llama 3 8B", **ASKED, context_parallel=2)
+    with pytest.raises(TypeError, match="plan\\(\\) knows no offload; knobs are"):
+        plan("Llama 3 8B", **ASKED, offload=2)

@@ -205,7 +205,7 @@ class RankLayout:
         sequence, and shards states with all that share it; the exchange of heads in attention
         keeps its output a second time."""
         named = ("recipe", "kernels", "gpu", "zero_stage", "microbatch", "recompute_policy")
-        degrees = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+        degrees = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "context_parallel")
         values = {name: getattr(self, name) for name in (*named, *degrees)}
         copy = self.tensor_parallel * self.pipeline_parallel
         if self.context_parallel > 1:

@@ -9,7 +9,8 @@ rank and the seconds of a step of each, and the best of those that fit.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isqrt
+from itertools import product
+from math import gcd, isqrt
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from .fits import (
     usual_recipe,
 )
 from .many import solve_many
-from .presets import GPUS
+from .presets import GPUS, KERNELS
 from .registry import InvalidQuantity, show
 from .speeds import (
     BANDWIDTH_SHARE,
@@ -46,7 +47,10 @@ from .speeds import (
 )
 
 MOST_BATCH = 1_000_000
-NOT_TRIED = "context parallelism, offload, interleaved stages with unequal ends"
+NOT_TRIED = (
+    "offload, interleaved stages with unequal ends, context parallelism where layouts fit without"
+)
+CONTEXTS = (1, 2, 4, 8)  # tried where nothing fits in whole sequences
 
 WORTH = 0.005  # a difference of seconds that is worth bytes
 ENOUGH_ROWS = 4096  # of a product that keeps a GPU busy: no formula has the cost of smaller ones
@@ -55,13 +59,19 @@ ENOUGH_ROWS = 4096  # of a product that keeps a GPU busy: no formula has the cos
 # What a layout may be: knob -> its rule. The book's own rules hold beside them.
 RULES = {
     "tensor_parallel": "tensor_parallel divides the heads of keys and values, and its ranks are"
-    " GPUs that NVLink joins",
+    " GPUs that NVLink joins; it is 1 in models of experts, for no formula has the messages of"
+    " experts that it divides",
     "pipeline_parallel": "pipeline_parallel x tensor_parallel divides the GPUs; what they leave is"
     " data_parallel",
     "stages_per_rank": "pipeline_parallel x stages_per_rank divides the layers; more than one stage"
     " on a rank asks for a number of microbatches that pipeline_parallel divides",
     "shorter_ends": "shorter_ends is 0, or 1 where pipeline_parallel divides layers + 2, with one"
     " stage on a rank",
+    "context_parallel": "context_parallel divides the data-parallel ranks and, with"
+    " tensor_parallel, the heads of keys and values; twice of it divides the sequence; in eager"
+    " PyTorch it is 1",
+    "expert_parallel": "expert_parallel divides the experts and the data-parallel ranks; without"
+    " experts it is 1",
     "microbatch": "microbatch x data_parallel divides the batch, and a pipeline has at least as"
     " many microbatches as ranks",
     "zero_stage": "zero_stage is 0 without data parallelism; a pipeline reduces gradients once a"
@@ -88,7 +98,7 @@ class Candidate:
 
     def __str__(self):
         asked, steps = self.layout, self.layout.steps
-        copies = asked.given["data_parallel"]
+        copies = asked.given["data_parallel"] // asked.context_parallel
         shares = sorted(self.parts.items(), key=lambda part: -part[1])
         said = ", ".join(
             f"{PARTS[name]} {taken / self.seconds:.0%}"
@@ -175,7 +185,7 @@ class LayoutPlan:
             best=[
                 dict(
                     layout=knobs(one.layout),
-                    data_parallel=one.layout.given["data_parallel"],
+                    data_parallel=one.layout.given["data_parallel"] // one.layout.context_parallel,
                     seconds=one.seconds,
                     tokens_per_second_per_gpu=one.tokens_per_second,
                     utilisation=one.utilisation,
@@ -220,14 +230,6 @@ def plan(
         **{"recipe": usual_recipe(gpu, kernels), **more},
     )
     asked.solved()  # refuses what no layout can mend
-    for name in ("experts", "key_value_latent"):
-        if size := asked.sizes.get(name):
-            raise InvalidQuantity(
-                name,
-                size,
-                f"{name} = {size}: no formula has the seconds of experts or of latent attention;"
-                " `fits` says what one layout of such a model takes.",
-            )
     if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
         raise InvalidQuantity(
             "batch",
@@ -241,12 +243,15 @@ def plan(
             most,
             f"most = {show(most)}: it must be a whole number of layouts of at least 1.",
         )
-    name = speed or usual_speed(gpu, kernels)
+    name = speed or usual_speed(gpu, kernels, experts=bool(asked.sizes.get("experts")))
     if name not in SPEEDS:
         raise InvalidQuantity(
             "speed", name, f"speed = {name}: it must be one of {', '.join(SPEEDS)}."
         )
     search = Search(asked, batch, SPEEDS[name], fixed)
+    if "context_parallel" not in fixed and not (search.rows and search.fitting):
+        shared = replace(search, contexts=CONTEXTS)
+        search = shared if shared.rows and shared.fitting else search
     best = tuple(search.best(most))
     near = () if best else tuple(nearest(search.layout(search.smallest)))
     return LayoutPlan(asked, batch, SPEEDS[name], search.legal, search.fitting, best, near)
@@ -261,61 +266,85 @@ class Search:
     batch: int
     speed: Speed
     fixed: dict
+    contexts: tuple = (1,)  # degrees of context parallelism, where none is fixed
 
     @cached_property
-    def columns(self) -> dict:
-        """Knob -> values of every layout that RULES allow."""
-        found = [
+    def rows(self) -> list:
+        """The knobs of every layout that RULES and what is fixed allow."""
+        return [
             row
             for row in self._rows()
             if all(row[name] in values for name, values in self.fixed.items())
         ]
-        if not found:
+
+    @cached_property
+    def columns(self) -> dict:
+        """Knob -> values of every layout."""
+        if not self.rows:
             self._refuse()
-        return {name: np.array([row[name] for row in found]) for name in found[0]}
+        return {name: np.array([row[name] for row in self.rows]) for name in self.rows[0]}
 
     def _rows(self) -> Iterator[dict]:
         asked, sizes = self.asked, self.asked.sizes
         node = joined_gpus(asked)
         policies = (0, 1, 3) if in_library(asked.kernels) else (0, 1, 2, 3)
         for t in divisors(asked.gpus):
-            if t > node or sizes["key_value_heads"] % t:
+            if t > node or sizes["key_value_heads"] % t or (sizes.get("experts") and t > 1):
                 continue
-            cuts = (0, 1) if t > 1 and asked.sequence % t == 0 else (0,)
-            for p, d, v, ends in self._pipelines(t):
-                for b in divisors(self.batch // d):
-                    m = self.batch // (d * b)
+            for p, d, v, ends, c in self._pipelines(t):
+                cuts = (0, 1) if t > 1 and asked.sequence // c % t == 0 else (0,)
+                copies = d // c
+                stages = (0,) if d == 1 else (0, 1) if p > 1 else (0, 1, 2, 3)
+                shares = divisors(gcd(d, sizes.get("experts") or 1))
+                for b in divisors(self.batch // copies):
+                    m = self.batch // (copies * b)
                     if m < p or (v > 1 and m % p):
                         continue
-                    for z in (0,) if d == 1 else (0, 1) if p > 1 else (0, 1, 2, 3):
-                        for cut in cuts:
-                            for policy in policies:
-                                yield dict(
-                                    tensor_parallel=t,
-                                    pipeline_parallel=p,
-                                    stages_per_rank=v,
-                                    shorter_ends=ends,
-                                    microbatch=b,
-                                    zero_stage=z,
-                                    sequence_parallel=cut,
-                                    recompute_policy=policy,
-                                    data_parallel=d,
-                                    accumulation_steps=m,
-                                )
+                    for z, cut, policy, e in product(stages, cuts, policies, shares):
+                        yield dict(
+                            tensor_parallel=t,
+                            pipeline_parallel=p,
+                            stages_per_rank=v,
+                            shorter_ends=ends,
+                            context_parallel=c,
+                            expert_parallel=e,
+                            microbatch=b,
+                            zero_stage=z,
+                            sequence_parallel=cut,
+                            recompute_policy=policy,
+                            data_parallel=d,
+                            accumulation_steps=m,
+                        )
 
     def _pipelines(self, t):
         """Degrees, stages and ends beside tensor parallelism of degree t."""
         layers = self.asked.sizes["layers"]
         for p in divisors(self.asked.gpus // t):
             d = self.asked.gpus // (t * p)
-            if self.batch % d or p > layers:
-                continue
-            if layers % p == 0:
-                yield p, d, 1, 0
-                if p > 1:
-                    yield from ((p, d, v, 0) for v in divisors(layers // p) if v > 1)
-            if p > 1 and (layers + 2) % p == 0 and layers + 2 > p:
-                yield p, d, 1, 1
+            for c in self._contexts(t, d):
+                if self.batch % (d // c) or p > layers:
+                    continue
+                if layers % p == 0:
+                    yield p, d, 1, 0, c
+                    if p > 1:
+                        yield from ((p, d, v, 0, c) for v in divisors(layers // p) if v > 1)
+                if p > 1 and (layers + 2) % p == 0 and layers + 2 > p:
+                    yield p, d, 1, 1, c
+
+    def _contexts(self, t, d) -> list:
+        """Degrees of context parallelism beside these."""
+        asked = self.asked
+        return [
+            c
+            for c in divisors(d)
+            if c in self.fixed.get("context_parallel", self.contexts)
+            and (
+                c == 1
+                or in_library(asked.kernels)
+                and asked.sequence % (2 * c) == 0
+                and asked.sizes["key_value_heads"] % (t * c) == 0
+            )
+        ]
 
     @property
     def memory_bytes(self) -> int:
@@ -340,11 +369,15 @@ class Search:
     def given(self, columns) -> dict:
         """The quantities of layouts; of one layout where the columns are numbers."""
         several = (columns["stages_per_rank"] > 1) * 1
+        shared = (columns["context_parallel"] > 1) * 1
+        kept = KERNELS[self.asked.kernels].quantities["kept_attention_outputs"]
         return {
             **pace(self.asked, self.speed),
             **self.asked.sizes,
-            **{name: getattr(self.asked, name) for name in ("recipe", "kernels", "sequence")},
+            **{name: getattr(self.asked, name) for name in ("recipe", "kernels")},
             **columns,
+            "sequence": self.asked.sequence // columns["context_parallel"],
+            "kept_attention_outputs": kept + (2 - kept) * shared,
             "regather": columns["sequence_parallel"],
             "pipeline_schedule": ONE_F_ONE_B + (INTERLEAVED - ONE_F_ONE_B) * several,
         }
@@ -360,9 +393,11 @@ class Search:
             peaks = np.maximum(peaks, values[RANK_PEAK])
         reserved = self.asked.reserve_bytes
         if reserved is None:
-            reserved = np.rint(RESERVED_SHARES[self.asked.kind] * peaks) * in_library(
-                self.asked.kernels
+            whole, shared = (
+                RESERVED_SHARES[replace(self.asked, context_parallel=c).kind] for c in (1, 2)
             )
+            share = np.where(columns["context_parallel"] > 1, shared, whole)
+            reserved = np.rint(share * peaks) * in_library(self.asked.kernels)
         return peaks + reserved, values["layout_seconds"], right
 
     @cached_property
@@ -409,7 +444,7 @@ class Search:
 
     def _alike(self, place):
         """Whether a layout has the degrees of the one at `place`."""
-        names = ("tensor_parallel", "pipeline_parallel")
+        names = ("tensor_parallel", "pipeline_parallel", "context_parallel")
         return np.all([self.columns[name] == self.columns[name][place] for name in names], axis=0)
 
     def candidate(self, place: int) -> Candidate:
@@ -476,6 +511,7 @@ def options(layout: RankLayout) -> str:
     values = knobs(layout)
     cut = values.pop("sequence_parallel")
     still = dict(stages_per_rank=1, shorter_ends=0, recompute_policy=0)
+    still |= dict(context_parallel=1, expert_parallel=1)
     said = [
         f"--{name.replace('_', '-')} {value}"
         for name, value in values.items()

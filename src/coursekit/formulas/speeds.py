@@ -18,10 +18,10 @@ PUBLISHED_SECONDS = "tests/which_layout/published_seconds.csv"
 @dataclass(frozen=True)
 class Speed:
     """Constants of published runs, and how far the seconds of a step are from the published ones,
-    in percent; the test of published seconds computes each number again. `utilisation`, and for
-    nanotron the launch, are fitted to every second row of a class; `other_half` is the error of the
-    rows between. The hidden share is set, not fitted: nine rows cannot tell 0.5 from 1, and 1 would
-    make tensor parallelism free."""
+    in percent; the test of published seconds computes each number again. `utilisation`, for
+    nanotron the launch and on B200s the dense rows' share of scores, are fitted to every second row
+    of a class; `other_half` is the error of the rows between. The hidden share is set, not fitted:
+    nine rows cannot tell 0.5 from 1, and 1 would make tensor parallelism free."""
 
     measured: str
     utilisation: float  # share of the datasheet's FLOP/s that matrix products reach
@@ -33,6 +33,7 @@ class Speed:
     other_half: float
     lowest: float
     highest: float
+    score_share: float = 1.0  # of attention's scores, whose masked half a fused kernel skips
 
     def __str__(self):
         return (
@@ -42,12 +43,40 @@ class Speed:
         )
 
 
+EXPERTS = "Megatron-LM's experts on B200"
 SPEEDS = {
     "Megatron-LM on A100": Speed(
         "Megatron-LM on A100s, 1.7B to 1T", 0.71, 0.0, 0.0, False, 27, 4.7, 3.7, -23.1, 8.1
     ),
     "Megatron-LM on H100": Speed(
         "Megatron-LM on H100s, 1.7B to 462B", 0.53, 0.8, 0.0, True, 9, 3.5, 3.1, -5.8, 5.0
+    ),
+    "Megatron-LM on B200": Speed(
+        "SimuMax's dense models of 4 and 12 layers in Megatron-LM on B200s, of 4,096 to 131,072"
+        " tokens",
+        0.43,
+        0.0,
+        0.0,
+        False,
+        31,
+        5.4,
+        6.8,
+        -24.2,
+        6.1,
+        score_share=0.6,
+    ),
+    EXPERTS: Speed(
+        "SimuMax's DeepSeek-V2 and V3 of 4 layers in Megatron-LM on B200s",
+        0.34,
+        0.0,
+        0.0,
+        False,
+        12,
+        4.6,
+        6.7,
+        -11.9,
+        3.7,
+        score_share=0.6,
     ),
     "FSDP on A100": Speed(
         "FSDP of llm-foundry on A100s, 125M to 70B", 0.65, 0.0, 0.0, True, 72, 7.1, 6.6, -28.3, 19.4
@@ -70,10 +99,17 @@ SPEEDS = {
 }
 
 
-def usual_speed(gpu, kernels) -> str:
-    """The class of published rows that is nearest to these GPUs and kernels."""
-    library = "Megatron-LM" if in_library(kernels) else "FSDP"
-    return f"{library} on {'A100' if gpu.startswith(('A100', 'V100')) else 'H100'}"
+def usual_speed(gpu, kernels, experts=False) -> str:
+    """The class of published rows that is nearest to these GPUs and kernels; with experts, there is
+    one."""
+    if experts:
+        return EXPERTS
+    if not in_library(kernels):
+        return f"FSDP on {'A100' if gpu.startswith(('A100', 'V100')) else 'H100'}"
+    if gpu.startswith(("A100", "V100")):
+        return "Megatron-LM on A100"
+    blackwell = gpu.startswith(("B200", "GB200", "B300", "GB300"))
+    return f"Megatron-LM on {'B200' if blackwell else 'H100'}"
 
 
 # part of a step -> how it is called; products and elementwise operations are work, the rest waits
@@ -82,6 +118,8 @@ PARTS = {
     "recomputing": "recomputation",
     "moving": "elementwise operations",
     "messages": "tensor-parallel messages",
+    "experts": "messages to experts",
+    "exchange": "context-parallel messages",
     "launching": "launches",
     "head": "head and loss",
     "bubble": "bubble",
@@ -99,6 +137,8 @@ _SECONDS = (
     "recompute_seconds",
     "layer_moving_seconds",
     "layer_waiting_seconds",
+    "layer_expert_seconds",
+    "layer_context_seconds",
     "layer_seconds",
     "head_seconds",
 )
@@ -125,6 +165,7 @@ def pace(layout: RankLayout, speed: Speed) -> dict:
         ranks_per_node=node,
         utilisation=speed.utilisation,
         hidden_message_share=speed.hidden_message_share,
+        score_share=speed.score_share,
         layer_launch_seconds=speed.layer_launch_seconds,
         reduce_early=int(speed.overlap),
         prefetch_units=int(speed.overlap),
@@ -150,6 +191,8 @@ def parts_of(values) -> dict:
         recomputing=values["layer_backward_seconds"] - 2 * forward,
         moving=values["layer_moving_seconds"],
         messages=values["layer_waiting_seconds"],
+        experts=values["layer_expert_seconds"],
+        exchange=values["layer_context_seconds"],
     )
     of_a_layer["launching"] = max(0.0, layer - sum(of_a_layer.values()))
     return {

@@ -31,6 +31,8 @@ recompute_policy | i_\text{pol} | count, from 0 to 3, usually 0 | what is comput
     layers and fused attention, 3 whole layers
 recompute_every | n_\text{ck} | count, usually 1 | layers in one checkpoint, where whole layers are
     recomputed
+score_share | \eta_\text{score} | fraction, from 0 to 1, usually 1 | attention scores that the core
+    computes, as a share of all: about half where its kernel skips what the mask hides
 partition_activations | 1_\text{part} | count, from 0 to 1, usually 0 | 1 if each rank of a
     tensor-parallel group keeps a part of a checkpoint's input, 0 if every rank keeps all of it
 """
@@ -375,20 +377,23 @@ formula = BOOK.section(source="Narayanan et al. 2021, appendix", measured_by=_WO
 
 @formula(r"C_\text{core}", "FLOP")
 def attention_core_flops(q):
-    """operations of the two products of attention's core, with all scores"""
-    return 4 * q.microbatch_tokens * q.sequence * q.query_size
+    """operations of the two products of attention's core, scores with tokens on other ranks among
+    them"""
+    return (
+        2
+        * q.score_share
+        * q.microbatch_tokens
+        * q.context_parallel
+        * q.sequence
+        * q.attended_columns
+    )
 
 
 @formula(r"C_\ell", "FLOP")
 def layer_forward_flops(q):
-    """operations of all matrix products in a layer's forward, for one microbatch"""
-    return (
-        2
-        * q.microbatch_tokens
-        * q.hidden
-        * (q.query_key_value_size + q.query_size + (2 + q.gated_mlp) * q.feed_forward)
-        + q.attention_core_flops
-    )
+    """operations of all matrix products in a layer's forward, for one microbatch; the mean of the
+    layers where some have no experts"""
+    return 2 * q.microbatch_tokens * q.stack_matrix_parameters / q.layers + q.attention_core_flops
 
 
 @formula(r"C_L", "FLOP")

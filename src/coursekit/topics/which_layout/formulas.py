@@ -54,6 +54,74 @@ def layer_waiting_seconds(q):
     )
 
 
+@formula(r"B_e", "bytes/s", source="expert-parallel ranks are neighbours")
+def expert_bytes_per_second(q):
+    """bandwidth between a rank and the ranks that have other experts: inside a node, or of the
+    rank's network card where they are on several nodes"""
+    return where(
+        q.expert_parallel * q.tensor_parallel > q.ranks_per_node,
+        q.link_bytes_per_second / q.ranks_per_node,
+        q.node_bytes_per_second,
+    )
+
+
+@formula(r"\tau_\ell^e", "seconds", source="Lepikhin et al. 2020 (GShard), section 3")
+def layer_expert_seconds(q):
+    """time of a layer's messages to and from experts on other ranks: an all-to-all there and one
+    back, in forward and in backward, each with a copy of a token for each of its experts; the mean
+    of the layers where some have no experts; a layer that is computed again sends those of its
+    forward again"""
+    return (
+        where(q.recompute_policy < 3, 4, 6)
+        * (q.layers - q.dense_layers)
+        / q.layers
+        * ring_pass(
+            q.expert_parallel,
+            where(
+                q.expert_parallel * q.tensor_parallel > q.ranks_per_node,
+                q.latency_seconds,
+                q.node_latency_seconds,
+            ),
+            q.experts_per_token
+            * q.compute_element_bytes
+            * q.tensor_own_tokens
+            * q.hidden
+            / q.expert_bytes_per_second,
+        )
+    )
+
+
+@formula(r"B_c", "bytes/s", source="context-parallel ranks are neighbours")
+def context_bytes_per_second(q):
+    """bandwidth between ranks that share a sequence: inside a node, or of the rank's network card
+    where they are on several nodes"""
+    return where(
+        q.context_parallel * q.tensor_parallel > q.ranks_per_node,
+        q.link_bytes_per_second / q.ranks_per_node,
+        q.node_bytes_per_second,
+    )
+
+
+@formula(r"\tau_\ell^c", "seconds", source="Jacobs et al. 2023 (Ulysses), section 3")
+def layer_context_seconds(q):
+    """time of a layer's messages between ranks that share a sequence: all-to-alls of queries, keys,
+    values and outputs in forward, and of their gradients in backward; attention that is computed
+    again sends those of its forward again"""
+    return where(q.recompute_policy < 1, 2, 3) * ring_pass(
+        q.context_parallel,
+        where(
+            q.context_parallel * q.tensor_parallel > q.ranks_per_node,
+            q.latency_seconds,
+            q.node_latency_seconds,
+        ),
+        2
+        * q.compute_element_bytes
+        * q.microbatch_tokens
+        * where(q.key_value_latent > 0, q.attended_columns, q.query_size + q.key_value_size)
+        / (q.tensor_parallel * q.context_bytes_per_second),
+    )
+
+
 @formula(r"\tau_\ell", "seconds")
 def layer_seconds(q):
     """time of a layer for one microbatch, forward and backward: products, elementwise operations
@@ -63,7 +131,9 @@ def layer_seconds(q):
         q.layer_forward_seconds
         + q.layer_backward_seconds
         + q.layer_moving_seconds
-        + q.layer_waiting_seconds,
+        + q.layer_waiting_seconds
+        + q.layer_expert_seconds
+        + q.layer_context_seconds,
     )
 
 
@@ -172,13 +242,39 @@ def data_bytes_per_second(q):
     )
 
 
+@formula(r"B_{d/e}", "bytes/s", source="expert-parallel ranks are neighbours")
+def expert_data_bytes_per_second(q):
+    """bandwidth of the rings of the data-parallel ranks that have the same experts"""
+    return where(
+        q.data_parallel * q.tensor_parallel > q.ranks_per_node,
+        minimum(
+            q.node_bytes_per_second,
+            q.link_bytes_per_second
+            * maximum(1, floor_div(q.data_ranks_per_node, q.expert_parallel))
+            / q.ranks_per_node,
+        ),
+        q.node_bytes_per_second,
+    )
+
+
+@formula(r"\tau_\text{dring}", "seconds", source="Patarasuk and Yuan 2009")
+def rank_byte_seconds(q):
+    """time of one byte for each of the rank's parameters around the data-parallel ranks; experts
+    go around the ranks that have the same"""
+    return ring_pass(
+        q.data_parallel, 0, q.rank_common_parameters / q.data_bytes_per_second
+    ) + ring_pass(
+        floor_div(q.data_parallel, q.expert_parallel),
+        0,
+        q.rank_expert_parameters / q.expert_data_bytes_per_second,
+    )
+
+
 @formula(r"\tau_\text{dgat}", "seconds", source="Patarasuk and Yuan 2009")
 def rank_gather_seconds(q):
     """time to gather all parameters of the rank among the data-parallel ranks"""
-    return ring_pass(
-        q.data_parallel,
-        q.latency_seconds,
-        q.parameter_element_bytes * q.rank_parameters / q.data_bytes_per_second,
+    return ring_pass(q.data_parallel, q.latency_seconds, 0) + (
+        q.parameter_element_bytes * q.rank_byte_seconds
     )
 
 
@@ -186,10 +282,9 @@ def rank_gather_seconds(q):
 def rank_reduce_seconds(q):
     """time to reduce all gradients of the rank among the data-parallel ranks; stage 0 also gathers
     the sums"""
-    return where(q.zero_stage < 1, 2, 1) * ring_pass(
-        q.data_parallel,
-        q.latency_seconds,
-        q.gradient_element_bytes * q.rank_parameters / q.data_bytes_per_second,
+    return where(q.zero_stage < 1, 2, 1) * (
+        ring_pass(q.data_parallel, q.latency_seconds, 0)
+        + q.gradient_element_bytes * q.rank_byte_seconds
     )
 
 
@@ -306,4 +401,11 @@ def layout_gpus(q):
 def layout_utilisation(q):
     """share of the datasheet's rate that the layout achieves, with all attention scores and
     without what is computed again"""
-    return q.matmul_flops_per_token * q.layout_tokens_per_second / q.flops_per_second
+    return (
+        (
+            q.matmul_flops_per_token
+            + 6 * (q.context_parallel - 1) * q.layers * q.attended_columns * q.sequence
+        )
+        * q.layout_tokens_per_second
+        / q.flops_per_second
+    )

@@ -22,6 +22,8 @@ BOOK.given(
     r"""
 expert_parallel | e | count, usually 1 | expert-parallel degree: data-parallel ranks that divide the
     experts of a layer among them
+context_parallel | c | count, usually 1 | context-parallel degree: ranks that share the tokens of
+    each sequence; `sequence` is then what one of them has
 shorter_ends | L_\text{less} | count, from 0, usually 0 | layers that the first and the last stage
     have less than each other stage, beside the embedding and the head
 """

@@ -240,13 +240,13 @@ def parameter_tensors(q):
 
 
 @formula(
-    r"\Psi_\text{mat}",
+    r"\Psi_\text{mat}^L",
     "parameters",
     measured_by="tests/engines/test_formulas.py::test_matmul_flops",
 )
-def matrix_parameters(q):
-    """elements of the weights that a token is multiplied with: no biases, norms or tables; only the
-    experts that the token goes through; the head even when it is tied"""
+def stack_matrix_parameters(q):
+    """elements of the weights of all layers that a token is multiplied with: no biases or norms;
+    only the experts that the token goes through, and the router"""
     return (
         q.layers
         * where(
@@ -265,8 +265,18 @@ def matrix_parameters(q):
             + q.experts
         )
         + q.dense_layers * q.hidden * (2 + q.gated_mlp) * q.dense_feed_forward
-        + q.vocabulary * q.hidden
     )
+
+
+@formula(
+    r"\Psi_\text{mat}",
+    "parameters",
+    measured_by="tests/engines/test_formulas.py::test_matmul_flops",
+)
+def matrix_parameters(q):
+    """elements of the weights that a token is multiplied with: those of all layers, and the head
+    even when it is tied; no tables"""
+    return q.stack_matrix_parameters + q.vocabulary * q.hidden
 
 
 @formula(
