@@ -605,7 +605,7 @@ EXACT = "from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it 
         ("does-it-fit", "layers", "-12", f"“layers” = -12: {A_COUNT}"),
         ("does-it-fit", "layers", "2.5", f"“layers” = 2.5: {A_COUNT}"),
         ("does-it-fit", "layers", "many", f"“layers” = many: {A_COUNT}"),
-        ("does-it-fit", "layers", "100T", f"parameters = 2.02e+22: {EXACT}"),
+        ("does-it-fit", "layers", "100T", f"stack parameters = 2.02e+22: {EXACT}"),
         ("does-it-fit", "hidden", "4503599627370496", f"feed forward = 1.21e+16: {EXACT}"),
         ("fits-and-how-long", "parameters", "9e18", f"“parameters” = 9e18: {EXACT}"),
         ("fits-and-how-long", "utilisation", "400", f"“utilisation” = 400%: {A_SHARE}"),

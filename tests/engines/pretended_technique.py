@@ -41,7 +41,7 @@ from coursekit.show.spec import Control, Explorer, Menu, Say, ExplorerTable
 PRETENDED = Explorer(
     name="pretended-copies",
     title="How much is pretended?",
-    menus=(Menu("model", "Model"), Menu("recipe", "Recipe")),
+    menus=(Menu("model", "Model", without=("dense_layers",)), Menu("recipe", "Recipe")),
     controls=(
         Control("pretended_copies", "copies", (1, 2, 3, 4)),
         Control("layers", "layers", range(1, 129)),

@@ -321,32 +321,45 @@ def rank_shard_parameters(q):
     )
 
 
+@formula(r"\Psi_\text{dummy}^\text{attn}", "parameters", source=_TE, measured_by=_PEAKS)
+def dummy_attention_parameters(q):
+    """elements of the shapes of a rank's weights of attention"""
+    return where(
+        q.key_value_latent > 0,
+        q.latent_parameters + floor_div(q.latent_head_parameters, q.tensor_parallel),
+        floor_div(2 * q.hidden * (q.query_size + q.key_value_size), q.tensor_parallel),
+    )
+
+
+@formula(r"f_\text{dummy}^r", "count", source=_TE, measured_by=_PEAKS)
+def dummy_feed_forward(q):
+    """columns of the shapes of a rank's MLPs: those of an expert that every token goes through
+    count only where their size is another"""
+    return q.tensor_feed_forward + where(
+        equal(q.shared_feed_forward, q.feed_forward),
+        0,
+        ceil_div(q.shared_feed_forward, q.tensor_parallel),
+    )
+
+
+@formula(r"\Psi_\text{dummy}^\text{dense}", "parameters", source=_TE, measured_by=_PEAKS)
+def dummy_dense_parameters(q):
+    """elements of the shapes of the MLP in layers without experts, where the rank has such a
+    layer"""
+    return where(q.rank_dense_layers > 0, floor_div(q.dense_mlp_parameters, q.tensor_parallel), 0)
+
+
 @formula(r"M_\text{dummy}^r", "bytes", source=_TE, measured_by=_PEAKS)
 def rank_dummy_gradient_bytes(q):
     """bytes of the gradients without values that stand in for those of weights: one for each shape
-    of a layer's four weights, which all layers share, and one of the head's"""
+    of a layer's weights, which all layers share, and one of the head's"""
     return (
         q.dummy_weight_gradients
         * q.parameter_element_bytes
         * (
-            where(
-                q.key_value_latent > 0,
-                q.latent_parameters + floor_div(q.latent_head_parameters, q.tensor_parallel),
-                floor_div(2 * q.hidden * (q.query_size + q.key_value_size), q.tensor_parallel),
-            )
-            + (2 + q.gated_mlp)
-            * q.hidden
-            * (
-                q.tensor_feed_forward
-                + where(
-                    equal(q.shared_feed_forward, q.feed_forward),
-                    0,
-                    ceil_div(q.shared_feed_forward, q.tensor_parallel),
-                )
-            )
-            + where(
-                q.rank_dense_layers > 0, floor_div(q.dense_mlp_parameters, q.tensor_parallel), 0
-            )
+            q.dummy_attention_parameters
+            + (2 + q.gated_mlp) * q.hidden * q.dummy_feed_forward
+            + q.dummy_dense_parameters
             + q.pipeline_is_last * q.rank_table_parameters
         )
     )
