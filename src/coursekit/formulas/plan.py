@@ -56,7 +56,7 @@ WORTH = 0.005  # a difference of seconds that is worth bytes
 ENOUGH_ROWS = 4096  # of a product that keeps a GPU busy: no formula has the cost of smaller ones
 
 
-# What a layout may be: knob -> its rule. The book's own rules hold beside them.
+# Knobs of a layout, each with its rule. The book's own rules hold beside these.
 RULES = {
     "tensor_parallel": "tensor_parallel divides the heads of keys and values, and its ranks are"
     " GPUs that NVLink joins; it is 1 in models of experts, for no formula has the messages of"

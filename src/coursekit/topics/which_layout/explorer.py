@@ -11,6 +11,8 @@ from coursekit.show.stops import powers_of_two
 
 _SPEED = SPEEDS["Megatron-LM on H100"]
 _UNEVEN = tuple(name for name, model in MODELS.items() if model.quantities["key_value_heads"] % 8)
+# The places of eager PyTorch have no words here; a workspace of 24 GiB fits large models alone.
+_OTHER_KERNELS = ("PyTorch eager", "FSDP2, compiled")
 _LOSS, _LAYER, _UPDATE = (
     1 + BOOK.formulas["rank_peak_bytes"].needs.index(f"live_at_rank_{name}_bytes")
     for name in ("library_loss", "library_layer", "optimizer")
@@ -23,7 +25,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
         Menu("model", "Model", without=("experts",), but=_UNEVEN),
         Menu("gpu", "GPU"),
         Menu("recipe", "Recipe", but=("autocast Adam",)),
-        Menu("kernels", "Kernels", but=("PyTorch eager",)),
+        Menu("kernels", "Kernels", but=_OTHER_KERNELS),
         Menu("node_link", "Inside a node"),
     ),
     controls=(
@@ -148,13 +150,13 @@ RANK_OF_ANY_LAYOUT = Explorer(
             " {activations_at_rank_peak_bytes} of {rank_held_microbatches:exact}"
             " microbatch{rank_held_microbatches:s}. Of the step the pipeline fills and drains for"
             " {bubble_seconds:short duration}, and {data_exposed_seconds:short duration} pass in"
-            " which this rank waits for data-parallel messages. Products reach 53% of the GPU's"
-            " rate, as fitted to Megatron-LM's runs on H100s; memory and links reach their whole"
-            " bandwidth."
+            " which this rank waits for data-parallel messages. Products reach"
+            " {utilisation:percent} of the GPU's rate, as fitted to Megatron-LM's runs on H100s;"
+            " memory and links reach their whole bandwidth."
         ),
     ),
     table=ExplorerTable(
-        "The first rank of Llama's models on 64 H100s of 80 GB, t = 8 and stage 1",
+        "The first rank on 64 H100s of 80 GB, t = 8 and stage 1",
         "model",
         (
             ("parameters", "parameters", "count"),
