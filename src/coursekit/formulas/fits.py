@@ -19,6 +19,7 @@ from .registry import BOOK, InvalidQuantity, show
 from .subset import ceil_div, expression_of
 
 RANK_PEAK, RANK_PLACE = "rank_peak_bytes", "rank_peak_place"
+RANK_NEEDED, RANK_RESERVE = "rank_needed_bytes", "rank_reserve_bytes"
 USUAL_KERNELS, FUSED_LOSS = "Megatron-LM with Transformer Engine", "Megatron-LM, fused loss"
 EAGER_RECIPE = "bf16 + fp32 master"
 LIBRARY_RECIPE, LIBRARY_RECIPE_FP16 = "bf16 + fp32 gradients", "fp16 + fp32 gradients"
@@ -115,11 +116,17 @@ PUBLISHED = {
     ),
 }
 # The allocator's reserve beyond what is allocated, as a share of it: the most of the runs behind
-# FUSED_LOSS, which publish both; tensors are larger with experts and with long sequences.
+# FUSED_LOSS, which publish both.
 RESERVED_SHARES = {
-    "dense models": 0.066,
-    "models of experts": 0.07,
-    "context parallelism": 0.093,
+    kind: BOOK.solve([RANK_RESERVE], dict(library_kernels=1, rank_peak_bytes=1000, **asked))[
+        RANK_RESERVE
+    ]
+    / 1000
+    for kind, asked in {
+        "dense models": dict(context_parallel=1, experts=0),
+        "models of experts": dict(context_parallel=1, experts=1),
+        "context parallelism": dict(context_parallel=2, experts=0),
+    }.items()
 }
 
 
@@ -177,13 +184,15 @@ class RankLayout:
         """The peak, and what is set aside."""
         return values[RANK_PEAK] + self.reserved(values)
 
-    def reserved(self, values) -> int:
-        if self.reserve_bytes is not None:
-            return self.reserve_bytes
+    @property
+    def reserves_by_formula(self) -> bool:
+        """Whether RANK_RESERVE is set aside: nobody says how much, and the published peaks of these
+        kernels leave it out."""
         known = PUBLISHED.get(self.kernels)
-        in_rows = known is not None and known.reserved
-        share = RESERVED_SHARES[self.kind] if in_library(self.kernels) and not in_rows else 0
-        return round(share * values[RANK_PEAK])
+        return self.reserve_bytes is None and not (known is not None and known.reserved)
+
+    def reserved(self, values) -> int:
+        return values[RANK_RESERVE] if self.reserves_by_formula else self.reserve_bytes or 0
 
     @property
     def kind(self) -> str:
@@ -294,7 +303,7 @@ class RankLayout:
                 f"sequence = {show(self.sequence)}: {self.model} has a table of {show(positions)}"
                 " positions, so its sequences are not longer.",
             )
-        targets = (RANK_PEAK, RANK_PLACE, "parameters", "active_parameters", "gpu_memory_bytes")
+        targets = (RANK_NEEDED, RANK_PLACE, "parameters", "active_parameters", "gpu_memory_bytes")
         p = self.pipeline_parallel
         found = [
             BOOK.solve(targets, {**self.given, "pipeline_rank": rank}, allow_unused=True)

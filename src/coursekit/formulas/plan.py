@@ -19,8 +19,7 @@ from .fits import (
     NOT_COUNTED,
     ONE_F_ONE_B,
     PUBLISHED,
-    RANK_PEAK,
-    RESERVED_SHARES,
+    RANK_NEEDED,
     USUAL_KERNELS,
     RankLayout,
     gigabytes,
@@ -286,7 +285,7 @@ class Search:
 
     def _rows(self) -> Iterator[dict]:
         asked, sizes = self.asked, self.asked.sizes
-        node = joined_gpus(asked)
+        node = joined_gpus(asked.gpu, asked.ranks_per_node)
         policies = (0, 1, 3) if in_library(asked.kernels) else (0, 1, 2, 3)
         for t in divisors(asked.gpus):
             if t > node or sizes["key_value_heads"] % t or (sizes.get("experts") and t > 1):
@@ -372,7 +371,7 @@ class Search:
         shared = (columns["context_parallel"] > 1) * 1
         kept = KERNELS[self.asked.kernels].quantities["kept_attention_outputs"]
         return {
-            **pace(self.asked, self.speed),
+            **pace(self.asked.gpu, self.speed, self.asked.ranks_per_node),
             **self.asked.sizes,
             **{name: getattr(self.asked, name) for name in ("recipe", "kernels")},
             **columns,
@@ -385,20 +384,13 @@ class Search:
     @cached_property
     def _found(self) -> tuple:
         """(needed bytes, seconds, right) of every layout; bytes are those of the fullest rank."""
-        columns, peaks = self.columns, 0
+        columns, needed = self.columns, 0
         p = columns["pipeline_parallel"]
         for rank in (np.zeros_like(p), np.minimum(1, p - 1), p - 1):
             given = self.given(columns) | dict(pipeline_rank=rank)
-            values, right = solve_many((RANK_PEAK, "layout_seconds"), given)
-            peaks = np.maximum(peaks, values[RANK_PEAK])
-        reserved = self.asked.reserve_bytes
-        if reserved is None:
-            whole, shared = (
-                RESERVED_SHARES[replace(self.asked, context_parallel=c).kind] for c in (1, 2)
-            )
-            share = np.where(columns["context_parallel"] > 1, shared, whole)
-            reserved = np.rint(share * peaks) * in_library(self.asked.kernels)
-        return peaks + reserved, values["layout_seconds"], right
+            values, right = solve_many((RANK_NEEDED, "layout_seconds"), given)
+            needed = np.maximum(needed, self.asked.needed_bytes(values))
+        return needed, values["layout_seconds"], right
 
     @cached_property
     def legal(self) -> int:

@@ -7,7 +7,14 @@ runs, which were fitted, and how far the seconds are from those that were publis
 
 from dataclasses import dataclass
 
-from .fits import LINKS_OF_GPU, LINKS_OF_OTHERS, NVLINK_DOMAIN, RankLayout, in_library
+from .fits import (
+    LINKS_OF_GPU,
+    LINKS_OF_OTHERS,
+    NVLINK_DOMAIN,
+    USUAL_RANKS_PER_NODE,
+    RankLayout,
+    in_library,
+)
 from .presets import GPUS, LINKS
 from .registry import BOOK
 
@@ -144,16 +151,16 @@ _SECONDS = (
 )
 
 
-def joined_gpus(layout: RankLayout) -> int:
+def joined_gpus(gpu, ranks_per_node=USUAL_RANKS_PER_NODE) -> int:
     """GPUs that NVLink joins."""
-    return max(layout.ranks_per_node, NVLINK_DOMAIN.get(layout.gpu.split()[0], 0))
+    return max(ranks_per_node, NVLINK_DOMAIN.get(gpu.split()[0], 0))
 
 
-def pace(layout: RankLayout, speed: Speed) -> dict:
-    """The quantities of the layout's GPU and links at a fitted speed."""
-    family, node = layout.gpu.split()[0], joined_gpus(layout)
+def pace(gpu, speed: Speed, ranks_per_node=USUAL_RANKS_PER_NODE) -> dict:
+    """The quantities of a GPU and its links at a fitted speed."""
+    family, node = gpu.split()[0], joined_gpus(gpu, ranks_per_node)
     inside, card = (LINKS[name].quantities for name in LINKS_OF_GPU.get(family, LINKS_OF_OTHERS))
-    chip = GPUS[layout.gpu].quantities
+    chip = GPUS[gpu].quantities
     cards = node if family in LINKS_OF_GPU else 1
     return dict(
         flops_per_second=chip["flops_per_second"],
@@ -175,7 +182,7 @@ def pace(layout: RankLayout, speed: Speed) -> dict:
 def step_values(layout: RankLayout, speed: Speed, **more) -> dict:
     """The values of a step's seconds and of all that they follow from; `more` are quantities that
     the layout does not have, such as dropout."""
-    given = {**layout.given, **pace(layout, speed), **more}
+    given = {**layout.given, **pace(layout.gpu, speed, layout.ranks_per_node), **more}
     given["pipeline_rank"] = layout.pipeline_parallel - 1
     return BOOK.solve(_SECONDS, given, allow_unused=True)
 
