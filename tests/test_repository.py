@@ -58,7 +58,7 @@ def test_imports_are_found_wherever_they_stand(tmp_path, monkeypatch):
 # Who may import whom. In shardlab the techniques import torch and techniques, the instruments both
 # and instruments. In coursekit the engines import shardlab, engines and the finder of topics; a
 # topic imports all of these and itself.
-INSTRUMENTS = {"measure", "ranks"}
+INSTRUMENTS = {"measure", "ranks", "virtual"}
 ENGINES = {"formulas", "show", "exercises", "recordings", "machine"}
 TOPICS = {path.parent.name for path in (SOURCES / "coursekit" / "topics").glob("*/__init__.py")}
 # What building the book loads.

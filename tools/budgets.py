@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "shardlab"
-INSTRUMENTS = ("measure", "ranks", "common/torch_internals.py")
+INSTRUMENTS = ("measure", "ranks", "virtual", "common/torch_internals.py")
 DOORS = ("__init__.py", "__main__.py")
 LINES = 200
 MORE_LINES = {"gpt.py": 300, "data_parallel/ladder.py": 300}

@@ -4,6 +4,8 @@ and copies of tensors that the backend can send."""
 import torch.distributed as dist
 from torch import Tensor
 
+from .common.torch_internals import storage_key
+
 Group = dist.ProcessGroup | None
 
 # PyTorch's own, under the names that 2.13 gave them; shards are equally large
@@ -60,5 +62,5 @@ def wire(tensor: Tensor, group: Group) -> Tensor:
 
 def land(flat: Tensor, tensor: Tensor):
     """Copy the result back into the tensor if it was computed in a copy."""
-    if flat.data_ptr() != tensor.data_ptr():
+    if storage_key(flat.untyped_storage()) != storage_key(tensor.untyped_storage()):
         tensor.detach().copy_(flat.view(tensor.shape))

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -26,6 +26,7 @@ __all__ = [
     "CALL",
     "ConvertedModule",
     "FUSED_ATTENTION",
+    "FUSED_ATTENTION_BACKWARD",
     "active_fake_mode",  # the fake mode that is on. Without: the ledger counts DTensor's trial runs
     "tree_leaves",  # tensors in a nested output. Without: only a plain tensor can be an output
     "tree_map",  # the same output with other tensors. Without: an output is taken as it is
@@ -43,7 +44,9 @@ __all__ = [
     "hooks_of_saved_tensors",
     "in_function_transform",
     "in_plain_backward",
+    "is_fake",
     "is_our_hook",
+    "known_value",
     "local_tensor",
     "module_hooks_of_others",
     "never_compiled",
@@ -68,7 +71,9 @@ __all__ = [
     "watch_unscaling",
     "watch_value_clipping",
     "when_outer_backward_goes_on",
+    "with_work",
     "withdraw",
+    "written_lists",
 ]
 
 
@@ -402,15 +407,31 @@ def watch_resize(seen: Callable[[torch.UntypedStorage], None]) -> Callable[[], N
 
 # The operators of F.scaled_dot_product_attention, of the CPU and of three kernels of CUDA, by which
 # selective checkpointing knows fused attention. Without them, it computes attention twice.
-FUSED_ATTENTION = tuple(
-    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}")
-    for kind in (
-        "flash_attention_for_cpu",
-        "flash_attention",
-        "efficient_attention",
-        "cudnn_attention",
+FUSED_ATTENTION, FUSED_ATTENTION_BACKWARD = (
+    tuple(
+        getattr(torch.ops.aten, f"_scaled_dot_product_{kind}{of}")
+        for kind in (
+            "flash_attention_for_cpu",
+            "flash_attention",
+            "efficient_attention",
+            "cudnn_attention",
+        )
     )
+    for of in ("", "_backward")
 )
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether the tensor has a shape and no contents. Without it, virtual ranks cannot tell their
+    messages from those that are sent."""
+    return isinstance(tensor, FakeTensor)
+
+
+def known_value(tensor: Tensor) -> Tensor | None:
+    """The contents of a fake tensor that was made from a number, as an optimizer's count of steps;
+    on a GPU such a tensor stays with the host. Without it, each parameter's update makes the host
+    of a virtual GPU wait."""
+    return getattr(tensor, "constant", None)
 
 
 def disable_modes():
@@ -505,6 +526,20 @@ def argument_names(function: torch._ops.OpOverload) -> list[str]:
     """The names of an operator's arguments, in order. Without it, the log must know them by number,
     which differs between versions."""
     return [argument.name for argument in function._schema.arguments]
+
+
+def written_lists(function: torch._ops.OpOverload) -> list[str]:
+    """The names of lists of tensors that the operator writes into, as fused optimizers do. Without
+    it, a virtual GPU counts what they read alone."""
+    arguments = function._schema.arguments
+    return [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
+
+
+def with_work(function: torch._ops.OpOverload, first, work: dist.Work):
+    """The result of an operator of c10d that had `first` as its first argument: it and the work, or
+    the work alone. Without it, nobody but a backend can make a collective."""
+    boxed = work.boxed()
+    return (first, boxed) if len(function._schema.returns) > 1 else boxed
 
 
 def changes_arguments(function: torch._ops.OpOverload) -> bool:

@@ -11,7 +11,7 @@ Python for every addition.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from shardlab.common.torch_internals import (
     next_kernel,
     reduction_name,
     tree_leaves,
+    with_work,
     withdraw,
 )
 
@@ -108,21 +109,34 @@ class CollectiveCall:
 
 
 Listener = Callable[[CollectiveCall], Callable[[object], None] | None]
-_listeners: list[Listener] = []  # one list, as there is one dispatcher in a process
+Carrier = Callable[[CollectiveCall], dist.Work | None]
+# one list of each, as there is one dispatcher in a process
+_listeners: list[Listener] = []
+_carriers: list[Carrier] = []
+
+
+def listening(listener: Listener) -> AbstractContextManager[None]:
+    """Calls `listener` before each collective of this process; an error of the listener is raised
+    instead of making the collective."""
+    return _one_of(_listeners, listener)
+
+
+def carrying(carrier: Carrier) -> AbstractContextManager[None]:
+    """Calls `carrier` instead of the backend. It returns the work of the collective, or None where
+    the backend shall make it."""
+    return _one_of(_carriers, carrier)
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Calls `listener` before each collective of this process; an error of the listener is raised
-    instead of making the collective."""
-    if not _listeners:
+def _one_of(those: list, one: Callable) -> Iterator[None]:
+    if not _listeners and not _carriers:
         _install()
-    _listeners.append(listener)
+    those.append(one)
     try:
         yield
     finally:
-        _listeners.remove(listener)
-        if not _listeners:
+        those.remove(one)
+        if not _listeners and not _carriers:
             withdraw(_library.pop())
 
 
@@ -148,7 +162,10 @@ def _kernel(function, operator: Operator):
     def kernel(keyset, *args, **kwargs):
         call = _read(operator, {**dict(zip(names, args)), **kwargs})
         after = [done for listener in tuple(_listeners) if (done := listener(call))]
-        if staging.must_stage(call):
+        works = (carrier(call) for carrier in _carriers)
+        if work := next(filter(None, works), None):
+            result = with_work(function, args[0], work)
+        elif staging.must_stage(call):
             result = staging.through_the_host(function, call, *args[1:], **kwargs)
         else:
             result = next_kernel(function, keyset, *args, **kwargs)

@@ -11,7 +11,6 @@ owns a parameter, and that all ranks bring the same model. What runs in a step i
 from collections.abc import Iterable
 from copy import copy
 
-import torch.distributed as dist
 from torch import nn
 
 from ...common.agreement import agree, facts_of, hand_out
@@ -158,8 +157,6 @@ def check_units(module: nn.Module, units: list[nn.Module], how: How):
 def check_alike(module: nn.Module, units: list[nn.Module], how: How):
     """Raise CannotShard on all ranks unless all ranks bring the same parameters in the same
     units."""
-    if dist.get_backend(how.group) == "fake":  # its other ranks do not exist
-        return
     paths = {child: path or "the root" for path, child in module.named_modules()}
     facts = [f"the unit {paths[unit]}" for unit in units]
     facts += facts_of(module)

@@ -1,0 +1,139 @@
+"""A GPU in virtual time: every operator of this process gets a duration on a stream, and nothing is
+computed.
+
+    with VirtualGPU(h100) as gpu:
+        model, optimizer = ...
+        with gpu.step() as step:
+            train()
+    print(step)                             # computing, waiting for messages, launch-bound, ...
+
+Within the block tensors have shapes and no contents, on the device "cpu", which here stands for the
+GPU: torch.cpu has the streams and events that torch.cuda has on a real one. The values of losses do
+not exist; whatever reads one, as .item() does, waits for the GPU and gets a 1.
+
+Not modelled: kernels that slow each other or messages down, clocks that throttle, the rates of
+small matrices, Python's own time between two launches, memory and its limit, the host's memory and
+copies to it.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from shardlab.common.torch_internals import (
+    FakeTensorMode,
+    TorchDispatchMode,
+    current_backward,
+    known_value,
+)
+from shardlab.measure.fake_ranks import fake_ranks
+from shardlab.ranks.calls import carrying
+
+from .clock import VirtualClock
+from .hardware import GPU
+from .messages import Messages
+from .operators import READ_VALUES, RETURN_TRUE, aten, cost, tensors_in
+from .report import VirtualStep
+from .streams import VirtualStreams
+
+
+class VirtualGPU(TorchDispatchMode):
+    """The GPU of this rank, and its clock."""
+
+    def __init__(self, gpu: GPU):
+        super().__init__()
+        self.gpu, self.clock = gpu, VirtualClock()
+        self.streams = VirtualStreams(self.clock)
+        self.messages = Messages(gpu, self.streams, self.phase)
+        self.updating, self.latest, self.contexts = False, "forward", ExitStack()
+
+    def __enter__(self):
+        for context in (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            self.streams.instead_of_torchs(),
+            carrying(self.messages.carry),
+        ):
+            self.contexts.enter_context(context)
+        self.contexts.callback(register_optimizer_step_pre_hook(self.begins_update).remove)
+        self.contexts.callback(register_optimizer_step_post_hook(self.ends_update).remove)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.contexts.close()
+
+    def begins_update(self, *_):
+        self.updating = True
+
+    def ends_update(self, *_):
+        self.updating = False
+
+    def phase(self) -> str:
+        """The part of the step that the host is in. Between backward and the update gradients are
+        averaged and clipped, without autograd."""
+        if self.updating:
+            self.latest = "update"
+        elif current_backward() is not None:
+            self.latest = "backward"
+        elif self.latest == "backward" and not torch.is_grad_enabled():
+            return "update"
+        else:
+            self.latest = "forward"
+        return self.latest
+
+    def __torch_dispatch__(self, function, types, args=(), named=None):
+        named, packet = named or {}, function.overloadpacket
+        if packet in READ_VALUES and on_gpu((args, named)):
+            self.clock.launch(self.gpu.launch_nanoseconds)
+            self.clock.synchronize(self.streams.current)
+            if packet is aten._local_scalar_dense:
+                return torch.tensor(1, dtype=args[0].dtype).item()
+            if packet in RETURN_TRUE:
+                return True
+        result = function(*args, **named)
+        spent = cost(function, args, named, result)
+        if spent and on_gpu((args, named, result)):
+            self.clock.launch(self.gpu.launch_nanoseconds)
+            duration = self.gpu.operator_nanoseconds(*spent)
+            self.clock.work(self.streams.current, packet.__name__, duration, self.phase())
+        return result
+
+    @contextmanager
+    def step(self) -> Iterator[VirtualStep]:
+        """Everything between two points at which all ranks have done everything."""
+        clock, begin = self.clock, self.meet()
+        seen = len(clock.spans), len(clock.gaps), clock.launches, clock.waits
+        step = VirtualStep()
+        yield step
+        step.end = self.meet() - begin
+        step.spans = [span.earlier(begin) for span in clock.spans[seen[0] :]]
+        step.gaps = [gap.earlier(begin) for gap in clock.gaps[seen[1] :]]
+        step.launches, step.host_waits = clock.launches - seen[2], clock.waits - seen[3]
+
+    def meet(self) -> int:
+        """The time at which all ranks have done everything; all go on from there."""
+        self.messages.settle_all()
+        return self.clock.meet(self.messages.latest(self.clock.end()))
+
+
+def on_gpu(nested) -> bool:
+    """Whether there is a tensor that the host does not know."""
+    return any(known_value(tensor) is None for tensor in tensors_in(nested))
+
+
+class VirtualGPUs(VirtualGPU):
+    """Rank 0 of so many virtual GPUs, without the other ranks: they are taken to do what this one
+    does, when it does. torch.distributed must not be in use."""
+
+    def __init__(self, count: int, gpu: GPU):
+        super().__init__(gpu)
+        self.count = count
+
+    def __enter__(self):
+        self.contexts.enter_context(fake_ranks(self.count))
+        return super().__enter__()

@@ -1,0 +1,102 @@
+"""The numbers of a virtual GPU: how long an operator, a copy and a message take on it.
+
+    h100 = GPU(
+        flops_per_second={torch.bfloat16: 794e12, torch.float32: 67e12},
+        memory_bytes_per_second=2.7e12,
+        links=Links(node_bytes_per_second=360e9, network_bytes_per_second=40e9),
+    )
+
+coursekit.lab.virtual_gpus takes them from the book's presets.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+SECOND = 10**9  # nanoseconds: clocks are whole numbers, so that no sum depends on its order
+
+# of the messages around a ring: how often the whole array goes over each link, but for a share of
+# 1/n, and how often a latency is paid by each rank but one
+ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+ROUNDS |= {"gather": 1, "scatter": 1}
+
+
+class UnknownSpeed(ValueError):
+    """The virtual GPU has no number for what it is asked for: one sentence."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Links of a rank, each way. Ranks fill nodes in order; across nodes one ring goes through each
+    network card of a node, at once."""
+
+    node_bytes_per_second: float
+    network_bytes_per_second: float = 0.0  # of one rank's card
+    ranks_per_node: int = 8
+    node_latency_seconds: float = 3.4e-6  # of NCCL's ring with the protocol Simple, a step
+    network_latency_seconds: float = 14.0e-6
+
+    def nodes(self, ranks: list[int]) -> int:
+        return len({rank // self.ranks_per_node for rank in ranks})
+
+    def seconds(self, operation: str, nbytes: int, ranks: list[int]) -> float:
+        """The time of a message of so many bytes, the whole array, between these ranks."""
+        n, nodes = len(ranks), self.nodes(ranks)
+        if n == 1:
+            return 0.0
+        rate = self.node_bytes_per_second
+        if nodes > 1:
+            cards = n // nodes * self.network_bytes_per_second
+            if not cards:
+                raise UnknownSpeed(
+                    f"ranks {ranks[0]} to {ranks[-1]} are on {nodes} nodes of {self.ranks_per_node}"
+                    " ranks, and the links have no network_bytes_per_second: give it."
+                )
+            rate = min(rate, cards) if n > nodes else cards
+        if operation in ROUNDS:
+            steps_inside, steps_across, share = n - nodes, nodes - 1, (n - 1) / n
+            rounds = ROUNDS[operation]
+        else:  # one message after the other, or a chain whose pieces follow each other
+            steps_inside, steps_across, share, rounds = n > nodes, nodes > 1, 1.0, 1
+        latency = (
+            steps_inside * self.node_latency_seconds + steps_across * self.network_latency_seconds
+        )
+        return rounds * (latency + share * nbytes / rate)
+
+
+@dataclass(frozen=True)
+class GPU:
+    """The speed of a GPU and of its links. Rates are those of large matrices."""
+
+    flops_per_second: Mapping[torch.dtype, float]
+    memory_bytes_per_second: float
+    links: Links | None = None
+    launch_seconds: float = 5e-6  # of the host's time, for each operator and each message
+    name: str = "a virtual GPU"
+
+    @property
+    def launch_nanoseconds(self) -> int:
+        return nanoseconds(self.launch_seconds)
+
+    def operator_nanoseconds(self, flops: int, nbytes: int, dtype: torch.dtype | None) -> int:
+        """Memory and arithmetic work at once: the slower of the two counts."""
+        seconds = nbytes / self.memory_bytes_per_second
+        if flops:
+            if dtype not in self.flops_per_second:
+                known = ", ".join(map(str, self.flops_per_second))
+                raise UnknownSpeed(
+                    f"{self.name} has no rate for products of {dtype}: its flops_per_second has"
+                    f" {known}."
+                )
+            seconds = max(seconds, flops / self.flops_per_second[dtype])
+        return nanoseconds(seconds)
+
+    def message_nanoseconds(self, operation: str, nbytes: int, ranks: list[int]) -> int:
+        if self.links is None:
+            raise UnknownSpeed(f"{self.name} sends a message, and has no links: GPU(links=...).")
+        return nanoseconds(self.links.seconds(operation, nbytes, ranks))
+
+
+def nanoseconds(seconds: float) -> int:
+    return round(seconds * SECOND)

@@ -1,0 +1,99 @@
+"""The cost of an operator on a GPU: its floating-point operations, and the bytes that it reads and
+writes, each element once.
+
+Counted from shapes alone, so the tensors may be fake. A view costs nothing, and nothing is launched
+for it. What a kernel reads twice, or finds in a cache, is not known here.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from shardlab.common.torch_internals import (
+    FUSED_ATTENTION,
+    FUSED_ATTENTION_BACKWARD,
+    argument_names,
+    tree_leaves,
+    written_lists,
+)
+
+aten = torch.ops.aten
+
+
+def operators(names: str) -> set:
+    return {getattr(aten, name) for name in names.split()}
+
+
+# they make or describe memory, and no kernel runs
+WITHOUT_KERNEL = operators(
+    "empty empty_like empty_strided new_empty new_empty_strided resize_ set_ detach alias"
+    " lift_fresh is_pinned _reshape_alias _unsafe_view promote_types record_stream"
+)
+READ_VALUES = operators(
+    "_local_scalar_dense equal allclose nonzero masked_select _unique2 bincount"
+)
+RETURN_TRUE = operators("equal allclose")
+WRITE_ONLY = operators("copy_ fill_ zero_ normal_ uniform_ _foreach_copy_ _foreach_zero_")
+# of their first tensor they read as many elements as they return
+READ_ROWS = operators("embedding index index_select gather")
+# of their scores [T, V] they read one for each target, or none
+READ_ONE_A_ROW = operators("nll_loss_forward nll_loss_backward")
+
+
+class Cost(NamedTuple):
+    flops: int
+    nbytes: int
+    dtype: torch.dtype | None  # in which it multiplies
+
+
+def cost(function, args: tuple, named: dict, result) -> Cost | None:
+    """The cost of a call that has returned; None if nothing is launched."""
+    packet = function.overloadpacket
+    if function.namespace != "aten" or packet in WITHOUT_KERNEL or function.is_view:
+        return None
+    given = dict(zip(argument_names(function), args)) | named
+    out = tensors_in(result)
+    read = list(given.values())
+    if packet in WRITE_ONLY:
+        out, read = tensors_in(args[0]), read[1:]
+    elif packet in READ_ROWS:
+        read = [*read[1:], *out]
+    elif packet in READ_ONE_A_ROW:
+        read = [value for name, value in given.items() if name != "self"]
+    elif "out" in given:
+        read = [value for name, value in given.items() if name != "out"]
+    elif not out:  # written in place, in lists
+        written = [given.get(name) for name in written_lists(function) if name != "grads"]
+        out = tensors_in(written)
+    read = tensors_in(read)
+    flops = multiplied_flops(packet, given, args, named, result)
+    dtype = next((x.dtype for x in read if x.is_floating_point()), None) if flops else None
+    return Cost(flops, sum(map(different_bytes, [*read, *out])), dtype)
+
+
+def multiplied_flops(packet, given: dict, args: tuple, named: dict, result) -> int:
+    """Floating-point operations of matrix products. A fused kernel computes none of the scores that
+    a causal mask hides."""
+    if packet in FUSED_ATTENTION or packet in FUSED_ATTENTION_BACKWARD:
+        q, k, v = (given[name].shape for name in ("query", "key", "value"))
+        k, v = ((*q[:2], *shape[2:]) for shape in (k, v))  # queries share keys, and not operations
+        share = 0.5 if given.get("is_causal") else 1
+        backward = packet in FUSED_ATTENTION_BACKWARD
+        count = sdpa_backward_flop_count(q, q, k, v) if backward else sdpa_flop_count(q, k, v)
+        return int(share * count)
+    count = flop_registry.get(packet)
+    return count(*args, **named, out_val=result) if count else 0
+
+
+def tensors_in(nested) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor)]
+
+
+def different_bytes(tensor: Tensor) -> int:
+    """Bytes of the different elements: an expanded tensor has each of them once."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride()):
+        elements *= size if stride else min(size, 1)
+    return elements * tensor.element_size()

@@ -1,0 +1,93 @@
+"""The streams and events of a virtual GPU, under the names that torch.cuda's have, in torch.cpu.
+
+Code that asks torch.get_device_module(tensor.device) for its streams runs on a real GPU and here.
+Outside of virtual time those of torch.cpu do nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+
+from .clock import MAIN, VirtualClock
+
+
+class VirtualStreams:
+    """The streams of one GPU. One of them is current."""
+
+    def __init__(self, clock: VirtualClock):
+        self.clock, self.made = clock, 0
+        self.main = self.now = VirtualStream(self, MAIN)
+
+    @property
+    def current(self) -> str:
+        return self.now.name
+
+    def new_stream(self, device=None, priority: int = 0) -> "VirtualStream":
+        self.made += 1
+        return VirtualStream(self, f"stream {self.made}")
+
+    def new_event(self, **settings) -> "VirtualEvent":
+        return VirtualEvent(self)
+
+    @contextmanager
+    def use(self, stream: "VirtualStream | None") -> Iterator["VirtualStream"]:
+        before, self.now = self.now, stream or self.now
+        try:
+            yield self.now
+        finally:
+            self.now = before
+
+    @contextmanager
+    def instead_of_torchs(self) -> Iterator[None]:
+        with patch.multiple(
+            torch.cpu,
+            Stream=self.new_stream,
+            Event=self.new_event,
+            stream=self.use,
+            current_stream=lambda device=None: self.now,
+            synchronize=lambda device=None: self.clock.synchronize(),
+        ):
+            yield
+
+
+class VirtualStream:
+    def __init__(self, streams: VirtualStreams, name: str):
+        self.streams, self.clock, self.name = streams, streams.clock, name
+
+    def wait_stream(self, other: "VirtualStream"):
+        self.clock.wait(self.name, self.clock.now(other.name))
+
+    def wait_event(self, event: "VirtualEvent"):
+        event.wait(self)
+
+    def record_event(self, event: "VirtualEvent | None" = None) -> "VirtualEvent":
+        event = event or VirtualEvent(self.streams)
+        event.record(self)
+        return event
+
+    def synchronize(self):
+        self.clock.synchronize(self.name)
+
+
+class VirtualEvent:
+    """A point of a stream."""
+
+    def __init__(self, streams: VirtualStreams):
+        self.streams, self.clock, self.time = streams, streams.clock, 0
+
+    def record(self, stream: VirtualStream | None = None):
+        self.time = self.clock.now((stream or self.streams.now).name)
+
+    def wait(self, stream: VirtualStream | None = None):
+        self.clock.wait((stream or self.streams.now).name, self.time)
+
+    def synchronize(self):
+        self.clock.wait_for(self.time)
+
+    def query(self) -> bool:
+        return self.time <= self.clock.host
+
+    def elapsed_time(self, end: "VirtualEvent") -> float:
+        return (end.time - self.time) / 1e6  # milliseconds

@@ -1,0 +1,184 @@
+"""A GPU in virtual time: what each operator, launch, copy of a value, stream and message costs, to
+the nanosecond."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from coursekit import formulas
+from shardlab.collective_wire import all_gather_single
+from shardlab.virtual import GPU, Links, UnknownSpeed, VirtualGPU, VirtualGPUs
+
+LAUNCH = 5_000  # nanoseconds
+SIMPLE = GPU(
+    {torch.float32: 1e12, torch.bfloat16: 4e12},
+    memory_bytes_per_second=1e9,
+    links=Links(1e9, 0.5e9, ranks_per_node=4),
+    launch_seconds=LAUNCH * 1e-9,
+)
+
+
+def spans_of(work, gpu=SIMPLE, make=lambda: ()):
+    """(name, nanoseconds) of each kernel of the work, and the step."""
+    with VirtualGPU(gpu) as own:
+        made = make()
+        with own.step() as step:
+            work(*made)
+    return [(span.name, span.end - span.start) for span in step.spans], step
+
+
+def test_an_operator_takes_what_is_slower_memory_or_arithmetic():
+    """Must catch: the sum of the two times; a bias, an expanded tensor or a written tensor counted
+    wrongly; a launch for a view; the rate of another dtype."""
+
+    def work(x, w, b):
+        x.t().reshape(64, 32)[:2].float()  # views, and a conversion of nothing
+        x @ w  # its bytes take longer than its operations
+        x.add_(1)  # read and written
+        x + b  # b is read once
+        torch.relu(x.expand(8, 32, 64))
+        torch.zeros(10)
+
+    made = lambda: (torch.ones(32, 64), torch.ones(64, 16), torch.ones(64))
+    found, step = spans_of(work, make=made)
+    assert found == [
+        ("mm", 4 * (32 * 64 + 64 * 16 + 32 * 16)),
+        ("add_", 2 * 8192),
+        ("add", 2 * 8192 + 256),
+        ("relu", 8192 + 8 * 8192),
+        ("zeros", 40),
+    ]
+    assert step.launches == 5
+    big = lambda dtype: lambda: [torch.ones(8192, 8192, dtype=dtype)] * 2
+    for dtype, rate in ((torch.float32, 1000), (torch.bfloat16, 4000)):  # operations a nanosecond
+        found, _ = spans_of(torch.mm, GPU(SIMPLE.flops_per_second, 1e12), big(dtype))
+        assert found == [("mm", round(2 * 8192**3 / rate))]
+    with pytest.raises(UnknownSpeed, match="no rate for products of torch.float64"):
+        spans_of(torch.mm, make=big(torch.float64))
+
+
+def test_attention_computes_the_half_that_the_mask_shows():
+    """Must catch: the rates of a causal and of a full attention exchanged; queries that share a key
+    counted once."""
+    found = []
+    for causal, groups in ((False, 4), (True, 4), (True, 2)):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        made = lambda groups=groups: [torch.ones(1, heads, 4096, 64) for heads in (4, groups)]
+        work = lambda q, k, causal=causal: attend(q, k, k, is_causal=causal, enable_gqa=True)  # noqa: B023
+        fast = GPU(SIMPLE.flops_per_second, 1e15)
+        (span,), _ = spans_of(work, fast, made)
+        found.append(span[1])
+    full = 2 * 2 * 4 * 4096 * 4096 * 64 / 1000
+    assert found == [round(share * full) for share in (1, 0.5, 0.5)]
+
+
+def test_the_host_runs_ahead_until_it_wants_a_value():
+    """Must catch: a launch that waits for the kernel before; .item() that waits for nothing, or for
+    a number that the host made itself; a step that ends before its host."""
+
+    def long_kernels(x):
+        for _ in range(3):
+            x.add_(1)
+
+    made = lambda: [torch.ones(100_000)]  # 800 us a kernel
+    _, step = spans_of(long_kernels, make=made)
+    assert (step.end, step.host_waits) == (LAUNCH + 3 * 800_000, 0)
+    assert step.idle_seconds("host") == 5e-6
+    _, step = spans_of(lambda x: [x.add_(1) for _ in range(9)], make=lambda: [torch.ones(1)])
+    assert step.end == 9 * LAUNCH + 8  # the host is the slower one
+    assert step.idle_seconds("host") == pytest.approx(9 * 5e-6 - 8 * 8e-9)
+
+    def reads(x):
+        x.add_(1)
+        counter = torch.tensor(1.0)
+        counter += 1
+        assert counter.item() == 2
+        assert x[0].item() == 1
+        x.add_(1)
+
+    _, step = spans_of(reads, make=made)
+    assert (step.end, step.host_waits) == (2 * (LAUNCH + 800_000), 1)
+
+
+def test_streams_run_side_by_side_and_wait_for_events():
+    """Must catch: one stream for all; an event that nobody waits for, or that stands for what comes
+    after it; a stream that waits for the host of another time."""
+    before = torch.cpu.Stream
+
+    def work(x, y):
+        there = torch.cpu.Stream()
+        x.add_(1)  # 800 us on the main stream, from 5 us on
+        done = torch.cpu.current_stream().record_event()
+        x.add_(1)  # until 1,605
+        with torch.cpu.stream(there):
+            there.wait_event(done)
+            y.add_(1)  # 400 us, from 805 on
+        torch.cpu.current_stream().wait_stream(there)
+        x.add_(1)
+        torch.cpu.synchronize()
+
+    found, step = spans_of(work, make=lambda: (torch.ones(100_000), torch.ones(50_000)))
+    ends = [(span.stream, span.end) for span in step.spans]
+    assert ends == [
+        ("compute", 805_000),
+        ("compute", 1_605_000),
+        ("stream 1", 1_205_000),
+        ("compute", 2_405_000),
+    ]
+    assert step.idle_seconds("other stream") == 0
+    assert torch.cpu.Stream is before
+
+
+def test_a_message_travels_beside_computing_until_somebody_waits():
+    """Must catch: a message that starts before its tensor is there, or beside the one before it on
+    its communicator; wait() that does not wait, or waits with the host."""
+    pass_ns = 3 * 3_400 + 3 * 100_000  # of 400 kB in a ring of 4 on links of 1 GB/s
+
+    def work(x, y, whole):
+        x.add_(1)  # until 805 us
+        works = [dist.all_reduce(x, async_op=True)]
+        works.append(all_gather_single(whole, y, async_op=True))
+        y.mul_(2)  # 200 us beside the messages
+        for each in works:
+            each.wait()
+        x.add_(1)
+
+    with VirtualGPUs(4, SIMPLE) as gpu:
+        made = torch.ones(100_000), torch.ones(25_000), torch.ones(100_000)
+        with gpu.step() as step:
+            work(*made)
+    sent = [span for span in step.spans if span.stream != "compute"]
+    assert [(span.name, span.start, span.end) for span in sent] == [
+        ("all_reduce", 805_000, 805_000 + 2 * pass_ns),
+        ("all_gather", 805_000 + 2 * pass_ns, 805_000 + 3 * pass_ns),
+    ]
+    assert step.end == 805_000 + 3 * pass_ns + 800_000
+    assert step.exposed_seconds == pytest.approx((3 * pass_ns - 200_000) / 1e9)
+    assert step.host_waits == 0
+    events = {event["name"]: event for event in step.trace()}
+    assert events["all_gather"]["dur"] == pass_ns / 1000
+    assert json.dumps(step.trace())
+    assert "waiting for a message" in str(step)
+
+
+@pytest.mark.parametrize("ranks", (2, 4, 8, 16))
+def test_links_take_the_time_of_the_books_formulas(ranks):
+    """Must catch: the bandwidth of one card for a ring through all cards of a node; latencies of
+    all steps taken from one link."""
+    links, nbytes, nodes = SIMPLE.links, 1_000_000, max(1, ranks // 4)
+    given = dict(
+        node_latency_seconds=links.node_latency_seconds,
+        node_bytes_per_second=links.node_bytes_per_second,
+        latency_seconds=links.network_latency_seconds,
+        link_bytes_per_second=links.network_bytes_per_second,
+        ranks=ranks,
+        ranks_per_node=min(ranks, 4),
+        message_elements=nbytes,
+        message_element_bytes=1,
+    )
+    (whole,) = formulas.evaluate(["nodes_ring_all_reduce_seconds"], **given).values()
+    for name, share in (("all_reduce", 1), ("all_gather", 1 / 2), ("reduce_scatter", 1 / 2)):
+        assert links.seconds(name, nbytes, list(range(ranks))) == pytest.approx(share * whole)
+    assert nodes == links.nodes(list(range(ranks)))
