@@ -1,4 +1,4 @@
-"""Five commands: doctor, grade, explain, fits, plan.
+"""Eight commands: doctor, grade, explain, fits, plan, and hand-in, collect, seats for a room.
 
 python -m shardlab doctor [FOLDER] [--json]
     can this machine run the labs, and what to do if not
@@ -10,6 +10,12 @@ python -m shardlab fits --model config.json --gpu NAME --gpus N --sequence S
     does a training step fit, category by category, and what would fit instead
 python -m shardlab plan --model config.json --gpu NAME --gpus N --batch B --sequence S
     the fastest layouts that fit, with their seconds and what limits them
+python -m shardlab hand-in SHARED --name NAME
+    where your labs stand, and your predictions, for the instructor
+python -m shardlab collect SHARED
+    who is ready, who is where, and what a class predicted
+python -m shardlab seats LEARNERS
+    a share of this machine for each learner: GPUs, memory, cores, ports
 """
 
 import argparse
@@ -21,6 +27,8 @@ from pathlib import Path
 def main(arguments: list[str] | None = None) -> int:
     from coursekit.exercises.grading_command import add_grade  # needs no torch, as the next
     from coursekit.formulas import command
+    from coursekit.machine.room import add_collect, add_hand_in
+    from coursekit.machine.seats import add_seats
 
     parser = command.OneSentence(
         prog="python -m shardlab",
@@ -40,6 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_explain(commands)
     command.add_fits(commands)
     command.add_plan(commands)
+    add_hand_in(commands)
+    add_collect(commands)
+    add_seats(commands)
     asked = parser.parse_args(arguments)
     try:
         answer = asked.run(asked)

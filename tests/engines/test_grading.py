@@ -1,6 +1,7 @@
 """`python -m shardlab grade`: exit codes, rules about the text, code that hangs, dies or floods and
 ends in a sentence."""
 
+import json
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -9,7 +10,7 @@ import pytest
 from graded import ROOT, results, skeleton
 
 from coursekit.__main__ import main
-from coursekit.exercises import assignments, grading, grading_command, grading_text
+from coursekit.exercises import assignments, grading, grading_command, grading_report, grading_text
 from coursekit.exercises.assignments import CannotGrade, assignment
 from coursekit.exercises.grading_text import names_used, rules_broken
 from coursekit.exercises.on_a_rank import Learners
@@ -238,3 +239,22 @@ def test_code_that_misbehaves(worlds, source, sentence):
     assert [result.said for result in found] == ["not yet"] * 2
     assert sentence in found[0].sentence
     assert all(len(result.sentence) < 1_000 and len(result.printed) < 2_000 for result in found)
+
+
+def test_a_report_has_what_was_found_and_no_code(tmp_path):
+    """Must catch: a learner's source or output in the report, a speed that costs points, a trial
+    that is not right and gets one."""
+    kinds = [("parity", "right"), ("bytes", "not yet"), ("speed", "measured")]
+    found = [
+        grading.TrialResult(
+            assignments.Trial(group, "all_reduce", lambda mine: None), said, "", "SECRET"
+        )
+        for group, said in kinds
+    ]
+    report = grading_report.report_of("collectives", found, 1.23)
+    assert (report["right"], report["count"]) == (1, 2) and report["versions"]["torch"]
+    ours, theirs = tmp_path / "report.json", tmp_path / "results.json"
+    grading_report.write_reports(report, ours, theirs)
+    assert "SECRET" not in ours.read_text() + theirs.read_text()
+    tests = json.loads(theirs.read_text())["tests"]
+    assert [(one["score"], one["max_score"]) for one in tests] == [(1, 1), (0, 1), (0, 0)]

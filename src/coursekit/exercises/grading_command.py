@@ -4,6 +4,7 @@ python -m shardlab grade TOPIC --start [FOLDER]    copy the skeleton and the spe
 python -m shardlab grade TOPIC [FILE]              grade what you built
 python -m shardlab grade TOPIC --core              grade the core of the technique
 python -m shardlab grade TOPIC --reference         grade the hardened class of the shelf
+python -m shardlab grade TOPIC --report FILE.json  write what was found, to hand in
 """
 
 import textwrap
@@ -17,6 +18,7 @@ from shardlab.ranks import RankError, ranks
 
 from .assignments import CannotGrade, assignment, folder_of
 from .grading import ABSENCE_SECONDS, Grader, TrialResult
+from .grading_report import report_of, write_reports
 from .grading_text import read_source, rules_broken, unwritten
 
 REPORT_WIDTH = 100
@@ -40,6 +42,7 @@ def copy_skeleton(topic: str, folder: Path) -> list[Path]:
     Returns the copies."""
     source = folder_of(topic)
     copies = [folder / topic / name for name in ("README.md", f"{topic}.py")]
+    rules = folder / "AGENTS.md"  # for an assistant that helps the learner
     for copy in copies:
         if copy.exists():
             raise CannotGrade(f"{copy} is there already: it is not overwritten.")
@@ -47,22 +50,23 @@ def copy_skeleton(topic: str, folder: Path) -> list[Path]:
         copies[0].parent.mkdir(parents=True, exist_ok=True)
         for copy in copies:
             copyfile(source / copy.name, copy)
+        if not rules.exists():
+            copyfile(source.parent / rules.name, rules)
     except OSError as error:
         raise CannotGrade(f"{copies[0].parent} cannot be written: {error}.") from None
     return copies
 
 
-def show_results(results: Iterable[TrialResult]) -> tuple[int, int]:
-    """Prints each result as it comes; (right, all) of those that count."""
-    right = count = 0
+def show_results(results: Iterable[TrialResult]) -> list[TrialResult]:
+    """Prints each result as it comes; returns them all."""
+    shown = []
     group = ""
     for result in results:
+        shown.append(result)
         if result.trial.group != group:
             group = result.trial.group
             print(f"  {group}")
         counts = group != "speed"
-        count += counts
-        right += counts and result.said == "right"
         said = "not measured" if not counts and result.said == "not yet" else result.said
         print(
             textwrap.fill(
@@ -79,7 +83,7 @@ def show_results(results: Iterable[TrialResult]) -> tuple[int, int]:
                         text, REPORT_WIDTH, initial_indent=16 * " ", subsequent_indent=16 * " "
                     )
                 )
-    return right, count
+    return shown
 
 
 def run_grade(asked) -> int:
@@ -126,15 +130,21 @@ def run_grade(asked) -> int:
                 todo={} if source is None else unwritten(source),
                 core=asked.core,
             )
-            right, count = show_results(grader.all_results())
+            shown = show_results(grader.all_results())
     except RankError as error:  # ranks that do not start
         print(str(error).partition("\n")[0])
         return 2
     except KeyboardInterrupt:
         print("interrupted.")
         return 130
-    print(f"{right} of {count} right, in {time.monotonic() - begin:.0f} s.")
-    return 0 if right == count else 1
+    report = report_of(work.topic, shown, time.monotonic() - begin)
+    print(f"{report['right']} of {report['count']} right, in {report['seconds']:.0f} s.")
+    try:
+        write_reports(report, asked.report, asked.gradescope)
+    except OSError as error:
+        print(f"{error.filename} cannot be written: {error.strerror}.")
+        return 2
+    return 0 if report["right"] == report["count"] else 1
 
 
 def add_grade(commands):
@@ -161,5 +171,11 @@ def add_grade(commands):
         const=Path("assignments"),
         metavar="FOLDER",
         help="copy the skeleton and the specification to FOLDER/TOPIC (default: assignments)",
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE.json", help="write trials, versions and time; no code"
+    )
+    parser.add_argument(
+        "--gradescope", type=Path, metavar="results.json", help="the same in Gradescope's form"
     )
     parser.set_defaults(run=run_grade)

@@ -1,0 +1,322 @@
+"""A room of learners, from files in one shared folder: no server, and nothing about persons but the
+name that they typed.
+
+    python -m shardlab hand-in SHARED --name Ada       on a learner's machine, as often as one likes
+    python -m shardlab collect SHARED                  on the instructor's
+
+`hand-in` reads the learner's own notebooks and predictions, and writes one small file: what runs
+here, where each lab stands, which exercises are right, and the predictions. No code is in it.
+"""
+
+import json
+import os
+import re
+import secrets
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coursekit.show.tables import Table
+
+HANDED_IN_SCHEMA = 1
+TOKEN = ".room"  # beside the labs: which file of the shared folder is this learner's
+LONGEST_NAME = 40
+BINS, BAR = 8, 30  # of a histogram: how many, and signs of the longest
+FEWEST = 3  # predictions that make a histogram
+
+CHECKED = re.compile(r"\bcheck\((?:exercises\.)?(\w+)")
+HEADING = re.compile(r"^#{1,2} (.+)$", re.MULTILINE)
+COMPARED = re.compile(r"^\| ([^|\n]+) \| [^|\n]+ \| ([-\d.,e+]+) \| [^|\n]+ \|$", re.MULTILINE)
+
+
+class CannotCollect(ValueError):
+    """A shared folder that is not there, or a name that cannot be one."""
+
+
+class LabState(NamedTuple):
+    """Where a learner's notebook stands: the heading above the last cell that has run, and each
+    exercise as "right", "not yet" or "open"."""
+
+    lab: str
+    section: str
+    exercises: dict[str, str]
+    measured: dict[str, float]
+
+
+class HandedIn(NamedTuple):
+    """One learner's file."""
+
+    name: str
+    ready: bool | None
+    missing: list[str]
+    labs: list[LabState]
+    predictions: dict[str, dict[str, float]]
+    reports: list[dict[str, Any]]
+
+
+# --- on a learner's machine -----------------------------------------------------------------------
+
+
+def state_of(path: Path) -> LabState:
+    """The state of a saved notebook. Raises ValueError for a file that is none."""
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    section, reached, latest = "", "", 0
+    exercises: dict[str, str] = {}
+    measured: dict[str, float] = {}
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            section = (HEADING.findall(source) or [section])[-1]
+            continue
+        count = cell.get("execution_count") or 0
+        if count > latest:
+            latest, reached = count, section
+        shown = "".join(map(_text, cell.get("outputs", ())))
+        for name in CHECKED.findall(source):
+            said = "right" if "**right:**" in shown else "not yet" if "**not yet" in shown else ""
+            exercises[name] = said or exercises.get(name, "open")
+        for name, number in COMPARED.findall(shown):
+            with suppress(ValueError):
+                measured[name] = float(number.replace(",", ""))
+    return LabState(path.stem, reached, exercises, measured)
+
+
+def _text(output: dict) -> str:
+    return "".join(output.get("data", {}).get("text/markdown", output.get("text", "")))
+
+
+def hand_in(shared: Path, name: str, labs: Path, doctor: dict | None = None) -> Path:
+    """Write, or write anew, this learner's file in the shared folder; return its path."""
+    name = " ".join(name.split())
+    if not name or len(name) > LONGEST_NAME:
+        raise CannotCollect(f"the name {name!r} is not one of 1 to {LONGEST_NAME} signs.")
+    if not shared.is_dir():
+        raise CannotCollect(f"{shared} is no folder here: is the shared disk mounted?")
+    states, predictions = [], {}
+    saved = sorted(labs.glob("[0-9]*.ipynb"), key=lambda path: (path.stat().st_mtime, path.name))
+    for path in saved:  # the one that was saved last is where the learner is
+        with suppress(ValueError, KeyError, TypeError, OSError):
+            states.append(state_of(path)._asdict())
+    for path in sorted(labs.glob("*.predictions.json")):
+        with suppress(ValueError, OSError):
+            predictions[path.name.removesuffix(".predictions.json")] = json.loads(
+                path.read_text("utf-8")
+            )
+    reports = []
+    for path in sorted((*labs.glob("*.report.json"), *Path().glob("*.report.json"))):
+        with suppress(ValueError, OSError):
+            reports.append(json.loads(path.read_text("utf-8")))
+    found = dict(
+        schema=HANDED_IN_SCHEMA,
+        name=name,
+        ready=None if doctor is None else doctor["ready"],
+        missing=[f["question"] for f in (doctor or {}).get("findings", ()) if not f["fit"]],
+        labs=states,
+        predictions=predictions,
+        reports=reports,
+    )
+    target = shared / f"{re.sub(r'[^0-9A-Za-z]+', '-', name)}-{_token(labs)}.json"
+    with tempfile.NamedTemporaryFile(
+        "w", dir=shared, prefix=".", delete=False, encoding="utf-8"
+    ) as file:
+        json.dump(found, file, indent=1)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, target)
+    return target
+
+
+def _token(labs: Path) -> str:
+    """A few signs that stay with these labs, so that two learners of one name have two files."""
+    path = labs / TOKEN
+    if path.is_file() and re.fullmatch("[0-9a-f]{6}", token := path.read_text("utf-8").strip()):
+        return token
+    token = secrets.token_hex(3)
+    with suppress(OSError):  # a folder that is read-only: another file at the next call
+        path.write_text(token, "utf-8")
+    return token
+
+
+# --- on the instructor's machine ------------------------------------------------------------------
+
+
+def read_folder(shared: Path) -> tuple[list[HandedIn], list[str]]:
+    """The learners' files, by name, and one sentence for each file that is damaged."""
+    if not shared.is_dir():
+        raise CannotCollect(f"{shared} is no folder: collect wants the one that learners share.")
+    found, damaged = [], []
+    for path in sorted(shared.glob("[!.]*.json")):
+        try:
+            found.append(_read(json.loads(path.read_text("utf-8"))))
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+            said = str(error).partition("\n")[0] or type(error).__name__
+            damaged.append(f"{path.name} is damaged ({said}): its learner hands in once more.")
+    return sorted(found, key=lambda one: one.name.lower()), damaged
+
+
+def _read(given: dict) -> HandedIn:
+    if given["schema"] != HANDED_IN_SCHEMA:
+        raise ValueError(f"schema {given['schema']!r}, and this shardlab reads {HANDED_IN_SCHEMA}")
+    labs = [LabState(**state) for state in given["labs"]]
+    predictions = {
+        str(lab): {str(name): float(number) for name, number in numbers.items()}
+        for lab, numbers in given["predictions"].items()
+    }
+    return HandedIn(
+        str(given["name"])[:LONGEST_NAME],
+        given["ready"],
+        [str(each) for each in given["missing"]],
+        labs,
+        predictions,
+        list(given["reports"]),
+    )
+
+
+def class_report(shared: Path, lab: str = "") -> str:
+    """Who is ready and where, which exercises are open, and a histogram of each prediction, of one
+    lab or of all."""
+    learners, damaged = read_folder(shared)
+    parts = [
+        repr(Table(["learner", "machine", "at", "right", "not yet"], map(_row, learners)))
+        if learners
+        else "Nobody has handed in yet: python -m shardlab hand-in SHARED --name NAME"
+    ]
+    parts += [repr(table) for table in exercises_of(learners, lab)]
+    parts += histograms(learners, lab)
+    return "\n\n".join([*parts, *damaged])
+
+
+def _row(learner: HandedIn) -> list[str]:
+    ready = {True: "ready", False: "not ready: " + ", ".join(learner.missing), None: "not tried"}
+    begun = [state for state in learner.labs if state.section]
+    at = f"{begun[-1].lab[:2]}: {begun[-1].section}" if begun else "not begun"
+    said = [verdict for state in learner.labs for verdict in state.exercises.values()]
+    return [
+        learner.name,
+        ready[learner.ready],
+        at,
+        *(str(said.count(v)) for v in ("right", "not yet")),
+    ]
+
+
+def exercises_of(learners: list[HandedIn], lab: str = "") -> Iterator[Table]:
+    """How many learners have each exercise right, not yet, or open, of the labs that somebody has
+    begun."""
+    names = sorted({s.lab for one in learners for s in one.labs if s.section})
+    for name in names:
+        if not name.startswith(lab):
+            continue
+        states = [s.exercises for one in learners for s in one.labs if s.lab == name]
+        order = dict.fromkeys(exercise for state in states for exercise in state)
+        verdicts = ("right", "not yet", "open")
+        rows = [
+            [each, *(sum(s.get(each) == verdict for s in states) for verdict in verdicts)]
+            for each in order
+        ]
+        if rows:
+            yield Table([name, *verdicts], rows)
+
+
+def histograms(learners: list[HandedIn], lab: str = "") -> Iterator[str]:
+    """A histogram of each prediction that a few learners have locked, with the measured number
+    where somebody's lab shows one."""
+    numbers: dict[tuple[str, str], list[float]] = {}
+    for learner in learners:
+        for name, own in learner.predictions.items():
+            if name.startswith(lab):
+                for prediction, number in own.items():
+                    numbers.setdefault((name, prediction), []).append(number)
+    measured: dict[tuple[str, str], list[float]] = {}
+    for state in (state for learner in learners for state in learner.labs):
+        for prediction, number in state.measured.items():
+            measured.setdefault((state.lab, prediction), []).append(number)
+    for key in sorted(numbers):
+        if len(numbers[key]) >= FEWEST:
+            right = statistics.median(measured[key]) if key in measured else None
+            yield histogram(f"{key[0]}: {key[1]}", numbers[key], right)
+
+
+def histogram(title: str, numbers: list[float], right: float | None = None) -> str:
+    """Bars of signs. Where numbers lie apart by more than a factor of 30 the bins are octaves of
+    some width, as guesses of bytes are; numbers that are far off all are in the end bins."""
+    low, high = min(numbers), max(numbers)
+    scale = _Scale(low, high)
+    counts = [0] * scale.bins
+    for number in numbers:
+        counts[scale.bin(number)] += 1
+    lines = [f"{title}: {len(numbers)} predictions, median {statistics.median(numbers):,.6g}"]
+    at = scale.bin(right) if right is not None else None
+    for number, count in enumerate(counts):
+        begin, end = scale.edges(number)
+        bar = "#" * round(BAR * count / max(counts))
+        mark = f"   measured: {right:,.6g}" if number == at else ""
+        lines.append(f"{begin:>14,.4g} to {end:<14,.4g} {count:>3} {bar}{mark}")
+    return "\n".join(lines)
+
+
+class _Scale:
+    """Bins of equal width, or of equal factors for positive numbers far apart."""
+
+    def __init__(self, low: float, high: float):
+        self.factors = low > 0 and high > 30 * low
+        self.bins = BINS if high > low else 1
+        self.low = low
+        self.step = (high / low) ** (1 / self.bins) if self.factors else (high - low) / self.bins
+
+    def bin(self, number: float) -> int:
+        ends = (self.edges(each)[1] for each in range(self.bins - 1))
+        return sum(number >= end for end in ends)
+
+    def edges(self, number: int) -> tuple[float, float]:
+        if self.factors:
+            return self.low * self.step**number, self.low * self.step ** (number + 1)
+        return self.low + self.step * number, self.low + self.step * (number + 1)
+
+
+# --- the commands ---------------------------------------------------------------------------------
+
+
+def add_hand_in(commands):
+    parser = commands.add_parser(
+        "hand-in", help="put where your labs stand, and your predictions, into a shared folder"
+    )
+    parser.add_argument("shared", type=Path, metavar="SHARED", help="the folder of the whole room")
+    parser.add_argument("--name", required=True, help="any name: nothing else is said of you")
+    parser.add_argument("--labs", type=Path, metavar="FOLDER", help="by default labs/ or here")
+    parser.add_argument("--doctor", action="store_true", help="examine this machine as well")
+    parser.set_defaults(run=run_hand_in)
+
+
+def run_hand_in(asked) -> int:
+    labs = asked.labs or (Path("labs") if Path("labs").is_dir() else Path())
+    doctor = None
+    if asked.doctor:
+        from .doctor import examine  # loads torch
+
+        doctor = json.loads(examine(labs).as_json())
+    try:
+        print(f"handed in: {hand_in(asked.shared, asked.name, labs, doctor)}")
+    except (CannotCollect, OSError) as refused:
+        print(refused)
+        return 2
+    return 0
+
+
+def add_collect(commands):
+    parser = commands.add_parser(
+        "collect", help="for instructors: who is ready, who is where, and what a class predicted"
+    )
+    parser.add_argument("shared", type=Path, metavar="SHARED", help="the folder of the whole room")
+    parser.add_argument("--lab", default="", metavar="NN", help="one lab alone, such as 04")
+    parser.set_defaults(run=run_collect)
+
+
+def run_collect(asked) -> int:
+    try:
+        print(class_report(asked.shared, asked.lab))
+    except CannotCollect as refused:
+        print(refused)
+        return 2
+    return 0

@@ -1,0 +1,150 @@
+"""A room of learners: what a learner hands in, what an instructor collects, and shares of one
+machine."""
+
+import json
+import random
+import re
+
+import pytest
+
+from coursekit.machine import room, seats
+
+
+def notebook(*cells):
+    return json.dumps({"cells": list(cells), "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
+def text(source):
+    return {"cell_type": "markdown", "source": source}
+
+
+def code(source, said="", count=None):
+    shown = [{"output_type": "display_data", "data": {"text/markdown": [said]}}] if said else []
+    return {"cell_type": "code", "source": [source], "outputs": shown, "execution_count": count}
+
+
+LAB = notebook(
+    text("# The lab"),
+    text("## One"),
+    code("check(ring, mine)", "**right:** all cases.", 3),
+    text("## Two"),
+    code("check(tree, mine)", "**not yet:** no.", 4),
+    text("## Three"),
+    code(
+        "predictions.compare(measured)",
+        "|  | predicted | measured | predicted / measured |\n| :-- | --: | --: | --: |\n"
+        "| sent, bytes | 6,000 | 6,004 | 1 |",
+    ),
+    code("check(graph, mine)"),
+)
+
+
+@pytest.fixture
+def labs(tmp_path):
+    folder = tmp_path / "labs"
+    folder.mkdir()
+    (folder / "04-ring.ipynb").write_text(LAB)
+    (folder / "04-ring.predictions.json").write_text('{"sent, bytes": 6000}')
+    return folder
+
+
+@pytest.fixture
+def shared(tmp_path):
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return folder
+
+
+def test_a_learner_hands_in_where_the_labs_stand_and_no_code(labs, shared):
+    """Must catch: an exercise whose check did not pass that counts as right, the heading of a cell
+    that has not run, or a learner's code in the file."""
+    path = room.hand_in(shared, "Ada", labs)
+    (found,), damaged = room.read_folder(shared)
+    assert damaged == [] and "mine" not in path.read_text()
+    assert found.name == "Ada" and found.ready is None
+    (state,) = found.labs
+    assert state.exercises == {"ring": "right", "tree": "not yet", "graph": "open"}
+    assert state.section == "Two" and state.measured == {"sent, bytes": 6004}
+    assert found.predictions == {"04-ring": {"sent, bytes": 6000}}
+
+
+def test_handing_in_again_replaces_the_file_and_namesakes_have_two(labs, shared, tmp_path):
+    """Must catch: a file for each call, or a second Ada who writes over the first."""
+    assert room.hand_in(shared, "Ada", labs) == room.hand_in(shared, "Ada", labs)
+    other = tmp_path / "others"
+    other.mkdir()
+    room.hand_in(shared, "Ada", other)
+    assert len(room.read_folder(shared)[0]) == 2
+
+
+@pytest.mark.parametrize("name", ["", "   ", "x" * 41])
+def test_a_name_that_is_none_is_refused(labs, shared, name):
+    """Must catch: a file without a name in the shared folder."""
+    with pytest.raises(room.CannotCollect, match="1 to 40"):
+        room.hand_in(shared, name, labs)
+    assert not list(shared.iterdir())
+
+
+def test_thirty_files_of_which_three_are_damaged(shared):
+    """Must catch: one damaged file that hides the class, or a histogram that loses a number."""
+    draw = random.Random(39)
+    for number in range(30):
+        state = dict(
+            lab="04-ring",
+            section="One",
+            exercises={"ring": draw.choice(["right", "not yet", "open"])},
+            measured={"sent, bytes": 6004.0},
+        )
+        given = dict(
+            schema=room.HANDED_IN_SCHEMA,
+            name=f"learner {number}",
+            ready=number % 5 > 0,
+            missing=[] if number % 5 else ["4 ranks"],
+            labs=[state],
+            predictions={"04-ring": {"sent, bytes": draw.choice([6004, 6000, 12_012, 40, 1e9])}},
+            reports=[],
+        )
+        (shared / f"{number:02}.json").write_text(json.dumps(given))
+    (shared / "03.json").write_text("{")
+    (shared / "07.json").write_text('{"schema": 1}')
+    (shared / "11.json").write_text("[" * 100_000)
+    learners, damaged = room.read_folder(shared)
+    assert len(learners) == 27 and len(damaged) == 3
+    said = room.class_report(shared)
+    assert all(name in said for name in ("03.json", "07.json", "11.json"))
+    assert "not ready: 4 ranks" in said and "measured: 6,004" in said
+    bars = room.histogram("sent", [6004, 6000, 12_012, 40, 1e9, 40], 6004).splitlines()[1:]
+    assert sum(int(re.search(r"to \S+\s+(\d+)", bar)[1]) for bar in bars) == 6
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path):
+    """Must catch: a traceback, or an empty class where the disk is not mounted."""
+    with pytest.raises(room.CannotCollect, match="no folder"):
+        room.class_report(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("learners, gpus", [(8, 8), (8, 4), (8, 1), (3, 8), (5, 2), (4, 0)])
+def test_seats_share_a_machine_and_give_nothing_twice(learners, gpus):
+    """Must catch: two seats on one port, a GPU of a seat of its own given twice, or fractions that
+    are more than the GPU together."""
+    found = seats.seats(learners, [str(gpu) for gpu in range(gpus)], cores=64, memory_gib=256)
+    assert len({seat.port for seat in found}) == learners
+    assert sum(seat.memory_gib for seat in found) <= 256
+    assert sum(seat.cores for seat in found) <= 64
+    for gpu in map(str, range(gpus)):
+        sharing = [seat for seat in found if gpu in seat.gpus.split(",")]
+        local = [-(-seats.RANKS_OF_A_SEAT // len(seat.gpus.split(","))) for seat in sharing]
+        if len(sharing) > 1:
+            assert sum(s.fraction * ranks for s, ranks in zip(sharing, local)) <= 1
+        else:
+            assert all(seat.fraction is None for seat in sharing)
+
+
+@pytest.mark.parametrize(
+    "asked, said",
+    [((0, [], 8, 64.0), "at least"), ((9, [], 8, 64.0), "a core each"), ((8, [], 8, 8.0), "2 GiB")],
+)
+def test_too_many_learners_are_refused(asked, said):
+    """Must catch: a seat without a core, or one whose first lab runs out of memory."""
+    with pytest.raises(seats.CannotSeat, match=said):
+        seats.seats(*asked)
