@@ -61,7 +61,7 @@ class HandedIn(NamedTuple):
 
 
 def state_of(path: Path) -> LabState:
-    """The state of a saved notebook. Raises ValueError for a file that is none."""
+    """The state of a saved notebook. Raises ValueError for another file."""
     cells = json.loads(path.read_text("utf-8"))["cells"]
     section, reached, latest = "", "", 0
     exercises: dict[str, str] = {}
@@ -175,8 +175,8 @@ def _read(given: dict) -> HandedIn:
 
 
 def class_report(shared: Path, lab: str = "") -> str:
-    """Who is ready and where, which exercises are open, and a histogram of each prediction, of one
-    lab or of all."""
+    """The learners and where they are, the exercises that are open, and a histogram of each
+    prediction, of one lab or of all."""
     learners, damaged = read_folder(shared)
     parts = [
         repr(Table(["learner", "machine", "at", "right", "not yet"], map(_row, learners)))
@@ -202,8 +202,7 @@ def _row(learner: HandedIn) -> list[str]:
 
 
 def exercises_of(learners: list[HandedIn], lab: str = "") -> Iterator[Table]:
-    """How many learners have each exercise right, not yet, or open, of the labs that somebody has
-    begun."""
+    """The number of learners by exercise and verdict, of the labs that somebody has begun."""
     names = sorted({s.lab for one in learners for s in one.labs if s.section})
     for name in names:
         if not name.startswith(lab):

@@ -35,7 +35,7 @@ class Seat(NamedTuple):
     port: int
 
     def line(self, folder: str = "labs") -> str:
-        """What starts this seat's JupyterLab, held to its memory where systemd is there."""
+        """The line of a shell that starts this seat's JupyterLab, held to its memory by systemd."""
         settings = {"CUDA_VISIBLE_DEVICES": self.gpus, "OMP_NUM_THREADS": "1"}
         if self.fraction is not None:
             settings["PYTORCH_CUDA_ALLOC_CONF"] = f"per_process_memory_fraction:{self.fraction:.3f}"
