@@ -147,7 +147,7 @@ def card(lab: nbformat.NotebookNode) -> str:
 
 
 def _goal(lab) -> list[str]:
-    """What the lab's first cell promises: its list."""
+    """The list in the lab's first cell."""
     bullets = re.search(r"^- (?:.+\n?)+", lab.cells[0].source, re.MULTILINE)
     return ["**Goal.** Afterwards a learner can", "", *(bullets[0].splitlines() if bullets else [])]
 
@@ -171,7 +171,7 @@ def section_notes(part: Section, numbers: dict[str, str]) -> list[str]:
 
 
 def _wrong_numbers(name: str, numbers: dict[str, str]) -> list[str]:
-    """What to say about the wrong numbers of a prediction: a list, or nothing."""
+    """Sentences about the wrong numbers of a prediction: a list, or nothing."""
     known = {key: number for key, text in numbers.items() if (number := _number(text)) is not None}
     right = known.get(name)
     slips: Slips = slips_of(name)
