@@ -1,10 +1,12 @@
 """A zip that Gradescope takes as an autograder: the wheel, and two scripts that call `grade`.
 
-python tools/gradescope.py zero build/zero-gradescope.zip
+python tools/gradescope.py zero build/zero-gradescope.zip [arguments for pip]
 
-Learners upload their file, zero.py. The container needs PyTorch once, when it is built.
+Learners upload their file, zero.py. The container gets PyTorch once, when it is built: README.md,
+"On a laptop", has the arguments for pip that give its smaller CPU build.
 """
 
+import shlex
 import sys
 import zipfile
 from pathlib import Path
@@ -14,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SETUP = """\
 #!/usr/bin/env bash
 set -e
-pip install --extra-index-url https://download.pytorch.org/whl/cpu /autograder/source/{wheel}
+pip install {arguments} /autograder/source/{wheel}
 """
 RUN = """\
 #!/usr/bin/env bash
@@ -27,7 +29,7 @@ fi
 """
 
 
-def write_zip(topic: str, target: Path, wheel: Path) -> Path:
+def write_zip(topic: str, target: Path, wheel: Path, arguments: list[str]) -> Path:
     """Write the autograder of a topic; return its path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -35,20 +37,21 @@ def write_zip(topic: str, target: Path, wheel: Path) -> Path:
         for name, text in (("setup.sh", SETUP), ("run_autograder", RUN)):
             entry = zipfile.ZipInfo(name)
             entry.external_attr = 0o755 << 16  # both are run
-            packed.writestr(entry, text.format(topic=topic, wheel=wheel.name))
+            filled = text.format(topic=topic, wheel=wheel.name, arguments=shlex.join(arguments))
+            packed.writestr(entry, filled)
     return target
 
 
-def main(topic: str, target: str) -> None:
+def main(topic: str, target: str, *arguments: str) -> None:
     if not (ROOT / "assignments" / topic).is_dir():
         sys.exit(f"there is no assignment {topic!r} in assignments/")
     wheels = sorted((ROOT / "build" / "wheel").glob("shardlab-*.whl"))
     if not wheels:
         sys.exit("there is no wheel in build/wheel: make book makes one")
-    print(write_zip(topic, Path(target), wheels[-1]))
+    print(write_zip(topic, Path(target), wheels[-1], list(arguments)))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("python tools/gradescope.py TOPIC FILE.zip")
+    if len(sys.argv) < 3:
+        sys.exit("python tools/gradescope.py TOPIC FILE.zip [arguments for pip]")
     main(*sys.argv[1:])
