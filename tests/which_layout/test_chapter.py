@@ -1,0 +1,169 @@
+"""The chapter "Which layout?": its numbers that are typed, its bars, its runs and its tree."""
+
+import re
+from pathlib import Path
+
+import pytest
+from test_published_seconds import ROWS, layout_of, pairs
+
+from bookkit.formulas import read_call
+from bookkit.words import MOST, main_line_words
+from coursekit.formulas import quantities
+from coursekit.formulas.fits import FUSED_LOSS
+from coursekit.formulas.plan import plan
+from coursekit.formulas.speeds import SPEEDS, pace
+from coursekit.topics.which_layout.moves import (
+    ASKED_BATCH,
+    ASKED_GPU,
+    ASKED_GPUS,
+    ASKED_MODEL,
+    ASKED_SEQUENCE,
+    MOVES,
+    SPEED,
+    RankBar,
+)
+from coursekit.topics.which_layout.moves import layout_of as layout
+from coursekit.topics.which_layout.runs_published import PUBLISHED_RUNS
+from coursekit.topics.which_layout.tree import QUESTIONS, next_technique
+
+PAGE = (Path(__file__).parents[2] / "chapters" / "which-layout.md").read_text(encoding="utf-8")
+
+
+def given_on_the_page():
+    """Name -> quantities of each block {given}."""
+    named = {}
+    for name, text in re.findall(r"```\{given\} (\w+)\n(.*?)```", PAGE, re.DOTALL):
+        named[name] = read_call(f"given({' '.join(text.split())})", named)[1]
+    return named
+
+
+def test_what_the_page_is_given():
+    """Must catch: a speed that was fitted anew and stays on the page, a layout of the page that is
+    not the bar beside it."""
+    asked = {
+        "l70": (MOVES["64 copies"].layout, SPEED, {}),
+        "again": (MOVES["each layer again"].layout, SPEED, {}),
+        "t4": (MOVES["t = 4, stage 3"].layout, SPEED, {}),
+        "p2": (MOVES["t = 8, p = 2, stage 1"].layout, SPEED, {}),
+        **{name: (run.layout, SPEEDS[run.speed], run.more) for name, run in PUBLISHED_RUNS.items()},
+    }
+    on_page = given_on_the_page()
+    for name, (one, speed, more) in asked.items():
+        wanted = quantities(**one.given, **pace(one.gpu, speed, one.ranks_per_node), **more)
+        found = quantities(**on_page[name])
+        usual = {"layer_launch_seconds": 0, "score_share": 1, "stages_per_rank": 1}
+        usual |= {"shorter_ends": 0, "expert_parallel": 1}
+        for key in wanted:
+            if key in found or key in usual:
+                assert found.get(key, usual.get(key)) == wanted[key], (name, key)
+
+
+def test_runs_are_in_print():
+    """Each run is a row of the published seconds, or of the paper, and within the lowest and the
+    highest error of its class.
+
+    Must catch: a run that is not the one that was published; a formula that misses one of them by
+    more than it says."""
+    rows = {
+        "k175": "K 175B selective",
+        "mpt7": "MPT-7b, 2048 tokens, 8 x H100 SXM 80GB",
+    }
+    by_name = {row["name"]: row for row in ROWS}
+    for name, row in ((name, by_name[said]) for name, said in rows.items()):
+        run, published = PUBLISHED_RUNS[name], layout_of(row)
+        assert run.layout.given == published.given and run.more == pairs(row["more"])
+        assert (run.speed, run.seconds) == (row["speed"], float(row["seconds"]))
+    for run in PUBLISHED_RUNS.values():
+        known = SPEEDS[run.speed]
+        assert known.lowest <= round(100 * run.error, 1) <= known.highest, run.label
+        for number in (100 * run.error, known.lowest, known.highest):
+            assert f"{number:+.1f}%".replace("-", "−") in PAGE, (run.label, number)
+
+
+def test_what_is_typed_on_the_page():
+    """Must catch: a number of the page that no formula gives any more; a page that grew too
+    long."""
+    assert main_line_words(PAGE) <= MOST
+    best = MOVES["t = 4, stage 3"].step["layout_tokens_per_second"]
+    assert round(best) == 999 and round(10**12 / (ASKED_GPUS * best) / 86_400) == 181
+    assert round(100 * (1 - best / MOVES["stage 3"].step["layout_tokens_per_second"])) == 3
+    slower = MOVES["t = 8, p = 2, stage 1"].step["layout_tokens_per_second"] / best
+    assert round(100 * (1 - slower)) == 4
+    one_stage = RankBar(MOVES["t = 4, stage 3"].layout).shares["messages"]
+    assert round(100 * one_stage) == 2
+    long = PUBLISHED_RUNS["l405"]
+    assert round(100 * long.parts["bubble"] / long.predicted_seconds) == 5
+    assert f"{long.seconds:.1f} s" in PAGE
+
+
+def test_the_planner_agrees():
+    """The chapter's layout is the planner's first, and the counts are the planner's.
+
+    Must catch: a rule of legality or a formula that changes the answer and not the page."""
+    found = plan(
+        ASKED_MODEL,
+        ASKED_SEQUENCE,
+        gpu=ASKED_GPU,
+        gpus=ASKED_GPUS,
+        batch=ASKED_BATCH,
+        sequence=8192,
+        kernels=FUSED_LOSS,
+        most=1,
+    )
+    (best,) = found.best
+    assert best.layout.given == MOVES["t = 4, stage 3"].layout.given
+    assert f"There are {found.legal:,} for this question, and {found.fitting}" in PAGE
+
+
+TOLD = {  # as the page's table says
+    "model states, 1.27 TB": layout(),
+    "the whole rank, 229 GB": layout(zero_stage=3),
+    "19% computed again": layout(zero_stage=3, recompute_policy=3),
+    "32% exposed": layout(zero_stage=3, tensor_parallel=8),
+    "39% exposed": layout(zero_stage=3, tensor_parallel=4, ranks_per_node=4),
+    "none": layout(zero_stage=3, tensor_parallel=4),
+}
+
+
+@pytest.mark.parametrize("said", TOLD)
+def test_the_tree_as_the_page_tells_it(said):
+    """Must catch: a question asked in another order, a condition turned around, a technique that
+    the page does not name."""
+    (row,) = re.findall(rf"^\|[^|]+\| {said}[^|]*\| [^|]+\|$", PAGE, re.MULTILINE)
+    found = next_technique(TOLD[said], SPEED)
+    assert row.rstrip(" |").endswith(found.technique.partition(":")[0])
+    if found.right > 1:  # bytes
+        value = (
+            f"{found.left / 10**12:.2f} TB"
+            if found.left > 10**12
+            else f"{found.left / 10**9:.0f} GB"
+        )
+        assert value in said
+    elif found.question:
+        assert said.startswith(f"{found.left:.0%}")
+
+
+def test_every_technique_of_the_tree_is_reached():
+    """Must catch: a branch that no layout takes, for one above it takes all."""
+    asked = [
+        layout(gpus=1),
+        layout(),
+        layout(zero_stage=3),
+        layout(zero_stage=3, microbatch=2),
+        layout(gpus=8, batch=8, zero_stage=3),
+        layout(zero_stage=3, recompute_policy=3, sequence=65536),
+        layout(zero_stage=3, recompute_policy=3, tensor_parallel=8, sequence=524288, batch=64),
+        layout(zero_stage=3, recompute_policy=3),
+        layout(zero_stage=3, recompute_policy=3, tensor_parallel=8, microbatch=4),
+        layout(zero_stage=3, tensor_parallel=8),
+        layout(zero_stage=3, tensor_parallel=4, ranks_per_node=4),
+        layout(zero_stage=1, tensor_parallel=8, pipeline_parallel=2),
+        layout(zero_stage=1, tensor_parallel=4, pipeline_parallel=16, batch=16),
+    ]
+    found = {
+        (n.question.asks, n.technique)
+        for n in (next_technique(a, SPEED) for a in asked)
+        if n.question
+    }
+    wanted = {(one.asks, what) for one in QUESTIONS for *_, what in one.techniques}
+    assert found == wanted, wanted - found
