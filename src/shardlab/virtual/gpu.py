@@ -96,6 +96,8 @@ class VirtualGPU(TorchDispatchMode):
             if packet in RETURN_TRUE:
                 return True
         result = function(*args, **named)
+        if function.namespace == "c10d":
+            self.messages.tell()
         spent = cost(function, args, named, result)
         if spent and on_gpu((args, named, result)):
             self.clock.launch(self.gpu.launch_nanoseconds)

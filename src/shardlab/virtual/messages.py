@@ -37,6 +37,7 @@ class Messages:
     def __init__(self, gpu: GPU, streams: VirtualStreams, phase: Callable[[], str]):
         self.gpu, self.clock, self.streams, self.phase = gpu, streams.clock, streams, phase
         self.pending: dict[tuple, list[VirtualWork]] = {}  # by communicator
+        self.untold: list[VirtualWork] = []
         self.kept: list[VirtualWork] = []  # PyTorch keeps only the C++ half of a work
 
     def carry(self, call: CollectiveCall) -> "VirtualWork | None":
@@ -47,7 +48,14 @@ class Messages:
         work = VirtualWork(self, call)
         self.pending.setdefault(work.communicator, []).append(work)
         self.kept.append(work)
+        self.untold.append(work)
         return work
+
+    def tell(self):
+        """Tell of the messages that were just asked for; not within carry(), where operators do
+        nothing to the contents of tensors."""
+        while self.untold:
+            self.untold.pop(0).tell()
 
     def settle(self, communicator: tuple, last: "VirtualWork | None" = None):
         """The ends of a communicator's messages are known, all or those up to the last."""
@@ -85,12 +93,14 @@ class VirtualWork(dist.Work):
         else:
             self.ranks, self.communicator = members, (call.group.group_name,)
         self.came, self.phase = messages.clock.now(messages.streams.current), messages.phase()
-        self.others = tell(call, self.came)
         self.tensors = list(call.own)
+
+    def tell(self):
+        self.others = tell(self.call, self.came)
 
     def settle(self):
         clock, call = self.messages.clock, self.call
-        self.all_came = max([self.came, *self.others()])
+        self.all_came = max(self.others())
         duration = self.messages.gpu.message_nanoseconds(call.name, call.nbytes, self.ranks)
         clock.wait(self.communicator, self.all_came)
         self.end = clock.work(self.communicator, call.name, duration, self.phase)
@@ -125,7 +135,7 @@ def tell(call: CollectiveCall, came: int) -> Callable[[], list[int]]:
     they have told it, too."""
     group, peer, tag = call.group, call.peer, call.tag
     if dist.get_backend(group) == "fake":
-        return lambda: []
+        return lambda: [came]
     told = comparing.set(True)  # a log of messages does not list these
     with disable_modes():
         mine = torch.tensor([came])
@@ -140,9 +150,9 @@ def tell(call: CollectiveCall, came: int) -> Callable[[], list[int]]:
     comparing.reset(told)
 
     def times() -> list[int]:
-        for work in works:
-            work.wait()
         with disable_modes():
-            return [time.item() for time in theirs]
+            for work in works:
+                work.wait()
+            return [time.item() for time in (mine, *theirs)]  # and `mine` lives until it is sent
 
     return times

@@ -36,6 +36,7 @@ from ...collective_wire import (
 )
 from ...collectives import run
 from ...common.shards import CannotShard
+from ...common.torch_internals import active_fake_mode
 
 
 class Ring:
@@ -113,8 +114,9 @@ def padded(tensors: list[Tensor], n: int) -> Tensor:
 
 def best_collectives(device: torch.device, group: Group = None) -> Ring:
     """The fastest collectives for the group. gloo makes a reduce-scatter from an all-reduce, so
-    Ring is faster; NCCL has rings of its own."""
-    return Ring() if backend_for(device.type, group) == "gloo" else Native()
+    Ring is faster; NCCL has rings of its own. Tensors without contents are of virtual GPUs."""
+    by_gloo = backend_for(device.type, group) == "gloo" and active_fake_mode() is None
+    return Ring() if by_gloo else Native()
 
 
 # --- tensors, one after the other -----------------------------------------------------------------

@@ -1,0 +1,88 @@
+"""Real ranks on virtual GPUs: each has a clock, and they tell each other when they come."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardlab.pipelines import schedules
+from shardlab.pipelines.hardened.pipeline import Pipeline
+from shardlab.pipelines.partition import plan_pipeline
+from shardlab.pipelines.simulation import Costs, simulate
+from shardlab.virtual import GPU, Links, VirtualGPU
+
+SIMPLE = GPU({torch.float32: 1e12}, 1e9, Links(1e9, ranks_per_node=4), launch_seconds=5e-6)
+FREE = Links(1e18, node_latency_seconds=0)
+ARITHMETIC = GPU({torch.float32: 1e12}, 1e18, FREE, launch_seconds=0)
+HIDDEN, ROWS = 1024, 512
+UNIT = round(2 * HIDDEN**2 * ROWS / 1000)  # nanoseconds of a product
+
+
+def late_rank():
+    rank = dist.get_rank()
+    with VirtualGPU(SIMPLE) as gpu:
+        x, y, real = torch.ones(100_000 * (rank + 1)), torch.ones(1000), [None] * 4
+        with gpu.step() as step:
+            x.add_(1)  # 0.8 ms, 1.6 ms, ...
+            dist.all_reduce(y)
+            if rank == 0:
+                dist.send(y, 3)
+            if rank == 3:
+                dist.recv(y, 0)
+    dist.all_gather_object(real, rank)
+    return (
+        [(span.name, span.start, span.end) for span in step.spans],
+        step.idle_seconds("other ranks"),
+        real,
+    )
+
+
+def test_a_message_starts_when_the_last_rank_has_come(worlds):
+    """Must catch: a message that starts when this rank comes; times that are told where PyTorch
+    computes shapes alone, so that they are garbage; a sender that is done before its receiver has
+    come; real tensors that are not sent any more."""
+    ring = 6 * 3_400 + 6_000
+    for rank, (spans, waited, real) in enumerate(worlds(4).run(late_rank)):
+        came = 5_000 + 800_000 * (rank + 1)
+        message = ("all_reduce", 3_205_000, 3_205_000 + ring)
+        assert spans[:2] == [("add_", 5_000, came), message]
+        assert real == [0, 1, 2, 3]
+        if rank in (0, 3):
+            begin = 3_205_000 + ring
+            assert spans[2] == ({0: "send", 3: "recv"}[rank], begin, begin + 3_400 + 4_000)
+        others = 3_205_000 - came + (rank in (1, 2)) * (3_400 + 4_000)
+        assert waited == pytest.approx(others / 1e9)
+
+
+def pipelined(plans):
+    ends = []
+    for plan in plans:
+        stages = max(action.stage for own in plan for action in own) + 1
+        with VirtualGPU(ARITHMETIC) as gpu:
+            layers = [nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(stages)]
+            x = torch.ones(8 * ROWS, HIDDEN)
+            pipeline = Pipeline(layers, plan_pipeline(layers, plan, x), lambda y, _: y.mean())
+            with gpu.step() as step:
+                pipeline.step(x, x)
+        ends.append((step.end, step.computing_seconds))
+    return ends
+
+
+def test_a_pipeline_takes_the_time_of_its_schedule(worlds):
+    """The real pipeline on four ranks, beside the simulator of schedules.
+
+    Must catch: receives that make a stage wait although it computes something else first; messages
+    of both directions in one queue; a rank whose clock another rank's message does not move."""
+    plans = [
+        schedules.gpipe(4, 8),
+        schedules.one_f_one_b(4, 8),
+        schedules.interleaved(4, 8, 2),
+        schedules.zero_bubble_h1(4, 8),
+    ]
+    found = worlds(4).run(pipelined, plans)
+    for number, plan in enumerate(plans):
+        stages = max(action.stage for own in plan for action in own) + 1
+        costs = Costs(UNIT, [0] + [UNIT] * (stages - 1), UNIT)  # nobody wants the input's gradient
+        seconds = simulate(plan, costs).seconds
+        for rank in range(4):
+            assert found[rank][number][0] == pytest.approx(seconds, rel=1e-4), (number, rank)
