@@ -29,7 +29,7 @@ SHARDLAB := $(shell find src/shardlab src/coursekit assignments -type f ! -name 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help book check format test compose serve lab bench gpu store lock clean
+.PHONY: help book check format test compose serve lab bench gpu bundle store lock clean
 
 help:  ## what can be made (this text)
 	@echo "make <target>, where target is"
@@ -102,6 +102,9 @@ bench: book $(VENV)/.labs  ## measure speed and size; reported, never part of th
 
 gpu: $(VENV)/.labs  ## measure what only a GPU can show, and write one recording into measured/
 	@$(BIN)/python -m coursekit.recordings.record measured --apart
+
+bundle: book $(VENV)/.labs  ## for a workshop: one zip for each platform that installs without a network, tried apart
+	@$(BIN)/python tools/bundle.py build/bundle --try -- $(PIP_ARGS)
 
 store: $(VENV)/.labs  ## for authors: make a lab's notebook from its text, with outputs; make store LAB=labs/01-name.md
 	@test -n "$(LAB)" || { echo "Which lab? make store LAB=labs/01-name.md"; exit 1; }
