@@ -100,16 +100,8 @@ def test_the_planner_agrees():
     """The chapter's layout is the planner's first, and the counts are the planner's.
 
     Must catch: a rule of legality or a formula that changes the answer and not the page."""
-    found = plan(
-        ASKED_MODEL,
-        ASKED_SEQUENCE,
-        gpu=ASKED_GPU,
-        gpus=ASKED_GPUS,
-        batch=ASKED_BATCH,
-        sequence=8192,
-        kernels=FUSED_LOSS,
-        most=1,
-    )
+    asked = dict(gpu=ASKED_GPU, gpus=ASKED_GPUS, batch=ASKED_BATCH, sequence=ASKED_SEQUENCE)
+    found = plan(ASKED_MODEL, **asked, kernels=FUSED_LOSS, most=1)
     (best,) = found.best
     assert best.layout.given == MOVES["t = 4, stage 3"].layout.given
     assert f"There are {found.legal:,} for this question, and {found.fitting}" in PAGE
