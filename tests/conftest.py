@@ -146,12 +146,12 @@ def pytest_report_header(config):
     )
 
 
-def require_browser(path, continuous_integration):
-    """`path` if there is one; else skip the test, or fail it on a continuous integration
-    machine."""
-    if path:
+def require_browser():
+    """The path of the browser's program; without one the test is skipped, or fails on a continuous
+    integration machine."""
+    if path := find_browser():
         return path
-    if continuous_integration:
+    if os.environ.get("CI", "").lower() == "true":
         pytest.fail(
             f"{HOW_TO_GET_ONE} (with CI=true the browser tests are never skipped)", pytrace=False
         )
@@ -161,7 +161,7 @@ def require_browser(path, continuous_integration):
 @pytest.fixture(scope="session")
 def chromium():
     """Path of the browser's program."""
-    return require_browser(find_browser(), os.environ.get("CI", "").lower() == "true")
+    return require_browser()
 
 
 @pytest.fixture(scope="session")

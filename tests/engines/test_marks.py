@@ -1,5 +1,7 @@
-"""The marks that conftest.py gives: `make check` leaves out what they name."""
+"""The marks that conftest.py gives, by which `make check` leaves out what they name, and the
+browser that it finds."""
 
+import shutil
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -19,10 +21,17 @@ def conftest():
     return module
 
 
-def collected(marks: str, *paths: str) -> str:
-    """The tests that pytest collects under these paths with `-m marks`."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", marks, *paths]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+# Collects tests and prints each with its marks.
+COLLECT = """
+import sys, pytest
+
+class Show:
+    def pytest_collection_finish(self, session):
+        for item in session.items:
+            print("#", item.name.partition("[")[0], *{mark.name for mark in item.iter_markers()})
+
+pytest.main(["--collect-only", "-q", *sys.argv[1:]], plugins=[Show()])
+"""
 
 
 def test_ranks_do_not_start_without_the_mark():
@@ -68,15 +77,31 @@ def test_what_a_module_imports_marks_it(conftest, statement, starts):
 def test_the_marks_are_given():
     """Must catch: a test that needs the browser or ranks left in `make check`; one whose module
     imports no ranks and takes those of the fixture."""
-    explorers = "tests/browser/test_explorer.py"
-    mesh, shared = "tests/engines/test_mesh.py", "tests/tensor_parallelism/test_tensor_parallel.py"
-    paths = explorers, mesh, "tests/test_labs.py", shared
-    cheap = collected("not (ranks or labs or browser or slow)", *paths)
-    assert "test_a_lab_is_stored_as_a_run_left_it" in cheap
-    assert "test_a_lab_runs_again_and_finds_the_same" not in cheap
-    assert "test_explorer.py" not in cheap
-    assert "test_a_mesh_on_ranks" not in cheap
-    assert "test_what_is_refused[" in cheap and "test_frozen_parameters" not in cheap
-    ranks = collected("ranks", mesh, shared)
-    assert "test_a_mesh_on_ranks" in ranks and "test_frozen_parameters" in ranks
-    assert "test_reset" in collected("browser", explorers)
+    paths = [
+        *("tests/browser/test_explorer.py", "tests/engines/test_mesh.py", "tests/test_labs.py"),
+        "tests/tensor_parallelism/test_tensor_parallel.py",
+    ]
+    command = [sys.executable, "-c", COLLECT, *paths]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    lines = (line.split()[1:] for line in listed.splitlines() if line.startswith("# "))
+    costly = {"ranks", "labs", "browser", "slow"}
+    found = {name: costly & {*marks} for name, *marks in lines}
+    assert {
+        "test_a_lab_is_stored_as_a_run_left_it": set(),
+        "test_a_lab_runs_again_and_finds_the_same": {"labs"},
+        "test_reset": {"browser"},
+        "test_a_mesh_on_ranks": {"ranks"},
+        "test_what_is_refused": set(),
+        "test_frozen_parameters": {"ranks"},
+    }.items() <= found.items()
+
+
+def test_without_a_browser(conftest, monkeypatch):
+    """Must catch: CI passing although no page was looked at; a newcomer's run failing, or not
+    saying what to install; the header that does not say it."""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "apt-get install chromium" in conftest.pytest_report_header(None)
+    for ci, outcome in (("", pytest.skip.Exception), ("true", pytest.fail.Exception)):
+        monkeypatch.setenv("CI", ci)
+        with pytest.raises(outcome, match="apt-get install chromium"):
+            conftest.require_browser()

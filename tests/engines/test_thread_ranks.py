@@ -159,7 +159,8 @@ def test_what_runs_on_and_on_is_stopped():
         on_threads(2, work, seconds=0.1)
     assert threading.active_count() == threads
     with pytest.raises(TimeoutError, match="^ranks 0, 2 had not ended"):
-        on_threads(3, lambda dist: [None for _ in iter(int, 1)] if dist.get_rank() != 1 else None)
+        busy = lambda dist: [None for _ in iter(int, 1)] if dist.get_rank() != 1 else None
+        on_threads(3, busy, seconds=0.1)
 
 
 def test_a_rank_that_raises_is_named():
