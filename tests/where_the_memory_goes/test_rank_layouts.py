@@ -1,237 +1,67 @@
 """A rank of a layout of data, tensor and pipeline parallelism with ZeRO: its parameters, and its
 fullest point by the byte ledger, on ranks that run and on one of ranks that do not exist."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from random import Random
 from unittest import mock
 
-import cloudpickle
 import pytest
-import torch
-from torch import Tensor, nn
 
 import shardlab.pipelines.hardened.step_checks
-from coursekit.formulas import MODELS, RECIPES, InvalidQuantity, evaluate, rank_peak_bytes
-from shardlab.gpt import GPT, CoreAttention, GPTConfig, next_token_loss
+from coursekit.formulas import MODELS, InvalidQuantity, evaluate, rank_peak_bytes
+from coursekit.topics.which_layout.lab import quantities_of_rank
+from coursekit.topics.which_layout.runs import RunLayout, RunningRank, planned, weigh_rank
 from shardlab.measure.fake_ranks import fake_ranks
-from shardlab.measure.ledger import Ledger
-from shardlab.mesh import Mesh
-from shardlab.pipelines.hardened.pipeline import Pipeline
-from shardlab.pipelines.partition import PipelinePlan, plan_pipeline
-from shardlab.pipelines.schedules import SCHEDULES, schedule
+from shardlab.pipelines.partition import PipelinePlan
 from shardlab.ranks import ranks
-from shardlab.recompute import checkpoint
-from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
-from shardlab.recompute.selective import checkpoint_selective
-from shardlab.tensor_parallel import (
-    apply_tensor_parallel,
-    gpt_plan,
-    sequence_parallel,
-    sum_gradients,
-    vocabulary_parallel_loss,
-)
 from shardlab.tensor_parallel.hardened import pairs
 from shardlab.zero.hardened import checks
-from shardlab.zero.hardened.api import shard
 from shardlab.zero.hardened.flat import Native
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("one_thread")
-SMALL = dict(layers=4, hidden=64, heads=4, vocabulary=256, max_sequence=64)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The training of a rank, and how the ranks share it. `m` microbatches are a pipeline's, or
-    those that are accumulated. `policy` is what is recomputed, as the formulas number it, in
-    checkpoints of `every` layers. The ends of a pipeline are `shorter` by so many layers."""
+SHORT = dict(
+    d="data_parallel",
+    t="tensor_parallel",
+    p="pipeline_parallel",
+    stage="zero_stage",
+    sequence="sequence_parallel",
+    policy="recompute_policy",
+    every="recompute_every",
+    m="microbatches",
+    kind="schedule",
+    shorter="shorter_ends",
+    changes="sizes",
+)
+CORE, WHOLE_LAYERS = 1, 3  # of recompute_policy
 
-    d: int = 1
-    t: int = 1
-    p: int = 1
-    stage: int = 0
-    sequence: bool = False
-    regather: bool = False
-    m: int = 1
-    kind: str = "1F1B"
-    microbatch: int = 2
-    foreach: bool = False
-    bucket_bytes: int = 25 << 20
-    policy: int = 0
-    every: int = 1
-    shorter: int = 0
-    changes: dict = field(default_factory=dict)
 
-    @property
-    def config(self) -> GPTConfig:
-        return GPTConfig(**{**SMALL, **self.changes})
+def Layout(**named) -> RunLayout:
+    return RunLayout(**{SHORT.get(name, name): value for name, value in named.items()})
 
-    @property
-    def chunks(self) -> int:
-        return 2 if self.kind.startswith("interleaved") else 1
 
-    def wanted(self, pipeline_rank=0, *names):
-        """The values of the formulas."""
-        config = self.config
-        given = dict(
-            **config.quantities(),
-            **RECIPES["fp32 Adam"].quantities,
-            microbatch=self.microbatch,
-            sequence=config.max_sequence,
-            dropout=config.dropout,
-            fused_attention=int(config.fused_attention),
-            data_parallel=self.d,
-            tensor_parallel=self.t,
-            sequence_parallel=int(self.sequence),
-            regather=int(self.regather),
-            pipeline_parallel=self.p,
-            pipeline_rank=pipeline_rank,
-            pipeline_schedule=1 + list(SCHEDULES).index(self.kind),
-            stages_per_rank=self.chunks,
-            shorter_ends=self.shorter,
-            zero_stage=self.stage,
-            accumulation_steps=self.m,
-            optimizer_mode=int(self.foreach),
-            bucket_bytes=self.bucket_bytes,
-            recompute_policy=self.policy,
-            recompute_every=self.every,
-        )
-        names = names or ("rank_peak_bytes",)
-        found = evaluate(list(names), allow_unused=True, **given)
-        return tuple(found[name] for name in names) if len(names) > 1 else found[names[0]]
+def wanted(layout: RunLayout, pipeline_rank=0, *names):
+    """The values of the formulas."""
+    names = names or ("rank_peak_bytes",)
+    asked = quantities_of_rank(layout, pipeline_rank * layout.tensor_parallel)
+    found = evaluate(list(names), allow_unused=True, **asked)
+    return tuple(found[name] for name in names) if len(names) > 1 else found[names[0]]
 
 
 # --- a rank that trains ---------------------------------------------------------------------------
 
-
-CORE, PRODUCTS, WHOLE = 1, 2, 3
-
-
-def layers_of(model: GPT) -> list[nn.Module]:
-    return [model.embedding, *model.blocks, model.head]
-
-
-def stages_of(layout: Layout, model: GPT) -> tuple[list[nn.Module], list[int]]:
-    """(layers, how many a stage has): stages of one number of blocks, which a checkpoint may join,
-    or with fewer blocks at each end."""
-    stages = layout.p * layout.chunks
-    blocks = [(layout.config.layers + 2 * layout.shorter) // stages] * stages
-    blocks[0] -= layout.shorter
-    blocks[-1] -= layout.shorter
-    joined, counts, first = [], [], 0
-    for each in blocks:
-        begins = range(first, first + each, layout.every)
-        first += each
-        joined += [nn.Sequential(*model.blocks[b : min(b + layout.every, first)]) for b in begins]
-        counts.append(len(begins))
-    counts[0] += 1
-    counts[-1] += 1
-    return [model.embedding, *joined, model.head], counts
-
-
-def recompute(layout: Layout, model: nn.Module):
-    """Once parts are parts, and shards are shards."""
-    by = checkpoint_selective if layout.policy == PRODUCTS else checkpoint
-    if layout.policy == CORE:
-        checkpoint_modules(model, CoreAttention)
-    elif layout.policy and layout.p > 1:
-        if any(isinstance(module, nn.Sequential) for module in model.modules()):
-            checkpoint_modules(model, nn.Sequential, by)
-    elif layout.policy:
-        model.blocks = checkpoint_every(model.blocks, layout.every, by)
-
-
 PLANS: dict[str, PipelinePlan] = {}  # by layout
 
 
-def planned(layout: Layout, layers: list, counts: list[int], tokens: Tensor) -> PipelinePlan:
-    """With sequence parallelism stages hand on own tokens. Ranks that are measured one after the
-    other share the plan, for which the whole model runs once without numbers."""
+def planned_once(layout: RunLayout, *model) -> PipelinePlan:
+    """Ranks that are measured one after the other share the plan, for which the whole model runs
+    once without numbers."""
     if repr(layout) not in PLANS:
-        PLANS[repr(layout)] = make_plan(layout, layers, counts, tokens)
+        PLANS[repr(layout)] = planned(layout, *model)
     return PLANS[repr(layout)]
-
-
-def make_plan(layout: Layout, layers: list, counts: list[int], tokens: Tensor) -> PipelinePlan:
-    options = dict(stages_per_rank=layout.chunks) if layout.chunks > 1 else {}
-    lists = schedule(layout.kind, layout.p, layout.m, **options)
-    plan = plan_pipeline(layers, lists, tokens, counts)
-    if not layout.sequence:
-        return plan
-    shapes = [(b, s // layout.t, *rest) for (b, s, *rest), _ in plan.outputs]
-    return plan._replace(outputs=[o._replace(shape=s) for o, s in zip(plan.outputs, shapes)])
-
-
-class Rank:
-    """This rank's part of the model, its optimizer, and a step of both."""
-
-    def __init__(self, layout: Layout):
-        config, mesh = layout.config, Mesh(dp=layout.d, pp=layout.p, tp=layout.t)
-        self.layout, self.mesh = layout, mesh
-        model, self.loss = GPT(config), next_token_loss
-        self.batch = layout.microbatch * (layout.m if layout.p > 1 else 1)
-        if layout.p > 1:
-            layers, counts = stages_of(layout, model)
-            plan = planned(layout, layers, counts, self.tokens())
-        if layout.t > 1:
-            table = gpt_plan(config)
-            if layout.sequence:
-                table = sequence_parallel(table, regather=layout.regather)
-            apply_tensor_parallel(model, table, mesh.tp.group)
-            self.loss = partial(
-                vocabulary_parallel_loss, vocabulary=config.vocabulary, group=mesh.tp.group
-            )
-        self.net = net = model
-        if layout.p > 1:
-            self.net = net = Pipeline(layers, plan, self.loss, mesh.pp.group)
-        self.parameters = sum(parameter.numel() for parameter in net.parameters())
-        settings = dict(foreach=layout.foreach)
-        if layout.stage == 0:  # what data parallelism adds are copies of buckets, in its chapter
-            self.call, self.optimizer = net, torch.optim.AdamW(net.parameters(), **settings)
-            recompute(layout, net)
-            return
-        cut = dict(bucket_bytes=layout.bucket_bytes)
-        if layout.stage == 3:
-            cut = dict(units=layers_of(model))
-        self.call, self.optimizer = shard(
-            net,
-            torch.optim.AdamW,
-            stage=layout.stage,
-            group=mesh.dp.group,
-            collectives=Native(),
-            **settings,
-            **cut,
-        )
-        recompute(layout, net)
-
-    def tokens(self):
-        return torch.zeros(self.batch, self.layout.config.max_sequence, dtype=torch.long)
-
-    def step(self):
-        tokens, targets = self.tokens(), self.tokens()
-        if self.layout.p > 1:
-            self.net.step(tokens, targets)
-        else:
-            for _ in range(self.layout.m):
-                self.loss(self.call(tokens), targets).backward()
-        if self.layout.sequence:
-            sum_gradients(self.optimizer, self.mesh.tp.group)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
-def fullest(layout: Layout) -> int:
-    """Bytes of this rank at the fullest point of its second step."""
-    torch.set_num_threads(1)
-    rank = Rank(layout)
-    rank.step()
-    with Ledger(rank.net, rank.optimizer) as ledger:
-        rank.step()
-    return ledger.peak.bytes.total
 
 
 def send_nothing(*tensors, group=None):
@@ -239,11 +69,10 @@ def send_nothing(*tensors, group=None):
 
 
 @contextmanager
-def one_of_many(layout: Layout, pipeline_rank: int = 0) -> Iterator[None]:
+def one_of_many(layout: RunLayout, pipeline_rank: int = 0) -> Iterator[None]:
     """This process is one rank of the layout, and there are no others to agree with."""
-    world = layout.d * layout.t * layout.p
     with ExitStack() as stack:
-        stack.enter_context(fake_ranks(world, pipeline_rank * layout.t))
+        stack.enter_context(fake_ranks(layout.ranks, pipeline_rank * layout.tensor_parallel))
         for module in (checks, shardlab.pipelines.hardened.step_checks):
             stack.enter_context(mock.patch.object(module, "agree", lambda *facts: None))
         nothing = mock.patch.object(pairs, "collectives_for", lambda *of: (send_nothing,) * 2)
@@ -251,9 +80,9 @@ def one_of_many(layout: Layout, pipeline_rank: int = 0) -> Iterator[None]:
         yield
 
 
-def measured(layout: Layout, pipeline_rank: int = 0) -> int:
+def measured(layout: RunLayout, pipeline_rank: int = 0) -> int:
     with one_of_many(layout, pipeline_rank):
-        return fullest(layout)
+        return weigh_rank(layout, make_plan=planned_once, collectives=Native()).total
 
 
 # --- parameters -----------------------------------------------------------------------------------
@@ -272,8 +101,8 @@ def test_parameters_of_a_rank(changes):
         layout = Layout(t=t, p=p, m=4, changes=sizes)
         for rank in range(p):
             with one_of_many(layout, rank):
-                found = Rank(layout).parameters
-            assert found == layout.wanted(rank, "rank_parameters")
+                found = RunningRank(layout).parameters
+            assert found == wanted(layout, rank, "rank_parameters")
 
 
 def test_shorter_ends_are_the_whole_model():
@@ -317,8 +146,8 @@ IDS = ("tensor", "sequence", "again")
 @pytest.mark.ranks
 @pytest.mark.parametrize("way", WAYS, ids=IDS)
 def test_peak_of_a_tensor_parallel_rank(way):
-    """Two and four ranks, alone and beside ZeRO 1 to 3, with and without accumulation: within a
-    tenth of a percent.
+    """Two and four ranks, alone and beside ZeRO 1 to 3, with and without accumulation: to the
+    byte.
 
     Must catch: states that ZeRO shards of the whole model, not of its part; a unit of stage 3
     gathered whole over t; the gathered input forgotten; messages of a pipeline where there is
@@ -328,7 +157,7 @@ def test_peak_of_a_tensor_parallel_rank(way):
         *((2, 2, 1, 1), (2, 2, 2, 3), (2, 2, 3, 1), (4, 2, 3, 3)),
     ):
         layout = Layout(d=d, t=t, stage=stage, m=m, **way)
-        assert layout.wanted() == pytest.approx(measured(layout), rel=1e-3), layout
+        assert wanted(layout) == measured(layout), layout
 
 
 STAGES = (
@@ -353,14 +182,14 @@ STAGES = (
 @pytest.mark.ranks
 @pytest.mark.parametrize("layout", STAGES, ids=str)
 def test_peak_of_a_stage(layout):
-    """Every rank of a pipeline, under four schedules, also where layers are cut and beside ZeRO:
-    within 0.3 percent.
+    """Every rank of a pipeline, under four schedules, also where layers are cut and beside ZeRO: to
+    the byte.
 
     Must catch: p - r - 1 microbatches in flight; logits that wait in GPipe forgotten; outputs or
     sent gradients not counted; gradients that ZeRO 2 shards while a pipeline accumulates; a tied
     table on the middle ranks; ends that are not shorter, or one end alone."""
-    for rank in range(layout.p):
-        assert layout.wanted(rank) == pytest.approx(measured(layout, rank), rel=3e-3), rank
+    for rank in range(layout.pipeline_parallel):
+        assert wanted(layout, rank) == measured(layout, rank), rank
 
 
 DEEP = dict(layers=8, vocabulary=128)
@@ -398,19 +227,21 @@ AGAIN = (
 @pytest.mark.parametrize("layout", AGAIN, ids=str)
 def test_peak_of_a_layout_that_recomputes(layout):
     """Every policy, several layers in a checkpoint, with data, tensor and pipeline parallelism and
-    each stage of ZeRO: within a percent on every rank of a pipeline. Nothing recomputed would need
-    far more.
+    each stage of ZeRO, on every rank of a pipeline: to the byte where layers are recomputed and
+    each rank has one stage, else within a percent. Nothing recomputed would need far more.
 
     Must catch: layers that wait with all that backward needs; an input for each layer where some
     share a checkpoint; the other layers of a checkpoint gone while its last one goes backward;
     scores that wait; inputs of checkpoints cut by t; the open bucket of stage 2 also counted as a
     shard; the gradient that a stage received gone at its last but one checkpoint; the output of the
     last rank's other stage forgotten."""
-    for rank in range(layout.p):
+    for rank in range(layout.pipeline_parallel):
         found = measured(layout, rank)
-        assert layout.wanted(rank) == pytest.approx(found, rel=0.01), rank
-    if layout.policy != CORE or not layout.config.fused_attention:  # the kernel makes it again, too
-        assert replace(layout, policy=0).wanted() > 1.1 * layout.wanted()
+        exact = layout.recompute_policy == WHOLE_LAYERS and layout.stages_per_rank == 1
+        assert wanted(layout, rank) == pytest.approx(found, rel=0 if exact else 0.01), rank
+    # the kernel of fused attention makes it again, too
+    if layout.recompute_policy != CORE or not layout.config.fused_attention:
+        assert wanted(replace(layout, recompute_policy=0)) > 1.1 * wanted(layout)
 
 
 @pytest.mark.ranks
@@ -420,8 +251,8 @@ def test_weight_gradients_that_are_put_off():
 
     Must catch: microbatches that are put off not counted."""
     layout = Layout(p=4, m=8, kind="zero-bubble H1")
-    for rank in range(layout.p):
-        assert layout.wanted(rank) == pytest.approx(measured(layout, rank), rel=0.04), rank
+    for rank in range(layout.pipeline_parallel):
+        assert wanted(layout, rank) == pytest.approx(measured(layout, rank), rel=0.04), rank
 
 
 @pytest.mark.slow
@@ -462,9 +293,9 @@ def test_random_layouts():
             ),
         )
         rank = draw.randrange(p)
-        wanted, found = layout.wanted(rank), measured(layout, rank)
-        misses.append(abs(wanted / found - 1))
-        assert abs(wanted - found) <= max(0.007 * found, layout.bucket_bytes % (25 << 20)), layout
+        want, found = wanted(layout, rank), measured(layout, rank)
+        misses.append(abs(want / found - 1))
+        assert abs(want - found) <= max(0.007 * found, layout.bucket_bytes % (25 << 20)), layout
     misses.sort()
     assert misses[len(misses) * 4 // 5] < 0.005 and misses[-1] < 0.011, misses
 
@@ -479,7 +310,7 @@ def four():
 
 
 REAL = (
-    Layout(t=2, d=2, m=2),
+    Layout(t=2, d=2, m=2, stage=1),
     Layout(t=2, d=2, stage=3, sequence=True, regather=True),
     Layout(p=2, d=2, m=4, stage=1),
     Layout(p=2, t=2, m=4, sequence=True, regather=True),
@@ -490,13 +321,14 @@ REAL = (
 @pytest.mark.ranks
 @pytest.mark.parametrize("layout", REAL, ids=str)
 def test_peak_of_ranks_that_run(four, layout):
-    """The fullest rank of four that send to each other, within a percent.
+    """Ranks that send to each other, to the byte.
 
     Must catch: a number that only a rank without others has."""
-    found = four.run(fullest, layout)
-    of_stages = [found[rank * layout.t] for rank in range(layout.p)]  # of the first copy
+    found = [counts.total for counts in four.run(weigh_rank, layout)]
+    stages = range(layout.pipeline_parallel)
+    of_stages = [found[rank * layout.tensor_parallel] for rank in stages]  # of the first copy
     for rank, peak in enumerate(of_stages):
-        assert layout.wanted(rank) == pytest.approx(peak, rel=0.01), (rank, found)
+        assert wanted(layout, rank) == peak, (rank, found)
 
 
 # --- bad input ------------------------------------------------------------------------------------

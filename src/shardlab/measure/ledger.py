@@ -161,6 +161,11 @@ class Ledger(TorchDispatchMode):
             entry.nbytes for entry in self._live.values() if not entry.operation and entry.born
         )
 
+    def count_batch(self, *tensors: Tensor):
+        """Count these tensors as activations: a batch, of which a rank that has neither the
+        embedding nor the loss keeps nothing for backward."""
+        self._move("activations", tensors)
+
     # --- one entry per storage --------------------------------------------------------------------
 
     def _storages(self, tensor):

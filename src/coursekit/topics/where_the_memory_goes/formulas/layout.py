@@ -417,18 +417,63 @@ def rank_moment_bytes(q):
     )
 
 
+@formula(r"n_\text{tensors}^r", "tensors")
+def rank_parameter_tensors(q):
+    """parameter tensors on the rank: those of its layers, and of the ends of the model that it
+    has"""
+    return (
+        q.rank_layers * q.layer_parameter_tensors
+        + q.pipeline_is_first * (1 + q.learned_positions)
+        + q.pipeline_is_last * (1 + q.norm_biases + (1 - q.rank_tied_head))
+    )
+
+
+@formula(r"\Psi_\text{copy}^r", "parameters")
+def rank_head_copy_parameters(q):
+    """parameters of a tied head that a pipeline's last rank has beside the first rank's table"""
+    return where(q.pipeline_parallel > 1, q.tied_head * q.rank_head_parameters, 0)
+
+
+@formula(r"\Psi_\text{same}^r", "parameters")
+def rank_same_parameters(q):
+    """parameters that are the same on all tensor-parallel ranks: norms, positions, and biases of
+    linear layers cut by rows"""
+    return where(
+        q.tensor_parallel > 1,
+        q.rank_layers * q.rank_whole_layer_parameters
+        + q.pipeline_is_first * q.learned_positions * q.max_sequence * q.hidden
+        + q.pipeline_is_last * q.norm_parameters,
+        0,
+    )
+
+
+@formula(r"\Psi_\text{apart}^r", "parameters")
+def rank_apart_parameters(q):
+    """parameters that do not travel with the others of the rank"""
+    return q.rank_same_parameters + q.rank_head_copy_parameters
+
+
+@formula(r"n_\text{buckets}^r", "count")
+def rank_buckets(q):
+    """buckets of stages 1 and 2 on the rank: parameters that the ranks have cut, those that are the
+    same on all of them, and the copy of a tied head travel apart. About so many, where a tensor
+    does not fill a bucket"""
+    return (
+        ceil_div(
+            q.parameter_element_bytes * (q.rank_parameters - q.rank_apart_parameters),
+            q.bucket_bytes,
+        )
+        + ceil_div(q.parameter_element_bytes * q.rank_same_parameters, q.bucket_bytes)
+        + ceil_div(q.parameter_element_bytes * q.rank_head_copy_parameters, q.bucket_bytes)
+    )
+
+
 @formula(r"M_\text{opt}^r", "bytes")
 def rank_optimizer_bytes(q):
-    """bytes of the rank's optimizer states and step counters: one counter for each unit, or for
-    each parameter tensor, of which the rank has about its layers' share"""
-    return q.rank_moment_bytes + where(
-        q.zero_stage < 1,
-        where(
-            q.rank_layers < q.layers,
-            ceil_div(q.step_counter_bytes * q.rank_layers, q.layers),
-            q.step_counter_bytes,
-        ),
-        q.step_counter_element_bytes * (q.rank_layers + 2),
+    """bytes of the rank's optimizer states and step counters: one counter for each bucket of stages
+    1 and 2, else for each parameter tensor"""
+    return q.rank_moment_bytes + q.step_counter_element_bytes * where(
+        equal(minimum(q.zero_stage, 3 - q.zero_stage), 0), q.rank_parameter_tensors, q.rank_buckets
     )
 
 
@@ -598,18 +643,32 @@ def rank_new_checkpoint_gradient_bytes(q):
     )
 
 
+@formula(r"G_\text{new}^r", "bytes", measured_by=_AGAIN)
+def rank_new_layers_gradient_bytes(q):
+    """bytes of the first microbatch's own gradients when its backward is back at the rank's first
+    layer"""
+    return q.gradient_element_bytes * (
+        q.head_unit_parameters + (q.rank_layers - 1) * q.rank_layer_parameters
+    )
+
+
 @formula(r"1_\text{later}", "count")
 def rank_fullest_later(q):
     """1 if a rank where all microbatches wait is fuller when the second microbatch goes backward
-    than when the first does: the gradients take more bytes than the first microbatch's activations
-    (the ends of the model among them), output and own new gradients together"""
+    than when the first does: all gradients, and the one that was sent, take more bytes than the
+    first microbatch's activations, output and own new gradients together; with which it begins in
+    its last layer, or ends in its first"""
     return where(
-        q.rank_backward_gradient_bytes
-        > q.rank_stage_bytes
-        + q.rank_entrance_bytes
+        q.rank_backward_gradient_bytes + q.rank_hands_back * q.rank_passing_bytes
+        > q.rank_entrance_bytes
         + q.rank_exit_bytes
         + q.rank_hands_on * q.rank_passing_bytes
-        + q.rank_new_checkpoint_gradient_bytes,
+        + maximum(
+            q.rank_stage_bytes + q.rank_new_checkpoint_gradient_bytes,
+            q.rank_new_layers_gradient_bytes
+            + q.rank_waiting_layer_bytes
+            + q.rank_received_gradient_bytes,
+        ),
         q.rank_waits_for_all,
         0,
     )
@@ -637,8 +696,32 @@ def rank_held_layers(q):
 @formula(r"A_\text{exits}^r", "bytes")
 def rank_waiting_exit_bytes(q):
     """bytes of last norm, head and loss of the microbatches that wait beside the one at work; 0 in
-    the interleaved schedule, where each microbatch goes backward at once"""
-    return where(equal(q.pipeline_schedule, 4), 0, q.rank_held_microbatches - 1) * q.rank_exit_bytes
+    the interleaved schedule, where each microbatch goes backward at once. PyTorch's cross-entropy
+    also keeps the number of targets, in 4 bytes"""
+    return where(equal(q.pipeline_schedule, 4), 0, q.rank_held_microbatches - 1) * (
+        q.rank_exit_bytes + q.pipeline_is_last * where(q.tensor_parallel > 1, 0, 4)
+    )
+
+
+@formula(r"n_\text{turn}^r", "count")
+def rank_full_turns(q):
+    """how often as many microbatches as there are ranks wait in each of the rank's stages"""
+    return floor_div(q.rank_held_microbatches, q.pipeline_parallel * q.pipeline_chunks)
+
+
+@formula(r"m_\text{top}^r", "count")
+def rank_entered_microbatches(q):
+    """microbatches that wait in the first of the rank's stages: interleaved, as many as there are
+    ranks go through one stage, then through the next"""
+    return where(
+        q.pipeline_chunks > 1,
+        q.pipeline_parallel * q.rank_full_turns
+        + minimum(
+            q.rank_held_microbatches - q.pipeline_parallel * q.pipeline_chunks * q.rank_full_turns,
+            q.pipeline_parallel,
+        ),
+        q.rank_held_microbatches,
+    )
 
 
 @formula(r"A_\text{ends}^r", "bytes")
@@ -648,7 +731,7 @@ def rank_end_bytes(q):
     return (
         q.rank_batch_bytes
         + q.rank_waiting_exit_bytes
-        + q.rank_held_microbatches * q.rank_entrance_bytes
+        + q.rank_entered_microbatches * q.rank_entrance_bytes
     )
 
 
@@ -665,14 +748,19 @@ def rank_saved_bytes(q):
 
 @formula(r"A_\text{others}^r", "bytes")
 def rank_others_bytes(q):
-    """bytes that wait beside the last layer of the microbatch at work; in a checkpoint of several
-    layers, with the other layers that were computed again"""
+    """bytes that wait beside the last layer of the microbatch at work"""
     return (
         q.rank_end_bytes
         + (q.rank_held_layers - 1) * q.rank_waiting_layer_bytes
         + q.rank_held_microbatches * q.rank_waiting_dense_bytes
-        + (q.rank_last_checkpoint_layers - 1) * q.rank_layer_bytes
     )
+
+
+@formula(r"A_\text{again}^r", "bytes", measured_by=_AGAIN)
+def rank_again_bytes(q):
+    """bytes of the other layers of a stage's last checkpoint, which were computed again with its
+    last layer"""
+    return (q.rank_last_checkpoint_layers - 1) * q.rank_layer_bytes
 
 
 @formula(r"A_\text{behind}^r", "bytes")
@@ -684,13 +772,10 @@ def rank_behind_bytes(q):
 
 @formula(r"A_\text{ck}^r", "bytes", measured_by=_AGAIN)
 def rank_before_bytes(q):
-    """bytes that wait beside the last layer of a stage's second-to-last checkpoint, which has all
-    of its layers; 0 if there is none"""
+    """bytes that wait beside a stage's second-to-last checkpoint; 0 if there is none"""
     return where(
         q.rank_stage_checkpoints > 1,
-        q.rank_end_bytes
-        + (q.rank_held_layers - 2) * q.rank_waiting_layer_bytes
-        + (q.rank_checkpoint_layers - 1) * q.rank_layer_bytes,
+        q.rank_end_bytes + (q.rank_held_layers - 2) * q.rank_waiting_layer_bytes,
         0,
     )
 
@@ -724,7 +809,7 @@ def rank_sent_gradients(q):
     """sent gradients that stay until the neighbour has received them: the neighbour is as many
     messages behind as there are ranks"""
     return minimum(
-        q.rank_microbatches - q.rank_in_flight, q.pipeline_parallel + (1 - q.rank_hands_on)
+        q.rank_microbatches - q.rank_held_microbatches, q.pipeline_parallel + (1 - q.rank_hands_on)
     )
 
 
@@ -746,6 +831,39 @@ def rank_message_bytes(q):
             + q.rank_hands_back * q.rank_sent_gradients
         ),
         0,
+    )
+
+
+@formula(r"U_\text{fwd}^r", "bytes")
+def rank_forward_message_bytes(q):
+    """bytes that a pipeline adds in a forward: the last rank, which waits for nothing in backward,
+    then receives no output ahead"""
+    return where(
+        q.pipeline_parallel > 1,
+        q.rank_message_bytes
+        - (1 - q.rank_hands_on)
+        * q.rank_passing_bytes
+        * where(q.rank_sent_gradients > q.pipeline_parallel, 1, 0),
+        0,
+    )
+
+
+@formula(r"U_\text{loss}^r", "bytes")
+def rank_scalar_bytes(q):
+    """bytes of a loss and of its gradient. The last rank of a pipeline also has the loss of each
+    microbatch until then, once more where it waits; it is fullest when the last microbatch but one
+    goes backward, as long as there is another to receive. Other ranks of a pipeline have none"""
+    return where(
+        q.pipeline_parallel > 1,
+        q.pipeline_is_last
+        * 4
+        * (
+            q.microbatches
+            - where(q.rank_sent_gradients > q.pipeline_parallel, 1, 0)
+            + where(q.pipeline_chunks > 1, 1, q.rank_held_microbatches)
+            + 1
+        ),
+        8,
     )
 
 

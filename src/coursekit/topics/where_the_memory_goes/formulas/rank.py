@@ -79,7 +79,7 @@ def rank_loss(q):
     """in the backward of the log-softmax, when stage 3 has gathered nothing yet"""
     return live(
         activations=q.rank_saved_bytes + q.rank_exit_bytes,
-        temporaries=q.pipeline_is_last * (2 * q.logit_bytes + 8),
+        temporaries=q.pipeline_is_last * 2 * q.logit_bytes + q.rank_scalar_bytes,
     )
 
 
@@ -90,7 +90,7 @@ def rank_head(q):
         gradients=q.rank_earlier_gradient_bytes
         + q.pipeline_is_last * q.gradients_at_head_work_bytes,
         activations=q.rank_saved_bytes + q.pipeline_is_last * q.activations_at_head_work_bytes,
-        temporaries=q.pipeline_is_last * (8 + q.temporaries_at_head_work_bytes),
+        temporaries=q.pipeline_is_last * q.temporaries_at_head_work_bytes + q.rank_scalar_bytes,
     )
 
 
@@ -158,8 +158,8 @@ def rank_reduced(q):
                 q.rank_parameters,
             ),
             q.rank_earlier_gradient_bytes
-            + q.new_gradient_element_bytes
-            * ceil_div(q.rank_parameters - q.last_reduced_parameters, q.data_parallel),
+            + q.new_gradient_element_bytes * ceil_div(q.rank_reduced_parameters, q.data_parallel)
+            + q.gradient_element_bytes * q.rank_open_parameters,
         ),
         activations=q.rank_batch_bytes,
         temporaries=where(
@@ -192,7 +192,8 @@ def rank_tied_sum(q):
             q.pipeline_parallel > 1,
             where(
                 q.pipeline_ends > 0,
-                3 * q.tied_head * q.gradient_element_bytes * q.rank_table_parameters,
+                3 * q.tied_head * q.gradient_element_bytes * q.rank_table_parameters
+                + q.pipeline_is_last * 4 * q.microbatches,
                 0,
             ),
             0,
@@ -239,16 +240,25 @@ def rank_scatter(q):
 
 @cut_place("rank_cut_loss", phase="forward", symbol=r"_{13}^r")
 def rank_cut_loss(q):
-    """in the loss over parts of the vocabulary: everything is saved, and the logits are still there
-    beside the exponentials; 16-bit logits also as fp32"""
+    """in the loss over parts of the vocabulary: the logits are still there beside the exponentials,
+    which are not yet saved; 16-bit logits also as fp32"""
     return live(
-        activations=q.rank_saved_bytes + q.rank_exit_bytes,
+        activations=q.rank_saved_bytes
+        + q.pipeline_is_last * (q.tensor_norm_bytes + q.tensor_input_bytes),
         temporaries=q.pipeline_is_last
-        * q.microbatch_tokens
         * (
-            q.tensor_vocabulary
-            * (q.compute_element_bytes + where(q.compute_element_bytes < 4, 4, 0))
-            + 20
+            q.tensor_logit_bytes
+            + q.microbatch_tokens
+            * (
+                q.tensor_vocabulary
+                * (q.compute_element_bytes + where(q.compute_element_bytes < 4, 4, 0))
+                + 29
+            )
+            + where(
+                q.pipeline_parallel > 1,
+                4 * (q.microbatches - 1 + (q.rank_held_microbatches - 1)),
+                where(q.accumulation_steps > 1, 4, 0),
+            )
         ),
     )
 
@@ -271,8 +281,8 @@ def rank_cut_head(q):
             * q.tensor_vocabulary
             * (q.hidden + where(q.compute_element_bytes < 4, q.microbatch_tokens, 0))
             + (1 + q.regather) * q.tensor_message_bytes
-            + 8
-        ),
+        )
+        + q.rank_scalar_bytes,
     )
 
 
@@ -282,10 +292,10 @@ def rank_cut_norm(q):
     return live(
         gradients=q.rank_earlier_gradient_bytes + q.rank_new_element_bytes * q.rank_head_parameters,
         activations=q.rank_saved_bytes + q.pipeline_is_last * q.tensor_norm_bytes,
-        temporaries=q.pipeline_is_last
+        temporaries=q.rank_scalar_bytes
+        + q.pipeline_is_last
         * (
-            8
-            + q.waiting_table_bytes
+            q.waiting_table_bytes
             + where(
                 equal(q.sequence_parallel, 1),
                 floor_div(q.norm_backward_bytes, q.tensor_parallel),
@@ -320,10 +330,7 @@ def rank_checkpoint(q):
 @joined_place("rank_first_checkpoint", symbol=r"_{19}^r")
 def rank_first_checkpoint(q):
     """when the first checkpoint has been computed again, after all others"""
-    return live(
-        activations=q.rank_behind_bytes + (q.rank_checkpoint_layers - 1) * q.rank_layer_bytes,
-        finished=q.finished_before_first_bytes,
-    )
+    return live(activations=q.rank_behind_bytes, finished=q.finished_before_first_bytes)
 
 
 # --- under a library's kernels --------------------------------------------------------------------
@@ -376,7 +383,6 @@ def rank_optimizer(q):
 # --- terms: a layer at work, wherever it is -------------------------------------------------------
 
 AT_ATTENTION = ("rank_attention", "rank_cut_attention")
-AT_LOSS = ("rank_loss", "rank_cut_loss")
 AT_HEAD = ("rank_head", "rank_cut_head", "rank_cut_norm")
 AT_LAST_LAYER = ("rank_last_layer", "rank_cut_last_layer")
 AT_CHECKPOINT = ("rank_checkpoint", "rank_first_checkpoint")
@@ -388,15 +394,42 @@ AT_LAYER = (*AT_LAST_LAYER, *AT_FIRST_LAYER)
 def layer_at_work(q):
     """its tensors, the gradient that it passes on, and a tied head's, which waits"""
     return live(
-        activations=q.rank_work_activation_bytes,
-        temporaries=8 + q.waiting_table_bytes + q.rank_passing_bytes + q.rank_work_temporary_bytes,
+        activations=q.rank_work_kept_bytes,
+        temporaries=q.rank_scalar_bytes
+        + q.waiting_table_bytes
+        + q.rank_passing_bytes
+        + q.rank_work_again_bytes
+        + q.rank_work_temporary_bytes,
     )
 
 
-@RANK.term("rank_last_layer", "rank_first_layer", *AT_CHECKPOINT)
+# What is computed again comes and goes in one backward: a temporary, as in the ledger.
+@RANK.term(*AT_ATTENTION, *AT_LAST_LAYER, "rank_library_layer")
+def layers_of_the_last_checkpoint(q):
+    return live(temporaries=q.rank_again_bytes)
+
+
+@RANK.term(*AT_CHECKPOINT)
+def layers_of_a_checkpoint(q):
+    return live(temporaries=(q.rank_checkpoint_layers - 1) * q.rank_layer_bytes)
+
+
+@RANK.term(*AT_LAYER)
 def gradients_of_the_layer_at_work(q):
-    """its own, and in stages 2 and 3 the whole ones beside those of earlier microbatches"""
-    return live(gradients=q.rank_work_gradient_bytes + q.unit_gradient_bytes)
+    return live(gradients=q.rank_work_gradient_bytes)
+
+
+@RANK.term("rank_last_layer", "rank_first_layer", *AT_CHECKPOINT)
+def gradients_of_its_unit(q):
+    """in stages 2 and 3, the whole ones beside those of earlier microbatches"""
+    return live(gradients=q.unit_gradient_bytes)
+
+
+@RANK.term("rank_cut_last_layer", "rank_cut_first_layer")
+def bias_of_its_unit(q):
+    return live(
+        temporaries=where(q.zero_stage < 3, 0, q.gradient_element_bytes * q.biases * q.hidden)
+    )
 
 
 # --- terms: ZeRO ----------------------------------------------------------------------------------
@@ -474,9 +507,14 @@ def messages_at_scores(q):
     return live(temporaries=q.keeps_scores * q.rank_message_bytes)
 
 
-@RANK.term(*AT_LOSS, *AT_HEAD, "rank_scatter", "rank_embedding")
+@RANK.term("rank_loss", *AT_HEAD, "rank_embedding")
 def messages(q):
     return live(temporaries=q.rank_message_bytes)
+
+
+@RANK.term("rank_cut_loss", "rank_scatter")
+def messages_in_a_forward(q):
+    return live(temporaries=q.rank_forward_message_bytes)
 
 
 @RANK.term(*AT_LAYER)

@@ -122,7 +122,10 @@ def largest_tensor_parameters(q):
 @formula(r"\Psi_\text{bucket}", "parameters")
 def rank_bucket_parameters(q):
     """parameters of a bucket of stages 1 and 2 that no tensor overfills"""
-    return minimum(q.rank_parameters, floor_div(q.bucket_bytes, q.parameter_element_bytes))
+    return minimum(
+        q.rank_parameters - q.rank_apart_parameters,
+        floor_div(q.bucket_bytes, q.parameter_element_bytes),
+    )
 
 
 @formula(r"\Psi_\text{close}", "parameters")
@@ -137,6 +140,23 @@ def last_reduced_parameters(q):
             maximum(q.embedding_unit_parameters, q.rank_table_parameters),
         ),
     )
+
+
+@formula(r"\Psi_\text{wait}", "parameters")
+def rank_open_parameters(q):
+    """parameters whose gradients stage 2 still has whole when the last bucket of cut parameters is
+    reduced: those that all tensor-parallel ranks have, for the positions' gradient comes later"""
+    return where(
+        equal(q.rank_reducing_stage, 2),
+        q.pipeline_is_first * q.learned_positions * q.rank_same_parameters,
+        0,
+    )
+
+
+@formula(r"\Psi_\text{gone}", "parameters")
+def rank_reduced_parameters(q):
+    """parameters whose gradients are reduced before the last bucket is"""
+    return q.rank_parameters - (q.last_reduced_parameters + q.rank_open_parameters)
 
 
 @formula(r"\Psi_\text{first}", "parameters")
@@ -345,13 +365,42 @@ def rank_work_activation_bytes(q):
     )
 
 
+@formula(r"A_\text{kept}^r", "bytes", measured_by=_AGAIN)
+def rank_work_kept_bytes(q):
+    """bytes that a layer at work has kept since its forward"""
+    return where(q.recompute_policy < 3, q.rank_work_activation_bytes, q.rank_waiting_layer_bytes)
+
+
+@formula(r"U_\text{again}^r", "bytes", measured_by=_AGAIN)
+def rank_work_again_bytes(q):
+    """bytes that a layer at work has because it was computed again"""
+    return q.rank_work_activation_bytes - q.rank_work_kept_bytes
+
+
 @formula(r"G_\text{work}^r", "bytes", measured_by=_AGAIN)
 def rank_work_gradient_bytes(q):
-    """bytes of the gradients that a layer at work has finished at its fullest place"""
+    """bytes of the gradients that a layer at work has finished at its fullest place: of a cut
+    layer, the bias that all ranks have, which a unit of stage 3 keeps for itself"""
     return where(
         q.tensor_parallel > 1,
-        0,
+        where(q.zero_stage < 3, q.rank_new_element_bytes * q.biases * q.hidden, 0),
         where(equal(q.recompute_policy, 1), 0, q.gradients_at_layer_work_bytes),
+    )
+
+
+@formula(r"U_\text{bias}", "bytes", source="torch.autograd", measured_by=_AGAIN)
+def early_bias_bytes(q):
+    """bytes of the gradient of the MLP's last bias where the layer is computed again: its product's
+    input, of which nobody else has a copy, is gone before that gradient comes. A new gradient
+    stays, as in a unit of stage 3"""
+    return where(
+        q.recompute_policy < 3 + floor_div(q.zero_stage, 3),
+        0,
+        where(
+            q.rank_new_element_bytes > 0,
+            0,
+            where(equal(q.layer_work_place, 2), q.biases * q.compute_element_bytes * q.hidden, 0),
+        ),
     )
 
 
@@ -372,7 +421,7 @@ def rank_work_temporary_bytes(q):
         where(
             equal(q.recompute_policy, 1),
             q.core_recomputed_work_bytes - q.core_recomputed_layer_bytes,
-            q.temporaries_at_layer_work_bytes,
+            q.temporaries_at_layer_work_bytes - q.early_bias_bytes,
         ),
     )
 

@@ -215,24 +215,34 @@ def active_parameters(q):
 
 
 @formula(
+    r"n_\text{tensors}^\ell",
+    "tensors",
+    measured_by="tests/engines/test_formulas.py::test_parameter_tensors",
+)
+def layer_parameter_tensors(q):
+    """parameter tensors of a layer of a dense model: four weights (five with a gate) and its norms,
+    each with its bias"""
+    return (
+        4
+        + q.gated_mlp
+        + q.query_key_value_biases
+        + (3 + q.gated_mlp) * q.biases
+        + q.norms_per_layer * (1 + q.norm_biases)
+        + 2 * minimum(q.query_key_norms, 1)
+    )
+
+
+@formula(
     r"n_\text{tensors}",
     "tensors",
     measured_by="tests/engines/test_formulas.py::test_parameter_tensors",
 )
 def parameter_tensors(q):
-    """parameter tensors of a dense model: four weights a layer (five with a gate) and its norms,
-    the two tables, the last norm, the head; each with its bias"""
+    """parameter tensors of a dense model: those of its layers, the two tables, the last norm, the
+    head"""
     return (
         (1 - q.tied_head)
-        + q.layers
-        * (
-            4
-            + q.gated_mlp
-            + q.query_key_value_biases
-            + (3 + q.gated_mlp) * q.biases
-            + q.norms_per_layer * (1 + q.norm_biases)
-            + 2 * minimum(q.query_key_norms, 1)
-        )
+        + q.layers * q.layer_parameter_tensors
         + 2
         + q.learned_positions
         + q.norm_biases
