@@ -1,5 +1,6 @@
 """Still pictures of the way in: model states and the memory of a GPU, by year; and the map of
-techniques, with what each leaves on a GPU and what it costs."""
+techniques, with what each leaves on a GPU and what it costs. The bars that close the chapters are
+in where_we_stand.py."""
 
 from dataclasses import replace
 from datetime import date
@@ -10,6 +11,7 @@ from coursekit.formulas import BOOK, MODELS, quantities, states_bytes
 from coursekit.formulas.fits import RankLayout
 from coursekit.show.drawing import Drawing
 from coursekit.show.drawing import decimal_bytes as said
+from coursekit.topics.why_one_gpu import where_we_stand
 
 GROWTH_RECIPE = "bf16 + fp32 master"  # 16 bytes a parameter
 
@@ -217,4 +219,4 @@ def draw_map():
     return drawing.svg(bottom, words)
 
 
-PICTURES = {"growth": draw_growth, "map": draw_map}
+PICTURES = {"growth": draw_growth, "map": draw_map, **where_we_stand.STANDS}
