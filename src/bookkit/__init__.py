@@ -14,6 +14,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``bits``     a number in six formats, bit by bit
 - ``gradients`` recorded gradients beside what a format holds
 - ``formulas`` numbers and equations out of the formula registry, and the formula sheet
+- ``laws``     short formulas that the registry confirms while the book is built
 - ``glossary`` words with a definition, shown on hover
 - ``objectives`` the opening of a chapter: objectives and measured times, beside its first picture
 - ``chapters`` a chapter by the number that the contents give it
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 BEFORE_CARDS = ("build", "mathml", "boxes", "chapters")
 AFTER_CARDS = (
     "formulas",
+    "laws",
     "glossary",
     "ways",
     "diffs",

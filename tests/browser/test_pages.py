@@ -546,3 +546,19 @@ def test_a_spoiled_walk_is_seen(browser, spoiled):
 def test_the_pages_that_stand_for_others_are_there(paths):
     """Must catch: the page renamed, so that nothing is spoiled, or no page of a kind looked at."""
     assert {SPOILED_PAGE, *KINDS} <= set(paths)
+
+
+# ---------------------------------------------------------------- the cheatsheet
+
+
+def test_the_cheatsheet_is_one_sheet_of_a4(browser, book_html):
+    """And its letters are no smaller than print is elsewhere.
+
+    Must catch: a row too many; letters that were made small so that it fits."""
+    with new_context(browser) as context:
+        page = context.new_page()
+        page.goto((book_html / "chapters" / "cheatsheet.html").as_uri())
+        sheets = len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4")))
+        page.emulate_media(media="print")
+        size = page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)")
+    assert sheets == 1 and size >= 9
