@@ -11,7 +11,7 @@ from bookkit.words import chapters
 from coursekit.formulas import MODELS, evaluate, quantities
 from coursekit.show.format import format_as
 from coursekit.topics.why_one_gpu import pictures, where_we_stand
-from coursekit.topics.why_one_gpu.where_we_stand import MOVES, bytes_of_bar
+from coursekit.topics.why_one_gpu.where_we_stand import CHAPTER_MOVES, bytes_of_bar
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,9 +71,9 @@ def test_the_map_says_what_the_formulas_say():
 def test_each_chapter_adds_one_row_to_the_bar():
     """Must catch: a chapter without its bar, a row out of the contents' order, a bar that is not
     the fullest rank's peak, states that stage 3 does not divide by eight."""
-    assert [move.page for move in MOVES] == [page.stem for page in chapters(ROOT)]
-    bytes_of = {move.page: bytes_of_bar(move) for move in MOVES}
-    for move in MOVES:
+    assert [move.page for move in CHAPTER_MOVES] == [page.stem for page in chapters(ROOT)]
+    bytes_of = {move.page: bytes_of_bar(move) for move in CHAPTER_MOVES}
+    for move in CHAPTER_MOVES:
         page = (ROOT / "chapters" / f"{move.page}.md").read_text("utf-8")
         assert f"## Where we stand\n\n```{{picture}} stand-{move.page}\n" in page
         if move.layout is not None:
@@ -88,11 +88,15 @@ def test_each_chapter_adds_one_row_to_the_bar():
 def test_the_bar_says_where_the_card_ends():
     """The sentences of the captions. Must catch: a layout that changes and a caption that does
     not."""
-    total = {move.page: sum(bytes_of_bar(move).values()) for move in MOVES}
+    total = {move.page: sum(bytes_of_bar(move).values()) for move in CHAPTER_MOVES}
     over = [page for page, nbytes in total.items() if nbytes > 80e9]
-    assert over == [move.page for move in MOVES[:6]]  # the seventh is the first left of the line
+    assert over == [
+        move.page for move in CHAPTER_MOVES[:6]
+    ]  # the seventh is the first left of the line
     assert total["tensor-parallelism"] < total["pipelines"]  # "longer than the one before"
-    assert bytes_of_bar(MOVES[5])["activations"] > 80e9  # "they alone are more than the card"
+    assert (
+        bytes_of_bar(CHAPTER_MOVES[5])["activations"] > 80e9
+    )  # "they alone are more than the card"
     assert total["activation-checkpointing"] < 0.5 * 80e9
     rows = words(where_we_stand.draw("zero")).split(" | ")
     assert sum(row.endswith(" GB") and not row.startswith("a card") for row in rows) == 6

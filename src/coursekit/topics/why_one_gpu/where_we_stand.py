@@ -39,7 +39,7 @@ class ChapterMove(NamedTuple):
     layout: RankLayout | None
 
 
-MOVES = (
+CHAPTER_MOVES = (
     ChapterMove("why-one-gpu", "model states, fp32", None),
     ChapterMove("hardware", "the card", None),
     ChapterMove("where-the-memory-goes", "with activations", ONE_GPU),
@@ -89,13 +89,13 @@ def bytes_of_bar(move):
 
 def draw(page):
     """The bars of all chapters up to this one."""
-    place = [move.page for move in MOVES].index(page)
-    rows = [(move, bytes_of_bar(move)) for move in MOVES[: place + 1]]
+    place = [move.page for move in CHAPTER_MOVES].index(page)
+    rows = [(move, bytes_of_bar(move)) for move in CHAPTER_MOVES[: place + 1]]
     card = quantities(gpu=ONE_GPU.gpu)["gpu_memory_bytes"]
     drawing = Drawing(f"stand-{page}", f"{ONE_GPU.model}: what a GPU holds, chapter by chapter")
     left, pitch, top = 140, 22, 62
     unit = 204 / max(
-        sum(bytes_of_bar(move).values()) for move in MOVES
+        sum(bytes_of_bar(move).values()) for move in CHAPTER_MOVES
     )  # beyond it there is room for a sum
     for number, (look, (words, _, _)) in enumerate(BAR_PARTS.items()):
         x, y = left + 90 * (number % 3), 3 + 18 * (number // 3)
@@ -128,4 +128,4 @@ def draw(page):
     return drawing.svg(bottom + 2, words)
 
 
-STANDS = {f"stand-{move.page}": partial(draw, move.page) for move in MOVES}
+STANDS = {f"stand-{move.page}": partial(draw, move.page) for move in CHAPTER_MOVES}
