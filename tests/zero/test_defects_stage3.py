@@ -1,5 +1,6 @@
 """Stage 3 where users stand: on every path the result is the plain model's. Refusals are in
-test_zero_misuses.py; modules, outputs and checkpoints of every kind in random_models.py.
+test_zero_misuses.py; what other techniques share in test_zero_rows.py; modules, outputs and
+checkpoints of every kind in random_models.py.
 
 Each case failed on stage 3 as it was at commit 7ab9e30: with wrong numbers, with a crash of the
 process, or with an error that names neither the thing nor a way out. "Plain" is the same model on
@@ -9,7 +10,6 @@ all ranks' inputs in one process, with the mean of their losses; float64, so 1e-
 import copy
 import sys
 from contextlib import closing, nullcontext
-from functools import partial
 
 import cloudpickle
 import pytest
@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from bench.prefetch import Prefetch
 from shardlab.common.optimizer_checks import averaged_by_hand
@@ -230,37 +229,6 @@ def test_gradients_of_gradients(pair):
     assert answers(pair, backward_inside) <= ROUNDING
 
 
-# --- activation checkpointing ---------------------------------------------------------------------
-
-
-def forward_replaced(reentrant, deeper):
-    """The forward of each unit, replaced after sharding by a checkpoint of it."""
-
-    def make():
-        kind = (
-            Deep if deeper else lambda: nn.Sequential(nn.Linear(8, 5), nn.GELU(), nn.Linear(5, 8))
-        )
-        return nn.Sequential(*(kind() for _ in range(3)))
-
-    def loss(model, x):
-        for unit in model:
-            if hasattr(unit, "sharded_unit") and not hasattr(unit, "replaced"):
-                unit.forward = partial(checkpoint, unit.forward, use_reentrant=reentrant)
-                unit.replaced = True
-        return model(x.requires_grad_()).pow(2).sum()
-
-    return far_from_plain(make, loss)
-
-
-def test_a_forward_that_is_replaced_by_a_checkpoint(pair):
-    """Must catch: a forward that gathers when it is computed again and did not the first time
-    (CheckpointError)."""
-    for reentrant in (False, True):
-        for deeper in (False, True):
-            distance = answers(pair, forward_replaced, reentrant, deeper)
-            assert distance <= ROUNDING, (reentrant, deeper)
-
-
 # --- prefetch, branches, buffers ------------------------------------------------------------------
 
 
@@ -365,60 +333,7 @@ def test_layers_that_all_ranks_drop(pair):
     assert answers(pair, dropped_layers) <= ROUNDING
 
 
-def buffers():
-    me = dist.get_rank()
-    model = linears(3, 3)
-    kinds = dict(
-        columns=(torch.arange(16.0).view(4, 4) + 100 * me)[:, :2],
-        expanded=torch.full((1,), 7.0 + me).expand(200_000),
-        transposed=(torch.arange(6.0).view(2, 3) + me).T,
-        number=torch.tensor(5 + me),
-        flags=torch.tensor([True, bool(me)]),
-        uint16=torch.full((3,), 7 + me, dtype=torch.uint16),
-        float8=torch.full((3,), 2.0 + 2 * me).to(torch.float8_e4m3fn),
-        complex=torch.full((2,), 1j + me),
-        empty=torch.zeros(0),
-    )
-    for name, value in kinds.items():
-        model.register_buffer(name, value)
-    stage3.fully_shard(model)
-    return [
-        buffer.to(torch.complex128).tolist()[:8] if buffer.dim() else buffer.item()
-        for buffer in model.buffers()
-    ], len(model.expanded)
-
-
-def test_buffers_of_any_kind(pair):
-    """Strides, dtypes that no backend sums, a number, nothing: rank 0's values everywhere.
-
-    Must catch: a broadcast of raw memory (half of it rank 1's own, or past its end)."""
-    values, elements = answers(pair, buffers)
-    assert values[0] == [[0, 1], [4, 5], [8, 9], [12, 13]]
-    assert values[1] == [7] * 8 and elements == 200_000
-    assert values[2] == [[0, 3], [1, 4], [2, 5]]
-    assert values[3:] == [5, [1, 0], [7] * 3, [2] * 3, [1j] * 2, []]
-
-
 # --- dtypes ---------------------------------------------------------------------------------------
-
-
-def sums_in_16_bits(dtype, compute):
-    torch.set_default_dtype(torch.float32)
-    model = nn.Linear(4, 1, bias=False)
-    model = model if compute else model.to(dtype)
-    stage3.fully_shard(model, compute_dtype=dtype if compute else None)
-    x = torch.full((1, 4), 40_000.0, dtype=dtype)
-    model(x).sum().backward()
-    (shard,) = model.parameters()
-    return shard.grad.float().unique().tolist()
-
-
-def test_16_bit_gradients_are_divided_before_they_are_summed(pair):
-    """Two gradients of 40,000, whose sum fp16 cannot hold and whose mean it can.
-
-    Must catch: the division after the sum (inf)."""
-    for compute in (False, True):
-        assert answers(pair, sums_in_16_bits, torch.float16, compute) == [40_000.0]
 
 
 def not_rounded():
@@ -472,35 +387,6 @@ def test_compute_dtype_is_for_floating_point(pair):
     """Must catch: whole numbers, flags and complex numbers that are cast (1j became 0)."""
     found = answers(pair, other_dtypes)
     assert found == (torch.bfloat16, torch.int16, torch.bool, [1j, 2.0])
-
-
-def changed_later(frozen):
-    """Trained parameters frozen after the first step, or frozen ones trained."""
-
-    def make():
-        model = linears(8, 8, 2)
-        return model if frozen else model[0].requires_grad_(False) and model
-
-    plain, ours = seeded(make), seeded(make)
-    stage3.fully_shard(ours, list(ours))
-    optimizers = [
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-        for model in (plain, ours)
-    ]
-    for step in range(3):
-        for model, optimizer in zip((plain, ours), optimizers):
-            model[0].requires_grad_(bool(step) != frozen)
-            optimizer.zero_grad()
-            model(torch.ones(1, 8)).sum().backward()
-            optimizer.step()
-    with unsharded(ours):
-        return max(far(*pair) for pair in zip(ours.parameters(), plain.parameters()))
-
-
-def test_requires_grad_that_is_changed_later(pair):
-    """Must catch: a unit that remembers what was trained when it was sharded."""
-    for frozen in (False, True):
-        assert answers(pair, changed_later, frozen) <= ROUNDING, frozen
 
 
 # --- modules of other kinds, other methods, compilers ---------------------------------------------
@@ -586,53 +472,19 @@ def test_a_model_whose_unsharded_raised(pair):
 # --- optimizers that look at more than an element -------------------------------------------------
 
 
-class ByLayer(torch.optim.SGD):
-    """LARS: each tensor's step has the length of the tensor."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad, alpha=group["lr"] * (p.norm() / p.grad.norm()).item())
-
-
-class MyAdafactor(torch.optim.Adafactor):
-    pass
-
-
-class MyAdam(torch.optim.Adam):
-    pass
-
-
-def by_shape(parameters):
-    """A rule that no shard meets."""
-    return [
-        dict(params=[p for p in parameters if p.shape == (8, 8)], weight_decay=0.1),
-        dict(params=[p for p in parameters if p.shape != (8, 8)], weight_decay=0.0),
-    ]
-
-
-def stepped(make):
+def empty_group():
+    """What a step says of groups by a rule that no shard meets."""
     model = seeded(lambda: linears(8, 8, 2))
     stage3.fully_shard(model, list(model))
-    optimizer = make(list(model.parameters()))
+    wide = [p for p in model.parameters() if p.shape == (8, 8)]
+    optimizer = torch.optim.AdamW([dict(params=wide), dict(params=list(model.parameters()))])
     model(torch.ones(1, 8)).sum().backward()
     return said(optimizer.step)
 
 
-def test_optimizers_that_look_at_shapes(pair):
-    """Stages 1 and 2 try the optimizer when it is made; in stage 3 it is tried when it steps.
-
-    Must catch: a refusal by name, which a subclass passes; a rule that finds nothing without a
-    word; an optimizer of a user that is right and refused."""
-    for refused in (torch.optim.Adafactor, MyAdafactor, ByLayer, torch.optim.LBFGS):
-        sentence = answers(pair, stepped, lambda parameters, cls=refused: cls(parameters, lr=0.1))
-        assert sentence.startswith(f"TypeError: optimizer_cls = {refused.__name__}: it "), sentence
-    for right in (MyAdam, torch.optim.AdamW, torch.optim.SGD):
-        sentence = answers(pair, stepped, lambda parameters, cls=right: cls(parameters, lr=0.1))
-        assert sentence == "nothing, and None", sentence
-    sentence = answers(pair, stepped, lambda parameters: torch.optim.AdamW(by_shape(parameters)))
+def test_a_rule_that_no_shard_meets(pair):
+    """Must catch: a rule that finds nothing without a word."""
+    sentence = answers(pair, empty_group)
     assert sentence.startswith("CannotShard: parameter group 0 of AdamW is empty: a shard")
 
 
@@ -729,35 +581,6 @@ def test_groups_by_dims_and_by_names(worlds, n):
         for groups in (by_dims, by_names, by_one_dim_count):
             for distance, same in worlds(n, patience_seconds=30).run(decayed, stage, groups):
                 assert distance <= 1e-9 and same, (stage, groups.__name__, distance)
-
-
-def scaled():
-    """(scale, a sum of weights) after each step; the first and the third gradient are infinite, in
-    one rank's shard."""
-    model = seeded(lambda: linears(8, 2))
-    stage3.fully_shard(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler, seen = torch.amp.GradScaler("cpu", init_scale=1024.0), []
-    for step in range(4):
-        optimizer.zero_grad()
-        scaler.scale(model(torch.ones(1, 8)).sum()).backward()
-        if step in (0, 2) and dist.get_rank() == step // 2:
-            next(model.parameters()).grad[0] = torch.inf
-        scaler.step(optimizer)
-        scaler.update()
-        with unsharded(model):
-            seen.append((scaler.get_scale(), model[0].weight.sum().item()))
-    return seen
-
-
-def test_loss_scaling(pair):
-    """An inf in one rank's shard, in the first step already: no rank steps, with PyTorch's own
-    scaler. FSDP2 has it as well.
-
-    Must catch: scales that differ and a half-updated model."""
-    scales, sums = zip(*answers(pair, scaled))
-    assert scales == (512.0, 512.0, 256.0, 256.0)
-    assert sums[1] == sums[2] and len(set(sums)) == 3
 
 
 # --- hooks and parameters beside shards -----------------------------------------------------------

@@ -1,7 +1,8 @@
 """Misuses of ZeRO: each is one sentence on all ranks, that names the thing, the rule and a way out.
 
-Each once gave a wrong number without a word, crashed the process, or raised PyTorch's own words on
-one rank while the others waited. FSDP2 accepts many of them, and forgets or does not average.
+What other techniques share is in test_zero_rows.py. Each once gave a wrong number without a word,
+crashed the process, or raised PyTorch's own words on one rank while the others waited. FSDP2
+accepts many of them, and forgets or does not average.
 """
 
 import copy
@@ -20,7 +21,6 @@ from torch.nn import Parameter
 from torch.optim import SGD
 
 from shardlab import zero
-from shardlab.data_parallel import DistributedDataParallel
 from shardlab.zero.hardened.full_parameters import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -73,26 +73,6 @@ def one_layer():
     return linears(8, 8)
 
 
-def turned_on_rank_1():
-    layers = [("a", nn.Linear(4, 6, bias=False)), ("b", nn.Linear(6, 4, bias=False))]
-    model = nn.ModuleDict(dict(layers[:: -1 if dist.get_rank() else 1]))
-    model.forward = lambda x: model["b"](model["a"](x))
-    return model
-
-
-@torch.inference_mode()
-def with_a_table():
-    with torch.inference_mode(False):
-        model = linears(3, 3)
-    model.register_buffer("table", torch.ones(2))
-    return model
-
-
-def in_inference_mode_on_rank_1():
-    with torch.inference_mode(dist.get_rank() == 1):
-        return linears(3, 3)
-
-
 def with_a_list():
     model = nn.Sequential()
     model.layers = nn.ModuleList([nn.Linear(8, 8)])
@@ -118,44 +98,16 @@ def hooked(on_rank_1=False):
 # --- what is done with them ----
 
 
-def sparse():
-    return nn.Embedding(5, 3, sparse=True)
-
-
-def in_a_table(model, optimizer):
-    step(model, optimizer, torch.arange(3))
-
-
 def zero_grad_of_the_model(model, optimizer):
     for _ in range(3):
         model.zero_grad()
         step(model, optimizer)
 
 
-def with_a_graph(model, optimizer):
-    try:
-        model(ONES).pow(2).sum().backward(create_graph=True)
-        optimizer.step()
-    finally:
-        for parameter in model.parameters():
-            parameter.grad = None  # it refers to the parameter
-
-
 def second_gradient(model, optimizer):
     x = torch.ones(2, 8, requires_grad=True)
     (gradient,) = torch.autograd.grad(model(x).tanh().sum(), x, create_graph=True)
     gradient.pow(2).sum().backward()
-
-
-def given_by_a_script(model, optimizer):
-    model(ONES).sum().backward()
-    model[0].weight.grad = torch.ones(8, 8)
-    optimizer.step()
-
-
-def frozen(model, optimizer):
-    model[0].weight.requires_grad_(False)
-    step(model, optimizer)
 
 
 def norm_of_type_0(model, optimizer):
@@ -281,22 +233,11 @@ def backward_within(model, optimizer):
 # (the stages, what the sentence begins with; what is done, with which model). "..." stands for what
 # is in between. A row says what it must catch besides the misuse accepted.
 SHARDED = [
-    # values of one size swapped; a rank that waits for another unit, or raises alone
-    ((1, 2, 3), "CannotShard: rank 0 has a.weight...rank 1 has b.weight", turned_on_rank_1),
+    # a rank that waits for another unit
     (
         (3,),
         "CannotShard: rank 0 has the unit 0, rank 1 has the unit 1: all",
         with_units_of_the_rank,
-    ),
-    (
-        range(4),
-        "Cannot...: rank 1: 0.weight was made in inference mode: make",
-        in_inference_mode_on_rank_1,
-    ),
-    (
-        range(4),
-        "Cannot...: rank 0: table was made in inference mode: make the module outside",
-        with_a_table,
     ),
     # the star forgotten in [*model.blocks]: parameters that nobody gathers
     ((3,), "CannotShard: ModuleList is never called", with_a_list),
@@ -308,39 +249,11 @@ SHARDED = [
     # a hook that is lost with its parameter
     ((3,), "CannotShard: rank 0: 0.weight has a hook on its gradient, but becomes part", hooked),
     ((3,), "CannotShard: rank 1: 0.bias has a hook on its gradient", partial(hooked, True)),
-    (
-        (3,),
-        "CannotShard: rank 0: 0 is a RecursiveScriptModule, whose parameters stay",
-        lambda: nn.Sequential(torch.jit.script(nn.Linear(4, 4))),
-    ),
-    (
-        (3,),
-        "CannotShard: rank 0: 0 is a Embedding with max_norm = 1.0, which shortens",
-        lambda: nn.Sequential(nn.Embedding(5, 4, max_norm=1.0)),
-    ),
 ]
 IN_STAGES_1_AND_2 = [
     # gradients of all steps before, added up forever; weights that decay where nothing was learned
     ("CannotShard: the shards still have the gradients of the step", zero_grad_of_the_model),
     ("CannotShard: step() without a gradient on this rank", lambda _, optimizer: optimizer.step()),
-    # a penalty on a gradient that has lost its graph, or that is each rank's own
-    ("NotOurGradient: backward(create_graph=True): ", with_a_graph),
-    # momentum that moves it
-    ("CannotShard: ...of shape [8, 8] was frozen after the sharded optimizer was made", frozen),
-    # a copy without buckets
-    (
-        "CannotShard: a sharded optimizer is not copied or pickled",
-        lambda _, optimizer: copy.deepcopy(optimizer),
-    ),
-]
-IN_STAGE_2 = [
-    # ignored in this step, and added in the next
-    ("CannotShard: a parameter has got a .grad after backward, which", given_by_a_script),
-    # gradients that another one has averaged
-    (
-        "CannotShard: a newer DistributedDataParallel averages gradients",
-        lambda model, optimizer: step(DistributedDataParallel(model), optimizer),
-    ),
 ]
 IN_STAGE_3 = [
     ("NoSecondGradient: create_graph=True: Sequential gives", second_gradient, one_layer),
@@ -412,9 +325,7 @@ IN_STAGE_3 = [
 ]
 MISUSES = [
     *((stages, sentence, lambda *_: None, make) for stages, sentence, make in SHARDED),
-    ((1, 2, 3), "CannotShard: a gradient is torch.sparse_coo: only dense ones", in_a_table, sparse),
     *(((1, 2), *row, two_layers) for row in IN_STAGES_1_AND_2),
-    *(((2,), *row, two_layers) for row in IN_STAGE_2),
     *(((3,), *row) for row in IN_STAGE_3),
 ]
 
