@@ -16,8 +16,25 @@ from functools import partial
 
 import cloudpickle
 import pytest
+import tables
 import torch
 import torch.distributed as dist
+from tables import (
+    LOOKING,
+    ByNorm,
+    MyAdamW,
+    OfSigns,
+    by_rule,
+    check,
+    frozen_later,
+    made_before,
+    made_twice,
+    replicated_afterwards,
+    stepped_in_between,
+    takes,
+    two_steps,
+    unfrozen_later,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -50,6 +67,7 @@ from shardlab.tensor_parallel.hardened.full_parameters import (
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows, Tokens, Whole
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(tables)
 CLOSE = 1e-12
 PEERS = {"DTensor": dict(sequence=False), "DTensor, sequence": dict(sequence=True)}
 WAYS = ("tensor", "sequence", "sequence, gathered again")
@@ -112,12 +130,12 @@ def far(ours, plain):
     return ((ours - plain).abs().max() / plain.abs().max()).item()
 
 
-def errors(config, way, frozen=()):
+def errors(config, way, frozen=(), hardened=True):
     """On a rank: how far loss and each gradient are from the plain model's."""
     torch.set_num_threads(1)
     me, n = dist.get_rank(), dist.get_world_size()
     tokens, targets = batch_of(config, n)
-    model, plain = drawn(config, seed=100 + me), drawn(config, seed=100)
+    model, plain = drawn(config, seed=100 + me * hardened), drawn(config, seed=100)
     for net in (model, plain):
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(not any(name.endswith(end) for end in frozen))
@@ -127,27 +145,42 @@ def errors(config, way, frozen=()):
         gradients, _ = runs.dtensor(model, torch.optim.SGD, **PEERS[way])
         loss = gradients(tokens, targets)
     else:
-        apply_tensor_parallel(model, plan_of(config, way))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loss = vocabulary_parallel_loss(model(tokens), targets, config.vocabulary)
+        apply_tensor_parallel(model, plan_of(config, way), hardened=hardened)
+        loss_of = vocabulary_parallel_loss if hardened else core.vocabulary_parallel_loss
+        loss = loss_of(model(tokens), targets, config.vocabulary)
         loss.backward()
-        if way != "tensor":
-            sum_gradients(optimizer)
+    if way in WAYS[1:] and hardened:
+        sum_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
+    elif way in WAYS[1:]:
+        core_sequence.sum_gradients(model)
     torch.manual_seed(5)
     plain_loss = next_token_loss(plain(tokens), targets)
     plain_loss.backward()
     found = {"loss": far(whole(loss).detach(), plain_loss.detach())}
-    expected, cuts = dict(plain.named_parameters()), {name: cut for name, cut, _ in cuts_of(model)}
+    expected = dict(plain.named_parameters())
     for name, parameter in model.named_parameters():
         gradient = expected.pop(name).grad
         if gradient is None or parameter.grad is None:
             assert gradient is parameter.grad, name
             continue
-        if name in cuts:
-            gradient = cuts[name].part(gradient, me, n)
-        found[name] = far(whole(parameter.grad), gradient)
+        own = whole(parameter.grad)
+        found[name] = far(own, part_of(name, gradient, own.shape, model))
     assert not expected
     return found
+
+
+def part_of(name, gradient, shape, model):
+    """This rank's part of a plain gradient: by the cut, or where the core cuts."""
+    me, n = dist.get_rank(), dist.get_world_size()
+    cuts = {name: cut for name, cut, _ in cuts_of(model)}
+    if name in cuts:
+        return cuts[name].part(gradient, me, n)
+    for dim, size in enumerate(shape):
+        begin, end = core.bounds(gradient.shape[dim], None)
+        gradient = (
+            gradient if gradient.shape[dim] == size else gradient.narrow(dim, begin, end - begin)
+        )
+    return gradient
 
 
 def whole(tensor):
@@ -171,39 +204,6 @@ def test_parity(worlds, model, n, way):
         assert close(found), found
 
 
-def core_errors(config, way, frozen=()):
-    """On a rank: how far loss and each gradient of the core are from the plain model's."""
-    torch.set_num_threads(1)
-    tokens, targets = batch_of(config, dist.get_world_size())
-    model, plain = drawn(config, seed=100), drawn(config, seed=100)
-    for net in (model, plain):
-        for name, parameter in net.named_parameters():
-            parameter.requires_grad_(not any(name.endswith(end) for end in frozen))
-    apply_tensor_parallel(model, plan_of(config, way), hardened=False)
-    loss = core.vocabulary_parallel_loss(model(tokens), targets, config.vocabulary)
-    loss.backward()
-    if way != "tensor":
-        core_sequence.sum_gradients(model)
-    plain_loss = next_token_loss(plain(tokens), targets)
-    plain_loss.backward()
-    found, expected = (
-        {"loss": far(loss.detach(), plain_loss.detach())},
-        dict(plain.named_parameters()),
-    )
-    for name, parameter in model.named_parameters():
-        gradient = expected.pop(name).grad
-        if gradient is None or parameter.grad is None:
-            assert gradient is parameter.grad, name
-            continue
-        for dim, size in enumerate(parameter.shape):
-            begin, end = core.bounds(gradient.shape[dim], None)
-            if gradient.shape[dim] != size:
-                gradient = gradient.narrow(dim, begin, end - begin)
-        found[name] = far(parameter.grad, gradient)
-    assert not expected
-    return found
-
-
 @pytest.mark.parametrize("way", ("tensor", "sequence, gathered again"))
 @pytest.mark.parametrize("model, n", ON_RANKS)
 def test_parity_of_the_core(worlds, model, n, way):
@@ -216,7 +216,7 @@ def test_parity_of_the_core(worlds, model, n, way):
     another order."""
     config = replace(MODELS[model](n), dropout=0.0)
     for frozen in ((), ("qkv.weight", "up.weight", "norm.weight")):
-        for found in worlds(n).run(core_errors, config, way, frozen):
+        for found in worlds(n).run(errors, config, way, frozen, False):
             assert close(found), found
 
 
@@ -1017,70 +1017,30 @@ def test_ranks_compare_once(worlds):
     assert worlds(2).run(compared) == [[(0, 2), (0, 0)]] * 2
 
 
-# --- optimizers -----------------------------------------------------------------------------------
+# --- what other techniques share ------------------------------------------------------------------
+
+LOOKS = "TypeError: optimizer_cls = {}: it looks at more than one element at a time"
+NO_STEP = "TypeError: optimizer_cls = {}: it does not step with plain gradients"
+BEFORE = "CannotShard: SGD was made before apply_tensor_parallel: its parameter of shape [7, 4] is"
+MUON = [torch.optim.Muon] if hasattr(torch.optim, "Muon") else []  # torch 2.9
+ROWS = takes(
+    ("tensor",),
+    two_steps,
+    unfrozen_later,
+    frozen_later,
+    (made_twice, {"tensor": "CannotSplit: rank 0: 0.0.weight is a part or a shard"}),
+    (made_before, partial(torch.optim.SGD, lr=0.1), {"tensor": BEFORE}),
+    (replicated_afterwards, {"tensor": "CannotReplicate: rank 0: 0.0.weight is in part 1 of 2"}),
+    (stepped_in_between, {"tensor": "RuntimeError: ...modified by an inplace operation"}),
+    *((by_rule, rule) for rule in (OfSigns, MyAdamW)),
+    *((by_rule, rule, {"tensor": LOOKS.format(rule.__name__)}) for rule in LOOKING),
+    *((by_rule, rule, 0.1, False, {"tensor": NO_STEP.format("Muon")}) for rule in MUON),
+    (by_rule, torch.optim.LBFGS, {"tensor": NO_STEP.format("LBFGS")}),
+    (partial(by_rule, of=ByNorm), MasterWeights, {"tensor": LOOKS.format("ByNorm")}),
+)
 
 
-class ByNorm(torch.optim.Optimizer):
-    """LARS without momentum: a step as long as the weight."""
-
-    def __init__(self, params, lr):
-        super().__init__(params, dict(lr=lr))
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.sub_(p.grad, alpha=(group["lr"] * p.norm() / p.grad.norm()).item())
-
-
-class OfSigns(ByNorm):
-    """Each element by itself."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.sub_(p.grad.sign(), alpha=group["lr"])
-
-
-class OwnAdamW(torch.optim.AdamW):
-    """Its defaults have a setting that its constructor does not take."""
-
-
-LOOKING = [torch.optim.Adafactor, torch.optim.LBFGS, ByNorm]
-LOOKING += [torch.optim.Muon] if hasattr(torch.optim, "Muon") else []  # torch 2.9
-MATRICES = [kind for kind in LOOKING if kind.__name__ == "Muon"]
-
-
-def steps_of_optimizers():
-    """On a rank: what the first step of each optimizer says."""
-    model = apply_tensor_parallel(small(), SMALL)
-    said = {}
-    for kind in (*LOOKING, OfSigns, OwnAdamW):
-        parameters = [p for p in model.parameters() if p.dim() == 2 or kind not in MATRICES]
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer = kind(parameters, lr=0.1)
-        try:
-            optimizer.step(lambda: torch.zeros(()))
-            said[kind.__name__] = "stepped"
-        except TypeError as error:
-            said[kind.__name__] = str(error)
-    masters = MasterWeights(model.bfloat16().parameters(), ByNorm, lr=0.1)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    with pytest.raises(TypeError, match="ByNorm: it looks at more than one element at a time"):
-        masters.step()
-    return said
-
-
-def test_optimizers_that_look_at_shapes(worlds):
-    """A rank has parts of matrices, and their norms and rows are not the whole's.
-
-    Must catch: an optimizer of rows or norms that steps without a word, also one of fp32 copies; a
-    refusal of one that treats each element by itself."""
-    for said in worlds(2).run(steps_of_optimizers):
-        assert said.pop("OfSigns") == said.pop("OwnAdamW") == "stepped"
-        for name, sentence in said.items():
-            assert sentence.startswith(f"optimizer_cls = {name}: it "), sentence
-        assert "looks at more than one element at a time" in said["Adafactor"]
+@pytest.mark.parametrize("door, row, args, expected", ROWS)
+def test_a_row(worlds, door, row, args, expected):
+    """Must catch: what the row says; fp32 copies of parts whose optimizer is not tried."""
+    check(worlds(2, patience_seconds=30), door, row, args, expected)

@@ -48,11 +48,11 @@ BY_KIND = ("stage 1 native", "stage 2 native", "stage 3 native")
 BY_KIND += ("stage 1 fast", "stage 2 fast", "stage 3 fast")
 ALL = (*STAGES, "by hand")
 OFFLOADED = ("stage 1 offload", "stage 2 offload", "stage 3 offload")
-PLAIN = partial(SGD, lr=1.0)
-COPIES = partial(MasterWeights, of=SGD, lr=1.0)
-HOSTED = partial(cpu_offload(SGD), lr=1.0)
-STAGE_1 = partial(stage1.ShardedOptimizer, optimizer_cls=SGD, lr=1.0)
-STAGE_2 = partial(stage2.ShardedOptimizer, optimizer_cls=SGD, lr=1.0)
+PLAIN = partial(SGD, lr=0.1)
+COPIES = partial(MasterWeights, of=SGD, lr=0.1)
+HOSTED = partial(cpu_offload(SGD), lr=0.1)
+STAGE_1 = partial(stage1.ShardedOptimizer, optimizer_cls=SGD, lr=0.1)
+STAGE_2 = partial(stage2.ShardedOptimizer, optimizer_cls=SGD, lr=0.1)
 
 TWICE = "CannotShard: Linear is sharded already"
 MOVED = "CannotShard: a parameter was moved after the sharded optimizer was made (by model.to, "
@@ -137,7 +137,7 @@ ROWS = [
         ),
         (made_before, COPIES, {"stage 3": BEFORE.format("MasterWeights")}),
         (made_before, HOSTED, {"stage 3": BEFORE.format("SGDOffloaded")}),
-        (made_before, PLAIN, {"masters": TAKEN.format("MasterWeights"), "16 bits": "no word"}),
+        (made_before, PLAIN, {"masters": TAKEN.format("MasterWeights"), "16 bits": RIGHT}),
         (made_before, COPIES, {"16 bits": HALVED}),
         (made_before, COPIES, torch.bfloat16, {"stage 1": COPIED.format("ShardedOptimizer")}),
         (made_before, STAGE_1, {"16 bits": MOVED}),
