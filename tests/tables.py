@@ -526,7 +526,8 @@ def masked(door, when):
 def in_16_bits(door, **options):
     """The sum of the ranks' gradients of 40,960 is more than fp16 has numbers for; their mean is
     not. Must catch: the division after the sum."""
-    net = nn.Linear(1, 2, bias=False, dtype=torch.float32 if options else torch.float16)
+    single = "compute_dtype" in options
+    net = nn.Linear(1, 2, bias=False, dtype=torch.float32 if single else torch.float16)
     net.weight.data.zero_()
     model, optimizer = door.shard(net, SGD, lr=1.0, **options)
     model(torch.full((1, 1), 40_960.0, dtype=torch.float16)).sum().backward()
@@ -695,7 +696,7 @@ def infinite_on_one_rank(door, unscaled_first, dtype=None, **settings):
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-        if number % 2 and norms and far(*norms) > CLOSE[torch.float64]:
+        if number % 2 and norms and far(*norms) > CLOSE[dtype or torch.float64]:
             return f"norms of {norms}"
     scales = [scaler.get_scale() for scaler in scalers]
     return beside.verdict() if scales == [256.0] * 2 else f"scales of {scales}"

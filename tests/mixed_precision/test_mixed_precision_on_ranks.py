@@ -5,9 +5,12 @@ from functools import partial
 
 import cloudpickle
 import pytest
+import tables
 import torch
 import torch.distributed as dist
+from tables import check, in_16_bits, infinite_on_one_rank, takes
 from torch import nn
+from torch.optim import SGD
 
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
@@ -23,12 +26,12 @@ from shardlab.pipelines.hardened.split_backward import WeightGradientsLater
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import schedule
 from shardlab.ranks import ranks
-from shardlab.saving import resume, save
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import fully_shard
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(tables)
 pytestmark = pytest.mark.usefixtures("one_thread")  # as a rank: 16-bit sums depend on threads
 CONFIG = dict(layers=4, hidden=8, heads=4, vocabulary=11, max_sequence=6)
 M = 4  # microbatches
@@ -335,59 +338,30 @@ def test_gradients_of_parts(eight, dtype, theirs):
     assert eight.run(norm_on_parts, dtype, theirs) == [pytest.approx(wanted, rel=tolerance)] * 8
 
 
-def grad_scaler_on_shards(stage):
-    """PyTorch's scaler, and a rank whose shard has an infinite gradient."""
-    mesh = Mesh(dp=2, tp=4)
-    model, optimizer = zero.shard(
-        net().half(), MasterWeights, stage=stage, group=mesh.dp.group, of=torch.optim.AdamW, lr=LR
-    )
-    scaler, seen = torch.amp.GradScaler("cpu", init_scale=1024.0), []
-    for step in range(3):
-        optimizer.zero_grad()
-        x = part(mesh.dp.rank, step)
-        if step == 1 and mesh.dp.rank == 1:
-            x[0, 0] = torch.inf
-        scaler.scale(loss_of(model, x, torch.float16)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        seen.append(scaler.get_scale())
-    return seen, [p.isfinite().all().item() for p in model.parameters()]
+ROWS = takes(
+    ("stage 1", "stage 2"),
+    *(
+        (partial(infinite_on_one_rank, rule=MasterWeights, dtype=torch.float16, of=SGD), way)
+        for way in (True, False)
+    ),
+)
+ROWS += takes(("replicas", "stage 1", "stage 2"), in_16_bits)
+ROWS += takes(("stage 1", "stage 2"), partial(in_16_bits, collectives=InFp32()))
+ROWS += takes(
+    ("stage 3",),
+    *(
+        partial(in_16_bits, compute_dtype=torch.float16, collectives=collectives)
+        for collectives in (None, InFp32())
+    ),
+)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-def test_grad_scaler_with_masters_of_shards(eight, stage):
-    """Must catch: GradScaler that meets fp16 shards, or ranks that disagree."""
-    for seen, finite in eight.run(grad_scaler_on_shards, stage):
-        assert seen == [1024, 512, 512] and all(finite)
+@pytest.mark.parametrize("door, row, args, expected", ROWS)
+def test_a_row(eight, door, row, args, expected):
+    """A mean of eight gradients in fp16, whose sum is infinite; PyTorch's scaler beside masters.
 
-
-def saved_and_resumed(folder):
-    """A run of stage 1 with masters, saved after two steps and resumed by a model that began
-    otherwise."""
-    mesh = Mesh(dp=8)
-    runs = []
-    for restart in (False, True):
-        model, optimizer = zero.shard(
-            net().bfloat16(), MasterWeights, stage=1, group=None, of=torch.optim.AdamW, lr=LR
-        )
-        for step in range(4):
-            if step == 2 and not restart:
-                save(folder, model, optimizer, step=2)
-            if step == 2 and restart:
-                with torch.no_grad():
-                    for parameter in model.parameters():
-                        parameter.zero_()
-                resume(folder, model, optimizer)
-            optimizer.zero_grad()
-            loss_of(model, part(mesh.dp.rank, step), torch.bfloat16).backward()
-            optimizer.step()
-        runs.append([m.detach().clone() for _, m in optimizer.inner.pairs])
-    return all(torch.equal(left, right) for left, right in zip(*runs, strict=True))
-
-
-def test_masters_are_saved(eight, tmp_path):
-    """Must catch: masters that begin anew from the rounded weights after a resume."""
-    assert all(eight.run(saved_and_resumed, str(tmp_path / "run")))
+    Must catch: what the row says; GradScaler that meets fp16 shards."""
+    check(eight, door, row, args, expected)
 
 
 # --- sums over ranks ------------------------------------------------------------------------------
@@ -415,16 +389,6 @@ def mean_of(how, dtype, large, small):
     else:
         gradients = [p.grad for p in model.parameters()]
     return torch.cat([g.flatten() for g in gradients]).float().unique().tolist()
-
-
-@pytest.mark.parametrize("how", ["replicas", "stage 1", "stage 2", "stage 3"])
-def test_divided_before_it_is_added(eight, how):
-    """Eight fp16 gradients of 40,960: their sum is infinite and their mean is not, added in fp16 or
-    in fp32. An eighth of it, and what eighths add up to, are fp16 numbers.
-
-    Must catch: the division after the sum."""
-    for way in (how,) if how == "replicas" else (how, f"fp32 {how}"):
-        assert eight.run(mean_of, way, torch.float16, 40_960.0, 40_960.0) == [[40_960.0]] * 8
 
 
 @pytest.mark.parametrize("how", ["stage 1", "stage 2", "stage 3"])

@@ -16,8 +16,20 @@ from functools import partial
 
 import cloudpickle
 import pytest
+import tables
 import torch
 import torch.distributed as dist
+from tables import (
+    assigned,
+    check,
+    copied,
+    frozen_later,
+    loaded,
+    made_before,
+    replicated_afterwards,
+    takes,
+    unfrozen_later,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -51,6 +63,7 @@ from shardlab.recompute.layers import checkpoint_every
 from shardlab.zero.hardened import stage1, stage2
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(tables)
 NUMBER = {name: number for number, name in enumerate(SCHEDULES, 1)}
 M = 8  # microbatches
 CLIP = 0.1  # below every norm
@@ -155,12 +168,13 @@ def named(layers):
     return dict(whole.named_parameters(remove_duplicate=False))
 
 
-def plain(name, steps=2, parts=1):
-    """(losses of each step [parts, m], gradients of the last) of the undivided model."""
+def trained_plainly(name, steps=2, parts=1):
+    """(losses of each step [parts, m], norms of clipped gradients, layers) of the undivided
+    model."""
     layers = built(name)
     parameters = list(dict.fromkeys(named(layers).values()))
     optimizer = torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.1)
-    found = []
+    found, norms = [], []
     for _ in range(steps):
         optimizer.zero_grad()
         losses = []
@@ -173,8 +187,16 @@ def plain(name, steps=2, parts=1):
                 (loss / M / parts).backward()
                 losses.append(loss.item())
         found.append(losses)
+        if parts > 1:
+            norms.append(nn.utils.clip_grad_norm_(parameters, CLIP).item())
         optimizer.step()
-    return found, {key: parameter.grad for key, parameter in named(layers).items()}
+    return found, norms, layers
+
+
+def plain(name, steps=2):
+    """(losses of each step, gradients of the last) of the undivided model."""
+    losses, _, layers = trained_plainly(name, steps)
+    return losses, {key: parameter.grad for key, parameter in named(layers).items()}
 
 
 def plan_of(name, schedule_name, n, **options):
@@ -253,31 +275,6 @@ def test_losses_and_gradients(worlds, name, n):
         agrees([f[1] for f in found], gradients, gradients)
 
 
-class Copies(MasterWeights):
-    """Copies of float64, where MasterWeights would need none."""
-
-    def copy_of(self, parameter):
-        return nn.Parameter(parameter.detach().clone())
-
-
-def optimizer_made_before(plan, make):
-    """A training like `train`, with an optimizer of all layers."""
-    layers = built("tied")
-    parameters = [p for p in dict.fromkeys(named(layers).values()) if p.requires_grad]
-    optimizer = make(parameters)
-    inputs, targets, loss_of = batch_of("tied")
-    pipeline, losses = Pipeline(layers, plan, loss_of), []
-    for _ in range(2):
-        optimizer.zero_grad()
-        losses.append(pipeline.step(inputs, targets).tolist())
-        try:
-            optimizer.step()
-        except CannotShard as error:
-            return str(error)
-    gradients = pipeline.layers.named_parameters(remove_duplicate=False)
-    return losses, {key: parameter.grad for key, parameter in gradients}
-
-
 def test_the_door_gives_the_core(worlds):
     """The core runs the plan: losses to the bit, every gradient.
 
@@ -299,22 +296,43 @@ def test_the_door_gives_the_core(worlds):
             Pipeline(layers, plan, loss_of, hardened=False)
 
 
-def test_an_optimizer_made_before_the_pipeline(worlds):
-    """PyTorch's own is right: what other ranks have gets no gradient. Shards and copies were made
-    without knowing of the pipeline, and a norm of them would be this rank's alone.
+class Copies(MasterWeights):
+    """Copies of float64, where MasterWeights would need none."""
 
-    Must catch: a norm of one rank's stages; a refusal of what is right."""
-    plan = plan_of("tied", "1F1B", 2)
-    losses, gradients = plain("tied")
-    found = worlds(2).run(optimizer_made_before, plan, partial(torch.optim.SGD, lr=0.1))
-    assert found[1][0][1] == pytest.approx(losses[1], rel=1e-12, abs=0)
-    agrees([f[1] for f in found], gradients, gradients)
-    for make in (
+    def copy_of(self, parameter):
+        return nn.Parameter(parameter.detach().clone())
+
+
+COPIES = partial(Copies, of=torch.optim.SGD, lr=0.1)
+BEFORE = "CannotShard: {} was made before Pipeline, and would clip by the norm of this rank's"
+REPLACED = "CannotPipeline: parameters were replaced since this pipeline was made"
+NO_COPY = "CannotPipeline: a pipeline has process groups of its own"
+ROWS = takes(
+    ("pipeline",),
+    # what other ranks have gets no gradient
+    (made_before, partial(torch.optim.SGD, lr=0.1)),
+    (made_before, COPIES, {"pipeline": BEFORE.format("Copies")}),
+    (
+        made_before,
         lambda own: stage1.ShardedOptimizer(own, torch.optim.SGD, Mesh(dp=1, pp=2).dp.group),
-        lambda own: Copies(own, torch.optim.SGD, lr=0.1),
-    ):
-        for said in worlds(2).run(optimizer_made_before, plan, make):
-            assert "was made before Pipeline, and would clip by the norm of this rank's" in said
+        {"pipeline": BEFORE.format("ShardedOptimizer")},
+    ),
+    unfrozen_later,
+    frozen_later,
+    (assigned, {"pipeline": REPLACED}),
+    *((copied, how, {"pipeline": NO_COPY}) for how in (copy.deepcopy, loaded)),
+    (
+        replicated_afterwards,
+        {"pipeline": "CannotReplicate: rank 0: layers.0.weight is in part"},
+    ),
+)
+
+
+@pytest.mark.parametrize("door, row, args, expected", ROWS)
+def test_a_row(worlds, door, row, args, expected):
+    """Must catch: what the row says; a norm of one rank's stages; tied weights that were replaced,
+    and are no longer added up; a copy that shares messages."""
+    check(worlds(2), door, row, args, expected)
 
 
 def add_up(name, plan):
@@ -494,29 +512,12 @@ def test_with_data_parallelism_and_zero(worlds, how, kind):
     nobody has averaged; tied gradients added after those of one end were averaged; a tied weight
     counted twice in the norm; a norm of one rank's stages, by clip_gradients or by PyTorch."""
     found = worlds(4).run(train_replicas, how, kind)
-    layers = built("tied")
-    parameters = list(dict.fromkeys(named(layers).values()))
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    parts = [batch_of("tied", part) for part in (0, 1)]
-    losses, norms = [], []
-    for _ in range(2):
-        optimizer.zero_grad()
-        losses.append([])
-        for inputs, targets, loss_of in parts:
-            of_part = []
-            for x, target in zip(inputs.chunk(M), targets.chunk(M)):
-                for layer in layers:
-                    x = layer(x)
-                loss = loss_of(x, target)
-                (loss / (2 * M)).backward()
-                of_part.append(loss.item())
-            losses[-1].append(of_part)
-        norms.append(nn.utils.clip_grad_norm_(parameters, CLIP).item())
-        optimizer.step()
+    losses, norms, layers = trained_plainly("tied", parts=2)
     assert all(each == pytest.approx(norms, rel=1e-12) for *_, each in found)
     for part, rank in ((0, 1), (1, 3)):  # the last stages
         for step in range(2):
-            assert found[rank][0][step] == pytest.approx(losses[step][part], rel=1e-12)
+            of_part = losses[step][M * part : M * (part + 1)]
+            assert found[rank][0][step] == pytest.approx(of_part, rel=1e-12)
     want = {key: parameter.detach() for key, parameter in named(layers).items()}
     agrees([f[1] for f in found], want, want)
 
@@ -946,28 +947,19 @@ def test_messages_in_another_order_are_refused():
         plan_pipeline(LINEAR, lists, torch.ones(6, 3))
 
 
-def refused_on_a_rank(plan, others, size, change=None):
+def refused_on_a_rank(plan, others, size):
     layers = built("tied")
     inputs, targets, loss_of = batch_of("tied", size=size)
     plan = others if dist.get_rank() else plan
     try:
-        pipeline = Pipeline(layers, plan, loss_of)
-        if change is not None:
-            change(pipeline)
-        pipeline.step(inputs, targets)
+        Pipeline(layers, plan, loss_of).step(inputs, targets)
     except CannotPipeline as error:
         return str(error)
 
 
-def replace_parameters(pipeline):
-    states = {name: tensor.clone() for name, tensor in pipeline.state_dict().items()}
-    pipeline.load_state_dict(states, assign=True)
-
-
 def test_ranks_that_disagree_refuse_together(worlds):
     """Must catch: a rank that raises while the others wait: plans that differ, a plan for another
-    number of ranks, a batch of another size than was planned, which other ranks receive in part;
-    tied weights that were replaced, and are no longer added up; a copy that shares messages."""
+    number of ranks, a batch of another size than was planned, which other ranks receive in part."""
     one, two = plan_of("tied", "1F1B", 2), plan_of("tied", "GPipe", 2)
     world = worlds(2)
     [said, again] = world.run(refused_on_a_rank, one, two, M)
@@ -979,10 +971,6 @@ def test_ranks_that_disagree_refuse_together(worlds):
         assert f"a batch of {M + 1} with targets of {M + 1}: both have the same number" in said
     for said in world.run(refused_on_a_rank, one, one, 2 * M):
         assert f"a batch of [{2 * M}, 5], and the plan is for [{M}, 5]" in said
-    for said in world.run(refused_on_a_rank, one, one, M, replace_parameters):
-        assert "parameters were replaced since this pipeline was made" in said
-    for said in world.run(refused_on_a_rank, one, one, M, copy.deepcopy):
-        assert "process groups of its own" in said
 
 
 def refused_at_the_start(plan):
