@@ -194,19 +194,6 @@ def test_how_far_it_is(n):
         assert progress(name, -1) == (str(wanted.get(name, n)),) * 2, name
 
 
-@pytest.mark.parametrize(
-    ("name", "n", "sentence"),
-    [
-        ("all reduce", 4, "no collective is named 'all reduce'; there are broadcast, reduce, "),
-        ("scatter", 9, "n = 9: the stepper draws 2 to 8 ranks."),
-    ],
-)
-def test_what_there_is_not(name, n, sentence):
-    """Mutation: a KeyError, or 9 ranks with the letters of 8."""
-    with pytest.raises(ValueError, match=sentence):
-        stepper_steps(name, n)
-
-
 # --- what ranks really send -----------------------------------------------------------------------
 
 
@@ -314,27 +301,6 @@ def stepper():
     return stepper
 
 
-def test_the_card_is_whole(stepper):
-    """Mutation: forget a closing tag, give two elements one id, or point a label at nothing."""
-    from test_bookkit_explorer import Nesting
-
-    class Card(Nesting):
-        EMPTY = Nesting.EMPTY | {"path"}
-
-    for name in COLLECTIVES:
-        found = Card(stepper.card(name, 5, "steps.js"))
-        assert len(found.ids) == len(set(found.ids)) and set(found.references) <= set(found.ids)
-
-
-def test_the_card_speaks_before_any_script(stepper):
-    """Sentence and table are in the page. Mutation: leave them to the script; a step left out of
-    the table."""
-    text = stepper.card("ring all-reduce", 4, "steps.js").replace("\N{NO-BREAK SPACE}", " ")
-    steps = stepper_steps("ring all-reduce", 4)
-    assert f'<p class="explorer-sentence">{steps[1].sentence}</p>' in text
-    assert all(f"<tr><td>{step.sentence}</td><td>{step.detail}</td></tr>" in text for step in steps)
-
-
 def test_the_weight_of_a_stepper(stepper):
     """A stepper costs a page less than 25 kB, before a reader asks for another collective, with
     script and style.
@@ -358,39 +324,3 @@ def test_the_weight_of_a_stepper(stepper):
         )
         < 25_000
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("```{stepper} rings\n```", "no collective is named 'rings'"),
-        ("```{stepper} scatter\n:ranks: 1\n```", "n = 1: the stepper draws 2 to 8 ranks."),
-        (
-            "```{stepper} scatter\n```\n\n```{stepper} scatter\n```",
-            "stepper: 'scatter' is on this page already.",
-        ),
-    ],
-)
-def test_a_wrong_directive_is_a_warning(stepper, tmp_path, text, sentence):
-    """Mutation: an exception instead of a warning with page and line, or two cards with one
-    id."""
-    from sphinx.application import Sphinx
-    from sphinx.util.docutils import docutils_namespace
-
-    (tmp_path / "index.md").write_text(f"# Page\n\n{text}\n", encoding="utf-8")
-    with open(tmp_path / "warnings", "w+", encoding="utf-8") as stream, docutils_namespace():
-        Sphinx(
-            tmp_path,
-            None,
-            tmp_path / "html",
-            tmp_path / "doctrees",
-            "dummy",  # reads the page and writes none
-            status=None,
-            warning=stream,
-            freshenv=True,
-            confoverrides=dict(
-                extensions=["myst_parser", "bookkit.stepper"], root_doc="index", html_theme="basic"
-            ),
-        ).build()
-    said = (tmp_path / "warnings").read_text(encoding="utf-8")
-    assert sentence in said and re.search(r"index\.md:\d+", said)

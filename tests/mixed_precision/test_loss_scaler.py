@@ -45,12 +45,12 @@ def two_scalers(**settings):
     "kind, sequences",
     [
         (LossScaler, 40),
-        pytest.param(LossScaler, 1000, marks=pytest.mark.slow),
-        pytest.param(fast.LossScaler, 1000, marks=pytest.mark.slow),
+        pytest.param(LossScaler, 300, marks=pytest.mark.slow),
+        pytest.param(fast.LossScaler, 300, marks=pytest.mark.slow),
     ],
 )
 def test_events_of_grad_scaler(kind, sequences):
-    """1,000 random sequences of gradients, some of which are not finite: after each step the scale,
+    """300 random sequences of gradients, some of which are not finite: after each step the scale,
     the count of good steps, the unscaled gradients and the weights are GradScaler's, bit for bit.
 
     Must catch: the growth tracker kept at a skip; growth to infinity; growth before the interval is

@@ -18,7 +18,6 @@ from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.mixed_precision.optimizer_states import Bf16Moments, EightBitMoments
-from shardlab.ranks import ranks
 from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
 from shardlab.saving.checkpoint import Damaged, SaveFailed, resume, save
@@ -29,16 +28,14 @@ from shardlab.zero.hardened.offload import cpu_offload
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module")
-def two():
-    with ranks(2, device="cpu", announce=False) as world:
-        yield world
+@pytest.fixture
+def two(worlds):
+    return worlds(2)
 
 
-@pytest.fixture(scope="module")
-def three():
-    with ranks(3, device="cpu", announce=False) as world:
-        yield world
+@pytest.fixture
+def three(worlds):
+    return worlds(3)
 
 
 class Network(nn.Module):
@@ -64,22 +61,28 @@ def training(
     stage,
     seed=0,
     rule=torch.optim.AdamW,
-    groups=False,
+    groups=None,
     dtype=torch.float64,
     width=7,
     collectives=None,
 ):
-    """(model, optimizer, scheduler); stage 0 is a plain model, on which all ranks do the same."""
+    """(model, optimizer, scheduler); stage 0 is a plain model, on which all ranks do the same.
+    Weight decay is chosen by layer or, after sharding, by dims."""
     torch.manual_seed(seed)
     model = Network(width).to(dtype)
+    if stage == 3:
+        stage3.fully_shard(model, [model.first, model.frozen, model.last])
     parts = list(model.parameters())
-    if groups:
+    if groups == "by layer":
         others = [*model.last.parameters(), *model.scale.parameters(), model.again.bias]
         parts = [dict(params=list(model.first.parameters())), dict(params=others, weight_decay=0.0)]
-    if stage == 3:
-        units = [model.first, model.frozen, model.last]
-        _, optimizer = zero.shard(model, rule, stage=3, units=units, lr=0.1)
-    elif stage == 0:
+    elif groups == "by dims":
+        trained = [p for p in parts if p.requires_grad]
+        parts = [
+            dict(params=[p for p in trained if p.dim() >= 2], weight_decay=0.3),
+            dict(params=[p for p in trained if p.dim() < 2], weight_decay=0.0),
+        ]
+    if stage in (0, 3):
         optimizer = rule(parts, lr=0.1)
     elif not groups:
         options = dict(bucket_bytes=300, collectives=collectives, lr=0.1)
@@ -157,84 +160,51 @@ def test_the_run_goes_on(stage, two, three, tmp_path):
         assert found[0][2] == 4 * 6 / before.world_size + 2 * 6 / other.world_size
 
 
-@pytest.mark.parametrize("before, after", [(1, 1), (2, 3), (3, 1)])
-def test_shards_in_parts(before, after, two, three, tmp_path):
-    """Saved where a bucket's shard has many parts and resumed where it has one, on another number
-    of ranks, and the other way round.
-
-    Mutations: of the states only those of the first part saved; parts brought back in another
-    order; all parts with the first one's states."""
-    small = dict(collectives=fast_ring.Ring(small_bytes=8, piece_bytes=40))
-    whole = three.run(run_and_save, before, str(tmp_path / "parts"), **small)[0]
-    two.run(run_and_save, before, str(tmp_path / "one"))
-    ends = [
-        two.run(run_on, after, str(tmp_path / "parts"))[0],
-        three.run(run_on, after, str(tmp_path / "one"), **small)[0],
-    ]
-    for step, losses, _ in ends:
-        assert step == 4 and losses == pytest.approx(whole[4:], rel=1e-12)
+PARTS = dict(collectives=fast_ring.Ring(small_bytes=8, piece_bytes=40))
+DIMS = dict(groups="by dims")
+HOSTED = dict(rule=cpu_offload(torch.optim.AdamW))
 
 
-@pytest.mark.parametrize("before, after", [(0, 1), (1, 3), (3, 2), (2, 0), (3, 0)])
-def test_another_stage(before, after, two, three, tmp_path):
-    """Saved in one stage, resumed in another on fewer ranks, with other flat tensors: the same
-    losses to rounding.
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        # (stage, ranks, options); a bucket's shard has many parts, or one
+        ((1, 3, PARTS), (1, 2, {})),
+        ((1, 2, {}), (1, 3, PARTS)),
+        ((2, 3, PARTS), (3, 2, {})),
+        ((3, 2, {}), (1, 3, PARTS)),
+        # other flat tensors, or none
+        ((0, 3, {}), (1, 2, {})),
+        ((1, 3, {}), (3, 2, {})),
+        ((3, 3, {}), (2, 2, {})),
+        ((2, 3, {}), (0, 2, {})),
+        ((3, 3, {}), (0, 2, {})),
+        # in stage 3 parameters of both groups travel in one flat tensor
+        ((0, 3, DIMS), (3, 2, DIMS)),
+        ((3, 3, DIMS), (1, 2, DIMS)),
+        ((3, 3, DIMS), (3, 2, DIMS)),
+        ((2, 3, DIMS), (3, 2, DIMS)),
+        # states, and the parameters that are updated, lie on the host
+        ((1, 2, HOSTED), (1, 2, HOSTED)),
+        ((1, 2, HOSTED), (1, 2, {})),
+    ],
+)
+def test_in_another_layout(before, after, worlds, tmp_path):
+    """Saved in one layout and resumed in another: the same losses to rounding.
 
-    Mutations: one step counter object for all flat tensors, so that each counts for all; parameters
+    Must catch: of the states only those of the first part saved; parts brought back in another
+    order; one step counter object for all flat tensors, so that each counts for all; parameters
     taken in the order of the flat tensors, not by name; a tied weight by its second name; the
-    states of a plain model not saved."""
-    whole = three.run(run_and_save, before, str(tmp_path))[0]
-    step, losses, _ = two.run(run_on, after, str(tmp_path))[0]
+    states of a plain model not saved; all parameters of a flat tensor taken for those of one group;
+    the host's copies not refreshed, so that the first step undoes the resuming."""
+    (stage, n, options), (other, m, others) = before, after
+    whole = worlds(n).run(run_and_save, stage, str(tmp_path), **options)[0]
+    step, losses, _ = worlds(m).run(run_on, other, str(tmp_path), **others)[0]
     assert step == 4 and losses == pytest.approx(whole[4:], rel=1e-12)
 
 
-def by_dims(stage, seed):
-    """A training like `training`, with weight decay for parameters with two dims, chosen after
-    sharding."""
-    torch.manual_seed(seed)
-    model = Network().to(torch.float64)
-    if stage == 3:
-        stage3.fully_shard(model, [model.first, model.frozen, model.last])
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        dict(params=[p for p in trained if p.dim() >= 2], weight_decay=0.3),
-        dict(params=[p for p in trained if p.dim() < 2], weight_decay=0.0),
-    ]
-    if stage in (0, 3):
-        optimizer = torch.optim.AdamW(groups, lr=0.1)
-    else:
-        cls = (stage1, stage2)[stage - 1].ShardedOptimizer
-        optimizer = cls(groups, torch.optim.AdamW, bucket_bytes=300, lr=0.1)
-    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-
-
-def goes_on_by_dims(before, folder):
-    own = by_dims(before, 0)
-    first = steps(*own, 0, 3)
-    save(folder, *own[:2], 3)
-    return first + steps(*own, 3, 5)
-
-
-def resumed_by_dims(after, folder):
-    model, optimizer, scheduler = by_dims(after, 9)
-    resume(folder, model, optimizer)
-    scheduler.last_epoch = 3
-    return steps(model, optimizer, scheduler, 3, 5)
-
-
-@pytest.mark.parametrize("before, after", [(0, 3), (3, 1), (3, 3), (2, 3)])
-def test_groups_by_dims_in_another_stage(before, after, two, three, tmp_path):
-    """In stage 3 parameters of both groups travel in one flat tensor.
-
-    Must catch: all parameters of a flat tensor taken for those of one group; a moment brought back
-    to its neighbour."""
-    whole = three.run(goes_on_by_dims, before, str(tmp_path))[0]
-    found = two.run(resumed_by_dims, after, str(tmp_path))[0]
-    assert found == pytest.approx(whole[3:], rel=1e-12)
-
-
 def partly_trained(folder, how):
-    model, optimizer, scheduler = by_dims(3, 0)
+    model, optimizer, scheduler = training(3, groups="by dims")
     if how == "frozen":
         dict(model.named_parameters())["first.bias"].requires_grad_(False)
     elif how == "left out":
@@ -254,17 +224,6 @@ def test_states_that_differ_within_a_unit(how, two, tmp_path):
     """Must catch: the states of the first parameter taken for all; a chunk with a hole."""
     for sentence in two.run(partly_trained, str(tmp_path), how):
         assert "and others travel together, and some of them were updated in other" in sentence
-
-
-def test_offloaded_states(two, tmp_path):
-    """Optimizer states and the parameters that are updated lie on the host: they come back there,
-    too; and where there are none.
-
-    Mutation: the host's copies not refreshed, so that the first step undoes the resuming."""
-    hosted = cpu_offload(torch.optim.AdamW)
-    whole = two.run(run_and_save, 1, str(tmp_path), rule=hosted)[0]
-    for rule in (hosted, torch.optim.AdamW):
-        assert two.run(run_on, 1, str(tmp_path), rule=rule)[0][1] == whole[4:]
 
 
 # --- any layout to any other ----------------------------------------------------------------------
@@ -671,12 +630,12 @@ def test_another_run(two, tmp_path):
 
     Mutations: one of them not compared; the groups compared by their number only, or when the model
     has been overwritten."""
-    two.run(run_and_save, 1, str(tmp_path), (4,), groups=True)
+    two.run(run_and_save, 1, str(tmp_path), (4,), groups="by layer")
     first = "first.weight was torch.float64 [7, 5] in group 0"
     for options, said in (
-        (dict(groups=True, width=8), f"{first}, now it is torch.float64 [8, 5] in group 0"),
+        (dict(groups="by layer", width=8), f"{first}, now it is torch.float64 [8, 5] in group 0"),
         (
-            dict(groups=True, dtype=torch.float32),
+            dict(groups="by layer", dtype=torch.float32),
             f"{first}, now it is torch.float32 [7, 5] in group 0",
         ),
         (
@@ -687,7 +646,7 @@ def test_another_run(two, tmp_path):
             ),
         ),
         (
-            dict(groups=True, rule=torch.optim.Adam),
+            dict(groups="by layer", rule=torch.optim.Adam),
             "the optimizer was AdamW with 2 parameter groups, now it is Adam with 2",
         ),
     ):

@@ -10,7 +10,6 @@ from torch import nn
 
 from coursekit.formulas import evaluate
 from coursekit.topics.tensor_parallelism.steps import (
-    FIRST_SHOWN,
     PAIR_COLUMNS,
     PAIR_WAYS,
     RANKS,
@@ -163,42 +162,7 @@ def test_cells_on_their_way_to_the_page(way, number, cells):
     assert encode(pair_steps(way, 4)[number]) == cells
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        (("pipeline", 4), "way = 'pipeline': the card shows tensor, then sequence"),
-        (("tensor", 3), "ranks = 3: the card shows 2, 4, 8."),
-    ],
-)
-def test_what_there_is_not(given, sentence):
-    """Must catch: a KeyError, or three ranks that are drawn as four."""
-    with pytest.raises(ValueError, match=sentence):
-        pair_steps(*given)
-
-
 # --- the card -------------------------------------------------------------------------------------
-
-
-def test_the_card_is_whole_and_speaks_before_any_script():
-    """Must catch: a closing tag forgotten; two elements of one id; a sentence of another move than
-    the slider's."""
-    from test_bookkit_explorer import Nesting
-
-    from bookkit import pairs
-
-    class Card(Nesting):
-        EMPTY = Nesting.EMPTY | {"path"}
-
-    text = pairs.card("tensor", 4, "steps.js")
-    found = Card(text)
-    assert len(found.ids) == len(set(found.ids)) and set(found.references) <= set(found.ids)
-    text, steps = (
-        text.replace("\N{NO-BREAK SPACE}", " ").replace("&#x27;", "'"),
-        pair_steps("tensor", 4),
-    )
-    assert f'value="{FIRST_SHOWN}"' in text and f"{FIRST_SHOWN} of 11" in text
-    assert f'<p class="explorer-sentence">{steps[FIRST_SHOWN].sentence}</p>' in text
-    assert all(f"<tr><td>{step.sentence}</td><td>{step.detail}</td></tr>" in text for step in steps)
 
 
 def test_the_script_has_every_picture():

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from bookkit import shards
 from coursekit.formulas import RECIPES, evaluate
 from coursekit.topics.zero.moves import (
     STAGES,
@@ -169,48 +170,10 @@ def test_both_kinds_of_gradients_are_in_one_cell():
     assert encode(step) == "22C11E111000"
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ((4, 4, 1), "stage = 4: the card shows 0 to 3."),
-        ((1, 9, 1), "ranks = 9: the card shows 2 to 8."),
-        ((1, 4, 3), "microbatches = 3: the card shows 1 to 2."),
-    ],
-)
-def test_what_there_is_not(given, sentence):
-    """Mutation: an IndexError, or a stage 4 that is stage 3."""
-    with pytest.raises(ValueError, match=sentence):
-        shard_steps(*given)
-
-
 # --- the card -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def shards():
-    from bookkit import shards
-
-    return shards
-
-
-def test_the_card_is_whole_and_speaks_before_any_script(shards):
-    """Mutations: a closing tag forgotten; two elements of one id; the first sentence of another
-    move than the slider's."""
-    from test_bookkit_explorer import Nesting
-
-    class Card(Nesting):
-        EMPTY = Nesting.EMPTY | {"path"}
-
-    text = shards.card(1, 4, "steps.js")
-    found = Card(text)
-    assert len(found.ids) == len(set(found.ids)) and set(found.references) <= set(found.ids)
-    steps, text = shard_steps(1, 4, 1), text.replace("\N{NO-BREAK SPACE}", " ")
-    assert isinstance(steps[10].move, Update) and 'value="10"' in text and "10 of 13" in text
-    assert f'<p class="explorer-sentence">{steps[10].sentence}</p>' in text
-    assert all(f"<tr><td>{step.sentence}</td><td>{step.detail}</td></tr>" in text for step in steps)
-
-
-def test_the_script_has_every_picture(shards):
+def test_the_script_has_every_picture():
     """Once for all ranks what does not depend on them. Mutation: the details of two ranks for
     all."""
     call = r"BOOK\.steppers\.add\(BOOK\.steppers\.kinds\.shards\.unpack\((.*)\)\);\n"
@@ -228,44 +191,7 @@ def test_the_script_has_every_picture(shards):
         )
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("```{shards} 5\n```", "stage = 5: the card shows 0 to 3."),
-        ("```{shards} 1\n:ranks: 1\n```", "ranks = 1: the card shows 2 to 8."),
-        ("```{shards} one\n```", "invalid literal"),
-        (
-            "```{shards} 1\n```\n\n```{shards} 2\n```",
-            "a card of shards is on this page already.",
-        ),
-    ],
-)
-def test_a_wrong_directive_is_a_warning(shards, tmp_path, text, sentence):
-    """Mutation: an exception instead of a warning with page and line, or two cards with one
-    id."""
-    from sphinx.application import Sphinx
-    from sphinx.util.docutils import docutils_namespace
-
-    (tmp_path / "index.md").write_text(f"# Page\n\n{text}\n", encoding="utf-8")
-    with open(tmp_path / "warnings", "w+", encoding="utf-8") as stream, docutils_namespace():
-        Sphinx(
-            tmp_path,
-            None,
-            tmp_path / "html",
-            tmp_path / "doctrees",
-            "dummy",  # reads the page and writes none
-            status=None,
-            warning=stream,
-            freshenv=True,
-            confoverrides=dict(
-                extensions=["myst_parser", "bookkit.shards"], root_doc="index", html_theme="basic"
-            ),
-        ).build()
-    said = (tmp_path / "warnings").read_text(encoding="utf-8")
-    assert sentence in said and re.search(r"index\.md:\d+", said)
-
-
-def test_the_marks_are_the_moves(shards):
+def test_the_marks_are_the_moves():
     """A collective marks the cells of one unit that it fills. Mutation: an all-gather of stage 3
     marked among the parameters."""
     for stage in range(4):

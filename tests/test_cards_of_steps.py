@@ -1,0 +1,95 @@
+"""The cards of steps: whole, and speaking before any script; a wrong directive is a warning."""
+
+import re
+
+import pytest
+
+from bookkit import pairs, shards, stepper
+from coursekit.topics.collectives.steps import COLLECTIVES, stepper_steps
+from coursekit.topics.tensor_parallelism.steps import FIRST_SHOWN, pair_steps
+from coursekit.topics.zero.moves import Update
+from coursekit.topics.zero.steps import shard_steps
+
+# (makes the card and its steps, of what, the step that is shown at first)
+CARDS = {
+    "shards": (shards.card, shard_steps, (1, 4), (1, 4, 1), 10),
+    "pairs": (pairs.card, pair_steps, ("tensor", 4), ("tensor", 4), FIRST_SHOWN),
+    **{name: (stepper.card, stepper_steps, (name, 5), (name, 5), 1) for name in COLLECTIVES},
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_is_whole_and_speaks_before_any_script(name):
+    """Must catch: a closing tag forgotten; two elements of one id; a label that points at nothing;
+    sentence and table left to the script; a step left out of the table; a sentence of another step
+    than the slider's."""
+    from test_bookkit_explorer import Nesting
+
+    class Card(Nesting):
+        EMPTY = Nesting.EMPTY | {"path"}
+
+    card, steps_of, given, given_to_steps, first = CARDS[name]
+    text, steps = card(*given, "steps.js"), steps_of(*given_to_steps)
+    found = Card(text)
+    assert len(found.ids) == len(set(found.ids)) and set(found.references) <= set(found.ids)
+    text = text.replace("\N{NO-BREAK SPACE}", " ").replace("&#x27;", "'")
+    assert f'value="{first}"' in text and f"{first} of {len(steps) - 1}" in text
+    assert f'<p class="explorer-sentence">{steps[first].sentence}</p>' in text
+    assert all(f"<tr><td>{step.sentence}</td><td>{step.detail}</td></tr>" in text for step in steps)
+
+
+def test_the_first_move_that_is_shown_of_shards():
+    """Must catch: a card that opens at another move than the first update."""
+    assert isinstance(shard_steps(1, 4, 1)[10].move, Update)
+
+
+@pytest.mark.parametrize(
+    "steps, given, sentence",
+    [
+        (stepper_steps, ("all reduce", 4), "no collective is named 'all reduce'; there are broad"),
+        (stepper_steps, ("scatter", 9), "n = 9: the stepper draws 2 to 8 ranks."),
+        (shard_steps, (4, 4, 1), "stage = 4: the card shows 0 to 3."),
+        (shard_steps, (1, 9, 1), "ranks = 9: the card shows 2 to 8."),
+        (shard_steps, (1, 4, 3), "microbatches = 3: the card shows 1 to 2."),
+        (pair_steps, ("pipeline", 4), "way = 'pipeline': the card shows tensor, then sequence"),
+        (pair_steps, ("tensor", 3), "ranks = 3: the card shows 2, 4, 8."),
+    ],
+)
+def test_what_there_is_not(steps, given, sentence):
+    """Must catch: a KeyError or an IndexError; 9 ranks with the letters of 8; three ranks that are
+    drawn as four."""
+    with pytest.raises(ValueError, match=sentence):
+        steps(*given)
+
+
+@pytest.mark.parametrize(
+    "kind, text, sentence",
+    [
+        ("stepper", "```{stepper} rings\n```", "no collective is named 'rings'"),
+        (
+            "stepper",
+            "```{stepper} scatter\n:ranks: 1\n```",
+            "n = 1: the stepper draws 2 to 8 ranks.",
+        ),
+        ("stepper", "```{stepper} scatter\n```\n\n" * 2, "'scatter' is on this page already."),
+        ("shards", "```{shards} 5\n```", "stage = 5: the card shows 0 to 3."),
+        ("shards", "```{shards} 1\n:ranks: 1\n```", "ranks = 1: the card shows 2 to 8."),
+        ("shards", "```{shards} one\n```", "invalid literal"),
+        ("shards", "```{shards} 1\n```\n\n" * 2, "a card of shards is on this page already."),
+    ],
+)
+def test_a_wrong_directive_is_a_warning(kind, text, sentence, tmp_path):
+    """Must catch: an exception instead of a warning with page and line, or two cards with one
+    id."""
+    from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace
+
+    (tmp_path / "index.md").write_text(f"# Page\n\n{text}\n", encoding="utf-8")
+    extensions = ["myst_parser", f"bookkit.{kind}"]
+    given = dict(extensions=extensions, root_doc="index", html_theme="basic")
+    folders = tmp_path, None, tmp_path / "html", tmp_path / "doctrees"
+    with open(tmp_path / "warnings", "w+", encoding="utf-8") as stream, docutils_namespace():
+        options = dict(status=None, warning=stream, freshenv=True, confoverrides=given)
+        Sphinx(*folders, "dummy", **options).build()  # reads the page and writes none
+    said = (tmp_path / "warnings").read_text(encoding="utf-8")
+    assert sentence in said and re.search(r"index\.md:\d+", said)
