@@ -142,6 +142,28 @@ def case_of(seed: int) -> Case:
     )
 
 
+def layout(dp: int, stage: int, **others) -> Case:
+    """A case of data-parallel ranks in a stage of ZeRO, with clipping and what else is named."""
+    sizes = dict(layers=2, hidden=24, heads=8, key_value_heads=4, feed_forward=29, vocabulary=101)
+    plain = dict(
+        seed=100,
+        pp=1,
+        tp=1,
+        sequence_parallel=False,
+        before=(dp, stage),
+        after=(dp, stage),
+        schedule="1F1B",
+        microbatches=1,
+        recompute="",
+        clip=0.5,
+        accumulate=1,
+        scaler="",
+        optimizer="SGD",
+        sizes=dict(sizes, max_sequence=SEQUENCE),
+    )
+    return Case(**{**plain, **others})
+
+
 def drawn(case: Case, seed: int) -> GPT:
     torch.manual_seed(seed)
     model = GPT(GPTConfig(**case.sizes)).double()
@@ -271,7 +293,7 @@ class Run:
             sum_gradients(self.optimizer, mesh.tp.group)
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
-        norm = clip_gradients(self.optimizer, case.clip).item() if case.clip else None
+        norm = self.clipped().item() if case.clip else None
         if self.scaler:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -279,6 +301,12 @@ class Run:
             self.optimizer.step()
         self.optimizer.zero_grad()
         return (None if None in losses else sum(losses)), norm
+
+    def clipped(self) -> Tensor:
+        """The norm, of which PyTorch's own clipping knows all in some layouts."""
+        if self.stage in (0, 3) and self.case.pp == 1 and self.case.sequence_parallel:
+            return clip_grad_norm_(self.called.parameters(), self.case.clip)
+        return clip_gradients(self.optimizer, self.case.clip)
 
     def whole_weights(self) -> dict[str, Tensor]:
         """This rank's layers, joined, under their names in the plain model."""
@@ -340,9 +368,22 @@ def second_half(case: Case, above: str) -> tuple[list[tuple], dict[str, Tensor]]
 # --- the verdict ----------------------------------------------------------------------------------
 
 
+def parity_in(world, case: Case) -> str:
+    """ "parity", or what differs, of a training that stays on these ranks."""
+    found = world.run(in_one_layout, case)
+    return difference_from_plain(
+        case, [*zip(*(own for own, _ in found))], [own for _, own in found]
+    )
+
+
+def in_one_layout(case: Case) -> tuple[list[tuple], dict[str, Tensor]]:
+    torch.set_num_threads(1)
+    run = Run(case, *case.before)
+    return [run.step(step) for step in batches(case)], run.whole_weights()
+
+
 def outcome(case: Case) -> str:
     """ "parity", or what differs. Ranks are new ones: process groups of gloo keep their threads."""
-    losses, norms, weights = trained_plainly(case)
     sizes = [dp * case.pp * case.tp for dp, _ in (case.before, case.after)]
     with tempfile.TemporaryDirectory() as above:
         with ranks(sizes[0], device="cpu", announce=False) as world:
@@ -353,6 +394,12 @@ def outcome(case: Case) -> str:
         if not told.startswith("refused: "):
             return told
     found = [[*steps] for half in (before, after) for steps in zip(*(steps for steps, _ in half))]
+    return difference_from_plain(case, found, [own for _, own in after])
+
+
+def difference_from_plain(case: Case, found: list[list[tuple]], own_weights: list[dict]) -> str:
+    """ "parity", or what differs of (loss, norm) of each step on each rank, and of the weights."""
+    losses, norms, weights = trained_plainly(case)
     for number, of_ranks in enumerate(found):
         ranks_losses = [loss for loss, _ in of_ranks if loss is not None]
         if difference := apart(sum(ranks_losses) / len(ranks_losses), losses[number]):
@@ -361,7 +408,7 @@ def outcome(case: Case) -> str:
             if difference := apart(norm, norms[number]):
                 return f"rank {rank}: the norm of step {number} is {difference:.1e} apart"
     seen = set()
-    for rank, (_, own) in enumerate(after):
+    for rank, own in enumerate(own_weights):
         seen |= set(own)
         for name, tensor in own.items():
             want = weights[name]
