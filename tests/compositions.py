@@ -16,7 +16,9 @@ import argparse
 import random
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -384,12 +386,17 @@ def in_one_layout(case: Case) -> tuple[list[tuple], dict[str, Tensor]]:
 
 def outcome(case: Case) -> str:
     """ "parity", or what differs. Ranks are new ones: process groups of gloo keep their threads."""
-    sizes = [dp * case.pp * case.tp for dp, _ in (case.before, case.after)]
     with tempfile.TemporaryDirectory() as above:
-        with ranks(sizes[0], device="cpu", announce=False) as world:
-            before = world.run(first_half, case, above)
-        with ranks(sizes[1], device="cpu", announce=False) as world:
-            after = world.run(second_half, case, above)
+        return outcome_on(partial(ranks, device="cpu", announce=False), case, above)
+
+
+def outcome_on(started: Callable, case: Case, above: str) -> str:
+    """The outcome on the ranks that `with started(n)` gives, saved in a folder `run`."""
+    halves = []
+    for half, (dp, _) in ((first_half, case.before), (second_half, case.after)):
+        with started(dp * case.pp * case.tp) as world:
+            halves.append(world.run(half, case, above))
+    before, after = halves
     for told in (told for _, answers in before for told in answers):
         if not told.startswith("refused: "):
             return told

@@ -644,6 +644,19 @@ def of_any_strides(door):
 # --- rows: clipping and scaling -------------------------------------------------------------------
 
 
+def clipped(door, rule=SGD, **settings):
+    """By this book's clipping. Must catch: parameters not copied back from the host; the host's
+    gradient from the step before; clipping that sees no gradient; the local norm."""
+    beside = Beside(door, rule=rule, **settings)
+    for _ in range(3):
+        beside.optimizer.zero_grad()
+        beside.plain_optimizer.zero_grad()
+        beside.backward()
+        norms = [clip_gradients(o, 0.1) for o in (beside.optimizer, beside.plain_optimizer)]
+        beside.step()
+    return beside.verdict() if far(*norms) <= CLOSE[torch.float64] else f"norms of {norms}"
+
+
 def clipped_by_torch(door, norm_type=2.0):
     """PyTorch's own norm, and what is left of the gradients.
 
@@ -652,6 +665,7 @@ def clipped_by_torch(door, norm_type=2.0):
     beside.backward()
     for most in (0.1, 1e9):  # the norm is above it, then below
         norms = [utils.clip_grad_norm_(net.parameters(), most, norm_type) for net in beside.nets]
+        norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
         if far(*norms) > 1e-6:  # PyTorch divides by the norm and 1e-6
             return f"norms of {norms}"
     beside.step()

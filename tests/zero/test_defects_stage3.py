@@ -9,26 +9,29 @@ all ranks' inputs in one process, with the mean of their losses; float64, so 1e-
 
 import copy
 import sys
-from contextlib import closing, nullcontext
+from contextlib import closing
+from functools import partial
 
 import cloudpickle
 import pytest
+import tables
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from tables import RIGHT, Beside, check, loss_of, two_steps
 from torch import nn
 
 from bench.prefetch import Prefetch
+from shardlab import zero
 from shardlab.common.optimizer_checks import averaged_by_hand
 from shardlab.data_parallel import DistributedDataParallel
-from shardlab.ranks import RankError, ranks
 from shardlab.saving.resharding import flats_of
 from shardlab.zero.hardened import stage1, stage2, stage3
-from shardlab.zero.hardened.api import default_units
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import gather_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(tables)
 ROUNDING = 1e-12
 
 
@@ -53,37 +56,6 @@ def far(ours, plain):
     return ((ours - plain).abs().max() / plain.abs().max().clamp(min=1e-300)).item()
 
 
-def far_from_plain(
-    make,
-    loss,
-    units=lambda model: list(model.children()),
-    steps=2,
-    sharded=lambda model: nullcontext(),
-    **options,
-):
-    """How far the parameters are from the plain model's after steps of SGD. `loss(model, x)` of
-    x [4, 8], other numbers on each rank and in each step; `sharded` is closed before they are
-    compared."""
-    n, me = dist.get_world_size(), dist.get_rank()
-    plain, ours = seeded(make), seeded(make)
-    stage3.fully_shard(ours, units(ours), **options)
-    around = sharded(ours)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (plain, ours)]
-    for step in range(steps):
-        torch.manual_seed(step)
-        inputs = torch.randn(n, 4, 8)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        for x in inputs:
-            (loss(plain, x) / n).backward()
-        loss(ours, inputs[me]).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    with around, unsharded(ours):
-        pairs = zip(ours.parameters(), plain.parameters(), strict=True)
-        return max(far(mine, theirs) for mine, theirs in pairs)
-
-
 def said(function, *args) -> str:
     """The type and the sentence of what the function raises."""
     try:
@@ -97,6 +69,147 @@ def answers(world, function, *args):
     found = world.run(function, *args)
     assert all(answer == found[0] for answer in found), found
     return found[0]
+
+
+# --- modules of other kinds, beside the plain model -----------------------------------------------
+
+
+class Penalised(nn.Linear):
+    """Forces: a gradient taken in forward, of which backward takes another."""
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        energy = torch.tanh(super().forward(x)).pow(2)
+        (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return energy + force.pow(2)
+
+
+class BackwardInside(nn.Linear):
+    """A backward of a part, within forward, to the parameters."""
+
+    def forward(self, x):
+        hidden = torch.tanh(super().forward(x))
+        hidden.pow(2).mean().backward(retain_graph=True)
+        return super().forward(hidden)
+
+
+class Deep(nn.Linear):
+    """Calls itself."""
+
+    def forward(self, x, depth=3):
+        return torch.tanh(super().forward(x if depth == 0 else self(x, depth - 1)))
+
+
+def compiled_deep():
+    module = Deep(8, 8)
+    module.compile(backend="aot_eager")
+    return nn.Sequential(module)
+
+
+def with_a_compiled_child():
+    return nn.Sequential(torch.compile(nn.Linear(4, 3), backend="eager"), nn.Linear(3, 2))
+
+
+class Prompted(nn.Module):
+    """Learned tokens in a list, and words in a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.ParameterList([nn.Parameter(torch.randn(3)) for _ in range(2)])
+        self.words = nn.ParameterDict({"a": nn.Parameter(torch.randn(3))})
+        self.layers = nn.ModuleDict({"first": nn.Linear(3, 5)})
+
+    def forward(self, x):
+        return self.layers["first"](x + sum(self.tokens) * self.words["a"])
+
+
+class Dropping(nn.Sequential):
+    """All ranks drop the same layers, others in each step: as in the plain model."""
+
+    def forward(self, x):
+        for number, layer in enumerate(self):
+            if (number + torch.initial_seed()) % 3:  # the seed is the number of the step
+                x = torch.tanh(layer(x))
+        return x
+
+
+def dropped_layers(door):
+    beside = Beside(door, lambda: Dropping(*(nn.Linear(8, 8) for _ in range(4))))
+    with closing(Prefetch(beside.net)):
+        for step in range(4):
+            torch.manual_seed(step)
+            beside.steps(1)
+        return beside.verdict()
+
+
+class Encoder(nn.Module):
+    """Has a method besides forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def encode(self, x):
+        return torch.tanh(self.first(x))
+
+    def forward(self, x):
+        return self.second(self.encode(x))
+
+
+def another_method(door, registered):
+    beside = Beside(door, Encoder)
+    if registered:
+        gather_in(beside.net, "encode")
+    x = beside.inputs()
+    for model, own in ((beside.model, door.part(x)), (beside.plain, x)):
+        loss_of(model.encode(own) + model(own)).backward()
+    beside.step()
+    return beside.verdict()
+
+
+tables.DOORS["one unit"] = tables.Stage3(partial(zero.shard, stage=3, units=()))
+
+
+@pytest.mark.parametrize(
+    "door, row, args, expected",
+    [
+        # memory that is given back while the unit computes, by a backward of its own
+        ("one unit", two_steps, (partial(Penalised, 8, 8),), RIGHT),
+        ("one unit", two_steps, (partial(BackwardInside, 8, 8),), RIGHT),
+        # a compiler that traces the gathering ("Output 0 of T is a view")
+        ("stage 3", two_steps, (compiled_deep,), RIGHT),
+        # a unit that is met twice, because a compiled module passes attributes on
+        ("stage 3", two_steps, (with_a_compiled_child,), RIGHT),
+        # a list of parameters taken for a unit, which nobody calls; one that is lost
+        ("stage 3", two_steps, (Prompted,), RIGHT),
+        # a layer that computes with the parameters prefetched for the layer dropped before it
+        ("stage 3", dropped_layers, (), RIGHT),
+        # `encode` with values of nobody; a unit freed when encode is called within forward
+        (
+            "one unit",
+            another_method,
+            (False,),
+            "NotGathered: linear of first.weight [8, 8]: ",
+        ),
+        ("one unit", another_method, (True,), RIGHT),
+    ],
+)
+def test_modules_of_other_kinds(pair, door, row, args, expected):
+    """Must catch: what is said at each."""
+    check(pair, door, row, args, expected)
+
+
+def names_to_save():
+    net = with_a_compiled_child()
+    stage3.fully_shard(net, list(net))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return [name for flat in flats_of(net, optimizer) for name, _ in flat.parameters]
+
+
+def test_a_compiled_child_is_saved_once(pair):
+    """Must catch: a unit that is met twice."""
+    names = ["0._orig_mod.weight", "0._orig_mod.bias", "1.weight", "1.bias"]
+    assert answers(pair, names_to_save) == names
 
 
 # --- a parameter that is not there ----------------------------------------------------------------
@@ -175,60 +288,6 @@ def test_what_leaves_the_shards_where_they_are(pair):
     assert answers(pair, loaded) == 0.0
 
 
-# --- backward by other ways -----------------------------------------------------------------------
-
-
-class Penalised(nn.Module):
-    """Forces: a gradient taken in forward, of which backward takes another."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        energy = torch.tanh(self.inner(x)).pow(2).sum()
-        (force,) = torch.autograd.grad(energy, x, create_graph=True)
-        return energy, force
-
-
-def second_gradients():
-    def loss(model, x):
-        energy, force = model(x)
-        return energy + force.pow(2).sum()
-
-    return far_from_plain(Penalised, loss, lambda model: [])
-
-
-class BackwardInside(nn.Module):
-    """A backward of a part, within forward, to the parameters."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.part = nn.Linear(8, 8), 1 / dist.get_world_size()  # of the mean over ranks
-
-    def forward(self, x):
-        hidden = torch.tanh(self.inner(x))
-        (hidden.pow(2).sum() * self.part).backward(retain_graph=True)
-        return self.inner(hidden).sum()
-
-
-def backward_inside():
-    def loss(model, x):
-        model.part = 1 if hasattr(model, "sharded_unit") else model.part
-        return model(x)
-
-    return far_from_plain(BackwardInside, loss, lambda model: [])
-
-
-def test_gradients_of_gradients(pair):
-    """Inside a unit's forward they work, and so does a whole backward.
-
-    Must catch: memory that is given back while the unit computes, by a backward of its own."""
-    assert answers(pair, second_gradients) <= ROUNDING
-    assert answers(pair, backward_inside) <= ROUNDING
-
-
 # --- prefetch, branches, buffers ------------------------------------------------------------------
 
 
@@ -277,60 +336,6 @@ def prefetched():
 def test_prefetch_of_a_unit_that_follows_itself(pair):
     """Must catch: a unit that is filled by the thread while it computes."""
     assert answers(pair, prefetched) == (True, True, 0)
-
-
-def different_units():
-    model = seeded(lambda: linears(8, 8, 8, bias=False))
-    stage3.fully_shard(model, list(model))
-    dist.barrier()
-    model[dist.get_rank()](torch.ones(1, 8))
-
-
-def test_ranks_that_run_different_units():
-    """LayerDrop by each rank's own number, experts, a branch by data: units of one size must not be
-    gathered crosswise, as FSDP2 gathers them. Both wait, and are named.
-
-    Must catch: messages of two units that fit each other."""
-    with ranks(2, device="cpu", announce=False, patience_seconds=4) as world:
-        with pytest.raises(RankError) as caught:
-            world.run(different_units)
-    sentence = str(caught.value)
-    assert (
-        "rank 0 waits for rank 1 in a send to rank 1 of float64, 32 elements, of unit 1" in sentence
-    )
-    assert (
-        "rank 1 waits for rank 0 in a send to rank 0 of float64, 32 elements, of unit 2" in sentence
-    )
-
-
-class Dropping(nn.Module):
-    """All ranks drop the same layers, others in each step: as in the plain model."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-
-    def forward(self, x):
-        for number, layer in enumerate(self.layers):
-            if (number + torch.initial_seed()) % 3:  # the seed is the number of the step
-                x = torch.tanh(layer(x))
-        return x.sum()
-
-
-def dropped_layers():
-    return far_from_plain(
-        Dropping,
-        lambda model, x: model(x),
-        lambda model: model.layers,
-        steps=4,
-        sharded=lambda model: closing(Prefetch(model)),
-    )
-
-
-def test_layers_that_all_ranks_drop(pair):
-    """Must catch: a layer that computes with the parameters that were prefetched for the layer
-    dropped before it."""
-    assert answers(pair, dropped_layers) <= ROUNDING
 
 
 # --- dtypes ---------------------------------------------------------------------------------------
@@ -390,70 +395,6 @@ def test_compute_dtype_is_for_floating_point(pair):
 
 
 # --- modules of other kinds, other methods, compilers ---------------------------------------------
-
-
-class Deep(nn.Module):
-    """Calls itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x, depth=3):
-        return torch.tanh(self.layer(x if depth == 0 else self(x, depth - 1)))
-
-
-class Encoder(nn.Module):
-    """Has a method besides forward."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def encode(self, x):
-        return torch.tanh(self.first(x))
-
-    def forward(self, x):
-        return self.second(self.encode(x))
-
-
-def compiled():
-    def make():
-        module = Deep()
-        module.compile(backend="aot_eager")
-        return nn.Sequential(module)
-
-    return far_from_plain(make, lambda model, x: model(x).sum())
-
-
-def test_compiled_modules(pair):
-    """Units run as they are; what compiles is the rest. Must catch: a compiler that traces the
-    gathering ("Output 0 of T is a view")."""
-    assert answers(pair, compiled) <= ROUNDING
-
-
-def other_methods(registered):
-    def units(model):
-        return []
-
-    def loss(model, x):
-        if registered and hasattr(model, "sharded_unit") and not hasattr(model, "known"):
-            gather_in(model, "encode")
-            model.known = True
-        return model.encode(x).sum() + model(x).sum()
-
-    return said(lambda: far_from_plain(Encoder, loss, units))
-
-
-def test_another_method_than_forward(pair):
-    """Refused, or gathered where it is said.
-
-    Must catch: `encode` with values of nobody; a unit that is freed when encode is called within
-    forward."""
-    refused, works = answers(pair, other_methods, False), answers(pair, other_methods, True)
-    assert refused.startswith("NotGathered: linear of first.weight [8, 8]: ")
-    assert "gather_in(Encoder, 'method')" in refused
-    assert works.startswith("nothing, and ") and float(works.split()[-1]) <= ROUNDING
 
 
 def after_a_backward_within():
@@ -713,53 +654,6 @@ def test_modules_in_16_bits(pair):
     assert refused.startswith("CannotShard: rank 0: 0 is a BatchNorm1d with running statistics in")
     for kind in ("batch norm in its dtype", "vmap inside"):
         assert answers(pair, in_16_bits, kind) == "nothing, and None", kind
-
-
-def compiled_child():
-    """A compiled child, saved, whole, and as the plain model."""
-    model = seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
-    plain = copy.deepcopy(model)
-    model[0] = torch.compile(model[0], backend="eager")
-    stage3.fully_shard(model, list(model))
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, model)]
-    for m, optimizer in zip((plain, model), optimizers):
-        m(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-    flats = list(flats_of(model, optimizers[1]))
-    with unsharded(model):
-        pairs = zip(model.parameters(), plain.parameters(), strict=True)
-        return max(far(*pair) for pair in pairs), [name for f in flats for name, _ in f.parameters]
-
-
-def test_a_compiled_child(pair):
-    """Must catch: a unit that is met twice, because a compiled module passes attributes on."""
-    distance, names = answers(pair, compiled_child)
-    assert distance <= ROUNDING
-    assert names == ["0._orig_mod.weight", "0._orig_mod.bias", "1.weight", "1.bias"]
-
-
-class Prompted(nn.Module):
-    """Learned tokens in a list, and words in a dictionary."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens = nn.ParameterList([nn.Parameter(torch.randn(3)) for _ in range(2)])
-        self.words = nn.ParameterDict({"a": nn.Parameter(torch.randn(3))})
-        self.layers = nn.ModuleDict({"first": nn.Linear(3, 5)})
-
-    def forward(self, x):
-        return self.layers["first"](x + sum(self.tokens) * self.words["a"])
-
-
-def test_lists_of_parameters(pair):
-    """Without units=, the door takes the model's children.
-
-    Must catch: a list of parameters taken for a unit, which nobody calls; one that is lost."""
-    units = lambda model: list(default_units(model))
-    assert (
-        answers(pair, far_from_plain, Prompted, lambda m, x: m(x[:, :3]).pow(3).sum(), units)
-        <= ROUNDING
-    )
 
 
 def test_parameters_beside_shards(pair):

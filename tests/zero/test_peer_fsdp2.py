@@ -7,6 +7,7 @@ import time
 
 import cloudpickle
 import pytest
+import tables
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,13 +15,13 @@ from torch_has import needs_fully_shard
 
 from coursekit.lab import small_gpt
 from coursekit.topics.zero import lab
-from shardlab.common.torch_internals import TorchDispatchMode, local_tensor
+from shardlab.common.torch_internals import TorchDispatchMode
 from shardlab.measure.ledger import Ledger
 from shardlab.ranks import RankDied, RankError, ranks
 from shardlab.zero.hardened import stage3
-from shardlab.zero.hardened.full_parameters import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(tables)
 
 
 @pytest.fixture(scope="module")
@@ -130,60 +131,46 @@ def test_a_parameter_that_forward_changes_is_forgotten_by_fsdp2(pair):
     assert pair.run(clamped) == [True] * 2
 
 
-@needs_fully_shard
-def test_loss_scaling_is_agreed_on_by_both(pair):
-    """An infinity in one rank's shard: no rank steps, and both scales are halved.
+class Fsdp2(tables.Door):
+    """Ranks keep their own beginnings."""
 
-    Must catch: scales of stage 3 that are not those of FSDP2."""
+    alike = True
 
-    def scaled(shard, full):
-        model = linears(8, 2)
-        shard(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler, seen = torch.amp.GradScaler("cpu", init_scale=1024.0), []
-        for step in range(3):
-            optimizer.zero_grad()
-            scaler.scale(model(torch.ones(1, 8)).sum()).backward()
-            if step == 1 and dist.get_rank() == 0:
-                gradient = next(model.parameters()).grad
-                local_tensor(gradient).view(-1)[0] = torch.inf
-            scaler.step(optimizer)
-            scaler.update()
-            seen.append((scaler.get_scale(), round(full(model), 5)))
-        return seen
+    def whole(self, net):
+        return {name: whole(p) for name, p in net.named_parameters()}
 
-    def full_of_ours(model):
-        with unsharded(model):
-            return model[0].weight.sum().item()
 
-    theirs = pair.run(scaled, fsdp2, lambda model: whole(model[0].weight).sum().item())
-    ours = pair.run(scaled, stage3.fully_shard, full_of_ours)
-    assert theirs[0] == theirs[1] == ours[0] == ours[1]
-    assert [scale for scale, _ in ours[0]] == [1024.0, 512.0, 512.0]
+def by_fsdp2(net, rule, **settings):
+    fsdp2(net, list(net.children()))
+    return net, rule(net.parameters(), **settings)
+
+
+tables.DOORS["FSDP2"] = Fsdp2(by_fsdp2)
 
 
 @needs_fully_shard
-def test_clipping_by_torch_is_alike(pair):
-    """Must catch: a norm of stage 3's own."""
+@pytest.mark.parametrize(
+    "row, args",
+    [
+        (tables.two_steps, ()),
+        (tables.clipped_by_torch, ()),
+        (tables.infinite_on_one_rank, (False,)),
+    ],
+)
+def test_what_both_have_right(pair, row, args):
+    """Rows that stage 3 takes, too, with PyTorch's own clipping and scaler.
 
-    def clipped(shard):
-        model = linears(8, 2)
-        shard(model)
-        model(torch.ones(1, 8)).sum().backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        left = nn.utils.clip_grad_norm_(model.parameters(), 1e9)
-        return [getattr(one, "full_tensor", lambda one=one: one)().item() for one in (norm, left)]
-
-    theirs, ours = pair.run(clipped, fsdp2), pair.run(clipped, stage3.fully_shard)
-    assert ours == [pytest.approx(theirs[0])] * 2
-    assert ours[0] == pytest.approx([18**0.5, 1.0], rel=1e-5)
+    Must catch: a sentence of this book that says FSDP2 has them, and is out of date."""
+    tables.check(pair, "FSDP2", row, args, tables.RIGHT)
 
 
 @needs_fully_shard
 def test_different_units_on_different_ranks(pair):
-    """FSDP2 gathers units of one size crosswise, without a word: the outputs are of neither.
+    """LayerDrop by each rank's own number, experts, a branch by data: FSDP2 gathers units of one
+    size crosswise, without a word, and the outputs are of neither.
 
-    Must catch: a stage 3 that does so too (it waits, and both ranks are named)."""
+    Must catch: a stage 3 that does so too (it waits, and both ranks are named), because messages of
+    two units fit each other."""
 
     def crosswise(shard):
         model, x = linears(8, 8, 8, bias=False), torch.ones(1, 8)

@@ -358,42 +358,6 @@ def test_clipping_reduces_once(three):
     assert three.run(reduced_again) == [(0, True)] * 3
 
 
-def offloaded_or_not(stage):
-    """Whether the parameters are the same bit by bit with optimizer states on the host, and with
-    shards there."""
-    torch.set_default_dtype(torch.float32)
-    ends = []
-    for offloaded in (False, True):
-        model = random_values(MODELS["tied"], 0)
-        if stage == 3:
-            stage3.fully_shard(model, units_of(model), shard_device="cpu" if offloaded else None)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        else:
-            optimizer = shard(
-                stage,
-                model,
-                cpu_offload(torch.optim.AdamW) if offloaded else torch.optim.AdamW,
-                lr=0.1,
-            )
-        for batch in batches(model, 3, 2):
-            optimizer.zero_grad()
-            loss_of(model, batch).backward()
-            clip_gradients(optimizer, 0.5)
-            optimizer.step()
-        ends.append(whole_parameters(stage, model))
-    return all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
-
-
-def test_offload(three):
-    """On a CPU host and device are one memory, so this shows that the copies go the right way, and
-    nothing about a GPU.
-
-    Mutations: parameters not copied back; the host's gradient from the step before; clipping that
-    sees no gradient."""
-    for stage in STAGES:
-        assert all(three.run(offloaded_or_not, stage)), stage
-
-
 def masters_offloaded(stage, how):
     """The weights after three steps in bf16, with master weights on the device and on the host."""
     ends = []

@@ -14,6 +14,7 @@ from tables import (
     by_rule,
     by_the_former,
     check,
+    clipped,
     clipped_by_torch,
     clipped_by_value,
     copy_of_the_optimizer,
@@ -206,7 +207,11 @@ ROWS = [
         partial(clipped_by_value, rule=MasterWeights, dtype=torch.float16, of=SGD),
         partial(loaded_between, rule=MasterWeights, dtype=torch.float16, of=SGD),
     ),
-    *takes(OFFLOADED, *((infinite_on_one_rank, way) for way in (True, False))),
+    *takes(
+        OFFLOADED,
+        partial(clipped, rule=torch.optim.AdamW, eps=1e-3),
+        *((infinite_on_one_rank, way) for way in (True, False)),
+    ),
     *takes(OFFLOADED[:2], loaded_between),
     *takes(
         ("replicas",),
