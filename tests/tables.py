@@ -148,9 +148,9 @@ class Door:
     def part(self, x: Tensor) -> Tensor:
         return x.chunk(dist.get_world_size())[dist.get_rank()]
 
-    def backward(self, model: nn.Module, x: Tensor, scale: Callable = lambda loss: loss):
+    def backward(self, model: nn.Module, x: Tensor, loss: Callable = loss_of):
         dtype = next(model.parameters()).dtype
-        scale(loss_of(model(self.part(x).to(dtype)))).backward()
+        loss(model(self.part(x).to(dtype))).backward()
 
 
 class Stage3(Door):
@@ -197,7 +197,7 @@ class Stages(Door):
     def whole(self, net):
         return {name.removeprefix("layers."): p for name, p in net.named_parameters()}
 
-    def backward(self, model, x, scale=lambda loss: loss):
+    def backward(self, model, x, loss=None):
         model.step(x, x)
 
 
@@ -692,7 +692,7 @@ def infinite_on_one_rank(door, unscaled_first, dtype=None, **settings):
     the scales stay alike, with PyTorch's scaler.
 
     Must catch: a rank that steps alone; scales that differ from now on; gradients left scaled."""
-    make = partial(nn.Linear, 4, 2, bias=False)
+    make = partial(nn.Linear, 4, 1, bias=False)
     beside = Beside(door, make, before=lambda net: net.to(dtype), **settings)
     scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
     optimizers = beside.optimizer, beside.plain_optimizer
@@ -700,8 +700,8 @@ def infinite_on_one_rank(door, unscaled_first, dtype=None, **settings):
         x = beside.inputs()
         if number in (0, 2):  # the first column of the weight, or the last
             x[number, 3 if number else 0] = torch.inf
-        beside.door.backward(beside.model, x, scalers[0].scale)
-        scalers[1].scale(loss_of(beside.plain(x))).backward()
+        beside.door.backward(beside.model, x, lambda y: scalers[0].scale(y.mean()))
+        scalers[1].scale(beside.plain(x).mean()).backward()
         norms = []
         for scaler, optimizer in zip(scalers, optimizers):
             if unscaled_first:

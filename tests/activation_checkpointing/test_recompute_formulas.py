@@ -130,7 +130,7 @@ def test_peak_of_every_policy():
     Must catch: a recomputed layer that stays until the next is done; kept products that are there
     beside what was made of them; gradients of earlier layers left out; the second run's scores
     left out."""
-    places = compare_with_formulas(random.Random(9), 12)
+    places = compare_with_formulas(random.Random(5), 12)
     assert len(places) >= 4
 
 
