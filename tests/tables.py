@@ -645,7 +645,7 @@ def of_any_strides(door):
 
 
 def clipped(door, rule=SGD, **settings):
-    """By this book's clipping. Must catch: parameters not copied back from the host; the host's
+    """This book's clipping. Must catch: parameters not copied back from the host; the host's
     gradient from the step before; clipping that sees no gradient; the local norm."""
     beside = Beside(door, rule=rule, **settings)
     for _ in range(3):

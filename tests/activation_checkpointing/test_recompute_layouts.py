@@ -93,7 +93,7 @@ def tensor_step(style, way, call=None, core=False):
 
 
 def beside_tensor_parallelism(style, way):
-    """What is wrong with each call."""
+    """The calls that are wrong, with their bytes."""
     wrong, plain = [], tensor_step(style, way)
     for name in (*CALLS, "core"):
         if name == "partitioned" and way is not None:

@@ -1,5 +1,5 @@
-"""What data parallelism sends, keeps and says, and what happens when. That it is the plain model on
-the whole batch is in test_random_models.py and test_data_parallel_rows.py."""
+"""Messages, memory, refusals and the trace of data parallelism. Parity with the plain model on the
+whole batch is in test_random_models.py and test_data_parallel_rows.py."""
 
 import copy
 import sys

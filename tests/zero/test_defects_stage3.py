@@ -414,7 +414,7 @@ def test_a_model_whose_unsharded_raised(pair):
 
 
 def empty_group():
-    """What a step says of groups by a rule that no shard meets."""
+    """A step's sentence about groups by a rule that no shard meets."""
     model = seeded(lambda: linears(8, 8, 2))
     stage3.fully_shard(model, list(model))
     wide = [p for p in model.parameters() if p.shape == (8, 8)]
