@@ -149,6 +149,8 @@ ROWS = [
             {
                 "stage 1, core 1": RIGHT,
                 "stage 2": "CannotReplicate: a newer ShardedOptimizer averages gradients",
+                "core 0": "CannotReplicate: hardened=False, and this module has replicas already",
+                "core 2": "CannotShard: hardened=False, and this module has replicas already",
             },
         ),
         (
@@ -176,7 +178,7 @@ ROWS = [
             copy_of_the_optimizer,
             {"stage 1, stage 2": NO_COPY, "stage 3": None},
         ),
-        of_any_strides,
+        (of_any_strides, {"core 1, core 2, core 3": RIGHT}),
         (sparse, dict.fromkeys(STAGES, "CannotShard: a gradient is torch.sparse_coo: only dense")),
         (
             with_a_graph,

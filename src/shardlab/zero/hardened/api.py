@@ -7,10 +7,10 @@ from torch import nn
 
 from ... import data_parallel
 from ...common.agreement import agree, changes_rows, fact, hand_out
+from ...common.backward import owners
 from ...common.optimizer_checks import check_elementwise, replaced
 from ...common.shards import OF_CORE, CannotShard, would_mix
 from ...common.torch_clip_and_scale import note, watch_steps
-from ...data_parallel.core import DistributedDataParallel as CoreDataParallel
 from .. import core, core_stage3
 from . import stage1, stage2
 from .buckets import Bucket
@@ -110,8 +110,14 @@ def shard(
 def core_of(stage: int, model: nn.Module, optimizer_cls: type, group, options, settings):
     if complaint := would_mix(model.named_parameters(), group):
         raise CannotShard(complaint)
+    if stage == 2 and any(p in owners and owners[p]() is not None for p in model.parameters()):
+        raise CannotShard(
+            "hardened=False, and this module has replicas already, so its gradients would be"
+            " averaged twice: build the model anew."
+        )
     hand_out(model.buffers(), group)
     if stage in (1, 2):
+        hand_out((p for p in model.parameters() if not p.requires_grad), group)
         check_elementwise(optimizer_cls, settings, next(model.parameters()))
         kind = core.ShardedStates if stage == 1 else core.ShardedGradients
         optimizer = kind(model.parameters(), optimizer_cls, group, **options, **settings)
@@ -121,7 +127,7 @@ def core_of(stage: int, model: nn.Module, optimizer_cls: type, group, options, s
         note(list(model.parameters()), optimizer)
         return model, optimizer
     if stage == 0:
-        model = CoreDataParallel(model, group=group, **options)
+        model = data_parallel.DistributedDataParallel(model, group=group, hardened=False, **options)
     else:
         whole = list(model.parameters())
         core_stage3.fully_shard(model, group=group, **options)
