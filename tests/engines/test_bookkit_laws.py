@@ -22,6 +22,7 @@ def latex(text):
     [
         ("2*parameters + 12*parameters/data_parallel", STAGE_1),
         ("4*parameters + 14*parameters/data_parallel", STAGE_1),  # differs with few ranks only
+        ("12*parameters + 4*parameters/data_parallel", STAGE_1),  # the same on one rank
         ("4*parameters + 12*parameters/tensor_parallel", STAGE_1),
         ("parameters", "no_such_formula()"),
     ],
