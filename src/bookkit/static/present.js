@@ -1,0 +1,118 @@
+/* One thing of a page on the whole screen: an explorer, a stepper, a figure, a question. `f` over it or its button opens
+   it; ?present in the address shows all of the page, one after the other, and ?present=NAME begins with that card. Arrows
+   and a clicker's keys go on where nothing on the screen takes them; `a` shows the answer, Escape leaves. */
+(function () {
+  "use strict";
+  var root = document.documentElement;
+  var THINGS = ":is(.explorer, .figure.picture, figure, .box-predict.asks)";
+  var things = Array.prototype.slice.call(document.querySelectorAll(".bd-article " + THINGS))
+    .filter(function (thing) { return !thing.parentElement.closest(THINGS + ", .answer"); });  /* an answer comes with its question */
+  if (!things.length) return;
+  var shown = null, before = null, bar = null, over = null;
+
+  function make(name, className, text) {
+    var element = document.createElement(name);
+    if (className) element.className = className;
+    if (text) element.textContent = text;
+    return element;
+  }
+  function button(text, key, act) {
+    var one = make("button", "", text + " ");
+    one.type = "button";
+    one.appendChild(make("kbd", "", key));
+    one.addEventListener("click", act);
+    return one;
+  }
+  /* What answers a predict box is marked on the page; on the screen it is a copy, so that the page stays as it is. */
+  function answerOf(box) {
+    var marked = Array.prototype.slice.call(document.querySelectorAll(".box-predict.asks, .answer"));
+    var next = marked[marked.indexOf(box) + 1];
+    return next && next.matches(".answer") ? next : null;
+  }
+  function open(thing) {
+    if (shown) close(true); else before = document.activeElement;
+    shown = thing;
+    root.classList.add("presenting");
+    thing.classList.add("presented");
+    var answer = thing.matches(".box-predict") ? answerOf(thing) : thing.querySelector(".explorer-words, .stepper-words");
+    bar = make("div", "present-bar");
+    bar.setAttribute("role", "toolbar");
+    bar.setAttribute("aria-label", "Presentation");
+    var at = things.indexOf(thing);
+    bar.appendChild(button("Back", "←", function () { go(-1); }));
+    bar.appendChild(make("span", "", at + 1 + " of " + things.length));
+    bar.appendChild(button("On", "→", function () { go(1); }));
+    if (answer) bar.appendChild(button("Answer", "A", reveal));
+    bar.appendChild(button("Leave", "Esc", leave));
+    document.body.appendChild(bar);
+    bar.querySelectorAll("button")[1].focus({ preventScroll: true });
+    dispatchEvent(new Event("resize"));
+  }
+  function close(going) {
+    shown.classList.remove("presented");
+    root.classList.remove("presenting", "answered");
+    bar.remove();
+    if (over) over.remove();
+    shown = over = null;
+    if (!going && before) before.focus({ preventScroll: true });
+    dispatchEvent(new Event("resize"));
+  }
+  function leave() {
+    var thing = shown;
+    close(false);
+    if (document.fullscreenElement) document.exitFullscreen();
+    thing.scrollIntoView({ block: "nearest" });
+  }
+  function go(by) {
+    var next = things[things.indexOf(shown) + by];
+    if (next) open(next);
+  }
+  function reveal() {
+    var answered = root.classList.toggle("answered");
+    if (over) { over.remove(); over = null; }
+    if (!answered || !shown.matches(".box-predict")) return;
+    over = answerOf(shown).cloneNode(true);
+    over.removeAttribute("hidden");
+    if (over.matches("details")) over.open = true;
+    over.classList.add("present-answer");
+    [over].concat(Array.prototype.slice.call(over.querySelectorAll("[id]"))).forEach(function (one) { one.removeAttribute("id"); });
+    document.body.appendChild(over);
+  }
+  function whole(thing) {
+    open(thing);
+    if (root.requestFullscreen) root.requestFullscreen().catch(function () { /* the window is the screen then */ });
+  }
+
+  things.forEach(function (thing) {
+    var foot = thing.querySelector(".explorer-foot");
+    var one = make("button", "present-open", "Full screen");
+    one.type = "button";
+    one.title = "On the whole screen, for a room: f";
+    one.addEventListener("click", function () { if (shown === thing) leave(); else whole(thing); });
+    if (foot) foot.appendChild(one);
+  });
+  document.addEventListener("keydown", function (event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    var typing = event.target.closest && event.target.closest("input:not([type=range]), textarea, select, [contenteditable]");
+    if (!shown) {
+      if (typing || event.key !== "f") return;
+      var over = Array.prototype.slice.call(document.querySelectorAll(":hover")).pop();
+      var thing = things.filter(function (one) { return one.contains(event.target) || (over && one.contains(over)); })[0];
+      if (thing) { event.preventDefault(); whole(thing); }
+      return;
+    }
+    var taken = typing || shown.contains(event.target);  /* arrows move what has the focus */
+    var act = { Escape: leave, PageDown: function () { go(1); }, PageUp: function () { go(-1); } }[event.key];
+    if (!act && !taken) act = { ArrowRight: function () { go(1); }, ArrowLeft: function () { go(-1); } }[event.key];
+    if (!act && !typing && event.key === "a") act = reveal;
+    if (!act && !typing && event.key === "f") act = leave;
+    if (act) { event.preventDefault(); act(); }
+  });
+  document.addEventListener("fullscreenchange", function () { if (!document.fullscreenElement && shown) leave(); });
+
+  var asked = /[?&]present(?:=([^&]*))?/.exec(location.search);
+  if (asked) {
+    var name = decodeURIComponent(asked[1] || "");
+    open(things.filter(function (thing) { return name && (thing.id === name || thing.dataset.explorer === name); })[0] || things[0]);
+  }
+})();

@@ -1,0 +1,43 @@
+"""A page as slides: one thing on the whole screen, the answer hidden until a key is pressed."""
+
+import pytest
+from visit import DESKTOP, PHONE, Watch
+
+
+@pytest.mark.parametrize("screen", [DESKTOP, PHONE], ids=["desk", "phone"])
+def test_a_page_is_shown_thing_by_thing(browser, book_html, screen):
+    """Must catch: an answer on the screen before its key; an arrow of a slider that goes to the
+    next thing; an Escape that leaves the page covered; an answer as a thing of its own."""
+    context = browser.new_context(viewport=screen, color_scheme="light", reduced_motion="reduce")
+    page = context.new_page()
+    watch = Watch.of(page)
+    page.goto((book_html / "chapters" / "zero.html").as_uri() + "?present=zero")
+    words = page.locator("#explorer-zero-words")
+    page.wait_for_selector(".presented svg[width]")
+    assert page.locator(".presented").get_attribute("id") == "explorer-zero"
+    assert not words.is_visible()
+    page.keyboard.press("a")
+    assert words.is_visible()
+    page.locator(".presented [type=range]").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".presented").get_attribute("id") == "explorer-zero"
+    page.keyboard.press("PageDown")
+    asked = page.locator(".presented.box-predict")
+    assert asked.is_visible() and not page.locator(".present-answer").count()
+    page.keyboard.press("a")
+    assert page.locator(".present-answer").inner_text().strip()
+    page.keyboard.press("PageDown")
+    assert (
+        not page.locator(".presented")
+        .locator("xpath=ancestor::*[contains(@class,'answer')]")
+        .count()
+    )
+    assert not page.locator(".present-answer").count()
+    page.keyboard.press("Escape")
+    assert not page.locator(".presented, .present-bar").count()
+    page.locator(".present-open").first.click()
+    assert page.locator(".presented").get_attribute("id") == "explorer-zero"
+    page.keyboard.press("f")
+    assert not page.locator(".presented").count()
+    assert not watch.errors and not watch.failed
+    context.close()
