@@ -7,7 +7,7 @@ from visit import DESKTOP, PHONE, Watch
 @pytest.mark.parametrize("screen", [DESKTOP, PHONE], ids=["desk", "phone"])
 def test_a_page_is_shown_thing_by_thing(browser, book_html, screen):
     """Must catch: an answer on the screen before its key; an arrow of a slider that goes to the
-    next thing; an Escape that leaves the page covered; an answer as a thing of its own."""
+    next thing; an Escape that leaves the page covered; an answer shown without its question."""
     context = browser.new_context(viewport=screen, color_scheme="light", reduced_motion="reduce")
     page = context.new_page()
     watch = Watch.of(page)
