@@ -8,7 +8,7 @@ import rjsmin
 
 from coursekit.formulas.events import COMPUTE, LINK, Event, Repeat
 from coursekit.formulas.render import javascript
-from coursekit.show.links import AtLeast, AtMost, Divides, Product, Ratio
+from coursekit.show.links import AtLeast, AtMost, Back, Divides, Product, Ratio
 from coursekit.show.palette import LINES
 from coursekit.show.schedule_pictures import lists
 from coursekit.show.spec import default_style
@@ -58,7 +58,14 @@ def data_of(spec):
             )
             for control in spec.controls
         ],
-        menus=[dict(kind=menu.kind, **_presets(spec, menu)) for menu in spec.menus],
+        menus=[
+            dict(
+                kind=menu.kind,
+                **({"beside": list(next(iter(menu.beside.values())))} if menu.beside else {}),
+                **_presets(spec, menu),
+            )
+            for menu in spec.menus
+        ],
         links=[_link(found) for found in spec.links],
         followers=[(name, *words[:2]) for name, words in spec.followers.items()],
         values=spec.start(),
@@ -237,6 +244,7 @@ LINKS = {
     Ratio: "ratio",
     AtLeast: "least",
     AtMost: "most",
+    Back: "back",
     Divides: "divides",
     Product: "product",
 }

@@ -8,10 +8,12 @@ import pytest
 
 from coursekit.__main__ import main
 from coursekit.formulas import InvalidQuantity
-from coursekit.formulas.fits import fits
+from coursekit.formulas.fits import FUSED_LOSS, RankLayout, fits, model_sizes
 from coursekit.formulas.many import solve_many
 from coursekit.formulas.plan import RULES, Search, divisors, plan
-from coursekit.formulas.speeds import EXPERTS, SPEEDS, step_values
+from coursekit.formulas.presets import GPUS
+from coursekit.formulas.speeds import EXPERTS, SPEEDS, step_values, usual_speed
+from coursekit.show.explorers import EXPLORERS
 
 ASKED = dict(gpu="H100 SXM 80GB", gpus=16, batch=64, sequence=4096)
 
@@ -213,3 +215,29 @@ def test_python_takes_only_what_there_is():
     """Must catch: a misspelt knob ignored."""
     with pytest.raises(TypeError, match="plan\\(\\) knows no offload; knobs are"):
         plan("Llama 3 8B", **ASKED, offload=2)
+
+
+def test_the_explorer_has_the_planners_bytes_and_seconds():
+    """On every GPU of the menu.
+
+    Must catch: a bandwidth of a datasheet in the page, where the planner takes a share of it; links
+    or a speed of another GPU; a rank that fits in the page alone."""
+    card = EXPLORERS["rank-of-any-layout"]
+    for gpu in GPUS:
+        shown = card.compute(card.choose(card.start(), "gpu", gpu))
+        layout = RankLayout(
+            model="Llama 3 70B",
+            sizes=model_sizes("Llama 3 70B"),
+            gpu=gpu,
+            gpus=64,
+            sequence=8192,
+            zero_stage=1,
+            accumulation_steps=16,
+            kernels=FUSED_LOSS,
+            recipe="bf16 + fp32 gradients",
+            tensor_parallel=8,
+        )
+        seconds = step_values(layout, SPEEDS[usual_speed(gpu, FUSED_LOSS)])["layout_seconds"]
+        assert shown["layout_seconds"] == pytest.approx(seconds, rel=1e-12)
+        if "bf16" in GPUS[gpu].note:  # the others refuse the recipe
+            assert shown["rank_needed_bytes"] == layout.needed_bytes(layout.solved())

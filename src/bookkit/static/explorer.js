@@ -47,6 +47,9 @@
       if (place(follower) < place(leader)) set(leader, values[follower] + less);
       else if (place(leader) < Infinity) set(follower, values[leader] - less);
     },
+    back(link, values, place, set) {
+      if (place(link.follower) === Infinity && link.leaders.some(name => place(name) < Infinity)) set(link.follower, link.value);
+    },
     divides(link, values, place, set) {
       const divisor = values[link.divisor], multiple = values[link.multiple], rest = multiple % divisor;
       if (!whole(divisor) || !whole(multiple) || !rest || !link.when.every(pair => values[pair[0]] === pair[1])) return;
@@ -118,7 +121,7 @@
         box: row.querySelector("[type=text]"), slider: row.querySelector("[type=range]"),
         said: "", choice: row.querySelector("[role=radiogroup]"), buttons: Array.from(row.querySelectorAll("[type=radio]")) };
     });
-    const menus = spec.menus.map(menu => ({ kind: menu.kind, presets: presetsOf(menu), names: Object.keys(menu.presets),
+    const menus = spec.menus.map(menu => ({ kind: menu.kind, beside: menu.beside || [], presets: presetsOf(menu), names: Object.keys(menu.presets),
       select: find("[data-kind='" + menu.kind + "']") }));
     const sentence = find(".explorer-sentence"), detail = find(".explorer-detail");
     const drawings = Array.from(root.querySelectorAll(".explorer-drawing"), (place, k) => {
@@ -134,10 +137,15 @@
       return Object.assign({}, ...menus.map(menu => menu.presets[chosen[menu.kind]]));
     }
 
+    /* What the menus set beside their presets: any menu's choice sets it anew. */
+    function besidePresets() {
+      return Object.assign({}, ...menus.flatMap(menu => menu.beside.map(name => ({ [name]: menu.presets[chosen[menu.kind]][name] }))));
+    }
+
     /* A table of positions that grew with the sequence leaves its preset in force. */
-    function holds(preset) {
+    function holds(menu, preset) {
       const grown = Object.fromEntries(spec.links.filter(link => link.kind === "least").map(link => [link.follower, values[link.leader]]));
-      return Object.keys(preset).every(name => values[name] === preset[name] || (grown[name] > preset[name] && values[name] === grown[name]));
+      return Object.keys(preset).every(name => menu.beside.includes(name) || values[name] === preset[name] || (grown[name] > preset[name] && values[name] === grown[name]));
     }
 
     /* What the card leaves, what it is short of, and whether it holds all: MemoryBar.room of show/pictures.py. */
@@ -209,7 +217,7 @@
       const at = refused && controlFor(refused.quantity, changed), message = refused && inWords(refused);
       controls.forEach(control => showControl(control, control === at ? message : "", !changed || changed === control.quantity));
       menus.forEach(menu => {
-        const last = chosen[menu.kind], name = holds(menu.presets[last]) ? last : menu.names.find(name => holds(menu.presets[name]));
+        const last = chosen[menu.kind], name = holds(menu, menu.presets[last]) ? last : menu.names.find(name => holds(menu, menu.presets[name]));
         if (name) chosen[menu.kind] = name;
         if (!changed || name !== menu.name) menu.select.value = name || "";
         menu.name = name;
@@ -362,7 +370,7 @@
       chosen[menu.kind] = menu.select.value;
       const preset = menu.presets[menu.select.value];
       layHand(menu.kind, Object.keys(preset));
-      values = BOOK.follow(spec.links, Object.assign({}, hand.before, preset), hand.moved, preset);
+      values = BOOK.follow(spec.links, Object.assign({}, hand.before, besidePresets(), preset), hand.moved, preset);
       announce(refresh());
       releaseGhost();
     }));
@@ -464,10 +472,14 @@
 
     // -- the same call in Python
 
+    function inPreset(menu) {
+      return Object.fromEntries(Object.entries(menu.presets[chosen[menu.kind]]).filter(([name]) => !menu.beside.includes(name)));
+    }
+
     function call() {
-      const preset = presetValues(), asked = spec.asked.map(place => spec.inputs[place]);
+      const preset = Object.assign({}, ...menus.map(inPreset)), asked = spec.asked.map(place => spec.inputs[place]);
       const own = asked.filter(name => preset[name] !== values[name]);
-      const gives = menu => Object.keys(menu.presets[chosen[menu.kind]]).some(name => asked.includes(name) && !own.includes(name));
+      const gives = menu => Object.keys(inPreset(menu)).some(name => asked.includes(name) && !own.includes(name));
       const presets = menus.filter(gives)
         .map(menu => menu.kind + "=" + JSON.stringify(chosen[menu.kind]));
       const lines = [presets.join(", "), own.map(name => name + "=" +

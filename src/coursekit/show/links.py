@@ -76,6 +76,24 @@ class AtMost:
 
 
 @dataclass(frozen=True)
+class Back:
+    """`follower`, which has no control, is `value` again when one of `leaders` moves: what was set
+    for one layout does not suit the next."""
+
+    follower: str
+    value: int
+    leaders: tuple
+
+    @property
+    def quantities(self):
+        return (self.follower,)
+
+    def follow(self, values, moved, preset):
+        leads = {*self.leaders} & {*moved} and self.follower not in moved
+        return {self.follower: self.value} if leads else {}
+
+
+@dataclass(frozen=True)
 class Divides:
     """`divisor` divides `multiple` where all of `when` holds, which are pairs (quantity, value).
 

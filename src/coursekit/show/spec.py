@@ -10,7 +10,7 @@ the pictures, the sentences. The explorers of the book are in explorers.py.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
@@ -86,6 +86,8 @@ class Menu:
     label: str
     without: tuple = ()  # presets that set one of these quantities are not offered
     but: tuple = ()  # nor these, by name: an explorer's own stops would refuse them
+    # What a choice sets beside its preset: name -> quantity -> value, the same quantities for all.
+    beside: Mapping = field(default_factory=dict)
 
     @property
     def names(self):
@@ -262,10 +264,15 @@ class Explorer:
 
     def preset(self, kind, name):
         """The quantities that a choice in a menu sets: the preset's quantities that are inputs, and
-        inputs that follow from the preset alone (a model sets `parameters` if that is an input)."""
+        inputs that follow from the preset alone (a model sets `parameters` if that is an input);
+        and what the menu sets beside them."""
         menu = next(menu for menu in self.menus if menu.kind == kind)
+        return {**self._in_preset(menu, name), **menu.beside.get(name, {})}
+
+    def _in_preset(self, menu, name):
+        """The quantities that the preset itself has; a call in Python gives them by its name."""
         usual = BOOK.assumed(menu.family, ())
-        given = {**usual, **PRESETS[kind][name].quantities}
+        given = {**usual, **PRESETS[menu.kind][name].quantities}
         follows = [
             name
             for name in self.inputs
@@ -416,7 +423,7 @@ class Explorer:
         """Python that explains the outputs: the presets last chosen, where the outputs depend on
         them, and by name every value that they do not give."""
         chosen = {**self.chosen_at_start(), **(chosen or {})}
-        presets = {kind: self.preset(kind, name) for kind, name in chosen.items()}
+        presets = {menu.kind: self._in_preset(menu, chosen[menu.kind]) for menu in self.menus}
         given = {name: value for preset in presets.values() for name, value in preset.items()}
         own = [name for name in self.asked if given.get(name) != values[name]]
         named = [

@@ -1,15 +1,27 @@
 """The explorer of any layout: what one rank holds at its fullest, and how long a step takes."""
 
 from coursekit.formulas.fits import FUSED_LOSS
-from coursekit.formulas.presets import LINKS, MODELS
+from coursekit.formulas.presets import GPUS, MODELS
 from coursekit.formulas.registry import BOOK
-from coursekit.formulas.speeds import SPEEDS
-from coursekit.show.links import AtLeast, AtMost
+from coursekit.formulas.speeds import BANDWIDTH_SHARE, SPEEDS, pace, usual_speed
+from coursekit.show.links import AtLeast, AtMost, Back
 from coursekit.show.pictures import MemoryBar, Part, memory_parts
 from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from coursekit.show.stops import powers_of_two
 
-_SPEED = SPEEDS["Megatron-LM on H100"]
+# As the planner has it: links of the GPU's usual nodes, and the speed of published runs.
+_PACES = {gpu: pace(gpu, SPEEDS[usual_speed(gpu, FUSED_LOSS)]) for gpu in GPUS}
+# What a planner's layout may have and no control moves -> its usual value.
+_PLANNED = dict(
+    stages_per_rank=1,
+    pipeline_schedule=2,
+    shorter_ends=0,
+    expert_parallel=1,
+    context_parallel=1,
+    sequence_parallel=1,
+    regather=1,
+)
+_LAYOUT = ("data_parallel", "tensor_parallel", "pipeline_parallel", "accumulation_steps", "layers")
 _UNEVEN = tuple(name for name, model in MODELS.items() if model.quantities["key_value_heads"] % 8)
 # The places of eager PyTorch have no words here; a workspace of 24 GiB fits large models alone.
 _OTHER_KERNELS = ("PyTorch eager", "FSDP2, compiled")
@@ -23,10 +35,9 @@ RANK_OF_ANY_LAYOUT = Explorer(
     title="What does one rank hold?",
     menus=(
         Menu("model", "Model", without=("experts",), but=_UNEVEN),
-        Menu("gpu", "GPU"),
+        Menu("gpu", "GPU", beside=_PACES),
         Menu("recipe", "Recipe", but=("autocast Adam",)),
         Menu("kernels", "Kernels", but=_OTHER_KERNELS),
-        Menu("node_link", "Inside a node"),
     ),
     controls=(
         Control("data_parallel", "data-parallel ranks d", powers_of_two(1, 4096)),
@@ -44,18 +55,6 @@ RANK_OF_ANY_LAYOUT = Explorer(
         Control("microbatch", "sequences in a microbatch", powers_of_two(1, 64)),
         Control("sequence", "tokens in a sequence", powers_of_two(512, 131_072)),
         Control("accumulation_steps", "microbatches in a step", powers_of_two(1, 1024)),
-        Control(
-            "node_bytes_per_second",
-            "each GPU inside a node",
-            tuple(gigabytes * 10**9 for gigabytes in (25, 50, 100, 200, 400, 800)),
-            "bandwidth",
-        ),
-        Control(
-            "link_bytes_per_second",
-            "all network cards of a node",
-            tuple(gigabytes * 10**9 for gigabytes in (25, 50, 100, 200, 400, 800)),
-            "bandwidth",
-        ),
     ),
     groups=(
         ControlGroup(
@@ -68,10 +67,9 @@ RANK_OF_ANY_LAYOUT = Explorer(
                 "recompute_policy",
             ),
         ),
-        ControlGroup("Batch", ("microbatch", "sequence", "accumulation_steps"), folded=True),
         ControlGroup(
-            "Which rank, which links",
-            ("pipeline_rank", "node_bytes_per_second", "link_bytes_per_second"),
+            "Batch, and which rank",
+            ("microbatch", "sequence", "accumulation_steps", "pipeline_rank"),
             folded=True,
         ),
     ),
@@ -79,15 +77,13 @@ RANK_OF_ANY_LAYOUT = Explorer(
         AtMost("pipeline_rank", "pipeline_parallel", less=1),
         AtMost("pipeline_parallel", "accumulation_steps"),
         AtLeast("max_sequence", "sequence"),
+        *(Back(name, value, _LAYOUT) for name, value in _PLANNED.items()),
     ),
     begin=dict(
         model="Llama 3 70B",
         gpu="H100 SXM 80GB",
         recipe="bf16 + fp32 gradients",
         kernels=FUSED_LOSS,
-        node_link="NVLink 4 (H100)",
-        latency_seconds=LINKS["network, 400 Gbit/s"].quantities["latency_seconds"],
-        link_bytes_per_second=400 * 10**9,  # eight cards of 400 Gbit/s
         data_parallel=8,
         tensor_parallel=8,
         pipeline_parallel=1,
@@ -97,14 +93,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
         microbatch=1,
         sequence=8192,
         accumulation_steps=16,
-        sequence_parallel=1,
-        regather=1,
-        pipeline_schedule=2,
-        ranks_per_node=8,
-        utilisation=_SPEED.utilisation,
-        hidden_message_share=_SPEED.hidden_message_share,
-        reduce_early=1,
-        prefetch_units=1,
+        **_PLANNED,
     ),
     pictures=(
         MemoryBar(
@@ -119,8 +108,9 @@ RANK_OF_ANY_LAYOUT = Explorer(
                 Part("gathered_at_rank_peak_bytes", "gathered", "gathered"),
                 *memory_parts(temporaries="temporaries_at_rank_peak_bytes"),
                 Part("rank_workspace_bytes", "workspaces", "temporaries"),
+                Part("rank_reserve_bytes", "set aside", "gathered"),
             ),
-            total="rank_peak_bytes",
+            total="rank_needed_bytes",
             capacity="gpu_memory_bytes",
         ),
     ),
@@ -134,10 +124,15 @@ RANK_OF_ANY_LAYOUT = Explorer(
         Say("in the backward of a layer", when=(("rank_peak_place", _LAYER),)),
         Say("in the optimizer's step", when=(("rank_peak_place", _UPDATE),)),
         Say(
-            "; it fits a card of {gpu_memory_bytes} with {free_bytes} to spare",
+            ". With {rank_reserve_bytes} set aside it fits a card of {gpu_memory_bytes}, which has"
+            " {free_bytes} to spare",
             when=(("fits", 1),),
         ),
-        Say("; a card of {gpu_memory_bytes} is {missing_bytes} short", when=(("fits", 0),)),
+        Say(
+            ". With {rank_reserve_bytes} set aside a card of {gpu_memory_bytes} is {missing_bytes}"
+            " short",
+            when=(("fits", 0),),
+        ),
         Say(
             ". A step takes {layout_seconds:short duration}: {layout_tokens_per_second:count}"
             " tokens per second and GPU, {layout_utilisation:percent} of the GPU's rate."
@@ -151,9 +146,23 @@ RANK_OF_ANY_LAYOUT = Explorer(
             " microbatch{rank_held_microbatches:s}. Of the step the pipeline fills and drains for"
             " {bubble_seconds:short duration}, and {data_exposed_seconds:short duration} pass in"
             " which this rank waits for data-parallel messages. Products reach"
-            " {utilisation:percent} of the GPU's rate, as fitted to Megatron-LM's runs on H100s;"
-            " memory and links reach their whole bandwidth."
+            " {utilisation:percent} of the GPU's rate, as in published runs; memory and links reach"
+            f" {BANDWIDTH_SHARE:.0%} of their bandwidth. What is set aside is what the allocator"
+            " holds beyond tensors."
         ),
+        Say(
+            " A rank of the pipeline has {stages_per_rank:exact} stages.",
+            unless=(("stages_per_rank", 1),),
+        ),
+        Say(
+            " The first and the last stage have a layer less than the others.",
+            unless=(("shorter_ends", 0),),
+        ),
+        Say(
+            " {context_parallel:exact} ranks share each sequence.",
+            unless=(("context_parallel", 1),),
+        ),
+        Say(" {expert_parallel:exact} ranks divide the experts.", unless=(("expert_parallel", 1),)),
     ),
     table=ExplorerTable(
         "The first rank on 64 H100s of 80 GB, t = 8 and stage 1",
@@ -161,13 +170,13 @@ RANK_OF_ANY_LAYOUT = Explorer(
         (
             ("parameters", "parameters", "count"),
             ("a rank's parameters", "rank_parameters", "count"),
-            ("at its fullest, GB", "rank_peak_bytes", "GB"),
+            ("needed, GB", "rank_needed_bytes", "GB"),
             ("fits?", "fits", "yes or no"),
             ("a step, s", "layout_seconds", "short duration"),
         ),
     ),
     outputs=(
-        "rank_peak_bytes",
+        "rank_needed_bytes",
         "rank_peak_place",
         "layout_seconds",
         "layout_tokens_per_second",
@@ -187,6 +196,8 @@ RANK_OF_ANY_LAYOUT = Explorer(
         "live_at_rank_library_layer_bytes",
         "live_at_rank_optimizer_bytes",
         "rank_peak_bytes",
+        "rank_reserve_bytes",
+        "rank_needed_bytes",
         "layer_seconds",
         "slowest_rank_seconds",
         "bubble_seconds",
