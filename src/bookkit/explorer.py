@@ -60,6 +60,7 @@ def card(spec, sheet=None, script=None):
         '<div class="explorer-drawing"></div></div>'
         for picture in spec.pictures
     )
+    parts = "".join(PARTS[part] for part in spec.parts)
     detail = (
         f'<div class="explorer-words" id="{ident}-detail"><p class="explorer-detail">'
         f"{escape(unbroken(spec.say_detail(computed)))}</p></div>"
@@ -80,7 +81,7 @@ def card(spec, sheet=None, script=None):
 <div class="explorer-shown"><div class="explorer-pinned">{first}
 <div class="explorer-words" id="{ident}-words">
 <p class="explorer-sentence">{escape(unbroken(spec.say(computed)))}</p></div>
-<p class="explorer-stale">last valid values</p></div>{_others(spec, others)}
+<p class="explorer-stale">last valid values</p></div>{parts}{_others(spec, others)}
 {"</div>" + detail if tall(spec) else detail + "</div>"}
 </div>
 <p class="explorer-status" role="status"></p>
@@ -98,10 +99,17 @@ BOOK.start({json.dumps(ident)});
 """
 
 
+PARTS = dict(
+    nearest='<div class="explorer-nearest" role="group" aria-label="Nearest that fits"></div>',
+    ranks='<div class="explorer-ranks"><div class="ranks-drawing"></div>'
+    '<p class="ranks-words"></p></div>',
+)
+
+
 def tall(spec):
-    """Whether pictures fill the height of a screen, so that words and controls have to share the
-    other column."""
-    return any(picture.kind != "time" for picture in spec.pictures[1:])
+    """Whether pictures and parts fill the height of a screen, so that words and controls have to
+    share the other column."""
+    return bool(spec.parts) or any(picture.kind != "time" for picture in spec.pictures[1:])
 
 
 def unbroken(text):
@@ -354,6 +362,9 @@ def _add_scripts(app, pagename, templatename, context, doctree):
             )
             if kinds & drawn
         ]
+        if any(EXPLORERS[name].parts for name in names):
+            drawing += ["layouts.js", "ranks.js"]
+            app.add_css_file("layouts.css", priority=811)
         for place, script in enumerate(("formulas.js", "svg.js", *drawing, "explorer.js")):
             app.add_js_file(script, priority=810 + place)
 

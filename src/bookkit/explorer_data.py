@@ -12,6 +12,7 @@ from coursekit.show.links import AtLeast, AtMost, Back, Divides, Product, Ratio
 from coursekit.show.palette import LINES
 from coursekit.show.schedule_pictures import lists
 from coursekit.show.spec import default_style
+from coursekit.topics.which_layout.planner_page import facts
 
 
 def functions_of(spec):
@@ -71,6 +72,7 @@ def data_of(spec):
         values=spec.start(),
         chosen=spec.chosen_at_start(),
         pictures=[_picture(spec, drawn) for drawn in spec.pictures],
+        **({"parts": spec.parts, "layouts": facts()} if spec.parts else {}),
         **({"card": [spec.card.capacity, spec.card.total]} if spec.card else {}),
         sentence=words(spec.sentence),
         detail=words(spec.detail),

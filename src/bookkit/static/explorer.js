@@ -230,6 +230,7 @@
         write(detail, unbroken(say(spec.detail)));
         if (why.open) fillEquations();
       }
+      parts.forEach(part => part(refused ? null : shown));
       if (!python.hidden) write(python, call());
       return message;
     }
@@ -509,6 +510,21 @@
       if (!navigator.clipboard) return Promise.resolve(byCommand());
       return navigator.clipboard.writeText(node.textContent).then(() => { selection.removeAllRanges(); return true; }, byCommand);
     }
+
+    // -- parts beside the pictures, and planners on the page: they read what is shown, and set several values at once
+
+    const hands = { spec: spec, presets: Object.fromEntries(menus.map(menu => [menu.kind, menu.presets])), values: () => values,
+      chosen: () => Object.assign({}, chosen), move: (quantity, value) => { move(quantity, value); releaseGhost(); } };
+    hands.set = (changes, choices) => {
+      keepGhost();
+      Object.assign(chosen, choices);
+      layHand(null, Object.keys(changes));
+      values = Object.assign({}, values, ...spec.inputs.filter(name => name in changes).map(name => ({ [name]: changes[name] })));
+      announce(refresh());
+      releaseGhost();
+    };
+    root.hands = hands;
+    const parts = (spec.parts || []).map(part => BOOK.parts[part](root, hands));
 
     // -- alive
 

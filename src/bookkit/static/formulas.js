@@ -238,7 +238,11 @@
 
   window.BOOK = window.BOOK || {};
   BOOK.models = {}; // explorer's name -> pure function: inputs in, every quantity out, or InvalidQuantity
-  BOOK.define = function (name, make) { BOOK.models[name] = make(given, exact, finite, invalid, ceilDiv, floorDiv); };
+  BOOK.makes = {}; // explorer's name -> what makes that function, for whoever checks less (layouts.js)
+  BOOK.define = function (name, make) {
+    BOOK.makes[name] = make;
+    BOOK.models[name] = make(given, exact, finite, invalid, ceilDiv, floorDiv);
+  };
   BOOK.InvalidQuantity = InvalidQuantity;
   BOOK.show = show;
   BOOK.format = format;

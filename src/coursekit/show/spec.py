@@ -200,6 +200,9 @@ class Explorer:
     # The sum at the beginning of "Why?", as pairs (quantity, words): first the total, then its
     # terms; without any, the bar that is the first picture.
     adds: tuple = ()
+    # Of a rank of any layout: "nearest", buttons with the nearest layouts that fit, and "ranks",
+    # who shares what. Pages alone have them.
+    parts: tuple = ()
 
     def __post_init__(self):
         object.__setattr__(self, "begin", MappingProxyType(self.begin))

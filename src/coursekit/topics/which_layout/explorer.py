@@ -117,25 +117,17 @@ RANK_OF_ANY_LAYOUT = Explorer(
     sentence=(
         Say(
             "Rank {pipeline_rank:exact} of the pipeline, one of {layout_gpus:exact}"
-            " GPU{layout_gpus:s}, holds {rank_peak_bytes} ({rank_peak_bytes:bytes}) at its"
-            " fullest, "
+            " GPU{layout_gpus:s}, needs {rank_needed_bytes}: {rank_peak_bytes} at its fullest, "
         ),
         Say("in the loss", when=(("rank_peak_place", _LOSS),)),
         Say("in the backward of a layer", when=(("rank_peak_place", _LAYER),)),
         Say("in the optimizer's step", when=(("rank_peak_place", _UPDATE),)),
+        Say(", and {rank_reserve_bytes} set aside. "),
+        Say("It fits: {free_bytes} of {gpu_memory_bytes} are to spare.", when=(("fits", 1),)),
+        Say("A card of {gpu_memory_bytes} is {missing_bytes} short.", when=(("fits", 0),)),
         Say(
-            ". With {rank_reserve_bytes} set aside it fits a card of {gpu_memory_bytes}, which has"
-            " {free_bytes} to spare",
-            when=(("fits", 1),),
-        ),
-        Say(
-            ". With {rank_reserve_bytes} set aside a card of {gpu_memory_bytes} is {missing_bytes}"
-            " short",
-            when=(("fits", 0),),
-        ),
-        Say(
-            ". A step takes {layout_seconds:short duration}: {layout_tokens_per_second:count}"
-            " tokens per second and GPU, {layout_utilisation:percent} of the GPU's rate."
+            " A step takes {layout_seconds:short duration}: {layout_tokens_per_second:count}"
+            " tokens per second and GPU."
         ),
     ),
     detail=(
@@ -143,12 +135,11 @@ RANK_OF_ANY_LAYOUT = Explorer(
             "Parameters {rank_parameter_bytes}, optimizer states {optimizer_at_rank_peak_bytes},"
             " gradients {gradients_at_rank_peak_bytes}, activations"
             " {activations_at_rank_peak_bytes} of {rank_held_microbatches:exact}"
-            " microbatch{rank_held_microbatches:s}. Of the step the pipeline fills and drains for"
-            " {bubble_seconds:short duration}, and {data_exposed_seconds:short duration} pass in"
-            " which this rank waits for data-parallel messages. Products reach"
-            " {utilisation:percent} of the GPU's rate, as in published runs; memory and links reach"
-            f" {BANDWIDTH_SHARE:.0%} of their bandwidth. What is set aside is what the allocator"
-            " holds beyond tensors."
+            " microbatch{rank_held_microbatches:s}. Of a step the pipeline is idle for"
+            " {bubble_seconds:short duration}, and waits for data-parallel messages for"
+            " {data_exposed_seconds:short duration}. Products reach {utilisation:percent} of the"
+            " GPU's rate, as in published runs, the step {layout_utilisation:percent}; memory and"
+            f" links {BANDWIDTH_SHARE:.0%} of theirs."
         ),
         Say(
             " A rank of the pipeline has {stages_per_rank:exact} stages.",
@@ -175,6 +166,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
             ("a step, s", "layout_seconds", "short duration"),
         ),
     ),
+    parts=("nearest", "ranks"),
     outputs=(
         "rank_needed_bytes",
         "rank_peak_place",

@@ -1,0 +1,160 @@
+"""The ``{planner}`` directive: a card that searches all legal layouts of a model on a number of
+GPUs, below the explorer of a rank, and hands the layout that a reader clicks to that explorer.
+
+    ```{explorer} rank-of-any-layout
+    ```
+
+    ```{planner} rank-of-any-layout
+    ```
+
+The search is coursekit.formulas.plan's, in static/layouts.js; static/planner.js is the card. What
+the card shows before any script has run is the planner's answer to the explorer's own question.
+"""
+
+import json
+from html import escape
+
+from docutils import nodes
+
+from bookkit.cards import CardDirective, anchors
+from bookkit.explorer import explorer
+from coursekit.formulas.presets import GPUS, MODELS
+from coursekit.show.explorers import EXPLORERS
+from coursekit.show.format import format_as
+from coursekit.topics.which_layout.planner_page import HEADS, binds, cells, data, published
+
+CONFIG = "a config.json ..."
+
+
+class planner(nodes.General, nodes.Element):
+    """The place of the card in a page; ``name`` is that of the explorer above it."""
+
+
+class PlannerDirective(CardDirective):
+    def make(self):
+        name = self.argument({name for name, spec in EXPLORERS.items() if spec.parts})
+        if not any(node["name"] == name for node in self.on_this_page(explorer)):
+            raise ValueError(f"no explorer {name!r} stands above it on this page.")
+        self.first_on_this_page(planner, name)
+        return planner(name=name)
+
+
+def card(spec):
+    """The card below an explorer, as HTML."""
+    ident = f"planner-{spec.name}"
+    start = spec.start()
+    fields = (
+        _menu(ident, "model", "Model", (*MODELS, CONFIG), spec.begin["model"]),
+        _menu(ident, "gpu", "GPU", GPUS, spec.begin["gpu"]),
+        *(
+            f'<div class="explorer-menu"><label for="{ident}-{name}">{label}</label><input'
+            f' type="text" inputmode="numeric" id="{ident}-{name}" data-asked="{name}"'
+            f' value="{format_as(value, "exact")}"></div>'
+            for name, label, value in (
+                ("gpus", "GPUs", _gpus(start)),
+                ("batch", "sequences in a step", _batch(start)),
+                ("sequence", "tokens in a sequence", start["sequence"]),
+            )
+        ),
+    )
+    known = json.dumps(data(), separators=(",", ":")).replace("<", "\\u003c")
+    return f"""
+<div class="explorer planner wide" id="{ident}" role="group" aria-labelledby="{ident}-title">
+<p class="explorer-title" id="{ident}-title">Which layout is the fastest?</p>
+<div class="explorer-menus">{"".join(fields)}</div>
+<div class="planner-config" hidden><label for="{ident}-text">Paste the model's config.json, or
+ choose the file; nothing leaves this page</label>
+<textarea id="{ident}-text" rows="3" spellcheck="false"></textarea>
+<input type="file" accept=".json,application/json" aria-label="config.json as a file"></div>
+<p class="explorer-error" role="alert" hidden></p>
+{_answer(ident, spec)}
+<script type="application/json">{known}</script>
+<script>BOOK.planner({json.dumps(ident)}, {json.dumps(spec.name)});</script>
+</div>
+"""
+
+
+def _menu(ident, kind, label, names, chosen):
+    options = "".join(
+        f"<option{' selected' if name == chosen else ''}>{escape(name)}</option>" for name in names
+    )
+    return (
+        f'<div class="explorer-menu"><label for="{ident}-{kind}">{label}</label>'
+        f'<select id="{ident}-{kind}" data-asked="{kind}">{options}</select></div>'
+    )
+
+
+def _gpus(start):
+    return start["data_parallel"] * start["tensor_parallel"] * start["pipeline_parallel"]
+
+
+def _batch(start):
+    return start["data_parallel"] * start["microbatch"] * start["accumulation_steps"]
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+def _answer(ident, spec):
+    """The planner's answer to the explorer's question, as planner.js writes it."""
+    from coursekit.formulas.plan import plan  # NumPy, which nothing else here needs
+
+    start = spec.start()
+    asked = dict(gpu=spec.begin["gpu"], gpus=_gpus(start), sequence=start["sequence"])
+    asked |= {name: spec.begin[name] for name in ("recipe", "kernels")}
+    found = plan(spec.begin["model"], **asked, batch=_batch(start))
+    heads = "".join(
+        f'<th scope="col" title="{words}"{" class=number" if place > 5 else ""}>{head}</th>'
+        for place, (head, words) in enumerate(HEADS)
+    )
+    rows = "".join(
+        f"<tbody><tr>{''.join(_cell(head, text) for (head, _), text in zip(HEADS, cells(one)))}"
+        f'</tr><tr class="planner-binds"><td colspan="{len(HEADS)}">{escape(binds(one))}</td></tr>'
+        "</tbody>"
+        for one in found.best
+    )
+    compared = found.compared
+    return f"""<p class="explorer-sentence">{_said(found)}</p>
+<p class="explorer-status" role="status"></p>
+<table class="table planner-best" aria-labelledby="{ident}-title">
+<thead><tr>{heads}</tr></thead>{rows}</table>
+<div class="planner-nearest" hidden></div>
+<p class="explorer-detail">How far such answers were off. Bytes:
+ <span class="planner-bytes">{escape(published(compared["bytes"]))}</span>. Seconds:
+ <span class="planner-seconds">{escape(published(compared["seconds"]))}</span>.</p>"""
+
+
+def _cell(head, text):
+    return f'<td data-head="{head}">{escape(text)}</td>'
+
+
+def _said(found):
+    return (
+        f"{found.legal:,} legal layouts, {found.fitting:,} fit. The fastest, one for each pair of t"
+        f" and p; with {escape(found.asked.recipe)}, {escape(found.asked.kernels)}."
+    )
+
+
+# --- in a Sphinx build --------------------------------------------------------------------------
+
+
+def _visit_html(writer, node):
+    writer.body.append(anchors(node) + card(EXPLORERS[node["name"]]))
+    raise nodes.SkipNode
+
+
+def _visit_text(writer, node):
+    raise nodes.SkipNode
+
+
+def _add_scripts(app, pagename, templatename, context, doctree):
+    if doctree is not None and any(True for _ in doctree.findall(planner)):
+        app.add_js_file("planner.js", priority=830)
+
+
+def setup(app):
+    app.add_node(
+        planner, html=(_visit_html, None), text=(_visit_text, None), latex=(_visit_text, None)
+    )
+    app.add_directive("planner", PlannerDirective)
+    app.connect("html-page-context", _add_scripts)

@@ -1,0 +1,161 @@
+"""The planner on a page: the texts of its table, and what its scripts have to know beside the
+formulas. bookkit/layouts.py writes the card, bookkit/static/layouts.js searches."""
+
+import re
+
+from coursekit.formulas import fits
+from coursekit.formulas import model_config as config
+from coursekit.formulas.presets import GPUS, KERNELS, MODELS, WITHOUT_BF16
+from coursekit.formulas.registry import BOOK
+from coursekit.formulas.speeds import EXPERTS, PARTS, SPEEDS, WORK, pace, usual_speed
+from coursekit.show.format import format_as
+
+HEADS = (
+    ("t", "tensor-parallel ranks"),
+    ("p", "pipeline ranks"),
+    ("d", "data-parallel ranks"),
+    ("ZeRO", "ZeRO stage"),
+    ("microbatch", "sequences in a microbatch, and microbatches"),
+    ("computed again", "what backward computes again"),
+    ("needs", "bytes of the fullest rank, with what is set aside"),
+    ("a step", "seconds of a step"),
+    ("tokens/s", "tokens per second and GPU"),
+)
+AGAIN = {
+    0: "nothing",
+    1: "attention's core",
+    2: "all but products",
+    3: "each layer",
+}
+
+
+def cells(one):
+    """The texts of a row: planner.js writes the same."""
+    layout = one.layout
+    t, p, v = layout.tensor_parallel, layout.pipeline_parallel, layout.stages_per_rank
+    c, e = layout.context_parallel, layout.expert_parallel
+    copies = layout.given["data_parallel"] // c
+    return (
+        f"{t}, whole tokens" if t > 1 and not layout.cuts_tokens else f"{t}",
+        f"{p} × {v} stages" if v > 1 else f"{p}, short ends" if layout.shorter_ends else f"{p}",
+        f"{copies}"
+        + (f" × {c} that share" if c > 1 else "")
+        + (f", experts over {e}" if e > 1 else ""),
+        f"{layout.zero_stage}",
+        f"{layout.microbatch} × {layout.steps}",
+        AGAIN[layout.recompute_policy],
+        format_as(one.needed_bytes, "decimal bytes"),
+        format_as(one.seconds, "short duration"),
+        format_as(one.tokens_per_second, "number"),
+    )
+
+
+def binds(one):
+    """What limits a layout, in the words of buttons."""
+    words = lambda knob: WORDS.get(knob[1], KNOBS.get(knob[1], "")).format(
+        AGAIN[int(knob[2])] if knob[1] == "recompute_policy" else knob[2]
+    )
+    return "binds: " + re.sub(r"(\w+) = (\d+)", words, one.binds)
+
+
+def published(said):
+    """The sentence of an error without the file of its rows, which is no page."""
+    return re.sub(r" \(tests/\S+\)", "", f"{said}")
+
+
+# What a change is called on a button, in the order in which fits.difference names changes.
+WORDS = dict(
+    zero_stage="ZeRO {}",
+    tensor_parallel="t {}",
+    pipeline_parallel="p {}",
+    context_parallel="context {}",
+    expert_parallel="experts over {}",
+    microbatch="microbatch {}",
+    kernels="{}",
+    recompute_policy="recompute {}",
+    gpus="{} GPUs",
+    sequence="{} tokens",
+    gpu="{}",
+)
+
+
+KNOBS = dict(
+    stages_per_rank="{} stages on a rank",
+    shorter_ends="ends shorter by {}",
+    sequence_parallel="sequence parallelism {}",
+)
+
+
+def facts():
+    """The planner's numbers and names, for static/layouts.js."""
+    from coursekit.formulas.plan import CONTEXTS, ENOUGH_ROWS, RULES, WORTH
+
+    larger = sorted(GPUS, key=lambda name: GPUS[name].quantities["gpu_memory_bytes"])
+    return dict(
+        words=WORDS,
+        more_words=KNOBS,
+        again=AGAIN,
+        gpus=larger,
+        without_bf16=sorted(WITHOUT_BF16),
+        kernels=[fits.USUAL_KERNELS, fits.FUSED_LOSS],
+        most_gpus=fits.MOST_GPUS,
+        most_tensor=fits.MOST_TENSOR_PARALLEL,
+        most_pipeline=fits.MOST_PIPELINE_PARALLEL,
+        one_f_one_b=fits.ONE_F_ONE_B,
+        interleaved=fits.INTERLEAVED,
+        contexts=CONTEXTS,
+        worth=WORTH,
+        enough_rows=ENOUGH_ROWS,
+        most=5,
+        knobs=list(RULES),
+        rule=RULES["microbatch"],
+        work=WORK,
+        parts=PARTS,
+    )
+
+
+def data():
+    """What the card has beside the explorer above it: models, speeds, errors, architectures."""
+    family = list(fits.MODELS_WITH_USUAL[next(iter(MODELS))])
+    speeds = {usual_speed(gpu, fits.USUAL_KERNELS) for gpu in GPUS} | {EXPERTS}
+    of_speed = (
+        "utilisation",
+        "hidden_message_share",
+        "score_share",
+        "layer_launch_seconds",
+        "reduce_early",
+        "prefetch_units",
+    )
+    tables = []
+    for architecture in config.ARCHITECTURES.values():
+        if architecture.names not in tables:
+            tables.append(architecture.names)
+    usual = BOOK.assumed(family, ())
+    return dict(
+        family=family,
+        usual=[usual.get(quantity) for quantity in family],
+        models={
+            name: [sizes[quantity] for quantity in family]
+            for name, sizes in fits.MODELS_WITH_USUAL.items()
+        },
+        speed_of={gpu: usual_speed(gpu, fits.USUAL_KERNELS) for gpu in GPUS},
+        speeds={name: published(SPEEDS[name]) for name in sorted(speeds)},
+        measured={name: SPEEDS[name].measured for name in sorted(speeds)},
+        experts=EXPERTS,
+        speed_of_experts={name: pace(next(iter(GPUS)), SPEEDS[EXPERTS])[name] for name in of_speed},
+        compared={name: published(fits.PUBLISHED.get(name, NO_ROW)) for name in KERNELS},
+        fp16=fits.LIBRARY_RECIPE_FP16,
+        names=tables,
+        architectures={
+            kind: {
+                **vars(architecture),
+                "names": tables.index(architecture.names),
+            }
+            for kind, architecture in config.ARCHITECTURES.items()
+        },
+        causal=config.CAUSAL_MODELS,
+        optional=config.OPTIONAL,
+    )
+
+
+NO_ROW = "no published peak of these kernels is among our rows"
