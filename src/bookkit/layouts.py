@@ -21,7 +21,7 @@ from bookkit.explorer import explorer
 from coursekit.formulas.presets import GPUS, MODELS
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import format_as
-from coursekit.topics.which_layout.planner_page import HEADS, binds, cells, data, published
+from coursekit.topics.which_layout.planner_page import PLAN_COLUMNS, binds, cells, data, published
 
 CONFIG = "a config.json ..."
 
@@ -105,11 +105,12 @@ def _answer(ident, spec):
     found = plan(spec.begin["model"], **asked, batch=_batch(start))
     heads = "".join(
         f'<th scope="col" title="{words}"{" class=number" if place > 5 else ""}>{head}</th>'
-        for place, (head, words) in enumerate(HEADS)
+        for place, (head, words) in enumerate(PLAN_COLUMNS)
     )
+    names = [head for head, _ in PLAN_COLUMNS]
     rows = "".join(
-        f"<tbody><tr>{''.join(_cell(head, text) for (head, _), text in zip(HEADS, cells(one)))}"
-        f'</tr><tr class="planner-binds"><td colspan="{len(HEADS)}">{escape(binds(one))}</td></tr>'
+        f"<tbody><tr>{''.join(map(_cell, names, cells(one)))}</tr>"
+        f'<tr class="planner-binds"><td colspan="{len(names)}">{escape(binds(one))}</td></tr>'
         "</tbody>"
         for one in found.best
     )

@@ -15,7 +15,7 @@ from coursekit.formulas.plan import RULES, Search, plan
 from coursekit.formulas.presets import GPUS, KERNELS, MODELS, RECIPES
 from coursekit.formulas.speeds import SPEEDS, pace, usual_speed
 from coursekit.show.explorers import EXPLORERS
-from coursekit.topics.which_layout.planner_page import WORDS
+from coursekit.topics.which_layout.planner_page import CHANGE_WORDS
 
 NAME = "rank-of-any-layout"
 SPEC = EXPLORERS[NAME]
@@ -125,7 +125,7 @@ def test_the_search_is_pythons(page, question):
 
 def changes(found):
     """Pairs of nearest() as the page has them."""
-    names = [name.replace("_", "-") for name in WORDS]
+    names = [name.replace("_", "-") for name in CHANGE_WORDS]
     said = []
     for change, _ in found:
         parts = dict(part.strip().split(" ", 1) for part in change.split("--") if part.strip())
@@ -235,6 +235,17 @@ def test_a_config_is_read_as_in_python(page, tmp_path):
             assert isinstance(said, str) and said[:110] == ours[:110], (said, ours)
             continue
         assert said == wanted, text
+
+
+def test_the_search_writes_what_python_wrote(page):
+    """Must catch: a column in another unit, or a knob that one of the two leaves unsaid."""
+    texts = """() => [...document.querySelectorAll(".planner :is(.planner-best td,
+      .explorer-sentence, .explorer-detail)")].map(node => node.textContent.trim())"""
+    before = page.evaluate(texts)
+    assert len(before) == 2 + 5 * 10
+    page.locator(".planner [data-asked=batch]").fill("128")
+    page.locator(".planner[data-took]").wait_for()
+    assert page.evaluate(texts) == before
 
 
 def test_somebody_with_a_config_and_gpus(page):

@@ -137,7 +137,7 @@
     function bindsWords(binds) {
       if (binds.memory) {
         const turned = BOOK.inWords(binds.memory, { words: Object.assign({}, facts.words, facts.more_words), again: facts.again });
-        return "binds: memory: " + turned + " would take " + format(binds.seconds, "short duration") + " and " + format(binds.missing, "decimal bytes") + " more than there is";
+        return "binds: memory: " + turned + " would take " + format(binds.seconds, "short duration") + " and " + (binds.missing / 1e9).toFixed(2) + " GB more than there is";
       }
       return "binds: " + (binds.part ? facts.parts[binds.part] + ", " + Math.round(100 * binds.share) + "% of the step" : "nothing but the GPU's own work");
     }

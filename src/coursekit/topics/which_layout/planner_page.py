@@ -10,7 +10,7 @@ from coursekit.formulas.registry import BOOK
 from coursekit.formulas.speeds import EXPERTS, PARTS, SPEEDS, WORK, pace, usual_speed
 from coursekit.show.format import format_as
 
-HEADS = (
+PLAN_COLUMNS = (
     ("t", "tensor-parallel ranks"),
     ("p", "pipeline ranks"),
     ("d", "data-parallel ranks"),
@@ -21,7 +21,7 @@ HEADS = (
     ("a step", "seconds of a step"),
     ("tokens/s", "tokens per second and GPU"),
 )
-AGAIN = {
+RECOMPUTED_WORDS = {
     0: "nothing",
     1: "attention's core",
     2: "all but products",
@@ -43,7 +43,7 @@ def cells(one):
         + (f", experts over {e}" if e > 1 else ""),
         f"{layout.zero_stage}",
         f"{layout.microbatch} × {layout.steps}",
-        AGAIN[layout.recompute_policy],
+        RECOMPUTED_WORDS[layout.recompute_policy],
         format_as(one.needed_bytes, "decimal bytes"),
         format_as(one.seconds, "short duration"),
         format_as(one.tokens_per_second, "number"),
@@ -52,8 +52,8 @@ def cells(one):
 
 def binds(one):
     """What limits a layout, in the words of buttons."""
-    words = lambda knob: WORDS.get(knob[1], KNOBS.get(knob[1], "")).format(
-        AGAIN[int(knob[2])] if knob[1] == "recompute_policy" else knob[2]
+    words = lambda knob: CHANGE_WORDS.get(knob[1], KNOB_WORDS.get(knob[1], "")).format(
+        RECOMPUTED_WORDS[int(knob[2])] if knob[1] == "recompute_policy" else knob[2]
     )
     return "binds: " + re.sub(r"(\w+) = (\d+)", words, one.binds)
 
@@ -64,7 +64,7 @@ def published(said):
 
 
 # What a change is called on a button, in the order in which fits.difference names changes.
-WORDS = dict(
+CHANGE_WORDS = dict(
     zero_stage="ZeRO {}",
     tensor_parallel="t {}",
     pipeline_parallel="p {}",
@@ -79,7 +79,7 @@ WORDS = dict(
 )
 
 
-KNOBS = dict(
+KNOB_WORDS = dict(
     stages_per_rank="{} stages on a rank",
     shorter_ends="ends shorter by {}",
     sequence_parallel="sequence parallelism {}",
@@ -92,9 +92,9 @@ def facts():
 
     larger = sorted(GPUS, key=lambda name: GPUS[name].quantities["gpu_memory_bytes"])
     return dict(
-        words=WORDS,
-        more_words=KNOBS,
-        again=AGAIN,
+        words=CHANGE_WORDS,
+        more_words=KNOB_WORDS,
+        again=RECOMPUTED_WORDS,
         gpus=larger,
         without_bf16=sorted(WITHOUT_BF16),
         kernels=[fits.USUAL_KERNELS, fits.FUSED_LOSS],
