@@ -239,8 +239,8 @@ def test_a_config_is_read_as_in_python(page, tmp_path):
 
 def test_the_search_writes_what_python_wrote(page):
     """Must catch: a column in another unit, or a knob that one of the two leaves unsaid."""
-    texts = """() => [...document.querySelectorAll(".planner :is(.planner-best td,
-      .explorer-sentence, .explorer-detail)")].map(node => node.textContent.trim())"""
+    texts = """() => [...document.querySelector(".planner").querySelectorAll(
+      "td, .explorer-sentence, .explorer-detail")].map(node => node.textContent.trim())"""
     before = page.evaluate(texts)
     assert len(before) == 2 + 5 * 10
     page.locator(".planner [data-asked=batch]").fill("128")

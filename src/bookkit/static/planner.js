@@ -245,5 +245,6 @@
     });
     root.classList.add("live");
     addButtons();
+    root.dispatchEvent(new CustomEvent("explorer:ready", { bubbles: true }));
   };
 })();

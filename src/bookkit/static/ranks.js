@@ -30,13 +30,16 @@
   function nearest(root, hands) {
     const box = root.querySelector(".explorer-nearest"), facts = hands.spec.layouts;
     const layouts = BOOK.layouts(hands.spec.name, hands.presets, facts);
-    let resting;
+    let resting, known; // the layout of which the buttons are
 
     return shown => {
       clearTimeout(resting);
-      if (!shown || shown.fits) { box.replaceChildren(); return; }
+      if (!shown || shown.fits) { box.replaceChildren(); known = ""; return; }
       resting = setTimeout(() => {
-        const found = layouts.nearest(layouts.shown(hands.values(), hands.chosen()));
+        const layout = layouts.shown(hands.values(), hands.chosen()), now = JSON.stringify(layout);
+        if (now === known) return; // a button that has the focus keeps it
+        known = now;
+        const found = layouts.nearest(layout);
         BOOK.nearestButtons(box, found, facts, one => {
           const menus = Object.fromEntries(["gpu", "kernels"].filter(kind => kind in one.changes).map(kind => [kind, one.changes[kind]]));
           hands.set(layouts.knobs(one.layout, one.fullest), menus);
