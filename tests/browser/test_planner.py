@@ -45,7 +45,7 @@ def page(browser, explorer_places):
 
 
 def ask(page, function, *arguments):
-    """What the JavaScript function says, in which nothing but JSON comes and goes."""
+    """The answer of a JavaScript function, as JSON."""
     return json.loads(page.evaluate(f"JSON.stringify(({function})(...{json.dumps(arguments)}))"))
 
 
@@ -140,7 +140,7 @@ def changes(found):
 
 
 def test_the_nearest_that_fits_is_pythons(page):
-    """Of what a reader can set, and of experts, shared sequences and interleaving.
+    """Layouts that a reader can set, experts and interleaving among them.
 
     Must catch: a change that is not tried, or tried in another order; a layout that does not fit
     called the nearest; sequence parallelism that a degree of 2 does not take along."""
@@ -308,7 +308,7 @@ def test_a_button_makes_it_fit(page):
 
 
 def test_ranks_light_up_who_shares_what(page):
-    """Of 2 x 2 x 2 ranks: keys and clicks choose a rank; its stage's bar is shown.
+    """Eight ranks, 2 x 2 x 2: keys and clicks choose a rank; its stage's bar is shown.
 
     Must catch: data-parallel ranks taken for neighbours; a group of another stage; colours without
     letters; a click that leaves the bar of another stage."""

@@ -139,7 +139,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
             " {bubble_seconds:short duration}, and waits for data-parallel messages for"
             " {data_exposed_seconds:short duration}. Products reach {utilisation:percent} of the"
             " GPU's rate, as in published runs, the step {layout_utilisation:percent}; memory and"
-            f" links {BANDWIDTH_SHARE:.0%} of theirs."
+            f" links {BANDWIDTH_SHARE:.0%} of their bandwidth."
         ),
         Say(
             " A rank of the pipeline has {stages_per_rank:exact} stages.",

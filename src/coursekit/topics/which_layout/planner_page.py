@@ -51,7 +51,7 @@ def cells(one):
 
 
 def binds(one):
-    """What limits a layout, in the words of buttons."""
+    """The limit of a layout, in the words of buttons."""
     words = lambda knob: CHANGE_WORDS.get(knob[1], KNOB_WORDS.get(knob[1], "")).format(
         RECOMPUTED_WORDS[int(knob[2])] if knob[1] == "recompute_policy" else knob[2]
     )
@@ -59,7 +59,7 @@ def binds(one):
 
 
 def published(said):
-    """The sentence of an error without the file of its rows, which is no page."""
+    """The sentence of an error without the file of its rows."""
     return re.sub(r" \(tests/\S+\)", "", f"{said}")
 
 
@@ -115,7 +115,7 @@ def facts():
 
 
 def data():
-    """What the card has beside the explorer above it: models, speeds, errors, architectures."""
+    """The data of the card beside those of the explorer above it: models, speeds, errors, architectures."""
     family = list(fits.MODELS_WITH_USUAL[next(iter(MODELS))])
     speeds = {usual_speed(gpu, fits.USUAL_KERNELS) for gpu in GPUS} | {EXPERTS}
     of_speed = (
