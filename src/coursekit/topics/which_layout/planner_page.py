@@ -115,7 +115,7 @@ def facts():
 
 
 def data():
-    """The data of the card beside those of the explorer above it: models, speeds, errors, architectures."""
+    """The data of the card beside those of the explorer above it."""
     family = list(fits.MODELS_WITH_USUAL[next(iter(MODELS))])
     speeds = {usual_speed(gpu, fits.USUAL_KERNELS) for gpu in GPUS} | {EXPERTS}
     of_speed = (
