@@ -134,9 +134,11 @@ RANK_OF_ANY_LAYOUT = Explorer(
         Say(
             "Parameters {rank_parameter_bytes}, optimizer states {optimizer_at_rank_peak_bytes},"
             " gradients {gradients_at_rank_peak_bytes}, activations"
-            " {activations_at_rank_peak_bytes} of {rank_held_microbatches:exact}"
-            " microbatch{rank_held_microbatches:s}. Of a step the pipeline is idle for"
-            " {bubble_seconds:short duration}, and waits for data-parallel messages for"
+            " {activations_at_rank_peak_bytes} of {rank_held_microbatches:exact} microbatch"
+        ),
+        Say("es", unless=(("rank_held_microbatches", 1),)),
+        Say(
+            ". Of a step the pipeline is idle for {bubble_seconds:short duration}, and waits for data-parallel messages for"
             " {data_exposed_seconds:short duration}. Products reach {utilisation:percent} of the"
             " GPU's rate, as in published runs, the step {layout_utilisation:percent}; memory and"
             f" links {BANDWIDTH_SHARE:.0%} of their bandwidth."
