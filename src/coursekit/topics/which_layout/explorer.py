@@ -139,8 +139,9 @@ RANK_OF_ANY_LAYOUT = Explorer(
         Say("es", unless=(("rank_held_microbatches", 1),)),
         Say(
             ". Of a step the pipeline is idle for {bubble_seconds:short duration}, and waits for"
-            " data-parallel messages for {data_exposed_seconds:short duration}. Products reach {utilisation:percent} of the"
-            " GPU's rate, as in published runs, the step {layout_utilisation:percent}; memory and"
+            " data-parallel messages for {data_exposed_seconds:short duration}. Products reach"
+            " {utilisation:percent} of the GPU's rate, as in published runs, the step"
+            " {layout_utilisation:percent}; memory and"
             f" links {BANDWIDTH_SHARE:.0%} of their bandwidth."
         ),
         Say(
