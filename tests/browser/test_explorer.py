@@ -476,7 +476,8 @@ def test_every_control_by_keyboard_alone(card):
         f"{control.quantity} {kind}" for control in card.spec.controls for kind in kinds(control)
     }
     groups = {group.title: group.folded for group in card.spec.groups}
-    wanted |= {menu.kind for menu in card.spec.menus} | {"Reset", "Copy as Python", "Why?", *groups}
+    feet = ("Reset", "Copy as Python", "Why?", "Full screen")
+    wanted |= {menu.kind for menu in card.spec.menus} | {*feet, *groups}
     wanted |= {"another picture"} if len(card.spec.pictures) > 2 else set()
     wanted |= {*card.spec.parts}
     nearest = card.find(".explorer-nearest button").first
@@ -512,7 +513,7 @@ def test_every_control_by_keyboard_alone(card):
         if here == "ranks":
             card.page.keyboard.press("ArrowRight")
             assert card.find(".ranks-words").text_content().startswith("Rank 1 ")
-        if here in ("Reset", "Copy as Python", "Why?", *card.spec.parts, *groups):
+        if here in (*feet, *card.spec.parts, *groups):
             if groups.get(here):
                 card.page.keyboard.press("Enter")  # unfolds it
             continue
