@@ -118,9 +118,11 @@ def test_a_plan_that_cannot_be(plan, sentence):
 
 
 def whole_numbers(size, dtype, rank):
-    """Small ones: their sum over 8 ranks is exact in every dtype, in every order."""
-    generator = torch.Generator().manual_seed(size)  # of the same stream, a part for each rank
-    return torch.randint(-8, 9, (rank + 1, size), generator=generator)[rank].to(dtype)
+    """Numbers whose sum over 8 ranks is exact in their dtype, in every order, and no other one."""
+    shape = size if isinstance(size, tuple) else (size,)
+    generator = torch.Generator().manual_seed(sum(shape))  # of one stream, a part for each rank
+    numbers = torch.randint(-8, 9, (rank + 1, *shape), generator=generator)[rank].to(dtype)
+    return numbers * (2**40 + 1) if dtype is torch.float64 else numbers
 
 
 def strided(tensor):
@@ -135,6 +137,11 @@ def tensors(sizes, dtypes):
     for first, size in enumerate(sizes):
         for other, dtype in enumerate(dtypes):
             yield size, dtype, (torch.clone, strided)[(first + other) % 2]
+
+
+def sizes(n):
+    """Elements, and a tensor with two dims whose rows the ranks divide."""
+    return 0, 1, n - 1, n, n + 1, 3 * n + 2, (2 * n, 3)
 
 
 def reductions(collectives, sizes, dtypes):
@@ -156,7 +163,7 @@ def reductions(collectives, sizes, dtypes):
         wrong += [("reduce_scatter changed its input", size, dtype)] * (
             not torch.equal(given, full)
         )
-        root, got = size % n, lay(full)
+        root, got = full.numel() % n, lay(full)
         collectives.reduce(got, root)
         wrong += [("reduce", size, dtype)] * (not torch.equal(got, want if me == root else full))
     return wrong
@@ -166,10 +173,11 @@ def reductions(collectives, sizes, dtypes):
 def test_reductions(world, module):
     """Mutations: `+=` for `=` in run(); the last chunk forgotten; reduce on ranks that are not the
     root leaves partial sums; reduce_scatter adds into its input; what was made in a copy of a
-    strided tensor is not brought back."""
+    strided tensor is not brought back; shards of a tensor with two dims cut along the wrong one; a
+    sum made in float32."""
     n = world.world_size
     every = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
-    assert world.run(reductions, module, (0, 1, n - 1, n, n + 1, 3 * n + 2), every) == [[]] * n
+    assert world.run(reductions, module, sizes(n), every) == [[]] * n
 
 
 def sums_in_lists():
@@ -206,9 +214,10 @@ def hand_outs(collectives, sizes, dtypes):
     n, me = dist.get_world_size(), dist.get_rank()
     wrong = []
     for size, dtype, lay in tensors(sizes, dtypes):
-        everybody = [torch.empty(size, dtype=dtype) for _ in range(n)]
-        dist.all_gather(everybody, full := whole_numbers(size, dtype, me))
-        root = (size + 1) % n
+        full = whole_numbers(size, dtype, me)
+        everybody = [torch.empty_like(full) for _ in range(n)]
+        dist.all_gather(everybody, full)
+        root = (full.numel() + 1) % n
         got = lay(full)
         collectives.broadcast(got, root)
         wrong += [("broadcast", size, dtype)] * (not torch.equal(got, everybody[root]))
@@ -237,80 +246,8 @@ def test_hand_outs(world, module):
     """Mutations: a rank's own chunk not put in its place; all_to_all with source and target
     exchanged; root 0 always."""
     n = world.world_size
-    assert (
-        world.run(
-            hand_outs,
-            module,
-            (0, 1, n - 1, n, n + 1, 3 * n + 2),
-            (torch.float64, torch.bfloat16, torch.int64),
-        )
-        == [[]] * n
-    )
-
-
-def side_by_side(collectives):
-    """Where n divides the size, PyTorch has a function of its own for each."""
-    n, me = dist.get_world_size(), dist.get_rank()
-    full, part = torch.randn(6 * n, 2, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
-    parts = list(full.clone().chunk(n))
-    pairs = []
-
-    def compare(ours, theirs, *shape):
-        pairs.append(
-            (
-                ours(torch.zeros(*shape, 2, dtype=torch.float64)),
-                theirs(torch.zeros(*shape, 2, dtype=torch.float64)),
-            )
-        )
-
-    def done(function, out, *args, **kwargs):
-        function(out, *args, **kwargs)
-        return out
-
-    compare(
-        lambda out: done(collectives.reduce_scatter, out, full),
-        lambda out: done(dist.reduce_scatter_tensor, out, full.clone()),
-        6,
-    )
-    compare(
-        lambda out: done(collectives.all_gather, out, part),
-        lambda out: torch.cat(done(dist.all_gather, list(out.chunk(n)), part)),
-        6 * n,
-    )
-    compare(
-        lambda out: done(collectives.all_to_all, out, full),
-        lambda out: done(dist.all_to_all_single, out, full),
-        6 * n,
-    )
-    compare(
-        lambda out: done(collectives.scatter, out, full if me == 1 else None, 1),
-        lambda out: done(dist.scatter, out, parts if me == 1 else None, 1),
-        6,
-    )
-    if me == 1:
-        compare(
-            lambda out: (collectives.gather(part, out, 1), out)[1],
-            lambda out: (dist.gather(part, list(out.chunk(n)), 1), out)[1],
-            6 * n,
-        )
-    else:
-        collectives.gather(part, None, 1)
-        dist.gather(part, None, 1)
-    compare(
-        lambda out: done(collectives.all_reduce, out.add_(full)),
-        lambda out: done(dist.all_reduce, out.add_(full)),
-        6 * n,
-    )
-    return max(
-        ((ours - theirs).abs() / theirs.abs().clamp(1)).max().item() for ours, theirs in pairs
-    )
-
-
-@both
-def test_side_by_side_with_pytorch(world, module):
-    """Sums of random numbers in another order differ in their last bits. Mutation: shards of a
-    tensor with two dims cut along the wrong one; a sum made in float32."""
-    assert max(world.run(side_by_side, module)) <= 1e-14
+    every = (torch.float64, torch.bfloat16, torch.int64)
+    assert world.run(hand_outs, module, sizes(n), every) == [[]] * n
 
 
 # --- messages: the plan, no more and no less ------------------------------------------------------
