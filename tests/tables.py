@@ -632,7 +632,7 @@ def of_any_strides(door):
 
     def values(parameters):
         held = {**parameters, **dict(net.named_buffers())}
-        return {name: t.detach().to(torch.complex128).tolist()[:9] for name, t in held.items()}
+        return {name: t.detach()[:9].to(torch.complex128).tolist() for name, t in held.items()}
 
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, values(dict(net.named_parameters())))
