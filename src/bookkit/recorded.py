@@ -53,12 +53,13 @@ def _recordings(env, location, kind="gpu"):
 
 class RecordedRole(SphinxRole):
     """One recorded number: a row's name, then words such as optimizer=foreach that its case must
-    have."""
+    have; a word without = belongs to the value before it."""
 
     def run(self):
         name, *case = self.text.split()
-        given = dict(word.split("=", 1) for word in case if "=" in word)
-        if len(given) != len(case):
+        pairs = re.findall(r"(\w+)=(.*?)(?=\s+\w+=|$)", " ".join(case))
+        given = dict(pairs)
+        if case and "=" not in case[0]:
             logger.warning(
                 "%r: a row's name, then words such as optimizer=foreach",
                 self.text,

@@ -77,6 +77,8 @@ BOOK.given(
 microbatch | b | count | sequences in one microbatch
 accumulation_steps | k | count, usually 1 | microbatches whose gradients are added up before the
     optimizer steps
+step_sequences | b_\text{step} | count | sequences that one rank takes in a step, in all its
+    microbatches
 fused_attention | 1_\text{fused} | count, from 0 to 1, usually 1 | 1 if attention is one kernel that
     never stores its scores, 0 if not
 dropout | \pi_\text{drop} | fraction, from 0 to 1, usually 0 | share of the elements that dropout

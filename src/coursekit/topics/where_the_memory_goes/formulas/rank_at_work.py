@@ -462,30 +462,53 @@ def largest_update_parameters(q):
     )
 
 
+@formula(r"\Psi_\text{pile}^r", "parameters", source="torch.optim.adamw")
+def rank_update_parameters(q):
+    """parameters of the rank's shard that the update takes at once: all, or, of an optimizer with
+    master copies, a pile"""
+    return minimum(
+        q.rank_shard_parameters,
+        where(
+            q.master_element_bytes > 0,
+            maximum(
+                q.largest_update_parameters,
+                minimum(floor_div(q.rank_shard_parameters, 3), 33_554_432),
+            ),
+            q.rank_shard_parameters,
+        ),
+    )
+
+
+@formula(r"U_\text{cut}^{\text{opt},r}", "bytes", source="torch.optim.adamw")
+def rank_shard_temporary_bytes(q):
+    """bytes that the update of a shard, or of a part of a model, needs besides the states: three
+    tensors of the largest unit in the loop, or all that foreach updates at once; for parts of a
+    model, two tensors or all parts"""
+    return q.moment_element_bytes * where(
+        q.optimizer_moments > 1,
+        where(
+            equal(q.optimizer_mode, 0),
+            where(
+                q.zero_stage < 1,
+                minimum(q.rank_parameters, 2 * q.largest_tensor_parameters),
+                minimum(q.rank_shard_parameters, 3 * q.largest_update_parameters),
+            ),
+            where(
+                equal(q.optimizer_mode, 1),
+                where(q.zero_stage < 1, q.rank_parameters, q.rank_update_parameters),
+                0,
+            ),
+        ),
+        0,
+    )
+
+
 @formula(r"U_\text{opt}^r", "bytes", source="torch.optim.adamw")
 def rank_optimizer_temporary_bytes(q):
-    """bytes that the update needs besides the states: for a shard, three tensors of the largest
-    unit in the loop, or the whole shard with foreach; for parts of a model, two tensors or all
-    parts"""
+    """bytes that the update needs besides the states; with master copies also the fp32 gradients of
+    a pile"""
     return where(
         maximum(q.tensor_parallel * q.pipeline_parallel, 1 + q.zero_stage) < 2,
         q.optimizer_temporary_bytes,
-        q.moment_element_bytes
-        * where(
-            q.optimizer_moments > 1,
-            where(
-                equal(q.optimizer_mode, 0),
-                where(
-                    q.zero_stage < 1,
-                    minimum(q.rank_parameters, 2 * q.largest_tensor_parameters),
-                    minimum(q.rank_shard_parameters, 3 * q.largest_update_parameters),
-                ),
-                where(
-                    equal(q.optimizer_mode, 1),
-                    where(q.zero_stage < 1, q.rank_parameters, q.rank_shard_parameters),
-                    0,
-                ),
-            ),
-            0,
-        ),
+        q.rank_shard_temporary_bytes + q.gradient_copy_element_bytes * q.rank_update_parameters,
     )

@@ -17,9 +17,11 @@ that stay within a percent of another are left out.
 
 from coursekit.formulas.places import Places, live
 from coursekit.formulas.registry import BOOK
-from coursekit.formulas.subset import equal, maximum, where
+from coursekit.formulas.subset import equal, floor_div, maximum, minimum, where
 
 _GPT = "counted from gpt.py"
+_MASTERS = "shardlab.mixed_precision.MasterWeights"
+_PILES = "tests/slow_to_fast/test_rungs.py::test_masters_are_updated_in_piles"
 _STEPS = "tests/where_the_memory_goes/test_step.py::test_random_steps"
 _LEDGER = (
     "tests/where_the_memory_goes/test_timeline.py::test_categories_at_the_peak_of_random_steps"
@@ -31,6 +33,12 @@ POINTS = ("forward", "loss", "head", "layers", "embedding", "optimizer")
 
 # --- what lasts -----------------------------------------------------------------------------------
 formula = BOOK.section(source="definition", measured_by=_STEPS)
+
+
+@formula(r"T_\text{step}", "tokens")
+def step_tokens(q):
+    """tokens that one rank takes in a step"""
+    return q.accumulation_steps * q.microbatch * q.sequence
 
 
 @formula(r"M_\text{states}^\text{opt}", "bytes")
@@ -66,18 +74,46 @@ def optimizer_loop_elements(q):
     )
 
 
+@formula(r"\Psi_\text{upd}", "parameters", source=_MASTERS, measured_by=_PILES)
+def update_parameters(q):
+    """parameters that the update takes at once: all, or, of an optimizer with master copies, a pile
+    of 128 MiB in fp32, a third of the model if that is less, and at least one tensor"""
+    return where(
+        q.master_element_bytes > 0,
+        maximum(
+            q.vocabulary * q.hidden,
+            q.hidden * q.feed_forward,
+            q.hidden * q.query_key_value_size,
+            q.learned_positions * q.max_sequence * q.hidden,
+            minimum(floor_div(q.parameters, 3), 33_554_432),
+        ),
+        q.parameters,
+    )
+
+
+@formula(r"\beta_\text{copy}", "bytes", source=_MASTERS, measured_by=_PILES)
+def gradient_copy_element_bytes(q):
+    """bytes of one element of the fp32 gradients that an update with master copies makes of 16-bit
+    ones"""
+    return where(equal(q.master_element_bytes, 4), where(q.gradient_element_bytes < 4, 4, 0), 0)
+
+
 @formula(r"M_\text{temp}", "bytes", source="torch.optim.adamw")
 def optimizer_temporary_bytes(q):
     """bytes the update needs besides the states: Adam's square roots, for a tensor or two in the
-    loop, for all tensors with foreach"""
-    return q.moment_element_bytes * where(
-        q.optimizer_moments > 1,
-        where(
-            equal(q.optimizer_mode, 0),
-            q.optimizer_loop_elements,
-            where(equal(q.optimizer_mode, 1), q.parameters, 0),
-        ),
-        0,
+    loop, for all tensors with foreach; with master copies also fp32 gradients of a pile"""
+    return (
+        q.moment_element_bytes
+        * where(
+            q.optimizer_moments > 1,
+            where(
+                equal(q.optimizer_mode, 0),
+                q.optimizer_loop_elements,
+                where(equal(q.optimizer_mode, 1), q.update_parameters, 0),
+            ),
+            0,
+        )
+        + q.gradient_copy_element_bytes * q.update_parameters
     )
 
 
