@@ -87,7 +87,7 @@ SLOW_TO_FAST = Explorer(
         Choice("recompute_policy", "computed again", ((0, "nothing"), (3, "each layer"))),
         Choice("optimizer_mode", "update", ((0, "loop"), (1, "foreach"), (2, "fused"))),
         Choice("zero_stage", "ZeRO stage", tuple((stage, str(stage)) for stage in range(4))),
-        Control("data_parallel", "ranks", powers_of_two(1, 64)),
+        Control("data_parallel", "GPUs", powers_of_two(1, 64)),
         Control("step_sequences", "sequences in a step", powers_of_two(1, 256)),
     ),
     links=(
@@ -151,11 +151,9 @@ SLOW_TO_FAST = Explorer(
             "; what is computed again adds {recomputed_share} to its operations",
             unless=(("recompute_policy", 0),),
         ),
-        Say(". Nothing is shared with other GPUs.", when=(("zero_stage", 0),)),
-        Say(
-            ". Each of {data_parallel:exact} rank{data_parallel:s} takes so many.",
-            unless=(("zero_stage", 0),),
-        ),
+        Say(". Each of {data_parallel:exact} GPU{data_parallel:s} takes so many"),
+        Say(", and keeps all of the model for itself", when=(("zero_stage", 0),)),
+        Say("."),
     ),
     table=ExplorerTable(
         "16 sequences of 1,024 tokens on one H100 of 80 GB: fp32, foreach, nothing computed again",
