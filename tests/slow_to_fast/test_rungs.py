@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from coursekit.formulas import MODELS, RECIPES, evaluate
-from coursekit.topics.slow_to_fast.rungs import MEMORY_RUNGS, STEP, climb
+from coursekit.topics.slow_to_fast.rungs import LADDER_BATCH, MEMORY_RUNGS, climb
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
@@ -63,7 +63,7 @@ def alone(monkeypatch):
 
 
 def by_formula(config, ranks):
-    step = dict(STEP, **config.quantities(), sequence=config.max_sequence)
+    step = dict(LADDER_BATCH, **config.quantities(), sequence=config.max_sequence)
     return {rung.name: rung.nbytes for rung in climb(step, ranks)}
 
 

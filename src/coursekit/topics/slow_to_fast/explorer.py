@@ -6,7 +6,7 @@ from coursekit.show.links import Divides, Product
 from coursekit.show.pictures import Column, MemoryBar, Part, TimelinePicture, memory_parts
 from coursekit.show.spec import Choice, Control, Explorer, ExplorerTable, Menu, Say
 from coursekit.show.stops import powers_of_two
-from coursekit.topics.slow_to_fast.rungs import STEP, place_number
+from coursekit.topics.slow_to_fast.rungs import LADDER_BATCH, place_number
 
 _OTHER_MODELS = tuple(name for name in MODELS if not name.startswith("GPT-"))
 _OTHER_RECIPES = tuple(name for name in RECIPES if name not in ("fp32 Adam", "bf16 + fp32 master"))
@@ -105,7 +105,7 @@ SLOW_TO_FAST = Explorer(
         optimizer_mode=1,
         zero_stage=0,
         data_parallel=8,
-        **STEP,
+        **LADDER_BATCH,
     ),
     pictures=(
         MemoryBar(

@@ -7,32 +7,32 @@ from coursekit.formulas.presets import GPUS
 from coursekit.recordings.recordings import nearby
 from coursekit.show.drawing import PICTURE_WIDTH, Drawing, decimal_bytes
 from coursekit.show.format import format_as
-from coursekit.topics.slow_to_fast.rungs import LARGE, climb
+from coursekit.topics.slow_to_fast.rungs import LADDER_STEP, climb
 
-CARD_BYTES = GPUS["H100 SXM 80GB"].quantities["gpu_memory_bytes"]
-LEFT, RIGHT, PITCH, TALL = 104, PICTURE_WIDTH - 4, 48, 22
-RATE, SHARE, PEAK = (f"one_gpu.{name}" for name in ("tokens_per_second", "mfu", "peak"))
+_CARD_BYTES = GPUS["H100 SXM 80GB"].quantities["gpu_memory_bytes"]
+_LEFT, _RIGHT, _PITCH, _TALL = 104, PICTURE_WIDTH - 4, 48, 22
+_RATE, _SHARE, _PEAK = (f"one_gpu.{name}" for name in ("tokens_per_second", "mfu", "peak"))
 
 
 def draw_memory_ladder():
-    rungs = climb(LARGE)
-    unit = (RIGHT - LEFT) / rungs[0].nbytes
+    rungs = climb(LADDER_STEP)
+    unit = (_RIGHT - _LEFT) / rungs[0].nbytes
     drawing = Drawing("memory-ladder", "GPT-2 1.5B on six rungs: what one GPU holds at its peak")
     before = rungs[0].nbytes
     for number, rung in enumerate(rungs):
-        y, x = 24 + PITCH * number, LEFT
+        y, x = 24 + _PITCH * number, _LEFT
         drawing.text(0, y + 15, rung.name, "small bold")
         for category, nbytes in rung.categories.items():
-            drawing.box(x, y, nbytes * unit, TALL, category)
+            drawing.box(x, y, nbytes * unit, _TALL, category)
             x += nbytes * unit
         if rung.nbytes < before:
-            drawing.box(x, y, (before - rung.nbytes) * unit, TALL, "frame dashed")
+            drawing.box(x, y, (before - rung.nbytes) * unit, _TALL, "frame dashed")
         said = f"{decimal_bytes(rung.nbytes)}, {_at(rung.place)}"
-        drawing.text(LEFT, y + TALL + 14, said, "small")
+        drawing.text(_LEFT, y + _TALL + 14, said, "small")
         before = rung.nbytes
-    card, bottom = LEFT + CARD_BYTES * unit, 24 + PITCH * len(rungs)
+    card, bottom = _LEFT + _CARD_BYTES * unit, 24 + _PITCH * len(rungs)
     drawing.path(f"M{card:.1f} 18V{bottom - 6}", "line dashed")
-    drawing.text(card, 13, f"card, {decimal_bytes(CARD_BYTES)}", "middle small")
+    drawing.text(card, 13, f"card, {decimal_bytes(_CARD_BYTES)}", "middle small")
     each = "; ".join(
         f"{rung.name}, {decimal_bytes(rung.nbytes)}, {_at(rung.place)}: {_parts(rung.categories)}"
         for rung in rungs
@@ -40,7 +40,7 @@ def draw_memory_ladder():
     words = (
         "A bar for each rung, one below the other, each made of the bytes at the peak by category,"
         f" with what the rung has freed as a dashed frame behind it. {each}. A line marks the"
-        f" {decimal_bytes(CARD_BYTES)} of a card, which only the first bar crosses."
+        f" {decimal_bytes(_CARD_BYTES)} of a card, which only the first bar crosses."
     )
     return drawing.svg(bottom, words)
 
@@ -59,12 +59,12 @@ def recorded_rungs():
     """The newest recording of the ladder of one GPU, and for each rung (name, tokens/s, share of
     the datasheet's rate, bytes at the peak). Raises LookupError where there is none."""
     for recording in nearby(Path(__file__).resolve().parents[4]):
-        if recording.hardware.kind == "gpu" and (rates := recording.find(RATE)):
+        if recording.hardware.kind == "gpu" and (rates := recording.find(_RATE)):
             return recording, [
                 (
                     row.case["rung"],
                     row.value,
-                    *(_same(recording, name, row) for name in (SHARE, PEAK)),
+                    *(_same(recording, name, row) for name in (_SHARE, _PEAK)),
                 )
                 for row in rates
             ]
@@ -85,27 +85,27 @@ def _in_lines(name):
 
 def draw_speed_ladder():
     recording, rungs = recorded_rungs()
-    unit = RIGHT - LEFT - 88
+    unit = _RIGHT - _LEFT - 88
     drawing = Drawing("speed-ladder", "GPT-2 124M on one GPU: tokens per second, rung by rung")
-    drawing.text(LEFT, 13, "share of the datasheet's rate", "small")
-    drawing.text(RIGHT, 13, "tokens/s, peak", "end small")
+    drawing.text(_LEFT, 13, "share of the datasheet's rate", "small")
+    drawing.text(_RIGHT, 13, "tokens/s, peak", "end small")
     before, pitch = 0, 40
     for number, (name, rate, share, nbytes) in enumerate(rungs):
         y, lost = 24 + pitch * number, max(before - share, 0)
         for line, words in enumerate(_in_lines(name)):
             drawing.text(0, y + 11 + 15 * line, words, "small bold")
         kept = min(before, share)
-        drawing.box(LEFT, y, kept * unit, TALL, "forward pale")
-        drawing.box(LEFT + kept * unit, y, (share - kept) * unit, TALL, "forward")
+        drawing.box(_LEFT, y, kept * unit, _TALL, "forward pale")
+        drawing.box(_LEFT + kept * unit, y, (share - kept) * unit, _TALL, "forward")
         if lost:
-            drawing.box(LEFT + share * unit, y, lost * unit, TALL, "frame dashed")
-        x = LEFT + max(share, before) * unit + 6
+            drawing.box(_LEFT + share * unit, y, lost * unit, _TALL, "frame dashed")
+        x = _LEFT + max(share, before) * unit + 6
         drawing.text(x, y + 16, format_as(share, "percent"), "small")
-        drawing.text(RIGHT, y + 11, format_as(rate, "count"), "end small bold")
-        drawing.text(RIGHT, y + 26, decimal_bytes(nbytes), "end small")
+        drawing.text(_RIGHT, y + 11, format_as(rate, "count"), "end small bold")
+        drawing.text(_RIGHT, y + 26, decimal_bytes(nbytes), "end small")
         before = share
     bottom = 24 + pitch * len(rungs)
-    drawing.path(f"M{LEFT + unit} 20V{bottom}", "line dashed")
+    drawing.path(f"M{_LEFT + unit} 20V{bottom}", "line dashed")
     drawing.text(0, bottom + 14, "GPT-2 124M, 16 × 1,024 tokens in a step,", "small soft")
     drawing.text(0, bottom + 30, recording.label, "small soft")
     each = "; ".join(

@@ -1,7 +1,7 @@
 """The rungs of a memory ladder: a training step of GPT-2, and what each rung changes in it. Page,
 pictures, lab and tests climb the same one.
 
-    for rung in climb(LARGE):
+    for rung in climb(LADDER_STEP):
         rung.name, rung.nbytes, rung.place        # "accumulation", 47_600_006_424, "the loss"
 """
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from coursekit.formulas import evaluate, quantities
 from coursekit.formulas.registry import BOOK
 
-STEP = dict(sequence=1024, first_step=0, dropout=0, fused_attention=1)
-WHOLE = dict(microbatch=16, accumulation_steps=1, optimizer_mode=1)  # foreach, as on a GPU
-LARGE = dict(model="GPT-2 1.5B", **STEP)
+LADDER_BATCH = dict(sequence=1024, first_step=0, dropout=0, fused_attention=1)
+_WHOLE = dict(microbatch=16, accumulation_steps=1, optimizer_mode=1)  # foreach, as on a GPU
+LADDER_STEP = dict(model="GPT-2 1.5B", **LADDER_BATCH)
 
 # Rung -> the quantities that it changes in the rung before.
 MEMORY_RUNGS = {
-    "baseline": dict(recipe="fp32 Adam", **WHOLE, recompute_policy=0, zero_stage=0),
+    "baseline": dict(recipe="fp32 Adam", **_WHOLE, recompute_policy=0, zero_stage=0),
     "accumulation": dict(microbatch=4, accumulation_steps=4),
     "recomputation": dict(recompute_policy=3),
     "fused update": dict(optimizer_mode=2),
@@ -25,7 +25,7 @@ MEMORY_RUNGS = {
 }
 
 # Places of a rank's fullest point, as a reader calls them.
-PLACES = {
+PEAK_PLACES = {
     "loss": "the loss",
     "head": "the head",
     "head_reduced": "the head",
@@ -37,8 +37,8 @@ PLACES = {
     "reduced": "the last bucket",
     "optimizer": "the update",
 }
-CATEGORIES = ("optimizer", "gradients", "activations", "gathered", "temporaries")
-_AT_PEAK = {name: f"{name}_at_rank_peak_bytes" for name in CATEGORIES}
+_CATEGORIES = ("optimizer", "gradients", "activations", "gathered", "temporaries")
+_AT_PEAK = {name: f"{name}_at_rank_peak_bytes" for name in _CATEGORIES}
 
 
 def place_number(place: str) -> int:
@@ -58,7 +58,7 @@ class MemoryRung(NamedTuple):
 def climb(step: dict, ranks: int = 8, names=tuple(MEMORY_RUNGS), **changes) -> list[MemoryRung]:
     """The rungs of these names, from the baseline up, each with the changes of those before it.
     `step` has the model and its sequence, `changes` what is otherwise on every rung."""
-    said = {place_number(place): words for place, words in PLACES.items()}
+    said = {place_number(place): words for place, words in PEAK_PLACES.items()}
     given, rungs = dict(step, data_parallel=ranks), []
     for name in names:
         given |= {**MEMORY_RUNGS[name], **changes}
