@@ -28,8 +28,8 @@ NUMBER_CONTROLS = """() => {
 }"""
 
 # What has the focus: {walk, name, seen, inView, id, kind, value, card}; `id` is its card's, and
-# `card` is all that card shows. Null for the page itself.
-FOCUSED = """() => {
+# `card` is all that card shows, unless it is moved elsewhere. Null for the page itself.
+FOCUSED = """moved_elsewhere => {
   const node = document.activeElement;
   if (!node || node === document.body || node === document.documentElement) return null;
   const style = getComputedStyle(node), box = node.getBoundingClientRect(),
@@ -44,7 +44,7 @@ FOCUSED = """() => {
     id: card ? card.id : "",
     kind: card ? (node.type || node.tagName).toLowerCase() : "",
     value: String(node.tagName === "SUMMARY" ? node.parentNode.open : node.value),
-    card: card
+    card: card && !moved_elsewhere.includes(card.id)
       && [...card.querySelectorAll("svg, .explorer-words, .explorer-error, .explorer-python")]
         .map(part => part.outerHTML).join(""),
   };
@@ -91,12 +91,12 @@ def moved_by_keys(page, focused) -> list[str]:
     name, values = focused["name"], {focused["value"]}
     if focused["kind"] == "summary":
         page.keyboard.press("Enter")
-        values.add(page.evaluate(FOCUSED)["value"])
+        values.add(page.evaluate(FOCUSED, [])["value"])
         page.keyboard.press("Enter")
         return [] if len(values) == 2 else [f"does not fold: {name}"]
     for key in KEYS.get(focused["kind"], ()):
         page.keyboard.press(key)
-        after = page.evaluate(FOCUSED)
+        after = page.evaluate(FOCUSED, [])
         values.add(after["value"])
         # the card alone may change later, when a ghost goes
         if len(values) > 1 and after["card"] != focused["card"]:
@@ -122,7 +122,7 @@ def walk(page, before, moved_elsewhere=(), inert="") -> list[str]:
     reached, problems = set(), []
     for _ in range(count + 10):
         page.keyboard.press("Tab")
-        focused = page.evaluate(FOCUSED)
+        focused = page.evaluate(FOCUSED, [*moved_elsewhere])
         if focused is None or focused["walk"] in reached:
             break
         if focused["walk"] is None:  # it came with a key: Python to copy, an error

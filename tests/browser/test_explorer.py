@@ -1,5 +1,5 @@
-"""The explorers as a reader meets them: keys, typing, dragging, refusals, reset, Python, paper, no
-script, a phone."""
+"""The explorers as a reader meets them: keys, typing, dragging, refusals, reset, Python, a phone.
+Paper and a reader without scripts: test_pages.py."""
 
 import math
 import random
@@ -199,35 +199,34 @@ def readers(browser):
 @pytest.fixture
 def open_card(readers, explorers_alone):
     """open_card(name, **options of the browser's context) opens a page with that explorer, as a
-    file. A test that leaves more behind than a page that is loaded anew forgets, such as a stopped
-    clock, says `fresh`. `places`: by default, the pages that have one explorer each."""
+    file. A test that leaves behind what nobody sees, such as a stopped clock, says `fresh`.
+    `places`: by default, the pages that have one explorer each."""
     with ExitStack() as stack:
 
         def open_it(name, fresh=False, places=explorers_alone, **options):
-            page = stack.enter_context(readers.reader(not fresh, **options))
-            page.goto(places[name].address())
-            if options.get("java_script_enabled", True):
-                until(
-                    page,
-                    "[...document.querySelectorAll('.explorer-drawing svg')].every(svg =>"
-                    " svg.hasAttribute('width'))",
-                )
-            return Card(page, name)
+            address = places[name].address()
+            return Card(stack.enter_context(readers.reader(address, not fresh, **options)), name)
 
         yield open_it
 
 
-@pytest.fixture(params=EXPLORERS)
-def card(request, open_card):
-    card = open_card(request.param)
+@pytest.fixture(scope="module", params=EXPLORERS)
+def name(request):
+    """The tests of an explorer follow one another, as this is a module's: they share its pages."""
+    return request.param
+
+
+@pytest.fixture
+def card(name, open_card):
+    card = open_card(name)
     yield card
     assert not card.page.watch.errors
 
 
-@pytest.fixture(params=EXPLORERS)
-def card_in_chapter(request, open_card, explorer_places):
+@pytest.fixture
+def card_in_chapter(name, open_card, explorer_places):
     """The explorer on the page of the book that has it."""
-    card = open_card(request.param, places=explorer_places)
+    card = open_card(name, places=explorer_places)
     yield card
     assert not card.page.watch.errors
 
@@ -993,7 +992,7 @@ def test_a_picture_out_of_sight_is_drawn_later(open_card, comes):
 
     Mutations: all pictures drawn at once; a picture out of sight never drawn, or not for one of the
     three."""
-    card = open_card("zero", viewport={"width": 1280, "height": 320})
+    card = open_card("zero", fresh=True, viewport={"width": 1280, "height": 320})
     card.page.evaluate(DRAWN)
     slider = card.slider("parameters").element_handle()
     first, last = card.page.evaluate(MOVE_AND_LOOK, [slider, comes, comes == "rest"])
@@ -1119,7 +1118,7 @@ def on_axis(text, axis):
     return parse_number(f"{text}{axis.unit}", axis.style)
 
 
-@pytest.mark.parametrize("name", WITH_CURVES)
+@pytest.mark.parametrize("name", WITH_CURVES, indirect=True)
 def test_lines_are_to_scale(open_card, name):
     """Every point of every line, the marked point and the ticks lie on the same two scales, which
     are what the axes say. A line that is not there is not drawn, and no two lines have the same
@@ -1192,8 +1191,8 @@ def test_lines_are_to_scale(open_card, name):
         )
 
 
-@pytest.mark.parametrize("width", [320, PHONE["width"], DESKTOP["width"]])
-@pytest.mark.parametrize("name", WITH_CURVES)
+@pytest.mark.parametrize("width", [320, DESKTOP["width"]])
+@pytest.mark.parametrize("name", WITH_CURVES, indirect=True)
 def test_no_words_lie_over_others(open_card, name, width):
     """Labels at the ends of lines that meet, ticks of an axis with little room, a point at either
     end: each can be read.
@@ -1340,13 +1339,12 @@ SUM = """root => [...root.querySelectorAll(".explorer-sum > span:not([hidden]) >
   })"""
 
 
-def test_why_begins_with_the_sentence_as_a_sum(card_in_chapter):
+def test_why_begins_with_the_sentence_as_a_sum(card):
     """165 = 27.0 + 53.9 + 81.9 + 2.10 GB, of which each number opens its own line; the rest stays
     folded.
 
     Must catch: terms that do not add up to the total; a term of zero bytes shown; a click that
     opens another line, or leaves the last one open; all formulas open."""
-    card = card_in_chapter
     click(card.find(".explorer-why > summary"))
     card.find(".explorer-sum").wait_for()
     until(card.page, "document.querySelector('.explorer-why[open] .explorer-sum b').textContent")
@@ -1365,7 +1363,7 @@ def test_why_begins_with_the_sentence_as_a_sum(card_in_chapter):
         assert numbers == ["165", "27.0", "53.9", "81.9", "2.10 GB"]
 
 
-# --- without a script, on paper, on a phone -------------------------------------------------------
+# --- in a small window ----------------------------------------------------------------------------
 
 
 # Controls with which less than nine tenths of the first picture, or of the sentence, can be seen:
@@ -1401,10 +1399,9 @@ OUT_OF_VIEW = """async root => {
   }
   return [most, found];
 }"""
-SCREENS = [(1280, 900), (1280, 720), (768, 1024), (390, 844)]
+SCREENS = [(1280, 720), (768, 1024), (390, 844)]
 
 
-@pytest.mark.parametrize("name", EXPLORERS)
 def test_what_the_hand_moves_stays_in_sight(open_card, explorer_places, name):
     """The first picture and the sentence, for each control, and the control itself; on a desk the
     card is at most 700 px high, whichever group is open.
@@ -1418,45 +1415,6 @@ def test_what_the_hand_moves_stays_in_sight(open_card, explorer_places, name):
         tall, found = card.root.evaluate(OUT_OF_VIEW)
         assert found == [], (width, height)
         assert width < 1280 or tall <= 700, tall
-
-
-# What can be seen of these.
-SEEN = """nodes => nodes
-  .filter(node => node.checkVisibility({visibilityProperty: true})
-    && node.getBoundingClientRect().width && node.getBoundingClientRect().height)
-  .map(node => node.outerHTML.slice(0, 80))"""
-
-
-def table_of(card):
-    return card.find(".explorer-fallback tbody tr").evaluate_all(
-        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    )
-
-
-@pytest.mark.parametrize("name", EXPLORERS)
-def test_without_javascript_the_table_stands_there(open_card, name):
-    """And no control that does nothing.
-
-    Mutation: hide the table in the style sheet and let the script show it."""
-    card = open_card(name, java_script_enabled=False)
-    assert card.find("table").is_visible() and card.find(".explorer-sentence").is_visible()
-    assert table_of(card) == [[row, *texts] for row, texts in card.spec.rows()]
-    assert card.words == card.expected_words(card.spec.start())
-    hidden = "input, select, button, .explorer-picture, .explorer-python, .explorer-stale"
-    assert card.find(hidden).evaluate_all(SEEN) == []
-
-
-def test_on_paper_the_table_stands_below_the_picture(card):
-    """Mutation: leave the table hidden in print, or print the sliders."""
-    assert not card.find("table").is_visible()
-    card.page.emulate_media(media="print")
-    assert (
-        card.find("table").is_visible()
-        and card.find("svg >> nth=0").is_visible()
-        and card.find(".explorer-sentence").is_visible()
-    )
-    assert table_of(card) == [[row, *texts] for row, texts in card.spec.rows()]
-    assert card.find("input, select, button, summary").evaluate_all(SEEN) == []
 
 
 # Text, size and room at both sides of each text in a card's pictures.
@@ -1476,7 +1434,6 @@ SMALLER = """(controls, least) => controls
   .map(node => node.outerHTML.slice(0, 80))"""
 
 
-@pytest.mark.parametrize("name", EXPLORERS)
 def test_on_a_phone(open_card, explorer_places, name):
     """The picture comes first, its text keeps its size and stays inside, fingers find every
     control.
@@ -1516,13 +1473,12 @@ OUTSIDE = """root => [...root.querySelectorAll(".explorer-control")].flatMap(con
   }).map(part => part.textContent); })"""
 
 
-@pytest.mark.parametrize("name", EXPLORERS)
 def test_on_a_tablet(open_card, explorer_places, name):
     """Where a page has no margin column yet, a picture has as much room as on a phone, and its
     words and the options of a choice have it too.
 
     Mutations: two columns in the width of the text; options beside their name in any case."""
-    card = open_card(name, places=explorer_places, viewport={"width": 700, "height": 900})
+    card = open_card(name, places=explorer_places)
     card.unfold()
     for width in (700, 820, 992, 1100):
         card.page.set_viewport_size({"width": width, "height": 900})

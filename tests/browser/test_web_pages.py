@@ -1,4 +1,6 @@
-"""Every page over http: what it asks for, what it fails at, and what moves while it loads."""
+"""Pages over http: what they ask for, what they fail at, and what moves while they load. Pages on
+which no script draws are alike here: they ask for the same, by the addresses that test_pages.py has
+followed as files."""
 
 import re
 from dataclasses import dataclass
@@ -23,17 +25,17 @@ class WebVisit:
 
 @pytest.fixture(scope="module")
 def web_visits(browser, book_html, homes, paths):
-    """Path -> WebVisit of every page, with everything unfolded and every stepper asked for another
-    picture, as `visit` does with files. A phone goes to pages with what scripts may make higher,
-    and to one of each kind; between a phone and a desk no page is laid out in a way of its own, so
-    one of each kind is looked at."""
-    shifts, watches = {path: {} for path in paths}, {}
+    """Path -> WebVisit of the pages on which scripts draw, and of one of each kind, with everything
+    unfolded and every stepper asked for another picture, as `visit` does with files. Between a
+    phone and a desk no page is laid out in a way of its own, so one of each kind is looked at."""
     texts = {path: (book_html / path).read_text(encoding="utf-8") for path in paths}
     with_cards = [path for path in paths if DRAWN_BY_SCRIPTS.search(texts[path])]
+    paths = sorted({*KINDS, *with_cards})
+    shifts, watches = {path: {} for path in paths}, {}
     with new_context(browser, reduced_motion="no-preference") as context:
         page = context.new_page()
-        for width, others in ((WIDTHS[0], with_cards), (WIDTHS[1], [])):
-            for path in {*KINDS, *others}:
+        for width, some in ((WIDTHS[0], paths), (WIDTHS[1], KINDS)):
+            for path in some:
                 shifts[path][width] = shift_of_load(page, f"{homes['http']}/{path}", width)
         page.close()
         for path in paths:
@@ -67,8 +69,7 @@ def test_the_web_pages_load_without_failures_and_errors(web_visits):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_moves_while_a_page_loads(web_visits, width):
     """Text that is being read stays where it is: the layout shifts of a load, as browsers count
-    them, are at most 0.05 on every page (on a phone: where scripts draw, and on one of each
-    kind; between a phone and a desk: on one of each kind).
+    them, are at most 0.05.
 
     Must catch: `font-display: swap`, with which a line breaks elsewhere once its font is there
     (0.17 on chapter 3 at 390 px, 0.12 on the formula sheet at 768 and on the bibliography at 1280);

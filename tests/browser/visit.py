@@ -34,9 +34,10 @@ ALSO = ("empty-table-header",)
 # axe needs milliseconds for the contrast of one text, and a page has thousands of texts that look
 # alike: same colours, same size, same things behind. Of each look three are marked for axe, so that
 # one which axe passes over, being cut off or covered, does not hide the others. `known` counts the
-# looks of the pages before: three in the book are enough, but for texts in a picture or in what is
-# laid over others, as only the page itself says what is behind them. Returns how many looks this
-# page has, whether any text is marked, and the new counts.
+# looks of the pages before: three in the book are enough, but for texts in what is laid over others
+# and lets them through, as only the page itself says what is behind them. Of texts in pictures axe
+# says nothing at all: tests/engines/test_palette.py does. Returns how many looks this page has,
+# whether any text is marked, and the new counts.
 MARK_LOOKS = """known => {
   const numbers = new Map(), behind = new Map(), looks = new Map(Object.entries(known)),
     here = new Set();
@@ -44,7 +45,7 @@ MARK_LOOKS = """known => {
   function backdrop(node) {
     if (!node) return "";
     if (!behind.has(node)) {
-      const style = getComputedStyle(node);
+      const style = getComputedStyle(node), opaque = style.backgroundColor.startsWith("rgb(");
       behind.set(node, backdrop(node.parentElement)
         + (style.backgroundColor === "rgba(0, 0, 0, 0)" ? "" : style.backgroundColor)
         + (style.backgroundImage === "none" ? "" : style.backgroundImage)
@@ -53,7 +54,7 @@ MARK_LOOKS = """known => {
         + (style.mixBlendMode === "normal" ? "" : style.mixBlendMode)
         + (node.matches("[inert], [disabled], [aria-disabled=true]") ? "disabled" : "")
         // what is laid over others has others behind it
-        + (/static|relative/.test(style.position) ? "" : "#" + number(node)));
+        + (opaque || /static|relative/.test(style.position) ? "" : "#" + number(node)));
     }
     return behind.get(node);
   }
@@ -62,13 +63,12 @@ MARK_LOOKS = """known => {
     const says = node.matches("input, select, textarea")
       || [...node.childNodes].some(part => part.nodeType === 3 && part.data.trim());
     const box = node.getBoundingClientRect();
-    if (!says || box.width < 2 || box.height < 2
+    if (!says || node.ownerSVGElement || box.width < 2 || box.height < 2
       || !node.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
     const style = getComputedStyle(node);
     const link = node.closest("a[href]"); // is told from the text around it
     const look = [backdrop(node), style.color, style.fontSize, style.fontWeight, style.textShadow,
-      link ? getComputedStyle(link.parentElement).color + style.textDecorationLine : "",
-      node.ownerSVGElement ? "#" + style.fill : ""].join("|");
+      link ? getComputedStyle(link.parentElement).color + style.textDecorationLine : ""].join("|");
     const count = (looks.get(look) || 0) + 1;
     looks.set(look, count);
     here.add(look);
@@ -107,6 +107,16 @@ COLOUR_RULES = ["color-contrast", "link-in-text-block"]
 SIZE_RULES = ["target-size"]
 LOOKS = "[data-look]"
 TARGETS = "a, button, input, select, summary, textarea, [tabindex]"
+# Whether a target has less than 24 px and does not stand within a line: the rule is about those.
+SMALL_TARGETS = """targets => [...document.querySelectorAll(targets)].some(node => {
+  const box = node.getBoundingClientRect(),
+    inline = up => getComputedStyle(up).display === "inline";
+  if (!box.width || (box.width >= 24 && box.height >= 24)
+    || !node.checkVisibility({visibilityProperty: true})) return false;
+  let line = node;
+  while (inline(line)) line = line.parentElement;
+  return line === node || line.textContent.trim().length === node.textContent.trim().length;
+})"""
 HIDE_OTHERS = """seen => {
   for (const part of document.querySelectorAll("article :is(math, pre, svg, table, p, li)"))
     if (!part.matches(seen) && !part.querySelector(seen)) {
@@ -216,6 +226,10 @@ EXPLORERS_AT_REST = """() => [...document.querySelectorAll(".explorer")].flatMap
   if (!seen(table) || table.rows.length < 3) found.push(`${name}: no table`);
   else for (const cell of table.querySelectorAll("th, td"))
     if (!cell.textContent.trim() && cell.cellIndex) found.push(`${name}: an empty cell`);
+  const live = card.matches(".live"), parts = card.querySelectorAll(live
+    ? ".explorer-picture" : ".explorer-picture, .explorer-python, .explorer-stale");
+  if ([...parts].some(part => seen(part) !== live))
+    found.push(`${name}: a picture that is not drawn, or not printed`);
   const sentence = card.querySelector(".explorer-sentence");
   if (!seen(sentence) || !/\\d/.test(sentence.textContent)) found.push(`${name}: no sentence`);
   for (const control of card.querySelectorAll("input, select, button"))
@@ -459,16 +473,16 @@ def open_all(page):
     )
 
 
+EXPLORERS_DRAWN = """[...document.querySelectorAll('.explorer-drawing svg')].every(
+  svg => svg.hasAttribute('width'))"""
+
+
 def stop_clock(page):
     """Reload the page and stop its clock: from then on timers of the page run only while the test
     calls `page.clock.run_for(milliseconds)`, however busy the machine is."""
     page.clock.install(time=0)
     page.reload()
-    until(
-        page,
-        "[...document.querySelectorAll('.explorer-drawing svg')].every(svg =>"
-        " svg.hasAttribute('width'))",
-    )
+    until(page, EXPLORERS_DRAWN)
     page.clock.pause_at(3600)
 
 
@@ -479,38 +493,77 @@ def new_context(browser, **options):
     )
 
 
+# What there is to see and set of a page's explorers, and which of their parts are folded.
+AS_OPENED = """() => {
+  const article = document.querySelector("article");
+  return [article.outerHTML, ...[...article.querySelectorAll("input, select")].map(
+    control => control.type === "radio" ? control.checked : control.value)].join("|");
+}"""
+REMEMBER = f"""() => {{
+  window.asOpened = ({AS_OPENED})();
+  window.folds = [...document.querySelectorAll("article details")].map(
+    part => [part, part.open, part.getAttribute("name")]);
+}}"""
+# Brings back what a reader has changed; whether all is as it was when the page was opened.
+BRING_BACK = (
+    f"async () => {{ {FRAME}"
+    + """
+  for (const reset of document.querySelectorAll("[data-explorer] .explorer-reset")) reset.click();
+  for (const [part, open, name] of window.folds) {
+    if (name !== null) part.setAttribute("name", name);
+    part.open = open;
+  }
+  history.replaceState(null, "", location.pathname);
+  document.activeElement.blur();
+  scrollTo(0, 0);
+  for (let k = 0; k < 4; k++) {
+    if ((AS_OPENED)() === window.asOpened) return true;
+    await frame();
+  }
+  return false;
+}""".replace("AS_OPENED", AS_OPENED, 1)
+)
+
+
 class Readers:
     """Readers who come to pages, one after another. `script` runs on each page before its own. A
     window of its own costs a browser up to a second, so a reader may come `again`: one who was on
-    other pages before, and has the eyes and the window of the start again."""
+    other pages of the folder before, and has the eyes and the window of the start again."""
 
     def __init__(self, browser, script: str):
         self.browser, self.script, self.idle = browser, script, {}
 
     @contextmanager
-    def reader(self, again: bool, **options):
-        """A page of a context with these options; its `watch` is a `Watch`."""
-        kind = json.dumps(options, sort_keys=True)
+    def reader(self, address: str, again: bool, **options):
+        """A page of a context with these options, at `address`; its `watch` is a `Watch`. Who comes
+        again to explorers stays where all can be brought back to what it was."""
+        kind = json.dumps([address.rpartition("/")[0], options], sort_keys=True)
         page = self.idle.pop(kind, None) if again else None
         if page is None:
             page = new_context(self.browser, **options).new_page()
             page.add_init_script(self.script)
             page.watch = Watch.of(page)
         page.watch.forget()
+        if page.url.partition("#")[0] != address or not page.evaluate(BRING_BACK):
+            page.goto("about:blank")
+            page.goto(address)
+            if options.get("java_script_enabled", True):
+                until(page, EXPLORERS_DRAWN)
+                page.evaluate(REMEMBER)
         yield page
         if not again:
             page.context.close()
             return
-        page.goto("about:blank")
         page.set_viewport_size(options.get("viewport", DESKTOP))
         page.emulate_media(media="null")
         page.mouse.move(0, 0)
         self.idle[kind] = page
 
 
-def axe_findings(page, looks: dict | None = None, only_colours=False) -> list[str]:
+def axe_findings(page, looks: dict | None = None, only_colours=False, alike=False) -> list[str]:
     """Findings on the page as it is now, a sentence each; at most five for one rule. `looks` counts
-    the looks seen on other pages in this mode, and then those of this page."""
+    the looks seen on other pages in this mode, and then those of this page. Where the page is
+    `alike` others, targets are measured if there is a small one."""
     looks = {} if looks is None else looks
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE.axe_script)
@@ -534,7 +587,8 @@ def axe_findings(page, looks: dict | None = None, only_colours=False) -> list[st
     if not only_colours:
         others = (*COLOUR_RULES, *SIZE_RULES, "region")
         run(rules=dict.fromkeys(others, {"enabled": False}))
-        run(TARGETS, runOnly=SIZE_RULES)
+        if not alike or page.evaluate(SMALL_TARGETS, TARGETS):
+            run(TARGETS, runOnly=SIZE_RULES)
     if marked:
         run(LOOKS, runOnly=COLOUR_RULES)
     return [
@@ -562,7 +616,7 @@ def visit(context, address: str, looks: dict | None = None, inert="", alike=Fals
     values = page.evaluate(VALUES)
     open_all(page)
     phone = page.evaluate(BEYOND)
-    dark = axe_findings(page, looks.setdefault("dark", {}))
+    dark = axe_findings(page, looks.setdefault("dark", {}), alike=alike)
     in_colours(page, "light")
     light = axe_findings(page, looks.setdefault("light", {}), only_colours=True)
     page.set_viewport_size(DESKTOP)
