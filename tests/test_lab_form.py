@@ -464,6 +464,7 @@ TECHNIQUE = {
     "08-pipelines": "shardlab.pipelines",
     "09-mixed-precision": "shardlab.mixed_precision",
     "10-activation-checkpointing": "shardlab.recompute",
+    "20-which-layout": "shardlab",
 }
 TOPIC_LINES = 90  # of topics/<topic>/lab.py
 

@@ -4,7 +4,7 @@ card; three published runs beside their predictions; and the tree of questions."
 from coursekit.show.drawing import Drawing
 from coursekit.show.drawing import decimal_bytes as said
 from coursekit.topics.which_layout.moves import FOR_TENSORS, MOVES
-from coursekit.topics.which_layout.runs_published import PUBLISHED_RUNS
+from coursekit.topics.which_layout.runs_published import PUBLISHED_RUNS, SECONDS_BY_LOOK
 from coursekit.topics.which_layout.tree import DONE, QUESTIONS
 
 BAR_LEFT, CARD_WIDE = 1, 398  # a row is one card
@@ -75,18 +75,11 @@ def _key(drawing, held, top):
 
 # --- published runs -------------------------------------------------------------------------------
 
-RUN_PARTS = {  # look -> (label, parts of the step)
-    "forward": ("work", ("products", "moving", "head", "update", "launching")),
-    "weight-gradient": ("computed again", ("recomputing",)),
-    "communication": ("messages", ("messages", "passing", "exposed", "experts", "exchange")),
-    "idle": ("bubble", ("bubble",)),
-}
-
 
 def draw_runs():
     drawing, top, sentences = Drawing("layout-runs", "Published runs beside predictions"), 0, []
     x = BAR_LEFT
-    for look, (label, _) in RUN_PARTS.items():
+    for look, (label, _) in SECONDS_BY_LOOK.items():
         drawing.box(x, 3, 11, 11, look)
         drawing.text(x + 15, 13, label, "small")
         x += 32 + 7 * len(label)
@@ -99,7 +92,7 @@ def draw_runs():
             BAR_LEFT + CARD_WIDE, top + 12, f"{run.error:+.1%}".replace("-", "−"), "bold small end"
         )
         x = BAR_LEFT
-        for look, (_, parts) in RUN_PARTS.items():
+        for look, (_, parts) in SECONDS_BY_LOOK.items():
             wide = unit * sum(run.parts[name] for name in parts)
             drawing.box(x, top + 18, wide, 16, look)
             x += wide

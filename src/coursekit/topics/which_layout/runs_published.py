@@ -129,3 +129,10 @@ PUBLISHED_RUNS = {
         1.1546,
     ),
 }
+
+SECONDS_BY_LOOK = {  # look of palette.TIMELINE -> (label, parts of the step)
+    "forward": ("work", ("products", "moving", "head", "update", "launching")),
+    "weight-gradient": ("computed again", ("recomputing",)),
+    "communication": ("messages", ("messages", "passing", "exposed", "experts", "exchange")),
+    "idle": ("bubble", ("bubble",)),
+}
