@@ -14,6 +14,7 @@ machine it was predicted 961 ms and took 853. Techniques that pause once are 10 
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -21,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.prefetch import Prefetch
 from coursekit.formulas import evaluate
 from coursekit.recordings.races import Result
 from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
@@ -29,7 +29,7 @@ from shardlab.measure.links import Link, fit_link
 from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.zero import shard
-from shardlab.zero.hardened.flat import best_collectives
+from shardlab.zero.hardened.flat import Native, best_collectives
 
 MEGABITS = 200  # a second
 UNITS, UNIT_BYTES = 4, 3_750_000  # a message of 150 ms, and 10 ms pass free after a pause
@@ -120,10 +120,7 @@ def third_stage(net, group):
 
 
 def third_stage_ahead(net, group):
-    net, optimizer = sharded(net, group, 3)
-    if group is None:
-        net.prefetch = Prefetch(net)  # lives as long as the model
-    return net, optimizer
+    return sharded(net, group, 3, collectives=Native(), prefetch=True)
 
 
 def exposed(step, **given):
@@ -171,18 +168,21 @@ def with_a_table(times, backward):
 
 
 def zero(stage, ahead):
+    """Stage 3 ahead takes the backend's collectives, which begin and are waited for later."""
+    native = "native " * ahead
+
     def predict(times, backward):
         return exposed(
             "zero_exposed_seconds",
             zero_stage=stage,
             accumulation_steps=1,
             zero_flat_tensors=UNITS,
-            unit_gather_seconds=seconds(times["all-gather"], UNIT_BYTES),
-            unit_reduce_seconds=seconds(times["reduce-scatter"], UNIT_BYTES),
+            unit_gather_seconds=seconds(times[native + "all-gather"], UNIT_BYTES),
+            unit_reduce_seconds=seconds(times[native + "reduce-scatter"], UNIT_BYTES),
             unit_forward_seconds=FORWARD,
             unit_backward_seconds=backward,
             prefetch_units=ahead,
-            reduce_early=0,
+            reduce_early=ahead,
         )
 
     return predict
@@ -219,16 +219,15 @@ CASES = (
 def fitted(turns: int) -> dict[str, Link]:
     """Alpha and bandwidth of each collective, from messages that follow each other without a
     pause."""
-    own = best_collectives(torch.device("cpu"), None)
 
     def all_reduce(x):
         dist.all_reduce(x)
 
-    def reduce_scatter(x):
-        own.reduce_scatter([x], None, 0.5)
+    def reduce_scatter(x, by):
+        by.reduce_scatter([x], None, 0.5)
 
-    def all_gather(x):
-        own.all_gather(x, None)
+    def all_gather(x, by):
+        by.all_gather(x, None)
 
     def fit(call, sizes, row):
         found = []
@@ -239,11 +238,16 @@ def fitted(turns: int) -> dict[str, Link]:
         return fit_link(sizes, found)
 
     large = [UNIT_BYTES, 2 * UNIT_BYTES, 3 * UNIT_BYTES]
+    passes = {"reduce-scatter": reduce_scatter, "all-gather": all_gather}
+    each = {"": best_collectives(torch.device("cpu"), None), "native ": Native()}
     return {
         "small all-reduce": fit(all_reduce, [1000, 16_000, 128_000], 50),
         "all-reduce": fit(all_reduce, large, 1),
-        "reduce-scatter": fit(reduce_scatter, large, 2),
-        "all-gather": fit(all_gather, large, 2),
+        **{
+            which + name: fit(partial(call, by=by), large, 2)
+            for which, by in each.items()
+            for name, call in passes.items()
+        },
     }
 
 
@@ -279,8 +283,6 @@ def measured(case: Case, regime: str, turns: int) -> tuple[float, float]:
     works = {"alone": lambda: train(*alone), "all": lambda: train(model, optimizer)}
     times = turn_by_turn(works, turns)
     waits = [whole - least for whole, least in zip(times["all"], times["alone"])]
-    if hasattr(model, "prefetch"):
-        model.prefetch.close()
     return median(waits), median(times["all"])
 
 

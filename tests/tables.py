@@ -258,6 +258,8 @@ for name, chosen in (("native", Native()), ("fast", fast_ring.Ring()), ("parts",
     for stage, kind in ((1, Door), (2, Door), (3, Stage3)):
         door = kind(partial(zero.shard, stage=stage, collectives=chosen))
         DOORS[f"stage {stage} {name}"] = door
+ahead = partial(zero.shard, stage=3, collectives=Native(), prefetch=True)
+DOORS["stage 3 ahead"] = Stage3(ahead)
 for stage, kind in ((1, Door), (2, Door), (3, Stage3)):
     DOORS[f"stage {stage} offload"] = kind(partial(zero.shard, stage=stage, offload=True))
 

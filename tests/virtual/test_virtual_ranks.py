@@ -12,10 +12,11 @@ from shardlab.pipelines.simulation import Costs, simulate
 from shardlab.virtual import GPU, Links, VirtualGPU
 
 SIMPLE = GPU({torch.float32: 1e12}, 1e9, Links(1e9, ranks_per_node=4), launch_seconds=5e-6)
-FREE = Links(1e18, node_latency_seconds=0)
-ARITHMETIC = GPU({torch.float32: 1e12}, 1e18, FREE, launch_seconds=0)
 HIDDEN, ROWS = 1024, 512
 UNIT = round(2 * HIDDEN**2 * ROWS / 1000)  # nanoseconds of a product
+TRANSFER = UNIT // 3
+QUICK = Links(4 * HIDDEN * ROWS / TRANSFER * 1e9, node_latency_seconds=0)
+ARITHMETIC = GPU({torch.float32: 1e12}, 1e18, QUICK, launch_seconds=0)
 
 
 def late_rank():
@@ -82,7 +83,9 @@ def test_a_pipeline_takes_the_time_of_its_schedule(worlds):
     found = worlds(4).run(pipelined, plans)
     for number, plan in enumerate(plans):
         stages = max(action.stage for own in plan for action in own) + 1
-        costs = Costs(UNIT, [0] + [UNIT] * (stages - 1), UNIT)  # nobody wants the input's gradient
+        costs = Costs(
+            UNIT, [0] + [UNIT] * (stages - 1), UNIT, TRANSFER
+        )  # nobody wants the input's gradient
         seconds = simulate(plan, costs).seconds
         for rank in range(4):
             assert found[rank][number][0] == pytest.approx(seconds, rel=1e-4), (number, rank)

@@ -9,7 +9,6 @@ all ranks' inputs in one process, with the mean of their losses; float64, so 1e-
 
 import copy
 import sys
-from contextlib import closing
 from functools import partial
 
 import cloudpickle
@@ -21,7 +20,6 @@ import torch.nn.functional as F
 from tables import RIGHT, Beside, check, loss_of, two_steps
 from torch import nn
 
-from bench.prefetch import Prefetch
 from shardlab import zero
 from shardlab.common.optimizer_checks import averaged_by_hand
 from shardlab.data_parallel import DistributedDataParallel
@@ -135,11 +133,52 @@ class Dropping(nn.Sequential):
 
 def dropped_layers(door):
     beside = Beside(door, lambda: Dropping(*(nn.Linear(8, 8) for _ in range(4))))
-    with closing(Prefetch(beside.net)):
-        for step in range(4):
-            torch.manual_seed(step)
-            beside.steps(1)
-        return beside.verdict()
+    for step in range(4):
+        torch.manual_seed(step)
+        beside.steps(1)
+    return beside.verdict()
+
+
+class Repeated(nn.Sequential):
+    """A universal transformer: one unit, several times in a row."""
+
+    def forward(self, x):
+        for _ in range(4):
+            x = torch.tanh(self[0](x))
+        return self[1](x)
+
+
+class Stops(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        raise KeyError("stopped")
+
+
+class Stopping(nn.Sequential):
+    stops = False
+
+    def forward(self, x):
+        for number, layer in enumerate(self):
+            x = torch.tanh(layer(x))
+            if self.stops and number == 1:
+                x = Stops.apply(x)
+        return x
+
+
+def stopped_backward(door):
+    beside = Beside(door, lambda: Stopping(*(nn.Linear(8, 8) for _ in range(3))))
+    for _ in range(3):
+        beside.net.stops = True
+        with pytest.raises(KeyError):  # the last layer's gradients are on their way
+            beside.model(torch.ones(2, 8)).sum().backward()
+        beside.net.stops = False
+        beside.optimizer.zero_grad()
+        beside.steps(1)
+    return beside.verdict()
 
 
 class Encoder(nn.Module):
@@ -183,7 +222,11 @@ tables.DOORS["one unit"] = tables.Stage3(partial(zero.shard, stage=3, units=()))
         # a list of parameters taken for a unit, which nobody calls; one that is lost
         ("stage 3", two_steps, (Prompted,), RIGHT),
         # a layer that computes with the parameters prefetched for the layer dropped before it
-        ("stage 3", dropped_layers, (), RIGHT),
+        ("stage 3 ahead", dropped_layers, (), RIGHT),
+        # a unit that is filled, or freed, while it computes, because it was expected next
+        ("stage 3 ahead", two_steps, (lambda: Repeated(*linears(8, 8, 4)),), RIGHT),
+        # gradients of a broken backward that arrive in the next one
+        ("stage 3 ahead", stopped_backward, (), RIGHT),
         # `encode` with values of nobody; a unit freed when encode is called within forward
         (
             "one unit",
@@ -286,56 +329,6 @@ def loaded():
 def test_what_leaves_the_shards_where_they_are(pair):
     """Must catch: a refusal of what is right; a state that reaches no shard."""
     assert answers(pair, loaded) == 0.0
-
-
-# --- prefetch, branches, buffers ------------------------------------------------------------------
-
-
-class Repeated(nn.Module):
-    """A universal transformer: one unit, six times in a row; the embedding is the root's."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(50, 8)
-        self.inner = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8))
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for _ in range(6):
-            x = self.inner(x)
-        return x
-
-
-def prefetched():
-    """(the same parameters, units that were filled while they computed)"""
-    ends, in_use = [], []
-    for ahead in (False, True):
-        model = seeded(Repeated)
-        stage3.fully_shard(model, [model.inner])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        prefetch = Prefetch(model) if ahead else None
-        if ahead:
-            submit = prefetch.thread.submit
-
-            def noted(fill, unit, group, prefetch=prefetch, submit=submit):
-                in_use.append(prefetch.last[1] is unit)
-                return submit(fill, unit, group)
-
-            prefetch.thread.submit = noted
-        for _ in range(4):
-            optimizer.zero_grad()
-            model(torch.arange(5)).tanh().sum().backward()
-            optimizer.step()
-        if ahead:
-            prefetch.close()
-        with unsharded(model):
-            ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    return torch.equal(*ends), len(in_use) > 0, sum(in_use)
-
-
-def test_prefetch_of_a_unit_that_follows_itself(pair):
-    """Must catch: a unit that is filled by the thread while it computes."""
-    assert answers(pair, prefetched) == (True, True, 0)
 
 
 # --- dtypes ---------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ OPTIONS = (
     {"bucket_bytes"},
     {"bucket_bytes", "collectives", "offload"},
     {"bucket_bytes", "collectives", "offload"},
-    {"units", "collectives", "offload", "compute_dtype", "device"},
+    {"units", "collectives", "offload", "compute_dtype", "device", "prefetch"},
 )
 OF_CORES = {"bucket_bytes", "units"}
 
@@ -40,6 +40,7 @@ def shard(
     offload: bool = False,
     compute_dtype: torch.dtype | None = None,
     device=None,
+    prefetch: bool = False,
     **settings,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """(the model to call, its optimizer) under a stage; stage 0 is data parallelism.
@@ -58,6 +59,7 @@ def shard(
     offload         stages 1 to 3: optimizer states in host memory, in stage 3 the shards as well
     compute_dtype   stage 3: see fully_shard
     device          stage 3: see fully_shard
+    prefetch        stage 3: see fully_shard
 
     All ranks begin with rank 0's parameters and buffers. From stage 1 on, a norm of gradients that
     you make by hand is this rank's alone, and in stage 2 parameters have no gradients after
@@ -74,6 +76,7 @@ def shard(
         offload=offload or None,
         compute_dtype=compute_dtype,
         device=device,
+        prefetch=prefetch or None,
     )
     options = {name: value for name, value in options.items() if value is not None}
     known = OPTIONS[stage] if hardened else OPTIONS[stage] & OF_CORES

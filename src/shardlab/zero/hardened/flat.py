@@ -20,6 +20,7 @@ methods. `best_collectives` chooses between the first two.
 """
 
 from bisect import bisect_right
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -73,25 +74,44 @@ class Native(Ring):
     def reduce_scatter(
         self, tensors: list[Tensor], group: Group = None, share: float = 1.0
     ) -> list[Tensor]:
+        return self.begin_reduce_scatter(tensors, group, share)()
+
+    def all_gather(self, flat: Tensor, group: Group = None):
+        self.begin_all_gather(flat, group)()
+
+    def begin_reduce_scatter(
+        self, tensors: list[Tensor], group: Group, share: float
+    ) -> Callable[[], list[Tensor]]:
+        """Returns a function that waits and returns what reduce_scatter does."""
         n, me = place(group)
         own = chunk_of(me, sum(tensor.numel() for tensor in tensors), n)
         even = padded(tensors, n).mul_(share)
         tensors.clear()
         shard = even.view(n, -1)[me]
-        reduce_scatter_single(shard, even, group=group)
-        return [shard[: len(own)].clone()]
+        work = reduce_scatter_single(shard, even, group=group, async_op=True)
 
-    def all_gather(self, flat: Tensor, group: Group = None):
+        def arrived():
+            work.wait()
+            return [shard[: len(own)].clone()]
+
+        return arrived
+
+    def begin_all_gather(self, flat: Tensor, group: Group) -> Callable[[], object]:
+        """Returns a function that waits until the flat tensor is whole."""
         n, me = place(group)
         own = own_chunk(flat, group)
         if flat.numel() % n == 0:
-            all_gather_single(flat, own, group=group)
-            return
+            return all_gather_single(flat, own, group=group, async_op=True).wait
         rows = flat.new_empty(n, flat.numel() // n + 1)
         rows[me, : own.numel()] = own
-        all_gather_single(rows.view(-1), rows[me], group=group)
-        chunks = zip(rows, flat.tensor_split(n))
-        torch.cat([row[: chunk.numel()] for row, chunk in chunks], out=flat)
+        work = all_gather_single(rows.view(-1), rows[me], group=group, async_op=True)
+
+        def arrived():
+            work.wait()
+            chunks = zip(rows, flat.tensor_split(n))
+            torch.cat([row[: chunk.numel()] for row, chunk in chunks], out=flat)
+
+        return arrived
 
 
 def padded(tensors: list[Tensor], n: int) -> Tensor:

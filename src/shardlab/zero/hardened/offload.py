@@ -11,6 +11,7 @@ Copies go through pinned memory. The host waits for a GPU when all of them are u
 fused=True gives the CPU a faster AdamW, whose results differ by rounding.
 """
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -126,12 +127,8 @@ def wait_for_copies(pairs: list[tuple[Tensor, Tensor]]):
 
 def brought_home(mean: Tensor, flat) -> list[Tensor | None]:
     """The gradient of each shard, where it rests. On its way from a GPU to the host it is not read
-    before backward ends: then it becomes part of shard.grad, and autograd gets None. Where a hook
-    wants to see it, or nobody fills .grad, autograd gets it at once."""
-    trained = [shard for shard in flat.shards if shard.requires_grad]
-    travels = mean.is_cuda and not flat.chunk.is_cuda
-    watched = any(shard in owners or hooks_of_others(shard) for shard in trained)
-    if travels and not watched and current_backward() is not None and in_plain_backward():
+    before backward ends: then it becomes part of shard.grad, and autograd gets None."""
+    if mean.is_cuda and not flat.chunk.is_cuda and may_come_late(flat.shards):
         host = on_the_host(mean.to(flat.chunk.dtype))
         copied = torch.cuda.current_stream(mean.device).record_event()
         pairs = list(zip(flat.shards, flat.parts(host)))
@@ -141,8 +138,19 @@ def brought_home(mean: Tensor, flat) -> list[Tensor | None]:
     return [part if shard.requires_grad else None for shard, part in parts]
 
 
+def may_come_late(shards: list[nn.Parameter]) -> bool:
+    """Whether gradients may become part of shard.grad later in this backward: not so where a hook
+    wants to see them, or nobody fills .grad."""
+    watched = any(s.requires_grad and (s in owners or hooks_of_others(s)) for s in shards)
+    return not watched and current_backward() is not None and in_plain_backward()
+
+
 def arrive(pairs: list[tuple[Tensor, Tensor]], copied):
     copied.synchronize()
+    add_gradients(pairs)
+
+
+def add_gradients(pairs: Iterable[tuple[nn.Parameter, Tensor | None]]):
     for shard, gradient in pairs:
-        if shard.requires_grad:
+        if shard.requires_grad and gradient is not None:
             shard.grad = gradient if shard.grad is None else shard.grad.add_(gradient)

@@ -18,6 +18,7 @@ from ...common.optimizer_checks import replaced
 from ...common.shards import CannotShard, groups_of, would_mix
 from ...common.torch_clip_and_scale import watch_steps
 from ..core_stage3 import Site
+from .ahead import Ahead
 from .checks import complaint_of_kinds, complaint_of_units
 from .flat import best_collectives
 from .parameter_slots import dissolve
@@ -37,6 +38,7 @@ def fully_shard(
     shard_device=None,
     compute_dtype=None,
     collectives=None,
+    prefetch=False,
 ) -> nn.Module:
     """Shard the module's parameters, in place. Its parameters() are shards then, with the names and
     the numbers of dims that they had, so make the optimizer afterwards, in the same groups.
@@ -47,12 +49,14 @@ def fully_shard(
     shard_device   where shards, their gradients and optimizer states rest: "cpu" offloads them
     compute_dtype  of gathered parameters and of gradients on their way, not of shards
     collectives    by default the best for the group: see flat.py
+    prefetch       the next unit's parameters travel while a unit computes: see ahead.py; False: a
+                   unit waits for its own
 
-    A unit is gathered when it is called; none is gathered ahead. A norm of gradients that you make
-    by hand is this rank's alone, and nothing raises: clip_gradients and PyTorch's clip_grad_norm_
-    know all. Raises CannotShard for a unit that is not inside the module, is sharded or is never
-    called."""
-    how = How(group, device, shard_device, compute_dtype)
+    A norm of gradients that you make by hand is this rank's alone, and nothing raises:
+    clip_gradients and PyTorch's clip_grad_norm_ know all. Raises CannotShard for a unit that is not
+    inside the module, is sharded or is never called."""
+    ahead = Ahead(module) if prefetch else None
+    how = How(group, device, shard_device, compute_dtype, ahead)
     units = list(dict.fromkeys([*units, module]))
     check_units(module, units, how)
     check_alike(module, units, how)

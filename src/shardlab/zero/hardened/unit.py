@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ...common.backward import NoSecondGradient, when_backward_ends, when_gradient_comes
 from ...common.torch_internals import CALL, in_function_transform, never_compiled, storage_key
 from .flat import Ring
+from .offload import add_gradients
 from .parameter_slots import NotGathered, ParameterSlots
 from .saved_tensors import saved_with, tensors_of, with_leaves, without_parameters
 from .unit_shards import Flat, How, Sites
@@ -38,8 +39,8 @@ class Gathered(torch.autograd.Function):
         ctx.save_for_backward(*shards)
         ctx.set_materialize_grads(False)
         parameters = tuple(unit.views())
-        frozen = (own for own, shard in zip(parameters, shards) if not shard.requires_grad)
-        ctx.mark_non_differentiable(*frozen)
+        pairs = zip(parameters, shards)
+        ctx.mark_non_differentiable(*(own for own, shard in pairs if not shard.requires_grad))
         return parameters
 
     @staticmethod
@@ -88,6 +89,7 @@ class Unit:
     def gather(self):
         for flat in self.flats:
             flat.gather()
+        self.flats[0].is_there(self)
 
     def free(self):
         for flat in self.flats:
@@ -189,9 +191,7 @@ class Unit:
         if self.in_backward:
             gradients = with_leaves((), self.leaves)
             self.leave_backward()
-            for shard, own in zip(self.shards, self.reduce(gradients) if gradients else ()):
-                if own is not None:
-                    shard.grad = own if shard.grad is None else shard.grad + own
+            add_gradients(zip(self.shards, self.reduce(gradients) if gradients else ()))
 
     def reduce(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of the shards."""

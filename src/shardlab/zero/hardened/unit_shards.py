@@ -20,8 +20,9 @@ from ...common.shards import CannotShard, as_shard
 from ...common.torch_internals import storage_key
 from ...data_parallel.core import first_rank
 from .. import core_stage3
+from .ahead import Ahead, OnItsWay
 from .flat import Ring, chunk_of, filled, own_chunk
-from .offload import brought_home
+from .offload import add_gradients, brought_home, may_come_late
 
 # parameters, and every place of each
 Sites = dict[nn.Parameter, list[core_stage3.Site]]
@@ -34,6 +35,7 @@ class How(NamedTuple):
     device: torch.device | str | None
     shard_device: torch.device | str | None
     compute_dtype: torch.dtype | None
+    ahead: Ahead | None = None
 
     def device_of(self, parameter: nn.Parameter) -> torch.device:
         return torch.device(self.device or parameter.device)
@@ -63,12 +65,13 @@ class How(NamedTuple):
 
 
 class Flat(core_stage3.Flat):
-    """Parameters of one dtype, all trained or all frozen. `full` [E] comes and goes as in the core.
+    """Parameters of one dtype, all trained or all frozen. `full` [E] comes and goes as in the core;
+    `coming` waits for it while it is on its way.
     This rank's `chunk` [about E/n] stays: it is cut without zeros at its end, and the optimizer has
     its views `shards`, one for each parameter."""
 
     def __init__(self, parameters: list[nn.Parameter], how: How, collectives: Ring):
-        self.group, self.collectives = how.group, collectives
+        self.group, self.collectives, self.ahead = how.group, collectives, how.ahead
         self.shapes = [parameter.shape for parameter in parameters]
         self.sizes = sizes_of(self.shapes, how.group)
         full = how.joined(parameters)
@@ -79,7 +82,7 @@ class Flat(core_stage3.Flat):
         ]
         for shard in self.shards:
             watch(shard)
-        self.full = full.to(how.computes_in(full.dtype))
+        self.full, self.coming = full.to(how.computes_in(full.dtype)), None
         self.free()
 
     def parts(self, chunk: Tensor) -> list[Tensor]:
@@ -88,18 +91,35 @@ class Flat(core_stage3.Flat):
         return [part.view(size) for part, size in zip(parts, self.sizes)]
 
     def gather(self):
+        self.ask()
         if not self.whole:
-            self.allocate()
-            self.fill(self.group)
+            arrived, self.coming = self.coming, None
+            arrived()
             self.whole = True
 
     def allocate(self):
         self.full.untyped_storage().resize_(self.full.nbytes)
 
     @torch.no_grad()
-    def fill(self, group: Group):
-        own_chunk(self.full, group).copy_(self.chunk, non_blocking=True)
-        self.collectives.all_gather(self.full, group)
+    def ask(self):
+        """Begin to gather, if nobody has. Collectives that cannot begin are done at once."""
+        if self.whole or self.coming:
+            return
+        self.allocate()
+        own_chunk(self.full, self.group).copy_(self.chunk, non_blocking=True)
+        begin = getattr(self.collectives, "begin_all_gather", self.collectives.all_gather)
+        self.coming = begin(self.full, self.group) or nothing
+
+    def is_there(self, unit):
+        """The unit is about to compute: now the next one may be asked for."""
+        if self.ahead:
+            self.ahead.entered(unit)
+
+    def free(self):
+        arrived, self.coming = self.coming, None
+        if arrived:
+            arrived()
+        super().free()
 
     def reduce(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """The gradient of each shard, the mean over ranks; None if it is frozen, or on its way."""
@@ -107,8 +127,17 @@ class Flat(core_stage3.Flat):
             return [None for _ in self.shards]
         gradients = filled(gradients, self.shapes, self.full)
         share = 1 / dist.get_world_size(self.group)
+        begin = getattr(self.collectives, "begin_reduce_scatter", None)
+        here = self.full.device == self.chunk.device
+        if self.ahead and begin and here and may_come_late(self.shards):
+            self.ahead.reduces(OnItsWay(begin(gradients, self.group, share), self.take_mean))
+            return [None for _ in self.shards]
         own = torch.cat(self.collectives.reduce_scatter(gradients, self.group, share))
         return brought_home(own, self)
+
+    @torch.no_grad()
+    def take_mean(self, parts: list[Tensor]):
+        add_gradients(zip(self.shards, self.parts(torch.cat(parts).to(self.chunk))))
 
     def check(self):
         memory = storage_key(self.chunk.untyped_storage())
@@ -132,3 +161,7 @@ def sizes_of(shapes: list[torch.Size], group: Group) -> list[tuple[int, ...]]:
         sizes.append((elements, *(1 for _ in shape[1:])))
         begin = end
     return sizes
+
+
+def nothing():
+    """Nothing is on its way any more."""
