@@ -69,6 +69,7 @@ SOME = "CannotShard: torch.nn.utils.clip_grad_value_ of 1 of 3 parameters whose 
 LOOKS = "TypeError: optimizer_cls = {}: it looks at more than one element at a time"
 COPIED = TAKEN.replace("SGD", "MasterWeights")
 HALVED = "CannotCopy: ...became torch.bfloat16 after the optimizer was made"
+STRIDES = "CannotReplicate: hardened=False, and 0.bias has strides (2,): the core hands out"
 NO_COPY = "CannotShard: a sharded optimizer is not copied or pickled"
 GRAPH = "NotOurGradient: backward(create_graph=True): "
 
@@ -178,7 +179,7 @@ ROWS = [
             copy_of_the_optimizer,
             {"stage 1, stage 2": NO_COPY, "stage 3": None},
         ),
-        (of_any_strides, {"core 1, core 2, core 3": RIGHT}),
+        (of_any_strides, {"core 0": STRIDES, "core 1, core 2, core 3": RIGHT}),
         (sparse, dict.fromkeys(STAGES, "CannotShard: a gradient is torch.sparse_coo: only dense")),
         (
             with_a_graph,

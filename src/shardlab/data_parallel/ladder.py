@@ -248,6 +248,12 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
                 "hardened=False, and this module has replicas already, so its gradients would be"
                 " averaged twice: build the model anew."
             )
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if not tensor.is_contiguous():
+                raise CannotReplicate(
+                    f"hardened=False, and {name} has strides {tensor.stride()}: the core hands out"
+                    " contiguous tensors alone; leave hardened=False out."
+                )
         return core.DistributedDataParallel(module, bucket_bytes, group)
 
     def __init__(
