@@ -29,7 +29,7 @@ SHARDLAB := $(shell find src/shardlab src/coursekit assignments -type f ! -name 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help book check format test compose serve lab bench gpu bundle store lock clean
+.PHONY: help book check format test compose pdf serve lab bench gpu bundle store lock clean
 
 help:  ## what can be made (this text)
 	@echo "make <target>, where target is"
@@ -89,6 +89,9 @@ test: book $(VENV)/.labs  ## run every test: code, labs, pages in a browser; mak
 compose: $(VENV)/.labs  ## train random compositions of techniques beside the plain model, run labs on pretended GPUs; make compose N=50 SEED=7
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/compositions.py --cases $(N) --seed $(SEED) </dev/null
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/pretended_gpu/run_labs.py </dev/null
+
+pdf: book $(VENV)/.labs  ## print the whole book into build/split-shard-recompute.pdf: tagged, outlined; wants Chromium
+	@$(BIN)/python tools/pdf.py build/html build/split-shard-recompute.pdf
 
 serve: book  ## serve the book on this machine only
 	@echo "serve:  http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
