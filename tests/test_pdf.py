@@ -9,7 +9,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import pdf  # noqa: E402
 
 PAGE = """<html><head><link rel="stylesheet" href="{up}_static/book.css?v=1">{next}</head><body>
-<article class="bd-article"><script>x</script><h1 id="top">{title}</h1>{body}</article></body></html>"""
+<article class="bd-article"><script>x</script><h1 id="top">{title}</h1>{body}</article>
+</body></html>"""
 
 
 def test_pages_become_one_document_whose_links_hold(tmp_path):
@@ -19,7 +20,8 @@ def test_pages_become_one_document_whose_links_hold(tmp_path):
     (tmp_path / "_static").mkdir()
     (tmp_path / "_static" / "book.css").write_text("")
     first = '<a href="chapters/b.html#top">on</a><a href="https://example.org/x">out</a>'
-    second = '<svg aria-labelledby="top t"><path fill="url(#top)"/></svg><a href="../index.html">back</a>'
+    second = '<svg aria-labelledby="top t"><path fill="url(#top)"/></svg>'
+    second += '<a href="../index.html">back</a>'
     follows = '<link rel="next" href="chapters/b.html">'
     (tmp_path / "index.html").write_text(PAGE.format(up="", next=follows, title="A", body=first))
     (tmp_path / "chapters" / "b.html").write_text(
