@@ -59,7 +59,7 @@ def card(spec):
     )
     known = json.dumps(data(), separators=(",", ":")).replace("<", "\\u003c")
     return f"""
-<div class="explorer planner wide" id="{ident}" role="group" aria-labelledby="{ident}-title">
+<div class="planner wide" id="{ident}" role="group" aria-labelledby="{ident}-title">
 <p class="explorer-title" id="{ident}-title">Which layout is the fastest?</p>
 <div class="explorer-menus">{"".join(fields)}</div>
 <div class="planner-config" hidden><label for="{ident}-text">Paste the model's config.json, or

@@ -137,9 +137,9 @@
       return Object.assign({}, ...menus.map(menu => menu.presets[chosen[menu.kind]]));
     }
 
-    /* What the menus set beside their presets: any menu's choice sets it anew. */
-    function besidePresets() {
-      return Object.assign({}, ...menus.flatMap(menu => menu.beside.map(name => ({ [name]: menu.presets[chosen[menu.kind]][name] }))));
+    /* The quantities of a menu's choice that are in its preset, or those that the menu sets beside it: any choice sets these anew. */
+    function partOf(menu, beside) {
+      return Object.fromEntries(Object.entries(menu.presets[chosen[menu.kind]]).filter(([name]) => menu.beside.includes(name) === beside));
     }
 
     /* A table of positions that grew with the sequence leaves its preset in force. */
@@ -371,7 +371,7 @@
       chosen[menu.kind] = menu.select.value;
       const preset = menu.presets[menu.select.value];
       layHand(menu.kind, Object.keys(preset));
-      values = BOOK.follow(spec.links, Object.assign({}, hand.before, besidePresets(), preset), hand.moved, preset);
+      values = BOOK.follow(spec.links, Object.assign({}, hand.before, ...menus.map(menu => partOf(menu, true)), preset), hand.moved, preset);
       announce(refresh());
       releaseGhost();
     }));
@@ -473,14 +473,10 @@
 
     // -- the same call in Python
 
-    function inPreset(menu) {
-      return Object.fromEntries(Object.entries(menu.presets[chosen[menu.kind]]).filter(([name]) => !menu.beside.includes(name)));
-    }
-
     function call() {
-      const preset = Object.assign({}, ...menus.map(inPreset)), asked = spec.asked.map(place => spec.inputs[place]);
+      const preset = Object.assign({}, ...menus.map(menu => partOf(menu, false))), asked = spec.asked.map(place => spec.inputs[place]);
       const own = asked.filter(name => preset[name] !== values[name]);
-      const gives = menu => Object.keys(inPreset(menu)).some(name => asked.includes(name) && !own.includes(name));
+      const gives = menu => Object.keys(partOf(menu, false)).some(name => asked.includes(name) && !own.includes(name));
       const presets = menus.filter(gives)
         .map(menu => menu.kind + "=" + JSON.stringify(chosen[menu.kind]));
       const lines = [presets.join(", "), own.map(name => name + "=" +

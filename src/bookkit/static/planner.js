@@ -245,7 +245,5 @@
     });
     root.classList.add("live");
     addButtons();
-    root.dataset.ready = performance.now().toFixed(1);
-    root.dispatchEvent(new CustomEvent("explorer:ready", { bubbles: true }));
   };
 })();
