@@ -4,6 +4,7 @@
 (function () {
   "use strict";
 
+  const WHY = document.currentScript.src.replace("explorer.js", "why.js");
   const QUIET_MS = 700; // how long the reader must rest before the sentence is announced
   const LATE_MS = 100; // how long the hand must rest before pictures out of sight are drawn
   const FADE_MS = 900; // as long as the transition of .fading in explorer.css, and a frame more
@@ -395,80 +396,23 @@
 
     tabs.forEach((tab, place) => tab.addEventListener("change", () => turnTo(place)));
 
-    // -- why: the equations with the reader's numbers in them
+    // -- why: the equations with the reader's numbers in them, both in scripts that come when they are asked for
 
-    function fillEquations() {
-      if (!find(".explorer-equations")) return; // still on their way
-      fillSum();
-      find(".explorer-equations").querySelectorAll("li").forEach(item => {
-        const name = item.dataset.quantity;
-        write(item.querySelector(".explorer-value"), format(shown[name], item.dataset.style));
-        const equation = item.querySelector(".math-scroll");
-        if (!equation) return;
-        let numbers = equation.querySelector(".explorer-numbers");
-        if (!numbers) {
-          numbers = equation.appendChild(document.createElement("div"));
-          numbers.className = "explorer-numbers";
-          numbers.appendChild(equation.querySelector("math").cloneNode(true));
-          numbers.querySelectorAll("mspace, mo").forEach(sign => {
-            if (sign.localName === "mspace" || sign.textContent === "⋅") sign.replaceWith(mathNode("mo", "×"));
-          });
-          numbers.querySelectorAll("[data-quantity]").forEach(place => place.replaceChildren(mathNode("mn", "")));
-        }
-        numbers.querySelectorAll("[data-quantity]").forEach(place => {
-          const value = shown[place.getAttribute("data-quantity")];
-          write(place.firstChild, format(value, Number.isInteger(value) && value < 1e15 ? "exact" : "number"));
-        });
-      });
-      find(".explorer-equations").querySelectorAll(".math-scroll").forEach(equation => { // keys can scroll what is too wide
-        if (equation.scrollWidth > equation.clientWidth) equation.tabIndex = 0; else equation.removeAttribute("tabindex");
-      });
+    let asked = false, fillEquations = () => {};
+
+    function load(source, then) { // a script and no fetch, so that it works from file://
+      const script = document.createElement("script");
+      script.src = source;
+      script.onload = then;
+      document.head.append(script);
     }
 
-    /* The sentence as a sum; a unit that all numbers have is said once. What is zero is left out. */
-    function fillSum() {
-      const terms = Array.from(why.querySelectorAll(".explorer-sum button"));
-      terms.forEach((term, k) => { term.parentNode.hidden = k > 0 && !shown[term.dataset.quantity]; });
-      const seen = terms.filter(term => !term.parentNode.hidden), texts = seen.map(term => format(shown[term.dataset.quantity], term.dataset.style));
-      const unit = texts[0].replace(/^\S+/, ""), same = texts.every(text => text.replace(/^\S+/, "") === unit);
-      seen.forEach((term, k) => write(term.firstChild, same && k < texts.length - 1 ? texts[k].split(" ")[0] : unbroken(texts[k])));
-    }
-
-    /* A number of the sum opens its own equation, and those of what stands in it. */
-    function openOwn(button) {
-      const own = find(".explorer-own"), open = button.getAttribute("aria-expanded") === "false";
-      why.querySelectorAll(".explorer-sum button").forEach(one => one.setAttribute("aria-expanded", String(open && one === button)));
-      const line = name => why.querySelector(".explorer-all li[data-quantity=" + name + "]"), first = line(button.dataset.quantity);
-      const names = [first, ...first.querySelectorAll("math [data-quantity]")].map(node => node.getAttribute("data-quantity"));
-      const lines = Array.from(new Set(names), line).filter(one => one && one.querySelector(".math-scroll") || one === first);
-      const list = document.createElement("ol");
-      list.append(...lines.map(one => one.cloneNode(true)));
-      own.replaceChildren(...(open ? [list] : []));
-      fillEquations();
-    }
-
-    function fillWhy() {
-      const terms = why.querySelectorAll(".explorer-sum button");
-      terms.forEach(button => button.addEventListener("click", () => openOwn(button)));
-      find(".explorer-all").addEventListener("toggle", fillEquations);
-      if (terms.length === 1) openOwn(terms[0]); else fillEquations();
-    }
-
-    function mathNode(tag, text) {
-      const node = document.createElementNS("http://www.w3.org/1998/Math/MathML", tag);
-      node.textContent = text;
-      return node;
-    }
-
-    let asked = false;
     why.addEventListener("toggle", () => {
       if (!why.open || !shown) return;
-      if (find(".explorer-equations") || asked) { fillEquations(); return; }
+      if (asked) { fillEquations(); return; }
       asked = true;
-      const script = document.createElement("script"); // calls BOOK.why; a script and no fetch, so that it works from file://
-      script.src = why.dataset.script;
-      script.onload = fillWhy;
-      document.head.append(script);
+      const begin = () => { fillEquations = BOOK.reasons(root, () => shown, unbroken); };
+      load(WHY, () => { if (why.dataset.script) load(why.dataset.script, begin); else begin(); });
     });
 
     // -- the same call in Python
