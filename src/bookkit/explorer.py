@@ -18,6 +18,7 @@ from functools import cache, partial
 from html import escape
 from pathlib import Path
 
+import rjsmin
 from docutils import nodes
 
 from bookkit.cards import CardDirective, anchors
@@ -323,6 +324,12 @@ def sheet_address(builder, page, name):
     return f"{builder.get_relative_uri(page, sheet)}#{anchor(name)}" if sheet else None
 
 
+@cache
+def _reasons():
+    code = Path(__file__).parent / "static" / "why.js"
+    return rjsmin.jsmin(code.read_text(encoding="utf-8"))
+
+
 def _visit_html(writer, node):
     """The card, and beside the page a script with its equations: most readers never ask for
     them."""
@@ -333,9 +340,9 @@ def _visit_html(writer, node):
     )
     path = Path(builder.outdir) / script
     path.parent.mkdir(parents=True, exist_ok=True)
+    equations = json.dumps(why(spec, sheet), ensure_ascii=False)
     path.write_text(
-        f"BOOK.why({json.dumps(spec.name)}, {json.dumps(why(spec, sheet), ensure_ascii=False)});\n",
-        encoding="utf-8",
+        f"{_reasons()}\nBOOK.why({json.dumps(spec.name)}, {equations});\n", encoding="utf-8"
     )
     writer.body.append(anchors(node) + card(spec, sheet, "../" * page.count("/") + script))
     raise nodes.SkipNode

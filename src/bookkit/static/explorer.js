@@ -4,7 +4,6 @@
 (function () {
   "use strict";
 
-  const WHY = document.currentScript.src.replace("explorer.js", "why.js");
   const QUIET_MS = 700; // how long the reader must rest before the sentence is announced
   const LATE_MS = 100; // how long the hand must rest before pictures out of sight are drawn
   const FADE_MS = 900; // as long as the transition of .fading in explorer.css, and a frame more
@@ -396,23 +395,18 @@
 
     tabs.forEach((tab, place) => tab.addEventListener("change", () => turnTo(place)));
 
-    // -- why: the equations with the reader's numbers in them, both in scripts that come when they are asked for
+    // -- why: the equations with the reader's numbers in them come in a script, with the code of why.js, when they are asked for
 
     let asked = false, fillEquations = () => {};
-
-    function load(source, then) { // a script and no fetch, so that it works from file://
-      const script = document.createElement("script");
-      script.src = source;
-      script.onload = then;
-      document.head.append(script);
-    }
 
     why.addEventListener("toggle", () => {
       if (!why.open || !shown) return;
       if (asked) { fillEquations(); return; }
       asked = true;
-      const begin = () => { fillEquations = BOOK.reasons(root, () => shown, unbroken); };
-      load(WHY, () => { if (why.dataset.script) load(why.dataset.script, begin); else begin(); });
+      const script = document.createElement("script"); // calls BOOK.why; a script and no fetch, so that it works from file://
+      script.src = why.dataset.script;
+      script.onload = () => { fillEquations = BOOK.reasons(root, () => shown, unbroken); };
+      document.head.append(script);
     });
 
     // -- the same call in Python

@@ -1,5 +1,6 @@
-/* "Why?" of a card: its equations with the reader's numbers in them. explorer.js loads it when somebody asks. `shown()` is all that
-   the card has computed; what BOOK.reasons returns fills the numbers in anew. Classic script. */
+/* "Why?" of a card: its equations with the reader's numbers in them. bookkit/explorer.py writes this
+   into the script of each card, which explorer.js loads when somebody asks. `shown()` is all that the card has computed; what
+   BOOK.reasons returns fills the numbers in anew. Classic script. */
 (function () {
   "use strict";
 
