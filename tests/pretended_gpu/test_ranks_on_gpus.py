@@ -1,8 +1,15 @@
 """Techniques that share a training among ranks, on 1, 2 and 4 pretended GPUs: the plain model's
-values, one order of calls on all ranks, and a budget for the host's waits in a step."""
+values, one order of calls on all ranks, and a budget for the host's waits in a step. The cores and
+PyTorch's own are here as well; those are known to be right on real GPUs, so where one fails, the
+pretence is wrong. All in one file, so that the ranks are started once."""
 
+import cases_cores as cores
+import cases_offload as offload
+import cases_peers as peers
 import cases_ranks as cases
 import pytest
+import torch
+from pretended import are_real
 
 pytestmark = pytest.mark.ranks
 
@@ -92,3 +99,137 @@ def test_collectives(on_gpus, gpus, module):
 def test_a_hierarchical_all_reduce(on_gpus, gpus):
     """Must catch: a leader that sends in the group of its node before the node's sum is there."""
     on_gpus(gpus, cases.hierarchical).is_right()
+
+
+@pytest.mark.parametrize(
+    "name", ["GPipe", "1F1B", "eager 1F1B", "interleaved 1F1B", "zero-bubble H1", "zero-bubble H2"]
+)
+@pytest.mark.parametrize("tied", [0, 1])
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_pipelines(on_gpus, gpus, name, tied):
+    """NCCL makes the communicator of a pair at its first message, and the host waits there for the
+    peer.
+
+    Must catch: no first message of each pair when a pipeline is made (drop Wire.connect()). A
+    tied weight then hangs in a batch among some ranks, the group's first use; with messages posted
+    ahead (`self.ahead = True`) an untied model hangs too, in a receive before the send that its
+    gradient needs."""
+    on_gpus(gpus, cases.pipelined, name, tied).is_right()
+
+
+def test_activations_are_let_go(on_gpus):
+    """Must catch: record_stream; activations that are held until backward; a host that waits."""
+    on_gpus(1, offload.activations_are_let_go).is_right()
+
+
+# --- the cores ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_core_data_parallelism(on_gpus, gpus):
+    """Must catch: a bucket that is read before its all-reduce has ended (drop the wait), flags that
+    are read on the host where every parameter was used."""
+    on_gpus(gpus, cores.averaged_gradients).is_right()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_core_zero(on_gpus, gpus, stage):
+    """Must catch: a sum that is not divided, a shard that is a copy, a full tensor that is not
+    gathered again before backward."""
+    on_gpus(gpus, cores.sharded, stage).is_right()
+
+
+@pytest.mark.parametrize("tied", [0, 1])
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_core_tensor_parallelism(on_gpus, gpus, tied):
+    """Must catch: a bias that every rank adds, a question on the host whether a token is known."""
+    on_gpus(gpus, cores.split, tied).is_right()
+
+
+@pytest.mark.parametrize("tied", [0, 1])
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_core_sequence_parallelism(on_gpus, gpus, tied):
+    """Must catch: gradients of norms that are not added up, all tokens kept under the address of
+    another tensor."""
+    on_gpus(gpus, cores.split_by_tokens, tied).is_right()
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "eager 1F1B", "interleaved 1F1B"])
+@pytest.mark.parametrize("tied", [0, 1])
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_core_pipelines(on_gpus, gpus, name, tied):
+    """Must catch: one group for both directions, tied gradients that count an earlier sum twice."""
+    on_gpus(gpus, cores.pipelined, name, tied).is_right()
+
+
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_core_mixed_precision(on_gpus, gpus):
+    """Must catch: a question on the host for each gradient, a flag on the CPU."""
+    on_gpus(gpus, cores.masters_and_a_scale).is_right(1)  # whether all gradients are finite
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint_by_function"])
+def test_core_recomputation(on_gpus, name):
+    """Must catch: a second run that restores the CPU's random state alone."""
+    on_gpus(1, cores.recomputed_with_dropout, name).is_right()
+
+
+# --- PyTorch's own --------------------------------------------------------------------------------
+
+REBUILT = 4  # DDP, and ZeRO 1 around it, copy a map of used parameters for each of two buckets
+OFFLOADED = 28  # FSDP2 waits for each gradient that goes to the host
+
+
+@pytest.mark.parametrize(
+    "options", [{}, dict(gradient_as_bucket_view=True, static_graph=True)], ids=["plain", "tuned"]
+)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_pytorchs_data_parallelism(on_gpus, gpus, options):
+    """Must catch: a future that C++ finds complete while the sum is on its way."""
+    on_gpus(gpus, peers.torch_data_parallel, **options).is_right(0 if options else REBUILT)
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_pytorchs_zero_1(on_gpus, tuned):
+    """Must catch: a broadcast whose tensors are not there when wait() returns."""
+    on_gpus(2, peers.torch_zero_1, tuned).is_right(0 if tuned else REBUILT)
+
+
+def whole_parameters_need_nccl(gpus: int):
+    """full_tensor() of a GPU's DTensor kills the process where ranks share a real GPU, as gloo
+    reads its address on the host: PyTorch's issue 152645."""
+    if are_real() and torch.cuda.device_count() < gpus:
+        pytest.skip("gloo cannot gather a DTensor of a GPU")
+
+
+@pytest.mark.parametrize("options", [{}, dict(reshard=True), dict(offload=True)], ids=str)
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_pytorchs_zero_3(on_gpus, gpus, options):
+    """Must catch: streams and events without the methods that FSDP2 calls, memory that resize_ does
+    not give back."""
+    whole_parameters_need_nccl(gpus)
+    on_gpus(gpus, peers.torch_zero_3, **options).is_right(OFFLOADED if "offload" in options else 0)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_pytorchs_tensor_parallelism(on_gpus, gpus, sequence):
+    """Must catch: coalesced collectives, which functional collectives are, without a kernel."""
+    whole_parameters_need_nccl(gpus)
+    on_gpus(gpus, peers.torch_tensor_parallel, sequence).is_right()
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("GPipe", "ScheduleGPipe"),
+        ("1F1B", "Schedule1F1B"),
+        ("interleaved 1F1B", "ScheduleInterleaved1F1B"),
+        ("zero-bubble H1", "ScheduleInterleavedZeroBubble"),
+    ],
+)
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_pytorchs_pipelines(on_gpus, gpus, name, kind):
+    """Must catch: a batch of messages that waits for some of them before all are under way."""
+    on_gpus(gpus, peers.torch_pipeline, name, kind).is_right()
