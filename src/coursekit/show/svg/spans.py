@@ -88,11 +88,11 @@ def streams_svg(picture, values, measured):
     canvas.key([*key, ("exposed", None)], STREAM_LEFT, AXIS_AT + 40)
     exposed = sum(stop - start for _, start, stop in idle)
     canvas.label(f"{short(exposed)} of {short(end)} exposed", x(end), 14, "end", "strong")
-    _draw_seconds(canvas, x, most, STREAM_LEFT, AXIS_AT, 4)
+    draw_seconds(canvas, x, most, STREAM_LEFT, AXIS_AT, 4)
     return canvas
 
 
-def _draw_seconds(canvas, x, most, left, y, parts, width=None):
+def draw_seconds(canvas, x, most, left, y, parts, width=None):
     """An axis of seconds from zero."""
     step = round_up(most / parts)
     ticks = [k * step for k in range(int(most / step * 1.0001) + 1)]
@@ -134,7 +134,7 @@ def schedule_svg(picture, values, measured):
     canvas.label("in flight", SVG_WIDTH, 14, "end", "tick")
     order = [forward_words(True), forward_words(False), *(words for words, _ in ACTIONS.values())]
     canvas.key([(words, key[words]) for words in order if words in key], RANK_LEFT, under + 34)
-    _draw_seconds(canvas, x, most, RANK_LEFT, under, 5, SVG_WIDTH - RANK_RIGHT + 20)
+    draw_seconds(canvas, x, most, RANK_LEFT, under, 5, SVG_WIDTH - RANK_RIGHT + 20)
     return canvas
 
 

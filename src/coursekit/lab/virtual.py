@@ -1,0 +1,43 @@
+"""Virtual GPUs with the numbers of the book's presets, and a picture of their step.
+
+with virtual_gpus(8, gpu="H100 SXM 80GB") as gpu:
+    ...
+    with gpu.step() as step:
+        train()
+show_step(step, "stage 3")
+"""
+
+import torch
+
+from shardlab.virtual import GPU, Links, VirtualGPUs, VirtualStep
+
+from ..formulas import LINKS, quantities
+from ..formulas.fits import LINKS_OF_GPU, LINKS_OF_OTHERS
+from ..formulas.presets import WITHOUT_BF16
+from ..formulas.speeds import BANDWIDTH_SHARE
+from ..show.svg.virtual import virtual_step_svg
+
+
+def virtual_gpus(count: int, gpu: str = "H100 SXM 80GB", ranks_per_node: int = 8) -> VirtualGPUs:
+    """Rank 0 of so many of a preset's GPUs. Everything runs at four fifths of its datasheet: large
+    products in 16 bits, memory and links. Products in other formats have no rate."""
+    chip = quantities(gpu=gpu)
+    names = LINKS_OF_GPU.get(gpu.split()[0], LINKS_OF_OTHERS)
+    node, card = (LINKS[name].quantities["link_bytes_per_second"] for name in names)
+    formats = [torch.float16] + [torch.bfloat16] * (gpu not in WITHOUT_BF16)
+    return VirtualGPUs(
+        count,
+        GPU(
+            dict.fromkeys(formats, BANDWIDTH_SHARE * chip["flops_per_second"]),
+            BANDWIDTH_SHARE * chip["memory_bytes_per_second"],
+            Links(BANDWIDTH_SHARE * node, BANDWIDTH_SHARE * card, ranks_per_node),
+            name=gpu,
+        ),
+    )
+
+
+def show_step(step: VirtualStep, title: str = "a step in virtual time"):
+    """Draw the step in a notebook."""
+    from IPython.display import HTML, display
+
+    display(HTML(virtual_step_svg(step, title)))
