@@ -259,7 +259,8 @@ def test_layouts_of_published_runs():
     assert shorter.needed_bytes < even.needed_bytes
     assert "--shorter-ends" in fits("Llama 3 405B", **asked).assumed["stages"]
     with pytest.raises(InvalidQuantity, match="shorter_ends = 1 with 2 stages on a rank"):
-        fits("Llama 3 405B", **asked, shorter_ends=1, stages_per_rank=2)
+        eager = dict(kernels="PyTorch eager", shorter_ends=1, stages_per_rank=2)
+        fits("Llama 3 405B", **asked, **eager)
     asked |= dict(gpus=64, sequence=2048, pipeline_parallel=8)
     whole, again = (fits("GPT-3 175B", **asked, recompute_policy=policy) for policy in (0, 1))
     core = again.values["library_core_bytes"]
@@ -320,6 +321,15 @@ def test_from_a_shell(tmp_path, capsys):
             ["--context-parallel", "2", "--kernels", "PyTorch eager"],
             "this book's GPT has whole sequences; take other kernels.",
         ),
+        (
+            ["--gpus", "16", "--context-parallel", "8"],
+            "context_parallel = 8 with tensor_parallel = 1 and key_value_heads = 12: the ranks",
+        ),
+        (
+            ["--shard-groups", "3"],
+            "shard_groups = 3 with data_parallel = 2 and expert_parallel = 1",
+        ),
+        (["--offload", "2"], "offload = 2: offload must be a whole number of at least 0"),
         (["--expert-parallel", "2"], "expert_parallel = 2 with experts = 0: ranks divide the"),
         (["--stages-per-rank", "2"], "stages_per_rank = 2 with pipeline_parallel = 1: it"),
         (["--recipe", "fp8"], "no recipe is named 'fp8'"),

@@ -107,12 +107,24 @@ def test_parameters_of_a_rank(changes):
 
 def test_shorter_ends_are_the_whole_model():
     """The layers of all stages are the model's, those of Llama 3 405B on 16 ranks as its report
-    gives them: 7 at the ends, 8 between.
+    gives them: 7 at the ends, 8 between; also with several stages on a rank, of which the first or
+    the last is shorter. Of 19 microbatches that wait on the first of 4 ranks with 4 stages, 7 are
+    in the first stage.
 
-    Must catch: both ends shorter by one layer together; ends that are longer."""
+    Must catch: both ends shorter by one layer together; ends that are longer; each stage of the
+    first rank shorter."""
     asked = dict(model="Llama 3 405B", pipeline_parallel=16, shorter_ends=1, allow_unused=True)
     found = [evaluate(["rank_layers"], pipeline_rank=r, **asked)["rank_layers"] for r in range(16)]
     assert found == [7, *[8] * 14, 7] and sum(found) == 126
+    asked |= dict(kernels="Megatron-LM, fused loss", recipe="bf16 + fp32 gradients", microbatch=1)
+    asked |= dict(pipeline_parallel=4, stages_per_rank=4, pipeline_schedule=4, sequence=4096)
+    asked |= dict(accumulation_steps=64, data_parallel=1, tensor_parallel=1)
+    names = ["rank_layers", "rank_held_layers", "rank_held_microbatches"]
+    found = [evaluate(names, pipeline_rank=r, **asked) for r in range(4)]
+    assert [one["rank_layers"] for one in found] == [31, 32, 32, 31]
+    assert found[0]["rank_held_microbatches"] == 19  # 2 x 3 + 3 x 4 + 1
+    assert found[0]["rank_held_layers"] == 8 * 19 - 7  # 4 + 3 of them are in the first stage
+    assert found[3]["rank_held_layers"] == 8 * 13 - 1
 
 
 def test_ranks_of_published_models():

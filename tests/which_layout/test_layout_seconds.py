@@ -170,3 +170,29 @@ def test_bubble_is_what_is_simulated(p, v, layers, ends, head):
     plan = schedule("interleaved 1F1B" if v > 1 else "1F1B", p, 8, **more)
     wanted = simulate(plan, Costs(costs, costs, costs)).seconds
     assert 8 * found["slowest_rank_seconds"] + found["bubble_seconds"] == wanted
+
+
+def test_groups_and_the_host_by_hand():
+    """Eight data-parallel ranks on two nodes in two groups: gathers stay in a node, shards are
+    added up between them. On the host, an update goes at its bandwidth, and so do shards of
+    stage 3.
+
+    Must catch: gathers between nodes; gradients of whole groups between nodes; shards that come
+    from the host for nothing."""
+    names = ["rank_parameters", "rank_gather_seconds", "rank_reduce_seconds", "rank_update_seconds"]
+    asked = dict(SMALL, **MACHINE, data_parallel=8, tensor_parallel=1, pipeline_parallel=1)
+
+    def of(**more):
+        return BOOK.solve(names, {**asked, "zero_stage": 3, **more}, allow_unused=True)
+
+    whole = of(shard_groups=2)["rank_parameters"]
+    shard = -(-whole // 4)
+    assert of(shard_groups=2)["rank_gather_seconds"] == pytest.approx(2 * 3 / 4 * whole / 8e9)
+    between = 2 * (1 / 2) * 4 * shard / (4e9 / 4)
+    reduced = 4 * 3 / 4 * whole / 8e9 + between
+    assert of(shard_groups=2)["rank_reduce_seconds"] == pytest.approx(reduced)
+    alone, host = of(), of(offload=1, offload_bytes_per_second=1e9)
+    eighth = -(-whole // 8)
+    fetched = host["rank_gather_seconds"] - alone["rank_gather_seconds"]
+    assert fetched == pytest.approx(2 * eighth / 1e9)
+    assert host["rank_update_seconds"] == pytest.approx(100 * alone["rank_update_seconds"])

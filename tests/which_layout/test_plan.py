@@ -135,21 +135,61 @@ def test_sequences_are_shared_where_nothing_else_fits():
 
 
 def test_experts_are_planned():
-    """Must catch: experts' messages for nothing; degrees that do not divide the experts."""
+    """Must catch: experts' messages for nothing; degrees that do not divide the experts; experts
+    that tensor parallelism divides for nothing."""
     found = plan("Mixtral 8x7B", **{**ASKED, "gpus": 64})
     assert found.speed is SPEEDS[EXPERTS] and found.fits
     assert any(one.layout.expert_parallel > 1 and one.parts["experts"] > 0 for one in found.best)
-    assert {one.layout.tensor_parallel for one in found.best} == {1}
+    cut = plan("Mixtral 8x7B", **{**ASKED, "gpus": 64}, tensor_parallel=8, expert_parallel=1)
+    assert cut.fits and all(one.parts["experts"] > 0 for one in cut.best)
     assert all(sum(one.parts.values()) == pytest.approx(one.seconds) for one in found.best)
 
 
 def test_unequal_ends_and_interleaving_are_tried():
-    """Must catch: pipelines of equal stages only."""
+    """Must catch: pipelines of equal stages only, or unequal ones with one stage on a rank only."""
     found = plan("Llama 3 405B", gpu="B200 SXM", gpus=256, batch=256, sequence=8192)
     search = Search(found.asked, found.batch, found.speed, {})
     assert {*search.columns["shorter_ends"]} == {0, 1}
+    unequal = Search(found.asked, found.batch, found.speed, dict(shorter_ends=(1,))).columns
+    assert {*unequal["stages_per_rank"]} >= {1, 2, 4, 8, 16, 32}
     assert max(search.columns["stages_per_rank"]) == 63
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
+
+
+def test_what_is_tried_when_it_is_asked_for():
+    """Groups of shards, the host, stage 3 in pipelines, tensor parallelism across nodes.
+
+    Must catch: one of them tried unasked, which the page does not; updates on the host that take no
+    time; a group that has a part of the states; parameters that a pipeline gathers once for all
+    microbatches; messages between nodes as fast as inside one."""
+    large = {**ASKED, "gpus": 64, "batch": 512}
+    found = plan("Llama 3 70B", **large)
+    columns = Search(found.asked, found.batch, found.speed, {}).columns
+    assert {*columns["offload"]} == {0} and {*columns["shard_groups"]} == {1}
+    assert {*columns["zero_stage"][columns["pipeline_parallel"] > 1]} == {0, 1}
+
+    same = dict(tensor_parallel=2, pipeline_parallel=2, stages_per_rank=1, microbatch=1)
+    same |= dict(recompute_policy=3, sequence_parallel=1)
+
+    def of(**knobs):
+        asked = plan("Llama 3 70B", **large, **{**same, **knobs}).asked
+        fixed = {name: (value,) for name, value in {**same, **knobs}.items()}
+        needed, seconds, right = Search(asked, 512, found.speed, fixed)._found
+        place = int(np.argmax(right))
+        return needed[place], seconds[place]
+
+    one, groups = of(zero_stage=1), of(zero_stage=1, shard_groups=4)
+    assert one[0] < groups[0]
+    gathered = of(zero_stage=3)
+    assert gathered[0] < one[0] and gathered[1] > one[1]
+    host = of(zero_stage=1, offload=1)
+    assert host[0] < one[0] and host[1] > one[1]
+    few = plan("Llama 3 70B", **{**ASKED, "gpus": 8}, offload=1)
+    assert few.fits and "--offload 1" in str(few)
+    assert all(each.parts["update"] > 0.1 * each.seconds for each in few.best)
+    wide = plan("GPT-3 175B", **{**large, "sequence": 2048}, tensor_parallel=(8, 16))
+    times = {each.layout.tensor_parallel: each.parts["messages"] for each in wide.best}
+    assert times[16] > 2 * times[8]
 
 
 def test_from_a_shell(capsys):
@@ -184,8 +224,20 @@ def test_from_a_shell(capsys):
         (dict(most=0), "most = 0: it must be a whole number of layouts of at least 1."),
         (dict(speed="fast"), "speed = fast: it must be one of Megatron-LM on A100,"),
         (
-            dict(model="Mixtral 8x7B", tensor_parallel=2),
-            f"tensor_parallel = 2 is in no legal layout: {RULES['tensor_parallel']}.",
+            dict(model="Mixtral 8x7B", tensor_parallel=2, sequence_parallel=0),
+            "batch = 64 on gpus = 16 with tensor_parallel = 2, sequence_parallel = 0: no layout",
+        ),
+        (
+            dict(zero_stage=2, pipeline_parallel=2),
+            "batch = 64 on gpus = 16 with pipeline_parallel = 2, zero_stage = 2: no layout",
+        ),
+        (
+            dict(shard_groups=3),
+            f"shard_groups = 3 is in no legal layout: {RULES['shard_groups']}.",
+        ),
+        (
+            dict(offload=1, zero_stage=0),
+            "batch = 64 on gpus = 16 with zero_stage = 0, offload = 1: no layout",
         ),
         (
             dict(expert_parallel=2),
@@ -213,8 +265,8 @@ def test_what_cannot_be(changes, sentence):
 
 def test_python_takes_only_what_there_is():
     """Must catch: a misspelt knob ignored."""
-    with pytest.raises(TypeError, match="plan\\(\\) knows no offload; knobs are"):
-        plan("Llama 3 8B", **ASKED, offload=2)
+    with pytest.raises(TypeError, match="plan\\(\\) knows no offloads; knobs are"):
+        plan("Llama 3 8B", **ASKED, offloads=2)
 
 
 def test_the_explorer_has_the_planners_bytes_and_seconds():

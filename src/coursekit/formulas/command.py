@@ -99,6 +99,14 @@ def add_fits(commands):
         help="data-parallel ranks that divide a layer's experts, by default 1",
     )
     parser.add_argument(
+        "--shard-groups",
+        type=int,
+        help="groups of data-parallel ranks, each of which has all states once, by default 1",
+    )
+    parser.add_argument(
+        "--offload", type=int, help="1: states lie in the host's memory, by default 0"
+    )
+    parser.add_argument(
         "--ranks-per-node",
         type=int,
         help="GPUs of a node, by default 8: warns where tensor parallelism has more; NVLink joins"

@@ -138,6 +138,8 @@ LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
     "shorter_ends",
     "context_parallel",
     "expert_parallel",
+    "shard_groups",
+    "offload",
     "microbatch",
     "accumulation_steps",
     "recipe",
@@ -168,6 +170,8 @@ class RankLayout:
     shorter_ends: int = 0  # layers that the first and the last stage have less than the others
     context_parallel: int = 1  # ranks that share each sequence's tokens
     expert_parallel: int = 1  # data-parallel ranks that divide a layer's experts
+    shard_groups: int = 1  # groups of data-parallel ranks, each with all states once
+    offload: int = 0  # 1: states lie on the host
     sequence_parallel: bool | None = None  # None: wherever there is tensor parallelism
     ranks_per_node: int = USUAL_RANKS_PER_NODE
     recompute_policy: int = 0
@@ -215,10 +219,13 @@ class RankLayout:
         keeps its output a second time."""
         named = ("recipe", "kernels", "gpu", "zero_stage", "microbatch", "recompute_policy")
         degrees = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "context_parallel")
+        degrees += ("shard_groups", "offload")
         values = {name: getattr(self, name) for name in (*named, *degrees)}
         copy = self.tensor_parallel * self.pipeline_parallel
         if self.context_parallel > 1:
             values["kept_attention_outputs"] = 2
+        if self.pipeline_parallel > 1:
+            values["gradient_sync"] = 0  # a pipeline reduces once
         return {
             **self.sizes,
             **values,
@@ -261,6 +268,15 @@ class RankLayout:
                 f" {show(self.sequence)}: it must be a whole number of at least 1; each of its"
                 " ranks has two pieces of a sequence, so twice its number must divide the sequence,"
                 " and all degrees together the GPUs.",
+            )
+        if c > 1 and self.sizes["key_value_heads"] % (t * c):
+            raise InvalidQuantity(
+                "context_parallel",
+                c,
+                f"context_parallel = {c} with tensor_parallel = {t} and key_value_heads ="
+                f" {self.sizes['key_value_heads']}: the ranks that share a sequence exchange whole"
+                " heads in attention, so both degrees together must divide the heads of keys and"
+                " values.",
             )
         if c > 1 and not in_library(self.kernels):
             raise InvalidQuantity(
@@ -494,6 +510,8 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
             stages_per_rank=layout.pipeline_parallel == 1,
             shorter_ends=layout.pipeline_parallel == 1,
             context_parallel=True,
+            shard_groups=True,
+            offload=True,
             expert_parallel=not layout.sizes.get("experts"),
         )
         if more.get(name) is None and not unasked.get(name):

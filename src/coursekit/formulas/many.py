@@ -18,6 +18,8 @@ def solve_many(targets, given, registry=BOOK):
     values |= registry.assumed(inputs, values)
     right = np.ones(len(next(iter(arrays.values()))), dtype=bool)
     for name, array in arrays.items():
+        if name in registry.formulas:  # a choice, given
+            continue
         quantity = registry.find(name)
         right &= (array >= quantity.least) & (array <= quantity.most)
     with np.errstate(all="ignore"):  # a place that is refused may divide by 0

@@ -47,7 +47,9 @@ from .speeds import (
 
 MOST_BATCH = 1_000_000
 NOT_TRIED = (
-    "offload, interleaved stages with unequal ends, context parallelism where layouts fit without"
+    "context parallelism where layouts fit without; unless asked for by its knob: offload, groups"
+    " of shards, stage 3 in pipelines, tensor parallelism across nodes or beside experts,"
+    " interleaved stages with unequal ends"
 )
 CONTEXTS = (1, 2, 4, 8)  # tried where nothing fits in whole sequences
 
@@ -57,15 +59,15 @@ ENOUGH_ROWS = 4096  # of a product that keeps a GPU busy: no formula has the cos
 
 # Knobs of a layout, each with its rule. The book's own rules hold beside these.
 RULES = {
-    "tensor_parallel": "tensor_parallel divides the heads of keys and values, and its ranks are"
-    " GPUs that NVLink joins; it is 1 in models of experts, for no formula has the messages of"
-    " experts that it divides",
+    "tensor_parallel": "tensor_parallel divides the heads of keys and values; it divides the GPUs"
+    " that NVLink joins, or they divide it",
     "pipeline_parallel": "pipeline_parallel x tensor_parallel divides the GPUs; what they leave is"
     " data_parallel",
-    "stages_per_rank": "pipeline_parallel x stages_per_rank divides the layers; more than one stage"
-    " on a rank asks for a number of microbatches that pipeline_parallel divides",
-    "shorter_ends": "shorter_ends is 0, or 1 where pipeline_parallel divides layers + 2, with one"
-    " stage on a rank",
+    "stages_per_rank": "pipeline_parallel x stages_per_rank divides the layers, or layers + 2 with"
+    " shorter ends; more than one stage on a rank asks for a number of microbatches that"
+    " pipeline_parallel divides",
+    "shorter_ends": "shorter_ends is 0, or 1 where pipeline_parallel x stages_per_rank divides"
+    " layers + 2; in eager PyTorch with one stage on a rank",
     "context_parallel": "context_parallel divides the data-parallel ranks and, with"
     " tensor_parallel, the heads of keys and values; twice of it divides the sequence; in eager"
     " PyTorch it is 1",
@@ -74,9 +76,13 @@ RULES = {
     "microbatch": "microbatch x data_parallel divides the batch, and a pipeline has at least as"
     " many microbatches as ranks",
     "zero_stage": "zero_stage is 0 without data parallelism; a pipeline reduces gradients once a"
-    " step, so it goes with 0 and 1",
+    " step, so that 2 would be 1 there, and with 3 it gathers parameters for each microbatch, in"
+    " eager PyTorch not at all",
+    "shard_groups": "shard_groups divides the data-parallel ranks, and expert_parallel those of a"
+    " group; more than 1 asks for a stage of ZeRO and a library's kernels",
+    "offload": "offload is 0, or 1 with a stage of ZeRO",
     "sequence_parallel": "sequence_parallel is for tensor_parallel of at least 2, which divides the"
-    " sequence",
+    " sequence; in models of experts it is 1 there",
     "recompute_policy": "recompute_policy is 0, 1 or 3 under a library's kernels, and any in eager"
     " PyTorch",
 }
@@ -285,21 +291,31 @@ class Search:
 
     def _rows(self) -> Iterator[dict]:
         asked, sizes = self.asked, self.asked.sizes
-        node = joined_gpus(asked.gpu, asked.ranks_per_node)
+        node, fixed = joined_gpus(asked.gpu, asked.ranks_per_node), self.fixed
         policies = (0, 1, 3) if in_library(asked.kernels) else (0, 1, 2, 3)
         for t in divisors(asked.gpus):
-            if t > node or sizes["key_value_heads"] % t or (sizes.get("experts") and t > 1):
+            if sizes["key_value_heads"] % t or (node % t and t % node):
+                continue
+            if (t > node or (sizes.get("experts") and t > 1)) and "tensor_parallel" not in fixed:
                 continue
             for p, d, v, ends, c in self._pipelines(t):
                 cuts = (0, 1) if t > 1 and asked.sequence // c % t == 0 else (0,)
+                if t > 1 and sizes.get("experts"):
+                    cuts = cuts[1:]
                 copies = d // c
-                stages = (0,) if d == 1 else (0, 1) if p > 1 else (0, 1, 2, 3)
+                stages = (0,) if d == 1 else (0, 1, 2, 3)
+                if p > 1:
+                    with_3 = in_library(asked.kernels) and "zero_stage" in fixed
+                    stages = tuple(z for z in stages if z < 2 or (z == 3 and with_3))
                 shares = divisors(gcd(d, sizes.get("experts") or 1))
+                states = [(z, g, o) for z in stages for g, o in self._places(z, d)]
                 for b in divisors(self.batch // copies):
                     m = self.batch // (copies * b)
                     if m < p or (v > 1 and m % p):
                         continue
-                    for z, cut, policy, e in product(stages, cuts, policies, shares):
+                    for (z, g, o), cut, policy, e in product(states, cuts, policies, shares):
+                        if d % (g * e):
+                            continue
                         yield dict(
                             tensor_parallel=t,
                             pipeline_parallel=p,
@@ -309,11 +325,21 @@ class Search:
                             expert_parallel=e,
                             microbatch=b,
                             zero_stage=z,
+                            shard_groups=g,
+                            offload=o,
                             sequence_parallel=cut,
                             recompute_policy=policy,
                             data_parallel=d,
                             accumulation_steps=m,
                         )
+
+    def _places(self, stage, d) -> list:
+        """(groups, offload): where states of ZeRO may lie."""
+        if stage == 0:
+            return [(1, 0)]
+        groups = self.fixed.get("shard_groups", (1,)) if in_library(self.asked.kernels) else (1,)
+        groups = [g for g in groups if d % g == 0]
+        return list(product(groups, self.fixed.get("offload", (0,))))
 
     def _pipelines(self, t):
         """Degrees, stages and ends beside tensor parallelism of degree t."""
@@ -327,8 +353,11 @@ class Search:
                     yield p, d, 1, 0, c
                     if p > 1:
                         yield from ((p, d, v, 0, c) for v in divisors(layers // p) if v > 1)
-                if p > 1 and (layers + 2) % p == 0 and layers + 2 > p:
-                    yield p, d, 1, 1, c
+                if p > 1 and (layers + 2) % p == 0:
+                    most = (layers + 2) // p
+                    several = in_library(self.asked.kernels) and "shorter_ends" in self.fixed
+                    counts = divisors(most) if several else [1]
+                    yield from ((p, d, v, 1, c) for v in counts if v < most)
 
     def _contexts(self, t, d) -> list:
         """Degrees of context parallelism beside these."""
@@ -378,6 +407,7 @@ class Search:
             "sequence": self.asked.sequence // columns["context_parallel"],
             "kept_attention_outputs": kept + (2 - kept) * shared,
             "regather": columns["sequence_parallel"],
+            "gradient_sync": (columns["zero_stage"] > 1) * (columns["pipeline_parallel"] == 1),
             "pipeline_schedule": ONE_F_ONE_B + (INTERLEAVED - ONE_F_ONE_B) * several,
         }
 
@@ -503,7 +533,7 @@ def options(layout: RankLayout) -> str:
     values = knobs(layout)
     cut = values.pop("sequence_parallel")
     still = dict(stages_per_rank=1, shorter_ends=0, recompute_policy=0)
-    still |= dict(context_parallel=1, expert_parallel=1)
+    still |= dict(context_parallel=1, expert_parallel=1, shard_groups=1, offload=0)
     said = [
         f"--{name.replace('_', '-')} {value}"
         for name, value in values.items()

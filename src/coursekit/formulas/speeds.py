@@ -145,6 +145,7 @@ _SECONDS = (
     "layer_moving_seconds",
     "layer_waiting_seconds",
     "layer_expert_seconds",
+    "layer_expert_tensor_seconds",
     "layer_context_seconds",
     "layer_seconds",
     "head_seconds",
@@ -198,7 +199,7 @@ def parts_of(values) -> dict:
         recomputing=values["layer_backward_seconds"] - 2 * forward,
         moving=values["layer_moving_seconds"],
         messages=values["layer_waiting_seconds"],
-        experts=values["layer_expert_seconds"],
+        experts=values["layer_expert_seconds"] + values["layer_expert_tensor_seconds"],
         exchange=values["layer_context_seconds"],
     )
     of_a_layer["launching"] = max(0.0, layer - sum(of_a_layer.values()))

@@ -15,6 +15,9 @@ BOOK.given(
     r"""
 layer_launch_seconds | \tau_\text{host} | seconds, from 0, usually 0 | time that the CPU takes to
     launch a layer's forward and backward: a layer is never faster
+offload_bytes_per_second | B_\text{out} | bytes/s, above 0, usually 25000000000 | bandwidth with
+    which a rank reaches states on the host: the slower of its PCIe link and its share of the host's
+    memory
 hidden_message_share | \eta_\text{hid} | fraction, from 0 to 1, usually 0 | share of the
     tensor-parallel messages that travel while matrix products run
 """
@@ -91,6 +94,23 @@ def layer_expert_seconds(q):
     )
 
 
+@formula(r"\tau_\ell^{et}", "seconds", source="Megatron-LM, moe/token_dispatcher.py")
+def layer_expert_tensor_seconds(q):
+    """time in which tensor-parallel ranks, each of which has a part of every expert, gather the
+    tokens of an expert and add up its outputs, and the gradients of both; the mean of the layers
+    where some have no experts"""
+    return (
+        where(q.recompute_policy < 3, 4, 6)
+        * where(q.experts > 0, q.layers - q.dense_layers, 0)
+        / q.layers
+        * ring_pass(
+            q.tensor_parallel,
+            q.tensor_latency_seconds,
+            q.experts_per_token * q.tensor_message_bytes / q.tensor_link_bytes_per_second,
+        )
+    )
+
+
 @formula(r"B_c", "bytes/s", source="context-parallel ranks are neighbours")
 def context_bytes_per_second(q):
     """bandwidth between ranks that share a sequence: inside a node, or of the rank's network card
@@ -133,6 +153,7 @@ def layer_seconds(q):
         + q.layer_moving_seconds
         + q.layer_waiting_seconds
         + q.layer_expert_seconds
+        + q.layer_expert_tensor_seconds
         + q.layer_context_seconds,
     )
 
@@ -230,10 +251,10 @@ def data_ranks_per_node(q):
 
 @formula(r"B_d", "bytes/s", source="a ring is as fast as its slowest link")
 def data_bytes_per_second(q):
-    """bandwidth of the rings of a data-parallel group: inside a node, or of the network cards of
-    its ranks in a node, if these are slower"""
+    """bandwidth of the rings of data-parallel ranks that share states: inside a node, or of the
+    network cards of its ranks in a node, if these are slower"""
     return where(
-        q.data_parallel * q.tensor_parallel > q.ranks_per_node,
+        q.shard_ranks * q.tensor_parallel > q.ranks_per_node,
         minimum(
             q.node_bytes_per_second,
             q.link_bytes_per_second * q.data_ranks_per_node / q.ranks_per_node,
@@ -246,7 +267,7 @@ def data_bytes_per_second(q):
 def expert_data_bytes_per_second(q):
     """bandwidth of the rings of the data-parallel ranks that have the same experts"""
     return where(
-        q.data_parallel * q.tensor_parallel > q.ranks_per_node,
+        q.shard_ranks * q.tensor_parallel > q.ranks_per_node,
         minimum(
             q.node_bytes_per_second,
             q.link_bytes_per_second
@@ -262,29 +283,73 @@ def rank_byte_seconds(q):
     """time of one byte for each of the rank's parameters around the data-parallel ranks; experts
     go around the ranks that have the same"""
     return ring_pass(
-        q.data_parallel, 0, q.rank_common_parameters / q.data_bytes_per_second
+        q.shard_ranks, 0, q.rank_common_parameters / q.data_bytes_per_second
     ) + ring_pass(
-        floor_div(q.data_parallel, q.expert_parallel),
+        floor_div(q.shard_ranks, q.expert_parallel),
         0,
         q.rank_expert_parameters / q.expert_data_bytes_per_second,
     )
 
 
+@formula(
+    r"\tau_\text{fetch}", "seconds", source="Rajbhandari et al. 2021 (ZeRO-Infinity), section 5"
+)
+def shard_fetch_seconds(q):
+    """time of one byte for each parameter of the rank's shard between the host and the GPU, where
+    stage 3 has its shards on the host"""
+    return where(
+        q.zero_stage < 3, 0, q.offload * q.rank_shard_parameters / q.offload_bytes_per_second
+    )
+
+
 @formula(r"\tau_\text{dgat}", "seconds", source="Patarasuk and Yuan 2009")
 def rank_gather_seconds(q):
-    """time to gather all parameters of the rank among the data-parallel ranks"""
-    return ring_pass(q.data_parallel, q.latency_seconds, 0) + (
-        q.parameter_element_bytes * q.rank_byte_seconds
+    """time to gather all parameters of the rank among the data-parallel ranks, each of which may
+    have to fetch its shard from the host"""
+    return (
+        ring_pass(q.shard_ranks, q.latency_seconds, 0)
+        + q.parameter_element_bytes * q.rank_byte_seconds
+        + q.parameter_element_bytes * q.shard_fetch_seconds
+    )
+
+
+@formula(r"B_\text{rep}", "bytes/s", source="ranks that share states are neighbours")
+def group_bytes_per_second(q):
+    """bandwidth between the ranks of different groups that have the same shard"""
+    return where(
+        q.data_parallel * q.tensor_parallel > q.ranks_per_node,
+        minimum(
+            q.node_bytes_per_second,
+            q.link_bytes_per_second
+            * maximum(1, floor_div(q.data_ranks_per_node, q.shard_ranks))
+            / q.ranks_per_node,
+        ),
+        q.node_bytes_per_second,
+    )
+
+
+@formula(r"\tau_\text{rep}", "seconds", source="Zhang et al. 2022 (MiCS), section 3.3")
+def group_reduce_seconds(q):
+    """time to add up the gradients of a shard over the groups that have it: an all-reduce"""
+    return 2 * ring_pass(
+        q.shard_groups,
+        q.latency_seconds,
+        q.gradient_element_bytes * q.rank_shard_parameters / q.group_bytes_per_second,
     )
 
 
 @formula(r"\tau_\text{dred}", "seconds", source="Patarasuk and Yuan 2009")
 def rank_reduce_seconds(q):
     """time to reduce all gradients of the rank among the data-parallel ranks; stage 0 also gathers
-    the sums"""
-    return where(q.zero_stage < 1, 2, 1) * (
-        ring_pass(q.data_parallel, q.latency_seconds, 0)
-        + q.gradient_element_bytes * q.rank_byte_seconds
+    the sums, shards may go to the host, and groups add up theirs"""
+    return (
+        where(q.zero_stage < 1, 2, 1)
+        * (
+            ring_pass(q.shard_ranks, q.latency_seconds, 0)
+            + q.gradient_element_bytes * q.rank_byte_seconds
+        )
+        + q.gradient_element_bytes * q.shard_fetch_seconds
+        + q.group_reduce_seconds
     )
 
 
@@ -356,8 +421,8 @@ formula = BOOK.section(source=_MEGATRON, measured_by=_PUBLISHED)
 
 @formula(r"\tau_\text{adam}", "seconds", source="counted: each state is read and written")
 def rank_update_seconds(q):
-    """time of the update of the rank's parameters or of its shard, limited by memory: master copy
-    and moments both ways, the gradient in, the parameter out"""
+    """time of the update of the rank's parameters or of its shard, limited by memory, the host's
+    with offload: master copy and moments both ways, the gradient in, the parameter out"""
     return (
         (
             2 * (q.master_element_bytes + q.optimizer_moments * q.moment_element_bytes)
@@ -365,7 +430,7 @@ def rank_update_seconds(q):
             + q.parameter_element_bytes
         )
         * where(q.zero_stage < 1, q.rank_parameters, q.rank_shard_parameters)
-        / q.memory_bytes_per_second
+        / where(q.offload < 1, q.memory_bytes_per_second, q.offload_bytes_per_second)
     )
 
 

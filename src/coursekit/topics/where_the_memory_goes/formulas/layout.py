@@ -24,6 +24,10 @@ expert_parallel | e | count, usually 1 | expert-parallel degree: data-parallel r
     experts of a layer among them
 context_parallel | c | count, usually 1 | context-parallel degree: ranks that share the tokens of
     each sequence; `sequence` is then what one of them has
+shard_groups | d_\text{rep} | count, usually 1 | groups of data-parallel ranks, each of which holds
+    all states once: HSDP's replicas, Megatron-LM's optimizer instances
+offload | 1_\text{off} | count, from 0 to 1, usually 0 | 1 if optimizer states lie in the host's
+    memory, in stage 3 parameters and gradients as well
 shorter_ends | L_\text{less} | count, from 0, usually 0 | layers that the first and the last stage
     have less than each other stage, beside the embedding and the head
 """
@@ -98,14 +102,58 @@ def shorter_ends_have_a_layer(q):
 
 
 @BOOK.rule(
-    "shorter_ends = {shorter_ends} with {pipeline_chunks} stages on a rank: the ledger counts the"
-    " stages of a rank as equal; give 0 with interleaved stages.",
+    "shorter_ends = {shorter_ends} with {pipeline_chunks} stages on a rank in eager PyTorch: the"
+    " ledger counts the stages of a rank as equal; give 0, or other kernels.",
     marks="shorter_ends",
     concerns="rank_stage_layers",
     shorter_ends=0,
+    library_kernels=0,
 )
 def stages_of_a_rank_are_equal(q):
-    return where(q.pipeline_chunks > 1, q.shorter_ends, 0) < 1
+    return where(q.library_kernels > 0, 0, where(q.pipeline_chunks > 1, q.shorter_ends, 0)) < 1
+
+
+@BOOK.rule(
+    "shard_groups = {shard_groups} with data_parallel = {data_parallel} and expert_parallel ="
+    " {expert_parallel}: the data-parallel ranks of a group share the states, and each expert's, so"
+    " both numbers together must divide them.",
+    marks="shard_groups",
+    concerns="rank_shard_parameters",
+    shard_groups=1,
+)
+def groups_divide_data_parallel_ranks(q):
+    return equal(
+        where(
+            q.shard_groups > 1,
+            q.shard_groups
+            * q.expert_parallel
+            * floor_div(q.data_parallel, q.shard_groups * q.expert_parallel),
+            q.data_parallel,
+        ),
+        q.data_parallel,
+    )
+
+
+@BOOK.rule(
+    "shard_groups = {shard_groups} with zero_stage = {zero_stage}: without a stage of ZeRO every"
+    " rank has all states anyway; give a stage from 1 on.",
+    marks="shard_groups",
+    concerns="rank_shard_parameters",
+    shard_groups=1,
+)
+def groups_share_states(q):
+    return minimum(q.shard_groups - 1, where(q.zero_stage < 1, 1, 0)) < 1
+
+
+@BOOK.rule(
+    "shard_groups = {shard_groups} in eager PyTorch: this book's ZeRO shards among all"
+    " data-parallel ranks; take other kernels.",
+    marks="shard_groups",
+    concerns="rank_shard_parameters",
+    shard_groups=1,
+)
+def our_zero_has_one_group(q):
+    return where(q.library_kernels > 0, 1, q.shard_groups) < 2
 
 
 @BOOK.rule(
@@ -155,15 +203,20 @@ def middle_stage_layers(q):
 
 @formula(r"L_\text{stage}^r", "count", measured_by=_LEDGER)
 def rank_stage_layers(q):
-    """layers of each of the rank's stages, less what the ends of the model on the rank are
-    shorter"""
-    return q.middle_stage_layers - q.shorter_ends * q.pipeline_ends
+    """layers of the rank's fullest stage: of several, of one that is not at an end of the model"""
+    return q.middle_stage_layers - where(q.pipeline_chunks > 1, 0, q.shorter_ends * q.pipeline_ends)
+
+
+@formula(r"L_\text{equal}^r", "count")
+def rank_equal_layers(q):
+    """layers of the rank's stages, if all are as its fullest"""
+    return q.pipeline_chunks * q.rank_stage_layers
 
 
 @formula(r"L_r", "count")
 def rank_layers(q):
-    """layers of the fullest rank's stages"""
-    return q.pipeline_chunks * q.rank_stage_layers
+    """layers of the rank's stages, less what the ends of the model on the rank are shorter"""
+    return q.rank_equal_layers - where(q.pipeline_chunks > 1, q.shorter_ends * q.pipeline_ends, 0)
 
 
 @formula(r"n_\text{mlp}^r", "count")
@@ -313,11 +366,17 @@ def rank_common_parameters(q):
     return q.rank_parameters - q.rank_expert_parameters
 
 
+@formula(r"d_\text{shard}", "count")
+def shard_ranks(q):
+    """data-parallel ranks that share the states"""
+    return maximum(1, floor_div(q.data_parallel, q.shard_groups))
+
+
 @formula(r"\Psi_r^\text{shard}", "parameters")
 def rank_shard_parameters(q):
     """elements of the rank's shard of its parameters"""
-    return shard_of(q.rank_common_parameters, q.data_parallel, q.rank) + ceil_div(
-        q.expert_parallel * q.rank_expert_parameters, q.data_parallel
+    return shard_of(q.rank_common_parameters, q.shard_ranks, q.rank) + ceil_div(
+        q.expert_parallel * q.rank_expert_parameters, q.shard_ranks
     )
 
 
@@ -378,9 +437,10 @@ formula = BOOK.section(source="Rajbhandari et al. 2020 (ZeRO), section 5", measu
 
 @formula(r"M_\text{param}^r", "bytes")
 def rank_parameter_bytes(q):
-    """bytes of the parameters that the rank keeps: from stage 3 on, those of its shard"""
+    """bytes of the parameters that the rank keeps on its GPU: from stage 3 on, those of its shard,
+    unless they lie on the host"""
     return q.parameter_element_bytes * where(
-        q.zero_stage < 3, q.rank_parameters, q.rank_shard_parameters
+        q.zero_stage < 3, q.rank_parameters, (1 - q.offload) * q.rank_shard_parameters
     )
 
 
@@ -389,7 +449,9 @@ def rank_gradient_bytes(q):
     """bytes of the gradients that the rank has when they are reduced: from stage 2 on, those of
     its shard"""
     return q.gradient_element_bytes * where(
-        q.zero_stage < 2, q.rank_parameters, q.rank_shard_parameters
+        q.zero_stage < 2,
+        q.rank_parameters,
+        where(q.zero_stage < 3, 1, 1 - q.offload) * q.rank_shard_parameters,
     )
 
 
@@ -404,7 +466,9 @@ def rank_reducing_stage(q):
 def rank_backward_gradient_bytes(q):
     """bytes of the gradients that the rank has when backward is done"""
     return q.gradient_element_bytes * where(
-        q.rank_reducing_stage < 2, q.rank_parameters, q.rank_shard_parameters
+        q.rank_reducing_stage < 2,
+        q.rank_parameters,
+        where(q.zero_stage < 3, 1, 1 - q.offload) * q.rank_shard_parameters,
     )
 
 
@@ -470,9 +534,9 @@ def rank_buckets(q):
 
 @formula(r"M_\text{opt}^r", "bytes")
 def rank_optimizer_bytes(q):
-    """bytes of the rank's optimizer states and step counters: one counter for each bucket of stages
-    1 and 2, else for each parameter tensor"""
-    return q.rank_moment_bytes + q.step_counter_element_bytes * where(
+    """bytes of the rank's optimizer states, unless they lie on the host, and step counters: one for
+    each bucket of stages 1 and 2, else for each parameter tensor"""
+    return (1 - q.offload) * q.rank_moment_bytes + q.step_counter_element_bytes * where(
         equal(minimum(q.zero_stage, 3 - q.zero_stage), 0), q.rank_parameter_tensors, q.rank_buckets
     )
 
@@ -686,11 +750,22 @@ def rank_held_microbatches(q):
     return q.rank_in_flight - q.rank_fullest_later
 
 
+@formula(r"L_\text{full}^r", "count")
+def rank_equal_held_layers(q):
+    """layers of one microbatch that would wait on the rank if its stages were equal"""
+    return q.rank_held_microbatches * q.rank_like_checkpoints
+
+
 @formula(r"L_\text{held}^r", "count")
 def rank_held_layers(q):
     """layers of one microbatch, or checkpoints of layers, that wait on the rank when it is fullest;
-    without those of layers without experts in a model of experts"""
-    return q.rank_held_microbatches * q.rank_like_checkpoints
+    without those of layers without experts in a model of experts, and without what an end of the
+    model is shorter in one of several stages, of which the last has one microbatch at a time"""
+    return q.rank_equal_held_layers - where(
+        q.pipeline_chunks > 1,
+        q.shorter_ends * (q.pipeline_is_first * q.rank_entered_microbatches + q.pipeline_is_last),
+        0,
+    )
 
 
 @formula(r"A_\text{exits}^r", "bytes")

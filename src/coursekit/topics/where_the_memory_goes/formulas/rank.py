@@ -116,7 +116,7 @@ def rank_first_layer(q):
 def rank_layer_reduced(q):
     """in stage 3, while the last layer's gradients are copied into the tensor that is reduced"""
     return live(
-        gradients=q.rank_earlier_gradient_bytes + ceil_div(q.finished_head_bytes, q.data_parallel),
+        gradients=q.rank_earlier_gradient_bytes + ceil_div(q.finished_head_bytes, q.shard_ranks),
         activations=q.rank_others_bytes,
         unit=q.rank_layer_parameters,
     )
@@ -126,8 +126,7 @@ def rank_layer_reduced(q):
 def rank_first_layer_reduced(q):
     """in stage 3, while the first layer's gradients are copied into the tensor that is reduced"""
     return live(
-        gradients=q.rank_earlier_gradient_bytes
-        + ceil_div(q.finished_layers_bytes, q.data_parallel),
+        gradients=q.rank_earlier_gradient_bytes + ceil_div(q.finished_layers_bytes, q.shard_ranks),
         activations=q.rank_behind_bytes,
         unit=q.rank_layer_parameters,
     )
@@ -154,11 +153,11 @@ def rank_reduced(q):
             * where(
                 equal(q.reduced_last_is_fullest, 1),
                 q.last_reduced_parameters
-                + ceil_div(q.rank_parameters - q.last_reduced_parameters, q.data_parallel),
+                + ceil_div(q.rank_parameters - q.last_reduced_parameters, q.shard_ranks),
                 q.rank_parameters,
             ),
             q.rank_earlier_gradient_bytes
-            + q.new_gradient_element_bytes * ceil_div(q.rank_reduced_parameters, q.data_parallel)
+            + q.new_gradient_element_bytes * ceil_div(q.rank_reduced_parameters, q.shard_ranks)
             + q.gradient_element_bytes * q.rank_open_parameters,
         ),
         activations=q.rank_batch_bytes,
@@ -442,7 +441,7 @@ def gradients_of_units_before(q):
         gradients=where(
             q.rank_reducing_stage < 2,
             q.finished,
-            ceil_div(maximum(q.finished - q.open_bucket_bytes, 0), q.data_parallel)
+            ceil_div(maximum(q.finished - q.open_bucket_bytes, 0), q.shard_ranks)
             + minimum(q.finished, q.open_bucket_bytes),
         )
     )
@@ -478,7 +477,7 @@ def unit_reduced(q):
             8
             + q.rank_passing_bytes
             + q.waiting_table_bytes
-            + q.gradient_element_bytes * (2 * q.unit + ceil_div(q.unit, q.data_parallel)),
+            + q.gradient_element_bytes * (2 * q.unit + ceil_div(q.unit, q.shard_ranks)),
         )
     )
 

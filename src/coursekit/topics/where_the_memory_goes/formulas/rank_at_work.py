@@ -172,7 +172,7 @@ def reduced_last_is_fullest(q):
     it reduces the first, when all gradients are whole"""
     return where(
         2 * q.last_reduced_parameters
-        + ceil_div(q.rank_parameters - q.last_reduced_parameters, q.data_parallel)
+        + ceil_div(q.rank_parameters - q.last_reduced_parameters, q.shard_ranks)
         > q.rank_parameters + q.first_reduced_parameters,
         1,
         0,
@@ -187,13 +187,13 @@ def uneven_shard_parameters(q):
         q.zero_stage < 3,
         where(
             equal(
-                q.data_parallel * floor_div(q.last_reduced_parameters, q.data_parallel),
+                q.shard_ranks * floor_div(q.last_reduced_parameters, q.shard_ranks),
                 q.last_reduced_parameters,
             ),
             0,
-            ceil_div(q.last_reduced_parameters, q.data_parallel),
+            ceil_div(q.last_reduced_parameters, q.shard_ranks),
         ),
-        ceil_div(q.last_reduced_parameters, q.data_parallel),
+        ceil_div(q.last_reduced_parameters, q.shard_ranks),
     )
 
 
@@ -458,7 +458,7 @@ def largest_update_parameters(q):
             q.last_reduced_parameters,
             maximum(q.rank_table_parameters, q.rank_layer_parameters),
         ),
-        q.data_parallel,
+        q.shard_ranks,
     )
 
 
