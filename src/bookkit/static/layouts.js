@@ -81,6 +81,7 @@
       const { gpus, tensor_parallel: t, pipeline_parallel: p, context_parallel: c } = layout;
       if (facts.without_bf16.includes(layout.gpu) && layout.recipe.startsWith("bf16")) return false;
       if (gpus % (t * p) || (c > 1 && (gpus % (t * p * c) || layout.sequence % (2 * c) || !layout.values.library_kernels))) return false;
+      if (c > 1 && layout.values.key_value_heads % (t * c)) return false;
       if (p === 1 && (layout.stages_per_rank !== 1 || layout.shorter_ends > 0)) return false;
       return !layout.values.learned_positions || layout.sequence <= layout.values.max_sequence;
     }
@@ -178,7 +179,8 @@
             if (m < p || (v > 1 && m % p)) continue;
             for (const z of stages) for (const cut of cuts) for (const policy of policies) for (const e of shares) {
               yield { tensor_parallel: t, pipeline_parallel: p, stages_per_rank: v, shorter_ends: ends, context_parallel: c,
-                expert_parallel: e, microbatch: b, zero_stage: z, sequence_parallel: cut, recompute_policy: policy, accumulation_steps: m };
+                expert_parallel: e, microbatch: b, zero_stage: z, sequence_parallel: cut, recompute_policy: policy, accumulation_steps: m,
+                shard_groups: 1, offload: 0 };  // a page asks for no others
             }
           }
         }
