@@ -341,7 +341,7 @@ def group_reduce_seconds(q):
 @formula(r"\tau_\text{dred}", "seconds", source="Patarasuk and Yuan 2009")
 def rank_reduce_seconds(q):
     """time to reduce all gradients of the rank among the data-parallel ranks; stage 0 also gathers
-    the sums, shards may go to the host, and groups add up theirs"""
+    the sums, shards may go to the host, and groups add up their shards"""
     return (
         where(q.zero_stage < 1, 2, 1)
         * (
