@@ -3,7 +3,7 @@
 import torch
 
 from coursekit.formulas import PRESETS
-from coursekit.lab import virtual_gpus
+from coursekit.lab.virtual import virtual_gpus
 from coursekit.show.svg.virtual import virtual_step_svg
 from shardlab import zero
 from shardlab.gpt import GPT, GPTConfig, next_token_loss

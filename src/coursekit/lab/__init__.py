@@ -5,14 +5,11 @@ calls these beside the technique and torch.
 
     world = ranks_on(4)              # says on what the ranks run, and why
     world.run(function)              # a function of a cell, on every rank
-
-    with virtual_gpus(8) as gpu:     # eight H100s that are not there: see virtual.py
 """
 
 from ..exercises import Predictions, check, hint
 from .small import batches, far, ring_bytes, small_gpt
 from .start import link_between_hosts, ranks_on
-from .virtual import show_step, virtual_gpus
 
 __all__ = [
     "Predictions",
@@ -23,7 +20,5 @@ __all__ = [
     "link_between_hosts",
     "ranks_on",
     "ring_bytes",
-    "show_step",
     "small_gpt",
-    "virtual_gpus",
 ]
