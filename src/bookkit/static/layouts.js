@@ -170,7 +170,7 @@
       const { gpus, batch, sequence } = asked, sizes = asked.values, experts = sizes.experts;
       const policies = sizes.library_kernels ? [0, 1, 3] : [0, 1, 2, 3];
       for (const t of divisors(gpus)) {
-        if (t > sizes.ranks_per_node || sizes.key_value_heads % t || (experts && t > 1)) continue;
+        if (sizes.ranks_per_node % t || sizes.key_value_heads % t || (experts && t > 1)) continue;
         for (const [p, d, v, ends, c] of pipelines(asked, t, contexts)) {
           const cuts = t > 1 && Math.floor(sequence / c) % t === 0 ? [0, 1] : [0], copies = d / c;
           const stages = d === 1 ? [0] : p > 1 ? [0, 1] : [0, 1, 2, 3], shares = divisors(gcd(d, experts || 1));
@@ -180,7 +180,7 @@
             for (const z of stages) for (const cut of cuts) for (const policy of policies) for (const e of shares) {
               yield { tensor_parallel: t, pipeline_parallel: p, stages_per_rank: v, shorter_ends: ends, context_parallel: c,
                 expert_parallel: e, microbatch: b, zero_stage: z, sequence_parallel: cut, recompute_policy: policy, accumulation_steps: m,
-                shard_groups: 1, offload: 0 };  // a page asks for no others
+                shard_groups: 1, offload: 0 }; // others are for whoever fixes them
             }
           }
         }
@@ -250,7 +250,7 @@
       const head = values.slowest_rank_seconds > values.middle_rank_layers * layer ? 1 : 0;
       const layers = values[head ? "last_rank_layers" : "middle_rank_layers"];
       const parts = { products: 3 * forward, recomputing: values.layer_backward_seconds - 2 * forward, moving: values.layer_moving_seconds,
-        messages: values.layer_waiting_seconds, experts: values.layer_expert_seconds, exchange: values.layer_context_seconds };
+        messages: values.layer_waiting_seconds, experts: values.layer_expert_seconds + values.layer_expert_tensor_seconds, exchange: values.layer_context_seconds };
       parts.launching = Math.max(0, layer - Object.values(parts).reduce((sum, one) => sum + one, 0));
       Object.keys(parts).forEach(part => { parts[part] *= steps * layers; });
       return Object.assign(parts, { head: steps * head * values.head_seconds, bubble: values.bubble_seconds,
