@@ -91,7 +91,7 @@ def update_parameters(q):
     )
 
 
-@formula(r"\beta_\text{copy}", "bytes", source=_MASTERS, measured_by=_PILES)
+@formula(r"\beta_\text{pile}", "bytes", source=_MASTERS, measured_by=_PILES)
 def gradient_copy_element_bytes(q):
     """bytes of one element of the fp32 gradients that an update with master copies makes of 16-bit
     ones"""
