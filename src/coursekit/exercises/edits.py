@@ -10,7 +10,7 @@ wrong solutions are edits of it. The topic's `mistakes.md` has them beside their
 A heading is an exercise, a paragraph a sentence, and each indented block below it one wrong
 solution: lines `old => new`, or all of the source. In an edit `\\n` is the end of a line. For an
 exercise whose value is checked the block is the wrong value. In brackets stands where the mistake
-was seen: an answer of a learner, or the page that tells of it.
+was seen: an answer of a learner, or the page that tells of it; an author's guess says author.
 """
 
 import inspect
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from .checker import Exercise, Misconception
 
-ORIGINS = ("learner", "page")
+ORIGINS = ("learner", "page", "author")
 
 
 class Mistake(NamedTuple):
