@@ -117,11 +117,6 @@ def _page_context(app, pagename, templatename, context, doctree):
         )
         if re.search(r'class="[^"]*\b(?:cell|plotly-figure|needs-kernel)\b', context["body"]):
             app.add_css_file("cells.css", priority=802)
-        if re.search(
-            r'<figure|class="(?:explorer|figure picture|box box-predict asks)\b', context["body"]
-        ):
-            app.add_css_file("present.css", priority=830)
-            app.add_js_file("present.js", priority=830, loading_method="defer")
 
 
 def widen_code(doctree):

@@ -48,6 +48,7 @@ UNUSED_SCRIPTS = {
     "sphinx_highlight.js",
 }
 UNUSED_STYLES = {"styles/theme.css"}
+ASKED_FOR = ("present.js", "present.css")  # no page names them: book.js loads them
 THEME_STYLES = (
     "styles/pydata-sphinx-theme.css",
     "styles/sphinx-book-theme.css",
@@ -299,7 +300,7 @@ def _tidy(app, exception):
         return
     output = Path(app.outdir).resolve()
     static = output / "_static"
-    used = set()
+    used = {static / name for name in ASKED_FOR}
     for page, references in looked_at(
         output, Path(app.doctreedir) / "references.json", _references
     ).items():

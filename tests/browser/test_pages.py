@@ -37,6 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CARRIED = {
     "objects.inv": "other books made with Sphinx refer to this one through it",
     ".buildinfo": "Sphinx's own note, for the next build",
+    "present.js": "book.js loads it when somebody shows a thing on the whole screen",
+    "present.css": "the same",
     ".ipynb": (
         "a learner's notebook: the page holds it in the link itself, Colab opens this file once it"
         " is published"

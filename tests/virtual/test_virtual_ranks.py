@@ -72,8 +72,8 @@ def pipelined(plans):
 def test_a_pipeline_takes_the_time_of_its_schedule(worlds):
     """The real pipeline on four ranks, beside the simulator of schedules.
 
-    Must catch: receives that make a stage wait although it computes something else first; messages
-    of both directions in one queue; a rank whose clock another rank's message does not move."""
+    Must catch: receives that make a stage wait although it computes something else first;
+    a rank whose clock another rank's message does not move."""
     plans = [
         schedules.gpipe(4, 8),
         schedules.one_f_one_b(4, 8),

@@ -165,6 +165,38 @@
     });
   }
 
+  /* A thing on the whole screen: present.js and its sheet come when somebody asks. */
+  var own = document.currentScript.src;
+  function present(asked) {
+    if (window.BOOK_PRESENT) { window.BOOK_PRESENT(asked); return; }
+    var sheet = document.createElement("link"), script = document.createElement("script");
+    sheet.rel = "stylesheet";
+    sheet.href = own.replace(/book\.js.*/, "present.css");
+    script.src = own.replace(/book\.js.*/, "present.js");
+    sheet.onload = function () { document.head.appendChild(script); };
+    script.onload = function () { window.BOOK_PRESENT(asked); };
+    document.head.appendChild(sheet);
+  }
+  all(".bd-article .explorer-foot").forEach(function (foot) {
+    var button = document.createElement("button");
+    button.type = "button";
+    button.className = "present-open";
+    button.textContent = "Full screen";
+    button.title = "On the whole screen, for a room: f";
+    button.addEventListener("click", function () { present(foot); });
+    foot.appendChild(button);
+  });
+  var under = null;
+  document.addEventListener("pointerover", function (event) { under = event.target; });
+  document.addEventListener("keydown", function (event) {
+    if (event.key !== "f" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input:not([type=range]), textarea, select, [contenteditable]")) return;
+    var focused = event.target.closest(".bd-article .explorer, .bd-article figure, .bd-article .figure, .bd-article .box");
+    if (!document.documentElement.classList.contains("presenting") && (focused || under)) { event.preventDefault(); present(focused || under); }
+  });
+  var slides = /[?&]present(?:=([^&]*))?/.exec(location.search);
+  if (slides) present(decodeURIComponent(slides[1] || ""));
+
   function later() { addCopyButtons(); reachable(); }
   if ("requestIdleCallback" in window) requestIdleCallback(later, { timeout: 500 }); else setTimeout(later, 200);
   addEventListener("resize", function () { clearTimeout(reachable.timer); reachable.timer = setTimeout(reachable, 200); });

@@ -1,13 +1,13 @@
 /* One thing of a page on the whole screen: an explorer, a stepper, a figure, a question. `f` over it or its button opens
    it; ?present in the address shows all of the page, one after the other, and ?present=NAME begins with that card. Arrows
-   and a clicker's keys go on where nothing on the screen takes them; `a` shows the answer, Escape leaves. */
+   and a clicker's keys go on where nothing on the screen takes them; `a` shows the answer, Escape leaves. book.js loads
+   this script when somebody asks for it, and calls BOOK_PRESENT. */
 (function () {
   "use strict";
   var root = document.documentElement;
   var THINGS = ":is(.explorer, .figure.picture, figure, .box-predict.asks)";
   var things = Array.prototype.slice.call(document.querySelectorAll(".bd-article " + THINGS))
     .filter(function (thing) { return !thing.parentElement.closest(THINGS + ", .answer"); });  /* an answer comes with its question */
-  if (!things.length) return;
   var shown = null, before = null, bar = null, over = null;
 
   function make(name, className, text) {
@@ -83,24 +83,10 @@
     if (root.requestFullscreen) root.requestFullscreen().catch(function () { /* the window is the screen then */ });
   }
 
-  things.forEach(function (thing) {
-    var foot = thing.querySelector(".explorer-foot");
-    var one = make("button", "present-open", "Full screen");
-    one.type = "button";
-    one.title = "On the whole screen, for a room: f";
-    one.addEventListener("click", function () { if (shown === thing) leave(); else whole(thing); });
-    if (foot) foot.appendChild(one);
-  });
   document.addEventListener("keydown", function (event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
     var typing = event.target.closest && event.target.closest("input:not([type=range]), textarea, select, [contenteditable]");
-    if (!shown) {
-      if (typing || event.key !== "f") return;
-      var over = Array.prototype.slice.call(document.querySelectorAll(":hover")).pop();
-      var thing = things.filter(function (one) { return one.contains(event.target) || (over && one.contains(over)); })[0];
-      if (thing) { event.preventDefault(); whole(thing); }
-      return;
-    }
+    if (!shown) return;
     var taken = typing || shown.contains(event.target);  /* arrows move what has the focus */
     var act = { Escape: leave, PageDown: function () { go(1); }, PageUp: function () { go(-1); } }[event.key];
     if (!act && !taken) act = { ArrowRight: function () { go(1); }, ArrowLeft: function () { go(-1); } }[event.key];
@@ -110,9 +96,13 @@
   });
   document.addEventListener("fullscreenchange", function () { if (!document.fullscreenElement && shown) leave(); });
 
-  var asked = /[?&]present(?:=([^&]*))?/.exec(location.search);
-  if (asked) {
-    var name = decodeURIComponent(asked[1] || "");
-    open(things.filter(function (thing) { return name && (thing.id === name || thing.dataset.explorer === name); })[0] || things[0]);
-  }
+  /* The thing around an element, or of that name, or the first: on the whole screen where the browser allows it. */
+  window.BOOK_PRESENT = function (asked) {
+    var inside = things.filter(function (thing) {
+      return typeof asked === "string" ? asked && (thing.id === asked || thing.dataset.explorer === asked) : thing.contains(asked);
+    })[0];
+    if (typeof asked === "string" && things.length) open(inside || things[0]);
+    else if (inside && inside === shown) leave();
+    else if (inside) whole(inside);
+  };
 })();
