@@ -465,6 +465,7 @@ TECHNIQUE = {
     "09-mixed-precision": "shardlab.mixed_precision",
     "10-activation-checkpointing": "shardlab.recompute",
     "20-which-layout": "shardlab",
+    "21-slow-to-fast": "shardlab.zero",
 }
 TOPIC_LINES = 90  # of topics/<topic>/lab.py
 
