@@ -435,17 +435,14 @@ def test_state_bytes(recipe):
 def test_peak_of_a_step(phase):
     """The ledger's categories are the formulas': masters are optimizer states, from the first line
     on. So is the peak, in backward to the byte but for the step counters, which the recipe leaves
-    out; in the optimizer's step with the fp32 gradients of one pile on top, which is the largest
-    weight here.
+    out; in the optimizer's step with the fp32 gradients of one pile.
 
     Must catch: masters called temporaries; fp32 gradients of all parameters at once; a composed
     peak that does not ask how many bytes an element has."""
     recipe, batch, sequence = "bf16 + fp32 master", *((8, 32) if phase == "backward" else (1, 2))
     config = GPTConfig(layers=2, hidden=32, heads=4, vocabulary=61, max_sequence=32)
     model = GPT(config).bfloat16()
-    optimizer = MasterWeights(
-        model.parameters(), torch.optim.AdamW, at_once_bytes=1, lr=1e-3, foreach=False
-    )
+    optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-3, foreach=False)
     given = dict(
         **config.quantities(),
         **RECIPES[recipe].quantities,
@@ -473,9 +470,7 @@ def test_peak_of_a_step(phase):
     assert seen[0].activations == wanted["activation_bytes"]
     assert seen[1].gradients == wanted["gradient_bytes"]
     assert ledger.peak.phase == phase
-    largest = 4 * max(master.numel() for _, master in optimizer.pairs)
-    pile = largest if phase == "optimizer" else 0
-    found = ledger.peak.bytes.total - counters - pile
+    found = ledger.peak.bytes.total - counters
     assert found == pytest.approx(wanted["peak_bytes"], rel=0.01)
 
 

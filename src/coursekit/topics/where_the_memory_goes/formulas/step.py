@@ -21,7 +21,7 @@ from coursekit.formulas.subset import equal, floor_div, maximum, minimum, where
 
 _GPT = "counted from gpt.py"
 _MASTERS = "shardlab.mixed_precision.MasterWeights"
-_PILES = "tests/slow_to_fast/test_rungs.py::test_masters_are_updated_in_piles"
+_PILES = "tests/slow_to_fast/test_ladder_of_memory.py::test_masters_are_updated_in_piles"
 _STEPS = "tests/where_the_memory_goes/test_step.py::test_random_steps"
 _LEDGER = (
     "tests/where_the_memory_goes/test_timeline.py::test_categories_at_the_peak_of_random_steps"
