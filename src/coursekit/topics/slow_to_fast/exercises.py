@@ -19,14 +19,14 @@ _CONFIG = GPTConfig(layers=2, hidden=16, heads=2, vocabulary=31, max_sequence=8)
 
 
 class StepTaken(NamedTuple):
-    """What a step of several microbatches leaves."""
+    """The weights after a step of several microbatches, and whether gradients are left."""
 
     weights: list
     gradients_left: bool
 
 
 class StepWeighed(NamedTuple):
-    """The same, and the most it held."""
+    """A step taken, and the most bytes that were held in it."""
 
     weights: list
     gradients_left: bool
