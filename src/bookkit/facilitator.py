@@ -24,7 +24,7 @@ from sphinx import addnodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
-from coursekit.exercises.edits import mistakes_in, solutions
+from coursekit.exercises.mistakes import mistakes_in, solutions
 from coursekit.exercises.slips import Slips, slips_of, unit_in
 
 from .cards import CardDirective

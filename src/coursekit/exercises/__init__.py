@@ -6,6 +6,7 @@ catch.
 
     labs           predictions.py       a number is predicted, locked, measured, compared
                    slips.py             what a wrong prediction comes from
+                   mistakes.py          mistakes.md as text, and the solutions of the labs
                    checker.py           check(): cases, and the misconception behind an answer
                    common_mistakes.py   mistakes that belong to no exercise
                    hints.py             help in two steps
@@ -23,8 +24,15 @@ catch.
                    trap_model.py        the model on which techniques are tried
 """
 
-from .checker import Exercise, Misconception, Verdict, check
-from .hints import hint
-from .predictions import Predictions
+from importlib import import_module
 
 __all__ = ["Exercise", "Misconception", "Predictions", "Verdict", "check", "hint"]
+
+
+def __getattr__(name):
+    """Names for labs, loaded at their first use: a book is built from mistakes.py and slips.py
+    without what a check needs."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = {"hint": "hints", "Predictions": "predictions"}.get(name, "checker")
+    return getattr(import_module(f".{module}", __name__), name)

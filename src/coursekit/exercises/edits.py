@@ -14,27 +14,15 @@ was seen: an answer of a learner, or the page that tells of it; an author's gues
 """
 
 import inspect
-import json
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from importlib.resources import files
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 from .checker import Exercise, Misconception
-
-ORIGINS = ("learner", "page", "author")
-
-
-class Mistake(NamedTuple):
-    """A sentence, where the mistake was seen, and the blocks of edits that make it."""
-
-    sentence: str
-    origin: str
-    blocks: list[list[str]]
+from .mistakes import mistakes_in, solutions
 
 
 def edited(source: str, lines: list[str]) -> str:
@@ -56,34 +44,6 @@ def made(source: str, names: Mapping[str, Any], name: str) -> Any:
     exec(compile(source, f"<{name}>", "exec"), scope)
     new = [value for key, value in scope.items() if value is not names.get(key)]
     return [value for value in new if isinstance(value, (FunctionType, type))][-1]
-
-
-def mistakes_in(text: str) -> dict[str, list[Mistake]]:
-    """The mistakes of a file, by exercise. Raises ValueError for a sentence without an origin."""
-    found: dict[str, list[Mistake]] = {}
-    for section in re.split(r"(?m)^## ", text)[1:]:
-        name, _, rest = section.partition("\n")
-        mistakes = found.setdefault(name.strip(), [])
-        for block in re.split(r"\n\s*\n", rest.strip("\n")):
-            lines = textwrap.dedent(block).rstrip().splitlines()
-            if block.startswith("    "):
-                mistakes[-1].blocks.append(lines)
-            elif block:
-                told = re.fullmatch(rf"(.*) \[({'|'.join(ORIGINS)})\]", " ".join(lines))
-                if told is None:
-                    raise ValueError(
-                        f"{name}: {lines[0]!r} does not say where it was seen: it ends with"
-                        f" {' or '.join(f'[{one}]' for one in ORIGINS)}."
-                    )
-                mistakes.append(Mistake(*told.groups(), []))
-    return found
-
-
-@cache
-def solutions() -> dict[str, dict[str, str]]:
-    """The solution, the lab's imports for it and its first half by topic.exercise, made from the
-    labs: see bookkit/skeletons.py."""
-    return json.loads(files("coursekit").joinpath("data", "skeletons.json").read_text("utf-8"))
 
 
 class Topic:

@@ -8,7 +8,7 @@ hint(mean_of_the_gradients)         # call it again for more
 from coursekit import topics
 
 from .checker import MARKUP, Exercise, NoExercise, failed
-from .edits import solutions
+from .mistakes import solutions
 
 WHERE = "The solution is on this lab's page in the book, folded up below the exercise."
 MORE = "(Call hint again for more.)"

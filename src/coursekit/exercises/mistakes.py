@@ -1,0 +1,47 @@
+"""The mistakes of a topic as text, and the solutions of the labs: read without a check, so that a
+book is built without torch. See edits.py for the form of `mistakes.md`."""
+
+import json
+import re
+import textwrap
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+ORIGINS = ("learner", "page", "author")
+
+
+class Mistake(NamedTuple):
+    """A sentence, where the mistake was seen, and the blocks of edits that make it."""
+
+    sentence: str
+    origin: str
+    blocks: list[list[str]]
+
+
+def mistakes_in(text: str) -> dict[str, list[Mistake]]:
+    """The mistakes of a file, by exercise. Raises ValueError for a sentence without an origin."""
+    found: dict[str, list[Mistake]] = {}
+    for section in re.split(r"(?m)^## ", text)[1:]:
+        name, _, rest = section.partition("\n")
+        mistakes = found.setdefault(name.strip(), [])
+        for block in re.split(r"\n\s*\n", rest.strip("\n")):
+            lines = textwrap.dedent(block).rstrip().splitlines()
+            if block.startswith("    "):
+                mistakes[-1].blocks.append(lines)
+            elif block:
+                told = re.fullmatch(rf"(.*) \[({'|'.join(ORIGINS)})\]", " ".join(lines))
+                if told is None:
+                    raise ValueError(
+                        f"{name}: {lines[0]!r} does not say where it was seen: it ends with"
+                        f" {' or '.join(f'[{one}]' for one in ORIGINS)}."
+                    )
+                mistakes.append(Mistake(*told.groups(), []))
+    return found
+
+
+@cache
+def solutions() -> dict[str, dict[str, str]]:
+    """The solution, the lab's imports for it and its first half by topic.exercise, made from the
+    labs: see bookkit/skeletons.py."""
+    return json.loads(files("coursekit").joinpath("data", "skeletons.json").read_text("utf-8"))
