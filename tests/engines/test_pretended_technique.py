@@ -164,7 +164,10 @@ def outline(text):
 def book(repository):
     """The copy's book: a warning would be an error. Of other chapters and labs it has the outline:
     to build all of them takes three times as long."""
-    for page in (repository / "chapters").glob("*.md"):
+    pages = (
+        page for folder in ("chapters", "workshop") for page in (repository / folder).glob("*.md")
+    )
+    for page in pages:
         if not page.stem.startswith(WHOLE):
             page.write_text(outline(page.read_text("utf-8")), "utf-8")
     for path in (repository / "labs").glob("*.ipynb"):

@@ -221,7 +221,7 @@ def test_the_door(two):
             "CannotShard: stage = 4: there are 0, 1, 2 and 3.",
             "CannotShard: compute_dtype: stage 1 has bucket_bytes, collectives, offload.",
             "CannotShard: bucket_bytes: stage 3 has collectives, compute_dtype, device, offload,"
-            " units.",
+            " prefetch, units.",
             "CannotShard: offload: stage 0 has bucket_bytes.",
             "CannotShard: offload: the core of stage 1 has bucket_bytes.",
         ]

@@ -45,7 +45,10 @@ with open("/proc/self/statm") as file:
     taken = int(file.read().split()[0]) * resource.getpagesize()
 _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
 resource.setrlimit(resource.RLIMIT_AS, (taken + limit_bytes, hard_limit))
-answer_to.write(pickle.dumps([tuple(attempt) for attempt in attempt_each(work, cases)]))
+attempts = [tuple(attempt) for attempt in attempt_each(work, cases)]
+resource.setrlimit(resource.RLIMIT_AS, (hard_limit, hard_limit))  # the answer itself always fits
+answer_to.write(pickle.dumps(attempts))
+answer_to.flush()
 """
 
 
