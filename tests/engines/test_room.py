@@ -4,6 +4,9 @@ machine."""
 import json
 import random
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -148,3 +151,23 @@ def test_too_many_learners_are_refused(asked, said):
     """Must catch: a seat without a core, or one whose first lab runs out of memory."""
     with pytest.raises(seats.CannotSeat, match=said):
         seats.seats(*asked)
+
+
+def test_a_report_is_handed_in_once(labs, shared, monkeypatch):
+    """Must catch: a report counted twice where the labs' folder is the one a learner is in; a list
+    of predictions, for which the whole file would be damaged."""
+    monkeypatch.chdir(labs)
+    (labs / "zero.report.json").write_text("{}")
+    (labs / "05-other.predictions.json").write_text("[1]")
+    room.hand_in(shared, "Ada", Path())
+    (found,), damaged = room.read_folder(shared)
+    assert len(found.reports) == 1 and list(found.predictions) == ["04-ring"] and not damaged
+
+
+@pytest.mark.ranks
+def test_the_script_of_two_nodes_runs_under_torchrun():
+    """Must catch: a call of the package that the script knows by an older name."""
+    script = Path(__file__).resolve().parents[2] / "workshop" / "ranks_of_a_lab.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert re.search(r"2 ranks keep [\d,]+ to [\d,]+ bytes", done.stdout), done.stderr

@@ -102,14 +102,15 @@ def hand_in(shared: Path, name: str, labs: Path, doctor: dict | None = None) -> 
             states.append(state_of(path)._asdict())
     for path in sorted(labs.glob("*.predictions.json")):
         with suppress(ValueError, OSError):
-            predictions[path.name.removesuffix(".predictions.json")] = json.loads(
-                path.read_text("utf-8")
-            )
+            locked = json.loads(path.read_text("utf-8"))
+            if isinstance(locked, dict):
+                predictions[path.name.removesuffix(".predictions.json")] = locked
     reports = []
-    for path in sorted((*labs.glob("*.report.json"), *Path().glob("*.report.json"))):
+    found = {path.resolve() for folder in (labs, Path()) for path in folder.glob("*.report.json")}
+    for path in sorted(found):
         with suppress(ValueError, OSError):
             reports.append(json.loads(path.read_text("utf-8")))
-    found = dict(
+    written = dict(
         schema=HANDED_IN_SCHEMA,
         name=name,
         ready=None if doctor is None else doctor["ready"],
@@ -122,7 +123,7 @@ def hand_in(shared: Path, name: str, labs: Path, doctor: dict | None = None) -> 
     with tempfile.NamedTemporaryFile(
         "w", dir=shared, prefix=".", delete=False, encoding="utf-8"
     ) as file:
-        json.dump(found, file, indent=1)
+        json.dump(written, file, indent=1)
     os.chmod(file.name, 0o644)
     os.replace(file.name, target)
     return target

@@ -6,7 +6,8 @@
 
 Prints a table and, for each seat, the line of a shell that starts its JupyterLab. A seat sees its
 own GPUs alone. Where several share a GPU, each of their ranks is held to a fraction of its memory;
-the fraction is checked by PyTorch's allocator, not by the card (PyTorch 2.9 or newer reads it).
+the fraction is checked by PyTorch's allocator, not by the card. PyTorch 2.13 reads it; an older
+one may ignore it.
 """
 
 import shlex

@@ -86,7 +86,7 @@ class Menu:
     label: str
     without: tuple = ()  # presets that set one of these quantities are not offered
     but: tuple = ()  # nor these, by name: an explorer's own stops would refuse them
-    # What a choice sets beside its preset: name -> quantity -> value, the same quantities for all.
+    # Settings beside a choice's preset: name -> quantity -> value, the same quantities for all.
     beside: Mapping = field(default_factory=dict)
 
     @property
@@ -200,8 +200,8 @@ class Explorer:
     # The sum at the beginning of "Why?", as pairs (quantity, words): first the total, then its
     # terms; without any, the bar that is the first picture.
     adds: tuple = ()
-    # Of a rank of any layout: "nearest", buttons with the nearest layouts that fit, and "ranks",
-    # who shares what. Pages alone have them.
+    # Parts of a rank of any layout: "nearest", buttons with the nearest layouts that fit, and
+    # "ranks", the groups that share a tensor. Pages alone have them.
     parts: tuple = ()
 
     def __post_init__(self):

@@ -11,7 +11,7 @@ from coursekit.show.stops import powers_of_two
 
 # As the planner has it: links of the GPU's usual nodes, and the speed of published runs.
 _PACES = {gpu: pace(gpu, SPEEDS[usual_speed(gpu, FUSED_LOSS)]) for gpu in GPUS}
-# What a planner's layout may have and no control moves -> its usual value.
+# Quantities of a planner's layout that no control moves -> their usual values.
 _PLANNED = dict(
     stages_per_rank=1,
     pipeline_schedule=2,

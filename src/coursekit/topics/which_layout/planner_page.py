@@ -63,7 +63,7 @@ def published(said):
     return re.sub(r" \(tests/\S+\)", "", f"{said}")
 
 
-# What a change is called on a button, in the order in which fits.difference names changes.
+# Names of changes on a button, in the order in which fits.difference names changes.
 CHANGE_WORDS = dict(
     zero_stage="ZeRO {}",
     tensor_parallel="t {}",

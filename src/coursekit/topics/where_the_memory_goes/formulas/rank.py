@@ -402,7 +402,7 @@ def layer_at_work(q):
     )
 
 
-# What is computed again comes and goes in one backward: a temporary, as in the ledger.
+# A recomputed tensor comes and goes in one backward: a temporary, as in the ledger.
 @RANK.term(*AT_ATTENTION, *AT_LAST_LAYER, "rank_library_layer")
 def layers_of_the_last_checkpoint(q):
     return live(temporaries=q.rank_again_bytes)

@@ -1,6 +1,6 @@
 """A function of a lab on ranks that torchrun has started, on one machine or on several:
 
-torchrun --nproc-per-node 4 examples/ranks_of_a_lab.py
+torchrun --nproc-per-node 4 workshop/ranks_of_a_lab.py
 
 In a notebook `ranks(4)` starts four processes. Under torchrun each process is a rank already, and
 `ranks` returns the world that is there.
