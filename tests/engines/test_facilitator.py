@@ -30,7 +30,14 @@ def test_a_card_knows_its_lab(path):
     exercises = [each for part in parts for each in part.exercises]
     assert len(exercises) >= 4 and "Where learners get stuck" in text and "**Solution**" in text
     assert any(slips_of(name).slips for name in locked) and "Who says of" in text
-    assert all(f"{{rubric}} {part.title} (" in text for part in parts)
+    headings = [
+        found[1]
+        for cell in lab.cells
+        if cell.cell_type == "markdown"
+        and (found := re.search(r"^## (.+)$", cell.source, re.MULTILINE))
+    ]
+    assert [part.title for part in parts] == headings
+    assert all(f"{{rubric}} {title} (" in text for title in headings)
 
 
 def test_the_instructors_edition_is_the_stored_lab_with_notes():

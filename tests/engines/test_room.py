@@ -159,7 +159,7 @@ def test_a_report_is_handed_in_once(labs, shared, monkeypatch):
     monkeypatch.chdir(labs)
     (labs / "zero.report.json").write_text("{}")
     (labs / "05-other.predictions.json").write_text("[1]")
-    room.hand_in(shared, "Ada", Path())
+    room.hand_in(shared, "Ada", labs)
     (found,), damaged = room.read_folder(shared)
     assert len(found.reports) == 1 and list(found.predictions) == ["04-ring"] and not damaged
 
