@@ -20,6 +20,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``chapters`` a chapter by the number that the contents give it
 - ``ways``     from page to page: each chapter's question, the way to its lab and back
 - ``described`` what others show of a page: its title, its question, its first sentences
+- ``twins``    each page once more as Markdown, and llms.txt, which lists them
 - ``diffs``    what changes from one class or function to the next, out of the source
 - ``lab_pages`` a lab's page without the guesses of the stored lab
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
@@ -51,6 +52,7 @@ AFTER_CARDS = (
     "unseen",
     "search",
     "described",
+    "twins",
     "offline",
     "policy",
     "address",

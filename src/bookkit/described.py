@@ -32,6 +32,14 @@ def first_sentences(doctree) -> str:
     return ""
 
 
+def one_sentence(env, pagename, doctree) -> str:
+    """The question of a page, else its first sentence, else its title."""
+    question = env.metadata.get(pagename, {}).get("question", "")
+    first = re.match(r"\S.*?[.?!](?=\s|$)", first_sentences(doctree))
+    title = env.titles[pagename].astext()
+    return question or (first[0] if first else f"{title}.")
+
+
 def _describe(app, pagename, templatename, context, doctree):
     book = context["docstitle"]
     title = re.sub("<[^>]+>", "", str(context.get("title") or pagename.capitalize()))

@@ -52,7 +52,8 @@ def test_a_renamed_page_leaves_nothing_behind(book, tmp_path):
     (book / "chapters" / "first.md").rename(book / "chapters" / "second.md")
     write_contents(book, "second")
     build_book(book, pages)
-    assert sorted(path.stem for path in (pages / "chapters").iterdir()) == ["second"]
+    left = sorted(path.name for path in (pages / "chapters").iterdir())
+    assert left == ["second.html", "second.md"]
     assert f"Version {shardlab.__version__}." in (pages / "index.html").read_text("utf-8")
     assert (pages / "search.html").exists()
 

@@ -280,6 +280,34 @@ def test_every_page_describes_itself(book):
 
 
 @pytest.mark.slow
+def test_every_page_has_a_twin_in_markdown(book):
+    """Must catch: a formula or code as HTML, a fold or a box that does not say what it is, a link
+    to another page that leads out of the twins, a page that llms.txt does not list."""
+    listed = (book / "llms.txt").read_text("utf-8")
+    assert listed.startswith("# Split, Shard, Recompute\n\n> Read on.\n")
+    assert "](chapters/chapter.md): Some " in listed and "](labs/lab.md): With outputs." in listed
+    for name, page in pages(book).items():
+        twin = (book / name).with_suffix(".md")
+        assert twin.is_file() == (name not in {"search.html", "genindex.html"}), name
+        linked = f'<link rel="alternate" type="text/markdown" href="{twin.name}"/>'
+        assert (linked in page) == twin.is_file(), name
+    text = (book / "chapters" / "chapter.md").read_text("utf-8")
+    assert text.startswith("---\ntitle: ") and "\npage: chapter.html\n---\n" in text
+    for part in (
+        "Some $x^2$ and a [link out](https://example.org/page)",
+        "> **Predict**\n>\n> How many?",
+        "> **Measured On a laptop**\n>\n> Two, not `three`.",
+        "Read this, `in two words`.",
+        '```python\nprint("code", *self.names)\n```',
+        "> **More** (folded on the page)\n>\n> Folded.",
+        "| a | b |\n| :-- | :-- |\n| one | 1 |",
+    ):
+        assert part in text, part
+    lab = (book / "labs" / "lab.md").read_text("utf-8")
+    assert "*Drawing, live on the page: Bytes held*" in lab and "\nfigure\n```" in lab
+
+
+@pytest.mark.slow
 def test_there_is_one_search_box(book):
     """Mutation: leave the theme's search dialog, or its second button field, in the page."""
     for name, page in pages(book).items():
