@@ -1,7 +1,9 @@
-"""Eight commands: doctor, grade, explain, fits, plan, and hand-in, collect, seats for a room.
+"""Nine commands: doctor, profile, grade, explain, fits, plan; hand-in, collect, seats for a room.
 
 python -m shardlab doctor [FOLDER] [--json]
     can this machine run the labs, and what to do if not
+python -m shardlab profile SCRIPT [ARGUMENT ...]
+    where the time of a script's training steps goes
 python -m shardlab grade TOPIC [FILE]    or first --start [FOLDER]
     is right what you built for an assignment, and what is wrong if not
 python -m shardlab explain QUANTITY [NAME=VALUE ...]
@@ -27,6 +29,7 @@ from pathlib import Path
 def main(arguments: list[str] | None = None) -> int:
     from coursekit.exercises.grading_command import add_grade  # needs no torch, as the next
     from coursekit.formulas import command
+    from coursekit.machine.profiling import add_profile
     from coursekit.machine.room import add_collect, add_hand_in
     from coursekit.machine.seats import add_seats
 
@@ -44,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     doctor.add_argument("--json", action="store_true", help="print the findings for a program")
     doctor.set_defaults(run=examine_machine)
+    add_profile(commands)
     add_grade(commands)
     command.add_explain(commands)
     command.add_fits(commands)

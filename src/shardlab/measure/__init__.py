@@ -9,4 +9,7 @@ shardlab.measure.ledger import Ledger`.
                   links.py          latency and bandwidth between ranks
     seconds       clock.py          the duration of some work: the median, by the GPU's clock there
                   trace.py          the timeline of a step: forward, backward, messages
+                  profile.py        the budget of a step of any training loop
+                  waits.py          the lines at which the host waits for the GPU
+                  chrome_trace.py   PyTorch's traces made small (slim_trace.py)
 """

@@ -53,7 +53,7 @@ def cost(function, args: tuple, named: dict, result) -> Cost | None:
     packet = function.overloadpacket
     if function.namespace != "aten" or packet in WITHOUT_KERNEL or function.is_view:
         return None
-    given = dict(zip(argument_names(function), args)) | named
+    given = named_arguments(function, args, named)
     out = tensors_in(result)
     read = list(given.values())
     if packet in WRITE_ONLY:
@@ -71,6 +71,10 @@ def cost(function, args: tuple, named: dict, result) -> Cost | None:
     flops = multiplied_flops(packet, given, args, named, result)
     dtype = next((x.dtype for x in read if x.is_floating_point()), None) if flops else None
     return Cost(flops, sum(map(different_bytes, [*read, *out])), dtype)
+
+
+def named_arguments(function, args: tuple, named: dict) -> dict:
+    return dict(zip(argument_names(function), args)) | named
 
 
 def multiplied_flops(packet, given: dict, args: tuple, named: dict, result) -> int:

@@ -1,0 +1,94 @@
+"""`python -m shardlab profile SCRIPT`: where the time of a training step of any script goes.
+
+The script runs as it is, until enough of its steps are known. What is asked wrongly, and a script
+that fails or does not train, gets one sentence.
+"""
+
+import argparse
+import os
+import runpy
+import sys
+from pathlib import Path
+
+
+def add_profile(commands):
+    parser = commands.add_parser(
+        "profile",
+        help="print where the time of a script's training steps goes",
+        description="Run a training script until enough of its steps are known, and print what a"
+        " step is made of: kernels or operators, messages, the loader, waits with their lines, the"
+        " rest, the share of the GPU's peak, and the cost of the profiler itself.",
+        epilog="for example: python -m shardlab profile --trace step.json train.py --lr 0.1",
+    )
+    parser.add_argument("--steps", type=int, default=5, help="steps to profile, by default 5")
+    parser.add_argument("--warm-up", type=int, default=3, help="steps before, by default 3")
+    parser.add_argument("--gpu", help="whose peak the rate is compared with, by default this one's")
+    parser.add_argument("--trace", type=Path, help="a file for the trace, which Perfetto opens")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
+    parser.set_defaults(run=run_profile)
+
+
+def run_profile(asked: argparse.Namespace) -> int:
+    if not asked.script.is_file():
+        return say(f"{asked.script} is not there: name the script that trains.")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once, when torch is imported
+    from shardlab.measure.profile import NoStep, profiled_steps
+
+    before = sys.argv, list(sys.path)
+    sys.argv = [str(asked.script), *asked.arguments]
+    sys.path.insert(0, str(asked.script.resolve().parent))
+    try:
+        with profiled_steps(asked.steps, asked.warm_up, peak_rate(asked.gpu), stop=True) as found:
+            run_script(asked.script)
+    except (NoStep, ScriptFailed, ValueError) as wrong:
+        return say(str(wrong))
+    finally:
+        sys.argv, sys.path[:] = before
+    print(found)
+    if asked.trace:
+        found.save_trace(asked.trace)
+        print(f"{asked.trace}: open it at https://ui.perfetto.dev")
+    return 0
+
+
+class ScriptFailed(RuntimeError):
+    """The script raised an error: one sentence."""
+
+
+def run_script(script: Path):
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as left:
+        if left.code not in (None, 0):
+            raise ScriptFailed(f"{script} left with exit code {left.code}.") from None
+    except Exception as error:
+        trace, line = error.__traceback__, 0
+        while trace is not None:  # the innermost line of the script itself
+            if trace.tb_frame.f_code.co_filename == str(script):
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        where = f"{script}:{getattr(error, 'lineno', line) or line}"
+        raise ScriptFailed(f"{where} raised {type(error).__name__}: {error}") from error
+
+
+def peak_rate(gpu: str | None) -> float | None:
+    """Operations a second in 16 bits, of a GPU of the book or of the one that is here."""
+    import torch
+
+    from coursekit.formulas.presets import GPUS
+
+    if gpu is None and torch.cuda.is_available():
+        here = torch.cuda.get_device_name()
+        words = [name for name in GPUS if all(word in here for word in name.split()[:1])]
+        gpu = words[0] if len(words) == 1 else None
+    if gpu is None:
+        return None
+    if gpu not in GPUS:
+        raise ValueError(f"--gpu {gpu}: there are {', '.join(GPUS)}.")
+    return GPUS[gpu].quantities["flops_per_second"]
+
+
+def say(sentence: str) -> int:
+    print(sentence, file=sys.stderr)
+    return 2
