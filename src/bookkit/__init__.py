@@ -7,6 +7,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``boxes``    the four boxes: predict, measured, which number is right, in the wild
 - ``cards``    what directives of cards and pictures share
 - ``explorer`` the cards: controls, a picture and a sentence, live without a server
+- ``modules``  the explorers as files for pages that are not the book's
 - ``stepper``  a collective step by step: its plan, drawn and said
 - ``shards``   the same card for a training step under ZeRO: who holds which shard
 - ``pairs``    the same card for a block cut among ranks: what is sent forward and backward

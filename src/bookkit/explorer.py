@@ -352,27 +352,33 @@ def _visit_text(writer, node):
     raise nodes.SkipNode
 
 
+def drawing_scripts(specs):
+    """The scripts that draw the pictures and parts of these explorers."""
+    kinds = {picture.kind for spec in specs for picture in spec.pictures}
+    drawing = [
+        script
+        for script, drawn in (
+            ("pictures.js", {"memory"}),
+            ("timeline.js", {"timeline", "time"}),
+            ("curves.js", {"curves"}),
+            ("streams.js", {"streams"}),
+            ("schedules.js", {"schedule"}),
+        )
+        if kinds & drawn
+    ]
+    return drawing + ["layouts.js", "ranks.js"] * any(spec.parts for spec in specs)
+
+
 def _add_scripts(app, pagename, templatename, context, doctree):
     """Plain scripts in the page's head: they are there when the parser meets the first explorer."""
     names = [node["name"] for node in doctree.findall(explorer)] if doctree is not None else []
     if names:
         app.add_css_file("explorer.css", priority=810)
-        kinds = {picture.kind for name in names for picture in EXPLORERS[name].pictures}
-        drawing = [
-            script
-            for script, drawn in (
-                ("pictures.js", {"memory"}),
-                ("timeline.js", {"timeline", "time"}),
-                ("curves.js", {"curves"}),
-                ("streams.js", {"streams"}),
-                ("schedules.js", {"schedule"}),
-            )
-            if kinds & drawn
-        ]
-        if any(EXPLORERS[name].parts for name in names):
-            drawing += ["layouts.js", "ranks.js"]
+        specs = [EXPLORERS[name] for name in names]
+        if any(spec.parts for spec in specs):
             app.add_css_file("layouts.css", priority=811)
-        for place, script in enumerate(("formulas.js", "svg.js", *drawing, "explorer.js")):
+        scripts = ("formulas.js", "svg.js", *drawing_scripts(specs), "explorer.js")
+        for place, script in enumerate(scripts):
             app.add_js_file(script, priority=810 + place)
 
 

@@ -100,8 +100,9 @@
       [name, Object.fromEntries(menu.quantities.map((quantity, k) => [quantity, values[k]]))]));
   }
 
-  BOOK.start = function (id) {
-    const root = document.getElementById(id), find = selector => root.querySelector(selector);
+  /* By its id, or where no document knows that (embed.js), the card itself. */
+  BOOK.start = function (card) {
+    const root = card.nodeType ? card : document.getElementById(card), id = root.id, find = selector => root.querySelector(selector);
     root.querySelectorAll("input, select").forEach(control => { control.autocomplete = "off"; }); // a reload starts where the card starts
     const spec = JSON.parse(find("script[type='application/json']").textContent), model = BOOK.models[spec.name];
     const pinned = find(".explorer-pinned"), status = find(".explorer-status"), why = find(".explorer-why");
@@ -244,7 +245,7 @@
         control.buttons.forEach((button, k) => { if (button.checked !== (k === place)) button.checked = k === place; });
       } else if (value !== control.value || (touched && (control.box.value !== control.text || control.slider.value !== control.place))) {
         const text = BOOK.formatToType(value, control.style);
-        if (document.activeElement !== control.box && control.box.value !== text) control.box.value = text;
+        if (root.getRootNode().activeElement !== control.box && control.box.value !== text) control.box.value = text;
         if (typeof value === "number") {
           const above = control.stops.findIndex(stop => stop > value), place = Math.max(0, (above < 0 ? control.stops.length : above) - 1);
           if (+control.slider.value !== place) control.slider.value = place;
@@ -403,6 +404,7 @@
       if (!why.open || !shown) return;
       if (asked) { fillEquations(); return; }
       asked = true;
+      if (!why.dataset.script) { fillEquations = BOOK.reasons(root, () => shown, unbroken); return; } // they stand in the card
       const script = document.createElement("script"); // calls BOOK.why; a script and no fetch, so that it works from file://
       script.src = why.dataset.script;
       script.onload = () => { fillEquations = BOOK.reasons(root, () => shown, unbroken); };
