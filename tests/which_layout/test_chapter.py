@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_published_seconds import ROWS, layout_of, pairs
+from test_published_seconds import ROWS
 
 from bookkit.formulas import read_call
 from bookkit.words import MOST, main_line_words
@@ -23,6 +23,7 @@ from coursekit.topics.which_layout.moves import (
     RankBar,
 )
 from coursekit.topics.which_layout.moves import layout_of as layout
+from coursekit.topics.which_layout.referee import numbers_in, published_layout
 from coursekit.topics.which_layout.runs_published import PUBLISHED_RUNS
 from coursekit.topics.which_layout.tree import QUESTIONS, next_technique
 
@@ -51,8 +52,7 @@ def test_what_the_page_is_given():
     for name, (one, speed, more) in asked.items():
         wanted = quantities(**one.given, **pace(one.gpu, speed, one.ranks_per_node), **more)
         found = quantities(**on_page[name])
-        usual = {"layer_launch_seconds": 0, "score_share": 1, "stages_per_rank": 1}
-        usual |= {"shorter_ends": 0, "expert_parallel": 1}
+        usual = dict(score_share=1, stages_per_rank=1, shorter_ends=0, expert_parallel=1)
         for key in wanted:
             if key in found or key in usual:
                 assert found.get(key, usual.get(key)) == wanted[key], (name, key)
@@ -70,8 +70,8 @@ def test_runs_are_in_print():
     }
     by_name = {row["name"]: row for row in ROWS}
     for name, row in ((name, by_name[said]) for name, said in rows.items()):
-        run, published = PUBLISHED_RUNS[name], layout_of(row)
-        assert run.layout.given == published.given and run.more == pairs(row["more"])
+        run, published = PUBLISHED_RUNS[name], published_layout(row)
+        assert run.layout.given == published.given and run.more == numbers_in(row["more"])
         assert (run.speed, run.seconds) == (row["speed"], float(row["seconds"]))
     for run in PUBLISHED_RUNS.values():
         known = SPEEDS[run.speed]

@@ -25,22 +25,22 @@ PUBLISHED_SECONDS = "tests/which_layout/published_seconds.csv"
 @dataclass(frozen=True)
 class Speed:
     """Constants of published runs, and how far the seconds of a step are from the published ones,
-    in percent; the test of published seconds computes each number again. `utilisation`, for
-    nanotron the launch and on B200s the dense rows' share of scores, are fitted to every second row
-    of a class; `other_half` is the error of the rows between. The hidden share is set, not fitted:
-    nine rows cannot tell 0.5 from 1, and 1 would make tensor parallelism free."""
+    in percent; the test of published seconds computes each number again. `utilisation`, and for
+    SCORE_CLASSES or NETWORK_CLASSES one share more, are fitted to every second row of a class;
+    `other_half` is the error of the rows between. The hidden share is set, not fitted: nine rows
+    cannot tell 0.5 from 1, and 1 would make tensor parallelism free."""
 
     measured: str
     utilisation: float  # share of the datasheet's FLOP/s that matrix products reach
     hidden_message_share: float  # of tensor-parallel messages
-    layer_launch_seconds: float
     overlap: bool  # whether data-parallel messages travel beside computing: what the runs did
     rows: int
     mean: float  # of the errors' absolute values
     other_half: float
     lowest: float
     highest: float
-    score_share: float = 1.0  # of attention's scores, whose masked half a fused kernel skips
+    score_share: float = 1.0  # of all scores' work: less if the masked half is skipped
+    network_share: float = BANDWIDTH_SHARE  # of the datasheet's figure that the network reaches
 
     def __str__(self):
         return (
@@ -53,16 +53,15 @@ class Speed:
 EXPERTS = "Megatron-LM's experts on B200"
 SPEEDS = {
     "Megatron-LM on A100": Speed(
-        "Megatron-LM on A100s, 1.7B to 1T", 0.71, 0.0, 0.0, False, 27, 4.7, 3.7, -23.1, 8.1
+        "Megatron-LM on A100s, 1.7B to 1T", 0.71, 0.0, False, 27, 4.7, 3.7, -23.1, 8.1
     ),
     "Megatron-LM on H100": Speed(
-        "Megatron-LM on H100s, 1.7B to 462B", 0.53, 0.8, 0.0, True, 9, 3.5, 3.1, -5.8, 5.0
+        "Megatron-LM on H100s, 1.7B to 462B", 0.53, 0.8, True, 9, 3.5, 3.1, -5.8, 5.0
     ),
     "Megatron-LM on B200": Speed(
         "SimuMax's dense models of 4 and 12 layers in Megatron-LM on B200s, of 4,096 to 131,072"
         " tokens",
         0.43,
-        0.0,
         0.0,
         False,
         31,
@@ -76,7 +75,6 @@ SPEEDS = {
         "SimuMax's DeepSeek-V2 and V3 of 4 layers in Megatron-LM on B200s",
         0.34,
         0.0,
-        0.0,
         False,
         12,
         4.6,
@@ -86,24 +84,60 @@ SPEEDS = {
         score_share=0.6,
     ),
     "FSDP on A100": Speed(
-        "FSDP of llm-foundry on A100s, 125M to 70B", 0.65, 0.0, 0.0, True, 72, 7.1, 6.6, -28.3, 19.4
+        "FSDP of llm-foundry on A100s, 125M to 70B",
+        0.69,
+        0.0,
+        True,
+        72,
+        5.2,
+        5.4,
+        -31.4,
+        14.0,
+        score_share=1.3,
     ),
     "FSDP on H100": Speed(
         "FSDP of llm-foundry on H100s, 760M to 70B",
-        0.48,
-        0.0,
+        0.52,
         0.0,
         True,
         30,
-        10.9,
-        10.7,
-        -26.4,
-        17.6,
+        5.8,
+        6.0,
+        -12.4,
+        15.4,
+        score_share=1.6,
+    ),
+    "DeepSpeed on A100": Speed(
+        "ZeRO-3 of 2021 on 384 to 2,240 A100s, 175B and 530B",
+        0.5,
+        0.0,
+        True,
+        6,
+        5.0,
+        5.9,
+        -7.5,
+        10.3,
+        network_share=0.08,
     ),
     "nanotron on H100": Speed(
-        "nanotron's best on H100s, 1B to 80B", 0.52, 0.0, 0.005, False, 26, 16.1, 17.6, -73.3, 28.6
+        "nanotron's best on H100s, 1B to 80B",
+        0.52,
+        0.0,
+        False,
+        26,
+        15.4,
+        17.1,
+        -71.6,
+        37.7,
+        network_share=0.55,
     ),
 }
+SCORE_CLASSES = (
+    "Megatron-LM on B200",
+    "FSDP on A100",
+    "FSDP on H100",
+)  # share of scores fitted
+NETWORK_CLASSES = ("DeepSpeed on A100", "nanotron on H100")  # share of the network fitted
 
 
 def usual_speed(gpu, kernels, experts=False) -> str:
@@ -169,12 +203,11 @@ def pace(gpu, speed: Speed, ranks_per_node=USUAL_RANKS_PER_NODE) -> dict:
         node_latency_seconds=inside["latency_seconds"],
         node_bytes_per_second=BANDWIDTH_SHARE * inside["link_bytes_per_second"],
         latency_seconds=card["latency_seconds"],
-        link_bytes_per_second=cards * BANDWIDTH_SHARE * card["link_bytes_per_second"],
+        link_bytes_per_second=cards * speed.network_share * card["link_bytes_per_second"],
         ranks_per_node=node,
         utilisation=speed.utilisation,
         hidden_message_share=speed.hidden_message_share,
         score_share=speed.score_share,
-        layer_launch_seconds=speed.layer_launch_seconds,
         reduce_early=int(speed.overlap),
         prefetch_units=int(speed.overlap),
     )

@@ -31,8 +31,9 @@ recompute_policy | i_\text{pol} | count, from 0 to 3, usually 0 | what is comput
     layers and fused attention, 3 whole layers
 recompute_every | n_\text{ck} | count, usually 1 | layers in one checkpoint, where whole layers are
     recomputed
-score_share | \eta_\text{score} | fraction, from 0 to 1, usually 1 | attention scores that the core
-    computes, as a share of all: about half where its kernel skips what the mask hides
+score_share | \eta_\text{score} | fraction, from 0 to 2, usually 1 | work of attention's core, as a
+    share of that of all scores: about half where its kernel skips what the mask hides; a speed that
+    was fitted may say more than 1, of a kernel that is slower than other products
 partition_activations | 1_\text{part} | count, from 0 to 1, usually 0 | 1 if each rank of a
     tensor-parallel group keeps a part of a checkpoint's input, 0 if every rank keeps all of it
 """

@@ -4,6 +4,7 @@ card; three published runs beside their predictions; and the tree of questions."
 from coursekit.show.drawing import Drawing
 from coursekit.show.drawing import decimal_bytes as said
 from coursekit.topics.which_layout.moves import FOR_TENSORS, MOVES
+from coursekit.topics.which_layout.referee_pictures import draw_bytes_errors, draw_seconds_errors
 from coursekit.topics.which_layout.runs_published import PUBLISHED_RUNS, SECONDS_BY_LOOK
 from coursekit.topics.which_layout.tree import DONE, QUESTIONS
 
@@ -155,4 +156,6 @@ PICTURES = {
     "layout-pipeline": _bars("layout-pipeline", "Two pipeline ranks", "t = 8, p = 2, stage 1"),
     "layout-runs": draw_runs,
     "layout-tree": draw_tree,
+    "referee-bytes": draw_bytes_errors,
+    "referee-seconds": draw_seconds_errors,
 }

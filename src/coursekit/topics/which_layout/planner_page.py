@@ -122,7 +122,6 @@ def data():
         "utilisation",
         "hidden_message_share",
         "score_share",
-        "layer_launch_seconds",
         "reduce_early",
         "prefetch_units",
     )

@@ -1,0 +1,103 @@
+"""The planner beside runs that others published: rows of the two tables in tests/, the layout that
+each row had, and how far the formulas are from it. The tests and the page's pictures take it from
+here.
+
+    errors = [seconds_error(row) for row in seconds_rows("FSDP on H100")]
+"""
+
+import csv
+from functools import cache
+from pathlib import Path
+
+from coursekit.formulas.fits import PEAKS, RankLayout, model_sizes
+from coursekit.formulas.presets import KERNELS
+from coursekit.formulas.registry import BOOK
+from coursekit.formulas.speeds import PUBLISHED_SECONDS, SPEEDS, step_values
+
+ROOT = Path(__file__).resolve().parents[4]
+_NAMES = ("gpu", "kernels", "recipe")
+_NUMBERS = ("gpus", "sequence", "microbatch", "accumulation_steps", "zero_stage")
+_NUMBERS += ("tensor_parallel", "sequence_parallel", "pipeline_parallel", "stages_per_rank")
+_NUMBERS += ("recompute_policy", "context_parallel", "expert_parallel")
+FITTED = ("nanotron", "FSDP2, compiled")  # kernels with two values that are fitted to odd rows
+CLASSES = {
+    "Megatron-like": [name for name in KERNELS if name.startswith("Megatron")],
+    "nanotron": ["nanotron"],
+    "FSDP2": ["FSDP2, compiled"],
+}
+
+
+@cache
+def published_rows(path):
+    with (ROOT / path).open(encoding="utf-8") as table:
+        return list(csv.DictReader(table))
+
+
+def numbers_in(text):
+    """The numbers of words such as hidden=512."""
+    split = (word.split("=") for word in text.split())
+    return {name: float(number) if "." in number else int(number) for name, number in split}
+
+
+def published_layout(row) -> RankLayout:
+    """The layout of a row of either table. The rows of bytes change sizes of a preset."""
+    sizes = numbers_in(row["sizes"])
+    return RankLayout(
+        model=row.get("model") or row["name"],
+        sizes={**model_sizes(row["model"]), **sizes} if "model" in row else sizes,
+        **{name: row[name] for name in _NAMES},
+        **{name: int(row[name]) for name in _NUMBERS},
+    )
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def peak_rows(kernels):
+    return [row for row in published_rows(PEAKS) if row["kernels"] == kernels]
+
+
+def held_out(kernels):
+    """The rows by which kernels are judged: all, or those to which no value is fitted."""
+    return peak_rows(kernels)[1::2] if kernels in FITTED else peak_rows(kernels)
+
+
+def peak_bytes(row, **more):
+    """The bytes of the rank whose peak was published: the first, the last, or the fullest; `more`
+    are quantities that the row does not have."""
+    layout = published_layout(row)
+    given = {**layout.given, **numbers_in(row["more"]), **more}
+    last = layout.pipeline_parallel - 1
+    ranks = dict(first={0}, last={last}).get(row["rank"], {0, min(1, last), last})
+    peaks = [
+        BOOK.evaluate(["rank_peak_bytes"], allow_unused=True, **given, pipeline_rank=rank)
+        for rank in ranks
+    ]
+    return max(found["rank_peak_bytes"] for found in peaks)
+
+
+def measured_bytes(row):
+    return float(row["allocated_GiB"] or row["reserved_GiB"]) * 2**30
+
+
+def bytes_error(row, **more):
+    """In percent of the published peak."""
+    return 100 * (peak_bytes(row, **more) / measured_bytes(row) - 1)
+
+
+# --- seconds --------------------------------------------------------------------------------------
+
+
+def seconds_rows(speed):
+    return [row for row in published_rows(PUBLISHED_SECONDS) if row["speed"] == speed]
+
+
+def seconds_error(row, speed=None):
+    """In percent of the published seconds, at the speed of the row's class or at another."""
+    speed = speed or SPEEDS[row["speed"]]
+    found = step_values(published_layout(row), speed, **numbers_in(row["more"]))
+    return 100 * (found["layout_seconds"] / float(row["seconds"]) - 1)
+
+
+def mean(errors):
+    return sum(map(abs, errors)) / len(errors)
