@@ -111,9 +111,14 @@ class Twin:
         return "\n".join(indented(self.blocks(item), f"{n}. ", "   ") for n, item in items)
 
     def block_definition_list_item(self, node) -> str:
-        terms = [self.line(part) for part in node if isinstance(part, nodes.term)]
+        terms = [self.term(part) for part in node if isinstance(part, nodes.term)]
         said = [self.blocks(part) for part in node if isinstance(part, nodes.definition)]
         return f"**{', '.join(terms)}**\n{indented(chr(10).join(said), ': ', '  ')}"
+
+    def term(self, node) -> str:
+        """A word, with its address if it is one of the glossary's."""
+        said, name = self.line(node), next(iter(node["ids"]), "")
+        return f"[{said}]({Path(self.page).name}.html#{name})" if name else said
 
     def block_block_quote(self, node) -> str:
         return indented(self.blocks(node), "> ", "> ")
@@ -186,11 +191,13 @@ class Twin:
         return ", ".join(f"[{escaped(plain(text))}]({self.place(where)})" for where, text in links)
 
     def place(self, address: str) -> str:
-        """Where a link leads: to a page's twin; to this page for what is a file within it."""
+        """Where a link leads: to a page's twin; to the one address of a word of the glossary; to
+        this page for what is a file within it."""
         parts = urlsplit(address)
         if parts.scheme == "data":
             return f"{Path(self.page).name}.html"
-        if not (parts.scheme or parts.netloc) and parts.path.endswith(".html"):
+        inside = not (parts.scheme or parts.netloc) and parts.path.endswith(".html")
+        if inside and not parts.fragment.startswith("term-"):
             return parts.path.removesuffix(".html") + ".md"
         return address
 

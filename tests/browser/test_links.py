@@ -10,6 +10,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from bookkit.glossary import definitions
+
+ROOT = Path(__file__).resolve().parents[2]
 ADDRESSES = {
     ("a", "href"),
     ("area", "href"),
@@ -150,6 +153,35 @@ def test_every_link_leads_somewhere(book_html):
 def test_every_page_is_linked(book_html):
     """Must catch: a page taken out of the contents and still built."""
     assert set(unreached(book_html)) <= set(REACHED_OTHERWISE)
+
+
+TERM = re.compile(r"<a class=\"([^\"]*)\" href=\"([^\"]*#term-[^\"]*)\"(?: title=\"([^\"]*)\")?>")
+
+
+def test_each_term_has_one_address(book_html):
+    """Must catch: a word that two pages define, an address that is a number and not the word, a
+    link to a word that leads elsewhere or shows no definition, a word that a search misses."""
+    defined = {}
+    for path in sorted((ROOT).glob("[cilw]*/**/*.md")):
+        for word in definitions(path.read_text("utf-8")):
+            defined.setdefault(word.lower(), []).append((word, path.stem))
+    assert [places for places in defined.values() if len(places) > 1] == []
+    address = {places[0][0].replace(" ", "-"): places[0][1] for places in defined.values()}
+    pages = read_pages(book_html)
+    found = [name for page in pages.values() for name in page.names if name.startswith("term-")]
+    assert sorted(found) == sorted(f"term-{word}" for word in address)
+    links = 0
+    for path in pages:
+        for classes, href, title in TERM.findall(path.read_text("utf-8")):
+            page, _, anchor = href.partition("#")
+            links += 1
+            if "headerlink" not in classes:
+                place = (path.parent / page).resolve() if page else path
+                assert place.stem == address[anchor.removeprefix("term-")], (path, href)
+                assert len(title) > 20, (path, href)
+    assert links > 2 * len(address)
+    searched = (book_html / "_static" / "search-text.js").read_text("utf-8")
+    assert [word for word in address if f'"term-{word}"' not in searched] == []
 
 
 LARGEST_TWIN = 100_000  # bytes

@@ -73,8 +73,8 @@
   function has(expression, text) { expression.lastIndex = 0; return expression.test(text); }
   function count(terms, text) { return terms.filter(function (term) { return has(term, text); }).length; }
 
-  /* The hits of a page: {rank, hits}; rank 4 in its title, 3 a heading that is nothing else, 2 in a heading, 1 in a section, 0
-     here and there. */
+  /* The hits of a page: {rank, hits}; rank 6 its title is nothing else, 5 the definition of the word, 4 in its title, 3 a heading
+     that is nothing else, 2 in a heading, 1 in a section, 0 here and there. */
   function look(page, terms, typed, query) {
     var title = page[2][0][1], inTitle = count(terms, title) === terms.length;
     var met = terms.map(function () { return false; }), hits = [];
@@ -91,13 +91,14 @@
       var seen = count(terms, text);
       if (!seen) return;
       var named = count(terms, heading) === terms.length && section[0].slice(0, 8) !== "formula-"; // that is a name in code
-      var rank = named ? (key(heading) === query ? 3 : 2)
+      var rank = named ? (key(heading) !== query ? 2 : section[0].slice(0, 5) === "term-" ? 5 : 3)
         : seen === terms.length ? 1 : 0;
       hits.push({ rank: rank, seen: seen, most: most, times: times, anchor: section[0], heading: heading, line: best || lines[0] });
     });
     if (!inTitle && met.indexOf(false) >= 0) return null;
     hits.sort(function (a, b) { return b.rank - a.rank || b.seen - a.seen || b.most - a.most || b.times - a.times; });
-    var rank = inTitle ? 4 : hits.length ? hits[0].rank : 0;
+    var ofTitle = !inTitle ? 0 : key(title.replace(/^[\d.]+ /, "")) === query ? 6 : 4;
+    var rank = Math.max(ofTitle, hits.length ? hits[0].rank : 0);
     var times = hits.reduce(function (sum, hit) { return sum + hit.times; }, 0);
     return { address: page[0], title: title, kind: page[1], rank: rank, times: times, hits: hits, first: page[2][0][2] };
   }
