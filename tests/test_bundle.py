@@ -23,13 +23,15 @@ APART = (
 )
 
 
-def stand_in(name: str, folder: Path) -> None:
+def stand_in(name: str, folder: Path, *needs: str) -> None:
     """A wheel of a package that has one module, which says its name."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{name}.py", f"print('this is {name}')\n")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        said = [f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0"]
+        said += [f"Requires-Dist: {needed}" for needed in needs]
+        wheel.writestr(f"{info}/METADATA", "\n".join(said) + "\n")
         wheel.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
@@ -78,3 +80,34 @@ def test_what_would_not_install_is_refused(tmp_path, monkeypatch):
         (tmp_path / "build" / "wheel" / "shardlab-1-py3-none-any.whl").write_text("")
         with pytest.raises(bundle.CannotBundle, match=said):
             bundle.wheels_for("linux", folder, bundle.HERE, [])
+
+
+def test_another_platform_is_asked_what_it_needs(tmp_path, monkeypatch):
+    """Must catch: CUDA's libraries for macOS, which pip on Linux asks for; macOS's own packages
+    left out; a package behind an extra, or one that has none for that Python; a pin of here."""
+    index = {
+        "jupyterlab": ["ipykernel>=6", "fqdn; extra == 'format'"],
+        "ipykernel": ["appnope>=0.1; platform_system == 'Darwin'", "Events[format]"],
+        "events": ["jupyterlab", "webcolors; extra == 'format'", "old; python_version < '3.12'"],
+        "torch": ["cuda-bindings; platform_system == 'Linux'"],
+    }
+    asked = []
+
+    def download(platform, target, wanted, options):
+        asked.extend(wanted)
+        assert "--python-version=3.12" in options and "--platform=macosx_14_0_arm64" in options
+        for each in wanted:
+            name = each.partition("=")[0].partition(">")[0]
+            stand_in(name, target, *index.get(name, ()))
+
+    wheel = tmp_path / "build" / "wheel"
+    stand_in("shardlab", wheel, "torch>=2.6")
+    pins = "# tested\nappnope==1.0.0 ; sys_platform == 'darwin'\ntorch==2.13.0\n"
+    pins += "ipykernel==7.0 ; python_version >= '3.12'\nipykernel==6.0 ; python_version < '3.12'\n"
+    (tmp_path / "constraints.txt").write_text(pins)
+    monkeypatch.setattr(bundle, "ROOT", tmp_path)
+    monkeypatch.setattr(bundle, "download", download)
+    bundle.wheels_for("macos", tmp_path / "wheels", "3.12", [])
+    assert sorted(asked) == [
+        "appnope==1.0.0", "events", "ipykernel==7.0", "jupyterlab", "torch==2.13.0", "webcolors"
+    ]  # fmt: skip

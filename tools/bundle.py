@@ -18,19 +18,28 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from email.parser import HeaderParser
 from pathlib import Path
+from platform import machine
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 HTML = ROOT / "build" / "html"
 NAME = "shardlab-workshop"
 FRONT = "jupyterlab"
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
-# What pip is told of a platform on which it does not run.
-PLATFORMS = {
-    "linux": ["manylinux_2_28_x86_64"],
-    "macos": ["macosx_14_0_arm64"],
-    "windows": ["manylinux_2_28_x86_64"],  # WSL is Linux
-}
+# What pip is told of a platform on which it does not run, and what markers see there. Pip finds the
+# older names of macOS by itself, and not those of Linux.
+LINUX = [*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64"]
+PLATFORMS = {"linux": LINUX, "macos": ["macosx_14_0_arm64"], "windows": LINUX}  # WSL is Linux
+ON_LINUX = dict(sys_platform="linux", platform_system="Linux", platform_machine="x86_64")
+ON_MACOS = dict(sys_platform="darwin", platform_system="Darwin", platform_machine="arm64")
+MARKERS = {"linux": ON_LINUX, "macos": ON_MACOS, "windows": ON_LINUX}
+EVERYWHERE = dict(
+    os_name="posix", implementation_name="cpython", platform_python_implementation="CPython"
+)
 START = """\
 #!/usr/bin/env bash
 # Installs from wheels/ the first time, without a network, then opens JupyterLab on the labs.
@@ -62,8 +71,15 @@ WINDOWS = """\
 rem In WSL, where ranks fork. wsl --install brings it, with a network.
 wsl ./start.sh %*
 """
+FOR = {
+    "linux": "Linux on x86-64",
+    "macos": "macOS 14 or newer on Apple silicon",
+    "windows": "Windows with WSL, on x86-64",
+}
 README = """\
 Split, Shard, Recompute: a workshop that needs no network
+
+For @FOR@.
 
 book/index.html      the book: open it in a browser
 start.sh             installs what is in wheels/ (Python @MAJOR@.@MINOR@), then opens the labs
@@ -83,14 +99,13 @@ def wheels_for(platform: str, target: Path, python: str, arguments: list[str]) -
     found = sorted((ROOT / "build" / "wheel").glob("shardlab-*.whl"))
     if not found:
         raise CannotBundle("build/wheel has no wheel of shardlab: make book makes it.")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--dest", target, "--constraint", ROOT / "constraints.txt"]
-    if sys.platform != "linux" or platform == "macos" or python != HERE:
-        names = [f"--platform={name}" for name in PLATFORMS[platform]]
-        command += ["--only-binary=:all:", f"--python-version={python}", *names]
-    done = subprocess.run([*map(str, command), str(found[-1]), FRONT, *arguments])
-    if done.returncode:
-        raise CannotBundle(f"pip could not download the wheels for {platform}: see above.")
+    if sys.platform == "linux" and machine() == "x86_64" and python == HERE and platform != "macos":
+        pins = ["--constraint", ROOT / "constraints.txt"]
+        download(platform, target, [found[-1], FRONT], [*pins, *arguments])
+    else:
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy(found[-1], target)
+        from_afar(platform, target, python, arguments)
     if list(target.glob("nvidia_*")):
         raise CannotBundle(
             "pip chose PyTorch's CUDA build, gigabytes for each laptop: give the index of the CPU"
@@ -99,6 +114,60 @@ def wheels_for(platform: str, target: Path, python: str, arguments: list[str]) -
     sources = [path.name for path in target.iterdir() if path.suffix != ".whl"]
     if sources:
         raise CannotBundle(f"no wheels, and a room has no compiler: {', '.join(sources)}.")
+
+
+def download(platform: str, target: Path, wanted: list, arguments: list) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*map(str, [*command, "--dest", target, *wanted, *arguments])])
+    if done.returncode:
+        raise CannotBundle(f"pip could not download the wheels for {platform}: see above.")
+
+
+def from_afar(platform: str, target: Path, python: str, arguments: list[str]) -> None:
+    """Download for a platform or a Python on which pip does not run. Pip would ask this machine
+    which packages are wanted, such as CUDA's on macOS; so each wheel says what it needs, and its
+    markers are asked about the other machine."""
+    there = EVERYWHERE | MARKERS[platform] | {"python_version": python, "extra": ""}
+    there["python_full_version"] = f"{python}.0"
+
+    def holds(needed: Requirement, extras=()) -> bool:
+        marker = needed.marker
+        return marker is None or any(marker.evaluate(there | {"extra": e}) for e in ("", *extras))
+
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pinned = {canonicalize_name(pin.name): pin.specifier for pin in pins if holds(pin)}
+    names = [f"--platform={name}" for name in PLATFORMS[platform]]
+    options = ["--no-deps", "--only-binary=:all:", f"--python-version={python}", *names, *arguments]
+    known, new = set(), [Requirement("shardlab"), Requirement(FRONT)]
+    while new:
+        wanted = {canonicalize_name(each.name): each.specifier for each in new}
+        wanted = [f"{name}{pinned.get(name, given)}" for name, given in wanted.items()]
+        wanted = [each for each in wanted if each != "shardlab"]  # lies there
+        download(platform, target, wanted, options)
+        known |= {(canonicalize_name(each.name), frozenset(each.extras)) for each in new}
+        asked = [
+            needed
+            for each in new
+            for needed in needs(target, each.name)
+            if holds(needed, each.extras)
+        ]
+        new = [
+            each
+            for each in asked
+            if (canonicalize_name(each.name), frozenset(each.extras)) not in known
+        ]
+
+
+def needs(target: Path, name: str) -> list[Requirement]:
+    """Requirements of a package in a folder of wheels, with their markers."""
+    for path in target.glob("*.whl"):
+        if canonicalize_name(path.name.partition("-")[0]) == canonicalize_name(name):
+            with zipfile.ZipFile(path) as wheel:
+                inside = next(n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
+                said = HeaderParser().parsestr(wheel.read(inside).decode("utf-8"))
+            return [Requirement(text) for text in said.get_all("Requires-Dist") or []]
+    raise CannotBundle(f"pip downloaded no wheel of {name}.")
 
 
 def bundle(platform: str, folder: Path, python: str, arguments: list[str]) -> Path:
@@ -118,7 +187,8 @@ def bundle(platform: str, folder: Path, python: str, arguments: list[str]) -> Pa
         major, _, minor = python.partition(".")
         for name, text in (("start.sh", START), ("README.txt", README)):
             text = text.replace("@MAJOR@", major).replace("@MINOR@", minor)
-            (top / name).write_text(text.replace("@FRONT@", FRONT), "utf-8")
+            text = text.replace("@FRONT@", FRONT).replace("@FOR@", FOR[platform])
+            (top / name).write_text(text, "utf-8")
         if platform == "windows":
             (top / "start.bat").write_text(WINDOWS, "utf-8", newline="\r\n")
         (top / "start.sh").chmod(0o755)
@@ -145,11 +215,16 @@ def try_apart(target: Path, labs: list[str]) -> None:
         inside = (
             "set -e; ip link set lo up; ! timeout 5 bash -c '</dev/tcp/1.1.1.1/53' 2>/dev/null; "
         )
-        steps = ["./start.sh doctor"]
+        steps = ["./start.sh doctor", "failed="]
         for path in sorted((top / "instructor").glob("*.ipynb")):
             if not labs or path.stem[:2] in labs:
                 run = "jupyter nbconvert --to notebook --execute --stdout"
-                steps.append(f"echo {path.stem}; ./start.sh {run} instructor/{path.name} >out")
+                steps += [
+                    f"SECONDS=0; ./start.sh {run} instructor/{path.name} >out 2>err || "
+                    f"{{ failed+=' {path.stem}'; tail -n 20 err; }}",
+                    f"echo {path.stem}: $SECONDS s",
+                ]
+        steps.append('[ -z "$failed" ] || { echo "failed:$failed"; exit 1; }')
         left = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON"))}
         left |= {"PYTHON": sys.executable, "PIP_CONFIG_FILE": os.devnull, "HOME": scratch}
         command = ["unshare", "--map-root-user", "--net", "bash", "-c", inside + "; ".join(steps)]
