@@ -34,7 +34,7 @@ from shardlab.mixed_precision import MasterWeights
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import one_f_one_b
-from shardlab.tensor_parallel import apply_tensor_parallel
+from shardlab.tensor_parallel import apply_tensor_parallel, overlapped
 from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
 from shardlab.zero import core_stage3
@@ -206,9 +206,9 @@ def replicated(kind, net, rule, options=(), **settings):
     return model, rule(model.parameters(), **settings)
 
 
-def cut_by_width(net, rule, **settings):
+def cut_by_width(net, rule, as_planned=lambda plan: plan, **settings):
     plan = {"0": Around(), "0.0": Columns(7), "0.1": Rows(7)}
-    model = apply_tensor_parallel(nn.Sequential(net), plan)
+    model = apply_tensor_parallel(nn.Sequential(net), as_planned(plan))
     return model, rule(model.parameters(), **settings)
 
 
@@ -252,6 +252,7 @@ DOORS = {
     "16 bits": Alone(in_half),
     "masters": Alone(with_copies),
     "tensor": Parts(cut_by_width),
+    "overlap": Parts(partial(cut_by_width, as_planned=partial(overlapped, chunks=3))),
     "pipeline": Stages(cut_by_depth),
 }
 for name, chosen in (("native", Native()), ("fast", fast_ring.Ring()), ("parts", SMALL_PARTS)):

@@ -24,6 +24,7 @@ from shardlab.recompute.partitioned import checkpoint_partitioned
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     gpt_plan,
+    overlapped,
     sequence_parallel,
     sum_gradients,
     vocabulary_parallel_loss,
@@ -124,10 +125,11 @@ def saved_and_resumed(stage: int) -> Step:
 # --- tensor parallelism ---------------------------------------------------------------------------
 
 
-def split(net, group=None, sequence=False, regather=False, tied=True):
+def split(net, group=None, sequence=False, regather=False, chunks=0):
     """(backward, optimizer) of a model that is cut by width."""
     plan = gpt_plan(net.config)
     plan = sequence_parallel(plan, regather) if sequence else plan
+    plan = overlapped(plan, chunks) if chunks else plan
     apply_tensor_parallel(net, plan, group)
     optimizer = sgd(net.parameters())
 
@@ -142,7 +144,8 @@ def split(net, group=None, sequence=False, regather=False, tied=True):
 
 def tensor_parallel_as(variant: str, **sizes) -> Step:
     net, tokens = model(**sizes), batch()
-    backward, optimizer = split(net, None, "sequence" in variant, "regather" in variant)
+    kind = "sequence" in variant, "regather" in variant, 3 * ("overlap" in variant)
+    backward, optimizer = split(net, None, *kind)
     if "partitioned" in variant:
         net.blocks = checkpoint_every(net.blocks, 1, partial(checkpoint_partitioned, None))
     clip = CLIP if "clip" in variant else 0.0

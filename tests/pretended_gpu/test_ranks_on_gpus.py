@@ -71,13 +71,17 @@ def test_saving(on_gpus, gpus, stage):
     on_gpus(gpus, cases.saved_and_resumed, stage).is_right()
 
 
+OVERLAPS = ["overlap", "sequence, overlap", "sequence, regather, overlap, clip"]
+
+
 @pytest.mark.parametrize(
-    "variant", ["plain", "clip", "sequence", "sequence, regather, clip", "partitioned"]
+    "variant", ["plain", "clip", "sequence", "sequence, regather, clip", "partitioned", *OVERLAPS]
 )
 @pytest.mark.parametrize("gpus", COUNTS)
 def test_tensor_parallelism(on_gpus, gpus, variant):
     """Must catch: a bias that every rank adds, an all-gather into a tensor that is not contiguous,
-    a loss that asks on the host whether a target is in its part of the vocabulary."""
+    a loss that asks on the host whether a target is in its part of the vocabulary. With overlap a
+    message that nobody waits for (drop a wait())."""
     on_gpus(gpus, cases.tensor_parallel_as, variant).is_right()
 
 

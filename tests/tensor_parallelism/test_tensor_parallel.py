@@ -55,6 +55,7 @@ from shardlab.tensor_parallel import (
     core,
     core_sequence,
     gpt_plan,
+    overlapped,
     sequence_parallel,
     sum_gradients,
     vocabulary_parallel_loss,
@@ -71,6 +72,8 @@ cloudpickle.register_pickle_by_value(tables)
 CLOSE = 1e-12
 PEERS = {"DTensor": dict(sequence=False), "DTensor, sequence": dict(sequence=True)}
 WAYS = ("tensor", "sequence", "sequence, gathered again")
+OVERLAPPED = ("tensor, 1 chunk", "tensor, 3 chunks", "sequence, 2 chunks")
+OVERLAPPED += ("sequence, gathered again, 3 chunks",)
 
 
 @pytest.fixture(params=(2, 3, 4))
@@ -99,11 +102,23 @@ MODELS = {
 
 ON_RANKS = [(model, 3) for model in MODELS]
 ON_RANKS += [(model, n) for model in ("GPT-2", "Llama") for n in (2, 4)]
+PARITY = [(*on, way) for on in ON_RANKS for way in WAYS]
+PARITY += [(*on, way) for on in (*ON_RANKS[::3], ("Llama", 2)) for way in OVERLAPPED]
 
 
 def plan_of(config, way):
-    plan = gpt_plan(config)
-    return plan if way == "tensor" else sequence_parallel(plan, regather="again" in way)
+    return as_said(gpt_plan(config), way)
+
+
+def as_said(plan, way):
+    if own_tokens(way):
+        plan = sequence_parallel(plan, regather="again" in way)
+    chunks = re.search(r"(\d) chunk", way)
+    return overlapped(plan, int(chunks[1])) if chunks else plan
+
+
+def own_tokens(way):
+    return way.startswith("sequence")
 
 
 def drawn(config, seed):
@@ -149,9 +164,9 @@ def errors(config, way, frozen=(), hardened=True):
         loss_of = vocabulary_parallel_loss if hardened else core.vocabulary_parallel_loss
         loss = loss_of(model(tokens), targets, config.vocabulary)
         loss.backward()
-    if way in WAYS[1:] and hardened:
+    if own_tokens(way) and hardened:
         sum_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
-    elif way in WAYS[1:]:
+    elif own_tokens(way):
         core_sequence.sum_gradients(model)
     torch.manual_seed(5)
     plain_loss = next_token_loss(plain(tokens), targets)
@@ -191,8 +206,7 @@ def close(found):
     return all(error < CLOSE for error in found.values())
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("model, n", ON_RANKS)
+@pytest.mark.parametrize("model, n, way", PARITY)
 def test_parity(worlds, model, n, way):
     """Loss and every gradient are the plain model's.
 
@@ -269,7 +283,7 @@ def test_frozen_parameters(worlds):
 
     Must catch: an input counted as kept that nobody will ask for, so that it is never let go."""
     frozen = ("qkv.weight", "tokens.weight", "mlp.down.bias", "head.norm.weight")
-    for way in WAYS:
+    for way in WAYS + OVERLAPPED[1:]:
         for found in worlds(3).run(errors, gpt_2(3), way, frozen):
             assert close(found), found
 
@@ -291,12 +305,14 @@ def checkpointed(config, way, reentrant):
     return max(far(ours, plain) for ours, plain in zip(*found))
 
 
+@pytest.mark.parametrize("way", (WAYS[2], *OVERLAPPED[1::2]))
 @pytest.mark.parametrize("reentrant", (False, True))
-def test_recomputed_blocks(worlds, reentrant):
-    """Activation checkpointing around a block that gathers its inputs again.
+def test_recomputed_blocks(worlds, reentrant, way):
+    """Activation checkpointing around a block that gathers its inputs again, or makes weight
+    gradients late.
 
     Must catch: hooks of this book that take the tensors from checkpoint's."""
-    assert max(worlds(2).run(checkpointed, llama(2), WAYS[2], reentrant)) < CLOSE
+    assert max(worlds(2).run(checkpointed, llama(2), way, reentrant)) < CLOSE
 
 
 def second_backward(way):
@@ -317,20 +333,21 @@ def second_backward(way):
         return max(far(twice, 2 * once) for once, twice in zip(*found)), str(error)
 
 
-def test_a_second_backward(worlds):
+@pytest.mark.parametrize("way", (WAYS[2], *OVERLAPPED[1::2]))
+def test_a_second_backward(worlds, way):
     """A second backward of the same graph gathers once more; through the loss it raises, because
     the loss makes its gradient where its softmax was.
 
     Must catch: tokens of the first backward used again when they are gone; a second gradient of the
-    loss computed from the first."""
-    for difference, message in worlds(2).run(second_backward, WAYS[2]):
+    loss computed from the first; weight gradients of the first made once more."""
+    for difference, message in worlds(2).run(second_backward, way):
         assert difference < CLOSE and "modified by an inplace operation" in message
 
 
-def changed_in_place():
+def changed_in_place(way):
     config = gpt_2(dist.get_world_size(), dropout=0.0)
     tokens, _ = batch_of(config, dist.get_world_size())
-    model = apply_tensor_parallel(drawn(config, seed=1), plan_of(config, WAYS[2]))
+    model = apply_tensor_parallel(drawn(config, seed=1), plan_of(config, way))
     inner = []
     model.blocks[0].mlp.up.register_forward_hook(lambda *found: inner.append(found[2]))
     scores = model(tokens)
@@ -342,9 +359,10 @@ def changed_in_place():
         return str(error)
 
 
-def test_what_was_changed_in_place(worlds):
+@pytest.mark.parametrize("way", (WAYS[2], *OVERLAPPED[1::2]))
+def test_what_was_changed_in_place(worlds, way):
     """Must catch: hooks around the layers that lose autograd's own check of versions."""
-    assert all("modified by an inplace" in said for said in worlds(2).run(changed_in_place))
+    assert all("modified by an inplace" in said for said in worlds(2).run(changed_in_place, way))
 
 
 # --- the loss -------------------------------------------------------------------------------------
@@ -459,7 +477,7 @@ def clipped_steps(model, config, way, group):
         torch.manual_seed(5)
         scores = model(tokens)
         vocabulary_parallel_loss(scores, targets, config.vocabulary, group).backward()
-        if way != "tensor":
+        if own_tokens(way):
             sum_gradients(optimizer, group)
         norms.append(clip_gradients(optimizer, 0.5).item())
         optimizer.step()
@@ -488,7 +506,7 @@ def copied(config, way, how, in_a_group):
     return norms == want and all(map(torch.equal, parameters, originals))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS + OVERLAPPED)
 def test_copies(worlds, way):
     """A deep copy, a loaded one, one with other parameters and one that was filled from the meta
     device train as the original does, to the bit. A process group cannot be written to a file.
@@ -514,7 +532,7 @@ class Inner(nn.Module):
         self.up, self.down = nn.Linear(6, 11), nn.Linear(11, 6)
 
     def forward(self, x):
-        return self.down(torch.tanh(self.up(x)))
+        return self.down(torch.tanh_(self.up(x)))  # in place
 
 
 class Small(nn.Module):
@@ -547,7 +565,7 @@ def small():
 def trained_small(way):
     """On a rank: how far outputs and gradients are from the plain model's, and outputs in eval."""
     n, me = dist.get_world_size(), dist.get_rank()
-    plan = SMALL if way == "tensor" else sequence_parallel(SMALL, regather="again" in way)
+    plan = as_said(SMALL, way)
     tokens = torch.arange(2 * 2 * n).view(2, 2 * n) % 11
     found = {}
     for training in (True, False):
@@ -558,10 +576,10 @@ def trained_small(way):
         torch.manual_seed(5)
         ours = model(tokens)
         weights = torch.randn_like(y)
-        own = slice(None) if way == "tensor" else slice(2 * me, 2 * me + 2)
+        own = slice(2 * me, 2 * me + 2) if own_tokens(way) else slice(None)
         (y * weights).sum().backward()
         (ours * weights[:, own]).sum().backward()
-        if way != "tensor":
+        if own_tokens(way):
             sum_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
         found[f"y, {training = }"] = far(ours.detach(), y[:, own].detach())
         cuts, expected = (
@@ -575,7 +593,7 @@ def trained_small(way):
     return found
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS + OVERLAPPED)
 def test_a_small_model(worlds, way):
     """Padding, nn.Dropout, and a model that is cut in eval: as the plain model.
 
@@ -588,7 +606,7 @@ def penalized(way):
     """On a rank: how far the gradients of a penalty on gradients are from the plain model's; what
     the loss says of such a penalty."""
     n, me = dist.get_world_size(), dist.get_rank()
-    plan = SMALL if way == "tensor" else sequence_parallel(SMALL, regather="again" in way)
+    plan = as_said(SMALL, way)
     plain, model = small().eval(), small().eval()
     apply_tensor_parallel(model, plan)
     tokens, own = torch.arange(2 * 2 * n).view(2, 2 * n) % 11, slice(2 * me, 2 * me + 2)
@@ -599,7 +617,7 @@ def penalized(way):
         y = y * weights_of(slice(0, 2 * n) if y.shape[1] == 2 * n else own)
         (gradient,) = torch.autograd.grad(y.pow(2).sum(), vectors, create_graph=True)
         gradient.pow(2).sum().backward()
-    if way != "tensor":
+    if own_tokens(way):
         sum_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
     cuts, found = {name: cut for name, cut, _ in cuts_of(model)}, {}
     for name, expected in plain.named_parameters():
@@ -618,7 +636,7 @@ def weights_of(own):
     return torch.arange(float(own.start), float(own.stop))[:, None]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS + OVERLAPPED)
 def test_gradients_of_gradients(worlds, way):
     """Must catch: sums over ranks that autograd does not see within backward; a loss whose gradient
     it takes for a constant."""
@@ -674,14 +692,14 @@ def sent(config, way, tokens):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with CommunicationLog() as log:
         vocabulary_parallel_loss(model(tokens), tokens, config.vocabulary).backward()
-        if way != "tensor":
+        if own_tokens(way):
             sum_gradients(optimizer)
     totals = log.totals()
     return totals["send"].nbytes if "send" in totals else 0, totals["all_reduce"].nbytes
 
 
 @pytest.mark.parametrize("one_each", [False, True])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS + OVERLAPPED)
 def test_bytes_on_the_wire(world, way, one_each):
     """This book's ring sends, message by message, what the formula says, also where each rank has
     one token of a sequence.
@@ -695,7 +713,7 @@ def test_bytes_on_the_wire(world, way, one_each):
     tokens = tokens[:, :n] if one_each else tokens
     given = dict(
         **config.quantities(),
-        sequence_parallel=int(way != "tensor"),
+        sequence_parallel=int(own_tokens(way)),
         regather=int("again" in way),
         microbatch=tokens.shape[0],
         sequence=tokens.shape[1],
@@ -1024,19 +1042,22 @@ NO_STEP = "TypeError: optimizer_cls = {}: it does not step with plain gradients"
 BEFORE = "CannotShard: SGD was made before apply_tensor_parallel: its parameter of shape [7, 4] is"
 MUON = [torch.optim.Muon] if hasattr(torch.optim, "Muon") else []  # torch 2.9
 ROWS = takes(
-    ("tensor",),
+    ("tensor", "overlap"),
     two_steps,
     unfrozen_later,
     frozen_later,
-    (made_twice, {"tensor": "CannotSplit: rank 0: 0.0.weight is a part or a shard"}),
-    (made_before, partial(torch.optim.SGD, lr=0.1), {"tensor": BEFORE}),
-    (replicated_afterwards, {"tensor": "CannotReplicate: rank 0: 0.0.weight is in part 1 of 2"}),
-    (stepped_in_between, {"tensor": "RuntimeError: ...modified by an inplace operation"}),
+    (made_twice, {"tensor, overlap": "CannotSplit: rank 0: 0.0.weight is a part or a shard"}),
+    (made_before, partial(torch.optim.SGD, lr=0.1), {"tensor, overlap": BEFORE}),
+    (
+        replicated_afterwards,
+        {"tensor, overlap": "CannotReplicate: rank 0: 0.0.weight is in part 1 of 2"},
+    ),
+    (stepped_in_between, {"tensor, overlap": "RuntimeError: ...modified by an inplace operation"}),
     *((by_rule, rule) for rule in (OfSigns, MyAdamW)),
-    *((by_rule, rule, {"tensor": LOOKS.format(rule.__name__)}) for rule in LOOKING),
-    *((by_rule, rule, 0.1, False, {"tensor": NO_STEP.format("Muon")}) for rule in MUON),
-    (by_rule, torch.optim.LBFGS, {"tensor": NO_STEP.format("LBFGS")}),
-    (partial(by_rule, of=ByNorm), MasterWeights, {"tensor": LOOKS.format("ByNorm")}),
+    *((by_rule, rule, {"tensor, overlap": LOOKS.format(rule.__name__)}) for rule in LOOKING),
+    *((by_rule, rule, 0.1, False, {"tensor, overlap": NO_STEP.format("Muon")}) for rule in MUON),
+    (by_rule, torch.optim.LBFGS, {"tensor, overlap": NO_STEP.format("LBFGS")}),
+    (partial(by_rule, of=ByNorm), MasterWeights, {"tensor, overlap": LOOKS.format("ByNorm")}),
 )
 
 

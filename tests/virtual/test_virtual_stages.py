@@ -10,6 +10,8 @@ from torch import nn
 
 from coursekit.formulas import evaluate
 from shardlab import zero
+from shardlab.tensor_parallel import apply_tensor_parallel, overlapped, sequence_parallel
+from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
 from shardlab.virtual import GPU, Links, VirtualGPUs
 
 UNITS, HIDDEN, RANKS = 5, 1024, 8
@@ -69,4 +71,53 @@ def test_a_stage_exposes_what_its_closed_form_says(stage, ahead, link):
     assert step.computing_seconds == pytest.approx(3 * UNITS * FORWARD, rel=0.001)
     assert step.exposed_seconds == pytest.approx(expected, rel=0.001)
     assert step.seconds == pytest.approx(step.computing_seconds + expected, rel=0.001)
+    assert step.host_waits == 0
+
+
+TOKENS = 1024  # which all numbers of ranks and chunks divide
+PRODUCT = 2 * HIDDEN**2 * TOKENS / 1e12  # seconds
+
+
+def step_of_a_pair(link, chunks, sequence):
+    """Columns and rows that take PRODUCT each. A sum of the outcome takes `link` times as long."""
+    rate = 2 * (RANKS - 1) / RANKS * 4 * TOKENS * HIDDEN / (link * PRODUCT)
+    gpu = GPU({torch.float32: 1e12}, 1e18, Links(rate, node_latency_seconds=0), launch_seconds=0)
+    with VirtualGPUs(RANKS, gpu) as own:
+        sizes = (HIDDEN, RANKS * HIDDEN), (RANKS * HIDDEN, HIDDEN)
+        pair = nn.Sequential(nn.Sequential(*(nn.Linear(*size, bias=False) for size in sizes)))
+        plan = {"0": Around(), "0.0": Columns(HIDDEN), "0.1": Rows(HIDDEN)}
+        plan = sequence_parallel(plan) if sequence else plan
+        apply_tensor_parallel(pair, overlapped(plan, chunks) if chunks else plan)
+        tokens = TOKENS // RANKS if sequence else TOKENS
+        x = torch.ones(1, tokens, HIDDEN, requires_grad=True)
+        with own.step() as step:
+            pair(x).mean().backward()
+    return step
+
+
+def exposed_of_a_pair(link, chunks, sequence):
+    """In units of PRODUCT."""
+    k, message = chunks or 1, link / 2 if sequence else link
+    forward = max(message / k, message - (k - 1) / k)
+    if not sequence:
+        return forward + max(0, link - (2 if chunks else 0))
+    if not chunks:
+        return 5 * message
+    rows_end = max(message / k + 2, message + 2 / k)  # dx and dW
+    again = max(0, 2 * message - rows_end)
+    return message + forward + rows_end - 2 + again + max(0, message - 1)
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["tensor", "sequence"])
+@pytest.mark.parametrize("chunks", [0, 1, 4])
+@pytest.mark.parametrize("link", [0.4, 1.7, 4.6])
+def test_a_pair_exposes_what_its_closed_form_says(link, chunks, sequence):
+    """Without overlap (0 chunks) every message is waited for.
+
+    Must catch: a chunk that is summed when all are multiplied; weight gradients made before the
+    message leaves; tokens that are gathered again when they are needed; a host that waits."""
+    step = step_of_a_pair(link, chunks, sequence)
+    expected = PRODUCT * exposed_of_a_pair(link, chunks, sequence)
+    assert step.computing_seconds == pytest.approx(6 * PRODUCT, rel=0.001)
+    assert step.exposed_seconds == pytest.approx(expected, rel=0.001)
     assert step.host_waits == 0

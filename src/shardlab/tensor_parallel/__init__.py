@@ -19,6 +19,7 @@ and in hardened/, for any model that a plan describes:
                   checks.py says what cannot be cut, first_forward.py what ranks have alike
     sequence.py   sequence parallelism: what is still whole is cut by tokens; whole_gradients.py
                   adds up the gradients of what is whole
+    overlap.py    messages that travel while the GPU multiplies: chunks.py forward, late.py backward
     full_parameters.py
                   to and from the plain model's state_dict
 
@@ -30,6 +31,7 @@ Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053); Korthikanti et al. 2022 (ar
 from .hardened.apply import apply_tensor_parallel
 from .hardened.checks import CannotSplit, check_plan
 from .hardened.loss import vocabulary_parallel_loss
+from .hardened.overlap import overlapped
 from .hardened.plan import gpt_plan
 from .hardened.sequence import sequence_parallel
 from .hardened.whole_gradients import sum_gradients
@@ -39,6 +41,7 @@ __all__ = [
     "apply_tensor_parallel",
     "check_plan",
     "gpt_plan",
+    "overlapped",
     "sequence_parallel",
     "sum_gradients",
     "vocabulary_parallel_loss",

@@ -82,27 +82,61 @@ class _ReduceScatter(torch.autograd.Function):
 
 
 def all_gathered(x: Tensor, group: Group) -> Tensor:  # [B, S/t, H]
-    """Ranks' parts arrive one after the other. They must be moved to where they belong, which is a
-    copy."""
+    parts, wait = begin_gather(x, group)
+    wait()
+    return in_order(parts)
+
+
+def begin_gather(x: Tensor, group: Group) -> tuple[Tensor, Callable]:
+    """Ranks' parts [t, *x.shape], which are there once the function has been called."""
     n, _ = place(group)
     parts = x.new_empty((n, *x.shape))
     all_gather, _ = collectives_for(x, group)
-    all_gather(parts, x.contiguous(), group=group)
+    return parts, begin(all_gather, parts, x.contiguous(), group)
+
+
+def in_order(parts: Tensor) -> Tensor:  # [t, B, S/t, H]
+    """Ranks' parts arrive one after the other. They must be moved to where they belong, which is a
+    copy."""
     return parts.movedim(0, 1).flatten(1, 2).contiguous()  # [B, S, H]
 
 
 def reduce_scattered(x: Tensor, group: Group) -> Tensor:  # [B, S, H]
+    own, wait = begin_scatter(parts_of(x, group).contiguous(), group)
+    wait()
+    return own  # [B, S/t, H]
+
+
+def parts_of(x: Tensor, group: Group) -> Tensor:  # [B, S, H]
+    """A view [t, B, S/t, H]: the tokens of each rank."""
     n, _ = place(group)
     if x.shape[1] % n:
         raise ValueError(
             f"dim 1 of {list(x.shape)} is cut for {n} ranks: {x.shape[1]} must be a multiple of"
             f" {n}."
         )
-    parts = x.unflatten(1, (n, -1)).movedim(1, 0).contiguous()
+    return x.unflatten(1, (n, -1)).movedim(1, 0)
+
+
+def begin_scatter(parts: Tensor, group: Group) -> tuple[Tensor, Callable]:
+    """This rank's part of the sum, which is there once the function has been called."""
     own = torch.empty_like(parts[0])
-    _, reduce_scatter = collectives_for(x, group)
-    reduce_scatter(own, parts, group=group)
-    return own  # [B, S/t, H]
+    _, reduce_scatter = collectives_for(parts, group)
+    return own, begin(reduce_scatter, own, parts, group)
+
+
+def begin_sum(x: Tensor, group: Group) -> Callable:
+    """The sum over ranks, in the memory of x, once the function has been called."""
+    return dist.all_reduce(x, group=group, async_op=True).wait
+
+
+def begin(collective: Callable, to: Tensor, source: Tensor, group: Group) -> Callable:
+    """Begin a collective; returns the function that waits for it. Those of this book are done when
+    their call returns."""
+    if collective in (all_gather_single, reduce_scatter_single):
+        return collective(to, source, group=group, async_op=True).wait
+    collective(to, source, group=group)
+    return lambda: None
 
 
 def collectives_for(x: Tensor, group: Group) -> tuple[Callable, Callable]:

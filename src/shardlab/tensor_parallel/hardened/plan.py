@@ -46,11 +46,11 @@ class Around(Whole):
     """A module that takes what is whole, and in which each rank makes parts of it."""
 
     def split(self, module: nn.Module, parts: Parts) -> nn.Module:
-        run = partial(self.run, module.forward, parts.group)
+        run = partial(self.run, module, module.forward, parts.group)
         module.forward = update_wrapper(run, module.forward)
         return module
 
-    def run(self, compute: Callable, group, x: Tensor) -> Tensor:
+    def run(self, module: nn.Module, compute: Callable, group, x: Tensor) -> Tensor:
         return compute(enter(x, group))
 
 

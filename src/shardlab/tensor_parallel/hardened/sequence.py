@@ -32,7 +32,7 @@ from ...collective_wire import place
 from ...common.torch_internals import hooks_of_saved_tensors, storage_key, version
 from ...gpt import Dropout, PositionIds
 from .layers import CutModule, OwnDropout, Parts
-from .pairs import all_gathered, gather, reduce_scatter
+from .pairs import begin_gather, gather, in_order, reduce_scatter
 from .plan import Around, Rows, TensorPlan, Tokens, Whole
 
 
@@ -83,7 +83,7 @@ class AroundGathered(Around):
     divides_tokens = True
     regather: bool = True
 
-    def run(self, compute: Callable, group, x: Tensor) -> Tensor:
+    def run(self, module: nn.Module, compute: Callable, group, x: Tensor) -> Tensor:
         whole = gather(x, group)
         if not self.regather:
             return compute(whole)
@@ -92,7 +92,7 @@ class AroundGathered(Around):
 
 
 @contextmanager
-def keeps_own_tokens(whole: Tensor, own: Tensor, group) -> Iterator[None]:
+def keeps_own_tokens(whole: Tensor, own: Tensor, group) -> Iterator["Regathered"]:
     """Within, autograd keeps `own` where it would keep `whole`, or a view of it. What else it keeps
     goes to the hooks that are set around it, such as checkpoint's or the ledger's."""
     pack_other, unpack_other = hooks_of_saved_tensors() or (Tensor.detach, None)
@@ -120,7 +120,7 @@ def keeps_own_tokens(whole: Tensor, own: Tensor, group) -> Iterator[None]:
         return other
 
     with saved_tensors_hooks(pack, unpack):
-        yield
+        yield kept
 
 
 class Regathered:
@@ -130,11 +130,19 @@ class Regathered:
     def __init__(self, own: Tensor, group, pack: Callable, unpack: Callable | None):
         self.kept, self.unpack, self.group = pack(own), unpack or (lambda kept: kept), group
         self.uses = self.used = 0
-        self.now = None
+        self.coming = self.now = None
+
+    def ask(self):
+        """Begin to gather, if backward will use the tokens."""
+        if self.uses and self.coming is None and self.now is None:
+            self.coming = begin_gather(self.unpack(self.kept), self.group)
 
     def whole(self) -> Tensor:
         if self.now is None:
-            self.now = all_gathered(self.unpack(self.kept), self.group)
+            self.ask()
+            (parts, wait), self.coming = self.coming, None
+            wait()
+            self.now = in_order(parts)
         whole, self.used = self.now, self.used + 1
         if self.used == self.uses:
             self.now, self.used = None, 0

@@ -1,0 +1,117 @@
+"""Row layers that multiply their tokens in chunks. The sum over ranks of a chunk travels while the
+next chunk is multiplied.
+
+                    forward                        backward
+    Summed          products and all-reduces       nothing is sent, as with `leave`
+    Scattered       products and reduce-scatters   all-gathers and products
+
+The chunks of Scattered are cut from the tokens that each rank will own, so x is put in the order of
+ranks first. Plainly that is done to the product, which is wider.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...collective_wire import Group
+from .late import LateProduct, as_autocast_does, gradient_of_weight
+from .layers import Parts, RowLinear
+from .pairs import begin, begin_gather, begin_sum, collectives_for, enter, gather, leave, parts_of
+
+
+class RowsInChunks(RowLinear):
+    """A RowLinear joined by `leave` or `reduce_scatter`."""
+
+    def __init__(self, linear: nn.Linear, pieces: int, parts: Parts, join, chunks: int):
+        super().__init__(linear, pieces, parts, join)
+        self.chunks = chunks
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., in/t]
+        late = vars(self).get("product")
+        if late is not None and not isinstance(late, LateProduct):
+            return super().forward(x)
+        x, weight = as_autocast_does(x, self.weight if late is None else late.view)
+        rows = Summed if self.join is leave else Scattered
+        y = rows.apply(x, weight, self.group, self.chunks, late)  # [..., out]
+        return y if self.bias is None else y.add_(self.bias)
+
+
+def weight_gradient(ctx, x: Tensor, dy: Tensor) -> Tensor | None:
+    """At once, or put off."""
+    if not ctx.needs_input_grad[1]:
+        return None
+    return gradient_of_weight(x, dy) if ctx.late is None else ctx.late.put_off(x, dy)
+
+
+class Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, group, chunks, late):
+        ctx.save_for_backward(x, weight)
+        ctx.group, ctx.late = group, late
+        y = x.new_empty(*x.shape[:-1], len(weight))
+        waits = []
+        for own, total in zip(rows_of(x, chunks), rows_of(y, chunks)):
+            torch.mm(own, weight.t(), out=total)
+            waits.append(begin_sum(total, group))
+        for wait in waits:
+            wait()
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        if torch.is_grad_enabled():  # the gradients of all ranks will be made of this one
+            dy = enter(dy, ctx.group)
+        x, weight = ctx.saved_tensors
+        dx = dy @ weight if ctx.needs_input_grad[0] else None
+        return dx, weight_gradient(ctx, x, dy), None, None, None
+
+
+class Scattered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, group, chunks, late):
+        ctx.save_for_backward(x, weight)
+        ctx.group, ctx.chunks, ctx.late = group, chunks, late
+        parts = in_order_of_ranks(x, group)  # [t, tokens, in/t]
+        n, sequence = len(parts), x.shape[1]
+        own = x.new_empty(len(x), sequence // n, *x.shape[2:-1], len(weight))
+        _, reduce_scatter = collectives_for(x, group)
+        leaving = []
+        for part, total in zip(parts.chunk(chunks, 1), rows_of(own, chunks)):
+            terms = F.linear(part, weight)
+            leaving.append((terms, begin(reduce_scatter, total, terms, group)))
+        for _, wait in leaving:
+            wait()
+        return own
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            dy = gather(dy, ctx.group)
+            return dy @ weight, weight_gradient(ctx, x, dy), None, None, None
+        coming = [begin_gather(own, ctx.group) for own in rows_of(dy, ctx.chunks)]
+        if ctx.late is not None:
+            ctx.late.late.ask()
+        parts = in_order_of_ranks(x, ctx.group)
+        dx, dw = torch.empty_like(parts), None
+        for (dys, wait), xs, dxs in zip(
+            coming, parts.chunk(ctx.chunks, 1), dx.chunk(ctx.chunks, 1)
+        ):
+            wait()
+            dxs.copy_(dys @ weight)
+            if ctx.needs_input_grad[1]:
+                term = gradient_of_weight(xs, dys)
+                dw = term if dw is None else dw.add_(term)
+        own = len(x), -1, *x.shape[2:]
+        dx = dx.unflatten(1, own[:2] + tuple(x.shape[2:-1])).movedim(0, 1).flatten(1, 2)
+        return dx, dw, None, None, None
+
+
+def rows_of(x: Tensor, chunks: int) -> tuple[Tensor, ...]:
+    """Chunks of the tokens, [tokens, ...]"""
+    return x.reshape(-1, x.shape[-1]).chunk(chunks)
+
+
+def in_order_of_ranks(x: Tensor, group: Group) -> Tensor:
+    """x [B, S, ..., in/t] to [t, tokens of a rank, in/t]."""
+    return parts_of(x, group).flatten(1, -2).contiguous()

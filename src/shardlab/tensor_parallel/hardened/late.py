@@ -1,0 +1,191 @@
+"""Weight gradients that are made while the gradient of a module's input travels.
+
+    late = LateGradients()
+    with late.weights_of(module):
+        y = module(EnterLate.apply(x, group, late))
+    y.backward(dy)
+
+Within, a layer multiplies by a view of its weight. Backward of a product makes the gradient of the
+product's input and puts that of the weight off, product by product, up to the input x. There a
+message with the gradient of x leaves, all that was put off is made, and the message is waited for.
+The gradients reach the weights through the views, so hooks of other techniques see them as ever.
+
+    x ---- EnterLate ---- product ---- product ---- y
+    weights -- Views -------'------------'
+
+Views are made before the rest, so autograd comes to them last.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...common.torch_internals import current_backward
+from ..core import Enter
+from .layers import CutLinear
+from .pairs import begin_scatter, begin_sum, gather, parts_of, reduce_scatter
+
+
+class LateGradients:
+    """The weight gradients of one run of a module. `ask` begins a message that they need."""
+
+    def __init__(self, ask: Callable[[], None] = lambda: None):
+        self.ask = ask
+        self.backward: int | None = None  # the one that what follows belongs to
+        self.products: list[tuple[int, Tensor, Tensor]] = []  # (number of the weight, x, dy)
+        self.made: dict[int, Tensor] = {}
+
+    @contextmanager
+    def weights_of(self, module: nn.Module) -> Iterator[None]:
+        """A layer whose product another technique makes, as a pipeline does that divides backward,
+        is left alone."""
+        layers = [
+            layer
+            for layer in module.modules()
+            if isinstance(layer, CutLinear) and "product" not in vars(layer)
+        ]
+        layers = [layer for layer in layers if layer.weight.requires_grad]
+        if not layers or not torch.is_grad_enabled():
+            yield
+            return
+        for number, view in enumerate(Views.apply(self, *(layer.weight for layer in layers))):
+            layers[number].product = LateProduct(self, number, view)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                del layer.product
+
+    def put_off(self, number: int, x: Tensor, dy: Tensor):
+        self.begin()
+        self.products.append((number, x, dy))
+
+    def begin(self):
+        """Forget what a backward left behind that ended before it came here."""
+        if self.backward != current_backward():
+            self.backward, self.products, self.made = current_backward(), [], {}
+
+    def make(self) -> dict[int, Tensor]:
+        """All that was put off, by the number of the weight."""
+        self.begin()
+        while self.products:
+            number, x, dy = self.products.pop(0)
+            gradient, before = gradient_of_weight(x, dy), self.made.get(number)
+            self.made[number] = gradient if before is None else before.add_(gradient)
+        return self.made
+
+
+def gradient_of_weight(x: Tensor, dy: Tensor) -> Tensor:
+    """[out, in]"""
+    return dy.reshape(-1, dy.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+
+
+class LateProduct(NamedTuple):
+    """The product of a layer within, in place of F.linear."""
+
+    late: LateGradients
+    number: int
+    view: Tensor
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        x, view, bias = as_autocast_does(x, self.view, bias)
+        return LinearLate.apply(x, view, bias, self)
+
+    def put_off(self, x: Tensor, dy: Tensor) -> Tensor | None:
+        """The gradient itself where gradients of gradients are wanted."""
+        if torch.is_grad_enabled():
+            return gradient_of_weight(x, dy)
+        return self.late.put_off(self.number, x, dy)
+
+
+def as_autocast_does(*tensors: Tensor | None) -> list[Tensor | None]:
+    """As F.linear casts what it multiplies, so that autograd keeps what is cast."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return list(tensors)
+    to, stays = torch.get_autocast_dtype(kind), (None, torch.float64)
+    return [x if getattr(x, "dtype", None) in stays else x.to(to) for x in tensors]
+
+
+# --- autograd functions ---------------------------------------------------------------------------
+
+
+class LinearLate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, product):
+        ctx.save_for_backward(x, weight)
+        ctx.product = product
+        y = x.new_empty(*x.shape[:-1], len(weight))  # no view, so that it can be changed in place
+        rows, made = (t.reshape(-1, t.shape[-1]) for t in (x, y))
+        if bias is None:
+            torch.mm(rows, weight.t(), out=made)
+        else:
+            torch.addmm(bias, rows, weight.t(), out=made)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        dx = dy @ weight if ctx.needs_input_grad[0] else None
+        db = dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.needs_input_grad[2] else None
+        return dx, ctx.product.put_off(x, dy), db, None
+
+
+class Views(torch.autograd.Function):
+    """Weights, whose gradients come late."""
+
+    @staticmethod
+    def forward(ctx, late, *weights):
+        ctx.set_materialize_grads(False)
+        ctx.late = late
+        return tuple(weight.detach() for weight in weights)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        made, ctx.late.made = ctx.late.make(), {}
+        late = (made.get(number) for number in range(len(gradients)))
+        return None, *map(either_or_sum, gradients, late)
+
+
+def either_or_sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+class EnterLate(Enter):
+    """In front of columns, as `enter` is."""
+
+    @staticmethod
+    def forward(ctx, x, group, late):
+        ctx.late = late
+        return Enter.forward(ctx, x, group)
+
+    @staticmethod
+    def backward(ctx, dx):
+        if torch.is_grad_enabled():
+            return *Enter.backward(ctx, dx), None
+        total = dx.clone(memory_format=torch.contiguous_format)
+        wait = begin_sum(total, ctx.group)
+        ctx.late.make()
+        wait()
+        return total, None, None
+
+
+class GatherLate(torch.autograd.Function):
+    """In front of columns, as `gather` is."""
+
+    @staticmethod
+    def forward(ctx, x, group, late):
+        ctx.late, ctx.group = late, group
+        return gather(x, group)
+
+    @staticmethod
+    def backward(ctx, dx):
+        if torch.is_grad_enabled():
+            return reduce_scatter(dx, ctx.group), None, None
+        own, wait = begin_scatter(parts_of(dx, ctx.group).contiguous(), ctx.group)
+        ctx.late.make()
+        wait()
+        return own, None, None

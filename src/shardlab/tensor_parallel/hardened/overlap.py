@@ -1,0 +1,82 @@
+"""Tensor parallelism whose messages travel while the GPU multiplies.
+
+    plan = overlapped(gpt_plan(config), chunks=2)     # or of sequence_parallel(gpt_plan(config))
+    apply_tensor_parallel(model, plan, group)
+
+Forward, a row layer multiplies its tokens in chunks, and the sum of a chunk travels while the next
+one is multiplied (chunks.py). Backward, the gradients of weights are made last, while the gradient
+of the module's input travels (late.py):
+
+    compute     | rows 1 | rows 2 |                    | dx of rows | dx of columns | dW of both |
+    messages             | sum 1  | sum 2 |                                         | sum of dx  |
+
+With sequence parallelism dW of the rows hides the tokens that are gathered again, and dW of the
+columns hides the reduce-scatter of dx.
+
+Each chunk pays the latency of a message, so more chunks gain time only where the product of a chunk
+takes longer than that. With one chunk, backward alone overlaps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from .chunks import RowsInChunks
+from .late import EnterLate, GatherLate, LateGradients
+from .layers import Parts, RowLinear
+from .pairs import leave, reduce_scatter
+from .plan import Around, Rows, TensorPlan, Whole
+from .sequence import AroundGathered, keeps_own_tokens
+
+
+def overlapped(plan: TensorPlan, chunks: int = 1) -> dict[str, tuple[Whole, ...]]:
+    """The plan with messages that overlap with products. A kind of entry or a join of your own
+    stays as it is. Linear layers whose weight gradients a pipeline puts off overlap no messages.
+
+    Raises ValueError for fewer than one chunk."""
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+        raise ValueError(f"chunks = {chunks!r}: a row layer's tokens are cut into 1 chunk or more.")
+
+    def overlaps(entry: Whole) -> Whole:
+        if type(entry) is Around:
+            return AroundLate()
+        if type(entry) is AroundGathered:
+            return AroundGatheredLate(entry.regather)
+        if type(entry) is Rows and entry.join in (leave, reduce_scatter):
+            return RowsByChunks(entry.pieces, entry.heads, entry.join, chunks)
+        return entry
+
+    return {
+        name: tuple(map(overlaps, entry if isinstance(entry, tuple) else (entry,)))
+        for name, entry in plan.items()
+    }
+
+
+@dataclass(frozen=True)
+class RowsByChunks(Rows):
+    chunks: int = 1
+
+    def split(self, module: nn.Linear, parts: Parts) -> RowLinear:
+        return RowsInChunks(module, self.pieces, parts, self.join, self.chunks)
+
+
+class AroundLate(Around):
+    """Around, with weight gradients that are made while the gradient of x travels."""
+
+    def run(self, module: nn.Module, compute: Callable, group, x: Tensor) -> Tensor:
+        late = LateGradients()
+        with late.weights_of(module):
+            return compute(EnterLate.apply(x, group, late))
+
+
+class AroundGatheredLate(AroundGathered):
+    def run(self, module: nn.Module, compute: Callable, group, x: Tensor) -> Tensor:
+        late = LateGradients()
+        with late.weights_of(module):
+            whole = GatherLate.apply(x, group, late)
+            if not self.regather:
+                return compute(whole)
+            with keeps_own_tokens(whole, x, group) as kept:
+                late.ask = kept.ask
+                return compute(whole)
