@@ -44,6 +44,7 @@ from shardlab.tensor_parallel import (
     CannotSplit,
     apply_tensor_parallel,
     gpt_plan,
+    overlapped,
     sequence_parallel,
     sum_gradients,
     vocabulary_parallel_loss,
@@ -84,6 +85,7 @@ class Case(NamedTuple):
     scaler: str
     optimizer: str
     sizes: dict  # of the GPT
+    chunks: int = 0  # of row layers whose messages overlap
 
     @property
     def misuses(self) -> list[str]:
@@ -96,6 +98,7 @@ class Case(NamedTuple):
         (dp, stage), (dp_after, stage_after) = self.before, self.after
         parts = [f"dp {dp} stage {stage} -> dp {dp_after} stage {stage_after}"]
         parts += [f"tp {self.tp}" + " sp" * self.sequence_parallel] * (self.tp > 1)
+        parts += [f"overlap {self.chunks}"] * bool(self.chunks)
         parts += [f"pp {self.pp} {self.schedule} m {self.microbatches}"] * (self.pp > 1)
         parts += [f"recompute {self.recompute}"] * bool(self.recompute)
         parts += [f"clip {self.clip}"] * bool(self.clip)
@@ -141,6 +144,7 @@ def case_of(seed: int) -> Case:
         scaler=draw.choice(("", "LossScaler", "GradScaler")),
         optimizer=draw.choice(list(OPTIMIZERS)),
         sizes=sizes,
+        chunks=draw.choice((0, 1, 3)),
     )
 
 
@@ -228,6 +232,7 @@ class Run:
         if case.tp > 1:
             cut = gpt_plan(GPTConfig(**case.sizes))
             cut = sequence_parallel(cut) if case.sequence_parallel else cut
+            cut = overlapped(cut, case.chunks) if case.chunks else cut
             apply_tensor_parallel(model, cut, mesh.tp.group)
         by = RECOMPUTE.get(case.recompute)
         if by and plan:

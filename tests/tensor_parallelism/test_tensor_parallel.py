@@ -321,7 +321,11 @@ def second_backward(way):
     config = llama(dist.get_world_size())
     tokens, targets = batch_of(config, dist.get_world_size())
     model = apply_tensor_parallel(drawn(config, seed=1), plan_of(config, way))
+    inner = []
+    model.blocks[0].mlp.up.register_forward_hook(lambda *given: inner.append(given[2]))
     scores, found = model(tokens), []
+    # a backward that ends in the middle of a module
+    torch.autograd.grad(scores.pow(2).sum(), inner[0], retain_graph=True)
     for _ in range(2):
         scores.pow(2).sum().backward(retain_graph=True)
         found.append([parameter.grad.clone() for parameter in model.parameters()])
@@ -339,7 +343,8 @@ def test_a_second_backward(worlds, way):
     the loss makes its gradient where its softmax was.
 
     Must catch: tokens of the first backward used again when they are gone; a second gradient of the
-    loss computed from the first; weight gradients of the first made once more."""
+    loss computed from the first; weight gradients that a backward has put off, and the
+    next one makes."""
     for difference, message in worlds(2).run(second_backward, way):
         assert difference < CLOSE and "modified by an inplace operation" in message
 
