@@ -34,7 +34,7 @@ class LateGradients:
 
     def __init__(self, ask: Callable[[], None] = lambda: None):
         self.ask = ask
-        self.backward: int | None = None  # the one that what follows belongs to
+        self.backward: int | None = None  # to which the products and gradients below belong
         self.products: list[tuple[int, Tensor, Tensor]] = []  # (number of the weight, x, dy)
         self.made: dict[int, Tensor] = {}
 
@@ -84,7 +84,7 @@ def gradient_of_weight(x: Tensor, dy: Tensor) -> Tensor:
 
 
 class LateProduct(NamedTuple):
-    """The product of a layer within, in place of F.linear."""
+    """The product of a layer within, instead of F.linear."""
 
     late: LateGradients
     number: int
@@ -102,7 +102,8 @@ class LateProduct(NamedTuple):
 
 
 def as_autocast_does(*tensors: Tensor | None) -> list[Tensor | None]:
-    """As F.linear casts what it multiplies, so that autograd keeps what is cast."""
+    """The tensors that F.linear multiplies under autocast. Cast before, they are what autograd
+    keeps."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return list(tensors)
