@@ -1,12 +1,12 @@
 """Row layers that multiply their tokens in chunks. The sum over ranks of a chunk travels while the
 next chunk is multiplied.
 
-                    forward                        backward
-    Summed          products and all-reduces       nothing is sent, as with `leave`
-    Scattered       products and reduce-scatters   all-gathers and products
+                      forward                        backward
+    SummedChunks      products and all-reduces       nothing is sent, as with `leave`
+    ScatteredChunks   products and reduce-scatters   all-gathers and products
 
-The chunks of Scattered are cut from the tokens that each rank will own, so x is put in the order of
-ranks first. Plainly that is done to the product, which is wider.
+A chunk that is scattered has tokens that each rank will own, so x is put in the order of ranks
+first. A plain layer does that to the product, which is wider.
 """
 
 import torch
@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from ...collective_wire import Group
 from .late import LateProduct, as_autocast_does, gradient_of_weight
 from .layers import Parts, RowLinear
-from .pairs import begin, begin_gather, begin_sum, collectives_for, enter, gather, leave, parts_of
+from .pairs import (
+    begin,
+    begin_gather,
+    begin_sum,
+    collectives_for,
+    enter,
+    gather,
+    leave,
+    tokens_by_rank,
+)
 
 
 class RowsInChunks(RowLinear):
@@ -31,7 +40,7 @@ class RowsInChunks(RowLinear):
         if late is not None and not isinstance(late, LateProduct):
             return super().forward(x)
         x, weight = as_autocast_does(x, self.weight if late is None else late.view)
-        rows = Summed if self.join is leave else Scattered
+        rows = SummedChunks if self.join is leave else ScatteredChunks
         y = rows.apply(x, weight, self.group, self.chunks, late)  # [..., out]
         return y if self.bias is None else y.add_(self.bias)
 
@@ -43,14 +52,14 @@ def weight_gradient(ctx, x: Tensor, dy: Tensor) -> Tensor | None:
     return gradient_of_weight(x, dy) if ctx.late is None else ctx.late.put_off(x, dy)
 
 
-class Summed(torch.autograd.Function):
+class SummedChunks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, group, chunks, late):
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.late = group, late
         y = x.new_empty(*x.shape[:-1], len(weight))
         waits = []
-        for own, total in zip(rows_of(x, chunks), rows_of(y, chunks)):
+        for own, total in zip(chunks_of(x, chunks), chunks_of(y, chunks)):
             torch.mm(own, weight.t(), out=total)
             waits.append(begin_sum(total, group))
         for wait in waits:
@@ -66,7 +75,7 @@ class Summed(torch.autograd.Function):
         return dx, weight_gradient(ctx, x, dy), None, None, None
 
 
-class Scattered(torch.autograd.Function):
+class ScatteredChunks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, group, chunks, late):
         ctx.save_for_backward(x, weight)
@@ -76,7 +85,7 @@ class Scattered(torch.autograd.Function):
         own = x.new_empty(len(x), sequence // n, *x.shape[2:-1], len(weight))
         _, reduce_scatter = collectives_for(x, group)
         leaving = []
-        for part, total in zip(parts.chunk(chunks, 1), rows_of(own, chunks)):
+        for part, total in zip(parts.chunk(chunks, 1), chunks_of(own, chunks)):
             terms = F.linear(part, weight)
             leaving.append((terms, begin(reduce_scatter, total, terms, group)))
         for _, wait in leaving:
@@ -89,7 +98,7 @@ class Scattered(torch.autograd.Function):
         if torch.is_grad_enabled():
             dy = gather(dy, ctx.group)
             return dy @ weight, weight_gradient(ctx, x, dy), None, None, None
-        coming = [begin_gather(own, ctx.group) for own in rows_of(dy, ctx.chunks)]
+        coming = [begin_gather(own, ctx.group) for own in chunks_of(dy, ctx.chunks)]
         if ctx.late is not None:
             ctx.late.late.ask()
         parts = in_order_of_ranks(x, ctx.group)
@@ -107,11 +116,11 @@ class Scattered(torch.autograd.Function):
         return dx, dw, None, None, None
 
 
-def rows_of(x: Tensor, chunks: int) -> tuple[Tensor, ...]:
+def chunks_of(x: Tensor, chunks: int) -> tuple[Tensor, ...]:
     """Chunks of the tokens, [tokens, ...]"""
     return x.reshape(-1, x.shape[-1]).chunk(chunks)
 
 
 def in_order_of_ranks(x: Tensor, group: Group) -> Tensor:
     """x [B, S, ..., in/t] to [t, tokens of a rank, in/t]."""
-    return parts_of(x, group).flatten(1, -2).contiguous()
+    return tokens_by_rank(x, group).flatten(1, -2).contiguous()

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ...common.torch_internals import current_backward
 from ..core import Enter
 from .layers import CutLinear
-from .pairs import begin_scatter, begin_sum, gather, parts_of, reduce_scatter
+from .pairs import begin_scatter, begin_sum, gather, reduce_scatter, tokens_by_rank
 
 
 class LateGradients:
@@ -186,7 +186,7 @@ class GatherLate(torch.autograd.Function):
     def backward(ctx, dx):
         if torch.is_grad_enabled():
             return reduce_scatter(dx, ctx.group), None, None
-        own, wait = begin_scatter(parts_of(dx, ctx.group).contiguous(), ctx.group)
+        own, wait = begin_scatter(tokens_by_rank(dx, ctx.group).contiguous(), ctx.group)
         ctx.late.make()
         wait()
         return own, None, None

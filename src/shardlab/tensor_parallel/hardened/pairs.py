@@ -102,12 +102,12 @@ def in_order(parts: Tensor) -> Tensor:  # [t, B, S/t, H]
 
 
 def reduce_scattered(x: Tensor, group: Group) -> Tensor:  # [B, S, H]
-    own, wait = begin_scatter(parts_of(x, group).contiguous(), group)
+    own, wait = begin_scatter(tokens_by_rank(x, group).contiguous(), group)
     wait()
     return own  # [B, S/t, H]
 
 
-def parts_of(x: Tensor, group: Group) -> Tensor:  # [B, S, H]
+def tokens_by_rank(x: Tensor, group: Group) -> Tensor:  # [B, S, H]
     """A view [t, B, S/t, H]: the tokens of each rank."""
     n, _ = place(group)
     if x.shape[1] % n:
