@@ -55,6 +55,23 @@ def test_a_message_starts_when_the_last_rank_has_come(worlds):
         assert waited == pytest.approx(others / 1e9)
 
 
+def both_ways():
+    me = dist.get_rank()
+    with VirtualGPU(SIMPLE) as gpu:
+        x, y = torch.ones(250_000), torch.ones(250_000)
+        with gpu.step() as step:
+            for work in (dist.isend(x, me ^ 1), dist.irecv(y, me ^ 1)):
+                work.wait()
+    return [(span.start, span.end) for span in step.spans]
+
+
+def test_a_link_carries_messages_both_ways_at_once(worlds):
+    """Must catch: all single messages of a rank one after the other."""
+    begin = 10_000  # each receives from its second launch on
+    for spans in worlds(4).run(both_ways):
+        assert spans == [(begin, begin + 3_400 + 1_000_000)] * 2
+
+
 def pipelined(plans):
     ends = []
     for plan in plans:

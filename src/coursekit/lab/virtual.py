@@ -9,7 +9,7 @@ show_step(step, "stage 3")
 
 import torch
 
-from shardlab.virtual import GPU, Links, VirtualGPUs, VirtualStep
+from shardlab.virtual import GPU, Links, VirtualGPU, VirtualGPUs, VirtualStep
 
 from ..formulas import LINKS, quantities
 from ..formulas.fits import LINKS_OF_GPU, LINKS_OF_OTHERS
@@ -19,20 +19,27 @@ from ..show.svg.virtual import virtual_step_svg
 
 
 def virtual_gpus(count: int, gpu: str = "H100 SXM 80GB", ranks_per_node: int = 8) -> VirtualGPUs:
-    """Rank 0 of so many of a preset's GPUs. Everything runs at four fifths of its datasheet: large
-    products in 16 bits, memory and links. Products in other formats have no rate."""
-    chip = quantities(gpu=gpu)
-    names = LINKS_OF_GPU.get(gpu.split()[0], LINKS_OF_OTHERS)
-    node, card = (LINKS[name].quantities["link_bytes_per_second"] for name in names)
-    formats = [torch.float16] + [torch.bfloat16] * (gpu not in WITHOUT_BF16)
-    return VirtualGPUs(
-        count,
-        GPU(
-            dict.fromkeys(formats, BANDWIDTH_SHARE * chip["flops_per_second"]),
-            BANDWIDTH_SHARE * chip["memory_bytes_per_second"],
-            Links(BANDWIDTH_SHARE * node, BANDWIDTH_SHARE * card, ranks_per_node),
-            name=gpu,
-        ),
+    """Rank 0 of so many of a preset's GPUs."""
+    return VirtualGPUs(count, preset_gpu(gpu, ranks_per_node))
+
+
+def virtual_gpu(gpu: str = "H100 SXM 80GB", ranks_per_node: int = 8) -> VirtualGPU:
+    """A preset's GPU for a rank among real ones."""
+    return VirtualGPU(preset_gpu(gpu, ranks_per_node))
+
+
+def preset_gpu(name: str, ranks_per_node: int = 8) -> GPU:
+    """Everything runs at four fifths of its datasheet: large products in 16 bits, memory and links.
+    Products in other formats have no rate."""
+    chip = quantities(gpu=name)
+    links = LINKS_OF_GPU.get(name.split()[0], LINKS_OF_OTHERS)
+    node, card = (LINKS[link].quantities["link_bytes_per_second"] for link in links)
+    formats = [torch.float16] + [torch.bfloat16] * (name not in WITHOUT_BF16)
+    return GPU(
+        dict.fromkeys(formats, BANDWIDTH_SHARE * chip["flops_per_second"]),
+        BANDWIDTH_SHARE * chip["memory_bytes_per_second"],
+        Links(BANDWIDTH_SHARE * node, BANDWIDTH_SHARE * card, ranks_per_node),
+        name=name,
     )
 
 

@@ -7,12 +7,14 @@ repair here and nowhere else. Tested with torch 2.6 and 2.13.
 
 import functools
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives
 from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -21,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
+    "FakeTensor",  # a shape without contents. Without: DTensor is taken for this rank's part
     "FakeTensorMode",  # tensors without memory. Without: nothing is weighed that does not fit here
     "TorchDispatchMode",  # sees every operation. Without: no ledger, no count of operations
     "CALL",
@@ -39,7 +42,9 @@ __all__ = [
     "current_backward",
     "disable_modes",
     "divide_into",
+    "eager_on_fake_tensors",
     "fake_store",
+    "group_named",
     "hooks_of_others",
     "hooks_of_saved_tensors",
     "in_function_transform",
@@ -54,6 +59,7 @@ __all__ = [
     "note_reductions",
     "next_kernel",
     "on_the_cpu",
+    "not_yet_waited_for",
     "own_parameters",
     "set_own_parameters",
     "process_groups",
@@ -427,6 +433,42 @@ def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+@contextmanager
+def eager_on_fake_tensors() -> Iterator[None]:
+    """A context in which PyTorch's distributed modules do with fake tensors what they do with real
+    ones. DTensor takes them for a trace of the compiler: it waits for each message at once, and
+    tries each operator out again. DDP compares the shapes of all ranks in C++. Stages of a pipeline
+    tell each other their shapes as objects, whose bytes must arrive. Without it, PyTorch's own
+    techniques do not run on virtual GPUs as they do on real ones."""
+
+    def for_real(function):
+        @functools.wraps(function)
+        def call(*args, **named):
+            with disable_modes():
+                return function(*args, **named)
+
+        return call
+
+    tracing = torch.distributed._functional_collectives._are_we_tracing
+    code = tracing.__code__  # modules have the function under names of their own
+    tracing.__code__ = (lambda: False).__code__
+    try:
+        with (
+            patch.object(
+                torch.nn.parallel.distributed,
+                "_verify_param_shape_across_processes",
+                lambda *args, **named: None,
+            ),
+            patch.multiple(dist, **{name: for_real(getattr(dist, name)) for name in OF_OBJECTS}),
+        ):
+            yield
+    finally:
+        tracing.__code__ = code
+
+
+OF_OBJECTS = "send_object_list", "recv_object_list", "broadcast_object_list", "all_gather_object"
+
+
 def known_value(tensor: Tensor) -> Tensor | None:
     """The contents of a fake tensor that was made from a number, as an optimizer's count of steps;
     on a GPU such a tensor stays with the host. Without it, each parameter's update makes the host
@@ -471,6 +513,20 @@ def take_fake_tensors() -> None:
 
 TAKES_FAKE = torch._C._dispatch_has_kernel_for_dispatch_key("c10d::_allgather_base_", "Meta")
 _fake: list[torch.library.Library] = []
+
+
+def group_named(name: str | dist.ProcessGroup) -> dist.ProcessGroup:
+    """The process group of a functional collective, which names it. Without it, nobody knows which
+    ranks a message of DTensor is for."""
+    if isinstance(name, dist.ProcessGroup):
+        return name
+    return dist.distributed_c10d._resolve_process_group(name)
+
+
+def not_yet_waited_for(result: Tensor) -> Tensor:
+    """The result of a functional collective as a tensor that waits when it is used. Without it,
+    DTensor's messages hide under nothing on virtual GPUs."""
+    return torch.distributed._functional_collectives.AsyncCollectiveTensor(result)
 
 
 def process_groups() -> list[dist.ProcessGroup]:

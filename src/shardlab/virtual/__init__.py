@@ -12,6 +12,7 @@ operators.py    bytes and operations of an operator
 clock.py        host, streams, spans
 streams.py      streams and events, under torch's names
 messages.py     when a message starts and ends
+functional.py   messages of DTensor
 gpu.py          all of it around a program
 report.py       the table and the trace
 """

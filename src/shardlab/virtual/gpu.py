@@ -11,6 +11,9 @@ Within the block tensors have shapes and no contents, on the device "cpu", which
 GPU: torch.cpu has the streams and events that torch.cuda has on a real one. The values of losses do
 not exist; whatever reads one, as .item() does, waits for the GPU and gets a 1.
 
+PyTorch's own DDP, ZeroRedundancyOptimizer, fully_shard, DTensor and pipelining run here as this
+book's code does. fully_shard cannot offload: fake tensors have no pinned memory.
+
 Not modelled: kernels that slow each other or messages down, clocks that throttle, the rates of
 small matrices, Python's own time between two launches, memory and its limit, the host's memory and
 copies to it.
@@ -20,26 +23,34 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
+from torch import Tensor, nn
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
 from shardlab.common.torch_internals import (
+    FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
     current_backward,
+    disable_modes,
+    eager_on_fake_tensors,
+    is_fake,
     known_value,
 )
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.ranks.calls import carrying
 
+from . import functional
 from .clock import VirtualClock
 from .hardware import GPU
 from .messages import Messages
 from .operators import READ_VALUES, RETURN_TRUE, aten, cost, tensors_in
 from .report import VirtualStep
 from .streams import VirtualStreams
+
+OF_THIS_RANK = FakeTensor, nn.Parameter
 
 
 class VirtualGPU(TorchDispatchMode):
@@ -50,11 +61,13 @@ class VirtualGPU(TorchDispatchMode):
         self.gpu, self.clock = gpu, VirtualClock()
         self.streams = VirtualStreams(self.clock)
         self.messages = Messages(gpu, self.streams, self.phase)
+        self.functional = functional.Functional()
         self.updating, self.latest, self.contexts = False, "forward", ExitStack()
 
     def __enter__(self):
         for context in (
             FakeTensorMode(allow_non_fake_inputs=True),
+            eager_on_fake_tensors(),
             self.streams.instead_of_torchs(),
             carrying(self.messages.carry),
         ):
@@ -87,22 +100,46 @@ class VirtualGPU(TorchDispatchMode):
         return self.latest
 
     def __torch_dispatch__(self, function, types, args=(), named=None):
+        if function.namespace == "prim" or not all(
+            issubclass(kind, OF_THIS_RANK) for kind in types
+        ):
+            return NotImplemented  # a property; DTensor, which calls again with this rank's part
         named, packet = named or {}, function.overloadpacket
-        if packet in READ_VALUES and on_gpu((args, named)):
+        given = tensors_in((args, named))
+        if of_the_host(given, named):
+            with disable_modes():
+                return function(*args, **named)
+        if packet in READ_VALUES and on_gpu(given):
             self.clock.launch(self.gpu.launch_nanoseconds)
             self.clock.synchronize(self.streams.current)
             if packet is aten._local_scalar_dense:
                 return torch.tensor(1, dtype=args[0].dtype).item()
             if packet in RETURN_TRUE:
                 return True
+        if function.namespace == functional.NAMESPACE:
+            return self.functional_collective(packet.__name__, *args, **named)
         result = function(*args, **named)
         if function.namespace == "c10d":
             self.messages.tell()
+        self.spend(function, args, named, result)
+        return result
+
+    def spend(self, function, args: tuple, named: dict, result):
+        """Launch the operator that has returned this."""
         spent = cost(function, args, named, result)
-        if spent and on_gpu((args, named, result)):
+        if spent and on_gpu(tensors_in((args, named, result))):
             self.clock.launch(self.gpu.launch_nanoseconds)
             duration = self.gpu.operator_nanoseconds(*spent)
-            self.clock.work(self.streams.current, packet.__name__, duration, self.phase())
+            name = function.overloadpacket.__name__
+            self.clock.work(self.streams.current, name, duration, self.phase())
+
+    def functional_collective(self, name: str, x: Tensor, *args) -> Tensor:
+        if name in ("all_reduce", "broadcast"):  # in a copy
+            name, given = name + "_", (x,)
+            x = x.clone(memory_format=torch.contiguous_format)
+            self.spend(aten.clone.default, given, {}, x)
+        result = self.functional.call(name, x, *args)
+        self.messages.tell()
         return result
 
     @contextmanager
@@ -123,9 +160,17 @@ class VirtualGPU(TorchDispatchMode):
         return self.clock.meet(self.messages.latest(self.clock.end()))
 
 
-def on_gpu(nested) -> bool:
-    """Whether there is a tensor that the host does not know."""
-    return any(known_value(tensor) is None for tensor in tensors_in(nested))
+def of_the_host(given: list[Tensor], named: dict) -> bool:
+    """Whether these are whole numbers that have contents, or shall have some: PyTorch counts in 32
+    bits what its host must know, such as the ranks of a mesh and DDP's buckets."""
+    if not given:
+        return named.get("dtype") is torch.int32
+    return not any(is_fake(tensor) or tensor.is_floating_point() for tensor in given)
+
+
+def on_gpu(tensors: list[Tensor]) -> bool:
+    """Whether there is a tensor that the host does not know. One on the meta device is a shape."""
+    return any(known_value(tensor) is None and not tensor.is_meta for tensor in tensors)
 
 
 class VirtualGPUs(VirtualGPU):

@@ -15,7 +15,6 @@ from shardlab.common.torch_internals import (
     FUSED_ATTENTION,
     FUSED_ATTENTION_BACKWARD,
     argument_names,
-    tree_leaves,
     written_lists,
 )
 
@@ -31,6 +30,7 @@ WITHOUT_KERNEL = operators(
     "empty empty_like empty_strided new_empty new_empty_strided resize_ set_ detach alias"
     " lift_fresh is_pinned _reshape_alias _unsafe_view promote_types record_stream"
 )
+LIBRARIES = "aten", "fsdp"  # fully_shard has operators of its own, which copy
 READ_VALUES = operators(
     "_local_scalar_dense equal allclose nonzero masked_select _unique2 bincount"
 )
@@ -51,9 +51,12 @@ class Cost(NamedTuple):
 def cost(function, args: tuple, named: dict, result) -> Cost | None:
     """The cost of a call that has returned; None if nothing is launched."""
     packet = function.overloadpacket
-    if function.namespace != "aten" or packet in WITHOUT_KERNEL or function.is_view:
+    if function.namespace not in LIBRARIES or packet in WITHOUT_KERNEL or function.is_view:
         return None
     given = named_arguments(function, args, named)
+    if packet.__name__ == "all_gather_copy_in":
+        copied = sum(map(different_bytes, given["all_gather_inputs"]))
+        return Cost(0, 2 * copied, None)
     out = tensors_in(result)
     read = list(given.values())
     if packet in WRITE_ONLY:
@@ -92,7 +95,14 @@ def multiplied_flops(packet, given: dict, args: tuple, named: dict, result) -> i
 
 
 def tensors_in(nested) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor)]
+    """The tensors in tuples, lists and dictionaries: all that operators take and return."""
+    if isinstance(nested, Tensor):
+        return [nested]
+    if isinstance(nested, dict):
+        nested = nested.values()
+    elif not isinstance(nested, (tuple, list)):
+        return []
+    return [tensor for one in nested for tensor in tensors_in(one)]
 
 
 def different_bytes(tensor: Tensor) -> int:
