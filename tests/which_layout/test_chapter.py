@@ -11,6 +11,7 @@ from bookkit.words import MOST, main_line_words
 from coursekit.formulas import quantities
 from coursekit.formulas.fits import FUSED_LOSS
 from coursekit.formulas.plan import plan
+from coursekit.formulas.runs_published import PUBLISHED_RUNS
 from coursekit.formulas.speeds import SPEEDS, pace
 from coursekit.topics.which_layout.moves import (
     ASKED_BATCH,
@@ -24,7 +25,6 @@ from coursekit.topics.which_layout.moves import (
 )
 from coursekit.topics.which_layout.moves import layout_of as layout
 from coursekit.topics.which_layout.referee import numbers_in, published_layout
-from coursekit.topics.which_layout.runs_published import PUBLISHED_RUNS
 from coursekit.topics.which_layout.tree import QUESTIONS, next_technique
 
 PAGE = (Path(__file__).parents[2] / "chapters" / "which-layout.md").read_text(encoding="utf-8")

@@ -16,6 +16,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
+from .timing import gpu_seconds
+
 BUSY_SPREAD = 0.3
 LONGER = 0.1
 LEAST_CPU_SHARE = 0.7  # of the wall's time, where the work only computes
@@ -64,7 +66,7 @@ def median_seconds(
             f"repeats = {repeats}, warm_up = {warm_up}: repeats must be at least 1, warm_up at"
             " least 0."
         )
-    once = _gpu_seconds if device.type == "cuda" else clock.seconds
+    once = gpu_seconds if device.type == "cuda" else clock.seconds
     for _ in range(warm_up):
         work()
     begin = clock.cpu()
@@ -157,12 +159,3 @@ def gpu_busy_seconds(work: Callable[[], object]) -> float | None:
         microseconds += max(0.0, end - max(start, until))
         until = max(until, end)
     return microseconds / 1e6 or None
-
-
-def _gpu_seconds(work):
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1000

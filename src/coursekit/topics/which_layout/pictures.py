@@ -1,11 +1,11 @@
 """Still pictures of the chapter "Which layout?": the bar of a rank after each move, in rows of one
 card; three published runs beside their predictions; and the tree of questions."""
 
+from coursekit.formulas.runs_published import PUBLISHED_RUNS, SECONDS_BY_LOOK
 from coursekit.show.drawing import Drawing
 from coursekit.show.drawing import decimal_bytes as said
 from coursekit.topics.which_layout.moves import FOR_TENSORS, MOVES
 from coursekit.topics.which_layout.referee_pictures import draw_bytes_errors, draw_seconds_errors
-from coursekit.topics.which_layout.runs_published import PUBLISHED_RUNS, SECONDS_BY_LOOK
 from coursekit.topics.which_layout.tree import DONE, QUESTIONS
 
 BAR_LEFT, CARD_WIDE = 1, 398  # a row is one card

@@ -50,6 +50,7 @@ CHAPTER_MOVES = (
     ChapterMove("pipelines", "p = 2, t = 2, stage 1", STAGED),
     ChapterMove("mixed-precision", "t = 2, stage 3, bf16", FEWER_BITS),
     ChapterMove("activation-checkpointing", "and recomputed", INPUTS_ONLY),
+    ChapterMove("where-the-time-goes", "the same, timed", INPUTS_ONLY),
 )
 BAR_PARTS = {  # look of a part -> its words, its quantities, its quantity among model states
     "parameters": ("parameters", ("rank_parameter_bytes",), "parameter_bytes"),

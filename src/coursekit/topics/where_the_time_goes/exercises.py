@@ -1,0 +1,202 @@
+"""Chapter 11: where the time goes."""
+
+import statistics
+
+from coursekit.exercises.edits import Topic
+
+topic = Topic(__name__)
+
+
+def _as(value, sentence):
+    """A property: the answer is this value of the case, which the sentence names."""
+
+    def asked(found, right, **case):
+        if isinstance(found, (int, float)) and abs(found - value(**case)) < 1e-9:
+            return sentence
+
+    return asked
+
+
+# --- a queue --------------------------------------------------------------------------------------
+
+
+def queue_us(kernels, launch, kernel):
+    return launch + (kernels - 1) * max(launch, kernel) + kernel
+
+
+queue_time = topic.exercise(
+    "queue_time",
+    queue_us,
+    cases=(
+        dict(kernels=100, launch=5, kernel=2),
+        dict(kernels=100, launch=5, kernel=20),
+        dict(kernels=1, launch=5, kernel=20),
+    ),
+    words=("short kernels", "long kernels", "one kernel"),
+    properties=(
+        _as(
+            lambda kernels, launch, kernel: kernels * (launch + kernel),
+            "that is the sum for each kernel: the host launches the next one while this one runs.",
+        ),
+        _as(
+            lambda kernels, launch, kernel: launch + kernels * kernel,
+            "that holds for kernels longer than a launch. Shorter ones wait for their launches.",
+        ),
+        _as(
+            lambda kernels, launch, kernel: kernels * launch + kernel,
+            "that holds for kernels shorter than a launch. Longer ones wait for each other.",
+        ),
+    ),
+    right="the first launch, the slower of the two for all but one, and the last kernel.",
+)
+
+
+# --- reads ----------------------------------------------------------------------------------------
+
+
+def read_us(kernels, launch, kernel, every):
+    return kernels // every * (launch + every * max(launch, kernel))
+
+
+read_time = topic.exercise(
+    "read_time",
+    read_us,
+    cases=(
+        dict(kernels=100, launch=5, kernel=2, every=1),
+        dict(kernels=100, launch=5, kernel=2, every=20),
+        dict(kernels=100, launch=5, kernel=20, every=10),
+    ),
+    words=("short kernels, each read", "short kernels, every 20th", "long kernels, every 10th"),
+    properties=(
+        _as(
+            lambda kernels, launch, kernel, every: kernels * (launch + max(launch, kernel)),
+            "that reads after each kernel: there is one read for `every` of them.",
+        ),
+        _as(
+            lambda kernels, launch, kernel, every: kernels * (launch + kernel),
+            "that adds launch and kernel for each one: between reads the host still runs ahead.",
+        ),
+    ),
+    right="a read empties the queue, and costs one launch; between reads the slower sets the pace.",
+)
+
+
+# --- turns ----------------------------------------------------------------------------------------
+
+_A = [2.2, 2.0, 2.1, 9.0, 8.0, 8.4, 2.0]
+_B = [1.0, 1.1, 1.0, 4.5, 4.0, 4.0, 5.0]
+
+
+def faster(a, b):
+    return statistics.median(x / y for x, y in zip(a, b))
+
+
+ratio_of_turns = topic.exercise(
+    "ratio_of_turns",
+    faster,
+    cases=(dict(a=_A, b=_B), dict(a=_B, b=_A)),
+    words=("neighbours came in the fourth turn", "the other way round"),
+    properties=(
+        _as(
+            lambda a, b: sum(a) / sum(b),
+            "that is the ratio of the means: a neighbour who meets one of the two decides it.",
+        ),
+        _as(
+            lambda a, b: statistics.median(a) / statistics.median(b),
+            "that is the ratio of two medians, which may come from different turns: take the ratio"
+            " within each turn first.",
+        ),
+        _as(
+            lambda a, b: statistics.mean(x / y for x, y in zip(a, b)),
+            "that is the mean of the ratios: the last turn, where one was disturbed, pulls at it.",
+        ),
+        _as(
+            lambda a, b: min(a) / min(b),
+            "that is the ratio of the best times, of two turns that nobody chose.",
+        ),
+        _as(lambda a, b: statistics.median(y / x for x, y in zip(a, b)), "turned round: A over B."),
+    ),
+    right="ratios within a turn, and their median: 2 here, neighbours or not.",
+)
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def workers(sample_us, batch, step_us):
+    return -(-batch * sample_us // step_us)
+
+
+enough_workers = topic.exercise(
+    "enough_workers",
+    workers,
+    cases=(
+        dict(sample_us=5_000, batch=8, step_us=20_000),
+        dict(sample_us=5_000, batch=8, step_us=18_000),
+        dict(sample_us=100, batch=64, step_us=50_000),
+    ),
+    words=("40 ms of loading, a step of 20", "40 ms, a step of 18", "6.4 ms, a step of 50"),
+    properties=(
+        _as(
+            lambda sample_us, batch, step_us: -(-sample_us // step_us),
+            "that loads one sample for a step: a batch has more of them.",
+        ),
+        _as(
+            lambda sample_us, batch, step_us: batch * sample_us // step_us,
+            "rounded down: with that many, steps still wait. Round up.",
+        ),
+        _as(
+            lambda sample_us, batch, step_us: -(-batch * sample_us // step_us) + 1,
+            "one more than needed: while the step runs, all of them load.",
+        ),
+        _as(
+            lambda sample_us, batch, step_us: -(-batch * sample_us // (step_us + sample_us)),
+            "the step is there already: the batch has to come within step_us.",
+        ),
+    ),
+    right="the batch's work over the step, rounded up: in flight = rate times latency.",
+)
+
+
+# --- a budget -------------------------------------------------------------------------------------
+
+
+def mfu_and_hfu(flops, again, peak, rate, rest):
+    step = (flops + again) / (rate * peak) + rest
+    return flops / peak / step, (flops + again) / peak / step
+
+
+def _nine_digits(found):
+    return tuple(round(one, 9) for one in found) if isinstance(found, (tuple, list)) else found
+
+
+def _swapped_or_off(found, right, **case):
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        return "two numbers are wanted: MFU, then HFU."
+    mfu, hfu = found
+    if found[::-1] == right:
+        return "in the other order: MFU first, which is never above HFU."
+    if mfu == right[1]:
+        return "operations that are done again do not count in MFU: they train nothing."
+    if hfu == right[0] and case["again"]:
+        return "operations that are done again count in HFU: the hardware did them."
+    if case["rest"] and abs(hfu - case["rate"]) < 1e-9:
+        return "the rest of the step takes time, too: rest seconds in which nothing is multiplied."
+    if mfu > 1:
+        return (
+            "an MFU above 1: the datasheet's rate is the most, so divide by peak and by the step."
+        )
+
+
+budget_of_a_step = topic.exercise(
+    "budget_of_a_step",
+    mfu_and_hfu,
+    cases=(
+        dict(flops=600e12, again=0.0, peak=1000e12, rate=0.6, rest=0.0),
+        dict(flops=600e12, again=200e12, peak=1000e12, rate=0.5, rest=0.4),
+    ),
+    words=("products alone", "a third more, and a rest of 0.4 s"),
+    answer=lambda solution, **case: _nine_digits(solution(**case)),
+    properties=(_swapped_or_off,),
+    right="the least time over the step's time; HFU counts what is done again as well.",
+)

@@ -1,0 +1,97 @@
+"""Formulas of chapter 11 beside the virtual device, to the nanosecond, and by hand."""
+
+import pytest
+import torch
+
+from coursekit.formulas import evaluate
+from shardlab.virtual import GPU, VirtualGPU
+
+LAUNCH = 5_000  # nanoseconds
+DEVICE = GPU({}, memory_bytes_per_second=8e9, launch_seconds=LAUNCH * 1e-9)  # 1 ns a float
+
+
+def virtual_nanoseconds(kernels, wait_after=(), reads=True):
+    """The step of kernels that take so many nanoseconds, with a wait after some of them."""
+    with VirtualGPU(DEVICE) as gpu:
+        tensors = {length: torch.ones(length) for length in set(kernels)}
+        with gpu.step() as step:
+            for number, length in enumerate(kernels, 1):
+                tensors[length].add_(1)
+                if number in wait_after:
+                    tensors[length][0].item() if reads else torch.cpu.synchronize()
+    return step.end
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=[".item()", "synchronize()"])
+@pytest.mark.parametrize("length", [2_000, 5_000, 20_000])
+@pytest.mark.parametrize("every", [1, 7, 100])
+def test_waits_on_the_virtual_device(every, length, reads):
+    """Must catch: the sum of launch and kernel instead of the larger; a wait that is counted once;
+    the kernels after the last wait left out; the launch that a read is."""
+    waits = range(every, 101, every)
+    found = virtual_nanoseconds([length] * 100, waits, reads)
+    given = dict(queued_kernels=100, launch_seconds=LAUNCH, kernel_seconds=length)
+    wanted = evaluate(
+        ["synced_seconds", "unsynced_seconds", "waits_of_a_step"],
+        **given,
+        kernels_per_wait=every,
+        reads_value=int(reads),
+    )
+    assert found == wanted["synced_seconds"]
+    assert len(waits) == wanted["waits_of_a_step"]
+    assert virtual_nanoseconds([length] * 100) == wanted["unsynced_seconds"]
+
+
+@pytest.mark.parametrize("long, short", [(40, 90), (40, 10), (3, 90)])
+def test_a_read_throws_the_lead_away(long, short):
+    """Must catch: short kernels that keep the pace of the GPU after a read; a lead that lasts
+    without end."""
+    kernels = [30_000] * long + [2_000] * short
+    wanted = evaluate(
+        ["read_step_seconds", "unread_step_seconds", "host_lead_seconds"],
+        launch_seconds=LAUNCH,
+        long_kernels=long,
+        long_kernel_seconds=30_000,
+        short_kernels=short,
+        short_kernel_seconds=2_000,
+    )
+    assert virtual_nanoseconds(kernels) == wanted["unread_step_seconds"]
+    assert virtual_nanoseconds(kernels, [long]) == wanted["read_step_seconds"]
+    launched = long * LAUNCH  # when the host is through, and the GPU still has the lead to run
+    assert wanted["host_lead_seconds"] == virtual_nanoseconds([30_000] * long) - launched
+
+
+def test_by_hand():
+    """Must catch: the sum instead of the maximum with workers, the maximum without; one worker too
+    few where the division leaves a rest; events that cost nothing."""
+    loader = dict(sample_microseconds=5_000, loader_batch=8, fed_step_microseconds=20_000)
+    names = ["loaded_step_seconds", "workers_needed"]
+    found = [evaluate(names, **loader, loader_workers=count) for count in (0, 1, 2, 4)]
+    assert [one["loaded_step_seconds"] for one in found] == pytest.approx([0.06, 0.04, 0.02, 0.02])
+    assert found[0]["workers_needed"] == 2
+    slower = {**loader, "sample_microseconds": 5_001}
+    assert evaluate(["workers_needed"], **slower)["workers_needed"] == 3
+    seen = evaluate(
+        ["profiled_seconds"], unwatched_seconds=0.008, profiled_events=3_000, event_seconds=1e-6
+    )
+    assert seen["profiled_seconds"] == pytest.approx(0.011)
+
+
+def test_a_budget_adds_up():
+    """Must catch: recomputation that counts in MFU, or not in HFU; a part that the budget leaves
+    out; idle time that counts as busy."""
+    given = dict(
+        model_flops=600e12,
+        repeated_flops=200e12,
+        flops_per_second=1000e12,
+        kernel_share=0.5,
+        moving_seconds=0.3,
+        launch_wait_seconds=0.04,
+        message_wait_seconds=0.05,
+        rank_wait_seconds=0.01,
+    )
+    names = ["product_seconds", "repeated_seconds", "budget_seconds", "busy_share"]
+    shares = ["budget_utilisation", "hardware_flops_utilisation"]
+    found = evaluate([*names, *shares], **given)
+    assert [found[name] for name in names] == pytest.approx([1.2, 0.4, 2.0, 0.95])
+    assert [found[name] for name in shares] == pytest.approx([0.3, 0.4])
