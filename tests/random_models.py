@@ -570,7 +570,7 @@ def wrapped(case: Case, model: Model) -> tuple[nn.Module, torch.optim.Optimizer]
     options = dict(bucket_bytes=case.bucket_bytes)
     if stage == 3:
         options = dict(units=dict.fromkeys(model.pieces[number] for number in case.units))
-        options["prefetch"] = case.seed % 2 == 1
+    options["prefetch"] = case.seed % 2 == 1
     chosen = {
         "faster": fast_ring.Ring(),
         "small parts": fast_ring.Ring(small_bytes=16, piece_bytes=80),

@@ -12,6 +12,7 @@ import copy
 import io
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -39,7 +40,7 @@ from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
 from shardlab.zero import core_stage3
 from shardlab.zero.hardened import fast_ring
-from shardlab.zero.hardened.flat import Native
+from shardlab.zero.hardened.flat import Native, own_chunk
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import fully_shard
 
@@ -261,6 +262,27 @@ for name, chosen in (("native", Native()), ("fast", fast_ring.Ring()), ("parts",
         DOORS[f"stage {stage} {name}"] = door
 ahead = partial(zero.shard, stage=3, collectives=Native(), prefetch=True)
 DOORS["stage 3 ahead"] = Stage3(ahead)
+
+
+class LastMoment(Native):
+    """Messages that take place when somebody waits for them. Until then the other ranks' parts of a
+    flat tensor are not a number."""
+
+    def begin_reduce_scatter(self, tensors, group, share):
+        taken = [tensor.clone() for tensor in tensors]
+        tensors.clear()
+        return lambda: super(LastMoment, self).begin_reduce_scatter(taken, group, share)()
+
+    def begin_all_gather(self, flat, group):
+        own = own_chunk(flat, group).clone()
+        flat.fill_(torch.nan)
+        own_chunk(flat, group).copy_(own)
+        return lambda: super(LastMoment, self).begin_all_gather(flat, group)()
+
+
+for stage in (1, 2):
+    options = dict(collectives=LastMoment(), prefetch=True, bucket_bytes=250)
+    DOORS[f"stage {stage} ahead"] = Door(partial(zero.shard, stage=stage, **options))
 for stage, kind in ((1, Door), (2, Door), (3, Stage3)):
     DOORS[f"stage {stage} offload"] = kind(partial(zero.shard, stage=stage, offload=True))
 
@@ -642,6 +664,80 @@ def of_any_strides(door):
     door.shard(net, SGD, lr=0.1)
     wrong = [name for name, value in values(door.whole(net)).items() if value != every[0][name]]
     return f"others of {wrong}" if wrong else RIGHT
+
+
+def read_after_a_step(door, read):
+    """A reader's use of parameters between a step and the next forward.
+
+    Must catch: values read before they have come; a copy that is on its way for good."""
+    beside = Beside(door, partial(linears, 4, 6, 2), momentum=0.9)
+    for _ in range(2):
+        beside.optimizer.zero_grad()
+        beside.plain_optimizer.zero_grad()
+        beside.backward()
+        beside.step()
+        found, want = (read(net) for net in beside.nets)
+        if far(found.detach(), want.detach()) > CLOSE[torch.float64]:
+            return f"{found}"
+    return beside.steps()
+
+
+def in_a_copy(net):
+    return utils.parameters_to_vector(copy.deepcopy(net).state_dict().values())
+
+
+def in_a_file(net):
+    return utils.parameters_to_vector(loaded(net).state_dict().values())
+
+
+def evaluated(net):
+    with torch.inference_mode():
+        return net(torch.ones(3, 4))
+
+
+def halved_by_hand(net):
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(0.5)
+    return net[1].bias
+
+
+READS = (
+    in_a_copy,
+    in_a_file,
+    evaluated,
+    halved_by_hand,
+    lambda net: utils.parameters_to_vector(net.parameters()),
+    lambda net: torch.cat([value.flatten() for value in net.state_dict().values()]),
+    lambda net: utils.get_total_norm(list(net.parameters())),
+    lambda net: torch.tensor([p.data[0].sum() for p in net.parameters()]),
+    lambda net: torch.func.functional_call(net, dict(net.named_parameters()), (torch.ones(2, 4),)),
+    lambda net: net.to(torch.float64)[0].weight,
+)
+
+
+def microbatches(door, apart):
+    """Three in a step, the first two within no_sync() or not.
+
+    Must catch: gradients of no_sync() that are lost, or averaged twice."""
+    beside = Beside(door, momentum=0.9)
+    for _ in range(2):
+        beside.optimizer.zero_grad()
+        beside.plain_optimizer.zero_grad()
+        for number in range(3):
+            with beside.optimizer.no_sync() if apart and number < 2 else nullcontext():
+                beside.backward()
+        beside.step()
+    return beside.verdict()
+
+
+def nothing_but_no_sync(door):
+    """Must catch: a step with gradients of no rank."""
+    beside = Beside(door)
+    with beside.optimizer.no_sync():
+        beside.backward()
+    beside.step()
+    return beside.verdict()
 
 
 # --- rows: clipping and scaling -------------------------------------------------------------------

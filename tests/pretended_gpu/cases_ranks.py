@@ -57,6 +57,7 @@ def zero_as(stage: int, variant: str = "plain", scaled_by: str = "") -> Step:
     options = {
         "ring": dict(collectives=fast_ring.Ring()),
         "fp32 sums": dict(collectives=InFp32()),
+        "ahead": dict(prefetch=True),
         "offload": dict(offload=True),
         "offload, clip": dict(offload=True),
         "bf16": dict(compute_dtype=torch.bfloat16),

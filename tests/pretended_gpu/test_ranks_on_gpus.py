@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ranks
 
 COUNTS = (1, 2, 4)
 LADDER = ("ParameterServer", "PerTensor", "Bucketed", "DistributedDataParallel")
-VARIANTS = ("plain", "ring", "fp32 sums", "clip")
+VARIANTS = ("plain", "ring", "fp32 sums", "clip", "ahead")
 SCALER = 3  # a loss scaler asks once whether all gradients are finite
 # before the update, when all copies are under way; in stage 3 once a unit, at the end of backward
 OFFLOAD = {1: 1, 2: 1, 3: 5}

@@ -31,18 +31,19 @@ def step_of(stage, link, **options):
         model, optimizer = zero.shard(model, torch.optim.SGD, stage=stage, lr=0.1, **options)
         x = torch.ones(ROWS, HIDDEN, requires_grad=True)
 
-        def train():
-            model(x).mean().backward()
+        def train():  # from update to update, so that messages may travel under the next forward
             optimizer.step()
             optimizer.zero_grad()
+            model(x).mean().backward()
 
+        model(x).mean().backward()
         train()  # in which stage 3 learns the order of its units
         with own.step() as step:
             train()
     return step
 
 
-def exposed_by_formula(stage, link, ahead):
+def exposed_by_formula(stage, link, ahead, early):
     given = dict(
         accumulation_steps=1,
         zero_flat_tensors=UNITS,
@@ -51,23 +52,25 @@ def exposed_by_formula(stage, link, ahead):
         unit_forward_seconds=FORWARD,
         unit_backward_seconds=2 * FORWARD,
         prefetch_units=ahead,
-        reduce_early=ahead,
+        reduce_early=early,
     )
     return evaluate(["zero_exposed_seconds"], zero_stage=stage, allow_unused=True, **given)
 
 
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize(
-    "stage, ahead", [(0, 1), (1, 0), (2, 0), (3, 0), (3, 1)], ids=lambda value: str(value)
+    "stage, ahead, early",
+    [(0, 1, 1), (1, 0, 0), (1, 1, 1), (2, 0, 1), (2, 1, 1), (3, 0, 0), (3, 1, 1)],
+    ids=lambda value: str(value),
 )
-def test_a_stage_exposes_what_its_closed_form_says(stage, ahead, link):
-    """Data parallelism overlaps, stages 1 and 2 do not, stage 3 does by one argument.
+def test_a_stage_exposes_what_its_closed_form_says(stage, ahead, early, link):
+    """Data parallelism overlaps and stage 2 does in backward, the others do by one argument.
 
-    Must catch: a message that starts when its wait comes; gradients of stage 3 that are waited for
-    before the next unit computes; parameters that are asked for when they are needed; a forward
-    that asks for nothing."""
-    step = step_of(stage, link, **(dict(prefetch=True) if stage == 3 and ahead else {}))
-    (expected,) = exposed_by_formula(stage, link, ahead).values()
+    Must catch: a message that starts when its wait comes; gradients that are waited for before the
+    next unit computes; parameters that are asked for when they are needed, or all waited for by the
+    first layer or by zero_grad(); a forward that asks for nothing."""
+    step = step_of(stage, link, **(dict(prefetch=True) if stage and ahead else {}))
+    (expected,) = exposed_by_formula(stage, link, ahead, early).values()
     assert step.computing_seconds == pytest.approx(3 * UNITS * FORWARD, rel=0.001)
     assert step.exposed_seconds == pytest.approx(expected, rel=0.001)
     assert step.seconds == pytest.approx(step.computing_seconds + expected, rel=0.001)

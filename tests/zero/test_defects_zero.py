@@ -219,7 +219,7 @@ def test_the_door(two):
     for found in two.run(tried):
         assert found == [
             "CannotShard: stage = 4: there are 0, 1, 2 and 3.",
-            "CannotShard: compute_dtype: stage 1 has bucket_bytes, collectives, offload.",
+            "CannotShard: compute_dtype: stage 1 has bucket_bytes, collectives, offload, prefetch.",
             "CannotShard: bucket_bytes: stage 3 has collectives, compute_dtype, device, offload,"
             " prefetch, units.",
             "CannotShard: offload: stage 0 has bucket_bytes.",

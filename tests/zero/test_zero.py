@@ -477,6 +477,42 @@ def test_gathering_ahead(three):
         assert without == ahead
 
 
+class Noting(Native):
+    """Notes when a reduce-scatter begins and when it is waited for."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def begin_reduce_scatter(self, tensors, group, share):
+        self.seen.append("begins")
+        wait = super().begin_reduce_scatter(tensors, group, share)
+        return lambda: [self.seen.append("ends"), wait()][1]
+
+
+def buckets_on_their_way(stage):
+    """(events of the buckets of a backward, in order; how many parameters each bucket has)."""
+    seen = []
+    model = nn.Sequential(*(nn.Linear(32, 32, bias=k > 0) for k in range(4)))
+    options = dict(collectives=Noting(seen), prefetch=True, bucket_bytes=8)
+    _, optimizer = zero.shard(model, torch.optim.SGD, stage=stage, **options)
+    x, between = torch.ones(2, 32), model[1].weight
+    between.register_hook(lambda _: seen.append("computes"))
+    model(x).sum().backward()
+    return seen, [len(bucket.parameters) for bucket in optimizer.buckets]
+
+
+@pytest.mark.parametrize("stage", (1, 2))
+def test_a_bucket_travels_under_the_next_ones_backward(worlds, stage):
+    """One bucket at a time is on its way, so that no more is held than without it; a bias goes with
+    its weight.
+
+    Mutations: all buckets waited for at the end, or each at once."""
+    for seen, sizes in worlds(2).run(buckets_on_their_way, stage):
+        one = ["begins", "ends"]
+        assert sizes == [1, 2, 2, 2]
+        assert seen == [*one, "begins", "computes", "ends", *one, *one]
+
+
 def in_16_bits():
     """(output equals the 16-bit model's and shards hold what 16 bits cannot, distance of the
     gradients, dtypes that rest, bytes sent, flat sizes)."""

@@ -27,7 +27,10 @@ from tables import (
     made_of,
     made_twice,
     masked,
+    microbatches,
+    nothing_but_no_sync,
     of_any_strides,
+    read_after_a_step,
     replicated_afterwards,
     sparse,
     stepped_in_between,
@@ -48,6 +51,7 @@ cloudpickle.register_pickle_by_value(tables)
 BY_KIND = ("stage 1 native", "stage 2 native", "stage 3 native")
 BY_KIND += ("stage 1 fast", "stage 2 fast", "stage 3 fast")
 ALL = (*STAGES, "by hand")
+AHEAD = ("stage 1 ahead", "stage 2 ahead")
 OFFLOADED = ("stage 1 offload", "stage 2 offload", "stage 3 offload")
 PLAIN = partial(SGD, lr=0.1)
 COPIES = partial(MasterWeights, of=SGD, lr=0.1)
@@ -192,7 +196,35 @@ ROWS = [
         ),
         *((masked, when, {"stage 3": None}) for when in ("before", "after", "after a step")),
     ),
-    *takes((*STAGES, *BY_KIND), in_16_bits),
+    *takes((*STAGES, *BY_KIND, *AHEAD), in_16_bits),
+    # --- messages that come when they are waited for
+    *takes(
+        AHEAD,
+        two_steps,
+        with_a_scheduler,
+        (made_twice, {"stage 1 ahead": None}),
+        (by_the_former, dict.fromkeys(AHEAD, MOVED)),
+        (frozen_later, dict.fromkeys(AHEAD, "CannotShard: a parameter of shape [7, 4] was frozen")),
+        (assigned, dict.fromkeys(AHEAD, "CannotShard: step() without a gradient on this rank")),
+        (copy_of_the_optimizer, dict.fromkeys(AHEAD, NO_COPY)),
+        (stepped_in_between, dict.fromkeys(AHEAD, CHANGED)),
+        (given_a_gradient, dict.fromkeys(AHEAD, "CannotShard: a parameter has got a .grad")),
+        *((masked, when) for when in ("before", "after", "after a step")),
+        clipped,
+        clipped_by_value,
+        loaded_between,
+        *((infinite_on_one_rank, way) for way in (True, False)),
+        *((microbatches, apart) for apart in (True, False)),
+        (nothing_but_no_sync, dict.fromkeys(AHEAD, "CannotShard: a parameter has got a .grad")),
+        partial(by_rule, rule=tables.MyAdamW),
+        *((read_after_a_step, read) for read in tables.READS),
+    ),
+    *takes(
+        AHEAD,
+        partial(clipped_by_value, rule=MasterWeights, dtype=torch.float16, of=SGD),
+        partial(loaded_between, rule=MasterWeights, dtype=torch.float16, of=SGD),
+    ),
+    *takes(("stage 1", "stage 2"), *((microbatches, apart) for apart in (True, False))),
     *takes(("stage 3",), partial(in_16_bits, compute_dtype=torch.float16)),
     # --- clipping, scaling, loading
     *takes(

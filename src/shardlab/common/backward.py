@@ -1,14 +1,11 @@
-"""The beginning of a backward, the arrival of each gradient, the end: detected in one place for all
-techniques.
+"""The beginning of a backward, each gradient, the end: detected in one place for all techniques.
 
-A technique that sends gradients listens to its parameters:
+A technique that sends gradients listens to its parameters, by mine.listen_to(parameters):
 
     class Mine(BackwardListener):
         def backward_begins(self): ...             # before the first gradient of a backward
         def gradient_arrives(self, parameter): ... # whenever parameter.grad is complete
         def backward_ends(self): ...               # after the last gradient
-
-    mine.listen_to(parameters)
 
 Autograd does not report the beginning or the end. It calls a hook for each parameter whose gradient
 is complete; the first call marks the beginning and asks autograd for a call at the end.
@@ -18,8 +15,7 @@ twice. A listener that no longer exists, say because a cell ran again, is not ca
 
 A technique that must act before the gradients of its parameters are made (stage 3 gathers them
 first) uses two functions below: `when_gradient_comes` calls at the first gradient of some tensors,
-`when_backward_ends` at the end. `torch_internals.current_backward` says whether a backward is
-running.
+`when_backward_ends` at the end. `torch_internals.current_backward` says whether one is running.
 
 A pipeline runs a backward for each microbatch, and makes some gradients without autograd, so the
 pipeline itself says when they are complete: `as_one_backward`.
@@ -77,6 +73,15 @@ class BackwardListener:
 
     def check_hooks(self):
         """Raise an error unless the listener still listens to all that it should."""
+
+    @contextmanager
+    def no_sync(self):
+        """Backward within it adds up gradients and sends nothing: all microbatches but the last."""
+        before, self.listening = self.listening, False
+        try:
+            yield
+        finally:
+            self.listening = before
 
     @property
     def in_backward(self) -> bool:

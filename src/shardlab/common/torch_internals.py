@@ -30,6 +30,7 @@ __all__ = [
     "ConvertedModule",
     "FUSED_ATTENTION",
     "FUSED_ATTENTION_BACKWARD",
+    "READ_NO_VALUES",
     "active_fake_mode",  # the fake mode that is on. Without: the ledger counts DTensor's trial runs
     "tree_leaves",  # tensors in a nested output. Without: only a plain tensor can be an output
     "tree_map",  # the same output with other tensors. Without: an output is taken as it is
@@ -329,6 +330,15 @@ def version(tensor: Tensor) -> int:
     """How often the tensor was written in place. Without it, stage 3 gathers unchanged weights
     again."""
     return tensor._version
+
+
+# functions that use a tensor and none of its values. Without it, zero_grad() and the hooks of
+# parameters wait for values that are on their way, and nothing overlaps
+READ_NO_VALUES = {Tensor.grad.__set__} | {
+    getattr(Tensor, name).__get__
+    for name in ("grad", "requires_grad", "shape", "dtype", "device", "is_leaf", "grad_fn")
+    + ("_version", "_post_accumulate_grad_hooks", "_backward_hooks")
+}
 
 
 def base_of(tensor: Tensor) -> Tensor:

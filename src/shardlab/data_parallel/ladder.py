@@ -34,7 +34,6 @@ PyTorch, autograd.grad gives a rank its own gradients. Buckets: Li et al. 2020 (
 """
 
 from collections.abc import Iterable
-from contextlib import contextmanager
 from weakref import ref
 
 import torch
@@ -73,16 +72,6 @@ class Replicas(BackwardListener, nn.Module):
                 # the graph keeps these replicas alive even if nothing else does
                 output.register_hook(lambda _: self and None)
         return outputs
-
-    @contextmanager
-    def no_sync(self):
-        """Backward within it adds up gradients on this rank and sends nothing. For all microbatches
-        of a step except the last."""
-        before, self.listening = self.listening, False
-        try:
-            yield
-        finally:
-            self.listening = before
 
     def broadcast_buffers(self):
         """Give every rank the buffers of rank 0."""

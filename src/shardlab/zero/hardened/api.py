@@ -20,8 +20,8 @@ from .stage3 import fully_shard
 
 OPTIONS = (
     {"bucket_bytes"},
-    {"bucket_bytes", "collectives", "offload"},
-    {"bucket_bytes", "collectives", "offload"},
+    {"bucket_bytes", "collectives", "offload", "prefetch"},
+    {"bucket_bytes", "collectives", "offload", "prefetch"},
     {"units", "collectives", "offload", "compute_dtype", "device", "prefetch"},
 )
 OF_CORES = {"bucket_bytes", "units"}
@@ -59,7 +59,10 @@ def shard(
     offload         stages 1 to 3: optimizer states in host memory, in stage 3 the shards as well
     compute_dtype   stage 3: see fully_shard
     device          stage 3: see fully_shard
-    prefetch        stage 3: see fully_shard
+    prefetch        stages 1 to 3: messages travel while the model computes. Stage 3: see
+                    fully_shard. Stages 1 and 2: updated parameters under the next forward, see
+                    arriving.py; and stage 1 averages in each backward, as stage 2 does, except for
+                    those within optimizer.no_sync(): all microbatches of a step but the last
 
     All ranks begin with rank 0's parameters and buffers. From stage 1 on, a norm of gradients that
     you make by hand is this rank's alone, and in stage 2 parameters have no gradients after
@@ -101,7 +104,7 @@ def shard(
         return model, sharded_optimizer(
             model,
             cpu_offload(optimizer_cls) if offload else optimizer_cls,
-            (stage1, stage2)[stage - 1].ShardedOptimizer,
+            (stage2 if stage == 2 or prefetch else stage1).ShardedOptimizer,
             group,
             **options,
             **settings,

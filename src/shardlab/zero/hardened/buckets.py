@@ -15,6 +15,7 @@ from ...common.agreement import hand_out
 from ...common.backward import check_gradient
 from ...common.shards import CannotShard, as_shard, groups_of, stages_of
 from ...common.torch_internals import storage_key, version
+from .arriving import Arrival, UnderWay
 from .flat import Group, Ring, filled, flattened, own_chunk
 
 # of parameters in one bucket: large enough for the link, small beside the model
@@ -25,10 +26,19 @@ class Bucket:
     """Parameters moved into one flat tensor [E], of which they are views from now on. The optimizer
     gets `shards`: this rank's chunk of that tensor [about E/n], in the parts that the collectives
     reduce. An update of the shards updates these elements of the parameters. All ranks begin with
-    rank 0's values."""
+    rank 0's values. `late` has means on their way; with `prefetch` updated parameters may be
+    under way when the step is over."""
 
-    def __init__(self, parameters: list[nn.Parameter], group: Group, collectives: Ring):
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        group: Group,
+        collectives: Ring,
+        late: UnderWay,
+        prefetch: bool,
+    ):
         self.parameters, self.group, self.collectives = parameters, group, collectives
+        self.late, self.prefetch, self.gathering = late, prefetch, UnderWay()
         self.flat = flattened(parameters)
         hand_out([self.flat], group)
         for parameter, part in zip(parameters, self.flat.split([p.numel() for p in parameters])):
@@ -38,11 +48,19 @@ class Bucket:
         self.shards = [as_shard(part, group, of=parameters) for part in parts]
         self.note_versions()
 
-    @torch.no_grad()
     def reduce_scatter(self):
-        """The shards' gradients grow by the mean over ranks, and the parameters' are gone."""
+        """The parameters' gradients are gone. The shards' grow by the mean over ranks, at the
+        latest in late.arrive()."""
         share = 1 / dist.get_world_size(self.group)
-        mean = self.collectives.reduce_scatter(self.take_gradients(), self.group, share)
+        begin = getattr(self.collectives, "begin_reduce_scatter", None)
+        if begin:
+            mean = begin(self.take_gradients(), self.group, share)
+            self.late.waits.append(lambda: self.add(mean()))
+        else:
+            self.add(self.collectives.reduce_scatter(self.take_gradients(), self.group, share))
+
+    @torch.no_grad()
+    def add(self, mean: list[Tensor]):
         for shard, part in zip(self.shards, mean):
             part = part.to(shard.dtype)  # fp32 where 16-bit gradients were added in fp32
             shard.grad = part if shard.grad is None else shard.grad.add_(part)
@@ -59,9 +77,15 @@ class Bucket:
 
     @torch.no_grad()
     def all_gather(self):
-        self.collectives.all_gather(self.flat, self.group)
+        begin = getattr(self.collectives, "begin_all_gather", None)
+        even = self.flat.numel() % dist.get_world_size(self.group) == 0  # else it takes a copy
+        early = self.prefetch and begin is not None and even
+        gather = begin if early else self.collectives.all_gather
+        wait = gather(self.flat, self.group)
         increment_version(self.parameters)  # a graph from before the step notices
         self.note_versions()
+        if early:
+            self.gathering.waits.append(Arrival([*self.parameters, *self.shards], wait).arrive)
 
     def note_versions(self):
         """All writes into the parameters until now are known."""
@@ -95,8 +119,16 @@ class Bucket:
                 )
 
 
+def is_full(pile: list[nn.Parameter], more: int, bucket_bytes: int) -> bool:
+    """A bias goes with its weight even if that is larger than a bucket: it is ready at the same
+    time, and alone it would be a message of its own that the weight's has to wait for."""
+    nbytes = [parameter.nbytes for parameter in pile]
+    most = max(bucket_bytes, 17 * max(nbytes) // 16)
+    return sum(nbytes) + more > most
+
+
 def into_buckets(
-    parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int, collectives: Ring
+    parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int, *messages
 ) -> list[Bucket]:
     """Buckets of about bucket_bytes, each of one dtype and device, in the order of the parameters.
     The parameters of a bucket are parts of the same groups, and the same stages of a pipeline count
@@ -109,8 +141,8 @@ def into_buckets(
             continue
         kind = parameter.dtype, parameter.device, groups_of(parameter), stages_of(parameter)
         pile = piles.setdefault(kind, [[]])
-        if pile[-1] and sum(p.nbytes for p in pile[-1]) + parameter.nbytes > bucket_bytes:
+        if pile[-1] and is_full(pile[-1], parameter.nbytes, bucket_bytes):
             pile.append([])
         pile[-1].append(parameter)
     hand_out(frozen, group)
-    return [Bucket(together, group, collectives) for pile in piles.values() for together in pile]
+    return [Bucket(together, group, *messages) for pile in piles.values() for together in pile]

@@ -3,8 +3,7 @@
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
 The three moves of a step are the core's: reduce-scatter, update, all-gather. Buckets, parameter
-groups, and what is refused are here. Accumulate the gradients of several microbatches and call
-step() once: it sends the same bytes.
+groups, and refusals are here. Call step() once for several microbatches: it sends the same bytes.
 
 Make the optimizer after the model has its final device and dtype. All ranks begin with rank 0's
 parameters; the caller hands out buffers, and frozen parameters that are not given (zero.shard
@@ -27,6 +26,7 @@ from ...common.optimizer_checks import check_elementwise, tried
 from ...common.shards import CannotShard
 from ...common.torch_clip_and_scale import note
 from .. import core
+from .arriving import UnderWay
 from .buckets import BUCKET_BYTES, Bucket, into_buckets
 from .checks import (
     check_arguments,
@@ -47,6 +47,7 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
     group          the process group whose ranks share the states; by default the world
     bucket_bytes   of parameters that travel together
     collectives    by default the best for the group: see flat.py
+    prefetch       updated parameters travel under the next forward: see arriving.py
 
     Its param_groups are those of the optimizer inside, so that learning-rate schedulers take it for
     an optimizer.
@@ -60,12 +61,14 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         *,
         bucket_bytes: int = BUCKET_BYTES,
         collectives=None,
+        prefetch: bool = False,
         **settings,
     ):
         check_arguments(optimizer_cls, bucket_bytes)
         refuse_sets(params)  # of which torch makes a list
         self.optimizer_cls, self.settings, self.inner = optimizer_cls, settings, None
         self.group, self.bucket_bytes, self.collectives = group, bucket_bytes, collectives
+        self.prefetch, self.late = prefetch, UnderWay()
         self.buckets: list[Bucket] = []
         self.frozen, self.stepped = [], False
         torch.optim.Optimizer.__init__(self, params, settings)  # calls add_param_group
@@ -80,7 +83,8 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         if self.collectives is None:
             self.collectives = best_collectives(named[0][1].device, self.group)
         parameters = [parameter for _, parameter in named]
-        buckets = into_buckets(parameters, self.group, self.bucket_bytes, self.collectives)
+        messages = self.collectives, self.late, self.prefetch
+        buckets = into_buckets(parameters, self.group, self.bucket_bytes, *messages)
         self.buckets += buckets
         note(parameters, self)
         self.frozen += [(name, p) for name, p in named if not p.requires_grad]
@@ -97,6 +101,13 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         if any(bucket.has_gradients for bucket in self.buckets):
             self.check_zeroed()
             super().reduce_gradients()
+        self.late.arrive()
+
+    def arrive(self):
+        """Wait for all messages on their way."""
+        self.late.arrive()
+        for bucket in self.buckets:
+            bucket.gathering.arrive()
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -105,6 +116,7 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.arrive()
         self.check()
         self.reduce_gradients()
         self.check_reduced()
@@ -116,6 +128,7 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
 
     def zero_grad(self, set_to_none: bool = True):
         self.stepped = False
+        self.late.arrive()  # of a backward that raised
         self.listen_last(parameter for bucket in self.buckets for parameter in bucket.parameters)
         for bucket in self.buckets:
             for parameter in (*bucket.parameters, *bucket.shards):
@@ -169,6 +182,7 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict):
+        self.arrive()
         check_state(state_dict, self.inner)
         self.inner.load_state_dict(state_dict)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state

@@ -2,10 +2,15 @@
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
-When a bucket leaves is the core's: in backward, as soon as it has all of its gradients. All else is
-that of stage 1. Whole gradients are gone after each backward, so whoever accumulates k microbatches
-sends (k + 1) Psi elements, not 2 Psi.
+When a bucket leaves is the core's: in backward, as soon as it has all of its gradients. Where the
+collectives can begin a message and go on, as on a GPU, it travels while backward computes the next
+bucket's gradients, and is waited for when these are there. All else is that of stage 1. Whole
+gradients are gone after each backward, so whoever accumulates k microbatches sends (k + 1) Psi
+elements, not 2 Psi; or keeps the gradients whole in all of them but the last, within no_sync(), as
+stage 1 does.
 """
+
+from torch import nn
 
 from ...common.shards import CannotShard
 from .. import core
@@ -23,18 +28,30 @@ class ShardedOptimizer(stage1.ShardedOptimizer, core.ShardedGradients):
 
     def backward_begins(self):
         self.check_zeroed()
+        self.late.arrive()  # of a backward that raised
         super().backward_begins()
+
+    def gradient_arrives(self, p: nn.Parameter):
+        bucket = self.bucket_of[p]
+        if self.waiting and bucket is self.waiting[-1] and self.missing[bucket] == {p}:
+            # buckets that were complete together travel together: their gradients and the copies
+            # on their way have no more bytes than the gradients had
+            self.late.arrive()
+        super().gradient_arrives(p)
 
     def backward_ends(self):
         super().backward_ends()
         for bucket in reversed(self.buckets):
             if bucket.has_gradients:  # more gradients arrived after the bucket had left
                 bucket.reduce_scatter()
+        self.late.arrive()
 
     def reduce_gradients(self):
         if any(bucket.has_gradients for bucket in self.buckets):
             raise CannotShard(
                 "a parameter has got a .grad after backward, which in stage 2 has averaged the"
-                " gradients and taken them away: change .grad of the parameters in"
+                " gradients and taken them away, or had none to average: run the last backward of a"
+                " step outside of no_sync(), and change .grad of the parameters in"
                 " optimizer.param_groups instead, which are shards, or take stage 0."
             )
+        self.late.arrive()
