@@ -1,6 +1,7 @@
 """The facilitator's card of a lab, and the instructor's edition of its notebook. Nothing on a card
 is typed for it: the goal, the questions and the numbers come from the stored lab, the sentences
-from the topics' `mistakes.md` and `predictions.py`.
+from the topics' `mistakes.md` and `predictions.py`; numbers on GPUs from the recordings in
+`measured/`, else from the rates of virtual GPUs.
 
     ```{facilitator-card} labs/06-zero.ipynb
     ```
@@ -24,8 +25,10 @@ from sphinx import addnodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
+from coursekit.exercises.elsewhere import elsewhere, to_three_digits
 from coursekit.exercises.mistakes import mistakes_in, solutions
-from coursekit.exercises.slips import Slips, slips_of, unit_in
+from coursekit.exercises.slips import Slips, slips_of
+from coursekit.recordings.recordings import Recording, read_all
 
 from .cards import CardDirective
 from .lab_pages import PREDICTIONS, ROW
@@ -37,7 +40,6 @@ logger = logging.getLogger(__name__)
 # lock a prediction, to fill a blank. It gives about half an hour for the core of each lab.
 WORDS_A_MINUTE, RUN, LOCK, BLANK = 200, 0.3, 0.75, 5
 MISTAKES, SLIPS = 5, 4  # shown of an exercise, and of a prediction; the lab itself knows more
-TIMED = {"rate", "microseconds", "milliseconds", "ms", "seconds", "percent longer"}
 
 HEADING = re.compile(r"^#{1,2} (.+)$", re.MULTILINE)
 IMPORTED = re.compile(r"from coursekit\.topics\.(\w+)\.exercises import \(?([\w, \n]+)")
@@ -122,7 +124,7 @@ def measured_numbers(lab) -> dict[str, str]:
     return shown
 
 
-def card(lab: nbformat.NotebookNode) -> str:
+def card(lab: nbformat.NotebookNode, recordings: list[Recording]) -> str:
     """The card in MyST: goal, minutes, and for each section what to ask, to expect and to say, and
     the solutions."""
     parts = sections(lab)
@@ -138,7 +140,7 @@ def card(lab: nbformat.NotebookNode) -> str:
     numbers = measured_numbers(lab)
     for part in parts:
         head = f"{part.title} {part.said_minutes}"
-        lines += [f"```{{rubric}} {head}", "```", "", *section_notes(part, numbers)]
+        lines += [f"```{{rubric}} {head}", "```", "", *section_notes(part, numbers, recordings)]
         for topic, name in part.exercises:
             solution = solutions().get(f"{topic}.{name}", {}).get("solution")
             if solution:
@@ -152,22 +154,36 @@ def _goal(lab) -> list[str]:
     return ["**Goal.** Afterwards a learner can", "", *(bullets[0].splitlines() if bullets else [])]
 
 
-def section_notes(part: Section, numbers: dict[str, str]) -> list[str]:
+def section_notes(part: Section, numbers: dict[str, str], recordings: list[Recording]) -> list[str]:
     """The lines of one section of a card."""
     lines = []
     for question in part.questions:
         lines += [f"**Ask.** {question}", ""]
     if part.predictions:
-        lines += ["| to predict | expect | elsewhere |", "| :-- | --: | :-- |"]
-        for name in part.predictions:
-            where = "this machine's" if unit_in(name) in TIMED else "the same"
-            lines.append(f"| {_plain(name)} | {numbers.get(name, '–')} | {where} |")
-        lines.append("")
+        lines += [*_expected(part.predictions, numbers, recordings), ""]
         for name in part.predictions:
             lines += _wrong_numbers(name, numbers)
     for topic, name in part.exercises:
         lines += _mistakes(topic, name)
     return lines
+
+
+def _expected(names, numbers: dict[str, str], recordings) -> list[str]:
+    """The table of numbers without a GPU, on one and on several, and where those are from."""
+    lines = ["| to predict | no GPU | one GPU | several |", "| :-- | --: | :-- | :-- |"]
+    said, virtual = {}, False
+    for name in names:
+        entry = elsewhere(name)
+        one, recording = entry.on_one(recordings)
+        several = entry.on_several(one)
+        if recording:
+            said[recording.label] = None
+        virtual = virtual or entry.virtual is not None
+        lines.append(f"| {_plain(name)} | {numbers.get(name, '–')} | {one} | {several} |")
+    notes = [f"Rows named in the table are {label}." for label in said]
+    if virtual:
+        notes.append("*Virtual*: what virtual GPUs reckon with, four fifths of a datasheet.")
+    return [*lines, "", *([" ".join(notes)] if notes else [])]
 
 
 def _wrong_numbers(name: str, numbers: dict[str, str]) -> list[str]:
@@ -181,7 +197,7 @@ def _wrong_numbers(name: str, numbers: dict[str, str]) -> list[str]:
     for slip in slips.slips:
         wrong = slip.ends(right, known)
         if wrong is not None:
-            span = " to ".join(_shown(number) for number in dict.fromkeys(wrong))
+            span = " to ".join(to_three_digits(float(number)) for number in dict.fromkeys(wrong))
             said.append(f"- {span}: {_plain(slip.sentence)}")
     return [f"Who says of *{_plain(name)}*", "", *said[:SLIPS], ""] if said else []
 
@@ -203,18 +219,14 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _shown(number: float) -> str:
-    """A wrong number to three digits: learners' numbers are rough, too."""
-    rounded = float(f"{number:.3g}")
-    return f"{round(rounded):,}" if rounded == round(rounded) else f"{rounded:g}"
-
-
 def _plain(text: str) -> str:
     """Text in which no sign is Markdown's."""
     return MARKED.sub(r"\\\1", text)
 
 
-def instructors_edition(lab: nbformat.NotebookNode) -> nbformat.NotebookNode:
+def instructors_edition(
+    lab: nbformat.NotebookNode, recordings: list[Recording]
+) -> nbformat.NotebookNode:
     """A new notebook: the stored lab, with a card folded up below each heading."""
     edition = nbformat.from_dict(lab)
     numbers = measured_numbers(lab)
@@ -226,7 +238,7 @@ def instructors_edition(lab: nbformat.NotebookNode) -> nbformat.NotebookNode:
         part = notes.get(heading[1].strip()) if heading else None
         if part:
             summary = f"<summary>For the instructor {part.said_minutes}</summary>"
-            note = "\n".join(section_notes(part, numbers))
+            note = "\n".join(section_notes(part, numbers, recordings))
             folded = f"<details>{summary}\n\n{note}\n</details>"
             cells.append(nbformat.v4.new_markdown_cell(folded, id=f"instructor-{number}"))
     edition.cells = cells
@@ -242,7 +254,8 @@ class FacilitatorCard(CardDirective):
             raise ValueError(f"there is no stored lab {self.arguments[0].strip()!r}.")
         self.env.note_dependency(str(path))
         box = nodes.container(classes=["facilitator-card"])
-        lines = card(nbformat.read(path, as_version=4)).splitlines()
+        recordings = read_all(Path(self.env.srcdir) / "measured")
+        lines = card(nbformat.read(path, as_version=4), recordings).splitlines()
         for number, line in enumerate(lines):
             self.content.append(line, str(path), number)
         self.state.nested_parse(self.content, 0, box)
@@ -309,8 +322,9 @@ def setup(app):
 def main(source: str, target: str) -> None:
     """Write the instructor's edition of each lab in a folder to another folder."""
     Path(target).mkdir(parents=True, exist_ok=True)
+    recordings = read_all(Path(source).parent / "measured")
     for path in sorted(Path(source).glob("*.ipynb")):
-        edition = instructors_edition(nbformat.read(path, as_version=4))
+        edition = instructors_edition(nbformat.read(path, as_version=4), recordings)
         nbformat.write(edition, Path(target, path.name))
 
 

@@ -1,6 +1,7 @@
 """Cards for whoever teaches, the instructor's edition of the labs, and the timed plans."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -8,9 +9,19 @@ import pytest
 import yaml
 
 from bookkit.facilitator import card, instructors_edition, measured_numbers, sections
-from coursekit.exercises.slips import slips_of
+from coursekit import topics
+from coursekit.exercises.elsewhere import (
+    SAME_ANYWHERE,
+    UNRECORDED,
+    Elsewhere,
+    elsewhere,
+    to_three_digits,
+)
+from coursekit.exercises.slips import slips_of, unit_in
+from coursekit.recordings.recordings import read_all
 
 ROOT = Path(__file__).resolve().parents[2]
+RECORDINGS = read_all(ROOT / "measured")
 LABS = sorted((ROOT / "labs").glob("*.ipynb"))
 PLANS = {"45 minutes": 45, "90 minutes": 90, "Half a day": 210, "One day": 465, "Two days": 915}
 
@@ -20,7 +31,7 @@ def test_a_card_knows_its_lab(path):
     """Must catch: a lab without a card, a prediction without its number, an exercise without the
     sentences of its wrong answers, a section that is lost."""
     lab = nbformat.read(path, as_version=4)
-    text, numbers = card(lab), measured_numbers(lab)
+    text, numbers = card(lab, RECORDINGS), measured_numbers(lab)
     assert (ROOT / "workshop" / "cards" / f"{path.stem}.md").is_file()
     assert f"workshop/cards/{path.stem}" in (ROOT / "_toc.yml").read_text("utf-8")
     parts = sections(lab)
@@ -43,13 +54,49 @@ def test_a_card_knows_its_lab(path):
 def test_the_instructors_edition_is_the_stored_lab_with_notes():
     """Must catch: a solution or an output that is lost, a note below the wrong heading."""
     lab = nbformat.read(LABS[3], as_version=4)
-    edition = instructors_edition(lab)
+    edition = instructors_edition(lab, RECORDINGS)
     notes = [cell for cell in edition.cells if "For the instructor" in cell.source]
     assert [cell for cell in edition.cells if cell not in notes] == lab.cells
     assert len(notes) == len(sections(lab))
     for before, note in zip(edition.cells, edition.cells[1:]):
         if note in notes:
             assert re.search(r"^## ", before.source, re.MULTILINE)
+
+
+def test_each_number_says_where_it_is_from_on_gpus():
+    """Must catch: seconds of this machine called the same on a GPU, an entry of a prediction that
+    no lab has, a row that no recording has, a recording of a CPU taken for a GPU's, a number that
+    was worked out with no name beside it."""
+    listed = {
+        name
+        for module in topics.modules("predictions")
+        for name in getattr(module, "ELSEWHERE", ())
+    }
+    locked = {
+        name
+        for path in LABS
+        for part in sections(nbformat.read(path, as_version=4))
+        for name in part.predictions
+    }
+    times = {"rate", "microseconds", "milliseconds", "ms", "seconds"}
+    timed = {name for name in locked if unit_in(name) in times}
+    assert timed <= listed <= locked
+    rows = [elsewhere(name) for name in listed if elsewhere(name).row]
+    assert rows and all(entry.on_one(RECORDINGS)[1] for entry in rows)
+    ours = [replace(one, hardware=replace(one.hardware, kind="cpu")) for one in RECORDINGS]
+    assert all(entry.on_one(ours) == (UNRECORDED, None) for entry in rows)
+    memory, link = elsewhere("memory, GB/s"), elsewhere("link, GB/s")
+    one, recording = memory.on_one(RECORDINGS)
+    (row,) = recording.find("roofline.memory")
+    assert one == f"{to_three_digits(row.value / 1e9)}, `roofline.memory`"
+    assert memory.on_several(one) == "as on one"
+    assert (link.on_one(RECORDINGS)[0], link.on_several(UNRECORDED)) == (
+        UNRECORDED,
+        "360, *virtual*",
+    )
+    assert elsewhere("stage 1, bytes") == Elsewhere(said=SAME_ANYWHERE)
+    text = card(nbformat.read(LABS[1], as_version=4), RECORDINGS)
+    assert f"Rows named in the table are {recording.label}." in text and "*Virtual*:" in text
 
 
 def test_the_plans_take_the_minutes_of_their_titles():

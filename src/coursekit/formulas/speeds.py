@@ -244,3 +244,11 @@ def parts_of(values) -> dict:
         "exposed": values["data_exposed_seconds"],
         "update": values["rank_update_seconds"],
     }
+
+
+def link_rates(gpu: str) -> tuple[float, float]:
+    """Bytes a second that the links of a preset's GPU reach: inside a node, and of its network
+    card."""
+    names = LINKS_OF_GPU.get(gpu.split()[0], LINKS_OF_OTHERS)
+    node, card = (LINKS[name].quantities["link_bytes_per_second"] for name in names)
+    return BANDWIDTH_SHARE * node, BANDWIDTH_SHARE * card

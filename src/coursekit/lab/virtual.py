@@ -11,10 +11,9 @@ import torch
 
 from shardlab.virtual import GPU, Links, VirtualGPU, VirtualGPUs, VirtualStep
 
-from ..formulas import LINKS, quantities
-from ..formulas.fits import LINKS_OF_GPU, LINKS_OF_OTHERS
+from ..formulas import quantities
 from ..formulas.presets import WITHOUT_BF16
-from ..formulas.speeds import BANDWIDTH_SHARE
+from ..formulas.speeds import BANDWIDTH_SHARE, link_rates
 from ..show.svg.virtual import virtual_step_svg
 
 
@@ -32,13 +31,11 @@ def preset_gpu(name: str, ranks_per_node: int = 8) -> GPU:
     """Everything runs at four fifths of its datasheet: large products in 16 bits, memory and links.
     Products in other formats have no rate."""
     chip = quantities(gpu=name)
-    links = LINKS_OF_GPU.get(name.split()[0], LINKS_OF_OTHERS)
-    node, card = (LINKS[link].quantities["link_bytes_per_second"] for link in links)
     formats = [torch.float16] + [torch.bfloat16] * (name not in WITHOUT_BF16)
     return GPU(
         dict.fromkeys(formats, BANDWIDTH_SHARE * chip["flops_per_second"]),
         BANDWIDTH_SHARE * chip["memory_bytes_per_second"],
-        Links(BANDWIDTH_SHARE * node, BANDWIDTH_SHARE * card, ranks_per_node),
+        Links(*link_rates(name), ranks_per_node),
         name=name,
     )
 

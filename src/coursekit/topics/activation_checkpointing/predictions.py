@@ -1,6 +1,7 @@
 """Wrong numbers that readers of lab 10 lock, and what they come from: 16 blocks, each of which
 keeps a little more than 16 vectors, and one of them in a checkpoint."""
 
+from coursekit.exercises.elsewhere import Elsewhere
 from coursekit.exercises.slips import Slip, Slips
 
 IN_BYTES = "Bytes, where vectors are asked for: a vector has 131,072 of them."
@@ -220,5 +221,13 @@ PREDICTIONS = {
                 "It trains: the gradient still points roughly the right way.", number=17, upto=1e9
             ),
         )
+    ),
+}
+
+ELSEWHERE = {
+    "each block recomputed, percent longer": Elsewhere(
+        row="recompute.overhead",
+        case={"implementation": "by hooks"},
+        number=lambda ratio: 100 * (ratio - 1),
     ),
 }

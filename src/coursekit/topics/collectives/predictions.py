@@ -1,6 +1,7 @@
 """Wrong numbers that readers of lab 4 lock, and what they come from: four ranks, chunks of 1, 10,
 100 and 1,000; 1,001 elements of fp32; 1 MB over 12.5 MB/s."""
 
+from coursekit.exercises.elsewhere import LINK_SET, Elsewhere
 from coursekit.exercises.slips import Slip, Slips
 
 PREDICTIONS = {
@@ -119,4 +120,11 @@ PREDICTIONS = {
         within=0,
         general=False,
     ),
+}
+
+ELSEWHERE = {
+    "latency, microseconds": Elsewhere(said="the room's own: these messages stay on the CPU"),
+    "bandwidth, GB/s": Elsewhere(said="the room's own: these messages stay on the CPU"),
+    "ring over the slow link, ms": Elsewhere(said=LINK_SET),
+    "tree over the slow link, ms": Elsewhere(said=LINK_SET),
 }

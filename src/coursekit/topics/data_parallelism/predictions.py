@@ -1,6 +1,7 @@
 """Wrong numbers that readers of lab 5 lock, and what they come from: four ranks, 28 parameter
 tensors, 224,256 bytes in float64."""
 
+from coursekit.exercises.elsewhere import Elsewhere
 from coursekit.exercises.slips import Slip, Slips
 
 ONE_CALL = "An all-reduce is one call on each rank, however many others take part."
@@ -154,5 +155,11 @@ PREDICTIONS = {
             Slip("A tensor has a counter, and two moments besides.", number=28),
             Slip("The counters alone: each tensor has two moments as well.", number=112),
         ),
+    ),
+}
+
+ELSEWHERE = {
+    "waiting that overlap saves, percent": Elsewhere(
+        said="the room's own: these ranks stay on the CPU"
     ),
 }

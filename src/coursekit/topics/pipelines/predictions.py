@@ -1,7 +1,10 @@
 """Wrong numbers that readers of lab 8 lock, and what they come from: four ranks, eight
 microbatches; a forward takes 20 ms, a backward 40."""
 
+from coursekit.exercises.elsewhere import Elsewhere
 from coursekit.exercises.slips import Slip, Slips
+
+ASLEEP = "near it: the stages sleep, and messages take a few percent"
 
 
 def _each(sentence: str, *numbers: float) -> tuple[Slip, ...]:
@@ -106,4 +109,9 @@ PREDICTIONS = {
         ),
         general=False,
     ),
+}
+
+ELSEWHERE = {
+    "1F1B asleep, milliseconds": Elsewhere(said=ASLEEP),
+    "H1 asleep, milliseconds": Elsewhere(said=ASLEEP),
 }

@@ -1,6 +1,7 @@
 """Wrong numbers that readers of lab 3 lock, and what they come from. The small GPT has 64,363,520
 bytes of parameters, and its logits take 102,926,336."""
 
+from coursekit.exercises.elsewhere import Elsewhere
 from coursekit.exercises.slips import Slip, Slips
 
 _PARAMETERS, _LOGITS, _LAYER = 64_363_520, 102_926_336, 8_404_992
@@ -133,4 +134,8 @@ PREDICTIONS = {
         ),
         parts={"gradients": (_PARAMETERS, 1), "parameters": (_PARAMETERS, 0)},
     ),
+}
+
+ELSEWHERE = {
+    "peak of the step, bytes": Elsewhere(row="step.peak", case={"optimizer": "foreach"}),
 }

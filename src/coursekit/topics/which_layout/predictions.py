@@ -1,5 +1,6 @@
 """Wrong numbers that readers of lab 20 lock, and what they come from."""
 
+from coursekit.exercises.elsewhere import COMPUTED, Elsewhere
 from coursekit.exercises.slips import Slip, Slips
 
 PREDICTIONS = {
@@ -54,4 +55,11 @@ PREDICTIONS = {
             Slip("Parameters alone.", number=250_624),
         ),
     ),
+}
+
+ELSEWHERE = {
+    "175B, core of attention again, seconds": Elsewhere(said=COMPUTED),
+    "175B, each layer again, seconds": Elsewhere(said=COMPUTED),
+    "t = 4 in nodes of four, tokens/s": Elsewhere(said=COMPUTED),
+    "t = 4 over 100 Gbit/s, tokens/s": Elsewhere(said=COMPUTED),
 }

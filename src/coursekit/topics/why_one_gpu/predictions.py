@@ -1,6 +1,7 @@
 """Wrong numbers that readers of lab 1 lock, and what they come from: a GPT of three layers, 128
 wide, for 70 characters; AdamW in fp32."""
 
+from coursekit.exercises.elsewhere import Elsewhere
 from coursekit.exercises.slips import Slip, Slips
 
 PREDICTIONS = {
@@ -95,5 +96,11 @@ PREDICTIONS = {
                 upto=100,
             ),
         ),
+    ),
+}
+
+ELSEWHERE = {
+    "one step, milliseconds": Elsewhere(
+        said="the room's own: of so small a model Python's start of each kernel decides"
     ),
 }
