@@ -31,7 +31,8 @@ def spans_of(work, gpu=SIMPLE, make=lambda: ()):
 
 def test_an_operator_takes_what_is_slower_memory_or_arithmetic():
     """Must catch: the sum of the two times; a bias, an expanded tensor or a written tensor counted
-    wrongly; a launch for a view; the rate of another dtype."""
+    wrongly; a launch for a view, or for
+    shapes that a plan asks for; the rate of another dtype."""
 
     def work(x, w, b):
         x.t().reshape(64, 32)[:2].float()  # views, and a conversion of nothing
@@ -40,6 +41,7 @@ def test_an_operator_takes_what_is_slower_memory_or_arithmetic():
         x + b  # b is read once
         torch.relu(x.expand(8, 32, 64))
         torch.zeros(10)
+        torch.ones(8, 8, device="meta") @ torch.ones(8, 8, device="meta")  # shapes alone
 
     made = lambda: (torch.ones(32, 64), torch.ones(64, 16), torch.ones(64))
     found, step = spans_of(work, make=made)

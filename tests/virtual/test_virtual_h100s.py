@@ -1,5 +1,6 @@
 """Eight virtual H100s, as a reader has them in a notebook."""
 
+import pytest
 import torch
 
 from coursekit.formulas import PRESETS
@@ -7,16 +8,27 @@ from coursekit.lab.virtual import virtual_gpus
 from coursekit.show.svg.virtual import virtual_step_svg
 from shardlab import zero
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.tensor_parallel import (
+    apply_tensor_parallel,
+    gpt_plan,
+    overlapped,
+    sequence_parallel,
+    sum_gradients,
+    vocabulary_parallel_loss,
+)
+
+
+def in_bf16(**sizes):
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return GPT(GPTConfig(layers=4, vocabulary=50304, **sizes))
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def step_of(prefetch):
     with virtual_gpus(8, gpu="H100 SXM 80GB") as gpu:
-        torch.set_default_dtype(torch.bfloat16)
-        try:
-            sizes = dict(layers=4, hidden=2048, heads=16, max_sequence=2048, vocabulary=50304)
-            model = GPT(GPTConfig(**sizes, tied_head=0))
-        finally:
-            torch.set_default_dtype(torch.float32)
+        model = in_bf16(hidden=2048, heads=16, max_sequence=2048, tied_head=0)
         units = [model.embedding, *model.blocks, model.head]
         adam = dict(stage=3, units=units, prefetch=prefetch, fused=True)
         model, optimizer = zero.shard(model, torch.optim.AdamW, **adam)
@@ -52,3 +64,38 @@ def test_each_preset_of_a_gpu_is_a_virtual_one():
     for name in PRESETS["gpu"]:
         rates = virtual_gpus(8, gpu=name).gpu.flops_per_second
         assert (torch.bfloat16 in rates) == (not name.startswith(("V100", "T4")))
+
+
+def waits_for_messages(width, sequence, chunks):
+    """Percent of a step of tensor parallelism."""
+    with virtual_gpus(8, gpu="H100 SXM 80GB") as gpu:
+        model = in_bf16(hidden=width, heads=width // 128, max_sequence=min(width, 4096))
+        plan = sequence_parallel(gpt_plan(model.config)) if sequence else gpt_plan(model.config)
+        apply_tensor_parallel(model, overlapped(plan, chunks) if chunks else plan)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        tokens = torch.zeros(2, model.config.max_sequence, dtype=torch.long)
+
+        def train():
+            vocabulary_parallel_loss(model(tokens), tokens, 50304).backward()
+            if sequence:
+                sum_gradients(optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train()
+        with gpu.step() as step:
+            train()
+    assert step.host_waits == 0
+    return round(100 * step.exposed_seconds / step.seconds)
+
+
+@pytest.mark.parametrize(
+    "width, sequence, shares",
+    [(2048, False, [43, 39, 49]), (2048, True, [51, 46, 52]), (8192, False, [23, 13, 11])],
+)
+def test_what_the_page_says_of_overlap(width, sequence, shares):
+    """The dropdown of chunks in the chapter on tensor parallelism has these numbers.
+
+    Must catch: weight gradients made before the message leaves; chunks that are summed one after
+    the other."""
+    assert [waits_for_messages(width, sequence, chunks) for chunks in (0, 1, 4)] == shares

@@ -82,6 +82,7 @@ def pipelined(plans):
             pipeline = Pipeline(layers, plan_pipeline(layers, plan, x), lambda y, _: y.mean())
             with gpu.step() as step:
                 pipeline.step(x, x)
+        assert step.host_waits == 0
         ends.append((step.end, step.computing_seconds))
     return ends
 
