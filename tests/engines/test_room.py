@@ -115,9 +115,39 @@ def test_thirty_files_of_which_three_are_damaged(shared):
     assert len(learners) == 27 and len(damaged) == 3
     said = room.class_report(shared)
     assert all(name in said for name in ("03.json", "07.json", "11.json"))
-    assert "not ready: 4 ranks" in said and "measured: 6,004" in said
-    bars = room.histogram("sent", [6004, 6000, 12_012, 40, 1e9, 40], 6004).splitlines()[1:]
-    assert sum(int(re.search(r"to \S+\s+(\d+)", bar)[1]) for bar in bars) == 6
+    assert said.startswith("27 learners: 21 ready, 6 not ready, 0 not examined; 3 damaged files.")
+    assert "not ready: 4 ranks" in said and "measured 6,004, " in said
+    assert room.class_report(shared, "4") == said and "Nobody has a lab 05" in room.class_report(
+        shared, "5"
+    )
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e40", "[1]"])
+def test_what_is_no_number_to_draw_damages_its_own_file_only(labs, shared, number):
+    """Must catch: a class report that ends in a traceback for one learner's joke."""
+    for name in ("Ada", "Grace", "Alan"):
+        (labs / room.TOKEN).unlink(missing_ok=True)
+        room.hand_in(shared, name, labs)
+    path = next(shared.glob("Ada-*"))
+    path.write_text(path.read_text().replace("6000", number))
+    said = room.class_report(shared)
+    assert said.startswith("2 learners") and f"{path.name} is damaged" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("many", [[], [float(number) for number in range(3, 300, 11)]])
+def test_a_histogram_counts_each_number_once(many):
+    """Must catch: a number that is in no bar or in two, a count of bytes without its last digits, a
+    mark beside another number than the measured one, near numbers that do not count as near."""
+    head, *bars = room.histogram("sent", [6004, 6000, 12_012, 40, 1e9, 40, *many], 6004).split("\n")
+    assert head.endswith("measured 6,004, 2 within 10% of it")
+    counts = [int(re.search(r" (\d+)(?: #*)?(?:  <- measured)?$", bar)[1]) for bar in bars]
+    assert sum(counts) == 6 + len(many)
+    [marked] = [bar for bar in bars if bar.endswith("<- measured")]
+    if many:
+        low, high = re.findall(r"[\d,.]+", marked)[:2]
+        assert float(low.replace(",", "")) <= 6004 < float(high.replace(",", ""))
+    else:
+        assert marked.split()[:2] == ["6,004", "1"] and any("12,012" in bar for bar in bars)
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path):

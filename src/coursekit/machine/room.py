@@ -9,6 +9,7 @@ here, where each lab stands, which exercises are right, and the predictions. No 
 """
 
 import json
+import math
 import os
 import re
 import secrets
@@ -25,6 +26,9 @@ HANDED_IN_SCHEMA = 1
 TOKEN = ".room"  # beside the labs: which file of the shared folder is this learner's
 LONGEST_NAME = 40
 BINS, BAR = 8, 30  # of a histogram: how many, and signs of the longest
+FAR = 8  # factor between the least and the largest number from which bins are factors, too
+CLOSE = 0.1  # of the measured number
+LARGEST = 1e30  # prediction
 FEWEST = 3  # predictions that make a histogram
 
 CHECKED = re.compile(r"\bcheck\((?:exercises\.)?(\w+)")
@@ -162,7 +166,7 @@ def _read(given: dict) -> HandedIn:
         raise ValueError(f"schema {given['schema']!r}, and this shardlab reads {HANDED_IN_SCHEMA}")
     labs = [LabState(**state) for state in given["labs"]]
     predictions = {
-        str(lab): {str(name): float(number) for name, number in numbers.items()}
+        str(lab): {str(name): _number(name, number) for name, number in numbers.items()}
         for lab, numbers in given["predictions"].items()
     }
     return HandedIn(
@@ -175,24 +179,41 @@ def _read(given: dict) -> HandedIn:
     )
 
 
+def _number(name: str, number: float | str) -> float:
+    if not abs(float(number)) <= LARGEST:  # nor is it a number at all
+        raise ValueError(f"{name} = {number}, and a prediction is at most {LARGEST:g}")
+    return float(number)
+
+
 def class_report(shared: Path, lab: str = "") -> str:
     """The learners and where they are, the exercises that are open, and a histogram of each
     prediction, of one lab or of all."""
     learners, damaged = read_folder(shared)
-    parts = [
+    lab = lab.zfill(2) if lab.isdigit() else lab
+    known = sorted({state.lab for one in learners for state in one.labs})
+    parts = [_summary(learners, len(damaged))] if learners else []
+    parts += [
         repr(Table(["learner", "machine", "at", "right", "not yet"], map(_row, learners)))
         if learners
         else "Nobody has handed in yet: python -m shardlab hand-in SHARED --name NAME"
     ]
+    if lab and not any(name.startswith(lab) for name in known):
+        parts.append(f"Nobody has a lab {lab}; there are {', '.join(known) or 'none'}.")
     parts += [repr(table) for table in exercises_of(learners, lab)]
     parts += histograms(learners, lab)
-    return "\n\n".join([*parts, *damaged])
+    return "\n\n".join([*parts, *(["\n".join(damaged)] if damaged else [])])
+
+
+def _summary(learners: list[HandedIn], damaged: int) -> str:
+    of = [one.ready for one in learners]
+    counts = f"{of.count(True)} ready, {of.count(False)} not ready, {of.count(None)} not examined"
+    return f"{len(learners)} learners: {counts}; {damaged} damaged files."
 
 
 def _row(learner: HandedIn) -> list[str]:
-    ready = {True: "ready", False: "not ready: " + ", ".join(learner.missing), None: "not tried"}
+    ready = {True: "ready", False: "not ready: " + ", ".join(learner.missing), None: "not examined"}
     begun = [state for state in learner.labs if state.section]
-    at = f"{begun[-1].lab[:2]}: {begun[-1].section}" if begun else "not begun"
+    at = f"lab {begun[-1].lab[:2]}: {begun[-1].section}" if begun else "not begun"
     said = [verdict for state in learner.labs for verdict in state.exercises.values()]
     return [
         learner.name,
@@ -239,40 +260,54 @@ def histograms(learners: list[HandedIn], lab: str = "") -> Iterator[str]:
 
 
 def histogram(title: str, numbers: list[float], right: float | None = None) -> str:
-    """Bars of signs. Where numbers lie apart by more than a factor of 30 the bins are octaves of
-    some width, as guesses of bytes are; numbers that are far off all are in the end bins."""
-    low, high = min(numbers), max(numbers)
-    scale = _Scale(low, high)
-    counts = [0] * scale.bins
-    for number in numbers:
-        counts[scale.bin(number)] += 1
-    lines = [f"{title}: {len(numbers)} predictions, median {statistics.median(numbers):,.6g}"]
-    at = scale.bin(right) if right is not None else None
-    for number, count in enumerate(counts):
-        begin, end = scale.edges(number)
-        bar = "#" * round(BAR * count / max(counts))
-        mark = f"   measured: {right:,.6g}" if number == at else ""
-        lines.append(f"{begin:>14,.4g} to {end:<14,.4g} {count:>3} {bar}{mark}")
-    return "\n".join(lines)
+    """A bar of signs for each number where there are few of them, else for each of some bins, which
+    are equal factors where the numbers lie far apart. The measured number has a mark."""
+    head = f"{title}: {len(numbers)} predictions, median {_said(statistics.median(numbers))}"
+    if right is not None:
+        close = sum(abs(number - right) <= CLOSE * abs(right) for number in numbers)
+        head += f"; measured {_said(right)}, {close} within {CLOSE:.0%} of it"
+    few = sorted({*numbers, *(() if right is None else (right,))})
+    if len(few) <= BINS:
+        rows = [(_said(each), numbers.count(each), each == right) for each in few]
+    else:
+        scale = _Scale(min(numbers), max(numbers))
+        at = scale.bin(right) if right is not None else None
+        found = [scale.bin(number) for number in numbers]
+        ends = [map(_said, scale.edges(number)) for number in range(scale.bins)]
+        rows = [
+            (f"{low:>12} to {high:>12}", found.count(number), number == at)
+            for number, (low, high) in enumerate(ends)
+        ]
+    most = max(count for _, count, _ in rows)
+    lines = [
+        f"{label:>28} {count:>4} {'#' * round(BAR * count / most)}{'  <- measured' * marked}"
+        for label, count, marked in rows
+    ]
+    return "\n".join([head, *map(str.rstrip, lines)])
+
+
+def _said(number: float) -> str:
+    """A number as a room reads it: a count with all its digits, any other to four."""
+    return f"{number if number == round(number) else float(f'{number:.4g}'):,.12g}"
 
 
 class _Scale:
     """Bins of equal width, or of equal factors for positive numbers far apart."""
 
     def __init__(self, low: float, high: float):
-        self.factors = low > 0 and high > 30 * low
+        self.factors = low > 0 and high > FAR * low
         self.bins = BINS if high > low else 1
-        self.low = low
-        self.step = (high / low) ** (1 / self.bins) if self.factors else (high - low) / self.bins
+        self.low = math.log(low) if self.factors else low
+        high = math.log(high) if self.factors else high
+        self.step = (high - self.low) / self.bins
 
     def bin(self, number: float) -> int:
         ends = (self.edges(each)[1] for each in range(self.bins - 1))
         return sum(number >= end for end in ends)
 
     def edges(self, number: int) -> tuple[float, float]:
-        if self.factors:
-            return self.low * self.step**number, self.low * self.step ** (number + 1)
-        return self.low + self.step * number, self.low + self.step * (number + 1)
+        ends = self.low + self.step * number, self.low + self.step * (number + 1)
+        return (math.exp(ends[0]), math.exp(ends[1])) if self.factors else ends
 
 
 # --- the commands ---------------------------------------------------------------------------------

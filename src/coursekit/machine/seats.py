@@ -45,7 +45,9 @@ class Seat(NamedTuple):
         home = f"seat-{self.number}"
         return (
             f"cp -rn {folder} {home} && {scope} env {names}"
-            f" jupyter lab --no-browser --port {self.port} --notebook-dir {home}"
+            # a port that somebody has is an error: the next one is another seat's
+            f" jupyter lab --no-browser --port {self.port} --ServerApp.port_retries=0"
+            f" --notebook-dir {home}"
         )
 
 
