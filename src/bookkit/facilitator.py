@@ -7,12 +7,15 @@ from the topics' `mistakes.md` and `predictions.py`; numbers on GPUs from the re
     ```
 
 ``python -m bookkit.facilitator labs build/workshop/labs`` writes each lab with its card folded up
-below the headings, section by section. Two roles of the plans take nothing but the labs' word:
+below the headings, section by section. Three roles of the plans take
+nothing but the labs' word, or the clock's:
 
     {section}`06-zero: What does a rank keep?`      a link to that section of the lab
     {expected}`06-zero: stage 1, bytes`             the number that the stored lab measured
+    {walked}`06-zero: What does a rank keep?`       the seconds that its cells took
 """
 
+import json
 import re
 import sys
 from importlib.resources import files
@@ -303,6 +306,30 @@ class SectionRole(LabRole):
         )
 
 
+class WalkedRole(SphinxRole):
+    """How long the cells of a section, or the start of a lab, took when a plan was walked with a
+    clock (tools/rehearse.py). `machine`: where that was; `seats`: what eight learners at once
+    took."""
+
+    def run(self):
+        path = Path(self.env.srcdir, "workshop", "walked.json")
+        self.env.note_dependency(str(path))
+        walked = json.loads(path.read_text("utf-8"))
+        if self.text in walked["words"]:
+            return [nodes.Text(walked["words"][self.text])], []
+        if self.text in walked["seconds"]:
+            return [nodes.Text(f"{max(1, round(walked['seconds'][self.text]))} s")], []
+        logger.warning(
+            "walked: nobody walked %r: python tools/rehearse.py plan 90 writes %s",
+            self.text,
+            path.name,
+            location=self.get_location(),
+            type="bookkit",
+            subtype="facilitator",
+        )
+        return [nodes.Text("not walked")], []
+
+
 class ExpectedRole(LabRole):
     """The number that a stored lab measured for a prediction."""
 
@@ -317,6 +344,7 @@ def setup(app):
     app.add_directive("facilitator-card", FacilitatorCard)
     app.add_role("section", SectionRole())
     app.add_role("expected", ExpectedRole())
+    app.add_role("walked", WalkedRole())
 
 
 def main(source: str, target: str) -> None:

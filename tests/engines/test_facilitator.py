@@ -1,5 +1,6 @@
 """Cards for whoever teaches, the instructor's edition of the labs, and the timed plans."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,16 @@ def test_the_plans_take_the_minutes_of_their_titles():
         if title in PLANS:
             rows = re.findall(r"^\| (\d+) \|", part, re.MULTILINE)
             assert sum(map(int, rows)) == PLANS[title], title
+
+
+def test_the_seconds_that_the_plans_print_were_walked():
+    """Must catch: a section of a timed plan that is renamed or added and walked by nobody."""
+    walked = json.loads((ROOT / "workshop" / "walked.json").read_text("utf-8"))
+    text = (ROOT / "workshop" / "plans.md").read_text("utf-8")
+    timed = re.search(r"(?ms)^\(plan-90\)=.*?^\(plan-", text)[0]
+    sections_named = re.findall(r"\{section\}`(.+?)`", timed)
+    assert {"doctor", "04-collectives", "06-zero", *sections_named} <= set(walked["seconds"])
+    assert re.findall(r"\{walked\}`(\d\d-.+?: .+?)`", timed) == sections_named
 
 
 def test_every_page_of_the_workshop_is_in_the_contents():
