@@ -162,7 +162,7 @@ class Group:
 
 
 def learn(folder: Path, lab: str, shared: Path, name: str, greedy: bool) -> None:
-    """What one learner does: run the core, save, hand in, and perhaps ask for too much."""
+    """Run the core as a learner does, save, hand in, and perhaps ask for too much."""
     [path] = folder.glob(f"{lab}-*.ipynb")
     book = nbformat.read(path, as_version=4)
     book.cells = core_of(book)
