@@ -26,8 +26,8 @@ HANDED_IN_SCHEMA = 1
 TOKEN = ".room"  # beside the labs: which file of the shared folder is this learner's
 LONGEST_NAME = 40
 BINS, BAR = 8, 30  # of a histogram: how many, and signs of the longest
-FAR = 8  # factor between the least and the largest number from which bins are factors, too
-CLOSE = 0.1  # of the measured number
+WIDE_RANGE = 8  # factor between the least and the largest number from which bins are factors, too
+NEAR_MEASURED = 0.1  # of the measured number
 LARGEST = 1e30  # prediction
 FEWEST = 3  # predictions that make a histogram
 
@@ -264,8 +264,8 @@ def histogram(title: str, numbers: list[float], right: float | None = None) -> s
     are equal factors where the numbers lie far apart. The measured number has a mark."""
     head = f"{title}: {len(numbers)} predictions, median {_said(statistics.median(numbers))}"
     if right is not None:
-        close = sum(abs(number - right) <= CLOSE * abs(right) for number in numbers)
-        head += f"; measured {_said(right)}, {close} within {CLOSE:.0%} of it"
+        close = sum(abs(number - right) <= NEAR_MEASURED * abs(right) for number in numbers)
+        head += f"; measured {_said(right)}, {close} within {NEAR_MEASURED:.0%} of it"
     few = sorted({*numbers, *(() if right is None else (right,))})
     if len(few) <= BINS:
         rows = [(_said(each), numbers.count(each), each == right) for each in few]
@@ -295,7 +295,7 @@ class _Scale:
     """Bins of equal width, or of equal factors for positive numbers far apart."""
 
     def __init__(self, low: float, high: float):
-        self.factors = low > 0 and high > FAR * low
+        self.factors = low > 0 and high > WIDE_RANGE * low
         self.bins = BINS if high > low else 1
         self.low = math.log(low) if self.factors else low
         high = math.log(high) if self.factors else high
