@@ -95,6 +95,13 @@ MENDED = {
     "zero_step_seconds",
     # in stage 3 a unit had one shard, and has one for each parameter since
     "zero_step_counter_bytes",
+    # a pipeline reduced in each microbatch in stages 2 and 3, and reduces once since
+    "zero_communication_seconds",
+    "zero_reductions",
+    "zero_sent_bytes",
+    "zero_sent_in_stage_2",
+    "zero_sent_in_stage_3",
+    "zero_traffic_parameters",
 }
 GONE |= {"bucket_seconds", "zero_overlapped_step_seconds"}
 # An optimizer of master copies updated all of them at once, and takes a pile at a time since.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coursekit.__main__ import main
-from coursekit.formulas import InvalidQuantity
+from coursekit.formulas import BOOK, InvalidQuantity
 from coursekit.formulas.fits import FUSED_LOSS, RankLayout, fits, model_sizes
 from coursekit.formulas.many import solve_many
 from coursekit.formulas.plan import RULES, Search, divisors, plan
@@ -293,3 +293,62 @@ def test_the_explorer_has_the_planners_bytes_and_seconds():
         assert shown["layout_seconds"] == pytest.approx(seconds, rel=1e-12)
         if "bf16" in GPUS[gpu].note:  # the others refuse the recipe
             assert shown["rank_needed_bytes"] == layout.needed_bytes(layout.solved())
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_pipeline_reduces_once(stage):
+    """Gradients are reduced once in a step of a pipeline, in the explorer as in the planner.
+
+    Must catch: messages for each microbatch in one of them."""
+    card = EXPLORERS["rank-of-any-layout"]
+    for p, times in ((1, 16), (2, 1)):
+        knobs = dict(pipeline_parallel=p, zero_stage=stage)
+        shown = card.compute({**card.start(), **knobs, "pipeline_rank": p - 1})
+        layout = RankLayout(
+            model="Llama 3 70B",
+            sizes=model_sizes("Llama 3 70B"),
+            gpu="H100 SXM 80GB",
+            gpus=64 * p,
+            sequence=8192,
+            accumulation_steps=16,
+            kernels=FUSED_LOSS,
+            recipe="bf16 + fp32 gradients",
+            tensor_parallel=8,
+            **knobs,
+        )
+        values = step_values(layout, SPEEDS["Megatron-LM on H100"])
+        assert values["zero_reductions"] == times
+        assert shown["layout_seconds"] == pytest.approx(values["layout_seconds"], rel=1e-12)
+
+
+def test_a_stage_of_layers_without_experts():
+    """DeepSeek-V3 with 64 layers on 32 pipeline ranks: the first has two layers without experts.
+
+    Must catch: fewer than no bytes before a checkpoint; the bytes of those layers forgotten."""
+    sizes = {**model_sizes("DeepSeek-V3 671B"), "layers": 64}
+    layout = RankLayout(
+        model="DeepSeek-V3 671B",
+        sizes=sizes,
+        gpu="B200 SXM",
+        gpus=2048,
+        sequence=4096,
+        zero_stage=1,
+        kernels=FUSED_LOSS,
+        recipe="bf16 + fp32 gradients",
+        expert_parallel=64,
+        pipeline_parallel=32,
+    )
+    names = ["rank_before_bytes", "rank_saved_bytes", "rank_stage_bytes"]
+    found = BOOK.evaluate(names, allow_unused=True, **layout.given, pipeline_rank=0)
+    assert layout.solved()["rank_peak_bytes"] > found["rank_saved_bytes"]
+    least = found["rank_saved_bytes"] - 2 * found["rank_stage_bytes"]
+    assert least <= found["rank_before_bytes"] < found["rank_saved_bytes"]
+
+
+def test_states_on_the_host_are_a_nearest():
+    """Must catch: offload without a stage of ZeRO, or not among what fits."""
+    asked = dict(gpu="H100 SXM 80GB", gpus=8, sequence=2048)
+    near = dict(fits("Llama 2 70B", **asked, zero_stage=3).nearest)["--offload 1"]
+    assert near.fits and near.zero_stage == 3
+    near = fits("Llama 2 70B", **asked, zero_stage=0).nearest
+    assert near and not any("--offload" in change for change, _ in near)

@@ -24,6 +24,13 @@ LAYOUTS = (
         sizes=dict(biases=0, gated_mlp=1, learned_positions=0, tied_head=0),
     ),
     RunLayout(data_parallel=2, tensor_parallel=2, zero_stage=3, microbatches=2, **OWN_TOKENS),
+    RunLayout(
+        data_parallel=2,
+        zero_stage=2,
+        microbatch=1,
+        microbatches=3,
+        sizes=dict(vocabulary=10_240, max_sequence=8),
+    ),
 )
 
 
@@ -33,7 +40,8 @@ def test_every_rank_to_the_byte(worlds, layout):
 
     Must catch: the batch left out of activations on a rank that saves none of it; a layer that is
     computed again counted as kept; the losses of earlier microbatches forgotten; the optimizer's
-    counters of every parameter where they are of buckets; one rank's bytes said of all."""
+    counters of every parameter where they are of buckets; one rank's bytes said of all; stage 2's
+    new gradients, which wait whole for their bucket, taken for a part of the shard's."""
     found = worlds(layout.ranks).run(weigh_rank, layout)
     assert found == [predicted(layout, rank) for rank in range(layout.ranks)]
 

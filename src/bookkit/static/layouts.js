@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const REFUSED = {}, LIMIT = Number.MAX_SAFE_INTEGER;
+  const SLICE_MS = 10, REFUSED = {}, LIMIT = Number.MAX_SAFE_INTEGER;
 
   function divisors(number) {
     const small = [];
@@ -38,6 +38,20 @@
     return values => { model(values); return found; };
   }
 
+  /* Runs a generator in short slices while it is wanted, so that the page stays awake, and hands on its value, or what it throws. */
+  BOOK.inSlices = function (steps, wanted, done, refused) {
+    (function on() {
+      if (!wanted()) return;
+      const until = performance.now() + SLICE_MS;
+      let next;
+      try {
+        do next = steps.next(); while (!next.done && performance.now() < until);
+      } catch (error) { refused(error); return; }
+      if (next.done) done(next.value);
+      else setTimeout(on);
+    })();
+  };
+
   /* Of an explorer: `presets` are those of its menus by kind, `facts` what bookkit/layouts.py says. A layout is an object with the
      names of RankLayout, and in `values` all quantities that it leaves as they are. */
   BOOK.layouts = function (name, presets, facts) {
@@ -50,7 +64,7 @@
         tensor_parallel: t, pipeline_parallel: layout.pipeline_parallel, context_parallel: c, expert_parallel: layout.expert_parallel,
         data_parallel: Math.floor(layout.gpus / (t * layout.pipeline_parallel)), zero_stage: layout.zero_stage,
         microbatch: layout.microbatch, accumulation_steps: layout.accumulation_steps, recompute_policy: layout.recompute_policy,
-        sequence: Math.floor(layout.sequence / c), sequence_parallel: cut, regather: cut, stages_per_rank: layout.stages_per_rank,
+        sequence: Math.floor(layout.sequence / c), sequence_parallel: cut, regather: cut, offload: layout.offload, stages_per_rank: layout.stages_per_rank,
         shorter_ends: layout.shorter_ends, pipeline_schedule: layout.stages_per_rank > 1 ? facts.interleaved : facts.one_f_one_b
       });
       if (c > 1) values.kept_attention_outputs = 2;
@@ -116,6 +130,7 @@
       const each = (quantity, values) => values.map(value => ({ [quantity]: value })), MOST = facts.most_gpus;
       return [
         each("zero_stage", range(layout.zero_stage + 1, 3)),
+        each("offload", layout.zero_stage ? [1] : []),
         each("microbatch", halves(layout.microbatch, 1)),
         [fused(layout)],
         each("recompute_policy", range(layout.recompute_policy + 1, 3)),
@@ -139,9 +154,10 @@
       return found;
     }
 
-    function first(layout, tries) {
+    function* first(layout, tries) {
       for (const changes of tries) {
         const other = changed(layout, changes), found = needed(other);
+        yield;
         if (found) return { layout: other, bytes: found[0], fullest: found[2], changes: difference(layout, other) };
       }
     }
@@ -150,14 +166,19 @@
       return Object.fromEntries(CHANGED.filter(name => layout[name] !== other[name]).map(name => [name, other[name]]));
     }
 
-    /* The smallest change that fits, for each thing that can change; where none does, all at once that costs no time. */
-    function nearest(layout) {
-      const found = singleChanges(layout).map(tries => first(layout, tries)).filter(Boolean);
+    /* The smallest change that fits, for each thing that can change; where none does, all at once that costs no time. It stops after
+       every layout that it tried, as the search does. */
+    function* nearest(layout) {
+      const found = [];
+      for (const tries of singleChanges(layout)) {
+        const other = yield* first(layout, tries);
+        if (other) found.push(other);
+      }
       if (found.length) return found;
       for (const part of [1, 2, 4, 8, 16]) {
         const sequence = Math.floor(layout.sequence / part);
         for (let gpus = layout.gpus; sequence && gpus <= facts.most_gpus; gpus *= 2) {
-          const asked = Object.assign({}, layout, { sequence: sequence, gpus: gpus }), other = first(asked, frugalChanges(asked));
+          const asked = Object.assign({}, layout, { sequence: sequence, gpus: gpus }), other = yield* first(asked, frugalChanges(asked));
           if (other) return [Object.assign(other, { changes: difference(layout, other.layout) })];
         }
       }
@@ -230,6 +251,7 @@
         const fastest = argmin(found.seconds, left), same = found.layouts.map(layout => alike(layout, found.layouts[fastest]));
         const asFast = left.map((there, k) => there && same[k] && found.seconds[k] <= (1 + facts.worth) * found.seconds[fastest]);
         const most = Math.max(...found.layouts.filter((_, k) => asFast[k]).map(rowsOf));
+        yield;
         chosen.push(candidate(found, argmin(found.needed, asFast.map((there, k) => there && rowsOf(found.layouts[k]) === most)), same));
         same.forEach((there, k) => { if (there) left[k] = false; });
         yield;
@@ -283,7 +305,7 @@
       }
       const chosen = yield* best(found, asked), smallest = argmin(found.needed, found.right);
       return { legal: found.legal, fitting: found.fitting, tried: found.layouts.length, best: chosen,
-        nearest: chosen.length || smallest < 0 ? [] : nearest(found.layouts[smallest]) };
+        nearest: chosen.length || smallest < 0 ? [] : yield* nearest(found.layouts[smallest]) };
     }
 
     /* The quantities that an explorer takes from a layout, with the fullest rank on show. */

@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const SLICE_MS = 10, REST_MS = 400, format = BOOK.format, { write } = BOOK.svg;
+  const REST_MS = 400, format = BOOK.format, { write } = BOOK.svg;
 
   function Refusal(message) { this.message = message; }
 
@@ -204,32 +204,23 @@
 
     function search(then) {
       const turn = ++running, begun = performance.now();
-      let asking, steps;
+      let asking;
       try { asking = question(); } catch (refused) {
         if (!(refused instanceof Refusal)) throw refused;
         refuse(refused.message);
         return;
       }
-      steps = layouts.plan(asking);
       root.classList.add("searching");
-      (function on() {
-        if (turn !== running) return;
-        const until = performance.now() + SLICE_MS;
-        let next;
-        try {
-          do next = steps.next(); while (!next.done && performance.now() < until);
-        } catch (refused) {
-          if (!(refused instanceof BOOK.InvalidQuantity)) throw refused;
-          root.classList.remove("searching");
-          refuse(refused.message);
-          return;
-        }
-        if (!next.done) { setTimeout(on); return; }
+      BOOK.inSlices(layouts.plan(asking), () => turn === running, plan => {
         root.classList.remove("searching");
         refuse("");
-        showPlan(next.value, asking, performance.now() - begun);
+        showPlan(plan, asking, performance.now() - begun);
         if (typeof then === "function") then();
-      })();
+      }, refused => {
+        if (!(refused instanceof BOOK.InvalidQuantity)) throw refused;
+        root.classList.remove("searching");
+        refuse(refused.message);
+      });
     }
 
     function later() { clearTimeout(resting); resting = setTimeout(search, REST_MS); }

@@ -39,11 +39,10 @@
         const layout = layouts.shown(hands.values(), hands.chosen()), now = JSON.stringify(layout);
         if (now === known) return; // a button that has the focus keeps it
         known = now;
-        const found = layouts.nearest(layout);
-        BOOK.nearestButtons(box, found, facts, one => {
+        BOOK.inSlices(layouts.nearest(layout), () => now === known, found => BOOK.nearestButtons(box, found, facts, one => {
           const menus = Object.fromEntries(["gpu", "kernels"].filter(kind => kind in one.changes).map(kind => [kind, one.changes[kind]]));
           hands.set(layouts.knobs(one.layout, one.fullest), menus);
-        });
+        }), error => { throw error; });
       }, REST_MS);
     };
   }

@@ -224,8 +224,6 @@ class RankLayout:
         copy = self.tensor_parallel * self.pipeline_parallel
         if self.context_parallel > 1:
             values["kept_attention_outputs"] = 2
-        if self.pipeline_parallel > 1:
-            values["gradient_sync"] = 0  # a pipeline reduces once
         return {
             **self.sizes,
             **values,
@@ -657,6 +655,8 @@ def _frugal(layout):
 
 def _single_changes(layout):
     yield [replace(layout, zero_stage=z) for z in range(layout.zero_stage + 1, 4)]
+    if layout.zero_stage:
+        yield [replace(layout, offload=1)]
     yield [replace(layout, microbatch=b) for b in _halves(layout.microbatch)]
     yield [replace(layout, kernels=_fused(layout.kernels))]
     policies = range(layout.recompute_policy + 1, WHOLE_LAYERS + 1)
@@ -692,7 +692,7 @@ def _first_that_fits(layouts):
 def difference(layout: RankLayout, other: RankLayout) -> str:
     """The change from one layout to the other, as options of the command."""
     degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
-    names = ("zero_stage", *degrees, "microbatch", "kernels", "recompute_policy")
+    names = ("zero_stage", "offload", *degrees, "microbatch", "kernels", "recompute_policy")
     names += ("gpus", "sequence", "gpu")
     changed = [name for name in names if getattr(layout, name) != getattr(other, name)]
     values = {name: getattr(other, name) for name in changed}

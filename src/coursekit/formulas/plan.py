@@ -49,7 +49,8 @@ MOST_BATCH = 1_000_000
 NOT_TRIED = (
     "context parallelism where layouts fit without; unless asked for by its knob: offload, groups"
     " of shards, stage 3 in pipelines, tensor parallelism across nodes or beside experts,"
-    " interleaved stages with unequal ends"
+    " interleaved stages with unequal ends; not known: groups of more microbatches than pipeline"
+    " ranks in interleaved stages"
 )
 CONTEXTS = (1, 2, 4, 8)  # tried where nothing fits in whole sequences
 
@@ -407,7 +408,6 @@ class Search:
             "sequence": self.asked.sequence // columns["context_parallel"],
             "kept_attention_outputs": kept + (2 - kept) * shared,
             "regather": columns["sequence_parallel"],
-            "gradient_sync": (columns["zero_stage"] > 1) * (columns["pipeline_parallel"] == 1),
             "pipeline_schedule": ONE_F_ONE_B + (INTERLEAVED - ONE_F_ONE_B) * several,
         }
 

@@ -20,6 +20,7 @@ _PLANNED = dict(
     context_parallel=1,
     sequence_parallel=1,
     regather=1,
+    offload=0,
 )
 _LAYOUT = ("data_parallel", "tensor_parallel", "pipeline_parallel", "accumulation_steps", "layers")
 _UNEVEN = tuple(name for name, model in MODELS.items() if model.quantities["key_value_heads"] % 8)
@@ -157,6 +158,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
             unless=(("context_parallel", 1),),
         ),
         Say(" {expert_parallel:exact} ranks divide the experts.", unless=(("expert_parallel", 1),)),
+        Say(" States of the optimizer lie on the host.", unless=(("offload", 0),)),
     ),
     table=ExplorerTable(
         "The first rank on 64 H100s of 80 GB, t = 8 and stage 1",

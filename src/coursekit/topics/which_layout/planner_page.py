@@ -66,6 +66,7 @@ def published(said):
 # Names of changes on a button, in the order in which fits.difference names changes.
 CHANGE_WORDS = dict(
     zero_stage="ZeRO {}",
+    offload="states on the host",
     tensor_parallel="t {}",
     pipeline_parallel="p {}",
     context_parallel="context {}",

@@ -193,8 +193,8 @@ def reshard_after_backward(q):
 )
 def gradient_sync(q):
     """1 if gradients are reduced in each microbatch, 0 if only in the last; by default 1 from stage
-    2 on"""
-    return where(q.zero_stage < 2, 0, 1)
+    2 on without a pipeline, which reduces once"""
+    return where(q.zero_stage < 2, 0, where(q.pipeline_parallel > 1, 0, 1))
 
 
 @formula(r"n_\text{rs}", "count")

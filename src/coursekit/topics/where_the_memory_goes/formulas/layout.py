@@ -850,7 +850,12 @@ def rank_before_bytes(q):
     """bytes that wait beside a stage's second-to-last checkpoint; 0 if there is none"""
     return where(
         q.rank_stage_checkpoints > 1,
-        q.rank_end_bytes + (q.rank_held_layers - 2) * q.rank_waiting_layer_bytes,
+        q.rank_end_bytes
+        + maximum(
+            (q.rank_held_layers - 2) * q.rank_waiting_layer_bytes
+            + q.rank_held_microbatches * q.rank_waiting_dense_bytes,
+            0,
+        ),
         0,
     )
 

@@ -441,7 +441,8 @@ def gradients_of_units_before(q):
         gradients=where(
             q.rank_reducing_stage < 2,
             q.finished,
-            ceil_div(maximum(q.finished - q.open_bucket_bytes, 0), q.shard_ranks)
+            where(q.new_gradient_element_bytes > 0, 1, 0)
+            * ceil_div(maximum(q.finished - q.open_bucket_bytes, 0), q.shard_ranks)
             + minimum(q.finished, q.open_bucket_bytes),
         )
     )

@@ -208,10 +208,14 @@ def open_bucket_parameters(q):
 
 @formula(r"\beta_\text{new}^r", "bytes")
 def rank_new_element_bytes(q):
-    """bytes that an element of a finished gradient adds: none when the gradient is added to an
-    earlier one"""
+    """bytes that an element of a finished gradient takes: none when the gradient is added to an
+    earlier one, which in stage 2 is a shard"""
     return where(
-        equal(q.rank_fullest_first, 1), q.gradient_element_bytes, q.new_gradient_element_bytes
+        equal(q.rank_reducing_stage, 2),
+        q.gradient_element_bytes,
+        where(
+            equal(q.rank_fullest_first, 1), q.gradient_element_bytes, q.new_gradient_element_bytes
+        ),
     )
 
 
