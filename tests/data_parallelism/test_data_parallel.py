@@ -326,6 +326,30 @@ def test_gradients_are_memory_of_their_bucket(three):
         assert (strangers, after, left) == (0, every, every)
 
 
+def last_buckets():
+    made = lambda *sizes: nn.ParameterList(nn.Parameter(torch.ones(size)) for size in sizes[::-1])
+    of_two_dtypes = made(1700, 99)
+    of_two_dtypes[0] = nn.Parameter(torch.ones(99, dtype=torch.float64))
+    nets = made(50, 1700, 99), made(50, 1700, 110), made(5, 50), of_two_dtypes, made(7)
+    replicas = [DistributedDataParallel(net, bucket_bytes=1000) for net in nets]
+    return [[[p.numel() for p in pile] for pile in each.buckets] for each in replicas]
+
+
+def test_a_small_last_bucket_joins_a_large_one(worlds):
+    """Both leave at the end of backward, as the table of tokens does and what is behind it.
+
+    Must catch: a small bucket behind an ordinary one, which then leaves later; two dtypes in one
+    tensor."""
+    for found in worlds(1).run(last_buckets):
+        assert found == [
+            [[50, 1700, 99]],
+            [[50, 1700], [110]],
+            [[5, 50]],
+            [[1700], [99]],
+            [[7]],
+        ]
+
+
 @pytest.mark.parametrize("bucket_bytes", [1, 8, 400, 1000, 10**9])
 def test_buckets(bucket_bytes):
     """Each parameter once, in the given order within its dtype; closed as soon as the size is

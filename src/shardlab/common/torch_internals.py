@@ -299,13 +299,16 @@ def unscale_in_one_pass(gradients: list[Tensor], found: Tensor, inverse: Tensor)
 
 
 def divide_into(pairs: list[tuple[Tensor, Tensor]], divisor: int):
-    """The second of each pair becomes the first divided by the divisor. A GPU copies all, and
-    divides all; a CPU divides while it copies. Without it, a GPU gets a launch for each tensor."""
-    if pairs and pairs[0][0].is_cuda:
-        tensors, quotients = map(list, zip(*pairs))
-        torch._foreach_copy_(quotients, tensors)
-        torch._foreach_div_(quotients, divisor)
-        return
+    """The second of each pair becomes the first divided by the divisor. A large tensor is divided
+    while it is copied; a GPU copies all small ones, and divides them all. Without it, a GPU gets a
+    launch for each bias."""
+    if pairs and (pairs[0][0].is_cuda or is_fake(pairs[0][0])):
+        small = [pair for pair in pairs if pair[0].nbytes < 1 << 20]
+        pairs = [pair for pair in pairs if pair[0].nbytes >= 1 << 20]
+        if small:
+            tensors, quotients = map(list, zip(*small))
+            torch._foreach_copy_(quotients, tensors)
+            torch._foreach_div_(quotients, divisor)
     for tensor, quotient in pairs:
         torch.div(tensor, divisor, out=quotient)
 

@@ -114,7 +114,7 @@ class Replicas(BackwardListener, nn.Module):
 
 
 class FlatBucket(core.FlatBucket):
-    """The core's, with one launch for all gradients on a GPU, and of dense gradients alone."""
+    """The core's, with one launch for all small gradients on a GPU, and of dense ones alone."""
 
     def divide(self, arrived: list[tuple[Tensor, Tensor]], n: int):
         for gradient, _ in arrived:
@@ -213,6 +213,14 @@ class Bucketed(Replicas):
             bucket.finish()
 
 
+def join_the_rest(buckets: list[list[nn.Parameter]]) -> list[list[nn.Parameter]]:
+    """A small last bucket joins a large one of its dtype before it, as the table of positions joins
+    the table of tokens: both leave at the end of backward, where every latency is exposed."""
+    *others, large, rest = [[], [], *buckets]
+    small = 16 * sum(p.nbytes for p in rest) < sum(p.nbytes for p in large)
+    return [*others, large + rest][2:] if small and large[0].dtype == rest[0].dtype else buckets
+
+
 class DistributedDataParallel(core.DistributedDataParallel, Replicas):
     """During backward, an all-reduce for each bucket whose gradients have all arrived, in the same
     order on all ranks. After backward the remaining buckets, and a wait for all sums.
@@ -255,7 +263,7 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
         hardened: bool = True,
     ):
         Replicas.__init__(self, module, group, bucket_bytes=bucket_bytes)
-        self.buckets = make_buckets(reversed(self.trained), bucket_bytes)
+        self.buckets = join_the_rest(make_buckets(reversed(self.trained), bucket_bytes))
         self.bucket_of = {
             parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket
         }
