@@ -158,7 +158,9 @@ RANK_OF_ANY_LAYOUT = Explorer(
             unless=(("context_parallel", 1),),
         ),
         Say(" {expert_parallel:exact} ranks divide the experts.", unless=(("expert_parallel", 1),)),
-        Say(" States of the optimizer lie on the host.", unless=(("offload", 0),)),
+        Say(" States of the optimizer", unless=(("offload", 0),)),
+        Say(", parameters and gradients", when=(("zero_stage", 3),), unless=(("offload", 0),)),
+        Say(" lie on the host.", unless=(("offload", 0),)),
     ),
     table=ExplorerTable(
         "The first rank on 64 H100s of 80 GB, t = 8 and stage 1",
