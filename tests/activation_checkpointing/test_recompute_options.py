@@ -19,8 +19,9 @@ from shardlab.common.torch_internals import FUSED_ATTENTION, TorchDispatchMode
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.recompute import CheckpointError, checkpoint, checkpoint_by_function
+from shardlab.recompute.host_copies import Copies
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules, checkpoint_some
-from shardlab.recompute.offload import Copies, offload_activations
+from shardlab.recompute.offload import offload_activations
 from shardlab.recompute.selective import EXPENSIVE, PRODUCTS, checkpoint_selective
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -272,7 +273,7 @@ def test_what_is_moved_and_what_stays(monkeypatch):
 
     Must catch: parameters that travel as a transpose; a storage that travels for each of its views;
     a copy on the device that stays until the graph is gone."""
-    monkeypatch.setattr("shardlab.recompute.offload.Copies", NumPyCopies)
+    monkeypatch.setattr("shardlab.recompute.host_copies.Copies", NumPyCopies)
     config = GPTConfig(**{**SMALL, "dropout": 0.0, "layers": 6, "hidden": 64})
     model = GPT(config)
     tokens = torch.zeros(8, 16, dtype=torch.long)

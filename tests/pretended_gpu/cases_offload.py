@@ -4,7 +4,8 @@ import pytest
 import torch
 from pretended.step import Step, watched
 
-from shardlab.recompute import offload
+from shardlab.recompute.host_copies import HELD
+from shardlab.recompute.offload import offload_activations
 
 
 def activations_are_let_go() -> Step:
@@ -19,10 +20,10 @@ def activations_are_let_go() -> Step:
     before = torch.cuda.memory_allocated()
     with pytest.MonkeyPatch.context() as patch, watched() as step:
         patch.setattr(torch.Tensor, "record_stream", None)
-        with offload.offload_activations(0, ahead=2):
+        with offload_activations(0, ahead=2):
             for _ in range(12):
                 y = y.sin()
-        assert torch.cuda.memory_allocated() - before == (offload.HELD + 1) * 4096
+        assert torch.cuda.memory_allocated() - before == (HELD + 1) * 4096
         y.sum().backward()
     assert torch.equal(x.grad, plain)
     del y

@@ -184,3 +184,26 @@ def test_links_take_the_time_of_the_books_formulas(ranks):
     for name, share in (("all_reduce", 1), ("all_gather", 1 / 2), ("reduce_scatter", 1 / 2)):
         assert links.seconds(name, nbytes, list(range(ranks))) == pytest.approx(share * whole)
     assert nodes == links.nodes(list(range(ranks)))
+
+
+def test_copies_of_one_direction_follow_each_other():
+    """Must catch: two copies to the host at once; one that waits for a copy from the host; a host
+    that goes on after a blocking copy; time for what the host computes."""
+    gpu = GPU({}, 1e9, launch_seconds=0, host_bytes_per_second=0.5e9)
+
+    def work():
+        x, host = torch.ones(1000), [torch.empty(1000, pin_memory=True) for _ in range(2)]
+        for to, source in ((host[0], x), (x, host[1]), (host[1], x)):
+            stream = torch.cpu.Stream()
+            stream.wait_stream(torch.cpu.current_stream())
+            with torch.cpu.stream(stream):
+                to.copy_(source, non_blocking=True)
+        host[0].add_(host[1])
+        host[0].view(-1).copy_(x)
+
+    _, step = spans_of(work, gpu)
+    copies = [(span.name, span.start, span.end) for span in step.spans[1:]]
+    out, back = "copy to the host", "copy from the host"
+    assert copies[:2] == [(out, 4_000, 12_000), (back, 4_000, 12_000)]
+    assert copies[2:] == [(out, 12_000, 20_000), (out, 20_000, 28_000)]
+    assert step.host_waits == 1

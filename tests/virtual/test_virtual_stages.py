@@ -10,6 +10,8 @@ from torch import nn
 
 from coursekit.formulas import evaluate
 from shardlab import zero
+from shardlab.recompute.host_copies import HELD
+from shardlab.recompute.offload import offload_activations
 from shardlab.tensor_parallel import apply_tensor_parallel, overlapped, sequence_parallel
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
 from shardlab.virtual import GPU, Links, VirtualGPUs
@@ -123,4 +125,39 @@ def test_a_pair_exposes_what_its_closed_form_says(link, chunks, sequence):
     expected = PRODUCT * exposed_of_a_pair(link, chunks, sequence)
     assert step.computing_seconds == pytest.approx(6 * PRODUCT, rel=0.001)
     assert step.exposed_seconds == pytest.approx(expected, rel=0.001)
+    assert step.host_waits == 0
+
+
+# --- activations on the host ----------------------------------------------------------------------
+
+LAYERS = 12
+
+
+@pytest.mark.parametrize("copy", [0.9, 3.0])
+def test_offloaded_activations_expose_what_the_link_cannot_carry(copy):
+    """A layer's input is copied in `copy` times the layer's forward. The last HELD inputs are there
+    when backward begins; the others come back one after the other.
+
+    Must catch: a storage dropped before its copy has ended, so that kernels write over it; an input
+    copied back that is still there; one that is used before it has come; a copy on the stream that
+    computes; a host that waits."""
+    rate = 4 * TOKENS * HIDDEN / (copy * PRODUCT)
+    gpu = GPU({torch.float32: 1e12}, 1e18, launch_seconds=0, host_bytes_per_second=rate)
+    with VirtualGPUs(1, gpu) as own:
+        model = nn.Sequential(*[nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(LAYERS)])
+        x = torch.ones(TOKENS, HIDDEN, requires_grad=True)
+        with own.step() as step:
+            with offload_activations(0):
+                y = model(x)
+            y.mean().backward()
+    spans = [(s.name, s.start, s.end) for s in step.spans if s.name == "mm" or "copy" in s.name]
+    left = [end for name, _, end in spans if name == "copy to the host"]
+    forward = [start for name, start, _ in spans if name == "mm"][:LAYERS]
+    assert all(begins >= ended for begins, ended in zip(forward[HELD:], left))
+    assert [name for name, *_ in spans].count("copy from the host") == LAYERS - HELD
+    expected = 3 * LAYERS
+    if copy > 1:
+        expected = copy * (2 * LAYERS - HELD) + 2 * HELD
+    assert step.seconds == pytest.approx(expected * PRODUCT, rel=0.001)
+    assert step.computing_seconds == pytest.approx(3 * LAYERS * PRODUCT, rel=0.001)
     assert step.host_waits == 0

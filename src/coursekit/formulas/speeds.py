@@ -18,6 +18,7 @@ from .fits import (
 from .presets import GPUS, LINKS
 from .registry import BOOK
 
+HOST_LINKS = {"A100": "PCIe 4 x16"} | dict.fromkeys(("H100", "H200", "B200"), "PCIe 5 x16")
 BANDWIDTH_SHARE = 0.8  # of a datasheet's figure that memory and links reach: assumed, not fitted
 PUBLISHED_SECONDS = "tests/which_layout/published_seconds.csv"
 
@@ -244,6 +245,13 @@ def parts_of(values) -> dict:
         "exposed": values["data_exposed_seconds"],
         "update": values["rank_update_seconds"],
     }
+
+
+def host_rate(gpu: str) -> float:
+    """Bytes per second between a preset's GPU and its host, each way, at four fifths of the
+    datasheet; 0 where the book has no link for it."""
+    link = HOST_LINKS.get(gpu.split()[0])
+    return BANDWIDTH_SHARE * LINKS[link].quantities["link_bytes_per_second"] if link else 0.0
 
 
 def link_rates(gpu: str) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from shardlab.virtual import GPU, Links, VirtualGPU, VirtualGPUs, VirtualStep
 
 from ..formulas import quantities
 from ..formulas.presets import WITHOUT_BF16
-from ..formulas.speeds import BANDWIDTH_SHARE, link_rates
+from ..formulas.speeds import BANDWIDTH_SHARE, host_rate, link_rates
 from ..show.svg.virtual import virtual_step_svg
 
 
@@ -36,6 +36,7 @@ def preset_gpu(name: str, ranks_per_node: int = 8) -> GPU:
         dict.fromkeys(formats, BANDWIDTH_SHARE * chip["flops_per_second"]),
         BANDWIDTH_SHARE * chip["memory_bytes_per_second"],
         Links(*link_rates(name), ranks_per_node),
+        host_bytes_per_second=host_rate(name),
         name=name,
     )
 

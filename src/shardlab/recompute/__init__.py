@@ -18,7 +18,7 @@ Three files keep something else than the whole input:
 
     selective.py        the outputs of expensive operators, too
     partitioned.py      a part of the input on each rank that has the same one
-    offload.py          every activation, in the host's memory
+    offload.py          every activation, in the host's memory; host_copies.py copies
 
 Chen et al. 2016; Korthikanti et al. 2022 (arXiv 2205.05198).
 """

@@ -10,9 +10,9 @@ inputs. Parameters stay where they are, since the GPU holds them in any case; au
 weights, and what stage 3 of ZeRO gathers, are moved like activations.
 
 On CUDA copies go through pinned memory in a stream of their own, so computing goes on meanwhile,
-and backward asks for the next activations ahead. That hides the copies if the link is fast enough:
-the bytes of a layer must pass while a layer computes. On a CPU there is no other memory to go to:
-the copy is made all the same, for what it shows, and nothing is saved.
+and backward asks for the next activations ahead: host_copies.py. That hides the copies if the link
+is fast enough: the bytes of a layer must pass while a layer computes. On a CPU there is no other
+memory to go to: the copy is made all the same, for what it shows, and nothing is saved.
 
 What is moved is the storage behind a tensor, once, however many views of it are saved: views come
 back with the strides that they had, so backward computes with the same kernels.
@@ -22,7 +22,6 @@ too, and waits for each.
 """
 
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -32,14 +31,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..common.torch_internals import (
-    active_fake_mode,
     base_of,
     hooks_of_saved_tensors,
     storage_key,
     version,
 )
-
-HELD = 4  # storages that computing may be ahead of their copies to the host
+from .host_copies import Copies, copies_on
 
 
 @contextmanager
@@ -100,13 +97,13 @@ class Offload:
 
     def copies_of(self, tensor: Tensor) -> "Copies":
         if tensor.device not in self.copies:
-            overlaps = tensor.is_cuda and active_fake_mode() is None
-            self.copies[tensor.device] = OverlappedCopies(tensor.device) if overlaps else Copies()
+            self.copies[tensor.device] = copies_on(tensor.device)
         return self.copies[tensor.device]
 
     def unpack(self, saved: OnTheHost | OnTheDevice) -> Tensor:
         if isinstance(saved, OnTheDevice):
             return self.stayed(saved)
+        saved.moved.fetch()
         for number in range(saved.moved.number - 1, saved.moved.number - 1 - self.ahead, -1):
             following = self.order[number]() if number >= 0 else None
             if following is not None and following.used == 0:
@@ -152,48 +149,3 @@ class Moved:
         if self.used == self.uses:
             self.back, self.used = None, 0
         return flat
-
-
-class Copies:
-    """Copies that are done when the call returns."""
-
-    def out(self, flat: Tensor) -> Tensor:
-        return torch.empty_like(flat, device="cpu").copy_(flat)
-
-    def back(self, host: Tensor, device: torch.device) -> tuple[Tensor, object]:
-        return torch.empty_like(host, device=device).copy_(host), None
-
-    def wait(self, flat: Tensor, when):
-        pass
-
-
-class OverlappedCopies(Copies):
-    """Copies in a stream of their own, through pinned memory. record_stream would keep memory from
-    others until the GPU is there, layers behind the host. So computing waits for the copy of what
-    left HELD moves before; what comes back lies in memory of the computing stream."""
-
-    def __init__(self, device: torch.device):
-        self.stream = torch.cuda.Stream(device)
-        self.leaving: deque[tuple[Tensor, object]] = deque()
-
-    def out(self, flat: Tensor) -> Tensor:
-        host = torch.empty_like(flat, device="cpu", pin_memory=True)
-        self.leaving.append((flat, self.copy(host, flat, flat.device)))
-        if len(self.leaving) > HELD:
-            self.wait(*self.leaving.popleft())
-        return host
-
-    def back(self, host: Tensor, device: torch.device) -> tuple[Tensor, object]:
-        while self.leaving:
-            self.wait(*self.leaving.popleft())
-        flat = torch.empty_like(host, device=device)
-        return flat, self.copy(flat, host, device)
-
-    def copy(self, to: Tensor, source: Tensor, device: torch.device):
-        self.stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self.stream):
-            to.copy_(source, non_blocking=True)
-        return self.stream.record_event()
-
-    def wait(self, flat: Tensor, when):
-        torch.cuda.current_stream(flat.device).wait_event(when)

@@ -13,6 +13,7 @@ clock.py        host, streams, spans
 streams.py      streams and events, under torch's names
 messages.py     when a message starts and ends
 functional.py   messages of DTensor
+pinned.py       copies to the host's memory and back
 gpu.py          all of it around a program
 report.py       the table and the trace
 """

@@ -15,8 +15,8 @@ PyTorch's own DDP, ZeroRedundancyOptimizer, fully_shard, DTensor and pipelining 
 book's code does. fully_shard cannot offload: fake tensors have no pinned memory.
 
 Not modelled: kernels that slow each other or messages down, clocks that throttle, the rates of
-small matrices, Python's own time between two launches, memory and its limit, the host's memory and
-copies to it.
+small matrices, Python's own time between two launches, memory and its limit, the host's memory but
+for copies to and from what is pinned.
 """
 
 from collections.abc import Iterator
@@ -47,6 +47,7 @@ from .clock import VirtualClock
 from .hardware import GPU
 from .messages import Messages
 from .operators import READ_VALUES, RETURN_TRUE, aten, cost, tensors_in
+from .pinned import PinnedMemory
 from .report import VirtualStep
 from .streams import VirtualStreams
 
@@ -61,7 +62,7 @@ class VirtualGPU(TorchDispatchMode):
         self.gpu, self.clock = gpu, VirtualClock()
         self.streams = VirtualStreams(self.clock)
         self.messages = Messages(gpu, self.streams, self.phase)
-        self.functional = functional.Functional()
+        self.functional, self.pinned = functional.Functional(), PinnedMemory(gpu, self.clock)
         self.updating, self.latest, self.contexts = False, "forward", ExitStack()
 
     def __enter__(self):
@@ -121,7 +122,14 @@ class VirtualGPU(TorchDispatchMode):
         result = function(*args, **named)
         if function.namespace == "c10d":
             self.messages.tell()
-        self.spend(function, args, named, result)
+        if named.get("pin_memory"):
+            self.pinned.add(result)
+        on_host = [self.pinned.has(tensor) for tensor in given] if self.pinned.storages else []
+        if not any(on_host):
+            self.spend(function, args, named, result)
+        elif packet is aten.copy_ and not all(on_host):
+            waits = not named.get("non_blocking", args[2] if len(args) > 2 else False)
+            self.pinned.copy(self.streams.current, args[0], self.phase(), waits)
         return result
 
     def spend(self, function, args: tuple, named: dict, result):

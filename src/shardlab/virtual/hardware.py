@@ -73,6 +73,7 @@ class GPU:
     memory_bytes_per_second: float
     links: Links | None = None
     launch_seconds: float = 5e-6  # of the host's time, for each operator and each message
+    host_bytes_per_second: float = 0.0  # to the host's memory, each way at once
     name: str = "a virtual GPU"
 
     @property
@@ -91,6 +92,15 @@ class GPU:
                 )
             seconds = max(seconds, flops / self.flops_per_second[dtype])
         return nanoseconds(seconds)
+
+    def copy_nanoseconds(self, nbytes: int) -> int:
+        """A copy between pinned memory of the host and the GPU."""
+        if not self.host_bytes_per_second:
+            raise UnknownSpeed(
+                f"{self.name} copies to or from its host, and no speed is known:"
+                " GPU(host_bytes_per_second=...)."
+            )
+        return nanoseconds(nbytes / self.host_bytes_per_second)
 
     def message_nanoseconds(self, operation: str, nbytes: int, ranks: list[int]) -> int:
         if self.links is None:

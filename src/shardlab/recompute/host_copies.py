@@ -1,0 +1,75 @@
+"""Copies of activations to the host's memory and back: how offload.py moves a storage.
+
+copies = copies_on(device)
+host = copies.out(flat)                 # flat may be dropped
+flat, when = copies.back(host, device)
+copies.wait(flat, when)                 # before flat is used
+"""
+
+import torch
+from torch import Tensor
+
+from ..common.torch_internals import active_fake_mode, storage_key
+
+HELD = 4  # storages that computing may be ahead of their copies to the host
+
+
+def copies_on(device: torch.device) -> "Copies":
+    """They run beside computing on a GPU, and on a virtual one, whose streams are under torch.cpu.
+    A CPU's own stream does nothing, and cannot be waited for."""
+    if device.type != "cpu" and active_fake_mode() is not None:  # the device may not exist
+        return Copies()
+    stream = torch.get_device_module(device).current_stream(device)
+    return OverlappedCopies(device) if hasattr(stream, "synchronize") else Copies()
+
+
+class Copies:
+    """Copies that are done when the call returns."""
+
+    def out(self, flat: Tensor) -> Tensor:
+        return torch.empty_like(flat, device="cpu").copy_(flat)
+
+    def back(self, host: Tensor, device: torch.device) -> tuple[Tensor, object]:
+        return torch.empty_like(host, device=device).copy_(host), None
+
+    def wait(self, flat: Tensor, when):
+        pass
+
+
+class OverlappedCopies(Copies):
+    """Copies in a stream of their own, through pinned memory, which PyTorch keeps for later copies.
+    record_stream would keep memory from others until the GPU is there, layers behind the host. So
+    computing waits for the copy of what left HELD moves before: at most HELD storages are on the
+    device beside their copies. Backward begins with these, and takes them as they are. What comes
+    back lies in memory of the computing stream."""
+
+    def __init__(self, device: torch.device):
+        self.streams = torch.get_device_module(device)
+        self.stream = self.streams.Stream(device)
+        self.leaving: dict[int, tuple[Tensor, object]] = {}  # by the address on the host, in order
+
+    def out(self, flat: Tensor) -> Tensor:
+        host = torch.empty_like(flat, device="cpu", pin_memory=True)
+        self.leaving[key_of(host)] = flat, self.copy(host, flat, flat.device)
+        if len(self.leaving) > HELD:
+            self.wait(*self.leaving.pop(next(iter(self.leaving))))
+        return host
+
+    def back(self, host: Tensor, device: torch.device) -> tuple[Tensor, object]:
+        if key_of(host) in self.leaving:
+            return self.leaving.pop(key_of(host))
+        flat = torch.empty_like(host, device=device)
+        return flat, self.copy(flat, host, device)
+
+    def copy(self, to: Tensor, source: Tensor, device: torch.device):
+        self.stream.wait_stream(self.streams.current_stream(device))
+        with self.streams.stream(self.stream):
+            to.copy_(source, non_blocking=True)
+        return self.stream.record_event()
+
+    def wait(self, flat: Tensor, when):
+        self.streams.current_stream(flat.device).wait_event(when)
+
+
+def key_of(host: Tensor) -> int:
+    return storage_key(host.untyped_storage())
