@@ -13,7 +13,7 @@ TEACHING = Path(__file__).resolve().parents[2] / "chapters" / "teaching.md"
 FILES = [f"{name}.js" for name in EXPLORERS]
 IMPORTS = "".join(f'import e{k} from "./{name}";\n' for k, name in enumerate(FILES))
 EMBED = f"""<!doctype html><meta name="viewport" content="width=device-width">
-<link rel="icon" href="data:,"><main></main>
+<link rel="icon" href="data:,"><style>section {{ float: left }}</style><main></main>
 <script type="module">
 {IMPORTS}
 const modules = [{", ".join(f"e{k}" for k in range(len(EXPLORERS)))}];
@@ -69,7 +69,7 @@ def opened(browser, address, **options):
 
 def test_every_explorer_lives_on_a_bare_page_beside_all_others(browser, server):
     """Must catch: a script or a style that only the book's pages have, a card that moves its
-    neighbour, a card that is wider than a phone."""
+    neighbour, that is wider than a phone, or narrow in a place as wide as its content."""
     page, watch = opened(browser, f"{server}/page.html", viewport=PHONE)
     before = page.evaluate(WORDS)
     assert before[::2] == before[1::2] and len(set(before)) == len(EXPLORERS)
@@ -79,6 +79,8 @@ def test_every_explorer_lives_on_a_bare_page_beside_all_others(browser, server):
         moved = [at for at, text in enumerate(after) if text != before[at]]
         assert moved == [2 * place], name
         before = after
+    wide = page.evaluate("[...document.querySelectorAll('section')].map(one => one.offsetWidth)")
+    assert min(wide) > 300 and max(wide) < PHONE["width"]
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     assert not watch.errors and not watch.failed
     assert watch.loaded == {f"{server}/{name}" for name in ("page.html", *FILES)}
