@@ -7,7 +7,7 @@ path.write_text(trace.as_json())
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -104,9 +104,11 @@ def from_virtual(steps: Mapping[str, object], title: str = "") -> SlimTrace:
     """The trace of steps of virtual GPUs, of one rank or of several: name of the rank -> step."""
     trace, lanes, names = SlimTrace(title, unit=1e-9), {}, {}
     for rank, step in steps.items():
+        before = f"{rank}, " if rank else ""
+        lanes.setdefault(f"{before}compute", len(lanes))
         for span in step.spans:
             message = not isinstance(span.stream, str)
-            lane = ", ".join(filter(None, [rank, "messages" if message else span.stream]))
+            lane = before + ("messages" if message else span.stream)
             kind = SpanKind.MESSAGE if message else SpanKind(span.phase or "forward")
             trace.spans.append(
                 SlimSpan(
@@ -120,3 +122,18 @@ def from_virtual(steps: Mapping[str, object], title: str = "") -> SlimTrace:
     trace.lanes, trace.names = list(lanes), list(names)
     trace.spans.sort()
     return trace
+
+
+def joined(trace: SlimTrace, nearer: int) -> SlimTrace:
+    """The trace with neighbours of one lane and kind, less than so many units apart, as one span
+    that has the kind's name."""
+    found: list[SlimSpan] = []
+    for span in sorted(trace.spans):
+        named = span._replace(name=span.kind, launch=-1)
+        last = found[-1] if found else None
+        if last and (last.lane, last.kind) == (span.lane, span.kind):
+            if span.start - last.end < nearer:
+                found[-1] = last._replace(length=max(last.end, span.end) - last.start)
+                continue
+        found.append(named)
+    return replace(trace, names=list(trace.kinds), spans=found)

@@ -1,0 +1,214 @@
+"""The ``{trace}`` directive: a stored trace of a step, lane by lane, to zoom into.
+
+    ```{trace} zero-3 zero-3-prefetch
+    **Figure 2.** A step of stage 3. Look at the gaps of the upper lane.
+    ```
+
+The argument names one trace, or several on one scale of time, of ``coursekit/data/traces``
+(``tools/store_traces.py`` makes them). The drawing is SVG, made while the book is built: one path
+for each lane and kind, in which spans with less than half a pixel between them are one, so its size
+is bounded. Kinds have colours and heights. ``static/trace.js`` zooms; without it the whole step
+stands there. A table has the same in numbers.
+"""
+
+import json
+from functools import cache
+from html import escape
+from importlib.resources import files
+from math import floor, log10
+
+from docutils import nodes
+
+from bookkit.cards import CardDirective
+from shardlab.measure.slim_trace import SlimTrace, SpanKind, covered
+
+WIDTH, ROW, BAR = 1000, 20, 16  # units across; pixels down
+AS_ONE = 0.5
+# kind -> its words in the key, and the share of the lane's height that it takes
+LOOKS = {
+    SpanKind.FORWARD: ("forward", 1.0),
+    SpanKind.BACKWARD: ("backward", 0.75),
+    SpanKind.UPDATE: ("update", 0.5),
+    SpanKind.MESSAGE: ("message", 1.0),
+    SpanKind.COPY: ("copy", 0.5),
+    SpanKind.LAUNCH: ("launch", 0.5),
+    SpanKind.WAIT: ("the host waits", 1.0),
+    SpanKind.LOADER: ("loader", 0.75),
+}
+ROUND = (1, 2, 5, 10)
+BUTTONS = (
+    ("in", "+", "Zoom in"),
+    ("out", "−", "Zoom out"),
+    ("left", "←", "Earlier"),
+    ("right", "→", "Later"),
+    ("whole", "whole step", "Show the whole step"),
+)
+
+
+@cache
+def stored(name):
+    text = (files("coursekit") / "data" / "traces" / f"{name}.json").read_text(encoding="utf-8")
+    return SlimTrace.from_json(text)
+
+
+def stored_names():
+    folder = files("coursekit") / "data" / "traces"
+    return sorted(path.name.removesuffix(".json") for path in folder.iterdir())
+
+
+def card(ident, names):
+    traces = [stored(name) for name in names]
+    seconds = max(trace.seconds for trace in traces)
+    shown = {kind for trace in traces for kind in kinds_of(trace)}
+    key = "".join(
+        f'<li><svg width="14" height="12" aria-hidden="true"><path class="trace-{kind}" d="M0 '
+        f'{12 - 6 * high:.1f}h14" stroke-width="{12 * high:.0f}"/></svg>{words}</li>'
+        for kind, (words, high) in LOOKS.items()
+        if kind in shown
+    )
+    buttons = "".join(
+        f'<button type="button" data-do="{does}" aria-label="{said}" title="{said}">{sign}</button>'
+        for does, sign, said in BUTTONS
+    )
+    data = [
+        dict(
+            unit=trace.unit,
+            names=trace.names,
+            kinds=trace.kinds,
+            lanes=trace.lanes,
+            spans=[list(span[:5]) for span in trace.spans],
+        )
+        for trace in traces
+    ]
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    looks = json.dumps({kind: look for kind, look in LOOKS.items()}, separators=(",", ":"))
+    return f"""<div class="trace-card" id="{ident}" role="group" aria-label="A trace to zoom into">
+<div class="trace-tools" hidden>{buttons}</div>
+{"".join(drawing(trace, seconds) for trace in traces)}
+<div class="trace-axis" aria-hidden="true"><div class="trace-ticks">{axis(0, seconds)}</div></div>
+<ul class="trace-key">{key}</ul>
+<p class="trace-readout" aria-live="polite"></p>
+<details class="trace-numbers"><summary>The same in numbers</summary>
+{"".join(map(table, traces))}</details>
+<script type="application/json" class="trace-data">{text}</script>
+<script>BOOK.trace("{ident}", {looks});</script>
+</div>"""
+
+
+def heading(trace):
+    where = trace.machine or "virtual time"
+    return f"{trace.title}, {duration(trace.seconds)}, {where}"
+
+
+def kinds_of(trace):
+    return [SpanKind(trace.kinds[number]) for number in sorted({s.kind for s in trace.spans})]
+
+
+def drawing(trace, seconds):
+    """The lanes: names beside, and one path for each lane and kind."""
+    names = "".join(f"<li>{escape(lane)}</li>" for lane in trace.lanes)
+    paths = "".join(
+        f'<path class="trace-{kind}" data-lane="{lane}" d="{path}"'
+        f' stroke-width="{BAR * LOOKS[kind][1]:g}"/>'
+        for lane in range(len(trace.lanes))
+        for kind in kinds_of(trace)
+        if (path := shape(trace, lane, kind, 0, seconds))
+    )
+    high = ROW * len(trace.lanes)
+    said = escape(heading(trace), quote=True)
+    return f"""<p class="trace-name">{escape(heading(trace))}</p>
+<div class="trace-lanes"><ul>{names}</ul>
+<svg viewBox="0 0 {WIDTH} {high}" height="{high}" preserveAspectRatio="none" role="img"
+ aria-label="{said}" tabindex="0">{paths}</svg></div>"""
+
+
+def shape(trace, lane, kind, begin, end):
+    """The path of a lane's spans of a kind, seen from begin to end; as trace.js draws it."""
+    number, scale = trace.kinds.index(kind), WIDTH / (end - begin)
+    y = lane * ROW + BAR - BAR * LOOKS[kind][1] / 2
+    parts = []
+    for span in trace.spans:
+        left = (span.start * trace.unit - begin) * scale
+        right = (span.end * trace.unit - begin) * scale
+        if (span.lane, span.kind) != (lane, number) or right < 0 or left > WIDTH:
+            continue
+        left, right = max(left, 0), min(max(right, left + AS_ONE), WIDTH)
+        if parts and left - parts[-1][1] < AS_ONE:
+            parts[-1][1] = max(parts[-1][1], right)
+        else:
+            parts.append([left, right])
+    return "".join(f"M{left:.1f} {y:g}h{right - left:.1f}" for left, right in parts)
+
+
+def axis(begin, end):
+    """Marks at round times."""
+    rough = (end - begin) / 4
+    scale = 10.0 ** floor(log10(rough))
+    step = next(r * scale for r in ROUND if r * scale >= rough * 0.999)
+    ticks = [k * step for k in range(int(end / step * 1.0001) + 1)]
+    return "".join(
+        f'<span style="left:{100 * (tick - begin) / (end - begin):.2f}%">{duration(tick)}</span>'
+        for tick in ticks
+        if tick >= begin
+    )
+
+
+def duration(seconds):
+    if seconds == 0:
+        return "0"
+    size, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
+    return f"{float(f'{seconds * size:.3g}'):g} {unit}"
+
+
+def table(trace):
+    rows = []
+    for lane, name in enumerate(trace.lanes):
+        for kind in kinds_of(trace):
+            own = [span for span in trace.of(kind) if span.lane == lane]
+            if own:
+                took = covered((span.start, span.end) for span in own) * trace.unit
+                rows.append(
+                    f'<tr><th scope="row">{escape(name)}</th><td>{LOOKS[kind][0]}</td>'
+                    f'<td class="number">{len(own)}</td><td class="number">{duration(took)}</td>'
+                    f'<td class="number">{took / trace.seconds:.0%}</td></tr>'
+                )
+    heads = ("spans", "occupied", "of the step")
+    numbers = "".join(f'<th scope="col" class="number">{head}</th>' for head in heads)
+    return (
+        f'<table class="table"><caption>{escape(heading(trace))}</caption><thead><tr>'
+        f'<th scope="col">lane</th><th scope="col">what</th>{numbers}</tr></thead><tbody>{"".join(rows)}</tbody>'
+        "</table>"
+    )
+
+
+# --- in a Sphinx build ----------------------------------------------------------------------------
+
+
+class TraceDirective(CardDirective):
+    has_content = True
+
+    def make(self):
+        self.assert_has_content()
+        names = self.arguments[0].replace(",", " ").split()
+        if unknown := [name for name in names if name not in stored_names()]:
+            raise ValueError(
+                f"none is named {unknown[0]!r}; there are {', '.join(stored_names())}."
+            )
+        figure = nodes.container(classes=["figure", "trace", "wide"])
+        ident = f"trace-{self.env.new_serialno('trace')}"
+        figure += nodes.raw("", card(ident, names), format="html")
+        self.state.nested_parse(self.content, self.content_offset, figure)
+        return figure
+
+
+def _add_scripts(app, pagename, templatename, context, doctree):
+    if doctree is not None and any(
+        "trace" in found["classes"] for found in doctree.findall(nodes.container)
+    ):
+        app.add_css_file("trace.css", priority=812)
+        app.add_js_file("trace.js", priority=812)
+
+
+def setup(app):
+    app.add_directive("trace", TraceDirective)
+    app.connect("html-page-context", _add_scripts)

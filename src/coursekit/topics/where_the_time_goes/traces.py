@@ -1,0 +1,166 @@
+"""The stored traces of the book, and how each is made: `python tools/store_traces.py [NAME ...]`.
+
+Those in virtual time are the same on every machine. The CPU's is read off a clock, and says on
+which kind of machine.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from coursekit.lab import batches, small_gpt
+from coursekit.lab.virtual import preset_gpu, virtual_gpus
+from shardlab import zero
+from shardlab.data_parallel import DistributedDataParallel
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.profile import profiled_steps
+from shardlab.measure.slim_trace import SlimTrace, from_virtual, joined
+from shardlab.pipelines.hardened.pipeline import Pipeline
+from shardlab.pipelines.partition import plan_pipeline
+from shardlab.pipelines.schedules import one_f_one_b
+from shardlab.ranks import ranks
+from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
+from shardlab.virtual import VirtualGPU, VirtualStep
+
+FOLDER = Path(__file__).parents[2] / "data" / "traces"
+SIZES = dict(layers=4, hidden=2048, heads=16, max_sequence=2048, vocabulary=50304, tied_head=0)
+JOINED = 20_000  # nanoseconds between kernels of several ranks that are drawn as one
+STRAGGLER, SLOWER = 5, 0.8  # the rank whose GPU has this share of the others' rates
+
+
+def gpt_in_bf16(**sizes) -> GPT:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return GPT(GPTConfig(**SIZES | sizes))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def step_of(
+    cut: Callable[[GPT], tuple[nn.Module, torch.optim.Optimizer]], loss=next_token_loss
+) -> VirtualStep:
+    """A step of rank 0 of eight virtual H100s; `cut` makes the model parallel."""
+    with virtual_gpus(8) as gpu:
+        model, optimizer = cut(gpt_in_bf16())
+        tokens = torch.zeros(2, 2048, dtype=torch.long)
+
+        def train():
+            loss(model(tokens), tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train()
+        with gpu.step() as step:
+            train()
+    return step
+
+
+def data_parallel(model: GPT):
+    return DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), fused=True)
+
+
+def stage_3(model: GPT, prefetch: bool):
+    units = [model.embedding, *model.blocks, model.head]
+    adam = dict(stage=3, units=units, prefetch=prefetch, fused=True)
+    return zero.shard(model, torch.optim.AdamW, **adam)
+
+
+def tensor_parallel(model: GPT):
+    model = apply_tensor_parallel(model, gpt_plan(model.config))
+    return model, torch.optim.AdamW(model.parameters(), fused=True)
+
+
+def loss_of_parts(scores, targets):
+    return vocabulary_parallel_loss(scores, targets, SIZES["vocabulary"])
+
+
+# --- several ranks, each with a clock of its own --------------------------------------------------
+
+
+def on_ranks(count: int, function: Callable[[], VirtualStep], title: str) -> SlimTrace:
+    with ranks(count, device="cpu", announce=False) as world:
+        steps = world.run(function)
+    steps = {f"rank {rank}": step for rank, step in enumerate(steps)}
+    return joined(from_virtual(steps, title), JOINED)
+
+
+def step_of_a_stage() -> VirtualStep:
+    chip = preset_gpu("H100 SXM 80GB")
+    # the plan runs attention on the meta device, in fp32; the step does not
+    planning = {torch.float32: chip.flops_per_second[torch.bfloat16]}
+    chip = dataclasses.replace(chip, flops_per_second={**chip.flops_per_second, **planning})
+    with VirtualGPU(chip) as gpu:
+        model = gpt_in_bf16(vocabulary=2048)
+        layers = [model.embedding, *model.blocks, model.head]
+        tokens = torch.zeros(8, 2048, dtype=torch.long)
+        plan = plan_pipeline(layers, one_f_one_b(4, 8), tokens)
+        pipeline = Pipeline(layers, plan, next_token_loss)
+        pipeline.step(tokens, tokens)
+        with gpu.step() as step:
+            pipeline.step(tokens, tokens)
+    return step
+
+
+def step_of_a_replica() -> VirtualStep:
+    chip = preset_gpu("H100 SXM 80GB")
+    share = SLOWER if dist.get_rank() == STRAGGLER else 1.0
+    chip = dataclasses.replace(
+        chip,
+        flops_per_second={d: share * rate for d, rate in chip.flops_per_second.items()},
+        memory_bytes_per_second=share * chip.memory_bytes_per_second,
+    )
+    with VirtualGPU(chip) as gpu:
+        model, optimizer = data_parallel(gpt_in_bf16(layers=2, vocabulary=2048))
+        tokens = torch.zeros(2, 2048, dtype=torch.long)
+        with gpu.step() as step:
+            next_token_loss(model(tokens), tokens).backward()
+            optimizer.step()
+    return step
+
+
+# --- off a clock ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def step_on_a_cpu(title: str) -> SlimTrace:
+    """A step of the labs' GPT, with a loss that is read."""
+    with one_thread(), profiled_steps(steps=1, stop=True) as found:
+        model = small_gpt()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for inputs, targets in batches(8):
+            optimizer.zero_grad()
+            loss = next_token_loss(model(inputs), targets)
+            loss.backward()
+            loss.item()
+            optimizer.step()
+    return dataclasses.replace(found.trace, title=title, machine="one thread of a CPU in the cloud")
+
+
+def of_step(cut, title: str, **more) -> SlimTrace:
+    return from_virtual({"": step_of(cut, **more)}, title)
+
+
+VIRTUAL = {
+    "data-parallel": partial(of_step, data_parallel, "data parallelism"),
+    "zero-3": partial(of_step, partial(stage_3, prefetch=False), "stage 3"),
+    "zero-3-prefetch": partial(of_step, partial(stage_3, prefetch=True), "stage 3, prefetch"),
+    "tensor-parallel": partial(of_step, tensor_parallel, "tensor parallelism", loss=loss_of_parts),
+    "pipeline": partial(on_ranks, 4, step_of_a_stage, "a pipeline, 1F1B"),
+    "eight-ranks": partial(on_ranks, 8, step_of_a_replica, "data parallelism, eight ranks"),
+}
+TRACES = {"cpu-step": partial(step_on_a_cpu, "a step of the labs' GPT"), **VIRTUAL}
