@@ -464,6 +464,7 @@ TECHNIQUE = {
     "08-pipelines": "shardlab.pipelines",
     "09-mixed-precision": "shardlab.mixed_precision",
     "10-activation-checkpointing": "shardlab.recompute",
+    "11-where-the-time-goes": "shardlab.measure",
     "20-which-layout": "shardlab",
     "21-slow-to-fast": "shardlab.zero",
 }

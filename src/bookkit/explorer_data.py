@@ -143,7 +143,12 @@ def _picture(spec, drawn):
         )
     if drawn.kind == "streams":
         return dict(
-            kind="streams", step=_entries(drawn.step), colours=drawn.colours, most=drawn.most
+            kind="streams",
+            step=_entries(drawn.step),
+            colours=drawn.colours,
+            most=drawn.most,
+            rows=drawn.rows,
+            idle=drawn.idle,
         )
     if drawn.kind == "schedule":
         return dict(

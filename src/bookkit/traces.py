@@ -61,8 +61,8 @@ def card(ident, names):
     seconds = max(trace.seconds for trace in traces)
     shown = {kind for trace in traces for kind in kinds_of(trace)}
     key = "".join(
-        f'<li><svg width="14" height="12" aria-hidden="true"><path class="trace-{kind}" d="M0 '
-        f'{12 - 6 * high:.1f}h14" stroke-width="{12 * high:.0f}"/></svg>{words}</li>'
+        f'<li><svg width="14" height="13" aria-hidden="true"><path class="trace-{kind}" d="M1 '
+        f'{12.5 - 12 * high:g}h12v{12 * high:g}h-12z"/></svg>{words}</li>'
         for kind, (words, high) in LOOKS.items()
         if kind in shown
     )
@@ -83,11 +83,10 @@ def card(ident, names):
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     looks = json.dumps({kind: look for kind, look in LOOKS.items()}, separators=(",", ":"))
     return f"""<div class="trace-card" id="{ident}" role="group" aria-label="A trace to zoom into">
-<div class="trace-tools" hidden>{buttons}</div>
+<div class="trace-tools" hidden>{buttons}<p class="trace-readout" aria-live="polite"></p></div>
 {"".join(drawing(trace, seconds) for trace in traces)}
-<div class="trace-axis" aria-hidden="true"><div class="trace-ticks">{axis(0, seconds)}</div></div>
+<div class="trace-axis" aria-hidden="true"><div class="trace-ticks">{axis(seconds)}</div></div>
 <ul class="trace-key">{key}</ul>
-<p class="trace-readout" aria-live="polite"></p>
 <details class="trace-numbers"><summary>The same in numbers</summary>
 {"".join(map(table, traces))}</details>
 <script type="application/json" class="trace-data">{text}</script>
@@ -108,8 +107,7 @@ def drawing(trace, seconds):
     """The lanes: names beside, and one path for each lane and kind."""
     names = "".join(f"<li>{escape(lane)}</li>" for lane in trace.lanes)
     paths = "".join(
-        f'<path class="trace-{kind}" data-lane="{lane}" d="{path}"'
-        f' stroke-width="{BAR * LOOKS[kind][1]:g}"/>'
+        f'<path class="trace-{kind}" data-lane="{lane}" d="{path}"/>'
         for lane in range(len(trace.lanes))
         for kind in kinds_of(trace)
         if (path := shape(trace, lane, kind, 0, seconds))
@@ -125,7 +123,8 @@ def drawing(trace, seconds):
 def shape(trace, lane, kind, begin, end):
     """The path of a lane's spans of a kind, seen from begin to end; as trace.js draws it."""
     number, scale = trace.kinds.index(kind), WIDTH / (end - begin)
-    y = lane * ROW + BAR - BAR * LOOKS[kind][1] / 2
+    high = BAR * LOOKS[kind][1]
+    y = lane * ROW + BAR - high
     parts = []
     for span in trace.spans:
         left = (span.start * trace.unit - begin) * scale
@@ -137,19 +136,19 @@ def shape(trace, lane, kind, begin, end):
             parts[-1][1] = max(parts[-1][1], right)
         else:
             parts.append([left, right])
-    return "".join(f"M{left:.1f} {y:g}h{right - left:.1f}" for left, right in parts)
+    return "".join(f"M{left:.1f} {y:g}H{right:.1f}v{high:g}H{left:.1f}z" for left, right in parts)
 
 
-def axis(begin, end):
-    """Marks at round times."""
-    rough = (end - begin) / 4
+def axis(end):
+    """Marks at round times, from zero."""
+    rough = end / 4
     scale = 10.0 ** floor(log10(rough))
     step = next(r * scale for r in ROUND if r * scale >= rough * 0.999)
     ticks = [k * step for k in range(int(end / step * 1.0001) + 1)]
     return "".join(
-        f'<span style="left:{100 * (tick - begin) / (end - begin):.2f}%">{duration(tick)}</span>'
+        f'<span style="left:{100 * tick / end:.2f}%"{" class=end" * (tick > 0.85 * end)}>'
+        f"{duration(tick)}</span>"
         for tick in ticks
-        if tick >= begin
     )
 
 
@@ -176,7 +175,8 @@ def table(trace):
     numbers = "".join(f'<th scope="col" class="number">{head}</th>' for head in heads)
     return (
         f'<table class="table"><caption>{escape(heading(trace))}</caption><thead><tr>'
-        f'<th scope="col">lane</th><th scope="col">what</th>{numbers}</tr></thead><tbody>{"".join(rows)}</tbody>'
+        f'<th scope="col">lane</th><th scope="col">what</th>{numbers}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody>"
         "</table>"
     )
 

@@ -99,7 +99,7 @@
     const key = draw(svg, "text", { class: "key" }), exposed = draw(svg, "text", { class: "strong", y: 14 });
     const axis = draw(svg, "path", { class: "axis" }), ghost = draw(svg, "path", { class: "ghost" });
     const ticks = Array.from({ length: TICKS + 1 }, () => draw(svg, "text", { class: "tick", y: AXIS + 20 }));
-    ["computing", "link"].forEach((words, row) => write(draw(svg, "text", { class: "name", x: 0, y: ROWS[row] + BAR / 2 + 4 }), words));
+    spec.rows.forEach((words, row) => write(draw(svg, "text", { class: "name", x: 0, y: ROWS[row] + BAR / 2 + 4 }), words));
     let before = null;
 
     /* Why the step is not drawn, in words: too_many of show/pictures.py. */
@@ -111,7 +111,7 @@
     const endOf = ran => ran.reduce((end, one) => Math.max(end, one.end), 0);
 
     return {
-      height: width => KEY + LINE * rowsOf([...Array.from(kinds.values(), kind => kind.words), "exposed"].map(words => 22 + 6.4 * words.length), width - LEFT, 0),
+      height: width => KEY + LINE * rowsOf([...Array.from(kinds.values(), kind => kind.words), spec.idle].map(words => 22 + 6.4 * words.length), width - LEFT, 0),
       ghost(values) { before = values && !tooMany(values) ? endOf(played(values)) : null; },
       draw(values, width) {
         const refused = tooMany(values), ran = played(values), end = endOf(ran), most = roundUp(Math.max(end, before || 0) || 1);
@@ -136,8 +136,8 @@
           else hide(kind.swatch, kind.text);
           kind.boxes = "";
         });
-        if (refused) hide(swatch, key); else place(swatch, key, "exposed");
-        label(exposed, refused || BOOK.format(seconds, "short duration") + " of " + BOOK.format(end, "short duration") + " exposed", x(end), width, "end");
+        if (refused) hide(swatch, key); else place(swatch, key, spec.idle);
+        label(exposed, refused || BOOK.format(seconds, "short duration") + " of " + BOOK.format(end, "short duration") + " " + spec.idle, x(end), width, "end");
         const step = roundUp(most / (TICKS - 1)), shown = ticks.map((_, k) => k * step).filter(tick => tick <= most * 1.0001 && !refused);
         set(axis, { d: refused ? "" : "M" + LEFT + " " + AXIS + "H" + x(most) + shown.map(tick => "M" + x(tick) + " " + AXIS + "v5").join("") });
         ticks.forEach((tick, k) => {

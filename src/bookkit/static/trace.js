@@ -13,7 +13,7 @@
   }
 
   function shape(trace, lane, kind, high, begin, end) {
-    const scale = WIDTH / (end - begin), y = lane * ROW + BAR - BAR * high / 2, parts = [];
+    const scale = WIDTH / (end - begin), tall = BAR * high, y = lane * ROW + BAR - tall, parts = [];
     trace.spans.forEach(span => {
       if (span[0] !== lane || span[4] !== kind) return;
       let left = (span[1] * trace.unit - begin) * scale, right = ((span[1] + span[2]) * trace.unit - begin) * scale;
@@ -24,7 +24,7 @@
       if (last && left - last[1] < AS_ONE) last[1] = Math.max(last[1], right);
       else parts.push([left, right]);
     });
-    return parts.map(part => "M" + part[0].toFixed(1) + " " + y + "h" + (part[1] - part[0]).toFixed(1)).join("");
+    return parts.map(part => "M" + part[0].toFixed(1) + " " + y + "H" + part[1].toFixed(1) + "v" + tall + "H" + part[0].toFixed(1) + "z").join("");
   }
 
   function trace(ident, looks) {
@@ -45,7 +45,9 @@
       ticks.textContent = "";
       for (let k = Math.ceil(begin / step - 1e-9); k * step <= end * 1.0001; k++) {
         const mark = ticks.appendChild(document.createElement("span"));
-        mark.style.left = 100 * (k * step - begin) / (end - begin) + "%";
+        const share = (k * step - begin) / (end - begin);
+        mark.style.left = 100 * share + "%";
+        if (share > 0.85) mark.className = "end";
         mark.textContent = duration(k * step, 6);
       }
       tools.querySelectorAll("button").forEach(button => {

@@ -392,6 +392,21 @@ STAGE_SECONDS = _by_name(
     ]
 )
 
+
+def _kernel_row(name, seconds, note):
+    """Kernels of one length; a launch takes the host 5 microseconds."""
+    given = MappingProxyType(dict(kernel_seconds=seconds, launch_seconds=5e-6))
+    return Preset(name, given, "chosen", note, read_on="2026-11-26")
+
+
+KERNEL_ROWS = _by_name(
+    [
+        _kernel_row("2 µs, of a small model", 2e-6, "shorter than its launch"),
+        _kernel_row("5 µs, as long as a launch", 5e-6, "as long as its launch"),
+        _kernel_row("20 µs, of a larger model", 20e-6, "longer than its launch"),
+    ]
+)
+
 BOOK.presets = PRESETS = MappingProxyType(
     dict(
         model=MODELS,
@@ -405,6 +420,7 @@ BOOK.presets = PRESETS = MappingProxyType(
         protocol=PROTOCOLS,
         schedule=PIPELINE_SCHEDULES,
         stage_seconds=STAGE_SECONDS,
+        kernel_row=KERNEL_ROWS,
     )
 )
 

@@ -134,17 +134,20 @@ class TimeAxis:
 
 @dataclass(frozen=True)
 class StreamsPicture:
-    """A step as two streams, computing and the link, on one axis of time; spans in which nothing
-    computes are hatched. `step` are phases of formulas/events.py: the simulator plays them, nothing
-    else is computed. `colours` are triples (event, words in the key, colour). The colour is a
-    palette and a name in it, as pages write them: "timeline-weight-gradient". An event without a
-    colour is not drawn. A step of more than `most` operations is not played: the picture says so,
-    and the formulas still give its seconds."""
+    """A step as two streams on one axis of time, computing and the link unless `rows` names others;
+    spans in which nothing computes are hatched, and named by `idle`. `step` are phases of
+    formulas/events.py: the simulator plays them, nothing else is computed. `colours` are triples
+    (event, words in the key, colour). The colour is a palette and a name in it, as pages write
+    them: "timeline-weight-gradient". An event without a colour is not drawn. A step of more than
+    `most` operations is not played: the picture says so, and the formulas still give its
+    seconds."""
 
     title: str
     step: tuple
     colours: tuple
     most: int = 4000  # stops give up to 1,300; a bar of a fifth of a pixel is no picture
+    rows: tuple = ("computing", "link")
+    idle: str = "exposed"
     kind: str = field(default="streams", init=False)
 
     @property

@@ -125,6 +125,8 @@ class StepBudget:
         events = json.loads(self.chrome)["traceEvents"]
         marks = [e["ts"] for e in events if e["name"] == MARK and e.get("cat") == "user_annotation"]
         self.trace = from_chrome(events, min(marks), max(marks), "steps under the profiler")
+        inside = [e for e in events if min(marks) <= e.get("ts", 0) < max(marks)]
+        self.events = round(sum(e.get("ph") == "X" for e in inside) / self.steps)
         self.window = round((max(marks) - min(marks)) / 1e6 / self.trace.unit)
 
     @property
@@ -132,9 +134,14 @@ class StepBudget:
         return typical(self.plain)
 
     @property
+    def cpu_seconds_of_step(self) -> float:
+        """The time that this thread computed, in a step without the profiler."""
+        return median(cpu for _, cpu in self.plain)
+
+    @property
     def profiler_seconds(self) -> float:
         """The profiler's own cost in a step: of the thread's time, which no neighbour changes."""
-        return median(cpu for _, cpu in self.profiled) - median(cpu for _, cpu in self.plain)
+        return median(cpu for _, cpu in self.profiled) - self.cpu_seconds_of_step
 
     def parts(self) -> dict[str, float]:
         """The parts of a step under the profiler, in seconds; each counts where none before it

@@ -57,7 +57,7 @@ class Wait(NamedTuple):
     @property
     def place(self) -> str:
         cell = "ipykernel" in self.file
-        return f"line {self.line} of the cell" if cell else f"{Path(self.file).name}:{self.line}"
+        return f"line {self.line}" if cell else f"{Path(self.file).name}:{self.line}"
 
     @property
     def source(self) -> str:

@@ -61,7 +61,7 @@ def streams_svg(picture, values, measured):
     """Computing and the link, and hatched what is exposed; nothing measured is drawn in this
     picture."""
     canvas = Canvas(picture.title, AXIS_AT + 40 + 3 * KEY_ROW)
-    for row, words in enumerate(("computing", "link")):
+    for row, words in enumerate(picture.rows):
         canvas.text(words, 0, ROWS[row] + STREAM_TALL / 2 + 4, kind="name")
     if too_many := picture.too_many(values):
         canvas.text(too_many, STREAM_LEFT, 14, kind="strong")
@@ -85,9 +85,9 @@ def streams_svg(picture, values, measured):
             key.append((label, swatch))
     for _, start, stop in idle:
         canvas.hatch(x(start), ROWS[0], x(stop) - x(start), STREAM_TALL)
-    canvas.key([*key, ("exposed", None)], STREAM_LEFT, AXIS_AT + 40)
+    canvas.key([*key, (picture.idle, None)], STREAM_LEFT, AXIS_AT + 40)
     exposed = sum(stop - start for _, start, stop in idle)
-    canvas.label(f"{short(exposed)} of {short(end)} exposed", x(end), 14, "end", "strong")
+    canvas.label(f"{short(exposed)} of {short(end)} {picture.idle}", x(end), 14, "end", "strong")
     draw_seconds(canvas, x, most, STREAM_LEFT, AXIS_AT, 4)
     return canvas
 

@@ -1,0 +1,63 @@
+"""Stored traces, and the card that draws them."""
+
+import json
+import re
+
+import pytest
+
+from bookkit import traces
+from coursekit.topics.where_the_time_goes.slow_programs import ANSWERS
+from coursekit.topics.where_the_time_goes.traces import FOLDER, STRAGGLER, TRACES, VIRTUAL
+from shardlab.measure.slim_trace import COMPUTES, SlimSpan, SlimTrace, joined
+
+
+@pytest.mark.parametrize("name", ["data-parallel", "zero-3-prefetch", "tensor-parallel"])
+def test_a_virtual_trace_is_the_same_again(name):
+    """Must catch: a stored trace that is not what today's code does; one that depends on the
+    machine."""
+    assert VIRTUAL[name]().as_json() == (FOLDER / f"{name}.json").read_text(encoding="utf-8")
+
+
+def test_all_are_stored_and_small():
+    """Must catch: a trace that nobody can make, or nobody stored; a kernel for each of thousands;
+    a wall-clock trace that does not say on what it was measured."""
+    assert traces.stored_names() == sorted(TRACES)
+    for name in TRACES:
+        assert (FOLDER / f"{name}.json").stat().st_size < 16_000
+        assert bool(traces.stored(name).machine) == (name not in VIRTUAL)
+
+
+def test_the_straggler_is_who_computes_longest():
+    """Must catch: ranks that are equally fast; lanes of another order."""
+    trace = traces.stored("eight-ranks")
+    lanes = [trace.lanes.index(f"rank {rank}, compute") for rank in range(8)]
+    work = [sum(s.length for s in trace.of(*COMPUTES[:2], lanes=[lane])) for lane in lanes]
+    assert work.index(max(work)) == STRAGGLER and len(set(work)) == 2
+    assert set(ANSWERS.values()) == {1, 3}
+
+
+def test_spans_that_are_near_are_one_shape():
+    """Must catch: a shape for each of a thousand spans; a gap of a pixel that is lost; a span
+    outside of what is seen."""
+    near = [SlimSpan(0, 10 * k, 9, 0, 0) for k in range(1000)]
+    trace = SlimTrace("t", unit=1e-6, lanes=["host"], names=["mm"], spans=near)
+    whole = traces.shape(trace, 0, "forward", 0, trace.seconds)
+    assert whole == "M0.0 0H1000.0v16H0.0z"
+    zoomed = traces.shape(trace, 0, "forward", 0.001, 0.00102)
+    assert zoomed == "M0.0 0H450.0v16H0.0zM500.0 0H950.0v16H500.0zM1000.0 0H1000.0v16H1000.0z"
+    assert len(joined(trace, 1).spans) == 1000 and len(joined(trace, 2).spans) == 1
+
+
+def test_a_card_stands_without_a_script():
+    """Must catch: two traces on two scales; data that ends the script; a lane that is only in the
+    drawing."""
+    card = traces.card("trace-0", ["zero-3", "zero-3-prefetch"])
+    right = [
+        max(map(float, re.findall(r"H([\d.]+)v", part))) for part in card.split("<svg viewBox")[1:]
+    ]
+    seconds = [traces.stored(name).seconds for name in ("zero-3", "zero-3-prefetch")]
+    assert right[0] == 1000 and right[1] == pytest.approx(1000 * seconds[1] / seconds[0], abs=0.2)
+    assert card.count("<caption>") == 2 and "<td>message</td>" in card
+    data = re.search(r'class="trace-data">(.*?)</script>', card)[1]
+    assert [one["lanes"] for one in json.loads(data)] == [["compute", "messages"]] * 2
+    assert traces.axis(0.0181).count("span") == 2 * 4 and "15 ms" in traces.axis(0.0181)
