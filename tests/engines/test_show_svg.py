@@ -242,8 +242,8 @@ def test_streams_are_the_events(name, place):
         assert got[0] == want[0]
         assert got[1:] == pytest.approx([68 + scale * seconds for seconds in want[1:]], abs=0.11)
     idle = sum(end - start for _, start, end in waiting(ran))
-    said = f"{format_as(idle, 'short duration')} of {format_as(most, 'short duration')} exposed"
-    assert said in texts(root)
+    said = f"{format_as(idle, 'short duration')} of {format_as(most, 'short duration')}"
+    assert f"{said} {spec.pictures[place].idle}" in texts(root)
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])

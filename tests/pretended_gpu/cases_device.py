@@ -9,6 +9,8 @@ from pretended import cuda, nccl
 from pretended.step import Step, watched
 from torch.utils.weak import TensorWeakRef
 
+from shardlab.measure.waits import HostWaits
+
 
 def two_devices_are_refused():
     on_gpu, on_host = torch.ones(3, device="cuda"), torch.ones(3)
@@ -49,6 +51,30 @@ def waits_are_counted():
     ):
         waiting()
         assert (waits := cuda.take_waits()) == {cause: 1}, waits
+
+
+def hidden_waits_are_the_devices_own():
+    """HostWaits beside what the device itself counts, for a step with AdamW in a loop."""
+    model = torch.nn.Linear(3, 2).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    pinned = torch.ones(4, 3, pin_memory=True)
+
+    def step(reads):
+        x = pinned.to("cuda", non_blocking=True)
+        loss = model(x).square().sum()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if reads:
+            x[x > 0], x.nonzero(), x.cpu(), loss.tolist(), torch.ones(3).to("cuda")
+            assert norm > 0
+        optimizer.step()
+
+    for reads, wanted in ((False, 0), (True, 6)):
+        step(reads)
+        cuda.take_waits()
+        with HostWaits() as waits:
+            step(reads)
+        assert waits.total() == sum(cuda.take_waits().values()) == wanted, waits
 
 
 def memory_is_counted_and_holds_garbage():

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.skipif(are_real(), reason="nothing 
     [
         cases.two_devices_are_refused,
         cases.waits_are_counted,
+        cases.hidden_waits_are_the_devices_own,
         cases.memory_is_counted_and_holds_garbage,
         cases.backward_runs_in_another_thread,
         cases.random_numbers_are_the_devices_own,

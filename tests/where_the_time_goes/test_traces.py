@@ -8,7 +8,7 @@ import pytest
 from bookkit import traces
 from coursekit.topics.where_the_time_goes.slow_programs import ANSWERS
 from coursekit.topics.where_the_time_goes.traces import FOLDER, STRAGGLER, TRACES, VIRTUAL
-from shardlab.measure.slim_trace import COMPUTES, SlimSpan, SlimTrace, joined
+from shardlab.measure.slim_trace import COMPUTES, SlimSpan, SlimTrace, joined_spans
 
 
 @pytest.mark.parametrize("name", ["data-parallel", "zero-3-prefetch", "tensor-parallel"])
@@ -45,7 +45,7 @@ def test_spans_that_are_near_are_one_shape():
     assert whole == "M0.0 0H1000.0v16H0.0z"
     zoomed = traces.shape(trace, 0, "forward", 0.001, 0.00102)
     assert zoomed == "M0.0 0H450.0v16H0.0zM500.0 0H950.0v16H500.0zM1000.0 0H1000.0v16H1000.0z"
-    assert len(joined(trace, 1).spans) == 1000 and len(joined(trace, 2).spans) == 1
+    assert len(joined_spans(trace, 1).spans) == 1000 and len(joined_spans(trace, 2).spans) == 1
 
 
 def test_a_card_stands_without_a_script():

@@ -124,7 +124,7 @@ def from_virtual(steps: Mapping[str, object], title: str = "") -> SlimTrace:
     return trace
 
 
-def joined(trace: SlimTrace, nearer: int) -> SlimTrace:
+def joined_spans(trace: SlimTrace, nearer: int) -> SlimTrace:
     """The trace with neighbours of one lane and kind, less than so many units apart, as one span
     that has the kind's name."""
     found: list[SlimSpan] = []

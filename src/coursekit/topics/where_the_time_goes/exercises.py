@@ -1,8 +1,13 @@
 """Chapter 11: where the time goes."""
 
 import statistics
+from typing import NamedTuple
+
+import torch
 
 from coursekit.exercises.edits import Topic
+from coursekit.lab import batches, small_gpt
+from shardlab.measure.waits import HostWaits
 
 topic = Topic(__name__)
 
@@ -199,4 +204,55 @@ budget_of_a_step = topic.exercise(
     answer=lambda solution, **case: _nine_digits(solution(**case)),
     properties=(_swapped_or_off,),
     right="the least time over the step's time; HFU counts what is done again as well.",
+)
+
+
+# --- bug hunt of the lab: a loop that reads too often ---------------------------------------------
+
+
+class _Trained(NamedTuple):
+    waits: int
+    mean_loss: float
+    largest_norm: float
+
+
+def _train(solution, steps):
+    """The waits of some steps, and what the loop returns."""
+    model, stream = small_gpt(layers=1, hidden=16, heads=2), batches(2, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with HostWaits(cuda=False) as waits:
+        found = solution(model, optimizer, [next(stream) for _ in range(steps)])
+    if not isinstance(found, tuple) or len(found) != 2:
+        return "two numbers are wanted: the mean loss and the largest norm."
+    return _Trained(waits.total(), *(round(float(number), 5) for number in found))
+
+
+def _reads_in_the_loop(found, right, steps):
+    same = found[1:] == right[1:]
+    if same and found.waits >= 2 * steps:
+        return "both numbers are read in every step: the host waits twice in each."
+    if same and found.waits >= steps:
+        return "one number is still read in every step: keep both as tensors, and read at the end."
+    if found.waits <= right.waits and not same:
+        return "no wait is left, and neither are the numbers: the loop must return the same ones."
+
+
+read_at_the_end = topic.exercise(
+    "read_at_the_end",
+    cases=(dict(steps=4), dict(steps=3)),
+    words=("four steps", "three steps"),
+    answer=_train,
+    properties=(_reads_in_the_loop,),
+    hint="Tensors can be put into a list without a read: loss.detach() and the norm. Stack them.",
+    right="two reads after the last step, none within: the host keeps its lead.",
+)
+
+slow_rank = topic.exercise(
+    "slow_rank",
+    5,
+    name="slowest",
+    cases=({},),
+    of_a_value=True,
+    hint="Add up the lengths of forward and backward in each lane that computes.",
+    right="rank 5 computes longest before each message, and the seven others wait for it.",
 )

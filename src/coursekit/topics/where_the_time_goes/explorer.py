@@ -4,11 +4,11 @@ from coursekit.formulas.events import COMPUTE, LINK, Event, Phase, Repeat
 from coursekit.show.pictures import StreamsPicture
 from coursekit.show.spec import Choice, Control, Explorer, ExplorerTable, Menu, Say
 
-HOST, GPU = LINK, COMPUTE  # the rows of the picture
+_HOST, _GPU = LINK, COMPUTE  # the rows of the picture
 MICROSECONDS = tuple(m * 1e-6 for m in (1, 2, 3, 5, 7, 10, 15, 20, 50))
 ONE = (
-    Event("launch", HOST, "launch_seconds"),
-    Event("kernel", GPU, "kernel_seconds", after=("launch",)),
+    Event("launch", _HOST, "launch_seconds"),
+    Event("kernel", _GPU, "kernel_seconds", after=("launch",)),
 )
 KERNELS_AND_WAITS = (
     Phase(
@@ -18,8 +18,8 @@ KERNELS_AND_WAITS = (
                 "waits_of_a_step",
                 (
                     Repeat("kernels_per_wait", ONE),
-                    Event("read", HOST, "launch_seconds", when=(("reads_value", 1),)),
-                    Event("wait", HOST, after=("kernel",)),
+                    Event("read", _HOST, "launch_seconds", when=(("reads_value", 1),)),
+                    Event("wait", _HOST, after=("kernel",)),
                 ),
             ),
             Repeat("kernels_after_waits", ONE),
@@ -27,7 +27,7 @@ KERNELS_AND_WAITS = (
     ),
 )
 
-WAITS = Explorer(
+KERNELS_OF_WAITS = Explorer(
     name="waits",
     title="What does a wait cost?",
     menus=(Menu("kernel_row", "Kernels"),),

@@ -9,7 +9,7 @@ from shardlab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind, covered
 
 from .traces import FOLDER
 
-COLOURS = {
+_COLOURS = {
     SpanKind.FORWARD: TIMELINE["forward"],
     SpanKind.BACKWARD: TIMELINE["backward"],
     SpanKind.UPDATE: TIMELINE["weight_gradient"],
@@ -33,7 +33,7 @@ def shares_of(trace: SlimTrace) -> dict[str, float]:
 def figure_of_trace(trace: SlimTrace, end: float | None = None) -> go.Figure:
     """The lanes, to zoom into; until `end`, in milliseconds."""
     figure = new_figure(trace.title, 130 + 34 * len(trace.lanes))
-    for kind, swatch in COLOURS.items():
+    for kind, swatch in _COLOURS.items():
         own = [s for s in trace.of(kind) if end is None or 1e3 * s.start * trace.unit < end]
         if own:
             figure.add_trace(
@@ -54,7 +54,7 @@ def figure_of_trace(trace: SlimTrace, end: float | None = None) -> go.Figure:
     return figure.update_yaxes(axis(autorange="reversed", categoryorder="array"))
 
 
-def figure_of_times(before: list[float], after: list[float]) -> go.Figure:
+def figure_of_calls(before: list[float], after: list[float]) -> go.Figure:
     """Each call, in milliseconds, in the order of the calls."""
     figure = new_figure("A alone, then B beside its neighbours: each call, in ms", 300)
     for name, times, swatch in (("A", before, "forward"), ("B", after, "communication")):

@@ -16,7 +16,7 @@ from coursekit.lab import batches
 from shardlab.gpt import next_token_loss
 
 SPINS = "while True: pass"
-STEPS = 40
+_STEPS = 40
 ANSWERS = {"the program with the loader": 3, "the program with the columns": 1}
 
 
@@ -36,7 +36,7 @@ def neighbours(count: int) -> Iterator[None]:
 class Windows(torch.utils.data.Dataset):
     def __init__(self, slow: bool):
         stream = batches(1)
-        self.windows, self.slow = [next(stream)[0][0] for _ in range(4 * STEPS)], slow
+        self.windows, self.slow = [next(stream)[0][0] for _ in range(4 * _STEPS)], slow
 
     def __len__(self):
         return len(self.windows)

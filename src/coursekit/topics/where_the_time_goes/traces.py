@@ -20,7 +20,7 @@ from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.profile import profiled_steps
-from shardlab.measure.slim_trace import SlimTrace, from_virtual, joined
+from shardlab.measure.slim_trace import SlimTrace, from_virtual, joined_spans
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import one_f_one_b
@@ -29,7 +29,7 @@ from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary
 from shardlab.virtual import VirtualGPU, VirtualStep
 
 FOLDER = Path(__file__).parents[2] / "data" / "traces"
-SIZES = dict(layers=4, hidden=2048, heads=16, max_sequence=2048, vocabulary=50304, tied_head=0)
+_SIZES = dict(layers=4, hidden=2048, heads=16, max_sequence=2048, vocabulary=50304, tied_head=0)
 JOINED = 20_000  # nanoseconds between kernels of several ranks that are drawn as one
 STRAGGLER, SLOWER = 5, 0.8  # the rank whose GPU has this share of the others' rates
 
@@ -37,12 +37,12 @@ STRAGGLER, SLOWER = 5, 0.8  # the rank whose GPU has this share of the others' r
 def gpt_in_bf16(**sizes) -> GPT:
     torch.set_default_dtype(torch.bfloat16)
     try:
-        return GPT(GPTConfig(**SIZES | sizes))
+        return GPT(GPTConfig(**_SIZES | sizes))
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def step_of(
+def _step_of(
     cut: Callable[[GPT], tuple[nn.Module, torch.optim.Optimizer]], loss=next_token_loss
 ) -> VirtualStep:
     """A step of rank 0 of eight virtual H100s; `cut` makes the model parallel."""
@@ -61,33 +61,33 @@ def step_of(
     return step
 
 
-def data_parallel(model: GPT):
+def _data_parallel(model: GPT):
     return DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), fused=True)
 
 
-def stage_3(model: GPT, prefetch: bool):
+def _stage_3(model: GPT, prefetch: bool):
     units = [model.embedding, *model.blocks, model.head]
     adam = dict(stage=3, units=units, prefetch=prefetch, fused=True)
     return zero.shard(model, torch.optim.AdamW, **adam)
 
 
-def tensor_parallel(model: GPT):
+def _tensor_parallel(model: GPT):
     model = apply_tensor_parallel(model, gpt_plan(model.config))
     return model, torch.optim.AdamW(model.parameters(), fused=True)
 
 
 def loss_of_parts(scores, targets):
-    return vocabulary_parallel_loss(scores, targets, SIZES["vocabulary"])
+    return vocabulary_parallel_loss(scores, targets, _SIZES["vocabulary"])
 
 
 # --- several ranks, each with a clock of its own --------------------------------------------------
 
 
-def on_ranks(count: int, function: Callable[[], VirtualStep], title: str) -> SlimTrace:
+def _on_ranks(count: int, function: Callable[[], VirtualStep], title: str) -> SlimTrace:
     with ranks(count, device="cpu", announce=False) as world:
         steps = world.run(function)
     steps = {f"rank {rank}": step for rank, step in enumerate(steps)}
-    return joined(from_virtual(steps, title), JOINED)
+    return joined_spans(from_virtual(steps, title), JOINED)
 
 
 def step_of_a_stage() -> VirtualStep:
@@ -116,7 +116,7 @@ def step_of_a_replica() -> VirtualStep:
         memory_bytes_per_second=share * chip.memory_bytes_per_second,
     )
     with VirtualGPU(chip) as gpu:
-        model, optimizer = data_parallel(gpt_in_bf16(layers=2, vocabulary=2048))
+        model, optimizer = _data_parallel(gpt_in_bf16(layers=2, vocabulary=2048))
         tokens = torch.zeros(2, 2048, dtype=torch.long)
         with gpu.step() as step:
             next_token_loss(model(tokens), tokens).backward()
@@ -152,15 +152,15 @@ def step_on_a_cpu(title: str) -> SlimTrace:
 
 
 def of_step(cut, title: str, **more) -> SlimTrace:
-    return from_virtual({"": step_of(cut, **more)}, title)
+    return from_virtual({"": _step_of(cut, **more)}, title)
 
 
 VIRTUAL = {
-    "data-parallel": partial(of_step, data_parallel, "data parallelism"),
-    "zero-3": partial(of_step, partial(stage_3, prefetch=False), "stage 3"),
-    "zero-3-prefetch": partial(of_step, partial(stage_3, prefetch=True), "stage 3, prefetch"),
-    "tensor-parallel": partial(of_step, tensor_parallel, "tensor parallelism", loss=loss_of_parts),
-    "pipeline": partial(on_ranks, 4, step_of_a_stage, "a pipeline, 1F1B"),
-    "eight-ranks": partial(on_ranks, 8, step_of_a_replica, "data parallelism, eight ranks"),
+    "data-parallel": partial(of_step, _data_parallel, "data parallelism"),
+    "zero-3": partial(of_step, partial(_stage_3, prefetch=False), "stage 3"),
+    "zero-3-prefetch": partial(of_step, partial(_stage_3, prefetch=True), "stage 3, prefetch"),
+    "tensor-parallel": partial(of_step, _tensor_parallel, "tensor parallelism", loss=loss_of_parts),
+    "pipeline": partial(_on_ranks, 4, step_of_a_stage, "a pipeline, 1F1B"),
+    "eight-ranks": partial(_on_ranks, 8, step_of_a_replica, "data parallelism, eight ranks"),
 }
 TRACES = {"cpu-step": partial(step_on_a_cpu, "a step of the labs' GPT"), **VIRTUAL}
