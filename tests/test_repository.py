@@ -74,7 +74,14 @@ NO_TORCH = (
 # Of a topic: what labs and `make gpu` run, the smallest versions that its chapter prints, the
 # helpers that only these import, and a helper that labs, tests and benches import. Everything else
 # in a topic imports no torch.
-TORCH_IN_TOPICS = {"exercises", "runs", "lab", "ladder", "zero.building"}
+TORCH_IN_TOPICS = {
+    "exercises",
+    "runs",
+    "lab",
+    "ladder",
+    "zero.building",
+    "where_the_time_goes.slow_programs",
+}
 NEVER_TORCH = {"formulas", "explorer", "steps", "figures", "pictures"}  # as engines find them
 
 

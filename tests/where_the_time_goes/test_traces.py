@@ -15,7 +15,8 @@ from shardlab.measure.slim_trace import COMPUTES, SlimSpan, SlimTrace, joined_sp
 def test_a_virtual_trace_is_the_same_again(name):
     """Must catch: a stored trace that is not what today's code does; one that depends on the
     machine."""
-    assert VIRTUAL[name]().as_json() == (FOLDER / f"{name}.json").read_text(encoding="utf-8")
+    stored = (FOLDER / f"{name}.json").read_text(encoding="utf-8")
+    assert VIRTUAL[name]().as_json() == stored, f"python tools/store_traces.py {name}"
 
 
 def test_all_are_stored_and_small():

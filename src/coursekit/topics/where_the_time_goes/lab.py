@@ -1,11 +1,13 @@
 """Lab 11 beside its cells: tables and a figure of traces."""
 
+from statistics import mean, median
+
 import plotly.graph_objects as go
 
 from coursekit.show.figures import axis, new_figure
 from coursekit.show.palette import TIMELINE
 from coursekit.show.tables import Table
-from shardlab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind, covered
+from shardlab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind
 
 from .traces import FOLDER
 
@@ -14,7 +16,6 @@ _COLOURS = {
     SpanKind.BACKWARD: TIMELINE["backward"],
     SpanKind.UPDATE: TIMELINE["weight_gradient"],
     SpanKind.MESSAGE: TIMELINE["communication"],
-    SpanKind.WAIT: TIMELINE["idle"],
 }
 
 
@@ -23,11 +24,15 @@ def stored(name: str) -> SlimTrace:
     return SlimTrace.from_json((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def shares_of(trace: SlimTrace) -> dict[str, float]:
-    """Phase -> its share, in percent, of the time in operators."""
-    spans = {kind: [(s.start, s.end) for s in trace.of(kind)] for kind in COMPUTES}
-    whole = sum(map(covered, spans.values()))
-    return {kind.value: 100 * covered(own) / whole for kind, own in spans.items()}
+def shares_of(trace: SlimTrace, steps: int) -> dict[str, float]:
+    """Phase -> its share, in percent, of the time in operators: of each operator the fastest of
+    the steps, which all have the same ones."""
+    spans = trace.of(*COMPUTES)
+    each = len(spans) // steps
+    found = dict.fromkeys((kind.value for kind in COMPUTES), 0)
+    for own in zip(*(spans[each * step : each * (step + 1)] for step in range(steps))):
+        found[trace.kinds[own[0].kind]] += min(span.length for span in own)
+    return {phase: 100 * took / sum(found.values()) for phase, took in found.items()}
 
 
 def figure_of_trace(trace: SlimTrace, end: float | None = None) -> go.Figure:
@@ -68,11 +73,7 @@ def figure_of_calls(before: list[float], after: list[float]) -> go.Figure:
 
 def table_of_ratios(a: list[float], b: list[float], found: float) -> Table:
     """B over A, in four ways."""
-    ordered = [sorted(times) for times in (a, b)]
-    (mean_a, median_a), (mean_b, median_b) = (
-        (sum(times) / len(times), times[len(times) // 2]) for times in ordered
-    )
-    ratios = mean_b / mean_a, median_b / median_a, found
+    ratios = mean(b) / mean(a), median(b) / median(a), found
     return Table(
         ["B over A", "means", "medians", "your ratio, in turns"],
         [["", *map("{:.2f}".format, ratios)]],
@@ -80,7 +81,6 @@ def table_of_ratios(a: list[float], b: list[float], found: float) -> Table:
 
 
 def table_of_programs(found: dict) -> Table:
-    """Counts and shares of each program's step, and its time."""
     rows = []
     for letter, budget in found.items():
         whole, parts, counts = sum(budget.parts().values()), budget.parts(), budget.counts()

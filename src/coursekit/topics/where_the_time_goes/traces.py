@@ -138,7 +138,12 @@ def one_thread():
 
 
 def step_on_a_cpu(title: str) -> SlimTrace:
-    """A step of the labs' GPT, with a loss that is read."""
+    """A step of the labs' GPT, with a loss that is read: the fastest of some."""
+    trace = min((_trace_on_a_cpu() for _ in range(9)), key=lambda trace: trace.seconds)
+    return dataclasses.replace(trace, title=title, machine="one thread of a CPU in the cloud")
+
+
+def _trace_on_a_cpu() -> SlimTrace:
     with one_thread(), profiled_steps(steps=1, stop=True) as found:
         model = small_gpt()
         optimizer = torch.optim.AdamW(model.parameters())
@@ -148,7 +153,7 @@ def step_on_a_cpu(title: str) -> SlimTrace:
             loss.backward()
             loss.item()
             optimizer.step()
-    return dataclasses.replace(found.trace, title=title, machine="one thread of a CPU in the cloud")
+    return found.trace
 
 
 def of_step(cut, title: str, **more) -> SlimTrace:
