@@ -14,7 +14,9 @@ With sequence parallelism dW of the rows hides the tokens that are gathered agai
 columns hides the reduce-scatter of dx.
 
 Each chunk pays the latency of a message, so more chunks gain time only where the product of a chunk
-takes longer than that. With one chunk, backward alone overlaps.
+takes longer than that. With one chunk, backward alone overlaps. Backward of a module keeps what its
+weight gradients are made of until then, about one tensor of all tokens more than plainly: a step's
+peak is the same where scores of the vocabulary make it.
 """
 
 from collections.abc import Callable
