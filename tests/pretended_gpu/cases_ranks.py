@@ -60,6 +60,9 @@ def zero_as(stage: int, variant: str = "plain", scaled_by: str = "") -> Step:
         "ahead": dict(prefetch=True),
         "offload": dict(offload=True),
         "offload, clip": dict(offload=True),
+        "offload, ahead": dict(offload=True, prefetch=True),
+        "offload, broken": dict(offload=True),
+        "ahead, broken": dict(prefetch=True),
         "bf16": dict(compute_dtype=torch.bfloat16),
     }.get(variant, {})
     if stage < 3:
@@ -85,6 +88,9 @@ def zero_as(stage: int, variant: str = "plain", scaled_by: str = "") -> Step:
         if clip:
             clip_gradients(optimizer, clip)
 
+    if "broken" in variant:
+        stop_a_backward(net.blocks[0], backward)
+        optimizer.zero_grad()
     step = train(backward, optimizer, before_step, scaler)
     with unsharded(net) if stage == 3 else nullcontext():
         assert_close(dict(net.named_parameters()), trained(clip, dtype=dtype), within)
@@ -92,6 +98,20 @@ def zero_as(stage: int, variant: str = "plain", scaled_by: str = "") -> Step:
             pairs = zip(net.parameters(), trained(clip, dtype=dtype).parameters())
             assert max((mine.cpu() - plain).abs().max().item() for mine, plain in pairs) > 1e-6
     return step
+
+
+def stop_a_backward(module: torch.nn.Module, backward):
+    """A backward that raises where it would enter the module."""
+
+    def stop(gradient):
+        raise KeyError("stopped")
+
+    hook = module.register_forward_hook(lambda module, inputs, y: y.register_hook(stop) and None)
+    try:
+        backward()
+        raise AssertionError("nothing was raised")
+    except KeyError:
+        hook.remove()
 
 
 def saved_and_resumed(stage: int) -> Step:

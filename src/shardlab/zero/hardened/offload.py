@@ -7,12 +7,12 @@
 The argument of fully_shard is in stage3.py, where it is a word in one line.
 
 Copies go through pinned memory. The host waits for a GPU when all of them are under way: in stages
-1 and 2 once a step, before the update; in stage 3 at the end of each backward, once for each unit.
+1 and 2 once a step, before the update; in stage 3 once a backward, at its end, and they travel in a
+stream of their own while backward computes.
 fused=True gives the CPU a faster AdamW, whose results differ by rounding.
 """
 
 from collections.abc import Iterable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from ...common.torch_internals import (
     in_plain_backward,
     version,
 )
+from ...recompute.offload import OverlappedCopies
 
 
 def cpu_offload(optimizer_cls: type) -> type:
@@ -125,14 +126,37 @@ def wait_for_copies(pairs: list[tuple[Tensor, Tensor]]):
         torch.cuda.current_stream(device).synchronize()
 
 
+class Landing:
+    """Mean gradients on their way from a GPU to the host, in one stream, until backward ends."""
+
+    def __init__(self):
+        self.copies: OverlappedCopies | None = None
+        self.coming: list[tuple[object, Tensor]] = []  # flat tensors, and the means of their shards
+        self.end = None  # refers weakly to the end of the backward that they belong to
+
+    def bring(self, mean: Tensor, flat):
+        if self.end is None or self.end() is None:
+            self.coming = []  # of a backward that raised
+            self.end = when_backward_ends(self.arrive)
+        if self.copies is None:
+            self.copies = OverlappedCopies(mean.device)
+        self.coming.append((flat, self.copies.out(mean)))
+        while len(self.copies.leaving) > 1:  # memory of the unit before, whose copy has ended
+            self.copies.wait(*self.copies.leaving.popleft())
+
+    def arrive(self):
+        self.copies.stream.synchronize()
+        self.copies.leaving.clear()
+        coming, self.coming, self.end = self.coming, [], None
+        for flat, host in coming:
+            add_gradients(zip(flat.shards, flat.parts(host)))
+
+
 def brought_home(mean: Tensor, flat) -> list[Tensor | None]:
     """The gradient of each shard, where it rests. On its way from a GPU to the host it is not read
     before backward ends: then it becomes part of shard.grad, and autograd gets None."""
     if mean.is_cuda and not flat.chunk.is_cuda and may_come_late(flat.shards):
-        host = on_the_host(mean.to(flat.chunk.dtype))
-        copied = torch.cuda.current_stream(mean.device).record_event()
-        pairs = list(zip(flat.shards, flat.parts(host)))
-        when_backward_ends(partial(arrive, pairs, copied))
+        flat.landing.bring(mean.to(flat.chunk.dtype), flat)
         return [None for _ in flat.shards]
     parts = zip(flat.shards, flat.parts(mean.to(flat.chunk)))
     return [part if shard.requires_grad else None for shard, part in parts]
@@ -143,11 +167,6 @@ def may_come_late(shards: list[nn.Parameter]) -> bool:
     wants to see them, or nobody fills .grad."""
     watched = any(s.requires_grad and (s in owners or hooks_of_others(s)) for s in shards)
     return not watched and current_backward() is not None and in_plain_backward()
-
-
-def arrive(pairs: list[tuple[Tensor, Tensor]], copied):
-    copied.synchronize()
-    add_gradients(pairs)
 
 
 def add_gradients(pairs: Iterable[tuple[nn.Parameter, Tensor | None]]):

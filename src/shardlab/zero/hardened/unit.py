@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ...common.backward import NoSecondGradient, when_backward_ends, when_gradient_comes
-from ...common.torch_internals import CALL, in_function_transform, never_compiled, storage_key
+from ...common.torch_internals import CALL, current_backward, in_function_transform, never_compiled
 from .flat import Ring
 from .offload import add_gradients
 from .parameter_slots import NotGathered, ParameterSlots
@@ -60,7 +60,6 @@ class Unit:
         self.module, self.name, self.group = module, type(module).__name__, how.group
         self.flats = [Flat(list(kind), how, collectives) for kind in kinds]
         self.shards = [shard for flat in self.flats for shard in flat.shards]
-        self.memory = {storage_key(flat.full.untyped_storage()) for flat in self.flats}
         gone = [flat.full.new_empty(s, device="meta") for flat in self.flats for s in flat.shapes]
         sites = [sites for kind in kinds for sites in kind.values()]
         self.slots = ParameterSlots(module, sites, gone, self.shards)
@@ -80,7 +79,7 @@ class Unit:
 
     def is_parameter(self, tensor: Tensor) -> bool:
         strided = tensor.layout is torch.strided
-        return strided and storage_key(tensor.untyped_storage()) in self.memory
+        return strided and any(flat.holds(tensor) for flat in self.flats)
 
     @property
     def whole(self) -> bool:
@@ -158,7 +157,8 @@ class Unit:
 
     @property
     def in_backward(self) -> bool:
-        return self.backward is not None and self.backward() is not None
+        # one that raised may outlive its exception for a moment, in the thread of a GPU
+        return bool(self.backward and self.backward()) and current_backward() is not None
 
     @property
     def leaves(self) -> Sequence[Tensor]:

@@ -22,7 +22,7 @@ from ...data_parallel.core import first_rank
 from .. import core_stage3
 from .ahead import Ahead, OnItsWay
 from .flat import Ring, chunk_of, filled, own_chunk
-from .offload import add_gradients, brought_home, may_come_late
+from .offload import Landing, add_gradients, brought_home, may_come_late
 
 # parameters, and every place of each
 Sites = dict[nn.Parameter, list[core_stage3.Site]]
@@ -35,7 +35,8 @@ class How(NamedTuple):
     device: torch.device | str | None
     shard_device: torch.device | str | None
     compute_dtype: torch.dtype | None
-    ahead: Ahead | None = None
+    ahead: Ahead | None
+    landing: Landing
 
     def device_of(self, parameter: nn.Parameter) -> torch.device:
         return torch.device(self.device or parameter.device)
@@ -71,7 +72,8 @@ class Flat(core_stage3.Flat):
     its views `shards`, one for each parameter."""
 
     def __init__(self, parameters: list[nn.Parameter], how: How, collectives: Ring):
-        self.group, self.collectives, self.ahead = how.group, collectives, how.ahead
+        self.group, self.collectives = how.group, collectives
+        self.ahead, self.landing = how.ahead, how.landing
         self.shapes = [parameter.shape for parameter in parameters]
         self.sizes = sizes_of(self.shapes, how.group)
         full = how.joined(parameters)
@@ -89,6 +91,10 @@ class Flat(core_stage3.Flat):
         """The part of each parameter that a chunk has, in the shape of its shard."""
         parts = chunk.split([elements for elements, *_ in self.sizes])
         return [part.view(size) for part, size in zip(parts, self.sizes)]
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the tensor is a part of the full one."""
+        return storage_key(tensor.untyped_storage()) == storage_key(self.full.untyped_storage())
 
     def gather(self):
         self.ask()
@@ -128,8 +134,7 @@ class Flat(core_stage3.Flat):
         gradients = filled(gradients, self.shapes, self.full)
         share = 1 / dist.get_world_size(self.group)
         begin = getattr(self.collectives, "begin_reduce_scatter", None)
-        here = self.full.device == self.chunk.device
-        if self.ahead and begin and here and may_come_late(self.shards):
+        if self.ahead and begin and may_come_late(self.shards):
             self.ahead.reduces(OnItsWay(begin(gradients, self.group, share), self.take_mean))
             return [None for _ in self.shards]
         own = torch.cat(self.collectives.reduce_scatter(gradients, self.group, share))
@@ -137,7 +142,7 @@ class Flat(core_stage3.Flat):
 
     @torch.no_grad()
     def take_mean(self, parts: list[Tensor]):
-        add_gradients(zip(self.shards, self.parts(torch.cat(parts).to(self.chunk))))
+        add_gradients(zip(self.shards, brought_home(torch.cat(parts), self)))
 
     def check(self):
         memory = storage_key(self.chunk.untyped_storage())
