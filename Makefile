@@ -29,7 +29,7 @@ SHARDLAB := $(shell find src/shardlab src/coursekit assignments -type f ! -name 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help book check format test compose pdf serve lab bench gpu bundle store lock clean
+.PHONY: help book check format test compose pdf stills serve lab bench gpu bundle store lock clean
 
 help:  ## what can be made (this text)
 	@echo "make <target>, where target is"
@@ -92,6 +92,9 @@ compose: $(VENV)/.labs  ## train random compositions of techniques beside the pl
 
 pdf: book $(VENV)/.labs  ## print the whole book into build/split-shard-recompute.pdf: tagged, outlined; wants Chromium
 	@$(BIN)/python tools/pdf.py build/html build/split-shard-recompute.pdf
+
+stills: book $(VENV)/.labs  ## print each figure, explorer and step of a stepper as a sheet for the projector: build/stills.pdf
+	@$(BIN)/python tools/stills.py build/html build/stills.pdf
 
 serve: book  ## serve the book on this machine only
 	@echo "serve:  http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"

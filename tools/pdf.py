@@ -25,6 +25,9 @@ STYLE = """
 .headerlink, .lab-links, .present-open, .copybtn, .predict-room { display: none !important; }
 """
 
+ALL_FACES = """() => Promise.allSettled([...document.fonts].map(face => face.load()))
+  .then(() => null)"""
+
 
 def pages(html: Path) -> list[str]:
     """The pages of the built book in the order of the contents: each names the next."""
@@ -62,9 +65,19 @@ def joined(html: Path) -> str:
         )
     return (
         '<!doctype html><html lang="en" data-theme="light"><head><meta charset="utf-8">'
-        f"<title>Split, Shard, Recompute</title>{''.join(sheets)}<style>{STYLE}</style></head>"
-        f"<body>{''.join(articles)}</body></html>"
+        f"<title>Split, Shard, Recompute</title>{''.join(sheets)}<style>{faces(html)}"
+        f"{STYLE}</style></head><body>{''.join(articles)}</body></html>"
     )
+
+
+def faces(html: Path) -> str:
+    """The book's fonts once more, as ones to wait for: a page on a screen goes without a face that
+    comes late, and a sheet of paper is printed once."""
+    css = html / "_static" / "book.css"
+    found = re.findall(r"@font-face\s*\{[^}]*\}", css.read_text("utf-8"))
+    late = [face for face in found if "optional" in face]
+    text = "".join(late).replace("optional", "block")
+    return re.sub(r"""url\((["']?)(?!data:)""", r"url(\1_static/", text)
 
 
 def prefix_all(article, path: str, html: Path, paths: set[str]) -> None:
@@ -113,6 +126,7 @@ def write_pdf(html: Path, output: Path, browser_path: str | None = None) -> int:
             )
             page = browser.new_page(offline=True)
             page.goto(Path(file.name).as_uri())
+            page.evaluate(ALL_FACES)
             page.pdf(
                 path=output,
                 format="A4",
