@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shardlab.measure import clock
+from shardlab.measure import clock, timing
 
 CPU = torch.device("cpu")
 
@@ -180,3 +180,20 @@ def test_what_takes_longer_than_it_could_is_said(capsys):
     clock.say_if_longer(1.016, 0.66, "the stages slept")
     said = "this machine is busy (54% longer than the stages slept): repeat\n"
     assert capsys.readouterr().out == said
+
+
+def test_works_take_turns():
+    """Must catch: all turns of one work before those of the next; the same order in every turn;
+    warm-up turns among the counted ones; the ratio of two medians."""
+    order = []
+    seconds = iter([100, 100, 2, 1, 9, 3, 8, 5])  # turn by turn, as they are called
+    works = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+
+    def moved(work):
+        work()
+        return next(seconds)
+
+    times = timing.seconds_in_turns(works, moved, turns=3, warm_up=1)
+    assert order == list("abbaabba")
+    assert times == {"a": [1, 9, 5], "b": [2, 3, 8]}
+    assert timing.median_ratio(times, "a", "b") == 5 / 8

@@ -3,9 +3,8 @@
     times = seconds_in_turns({"loop": slow, "fused": fast}, gpu_seconds)
     median_ratio(times, "loop", "fused")
 
-Three clocks see three things. The wall's clock sees all that passes, other programs included. The
-CPU's clock sees the time that this thread computed, and no waiting. The GPU's clock sees the time
-between two of its events, which are orders in its queue, and so not what the host does meanwhile.
+The wall's clock sees all that passes, other programs included. The CPU's clock sees the time that
+this thread computed, and no waiting. The GPU's clock sees the time between two events in its queue.
 """
 
 import statistics
