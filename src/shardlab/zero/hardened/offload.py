@@ -26,7 +26,7 @@ from ...common.torch_internals import (
     in_plain_backward,
     version,
 )
-from ...recompute.offload import OverlappedCopies
+from ...recompute.host_copies import OverlappedCopies
 
 
 def cpu_offload(optimizer_cls: type) -> type:
@@ -131,6 +131,7 @@ class Landing:
 
     def __init__(self):
         self.copies: OverlappedCopies | None = None
+        self.leaving: tuple[Tensor, object] | None = None  # the last mean, and the end of its copy
         self.coming: list[tuple[object, Tensor]] = []  # flat tensors, and the means of their shards
         self.end = None  # refers weakly to the end of the backward that they belong to
 
@@ -140,14 +141,15 @@ class Landing:
             self.end = when_backward_ends(self.arrive)
         if self.copies is None:
             self.copies = OverlappedCopies(mean.device)
-        self.coming.append((flat, self.copies.out(mean)))
-        while len(self.copies.leaving) > 1:  # memory of the unit before, whose copy has ended
-            self.copies.wait(*self.copies.leaving.popleft())
+        if self.leaving is not None:  # its memory goes, once the copy has ended
+            self.copies.wait(*self.leaving)
+        host = torch.empty_like(mean, device="cpu", pin_memory=True)
+        self.leaving = mean, self.copies.copy(host, mean, mean.device)
+        self.coming.append((flat, host))
 
     def arrive(self):
         self.copies.stream.synchronize()
-        self.copies.leaving.clear()
-        coming, self.coming, self.end = self.coming, [], None
+        coming, self.coming, self.leaving, self.end = self.coming, [], None, None
         for flat, host in coming:
             add_gradients(zip(flat.shards, flat.parts(host)))
 
