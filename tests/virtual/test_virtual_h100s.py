@@ -46,12 +46,12 @@ def step_of(prefetch):
 
 
 def test_a_reader_sees_stage_3_wait_and_changes_one_argument():
-    """Must catch: prefetch that hides nothing; a step that depends on the wall's clock; a picture
+    """Must catch: prefetch that hides nothing; a last unit that backward asks for; a step that depends on the wall's clock; a picture
     with a shape for each of a thousand kernels; an update that has no phase of its own."""
     waits, ahead = step_of(False), step_of(True)
     assert waits.computing_seconds == ahead.computing_seconds
     assert waits.exposed_seconds > 0.15 * waits.seconds
-    assert ahead.exposed_seconds < 0.35 * waits.exposed_seconds
+    assert ahead.exposed_seconds < 0.25 * waits.exposed_seconds  # the loss hides a gather
     assert step_of(True).spans == ahead.spans
     phases = {span.phase for span in ahead.spans if span.stream == "compute"}
     assert phases == {"forward", "backward", "update"}

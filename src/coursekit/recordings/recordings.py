@@ -26,6 +26,7 @@ SCHEMA = 1
 # a wheel carries the repository's recordings there: see setup.py
 SHIPPED = Path(__file__).resolve().parents[1] / "data"
 NOT_RECORDED = "not yet recorded on a GPU"
+KINDS = "gpu", "cpu", "virtual"
 ROW_UNITS = ("bytes", "seconds", "FLOP/s", "bytes/s", "tokens/s", "count", "ratio")
 
 
@@ -96,7 +97,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The machine: `kind` is gpu or cpu, `memory_bytes` that of one device."""
+    """The machine: `kind` is gpu, cpu or virtual (shardlab.virtual), `memory_bytes` that of one
+    device."""
 
     device: str
     kind: str
@@ -110,7 +112,7 @@ class Hardware:
             self.device,
             "the device's name",
         )
-        _require(self.kind in ("gpu", "cpu"), "hardware: kind", self.kind, "gpu or cpu")
+        _require(self.kind in KINDS, "hardware: kind", self.kind, " or ".join(KINDS))
         for name in ("count", "memory_bytes"):
             value = getattr(self, name)
             _require(

@@ -7,7 +7,8 @@ gradients travel.
     messages   | gather 2  | gather 3  |                  own parameters are there
 
 The next unit is the one that came next in the forward before, and in backward the one that came
-before this one in forward. A wrong guess costs a message and nothing else: units that were asked
+before this one in forward. Where forward ends, its last unit is asked for again, so that the loss
+hides its message: backward begins with it. A wrong guess costs a message and nothing else: units that were asked
 for in vain are freed. At most two units are whole, beside the root. The gradients of a unit are
 waited for when the next unit's are ready, and at the end of backward.
 
@@ -18,6 +19,7 @@ their call returns: then nothing overlaps, and all is as right.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from ...common.backward import when_backward_ends
@@ -48,21 +50,28 @@ class Ahead:
             self.let_go()
             self.before, self.called, self.in_forward = self.called, [], True
 
-    def forward_ends(self, *_):
+    def forward_ends(self, root, inputs, output):
         if current_backward() is None:
             self.in_forward = False
             self.free_asked()
+            if torch.is_grad_enabled() and self.called and output is not None:
+                self.ask(self.called[-1])
 
     def entered(self, unit):
         """The unit's parameters are there, and it is about to compute."""
         if unit is self.asked:
             self.asked = None
         following = None if unit.module is self.root else self.after(unit)
-        if following is not None and not following.whole:
+        if following is not None:
+            self.ask(following)
+
+    def ask(self, unit):
+        """The unit's parameters leave for this rank, unless they are there."""
+        if not unit.whole:
             self.free_asked()
-            for flat in following.flats:
+            for flat in unit.flats:
                 flat.ask()
-            self.asked = following
+            self.asked = unit
 
     def after(self, unit):
         """The unit that is expected next, or None."""

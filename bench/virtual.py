@@ -1,0 +1,280 @@
+"""This book's techniques beside PyTorch's own in virtual time: eight H100s, and two nodes of eight
+with a network card of 400 Gbit/s for each.
+
+The real code of both runs on tensors without contents; kernels and messages take the times of the
+preset, see shardlab.virtual. A step in bf16 with fused AdamW, 4,096 tokens a rank. Ranks that do
+the same are one rank and its copies (VirtualGPUs); stages of a pipeline are real processes that
+tell each other their times. Virtual time is exact: the same numbers on every machine.
+"""
+
+import argparse
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date
+from functools import partial
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from coursekit.formulas import quantities
+from coursekit.lab.virtual import virtual_gpu, virtual_gpus
+from coursekit.recordings.races import Result, Way, step_by, train_step
+from coursekit.recordings.recordings import Hardware, Recording, Row, read_recording
+from coursekit.topics.data_parallelism import runs as data_parallelism
+from coursekit.topics.pipelines.peers import TorchPipeline
+from coursekit.topics.tensor_parallelism import runs as tensor_parallelism
+from coursekit.topics.zero import runs as zero
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.ledger import Ledger
+from shardlab.pipelines import schedules
+from shardlab.pipelines.hardened.pipeline import Pipeline
+from shardlab.pipelines.partition import plan_pipeline
+from shardlab.ranks import ranks
+from shardlab.virtual import VirtualStep
+from shardlab.zero import shard
+
+GPU = "H100 SXM 80GB"
+NODE = 8
+TOKENS = 4096  # of a rank in a step
+MICROBATCHES = 8  # of TOKENS each, in a pipeline
+PART = "virtual time"
+HARDWARE = Hardware(f"virtual {GPU}", "virtual", 1, quantities(gpu=GPU)["gpu_memory_bytes"])
+MOST = 1.0  # of the peer's exposed share
+
+
+class Model(NamedTuple):
+    sizes: dict[str, int]
+    tokens: int  # of a sequence
+
+    def build(self) -> GPT:
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            return GPT(GPTConfig(**self.sizes))
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def batch(self, tokens: int = TOKENS) -> torch.Tensor:
+        return torch.zeros(tokens // self.tokens, self.tokens, dtype=torch.long)
+
+
+MODELS = {
+    "GPT 1.3B": Model(
+        dict(layers=24, hidden=2048, heads=16, vocabulary=50304, max_sequence=2048, tied_head=0),
+        2048,
+    ),
+    "Llama 3 8B": Model(quantities(model="Llama 3 8B"), 4096),
+}
+
+
+class Found(NamedTuple):
+    """Of a step; of the stages of a pipeline the mean, and the fullest rank's peak."""
+
+    seconds: float
+    exposed_seconds: float  # nothing computes, for any reason but the host's launches
+    idle_seconds: float
+    host_seconds: float
+    peak_bytes: int
+
+    @property
+    def exposed_share(self) -> float:
+        return self.exposed_seconds / self.seconds
+
+
+def found_of(step: VirtualStep, peak: int) -> Found:
+    idle, host = step.idle_seconds(), step.idle_seconds("host")
+    return Found(step.seconds, idle - host, idle, host, peak)
+
+
+# --- ranks that do the same -----------------------------------------------------------------------
+
+
+def unit_of_each(net, optimizer_cls, **settings):
+    """Stage 3 with the units that fully_shard has in its race."""
+    units = [net.embedding, *net.blocks, net.head]
+    return shard(net, optimizer_cls, stage=3, units=units, prefetch=True, **settings)
+
+
+def fully_shard(net, optimizer_cls, **settings):
+    from torch.distributed import fsdp
+
+    for unit in (net.embedding, *net.blocks, net.head, net):
+        fsdp.fully_shard(unit)
+    return net, optimizer_cls(net.parameters(), **settings)
+
+
+def replicas(net, optimizer_cls, cls, fused, **options):
+    model = cls(net, **options)
+    return model, optimizer_cls(model.parameters(), fused=fused)
+
+
+DDP, TUNED = data_parallelism.DistributedDataParallel, data_parallelism.TUNED
+REDUNDANCY, DTENSOR = zero.WAYS[zero.REDUNDANCY[1]], tensor_parallelism.WAYS
+ALIKE: dict[str, tuple[Way, Way, Callable]] = {
+    "data parallelism": (Way(replicas, dict(cls=DDP)), Way(replicas, TUNED), train_step),
+    "ZeRO 1": (Way(shard, dict(stage=1, prefetch=True)), REDUNDANCY, train_step),
+    "ZeRO 2": (Way(shard, dict(stage=2, prefetch=True)), REDUNDANCY, train_step),
+    "ZeRO 3": (Way(unit_of_each), Way(fully_shard), train_step),
+    "tensor parallelism": (DTENSOR["tensor"], DTENSOR["PyTorch, DTensor"], step_by),
+    "sequence parallelism": (DTENSOR["sequence"], DTENSOR["PyTorch, DTensor, sequence"], step_by),
+}
+
+
+def step_of_alike(way: Way, step_of: Callable, model: Model, gpus: int) -> Found:
+    with virtual_gpus(gpus, GPU) as gpu:
+        net, tokens = model.build(), model.batch()
+        with Ledger(net) as ledger:
+            train = partial(step_of, *way.build(net, torch.optim.AdamW, fused=True), tokens)
+            return last_step(gpu, ledger, train)
+
+
+def last_step(gpu, ledger: Ledger, train: Callable) -> Found:
+    for _ in range(2):  # PyTorch's first step has other buckets
+        train()
+    line = len(ledger.timeline)
+    with gpu.step() as step:
+        train()
+    peak = max(point.bytes.total for point in ledger.timeline[line:])
+    return found_of(step, peak)
+
+
+# --- stages of a pipeline -------------------------------------------------------------------------
+
+
+SCHEDULES = {  # and PyTorch's class
+    "GPipe": (schedules.gpipe, "ScheduleGPipe"),
+    "1F1B": (schedules.one_f_one_b, "Schedule1F1B"),
+    "interleaved 1F1B": (schedules.interleaved, "ScheduleInterleaved1F1B"),
+}
+
+
+def stage_of_a_pipeline(name: str, peer: bool, model: Model) -> Found:
+    make, kind = SCHEDULES[name]
+    layers_of_model = model.sizes["layers"]
+    with virtual_gpu(GPU) as gpu:
+        count = dist.get_world_size()
+        options = {}
+        if name == "interleaved 1F1B":  # the fewest stages of a rank that cut the blocks evenly
+            options = dict(stages_per_rank=3 if layers_of_model % (2 * count) else 2)
+        lists = make(count, MICROBATCHES, **options)
+        stages = count * options.get("stages_per_rank", 1)
+        counts = [layers_of_model // stages] * stages
+        counts[0], counts[-1] = counts[0] + 1, counts[-1] + 1
+        net, tokens = model.build(), model.batch(MICROBATCHES * TOKENS)
+        layers = [net.embedding, *net.blocks, net.head]
+        plan = plan_pipeline(layers, lists, tokens, counts)
+        if peer:
+            pipeline = TorchPipeline(layers, plan, next_token_loss, kind)
+        else:
+            pipeline = Pipeline(layers, plan, next_token_loss)
+        parameters = torch.nn.ParameterList(pipeline.parameters())
+        del net, layers
+        with Ledger(parameters) as ledger:
+            optimizer = torch.optim.AdamW(parameters, fused=True)
+            return last_step(gpu, ledger, partial(step_by, pipeline.step, optimizer, tokens))
+
+
+def of_all(stages: list[Found]) -> Found:
+    *means, peaks = zip(*stages)
+    return Found(*map(mean, means), max(peaks))
+
+
+# --- make bench -----------------------------------------------------------------------------------
+
+
+class Race(NamedTuple):
+    technique: str
+    model: str
+    gpus: int
+
+    def run(self) -> tuple[Found, Found]:
+        """This book's step and PyTorch's."""
+        model = MODELS[self.model]
+        if self.technique in ALIKE:
+            *ways, step_of = ALIKE[self.technique]
+            return tuple(step_of_alike(way, step_of, model, self.gpus) for way in ways)
+        with ranks(self.gpus, device="cpu", announce=False) as world:
+            stage = partial(world.run, stage_of_a_pipeline, self.technique)
+            return of_all(stage(False, model)), of_all(stage(True, model))
+
+    @property
+    def possible(self) -> bool:
+        """Two nodes have more ranks than a Llama has key-value heads, and two nodes' stages no even
+        share of a GPT's blocks."""
+        sizes = MODELS[self.model].sizes
+        if self.technique in CUTS_HEADS:
+            return sizes.get("key_value_heads", sizes["heads"]) % self.gpus == 0
+        return self.technique in ALIKE or sizes["layers"] % self.gpus == 0
+
+    def rows(self, ours: Found, theirs: Found) -> Iterator[Row]:
+        for implementation, found in (("shardlab", ours), ("PyTorch", theirs)):
+            case = dict(**self._asdict(), implementation=implementation)
+            yield Row("virtual.step", found.seconds, "seconds", case)
+            yield Row("virtual.exposed", found.exposed_seconds, "seconds", case)
+            yield Row("virtual.idle", found.idle_seconds, "seconds", case)
+            yield Row("virtual.host", found.host_seconds, "seconds", case)
+            yield Row("virtual.peak", found.peak_bytes, "bytes", case)
+
+    def result(self, ours: Found, theirs: Found) -> Result:
+        return Result(
+            PART,
+            f"{self.technique}, {self.model}, {self.gpus} GPUs: exposed share, shardlab / PyTorch",
+            round(ours.exposed_share / theirs.exposed_share, 4),
+            "x",
+            MOST,
+            f"{ours.exposed_share:.2%} of {1e3 * ours.seconds:.2f} ms and"
+            f" {theirs.exposed_share:.2%} of {1e3 * theirs.seconds:.2f} ms; peaks"
+            f" {ours.peak_bytes / 1e9:.2f} and {theirs.peak_bytes / 1e9:.2f} GB",
+        )
+
+
+CUTS_HEADS = "tensor parallelism", "sequence parallelism"
+TECHNIQUES = (*ALIKE, *SCHEDULES)
+
+
+def all_races() -> list[Race]:
+    races = [Race(*one) for one in product(TECHNIQUES, MODELS, (NODE, 2 * NODE))]
+    return [race for race in races if race.possible]
+
+
+def measure_virtual(races: Sequence[Race] | None = None) -> list[Result]:
+    return [race.result(*race.run()) for race in races or all_races()]
+
+
+def recording_of(rows: Iterable[Row], words: list[str]) -> Recording:
+    versions = dict(python=platform.python_version())
+    versions |= {name: version(name) for name in ("torch", "shardlab")}
+    command = " ".join(["python -m bench.virtual", *words])
+    return Recording(HARDWARE, versions, str(date.today()), command, tuple(rows))
+
+
+def main(arguments=None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.virtual", description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("techniques", nargs="*", metavar="TECHNIQUE", help=", ".join(TECHNIQUES))
+    parser.add_argument("--model", choices=MODELS)
+    parser.add_argument("--gpus", type=int)
+    given = parser.parse_args(arguments)
+    for race in all_races():
+        asked = given.techniques or TECHNIQUES, [given.model or race.model]
+        if (
+            race.technique in asked[0]
+            and race.model in asked[1]
+            and given.gpus in (None, race.gpus)
+        ):
+            found = race.run()
+            print(race.result(*found).what, race.result(*found).value, flush=True)
+            print(" ", race.result(*found).note, flush=True)
+            made = recording_of(race.rows(*found), ["measured"])
+            path = given.folder / made.file_name
+            (made.after(read_recording(path)) if path.exists() else made).write(given.folder)
+
+
+if __name__ == "__main__":
+    from bench import virtual
+
+    virtual.main()
