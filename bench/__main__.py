@@ -15,6 +15,7 @@ from bench.memory import measure_memory
 from bench.random_models import measure_random_models
 from bench.ranks import measure_ranks
 from bench.report import machine, recording, table, write
+from bench.virtual import NODE, SMALL, Race, measure_virtual
 from coursekit import topics
 from coursekit.recordings.races import Bench
 from coursekit.recordings.recordings import InvalidRecording, read_recording
@@ -28,6 +29,7 @@ ENGINES = (
     Bench("ranks", measure_ranks),
     Bench("random-models", measure_random_models),
     Bench("exposed", measure_exposed, dict(cases=CASES[1:3], turns=1)),
+    Bench("virtual", measure_virtual, dict(races=[Race("ZeRO 3", SMALL, NODE)])),
 )
 
 

@@ -8,6 +8,7 @@ tell each other their times. Virtual time is exact: the same numbers on every ma
 """
 
 import argparse
+import gc
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
@@ -35,12 +36,21 @@ from shardlab.pipelines import schedules
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.ranks import ranks
+from shardlab.tensor_parallel import (
+    apply_tensor_parallel,
+    gpt_plan,
+    overlapped,
+    sequence_parallel,
+    sum_gradients,
+    vocabulary_parallel_loss,
+)
 from shardlab.virtual import VirtualStep
 from shardlab.zero import shard
 
 GPU = "H100 SXM 80GB"
 NODE = 8
 TOKENS = 4096  # of a rank in a step
+CHUNKS = 1  # of a row layer's tokens: more pay more latency than they hide here
 MICROBATCHES = 8  # of TOKENS each, in a pipeline
 PART = "virtual time"
 HARDWARE = Hardware(f"virtual {GPU}", "virtual", 1, quantities(gpu=GPU)["gpu_memory_bytes"])
@@ -62,17 +72,17 @@ class Model(NamedTuple):
         return torch.zeros(tokens // self.tokens, self.tokens, dtype=torch.long)
 
 
+GPT_SIZES = dict(hidden=2048, heads=16, vocabulary=50304, max_sequence=2048, tied_head=0)
+SMALL = "two layers of the GPT"  # which a test runs again
 MODELS = {
-    "GPT 1.3B": Model(
-        dict(layers=24, hidden=2048, heads=16, vocabulary=50304, max_sequence=2048, tied_head=0),
-        2048,
-    ),
+    SMALL: Model(dict(**GPT_SIZES, layers=2), 2048),
+    "GPT 1.3B": Model(dict(**GPT_SIZES, layers=24), 2048),
     "Llama 3 8B": Model(quantities(model="Llama 3 8B"), 4096),
 }
 
 
 class Found(NamedTuple):
-    """Of a step; of the stages of a pipeline the mean, and the fullest rank's peak."""
+    """One step; of the stages of a pipeline it is the mean, and the fullest rank's peak."""
 
     seconds: float
     exposed_seconds: float  # nothing computes, for any reason but the host's launches
@@ -112,6 +122,22 @@ def replicas(net, optimizer_cls, cls, fused, **options):
     return model, optimizer_cls(model.parameters(), fused=fused)
 
 
+def overlapping(net, optimizer_cls, sequence=False, chunks=CHUNKS, **settings):
+    """Tensor parallelism whose messages travel beside products."""
+    plan = sequence_parallel(gpt_plan(net.config)) if sequence else gpt_plan(net.config)
+    apply_tensor_parallel(net, overlapped(plan, chunks))
+    optimizer = optimizer_cls(net.parameters(), **settings)
+
+    def gradients(tokens, targets):
+        loss = vocabulary_parallel_loss(net(tokens), targets, net.config.vocabulary)
+        loss.backward()
+        if sequence:
+            sum_gradients(optimizer)
+        return loss.detach()
+
+    return gradients, optimizer
+
+
 DDP, TUNED = data_parallelism.DistributedDataParallel, data_parallelism.TUNED
 REDUNDANCY, DTENSOR = zero.WAYS[zero.REDUNDANCY[1]], tensor_parallelism.WAYS
 ALIKE: dict[str, tuple[Way, Way, Callable]] = {
@@ -119,27 +145,55 @@ ALIKE: dict[str, tuple[Way, Way, Callable]] = {
     "ZeRO 1": (Way(shard, dict(stage=1, prefetch=True)), REDUNDANCY, train_step),
     "ZeRO 2": (Way(shard, dict(stage=2, prefetch=True)), REDUNDANCY, train_step),
     "ZeRO 3": (Way(unit_of_each), Way(fully_shard), train_step),
-    "tensor parallelism": (DTENSOR["tensor"], DTENSOR["PyTorch, DTensor"], step_by),
-    "sequence parallelism": (DTENSOR["sequence"], DTENSOR["PyTorch, DTensor, sequence"], step_by),
+    "tensor parallelism": (Way(overlapping), DTENSOR["PyTorch, DTensor"], step_by),
+    "sequence parallelism": (
+        Way(overlapping, dict(sequence=True)),
+        DTENSOR["PyTorch, DTensor, sequence"],
+        step_by,
+    ),
 }
 
+OUTLIVE = "ZeRO 1", "ZeRO 2"
 
-def step_of_alike(way: Way, step_of: Callable, model: Model, gpus: int) -> Found:
+
+def step_of_alike(technique: str, peer: bool, model: Model, gpus: int) -> Found:
+    way, step_of = ALIKE[technique][peer], ALIKE[technique][-1]
     with virtual_gpus(gpus, GPU) as gpu:
-        net, tokens = model.build(), model.batch()
+
+        def training(net):
+            built = way.build(net, torch.optim.AdamW, fused=True)
+            return partial(step_of, *built, model.batch())
+
+        net = model.build()
         with Ledger(net) as ledger:
-            train = partial(step_of, *way.build(net, torch.optim.AdamW, fused=True), tokens)
-            return last_step(gpu, ledger, train)
+            found = last_step(gpu, ledger, training(net))
+        if technique in OUTLIVE:
+            found = Found(*steady_step(gpu, training(model.build())), found.peak_bytes)
+    return found
 
 
 def last_step(gpu, ledger: Ledger, train: Callable) -> Found:
     for _ in range(2):  # PyTorch's first step has other buckets
         train()
+    gc.collect()  # the whole parameters of a model that was cut
     line = len(ledger.timeline)
     with gpu.step() as step:
         train()
-    peak = max(point.bytes.total for point in ledger.timeline[line:])
-    return found_of(step, peak)
+    return found_of(step, max(point.bytes.total for point in ledger.timeline[line:]))
+
+
+def steady_step(gpu, train: Callable) -> list[float]:
+    """Two steps less one: messages of a step travel under the next one. Without a ledger, which
+    reads parameters, and whoever reads these waits for them."""
+    for _ in range(2):
+        train()
+    found = []
+    for count in (1, 2):
+        with gpu.step() as step:
+            for _ in range(count):
+                train()
+        found.append(found_of(step, 0)[:-1])
+    return [two - one for one, two in zip(*found)]
 
 
 # --- stages of a pipeline -------------------------------------------------------------------------
@@ -195,8 +249,9 @@ class Race(NamedTuple):
         """This book's step and PyTorch's."""
         model = MODELS[self.model]
         if self.technique in ALIKE:
-            *ways, step_of = ALIKE[self.technique]
-            return tuple(step_of_alike(way, step_of, model, self.gpus) for way in ways)
+            return tuple(
+                step_of_alike(self.technique, peer, model, self.gpus) for peer in (False, True)
+            )
         with ranks(self.gpus, device="cpu", announce=False) as world:
             stage = partial(world.run, stage_of_a_pipeline, self.technique)
             return of_all(stage(False, model)), of_all(stage(True, model))
@@ -206,6 +261,8 @@ class Race(NamedTuple):
         """Two nodes have more ranks than a Llama has key-value heads, and two nodes' stages no even
         share of a GPT's blocks."""
         sizes = MODELS[self.model].sizes
+        if self.model == SMALL:
+            return self.technique in ALIKE and self.gpus == NODE
         if self.technique in CUTS_HEADS:
             return sizes.get("key_value_heads", sizes["heads"]) % self.gpus == 0
         return self.technique in ALIKE or sizes["layers"] % self.gpus == 0
@@ -245,11 +302,14 @@ def measure_virtual(races: Sequence[Race] | None = None) -> list[Result]:
     return [race.result(*race.run()) for race in races or all_races()]
 
 
-def recording_of(rows: Iterable[Row], words: list[str]) -> Recording:
+def recorded(rows: Iterable[Row], folder: Path, part: str = "virtual") -> None:
+    """Write the rows into the recording of this day."""
     versions = dict(python=platform.python_version())
     versions |= {name: version(name) for name in ("torch", "shardlab")}
-    command = " ".join(["python -m bench.virtual", *words])
-    return Recording(HARDWARE, versions, str(date.today()), command, tuple(rows))
+    command = f"python -m bench.{part} measured"
+    made = Recording(HARDWARE, versions, str(date.today()), command, tuple(rows))
+    path = folder / made.file_name
+    (made.after(read_recording(path)) if path.exists() else made).write(folder)
 
 
 def main(arguments=None) -> None:
@@ -269,9 +329,7 @@ def main(arguments=None) -> None:
             found = race.run()
             print(race.result(*found).what, race.result(*found).value, flush=True)
             print(" ", race.result(*found).note, flush=True)
-            made = recording_of(race.rows(*found), ["measured"])
-            path = given.folder / made.file_name
-            (made.after(read_recording(path)) if path.exists() else made).write(given.folder)
+            recorded(race.rows(*found), given.folder)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,22 @@
     ```{recordings}
     ```
 
+    ```{virtual} races
+    What raced in virtual time.
+    ```
+
 The role is one number, or the plain words that there is none yet. The directive is a *Measured*
 box: a table of the rows of these names in every recording on a GPU, beside what the formula says.
 ``{race}`` is such a box of times and peaks over PyTorch's, which need no GPU. A box without a
-recording is left out with its words. ``{recordings}`` lists the recordings, and the rows that
+recording is left out with its words. ``{virtual}`` is a box of steps in virtual time: `races`
+beside PyTorch's, or `published`. ``{recordings}`` lists the recordings, and the rows that
 pages ask for and no recording has. ``bookkit/build.py`` reads pages again when ``measured/``
 changed.
 """
 
 import re
 from pathlib import Path
+from statistics import median
 
 from docutils import nodes
 from sphinx import addnodes
@@ -187,6 +193,71 @@ class RaceDirective(SphinxDirective):
         return [box]
 
 
+class VirtualDirective(SphinxDirective):
+    """A *Measured* box of steps in virtual time, from the newest recording of `python -m
+    bench.virtual`: techniques beside PyTorch's own, or steps beside published ones."""
+
+    required_arguments = 1
+    has_content = True
+
+    def run(self):
+        tables = dict(races=_virtual_races, published=_virtual_published)
+        found = _recordings(self.env, self.get_location(), "virtual")
+        if not found:
+            return []
+        box = new_box("measured")
+        self.set_source_info(box)
+        self.state.nested_parse(self.content, self.content_offset, box)
+        table, said = tables[self.arguments[0]](found[0])
+        said = f"{said}Virtual: {found[0].hardware.device}, torch {found[0].versions['torch']}, by "
+        by = nodes.literal("", found[0].command)
+        box += [table, nodes.paragraph("", "", nodes.Text(said), by)]
+        return [box]
+
+
+def _virtual_races(recording):
+    """(a table of all pairs of whole models, nothing to say)"""
+
+    def value(name, row, implementation):
+        case = {**row.case, "implementation": implementation}
+        return recording.find(f"virtual.{name}", **case)[0].value
+
+    cells = []
+    for row in recording.find("virtual.step", implementation="shardlab"):
+        if row.case["model"].startswith("two layers"):
+            continue
+        pair = [
+            [value(name, row, who) for who in ("shardlab", "PyTorch")]
+            for name in ("exposed", "step", "peak")
+        ]
+        exposed, steps, peaks = pair
+        waits = [f"{a / b:.1%}" for a, b in zip(exposed, steps)]
+        case = row.case
+        cells.append(
+            [f"{case['technique']}, {case['model']}, {case['gpus']} GPUs", *waits]
+            + [f"{1000 * step:.1f} ms" for step in steps]
+            + [f"{peak / 1e9:.1f} GB" for peak in peaks]
+        )
+    heads = ["", "Waits", "PyTorch", "Step", "PyTorch", "Peak", "PyTorch"]
+    return _plain_table(heads, cells, numeric=range(1, 7)), ""
+
+
+def _virtual_published(recording):
+    """(a table of all rows, the median in words)"""
+    rows = recording.find("virtual.published")
+    cells = [
+        [
+            f"{row.case['speed']}: {row.case['run']}",
+            f"{row.case['published_seconds']:.2f} s",
+            f"{row.value:.2f}",
+        ]
+        for row in rows
+    ]
+    said = f"The median of {len(rows)} ratios is {median(row.value for row in rows):.2f}. "
+    heads = ["", "Published", "Virtual over published"]
+    return _plain_table(heads, cells, numeric=(1, 2)), said
+
+
 def _shared_case(rows):
     """The part of the case that all rows have; nothing of a single row."""
     if len(rows) == 1:
@@ -299,4 +370,5 @@ def setup(app):
     app.add_role("recorded", RecordedRole())
     app.add_directive("recorded", RecordedDirective)
     app.add_directive("race", RaceDirective)
+    app.add_directive("virtual", VirtualDirective)
     app.add_directive("recordings", RecordingsDirective)

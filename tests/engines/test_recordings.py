@@ -109,7 +109,10 @@ def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
             lambda r: r["versions"].pop("torch"),
             "versions: torch = None: each recording names the version it ran with",
         ),
-        (lambda r: r["hardware"].update(kind="tpu"), "hardware: kind = 'tpu': gpu or cpu or virtual"),
+        (
+            lambda r: r["hardware"].update(kind="tpu"),
+            "hardware: kind = 'tpu': gpu or cpu or virtual",
+        ),
         (
             lambda r: r["hardware"].update(count=0),
             "hardware: count = 0: a whole number of at least 1",

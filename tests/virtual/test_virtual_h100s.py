@@ -46,8 +46,9 @@ def step_of(prefetch):
 
 
 def test_a_reader_sees_stage_3_wait_and_changes_one_argument():
-    """Must catch: prefetch that hides nothing; a last unit that backward asks for; a step that depends on the wall's clock; a picture
-    with a shape for each of a thousand kernels; an update that has no phase of its own."""
+    """Must catch: prefetch that hides nothing; a last unit that backward asks for; a step that
+    depends on the wall's clock; a picture with a shape for each of a thousand kernels; an update
+    that has no phase of its own."""
     waits, ahead = step_of(False), step_of(True)
     assert waits.computing_seconds == ahead.computing_seconds
     assert waits.exposed_seconds > 0.15 * waits.seconds

@@ -26,7 +26,7 @@ SCHEMA = 1
 # a wheel carries the repository's recordings there: see setup.py
 SHIPPED = Path(__file__).resolve().parents[1] / "data"
 NOT_RECORDED = "not yet recorded on a GPU"
-KINDS = "gpu", "cpu", "virtual"
+DEVICE_KINDS = "gpu", "cpu", "virtual"
 ROW_UNITS = ("bytes", "seconds", "FLOP/s", "bytes/s", "tokens/s", "count", "ratio")
 
 
@@ -112,7 +112,7 @@ class Hardware:
             self.device,
             "the device's name",
         )
-        _require(self.kind in KINDS, "hardware: kind", self.kind, " or ".join(KINDS))
+        _require(self.kind in DEVICE_KINDS, "hardware: kind", self.kind, " or ".join(DEVICE_KINDS))
         for name in ("count", "memory_bytes"):
             value = getattr(self, name)
             _require(

@@ -8,9 +8,9 @@ gradients travel.
 
 The next unit is the one that came next in the forward before, and in backward the one that came
 before this one in forward. Where forward ends, its last unit is asked for again, so that the loss
-hides its message: backward begins with it. A wrong guess costs a message and nothing else: units that were asked
-for in vain are freed. At most two units are whole, beside the root. The gradients of a unit are
-waited for when the next unit's are ready, and at the end of backward.
+hides its message: backward begins with it. A wrong guess costs a message and nothing else: units
+that were asked for in vain are freed. At most two units are whole, beside the root. The gradients
+of a unit are waited for when the next unit's are ready, and at the end of backward.
 
 NCCL's messages run beside the kernels of a GPU. gloo's collectives of this package are done when
 their call returns: then nothing overlaps, and all is as right.
