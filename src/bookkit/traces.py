@@ -8,7 +8,8 @@ The argument names one trace, or several on one scale of time, of ``coursekit/da
 (``tools/store_traces.py`` makes them). The drawing is SVG, made while the book is built: one path
 for each lane and kind, in which spans with less than half a pixel between them are one, so its size
 is bounded. Kinds have colours and heights. ``static/trace.js`` zooms; without it the whole step
-stands there. A table has the same in numbers.
+stands there. A table has the same in numbers. Sentences get numbers of a trace by a role:
+``{virtual}`exposed of zero-3```, or ``step of``, or ``idle of``, a mean over ranks.
 """
 
 import json
@@ -18,10 +19,14 @@ from importlib.resources import files
 from math import floor, log10
 
 from docutils import nodes
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxRole
 
 from bookkit.cards import CardDirective
-from shardlab.measure.slim_trace import SlimTrace, SpanKind, covered
+from bookkit.formulas import unbroken
+from shardlab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind, covered
 
+logger = logging.getLogger(__name__)
 WIDTH, ROW, BAR = 1000, 20, 16  # units across; pixels down
 AS_ONE = 0.5
 # kind -> its words in the key, and the share of the lane's height that it takes
@@ -181,6 +186,27 @@ def table(trace):
     )
 
 
+def exposed(trace):
+    """The share of the step in which a message or a copy is under way and nothing computes."""
+    moves = trace.of(*COMPUTES, SpanKind.MESSAGE, SpanKind.COPY)
+    busy = covered((s.start, s.end) for s in trace.of(*COMPUTES))
+    return (covered((s.start, s.end) for s in moves) - busy) / trace.end
+
+
+def idle(trace):
+    """The share of the step in which a rank computes nothing: the mean over ranks."""
+    ranks = {span.lane for span in trace.of(*COMPUTES)}
+    work = sum(covered((s.start, s.end) for s in trace.of(*COMPUTES, lanes=[r])) for r in ranks)
+    return 1 - work / len(ranks) / trace.end
+
+
+SAYS = {
+    "step": lambda trace: duration(trace.seconds),
+    "exposed": lambda trace: f"{exposed(trace):.1%}",
+    "idle": lambda trace: f"{idle(trace):.1%}",
+}
+
+
 # --- in a Sphinx build ----------------------------------------------------------------------------
 
 
@@ -201,6 +227,24 @@ class TraceDirective(CardDirective):
         return figure
 
 
+class VirtualRole(SphinxRole):
+    """``exposed of zero-3`` as a number: of the stored trace of a step in virtual time."""
+
+    def run(self):
+        what, _, name = self.text.partition(" of ")
+        if what not in SAYS or name not in stored_names() or stored(name).machine:
+            logger.warning(
+                "virtual: %r is not one of %s, and of a trace in virtual time.",
+                self.text,
+                ", ".join(SAYS),
+                location=self.get_location(),
+                type="bookkit",
+                subtype="virtual",
+            )
+            return [nodes.literal(self.text, self.text)], []
+        return [nodes.Text(unbroken(SAYS[what](stored(name))))], []
+
+
 def _add_scripts(app, pagename, templatename, context, doctree):
     if doctree is not None and any(
         "trace" in found["classes"] for found in doctree.findall(nodes.container)
@@ -211,4 +255,5 @@ def _add_scripts(app, pagename, templatename, context, doctree):
 
 def setup(app):
     app.add_directive("trace", TraceDirective)
+    app.add_role("virtual", VirtualRole())
     app.connect("html-page-context", _add_scripts)

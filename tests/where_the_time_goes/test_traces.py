@@ -11,10 +11,12 @@ from coursekit.topics.where_the_time_goes.traces import FOLDER, STRAGGLER, TRACE
 from shardlab.measure.slim_trace import COMPUTES, SlimSpan, SlimTrace, joined_spans
 
 
-@pytest.mark.parametrize("name", ["data-parallel", "zero-3-prefetch", "tensor-parallel"])
+@pytest.mark.parametrize(
+    "name", ["data-parallel", "zero-3-prefetch", "tensor-parallel-chunks", "offload-inputs"]
+)
 def test_a_virtual_trace_is_the_same_again(name):
     """Must catch: a stored trace that is not what today's code does; one that depends on the
-    machine."""
+    machine; a layer that is computed again, drawn as backward."""
     stored = (FOLDER / f"{name}.json").read_text(encoding="utf-8")
     assert VIRTUAL[name]().as_json() == stored, f"python tools/store_traces.py {name}"
 
@@ -35,6 +37,20 @@ def test_the_straggler_is_who_computes_longest():
     work = [sum(s.length for s in trace.of(*COMPUTES[:2], lanes=[lane])) for lane in lanes]
     assert work.index(max(work)) == STRAGGLER and len(set(work)) == 2
     assert set(ANSWERS.values()) == {1, 3}
+
+
+def test_what_pages_say_of_a_trace():
+    """Must catch: a copy that hides under another; a message that is hidden and counted; the idle
+    time of one rank for the mean of all."""
+    kinds = SlimTrace().kinds
+    forward, message, copy = (kinds.index(kind) for kind in ("forward", "message", "copy"))
+    spans = [SlimSpan(0, 0, 50, 0, forward), SlimSpan(1, 40, 20, 0, message)]
+    spans += [SlimSpan(1, 55, 10, 0, copy), SlimSpan(0, 90, 10, 0, forward)]
+    trace = SlimTrace("t", unit=1e-3, lanes=["compute", "messages"], names=["x"], spans=spans)
+    said = {what: of(trace) for what, of in traces.SAYS.items()}
+    assert said == {"step": "100 ms", "exposed": "15.0%", "idle": "40.0%"}
+    other = SlimSpan(2, 0, 100, 0, forward)
+    assert traces.idle(SlimTrace("t", spans=[*spans, other])) == pytest.approx(0.2)
 
 
 def test_spans_that_are_near_are_one_shape():

@@ -25,6 +25,7 @@ class SpanKind(StrEnum):
     LOADER = "loader"
 
 
+_HOST_COPIES = "copy to the host", "copy from the host"  # of a virtual GPU
 COMPUTES = (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.UPDATE)
 ALL_KINDS = tuple(kind.value for kind in SpanKind)
 
@@ -110,6 +111,8 @@ def from_virtual(steps: Mapping[str, object], title: str = "") -> SlimTrace:
             message = not isinstance(span.stream, str)
             lane = before + ("messages" if message else span.stream)
             kind = SpanKind.MESSAGE if message else SpanKind(span.phase or "forward")
+            if not message and span.name in _HOST_COPIES:
+                lane, kind = before + "copies", SpanKind.COPY
             trace.spans.append(
                 SlimSpan(
                     lanes.setdefault(lane, len(lanes)),

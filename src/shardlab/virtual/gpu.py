@@ -88,12 +88,15 @@ class VirtualGPU(TorchDispatchMode):
         self.updating = False
 
     def phase(self) -> str:
-        """The part of the step that the host is in. Between backward and the update gradients are
-        averaged and clipped, without autograd."""
+        """The part of the step that the host is in. Within backward only what is computed again
+        records: it is a forward. Between backward and the update gradients are averaged and
+        clipped, without autograd."""
         if self.updating:
             self.latest = "update"
         elif current_backward() is not None:
             self.latest = "backward"
+            if torch.is_grad_enabled():
+                return "forward"
         elif self.latest == "backward" and not torch.is_grad_enabled():
             return "update"
         else:

@@ -23,9 +23,16 @@ from shardlab.measure.profile import profiled_steps
 from shardlab.measure.slim_trace import SlimTrace, from_virtual, joined_spans
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
-from shardlab.pipelines.schedules import one_f_one_b
+from shardlab.pipelines.schedules import interleaved, one_f_one_b
 from shardlab.ranks import ranks
-from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
+from shardlab.recompute.layers import checkpoint_every
+from shardlab.recompute.offload import offload_activations
+from shardlab.tensor_parallel import (
+    apply_tensor_parallel,
+    gpt_plan,
+    overlapped,
+    vocabulary_parallel_loss,
+)
 from shardlab.virtual import VirtualGPU, VirtualStep
 
 FOLDER = Path(__file__).parents[2] / "data" / "traces"
@@ -43,11 +50,11 @@ def gpt_in_bf16(**sizes) -> GPT:
 
 
 def _step_of(
-    cut: Callable[[GPT], tuple[nn.Module, torch.optim.Optimizer]], loss=next_token_loss
+    cut: Callable[[GPT], tuple[nn.Module, torch.optim.Optimizer]], loss=next_token_loss, **sizes
 ) -> VirtualStep:
     """A step of rank 0 of eight virtual H100s; `cut` makes the model parallel."""
     with virtual_gpus(8) as gpu:
-        model, optimizer = cut(gpt_in_bf16())
+        model, optimizer = cut(gpt_in_bf16(**sizes))
         tokens = torch.zeros(2, 2048, dtype=torch.long)
 
         def train():
@@ -61,8 +68,15 @@ def _step_of(
     return step
 
 
-def _data_parallel(model: GPT):
-    return DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), fused=True)
+def _data_parallel(model: GPT, overlap=True):
+    replica = DistributedDataParallel(model, overlap=overlap)
+    return replica, torch.optim.AdamW(model.parameters(), fused=True)
+
+
+def _offloaded(model: GPT, again: bool):
+    if again:
+        model.blocks = checkpoint_every(model.blocks, 1)
+    return offload_activations()(model.forward), torch.optim.AdamW(model.parameters(), fused=True)
 
 
 def _stage_3(model: GPT, prefetch: bool):
@@ -71,8 +85,9 @@ def _stage_3(model: GPT, prefetch: bool):
     return zero.shard(model, torch.optim.AdamW, **adam)
 
 
-def _tensor_parallel(model: GPT):
-    model = apply_tensor_parallel(model, gpt_plan(model.config))
+def _tensor_parallel(model: GPT, chunks=0):
+    plan = gpt_plan(model.config)
+    model = apply_tensor_parallel(model, overlapped(plan, chunks) if chunks else plan)
     return model, torch.optim.AdamW(model.parameters(), fused=True)
 
 
@@ -90,16 +105,16 @@ def _on_ranks(count: int, function: Callable[[], VirtualStep], title: str) -> Sl
     return joined_spans(from_virtual(steps, title), JOINED)
 
 
-def step_of_a_stage() -> VirtualStep:
+def step_of_a_stage(schedule=one_f_one_b, layers=4, layers_of_stages=None) -> VirtualStep:
     chip = preset_gpu("H100 SXM 80GB")
     # the plan runs attention on the meta device, in fp32; the step does not
     planning = {torch.float32: chip.flops_per_second[torch.bfloat16]}
     chip = dataclasses.replace(chip, flops_per_second={**chip.flops_per_second, **planning})
     with VirtualGPU(chip) as gpu:
-        model = gpt_in_bf16(vocabulary=2048)
+        model = gpt_in_bf16(vocabulary=2048, layers=layers)
         layers = [model.embedding, *model.blocks, model.head]
         tokens = torch.zeros(8, 2048, dtype=torch.long)
-        plan = plan_pipeline(layers, one_f_one_b(4, 8), tokens)
+        plan = plan_pipeline(layers, schedule(4, 8), tokens, layers_of_stages)
         pipeline = Pipeline(layers, plan, next_token_loss)
         pipeline.step(tokens, tokens)
         with gpu.step() as step:
@@ -160,12 +175,26 @@ def of_step(cut, title: str, **more) -> SlimTrace:
     return from_virtual({"": _step_of(cut, **more)}, title)
 
 
+_whole_stages = partial(step_of_a_stage, one_f_one_b, 8, (3, 2, 2, 3))
+_interleaved = partial(step_of_a_stage, interleaved, 8, (2, 1, 1, 1, 1, 1, 1, 2))
+_WIDE = dict(loss=loss_of_parts, hidden=8192, heads=64, layers=2)
 VIRTUAL = {
     "data-parallel": partial(of_step, _data_parallel, "data parallelism"),
+    "data-parallel-after": partial(
+        of_step, partial(_data_parallel, overlap=False), "data parallelism, after backward"
+    ),
+    "offload": partial(of_step, partial(_offloaded, again=False), "all activations copied"),
+    "offload-inputs": partial(of_step, partial(_offloaded, again=True), "inputs copied"),
     "zero-3": partial(of_step, partial(_stage_3, prefetch=False), "stage 3"),
     "zero-3-prefetch": partial(of_step, partial(_stage_3, prefetch=True), "stage 3, prefetch"),
     "tensor-parallel": partial(of_step, _tensor_parallel, "tensor parallelism", loss=loss_of_parts),
+    "tensor-parallel-wide": partial(of_step, _tensor_parallel, "tensor parallelism", **_WIDE),
+    "tensor-parallel-chunks": partial(
+        of_step, partial(_tensor_parallel, chunks=4), "tensor parallelism, 4 chunks", **_WIDE
+    ),
     "pipeline": partial(_on_ranks, 4, step_of_a_stage, "a pipeline, 1F1B"),
+    "pipeline-8-layers": partial(_on_ranks, 4, _whole_stages, "1F1B"),
+    "pipeline-interleaved": partial(_on_ranks, 4, _interleaved, "interleaved 1F1B"),
     "eight-ranks": partial(_on_ranks, 8, step_of_a_replica, "data parallelism, eight ranks"),
 }
 TRACES = {"cpu-step": partial(step_on_a_cpu, "a step of the labs' GPT"), **VIRTUAL}
