@@ -1,13 +1,16 @@
 """Virtual steps beside steps that others published, with the ratio of their seconds.
 
-The rows were chosen before any of them was run: of each class of published runs of dense models
-(coursekit.formulas.speeds), of its rows with one pipeline stage, no context parallelism, and all or
-no layers recomputed, the first, the one in the middle and the last, as the table has them.
+The rule for the rows was written before any of them ran: of each class of published runs of dense
+models (coursekit.formulas.speeds), of its rows with one pipeline stage, no context parallelism, and
+all or no layers recomputed, the first, the one in the middle and the last, as the table has them.
+MOST_RANKS was added after eight ratios had been seen: a row of 2,240 ranks ran out of time. Other
+rows of DeepSpeed were chosen by this.
 
 The speeds are the book's stated ones, of the class and not of the row: its share of the GPU's
-FLOP/s and of the network's bandwidth, and four fifths of memory and of links within a node. A step
-is four steps of two and of four layers, of one and of two microbatches, on a straight line in both.
-Weights and states are in 16 bits, but those of FSDP, which shards fp32.
+FLOP/s and of the network's bandwidth, and four fifths of memory and of links within a node. The
+class's shares had been fitted by a formula to every second row of it; nothing is fitted here. A
+step is four steps of two and of four layers, of one and of two microbatches, on a straight line in
+both. Weights and states are in 16 bits, but those of FSDP, which shards fp32.
 
     python -m bench.published measured   # a line for each row, then the median
 """

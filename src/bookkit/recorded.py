@@ -253,7 +253,10 @@ def _virtual_published(recording):
         ]
         for row in rows
     ]
-    said = f"The median of {len(rows)} ratios is {median(row.value for row in rows):.2f}. "
+    said = (
+        f"The median of {len(rows)} ratios is {median(row.value for row in rows):.2f};"
+        " 0.85 to 1.15 was wanted. "
+    )
     heads = ["", "Published", "Virtual over published"]
     return _plain_table(heads, cells, numeric=(1, 2)), said
 
