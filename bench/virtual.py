@@ -51,7 +51,7 @@ GPU = "H100 SXM 80GB"
 NODE = 8
 TOKENS = 4096  # of a rank in a step
 CHUNKS = 1  # of a row layer's tokens: more pay more latency than they hide here
-MICROBATCHES = 8  # of TOKENS each, in a pipeline
+MICROBATCHES = 8  # of TOKENS each, in a pipeline; with more ranks one for each, as 1F1B asks for
 PART = "virtual time"
 HARDWARE = Hardware(f"virtual {GPU}", "virtual", 1, quantities(gpu=GPU)["gpu_memory_bytes"])
 MOST = 1.0  # of the peer's exposed share
@@ -206,19 +206,26 @@ SCHEDULES = {  # and PyTorch's class
 }
 
 
+def microbatches_of(ranks: int) -> int:
+    return max(MICROBATCHES, ranks)
+
+
+def cut_of(name: str, ranks: int, blocks: int) -> tuple[schedules.Schedule, list[int]]:
+    """Each rank's actions, and each stage's layers: the embedding and the head are two more."""
+    options = {}
+    if name == "interleaved 1F1B":  # the fewest stages of a rank that cut the blocks evenly
+        options = dict(stages_per_rank=3 if blocks % (2 * ranks) else 2)
+    stages = ranks * options.get("stages_per_rank", 1)
+    counts = [blocks // stages] * stages
+    counts[0], counts[-1] = counts[0] + 1, counts[-1] + 1
+    return SCHEDULES[name][0](ranks, microbatches_of(ranks), **options), counts
+
+
 def stage_of_a_pipeline(name: str, peer: bool, model: Model) -> Found:
-    make, kind = SCHEDULES[name]
-    layers_of_model = model.sizes["layers"]
     with virtual_gpu(GPU) as gpu:
-        count = dist.get_world_size()
-        options = {}
-        if name == "interleaved 1F1B":  # the fewest stages of a rank that cut the blocks evenly
-            options = dict(stages_per_rank=3 if layers_of_model % (2 * count) else 2)
-        lists = make(count, MICROBATCHES, **options)
-        stages = count * options.get("stages_per_rank", 1)
-        counts = [layers_of_model // stages] * stages
-        counts[0], counts[-1] = counts[0] + 1, counts[-1] + 1
-        net, tokens = model.build(), model.batch(MICROBATCHES * TOKENS)
+        count, kind = dist.get_world_size(), SCHEDULES[name][1]
+        lists, counts = cut_of(name, count, model.sizes["layers"])
+        net, tokens = model.build(), model.batch(microbatches_of(count) * TOKENS)
         layers = [net.embedding, *net.blocks, net.head]
         plan = plan_pipeline(layers, lists, tokens, counts)
         if peer:

@@ -5,8 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.virtual import SMALL, Race
+from bench.virtual import (
+    MODELS,
+    SCHEDULES,
+    SMALL,
+    TECHNIQUES,
+    Race,
+    all_races,
+    cut_of,
+    microbatches_of,
+)
+from coursekit.lab.virtual import virtual_gpus
 from coursekit.recordings.recordings import read_all
+from coursekit.topics.pipelines.peers import TorchPipeline
+from shardlab.pipelines.partition import plan_pipeline
 
 (RECORDED,) = [
     found
@@ -43,3 +55,24 @@ def test_no_technique_waits_longer_than_pytorchs():
         assert shares[0] <= 1.001 * shares[1], step.case
         raced.add(step.case["technique"])
     assert len(raced) >= 8
+
+
+PIPELINES = [race for race in all_races() if race.technique in SCHEDULES]
+
+
+@pytest.mark.parametrize("race", PIPELINES, ids=str)
+def test_every_pipeline_of_the_race_is_legal(race):
+    """Must catch: fewer microbatches than PyTorch's 1F1B or interleaving takes; stages that do not
+    add up to the model."""
+    blocks = MODELS[race.model].sizes["layers"]
+    lists, counts = cut_of(race.technique, race.gpus, blocks)
+    with virtual_gpus(race.gpus):
+        layers = [torch.nn.Linear(1, 1) for _ in range(blocks + 2)]
+        batch = torch.zeros(microbatches_of(race.gpus), 1)
+        plan = plan_pipeline(layers, lists, batch, counts)
+        TorchPipeline(layers, plan, torch.nn.functional.mse_loss, SCHEDULES[race.technique][1])
+
+
+def test_the_race_has_every_technique_and_schedule():
+    """Must catch: a schedule whose every case is left out as impossible."""
+    assert {race.technique for race in all_races()} == {*TECHNIQUES}
