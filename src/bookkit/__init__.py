@@ -11,6 +11,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``stepper``  a collective step by step: its plan, drawn and said
 - ``shards``   the same card for a training step under ZeRO: who holds which shard
 - ``pairs``    the same card for a block cut among ranks: what is sent forward and backward
+- ``traces``   stored traces of steps, to zoom into, and their numbers; ``trace_images`` as files
 - ``schedules`` schedules of pipelines as small grids, from the lists that ranks run
 - ``bits``     a number in six formats, bit by bit
 - ``gradients`` recorded gradients beside what a format holds

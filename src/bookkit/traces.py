@@ -61,10 +61,17 @@ def stored_names():
     return sorted(path.name.removesuffix(".json") for path in folder.iterdir())
 
 
+def traces(names):
+    """The stored traces of these names; ValueError where there is none."""
+    if unknown := [name for name in names if name not in stored_names()]:
+        raise ValueError(f"none is named {unknown[0]!r}; there are {', '.join(stored_names())}.")
+    return [stored(name) for name in names]
+
+
 def card(ident, names):
-    traces = [stored(name) for name in names]
-    seconds = max(trace.seconds for trace in traces)
-    shown = {kind for trace in traces for kind in kinds_of(trace)}
+    found = traces(names)
+    seconds = max(trace.seconds for trace in found)
+    shown = {kind for trace in found for kind in kinds_of(trace)}
     key = "".join(
         f'<li><svg width="14" height="13" aria-hidden="true"><path class="trace-{kind}" d="M1 '
         f'{12.5 - 12 * high:g}h12v{12 * high:g}h-12z"/></svg>{words}</li>'
@@ -83,17 +90,17 @@ def card(ident, names):
             lanes=trace.lanes,
             spans=[list(span[:5]) for span in trace.spans],
         )
-        for trace in traces
+        for trace in found
     ]
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     looks = json.dumps({kind: look for kind, look in LOOKS.items()}, separators=(",", ":"))
     return f"""<div class="trace-card" id="{ident}" role="group" aria-label="A trace to zoom into">
 <div class="trace-tools" hidden>{buttons}<p class="trace-readout" aria-live="polite"></p></div>
-{"".join(drawing(trace, seconds) for trace in traces)}
+{"".join(drawing(trace, seconds) for trace in found)}
 <div class="trace-axis" aria-hidden="true"><div class="trace-ticks">{axis(seconds)}</div></div>
 <ul class="trace-key">{key}</ul>
 <details class="trace-numbers"><summary>The same in numbers</summary>
-{"".join(map(table, traces))}</details>
+{"".join(map(table, found))}</details>
 <script type="application/json" class="trace-data">{text}</script>
 <script>BOOK.trace("{ident}", {looks});</script>
 </div>"""
@@ -144,16 +151,19 @@ def shape(trace, lane, kind, begin, end):
     return "".join(f"M{left:.1f} {y:g}H{right:.1f}v{high:g}H{left:.1f}z" for left, right in parts)
 
 
-def axis(end):
-    """Marks at round times, from zero."""
+def marks(end):
+    """(share of the axis, words) of marks at round times, from zero."""
     rough = end / 4
     scale = 10.0 ** floor(log10(rough))
     step = next(r * scale for r in ROUND if r * scale >= rough * 0.999)
     ticks = [k * step for k in range(int(end / step * 1.0001) + 1)]
+    return [(tick / end, duration(tick)) for tick in ticks]
+
+
+def axis(end):
     return "".join(
-        f'<span style="left:{100 * tick / end:.2f}%"{" class=end" * (tick > 0.85 * end)}>'
-        f"{duration(tick)}</span>"
-        for tick in ticks
+        f'<span style="left:{100 * share:.2f}%"{" class=end" * (share > 0.85)}>{words}</span>'
+        for share, words in marks(end)
     )
 
 
@@ -216,10 +226,7 @@ class TraceDirective(CardDirective):
     def make(self):
         self.assert_has_content()
         names = self.arguments[0].replace(",", " ").split()
-        if unknown := [name for name in names if name not in stored_names()]:
-            raise ValueError(
-                f"none is named {unknown[0]!r}; there are {', '.join(stored_names())}."
-            )
+        traces(names)
         figure = nodes.container(classes=["figure", "trace", "wide"])
         ident = f"trace-{self.env.new_serialno('trace')}"
         figure += nodes.raw("", card(ident, names), format="html")

@@ -14,7 +14,8 @@ FENCE = re.compile(r"^\s*(`{3,}|~{3,}|:{3,})(.*)$")
 TEXT = {
     "container", "dropdown", "grid", "grid-item", "grid-item-card", "tip", "note", "margin",
     "objectives", "predict", "measured", "which-number", "wild", "glossary",
-    "source-diff", "race", "recorded", "recordings", "pairs", "shards", "picture", "trace",
+    "source-diff", "race", "recorded", "recordings", "pairs", "shards", "picture",
+    "trace", "trace-image",
 }  # fmt: skip
 MARKED = re.compile(r"[{`$*_\[]")
 MOST = 2400  # words in the main line of a chapter

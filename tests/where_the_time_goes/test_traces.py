@@ -2,10 +2,11 @@
 
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 
-from bookkit import traces
+from bookkit import trace_images, traces
 from coursekit.topics.where_the_time_goes.slow_programs import ANSWERS
 from coursekit.topics.where_the_time_goes.traces import FOLDER, STRAGGLER, TRACES, VIRTUAL
 from shardlab.measure.slim_trace import COMPUTES, SlimSpan, SlimTrace, joined_spans
@@ -78,3 +79,20 @@ def test_a_card_stands_without_a_script():
     data = re.search(r'class="trace-data">(.*?)</script>', card)[1]
     assert [one["lanes"] for one in json.loads(data)] == [["compute", "messages"]] * 2
     assert traces.axis(0.0181).count("span") == 2 * 4 and "15 ms" in traces.axis(0.0181)
+
+
+@pytest.mark.parametrize("names", [["offload", "offload-inputs"], ["pipeline-8-layers"]])
+def test_an_image_has_what_a_card_has(names):
+    """Must catch: a lane, a trace or a kind that only the card draws; a scale for each trace; the
+    colours of another theme; a file that is no SVG."""
+    image = trace_images.svg(names, "light")
+    found = traces.traces(names)
+    seconds = max(trace.seconds for trace in found)
+    texts = "".join(ElementTree.fromstring(image).itertext())
+    for trace in found:
+        assert traces.heading(trace) in texts and all(lane in texts for lane in trace.lanes)
+        for lane in range(len(trace.lanes)):
+            for kind in traces.kinds_of(trace):
+                assert traces.shape(trace, lane, kind, 0, seconds) in image
+                assert traces.LOOKS[kind][0] in texts
+    assert trace_images.svg(names, "dark") != image
