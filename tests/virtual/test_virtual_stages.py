@@ -23,11 +23,22 @@ ROWS = round(FORWARD * 1e12 / (2 * HIDDEN**2))
 LINKS = {"a fast link": 0.4, "a slow link": 1.7}  # seconds of a unit's gather over its forward's
 
 
-def step_of(stage, link, **options):
+class Scaled(nn.Linear):
+    """Has a parameter that cannot be in one bucket with the weight."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.scale = nn.Parameter(torch.ones(RANKS, dtype=torch.float64))
+
+    def forward(self, x):
+        return super().forward(x * self.scale[0].to(x.dtype))
+
+
+def step_of(stage, link, unit=nn.Linear, **options):
     rate = (RANKS - 1) / RANKS * UNIT_BYTES / (LINKS[link] * FORWARD)
     gpu = GPU({torch.float32: 1e12}, 1e18, Links(rate, node_latency_seconds=0), launch_seconds=0)
     with VirtualGPUs(RANKS, gpu) as own:
-        model = nn.Sequential(*[nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(UNITS)])
+        model = nn.Sequential(*[unit(HIDDEN, HIDDEN, bias=False) for _ in range(UNITS)])
         if stage < 3:
             options["bucket_bytes"] = UNIT_BYTES
         model, optimizer = zero.shard(model, torch.optim.SGD, stage=stage, lr=0.1, **options)
@@ -77,6 +88,20 @@ def test_a_stage_exposes_what_its_closed_form_says(stage, ahead, early, link):
     assert step.exposed_seconds == pytest.approx(expected, rel=0.001)
     assert step.seconds == pytest.approx(step.computing_seconds + expected, rel=0.001)
     assert step.host_waits == 0
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_bucket_of_small_parameters_of_all_layers_holds_up_none(stage):
+    """Norms that are whole among cut weights have a bucket of their own, as other dtypes have.
+
+    Must catch: a bucket that is complete last and leaves first; one that the first layer needs and
+    that comes last."""
+    steps = [
+        step_of(stage, "a fast link", unit, prefetch=True, fused=True)
+        for unit in (nn.Linear, Scaled)
+    ]
+    without, exposed = (step.exposed_seconds for step in steps)
+    assert exposed == pytest.approx(without, rel=0.01)
 
 
 TOKENS = 1024  # which all numbers of ranks and chunks divide

@@ -130,19 +130,22 @@ def is_full(pile: list[nn.Parameter], more: int, bucket_bytes: int) -> bool:
 def into_buckets(
     parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int, *messages
 ) -> list[Bucket]:
-    """Buckets of about bucket_bytes, each of one dtype and device, in the order of the parameters.
-    The parameters of a bucket are parts of the same groups, and the same stages of a pipeline count
-    them in a norm. Frozen parameters stay out, but get rank 0's values as well."""
-    piles: dict[tuple, list[list[nn.Parameter]]] = {}
+    """Buckets of about bucket_bytes, each of one dtype and device, in the order of their first
+    parameters: forward needs a bucket when it comes to its first one, and backward has completed it
+    then. The parameters of a bucket are parts of the same groups, and the same stages of a pipeline
+    count them in a norm. Frozen parameters stay out, but get rank 0's values as well."""
+    piles: list[list[nn.Parameter]] = []
+    open_piles: dict[tuple, list[nn.Parameter]] = {}
     frozen = []
     for parameter in parameters:
         if not parameter.requires_grad:
             frozen.append(parameter)
             continue
         kind = parameter.dtype, parameter.device, groups_of(parameter), stages_of(parameter)
-        pile = piles.setdefault(kind, [[]])
-        if pile[-1] and is_full(pile[-1], parameter.nbytes, bucket_bytes):
-            pile.append([])
-        pile[-1].append(parameter)
+        pile = open_piles.get(kind)
+        if pile is None or is_full(pile, parameter.nbytes, bucket_bytes):
+            pile = open_piles[kind] = []
+            piles.append(pile)
+        pile.append(parameter)
     hand_out(frozen, group)
-    return [Bucket(together, group, *messages) for pile in piles.values() for together in pile]
+    return [Bucket(pile, group, *messages) for pile in piles]
