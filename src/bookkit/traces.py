@@ -7,7 +7,8 @@
 The argument names one trace, or several on one scale of time, of ``coursekit/data/traces``
 (``tools/store_traces.py`` makes them). The drawing is SVG, made while the book is built: one path
 for each lane and kind, in which spans with less than half a pixel between them are one, so its size
-is bounded. Kinds have colours and heights. ``static/trace.js`` zooms; without it the whole step
+is bounded. Kinds have colours and heights. A thin line leads from a launch to its kernel, where few
+are in view. ``static/trace.js`` zooms; without it the whole step
 stands there. A table has the same in numbers. Sentences get numbers of a trace by a role:
 ``{virtual}`exposed of zero-3```, or ``step of``, or ``idle of``, a mean over ranks.
 """
@@ -29,6 +30,7 @@ from shardlab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind, covered
 logger = logging.getLogger(__name__)
 WIDTH, ROW, BAR = 1000, 20, 16  # units across; pixels down
 AS_ONE = 0.5
+ARROWS = 40  # drawn at most, so that they stand apart
 # kind -> its words in the key, and the share of the lane's height that it takes
 LOOKS = {
     SpanKind.FORWARD: ("forward", 1.0),
@@ -78,6 +80,11 @@ def card(ident, names):
         for kind, (words, high) in LOOKS.items()
         if kind in shown
     )
+    if any(map(has_launches, found)):
+        key += (
+            '<li><svg width="14" height="13" aria-hidden="true"><path class="trace-arrows" '
+            'd="M1 2L13 11"/></svg>from a launch to its kernel</li>'
+        )
     buttons = "".join(
         f'<button type="button" data-do="{does}" aria-label="{said}" title="{said}">{sign}</button>'
         for does, sign, said in BUTTONS
@@ -88,7 +95,7 @@ def card(ident, names):
             names=trace.names,
             kinds=trace.kinds,
             lanes=trace.lanes,
-            spans=[list(span[:5]) for span in trace.spans],
+            spans=[list(span if span.launch >= 0 else span[:-1]) for span in trace.spans],
         )
         for trace in found
     ]
@@ -124,6 +131,8 @@ def drawing(trace, seconds):
         for kind in kinds_of(trace)
         if (path := shape(trace, lane, kind, 0, seconds))
     )
+    if has_launches(trace):
+        paths += f'<path class="trace-arrows" d="{arrows(trace, 0, seconds)}"/>'
     high = ROW * len(trace.lanes)
     said = escape(heading(trace), quote=True)
     return f"""<p class="trace-name">{escape(heading(trace))}</p>
@@ -149,6 +158,27 @@ def shape(trace, lane, kind, begin, end):
         else:
             parts.append([left, right])
     return "".join(f"M{left:.1f} {y:g}H{right:.1f}v{high:g}H{left:.1f}z" for left, right in parts)
+
+
+def has_launches(trace):
+    return any(span.launch >= 0 for span in trace.spans)
+
+
+def arrows(trace, begin, end):
+    """The path from each launch to its kernel, if few are in view; as trace.js draws it."""
+    scale, parts = WIDTH / (end - begin), []
+
+    def middle(span):
+        return span.lane * ROW + BAR * (1 - LOOKS[trace.kinds[span.kind]][1] / 2)
+
+    for span in trace.spans:
+        if span.launch >= 0:
+            launch = trace.spans[span.launch]
+            left = (launch.end * trace.unit - begin) * scale
+            right = (span.start * trace.unit - begin) * scale
+            if max(left, right) >= 0 and min(left, right) <= WIDTH:
+                parts.append(f"M{left:.1f} {middle(launch):g}L{right:.1f} {middle(span):g}")
+    return "".join(parts) if len(parts) <= ARROWS else ""
 
 
 def marks(end):

@@ -8,7 +8,7 @@ from visit import DESKTOP, PHONE
 from bookkit import traces
 
 PAGE = "chapters/where-the-time-goes.html"
-NAMES = {"trace-1": ["zero-3", "zero-3-prefetch"], "trace-2": ["eight-ranks"]}
+NAMES = {"trace-2": ["zero-3", "zero-3-prefetch"], "trace-3": ["eight-ranks"]}
 PATHS = """card => [...card.querySelectorAll(".trace-lanes svg")].map(svg =>
   [...svg.querySelectorAll("path")].map(path => path.getAttribute("d")))"""
 TICKS = """card => [...card.querySelectorAll(".trace-ticks span")].map(mark => mark.textContent)"""
@@ -59,10 +59,22 @@ def test_the_script_draws_what_the_build_drew(page, browser, book_html):
     context.close()
 
 
+def test_the_script_draws_the_builds_arrows(page):
+    """Must catch: an arrow that stays where it was when the reader zooms in; one to another
+    kernel."""
+    card, trace = page.locator("#trace-0"), traces.stored("queue")
+    arrows = card.locator("svg[tabindex] .trace-arrows")
+    assert arrows.get_attribute("d") == traces.arrows(trace, 0, trace.seconds)
+    card.locator("svg[tabindex]").press("+")
+    page.wait_for_timeout(100)
+    seen = 0.5 * trace.seconds * (1 - 1 / 1.6), 0.5 * trace.seconds * (1 + 1 / 1.6)
+    assert arrows.get_attribute("d") == traces.arrows(trace, *seen)
+
+
 def test_ways_to_zoom(page):
     """Must catch: a way in that does nothing; a zoom that leaves the step; a wheel that stops the
     page from scrolling before the reader has chosen the trace; a readout of another span."""
-    card = page.locator("#trace-1")
+    card = page.locator("#trace-2")
     svg = card.locator("svg[tabindex]").first
     whole = card.evaluate(TICKS)
 

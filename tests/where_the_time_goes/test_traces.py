@@ -9,11 +9,12 @@ import pytest
 from bookkit import trace_images, traces
 from coursekit.topics.where_the_time_goes.slow_programs import ANSWERS
 from coursekit.topics.where_the_time_goes.traces import FOLDER, STRAGGLER, TRACES, VIRTUAL
-from shardlab.measure.slim_trace import COMPUTES, SlimSpan, SlimTrace, joined_spans
+from shardlab.measure.slim_trace import COMPUTES, SlimSpan, SlimTrace, SpanKind, joined_spans
 
 
 @pytest.mark.parametrize(
-    "name", ["data-parallel", "zero-3-prefetch", "tensor-parallel-chunks", "offload-inputs"]
+    "name",
+    ["queue", "data-parallel", "zero-3-prefetch", "tensor-parallel-chunks", "offload-inputs"],
 )
 def test_a_virtual_trace_is_the_same_again(name):
     """Must catch: a stored trace that is not what today's code does; one that depends on the
@@ -64,6 +65,32 @@ def test_spans_that_are_near_are_one_shape():
     zoomed = traces.shape(trace, 0, "forward", 0.001, 0.00102)
     assert zoomed == "M0.0 0H450.0v16H0.0zM500.0 0H950.0v16H500.0zM1000.0 0H1000.0v16H1000.0z"
     assert len(joined_spans(trace, 1).spans) == 1000 and len(joined_spans(trace, 2).spans) == 1
+
+
+def test_arrows_lead_from_launches_to_kernels():
+    """Must catch: an arrow from a launch's start, or to another kernel; arrows outside of what is
+    seen; hundreds of them at once."""
+    trace = traces.stored("queue")
+    d = traces.arrows(trace, 0, trace.seconds)
+    ends = [tuple(map(float, pair)) for pair in re.findall(r"M([\d.]+) 12L([\d.]+) \d+", d)]
+    ahead = [round((right - left) / 1000 * trace.seconds * 1e6) for left, right in ends]
+    assert ahead == [0, 25, 50, 75] + [100 - 3 * k for k in range(12)] + [0] * 8
+    assert traces.arrows(trace, 0, 8e-6).count("M") == 1
+    launch, kernel = SpanKind.LAUNCH, SpanKind.FORWARD
+    number = [trace.kinds.index(kind) for kind in (launch, kernel)]
+    many = [
+        span
+        for k in range(traces.ARROWS + 1)
+        for span in (
+            SlimSpan(0, 9 * k, 5, 0, number[0]),
+            SlimSpan(1, 9 * k + 5, 2, 0, number[1], 2 * k),
+        )
+    ]
+    trace = SlimTrace("t", unit=1e-6, lanes=["host", "GPU"], names=["x"], spans=many)
+    assert traces.arrows(trace, 0, trace.seconds) == ""
+    assert traces.arrows(trace, 0, 0.5 * trace.seconds).count("M") == 20
+    assert "from a launch to its kernel" in traces.card("trace-0", ["queue", "zero-3"])
+    assert "trace-arrows" not in traces.card("trace-0", ["zero-3"])
 
 
 def test_a_card_stands_without_a_script():

@@ -4,7 +4,7 @@
   "use strict";
 
   window.BOOK = window.BOOK || {};
-  const WIDTH = 1000, ROW = 20, BAR = 16, AS_ONE = 0.5, MOST = 2000, STEP = 1.6;
+  const WIDTH = 1000, ROW = 20, BAR = 16, AS_ONE = 0.5, ARROWS = 40, MOST = 2000, STEP = 1.6;
 
   function duration(seconds, digits) {
     if (!seconds) return "0";
@@ -27,6 +27,19 @@
     return parts.map(part => "M" + part[0].toFixed(1) + " " + y + "H" + part[1].toFixed(1) + "v" + tall + "H" + part[0].toFixed(1) + "z").join("");
   }
 
+  function arrows(trace, looks, begin, end) {
+    const scale = WIDTH / (end - begin), parts = [];
+    const middle = span => span[0] * ROW + BAR * (1 - looks[trace.kinds[span[4]]][1] / 2);
+    trace.spans.forEach(span => {
+      if (span.length < 6) return;
+      const launch = trace.spans[span[5]];
+      const left = ((launch[1] + launch[2]) * trace.unit - begin) * scale, right = (span[1] * trace.unit - begin) * scale;
+      if (Math.max(left, right) < 0 || Math.min(left, right) > WIDTH) return;
+      parts.push("M" + left.toFixed(1) + " " + middle(launch) + "L" + right.toFixed(1) + " " + middle(span));
+    });
+    return parts.length <= ARROWS ? parts.join("") : "";
+  }
+
   function trace(ident, looks) {
     const card = document.getElementById(ident), all = JSON.parse(card.querySelector(".trace-data").textContent);
     const svgs = Array.from(card.querySelectorAll(".trace-lanes svg")), ticks = card.querySelector(".trace-ticks");
@@ -38,7 +51,7 @@
       waiting = false;
       svgs.forEach((svg, k) => svg.querySelectorAll("path").forEach(path => {
         const kind = path.getAttribute("class").slice(6);
-        path.setAttribute("d", shape(all[k], +path.dataset.lane, all[k].kinds.indexOf(kind), looks[kind][1], begin, end));
+        path.setAttribute("d", kind === "arrows" ? arrows(all[k], looks, begin, end) : shape(all[k], +path.dataset.lane, all[k].kinds.indexOf(kind), looks[kind][1], begin, end));
       }));
       const rough = (end - begin) / 4, scale = Math.pow(10, Math.floor(Math.log10(rough)));
       const step = [1, 2, 5, 10].find(round => round * scale >= rough * 0.999) * scale;

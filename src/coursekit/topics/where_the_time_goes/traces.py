@@ -20,7 +20,14 @@ from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.profile import profiled_steps
-from shardlab.measure.slim_trace import SlimTrace, from_virtual, joined_spans
+from shardlab.measure.slim_trace import (
+    ALL_KINDS,
+    SlimSpan,
+    SlimTrace,
+    SpanKind,
+    from_virtual,
+    joined_spans,
+)
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import interleaved, one_f_one_b
@@ -34,6 +41,7 @@ from shardlab.tensor_parallel import (
     vocabulary_parallel_loss,
 )
 from shardlab.virtual import VirtualGPU, VirtualStep
+from shardlab.virtual.clock import VirtualClock
 
 FOLDER = Path(__file__).parents[2] / "data" / "traces"
 _SIZES = dict(layers=4, hidden=2048, heads=16, max_sequence=2048, vocabulary=50304, tied_head=0)
@@ -139,6 +147,41 @@ def step_of_a_replica() -> VirtualStep:
     return step
 
 
+# --- a host and its GPU, with each launch ---------------------------------------------------------
+
+
+def queue_and_read() -> SlimTrace:
+    """Long kernels and short ones from a host that is ahead, and short ones after a read."""
+    clock = VirtualClock()
+    names = ["launch", "product", "add", ".item()"]
+    trace = SlimTrace("a queue, and a read", unit=1e-9, lanes=["host", "GPU"], names=names)
+
+    def add(lane, start, end, name, kind, launch=-1):
+        number = ALL_KINDS.index(kind)
+        trace.spans.append(SlimSpan(lane, start, end - start, names.index(name), number, launch))
+        return len(trace.spans) - 1
+
+    def launched():
+        start = clock.host
+        clock.launch(5_000)
+        return add(0, start, clock.host, "launch", SpanKind.LAUNCH)
+
+    def run(count, name, kind, nanoseconds):
+        for _ in range(count):
+            launch = launched()
+            end = clock.work("compute", name, nanoseconds)
+            add(1, end - nanoseconds, end, name, kind, launch)
+
+    run(4, "product", SpanKind.BACKWARD, 30_000)
+    run(12, "add", SpanKind.UPDATE, 2_000)
+    launched()
+    asked = clock.host
+    clock.synchronize("compute")
+    add(0, asked, clock.host, ".item()", SpanKind.WAIT)
+    run(8, "add", SpanKind.UPDATE, 2_000)
+    return trace
+
+
 # --- off a clock ----------------------------------------------------------------------------------
 
 
@@ -179,6 +222,7 @@ _whole_stages = partial(step_of_a_stage, one_f_one_b, 8, (3, 2, 2, 3))
 _interleaved = partial(step_of_a_stage, interleaved, 8, (2, 1, 1, 1, 1, 1, 1, 2))
 _WIDE = dict(loss=loss_of_parts, hidden=8192, heads=64, layers=2)
 VIRTUAL = {
+    "queue": queue_and_read,
     "data-parallel": partial(of_step, _data_parallel, "data parallelism"),
     "data-parallel-after": partial(
         of_step, partial(_data_parallel, overlap=False), "data parallelism, after backward"
