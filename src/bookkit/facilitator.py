@@ -147,7 +147,8 @@ def card(lab: nbformat.NotebookNode, recordings: list[Recording]) -> str:
         for topic, name in part.exercises:
             solution = solutions().get(f"{topic}.{name}", {}).get("solution")
             if solution:
-                lines += [f"**Solution** of `{name}`:", "", "```python", solution, "```", ""]
+                lines += ["````{container} said-elsewhere", f"**Solution** of `{name}`:", ""]
+                lines += ["```python", solution, "```", "````", ""]
     return "\n".join(lines)
 
 

@@ -22,12 +22,13 @@ BLOCKS = {
 HEADINGS = {"h1", "h2", "h3", "h4", "dt"}
 VOID = {"br", "hr", "img", "input", "meta", "link", "wbr", "source", "col"}
 # Left out of the search: drawings, scripts, equations, where a formula comes from, all of an
-# explorer but its title.
+# explorer but its title, and what another page says first.
 SKIPPED_TAGS = {"script", "style", "svg", "noscript", "button", "select", "label"}
 SKIPPED = {
     "headerlink", "math-block", "explorer-fallback", "explorer-controls", "explorer-menus",
     "explorer-foot", "explorer-picture", "explorer-words", "lab-links", "box-label",
-    "formula-facts", "collapsed", "expanded", "unseen",
+    "formula-facts", "collapsed", "expanded", "unseen", "trace-card",
+    "said-elsewhere",
 }  # fmt: skip
 
 
