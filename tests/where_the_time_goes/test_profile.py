@@ -66,6 +66,27 @@ def test_a_script_that_cannot_be_taken_apart_gets_a_sentence(tmp_path, capsys, s
     assert sentence in said and said.count("\n") == 1
 
 
+@pytest.mark.parametrize("trace", [".", "none/step.json"])
+def test_a_trace_that_cannot_be_written_is_refused_before_the_script_runs(
+    tmp_path, monkeypatch, capsys, trace
+):
+    """Must catch: a traceback once the script has run, and its budget lost."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("1 / 0")
+    assert main(["profile", "--trace", trace, "train.py"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"--trace {trace}: name a file in a folder that is there.\n"
+
+
+def test_a_step_without_the_profiler_has_its_share_of_a_slow_batch():
+    """Two workers bring two batches at once, so every other step waits for a loader.
+
+    Must catch: a median, which is that of the steps that did not wait."""
+    budget = StepBudget()
+    budget.plain = [(1, 1), (31, 1), (1, 1), (31, 1), (1, 1)]
+    assert budget.seconds == 13 and budget.cpu_seconds_of_step == 1
+
+
 def test_a_loop_that_ends_early_leaves_nothing_behind():
     """Must catch: a mode or the profiler that goes on after too few steps."""
     model = torch.nn.Linear(2, 2)

@@ -32,6 +32,8 @@ def add_profile(commands):
 def run_profile(asked: argparse.Namespace) -> int:
     if not asked.script.is_file():
         return say(f"{asked.script} is not there: name the script that trains.")
+    if asked.trace and (asked.trace.is_dir() or not asked.trace.parent.is_dir()):
+        return say(f"--trace {asked.trace}: name a file in a folder that is there.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once, when torch is imported
     from shardlab.measure.profile import NoStep, profiled_steps
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -131,7 +131,9 @@ class StepBudget:
 
     @property
     def seconds(self) -> float:
-        return typical(self.plain)
+        """The mean of the steps without the profiler, as the parts are means: a GPU ends its work
+        after the host, and a loader's workers bring several batches at once."""
+        return mean(wall for wall, _ in self.plain)
 
     @property
     def cpu_seconds_of_step(self) -> float:
@@ -218,12 +220,6 @@ def profiled_steps(
             f" wanted ({warm_up} to warm up, {steps} timed, 2 between, {steps} profiled): train"
             " longer, or ask for fewer."
         )
-
-
-def typical(spent: list[tuple[float, float]]) -> float:
-    """Seconds of one step. A GPU ends its work after the host, so only the sum is right."""
-    seconds = [wall for wall, _ in spent]
-    return sum(seconds) / len(seconds) if torch.cuda.is_available() else median(seconds)
 
 
 def clocks() -> tuple[float, float]:
