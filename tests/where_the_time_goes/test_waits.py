@@ -3,7 +3,26 @@
 import pytest
 import torch
 
+from coursekit.lab import check
+from coursekit.topics.where_the_time_goes.exercises import read_at_the_end
 from shardlab.measure.waits import HostWaits
+
+BUG_HUNT = """
+import torch
+from shardlab.gpt import next_token_loss
+
+
+def mean_and_largest(model, optimizer, data):
+    losses, norms = [], []
+    for inputs, targets in data:
+        optimizer.zero_grad()
+        loss = next_token_loss(model(inputs), targets)
+        loss.backward()
+        losses.append(loss.detach())
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        optimizer.step()
+    return torch.stack([torch.stack(losses).mean(), torch.stack(norms).max()]).tolist()
+"""
 
 
 def test_each_kind_of_wait_has_its_line():
@@ -61,3 +80,10 @@ def test_counters_of_an_optimizer_stay_on_the_host(mode):
     with HostWaits(cuda=False) as waits:
         lbfgs.step(lambda: model(torch.ones(4, 3)).square().sum())
     assert waits.total() and "lbfgs.step" in str(waits)
+
+
+def test_the_bug_hunt_takes_one_read_of_both_numbers():
+    """Must catch: a list that is refused; the solution's two reads asked for to the count."""
+    exec(BUG_HUNT, found := {})
+    said = str(check(read_at_the_end, found["mean_and_largest"]))
+    assert "right:" in said, said

@@ -125,6 +125,7 @@ read_time = topic.exercise(
             "turned round: there are kernels // every groups, and every kernels in each.",
         ),
     ),
+    hint="How many reads are there? And from one read to the next, how long?",
     right="a read empties the queue, and costs one launch; between reads the slower sets the pace.",
 )
 
@@ -302,7 +303,7 @@ def _train(solution, steps):
         before = [0]
         optimizer.register_step_pre_hook(lambda *_: before.append(waits.total()))
         found = solution(model, optimizer, [next(stream) for _ in range(steps)])
-    if not isinstance(found, tuple) or len(found) != 2:
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
         return "two numbers are wanted: the mean loss and the largest norm."
     if any(isinstance(number, torch.Tensor) for number in found):
         return "these are tensors, which nobody has read: read both after the last step."

@@ -61,13 +61,26 @@ KERNELS_OF_WAITS = Explorer(
         Say(
             "{queued_kernels:exact} kernels take {synced_seconds:short duration} with"
             " {waits_of_a_step:exact} waits, and {unsynced_seconds:short duration} without: waits"
-            " cost {synced_share:percent} of the step."
+            " cost {synced_share:percent} of the step.",
+            unless=(("waits_of_a_step", 0), ("waits_of_a_step", 1)),
+        ),
+        Say(
+            "{queued_kernels:exact} kernels take {synced_seconds:short duration} with one wait, and"
+            " {unsynced_seconds:short duration} without: it costs {synced_share:percent} of the"
+            " step.",
+            when=(("waits_of_a_step", 1),),
+        ),
+        Say(
+            "{queued_kernels:exact} kernels take {unsynced_seconds:short duration}. The host never"
+            " waits: there are fewer kernels than k.",
+            when=(("waits_of_a_step", 0),),
         ),
     ),
     detail=(
         Say(
             "From one wait to the next it takes {wait_period_seconds:short duration}. After a wait"
-            " the queue is empty: the GPU idles until the next launch."
+            " the queue is empty: the GPU idles until the next launch.",
+            unless=(("waits_of_a_step", 0),),
         ),
     ),
     table=ExplorerTable(

@@ -23,7 +23,8 @@ ANSWERS = {"the program with the loader": 3, "the program with the columns": 1}
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
     """So many other programs that compute all the time."""
-    spinning = [subprocess.Popen([sys.executable, "-c", SPINS]) for _ in range(count)]
+    alone = dict(start_new_session=True)  # a cell's interrupt would print a traceback for each
+    spinning = [subprocess.Popen([sys.executable, "-c", SPINS], **alone) for _ in range(count)]
     time.sleep(0.3)  # until they have started
     try:
         yield
