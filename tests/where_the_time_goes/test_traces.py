@@ -74,7 +74,7 @@ def test_arrows_lead_from_launches_to_kernels():
     d = traces.arrows(trace, 0, trace.seconds)
     ends = [tuple(map(float, pair)) for pair in re.findall(r"M([\d.]+) 12L([\d.]+) \d+", d)]
     ahead = [round((right - left) / 1000 * trace.seconds * 1e6) for left, right in ends]
-    assert ahead == [0, 25, 50, 75] + [100 - 3 * k for k in range(12)] + [0] * 8
+    assert ahead == [0, 15, 30] + [45 - k for k in range(6)] + [0] * 6
     assert traces.arrows(trace, 0, 8e-6).count("M") == 1
     launch, kernel = SpanKind.LAUNCH, SpanKind.FORWARD
     number = [trace.kinds.index(kind) for kind in (launch, kernel)]

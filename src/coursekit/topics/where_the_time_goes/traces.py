@@ -172,13 +172,13 @@ def queue_and_read() -> SlimTrace:
             end = clock.work("compute", name, nanoseconds)
             add(1, end - nanoseconds, end, name, kind, launch)
 
-    run(4, "product", SpanKind.BACKWARD, 30_000)
-    run(12, "add", SpanKind.UPDATE, 2_000)
+    run(3, "product", SpanKind.BACKWARD, 20_000)
+    run(6, "add", SpanKind.UPDATE, 4_000)
     launched()
     asked = clock.host
     clock.synchronize("compute")
     add(0, asked, clock.host, ".item()", SpanKind.WAIT)
-    run(8, "add", SpanKind.UPDATE, 2_000)
+    run(6, "add", SpanKind.UPDATE, 4_000)
     return trace
 
 
