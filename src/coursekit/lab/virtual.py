@@ -7,14 +7,22 @@ with virtual_gpus(8, gpu="H100 SXM 80GB") as gpu:
 show_step(step, "stage 3")
 """
 
-import torch
+from collections.abc import Callable
 
+import torch
+from torch import nn
+
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.virtual import GPU, Links, VirtualGPU, VirtualGPUs, VirtualStep
 
 from ..formulas import quantities
 from ..formulas.presets import WITHOUT_BF16
 from ..formulas.speeds import BANDWIDTH_SHARE, host_rate, link_rates
 from ..show.svg.virtual import virtual_step_svg
+
+VIRTUAL_SIZES = dict(
+    layers=4, hidden=2048, heads=16, max_sequence=2048, vocabulary=50304, tied_head=0
+)
 
 
 def virtual_gpus(count: int, gpu: str = "H100 SXM 80GB", ranks_per_node: int = 8) -> VirtualGPUs:
@@ -39,6 +47,39 @@ def preset_gpu(name: str, ranks_per_node: int = 8) -> GPU:
         host_bytes_per_second=host_rate(name),
         name=name,
     )
+
+
+def gpt_in_bf16(**sizes) -> GPT:
+    """A GPT in bf16, drawn in it: fake parameters cannot change their dtype. It has the book's
+    sizes where no other is given."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return GPT(GPTConfig(**VIRTUAL_SIZES | sizes))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def virtual_step(
+    cut: Callable[..., tuple[nn.Module, torch.optim.Optimizer]],
+    loss=next_token_loss,
+    sizes: dict | None = None,
+    **options,
+) -> VirtualStep:
+    """A step of rank 0 of eight virtual H100s. `cut(model, **options)` gives the parallel model
+    and its optimizer."""
+    with virtual_gpus(8) as gpu:
+        model, optimizer = cut(gpt_in_bf16(**sizes or {}), **options)
+        tokens = torch.zeros(2, 2048, dtype=torch.long)
+
+        def train():
+            loss(model(tokens), tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train()
+        with gpu.step() as step:
+            train()
+    return step
 
 
 def show_step(step: VirtualStep, title: str = "a step in virtual time"):

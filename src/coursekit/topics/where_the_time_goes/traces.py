@@ -12,13 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from coursekit.lab import batches, small_gpt
-from coursekit.lab.virtual import preset_gpu, virtual_gpus
+from coursekit.lab.virtual import VIRTUAL_SIZES, gpt_in_bf16, preset_gpu, virtual_step
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
-from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.gpt import GPT, next_token_loss
 from shardlab.measure.profile import profiled_steps
 from shardlab.measure.slim_trace import (
     ALL_KINDS,
@@ -44,36 +43,8 @@ from shardlab.virtual import VirtualGPU, VirtualStep
 from shardlab.virtual.clock import VirtualClock
 
 FOLDER = Path(__file__).parents[2] / "data" / "traces"
-_SIZES = dict(layers=4, hidden=2048, heads=16, max_sequence=2048, vocabulary=50304, tied_head=0)
 JOINED = 20_000  # nanoseconds between kernels of several ranks that are drawn as one
 STRAGGLER, SLOWER = 5, 0.8  # the rank whose GPU has this share of the others' rates
-
-
-def gpt_in_bf16(**sizes) -> GPT:
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        return GPT(GPTConfig(**_SIZES | sizes))
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def _step_of(
-    cut: Callable[[GPT], tuple[nn.Module, torch.optim.Optimizer]], loss=next_token_loss, **sizes
-) -> VirtualStep:
-    """A step of rank 0 of eight virtual H100s; `cut` makes the model parallel."""
-    with virtual_gpus(8) as gpu:
-        model, optimizer = cut(gpt_in_bf16(**sizes))
-        tokens = torch.zeros(2, 2048, dtype=torch.long)
-
-        def train():
-            loss(model(tokens), tokens).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        train()
-        with gpu.step() as step:
-            train()
-    return step
 
 
 def _data_parallel(model: GPT, overlap=True):
@@ -100,7 +71,7 @@ def _tensor_parallel(model: GPT, chunks=0):
 
 
 def loss_of_parts(scores, targets):
-    return vocabulary_parallel_loss(scores, targets, _SIZES["vocabulary"])
+    return vocabulary_parallel_loss(scores, targets, VIRTUAL_SIZES["vocabulary"])
 
 
 # --- several ranks, each with a clock of its own --------------------------------------------------
@@ -215,12 +186,12 @@ def _trace_on_a_cpu() -> SlimTrace:
 
 
 def of_step(cut, title: str, **more) -> SlimTrace:
-    return from_virtual({"": _step_of(cut, **more)}, title)
+    return from_virtual({"": virtual_step(cut, **more)}, title)
 
 
 _whole_stages = partial(step_of_a_stage, one_f_one_b, 8, (3, 2, 2, 3))
 _interleaved = partial(step_of_a_stage, interleaved, 8, (2, 1, 1, 1, 1, 1, 1, 2))
-_WIDE = dict(loss=loss_of_parts, hidden=8192, heads=64, layers=2)
+_WIDE = dict(loss=loss_of_parts, sizes=dict(hidden=8192, heads=64, layers=2))
 VIRTUAL = {
     "queue": queue_and_read,
     "data-parallel": partial(of_step, _data_parallel, "data parallelism"),

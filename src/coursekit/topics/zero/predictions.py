@@ -223,4 +223,21 @@ PREDICTIONS = {
             ),
         ),
     ),
+    "stage 3 waits, percent": Slips(
+        (
+            Slip(
+                "That is with prefetch=True: here each gather waits until it is needed.", number=7
+            ),
+            *(
+                Slip(
+                    "One of three is forgotten: weights travel for forward and for backward, and"
+                    " then the gradients.",
+                    number=number,
+                )
+                for number in (15, 20)
+            ),
+            Slip("Blocks of this size compute longer than their weights travel.", number=50),
+            Slip("That is the share that computes.", number=72),
+        ),
+    ),
 }
