@@ -192,8 +192,9 @@ class StepBudget:
         rate = self.flops.total / self.seconds
         used = f"{rate / self.peak:.1%} of the peak (MFU)" if self.peak else "peak not given"
         lines.append(f"{self.flops.total:.3g} operations, {rate:.3g} a second: {used}")
-        counts = ", ".join(f"{count:,} {name}" for name, count in self.counts().items())
-        return "\n".join([*lines, f"in a step: {counts}", *str(self.waits).splitlines()])
+        counts = ", ".join(f"{name} {count:,}" for name, count in self.counts().items())
+        places = str(self.waits).splitlines() if self.waits.total() else []
+        return "\n".join([*lines, f"counted in one step: {counts}", *places])
 
 
 @contextmanager
