@@ -5,7 +5,6 @@ import torch.distributed as dist
 
 from coursekit.formulas import evaluate
 from coursekit.lab import small_gpt
-from coursekit.recordings.recordings import NOT_RECORDED
 from coursekit.show.tables import Table
 from shardlab.gpt import GPTConfig, next_token_loss
 from shardlab.ranks import rank_device
@@ -75,16 +74,3 @@ def given_to_explorer(trace, bucket_bytes):
     measured = {"data_parallel_step_seconds": [(bucket_bytes, trace.whole_seconds)]}
     given |= dict(measured=measured, update_seconds=0, data_parallel=2, bucket_bytes=bucket_bytes)
     return given | GPTConfig(**LARGER).quantities() | dict(link="Ethernet, 1 Gbit/s")
-
-
-def times_on_gpus(recordings):
-    """A step's time over PyTorch's, from a recording on a GPU; without one a line says so."""
-    columns = ("implementation", "ranks", "backend", "ranks_share_a_gpu")
-    heads = ["step", "ranks", "backend", "share a GPU?", "time / PyTorch's"]
-    for one in recordings:
-        rows = one.find("data_parallel.step_ratio") if one.hardware.kind == "gpu" else ()
-        if rows:
-            cells = [[*(str(row.case[c]) for c in columns), f"{row.value:.2f}"] for row in rows]
-            return Table(heads, cells, below=[one.label])
-    print(f"skipped: {NOT_RECORDED}")
-    return None

@@ -156,6 +156,14 @@ PREDICTIONS = {
             Slip("The counters alone: each tensor has two moments as well.", number=112),
         ),
     ),
+    "eight H100s without overlap wait, percent": Slips(
+        (
+            Slip("That is with overlap: without it all messages wait for the end.", number=6),
+            Slip("Half of the gradients: an all-reduce sends 7/8 of them twice.", number=11),
+            Slip("Backward of this size takes longer than all gradients travel.", number=50),
+            Slip("That is the share that computes.", number=80),
+        ),
+    ),
 }
 
 ELSEWHERE = {
