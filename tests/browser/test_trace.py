@@ -73,7 +73,8 @@ def test_the_script_draws_the_builds_arrows(page):
 
 def test_ways_to_zoom(page):
     """Must catch: a way in that does nothing; a zoom that leaves the step; a wheel that stops the
-    page from scrolling before the reader has chosen the trace; a readout of another span."""
+    page from scrolling before the reader has chosen the trace; a readout of another span, or one
+    that goes with the finger."""
     card = page.locator("#trace-2")
     svg = card.locator("svg[tabindex]").first
     whole = card.evaluate(TICKS)
@@ -105,3 +106,5 @@ def test_ways_to_zoom(page):
     assert after(lambda: page.evaluate(FINGERS, [handle, 0.02])) == whole
     svg.hover(position=dict(x=0.45 * box["width"], y=12))
     assert re.search(r", backward: [\d.]+ .s from ", card.locator(".trace-readout").inner_text())
+    svg.dispatch_event("pointerleave", dict(pointerType="touch"))  # a lifted finger
+    assert card.locator(".trace-readout").inner_text()

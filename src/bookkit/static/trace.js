@@ -138,7 +138,9 @@
       ["pointerup", "pointercancel", "lostpointercapture"].forEach(kind => svg.addEventListener(kind, event => {
         if (pointers.delete(event.pointerId) && pointers.size) start();
       }));
-      svg.addEventListener("pointerleave", () => { if (!pointers.size) readout.textContent = ""; });
+      svg.addEventListener("pointerleave", event => { // a finger that is lifted leaves, too
+        if (!pointers.size && event.pointerType !== "touch") readout.textContent = "";
+      });
     });
     tools.hidden = false;
     card.closest(".trace").classList.add("live");
