@@ -14,20 +14,21 @@ BOOK.given(
     r"""
 queued_kernels | n_k | count | kernels of a step, all of one length
 kernels_per_wait | k_w | count | kernels after which the host waits for the GPU, again and again
-kernel_seconds | e_k | seconds, above 0 | time that one kernel runs
+kernel_seconds | \tau_k | seconds, above 0 | time that one kernel runs
 reads_value | 1_\text{read} | count, from 0 to 1, usually 1 | 1 if a wait brings a value back, as
     .item() does, which is one launch more; 0 if it waits and no more, as synchronize() does
 long_kernels | n_1 | count | kernels before a read, each at least as long as a launch
-long_kernel_seconds | e_1 | seconds, above 0 | time that one of these long kernels runs
+long_kernel_seconds | \tau_\text{long} | seconds, above 0 | time of one of these long kernels
 short_kernels | n_2 | count | kernels after the read, each at most as long as a launch
-short_kernel_seconds | e_2 | seconds, above 0 | time that one of these short kernels runs
+short_kernel_seconds | \tau_\text{short} | seconds, above 0 | time of one of these short kernels
 unwatched_seconds | \tau_\text{bare} | seconds, above 0 | time of a step without a profiler
 profiled_events | n_\text{ev} | count, from 0 | events of a step that the profiler writes down
 event_seconds | \tau_\text{ev} | seconds, from 0 | time that one event costs: probe it
-sample_microseconds | \tau_\text{sample} | count | microseconds of one worker for one sample
+sample_microseconds | n_\text{sample} | count | microseconds of one worker for one sample
 loader_batch | b_w | count | samples of a batch that a loader makes
-loader_workers | w | count, from 0 | worker processes of the loader; 0: the loop loads by itself
-fed_step_microseconds | \tau_\text{fed} | count | microseconds of a step whose batch is there
+loader_workers | n_\text{workers} | count, from 0 | worker processes of the loader; 0: the loop
+    loads by itself
+fed_step_microseconds | n_\text{fed} | count | microseconds of a step whose batch is there
 model_flops | C_m | FLOP, above 0 | operations of the model's matrix products in a step on one GPU,
     without those that are done again
 repeated_flops | C_r | FLOP, from 0, usually 0 | operations of a step that are done again
@@ -37,9 +38,9 @@ moving_seconds | \tau_\text{mov} | seconds, from 0, usually 0 | time of a step i
     bytes and multiply nothing: elementwise operations, norms, the update
 launch_wait_seconds | \tau_\text{lau} | seconds, from 0, usually 0 | time of a step in which the
     GPU waits for the host: launches, Python, the loader
-message_wait_seconds | \tau_\text{exp} | seconds, from 0, usually 0 | time of a step in which the
+message_wait_seconds | \tau_\text{com} | seconds, from 0, usually 0 | time of a step in which the
     GPU waits for messages
-rank_wait_seconds | \tau_\text{idle} | seconds, from 0, usually 0 | time of a step in which the
+rank_wait_seconds | \tau_\text{ranks} | seconds, from 0, usually 0 | time of a step in which the
     GPU waits for other ranks: the pipeline's bubble, stragglers
 """
 )
@@ -162,7 +163,7 @@ def read_step_seconds(q):
     )
 
 
-@formula(r"\delta_\text{read}", "fraction")
+@formula(r"\varphi_\text{read}", "fraction")
 def read_cost_share(q):
     """time that the one read adds, over the step without it"""
     return (q.read_step_seconds - q.unread_step_seconds) / q.unread_step_seconds
@@ -193,7 +194,7 @@ def loaded_step_seconds(q):
     )
 
 
-@formula(r"w_\text{min}", "count", source="Little 1961: batches in flight, rate and latency")
+@formula(r"n_{w,\text{min}}", "count", source="Little 1961: batches in flight, rate and latency")
 def workers_needed(q):
     """fewest workers with which no step waits for its batch"""
     return ceil_div(q.loader_batch * q.sample_microseconds, q.fed_step_microseconds)
@@ -217,7 +218,7 @@ def product_seconds(q):
     return q.peak_seconds / q.kernel_share
 
 
-@formula(r"\tau_\text{again}", "seconds")
+@formula(r"\tau_\text{redo}", "seconds")
 def repeated_seconds(q):
     """time of the matrix products that are done again"""
     return q.repeated_flops / (q.kernel_share * q.flops_per_second)
