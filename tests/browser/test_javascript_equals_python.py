@@ -17,7 +17,7 @@ from shardlab.pipelines.simulation import in_flight
 
 # half from the controls' grid, half arbitrary; one in five of these with a value that has to be
 # refused
-CONFIGURATIONS = 10_000
+CONFIGURATIONS = 10_700
 BAD = [
     "",
     "many",
