@@ -81,8 +81,8 @@ def arbitrary(spec, chance):
             values[name] = (
                 0
                 if none
-                else chance.uniform(0.001, 1)
-                if quantity.most == 1
+                else chance.uniform(0.001, quantity.most)
+                if quantity.most < 10
                 else 10 ** chance.uniform(9, 17)
             )
         elif quantity.most < 10:
@@ -180,7 +180,7 @@ def differences(spec, configurations, expected, got):
 
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_functions_and_refusals(open_page, name):
-    """Every quantity and every refusal's sentence, on 10,000 configurations in all, over http. (A
+    """Every quantity and every refusal's sentence, on 10,700 configurations in all, over http. (A
     file computes with the same functions at every input below.)
 
     Mutations: ceilDiv as Math.ceil(a * (1 / b)), or floorDiv likewise; drop the check in `exact`;
