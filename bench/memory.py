@@ -8,7 +8,8 @@ import sys
 from statistics import median
 from time import perf_counter
 
-from coursekit.recordings.races import AGAIN, TURNS, Result, identical, ratio
+from coursekit.recordings.races import AGAIN, TURNS, Result, identical
+from shardlab.measure.timing import median_ratio
 
 MANY_STEPS = 3000
 OVERHEAD = 1.10
@@ -117,7 +118,7 @@ def measure_overhead() -> list[Result]:
             Result(
                 "memory",
                 f"{name}: with the ledger / without",
-                round(ratio(times, "ledger", "without"), 3),
+                round(median_ratio(times, "ledger", "without"), 3),
                 "x",
                 OVERHEAD,
                 note,
@@ -125,7 +126,7 @@ def measure_overhead() -> list[Result]:
             Result(
                 "memory",
                 f"{name}: with a mode that does nothing / without",
-                round(ratio(times, "nothing", "without"), 3),
+                round(median_ratio(times, "nothing", "without"), 3),
                 "x",
             ),
         ]

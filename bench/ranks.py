@@ -9,7 +9,8 @@ from contextlib import suppress
 from statistics import median
 from time import perf_counter
 
-from coursekit.recordings.races import Result, identical, in_turns, ratio
+from coursekit.recordings.races import Result, identical, in_turns
+from shardlab.measure.timing import median_ratio
 
 RANKS = 4
 COLD_SECONDS, WARM_SECONDS, RESTART_SECONDS, RANK_MIB, LOG_PERCENT = 1.5, 0.15, 0.2, 60, 10
@@ -97,7 +98,7 @@ def measure_ranks() -> list[Result]:
         Result(
             "ranks",
             "communication log: a data-parallel step takes longer by",
-            round(100 * (ratio(times, "logged", "bare") - 1), 1),
+            round(100 * (median_ratio(times, "logged", "bare") - 1), 1),
             "%",
             LOG_PERCENT,
             f"{len(times['bare'])} interleaved turns; A/A {low:.2f} to {high:.2f}",

@@ -19,7 +19,6 @@ from coursekit.recordings.races import (
     fastest,
     identical,
     in_turns,
-    ratio,
     step_result,
     step_rows,
     train_in_turns,
@@ -29,6 +28,7 @@ from coursekit.recordings.recordings import read_all
 from coursekit.topics.data_parallelism import runs as data_parallel_runs
 from coursekit.topics.pipelines import runs as pipeline_runs
 from coursekit.topics.tensor_parallelism import runs as tensor_runs
+from shardlab.measure.timing import median_ratio
 from shardlab.pipelines.schedules import SCHEDULES, schedule
 from shardlab.ranks import ranks
 
@@ -48,7 +48,7 @@ def test_what_times_say():
     Must catch: the ratio of medians, which is 4/3 here; means; the ratio upside down; the slower
     peer; an interval of other works than the one that ran twice; an excess called noise that the
     same code twice does not show."""
-    assert ratio(TIMES, "ours", "quick") == 2.0
+    assert median_ratio(TIMES, "ours", "quick") == 2.0
     assert fastest(TIMES, ("slow", "quick")) == "quick"
     low, high = identical({"a": [1.0, 2.0], "b": [1.0, 1.0], "b" + AGAIN: [3.0, 3.0]})
     assert low == high == 3.0

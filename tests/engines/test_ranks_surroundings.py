@@ -626,7 +626,7 @@ def code_without_a_file(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("file", ["/tmp/ipykernel_1/2.py", "<ipython-input-3-4>"])
+@pytest.mark.parametrize("file", ["/cells/ipykernel_1/2.py", "<ipython-input-3-4>"])
 def test_a_fault_names_the_line_of_a_cell(two, file, code_without_a_file, monkeypatch):
     """Must catch: "<dynamic-code>, line 2" for the line of a cell, or no text in what the rank says
     of it."""

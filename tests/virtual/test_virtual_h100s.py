@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from coursekit.formulas import PRESETS
-from coursekit.lab.virtual import virtual_gpus
+from coursekit.lab.virtual import gpt_in_bf16, virtual_gpus, virtual_step
 from coursekit.show.svg.virtual import virtual_step_svg
 from shardlab import zero
-from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     gpt_plan,
@@ -18,31 +17,14 @@ from shardlab.tensor_parallel import (
 )
 
 
-def in_bf16(**sizes):
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        return GPT(GPTConfig(layers=4, vocabulary=50304, **sizes))
-    finally:
-        torch.set_default_dtype(torch.float32)
+def stage_3(model, prefetch):
+    units = [model.embedding, *model.blocks, model.head]
+    adam = dict(stage=3, units=units, prefetch=prefetch, fused=True)
+    return zero.shard(model, torch.optim.AdamW, **adam)
 
 
 def step_of(prefetch):
-    with virtual_gpus(8, gpu="H100 SXM 80GB") as gpu:
-        model = in_bf16(hidden=2048, heads=16, max_sequence=2048, tied_head=0)
-        units = [model.embedding, *model.blocks, model.head]
-        adam = dict(stage=3, units=units, prefetch=prefetch, fused=True)
-        model, optimizer = zero.shard(model, torch.optim.AdamW, **adam)
-        tokens = torch.zeros(2, 2048, dtype=torch.long)
-
-        def train():
-            next_token_loss(model(tokens), tokens).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        train()
-        with gpu.step() as step:
-            train()
-    return step
+    return virtual_step(stage_3, prefetch=prefetch)
 
 
 def test_a_reader_sees_stage_3_wait_and_changes_one_argument():
@@ -70,7 +52,8 @@ def test_each_preset_of_a_gpu_is_a_virtual_one():
 def waits_for_messages(width, sequence, chunks):
     """Percent of a step of tensor parallelism."""
     with virtual_gpus(8, gpu="H100 SXM 80GB") as gpu:
-        model = in_bf16(hidden=width, heads=width // 128, max_sequence=min(width, 4096))
+        sizes = dict(hidden=width, heads=width // 128, max_sequence=min(width, 4096))
+        model = gpt_in_bf16(**sizes, tied_head=1)
         plan = sequence_parallel(gpt_plan(model.config)) if sequence else gpt_plan(model.config)
         apply_tensor_parallel(model, overlapped(plan, chunks) if chunks else plan)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)

@@ -5,7 +5,7 @@
     with ranks(2) as world:
         weights = {name: world.run(weighed, way, TASK)[0] for name, way in WAYS.items()}
         times = world.run(train_in_turns, WAYS, TASK)[0]
-    ratio(times, "ours", fastest(times, WAYS["ours"].peers))
+    median_ratio(times, "ours", fastest(times, WAYS["ours"].peers))
 
 In turns, so that other load on the machine meets all ways alike; ratios within a turn, and their
 median. One work runs twice in each turn: the ratio to itself shows the noise of all ratios.
@@ -29,6 +29,7 @@ from shardlab.measure.clock import gpu_busy_seconds
 from shardlab.measure.communication import CommunicationLog, Total
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.links import finish
+from shardlab.measure.timing import median_ratio
 
 from .recordings import Row
 
@@ -315,11 +316,6 @@ def weigh_last(
 # --- what times say -------------------------------------------------------------------------------
 
 
-def ratio(times: dict[str, list[float]], name: str, other: str) -> float:
-    """Median over the turns of the time of one over the time of the other."""
-    return median(a / b for a, b in zip(times[name], times[other]))
-
-
 def fastest(times: dict[str, list[float]], names: Iterable[str]) -> str:
     return min(names, key=lambda name: median(times[name]))
 
@@ -345,7 +341,7 @@ def step_result(
     `<group>_race`; without a name the ratio is only reported."""
     low, high = identical(times)
     case = dict(what=shown, peer=peer, identical_low=round(low, 3), identical_high=round(high, 3))
-    found = round(ratio(times, name, peer), 3)
+    found = round(median_ratio(times, name, peer), 3)
     by_chance = most is not None and most < found <= high
     return Result(
         group.replace("_", " "),
@@ -390,5 +386,8 @@ def step_rows(
         if ran := [peer for peer in way.peers if peer in times]:
             peer = fastest(times, ran)
             yield Row(
-                f"{group}.step_ratio", ratio(times, name, peer), "ratio", dict(**this, peer=peer)
+                f"{group}.step_ratio",
+                median_ratio(times, name, peer),
+                "ratio",
+                dict(**this, peer=peer),
             )

@@ -161,7 +161,7 @@ class CopiesToHost(TorchFunctionMode):
 
 
 def counts_steps(tensor: Tensor) -> bool:
-    """Whether it is the step counter of an optimizer that is at work."""
+    """Whether the tensor is the step counter of an optimizer that is at work."""
     frame = sys._getframe(1)
     while frame is not None and not tensor.is_cuda:
         optimizer = frame.f_locals.get("self")

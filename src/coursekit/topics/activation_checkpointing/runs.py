@@ -20,6 +20,7 @@ from coursekit.recordings.races import TINY, TURNS, Bench, Result, Run, Training
 from coursekit.recordings.recordings import Row
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
+from shardlab.measure.timing import median_ratio
 from shardlab.recompute import checkpoint, checkpoint_by_function, core
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.offload import offload_activations
@@ -179,7 +180,7 @@ def times_of_ways(task: TrainingTask, turns: int, device: str) -> Iterator[Row]:
     yield from races.step_rows("recompute", WAYS, times, case)
     for name, way in WAYS.items():
         if way.peers:
-            ratio = races.ratio(times, name, KEEPS_ALL)
+            ratio = median_ratio(times, name, KEEPS_ALL)
             this = dict(**case, implementation=name, by_operations=by_operations(way, task))
             yield Row("recompute.overhead", ratio, "ratio", this)
 
@@ -206,7 +207,7 @@ def race(tasks: Sequence[TrainingTask] = RACED_SHAPES, turns: int = TURNS) -> li
                 )
                 peaks = found[name][1], found[peer][1]
                 results.append(races.share_result(group, what, "peak", peer, *peaks, way.most))
-                over = races.ratio(times, name, KEEPS_ALL)
+                over = median_ratio(times, name, KEEPS_ALL)
                 theory = by_operations(way, task)
                 results.append(
                     Result(
