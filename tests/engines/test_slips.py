@@ -8,9 +8,18 @@ import pytest
 from coursekit import topics
 from coursekit.exercises import Predictions, slips
 from coursekit.exercises.slips import Slip, Slips, cause, unit_in
+from shardlab.pipelines.schedules import one_f_one_b, zero_bubble_h1
+from shardlab.pipelines.simulation import Costs, simulate
 
 LABS = sorted((Path(__file__).resolve().parents[2] / "labs").glob("*.ipynb"))
 LISTS = [module.PREDICTIONS for module in topics.modules("predictions")]
+SLEEP = Costs(20, 20, 20)  # lab 8's, in milliseconds
+# What is timed, on an idle machine: a lab may be stored on a busy one.
+IDLE = {
+    "1F1B asleep, milliseconds": simulate(one_f_one_b(4, 8), SLEEP).seconds,
+    "H1 asleep, milliseconds": simulate(zero_bubble_h1(4, 8), SLEEP).seconds,
+    "waiting that overlap saves, percent": 90,
+}
 
 
 def measured_by(lab: Path) -> dict[str, float]:
@@ -22,7 +31,8 @@ def measured_by(lab: Path) -> dict[str, float]:
     ]
     table = [text for text in outputs if "predicted / measured" in text][-1].split("\n\n")[0]
     rows = [line.strip("| ").replace("\\", "").split(" | ") for line in table.splitlines()[2:]]
-    return {row[0]: float(row[2].replace(",", "")) for row in rows if row[2] != "–"}
+    measured = {row[0]: float(row[2].replace(",", "")) for row in rows if row[2] != "–"}
+    return {name: IDLE.get(name, number) for name, number in measured.items()}
 
 
 MEASURED = [measured_by(lab) for lab in LABS]
@@ -39,7 +49,7 @@ def test_each_list_is_of_one_lab():
 @pytest.mark.parametrize("known", MEASURED, ids=[lab.stem for lab in LABS])
 def test_each_slip_is_heard_and_no_right_number_is_blamed(known):
     """Must catch: a slip that another one hides, or that is near the right number; a number in two
-    digits called wrong."""
+    digits called wrong; a lab stored on a busy machine, whose times are others."""
     for name, right in known.items():
         within = min(0.03, slips.slips_of(name).within or 0.03)
         for near in (right, 1.01 * right, 0.99 * right, float(f"{right:.2g}")):

@@ -1,8 +1,18 @@
 """Figures of the lab, and its words on late ranks, which no run of it compares."""
 
+import pytest
+
 from coursekit.topics.pipelines.figures import losses_figure, pipeline_figure
-from coursekit.topics.pipelines.sleeping import costs_alone, fastest_step, median_step, seconds_of
-from shardlab.pipelines.schedules import Kind, gpipe, one_f_one_b, zero_bubble_h1
+from coursekit.topics.pipelines.lab import idle_percent
+from coursekit.topics.pipelines.sleeping import costs_of, median_step, seconds_of
+from shardlab.pipelines.schedules import (
+    Action,
+    Kind,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    zero_bubble_h1,
+)
 from shardlab.pipelines.simulation import Costs, Span, simulate
 
 
@@ -58,12 +68,29 @@ def test_ranks_that_wake_up_late_are_said(capsys):
     assert capsys.readouterr().out.startswith("this machine is busy (54% longer than")
 
 
-def test_the_costs_of_stages_are_those_that_nothing_disturbed():
-    """Must catch: the mean of several steps; the times of one rank's stage given to another."""
-    costs = Costs((1, 2), (3, 5), 0)
-    steps = [step_of(one_f_one_b(2, 1), costs, slower=times) for times in (1.5, 1)]
-    assert costs_alone(list(zip(*steps))) == Costs([1, 2], [3, 5], 0)
-    assert fastest_step(list(zip(*steps))) == tuple(steps[1])
+@pytest.mark.parametrize(
+    "lists, costs",
+    [
+        (one_f_one_b(4, 8), Costs([1, 2, 3, 4], [3, 5, 7, 9], 0)),
+        (interleaved(2, 4), Costs([1, 2, 3, 4], [3, 5, 7, 9], 0)),
+        (zero_bubble_h1(2, 4), Costs([1, 2], [3, 5], [4, 6])),
+    ],
+)
+def test_the_costs_of_stages_are_those_of_the_fewest_seconds(lists, costs):
+    """Must catch: the times of a rank's stages, or of two stages on one rank, mixed up; an action
+    that was disturbed; the two halves of a backward counted as a whole one."""
+    spans = step_of(lists, costs)
+    action, begin, end = spans[0][0]
+    spans[0][0] = Span(action, begin, end + 0.5)
+    assert costs_of(spans) == costs
+
+
+def test_idle_is_the_mean_over_ranks():
+    """Must catch: the rank that waits longest for all of them; a clock that begins late."""
+    steps = simulate(one_f_one_b(4, 8)).spans
+    assert idle_percent(steps) == 27
+    action = Action(0, Kind.FORWARD, 0)
+    assert idle_percent([[Span(action, 10, 20)], [Span(action, 10, 15)]]) == 25
 
 
 def test_each_training_has_its_line():

@@ -108,7 +108,7 @@ def test_a_card_stands_without_a_script():
     assert traces.axis(0.0181).count("span") == 2 * 4 and "15 ms" in traces.axis(0.0181)
 
 
-@pytest.mark.parametrize("names", [["offload", "offload-inputs"], ["pipeline-8-layers"]])
+@pytest.mark.parametrize("names", [["offload", "offload-inputs"], ["pipeline"]])
 def test_an_image_has_what_a_card_has(names):
     """Must catch: a lane, a trace or a kind that only the card draws; a scale for each trace; the
     colours of another theme; a file that is no SVG."""

@@ -59,6 +59,13 @@ def gpt_in_bf16(**sizes) -> GPT:
         torch.set_default_dtype(torch.float32)
 
 
+def even_layers(model: GPT) -> list[nn.Module]:
+    """A GPT's blocks, the first with the embedding and the last with the head: so a pipeline cuts
+    them evenly by itself."""
+    first, *middle, last = model.blocks
+    return [nn.Sequential(model.embedding, first), *middle, nn.Sequential(last, model.head)]
+
+
 def virtual_step(
     cut: Callable[..., tuple[nn.Module, torch.optim.Optimizer]],
     loss=next_token_loss,

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 
 from .clock import MAIN, VirtualClock
+from .hardware import SECOND
 
 
 class VirtualStreams:
@@ -23,6 +24,10 @@ class VirtualStreams:
     @property
     def current(self) -> str:
         return self.now.name
+
+    def seconds(self) -> float:
+        """The time at which the current stream has done everything that it was given."""
+        return self.clock.now(self.current) / SECOND
 
     def new_stream(self, device=None, priority: int = 0) -> "VirtualStream":
         self.made += 1

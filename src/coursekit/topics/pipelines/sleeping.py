@@ -1,6 +1,6 @@
-"""Pipelines whose stages sleep: ranks that share cores show no bubble, because an idle rank lends
-its core to the others; a rank that sleeps needs none. So a laptop can measure a timeline and lay it
-over the simulated one.
+"""Pipelines that note when each action began and ended. Ranks that share cores show no bubble,
+because an idle rank lends its core to the others; a rank that sleeps needs none, and one with a
+virtual GPU has a clock of its own. So a laptop can lay a timeline over the simulated one.
 
     pipeline = TimedPipeline(sleepers(lists, costs), plan, loss, weight_seconds=costs.weight)
     pipeline.timed_steps(batch, targets, 3)     # of each step: what this rank did, and when
@@ -8,7 +8,7 @@ over the simulated one.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -52,16 +52,18 @@ class Sleeper(nn.Module):
 
 class TimedPipeline(Pipeline):
     """Notes when each action began and ended; without what it waited for before. `weight_seconds`
-    is how long W sleeps."""
+    is how long W sleeps. `clock` tells the seconds; by itself it is the machine's, which all its
+    processes share."""
 
-    def __init__(self, *arguments, weight_seconds: float = 0.0):
+    def __init__(
+        self, *arguments, weight_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ):
         super().__init__(*arguments)
-        self.weight_seconds = weight_seconds
+        self.weight_seconds, self.clock = weight_seconds, clock
         self.spans: list[Span] = []
 
     def timed_steps(self, batch: Tensor, targets: Tensor, steps: int) -> list[list[Span]]:
-        """The spans of each of so many steps, after one that does not count, in seconds of the
-        machine's clock, which all its processes share."""
+        """The spans of each of so many steps, after one that does not count."""
         found = []
         for _ in range(1 + steps):
             self.spans = []
@@ -82,7 +84,7 @@ class TimedPipeline(Pipeline):
         be on their way."""
         if self.wire.device.type == "cuda":
             torch.cuda.current_stream(self.wire.device).synchronize()
-        return time.monotonic()
+        return self.clock()
 
     def weight_gradients_of(self, action: Action):
         time.sleep(self.weight_seconds)
@@ -125,22 +127,17 @@ def median_step(on_ranks: Sequence[Sequence[list[Span]]], costs: Costs) -> Spans
     return median
 
 
-def fastest_step(on_ranks: Sequence[Sequence[list[Span]]]) -> Spans:
-    """The fastest of the steps that each rank timed. Says that the machine is busy where they
-    differ."""
-    steps = sorted(zip(*on_ranks), key=seconds_of)
-    say_if_busy(MedianSeconds(map(seconds_of, steps)))
-    return steps[0]
-
-
-def costs_alone(on_ranks: Sequence[Sequence[list[Span]]]) -> Costs:
-    """The fewest seconds of F and of B of each rank's stage, where no other stage disturbs it."""
-    fewest = {kind: [] for kind in (Kind.FORWARD, Kind.BACKWARD)}
-    for steps in on_ranks:
-        spans = [span for own in steps for span in own]
-        for kind, found in fewest.items():
-            found.append(min(end - begin for action, begin, end in spans if action.kind is kind))
-    return Costs(*fewest.values(), 0)
+def costs_of(spans: Spans) -> Costs:
+    """The fewest seconds of each stage's F, and of its B or of I and W."""
+    fewest: dict[Kind, dict[int, float]] = {kind: {} for kind in Kind}
+    for action, begin, end in (span for own in spans for span in own):
+        known = fewest[action.kind]
+        known[action.stage] = min(end - begin, known.get(action.stage, end - begin))
+    forward, backward, inputs, weights = (
+        [seconds for _, seconds in sorted(fewest[kind].items())]
+        for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
+    )
+    return Costs(forward, backward or inputs, weights or 0)
 
 
 def seconds_of(spans: Spans) -> float:

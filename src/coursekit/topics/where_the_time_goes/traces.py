@@ -14,7 +14,14 @@ import torch
 import torch.distributed as dist
 
 from coursekit.lab import batches, small_gpt
-from coursekit.lab.virtual import VIRTUAL_SIZES, gpt_in_bf16, preset_gpu, virtual_step
+from coursekit.lab.virtual import (
+    VIRTUAL_SIZES,
+    even_layers,
+    gpt_in_bf16,
+    preset_gpu,
+    virtual_gpu,
+    virtual_step,
+)
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, next_token_loss
@@ -29,7 +36,7 @@ from shardlab.measure.slim_trace import (
 )
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
-from shardlab.pipelines.schedules import interleaved, one_f_one_b
+from shardlab.pipelines.schedules import Schedule, interleaved, one_f_one_b
 from shardlab.ranks import ranks
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.offload import offload_activations
@@ -84,17 +91,11 @@ def _on_ranks(count: int, function: Callable[[], VirtualStep], title: str) -> Sl
     return joined_spans(from_virtual(steps, title), JOINED)
 
 
-def step_of_a_stage(schedule=one_f_one_b, layers=4, layers_of_stages=None) -> VirtualStep:
-    chip = preset_gpu("H100 SXM 80GB")
-    # the plan runs attention on the meta device, in fp32; the step does not
-    planning = {torch.float32: chip.flops_per_second[torch.bfloat16]}
-    chip = dataclasses.replace(chip, flops_per_second={**chip.flops_per_second, **planning})
-    with VirtualGPU(chip) as gpu:
-        model = gpt_in_bf16(vocabulary=2048, layers=layers)
-        layers = [model.embedding, *model.blocks, model.head]
+def step_of_a_stage(schedule: Callable[[int, int], Schedule]) -> VirtualStep:
+    with virtual_gpu() as gpu:
+        layers = even_layers(gpt_in_bf16(vocabulary=2048, layers=8))
         tokens = torch.zeros(8, 2048, dtype=torch.long)
-        plan = plan_pipeline(layers, schedule(4, 8), tokens, layers_of_stages)
-        pipeline = Pipeline(layers, plan, next_token_loss)
+        pipeline = Pipeline(layers, plan_pipeline(layers, schedule(4, 8), tokens), next_token_loss)
         pipeline.step(tokens, tokens)
         with gpu.step() as step:
             pipeline.step(tokens, tokens)
@@ -189,8 +190,6 @@ def of_step(cut, title: str, **more) -> SlimTrace:
     return from_virtual({"": virtual_step(cut, **more)}, title)
 
 
-_whole_stages = partial(step_of_a_stage, one_f_one_b, 8, (3, 2, 2, 3))
-_interleaved = partial(step_of_a_stage, interleaved, 8, (2, 1, 1, 1, 1, 1, 1, 2))
 _WIDE = dict(loss=loss_of_parts, sizes=dict(hidden=8192, heads=64, layers=2))
 VIRTUAL = {
     "queue": queue_and_read,
@@ -207,9 +206,10 @@ VIRTUAL = {
     "tensor-parallel-chunks": partial(
         of_step, partial(_tensor_parallel, chunks=4), "tensor parallelism, 4 chunks", **_WIDE
     ),
-    "pipeline": partial(_on_ranks, 4, step_of_a_stage, "a pipeline, 1F1B"),
-    "pipeline-8-layers": partial(_on_ranks, 4, _whole_stages, "1F1B"),
-    "pipeline-interleaved": partial(_on_ranks, 4, _interleaved, "interleaved 1F1B"),
+    "pipeline": partial(_on_ranks, 4, partial(step_of_a_stage, one_f_one_b), "1F1B"),
+    "pipeline-interleaved": partial(
+        _on_ranks, 4, partial(step_of_a_stage, interleaved), "interleaved 1F1B"
+    ),
     "eight-ranks": partial(_on_ranks, 8, step_of_a_replica, "data parallelism, eight ranks"),
 }
 TRACES = {"cpu-step": partial(step_on_a_cpu, "a step of the labs' GPT"), **VIRTUAL}
