@@ -502,6 +502,10 @@ def test_predict_first(tmp_path):
     for value in ("12", float("nan"), True, None):
         with pytest.raises(ValueError, match="a prediction is one finite number"):
             predictions.lock("peak", value)
+    with pytest.raises(ValueError, match="messages = -3: a count, a size or a ratio is not below"):
+        predictions.lock("messages", -3)
+    predictions.lock("percent longer", -3)
+    predictions.lock("weight after 300 steps", -0.17)  # a listed slip
     with pytest.raises(ValueError) as caught:
         predictions.lock("peak", ...)
     # no lines of this package
@@ -651,20 +655,21 @@ def test_a_hint_comes_in_three_steps():
 
 @pytest.mark.slow
 def test_a_hint_after_a_failed_check(monkeypatch):
-    """Must catch: the hint of an exercise that has passed since; a check that fails again and does
-    not say where help is, or says so at once; a forgotten argument as a traceback."""
+    """Must catch: the hint of an exercise that has passed since; an older one's, after a right
+    answer, without its name; a check that fails again and does not say where help is, or says so at
+    once; a forgotten argument as a traceback."""
     monkeypatch.setattr("coursekit.exercises.checker.failed", failed := [])
     monkeypatch.setattr("coursekit.exercises.hints.failed", failed)
     with pytest.raises(TypeError, match="no check has failed since this kernel started"):
         hint()
-    other = dataclasses.replace(TWICE, right="the other.")
+    other = dataclasses.replace(TWICE, name="other", right="the other.")
     for exercise in (TWICE, other):
         assert "hint() helps" not in repr(check(exercise, lambda a: a))
     assert "the other." in hint()
     assert repr(check(TWICE, lambda a: a)).endswith(" (hint() helps.)")
     assert "twice it is." in hint()
     assert repr(check(TWICE, lambda a: 2 * a)) == "right: twice it is."
-    assert "the other." in hint()
+    assert hint().startswith("other: ") and "the other." in hint()
 
     def my_twice(a):
         return 2 * a

@@ -78,6 +78,20 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_script_runs(
     assert said == f"--trace {trace}: name a file in a folder that is there.\n"
 
 
+def test_options_behind_the_script_are_the_scripts(tmp_path, capsys):
+    """Must catch: --trace handed to the script without a word; a script's own --steps refused."""
+    script = tmp_path / "train.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    assert main(["profile", str(script), "--lr", "1", "--trace=x"]) == 2  # it takes no step
+    said = capsys.readouterr()
+    assert said.out == "['--lr', '1', '--trace=x']\n"
+    line = f"--trace=x goes to {script}: options of profile are before the script.\n"
+    assert said.err.startswith(line)
+    with pytest.raises(SystemExit):
+        main(["profile", "--help"])
+    assert "profile [OPTION ...] SCRIPT [ARGUMENT ...]" in capsys.readouterr().out
+
+
 def test_a_step_without_the_profiler_has_its_share_of_a_slow_batch():
     """Two workers bring two batches at once, so every other step waits for a loader.
 

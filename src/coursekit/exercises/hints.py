@@ -1,7 +1,7 @@
 """Help in three steps, for a reader who is stuck: what to look at, a half-written solution, and
 what a solution does and where one is.
 
-hint()                              # for the exercise whose check failed last
+hint()                              # for the exercise whose check failed last, which it names
 hint(mean_of_the_gradients)         # call it again for more
 """
 
@@ -31,8 +31,10 @@ class Hint(str):
 def hint(exercise: Exercise | None = None) -> Hint:
     """The next hint: what to look at, then a half-written solution, then what a right one does.
     Without an argument for the exercise whose check failed last."""
+    named = ""
     if exercise is None and failed:
         exercise = failed[-1]
+        named = f"{exercise.name}: "
     if not isinstance(exercise, Exercise):
         raise NoExercise(
             "no check has failed since this kernel started, so hint needs the exercise: give it"
@@ -41,12 +43,13 @@ def hint(exercise: Exercise | None = None) -> Hint:
             else f"hint wants an exercise, this is a {type(exercise).__name__}: give it the first"
             " argument of the check."
         )
-    steps = [Hint(f"What is right: {exercise.right} {WHERE}")]
+    steps = [Hint(f"{named}What is right: {exercise.right} {WHERE}")]
     if code := exercise.skeleton or _skeleton(exercise):
-        steps.insert(0, Hint(f"This is half of one solution; the dots are yours. {MORE}"))
+        half = f"{named}This is half of one solution; the dots are yours. {MORE}"
+        steps.insert(0, Hint(half))
         steps[0].code = code
     if exercise.hint:
-        steps.insert(0, Hint(f"{exercise.hint} {MORE}"))
+        steps.insert(0, Hint(f"{named}{exercise.hint} {MORE}"))
     _asked.append(exercise)
     asked = sum(one is exercise for one in _asked)
     return steps[min(asked, len(steps)) - 1]

@@ -24,7 +24,7 @@ from coursekit.recordings.recordings import NOT_RECORDED
 from ..show.tables import Table
 from .missing_names import ShownAlone, explain_missing_names
 from .numbers import plain_number
-from .slips import cause
+from .slips import cause, may_be_negative
 
 
 class NoNumber(ShownAlone, ValueError):
@@ -94,6 +94,11 @@ class Predictions:
         if value is not ... or name not in self._locked:
             value = _number(name, value)
         if name not in self._locked:
+            if value < 0 and not may_be_negative(name):
+                raise NoNumber(
+                    f"{name} = {value}: a count, a size or a ratio is not below zero; only a change"
+                    " in percent is."
+                )
             # another kernel of the same lab may have locked this or another prediction meanwhile
             self._locked = {**self._locked, **self._read()}
             self._write(self._locked if name in self._locked else {**self._locked, name: value})

@@ -111,6 +111,12 @@ def slips_of(name: str) -> Slips:
     return Slips()
 
 
+def may_be_negative(name: str) -> bool:
+    """Whether a reader may predict a number below zero: percent, or what has such a slip."""
+    slips = slips_of(name).slips
+    return unit_in(name) == "percent" or any((slip.number or 0) < 0 for slip in slips)
+
+
 def unit_in(name: str) -> str:
     """The unit that a prediction's name ends with, or begins its last part with; "rate" for one of
     something a second."""

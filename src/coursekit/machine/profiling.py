@@ -10,6 +10,8 @@ import runpy
 import sys
 from pathlib import Path
 
+OPTIONS = "--steps", "--warm-up", "--gpu", "--trace"
+
 
 def add_profile(commands):
     parser = commands.add_parser(
@@ -18,7 +20,9 @@ def add_profile(commands):
         description="Run a training script until enough of its steps are known, and print what a"
         " step is made of: kernels or operators, messages, the loader, waits with their lines, the"
         " rest, the share of the GPU's peak, and the cost of the profiler itself.",
-        epilog="for example: python -m shardlab profile --trace step.json train.py --lr 0.1",
+        usage="%(prog)s [OPTION ...] SCRIPT [ARGUMENT ...]",
+        epilog="Options are before the script, and whatever is behind it is the script's, for"
+        " example: python -m shardlab profile --trace step.json train.py --lr 0.1",
     )
     parser.add_argument("--steps", type=int, default=5, help="steps to profile, by default 5")
     parser.add_argument("--warm-up", type=int, default=3, help="steps before, by default 3")
@@ -34,6 +38,9 @@ def run_profile(asked: argparse.Namespace) -> int:
         return say(f"{asked.script} is not there: name the script that trains.")
     if asked.trace and (asked.trace.is_dir() or not asked.trace.parent.is_dir()):
         return say(f"--trace {asked.trace}: name a file in a folder that is there.")
+    own = [word for word in asked.arguments if word.split("=")[0] in OPTIONS]
+    if own:
+        say(f"{own[0]} goes to {asked.script}: options of profile are before the script.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once, when torch is imported
     from shardlab.measure.profile import NoStep, profiled_steps
 
