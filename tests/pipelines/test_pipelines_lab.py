@@ -4,7 +4,7 @@ import pytest
 
 from coursekit.topics.pipelines.figures import losses_figure, pipeline_figure
 from coursekit.topics.pipelines.lab import idle_percent
-from coursekit.topics.pipelines.sleeping import costs_of, median_step, seconds_of
+from coursekit.topics.pipelines.sleeping import median_step, seconds_of, stage_costs
 from shardlab.pipelines.schedules import (
     Action,
     Kind,
@@ -82,7 +82,7 @@ def test_the_costs_of_stages_are_those_of_the_fewest_seconds(lists, costs):
     spans = step_of(lists, costs)
     action, begin, end = spans[0][0]
     spans[0][0] = Span(action, begin, end + 0.5)
-    assert costs_of(spans) == costs
+    assert stage_costs(spans) == costs
 
 
 def test_idle_is_the_mean_over_ranks():

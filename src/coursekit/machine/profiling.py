@@ -10,7 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-OPTIONS = "--steps", "--warm-up", "--gpu", "--trace"
+PROFILE_OPTIONS = "--steps", "--warm-up", "--gpu", "--trace"
 
 
 def add_profile(commands):
@@ -38,7 +38,7 @@ def run_profile(asked: argparse.Namespace) -> int:
         return say(f"{asked.script} is not there: name the script that trains.")
     if asked.trace and (asked.trace.is_dir() or not asked.trace.parent.is_dir()):
         return say(f"--trace {asked.trace}: name a file in a folder that is there.")
-    own = [word for word in asked.arguments if word.split("=")[0] in OPTIONS]
+    own = [word for word in asked.arguments if word.split("=")[0] in PROFILE_OPTIONS]
     if own:
         say(f"{own[0]} goes to {asked.script}: options of profile are before the script.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once, when torch is imported

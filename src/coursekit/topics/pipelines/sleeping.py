@@ -127,7 +127,7 @@ def median_step(on_ranks: Sequence[Sequence[list[Span]]], costs: Costs) -> Spans
     return median
 
 
-def costs_of(spans: Spans) -> Costs:
+def stage_costs(spans: Spans) -> Costs:
     """The fewest seconds of each stage's F, and of its B or of I and W."""
     fewest: dict[Kind, dict[int, float]] = {kind: {} for kind in Kind}
     for action, begin, end in (span for own in spans for span in own):
