@@ -49,7 +49,7 @@ def test_each_list_is_of_one_lab():
 @pytest.mark.parametrize("known", MEASURED, ids=[lab.stem for lab in LABS])
 def test_each_slip_is_heard_and_no_right_number_is_blamed(known):
     """Must catch: a slip that another one hides, or that is near the right number; a number in two
-    digits called wrong; a lab stored on a busy machine, whose times are others."""
+    digits called wrong; times of a lab that was stored on a busy machine."""
     for name, right in known.items():
         within = min(0.03, slips.slips_of(name).within or 0.03)
         for near in (right, 1.01 * right, 0.99 * right, float(f"{right:.2g}")):
