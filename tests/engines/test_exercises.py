@@ -502,8 +502,9 @@ def test_predict_first(tmp_path):
     for value in ("12", float("nan"), True, None):
         with pytest.raises(ValueError, match="a prediction is one finite number"):
             predictions.lock("peak", value)
-    with pytest.raises(ValueError, match="messages = -3: a count, a size or a ratio is not below"):
-        predictions.lock("messages", -3)
+    for name in ("messages", "GPipe, idle percent"):
+        with pytest.raises(ValueError, match=f"{name} = -3: a count, a size or a share is not"):
+            predictions.lock(name, -3)
     predictions.lock("percent longer", -3)
     predictions.lock("weight after 300 steps", -0.17)  # a listed slip
     with pytest.raises(ValueError) as caught:

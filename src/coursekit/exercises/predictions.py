@@ -96,8 +96,8 @@ class Predictions:
         if name not in self._locked:
             if value < 0 and not may_be_negative(name):
                 raise NoNumber(
-                    f"{name} = {value}: a count, a size or a ratio is not below zero; only a change"
-                    " in percent is."
+                    f"{name} = {value}: a count, a size or a share is not below zero; only a change"
+                    " can be."
                 )
             # another kernel of the same lab may have locked this or another prediction meanwhile
             self._locked = {**self._locked, **self._read()}

@@ -112,9 +112,9 @@ def slips_of(name: str) -> Slips:
 
 
 def may_be_negative(name: str) -> bool:
-    """Whether a reader may predict a number below zero: percent, or what has such a slip."""
-    slips = slips_of(name).slips
-    return unit_in(name) == "percent" or any((slip.number or 0) < 0 for slip in slips)
+    """Whether a reader may predict a number below zero: one that compares, or has such a slip."""
+    known = any((slip.number or 0) < 0 for slip in slips_of(name).slips)
+    return known or re.search(r"\b(longer|higher|lower)\b", name) is not None
 
 
 def unit_in(name: str) -> str:
