@@ -11,6 +11,7 @@ on a continuous integration machine (CI=true) a missing browser is an error.
 """
 
 import gc
+import multiprocessing
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import threading
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -97,12 +99,23 @@ def pytest_collection_modifyitems(items):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     start = server.start
-    if not (item.get_closest_marker("ranks") or item.get_closest_marker("labs")):
+    if item.get_closest_marker("ranks"):
+        start_fork_server()
+    elif not item.get_closest_marker("labs"):
         server.start = refuse_to_start
     try:
         return (yield)
     finally:
         server.start = start  # also for the trials in assignments/
+
+
+@cache
+def start_fork_server():
+    """The fork server imports pytest for all ranks: a function of a test module brings it there,
+    and each rank would need a tenth of a second for its own import."""
+    if server.start_method() == "forkserver":
+        multiprocessing.set_forkserver_preload(["shardlab.ranks.preload", "pytest"])
+        forkserver.ensure_running()
 
 
 def refuse_to_start(place, method):
