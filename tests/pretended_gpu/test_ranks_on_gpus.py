@@ -1,21 +1,32 @@
-"""Techniques that share a training among ranks, on 1, 2 and 4 pretended GPUs: the plain model's
-values, one order of calls on all ranks, and a budget for the host's waits in a step. The cores and
-PyTorch's own are here as well; those are known to be right on real GPUs, so where one fails, the
-pretence is wrong. All in one file, so that the ranks are started once."""
+"""Techniques on pretended GPUs, and these GPUs themselves. All in one file, so that the ranks are
+started once.
+
+Techniques that share a training among ranks run on 1, 2 and 4 GPUs: the plain model's values, one
+order of calls on all ranks, and a budget for the host's waits in a step. The cores and PyTorch's
+own are here as well; those are known to be right on real GPUs, so where one fails, the pretence is
+wrong. What a GPU and NCCL refuse is refused, and what makes a host wait is counted: otherwise all
+these tests would pass whatever a technique does."""
 
 import cases_cores as cores
+import cases_device as device
 import cases_offload as offload
+import cases_one_gpu as one_gpu
 import cases_peers as peers
 import cases_ranks as cases
 import pytest
 import torch
-from pretended import are_real
+from asking import no_gpus
+from pretended import are_real, build
+
+from coursekit.topics.activation_checkpointing.runs import ON_CPU, WAYS
+from shardlab.mixed_precision.policies import POLICIES
 
 pytestmark = pytest.mark.ranks
 
 COUNTS = (1, 2, 4)
 LADDER = ("ParameterServer", "PerTensor", "Bucketed", "DistributedDataParallel")
 VARIANTS = ("plain", "ring", "fp32 sums", "clip", "ahead")
+pretended_only = pytest.mark.skipif(are_real(), reason="nothing is pretended")
 SCALER = 3  # a loss scaler asks once whether all gradients are finite
 # when all copies are under way: before the update, in stage 3 at the end of backward
 OFFLOAD = 1
@@ -245,3 +256,156 @@ def test_pytorchs_tensor_parallelism(on_gpus, gpus, sequence):
 def test_pytorchs_pipelines(on_gpus, gpus, name, kind):
     """Must catch: a batch of messages that waits for some of them before all are under way."""
     on_gpus(gpus, peers.torch_pipeline, name, kind).is_right()
+
+
+# --- one process ----------------------------------------------------------------------------------
+
+
+# On more GPUs each process would do the same.
+MOST_OF_SAVE_ON_CPU = 200  # PyTorch waits for each tensor that it saves
+POLICIES_BY_KIND = [
+    *((name, kind) for name in POLICIES for kind in ("readable", "fast")),
+    *((name, "torch.amp") for name in ("AUTOCAST_BF16", "AUTOCAST_FP16")),
+]
+
+
+@pytest.mark.parametrize("name", [name for name in WAYS if name != ON_CPU])
+def test_recomputation(on_gpus, name):
+    """Must catch: a second run under other kernels than the first, a value that is read on the
+    host to compare both runs."""
+    on_gpus(1, one_gpu.recomputed, name).is_right()
+
+
+def test_save_on_cpu(on_gpus):
+    """Must catch: pinned memory that is not seen as pinned."""
+    on_gpus(1, one_gpu.recomputed, ON_CPU).is_right(MOST_OF_SAVE_ON_CPU)
+
+
+def test_activations_on_the_host(on_gpus):
+    """Must catch: a copy that blocks, or goes to memory that is not pinned."""
+    on_gpus(1, one_gpu.activations_on_the_host).is_right()
+
+
+@pytest.mark.parametrize("name", ["hooks", "function", "selective"])
+def test_dropout_in_a_recomputation(on_gpus, name):
+    """Must catch: a second run that restores the CPU's random state alone."""
+    on_gpus(1, one_gpu.recomputed_with_dropout, name).is_right()
+
+
+@pytest.mark.parametrize("name, kind", POLICIES_BY_KIND)
+def test_policies(on_gpus, name, kind):
+    """Must catch: gradients that are not unscaled, a scaler that asks the host about each
+    gradient (its budget is 3 waits a step), autocast of another device."""
+    on_gpus(1, one_gpu.policy_of, name, kind).is_right(3 if POLICIES[name].needs_scale else 0)
+
+
+def test_float8(on_gpus):
+    """Must catch: a scale of a block that is made on the CPU; factors that nothing rounds."""
+    on_gpus(1, one_gpu.float8).is_right()
+
+
+@pytest.mark.parametrize("kind", ["bf16", "eight"])
+def test_moments_in_few_bits(on_gpus, kind):
+    """Must catch: moments that go through the host, or in 8 bits are asked, in each step, whether
+    an element is negative: 2 waits for each parameter."""
+    on_gpus(1, one_gpu.moments_in_few_bits, kind).is_right()
+
+
+def test_stochastic_rounding(on_gpus):
+    """Must catch: random bits that come from the CPU."""
+    on_gpus(1, one_gpu.stochastic_rounding).is_right()
+
+
+def test_ledger_and_account(on_gpus):
+    """Must catch: a counter of the allocator that is read at another moment than the ledger's."""
+    on_gpus(1, one_gpu.ledger_and_account).is_right()
+
+
+def test_the_pretended_gpu_computes_as_the_cpu(on_gpus):
+    """Must catch: a view that becomes a copy in device.cpp, a result in place that gets lost."""
+    on_gpus(1, one_gpu.double_precision_is_close).is_right()
+
+
+# --- the pretended GPUs themselves ----------------------------------------------------------------
+
+
+@pretended_only
+@pytest.mark.parametrize(
+    "case",
+    [
+        device.two_devices_are_refused,
+        device.waits_are_counted,
+        device.hidden_waits_are_the_devices_own,
+        device.memory_is_counted_and_holds_garbage,
+        device.backward_runs_in_another_thread,
+        device.random_numbers_are_the_devices_own,
+    ],
+)
+def test_a_gpu(on_gpus, case):
+    """Must catch: check_devices() or note_waits() left out of an operator's call in device.cpp,
+    memory that comes as zeros, results that are not counted, a guard that is not registered (then
+    backward runs in the caller's thread), numbers drawn from the CPU's generator."""
+    on_gpus(1, case).is_right()
+
+
+@pretended_only
+@pytest.mark.parametrize(
+    "case",
+    [
+        device.a_collective_wants_contiguous_tensors_of_the_gpu,
+        device.collectives_give_sums_and_averages,
+        device.tags_are_ignored,
+        device.a_message_in_a_batch_has_no_work,
+        device.a_future_gives_tensors_and_keeps_none,
+    ],
+)
+def test_nccl(on_gpus, case):
+    """Must catch: check_tensor() left out, an average without its division, a send that goes by its
+    tag, a batch with a work for each message, a work that keeps the tensors of its future for good,
+    a second future without them."""
+    on_gpus(4, case).is_right()
+
+
+@pretended_only
+def test_the_first_message_of_a_pair_waits_for_the_peer(on_gpus):
+    """Must catch: a communicator that is there without its ranks having met; gloo would deliver."""
+    error = on_gpus(4, device.each_rank_of_a_circle_receives_first).error
+    assert "Hangs: NCCL would hang" in error or error.startswith("RanksDeadlocked"), error
+
+
+@pretended_only
+def test_ranks_that_disagree_are_told(on_gpus):
+    """Must catch: `disagreements` that compares only how many calls there were."""
+    (line,) = on_gpus(2, device.ranks_disagree).order
+    assert "call 0 of rank 0 is ('broadcast_'" in line and "of rank 1 ('allreduce_'" in line
+
+
+@pretended_only
+def test_a_machine_without_a_compiler_says_what_to_install(monkeypatch, tmp_path):
+    """Must catch: a test that passes or fails obscurely where there is no compiler; a skip on a
+    continuous integration machine."""
+    monkeypatch.setattr(build, "COMPILERS", ())
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    with pytest.raises(build.CannotBuild, match=r"apt-get install g\+\+") as raised:
+        build.library()
+    with pytest.raises(pytest.skip.Exception):
+        no_gpus(raised.value, continuous_integration=False)
+    with pytest.raises(pytest.fail.Exception, match="never skipped"):
+        no_gpus(raised.value, continuous_integration=True)
+
+
+@pretended_only
+def test_another_pytorch_is_named(monkeypatch, tmp_path):
+    """Must catch: a failure of the job with the oldest PyTorch, into which nccl.py reaches
+    differently; a device.cpp with an error that is excused, or leaves a library behind."""
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "device.cpp")
+    build.SOURCE.write_text("#error wrong")
+    with pytest.raises(build.CannotBuild, match="does not compile with torch") as raised:
+        build.library()
+    assert not raised.value.excused and not list(tmp_path.glob("*.so"))
+    monkeypatch.setattr(build, "WRITTEN_FOR", ("1.0",))
+    with pytest.raises(build.CannotBuild, match="written for torch 1.0, and this is") as raised:
+        build.library()
+    with pytest.raises(pytest.skip.Exception):
+        no_gpus(raised.value, continuous_integration=True)
