@@ -1,6 +1,7 @@
 """A GPU in virtual time: what each operator, launch, copy of a value, stream and message costs, to
 the nanosecond."""
 
+import importlib
 import json
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from coursekit import formulas
 from shardlab.collective_wire import all_gather_single
 from shardlab.virtual import GPU, Links, UnknownSpeed, VirtualGPU, VirtualGPUs
+from shardlab.virtual.operators import cost
 
 LAUNCH = 5_000  # nanoseconds
 SIMPLE = GPU(
@@ -59,6 +61,17 @@ def test_an_operator_takes_what_is_slower_memory_or_arithmetic():
         assert found == [("mm", round(2 * 8192**3 / rate))]
     with pytest.raises(UnknownSpeed, match="no rate for products of torch.float64"):
         spans_of(torch.mm, make=big(torch.float64))
+
+
+def test_copies_of_fully_shard_are_read_and_written():
+    """Its operators return nothing. Must catch: what they write left out."""
+    importlib.import_module("torch.distributed.fsdp")  # registers them
+    whole, parts = torch.ones(4, 10), [torch.ones(4, 8), torch.ones(4, 2)]
+    named = dict(out=parts, dim=1)
+    split = torch.ops.fsdp.split_with_sizes_copy.default
+    assert cost(split, (whole, [8, 2]), named, None).nbytes == 2 * 160
+    named = dict(out=whole)
+    assert cost(torch.ops.fsdp.chunk_cat.default, (parts, 0, 4), named, None).nbytes == 2 * 160
 
 
 def test_attention_computes_the_half_that_the_mask_shows():

@@ -65,7 +65,8 @@ def cost(function, args: tuple, named: dict, result) -> Cost | None:
         read = [*read[1:], *out]
     elif packet in READ_ONE_A_ROW:
         read = [value for name, value in given.items() if name != "self"]
-    elif "out" in given:
+    elif "out" in given:  # fully_shard's operators return nothing
+        out = tensors_in(given["out"])
         read = [value for name, value in given.items() if name != "out"]
     elif not out:  # written in place, in lists
         written = [given.get(name) for name in written_lists(function) if name != "grads"]
