@@ -40,6 +40,7 @@ from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
 from shardlab.zero import core_stage3
 from shardlab.zero.hardened import fast_ring
+from shardlab.zero.hardened.arriving import ChunkOfSum
 from shardlab.zero.hardened.flat import Native, own_chunk
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import fully_shard
@@ -260,26 +261,34 @@ for name, chosen in (("native", Native()), ("fast", fast_ring.Ring()), ("parts",
     for stage, kind in ((1, Door), (2, Door), (3, Stage3)):
         door = kind(partial(zero.shard, stage=stage, collectives=chosen))
         DOORS[f"stage {stage} {name}"] = door
-ahead = partial(zero.shard, stage=3, collectives=Native(), prefetch=True)
-DOORS["stage 3 ahead"] = Stage3(ahead)
 
 
 class LastMoment(Native):
-    """Messages that take place when somebody waits for them. Until then the other ranks' parts of a
-    flat tensor are not a number."""
+    """Messages that take place when somebody waits for them. Until then what comes from other ranks
+    is not a number."""
 
     def begin_reduce_scatter(self, tensors, group, share):
         taken = [tensor.clone() for tensor in tensors]
+        size = sum(self.parts_of_a_shard(tensors, group))
+        mean = taken[0].new_full((size,), torch.nan)
         tensors.clear()
-        return lambda: super(LastMoment, self).begin_reduce_scatter(taken, group, share)()
 
-    def begin_all_gather(self, flat, group):
-        own = own_chunk(flat, group).clone()
-        flat.fill_(torch.nan)
+        def arrive():
+            (part,) = super(LastMoment, self).begin_reduce_scatter(taken, group, share)()
+            mean.copy_(part)
+
+        return ChunkOfSum(mean, taken[0], arrive)
+
+    def begin_all_gather(self, flat, group, own=None):
+        own = (own_chunk(flat, group) if own is None else own).clone()
+        if flat.is_floating_point():
+            flat.fill_(torch.nan)
         own_chunk(flat, group).copy_(own)
-        return lambda: super(LastMoment, self).begin_all_gather(flat, group)()
+        return lambda: super(LastMoment, self).begin_all_gather(flat, group, own)()
 
 
+ahead = partial(zero.shard, stage=3, collectives=LastMoment(), prefetch=True)
+DOORS["stage 3 ahead"] = Stage3(ahead)
 for stage in (1, 2):
     options = dict(collectives=LastMoment(), prefetch=True, bucket_bytes=250)
     DOORS[f"stage {stage} ahead"] = Door(partial(zero.shard, stage=stage, **options))

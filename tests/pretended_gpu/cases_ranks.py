@@ -31,6 +31,7 @@ from shardlab.tensor_parallel import (
 )
 from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
 from shardlab.zero.hardened import fast_ring
+from shardlab.zero.hardened.flat import Native
 from shardlab.zero.hardened.full_parameters import unsharded
 
 BUCKET_BYTES = 4096  # several buckets, the last of which is not full
@@ -97,6 +98,15 @@ def zero_as(stage: int, variant: str = "plain", scaled_by: str = "") -> Step:
         if variant == "bf16":
             pairs = zip(net.parameters(), trained(clip, dtype=dtype).parameters())
             assert max((mine.cpu() - plain).abs().max().item() for mine, plain in pairs) > 1e-6
+    return step
+
+
+def mean_in_16_bits() -> Step:
+    n = dist.get_world_size()
+    large = torch.full((n,), 6e4, dtype=torch.float16, device="cuda")
+    with watched() as step:
+        (mean,) = Native().reduce_scatter([large], share=1 / n)
+    assert mean.tolist() == [6e4]
     return step
 
 

@@ -50,6 +50,12 @@ def test_zero(on_gpus, gpus, stage, variant):
 
 
 @pytest.mark.parametrize("gpus", COUNTS)
+def test_a_mean_in_16_bits(on_gpus, gpus):
+    """Must catch: a sum that overflows before it is divided (ReduceOp.SUM for AVG, then mul_)."""
+    on_gpus(gpus, cases.mean_in_16_bits).is_right()
+
+
+@pytest.mark.parametrize("gpus", COUNTS)
 def test_zero_3_in_bf16(on_gpus, gpus):
     """Must catch: shards that are kept in bf16, which rounds by up to 4e-3; gradients of bf16 move
     these by less than 1e-3. And a forward that does not compute in bf16."""

@@ -40,19 +40,24 @@ def test_a_row_of_the_race_is_the_same_each_time():
 
 
 def test_no_technique_waits_longer_than_pytorchs():
-    """Pipelines wait as long, up to a thousandth: their products take 0.3 % less time.
+    """Pipelines wait as long, up to a thousandth: their products take 0.3 % less time. No step is
+    longer. Pages do not show two layers, a step's ends with little between: there fully_shard
+    copies while stage 3 waits.
 
-    Must catch: a recording of code that waits longer; a technique left out."""
+    Must catch: a recording of code that waits or computes longer; a technique left out."""
     raced = set()
     for step in RECORDED.find("virtual.step", implementation="shardlab"):
-        shares = []
+        shares, steps = [], []
         for who in ("shardlab", "PyTorch"):
             case = dict(step.case, implementation=who)
             (one,), (exposed,) = (
                 RECORDED.find(f"virtual.{n}", **case) for n in ("step", "exposed")
             )
             shares.append(exposed.value / one.value)
-        assert shares[0] <= 1.001 * shares[1], step.case
+            steps.append(one.value)
+        assert steps[0] <= 1.001 * steps[1], step.case
+        if step.case["model"] != SMALL:
+            assert shares[0] <= 1.001 * shares[1], step.case
         raced.add(step.case["technique"])
     assert len(raced) >= 8
 

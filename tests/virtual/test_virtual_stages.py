@@ -81,13 +81,19 @@ def test_a_stage_exposes_what_its_closed_form_says(stage, ahead, early, link):
 
     Must catch: a message that starts when its wait comes; gradients that are waited for before the
     next unit computes; parameters that are asked for when they are needed, or all waited for by the
-    first layer or by zero_grad(); a forward that asks for nothing."""
+    first layer or by zero_grad(); a forward that asks for nothing; three units whole at a time."""
     step = step_of(stage, link, **(dict(prefetch=True) if stage and ahead else {}))
     (expected,) = exposed_by_formula(stage, link, ahead, early).values()
     assert step.computing_seconds == pytest.approx(3 * UNITS * FORWARD, rel=0.001)
     assert step.exposed_seconds == pytest.approx(expected, rel=0.001)
     assert step.seconds == pytest.approx(step.computing_seconds + expected, rel=0.001)
     assert step.host_waits == 0
+    if stage == 3:
+        gathers = [span.start for span in step.spans if span.name == "all_gather"]
+        products = [span.end for span in step.spans if span.name == "mm"]
+        ends = products[:UNITS] + products[UNITS + 1 :: 2]
+        assert len(gathers) == len(ends) == 2 * UNITS
+        assert all(start >= end for start, end in zip(gathers[2:], ends))
 
 
 @pytest.mark.parametrize("stage", [1, 2])

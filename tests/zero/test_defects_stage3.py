@@ -25,6 +25,7 @@ from shardlab.common.optimizer_checks import averaged_by_hand
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.saving.resharding import flats_of
 from shardlab.zero.hardened import stage1, stage2, stage3
+from shardlab.zero.hardened.arriving import is_coming
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import gather_in
 
@@ -182,6 +183,18 @@ def stopped_backward(door):
     return beside.verdict()
 
 
+def penalty_afterwards(door):
+    beside = Beside(door)
+    for _ in range(2):
+        beside.optimizer.zero_grad()
+        beside.plain_optimizer.zero_grad()
+        beside.backward()
+        for net in beside.nets:  # of one, the shards
+            sum(parameter.pow(2).sum() for parameter in net.parameters()).backward()
+        beside.step()
+    return beside.verdict()
+
+
 class Encoder(nn.Module):
     """Has a method besides forward."""
 
@@ -229,6 +242,8 @@ tables.DOORS["one unit"] = tables.Stage3(partial(zero.shard, stage=3, units=()))
         # gradients of a broken backward that arrive in the next one
         ("stage 3 ahead", stopped_backward, (), RIGHT),
         ("stage 2 ahead", stopped_backward, (), RIGHT),
+        # what autograd adds to a gradient that has not come yet (no hooks in as_gradients)
+        ("stage 3 ahead", penalty_afterwards, (), RIGHT),
         # `encode` with values of nobody; a unit freed when encode is called within forward
         (
             "one unit",
@@ -242,6 +257,44 @@ tables.DOORS["one unit"] = tables.Stage3(partial(zero.shard, stage=3, units=()))
 def test_modules_of_other_kinds(pair, door, row, args, expected):
     """Must catch: what is said at each."""
     check(pair, door, row, args, expected)
+
+
+def updated_in_two_parts():
+    """(calls of a step's hook, shards that wait for a gradient after backward, shards that are
+    updated when it comes)."""
+    model, calls, updated = linears(8, 8, 8, 8, bias=False), [], []
+
+    class Noting(tables.LastMoment):
+        def begin_reduce_scatter(self, tensors, group, share):
+            mean = super().begin_reduce_scatter(tensors, group, share)
+            wait = mean.wait
+            mean.wait = lambda: [wait(), updated.append(changed())]
+            return mean
+
+    options = dict(stage=3, collectives=Noting(), prefetch=True, lr=0.1, momentum=0.9)
+    _, optimizer = zero.shard(model, torch.optim.SGD, **options)
+    optimizer.register_step_pre_hook(lambda *_: calls.append(1))
+    before = [shard.detach().clone() for shard in model.parameters()]
+
+    def changed():
+        pairs = zip(model.parameters(), before)
+        return [not torch.equal(shard, former) for shard, former in pairs]
+
+    model(torch.randn(4, 8)).sum().backward()
+    coming = [is_coming(shard.grad) for shard in model.parameters()]
+    optimizer.step()
+    (group,) = optimizer.param_groups
+    assert all(changed()) and group["params"] == list(model.parameters())
+    return len(calls), coming, updated[-1]
+
+
+def test_the_last_gradients_are_used_last(pair):
+    """Must catch: a backward that waits for them (drop flat.expect); a step that waits for them
+    before it updates the others (drop late_last), or calls hooks twice (super().step())."""
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # has hooks in its step from now on
+    for calls, coming, updated in pair.run(updated_in_two_parts):
+        assert calls == 1
+        assert coming == [True, False, False] and updated == [False, True, True]
 
 
 def names_to_save():

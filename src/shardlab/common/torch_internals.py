@@ -371,10 +371,10 @@ def never_compiled(function: Callable) -> Callable:
     return torch._disable_dynamo(function)
 
 
-def step_without_hooks(optimizer: torch.optim.Optimizer):
-    """optimizer.step(), of which the hooks of all optimizers do not hear. Without it, a ledger
-    takes a trial step for one of the program."""
-    step = type(optimizer).step
+def step_without_hooks(optimizer: torch.optim.Optimizer, cls: type | None = None):
+    """optimizer.step(), or that of one of its classes, of which the hooks of all optimizers do not
+    hear. Without it, a ledger takes a trial step for one of the program."""
+    step = (cls or type(optimizer)).step
     (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 

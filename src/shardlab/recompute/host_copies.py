@@ -6,6 +6,8 @@ flat, when = copies.back(host, device)
 copies.wait(flat, when)                 # before flat is used
 """
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
@@ -15,12 +17,16 @@ HELD = 4  # storages that computing may be ahead of their copies to the host
 
 
 def copies_on(device: torch.device) -> "Copies":
-    """They run beside computing on a GPU, and on a virtual one, whose streams are under torch.cpu.
-    A CPU's own stream does nothing, and cannot be waited for."""
+    return OverlappedCopies(device) if streams_of(device) else Copies()
+
+
+def streams_of(device: torch.device) -> ModuleType | None:
+    """The module that has the streams and events of a GPU, or of a virtual one: torch.cpu. None if
+    all is done in order: a CPU's own stream does nothing, and cannot be waited for."""
     if device.type != "cpu" and active_fake_mode() is not None:  # the device may not exist
-        return Copies()
-    stream = torch.get_device_module(device).current_stream(device)
-    return OverlappedCopies(device) if hasattr(stream, "synchronize") else Copies()
+        return None
+    streams = torch.get_device_module(device)
+    return streams if hasattr(streams.current_stream(device), "synchronize") else None
 
 
 class Copies:

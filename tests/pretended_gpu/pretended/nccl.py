@@ -293,13 +293,13 @@ def reduction_of(reduce_op) -> dist.ReduceOp.RedOpType:
 
 
 def reduce_by(tensors, host, size: int, reduce):
-    """Calls reduce(op). gloo has no average: a sum, and then a division."""
+    """Calls reduce(op). gloo has no average: a sum of shares, as NCCL makes it."""
     asked = reduction_of(host.reduce_op)
     average = asked == dist.ReduceOp.AVG
-    reduce(dist.ReduceOp.SUM if average else asked)
     if average:
         for tensor in tensors:
-            tensor.div_(size)
+            tensor.mul_(1 / size)
+    reduce(dist.ReduceOp.SUM if average else asked)
 
 
 def all_reduce(gloo, host):
@@ -315,7 +315,7 @@ def reduce(gloo, host):
     kept = host.tensors if at_root else [tensor.clone() for tensor in host.tensors]
     root = dict(rootRank=host.root_rank, rootTensor=host.root_tensor)
     reduce_by(
-        kept if at_root else [],
+        kept,
         host,
         gloo.size(),
         lambda op: gloo.reduce(kept, with_options("ReduceOptions", reduceOp=op, **root)).wait(),

@@ -237,7 +237,7 @@ PREDICTIONS = {
                 for number in (15, 20)
             ),
             Slip("Blocks of this size compute longer than their weights travel.", number=50),
-            Slip("That is the share that computes.", number=72),
+            Slip("That is the share that computes.", number=70),
         ),
     ),
 }

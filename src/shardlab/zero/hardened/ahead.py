@@ -7,30 +7,30 @@ gradients travel.
     messages   | gather 2  | gather 3  |                  own parameters are there
 
 The next unit is the one that came next in the forward before, and in backward the one that came
-before this one in forward. Where forward ends, its last unit is asked for again, so that the loss
-hides its message: backward begins with it. A wrong guess costs a message and nothing else: units
-that were asked for in vain are freed. At most two units are whole, beside the root. The gradients
-of a unit are waited for when the next unit's are ready, and at the end of backward.
+before this one in forward. A wrong guess costs a message and nothing else: units that were asked
+for in vain are freed. At most two units are whole, beside the root. The gradients of a unit are
+waited for when the next unit's are ready. The last unit's become the shards' .grad while they
+travel, and whoever uses them waits: see arriving.py.
 
-NCCL's messages run beside the kernels of a GPU. gloo's collectives of this package are done when
-their call returns: then nothing overlaps, and all is as right.
+NCCL's messages run beside the kernels of a GPU, and parameters are asked for in a stream of their
+own. Backward's first unit is asked for when the loss has a gradient and has let go of its memory;
+the host is far ahead then, so the message runs under the loss. It must not run in memory that the
+loss still uses: whole parameters have that of the stream, about two units, which PyTorch's
+allocator lends to no kernel of the model. FSDP2 does the same.
+gloo's collectives of this package are done when their call returns: then nothing overlaps, and all
+is as right.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...common.backward import when_backward_ends
 from ...common.torch_internals import current_backward
-
-
-class OnItsWay(NamedTuple):
-    """Gradients that are being averaged."""
-
-    wait: Callable[[], object]
-    add: Callable[[object], None]  # takes what wait() has returned
+from ...recompute.host_copies import streams_of
+from .arriving import UnderWay
 
 
 class Ahead:
@@ -41,7 +41,10 @@ class Ahead:
         self.called, self.before = [], []  # units, as this forward and the last one called them
         self.in_forward = False
         self.asked = None  # the unit whose parameters are on their way
-        self.late: OnItsWay | None = None
+        # a flat tensor whose gradients are being averaged, and a function that waits for the mean
+        self.late: tuple[object, Callable[[], list[Tensor]]] | None = None
+        self.last = UnderWay()  # gradients of a backward that is over
+        self.stream = self.used = None
         root.register_forward_pre_hook(self.forward_begins)
         root.register_forward_hook(self.forward_ends, always_call=True)
 
@@ -50,15 +53,14 @@ class Ahead:
             self.let_go()
             self.before, self.called, self.in_forward = self.called, [], True
 
-    def forward_ends(self, root, inputs, output):
+    def forward_ends(self, *_):
         if current_backward() is None:
             self.in_forward = False
             self.free_asked()
-            if torch.is_grad_enabled() and self.called and output is not None:
-                self.ask(self.called[-1])
 
     def entered(self, unit):
         """The unit's parameters are there, and it is about to compute."""
+        self.last.arrive()
         if unit is self.asked:
             self.asked = None
         following = None if unit.module is self.root else self.after(unit)
@@ -73,6 +75,24 @@ class Ahead:
                 flat.ask()
             self.asked = unit
 
+    @contextmanager
+    def beside(self, device: torch.device) -> Iterator[None]:
+        """A stream for asking, which waits until whatever used its free memory has ended."""
+        streams = streams_of(device)
+        if streams:
+            self.stream = self.stream or streams.Stream(device)
+            if self.used and current_backward() is not None:
+                self.stream.wait_event(self.used)
+            else:  # also for an update of the shards
+                self.stream.wait_stream(streams.current_stream(device))
+        with streams.stream(self.stream) if streams else nullcontext():
+            yield
+
+    def uses(self, device: torch.device):
+        """Until now gathered memory is in use that may be free."""
+        if streams := streams_of(device):
+            self.used = streams.current_stream(device).record_event()
+
     def after(self, unit):
         """The unit that is expected next, or None."""
         if current_backward() is not None:
@@ -86,17 +106,26 @@ class Ahead:
         expected = self.before[place : place + 2]
         return expected[1] if len(expected) == 2 and expected[0] is unit else None
 
-    def reduces(self, late: OnItsWay):
+    def reduces(self, flat, mean: Callable[[], list[Tensor]]):
         """A unit's gradients have left. Those of the unit before are waited for: one unit's are
         whole at a time."""
         self.arrive()
-        self.late = late
-        when_backward_ends(self.arrive)  # a unit may end after the others of this backward
+        self.late = flat, mean
+        when_backward_ends(self.backward_ends)  # a unit may end after the others
 
     def arrive(self):
         late, self.late = self.late, None
         if late is not None:
-            late.add(late.wait())
+            flat, mean = late
+            flat.take_mean(mean())
+
+    def backward_ends(self):
+        if self.late is not None:
+            flat, mean = self.late
+            if arrival := flat.expect(mean):
+                self.late = None
+                self.last.waits.append(arrival.arrive)
+        self.arrive()
 
     def free_asked(self):
         asked, self.asked = self.asked, None
@@ -107,5 +136,6 @@ class Ahead:
         """Free what a backward that raised has left behind. Its gradients belong to no step."""
         late, self.late = self.late, None
         if late is not None:
-            late.wait()
+            late[1]()
+        self.last.arrive()
         self.free_asked()

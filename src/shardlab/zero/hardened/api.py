@@ -13,6 +13,7 @@ from ...common.shards import OF_CORE, CannotShard, would_mix
 from ...common.torch_clip_and_scale import note, watch_steps
 from .. import core, core_stage3
 from . import stage1, stage2
+from .arriving import late_last
 from .buckets import Bucket
 from .checks import check_arguments
 from .offload import cpu_offload
@@ -60,9 +61,11 @@ def shard(
     compute_dtype   stage 3: see fully_shard
     device          stage 3: see fully_shard
     prefetch        stages 1 to 3: messages travel while the model computes. Stage 3: see
-                    fully_shard. Stages 1 and 2: updated parameters under the next forward, see
-                    arriving.py; and stage 1 averages in each backward, as stage 2 does, except for
-                    those within optimizer.no_sync(): all microbatches of a step but the last
+                    fully_shard; the last gradients travel while step() of an optimizer of PyTorch
+                    updates the other shards. Stages 1 and 2: updated parameters under the next
+                    forward; and stage 1 averages in each backward, as stage 2 does, except for
+                    those within optimizer.no_sync(): all microbatches of a step but the last. Both
+                    are explained in arriving.py
 
     All ranks begin with rank 0's parameters and buffers. From stage 1 on, a norm of gradients that
     you make by hand is this rank's alone, and in stage 2 parameters have no gradients after
@@ -110,6 +113,7 @@ def shard(
             **settings,
         )
     fully_shard(model, group=group, shard_device="cpu" if offload else None, **options)
+    optimizer_cls = late_last(optimizer_cls) if prefetch else optimizer_cls
     return model, optimizer_cls(model.parameters(), **settings)
 
 

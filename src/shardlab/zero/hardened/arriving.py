@@ -1,11 +1,15 @@
-"""Parameters on their way: step() returns while other ranks' chunks still travel.
+"""Tensors on their way. In stages 1 and 2 step() returns while others' parameters still travel;
+in stage 3 backward() does, while the gradients of its last unit are averaged.
 
     step       | update | gather 1 | gather 2 | gather 3 |
     forward             |          | layer 1  | layer 2  | layer 3  |
 
-Whatever uses such a parameter first waits for it: a layer, state_dict(), a copy, a line of the
-reader's. Until then the parameter has a class of its own, and PyTorch asks the class before any
-function reads or writes the parameter. On a GPU the stream waits, not the host: so whoever uses
+    backward   | unit 2 | unit 1   | average 1       |
+    step                           | update 2 |      | update 1 |
+
+Whatever uses such a tensor first waits for it: a layer, state_dict(), a copy, a line of the
+reader's. Until then the tensor has a class of its own, and PyTorch asks the class before any
+function reads or writes the tensor. On a GPU the stream waits, not the host: so whoever uses
 parameters on several streams lets these wait for the first one.
 
 PyTorch does not ask where its functions are not called: a CUDA graph that is replayed, and code
@@ -16,9 +20,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from torch import Tensor
+from torch import Tensor, enable_grad
 
-from ...common.torch_internals import READ_NO_VALUES, tree_leaves
+from ...common.torch_internals import READ_NO_VALUES, step_without_hooks, tree_leaves
 
 
 class UnderWay:
@@ -50,6 +54,37 @@ class Arrival:
             self.wait()
 
 
+class ChunkOfSum:
+    """Waits for a chunk of a sum of other tensors when it is called. The chunk has its memory from
+    the beginning."""
+
+    def __init__(self, chunk: Tensor, source: Tensor, wait: Callable[[], object]):
+        self.chunk, self.source, self.wait = chunk, source, wait
+
+    def __call__(self) -> list[Tensor]:
+        self.wait()
+        self.source = None
+        return [self.chunk]
+
+
+def as_gradients(
+    tensors: list[Tensor], gradients: list[Tensor], wait: Callable[[], object]
+) -> Arrival:
+    """The tensors' .grad from now on. None of them is used before `wait` has returned."""
+
+    def arrived():
+        for hook in hooks:
+            hook.remove()
+        wait()
+
+    for tensor, gradient in zip(tensors, gradients):
+        tensor.grad = gradient
+    arrival = Arrival([tensor.grad for tensor in tensors], arrived)
+    # autograd adds to a gradient without asking it
+    hooks = [tensor.register_hook(lambda _: arrival.arrive()) for tensor in tensors]
+    return arrival
+
+
 class StillComing:
     """The class of a tensor on its way, beside the one that it had and will have again."""
 
@@ -76,3 +111,36 @@ class StillComing:
 @cache
 def still_coming(kind: type) -> type:
     return type(f"{kind.__name__}StillComing", (StillComing, kind), {})
+
+
+def late_last(optimizer_cls: type) -> type:
+    """The optimizer, whose step updates last what waits for its gradient. PyTorch's own update the
+    parameters of their groups and no others; who knows what another one does, so it stays as it
+    is."""
+    if not optimizer_cls.__module__.startswith("torch.optim."):
+        return optimizer_cls
+
+    class LateLast(optimizer_cls):
+        def step(self, closure=None):
+            loss = None
+            if closure is not None:
+                with enable_grad():
+                    loss = closure()
+            given = [(group, group["params"]) for group in self.param_groups]
+            late = {p for _, parameters in given for p in parameters if is_coming(p.grad)}
+            try:
+                for now in [False, True] if late else [False]:
+                    for group, parameters in given:
+                        group["params"] = [p for p in parameters if (p in late) == now]
+                    step_without_hooks(self, optimizer_cls)
+            finally:
+                for group, parameters in given:
+                    group["params"] = parameters
+            return loss
+
+    LateLast.__name__ = LateLast.__qualname__ = optimizer_cls.__name__
+    return LateLast
+
+
+def is_coming(tensor: Tensor | None) -> bool:
+    return isinstance(tensor, StillComing)

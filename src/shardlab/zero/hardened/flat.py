@@ -23,6 +23,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ... import collective_plans as plans
@@ -38,6 +39,7 @@ from ...collective_wire import (
 from ...collectives import run
 from ...common.shards import CannotShard
 from ...common.torch_internals import active_fake_mode
+from .arriving import ChunkOfSum
 
 
 class Ring:
@@ -79,27 +81,27 @@ class Native(Ring):
     def all_gather(self, flat: Tensor, group: Group = None):
         self.begin_all_gather(flat, group)()
 
-    def begin_reduce_scatter(
-        self, tensors: list[Tensor], group: Group, share: float
-    ) -> Callable[[], list[Tensor]]:
+    def begin_reduce_scatter(self, tensors: list[Tensor], group: Group, share: float) -> ChunkOfSum:
         """Returns a function that waits and returns what reduce_scatter does."""
         n, me = place(group)
         own = chunk_of(me, sum(tensor.numel() for tensor in tensors), n)
-        even = padded(tensors, n).mul_(share)
+        even, op = padded(tensors, n), dist.ReduceOp.SUM
         tensors.clear()
-        shard = even.view(n, -1)[me]
-        work = reduce_scatter_single(shard, even, group=group, async_op=True)
+        if share == 1 / n and multiplies_first(even.device.type, group):
+            op = dist.ReduceOp.AVG
+        else:
+            even.mul_(share)
+        shard = even.new_empty(even.numel() // n)
+        work = reduce_scatter_single(shard, even, op=op, group=group, async_op=True)
+        return ChunkOfSum(shard[: len(own)], even, work.wait)
 
-        def arrived():
-            work.wait()
-            return [shard[: len(own)].clone()]
-
-        return arrived
-
-    def begin_all_gather(self, flat: Tensor, group: Group) -> Callable[[], object]:
-        """Returns a function that waits until the flat tensor is whole."""
+    def begin_all_gather(
+        self, flat: Tensor, group: Group, own: Tensor | None = None
+    ) -> Callable[[], object]:
+        """Returns a function that waits until the flat tensor is whole. `own` is this rank's chunk
+        if it is somewhere else until then."""
         n, me = place(group)
-        own = own_chunk(flat, group)
+        own = own_chunk(flat, group) if own is None else own
         if flat.numel() % n == 0:
             return all_gather_single(flat, own, group=group, async_op=True).wait
         rows = flat.new_empty(n, flat.numel() // n + 1)
@@ -130,6 +132,12 @@ def padded(tensors: list[Tensor], n: int) -> Tensor:
             parts += [zero, part]
         begin = end
     return torch.cat(parts)
+
+
+def multiplies_first(device_type: str, group: Group) -> bool:
+    """Whether the backend's mean is a sum of shares, as NCCL's is for floating-point numbers, and
+    as virtual GPUs' is."""
+    return active_fake_mode() is not None or backend_for(device_type, group) == "nccl"
 
 
 def best_collectives(device: torch.device, group: Group = None) -> Ring:

@@ -8,6 +8,8 @@ the elements of each parameter in this chunk, if any, with as many dims as the p
 training script may choose groups by names or dims as it does for the whole model.
 """
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -20,7 +22,8 @@ from ...common.shards import CannotShard, as_shard
 from ...common.torch_internals import storage_key
 from ...data_parallel.core import first_rank
 from .. import core_stage3
-from .ahead import Ahead, OnItsWay
+from .ahead import Ahead
+from .arriving import Arrival, as_gradients
 from .flat import Ring, chunk_of, filled, own_chunk
 from .offload import Landing, add_gradients, brought_home, may_come_late
 
@@ -102,6 +105,7 @@ class Flat(core_stage3.Flat):
             arrived, self.coming = self.coming, None
             arrived()
             self.whole = True
+            self.used()
 
     def allocate(self):
         self.full.untyped_storage().resize_(self.full.nbytes)
@@ -111,10 +115,14 @@ class Flat(core_stage3.Flat):
         """Begin to gather, if nobody has. Collectives that cannot begin are done at once."""
         if self.whole or self.coming:
             return
-        self.allocate()
-        own_chunk(self.full, self.group).copy_(self.chunk, non_blocking=True)
-        begin = getattr(self.collectives, "begin_all_gather", self.collectives.all_gather)
-        self.coming = begin(self.full, self.group) or nothing
+        begin = getattr(self.collectives, "begin_all_gather", None)
+        with self.ahead.beside(self.full.device) if self.ahead and begin else nullcontext():
+            self.allocate()
+            own = [self.chunk] if begin and kind(self.chunk) == kind(self.full) else []
+            if not own:
+                own_chunk(self.full, self.group).copy_(self.chunk, non_blocking=True)
+            gather = begin or self.collectives.all_gather
+            self.coming = gather(self.full, self.group, *own) or (lambda: None)
 
     def is_there(self, unit):
         """The unit is about to compute: now the next one may be asked for."""
@@ -126,6 +134,11 @@ class Flat(core_stage3.Flat):
         if arrived:
             arrived()
         super().free()
+        self.used()
+
+    def used(self):
+        if self.ahead:
+            self.ahead.uses(self.full.device)
 
     def reduce(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """The gradient of each shard, the mean over ranks; None if it is frozen, or on its way."""
@@ -135,14 +148,24 @@ class Flat(core_stage3.Flat):
         share = 1 / dist.get_world_size(self.group)
         begin = getattr(self.collectives, "begin_reduce_scatter", None)
         if self.ahead and begin and may_come_late(self.shards):
-            self.ahead.reduces(OnItsWay(begin(gradients, self.group, share), self.take_mean))
+            self.ahead.reduces(self, begin(gradients, self.group, share))
             return [None for _ in self.shards]
-        own = torch.cat(self.collectives.reduce_scatter(gradients, self.group, share))
-        return brought_home(own, self)
+        return brought_home(
+            as_one(self.collectives.reduce_scatter(gradients, self.group, share)), self
+        )
 
     @torch.no_grad()
     def take_mean(self, parts: list[Tensor]):
-        add_gradients(zip(self.shards, brought_home(torch.cat(parts), self)))
+        add_gradients(zip(self.shards, brought_home(as_one(parts), self)))
+
+    def expect(self, mean: Callable[[], list[Tensor]]) -> Arrival | None:
+        """The shards get gradients for which whoever uses them first waits. None if these are to be
+        added to others, or to be brought elsewhere."""
+        chunk = getattr(mean, "chunk", None)
+        added = any(shard.grad is not None for shard in self.shards)
+        if chunk is None or added or kind(chunk) != kind(self.chunk):
+            return None
+        return as_gradients(self.shards, self.parts(chunk), mean)
 
     def check(self):
         memory = storage_key(self.chunk.untyped_storage())
@@ -168,5 +191,9 @@ def sizes_of(shapes: list[torch.Size], group: Group) -> list[tuple[int, ...]]:
     return sizes
 
 
-def nothing():
-    """Nothing is on its way any more."""
+def kind(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
+    return tensor.dtype, tensor.device
+
+
+def as_one(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
