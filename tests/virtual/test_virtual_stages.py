@@ -10,6 +10,7 @@ from torch import nn
 
 from coursekit.formulas import evaluate
 from shardlab import zero
+from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.recompute.host_copies import HELD
 from shardlab.recompute.offload import offload_activations
 from shardlab.tensor_parallel import apply_tensor_parallel, overlapped, sequence_parallel
@@ -108,6 +109,47 @@ def test_a_bucket_of_small_parameters_of_all_layers_holds_up_none(stage):
     ]
     without, exposed = (step.exposed_seconds for step in steps)
     assert exposed == pytest.approx(without, rel=0.01)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, MasterWeights])
+@pytest.mark.parametrize("copy", [0.3, 1.1])
+@pytest.mark.parametrize("message", [0.4, 1.7])
+def test_an_offloaded_optimizer_exposes_what_its_closed_form_says(stage, kind, copy, message):
+    """In times of a unit's forward. When all gradients are on the host, parameters come back, and
+    are gathered unit by unit.
+
+    Must catch: gradients that leave for the host after backward, or before they are means
+    (OverlappedCopies.copy waits for no stream); parameters that are gathered before they have come
+    back, or all after the last; a host that reads what has not come, or waits more than once."""
+    share = UNIT_BYTES // 2 // RANKS
+    rate = (RANKS - 1) * share / (message * FORWARD)
+    gpu = GPU(
+        {torch.bfloat16: 1e12},
+        1e18,
+        Links(rate, node_latency_seconds=0),
+        launch_seconds=0,
+        host_bytes_per_second=share / (copy * FORWARD),
+    )
+    with VirtualGPUs(RANKS, gpu) as own:
+        units = (nn.Linear(HIDDEN, HIDDEN, False, dtype=torch.bfloat16) for _ in range(UNITS))
+        of = dict(of=torch.optim.SGD) if kind is MasterWeights else {}
+        model, optimizer = zero.shard(
+            nn.Sequential(*units), kind, stage=stage, offload=True, bucket_bytes=1, lr=0.1, **of
+        )
+        x = torch.ones(ROWS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+        with own.step() as step:
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    if stage == 1:
+        out = max(message + UNITS * copy, UNITS * message + copy)
+    else:  # as backward ends, the mean before the last one leaves, and the last one is made
+        out = max(message, copy) + copy
+    back = max(message + UNITS * copy, UNITS * message + copy)
+    assert step.seconds == pytest.approx((3 * UNITS + out + back) * FORWARD, rel=0.001)
+    assert step.computing_seconds == pytest.approx(3 * UNITS * FORWARD, rel=0.001)
+    assert step.host_waits == 1
 
 
 TOKENS = 1024  # which all numbers of ranks and chunks divide

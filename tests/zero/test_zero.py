@@ -21,6 +21,7 @@ from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.mixed_precision import LossScaler, MasterWeights
+from shardlab.mixed_precision.hardened import fast
 from shardlab.zero.hardened import fast_ring, stage1, stage2, stage3
 from shardlab.zero.hardened.flat import Native, Ring, own_chunk
 from shardlab.zero.hardened.full_parameters import unsharded
@@ -400,6 +401,52 @@ def test_offloaded_master_weights(three, how):
     for stage in (0, 1, 2):
         for moved, same in three.run(masters_offloaded, stage, how):
             assert moved > 0 and same, stage
+
+
+@pytest.mark.parametrize("per_microbatch", [False, True])
+def test_offloaded_master_weights_of_a_model_with_norms_in_fp32(per_microbatch):
+    """Whose gradients travel as they are, and add up on the host.
+
+    Must catch: their gradients lost between clipping and the step, or those of all microbatches but
+    the last; parameters that wait for the update of others before they go back."""
+    ends, back = [], []
+    for kind in (MasterWeights, cpu_offload(MasterWeights)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4).bfloat16(), nn.LayerNorm(4))
+        optimizer = kind(model.parameters(), torch.optim.SGD, at_once_bytes=1, lr=8.0)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        for x in torch.randn(2, 3, 4, dtype=torch.bfloat16):
+            model[1](model[0](x).float())[:, 0].square().sum().backward()
+            if per_microbatch:
+                optimizer.take_gradients()
+        clip_gradients(optimizer, 0.5)
+        optimizer.inner.register_step_pre_hook(
+            lambda *_, own=optimizer: back.append(len(getattr(own, "returning", "")))
+        )
+        optimizer.step()
+        ends.append([parameter.detach() for parameter in model.parameters()])
+        assert not any(map(torch.equal, before, ends[-1]))
+    assert all(map(torch.equal, *ends))
+    assert back == [0, 0, 0, 0, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("consumes", [False, True])
+def test_the_fast_scaler_looks_at_gradients_before_they_go_to_the_host(consumes):
+    """Must catch: a scaler that asks the copies on the host, which have no gradient yet."""
+    ends = []
+    for kind in (fast.MasterWeights, cpu_offload(fast.MasterWeights)):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4).half()
+        optimizer = kind(model.parameters(), torch.optim.SGD, consume_gradients=consumes, lr=0.1)
+        scaler = fast.LossScaler(2.0**15)
+        for factor in (1000.0, 1.0):  # which overflows, and does not
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 4, dtype=torch.half)) * factor
+            scaler.scale(loss.float().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        ends.append([scaler.factor, *(parameter.detach() for parameter in model.parameters())])
+    assert ends[0][0] == 2.0**14 and all(map(torch.equal, *ends))
 
 
 @pytest.mark.parametrize("how", ["clipped", "scaled", "by a closure", "with a frozen one"])

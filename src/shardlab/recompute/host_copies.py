@@ -1,9 +1,13 @@
-"""Copies of activations to the host's memory and back: how offload.py moves a storage.
+"""Copies to the host's memory and back: how offload.py moves a storage, and ZeRO its gradients.
 
 copies = copies_on(device)
 host = copies.out(flat)                 # flat may be dropped
 flat, when = copies.back(host, device)
 copies.wait(flat, when)                 # before flat is used
+
+host = copies.room(gradient)
+copies.copy(host, gradient, device)     # the gradient stays
+copies.finish()                         # before the host reads
 """
 
 from types import ModuleType
@@ -32,8 +36,22 @@ def streams_of(device: torch.device) -> ModuleType | None:
 class Copies:
     """Copies that are done when the call returns."""
 
+    overlap = False
+
+    def room(self, like: Tensor) -> Tensor:
+        """Memory of the host."""
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=self.overlap)
+
     def out(self, flat: Tensor) -> Tensor:
-        return torch.empty_like(flat, device="cpu").copy_(flat)
+        host = self.room(flat)
+        self.copy(host, flat, flat.device)
+        return host
+
+    def copy(self, to: Tensor, source: Tensor, device: torch.device):
+        to.copy_(source)
+
+    def finish(self):
+        """Wait, on the host."""
 
     def back(self, host: Tensor, device: torch.device) -> tuple[Tensor, object]:
         return torch.empty_like(host, device=device).copy_(host), None
@@ -49,13 +67,15 @@ class OverlappedCopies(Copies):
     device beside their copies. Backward begins with these, and takes them as they are. What comes
     back lies in memory of the computing stream."""
 
+    overlap = True
+
     def __init__(self, device: torch.device):
         self.streams = torch.get_device_module(device)
         self.stream = self.streams.Stream(device)
         self.leaving: dict[int, tuple[Tensor, object]] = {}  # by the address on the host, in order
 
     def out(self, flat: Tensor) -> Tensor:
-        host = torch.empty_like(flat, device="cpu", pin_memory=True)
+        host = self.room(flat)
         self.leaving[key_of(host)] = flat, self.copy(host, flat, flat.device)
         if len(self.leaving) > HELD:
             self.wait(*self.leaving.pop(next(iter(self.leaving))))
@@ -72,6 +92,9 @@ class OverlappedCopies(Copies):
         with self.streams.stream(self.stream):
             to.copy_(source, non_blocking=True)
         return self.stream.record_event()
+
+    def finish(self):
+        self.stream.synchronize()
 
     def wait(self, flat: Tensor, when):
         self.streams.current_stream(flat.device).wait_event(when)

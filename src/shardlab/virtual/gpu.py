@@ -125,9 +125,9 @@ class VirtualGPU(TorchDispatchMode):
         result = function(*args, **named)
         if function.namespace == "c10d":
             self.messages.tell()
-        if named.get("pin_memory"):
-            self.pinned.add(result)
         on_host = [self.pinned.has(tensor) for tensor in given] if self.pinned.storages else []
+        if named.get("pin_memory") or (on_host and all(on_host) and "device" not in named):
+            self.pinned.add(*tensors_in(result))
         if not any(on_host):
             self.spend(function, args, named, result)
         elif packet is aten.copy_ and not all(on_host):

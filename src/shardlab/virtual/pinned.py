@@ -1,4 +1,5 @@
-"""Pinned memory of the host, beside a virtual GPU: a tensor that was made with pin_memory=True.
+"""Memory of the host, beside a virtual GPU: tensors that were made with pin_memory=True, and what
+the host computes of them.
 
 A copy occupies the stream to which it is given, and the engine of its direction: copies of one
 direction follow each other, whatever their streams. What the host computes takes no time.
@@ -21,10 +22,12 @@ class PinnedMemory:
         self.gpu, self.clock = gpu, clock
         self.storages: set[int] = set()
 
-    def add(self, tensor: Tensor):
-        storage = tensor.untyped_storage()
-        self.storages.add(storage_key(storage))
-        weakref.finalize(storage, self.storages.discard, storage_key(storage))
+    def add(self, *tensors: Tensor):
+        for tensor in tensors:
+            if not self.has(tensor):
+                storage = tensor.untyped_storage()
+                self.storages.add(storage_key(storage))
+                weakref.finalize(storage, self.storages.discard, storage_key(storage))
 
     def has(self, tensor: Tensor) -> bool:
         return storage_key(tensor.untyped_storage()) in self.storages

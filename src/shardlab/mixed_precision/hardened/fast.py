@@ -50,7 +50,7 @@ class MasterWeights(master_weights.MasterWeights):
 
     def waiting(self) -> list[Tensor] | None:
         """The gradients in fp16, all dense; None if not all of them are in fp16."""
-        found = [tensor.grad for pair in self.copies for tensor in pair if tensor.grad is not None]
+        found = [tensor.grad for pair in self.pairs for tensor in pair if tensor.grad is not None]
         # CUDA's kernel takes no bf16, which needs no scale
         narrow = all(g.dtype is torch.float16 and g.layout is torch.strided for g in found)
         return found if narrow else None

@@ -39,6 +39,7 @@ class Bucket:
     ):
         self.parameters, self.group, self.collectives = parameters, group, collectives
         self.late, self.prefetch, self.gathering = late, prefetch, UnderWay()
+        self.host = None  # an optimizer there, which wants gradients as soon as they are means
         self.flat = flattened(parameters)
         hand_out([self.flat], group)
         for parameter, part in zip(parameters, self.flat.split([p.numel() for p in parameters])):
@@ -64,6 +65,8 @@ class Bucket:
         for shard, part in zip(self.shards, mean):
             part = part.to(shard.dtype)  # fp32 where 16-bit gradients were added in fp32
             shard.grad = part if shard.grad is None else shard.grad.add_(part)
+        if self.host:
+            self.host.leave(self.shards)
 
     def take_gradients(self) -> list[Tensor]:
         """Take this rank's gradients away from the parameters."""
@@ -77,6 +80,8 @@ class Bucket:
 
     @torch.no_grad()
     def all_gather(self):
+        if self.host:
+            self.host.arrive(self.shards)
         begin = getattr(self.collectives, "begin_all_gather", None)
         even = self.flat.numel() % dist.get_world_size(self.group) == 0  # else it takes a copy
         early = self.prefetch and begin is not None and even

@@ -94,6 +94,8 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
             tried.add(self.inner)
         else:
             self.inner.add_param_group(shards)
+        if hasattr(self.inner, "serve"):
+            self.inner.serve(buckets)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def reduce_gradients(self):

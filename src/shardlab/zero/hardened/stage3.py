@@ -21,7 +21,7 @@ from ..core_stage3 import Site
 from .ahead import Ahead
 from .checks import complaint_of_kinds, complaint_of_units
 from .flat import best_collectives
-from .offload import Landing
+from .landing import Landing
 from .parameter_slots import dissolve
 from .unit import Unit
 from .unit_shards import How, Sites

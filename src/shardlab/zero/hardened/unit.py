@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...common.backward import NoSecondGradient, when_backward_ends, when_gradient_comes
 from ...common.torch_internals import CALL, current_backward, in_function_transform, never_compiled
 from .flat import Ring
-from .offload import add_gradients
+from .landing import add_gradients
 from .parameter_slots import NotGathered, ParameterSlots
 from .saved_tensors import saved_with, tensors_of, with_leaves, without_parameters
 from .unit_shards import Flat, How, Sites

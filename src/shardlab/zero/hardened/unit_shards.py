@@ -25,7 +25,7 @@ from .. import core_stage3
 from .ahead import Ahead
 from .arriving import Arrival, as_gradients
 from .flat import Ring, chunk_of, filled, own_chunk
-from .offload import Landing, add_gradients, brought_home, may_come_late
+from .landing import Landing, add_gradients, brought_home, may_come_late
 
 # parameters, and every place of each
 Sites = dict[nn.Parameter, list[core_stage3.Site]]

@@ -1,0 +1,64 @@
+"""Gradients of stage 3 on their way to shards in the memory of the host.
+
+They go through pinned memory, in a stream of their own, while backward computes. The host waits for
+a GPU once a backward, at its end.
+"""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from ...common.backward import owners, when_backward_ends
+from ...common.torch_internals import current_backward, hooks_of_others, in_plain_backward
+from ...recompute.host_copies import OverlappedCopies
+
+
+class Landing:
+    """Mean gradients on their way from a GPU to the host, in one stream, until backward ends."""
+
+    def __init__(self):
+        self.copies: OverlappedCopies | None = None
+        self.leaving: tuple[Tensor, object] | None = None  # the last mean, and the end of its copy
+        self.coming: list[tuple[object, Tensor]] = []  # flat tensors, and the means of their shards
+        self.end = None  # refers weakly to the end of the backward that they belong to
+
+    def bring(self, mean: Tensor, flat):
+        if self.end is None or self.end() is None:
+            self.coming = []  # of a backward that raised
+            self.end = when_backward_ends(self.arrive)
+        if self.copies is None:
+            self.copies = OverlappedCopies(mean.device)
+        if self.leaving is not None:  # its memory goes, once the copy has ended
+            self.copies.wait(*self.leaving)
+        host = self.copies.room(mean)
+        self.leaving = mean, self.copies.copy(host, mean, mean.device)
+        self.coming.append((flat, host))
+
+    def arrive(self):
+        self.copies.finish()
+        coming, self.coming, self.leaving, self.end = self.coming, [], None, None
+        for flat, host in coming:
+            add_gradients(zip(flat.shards, flat.parts(host)))
+
+
+def brought_home(mean: Tensor, flat) -> list[Tensor | None]:
+    """The gradient of each shard, where it rests. On its way from a GPU to the host it is not read
+    before backward ends: then it becomes part of shard.grad, and autograd gets None."""
+    if mean.is_cuda and not flat.chunk.is_cuda and may_come_late(flat.shards):
+        flat.landing.bring(mean.to(flat.chunk.dtype), flat)
+        return [None for _ in flat.shards]
+    parts = zip(flat.shards, flat.parts(mean.to(flat.chunk)))
+    return [part if shard.requires_grad else None for shard, part in parts]
+
+
+def may_come_late(shards: list[nn.Parameter]) -> bool:
+    """Whether gradients may become part of shard.grad later in this backward: not so where a hook
+    wants to see them, or nobody fills .grad."""
+    watched = any(s.requires_grad and (s in owners or hooks_of_others(s)) for s in shards)
+    return not watched and current_backward() is not None and in_plain_backward()
+
+
+def add_gradients(pairs: Iterable[tuple[nn.Parameter, Tensor | None]]):
+    for shard, gradient in pairs:
+        if shard.requires_grad and gradient is not None:
+            shard.grad = gradient if shard.grad is None else shard.grad.add_(gradient)
