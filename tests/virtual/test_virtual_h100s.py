@@ -83,3 +83,19 @@ def test_what_the_page_says_of_overlap(width, sequence, shares):
     Must catch: weight gradients made before the message leaves; chunks that are summed one after
     the other."""
     assert [waits_for_messages(width, sequence, chunks) for chunks in (0, 1, 4)] == shares
+
+
+@pytest.mark.slow
+def test_what_the_page_says_of_offload():
+    """The dropdown of offload in the chapter on ZeRO in time has these milliseconds.
+
+    Must catch: gradients that leave for the host after backward; a second wait of the host."""
+
+    def offloaded(model):
+        return zero.shard(model, torch.optim.AdamW, stage=2, offload=True, fused=True)
+
+    step = virtual_step(offloaded, sizes=dict(layers=24))
+    copies = [span for span in step.spans if span.name == "copy to the host"]
+    taken = sum(span.end - span.start for span in copies) / 1e6
+    assert [round(taken, 1), round(1e3 * step.idle_seconds("host"), 1)] == [7.0, 0.5]
+    assert step.host_waits == 1
