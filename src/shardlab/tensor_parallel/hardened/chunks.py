@@ -98,22 +98,22 @@ class ScatteredChunks(torch.autograd.Function):
         if torch.is_grad_enabled():
             dy = gather(dy, ctx.group)
             return dy @ weight, weight_gradient(ctx, x, dy), None, None, None
+        parts = in_order_of_ranks(x, ctx.group).chunk(ctx.chunks, 1)
+        parts = [part.clone(memory_format=torch.contiguous_format) for part in parts]
         coming = [begin_gather(own, ctx.group) for own in chunks_of(dy, ctx.chunks)]
         if ctx.late is not None:
             ctx.late.late.ask()
-        parts = in_order_of_ranks(x, ctx.group)
-        dx, dw = torch.empty_like(parts), None
-        for (dys, wait), xs, dxs in zip(
-            coming, parts.chunk(ctx.chunks, 1), dx.chunk(ctx.chunks, 1)
-        ):
+        dw = None
+        for part in parts:
+            dys, wait = coming.pop(0)
             wait()
-            dxs.copy_(dys @ weight)
             if ctx.needs_input_grad[1]:
-                term = gradient_of_weight(xs, dys)
+                term = gradient_of_weight(part, dys)
                 dw = term if dw is None else dw.add_(term)
-        own = len(x), -1, *x.shape[2:]
-        dx = dx.unflatten(1, own[:2] + tuple(x.shape[2:-1])).movedim(0, 1).flatten(1, 2)
-        return dx, dw, None, None, None
+            torch.mm(dys.flatten(0, 1), weight, out=part.flatten(0, 1))  # dx instead of x
+        dys = term = None
+        dx = torch.cat(parts, 1).unflatten(1, (len(x), -1, *x.shape[2:-1]))
+        return dx.movedim(0, 1).flatten(1, 2), dw, None, None, None
 
 
 def chunks_of(x: Tensor, chunks: int) -> tuple[Tensor, ...]:

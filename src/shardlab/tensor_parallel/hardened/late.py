@@ -24,9 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ...common.torch_internals import current_backward
-from ..core import Enter
 from .layers import CutLinear
-from .pairs import begin_scatter, begin_sum, gather, reduce_scatter, tokens_by_rank
 
 
 class LateGradients:
@@ -37,6 +35,7 @@ class LateGradients:
         self.backward: int | None = None  # to which the products and gradients below belong
         self.products: list[tuple[int, Tensor, Tensor]] = []  # (number of the weight, x, dy)
         self.made: dict[int, Tensor] = {}
+        self.owns_input_gradient = False  # products have made it, and nobody else has it
 
     @contextmanager
     def weights_of(self, module: nn.Module) -> Iterator[None]:
@@ -67,6 +66,14 @@ class LateGradients:
         """Forget what a backward left behind that ended before it came here."""
         if self.backward != current_backward():
             self.backward, self.products, self.made = current_backward(), [], {}
+            self.owns_input_gradient = False
+
+    def takes_input_gradient(self) -> bool:
+        """Whether the gradient of the input may be written over now. It may not where it is that of
+        the output as well, or of something beside the module."""
+        self.begin()
+        owned, self.owns_input_gradient = self.owns_input_gradient, False
+        return owned
 
     def make(self) -> dict[int, Tensor]:
         """All that was put off, by the number of the weight."""
@@ -119,6 +126,7 @@ class LinearLate(torch.autograd.Function):
     def forward(ctx, x, weight, bias, product):
         ctx.save_for_backward(x, weight)
         ctx.product = product
+        ctx.is_first = getattr(x.grad_fn, "late", None) is product.late
         y = x.new_empty(*x.shape[:-1], len(weight))  # no view, so that it can be changed in place
         rows, made = (t.reshape(-1, t.shape[-1]) for t in (x, y))
         if bias is None:
@@ -132,7 +140,9 @@ class LinearLate(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dx = dy @ weight if ctx.needs_input_grad[0] else None
         db = dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.needs_input_grad[2] else None
-        return dx, ctx.product.put_off(x, dy), db, None
+        dw = ctx.product.put_off(x, dy)
+        ctx.product.late.owns_input_gradient |= ctx.is_first
+        return dx, dw, db, None
 
 
 class Views(torch.autograd.Function):
@@ -153,40 +163,3 @@ class Views(torch.autograd.Function):
 
 def either_or_sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
-
-
-class EnterLate(Enter):
-    """In front of columns, as `enter` is."""
-
-    @staticmethod
-    def forward(ctx, x, group, late):
-        ctx.late = late
-        return Enter.forward(ctx, x, group)
-
-    @staticmethod
-    def backward(ctx, dx):
-        if torch.is_grad_enabled():
-            return *Enter.backward(ctx, dx), None
-        total = dx.clone(memory_format=torch.contiguous_format)
-        wait = begin_sum(total, ctx.group)
-        ctx.late.make()
-        wait()
-        return total, None, None
-
-
-class GatherLate(torch.autograd.Function):
-    """In front of columns, as `gather` is."""
-
-    @staticmethod
-    def forward(ctx, x, group, late):
-        ctx.late, ctx.group = late, group
-        return gather(x, group)
-
-    @staticmethod
-    def backward(ctx, dx):
-        if torch.is_grad_enabled():
-            return reduce_scatter(dx, ctx.group), None, None
-        own, wait = begin_scatter(tokens_by_rank(dx, ctx.group).contiguous(), ctx.group)
-        ctx.late.make()
-        wait()
-        return own, None, None

@@ -22,12 +22,15 @@ peak is the same where scores of the vocabulary make it.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
+from ...common.torch_internals import storage_key
+from ..core import Enter
 from .chunks import RowsInChunks
-from .late import EnterLate, GatherLate, LateGradients
+from .late import LateGradients
 from .layers import Parts, RowLinear
-from .pairs import leave, reduce_scatter
+from .pairs import begin_scatter, begin_sum, gather, leave, reduce_scatter, tokens_by_rank
 from .plan import Around, Rows, TensorPlan, Whole
 from .sequence import AroundGathered, keeps_own_tokens
 
@@ -82,3 +85,47 @@ class AroundGatheredLate(AroundGathered):
             with keeps_own_tokens(whole, x, group) as kept:
                 late.ask = kept.ask
                 return compute(whole)
+
+
+# --- autograd functions ---------------------------------------------------------------------------
+
+
+class EnterLate(Enter):
+    """In front of columns, as `enter` is."""
+
+    @staticmethod
+    def forward(ctx, x, group, late):
+        ctx.late = late
+        return Enter.forward(ctx, x, group)
+
+    @staticmethod
+    def backward(ctx, dx):
+        if torch.is_grad_enabled():
+            return *Enter.backward(ctx, dx), None
+        total = (dx if ctx.late.takes_input_gradient() else dx.clone()).contiguous()
+        wait = begin_sum(total, ctx.group)
+        ctx.late.make()
+        wait()
+        return total, None, None
+
+
+class GatherLate(torch.autograd.Function):
+    """In front of columns, as `gather` is."""
+
+    @staticmethod
+    def forward(ctx, x, group, late):
+        ctx.late, ctx.group = late, group
+        return gather(x, group)
+
+    @staticmethod
+    def backward(ctx, dx):
+        if torch.is_grad_enabled():
+            return reduce_scatter(dx, ctx.group), None, None
+        parts = tokens_by_rank(dx, ctx.group).contiguous()
+        copied = storage_key(parts.untyped_storage()) != storage_key(dx.untyped_storage())
+        if ctx.late.takes_input_gradient() and copied:
+            dx.untyped_storage().resize_(0)  # autograd holds it to the end of this function
+        own, wait = begin_scatter(parts, ctx.group)
+        ctx.late.make()
+        wait()
+        return own, None, None

@@ -89,6 +89,8 @@ class Bucket:
         wait = gather(self.flat, self.group)
         increment_version(self.parameters)  # a graph from before the step notices
         self.note_versions()
+        if self.host:
+            self.host.note_versions(self.shards)  # gathering leaves its copies alone
         if early:
             self.gathering.waits.append(Arrival([*self.parameters, *self.shards], wait).arrive)
 

@@ -52,8 +52,8 @@ def cpu_offload(optimizer_cls: type) -> type:
     class Offloaded(optimizer_cls):
         def add_param_group(self, param_group):
             if not hasattr(self, "moved"):
-                self.moved, self.links, self.coming, self.returning = [], {}, {}, {}
-                self.has_buckets = False
+                self.moved, self.links, self.seen = [], {}, {}
+                self.coming, self.returning, self.has_buckets = {}, {}, False
             given = param_group["params"]
             given = [given] if isinstance(given, Tensor) else list(given)
             named = [each if isinstance(each, tuple) else (None, each) for each in given]
@@ -158,9 +158,10 @@ def cpu_offload(optimizer_cls: type) -> type:
                 super().after_update(parameter, master)
                 self.send_back(self.origin[parameter], parameter)
 
-        def note_versions(self):
-            """All writes into the parameters until now are known."""
-            self.seen = {device: version(device) for device, _ in self.moved}
+        def note_versions(self, devices=()):
+            """All writes into these parameters, or into all, until now are known."""
+            known = devices or [device for device, _ in self.moved]
+            self.seen.update((device, version(device)) for device in known)
 
         @torch.no_grad()
         def load_state_dict(self, state_dict):

@@ -123,8 +123,6 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         self.reduce_gradients()
         self.check_reduced()
         super().step()
-        if hasattr(self.inner, "note_versions"):  # copies on the host, which gathering leaves alone
-            self.inner.note_versions()
         self.stepped = True
         return loss
 
