@@ -18,7 +18,7 @@ import torch.distributed._functional_collectives
 from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import increment_version, saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -215,6 +215,7 @@ def watch_unscaling(
     def unscale(self, optimizer, *args, **named):
         tensors = tensors_of(optimizer)
         found = original(self, SimpleNamespace(param_groups=[{"params": tensors}]), *args, **named)
+        increment_version([t.grad for t in tensors if t.grad is not None])  # its kernel does not
         seen(tensors, found)
         return found
 
@@ -296,6 +297,7 @@ def unscale_in_one_pass(gradients: list[Tensor], found: Tensor, inverse: Tensor)
     """Each gradient times `inverse`, in place; `found` [1] becomes 1 if one of them was not finite.
     All are on one device. Without it, a loss scaler reads each gradient twice."""
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
+    increment_version(gradients)  # which this kernel does not
 
 
 def divide_into(pairs: list[tuple[Tensor, Tensor]], divisor: int):
