@@ -36,14 +36,6 @@ from shardlab.pipelines import schedules
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.ranks import ranks
-from shardlab.tensor_parallel import (
-    apply_tensor_parallel,
-    gpt_plan,
-    overlapped,
-    sequence_parallel,
-    sum_gradients,
-    vocabulary_parallel_loss,
-)
 from shardlab.virtual import VirtualStep
 from shardlab.zero import shard
 
@@ -122,22 +114,6 @@ def replicas(net, optimizer_cls, cls, fused, **options):
     return model, optimizer_cls(model.parameters(), fused=fused)
 
 
-def overlapping(net, optimizer_cls, sequence=False, chunks=CHUNKS, **settings):
-    """Tensor parallelism whose messages travel beside products."""
-    plan = sequence_parallel(gpt_plan(net.config)) if sequence else gpt_plan(net.config)
-    apply_tensor_parallel(net, overlapped(plan, chunks))
-    optimizer = optimizer_cls(net.parameters(), **settings)
-
-    def gradients(tokens, targets):
-        loss = vocabulary_parallel_loss(net(tokens), targets, net.config.vocabulary)
-        loss.backward()
-        if sequence:
-            sum_gradients(optimizer)
-        return loss.detach()
-
-    return gradients, optimizer
-
-
 DDP, TUNED = data_parallelism.DistributedDataParallel, data_parallelism.TUNED
 REDUNDANCY, DTENSOR = zero.WAYS[zero.REDUNDANCY[1]], tensor_parallelism.WAYS
 ALIKE: dict[str, tuple[Way, Way, Callable]] = {
@@ -145,9 +121,13 @@ ALIKE: dict[str, tuple[Way, Way, Callable]] = {
     "ZeRO 1": (Way(shard, dict(stage=1, prefetch=True)), REDUNDANCY, train_step),
     "ZeRO 2": (Way(shard, dict(stage=2, prefetch=True)), REDUNDANCY, train_step),
     "ZeRO 3": (Way(unit_of_each), Way(fully_shard), train_step),
-    "tensor parallelism": (Way(overlapping), DTENSOR["PyTorch, DTensor"], step_by),
+    "tensor parallelism": (
+        Way(tensor_parallelism.split_by_plan, dict(chunks=CHUNKS)),
+        DTENSOR["PyTorch, DTensor"],
+        step_by,
+    ),
     "sequence parallelism": (
-        Way(overlapping, dict(sequence=True)),
+        Way(tensor_parallelism.split_by_plan, dict(sequence=True, chunks=CHUNKS)),
         DTENSOR["PyTorch, DTensor, sequence"],
         step_by,
     ),

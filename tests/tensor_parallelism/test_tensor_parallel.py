@@ -44,9 +44,12 @@ from shardlab import zero
 from shardlab.common.backward import NoSecondGradient
 from shardlab.common.cross_node_warning import CrossesNodes
 from shardlab.common.shards import CannotShard, groups_of
+from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.fake_ranks import fake_ranks
+from shardlab.measure.ledger import Ledger
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.tensor_parallel import (
     CannotSplit,
@@ -1070,3 +1073,56 @@ ROWS = takes(
 def test_a_row(worlds, door, row, args, expected):
     """Must catch: what the row says; fp32 copies of parts whose optimizer is not tried."""
     check(worlds(2, patience_seconds=30), door, row, args, expected)
+
+
+# --- the gradient of an input that somebody else has as well --------------------------------------
+
+
+class Beside(nn.Module):
+    """Adds to its input what was computed before, so that one gradient is that of both."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.beside = nn.Linear(4, 6, bias=False), None
+
+    def forward(self, x):
+        return self.up(x + self.beside)
+
+
+def gradients_beside(chunks):
+    torch.manual_seed(0)
+    model = nn.Sequential(Beside()).double()
+    plan = {"0": Around(), "0.up": Columns(6)}
+    apply_tensor_parallel(model, overlapped(plan, chunks) if chunks else plan)
+    x, beside = (torch.ones(1, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    model[0].beside = 3 * beside
+    model(x * 2).square().sum().backward()
+    return x.grad, beside.grad
+
+
+def test_a_sum_in_place_is_not_seen_beside_the_module(world):
+    """Must catch: a gradient that is summed in the memory of another path's."""
+    for plain, late in zip(world.run(gradients_beside, 0), world.run(gradients_beside, 1)):
+        assert all(map(torch.equal, plain, late))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_peak_of_overlapped_layers(chunks, sequence):
+    """On eight ranks, a layer is the peak. With sequence parallelism the gradient of the gathered
+    tokens is copied into the order of ranks while the tokens are still there.
+
+    Must catch: a gradient that is copied to be summed."""
+    peaks = []
+    for overlap in (0, chunks):
+        with fake_ranks(8), FakeTensorMode():
+            config = gpt_2(8, hidden=256, heads=16, feed_forward=1024, max_sequence=64)
+            model = GPT(config)
+            plan = gpt_plan(config)
+            plan = sequence_parallel(plan) if sequence else plan
+            apply_tensor_parallel(model, overlapped(plan, overlap) if overlap else plan)
+            tokens = torch.zeros(8, 64, dtype=torch.long)
+            with Ledger(model) as ledger:
+                vocabulary_parallel_loss(model(tokens), tokens, config.vocabulary).backward()
+            peaks.append(ledger.peak.bytes.total)
+    assert peaks[1] - peaks[0] <= (4 * 8 * 64 * 256 if sequence else 0)

@@ -38,6 +38,7 @@ from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     core,
     gpt_plan,
+    overlapped,
     sequence_parallel,
     sum_gradients,
     vocabulary_parallel_loss,
@@ -70,10 +71,11 @@ RACED_TASKS = (
 
 
 def split_by_plan(
-    net: nn.Module, optimizer_cls: type, sequence=False, regather=False, **settings
+    net: nn.Module, optimizer_cls: type, sequence=False, regather=False, chunks=0, **settings
 ) -> tuple:
     plan = gpt_plan(net.config)
-    apply_tensor_parallel(net, sequence_parallel(plan, regather) if sequence else plan)
+    plan = sequence_parallel(plan, regather) if sequence else plan
+    apply_tensor_parallel(net, overlapped(plan, chunks) if chunks else plan)
     optimizer = optimizer_cls(net.parameters(), **settings)
 
     def gradients(tokens: Tensor, targets: Tensor) -> Tensor:
@@ -166,7 +168,11 @@ DTENSOR, DTENSOR_SEQUENCE = "PyTorch, DTensor", "PyTorch, DTensor, sequence"
 WAYS = {
     PLAIN: Way(split_by_plan, peers=(DTENSOR,), most=NO_MORE),
     f"{PLAIN}, core": Way(split_by_core, peers=(DTENSOR,)),
+    f"{PLAIN}, overlap": Way(split_by_plan, dict(chunks=1), (DTENSOR,)),
     OWN_TOKENS: Way(split_by_plan, dict(sequence=True), (DTENSOR_SEQUENCE,), NO_MORE),
+    f"{OWN_TOKENS}, overlap": Way(
+        split_by_plan, dict(sequence=True, chunks=1), (DTENSOR_SEQUENCE,)
+    ),
     REGATHERED: Way(split_by_plan, dict(sequence=True, regather=True), (DTENSOR_SEQUENCE,)),
     DTENSOR: Way(dtensor),
     DTENSOR_SEQUENCE: Way(dtensor, dict(sequence=True)),

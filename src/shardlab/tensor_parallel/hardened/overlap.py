@@ -14,9 +14,14 @@ With sequence parallelism dW of the rows hides the tokens that are gathered agai
 columns hides the reduce-scatter of dx.
 
 Each chunk pays the latency of a message, so more chunks gain time only where the product of a chunk
-takes longer than that. With one chunk, backward alone overlaps. Backward of a module keeps what its
-weight gradients are made of until then, about one tensor of all tokens more than plainly: a step's
-peak is the same where scores of the vocabulary make it.
+takes longer than that. With one chunk, backward alone overlaps.
+
+Backward of a module keeps what its weight gradients are made of until then. The sum of dx takes the
+memory of dx, so that tensor parallelism has the peak that it has without overlap. With sequence
+parallelism the gathered tokens are still there while dx is copied into the order of ranks: a layer
+of h = 2,048, on eight ranks with two sequences of 2,048 tokens in bf16, peaks 15 MB higher, of 350,
+and 3 MB higher where tokens are gathered again. One sequence needs no copy: 2 MB; gathered again,
+12 MB, as the tokens arrive beside the gathered gradient of the rows.
 """
 
 from collections.abc import Callable
