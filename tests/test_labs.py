@@ -325,22 +325,14 @@ progress.end()"""
 
 
 @pytest.mark.labs
-def test_a_different_output_is_seen(tmp_path):
+def test_a_different_output_and_a_failing_cell_are_seen(tmp_path):
     """Must catch: nbval not comparing (lax mode without the tag), or its failure not reaching our
-    test; a line of progress compared, so that a lab fails on a busy machine."""
+    test; a line of progress compared, so that a lab fails on a busy machine; nbval's outcome not
+    read, so that a lab that no longer runs passes."""
     lab = small_lab("41")
     lab.cells.append(new_code_cell(LONG_WORK, metadata={"tags": [COMPARED]}, execution_count=3))
+    lab.cells.append(new_code_cell("raise ValueError('six by nine')", execution_count=4))
     nbformat.write(lab, tmp_path / "lab.ipynb")
     count, failed, report = rerun(tmp_path / "lab.ipynb")
-    assert (count, failed) == (3, ["Cell 1"]), report  # nbval counts code cells from 0
-    assert "41" in report and "42" in report, report
-
-
-@pytest.mark.labs
-def test_a_failing_cell_is_seen(tmp_path):
-    """Must catch: nbval's outcome not read, so that a lab that no longer runs passes."""
-    lab = small_lab()
-    lab.cells[2].source = "print(6 * 7)\nraise ValueError('six by nine')"
-    nbformat.write(lab, tmp_path / "lab.ipynb")
-    _, failed, report = rerun(tmp_path / "lab.ipynb")
-    assert failed == ["Cell 1"] and "six by nine" in report, report
+    assert (count, failed) == (4, ["Cell 1", "Cell 3"]), report  # nbval counts code cells from 0
+    assert "41" in report and "42" in report and "six by nine" in report, report
