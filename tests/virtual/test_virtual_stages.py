@@ -4,18 +4,22 @@ Units are equal products, launches are free and memory is fast, so that a unit c
 of its products alone, as in the formulas.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from coursekit.formulas import evaluate
 from shardlab import zero
+from shardlab.common.backward import when_backward_ends
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.recompute.host_copies import HELD
 from shardlab.recompute.offload import offload_activations
 from shardlab.tensor_parallel import apply_tensor_parallel, overlapped, sequence_parallel
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
 from shardlab.virtual import GPU, Links, VirtualGPUs
+from shardlab.zero.hardened.landing import Landing
 
 UNITS, HIDDEN, RANKS = 5, 1024, 8
 UNIT_BYTES = 4 * HIDDEN**2
@@ -150,6 +154,37 @@ def test_an_offloaded_optimizer_exposes_what_its_closed_form_says(stage, kind, c
     assert step.seconds == pytest.approx((3 * UNITS + out + back) * FORWARD, rel=0.001)
     assert step.computing_seconds == pytest.approx(3 * UNITS * FORWARD, rel=0.001)
     assert step.host_waits == 1
+
+
+def test_gradients_that_land_at_the_end_of_backward():
+    """A unit of stage 3 may end after the others, when their gradients have landed.
+
+    Must catch: a landing that keeps the end of its last arrival (`end` is not reset); a copy that
+    leaves before the mean is made, or whose memory goes before it has left."""
+    gpu = GPU({torch.float32: 1e12}, 1e18, launch_seconds=0, host_bytes_per_second=1e9)
+    with VirtualGPUs(1, gpu) as own:
+        landing, weight = Landing(), torch.ones(HIDDEN, HIDDEN)
+        flat = SimpleNamespace(shards=[nn.Parameter(weight.clone())], parts=lambda host: [host])
+
+        def bring(*_):
+            landing.bring(weight @ weight, flat)
+
+        def passes(gradient):
+            for _ in range(3):
+                bring()
+            when_backward_ends(bring)
+
+        x = torch.ones(1, requires_grad=True)
+        y = x * 2
+        y.register_hook(passes)
+        with own.step() as step:
+            y.sum().backward()
+    assert flat.shards[0].grad is not None and not landing.coming
+    made = [span for span in step.spans if span.name == "mm"]
+    left = [span for span in step.spans if span.name == "copy to the host"]
+    assert len(made) == len(left) == 4 and step.host_waits == 2
+    assert all(copy.start >= mean.end for copy, mean in zip(left, made))
+    assert all(mean.start >= copy.end for copy, mean in zip(left, made[2:]))
 
 
 TOKENS = 1024  # which all numbers of ranks and chunks divide
