@@ -22,6 +22,7 @@ from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
 from shardlab.saving.checkpoint import Damaged, SaveFailed, resume, save
 from shardlab.zero.hardened import fast_ring, stage1, stage2, stage3
+from shardlab.zero.hardened.flat import Native
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.offload import cpu_offload
 
@@ -160,6 +161,7 @@ def test_the_run_goes_on(stage, two, three, tmp_path):
         assert found[0][2] == 4 * 6 / before.world_size + 2 * 6 / other.world_size
 
 
+NATIVE = dict(collectives=Native())
 PARTS = dict(collectives=fast_ring.Ring(small_bytes=8, piece_bytes=40))
 DIMS = dict(groups="by dims")
 HOSTED = dict(rule=cpu_offload(torch.optim.AdamW))
@@ -173,6 +175,11 @@ HOSTED = dict(rule=cpu_offload(torch.optim.AdamW))
         ((1, 2, {}), (1, 3, PARTS)),
         ((2, 3, PARTS), (3, 2, {})),
         ((3, 2, {}), (1, 3, PARTS)),
+        # zeros behind the parameters of a bucket, or none
+        ((1, 3, NATIVE), (1, 3, NATIVE)),
+        ((1, 3, NATIVE), (2, 2, {})),
+        ((1, 2, {}), (1, 3, NATIVE)),
+        ((2, 3, NATIVE), (3, 2, {})),
         # other flat tensors, or none
         ((0, 3, {}), (1, 2, {})),
         ((1, 3, {}), (3, 2, {})),
@@ -194,7 +201,8 @@ def test_in_another_layout(before, after, worlds, tmp_path):
 
     Must catch: of the states only those of the first part saved; parts brought back in another
     order; one step counter object for all flat tensors, so that each counts for all; parameters
-    taken in the order of the flat tensors, not by name; a tied weight by its second name; the
+    taken in the order of the flat tensors, not by name; zeros behind them not counted where a
+    save is cut; a tied weight by its second name; the
     states of a plain model not saved; all parameters of a flat tensor taken for those of one group;
     the host's copies not refreshed, so that the first step undoes the resuming."""
     (stage, n, options), (other, m, others) = before, after

@@ -23,6 +23,7 @@ from shardlab.measure.ledger import Ledger
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.mixed_precision.hardened import fast
 from shardlab.zero.hardened import fast_ring, stage1, stage2, stage3
+from shardlab.zero.hardened.arriving import StillComing
 from shardlab.zero.hardened.flat import Native, Ring, own_chunk
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.offload import cpu_offload
@@ -189,6 +190,29 @@ def test_native_pads_while_it_copies(three):
     Must catch: a padded copy of the flat copy; a copy of all chunks before they are gathered."""
     for scattered, gathered, elements in three.run(copied_by_native):
         assert max(scattered, gathered) < 2 * elements
+
+
+def gathered_in_place():
+    """(elements that the second step copies, whether the parameters are on their way after it, the
+    messages that somebody has to wait for)."""
+    net = nn.Linear(9, 10)
+    options = dict(collectives=Native(), prefetch=True, lr=0.1)
+    _, optimizer = zero.shard(net, torch.optim.SGD, stage=2, **options)
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(torch.ones(1, 9)).sum().backward()
+        with Made() as made:
+            optimizer.step()
+    waits = sum(len(bucket.gathering.waits) for bucket in optimizer.buckets)
+    return made.elements, isinstance(net.weight, StillComing), waits
+
+
+def test_a_bucket_of_any_size_is_gathered_in_place(three):
+    """100 elements on 3 ranks.
+
+    Mutations: no zeros behind them, so that all are copied; only even buckets travel early; step()
+    without arrive(), so that messages of former steps pile up."""
+    assert three.run(gathered_in_place) == [(0, True, 1)] * 3
 
 
 def in_one_memory(stage):

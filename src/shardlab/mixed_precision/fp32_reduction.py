@@ -40,5 +40,8 @@ class InFp32(Ring):
     def parts_of_a_shard(self, tensors: list[Tensor], group: Group = None) -> list[int]:
         return self.collectives.parts_of_a_shard(tensors, group)
 
+    def zeros_behind(self, elements: int, group: Group = None) -> int:
+        return self.collectives.zeros_behind(elements, group)
+
     def __repr__(self):
         return f"InFp32({self.collectives!r})"

@@ -110,7 +110,7 @@ def held_by(
         name: f"{buffer.dtype} {list(buffer.shape)} as a buffer" for name, buffer in buffers.items()
     }
     digests = hashes_of(buffers) if values else {}
-    return RankHolds(to, [flat.parameters for flat in flats], found, sharing, sums, digests)
+    return RankHolds(to, [flat.cut for flat in flats], found, sharing, sums, digests)
 
 
 def optimizers_in(optimizer) -> dict[str, str]:

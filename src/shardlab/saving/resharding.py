@@ -37,13 +37,21 @@ VALUE = "value"  # the key of the parameters; the other keys are their states
 class FlatParameters(NamedTuple):
     """Parameters one after the other, as [name in the plain model, shape]. Of all their elements,
     `tensors`, one after the other, hold the range `held`. `numbers` are the parameters' places in
-    the optimizer, if they have any, and `groups` their parameter groups."""
+    the optimizer, if they have any, and `groups` their parameter groups. `zeros` elements were
+    behind the parameters when all was cut."""
 
     parameters: list
     tensors: list[Tensor]
     held: range
     numbers: list[int]
     groups: list[int | None]
+    zeros: int = 0
+
+    @property
+    def cut(self) -> list:
+        """All that was cut, as a save lists it: zeros have the name of no parameter."""
+        name, _ = self.parameters[0]
+        return [*self.parameters, *[[f"{name}, zeros", [self.zeros]]] * bool(self.zeros)]
 
 
 def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
@@ -74,8 +82,9 @@ def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
             " for."
         )
 
-    def flat(parameters, *tensors, whole=False):
-        held = range(size_of(parameters)) if whole else chunk_of(me, size_of(parameters), n)
+    def flat(parameters, *tensors, whole=False, zeros=0):
+        every = range(size_of(parameters))
+        held = every if whole else common(every, chunk_of(me, len(every) + zeros, n))
         numbers, groups = zip(*(places.get(id(tensor), (None, None)) for tensor in tensors))
         return FlatParameters(
             parameters,
@@ -83,10 +92,13 @@ def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
             held,
             [number for number in numbers if number is not None],
             list(groups),
+            zeros,
         )
 
     for bucket in buckets:  # stages 1 and 2
-        yield flat([[names.pop(id(p)), list(p.shape)] for p in bucket.parameters], *bucket.shards)
+        parameters = [[names.pop(id(p)), list(p.shape)] for p in bucket.parameters]
+        zeros = bucket.flat.numel() - size_of(parameters)
+        yield flat(parameters, *bucket.shards, zeros=zeros)
     paths = {module: f"{path}." * bool(path) for path, module in model.named_modules()}
     for unit in (module.sharded_unit for module in sharded_units(model)):  # stage 3
         # a tied parameter by its first name
@@ -126,7 +138,7 @@ def flats_buffers(model: nn.Module, optimizer) -> tuple[list[FlatParameters], di
 def own_parts(flat: FlatParameters, states: dict, rank: int, n: int) -> dict[str, Tensor]:
     """Copies of the data that this rank writes, of n that hold the same: its chunk of the
     parameters, and of each state that has an element for each of their elements."""
-    part = common(flat.held, chunk_of(rank, size_of(flat.parameters), n))
+    part = common(flat.held, chunk_of(rank, size_of(flat.cut), n))
     cut = slice(part.start - flat.held.start, part.stop - flat.held.start)
     chunks = {
         key: [states[number][key] for number in flat.numbers]
@@ -262,15 +274,14 @@ class Layout:
         ]
 
     def _joined(self, flat, files, key, dtype):
-        result = torch.empty(len(flat.held), dtype=dtype)
-        found = 0
+        sizes, found = [tensor.numel() for tensor in flat.tensors], 0
+        result = torch.zeros(sum(sizes), dtype=dtype)
         for rank, number, begin, to, elements in self.pieces(flat):
             result[to : to + elements] = files[rank][number][key][begin : begin + elements]
             found += elements
-        if found != len(result):  # otherwise the rest would be arbitrary memory
-            raise Damaged(f"{flat.parameters[0][0]}: {len(result) - found:,} elements are nowhere.")
-        parts = result.split([tensor.numel() for tensor in flat.tensors])
-        return [part.view(tensor.shape) for part, tensor in zip(parts, flat.tensors)]
+        if missing := len(flat.held) - found:
+            raise Damaged(f"{flat.parameters[0][0]}: {missing:,} elements are nowhere.")
+        return [part.view(t.shape) for part, t in zip(result.split(sizes), flat.tensors)]
 
 
 def size_of(parameters: Iterable) -> int:
@@ -278,4 +289,5 @@ def size_of(parameters: Iterable) -> int:
 
 
 def common(a: range, b: range) -> range:
-    return range(max(a.start, b.start), min(a.stop, b.stop))
+    start = max(a.start, b.start)
+    return range(start, max(start, min(a.stop, b.stop)))

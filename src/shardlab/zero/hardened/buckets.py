@@ -1,7 +1,7 @@
 """Buckets of parameters for stages 1 and 2: parameters that travel together, in one flat tensor.
 
-A bucket has the methods of the core's, and no more of it: it is cut without zeros at its end, and
-any collectives reduce it, in several parts.
+A bucket has the methods of the core's, and no more of it: its collectives say whether it has zeros
+at its end, and any collectives reduce it, in several parts.
 """
 
 from collections.abc import Iterable
@@ -40,12 +40,16 @@ class Bucket:
         self.parameters, self.group, self.collectives = parameters, group, collectives
         self.late, self.prefetch, self.gathering = late, prefetch, UnderWay()
         self.host = None  # an optimizer there, which wants gradients as soon as they are means
-        self.flat = flattened(parameters)
+        sizes = [parameter.numel() for parameter in parameters]
+        count = collectives.zeros_behind(sum(sizes), group)
+        self.zeros = [parameters[0].detach().new_zeros(count)] * bool(count)
+        self.flat = flattened([*parameters, *self.zeros])
         hand_out([self.flat], group)
-        for parameter, part in zip(parameters, self.flat.split([p.numel() for p in parameters])):
+        for parameter, part in zip(parameters, self.flat.split([*sizes, count])):
             parameter.data = part.view(parameter.shape)
-        sizes = collectives.parts_of_a_shard(parameters, group)
-        parts = own_chunk(self.flat, group).split(sizes)
+        parts = own_chunk(self.flat, group).split(
+            collectives.parts_of_a_shard([*parameters, *self.zeros], group)
+        )
         self.shards = [as_shard(part, group, of=parameters) for part in parts]
         self.note_versions()
 
@@ -71,7 +75,7 @@ class Bucket:
     def take_gradients(self) -> list[Tensor]:
         """Take this rank's gradients away from the parameters."""
         given, shapes = zip(*((parameter.grad, parameter.shape) for parameter in self.parameters))
-        gradients = filled(given, shapes, self.flat)
+        gradients = [*filled(given, shapes, self.flat), *self.zeros]
         for parameter, gradient in zip(self.parameters, given):
             if gradient is not None:
                 check_gradient(parameter, "a sharded optimizer")
@@ -83,8 +87,7 @@ class Bucket:
         if self.host:
             self.host.arrive(self.shards)
         begin = getattr(self.collectives, "begin_all_gather", None)
-        even = self.flat.numel() % dist.get_world_size(self.group) == 0  # else it takes a copy
-        early = self.prefetch and begin is not None and even
+        early = self.prefetch and begin is not None
         gather = begin if early else self.collectives.all_gather
         wait = gather(self.flat, self.group)
         increment_version(self.parameters)  # a graph from before the step notices

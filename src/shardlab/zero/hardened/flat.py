@@ -3,7 +3,8 @@ two collectives on them.
 
 Many tensors are laid one after the other in one flat tensor, which is cut into n chunks as
 collectives.py cuts: chunk r belongs to rank r, and where n does not divide the elements, the first
-chunks have one more. Nothing is padded, so bytes are exact.
+chunks have one more. Nothing is padded, so bytes are exact; but where Native gathers a bucket in
+place, fewer than n zeros behind the parameters make its chunks equal, as in the core.
 
 There are two collectives on it:
 
@@ -51,7 +52,7 @@ class Ring:
         self, tensors: list[Tensor], group: Group = None, share: float = 1.0
     ) -> list[Tensor]:
         n, _ = place(group)
-        device, flat = tensors[0].device, wire(flattened(tensors).mul_(share), group)
+        device, flat = tensors[0].device, wire(flattened(tensors, share), group)
         tensors.clear()
         self.run(plans.ring_reduce_scatter(n), flat.tensor_split(n), group)
         return [own_chunk(flat, group).to(device, copy=True)]
@@ -63,6 +64,10 @@ class Ring:
         """The elements of each tensor that reduce_scatter will return."""
         n, me = place(group)
         return [len(chunk_of(me, sum(tensor.numel() for tensor in tensors), n))]
+
+    def zeros_behind(self, elements: int, group: Group = None) -> int:
+        """The zeros that these elements have behind them in a bucket."""
+        return 0
 
     def __repr__(self):
         return f"{type(self).__module__.rpartition('.')[2]}.{type(self).__name__}()"
@@ -81,19 +86,22 @@ class Native(Ring):
     def all_gather(self, flat: Tensor, group: Group = None):
         self.begin_all_gather(flat, group)()
 
+    def zeros_behind(self, elements: int, group: Group = None) -> int:
+        """So many that chunks have one size, and nothing is copied on its way."""
+        return -elements % place(group)[0]
+
     def begin_reduce_scatter(self, tensors: list[Tensor], group: Group, share: float) -> ChunkOfSum:
         """Returns a function that waits and returns what reduce_scatter does."""
         n, me = place(group)
-        own = chunk_of(me, sum(tensor.numel() for tensor in tensors), n)
-        even, op = padded(tensors, n), dist.ReduceOp.SUM
-        tensors.clear()
-        if share == 1 / n and multiplies_first(even.device.type, group):
-            op = dist.ReduceOp.AVG
+        elements, op = sum(tensor.numel() for tensor in tensors), dist.ReduceOp.SUM
+        if share == 1 / n and multiplies_first(tensors[0], group):
+            even, op = padded(tensors, n), dist.ReduceOp.AVG
         else:
-            even.mul_(share)
+            even = padded(tensors, n).mul_(share) if elements % n else flattened(tensors, share)
+        tensors.clear()
         shard = even.new_empty(even.numel() // n)
         work = reduce_scatter_single(shard, even, op=op, group=group, async_op=True)
-        return ChunkOfSum(shard[: len(own)], even, work.wait)
+        return ChunkOfSum(shard[: len(chunk_of(me, elements, n))], even, work.wait)
 
     def begin_all_gather(
         self, flat: Tensor, group: Group, own: Tensor | None = None
@@ -134,10 +142,12 @@ def padded(tensors: list[Tensor], n: int) -> Tensor:
     return torch.cat(parts)
 
 
-def multiplies_first(device_type: str, group: Group) -> bool:
+def multiplies_first(tensor: Tensor, group: Group) -> bool:
     """Whether the backend's mean is a sum of shares, as NCCL's is for floating-point numbers, and
-    as virtual GPUs' is."""
-    return active_fake_mode() is not None or backend_for(device_type, group) == "nccl"
+    as virtual GPUs' is. 1/n is rounded to the tensor's dtype: 16 bits have it for powers of two."""
+    n, _ = place(group)
+    nccl = active_fake_mode() is not None or backend_for(tensor.device.type, group) == "nccl"
+    return nccl and (tensor.element_size() > 2 or n & (n - 1) == 0)
 
 
 def best_collectives(device: torch.device, group: Group = None) -> Ring:
@@ -150,9 +160,16 @@ def best_collectives(device: torch.device, group: Group = None) -> Ring:
 # --- tensors, one after the other -----------------------------------------------------------------
 
 
-def flattened(tensors: list[Tensor]) -> Tensor:
-    """[E]: a copy of the tensors, one after the other."""
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+def flattened(tensors: list[Tensor], share: float = 1.0) -> Tensor:
+    """[E]: a copy of the tensors, one after the other, each element multiplied by `share`."""
+    tensors = [tensor.detach() for tensor in tensors]
+    if share == 1.0:
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    sizes = [tensor.numel() for tensor in tensors]
+    flat = tensors[0].new_empty(sum(sizes))
+    for tensor, part in zip(tensors, flat.split(sizes)):  # copied and multiplied in one pass
+        torch.mul(tensor, share, out=part.view(tensor.shape))
+    return flat
 
 
 def own_chunk(flat: Tensor, group: Group = None) -> Tensor:
