@@ -127,7 +127,7 @@ ALIKE: dict[str, tuple[Way, Way, Callable]] = {
         step_by,
     ),
     "sequence parallelism": (
-        Way(tensor_parallelism.split_by_plan, dict(sequence=True, chunks=CHUNKS)),
+        Way(tensor_parallelism.split_by_plan, dict(sequence=True, regather=True, chunks=CHUNKS)),
         DTENSOR["PyTorch, DTensor, sequence"],
         step_by,
     ),

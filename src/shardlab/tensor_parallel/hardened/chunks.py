@@ -98,9 +98,9 @@ class ScatteredChunks(torch.autograd.Function):
         if torch.is_grad_enabled():
             dy = gather(dy, ctx.group)
             return dy @ weight, weight_gradient(ctx, x, dy), None, None, None
+        coming = [begin_gather(own, ctx.group) for own in chunks_of(dy, ctx.chunks)]
         parts = in_order_of_ranks(x, ctx.group).chunk(ctx.chunks, 1)
         parts = [part.clone(memory_format=torch.contiguous_format) for part in parts]
-        coming = [begin_gather(own, ctx.group) for own in chunks_of(dy, ctx.chunks)]
         if ctx.late is not None:
             ctx.late.late.ask()
         dw = None
