@@ -12,9 +12,31 @@ def test_each_rung_trains_alike():
     something else; a rung that fails."""
     rows = list(one_gpu.one_gpu(torch.device("cpu"), TINY, 1, 32, compiles=False))
     found = {row.case["rung"]: row.value for row in rows if row.name == "one_gpu.loss_ratio"}
-    assert list(found) == list(one_gpu.CHANGES)[:-1]
+    assert list(found) == list(one_gpu.CHANGES)[:-2]
     assert all(value == pytest.approx(1, abs=2e-3) for value in found.values())
     assert [*found.values()][3:] == pytest.approx([[*found.values()][3]] * 5, abs=2e-5)
+
+
+@pytest.mark.slow
+def test_blocks_in_cuda_graphs_train_alike(monkeypatch):
+    """Without CUDA the mode compiles as without it.
+
+    Must catch: a rung that compiles nothing; a step that does not say that it begins, so that CUDA
+    keeps what the step before it returned; other losses."""
+    begun, mark = [], torch.compiler.cudagraph_mark_step_begin
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(mark()))
+    rung, losses, modes = one_gpu.Rung(), [], []
+    for change in one_gpu.CHANGES.values():
+        rung = rung._replace(**change)
+    compile_blocks = one_gpu.compile_blocks
+    noting = lambda *given, **options: modes.append(options) or compile_blocks(*given, **options)
+    monkeypatch.setattr(one_gpu, "compile_blocks", noting)
+    for one in (rung, rung._replace(graphs=False), rung._replace(compiled=False, graphs=False)):
+        step = one_gpu.build_step(one, TINY, torch.device("cpu"))
+        losses.append([step().item() for _ in range(3)])
+    assert modes == [dict(mode="reduce-overhead"), {}] and len(begun) == 3
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0] == pytest.approx(losses[2], rel=2e-3) and losses[0][2] < losses[0][0]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Units are equal products, launches are free and memory is fast, so that a unit c
 of its products alone, as in the formulas.
 """
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +14,14 @@ from torch import nn
 from coursekit.formulas import evaluate
 from shardlab import zero
 from shardlab.common.backward import when_backward_ends
+from shardlab.common.torch_internals import TorchDispatchMode, storage_key
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.recompute.host_copies import HELD
 from shardlab.recompute.offload import offload_activations
 from shardlab.tensor_parallel import apply_tensor_parallel, overlapped, sequence_parallel
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
 from shardlab.virtual import GPU, Links, VirtualGPUs
+from shardlab.virtual.operators import tensors_in
 from shardlab.zero.hardened.landing import Landing
 
 UNITS, HIDDEN, RANKS = 5, 1024, 8
@@ -185,6 +188,50 @@ def test_gradients_that_land_at_the_end_of_backward():
     assert len(made) == len(left) == 4 and step.host_waits == 2
     assert all(copy.start >= mean.end for copy, mean in zip(left, made))
     assert all(mean.start >= copy.end for copy, mean in zip(left, made[2:]))
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts what operators return, and touches no parameter: the ledger does, and whoever does
+    waits for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.peak = {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), named=None):
+        result = function(*args, **(named or {}))
+        for storage in (tensor.untyped_storage() for tensor in tensors_in(result)):
+            if storage_key(storage) not in self.live:
+                self.live[storage_key(storage)] = storage.nbytes()
+                weakref.finalize(storage, self.live.pop, storage_key(storage))
+        self.peak = max(self.peak, sum(self.live.values()))
+        return result
+
+
+def peak_of(stage, prefetch, hidden):
+    """Bytes at the fullest point of a step, and how many parameters are on their way after it."""
+    with VirtualGPUs(RANKS, GPU({torch.float32: 1e12}, 1e12, Links(1e9))), LiveBytes() as bytes_of:
+        model = nn.Sequential(*[nn.Linear(hidden, hidden) for _ in range(UNITS)])
+        options = dict(stage=stage, bucket_bytes=12 * hidden**2, prefetch=prefetch, lr=0.1)
+        model, optimizer = zero.shard(model, torch.optim.AdamW, **options)
+        for _ in range(3):
+            bytes_of.peak = 0
+            model(torch.ones(8, hidden)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return bytes_of.peak, sum("arrival" in vars(p) for p in model.parameters())
+
+
+@pytest.mark.parametrize("hidden", [64, 61])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_messages_under_way_take_no_memory(stage, hidden):
+    """61 cannot be cut into eight: gathering would take a copy, so nothing is on its way.
+
+    Must catch: a copy of the parameters that lives until they have come; whole gradients of stage 1
+    that live until the update."""
+    (without, none), (peak, coming) = (peak_of(stage, ahead, hidden) for ahead in (False, True))
+    assert (none, coming) == (0, 2 * UNITS if hidden == 64 else 0)
+    assert peak < without if stage == 1 else peak == without
 
 
 TOKENS = 1024  # which all numbers of ranks and chunks divide

@@ -44,6 +44,7 @@ class Rung(NamedTuple):
     loss: Callable = plain_loss
     fused: bool = False
     compiled: bool = False
+    graphs: bool = False  # CUDA graphs of the compiled blocks
 
 
 # Rung -> what it changes in the one before it
@@ -57,6 +58,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "loss in chunks": dict(loss=chunked_loss),
     "AdamW fused": dict(fused=True),
     "blocks compiled": dict(compiled=True),
+    "blocks in CUDA graphs": dict(graphs=True),
 }
 
 
@@ -68,12 +70,12 @@ def one_gpu(
     compiles: bool = True,
 ) -> Iterator[Row]:
     """Time, utilisation and peak of a step on each rung. Without `compiles`, the rungs that need a
-    compiler are left out."""
+    compiler are left out; CUDA graphs are where CUDA is."""
     task, (rate, over) = task or largest_task(device), rate_and_source(device, product_size)
     rung, losses = Rung(), {}
     for name, change in CHANGES.items():
         rung = rung._replace(**change)
-        if compiles or not rung.compiled:
+        if rung.graphs <= (device.type == "cuda") and rung.compiled <= compiles:
             case = dict(rung=name, task=task.name, batch=task.microbatch, device=device.type)
             rows = rows_of_rung(rung, task, device, steps, case, losses, rate, over)
             yield from attempt(f"one_gpu, {name}", rows)
@@ -109,12 +111,14 @@ def build_step(rung: Rung, task: TrainingTask, device: torch.device) -> Callable
         model = rung.policy.prepare(GPT(GPTConfig(**task.sizes)))
     tokens, loss_of = task.drawn(device), rung.loss
     if rung.compiled:
-        compile_blocks(model)
+        compile_blocks(model, **(dict(mode="reduce-overhead") if rung.graphs else {}))
         loss_of = partial(loss_of, of_chunk=torch.compile(loss_of_chunk))
     settings = dict(lr=1e-4, **(dict(fused=True) if rung.fused else {}))
     optimizer = rung.optimizer_cls(model.parameters(), torch.optim.AdamW, **settings)
 
     def step():
+        if rung.graphs:
+            torch.compiler.cudagraph_mark_step_begin()
         with rung.policy.step():
             with rung.policy.forward(device):
                 loss = loss_of(model, tokens, tokens)
