@@ -1,40 +1,51 @@
 """Virtual steps beside steps that others published, with the ratio of their seconds.
 
-The rule for the rows was written before any of them ran: of each class of published runs of dense
-models (coursekit.formulas.speeds), of its rows with one pipeline stage, no context parallelism, and
-all or no layers recomputed, the first, the one in the middle and the last, as the table has them.
-MOST_RANKS was added after eight ratios had been seen: a row of 2,240 ranks ran out of time. Other
-rows of DeepSpeed were chosen by this.
+    python -m bench.published measured   # a line for each row, and medians
 
-The speeds are the book's stated ones, of the class and not of the row: its share of the GPU's
-FLOP/s and of the network's bandwidth, and four fifths of memory and of links within a node. The
-class's shares had been fitted by a formula to every second row of it; nothing is fitted here. A
-step is four steps of two and of four layers, of one and of two microbatches, on a straight line in
-both. Weights and states are in 16 bits, but those of FSDP, which shards fp32.
+Rows: every published run of a dense model (coursekit.formulas.speeds) that one virtual rank can
+run, that is with one pipeline stage, no context parallelism, and all or no layers recomputed; of at
+most MOST_RANKS ranks, because a unit that more ranks cut unevenly takes minutes here.
 
-    python -m bench.published measured   # a line for each row, then the median
+Speeds are the book's stated ones, of the class and not of the row: the share of its datasheet's
+FLOP/s at which products run, the share of the network, and the work of fused attention, which were
+fitted with a formula to the rows at even places of the class's table. Memory and links within a
+node reach four fifths of their datasheets. Nothing is fitted to virtual time, and the rows at odd
+places are held out of all.
+
+Kernels: gpt.py is eager, and the published code has one kernel where gpt.py has several for a norm,
+for rotary positions (none in MPT, whose attention has them), for dropout of a part, and for a
+softmax with its mask; the loss is one where the row says so (`kernels`) and in llm-foundry. Each
+such kernel reads what it takes once, and writes what it returns once; so does its backward.
+
+A step is four steps of one and of two layers, of one and of two microbatches, on a straight line
+in both. Weights and states are in 16 bits, but those of FSDP, which shards fp32; gradients travel
+as the row's recipe says.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from bench.virtual import recorded
-from coursekit.formulas.speeds import BANDWIDTH_SHARE, PUBLISHED_SECONDS, SPEEDS
+from coursekit.formulas import quantities
+from coursekit.formulas.fits import RankLayout
+from coursekit.formulas.speeds import BANDWIDTH_SHARE, SPEEDS
 from coursekit.lab.virtual import preset_gpu
 from coursekit.recordings.recordings import Row
-from coursekit.topics.which_layout.referee import published_layout, published_rows
+from coursekit.topics.which_layout.referee import numbers_in, published_layout, seconds_rows
 from shardlab import zero
 from shardlab.common.torch_internals import disable_modes
 from shardlab.data_parallel import DistributedDataParallel
-from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.gpt import GPT, CoreAttention, Dropout, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import Recomputed
 from shardlab.mesh import Mesh
 from shardlab.tensor_parallel import (
@@ -45,33 +56,30 @@ from shardlab.tensor_parallel import (
     sum_gradients,
     vocabulary_parallel_loss,
 )
+from shardlab.tensor_parallel.hardened.layers import OwnDropout
 from shardlab.virtual import GPU, VirtualGPUs
+from shardlab.zero.hardened.flat import Native
 
 DENSE = [name for name in SPEEDS if "experts" not in name]
-LAYERS, MICROBATCHES = (2, 4), (1, 2)
+LAYERS = MICROBATCHES = (1, 2)
 RECOMPUTE_ALL, MOST_RANKS = 3, 1024
 SIZES = GPTConfig().quantities().keys()
 
 
-class Beside(NamedTuple):
-    name: str
-    speed: str
-    published_seconds: float
-    virtual_seconds: float
+class Published(NamedTuple):
+    """A row of the table."""
+
+    row: dict
+    fitted: bool
 
     @property
-    def ratio(self) -> float:
-        return self.virtual_seconds / self.published_seconds
+    def seconds(self) -> float:
+        return float(self.row["seconds"])
 
 
-def chosen_rows() -> Iterator[dict]:
-    rows = published_rows(PUBLISHED_SECONDS)
-    for speed in DENSE:
-        able = [row for row in rows if row["speed"] == speed and can_run(row)]
-        yield from able[:1]
-        if len(able) > 2:
-            yield able[len(able) // 2]
-        yield from able[1:][-1:]
+def able_rows(speed: str) -> list[Published]:
+    rows = enumerate(seconds_rows(speed))
+    return [Published(row, place % 2 == 0) for place, row in rows if can_run(row)]
 
 
 def can_run(row) -> bool:
@@ -81,7 +89,10 @@ def can_run(row) -> bool:
     return whole and all(int(row[name]) == 1 for name in one)
 
 
-def beside(row) -> Beside:
+# --- a step ---------------------------------------------------------------------------------------
+
+
+def virtual_seconds(row) -> float:
     layout = published_layout(row)
     wanted = layout.sizes["layers"], layout.accumulation_steps
     counts = [count for count in MICROBATCHES if count <= wanted[1]]
@@ -90,8 +101,7 @@ def beside(row) -> Beside:
         line(LAYERS, [step_seconds(gpu, row, layout, one, steps) for one in LAYERS], wanted[0])
         for steps in counts
     ]
-    found = line(counts, of_steps, wanted[1]) if len(counts) == 2 else of_steps[0]
-    return Beside(row["name"], row["speed"], float(row["seconds"]), found)
+    return line(counts, of_steps, wanted[1]) if len(counts) == 2 else of_steps[0]
 
 
 def line(at, values, wanted) -> float:
@@ -99,30 +109,36 @@ def line(at, values, wanted) -> float:
     return values[0] + (values[1] - values[0]) / (at[1] - at[0]) * (wanted - at[0])
 
 
-def gpu_of(row, layout) -> GPU:
-    """The preset's, with the class's shares."""
+def gpu_of(row, layout: RankLayout) -> GPU:
+    """The preset's, with the class's shares. Its share of scores is of all their work, of which a
+    fused kernel here counts half."""
     speed, preset = SPEEDS[row["speed"]], preset_gpu(layout.gpu, layout.ranks_per_node)
     network = preset.links.network_bytes_per_second * speed.network_share / BANDWIDTH_SHARE
-    preset = replace(preset, links=replace(preset.links, network_bytes_per_second=network))
     share = speed.utilisation / BANDWIDTH_SHARE
-    rates = {dtype: share * rate for dtype, rate in preset.flops_per_second.items()}
-    return replace(preset, flops_per_second=rates)
+    return replace(
+        preset,
+        links=replace(preset.links, network_bytes_per_second=network),
+        flops_per_second={of: share * rate for of, rate in preset.flops_per_second.items()},
+        attention_share=0.5 / speed.score_share,
+    )
 
 
-def step_seconds(gpu: GPU, row, layout, layers: int, steps: int) -> float:
+def step_seconds(gpu: GPU, row, layout: RankLayout, layers: int, steps: int) -> float:
     dtype = torch.float16 if layout.recipe.startswith("fp16") else torch.bfloat16
-    sharded = layout.zero_stage == 3
+    ahead = SPEEDS[row["speed"]].overlap
     with VirtualGPUs(layout.gpus, gpu) as own:
-        torch.set_default_dtype(torch.float32 if sharded else dtype)
+        torch.set_default_dtype(torch.float32 if layout.zero_stage == 3 else dtype)
         sizes = {name: layout.sizes[name] for name in SIZES & layout.sizes.keys()}
-        sizes["layers"] = layers
+        sizes |= numbers_in(row["more"]) | dict(layers=layers)
+        sizes["fused_attention"] = bool(sizes.get("fused_attention", True))
         sizes["max_sequence"] = max(sizes.get("max_sequence", 0), layout.sequence)
         net = GPT(GPTConfig(**sizes))
+        fuse(net, row)
         torch.set_default_dtype(torch.float32)
-        train = training(net, layout, steps, dtype, SPEEDS[row["speed"]].overlap)
+        train = training(net, row, layout, steps, dtype, ahead)
         train()
         seconds = [0]
-        outlives = layout.zero_stage in (1, 2) and SPEEDS[row["speed"]].overlap
+        outlives = layout.zero_stage in (1, 2) and ahead
         for count in (1, 2) if outlives else (1,):
             with own.step() as step:
                 for _ in range(count):
@@ -131,9 +147,9 @@ def step_seconds(gpu: GPU, row, layout, layers: int, steps: int) -> float:
     return seconds[-1] - seconds[-2]
 
 
-def training(net: GPT, layout, steps: int, dtype, ahead: bool) -> Callable:
+def training(net: GPT, row, layout, steps: int, dtype, ahead: bool) -> Callable:
     tensor, group = layout.tensor_parallel, dist.group.WORLD
-    data, loss_of = group, next_token_loss
+    data, loss_of = group, one_kernel_loss if has_one_loss(row) else next_token_loss
     vocabulary, sequence = net.config.vocabulary, False
     if tensor > 1:
         with disable_modes():  # a mesh has real numbers
@@ -142,24 +158,25 @@ def training(net: GPT, layout, steps: int, dtype, ahead: bool) -> Callable:
         sequence = layout.sequence_parallel is None or bool(layout.sequence_parallel)
         plan = sequence_parallel(gpt_plan(net.config)) if sequence else gpt_plan(net.config)
         apply_tensor_parallel(net, overlapped(plan) if ahead else plan, group)
-
-        def loss_of(scores, targets):
-            return vocabulary_parallel_loss(scores, targets, vocabulary, group)
+        drop_in_one_kernel(net)
+        if not has_one_loss(row):
+            loss_of = partial(vocabulary_parallel_loss, vocabulary=vocabulary, group=group)
 
     stage, adam = layout.zero_stage, torch.optim.AdamW
-    recompute = layout.recompute_policy == RECOMPUTE_ALL
     alone = layout.gpus == tensor
-    if stage == 3:
-        units = [net.embedding, *net.blocks, net.head]
-        options = dict(units=units, compute_dtype=dtype, prefetch=True)
-        model, optimizer = zero.shard(net, adam, stage=3, fused=True, **options)
-    if recompute:
-        net.blocks = torch.nn.ModuleList(map(Recomputed, net.blocks))
+    wide = quantities(recipe=layout.recipe)["gradient_element_bytes"] == 4
+    if layout.recompute_policy == RECOMPUTE_ALL:
+        net.blocks = nn.ModuleList(map(Recomputed, net.blocks))
     if stage == 0 or alone:
-        model = net if alone else DistributedDataParallel(net, group=data, overlap=ahead)
+        model = net if alone or wide else DistributedDataParallel(net, group=data, overlap=ahead)
         optimizer = adam(net.parameters(), fused=True)
-    elif stage < 3:
+    else:
         options = dict(prefetch=True) if ahead else {}
+        if stage == 3:
+            units = [net.embedding, *net.blocks, net.head]
+            options |= dict(units=units, compute_dtype=dtype)
+        elif wide:
+            options["collectives"] = Fp32Gradients()
         model, optimizer = zero.shard(net, adam, stage=stage, group=data, fused=True, **options)
     tokens = torch.zeros(layout.microbatch, layout.sequence, dtype=torch.long)
     waits = getattr(optimizer, "no_sync", None) or getattr(model, "no_sync", None) or nullcontext
@@ -170,29 +187,123 @@ def training(net: GPT, layout, steps: int, dtype, ahead: bool) -> Callable:
                 loss_of(model(tokens), tokens).backward()
         if sequence:
             sum_gradients(optimizer, group)
+        if stage == 0 and wide and not alone:
+            gradients = [parameter.grad.flatten() for parameter in net.parameters()]
+            dist.all_reduce(torch.cat(gradients).float(), group=data)
         optimizer.step()
         optimizer.zero_grad()
 
     return train
 
 
-def row_of(one: Beside) -> Row:
-    case = dict(run=one.name, speed=one.speed, published_seconds=one.published_seconds)
-    return Row("virtual.published", one.ratio, "ratio", case)
+class Fp32Gradients(Native):
+    """16-bit gradients travel in fp32, early where there is time."""
+
+    def begin_reduce_scatter(self, tensors: list[Tensor], group, share: float) -> Callable:
+        wide = [tensor.float() for tensor in tensors]
+        tensors.clear()
+        return super().begin_reduce_scatter(wide, group, share)
+
+
+# --- kernels of the published code: the bytes are right, the values are not -----------------------
+
+
+def fuse(net: GPT, row):
+    config = net.config
+    for block in net.blocks:
+        if not config.biases:
+            block.attention_norm, block.mlp_norm = one_norm(config), one_norm(config)
+        if not config.learned_positions:
+            block.attention.rotary = None if row["speed"].startswith("FSDP") else Turned()
+        if not config.fused_attention:
+            block.attention.core = MaskedSoftmax(config)
+    if not config.biases:
+        net.head.norm = one_norm(config)
+
+
+def one_norm(config: GPTConfig) -> nn.Module:
+    return nn.LayerNorm(config.hidden, bias=False)
+
+
+class Turned(nn.Module):
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q * 1, k * 1
+
+
+class MaskedSoftmax(CoreAttention):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.dropout(torch.softmax(q @ k.transpose(-2, -1), -1)) @ v
+
+
+def drop_in_one_kernel(net: nn.Module):
+    """Each rank draws for its own part, as Megatron-LM's do."""
+    for module in list(net.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, OwnDropout):
+                setattr(module, name, Dropout(child.p))
+
+
+def has_one_loss(row) -> bool:
+    return "fused loss" in row["kernels"] or row["speed"].startswith("FSDP")
+
+
+class OneLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores: Tensor) -> Tensor:
+        ctx.save_for_backward(scores)
+        return scores.sum()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return ctx.saved_tensors[0] * gradient
+
+
+def one_kernel_loss(scores: Tensor, targets: Tensor) -> Tensor:
+    return OneLoss.apply(scores)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+class Beside(NamedTuple):
+    one: Published
+    virtual_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        return self.virtual_seconds / self.one.seconds
+
+    def recorded(self) -> Row:
+        row = self.one.row
+        case = dict(run=row["name"], speed=row["speed"], published_seconds=self.one.seconds)
+        return Row("virtual.published", self.ratio, "ratio", case | dict(fitted=self.one.fitted))
+
+    def __str__(self):
+        row, kind = self.one.row, "fitted" if self.one.fitted else "held out"
+        seconds = f"{self.one.seconds:9.3f}{self.virtual_seconds:9.3f}{self.ratio:7.2f}"
+        return f"{row['speed']:22}{row['name']:45}{kind:10}{seconds}"
 
 
 def main():
     found = []
-    for row in chosen_rows():
-        one = beside(row)
-        found.append(one)
-        recorded([row_of(one)], Path(sys.argv[1]), "published")
-        print(
-            f"{one.speed:22}{one.name:45}{one.published_seconds:9.3f}"
-            f"{one.virtual_seconds:9.3f}{one.ratio:7.2f}",
-            flush=True,
-        )
-    print("median", median(one.ratio for one in found))
+    for speed in DENSE:
+        own = []
+        for one in able_rows(speed):
+            own.append(Beside(one, virtual_seconds(one.row)))
+            recorded([own[-1].recorded()], Path(sys.argv[1]), "published")
+            print(own[-1], flush=True)
+        found += own
+        print(said(speed, own), flush=True)
+    print(said("all", found))
+
+
+def said(name: str, found: list[Beside]) -> str:
+    parts = []
+    for fitted in (True, False):
+        ratios = [one.ratio for one in found if one.one.fitted is fitted]
+        kind = "fitted by the formula" if fitted else "held out"
+        parts.append(f"{len(ratios)} {kind}, median {median(ratios):.2f}")
+    return f"{name}: " + "; ".join(parts)
 
 
 if __name__ == "__main__":

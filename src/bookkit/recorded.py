@@ -21,9 +21,9 @@ The role is one number, or the plain words that there is none yet. The directive
 box: a table of the rows of these names in every recording on a GPU, beside what the formula says.
 ``{race}`` is such a box of times and peaks over PyTorch's, which need no GPU. A box without a
 recording is left out with its words. ``{virtual}`` is a box of steps in virtual time: `races`
-beside PyTorch's, or `published`. ``{recordings}`` lists the recordings, and the rows that
-pages ask for and no recording has. ``bookkit/build.py`` reads pages again when ``measured/``
-changed.
+beside PyTorch's, `published`, or `rungs` beside those of a recorded GPU. ``{recordings}`` lists the
+recordings, and the rows that pages ask for and no recording has. ``bookkit/build.py`` reads pages
+again when ``measured/`` changed.
 """
 
 import re
@@ -195,13 +195,13 @@ class RaceDirective(SphinxDirective):
 
 class VirtualDirective(SphinxDirective):
     """A *Measured* box of steps in virtual time, from the newest recording of `python -m
-    bench.virtual`: techniques beside PyTorch's own, or steps beside published ones."""
+    bench.virtual`: techniques beside PyTorch's own, or steps beside published or recorded ones."""
 
     required_arguments = 1
     has_content = True
 
     def run(self):
-        tables = dict(races=_virtual_races, published=_virtual_published)
+        tables = dict(races=_virtual_races, published=_virtual_published, rungs=_virtual_rungs)
         found = _recordings(self.env, self.get_location(), "virtual")
         if not found:
             return []
@@ -243,22 +243,48 @@ def _virtual_races(recording):
 
 
 def _virtual_published(recording):
-    """(a table of all rows, the median in words)"""
-    rows = recording.find("virtual.published")
+    """(a table of classes, the medians in words)"""
+    found = recording.find("virtual.published")
+    ratios = {
+        (speed, fitted): [
+            row.value
+            for row in found
+            if row.case["fitted"] is fitted and speed in (None, row.case["speed"])
+        ]
+        for speed in (None, *dict.fromkeys(row.case["speed"] for row in found))
+        for fitted in (False, True)
+    }
+    cells = []
+    for speed in dict.fromkeys(row.case["speed"] for row in found):
+        held, fitted = ratios[speed, False], ratios[speed, True]
+        span = f"{min(held):.2f} to {max(held):.2f}"
+        cells.append([speed, str(len(held)), f"{median(held):.2f}", span])
+        cells[-1] += [str(len(fitted)), f"{median(fitted):.2f}"]
+    held, fitted = ratios[None, False], ratios[None, True]
+    near = sum(0.85 <= ratio <= 1.15 for ratio in held)
+    said = (
+        f"The median of {len(held)} held-out ratios is {median(held):.2f}, and {near} of them are"
+        f" between 0.85 and 1.15; the median of the {len(fitted)} others is {median(fitted):.2f}. "
+    )
+    heads = ["Virtual over published", "Held out", "Median", "Lowest and highest"]
+    heads += ["Fitted", "Median"]
+    return _plain_table(heads, cells, numeric=range(1, 6)), said
+
+
+def _virtual_rungs(recording):
+    """(a table of the rungs of one GPU, nothing to say)"""
     cells = [
         [
-            f"{row.case['speed']}: {row.case['run']}",
-            f"{row.case['published_seconds']:.2f} s",
+            row.case["rung"],
+            f"{1000 * row.case['recorded_seconds']:.1f} ms",
+            f"{row.case['gpu_busy']:.0%}",
+            f"{1000 * row.value * row.case['recorded_seconds']:.1f} ms",
             f"{row.value:.2f}",
         ]
-        for row in rows
+        for row in recording.find("virtual.rung")
     ]
-    said = (
-        f"The median of {len(rows)} ratios is {median(row.value for row in rows):.2f};"
-        " 0.85 to 1.15 was wanted. "
-    )
-    heads = ["", "Published", "Virtual over published"]
-    return _plain_table(heads, cells, numeric=(1, 2)), said
+    heads = ["", "Recorded", "GPU busy", "Virtual", "Virtual over recorded"]
+    return _plain_table(heads, cells, numeric=range(1, 5)), ""
 
 
 def _shared_case(rows):

@@ -76,17 +76,18 @@ def test_copies_of_fully_shard_are_read_and_written():
 
 def test_attention_computes_the_half_that_the_mask_shows():
     """Must catch: the rates of a causal and of a full attention exchanged; queries that share a key
-    counted once."""
+    counted once; attention_share left out, or taken by products too."""
     found = []
-    for causal, groups in ((False, 4), (True, 4), (True, 2)):
+    for causal, groups, share in ((False, 4, 1), (True, 4, 1), (True, 2, 1), (True, 4, 0.25)):
         attend = torch.nn.functional.scaled_dot_product_attention
         made = lambda groups=groups: [torch.ones(1, heads, 4096, 64) for heads in (4, groups)]
         work = lambda q, k, causal=causal: attend(q, k, k, is_causal=causal, enable_gqa=True)  # noqa: B023
-        fast = GPU(SIMPLE.flops_per_second, 1e15)
+        fast = GPU(SIMPLE.flops_per_second, 1e15, attention_share=share)
         (span,), _ = spans_of(work, fast, made)
         found.append(span[1])
+        assert fast.operator_nanoseconds(1000, 0, torch.float32) == 1
     full = 2 * 2 * 4 * 4096 * 4096 * 64 / 1000
-    assert found == [round(share * full) for share in (1, 0.5, 0.5)]
+    assert found == [round(share * full) for share in (1, 0.5, 0.5, 2)]
 
 
 def test_the_host_runs_ahead_until_it_wants_a_value():

@@ -1,10 +1,13 @@
-"""The recording of `python -m bench.virtual`, which pages show."""
+"""The recording of `python -m bench.virtual`, `bench.published` and `bench.rungs`, which pages
+show."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
+from bench import rungs
+from bench.published import DENSE, Beside, able_rows, virtual_seconds
 from bench.virtual import (
     MODELS,
     NODE,
@@ -27,11 +30,14 @@ from shardlab.pipelines.partition import plan_pipeline
     if found.hardware.kind == "virtual"
 ]
 
-
-@pytest.mark.skipif(
+ROWS = {(speed, one.row["name"]): one for speed in DENSE for one in able_rows(speed)}
+same_kernels = pytest.mark.skipif(
     torch.__version__.split("+")[0] != RECORDED.versions["torch"].split("+")[0],
     reason="another PyTorch launches other kernels",
 )
+
+
+@same_kernels
 def test_a_row_of_the_race_is_the_same_each_time():
     """Must catch: a step or a peak that depends on the machine or its load; a recording that was
     made by other code."""
@@ -87,3 +93,37 @@ def test_every_pipeline_of_the_race_is_legal(race):
 def test_the_race_has_every_technique_and_schedule():
     """Must catch: a schedule whose every case is left out as impossible."""
     assert {race.technique for race in all_races()} == {*TECHNIQUES}
+
+
+def test_every_published_run_that_can_run_is_recorded():
+    """Must catch: an outlier that was left out; a run that a share was fitted to, called held
+    out."""
+    recorded = RECORDED.find("virtual.published")
+    found = {(row.case["speed"], row.case["run"]): row.case["fitted"] for row in recorded}
+    assert len(found) == len(recorded)
+    assert found == {name: one.fitted for name, one in ROWS.items()}
+
+
+@same_kernels
+@pytest.mark.parametrize(
+    "name",
+    [
+        ("Megatron-LM on A100", "K 22B full"),
+        ("FSDP on A100", "MPT-1b, 2048 tokens, 32 x A100 SXM 40GB"),
+    ],
+    ids=str,
+)
+def test_a_published_row_is_the_same_each_time(name):
+    """Must catch: a recording that was made by other code; attention of 2021 without dropout, or
+    fused; a checkpoint around a unit of stage 3, whose parameters travel twice in backward."""
+    row = Beside(ROWS[name], virtual_seconds(ROWS[name].row)).recorded()
+    assert RECORDED.find(row.name, **row.case) == [row]
+
+
+@same_kernels
+def test_the_rungs_of_one_gpu_are_the_same_each_time():
+    """Must catch: a rung in another dtype; a recording that was made by other code; a step divided
+    by another rung's."""
+    found = list(rungs.rows())
+    assert len(found) == 6
+    assert RECORDED.find("virtual.rung") == found

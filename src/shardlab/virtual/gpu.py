@@ -46,7 +46,7 @@ from . import functional
 from .clock import VirtualClock
 from .hardware import GPU
 from .messages import Messages
-from .operators import READ_VALUES, RETURN_TRUE, aten, cost, tensors_in
+from .operators import ATTENTION, READ_VALUES, RETURN_TRUE, aten, cost, tensors_in
 from .pinned import PinnedMemory
 from .report import VirtualStep
 from .streams import VirtualStreams
@@ -140,9 +140,9 @@ class VirtualGPU(TorchDispatchMode):
         spent = cost(function, args, named, result)
         if spent and on_gpu(tensors_in((args, named, result))):
             self.clock.launch(self.gpu.launch_nanoseconds)
-            duration = self.gpu.operator_nanoseconds(*spent)
-            name = function.overloadpacket.__name__
-            self.clock.work(self.streams.current, name, duration, self.phase())
+            packet = function.overloadpacket
+            duration = self.gpu.operator_nanoseconds(*spent, packet in ATTENTION)
+            self.clock.work(self.streams.current, packet.__name__, duration, self.phase())
 
     def functional_collective(self, name: str, x: Tensor, *args) -> Tensor:
         if name in ("all_reduce", "broadcast"):  # in a copy

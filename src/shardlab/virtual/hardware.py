@@ -74,13 +74,16 @@ class GPU:
     links: Links | None = None
     launch_seconds: float = 5e-6  # of the host's time, for each operator and each message
     host_bytes_per_second: float = 0.0  # to the host's memory, each way at once
+    attention_share: float = 1.0  # of a product's rate, which fused attention reaches
     name: str = "a virtual GPU"
 
     @property
     def launch_nanoseconds(self) -> int:
         return nanoseconds(self.launch_seconds)
 
-    def operator_nanoseconds(self, flops: int, nbytes: int, dtype: torch.dtype | None) -> int:
+    def operator_nanoseconds(
+        self, flops: int, nbytes: int, dtype: torch.dtype | None, attention: bool = False
+    ) -> int:
         """Memory and arithmetic work at once: the slower of the two counts."""
         seconds = nbytes / self.memory_bytes_per_second
         if flops:
@@ -90,7 +93,8 @@ class GPU:
                     f"{self.name} has no rate for products of {dtype}: its flops_per_second has"
                     f" {known}."
                 )
-            seconds = max(seconds, flops / self.flops_per_second[dtype])
+            share = self.attention_share if attention else 1.0
+            seconds = max(seconds, flops / (share * self.flops_per_second[dtype]))
         return nanoseconds(seconds)
 
     def copy_nanoseconds(self, nbytes: int) -> int:

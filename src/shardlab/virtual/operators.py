@@ -40,6 +40,7 @@ WRITE_ONLY = operators("copy_ fill_ zero_ normal_ uniform_ _foreach_copy_ _forea
 READ_ROWS = operators("embedding index index_select gather")
 # of their scores [T, V] they read one for each target, or none
 READ_ONE_A_ROW = operators("nll_loss_forward nll_loss_backward")
+ATTENTION = {*FUSED_ATTENTION, *FUSED_ATTENTION_BACKWARD}
 
 
 class Cost(NamedTuple):
@@ -84,7 +85,7 @@ def named_arguments(function, args: tuple, named: dict) -> dict:
 def multiplied_flops(packet, given: dict, args: tuple, named: dict, result) -> int:
     """Floating-point operations of matrix products. A fused kernel computes none of the scores that
     a causal mask hides."""
-    if packet in FUSED_ATTENTION or packet in FUSED_ATTENTION_BACKWARD:
+    if packet in ATTENTION:
         q, k, v = (given[name].shape for name in ("query", "key", "value"))
         k, v = ((*q[:2], *shape[2:]) for shape in (k, v))  # queries share keys, and not operations
         share = 0.5 if given.get("is_causal") else 1
