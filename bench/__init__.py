@@ -11,6 +11,7 @@ measurements of `make bench`. It reports; no test depends on its numbers.
 - ``build``   seconds of ``make book``
 - ``ranks``   how fast ranks start, and what watching them costs
 - ``exposed``  exposed time on two rehearsed hosts, predicted over measured, for each technique
+- ``virtual``  techniques beside PyTorch's on virtual GPUs, and how long such a step takes here
 - ``random-models``   many more random models through every technique than the tests run
 
 The other parts are in BENCHES of the topics' runs.py.

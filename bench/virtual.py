@@ -10,6 +10,7 @@ tell each other their times. Virtual time is exact: the same numbers on every ma
 import argparse
 import gc
 import platform
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from functools import partial
@@ -74,12 +75,13 @@ MODELS = {
 
 
 class Found(NamedTuple):
-    """One step; of the stages of a pipeline it is the mean, and the fullest rank's peak."""
+    """One step; of the stages of a pipeline it is the mean, and the most waits and bytes of one."""
 
     seconds: float
     exposed_seconds: float  # nothing computes, for any reason but the host's launches
     idle_seconds: float
     host_seconds: float
+    host_waits: int  # for the GPU
     peak_bytes: int
 
     @property
@@ -89,7 +91,7 @@ class Found(NamedTuple):
 
 def found_of(step: VirtualStep, peak: int) -> Found:
     idle, host = step.idle_seconds(), step.idle_seconds("host")
-    return Found(step.seconds, idle - host, idle, host, peak)
+    return Found(step.seconds, idle - host, idle, host, step.host_waits, peak)
 
 
 # --- ranks that do the same -----------------------------------------------------------------------
@@ -152,8 +154,8 @@ def step_of_alike(technique: str, peer: bool, model: Model, gpus: int) -> Found:
     return found
 
 
-def last_step(gpu, ledger: Ledger, train: Callable) -> Found:
-    for _ in range(2):  # PyTorch's first step has other buckets
+def last_step(gpu, ledger: Ledger, train: Callable, warm_up: int = 2) -> Found:
+    for _ in range(warm_up):  # PyTorch's first step has other buckets
         train()
     gc.collect()  # the whole parameters of a model that was cut
     line = len(ledger.timeline)
@@ -183,6 +185,7 @@ SCHEDULES = {  # and PyTorch's class
     "GPipe": (schedules.gpipe, "ScheduleGPipe"),
     "1F1B": (schedules.one_f_one_b, "Schedule1F1B"),
     "interleaved 1F1B": (schedules.interleaved, "ScheduleInterleaved1F1B"),
+    "zero-bubble H1": (schedules.zero_bubble_h1, "ScheduleInterleavedZeroBubble"),
 }
 
 
@@ -191,17 +194,18 @@ def microbatches_of(ranks: int) -> int:
 
 
 def cut_of(name: str, ranks: int, blocks: int) -> tuple[schedules.Schedule, list[int]]:
-    """Each rank's actions, and each stage's layers: the embedding and the head are two more."""
+    """Each rank's actions, and each stage's layers: the embedding and the head are two more. The
+    first stages have one block more where not all can have as many."""
     options = {}
     if name == "interleaved 1F1B":  # the fewest stages of a rank that cut the blocks evenly
         options = dict(stages_per_rank=3 if blocks % (2 * ranks) else 2)
     stages = ranks * options.get("stages_per_rank", 1)
-    counts = [blocks // stages] * stages
+    counts = [blocks // stages + (stage < blocks % stages) for stage in range(stages)]
     counts[0], counts[-1] = counts[0] + 1, counts[-1] + 1
     return SCHEDULES[name][0](ranks, microbatches_of(ranks), **options), counts
 
 
-def stage_of_a_pipeline(name: str, peer: bool, model: Model) -> Found:
+def stage_of_a_pipeline(name: str, peer: bool, model: Model, warm_up: int = 1) -> Found:
     with virtual_gpu(GPU) as gpu:
         count, kind = dist.get_world_size(), SCHEDULES[name][1]
         lists, counts = cut_of(name, count, model.sizes["layers"])
@@ -216,12 +220,51 @@ def stage_of_a_pipeline(name: str, peer: bool, model: Model) -> Found:
         del net, layers
         with Ledger(parameters) as ledger:
             optimizer = torch.optim.AdamW(parameters, fused=True)
-            return last_step(gpu, ledger, partial(step_by, pipeline.step, optimizer, tokens))
+            train = partial(step_by, pipeline.step, optimizer, tokens)
+            return last_step(gpu, ledger, train, warm_up)
 
 
 def of_all(stages: list[Found]) -> Found:
-    *means, peaks = zip(*stages)
-    return Found(*map(mean, means), max(peaks))
+    *means, waits, peaks = zip(*stages)
+    return Found(*map(mean, means), max(waits), max(peaks))
+
+
+# --- real time ------------------------------------------------------------------------------------
+
+
+TWELVE = Model(dict(**GPT_SIZES, layers=12), 2048)
+TIMED = "data parallelism", "ZeRO 3", "tensor parallelism", "1F1B"
+CORES, MOST_REAL_SECONDS = 2, 10.0
+
+
+def cpu_of_a_stage(name: str) -> float:
+    stage_of_a_pipeline(name, False, TWELVE, warm_up=0)
+    return time.process_time()
+
+
+def real_time(technique: str) -> Result:
+    """A step of twelve layers on eight ranks, and all that comes before it but imports: time of the
+    CPU, of which other load takes less than of the wall's; that of all ranks over the cores."""
+    began, cpu = time.perf_counter(), time.process_time()
+    stages = [0.0]
+    if technique in SCHEDULES:
+        with ranks(NODE, device="cpu", announce=False) as world:
+            stages = world.run(cpu_of_a_stage, technique)
+    else:
+        way, _, step_of = ALIKE[technique]
+        with virtual_gpus(NODE, GPU) as gpu:
+            built = way.build(TWELVE.build(), torch.optim.AdamW, fused=True)
+            with gpu.step():
+                step_of(*built, TWELVE.batch())
+    own = time.process_time() - cpu
+    return Result(
+        PART,
+        f"{technique}, 12 layers, {NODE} GPUs: real time of a step on {CORES} cores",
+        round(max(own, (own + sum(stages)) / CORES), 2),
+        "s",
+        MOST_REAL_SECONDS,
+        f"the CPU's; {time.perf_counter() - began:.1f} s on the wall",
+    )
 
 
 # --- make bench -----------------------------------------------------------------------------------
@@ -245,14 +288,14 @@ class Race(NamedTuple):
 
     @property
     def possible(self) -> bool:
-        """Two nodes have more ranks than a Llama has key-value heads, and two nodes' stages no even
-        share of a GPT's blocks."""
+        """Two nodes have more ranks than a Llama has key-value heads, and more interleaved stages
+        than a GPT has blocks."""
         sizes = MODELS[self.model].sizes
         if self.model == SMALL:
             return self.technique in ALIKE and self.gpus == NODE
         if self.technique in CUTS_HEADS:
             return sizes.get("key_value_heads", sizes["heads"]) % self.gpus == 0
-        return self.technique in ALIKE or sizes["layers"] % self.gpus == 0
+        return self.technique != "interleaved 1F1B" or 2 * self.gpus <= sizes["layers"]
 
     def rows(self, ours: Found, theirs: Found) -> Iterator[Row]:
         for implementation, found in (("shardlab", ours), ("PyTorch", theirs)):
@@ -261,6 +304,7 @@ class Race(NamedTuple):
             yield Row("virtual.exposed", found.exposed_seconds, "seconds", case)
             yield Row("virtual.idle", found.idle_seconds, "seconds", case)
             yield Row("virtual.host", found.host_seconds, "seconds", case)
+            yield Row("virtual.host_waits", found.host_waits, "count", case)
             yield Row("virtual.peak", found.peak_bytes, "bytes", case)
 
     def result(self, ours: Found, theirs: Found) -> Result:
@@ -285,8 +329,11 @@ def all_races() -> list[Race]:
     return [race for race in races if race.possible]
 
 
-def measure_virtual(races: Sequence[Race] | None = None) -> list[Result]:
-    return [race.result(*race.run()) for race in races or all_races()]
+def measure_virtual(
+    races: Sequence[Race] | None = None, timed: Sequence[str] = TIMED
+) -> list[Result]:
+    timed = [real_time(technique) for technique in timed]
+    return [*timed, *(race.result(*race.run()) for race in races or all_races())]
 
 
 def recorded(rows: Iterable[Row], folder: Path, part: str = "virtual") -> None:

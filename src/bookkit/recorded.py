@@ -216,7 +216,7 @@ class VirtualDirective(SphinxDirective):
 
 
 def _virtual_races(recording):
-    """(a table of all pairs of whole models, nothing to say)"""
+    """(a table of all pairs of whole models, in how many of their steps the host waits)"""
 
     def value(name, row, implementation):
         case = {**row.case, "implementation": implementation}
@@ -239,7 +239,11 @@ def _virtual_races(recording):
             + [f"{peak / 1e9:.1f} GB" for peak in peaks]
         )
     heads = ["", "Waits", "PyTorch", "Step", "PyTorch", "Peak", "PyTorch"]
-    return _plain_table(heads, cells, numeric=range(1, 7)), ""
+    waits = [row.value for row in recording.find("virtual.host_waits")]
+    said = (
+        f"The host waits for its GPU in {sum(map(bool, waits)) or 'none'} of {len(waits)} steps. "
+    )
+    return _plain_table(heads, cells, numeric=range(1, 7)), said
 
 
 def _virtual_published(recording):

@@ -47,10 +47,11 @@ def test_a_row_of_the_race_is_the_same_each_time():
 
 
 def test_no_technique_waits_longer_than_pytorchs():
-    """Pipelines wait as long, up to a thousandth: their products take 0.3 % less time. No step is
-    longer. That of tensor parallelism on two nodes is 6 % shorter, and so waits for less time and
-    for a larger share, 71.2 % beside DTensor's 70.6 %. Pages do not show two layers, a step's ends
-    with little between: there fully_shard copies while stage 3 waits.
+    """No step is longer. GPipe's of Llamas were raced before gradients left ahead of sums, and wait
+    as long up to a thousandth. That of tensor parallelism on two nodes is 6 % shorter, and so waits
+    for less time and for a larger share, 71.2 % beside DTensor's 70.6 %; so does zero bubble's,
+    whose last stage computes all the time. Pages do not show two layers, a step's ends with little
+    between: there fully_shard copies while stage 3 waits.
 
     Must catch: a recording of code that waits or computes longer; a technique left out."""
     raced = set()
@@ -67,11 +68,17 @@ def test_no_technique_waits_longer_than_pytorchs():
         if step.case["model"] != SMALL:
             shares = [wait / one for wait, one in zip(waits, steps)]
             case = step.case["technique"], step.case["gpus"]
-            shorter = case == ("tensor parallelism", 2 * NODE)
+            shorter = case in (("tensor parallelism", 2 * NODE), ("zero-bubble H1", NODE))
             ours, theirs = waits if shorter else shares
             assert ours <= 1.001 * theirs, step.case
         raced.add(step.case["technique"])
     assert len(raced) >= 8
+
+
+def test_no_step_of_the_race_makes_the_host_wait():
+    """Must catch: a value that is read on the host within a step, such as a norm."""
+    waits = RECORDED.find("virtual.host_waits")
+    assert len(waits) >= 16 and {row.value for row in waits} == {0}
 
 
 PIPELINES = [race for race in all_races() if race.technique in SCHEDULES]
