@@ -116,7 +116,7 @@ def test_every_published_run_that_can_run_is_recorded():
     "name",
     [
         ("Megatron-LM on A100", "K 22B full"),
-        ("FSDP on A100", "MPT-1b, 2048 tokens, 32 x A100 SXM 40GB"),
+        ("FSDP on A100", "MPT-13b, 2048 tokens, 16 x A100 SXM 40GB"),
     ],
     ids=str,
 )
