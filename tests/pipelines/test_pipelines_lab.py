@@ -54,6 +54,15 @@ def test_a_figure_without_measurements_is_filled():
     assert all(bar.showlegend and list(bar.text) for bar in figure.data)
 
 
+def test_figures_to_compare_have_one_axis():
+    """Must catch: `until` in another unit than the costs; an axis shorter than the step."""
+    costs = Costs(0.02, 0.02, 0.02)
+    lists = gpipe(3, 2)
+    for until, end in (1, 1000), (0, 250):
+        figure = pipeline_figure("GPipe", lists, costs, step_of(lists, costs), until)
+        assert figure.layout.xaxis.range[1] == end
+
+
 def test_ranks_that_wake_up_late_are_said(capsys):
     """Must catch: a step of 1,016 ms for 660 shown without a word, because all steps are late
     alike; a line about a step that is a few percent late; another step than the median's."""

@@ -27,17 +27,22 @@ _COLOURS = {
 
 
 def pipeline_figure(
-    title: str, lists: Schedule, costs: Costs = EQUAL, measured: Sequence[Sequence[Span]] = ()
+    title: str,
+    lists: Schedule,
+    costs: Costs = EQUAL,
+    measured: Sequence[Sequence[Span]] = (),
+    until: float = 0.0,
 ) -> go.Figure:
     """The simulated timeline, a row for each rank, with the numbers of the microbatches. Measured
-    spans fill it, and leave the simulated ones as outlines."""
+    spans fill it, and leave the simulated ones as outlines. The axis reaches `until`, in the unit
+    of the costs, or farther: figures to compare have one axis."""
     simulated = simulate(lists, costs).spans
     scale, unit = (1000, "milliseconds") if measured else (1, "time of a forward")
     if measured:
         title += "<br><span style='font-size:13px'>outline: simulated, fill: measured</span>"
     layers = [(simulated, 0.78, not measured)]
     layers += [(from_zero(measured), 0.5, True)] if measured else []
-    end = max(span.end for spans, *_ in layers for own in spans for span in own)
+    ends = [span.end for spans, *_ in layers for own in spans for span in own]
     head = HEAD_PIXELS + (12 if measured else 0)
     height = head + FOOT_PIXELS + 50 + RANK_ROW_PIXELS * len(lists)
     figure = new_figure(title, height, barmode="overlay", bargap=0)
@@ -50,7 +55,7 @@ def pipeline_figure(
                 figure.add_trace(bars_of(kind, chosen, width, filled, scale))
     figure.update_xaxes(
         axis(
-            range=[0, round_up(scale * end)],
+            range=[0, round_up(scale * max(until, *ends))],
             showgrid=True,
             nticks=8,
             title=dict(text=unit, font=dict(size=12), standoff=4),
