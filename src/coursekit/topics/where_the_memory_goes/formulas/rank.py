@@ -96,7 +96,8 @@ def rank_head(q):
 
 @eager_place("rank_head_reduced", symbol=r"_4^r")
 def rank_head_reduced(q):
-    """in stage 3, while the head's gradients are copied into the tensor that is reduced"""
+    """in stages 2 and 3, while the head's gradients are copied into the tensor that is reduced; in
+    stage 2 if they fill a bucket"""
     return live(activations=q.rank_saved_bytes, unit=q.head_unit_parameters)
 
 
@@ -432,6 +433,21 @@ def bias_of_its_unit(q):
 
 
 # --- terms: ZeRO ----------------------------------------------------------------------------------
+
+
+@RANK.term("rank_head_reduced")
+def lone_head_reduced(q):
+    """in stage 2, the gradient of a head that fills a bucket, and a copy"""
+    return live(
+        gradients=q.gradient_element_bytes * q.lone_head_parameters,
+        temporaries=where(
+            q.lone_head_parameters > 0,
+            q.rank_scalar_bytes
+            + q.rank_passing_bytes
+            + q.gradient_element_bytes * q.lone_head_parameters,
+            0,
+        ),
+    )
 
 
 @RANK.term("rank_embedding", *AT_LAYER)

@@ -166,6 +166,16 @@ def first_reduced_parameters(q):
     return maximum(q.rank_bucket_parameters, q.rank_head_parameters)
 
 
+@formula(r"\Psi_\text{alone}", "parameters")
+def lone_head_parameters(q):
+    """parameters of a head that fills a bucket of stage 2: it is reduced while all layers wait"""
+    return where(
+        equal(q.rank_reducing_stage, 2),
+        where(q.rank_head_parameters < q.rank_bucket_parameters, 0, q.rank_head_parameters),
+        0,
+    )
+
+
 @formula(r"1_\text{close}", "count")
 def reduced_last_is_fullest(q):
     """1 if stage 1 holds more while it reduces the last bucket, such as a large table, than while
