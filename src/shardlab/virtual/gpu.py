@@ -29,7 +29,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from shardlab.common.by_hand import made_by_hand
+from shardlab.common.backward import made_by_hand
 from shardlab.common.torch_internals import (
     FakeTensor,
     FakeTensorMode,

@@ -57,8 +57,8 @@ PREDICTIONS = {
     ),
     "interleaved on H100s, idle percent": Slips(
         (
-            *_each("As in 1F1B: but a rank waits for short stages, half as long.", 27, 28),
-            *_each("That is by the lists: as in 1F1B, stages are not all as long.", 15.8, 16),
+            *_each("As in 1F1B: but a rank waits for short stages, half as long.", 27, 30),
+            Slip("That is by the lists: as in 1F1B, stages are not all as long.", number=15.8),
             *_each("Half of the share: but the step gets shorter, too, by that half.", 13.6, 15),
             Slip("Each gap is half as long, not a quarter.", number=7.5),
             Slip("Longer gaps? A microbatch reaches the last rank earlier.", number=31, upto=60),

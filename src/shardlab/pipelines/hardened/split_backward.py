@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...common.by_hand import gradients_by_hand
+from ...common.backward import gradients_by_hand
 from ...common.torch_internals import add_to_each, hooks_of_others
 from ...tensor_parallel.hardened.layers import CutLinear
 
