@@ -107,31 +107,3 @@ def test_a_pipeline_takes_the_time_of_its_schedule(worlds):
         seconds = simulate(plan, costs).seconds
         for rank in range(4):
             assert found[rank][number][0] == pytest.approx(seconds, rel=1e-4), (number, rank)
-
-
-def sums_and_messages():
-    """(start of each sum over microbatches, its phase), start of each gradient that is sent."""
-    slow = GPU({torch.float32: 1e12}, 12 * HIDDEN**2 / UNIT * 1e9, QUICK, launch_seconds=0)
-    with VirtualGPU(slow) as gpu:
-        layers = [nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(4)]
-        x = torch.ones(8 * ROWS, HIDDEN)
-        plan = plan_pipeline(layers, schedules.gpipe(4, 8), x)
-        pipeline = Pipeline(layers, plan, lambda y, _: y.mean())
-        with gpu.step() as step:
-            pipeline.step(x, x)
-    sums = [(s.start, s.phase) for s in step.spans if s.name == "_foreach_add_"]
-    sends = [s.start for s in step.spans if s.name == "send" and s.stream[1] > s.stream[2]]
-    return sums, sends
-
-
-def test_a_gradient_leaves_before_sums_over_microbatches_are_made(worlds):
-    """Stages wait for gradients in turn, and for no sum.
-
-    Must catch: a message that is sent after the stage's gradients were added up; the first
-    microbatch added to nothing; sums that are drawn as an update."""
-    first, *others = worlds(4).run(sums_and_messages)
-    assert first == ([], [])
-    for sums, sends in others:
-        assert len(sends) == 8 and len(sums) == 7
-        for (start, phase), sent in zip(sums, sends[1:]):
-            assert (start, phase) == (sent, "backward")

@@ -23,7 +23,6 @@ pipeline itself says when they are complete: `as_one_backward`.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from weakref import ReferenceType, ref
 
@@ -38,8 +37,6 @@ from .torch_internals import at_end_of_backward, put_hook_last, when_outer_backw
 # parameter, so that a copied or saved parameter has neither a hook nor an owner
 owners = WeakTensorKeyDictionary()
 handles = WeakTensorKeyDictionary()  # parameter -> of its hook, for all its owners
-
-made_by_hand: ContextVar[bool] = ContextVar("gradients are made without autograd", default=False)
 
 
 class NotOurGradient(RuntimeError):
@@ -201,14 +198,3 @@ def as_one_backward(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
                 if parameter.grad is not None:
                     listener.gradient_arrives(parameter)
             listener.backward_ends()
-
-
-@contextmanager
-def gradients_by_hand() -> Iterator[None]:
-    """What is computed within belongs to a backward, and is none of autograd's."""
-    token = made_by_hand.set(True)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        made_by_hand.reset(token)

@@ -42,7 +42,6 @@ __all__ = [
     "clear_cublas_workspaces",
     "current_backward",
     "disable_modes",
-    "add_to_each",
     "divide_into",
     "eager_on_fake_tensors",
     "fake_store",
@@ -314,12 +313,6 @@ def divide_into(pairs: list[tuple[Tensor, Tensor]], divisor: int):
             torch._foreach_div_(quotients, divisor)
     for tensor, quotient in pairs:
         torch.div(tensor, divisor, out=quotient)
-
-
-def add_to_each(totals: list[Tensor], parts: list[Tensor]):
-    """Each total grows by its part, in one kernel where a device has such. Without it, a stage
-    launches one for each parameter."""
-    torch._foreach_add_(totals, parts)
 
 
 def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype) -> Tensor:

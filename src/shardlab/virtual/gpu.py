@@ -29,7 +29,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from shardlab.common.backward import made_by_hand
 from shardlab.common.torch_internals import (
     FakeTensor,
     FakeTensorMode,
@@ -92,8 +91,6 @@ class VirtualGPU(TorchDispatchMode):
         """The part of the step that the host is in. Within backward only what is computed again
         records: it is a forward. Between backward and the update gradients are averaged and
         clipped, without autograd."""
-        if made_by_hand.get():
-            return "backward"
         if self.updating:
             self.latest = "update"
         elif current_backward() is not None:

@@ -94,11 +94,6 @@ class Pipeline(nn.Module):
         watch_steps()
         self.wire = Wire(plan, group, next(self.parameters()).device)
         self.known = set(self.parameters())
-        self.sending = {  # the parameters of each stage whose backward ends with a message
-            stage: list(nn.ModuleList(layers[slice(*cut)]).parameters())
-            for stage, cut in enumerate(plan.cuts)
-            if stage and plan.home[stage] == self.rank
-        }
         self.tied = TiedWeights(layers, plan, group)
         self.tied.hand_out()
         elsewhere = [parameter for parameter, ranks in self.tied.shared if self.rank != ranks[0]]
@@ -177,11 +172,10 @@ class Pipeline(nn.Module):
         x, y, sent = self.held.pop((stage, microbatch))
         if sent is not None:
             sent.work.wait()  # y has been received: dy is the answer to it
-        with split_backward.summed_later(self.sending.get(stage, ())):
-            if y.requires_grad:  # not so if the first stages are frozen
-                torch.autograd.backward(y, dy)
-            if stage:
-                self.wire.give(action, torch.zeros_like(x) if x.grad is None else x.grad)
+        if y.requires_grad:  # not so if the first stages are frozen
+            torch.autograd.backward(y, dy)
+        if stage:
+            self.wire.give(action, torch.zeros_like(x) if x.grad is None else x.grad)
 
     def input_gradient_of(self, action: Action):
         self.backward_of(action)

@@ -16,13 +16,8 @@ gathered again in I, and stays whole until W: the ranks of a group would have to
 
 PyTorch's own pipelines split the same backward from outside, with hooks on the nodes where the
 gradients of weights begin, and keep the whole graph until W.
-
-Nobody waits for sums over microbatches either, which read and write as many bytes as the stage has:
-`summed_later` leaves them for after the message.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -30,8 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...common.backward import gradients_by_hand
-from ...common.torch_internals import add_to_each, hooks_of_others
+from ...common.torch_internals import hooks_of_others
 from ...tensor_parallel.hardened.layers import CutLinear
 
 
@@ -82,24 +76,6 @@ def can_wait(weight: Tensor) -> bool:
     return weight.requires_grad and weight.is_leaf and not hooks_of_others(weight)
 
 
-@contextmanager
-def summed_later(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Gradients that come within are added to those from before at the end, and not one by one
-    within backward. Hooks of others see sums, as they do without it."""
-    before = [(p, p.grad) for p in parameters if p.grad is not None and not hooks_of_others(p)]
-    for parameter, _ in before:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        sums = [(total, p.grad) for p, total in before if p.grad is not None]
-        if sums:
-            with gradients_by_hand():
-                add_to_each(*map(list, zip(*sums)))
-        for parameter, total in before:
-            parameter.grad = total
-
-
 class LinearInTwoHalves(torch.autograd.Function):
     """x [..., in] to [..., out]. Backward gives the gradients of x and of the bias."""
 
@@ -119,7 +95,7 @@ class LinearInTwoHalves(torch.autograd.Function):
         return dx, None, db, None
 
 
-@gradients_by_hand()
+@torch.no_grad()
 def make_weight_gradients(products: list[PutOff]):
     """Add the products to the gradients of their weights. Where a weight was used several times,
     they are summed first, as autograd does. What a product keeps is free once it is made."""
