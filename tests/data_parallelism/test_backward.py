@@ -138,6 +138,38 @@ def test_an_outer_backward_that_raises():
     assert error.type is ArithmeticError
 
 
+class StopsBehind(torch.autograd.Function):
+    """As a reentrant checkpoint computes backward, then stops."""
+
+    @staticmethod
+    def forward(ctx, x, part):
+        ctx.part, ctx.x = part, x.detach()
+        return part(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        with torch.enable_grad():
+            ctx.part(ctx.x).backward(dy)
+        raise KeyboardInterrupt
+
+
+def test_a_stop_between_an_inner_backward_and_the_rest():
+    """Stopped there, while a cell keeps the loss, autograd keeps the hooks that wait for the rest.
+    Techniques call listen_last before each step: in forward or in zero_grad().
+
+    Must catch: a listener that waits for that backward for ever, and averages nothing any more."""
+    model = net()
+    diary = Diary(model)
+    loss = StopsBehind.apply(model[0](torch.ones(1, 2)), model[1]).sum()
+    with pytest.raises(KeyboardInterrupt):
+        loss.backward()
+    diary.told.clear()
+    diary.listen_last(model.parameters())
+    assert not diary.in_backward and loss.requires_grad
+    backward(model)
+    assert diary.told == WHOLE and not diary.in_backward
+
+
 def test_the_newest_owns():
     """The newest of two listeners is told, and nobody of one that is gone; the older knows who has
     taken its parameters.

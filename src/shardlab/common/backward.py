@@ -31,7 +31,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .torch_internals import at_end_of_backward, put_hook_last, when_outer_backward_goes_on
+from .torch_internals import (
+    at_end_of_backward,
+    current_backward,
+    put_hook_last,
+    when_outer_backward_goes_on,
+)
 
 # parameter -> a weak reference to the listener that owns it. The dictionary is outside of the
 # parameter, so that a copied or saved parameter has neither a hook nor an owner
@@ -66,7 +71,9 @@ class BackwardListener:
 
     def listen_last(self, parameters: Iterable[nn.Parameter]):
         """Hooks that others have registered since then see a gradient, and may change it, before
-        this listener does."""
+        this listener does. A backward that broke off is over now."""
+        if current_backward() is None:
+            self._running = None
         for parameter in parameters:
             if parameter in owners and owners[parameter]() is self:
                 put_hook_last(parameter, handles[parameter])
