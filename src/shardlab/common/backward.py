@@ -12,13 +12,7 @@ is complete; the first call marks the beginning and asks autograd for a call at 
 
 One listener owns a parameter: the newest. Each averages gradients, so two of them would average
 twice. A listener that no longer exists, say because a cell ran again, is not called.
-
-A technique that must act before the gradients of its parameters are made (stage 3 gathers them
-first) uses two functions below: `when_gradient_comes` calls at the first gradient of some tensors,
-`when_backward_ends` at the end. `torch_internals.current_backward` says whether one is running.
-
-A pipeline runs a backward for each microbatch, and makes some gradients without autograd, so the
-pipeline itself says when they are complete: `as_one_backward`.
+Stage 3 uses `when_gradient_comes` and `when_backward_ends`, a pipeline `as_one_backward`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,8 +32,7 @@ from .torch_internals import (
     when_outer_backward_goes_on,
 )
 
-# parameter -> a weak reference to the listener that owns it. The dictionary is outside of the
-# parameter, so that a copied or saved parameter has neither a hook nor an owner
+# parameter -> a weak reference to its listener, outside of it: a copy has neither hook nor owner
 owners = WeakTensorKeyDictionary()
 handles = WeakTensorKeyDictionary()  # parameter -> of its hook, for all its owners
 
