@@ -139,7 +139,7 @@ def test_an_outer_backward_that_raises():
 
 
 class StopsBehind(torch.autograd.Function):
-    """As a reentrant checkpoint computes backward, then stops."""
+    """Computes backward as a reentrant checkpoint does, then stops."""
 
     @staticmethod
     def forward(ctx, x, part):
@@ -157,7 +157,7 @@ def test_a_stop_between_an_inner_backward_and_the_rest():
     """Stopped there, while a cell keeps the loss, autograd keeps the hooks that wait for the rest.
     Techniques call listen_last before each step: in forward or in zero_grad().
 
-    Must catch: a listener that waits for that backward for ever, and averages nothing any more."""
+    Must catch: a listener that waits for that backward forever, and averages nothing any more."""
     model = net()
     diary = Diary(model)
     loss = StopsBehind.apply(model[0](torch.ones(1, 2)), model[1]).sum()
