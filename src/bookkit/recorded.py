@@ -231,19 +231,19 @@ def _virtual_races(recording):
             for name in ("exposed", "step", "peak")
         ]
         exposed, steps, peaks = pair
-        waits = [f"{a / b:.1%}" for a, b in zip(exposed, steps)]
         case = row.case
         cells.append(
-            [f"{case['technique']}, {case['model']}, {case['gpus']} GPUs", *waits]
-            + [f"{1000 * step:.1f} ms" for step in steps]
-            + [f"{peak / 1e9:.1f} GB" for peak in peaks]
+            [f"{case['technique']}, {case['model']}", f"{case['gpus']}"]
+            + [f"{100 * wait / step:.1f}" for wait, step in zip(exposed, steps)]
+            + [f"{1000 * step:,.1f}" for step in steps]
+            + [f"{peak / 1e9:.1f}" for peak in peaks]
         )
-    heads = ["", "Waits", "PyTorch", "Step", "PyTorch", "Peak", "PyTorch"]
+    heads = ["", "GPUs", "Waits, %", "PyTorch", "Step, ms", "PyTorch", "Peak, GB", "PyTorch"]
     waits = [row.value for row in recording.find("virtual.host_waits")]
     said = (
         f"The host waits for its GPU in {sum(map(bool, waits)) or 'none'} of {len(waits)} steps. "
     )
-    return _plain_table(heads, cells, numeric=range(1, 7)), said
+    return _plain_table(heads, cells, numeric=range(1, 8)), said
 
 
 def _virtual_published(recording):
