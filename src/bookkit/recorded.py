@@ -222,28 +222,32 @@ def _virtual_races(recording):
         case = {**row.case, "implementation": implementation}
         return recording.find(f"virtual.{name}", **case)[0].value
 
-    cells = []
+    cells, before = [], None
     for row in recording.find("virtual.step", implementation="shardlab"):
-        if row.case["model"].startswith("two layers"):
+        technique, model, gpus = (row.case[name] for name in ("technique", "model", "gpus"))
+        if model.startswith("two layers"):
             continue
-        pair = [
+        exposed, steps, peaks = (
             [value(name, row, who) for who in ("shardlab", "PyTorch")]
             for name in ("exposed", "step", "peak")
-        ]
-        exposed, steps, peaks = pair
-        case = row.case
-        cells.append(
-            [f"{case['technique']}, {case['model']}", f"{case['gpus']}"]
-            + [f"{100 * wait / step:.1f}" for wait, step in zip(exposed, steps)]
-            + [f"{1000 * step:,.1f}" for step in steps]
-            + [f"{peak / 1e9:.1f}" for peak in peaks]
         )
-    heads = ["", "GPUs", "Waits, %", "PyTorch", "Step, ms", "PyTorch", "Peak, GB", "PyTorch"]
+        shares = [wait / step for wait, step in zip(exposed, steps)]
+        measured = (100, shares), (1000, steps), (1e-9, peaks)
+        cells.append(
+            [technique if technique != before else "", model.replace(" ", "\N{NO-BREAK SPACE}")]
+            + [f"{gpus}"]
+            + [
+                f"{scale * own:,.1f}\N{NO-BREAK SPACE}({scale * peer:,.1f})"
+                for scale, (own, peer) in measured
+            ]
+        )
+        before = technique
+    heads = ["", "", "GPUs", "Waits, %", "Step, ms", "Peak, GB"]
     waits = [row.value for row in recording.find("virtual.host_waits")]
     said = (
         f"The host waits for its GPU in {sum(map(bool, waits)) or 'none'} of {len(waits)} steps. "
     )
-    return _plain_table(heads, cells, numeric=range(1, 8)), said
+    return _plain_table(heads, cells, numeric=range(2, 6)), said
 
 
 def _virtual_published(recording):
