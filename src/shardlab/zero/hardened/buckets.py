@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 from ...common.agreement import hand_out
 from ...common.backward import check_gradient
 from ...common.shards import CannotShard, as_shard, groups_of, stages_of
-from ...common.torch_internals import storage_key, version
+from ...common.torch_internals import current_backward, storage_key, version
 from .arriving import Arrival, UnderWay
 from .flat import Group, Ring, filled, flattened, own_chunk
 
@@ -59,6 +59,8 @@ class Bucket:
         share = 1 / dist.get_world_size(self.group)
         begin = getattr(self.collectives, "begin_reduce_scatter", None)
         if begin:
+            if current_backward() is None:  # nothing computes meanwhile: one bucket at a time
+                self.late.arrive()
             mean = begin(self.take_gradients(), self.group, share)
             self.late.waits.append(lambda: self.add(mean()))
         else:
