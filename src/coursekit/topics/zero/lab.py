@@ -1,6 +1,6 @@
 """Lab 6: its model and tokens, the formulas that ranks' bytes must equal, its tables."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import torch
 
@@ -17,10 +17,8 @@ FP32_BYTES = dict(parameter_element_bytes=4, gradient_element_bytes=4)
 STAGES_AND_MICROBATCHES = [(stage, microbatches) for stage in range(4) for microbatches in (1, 4)]
 
 
-class States(NamedTuple):
-    parameters: int
-    gradients: int
-    optimizer: int
+# of a rank, in bytes
+States = namedtuple("States", ["parameters", "gradients", "optimizer"])
 
 
 def part_loss(model, part):
@@ -58,8 +56,8 @@ def table_of_stages(kept):
     rows = []
     for stage, on_ranks in kept.items():
         totals, recipe = list(map(sum, on_ranks)), formulas.RECIPES["fp32 Adam"].quantities
-        states = on_each_rank(formulas.zero_states_bytes, stage, len(totals), **recipe)
         flats, updated = (len(flat_tensors(one)) for one in (stage, stage % 3))
+        states = on_each_rank(formulas.zero_states_bytes, stage, len(totals), **recipe)
         wanted = [one + 4 * updated for one in states]  # a counter of each
         zeros = -sum(flat_tensors(stage)) % len(totals) * (stage in (1, 2))  # of a GPU's bucket
         assert totals in (wanted, [wanted[0] + 4 * zeros] * len(totals)), stage
