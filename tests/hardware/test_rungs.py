@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.utils.cpp_extension  # for the compiler; fails in a process that has imported pip
 
 from coursekit.recordings.races import TINY
 from coursekit.topics.hardware import one_gpu
