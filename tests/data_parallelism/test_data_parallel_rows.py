@@ -150,6 +150,7 @@ ROWS = takes(
     ),
     (with_a_graph, dict.fromkeys(REPLICAS, "NotOurGradient: backward(create_graph=True): ")),
 )
+ROWS += takes(("core 0",), (copied, copy.deepcopy, {"core 3": RIGHT}), (copied, loaded))
 ODD = {
     "another shape": "0 has weight [3, 2] torch.float64, rank 1 has weight [4, 2] torch.float64: ",
     "a layer more": "0 has nothing more, rank 1 has 1.weight [2, 2] torch.float64: all ranks",

@@ -117,8 +117,16 @@ class DistributedDataParallel(nn.Module):
         self.buckets = make_buckets(reversed(trained), bucket_bytes)
         self.bucket_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket}
         self.sending, self.begun = True, False
-        for p in trained:
+        self.listen()
+
+    def listen(self):
+        for p in self.bucket_of:
             p.register_post_accumulate_grad_hook(self.gradient_is_complete)
+
+    def __setstate__(self, state: dict):
+        """A copy has parameters of its own, whose gradients are averaged as well."""
+        super().__setstate__(state)
+        self.listen()
 
     def forward(self, *inputs, **named):
         self.begun = False  # a backward that raised has no end

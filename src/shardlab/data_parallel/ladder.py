@@ -230,7 +230,7 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
     promise it. `hardened=False` gives the core."""
 
     flat_bucket = FlatBucket
-    forward, no_sync = Replicas.forward, Replicas.no_sync
+    forward, no_sync, __setstate__ = Replicas.forward, Replicas.no_sync, Replicas.__setstate__
 
     def __new__(cls, module=None, bucket_bytes=BUCKET_BYTES, overlap=True, group=None, **named):
         if named.get("hardened", True):
