@@ -93,13 +93,17 @@ class Native(Ring):
     def begin_reduce_scatter(self, tensors: list[Tensor], group: Group, share: float) -> ChunkOfSum:
         """Returns a function that waits and returns what reduce_scatter does."""
         n, me = place(group)
-        elements, op = sum(tensor.numel() for tensor in tensors), dist.ReduceOp.SUM
-        if share == 1 / n and multiplies_first(tensors[0], group):
-            even, op = padded(tensors, n), dist.ReduceOp.AVG
+        elements = sum(tensor.numel() for tensor in tensors)
+        mean = share == 1 / n and multiplies_first(tensors[0], group)
+        if elements % n:
+            even = padded(tensors, n) if mean else padded(tensors, n).mul_(share)
+        elif mean and len(tensors) == 1 and tensors[0].is_contiguous():
+            even = tensors[0].detach().view(-1)  # leaves from its own memory
         else:
-            even = padded(tensors, n).mul_(share) if elements % n else flattened(tensors, share)
+            even, mean = flattened(tensors, share), False
         tensors.clear()
         shard = even.new_empty(even.numel() // n)
+        op = dist.ReduceOp.AVG if mean else dist.ReduceOp.SUM
         work = reduce_scatter_single(shard, even, op=op, group=group, async_op=True)
         return ChunkOfSum(shard[: len(chunk_of(me, elements, n))], even, work.wait)
 
