@@ -22,6 +22,8 @@ from shardlab.tensor_parallel import apply_tensor_parallel, overlapped, sequence
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
 from shardlab.virtual import GPU, Links, VirtualGPUs
 from shardlab.virtual.operators import tensors_in
+from shardlab.zero.hardened.arriving import ChunkOfSum
+from shardlab.zero.hardened.flat import Native
 from shardlab.zero.hardened.landing import Landing
 
 UNITS, HIDDEN, RANKS = 5, 1024, 8
@@ -232,6 +234,37 @@ def test_messages_under_way_take_no_memory(stage, hidden):
     (without, none), (peak, coming) = (peak_of(stage, ahead, hidden) for ahead in (False, True))
     assert (none, coming) == (0, 2 * UNITS)
     assert peak < without if stage == 1 else peak == without
+
+
+@pytest.mark.parametrize("bias, passes", [(False, 0), (True, 2)], ids=["alone", "with its bias"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
+def test_a_gradient_is_copied_once_at_most(bias, passes, transposed):
+    """Bytes of kernels between backward and the message, in units of the gradient's: it is read and
+    written, or leaves from its own memory. Autograd gives weights transposed gradients, too.
+
+    Mutations: a copy of a lone gradient; transposed gradients that become contiguous before they
+    are copied into the bucket; a gradient that is copied, and multiplied afterwards."""
+    gpu = GPU({torch.float32: 1e12}, 1e9, Links(1e9), launch_seconds=0)
+    with VirtualGPUs(RANKS, gpu) as own:
+        gradients = [torch.ones(HIDDEN, HIDDEN).t() if transposed else torch.ones(HIDDEN, HIDDEN)]
+        gradients += [torch.ones(HIDDEN)] * bias
+        nbytes = sum(gradient.nbytes for gradient in gradients)
+        with own.step() as step:
+            Native().reduce_scatter(gradients, share=1 / RANKS)
+    passes = 2 if transposed else passes
+    assert step.computing_seconds == pytest.approx(passes * nbytes / 1e9, rel=1e-6)
+
+
+@pytest.mark.parametrize("elements", [3, 4])
+def test_a_chunk_leaves_the_zero_behind_it(elements):
+    """A chunk of four elements, the last of which may be a zero that makes chunks equal.
+
+    Mutations: a chunk that keeps the zero's memory; a whole chunk that is copied."""
+    made = torch.arange(4.0)
+    (chunk,) = ChunkOfSum(made[:elements], made, lambda: None)()
+    assert chunk.tolist() == list(range(elements))
+    assert chunk.untyped_storage().nbytes() == chunk.nbytes
+    assert (chunk.data_ptr() == made.data_ptr()) == (elements == 4)
 
 
 TOKENS = 1024  # which all numbers of ranks and chunks divide

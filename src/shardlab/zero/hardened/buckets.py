@@ -2,6 +2,10 @@
 
 A bucket has the methods of the core's, and no more of it: its collectives say whether it has zeros
 at its end, and any collectives reduce it, in several parts.
+
+Gradients are copied into a flat tensor when all of a bucket are there. Views of it from the first
+one on would move the same bytes, and the whole bucket would take its memory beside gradients that
+are still to come.
 """
 
 from collections.abc import Iterable
@@ -16,7 +20,8 @@ from ...common.backward import check_gradient
 from ...common.shards import CannotShard, as_shard, groups_of, stages_of
 from ...common.torch_internals import current_backward, storage_key, version
 from .arriving import Arrival, UnderWay
-from .flat import Group, Ring, filled, flattened, own_chunk
+from .checks import filled
+from .flat import Group, Ring, flattened, own_chunk
 
 # of parameters in one bucket: large enough for the link, small beside the model
 BUCKET_BYTES = 25 << 20

@@ -141,3 +141,17 @@ def complaint_of_kinds(module: nn.Module, compute_dtype: torch.dtype | None) -> 
 
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+
+
+def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor) -> list[Tensor]:
+    """None means zeros of the expected shape. CannotShard for a tensor that is not dense."""
+    for tensor in tensors:
+        if tensor is not None and tensor.layout is not torch.strided:
+            raise CannotShard(
+                f"a gradient is {tensor.layout}: only dense ones are averaged; build embeddings"
+                " with sparse=False."
+            )
+    return [
+        like.new_zeros(shape) if tensor is None else tensor
+        for tensor, shape in zip(tensors, shapes)
+    ]

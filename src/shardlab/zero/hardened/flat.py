@@ -38,7 +38,6 @@ from ...collective_wire import (
     wire,
 )
 from ...collectives import run
-from ...common.shards import CannotShard
 from ...common.torch_internals import active_fake_mode
 from .arriving import ChunkOfSum
 
@@ -76,7 +75,7 @@ class Ring:
 class Native(Ring):
     """PyTorch's own collectives: on GPUs, NCCL's rings. They need chunks of one size: if n does not
     divide the elements, each chunk that is smaller than the first has a zero behind it on its
-    way."""
+    way. A lone gradient leaves from its own memory where the backend makes means."""
 
     def reduce_scatter(
         self, tensors: list[Tensor], group: Group = None, share: float = 1.0
@@ -98,7 +97,7 @@ class Native(Ring):
         if elements % n:
             even = padded(tensors, n) if mean else padded(tensors, n).mul_(share)
         elif mean and len(tensors) == 1 and tensors[0].is_contiguous():
-            even = tensors[0].detach().view(-1)  # leaves from its own memory
+            even = tensors[0].detach().view(-1)
         else:
             even, mean = flattened(tensors, share), False
         tensors.clear()
@@ -188,17 +187,3 @@ def chunk_of(rank: int, elements: int, n: int) -> range:
     chunks have one more."""
     start = rank * (elements // n) + min(rank, elements % n)
     return range(start, start + len(range(rank, elements, n)))
-
-
-def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor) -> list[Tensor]:
-    """None means zeros of the expected shape. CannotShard for a tensor that is not dense."""
-    for tensor in tensors:
-        if tensor is not None and tensor.layout is not torch.strided:
-            raise CannotShard(
-                f"a gradient is {tensor.layout}: only dense ones are averaged; build embeddings"
-                " with sparse=False."
-            )
-    return [
-        like.new_zeros(shape) if tensor is None else tensor
-        for tensor, shape in zip(tensors, shapes)
-    ]

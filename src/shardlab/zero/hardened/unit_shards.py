@@ -24,7 +24,8 @@ from ...data_parallel.core import first_rank
 from .. import core_stage3
 from .ahead import Ahead
 from .arriving import Arrival, as_gradients
-from .flat import Ring, chunk_of, filled, own_chunk
+from .checks import filled
+from .flat import Ring, chunk_of, own_chunk
 from .landing import Landing, add_gradients, brought_home, may_come_late
 
 # parameters, and every place of each
