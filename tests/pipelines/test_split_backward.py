@@ -80,16 +80,17 @@ def test_the_same_bits(recompute, biases):
 
 
 def test_no_weight_has_a_gradient_before_its_half():
-    """Must catch: a split in which the first half makes all gradients, so that the previous stage
-    waits as long as before."""
+    """Must catch: a split in which the first half makes all gradients, or those of biases, so that
+    the previous stage waits as long as before, or for sums over tokens."""
     model = Blocks()
     later = WeightGradientsLater(model)
     model(torch.randn(2, 5, 8, requires_grad=True)).sum().backward()
     made = {name for name, p in model.named_parameters() if p.grad is not None}
-    linear = {f"{name}.weight" for name, layer in model.named_modules() if type(layer) is nn.Linear}
+    layers = [name for name, layer in model.named_modules() if type(layer) is nn.Linear]
+    linear = {f"{name}.{kind}" for name in layers for kind in ("weight", "bias")}
     assert made.isdisjoint(linear) and "first.attention_norm.weight" in made
-    assert "first.attention.qkv.bias" in made
-    assert len(later.products) == 2 * 4 + 2  # and the shared layer's two uses, not the frozen one
+    # weights and biases, and the shared layer's two uses, not the frozen one
+    assert len(later.products) == 2 * (2 * 4 + 2)
 
 
 def beside(ledger, model):
@@ -180,7 +181,8 @@ def test_parts_of_layers_in_two_halves(worlds, way):
     Must catch: parts whose whole backward is done in I; the bias of a row layer left out; a part of
     a tied weight whose other gradient is overwritten; own tokens taken for all."""
     for whole, halves, products, early in worlds(2).run(parts_on_ranks, way):
-        assert products == 2 * 5 + 1 and early == ["head.scores"]  # the table's gradient is in I
+        # the table's gradient is in I
+        assert products == 2 * (5 + 3) + 1 and early == ["head.scores"]
         assert whole.keys() == halves.keys()
         for name, gradient in whole.items():
             if name == "embedding.tokens.weight":  # a sum of two uses in another order
@@ -200,20 +202,25 @@ def test_evaluation_puts_nothing_off():
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_weights_that_cannot_wait():
-    """A weight with a hook on its gradient, and one that is computed from two others.
+    """A weight and a bias with hooks on their gradients, a frozen bias, and a weight that is
+    computed from two others.
 
-    Must catch: a hook that finds no gradient, or is not called; the product added to .grad of a
-    tensor that is computed, so that the two others have none."""
+    Must catch: a hook that finds no gradient, or is not called; a gradient of what is frozen; the
+    product added to .grad of a tensor that is computed, so that the two others have none."""
 
     def trained(split):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.utils.weight_norm(nn.Linear(6, 2)))
+        linear = [nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 6)]
+        model = nn.Sequential(*linear, nn.utils.weight_norm(nn.Linear(6, 2)))
         model[0].weight.register_hook(lambda gradient: 2 * gradient)
+        model[1].bias.register_hook(lambda gradient: 3 * gradient)
+        model[2].bias.requires_grad_(False)
         later = WeightGradientsLater(model) if split else None
         model(torch.randn(3, 4)).sum().backward()
         if split:
             make_weight_gradients(later.take())
-        return [parameter.grad for parameter in model.parameters()]
+        assert model[2].bias.grad is None and model[2].weight.grad is not None
+        return [p.grad for p in model.parameters() if p.requires_grad]
 
     for one, other in zip(trained(False), trained(True)):
         assert torch.equal(one, other)

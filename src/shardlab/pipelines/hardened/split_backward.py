@@ -8,8 +8,9 @@
 The products of a linear layer are twice as many in backward as in forward: dx = dy W, which the
 rank before needs, and dW = dyᵀ x, which nobody waits for. Between the halves x and dy of each
 layer are kept, and nothing else of the graph: I frees no memory on balance, so W must not be put
-off forever (Qi et al. 2024, section 4). Biases, norms and embeddings are small and are done in
-the first half, and so is every layer that is neither nn.Linear nor a part of one.
+off forever (Qi et al. 2024, section 4). A bias waits with its weight: its gradient is a sum over
+the same dy. Norms and embeddings are small and are done in the first half, and so is every layer
+that is neither nn.Linear nor a part of one.
 
 Tensor parallelism cuts dW with the weight, so W sends nothing. With sequence parallelism x is
 gathered again in I, and stays whole until W: the ranks of a group would have to meet once more.
@@ -30,11 +31,16 @@ from ...tensor_parallel.hardened.layers import CutLinear
 
 
 class PutOff(NamedTuple):
-    """The gradient of one weight from one product: y = x Wᵀ."""
+    """The gradient of a weight from one product, y = x Wᵀ, or of the bias that was added to it."""
 
-    weight: nn.Parameter
-    x: Tensor  # [..., in]
+    parameter: nn.Parameter
     dy: Tensor  # [..., out]
+    x: Tensor | None = None  # [..., in]; None for a bias
+
+    def gradient(self) -> Tensor:
+        """[out, in], or [out]"""
+        dy = self.dy.flatten(0, -2)
+        return dy.sum(0) if self.x is None else dy.t() @ self.x.flatten(0, -2).to(dy.dtype)
 
 
 class WeightGradientsLater:
@@ -61,7 +67,8 @@ class WeightGradientsLater:
         return self.product(x, layer.weight, layer.bias)
 
     def product(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None = None) -> Tensor:
-        if self.at_work and torch.is_grad_enabled() and can_wait(weight):
+        waits = can_wait(weight) and (bias is None or not bias.requires_grad or can_wait(bias))
+        if waits and self.at_work and torch.is_grad_enabled():
             return LinearInTwoHalves.apply(x, weight, bias, self)
         return F.linear(x, weight, bias)
 
@@ -71,45 +78,41 @@ class WeightGradientsLater:
         return products
 
 
-def can_wait(weight: Tensor) -> bool:
-    """Whether autograd itself would do no more than add to weight.grad."""
-    return weight.requires_grad and weight.is_leaf and not hooks_of_others(weight)
+def can_wait(parameter: Tensor) -> bool:
+    """Whether autograd itself would do no more than add to parameter.grad."""
+    return parameter.requires_grad and parameter.is_leaf and not hooks_of_others(parameter)
 
 
 class LinearInTwoHalves(torch.autograd.Function):
-    """x [..., in] to [..., out]. Backward gives the gradients of x and of the bias."""
+    """x [..., in] to [..., out]. Backward gives the gradient of x."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, later):
         ctx.save_for_backward(x)
         # the Parameter itself: under activation checkpointing a saved one would be another tensor
-        ctx.weight, ctx.later = weight, later
+        ctx.weight, ctx.bias, ctx.later = weight, bias, later
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx, dy):
         (x,) = ctx.saved_tensors
-        ctx.later.products.append(PutOff(ctx.weight, x.detach(), dy))
+        if ctx.needs_input_grad[2]:
+            ctx.later.products.append(PutOff(ctx.bias, dy))
+        ctx.later.products.append(PutOff(ctx.weight, dy, x.detach()))
         dx = dy @ ctx.weight.to(dy.dtype) if ctx.needs_input_grad[0] else None
-        db = dy.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
-        return dx, None, db, None
+        return dx, None, None, None
 
 
 @torch.no_grad()
 def make_weight_gradients(products: list[PutOff]):
-    """Add the products to the gradients of their weights. Where a weight was used several times,
-    they are summed first, as autograd does. What a product keeps is free once it is made."""
+    """Add the products to the gradients of their parameters. Where one was used several times, they
+    are summed first, as autograd does. What a product keeps is free once it is made."""
     while products:
-        weight = products[0].weight
-        first, *others = (product for product in products if product.weight is weight)
-        products[:] = (product for product in products if product.weight is not weight)
-        gradient = product_of(first)
+        parameter = products[0].parameter
+        first, *others = (product for product in products if product.parameter is parameter)
+        products[:] = (product for product in products if product.parameter is not parameter)
+        gradient = first.gradient()
         for product in others:
-            gradient += product_of(product)
-        gradient = gradient.to(weight.dtype)
-        weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
-
-
-def product_of(product: PutOff) -> Tensor:
-    """[out, in]"""
-    return product.dy.flatten(0, -2).t() @ product.x.flatten(0, -2).to(product.dy.dtype)
+            gradient += product.gradient()
+        gradient = gradient.to(parameter.dtype)
+        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
