@@ -49,9 +49,13 @@ def test_a_row_of_the_race_is_the_same_each_time():
 def test_no_technique_waits_longer_than_pytorchs():
     """No step is longer. Pipelines wait as long, up to a thousandth of a share: their products take
     0.3 % less time. That of tensor parallelism on two nodes is 6 % shorter, and so waits for less
-    time and for a larger share, 71.2 % beside DTensor's 70.6 %; so does zero bubble's, whose last
-    stage computes all the time. Pages do not show two layers, a step's ends with little between:
-    there fully_shard copies while stage 3 waits.
+    time and for a larger share, 71.2 % beside DTensor's 70.6 %; so does zero bubble's. There the
+    last stage, which has the head, computes without a pause once the first microbatch has come, in
+    PyTorch's as in this book's, and no order of actions is faster
+    (test_zero_bubble_takes_no_longer_than_its_longest_stage): PyTorch's share is smaller because
+    its W does half of each norm again and it divides all gradients, which is computing. Pages do
+    not show two layers, a step's ends with little between: there fully_shard copies while stage 3
+    waits.
 
     Must catch: a recording of code that waits or computes longer; a technique left out."""
     raced = set()

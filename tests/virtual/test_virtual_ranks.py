@@ -107,3 +107,26 @@ def test_a_pipeline_takes_the_time_of_its_schedule(worlds):
         seconds = simulate(plan, costs).seconds
         for rank in range(4):
             assert found[rank][number][0] == pytest.approx(seconds, rel=1e-4), (number, rank)
+
+
+def with_a_long_last_stage():
+    with VirtualGPU(ARITHMETIC) as gpu:
+        layers = [nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(5)]
+        x = torch.ones(8 * ROWS, HIDDEN)
+        plan = plan_pipeline(layers, schedules.zero_bubble_h1(4, 8), x, [1, 1, 1, 2])
+        pipeline = Pipeline(layers, plan, lambda y, _: y.mean())
+        with gpu.step() as step:
+            pipeline.step(x, x)
+    return step.end, step.computing_seconds
+
+
+def test_zero_bubble_takes_no_longer_than_its_longest_stage(worlds):
+    """The last stage has two layers, as one with a head has more work: the step is the way of the
+    first microbatch to it, and then what it computes. No order of actions is faster.
+
+    Must catch: W of the last stage before the gradients for which the others wait (`late` is 0); a
+    last stage that waits for a message, or whose I makes the gradients of weights."""
+    found = worlds(4).run(with_a_long_last_stage)
+    (seconds,) = {end / 1e9 for end, _ in found}
+    assert found[-1][1] == pytest.approx(8 * 2 * 3 * UNIT / 1e9, rel=1e-4)
+    assert seconds == pytest.approx(3 * (UNIT + TRANSFER) / 1e9 + found[-1][1], rel=1e-4)
