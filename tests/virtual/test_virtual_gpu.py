@@ -34,7 +34,8 @@ def spans_of(work, gpu=SIMPLE, make=lambda: ()):
 def test_an_operator_takes_what_is_slower_memory_or_arithmetic():
     """Must catch: the sum of the two times; a bias, an expanded tensor or a written tensor counted
     wrongly; a launch for a view, or for
-    shapes that a plan asks for; the rate of another dtype."""
+    shapes that a plan asks for; the rate of another dtype; a product in place whose operations are
+    not counted."""
 
     def work(x, w, b):
         x.t().reshape(64, 32)[:2].float()  # views, and a conversion of nothing
@@ -59,6 +60,9 @@ def test_an_operator_takes_what_is_slower_memory_or_arithmetic():
     for dtype, rate in ((torch.float32, 1000), (torch.bfloat16, 4000)):  # operations a nanosecond
         found, _ = spans_of(torch.mm, GPU(SIMPLE.flops_per_second, 1e12), big(dtype))
         assert found == [("mm", round(2 * 8192**3 / rate))]
+    add_product = lambda x, w: torch.empty(8192, 8192).addmm_(x, w)
+    found, _ = spans_of(add_product, GPU(SIMPLE.flops_per_second, 1e12), big(torch.float32))
+    assert found == [("addmm_", round(2 * 8192**3 / 1000))]
     with pytest.raises(UnknownSpeed, match="no rate for products of torch.float64"):
         spans_of(torch.mm, make=big(torch.float64))
 
