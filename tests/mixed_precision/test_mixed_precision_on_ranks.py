@@ -12,7 +12,7 @@ from tables import check, in_16_bits, infinite_on_one_rank, takes
 from torch import nn
 from torch.optim import SGD
 
-from shardlab import zero
+from shardlab import collectives, zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
@@ -27,6 +27,8 @@ from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import schedule
 from shardlab.ranks import ranks
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
+from shardlab.zero.hardened import stage3
+from shardlab.zero.hardened.flat import Ring
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import fully_shard
 
@@ -404,6 +406,32 @@ def test_added_in_fp32(eight, how):
         assert found == [mean if how == "stage 3" else rounded]
     plain = eight.run(mean_of, how, torch.bfloat16, 1.0, 2.0**-9)
     assert min(value for values in plain for value in values) < rounded
+
+
+class Noting(Ring):
+    """Notes by which numbers the chunks of its messages are known."""
+
+    def __init__(self):
+        self.numbers = set()
+
+    def run(self, plan, chunks, group):
+        self.numbers.update(chunks if isinstance(chunks, dict) else range(len(chunks)))
+        collectives.run(plan, chunks, group)
+
+
+def numbers_of_a_unit():
+    noting = Noting()
+    numbered = stage3.numbered(InFp32(noting), 3)
+    numbered.reduce_scatter([torch.ones(16, dtype=torch.bfloat16)])
+    return noting.numbers | numbered.collectives.numbers
+
+
+def test_units_number_their_messages_in_fp32(eight):
+    """Ranks that run different units must not receive each other's messages.
+
+    Mutation: the numbers are given to InFp32 alone, and its ring sends without them."""
+    for numbers in eight.run(numbers_of_a_unit):
+        assert numbers and min(numbers) >= 3 << stage3.UNIT_BITS
 
 
 # --- what other techniques have cut ---------------------------------------------------------------

@@ -15,27 +15,53 @@ FSDP2 calls it reduce_dtype, Megatron-LM --accumulate-allreduce-grads-in-fp32, D
 communication_data_type.
 """
 
+from collections.abc import Callable
+from copy import copy
+
+import torch
 from torch import Tensor
 
 from ..collective_wire import Group
-from ..zero.hardened.flat import Ring
+from ..zero.hardened.flat import Ring, best_collectives
 
 
 class InFp32(Ring):
-    """ZeRO's collectives, by default its ring, with a reduce-scatter that adds in fp32."""
+    """ZeRO's collectives, by default the best for the group, with a reduce-scatter that adds in
+    fp32. Messages travel under backward where those collectives' do."""
 
     def __init__(self, collectives: Ring | None = None):
-        self.collectives = collectives or Ring()
+        self.asked, self.collectives = collectives, collectives or Ring()
+
+    def on(self, device: torch.device, group: Group) -> "InFp32":
+        return InFp32(best_collectives(device, group, self.asked))
+
+    @property
+    def run(self) -> Callable:
+        return self.collectives.run
+
+    @run.setter
+    def run(self, run: Callable):
+        """Stage 3 numbers the messages of each unit."""
+        self.collectives = copy(self.collectives)
+        self.collectives.run = run
 
     def reduce_scatter(
         self, tensors: list[Tensor], group: Group = None, share: float = 1.0
     ) -> list[Tensor]:
-        wide = [tensor.float() for tensor in tensors]
-        tensors.clear()
-        return self.collectives.reduce_scatter(wide, group, share)
+        return self.collectives.reduce_scatter(widened(tensors), group, share)
 
     def all_gather(self, flat: Tensor, group: Group = None):
         self.collectives.all_gather(flat, group)
+
+    @property
+    def begin_reduce_scatter(self) -> Callable:
+        """AttributeError where the collectives cannot begin a message and go on."""
+        begin = self.collectives.begin_reduce_scatter
+        return lambda tensors, group, share: begin(widened(tensors), group, share)
+
+    @property
+    def begin_all_gather(self) -> Callable:
+        return self.collectives.begin_all_gather
 
     def parts_of_a_shard(self, tensors: list[Tensor], group: Group = None) -> list[int]:
         return self.collectives.parts_of_a_shard(tensors, group)
@@ -45,3 +71,10 @@ class InFp32(Ring):
 
     def __repr__(self):
         return f"InFp32({self.collectives!r})"
+
+
+def widened(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors in fp32; the given list is empty then."""
+    wide = [tensor.float() for tensor in tensors]
+    tensors.clear()
+    return wide

@@ -153,9 +153,12 @@ def multiplies_first(tensor: Tensor, group: Group) -> bool:
     return nccl and (tensor.element_size() > 2 or n & (n - 1) == 0)
 
 
-def best_collectives(device: torch.device, group: Group = None) -> Ring:
-    """The fastest collectives for the group. gloo makes a reduce-scatter from an all-reduce, so
-    Ring is faster; NCCL has rings of its own. Tensors without contents are of virtual GPUs."""
+def best_collectives(device: torch.device, group: Group = None, asked: Ring | None = None) -> Ring:
+    """The asked collectives, or the fastest for the group. gloo makes a reduce-scatter from an
+    all-reduce, so Ring is faster; NCCL has rings of its own. Tensors without contents belong to
+    virtual GPUs."""
+    if asked is not None:
+        return asked.on(device, group) if hasattr(asked, "on") else asked
     by_gloo = backend_for(device.type, group) == "gloo" and active_fake_mode() is None
     return Ring() if by_gloo else Native()
 

@@ -80,8 +80,8 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         check_parameters(named, [p for b in self.buckets for p in b.parameters], self.group)
         settings = {key: value for key, value in param_group.items() if key != "params"}
         check_elementwise(self.optimizer_cls, {**self.settings, **settings}, named[0][1])
-        if self.collectives is None:
-            self.collectives = best_collectives(named[0][1].device, self.group)
+        device = named[0][1].device
+        self.collectives = best_collectives(device, self.group, self.collectives)
         parameters = [parameter for _, parameter in named]
         messages = self.collectives, self.late, self.prefetch
         buckets = into_buckets(parameters, self.group, self.bucket_bytes, *messages)

@@ -65,7 +65,7 @@ def fully_shard(
     check_called(owned)
     watch_steps()
     for number, (unit, sites) in enumerate(owned.items(), 1):
-        best = collectives or best_collectives(how.device_of(next(iter(sites))), group)
+        best = best_collectives(how.device_of(next(iter(sites))), group, collectives)
         unit.sharded_unit = Unit(unit, kinds_of(sites), how, numbered(best, number))
         replaced(sites, by="fully_shard")
         dissolve(sites)
