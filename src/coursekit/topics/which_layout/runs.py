@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from coursekit.formulas import InvalidQuantity
 from shardlab import zero
 from shardlab.gpt import GPT, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Counts, Ledger
@@ -29,6 +30,7 @@ from shardlab.tensor_parallel import (
     vocabulary_parallel_loss,
 )
 
+EXACT_SCHEDULES = ("GPipe", "1F1B", "eager 1F1B")
 SIZES = dict(layers=4, hidden=64, heads=4, vocabulary=256, max_sequence=64)
 
 
@@ -197,3 +199,31 @@ def weigh_rank(layout: RunLayout, **how) -> Counts:
     with Ledger(rank.net, rank.optimizer) as ledger:
         rank.step(ledger)
     return ledger.peak.bytes
+
+
+def check_layout(layout: RunLayout):
+    """Raises InvalidQuantity where the formulas are not to the byte, or the run would train another
+    model."""
+    layers, stages = layout.config.layers, layout.pipeline_parallel
+    if layout.schedule not in EXACT_SCHEDULES:
+        raise InvalidQuantity(
+            "schedule",
+            layout.schedule,
+            f"schedule = {layout.schedule}: what its microbatches keep is known about, not to the"
+            f" byte; take one of {', '.join(EXACT_SCHEDULES)}.",
+        )
+    if (layers + 2 * layout.shorter_ends) % stages:
+        raise InvalidQuantity(
+            "pipeline_parallel",
+            stages,
+            f"pipeline_parallel = {stages} with layers = {layers}: the stages of this run have as"
+            " many layers each; give a number that divides the layers.",
+        )
+    if layout.zero_stage == 0 and layout.data_parallel > 1 and stages == 1:
+        raise InvalidQuantity(
+            "zero_stage",
+            0,
+            f"zero_stage = 0 with data_parallel = {layout.data_parallel} without a pipeline: the"
+            " copies in buckets of data parallelism are weighed in their own lab; give a stage from"
+            " 1 to 3.",
+        )
