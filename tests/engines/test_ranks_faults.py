@@ -6,6 +6,7 @@ variables, or fresh ones came.
 """
 
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,40 @@ def test_an_import_is_not_cut_in_two(three, tmp_path):
         "%%ranks\nif rank:\n    import slow_to_import\n    print(begun)\ndist.barrier()"
     )
     assert shown.out.split("\n")[:2] == ["[rank 1] 1", "[rank 2] 1"] and not shown.error
+    all_reduce_works(three, kept=True)
+
+
+def test_an_import_that_computes_ends_soon_after_a_stop(three, tmp_path):
+    """Mutation: whoever waits for the end of the import looks through the whole stack at each call
+    within it. The import of our formulas then took minutes, and the next cell with it."""
+    (tmp_path / "deep_to_import.py").write_text(
+        "import time\ndef deep(n):\n    return n and deep(n - 1)\ntime.sleep(0.6)\n"
+        "for _ in range(4000):\n    deep(800)\n"
+    )
+    shown = three.run(
+        f"%%ranks\nimport sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+        "if rank == 0:\n    raise ValueError('mine')\nimport deep_to_import"
+    )
+    assert "Rank 0 raised ValueError: mine" in shown.error and ALIVE in shown.error
+    shown = three.run("%%ranks --limit 60\nimport deep_to_import")
+    assert not shown.error
+    all_reduce_works(three, kept=True)
+
+
+def test_a_stop_while_one_waits_for_an_import(three, tmp_path):
+    """Mutation: the stop raises in a thread that waits for another's import of the same module. The
+    lock of the module is lost then, and a later cell that imports it waits forever."""
+    slow = "import time\nfor _ in range(40):\n    time.sleep(0.1)\n"
+    (tmp_path / "long_to_import.py").write_text(slow)
+    three.run(
+        f"%%ranks\nimport sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+        "def load():\n    import long_to_import"
+    )
+    for _ in range(3):
+        begin = time.monotonic()
+        shown = three.run("%%ranks\nload()", lambda begin=begin: time.monotonic() > begin + 0.7)
+        assert "The ranks were interrupted." in shown.error and ALIVE in shown.error
+    assert not three.run("%%ranks --limit 60\nload()").error
     all_reduce_works(three, kept=True)
 
 

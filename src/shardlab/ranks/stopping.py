@@ -85,10 +85,12 @@ def importer(frame: FrameType) -> FrameType | None:
 
 def when_imported(outside: FrameType, then: Callable[[], None]):
     """Call `then` in this thread before anything runs in the frame, or is called from it, after the
-    import that has begun there."""
+    import that has begun there. The trace looks at two frames only: it runs at every call within
+    the import, which would take minutes if each look went through the whole stack."""
 
     def trace(frame, event, _):
-        if importer(frame) is None:
+        called = frame.f_back is outside and frame.f_code.co_filename != IMPORTER
+        if frame is outside or called:
             sys.settrace(None)
             then()
 
@@ -96,11 +98,18 @@ def when_imported(outside: FrameType, then: Callable[[], None]):
     sys.settrace(trace)
 
 
-def raise_in(thread: threading.Thread):
-    """Raise Stopped in a thread that is not the main one, which hears no signal."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped)
-    )
+def raise_in(thread: threading.Thread, wanted: Callable[[], bool]):
+    """Raise Stopped in a thread that is not the main one, which hears no signal. Not within an
+    import: a thread torn away while it waits for another's import of a module leaves that module's
+    lock broken, and whoever imports the module later waits forever."""
+    while wanted():
+        frame = sys._current_frames().get(thread.ident)
+        if frame is None or importer(frame) is None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped)
+            )
+            return
+        time.sleep(SECOND_LOOK_SECONDS)
 
 
 def stands_still(thread: threading.Thread) -> bool:

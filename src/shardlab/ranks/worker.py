@@ -280,8 +280,9 @@ class Rank:
             threading.Thread(target=abort_groups, daemon=True).start()
         if job.thread is threading.main_thread():
             signal.pthread_kill(job.thread.ident, signal.SIGUSR1)
-        elif job.can_be_stopped:
-            raise_in(job.thread)
+        else:
+            wanted = job.thread, lambda: job.can_be_stopped
+            threading.Thread(target=raise_in, args=wanted, daemon=True).start()
         threading.Thread(target=self._leave_alone, args=(job,), daemon=True).start()
 
     def _answer(self, job: Job, message) -> bool:
