@@ -3,6 +3,7 @@ the nanosecond."""
 
 import importlib
 import json
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -29,6 +30,33 @@ def spans_of(work, gpu=SIMPLE, make=lambda: ()):
         with own.step() as step:
             work(*made)
     return [(span.name, span.end - span.start) for span in step.spans], step
+
+
+def test_a_stop_on_the_way_in_leaves_nothing_behind(monkeypatch):
+    """Mutation: what was entered before the stop stays, and every later virtual GPU of a notebook
+    is refused: "this process is rank 0 of 8 already". The first one imports for seconds."""
+    make = dist.init_process_group
+
+    @contextmanager
+    def stopped(*_):
+        raise KeyboardInterrupt
+        yield
+
+    def stopped_late(*how, **named):
+        make(*how, **named)
+        raise KeyboardInterrupt
+
+    for owner, name, stops in (
+        ("shardlab.virtual.gpu", "carrying", stopped),
+        ("torch.distributed", "init_process_group", stopped_late),
+    ):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(f"{owner}.{name}", stops)
+            with VirtualGPUs(8, SIMPLE):
+                raise AssertionError("nothing was stopped")
+        assert not dist.is_initialized()
+    with VirtualGPUs(8, SIMPLE):
+        assert dist.get_world_size() == 8
 
 
 def test_an_operator_takes_what_is_slower_memory_or_arithmetic():

@@ -39,11 +39,12 @@ def fake_ranks(world_size: int, rank: int = 0):
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already: "
             "a fake world needs a process of its own."
         )
-    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=world_size)
     try:
+        dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=world_size)
         yield
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # unless the reader stopped it before it was
+            dist.destroy_process_group()
 
 
 class ShardedStep(NamedTuple):

@@ -20,7 +20,7 @@ for copies to and from what is pinned.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -66,16 +66,21 @@ class VirtualGPU(TorchDispatchMode):
         self.updating, self.latest, self.contexts = False, "forward", ExitStack()
 
     def __enter__(self):
-        for context in (
+        with self.contexts as entered:  # where one of them is stopped, those before it are left
+            for context in self.parts():
+                entered.enter_context(context)
+            entered.callback(register_optimizer_step_pre_hook(self.begins_update).remove)
+            entered.callback(register_optimizer_step_post_hook(self.ends_update).remove)
+            self.contexts = entered.pop_all()
+        return super().__enter__()
+
+    def parts(self) -> list[AbstractContextManager]:
+        return [
             FakeTensorMode(allow_non_fake_inputs=True),
             eager_on_fake_tensors(),
             self.streams.instead_of_torchs(),
             carrying(self.messages.carry),
-        ):
-            self.contexts.enter_context(context)
-        self.contexts.callback(register_optimizer_step_pre_hook(self.begins_update).remove)
-        self.contexts.callback(register_optimizer_step_post_hook(self.ends_update).remove)
-        return super().__enter__()
+        ]
 
     def __exit__(self, *error):
         super().__exit__(*error)
@@ -192,6 +197,5 @@ class VirtualGPUs(VirtualGPU):
         super().__init__(gpu)
         self.count = count
 
-    def __enter__(self):
-        self.contexts.enter_context(fake_ranks(self.count))
-        return super().__enter__()
+    def parts(self) -> list[AbstractContextManager]:
+        return [fake_ranks(self.count), *super().parts()]
