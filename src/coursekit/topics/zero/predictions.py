@@ -202,7 +202,7 @@ PREDICTIONS = {
     ),
     "peak below FSDP2's, percent": Slips(
         (
-            Slip("Both cut alike, but FSDP2 gathers the next unit ahead.", number=0),
+            Slip("Both have the same units, but FSDP2 gathers the next one ahead.", number=0),
             *(
                 Slip("The other way: FSDP2 has two units whole in backward.", number=number)
                 for number in (-5, -10, -15, -20, -25, -30, -50)
