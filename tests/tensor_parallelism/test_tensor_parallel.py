@@ -1106,23 +1106,96 @@ def test_a_sum_in_place_is_not_seen_beside_the_module(world):
         assert all(map(torch.equal, plain, late))
 
 
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("chunks", [1, 4])
-def test_peak_of_overlapped_layers(chunks, sequence):
-    """On eight ranks, a layer is the peak. With sequence parallelism the gradient of the gathered
-    tokens is copied into the order of ranks while the tokens are still there.
+class Watched(nn.Module):
+    """Its input is looked at by a hook, and used without a weight, too."""
 
-    Must catch: a gradient that is copied to be summed."""
-    peaks = []
-    for overlap in (0, chunks):
-        with fake_ranks(8), FakeTensorMode():
-            config = gpt_2(8, hidden=256, heads=16, feed_forward=1024, max_sequence=64)
-            model = GPT(config)
-            plan = gpt_plan(config)
-            plan = sequence_parallel(plan) if sequence else plan
-            apply_tensor_parallel(model, overlapped(plan, overlap) if overlap else plan)
-            tokens = torch.zeros(8, 64, dtype=torch.long)
-            with Ledger(model) as ledger:
-                vocabulary_parallel_loss(model(tokens), tokens, config.vocabulary).backward()
-            peaks.append(ledger.peak.bytes.total)
-    assert peaks[1] - peaks[0] <= (4 * 8 * 64 * 256 if sequence else 0)
+    def __init__(self):
+        super().__init__()
+        self.up, self.gate, self.hooked, self.added = *(nn.Linear(4, 6) for _ in "ug"), False, False
+
+    def forward(self, x):
+        if self.hooked:
+            x.register_hook(lambda gradient: 3 * gradient)
+        y = self.up(x) * self.gate(x)
+        return y * x.mean() if self.added else y
+
+
+def gradients_watched(hooked, added, sequence, chunks):
+    """Of own tokens, of two sequences, and of the columns."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Watched()).double()
+    model[0].hooked, model[0].added = hooked, added
+    plan = {"0": Around(), "0.up": Columns(6), "0.gate": Columns(6)}
+    plan = sequence_parallel(plan, regather=False) if sequence else plan
+    apply_tensor_parallel(model, overlapped(plan, chunks) if chunks else plan)
+    x = torch.rand(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    model(x * 2).square().sum().backward()
+    return [x.grad, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("hooked, added", [(False, False), (True, False), (False, True)])
+def test_whoever_looks_at_the_gradient_of_an_input_sees_it(world, hooked, added, sequence):
+    """Must catch: a gradient that no hook sees, as it is made where the message leaves; a part that
+    does not come from a weight and is left out; two sequences in the order of one."""
+    given = hooked, added, sequence
+    for plain, late in zip(
+        world.run(gradients_watched, *given, 0), world.run(gradients_watched, *given, 1)
+    ):
+        assert len(plain) == len(late) == 5
+        assert all(torch.allclose(*pair, rtol=CLOSE) for pair in zip(plain, late))
+
+
+def gradients_of_a_kept_graph(regather):
+    torch.manual_seed(0)
+    pair = nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))).double()
+    plan = {"0": Around(), "0.0": Columns(6), "0.1": Rows(6)}
+    apply_tensor_parallel(pair, overlapped(sequence_parallel(plan, regather), 2))
+    x = torch.rand(1, 3, 4, dtype=torch.float64, requires_grad=True)
+    loss = pair(x).square().sum()
+    found = []
+    for keep in (True, False):
+        loss.backward(retain_graph=keep)
+        found.append([x.grad, *(p.grad for p in pair.parameters())])
+        x.grad = None
+        pair.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("regather", [False, True])
+def test_a_kept_graph_gives_its_gradients_again(world, regather):
+    """Must catch: rows that drop what a second backward needs."""
+    for first, second in world.run(gradients_of_a_kept_graph, regather):
+        assert all(map(torch.equal, first, second))
+
+
+def peak_of_layers(model, sequences, regather, chunks):
+    """Bytes of one sequence or more of as many tokens as a layer is wide, on the first of eight
+    ranks. `regather` is None without sequence parallelism."""
+    with fake_ranks(8), FakeTensorMode():
+        config = model(8, hidden=256, heads=16, feed_forward=1024, max_sequence=256, dropout=0.0)
+        net, plan = GPT(config), gpt_plan(config)
+        plan = plan if regather is None else sequence_parallel(plan, regather)
+        apply_tensor_parallel(net, overlapped(plan, chunks) if chunks else plan)
+        tokens = torch.zeros(sequences, 256, dtype=torch.long)
+        with Ledger(net) as ledger:
+            vocabulary_parallel_loss(net(tokens), tokens, config.vocabulary).backward()
+        return ledger.peak.bytes.total
+
+
+@pytest.mark.parametrize("model", [gpt_2, llama])
+@pytest.mark.parametrize("sequences", [1, 4])
+@pytest.mark.parametrize("regather", [None, False, True], ids=["tensor", *WAYS[1:]])
+def test_peak_of_overlapped_layers(model, sequences, regather):
+    """On eight ranks, a layer is the peak. Where one sequence is gathered again, the bias of columns
+    has its gradient before their weight has, and two chunks of rows are over the peak by the
+    gradient of the first.
+
+    Must catch: a gradient that is copied to be summed or scattered; rows that keep their tokens
+    while the gradient of the last is made; a sum of weight gradients beside its term; tokens that
+    come again while every chunk is there; own tokens that die with the graph."""
+    plain, *late = (peak_of_layers(model, sequences, regather, c) for c in (0, 1, 2, 4))
+    bias, first_chunk = 4 * 128, 4 * 128 * 256 // 2
+    is_over = (model, sequences, regather) == (gpt_2, 1, True)
+    over = [bias, first_chunk, bias] if is_over else [0, 0, 0]
+    assert [max(0, peak - plain) for peak in late] == over

@@ -99,21 +99,24 @@ class ScatteredChunks(torch.autograd.Function):
             dy = gather(dy, ctx.group)
             return dy @ weight, weight_gradient(ctx, x, dy), None, None, None
         coming = [begin_gather(own, ctx.group) for own in chunks_of(dy, ctx.chunks)]
-        parts = in_order_of_ranks(x, ctx.group).chunk(ctx.chunks, 1)
-        parts = [part.clone(memory_format=torch.contiguous_format) for part in parts]
-        if ctx.late is not None:
-            ctx.late.late.ask()
-        dw = None
-        for part in parts:
-            dys, wait = coming.pop(0)
+        ctx.maybe_clear_saved_tensors()  # unless the graph is kept: x goes after its last use here
+        batch, extra = len(x), x.shape[2:-1]
+        parts = list(in_order_of_ranks(x, ctx.group).chunk(ctx.chunks, 1))
+        ask = ctx.late.late.ask if ctx.late is not None else lambda: None
+        if len(parts) < 3:  # of more, the first one's products are over before all have come
+            ask()
+        x, dw, dxs = None, None, []
+        while parts:
+            part, (dys, wait) = parts.pop(0), coming.pop(0)
             wait()
             if ctx.needs_input_grad[1]:
-                term = gradient_of_weight(part, dys)
-                dw = term if dw is None else dw.add_(term)
-            torch.mm(dys.flatten(0, 1), weight, out=part.flatten(0, 1))  # dx instead of x
-        dys = term = None
-        dx = torch.cat(parts, 1).unflatten(1, (len(x), -1, *x.shape[2:-1]))
-        return dx.movedim(0, 1).flatten(1, 2), dw, None, None, None
+                dw = gradient_of_weight(part, dys, dw)
+            part = None  # the last one goes before it has a gradient
+            dxs.append(dys @ weight)
+            dys = None
+            ask()
+        dx = dxs[0] if len(dxs) == 1 else torch.cat(dxs, 1)
+        return dx.unflatten(1, (batch, -1, *extra)).movedim(0, 1).flatten(1, 2), dw, None, None, None
 
 
 def chunks_of(x: Tensor, chunks: int) -> tuple[Tensor, ...]:
