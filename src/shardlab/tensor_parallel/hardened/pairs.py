@@ -118,11 +118,9 @@ def tokens_by_rank(x: Tensor, group: Group) -> Tensor:  # [B, S, H]
     return x.unflatten(1, (n, -1)).movedim(1, 0)
 
 
-def begin_scatter(
-    parts: Tensor, group: Group, in_place: bool = False
-) -> tuple[Tensor, Callable]:
-    """This rank's part of the sum, which is there once the function has been called; in place of
-    its own term, or in memory of its own."""
+def begin_scatter(parts: Tensor, group: Group, in_place: bool = False) -> tuple[Tensor, Callable]:
+    """This rank's part of the sum, which is there once the function has been called: where its own
+    term was, or in memory of its own."""
     own = parts[place(group)[1]] if in_place else torch.empty_like(parts[0])
     _, reduce_scatter = collectives_for(parts, group)
     return own, begin(reduce_scatter, own, parts, group)
