@@ -1121,7 +1121,7 @@ class Watched(nn.Module):
 
 
 def gradients_watched(hooked, added, sequence, chunks):
-    """Those of own tokens of two sequences, and of the columns."""
+    """Gradients of own tokens, of two sequences, and of the columns."""
     torch.manual_seed(0)
     model = nn.Sequential(Watched()).double()
     model[0].hooked, model[0].added = hooked, added

@@ -116,13 +116,8 @@ class ScatteredChunks(torch.autograd.Function):
             dys = None
             ask()
         dx = dxs[0] if len(dxs) == 1 else torch.cat(dxs, 1)
-        return (
-            dx.unflatten(1, (batch, -1, *extra)).movedim(0, 1).flatten(1, 2),
-            dw,
-            None,
-            None,
-            None,
-        )
+        dx = dx.unflatten(1, (batch, -1, *extra)).movedim(0, 1).flatten(1, 2)
+        return dx, dw, None, None, None
 
 
 def chunks_of(x: Tensor, chunks: int) -> tuple[Tensor, ...]:
