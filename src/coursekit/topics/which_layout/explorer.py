@@ -209,39 +209,44 @@ RANK_OF_ANY_LAYOUT = Explorer(
 )
 
 _SWITCH = ((0, "no"), (1, "yes"))
-# Beside the bytes of a rank that ran.
-BESIDE_A_RUN = replace(
-    RANK_OF_ANY_LAYOUT,
-    name="rank-of-a-run",
-    title="What did one rank hold?",
-    menus=(),
-    controls=(
-        Control("data_parallel", "data-parallel ranks d", powers_of_two(1, 64)),
-        Choice("tensor_parallel", "tensor-parallel ranks t", ((1, "1"), (2, "2"), (4, "4"))),
-        Control("pipeline_parallel", "pipeline ranks p", (1, 2, 4)),
-        Choice("zero_stage", "ZeRO stage", tuple((stage, str(stage)) for stage in range(4))),
-        Choice("sequence_parallel", "tokens cut between products", _SWITCH),
-        Choice("recompute_policy", "computed again", ((0, "nothing"), (3, "each layer"))),
-        Control("accumulation_steps", "microbatches in a step", powers_of_two(1, 64)),
-        Control("microbatch", "sequences in a microbatch", powers_of_two(1, 64)),
-        Control("pipeline_rank", "rank of the pipeline, from 0", range(4)),
-    ),
-    groups=(),
-    links=(
-        AtMost("pipeline_rank", "pipeline_parallel", less=1),
-        AtMost("pipeline_parallel", "accumulation_steps"),
-        AtMost("regather", "sequence_parallel"),
-    ),
-    begin={},
-    pictures=(replace(RANK_OF_ANY_LAYOUT.pictures[0], capacity=""),),
-    sentence=(
-        Say(
-            "Rank {pipeline_rank:exact} of the pipeline, one of {layout_gpus:exact}"
-            " rank{layout_gpus:s}, holds {rank_peak_bytes:exact} bytes at its fullest."
+
+
+def beside_a_run(begin: dict[str, int]) -> Explorer:
+    """The explorer beside the bytes of a rank that ran. It begins with the run's quantities, of
+    which it takes its own."""
+    shown = replace(
+        RANK_OF_ANY_LAYOUT,
+        name="rank-of-a-run",
+        title="What did one rank hold?",
+        menus=(),
+        controls=(
+            Control("data_parallel", "data-parallel ranks d", powers_of_two(1, 64)),
+            Choice("tensor_parallel", "tensor-parallel ranks t", ((1, "1"), (2, "2"), (4, "4"))),
+            Control("pipeline_parallel", "pipeline ranks p", (1, 2, 4)),
+            Choice("zero_stage", "ZeRO stage", tuple((stage, str(stage)) for stage in range(4))),
+            Choice("sequence_parallel", "tokens cut between products", _SWITCH),
+            Choice("recompute_policy", "computed again", ((0, "nothing"), (3, "each layer"))),
+            Control("accumulation_steps", "microbatches in a step", powers_of_two(1, 64)),
+            Control("microbatch", "sequences in a microbatch", powers_of_two(1, 64)),
+            Control("pipeline_rank", "rank of the pipeline, from 0", range(4)),
         ),
-    ),
-    detail=(Say("The fill is what the ledger counted on this machine."),),
-    table=ExplorerTable("", "model", ()),
-    outputs=("rank_peak_bytes",),
-    why=(),
-)
+        groups=(),
+        links=(
+            AtMost("pipeline_rank", "pipeline_parallel", less=1),
+            AtMost("pipeline_parallel", "accumulation_steps"),
+            AtMost("regather", "sequence_parallel"),
+        ),
+        begin={},
+        pictures=(replace(RANK_OF_ANY_LAYOUT.pictures[0], capacity=""),),
+        sentence=(
+            Say(
+                "Rank {pipeline_rank:exact} of the pipeline, one of {layout_gpus:exact}"
+                " rank{layout_gpus:s}, holds {rank_peak_bytes:exact} bytes at its fullest."
+            ),
+        ),
+        detail=(Say("The fill is what the ledger counted on this machine."),),
+        table=ExplorerTable("", "model", ()),
+        outputs=("rank_peak_bytes",),
+        why=(),
+    )
+    return replace(shown, begin={name: begin[name] for name in shown.inputs if name in begin})

@@ -6,12 +6,12 @@ run.table()             # each rank's bytes at its fullest, and what the formula
 run.explorer(rank=3)    # the explorer of any layout beside this rank
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coursekit.formulas import RECIPES, evaluate
 from coursekit.show.tables import Table
 from coursekit.show.widgets import ExplorerWidget, explorer
-from coursekit.topics.which_layout.explorer import BESIDE_A_RUN
+from coursekit.topics.which_layout.explorer import beside_a_run
 from coursekit.topics.which_layout.runs import RunLayout, check_layout, weigh_rank
 from shardlab.measure.ledger import Counts
 from shardlab.pipelines.schedules import SCHEDULES
@@ -73,10 +73,8 @@ class WeighedRun:
     def explorer(self, rank: int = 0) -> ExplorerWidget:
         """The formulas of a rank in any layout as sliders, as this run was made, with the ledger's
         bytes of one rank beside them."""
-        begin = quantities_of_rank(self.layout, rank)
-        begin = {name: begin[name] for name in BESIDE_A_RUN.inputs if name in begin}
         measured = dict(zip(QUANTITIES, self.measured[rank]))
-        return explorer(replace(BESIDE_A_RUN, begin=begin), measured)
+        return explorer(beside_a_run(quantities_of_rank(self.layout, rank)), measured)
 
 
 def weigh_layout(layout: RunLayout) -> WeighedRun:
