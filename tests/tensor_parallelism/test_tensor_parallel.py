@@ -1187,7 +1187,7 @@ def peak_of_layers(model, sequences, regather, chunks):
 @pytest.mark.parametrize("sequences", [1, 4])
 @pytest.mark.parametrize("regather", [None, False, True], ids=["tensor", *WAYS[1:]])
 def test_peak_of_overlapped_layers(model, sequences, regather):
-    """On eight ranks, a layer is the peak. Where one sequence is gathered again, the bias of columns
+    """On eight ranks, a layer is the peak. Where one sequence is gathered again, the columns' bias
     has its gradient before their weight has, and two chunks of rows are over the peak by the
     gradient of the first.
 
