@@ -249,8 +249,8 @@ def _virtual_races(recording):
         if not row.case["model"].startswith("two layers")
     ]
     said = (
-        f"Waits of the host for its GPU were counted in {len(waits)} of these {2 * len(cells)}"
-        f" steps: {sum(map(bool, waits)) or 'none'} of the {len(waits)} has any. "
+        f"The host waits for its GPU in {sum(map(bool, waits)) or 'none'} of these {len(waits)}"
+        " steps. "
     )
     return _plain_table(heads, cells, numeric=range(2, 6)), said
 

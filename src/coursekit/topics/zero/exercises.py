@@ -403,8 +403,9 @@ def _bytes_of_other_states(found, right):
         )
     if abs(total / whole - 1) < 0.01:
         return (
-            "that is nearly it: stage 3, which cuts the model unit by unit, or stage 2 keeps other"
-            " bytes than stage=1, a step counter for each parameter tensor."
+            "that is nearly it: stage 3, which cuts the model unit by unit, keeps a step counter"
+            " for each parameter tensor. Take stage=1, and each rank's own number: rank 0 has one"
+            " element more."
         )
     return None
 
