@@ -437,7 +437,7 @@ def bias_of_its_unit(q):
 
 @RANK.term("rank_head_reduced")
 def lone_head_reduced(q):
-    """in stage 2, the gradient of a head that fills a bucket, and a copy, which NCCL does not need"""
+    """in stage 2, the gradient of a head that fills a bucket, and a copy (NCCL: none)"""
     return live(
         gradients=q.gradient_element_bytes * q.lone_head_parameters,
         temporaries=where(
