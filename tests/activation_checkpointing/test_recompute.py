@@ -18,6 +18,7 @@ from shardlab.measure.ledger import Ledger
 from shardlab.recompute import checkpoint, checkpoint_by_function
 from shardlab.recompute.hardened.determinism import CheckpointError
 from shardlab.recompute.layers import CheckpointedList, checkpoint_every
+from shardlab.recompute.selective import checkpoint_selective
 
 SMALL = dict(layers=5, hidden=24, heads=4, vocabulary=53, max_sequence=16, dropout=0.1)
 KINDS = {
@@ -398,6 +399,71 @@ def test_a_function_that_does_something_else(change):
     y = checkpoint(other_the_second_time(first, second), x_of(), same=asked)
     with pytest.raises(CheckpointError, match=words):
         y.sum().backward()
+
+
+WRITES = {
+    "a step": lambda layer, sgd: sgd.step(),
+    "a state that is loaded": lambda layer, sgd: layer.load_state_dict(
+        {name: value + 1 for name, value in layer.state_dict().items()}
+    ),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("call", [checkpoint, checkpoint_selective])
+def test_parameters_that_are_written_before_backward(call, write):
+    """Autograd refuses them without a checkpoint, and a checkpoint does, too.
+
+    Must catch: a gradient of parameters that forward did not have."""
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    sgd = torch.optim.SGD(layer.parameters(), 0.1)
+    call(layer, x_of()).sum().backward()
+    loss = call(layer, x_of()).sum()
+    WRITES[write](layer, sgd)
+    with pytest.raises(CheckpointError, match="was written after the first run"):
+        loss.backward()
+
+
+def test_parameters_that_are_others_in_backward():
+    """Must catch: gradients with the model's own parameters, of a forward that had others."""
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).double()
+    others = {name: (own * 2).detach().requires_grad_() for name, own in layer.named_parameters()}
+    inside = Called(checkpoint, layer)
+    others = {f"layer.{name}": other for name, other in others.items()}
+    y = torch.func.functional_call(inside, others, (x_of(),))
+    with pytest.raises(CheckpointError, match="is another parameter in the second run"):
+        y.sum().backward()
+
+
+class Clamped(nn.Linear):
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.clamp_(-0.3, 0.3)
+        return super().forward(x).tanh() @ self.weight
+
+
+def test_parameters_in_whose_use_nothing_is_wrong():
+    """A function writes its own, in each run; a parameter is an argument and the function's, too.
+
+    Must catch: writes of the second run that the next backward takes for the user's; a parameter
+    that came as an argument and is taken for a replaced one."""
+
+    def gradients(call):
+        torch.manual_seed(0)
+        layer, other = Clamped(4, 4).double(), nn.Linear(4, 4).double()
+
+        def twice(weight):
+            return other(weight @ weight[:, :2] @ weight[:2])
+
+        loss = call(layer, x_of()).tanh().sum() + call(twice, other.weight).tanh().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return [each.grad for each in (*layer.parameters(), *other.parameters())]
+
+    def plain(function, *args):
+        return function(*args)
+
+    assert all(map(torch.equal, gradients(checkpoint), gradients(plain)))
 
 
 def test_elements_in_another_order_are_other_elements():

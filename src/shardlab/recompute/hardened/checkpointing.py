@@ -35,6 +35,7 @@ from .determinism import (
     ActivationTraits,
     CheckpointError,
     InANode,
+    Versions,
     differs,
     needs_no_gradient,
     refuse_all_but_backward,
@@ -56,7 +57,7 @@ def checkpoint(function: Callable, *args, same: bool = False, hardened: bool = T
                 arguments
 
     Raises CheckpointError: at once if no output requires a gradient, and in backward if the second
-    run differs from the first.
+    run differs from the first, or if a parameter was written after the first.
     """
     if hardened:
         return Recomputation(function, same).first_run(args, named)
@@ -79,11 +80,13 @@ class Recomputation(core.Recomputation):
         super().__init__(function)
         self.same = same
         self.first: list[ActivationTraits] = []  # what each activation was like in the first run
+        self.versions = Versions()  # of parameters
 
     def first_run(self, args: tuple, named: dict):
         if not torch.is_grad_enabled():
             return self.function(*args, **named)
         output = super().first_run(args, named)
+        self.versions.end()
         if all(map(needs_no_gradient, tree_leaves(output))):
             raise CheckpointError(
                 "nothing that checkpoint() was given or used requires a gradient, so there is"
@@ -112,21 +115,24 @@ class Recomputation(core.Recomputation):
 
     def pack(self, activation: Tensor) -> int:
         self.first.append(ActivationTraits.of(activation, self.same))
+        self.versions.saves(activation)
         return super().pack(activation)
 
     def run_again(self):
+        self.versions.check()
         self.second: list[ActivationTraits] = []
         with suppress(Enough):
             super().run_again()
+        self.versions.end()  # a function may write a parameter itself
         if sentence := differs(self.first, self.second):
             raise CheckpointError(sentence)
 
     def pack_again(self, activation: Tensor) -> Tensor:
-        activation = super().pack_again(activation)
         self.second.append(ActivationTraits.of(activation, self.same))
+        kept = super().pack_again(activation)
         if len(self.second) == len(self.first) and not self.same:
             raise Enough
-        return activation
+        return kept
 
 
 # --- by an autograd function ----------------------------------------------------------------------
@@ -135,6 +141,10 @@ class Recomputation(core.Recomputation):
 def checkpoint_by_function(function: Callable, *args, hardened: bool = True):
     """function(*args), whose activations are computed again in backward. The function returns a
     tensor or a tuple of tensors. `hardened=False` gives the core's, which refuses nothing.
+
+    The runs are not compared, because the first one records nothing: call backward() before eval()
+    and before parameters are written. A parameter that several checkpoints use gets its gradient in
+    parts, and its hooks run for each part.
 
     Raises CheckpointError: at once if a list or a dict hides a tensor from autograd; in backward
     if no output requires a gradient, or if the backward is autograd.grad() or has

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...common.torch_internals import in_plain_backward, tree_leaves
+from ...common.torch_internals import base_of, in_plain_backward, tree_leaves, version
 from ..core import KeptInputs
 
 
@@ -69,15 +69,50 @@ class ActivationTraits(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     digest: int | None  # of its bytes, each with a weight, if values are compared
+    parameter: int | None  # the id of the one that it is, or is a view of
 
     @classmethod
     def of(cls, activation: Tensor, values: bool) -> "ActivationTraits":
         digest = digest_of(activation.detach()) if values else None
-        return cls(activation.shape, activation.dtype, activation.device, digest)
+        of = parameter_of(activation)
+        parameter = None if of is None else id(of)
+        return cls(activation.shape, activation.dtype, activation.device, digest, parameter)
 
     def __str__(self):
         size = "x".join(map(str, self.shape)) or "one element"
         return f"{size}, {str(self.dtype).removeprefix('torch.')}, on {self.device}"
+
+
+def parameter_of(activation: Tensor) -> nn.Parameter | None:
+    base = base_of(activation)
+    return base if isinstance(base, nn.Parameter) else None
+
+
+class Versions:
+    """The parameters that a run has saved, and how often each was written until it ended. Autograd
+    looks at this for what it keeps, and a checkpoint keeps no parameter."""
+
+    def __init__(self):
+        self.used: dict[int, nn.Parameter] = {}
+        self.at_the_end: list[tuple[nn.Parameter, int]] = []
+
+    def saves(self, activation: Tensor):
+        parameter = parameter_of(activation)
+        if parameter is not None:
+            self.used[id(parameter)] = parameter
+
+    def end(self):
+        self.at_the_end = [(each, version(each)) for each in self.used.values()]
+
+    def check(self):
+        """Raises CheckpointError if a parameter was written since the run ended."""
+        for parameter, then in self.at_the_end:
+            if version(parameter) != then:
+                raise CheckpointError(
+                    f"a parameter of shape {list(parameter.shape)} was written after the first run"
+                    f" ({then} writes then, {version(parameter)} now): call backward() before"
+                    " optimizer.step(), load_state_dict() or any other write."
+                )
 
 
 def digest_of(tensor: Tensor) -> int:
@@ -93,6 +128,8 @@ def differs(first: list[ActivationTraits], second: list[ActivationTraits]) -> st
     for number, (was, now) in enumerate(zip(first, second)):
         if was[:3] != now[:3]:
             return f"activation {number} was {was}, and in the second run it is {now}: {rule}"
+        if now.parameter not in (None, was.parameter):  # None: it came as an argument
+            return f"activation {number}, {was}, is another parameter in the second run: {rule}"
         if was.digest != now.digest:
             return f"activation {number}, {was}, has other elements in the second run: {rule}"
     if len(first) != len(second):
