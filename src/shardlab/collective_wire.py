@@ -60,6 +60,12 @@ def wire(tensor: Tensor, group: Group) -> Tensor:
     return (tensor if can_send(tensor.device.type, group) else tensor.cpu()).contiguous().view(-1)
 
 
+def copy_if_shared(flat: Tensor, other: Tensor) -> Tensor:
+    """These elements outside of the other's memory: what arrives there overwrites none of them."""
+    shared = storage_key(flat.untyped_storage()) == storage_key(other.untyped_storage())
+    return flat.clone() if shared else flat
+
+
 def land(flat: Tensor, tensor: Tensor):
     """Copy the result back into the tensor if it was computed in a copy."""
     if storage_key(flat.untyped_storage()) != storage_key(tensor.untyped_storage()):

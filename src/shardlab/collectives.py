@@ -36,7 +36,7 @@ from torch import Tensor
 
 from . import collective_plans as plans
 from .collective_plans import Plan, ring_all_reduce
-from .collective_wire import Group, can_send, check_shard, land, place, wire
+from .collective_wire import Group, can_send, check_shard, copy_if_shared, land, place, wire
 
 Chunks = Mapping[int, Tensor] | Sequence[Tensor]  # flat tensors by number
 
@@ -106,8 +106,8 @@ def scatter(shard: Tensor, full: Tensor | None = None, root: int = 0, group: Gro
     if me == root:
         check_shard(shard, full, n, me)
         chunks = wire(full, group).tensor_split(n)
-        mine.copy_(chunks[me])
     run(plans.scatter(n, root), chunks, group)
+    mine.copy_(chunks[me])  # last: the shard may be a part of full
     land(mine, shard)
 
 
@@ -152,7 +152,8 @@ def all_to_all(output: Tensor, full: Tensor, group: Group = None):
     n, me = place(group)
     check_shard(output, full, n, me, times=n)
     flat = wire(output, group)
-    sent, received = wire(full, group).tensor_split(n), flat.tensor_split(n)
+    leaving = copy_if_shared(wire(full, group), flat)
+    sent, received = leaving.tensor_split(n), flat.tensor_split(n)
     received[me].copy_(sent[me])
     outgoing = {n * me + rank: chunk for rank, chunk in enumerate(sent)}
     incoming = {n * rank + me: chunk for rank, chunk in enumerate(received)}

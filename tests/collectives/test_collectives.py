@@ -279,6 +279,37 @@ def messages(collectives, size):
     return found
 
 
+def in_its_own_memory(collectives):
+    """The number of wrong results where input and output are parts of one tensor."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    full = torch.arange(2.0 * n)
+    turned = full + 100 * me
+    collectives.all_to_all(turned, turned)
+    wrong = [not torch.equal(turned, torch.cat([full.chunk(n)[me] + 100 * r for r in range(n)]))]
+    for root in range(n):
+        for place in range(n):
+            own = full.clone().chunk(n)[place] if me != root else None
+            whole = full.clone() if me == root else None
+            shard = own if own is not None else whole.chunk(n)[place]
+            collectives.scatter(shard, whole, root)
+            wrong.append(not torch.equal(shard, full.chunk(n)[me]))
+            gathered = full.clone()
+            gathered.chunk(n)[place].fill_(me)
+            collectives.all_gather(gathered, gathered.chunk(n)[place])
+            wrong.append(not torch.equal(gathered, torch.arange(1.0 * n).repeat_interleave(2)))
+            summed = full.clone()
+            collectives.reduce_scatter(summed.chunk(n)[place], summed)
+            wrong.append(not torch.equal(summed.chunk(n)[place], n * full.chunk(n)[me]))
+    return sum(wrong)
+
+
+@both
+def test_in_and_out_in_one_memory(world, module):
+    """Must catch: an all-to-all in place that sends on what has just arrived; a root whose own
+    chunk overwrites one that has not left."""
+    assert world.run(in_its_own_memory, module) == [0] * world.world_size
+
+
 def of_a_plan(name, n, me, size):
     """The messages of the plan: in each step first those that are received, then those that are
     sent; nothing that is empty."""
