@@ -162,12 +162,33 @@ def test_order_of_calls():
         LossScaler().step(optimizer)
 
 
+@pytest.mark.parametrize("kind", [LossScaler, fast.LossScaler])
+def test_a_loss_that_was_not_scaled(kind):
+    """In the first step or in a later one. A scale of 1 divides by nothing.
+
+    Must catch: gradients that never had the scale, divided by the scale, so that nothing trains."""
+    for scaled_first in (False, True):
+        scaler, (weight, optimizer) = kind(), weight_and_optimizer()
+        weight.grad = torch.ones(3)
+        if scaled_first:
+            scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+        with pytest.raises(WrongOrder, match="no loss was scaled .* divided by 65536"):
+            scaler.step(optimizer)
+    weight, optimizer = weight_and_optimizer()
+    weight.grad = torch.ones(3)
+    kind(1.0).step(optimizer)
+    assert weight[0].item() == pytest.approx(0.9)
+
+
 def test_a_floor():
     """Must catch: a floor that is applied to growth, or not at all."""
     scaler = LossScaler(16.0, floor=4.0, growth_interval=1)
     weight, optimizer = weight_and_optimizer()
     seen = []
     for value in (math.inf, math.inf, math.inf, 1.0, 1.0):
+        scaler.scale(torch.ones(()))
         weight.grad = torch.full((3,), value)
         scaler.step(optimizer)
         scaler.update()
@@ -182,6 +203,7 @@ def test_a_static_scale():
     scaler = LossScaler(2.0**8, growth_factor=1.0, backoff_factor=1.0, growth_interval=1)
     weight, optimizer = weight_and_optimizer()
     for value in (math.nan, 2.0**8, 2.0**8):
+        scaler.scale(torch.ones(()))
         weight.grad = torch.full((3,), value)
         scaler.step(optimizer)
         scaler.update()
@@ -219,6 +241,7 @@ def test_overflow_on_every_step():
     weight, optimizer = weight_and_optimizer()
     patient = LossScaler(most_skips=1)
     for value in (math.inf, 1.0) * 5:
+        patient.scale(torch.ones(()))
         weight.grad = torch.full((3,), value)
         patient.step(optimizer)
         patient.update()
@@ -235,6 +258,8 @@ def test_what_is_refused():
         LossScaler().step(optimizer)
     with pytest.raises(CannotScale, match="logits.float"):
         LossScaler().scale(half.sum())
+    with pytest.raises(CannotScale, match="a list: scale one tensor at a time"):
+        LossScaler().scale([torch.ones(()), torch.ones(())])
     with pytest.raises(CannotScale, match="step\\(\\) with a closure"):
         LossScaler().step(optimizer, lambda: half.sum())
     sparse = nn.Embedding(4, 2, sparse=True)

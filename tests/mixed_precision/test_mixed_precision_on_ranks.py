@@ -123,6 +123,7 @@ def on_every_step():
     optimizer = MasterWeights([("head.weight", weight)], torch.optim.SGD, lr=0.1)
     scaler = LossScaler(most_skips=3)
     for _ in range(20):
+        scaler.scale(torch.ones(()))
         weight.grad = torch.full_like(weight, torch.inf if dist.get_rank() == 5 else 1.0)
         try:
             scaler.step(optimizer)
@@ -133,9 +134,12 @@ def on_every_step():
 
 
 def no_gradient_here():
-    """A rank without gradients takes part, and a rank with fp16 gradients stops all."""
+    """A rank without gradients takes part, the loss may be on one rank alone, and a rank with fp16
+    gradients stops all."""
     weight = nn.Parameter(torch.ones(2))
     optimizer, scaler = torch.optim.SGD([weight], lr=0.5), LossScaler(2.0)
+    if dist.get_rank() == 7:
+        scaler.scale(torch.ones(()))
     if dist.get_rank() != 3:
         weight.grad = torch.full((2,), 2.0)
     scaler.step(optimizer)

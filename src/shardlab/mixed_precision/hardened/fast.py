@@ -86,7 +86,7 @@ class LossScaler(loss_scaler.LossScaler):
             return super().step(optimizer, *args, **named)
         with torch.no_grad():
             found = self.multiply([g for g in gradients if g.numel()], torch.ones(()))
-        self.overflown[optimizer] = checks.agreed(found, gradients, "", self.group)
+        self.overflown[optimizer] = checks.agreed(self, found, gradients, "")
         del gradients  # the step may consume them
         optimizer.inverse = self.factor.double().reciprocal().float()
         try:

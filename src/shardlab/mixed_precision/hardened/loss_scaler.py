@@ -64,11 +64,12 @@ class LossScaler:
         self.overflown: dict[torch.optim.Optimizer, bool] = {}  # those unscaled since update()
         self.stepped: set[torch.optim.Optimizer] = set()
         self.loss: Tensor | None = None  # the last one, for a message
+        self.scaled = False  # since update()
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the scale, for backward."""
         checks.check_loss(loss, self.factor)
-        self.loss = loss.detach()
+        self.loss, self.scaled = loss.detach(), True
         return loss * self.factor  # a number on the host: a GPU takes it as it is
 
     @torch.no_grad()
@@ -82,7 +83,7 @@ class LossScaler:
         complaint = checks.complaint_of(gradients)
         inverse = self.factor.double().reciprocal().float()
         overflow = not complaint and self.multiply([g for g in gradients if g.numel()], inverse)
-        self.overflown[optimizer] = checks.agreed(overflow, gradients, complaint, self.group)
+        self.overflown[optimizer] = checks.agreed(self, overflow, gradients, complaint)
 
     def multiply(self, gradients: list[Tensor], inverse: Tensor) -> bool:
         """Gradients times the inverse scale, in place; whether any of them was not finite."""
@@ -117,7 +118,7 @@ class LossScaler:
             self.factor = larger if larger.isfinite() else self.factor
             self.good_steps = 0
         checks.check_skips(self)
-        self.overflown, self.stepped = {}, set()
+        self.overflown, self.stepped, self.scaled = {}, set(), False
 
     def state_dict(self) -> dict:
         """Under the names of torch.amp.GradScaler, so that each loads the other's."""

@@ -41,6 +41,8 @@ def check_scaler(init_scale, growth_factor, backoff_factor, growth_interval, flo
 
 
 def check_loss(loss: Tensor, factor: Tensor):
+    if not isinstance(loss, Tensor):
+        raise CannotScale(f"the loss is a {type(loss).__name__}: scale one tensor at a time.")
     if loss.dtype is torch.float16:
         raise CannotScale(
             f"the loss is fp16, and so would be the gradient it begins with, the scale"
@@ -79,28 +81,31 @@ def complaint_of(gradients: Iterable[Tensor]) -> str:
     return ""
 
 
-def agreed(
-    overflow: bool, gradients: list[Tensor], complaint: str, group: dist.ProcessGroup | None
-) -> bool:
+def agreed(scaler, overflow: bool, gradients: list[Tensor], complaint: str) -> bool:
     """Whether any rank has found an overflow; errors are raised on all ranks or on none. One
-    message of three numbers: flags, and not the largest gradient, for what MAX makes of NaN is
+    message of four numbers: flags, and not the largest gradient, for what MAX makes of NaN is
     the backend's business."""
     together = dist.is_available() and dist.is_initialized()
-    on_gpu = together and dist.get_backend(group) == "nccl"
+    on_gpu = together and dist.get_backend(scaler.group) == "nccl"
     flags = torch.tensor(
-        [overflow, bool(gradients), bool(complaint)],
+        [overflow, bool(gradients), bool(complaint), scaler.scaled],
         dtype=torch.float32,
         device="cuda" if on_gpu else "cpu",
     )
     if together:
-        dist.all_reduce(flags, dist.ReduceOp.MAX, group=group)
-    found, any_gradient, any_complaint = (flag > 0 for flag in flags.tolist())
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=scaler.group)
+    found, any_gradient, any_complaint, any_scaled = (flag > 0 for flag in flags.tolist())
     if any_complaint:
         raise CannotScale(complaint or "another rank has gradients that cannot be unscaled.")
     if not any_gradient:
         raise WrongOrder(
             "no parameter of this optimizer has a gradient, so there is nothing to unscale: run"
             " backward first."
+        )
+    if not any_scaled and scaler.factor != 1:  # in a pipeline the last stage alone scales
+        raise WrongOrder(
+            "no loss was scaled since the last update(), and the gradients would be divided by"
+            f" {scaler.factor.item():g}: call scaler.scale(loss).backward()."
         )
     return found
 
