@@ -193,6 +193,29 @@ def test_a_parameter_that_was_written_to():
     assert optimizer.pairs[0][1].tolist() == [1 + 2 * 2.0**-12, 5 + 2.0**-12]
 
 
+@pytest.mark.parametrize("kind", [MasterWeights, fast.MasterWeights])
+@pytest.mark.parametrize("load", [False, True])
+def test_a_write_that_no_version_counts(kind, load):
+    """Through .data, as many loops write the first weights, and as collectives write: found before
+    the first step, and before the first one after a state was loaded. Another memory is found
+    always.
+
+    Must catch: a master made before ranks begin alike, which overwrites what they begin with."""
+    weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
+    optimizer = kind([weight], torch.optim.SGD, lr=2.0**-12)
+    weight.grad = -torch.ones_like(weight)
+    if load:
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    weight.data.copy_(torch.tensor([1.0, 5.0]))
+    optimizer.step()
+    steps = 2 if load else 1
+    assert optimizer.pairs[0][1].tolist() == [1 + steps * 2.0**-12, 5 + 2.0**-12]
+    weight.data = torch.tensor([1.0, 7.0], dtype=torch.bfloat16)
+    optimizer.step()
+    assert optimizer.pairs[0][1].tolist() == [1 + (steps + 1) * 2.0**-12, 7 + 2.0**-12]
+
+
 class Counting(torch.optim.Optimizer):
     """Counts its steps in the group, as schedule-free optimizers do."""
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ...common.torch_internals import version
+from ...common.torch_internals import storage_key, version
 from .. import core
 from .optimizer_wrapper import (
     CannotCopy,
@@ -40,6 +40,10 @@ class MasterWeights(OptimizerOfCopies):
     at_once_bytes   so many bytes of fp32 gradients are made at a time; by default 8 MiB, on a GPU
                     128 MiB, and at most a third of all
     hardened        False gives the core's MasterWeights: of parameters alone, all at once
+
+    If somebody else writes a parameter, as load_state_dict() does, its master takes the values. A
+    write through `.data` or by a collective is found before the first step only: later, write to
+    the parameter itself under torch.no_grad().
 
     A scaler or a norm that looks at all gradients finds them in fp32, and the 16-bit ones are
     gone. fp32 parameters are their own masters; frozen ones have none. The param_groups are those
@@ -106,11 +110,16 @@ class MasterWeights(OptimizerOfCopies):
     def before_update(self, parameter: nn.Parameter, master: nn.Parameter):
         """Somebody may have written into the parameter: a checkpoint, ranks that begin alike. Where
         it still is the rounding of its master, the master keeps what rounding takes away."""
-        if version(parameter) != self.versions[parameter]:
+        if parameter is not master and write_count(parameter) != self.versions.get(parameter):
             same = master.to(parameter.dtype) == parameter
             master.copy_(torch.where(same, master, parameter))
 
     def after_update(self, parameter: nn.Parameter, master: nn.Parameter):
         if parameter is not master:
             parameter.copy_(master)
-        self.versions[parameter] = version(parameter)
+        self.versions[parameter] = write_count(parameter)
+
+
+def write_count(parameter: nn.Parameter) -> tuple[int, int]:
+    """Other numbers after a write, but not after one through `.data` or by a collective."""
+    return version(parameter), storage_key(parameter.untyped_storage())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...common.shards import take_place
 from ...common.torch_clip_and_scale import note
-from ...common.torch_internals import step_without_hooks, version
+from ...common.torch_internals import step_without_hooks
 
 AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
 AT_ONCE_ON_A_GPU = 128 << 20  # the update of a pile takes no less time than its launches
@@ -33,7 +33,8 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         self.copies: list[CopiedPair] = []
         self.pairs = self.copies  # as others see them: offloaded, the parameter is elsewhere
         self.frozen: list[tuple[str | None, nn.Parameter]] = []
-        self.versions: dict[nn.Parameter, int] = {}  # of a parameter when it was its copy
+        # of a parameter when it was its copy; before the first step nothing is known
+        self.versions: dict[nn.Parameter, tuple[int, int]] = {}
         self.inner: torch.optim.Optimizer | None = None
         super().__init__(params, settings)  # calls add_param_group
         self.defaults = self.inner.defaults
@@ -55,7 +56,6 @@ class OptimizerOfCopies(torch.optim.Optimizer):
             self.inner.add_param_group({**param_group, "params": masters})
         self.copies += [pair for _, pair in made]
         for _, (parameter, master) in made:
-            self.versions[parameter] = version(parameter)
             take_place(master, [parameter])
         note([p for p, master in self.copies if p is not master], self)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
@@ -108,7 +108,6 @@ class OptimizerOfCopies(torch.optim.Optimizer):
                 saved = states.get(number, {}).pop("master", None)
                 check_saved(saved, master, number)
                 parameter.copy_(master.copy_(saved))
-                self.versions[parameter] = version(parameter)
         self.inner.load_state_dict({**state_dict, "state": states})
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
