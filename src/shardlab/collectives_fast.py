@@ -86,9 +86,8 @@ def run(plan: Plan, chunks: Chunks, group: Group, piece_bytes: int = PIECE_BYTES
         starting = [*(receive for receive, *_ in receives), *sends]
         works = dist.batch_isend_irecv(starting)
         for number, (receive, here, place) in enumerate(receives):
-            works[
-                min(number, len(works) - 1)
-            ].wait()  # NCCL returns one work object for the whole batch
+            # NCCL returns one work object for the whole batch
+            works[min(number, len(works) - 1)].wait()
             if receive.tensor is not here[place]:
                 add(receive.tensor, here, place)
         for work in works[len(receives) :]:
