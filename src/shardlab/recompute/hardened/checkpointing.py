@@ -26,7 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...common.torch_internals import tree_leaves, tree_map
 from .. import core
@@ -35,12 +35,13 @@ from .determinism import (
     ActivationTraits,
     CheckpointError,
     InANode,
-    Versions,
+    check_versions,
     differs,
     needs_no_gradient,
     refuse_all_but_backward,
     refuse_hidden_inputs,
     refuse_outputs,
+    versions_of,
 )
 
 A_TENSOR = object()  # where a tensor was among arguments
@@ -80,13 +81,13 @@ class Recomputation(core.Recomputation):
         super().__init__(function)
         self.same = same
         self.first: list[ActivationTraits] = []  # what each activation was like in the first run
-        self.versions = Versions()  # of parameters
+        self.versions: list[tuple[nn.Parameter, int]] = []
 
     def first_run(self, args: tuple, named: dict):
         if not torch.is_grad_enabled():
             return self.function(*args, **named)
         output = super().first_run(args, named)
-        self.versions.end()
+        self.versions = versions_of(self.first)
         if all(map(needs_no_gradient, tree_leaves(output))):
             raise CheckpointError(
                 "nothing that checkpoint() was given or used requires a gradient, so there is"
@@ -115,15 +116,14 @@ class Recomputation(core.Recomputation):
 
     def pack(self, activation: Tensor) -> int:
         self.first.append(ActivationTraits.of(activation, self.same))
-        self.versions.saves(activation)
         return super().pack(activation)
 
     def run_again(self):
-        self.versions.check()
+        check_versions(self.versions)
         self.second: list[ActivationTraits] = []
         with suppress(Enough):
             super().run_again()
-        self.versions.end()  # a function may write a parameter itself
+        self.versions = versions_of(self.first)  # a function may write a parameter itself
         if sentence := differs(self.first, self.second):
             raise CheckpointError(sentence)
 

@@ -69,13 +69,14 @@ class ActivationTraits(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     digest: int | None  # of its bytes, each with a weight, if values are compared
-    parameter: int | None  # the id of the one that it is, or is a view of
+    parameter: nn.Parameter | None  # the one that it is, or is a view of
 
     @classmethod
     def of(cls, activation: Tensor, values: bool) -> "ActivationTraits":
         digest = digest_of(activation.detach()) if values else None
-        of = parameter_of(activation)
-        parameter = None if of is None else id(of)
+        base = base_of(activation)
+        # most are no parameters, and isinstance() takes longer
+        parameter = base if type(base) is not Tensor and isinstance(base, nn.Parameter) else None
         return cls(activation.shape, activation.dtype, activation.device, digest, parameter)
 
     def __str__(self):
@@ -83,36 +84,22 @@ class ActivationTraits(NamedTuple):
         return f"{size}, {str(self.dtype).removeprefix('torch.')}, on {self.device}"
 
 
-def parameter_of(activation: Tensor) -> nn.Parameter | None:
-    base = base_of(activation)
-    return base if isinstance(base, nn.Parameter) else None
+def versions_of(saved: list[ActivationTraits]) -> list[tuple[nn.Parameter, int]]:
+    """The parameters that a run has saved, and how often each was written. Autograd looks at this
+    for what it keeps, and a checkpoint keeps no parameter."""
+    parameters = [each.parameter for each in saved if each.parameter is not None]
+    return [(parameter, version(parameter)) for parameter in parameters]
 
 
-class Versions:
-    """The parameters that a run has saved, and how often each was written until it ended. Autograd
-    looks at this for what it keeps, and a checkpoint keeps no parameter."""
-
-    def __init__(self):
-        self.used: dict[int, nn.Parameter] = {}
-        self.at_the_end: list[tuple[nn.Parameter, int]] = []
-
-    def saves(self, activation: Tensor):
-        parameter = parameter_of(activation)
-        if parameter is not None:
-            self.used[id(parameter)] = parameter
-
-    def end(self):
-        self.at_the_end = [(each, version(each)) for each in self.used.values()]
-
-    def check(self):
-        """Raises CheckpointError if a parameter was written since the run ended."""
-        for parameter, then in self.at_the_end:
-            if version(parameter) != then:
-                raise CheckpointError(
-                    f"a parameter of shape {list(parameter.shape)} was written after the first run"
-                    f" ({then} writes then, {version(parameter)} now): call backward() before"
-                    " optimizer.step(), load_state_dict() or any other write."
-                )
+def check_versions(before: list[tuple[nn.Parameter, int]]):
+    """Raises CheckpointError if a parameter was written since then."""
+    for parameter, then in before:
+        if version(parameter) != then:
+            raise CheckpointError(
+                f"a parameter of shape {list(parameter.shape)} was written after the first run"
+                f" ({then} writes then, {version(parameter)} now): call backward() before"
+                " optimizer.step(), load_state_dict() or any other write."
+            )
 
 
 def digest_of(tensor: Tensor) -> int:
@@ -128,7 +115,8 @@ def differs(first: list[ActivationTraits], second: list[ActivationTraits]) -> st
     for number, (was, now) in enumerate(zip(first, second)):
         if was[:3] != now[:3]:
             return f"activation {number} was {was}, and in the second run it is {now}: {rule}"
-        if now.parameter not in (None, was.parameter):  # None: it came as an argument
+        # an argument that is a parameter is none in the second run
+        if now.parameter is not None and now.parameter is not was.parameter:
             return f"activation {number}, {was}, is another parameter in the second run: {rule}"
         if was.digest != now.digest:
             return f"activation {number}, {was}, has other elements in the second run: {rule}"
