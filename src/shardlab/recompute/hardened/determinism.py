@@ -75,7 +75,7 @@ class ActivationTraits(NamedTuple):
     def of(cls, activation: Tensor, values: bool) -> "ActivationTraits":
         digest = digest_of(activation.detach()) if values else None
         base = base_of(activation)
-        # most are no parameters, and isinstance() takes longer
+        # isinstance() takes longer, and most are plain tensors
         parameter = base if type(base) is not Tensor and isinstance(base, nn.Parameter) else None
         return cls(activation.shape, activation.dtype, activation.device, digest, parameter)
 
@@ -115,7 +115,7 @@ def differs(first: list[ActivationTraits], second: list[ActivationTraits]) -> st
     for number, (was, now) in enumerate(zip(first, second)):
         if was[:3] != now[:3]:
             return f"activation {number} was {was}, and in the second run it is {now}: {rule}"
-        # an argument that is a parameter is none in the second run
+        # in the second run an argument is a plain tensor
         if now.parameter is not None and now.parameter is not was.parameter:
             return f"activation {number}, {was}, is another parameter in the second run: {rule}"
         if was.digest != now.digest:
