@@ -1,6 +1,7 @@
 """Numbers that only a GPU can show, out of the recordings in ``measured/``.
 
-    {recorded}`step.peak optimizer=foreach`      536,550,616 bytes on NVIDIA H200, 2026-11-21
+    {recorded}`step.peak optimizer=foreach`          536,550,616 bytes on NVIDIA H200, 2026-11-21
+    {recorded}`rounded step.peak optimizer=foreach`  537 MB
 
     ```{recorded} states.optimizer step.peak
     What to look at.
@@ -27,6 +28,7 @@ again when ``measured/`` changed.
 """
 
 import re
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 
@@ -41,6 +43,7 @@ from coursekit.show.format import STYLE_OF_UNIT, format_as
 
 logger = logging.getLogger(__name__)
 ASKED = re.compile(r"^(?:`{3,}|:{3,})\{recorded\} (.+)$|\{recorded\}`([^`]+)`", re.MULTILINE)
+ROUNDED = "rounded "
 
 
 def _recordings(env, location, kind="gpu"):
@@ -59,10 +62,11 @@ def _recordings(env, location, kind="gpu"):
 
 class RecordedRole(SphinxRole):
     """One recorded number: a row's name, then words such as optimizer=foreach that its case must
-    have; a word without = belongs to the value before it."""
+    have; a word without = belongs to the value before it. `rounded` before the name leaves the
+    device out, too, where the page has named it."""
 
     def run(self):
-        name, *case = self.text.split()
+        name, *case = self.text.removeprefix(ROUNDED).split()
         pairs = re.findall(r"(\w+)=(.*?)(?=\s+\w+=|$)", " ".join(case))
         given = dict(pairs)
         if case and "=" not in case[0]:
@@ -73,11 +77,12 @@ class RecordedRole(SphinxRole):
                 type="bookkit",
                 subtype="recorded",
             )
-        return [
-            nodes.inline(
-                self.rawtext, recorded(_recordings(self.env, self.get_location()), name, **given)
-            )
-        ], []
+        found = _recordings(self.env, self.get_location())
+        rows = [row for recording in found for row in recording.find(name, **given)]
+        if rows and self.text.startswith(ROUNDED):
+            style = dict(STYLE_OF_UNIT, bytes="decimal bytes")[rows[0].unit]
+            return [nodes.inline(self.rawtext, format_as(rows[0].value, style))], []
+        return [nodes.inline(self.rawtext, recorded(found, name, **given))], []
 
 
 class RecordedDirective(SphinxDirective):
@@ -404,7 +409,8 @@ class RecordingsDirective(SphinxDirective):
             path = Path(self.env.doc2path(page))
             if path.suffix == ".md":
                 for box, role in ASKED.findall(path.read_text(encoding="utf-8")):
-                    asked.update(word for word in (box or role).split() if "=" not in word)
+                    words = (box or role.removeprefix(ROUNDED)).split()
+                    asked.update(takewhile(lambda word: "=" not in word, words))
         return sorted(asked - there)
 
 

@@ -101,6 +101,17 @@ def test_a_page_shows_what_was_recorded(build):
     assert NOT_RECORDED.lower() not in text.lower()
 
 
+def test_a_rounded_number_and_what_no_gpu_has_made(build):
+    """Must catch: words of a value with spaces that count as names of rows; a rounded number with
+    all digits, or with its device."""
+    rows = (*ROWS, Row("step.peak", 16667915776, "bytes", dict(rung="loss in chunks")))
+    page = "# Page\n\nIt is {recorded}`rounded step.peak rung=loss in chunks`, not yet"
+    page += " {recorded}`step.seconds rung=all at once`.\n\n```{recordings}\n```\n"
+    text, warnings = build(page, gpu(rows=rows))
+    assert not warnings and "It is 16.7 GB , not yet" in text.replace("\xa0", " ")
+    assert "once a GPU has made them: step.seconds." in text
+
+
 def test_a_box_of_some_cases(build):
     """Must catch: a box that asks for one way of running an optimizer and shows all, or none
     because a number is no word."""
