@@ -426,7 +426,7 @@ def test_offload_is_what_is_simulated():
     """300 random steps, links far faster and far slower than computing.
 
     Must catch: the copy at an edge hidden; copies of two layers at once; backward as fast as
-    forward."""
+    forward; a layer's activations that are back more than one layer early, as in no run."""
     draw = random.Random(3)
     names = [
         "layer_forward_seconds",
@@ -452,6 +452,9 @@ def test_offload_is_what_is_simulated():
         ran = play(operations(OFFLOADED_STEP, {**given, **found}))
         whole = found["offloaded_forward_seconds"] + found["offloaded_backward_seconds"]
         assert math.isclose(end_seconds(ran), whole, rel_tol=1e-9)
+        back = [each.start for each in ran if each.name == "back"]
+        backward = [each.start for each in ran if each.name == "backward"]
+        assert all(copy >= before for copy, before in zip(back[1:], backward))
         computes = given["layers"] * (
             found["layer_forward_seconds"] + found["layer_backward_seconds"]
         )

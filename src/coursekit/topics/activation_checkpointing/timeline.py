@@ -22,8 +22,10 @@ OFFLOADED_STEP = (
             Repeat(
                 "layers",
                 (
-                    Event("back", LINK, "layer_copy_seconds"),
-                    Event("backward", COMPUTE, "layer_backward_seconds", ("back",)),
+                    # while the layer after this one goes backward, and not earlier
+                    Event("back", LINK, "layer_copy_seconds", ("begin",)),
+                    Event("begin", COMPUTE, after=("back",)),
+                    Event("backward", COMPUTE, "layer_backward_seconds"),
                 ),
             ),
         ),
