@@ -292,7 +292,7 @@ def test_a_step_of_too_many_pieces_says_so(open_card):
         hand.move("layers", int(number))
         assert state[:2] == (card.expected_words(hand.values, hand.along), {}), number
         assert words_in_notebook(card.spec, hand.values) == set(texts) - {""}, number
-        said = [text for text in texts if " pieces: up to 4,000 are drawn" in text]
+        said = [text for text in texts if " pieces: up to 5,000 are drawn" in text]
         assert len(said) == (number != "1000"), number
 
 

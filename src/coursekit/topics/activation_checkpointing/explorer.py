@@ -96,6 +96,7 @@ RECOMPUTE = Explorer(
             "Or on the host: the kept bytes travel",
             OFFLOADED_STEP,
             COPY_COLOURS,
+            most=5_000,  # five for a layer
         ),
     ),
     sentence=(
