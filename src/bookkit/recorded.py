@@ -80,8 +80,10 @@ class RecordedRole(SphinxRole):
         found = _recordings(self.env, self.get_location())
         rows = [row for recording in found for row in recording.find(name, **given)]
         if rows and self.text.startswith(ROUNDED):
-            style = dict(STYLE_OF_UNIT, bytes="decimal bytes")[rows[0].unit]
-            return [nodes.inline(self.rawtext, format_as(rows[0].value, style))], []
+            value, unit = rows[0].value, rows[0].unit
+            of_bytes = unit == "bytes"  # decimal, as in sentences; tables have binary ones
+            text = format_as(value, "decimal bytes") if of_bytes else _value(value, unit)
+            return [nodes.inline(self.rawtext, text)], []
         return [nodes.inline(self.rawtext, recorded(found, name, **given))], []
 
 

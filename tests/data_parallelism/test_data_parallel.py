@@ -517,6 +517,21 @@ def through_the_door() -> list[str]:
     return said
 
 
+def of_a_copy() -> str:
+    """On a rank: what is said of the core's replicas of a module that a copy has."""
+    twin = copy.deepcopy(DistributedDataParallel(nn.Linear(3, 2), hardened=False))
+    with pytest.raises(ValueError) as caught:
+        core.DistributedDataParallel(twin.module)
+    return str(caught.value)
+
+
+def test_a_copys_module_has_replicas_already(worlds):
+    """Mutation: a copy that listens and does not mark its parameters, so that two replicas average
+    each of them."""
+    for said in worlds(2).run(of_a_copy):
+        assert said == "these gradients are averaged already: build the model anew."
+
+
 def test_the_door_gives_the_core(worlds):
     """Must catch: hardened=False that gives the hardened class, or drops bucket_bytes; hardened
     replicas of a module that the core has, and the core of a module that has replicas, which

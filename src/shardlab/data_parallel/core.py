@@ -121,6 +121,7 @@ class DistributedDataParallel(nn.Module):
 
     def listen(self):
         for p in self.bucket_of:
+            p.averaged = True
             p.register_post_accumulate_grad_hook(self.gradient_is_complete)
 
     def __setstate__(self, state: dict):
