@@ -18,7 +18,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from bookkit import stepper
-from bookkit.cards import anchors
+from bookkit.cards import FULL_SCREEN, anchors, live
 from coursekit import topics
 
 # The topic whose formats these are, found by what it has.
@@ -60,6 +60,7 @@ def card():
     data = json.dumps(_card.bits_data(), separators=(",", ":"))
     return f"""
 <div class="explorer bits wide" id="{IDENT}" role="group" aria-labelledby="{IDENT}-title">
+{live("bits")}
 <p class="explorer-title" id="{IDENT}-title">One number, six formats</p>
 <div class="explorer-menus">{_box("value", "Number", value)}{_box("step", "and add", step)}
 <div class="explorer-menu"><label for="{IDENT}-try">Try</label>
@@ -75,7 +76,8 @@ The solid line is the number, the dashed line the number that is added.</p>
 <span class="bits-exponent">exponent</span><span class="bits-fraction">fraction</span>
 Click a bit to flip it, or go there with Tab and the arrow keys and press space.</p>{blocks}</div>
 <div class="explorer-fallback">{_table(value, step, shown)}</div>
-<div class="explorer-foot"><button type="button" class="explorer-reset">Reset</button></div>
+<div class="explorer-foot"><button type="button" class="explorer-reset">Reset</button>
+{FULL_SCREEN}</div>
 <script>BOOK.bits("{IDENT}", {data});</script>
 </div>
 """

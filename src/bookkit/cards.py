@@ -12,6 +12,19 @@ def anchors(node):
     return "".join(f'<span id="{name}"></span>' for name in node["ids"])
 
 
+FULL_SCREEN = (  # last in a card's foot: book.js
+    '<button type="button" class="present-open" title="On the whole screen, for a room: f">Full'
+    " screen</button>"
+)
+
+
+def live(function):
+    """First in a card: where the script is that will call BOOK.function, the card has its last
+    shape from the start."""
+    there = f"window.BOOK && BOOK.{function}"
+    return f'<script>if ({there}) document.currentScript.parentNode.classList.add("live");</script>'
+
+
 class CardDirective(SphinxDirective):
     """A directive that puts one card into the page. `make()` returns the card's node, or raises
     ValueError with what the author has to mend; then the page has a warning instead."""

@@ -21,7 +21,8 @@ from pathlib import Path
 import rjsmin
 from docutils import nodes
 
-from bookkit.cards import CardDirective, anchors
+from bookkit import room
+from bookkit.cards import FULL_SCREEN, CardDirective, anchors, live
 from bookkit.explorer_data import data_of, functions_of
 from bookkit.mathml import to_mathml
 from coursekit.formulas import BOOK
@@ -58,10 +59,10 @@ def card(spec, sheet=None, script=None):
     controls = _controls(spec, start)
     first, *others = (
         f'<div class="explorer-picture"><p class="explorer-caption">{escape(picture.title)}</p>'
-        '<div class="explorer-drawing"></div></div>'
+        f"{room.of_picture(picture)}</div>"
         for picture in spec.pictures
     )
-    parts = "".join(PARTS[part] for part in spec.parts)
+    parts = "".join(PARTS[part](spec) for part in spec.parts)
     detail = (
         f'<div class="explorer-words" id="{ident}-detail"><p class="explorer-detail">'
         f"{escape(unbroken(spec.say_detail(computed)))}</p></div>"
@@ -75,6 +76,7 @@ def card(spec, sheet=None, script=None):
     return f"""
 <div class="explorer wide" id="{ident}" data-explorer="{spec.name}" role="group"
  aria-labelledby="{ident}-title">
+{live("start")}
 <p class="explorer-title" id="{ident}-title">{escape(spec.title)}</p>
 <div class="explorer-body">
 <div class="explorer-menus">{menus}</div>
@@ -89,7 +91,8 @@ def card(spec, sheet=None, script=None):
 <div class="explorer-fallback">{_table(spec)}</div>
 <div class="explorer-foot">{equations}
 <button type="button" class="explorer-reset">Reset</button>
-<button type="button" class="explorer-copy">Copy as Python</button></div>
+<button type="button" class="explorer-copy">Copy as Python</button>
+{FULL_SCREEN}</div>
 <pre class="explorer-python" tabindex="0" hidden></pre>
 <script type="application/json">{data}</script>
 <script>
@@ -101,9 +104,14 @@ BOOK.start({json.dumps(ident)});
 
 
 PARTS = dict(
-    nearest='<div class="explorer-nearest" role="group" aria-label="Nearest that fits"></div>',
-    ranks='<div class="explorer-ranks"><div class="ranks-drawing"></div>'
-    '<p class="ranks-words"></p></div>',
+    nearest=lambda spec: (
+        '<div class="explorer-nearest" role="group" aria-label="Nearest that fits">'
+        f"{room.nearest_buttons(spec)}</div>"
+    ),
+    ranks=lambda spec: (
+        '<div class="explorer-ranks"><div class="ranks-drawing"></div>'
+        '<p class="ranks-words"></p></div>'
+    ),
 )
 
 

@@ -19,7 +19,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from bookkit import stepper
-from bookkit.cards import anchors
+from bookkit.cards import FULL_SCREEN, anchors, live
 from coursekit import topics
 from coursekit.recordings.recordings import InvalidRecording, read_all
 
@@ -77,6 +77,7 @@ def card(found, label):
     data = json.dumps(_histogram.histogram_data(found), separators=(",", ":"))
     return f"""
 <div class="explorer gradients wide" id="{IDENT}" role="group" aria-labelledby="{IDENT}-title">
+{live("gradients")}
 <p class="explorer-title" id="{IDENT}-title">Which gradients does the format keep?</p>
 <div class="explorer-menus"><div class="explorer-menu"><label for="{IDENT}-of">Gradients</label>
 <select id="{IDENT}-of">{options}</select></div>{chosen}{formats}</div>
@@ -91,7 +92,8 @@ infinity.</p><div class="explorer-drawing"></div></div>
 <p class="explorer-detail">{escape(_histogram.share_detail(sizes, *given[:2]))}</p></div>
 <p class="explorer-status" role="status"></p>
 <div class="explorer-fallback">{_table(sizes)}</div>
-<div class="explorer-foot"><button type="button" class="explorer-reset">Reset</button></div>
+<div class="explorer-foot"><button type="button" class="explorer-reset">Reset</button>
+{FULL_SCREEN}</div>
 <script>BOOK.gradients("{IDENT}", {data});</script>
 </div>
 """

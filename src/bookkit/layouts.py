@@ -16,7 +16,7 @@ from html import escape
 
 from docutils import nodes
 
-from bookkit.cards import CardDirective, anchors
+from bookkit.cards import CardDirective, anchors, live
 from bookkit.explorer import explorer
 from coursekit.formulas.presets import GPUS, MODELS
 from coursekit.show.explorers import EXPLORERS
@@ -60,6 +60,7 @@ def card(spec):
     known = json.dumps(data(), separators=(",", ":")).replace("<", "\\u003c")
     return f"""
 <div class="planner wide" id="{ident}" role="group" aria-labelledby="{ident}-title">
+{live("planner")}
 <p class="explorer-title" id="{ident}-title">Which layout is the fastest?</p>
 <div class="explorer-menus">{"".join(fields)}</div>
 <div class="planner-config" hidden><label for="{ident}-text">Paste the model's config.json, or
@@ -126,7 +127,9 @@ def _answer(ident, spec):
 
 
 def _cell(head, text):
-    return f'<td data-head="{head}">{escape(text)}</td>'
+    """A cell; the first one's text has the place of the button that planner.js makes of it."""
+    shown = f"<span>{escape(text)}</span>" if head == PLAN_COLUMNS[0][0] else escape(text)
+    return f'<td data-head="{head}">{shown}</td>'
 
 
 def _said(found):

@@ -22,6 +22,7 @@ import rjsmin
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
+from bookkit.cards import FULL_SCREEN
 from bookkit.explorer import card, drawing_scripts
 from bookkit.explorer_data import functions_of
 from bookkit.look import STATIC, palette_css
@@ -49,7 +50,9 @@ def module(spec):
     """The text of an explorer's module."""
     scripts = ["formulas.js", "svg.js", *drawing_scripts([spec]), "explorer.js", "why.js"]
     code = "\n".join(_read(name).replace(GLOBAL, "") for name in scripts)
-    html = re.sub(r"<script>.*?</script>\n", "", card(spec), flags=re.DOTALL)
+    html = re.sub(r"<script>.*?</script>\n", "", card(spec), flags=re.DOTALL).replace(
+        FULL_SCREEN, ""
+    )
     html = f'<div class="bd-article">{html.replace("explorer wide", "explorer", 1).strip()}</div>'
     constants = [("NAME", spec.name), ("CARD", html), ("SHEET", style())]
     return (

@@ -61,6 +61,7 @@ def card(way, ranks, source):
         {way: {ranks: first}},
         source,
         f"The moves of {PAIR_WAYS[way].lower()} on {ranks} ranks.",
+        stepper.pixels_of_shards(ranks),
     )
 
 

@@ -71,6 +71,7 @@ def card(stage, ranks, source):
         {name_of(stage, 1): {ranks: first}},
         source,
         f"The moves of a training step in stage {stage} on {ranks} ranks.",
+        stepper.pixels_of_shards(ranks),
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from docutils import nodes
 from docutils.parsers.rst import directives
 
-from bookkit.cards import CardDirective, anchors
+from bookkit.cards import FULL_SCREEN, CardDirective, anchors, live
 from coursekit import topics
 
 # The topic whose steps these are, found by what it has.
@@ -87,21 +87,38 @@ Arrows are what this step sends: + is added, = is put in place."""
         {name: {ranks: first}},
         source,
         f"The steps of {_a(name)} on {ranks} ranks.",
+        _pixels(first),
     )
 
 
-def frame(ident, heading, look, menus, step, steps, number, first, source, caption):
+def _pixels(data):
+    """The height of chunks.js' picture of these data."""
+    ranks, top = len(data["have"]), 42 if data.get("exchange") else 24
+    return top + ranks * ((40 if data["need"] > 1 else 32) + (6 if ranks > 6 else 9))
+
+
+def pixels_of_shards(ranks):
+    """The height of shards.js' picture."""
+    return 44 + ranks * (29 if ranks > 5 else 40)
+
+
+def frame(ident, heading, look, menus, step, steps, number, first, source, caption, high):
     """The card of whatever goes step by step: `look` says what to look at, `menus` what is chosen
     (both HTML), `step` what a step is called; it is shown at step `number`. `first` are the data of
-    the first picture."""
+    the first picture, `high` are its pixels."""
     last = len(steps) - 1
+    longest = lambda texts: max(map(unbroken, texts), key=len)
+    sentences, details = zip(*((step.sentence, step.detail) for step in steps))
+    room = f"{longest(sentences)}\n{longest(details)}"  # as stepper.js writes it
     return f"""
 <div class="explorer stepper wide" id="{ident}" data-script="{escape(source)}"
  role="group" aria-labelledby="{ident}-title">
+{live("stepper")}
 <p class="explorer-title" id="{ident}-title">{heading}</p>
 <div class="explorer-picture" tabindex="0" role="group"
  aria-label="Picture: the arrow keys step, space plays">
-<p class="explorer-caption">{look}</p><div class="explorer-drawing"></div></div>
+<p class="explorer-caption">{look}</p>
+<div class="explorer-drawing" style="min-height:{high}px"></div></div>
 <div class="explorer-menus">{menus}</div>
 <div class="explorer-controls"><div class="explorer-menu">
 <label for="{ident}-step">{step}
@@ -112,10 +129,11 @@ def frame(ident, heading, look, menus, step, steps, number, first, source, capti
 <div class="explorer-words" id="{ident}-words">
 <p class="explorer-sentence">{escape(unbroken(steps[number].sentence))}</p>
 <p class="explorer-detail">{escape(unbroken(steps[number].detail))}</p>
-<p class="stepper-room" aria-hidden="true"></p></div>
+<p class="stepper-room" aria-hidden="true">{escape(room)}</p></div>
 <p class="explorer-status" role="status"></p>
 <div class="explorer-fallback">{table(steps, caption)}</div>
-<div class="explorer-foot"><button type="button" class="explorer-reset">Reset</button></div>
+<div class="explorer-foot"><button type="button" class="explorer-reset">Reset</button>
+{FULL_SCREEN}</div>
 <script>BOOK.stepper("{ident}", {_in_html(first)});</script>
 </div>
 """

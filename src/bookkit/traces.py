@@ -23,7 +23,7 @@ from docutils import nodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
-from bookkit.cards import CardDirective
+from bookkit.cards import CardDirective, live
 from bookkit.formulas import unbroken
 from shardlab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind, covered
 
@@ -102,7 +102,8 @@ def card(ident, names):
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     looks = json.dumps({kind: look for kind, look in LOOKS.items()}, separators=(",", ":"))
     return f"""<div class="trace-card" id="{ident}" role="group" aria-label="A trace to zoom into">
-<div class="trace-tools" hidden>{buttons}<p class="trace-readout" aria-live="polite"></p></div>
+{live("trace")}
+<div class="trace-tools">{buttons}<p class="trace-readout" aria-live="polite"></p></div>
 {"".join(drawing(trace, seconds) for trace in found)}
 <div class="trace-axis" aria-hidden="true"><div class="trace-ticks">{axis(seconds)}</div></div>
 <ul class="trace-key">{key}</ul>

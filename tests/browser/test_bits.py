@@ -141,7 +141,7 @@ def test_typing(card, text, value):
 
 def test_what_is_no_number_is_refused_and_says_so(card):
     """Mutation: the last digits thrown away instead of an answer."""
-    for text in ("1.2.3", "one", "", "0x10", "1e"):
+    for text in ("1.2.3", "one", "", "0x10", "1e", "constructor"):
         card.type(text)
         assert card.find("#bits-value").get_attribute("aria-invalid") == "true"
         assert "is no number" in card.find("#bits-value-error").text_content()

@@ -380,6 +380,27 @@ def test_search_knows_other_names(search_page, homes, typed, said):
     assert f"[{said}" in found
 
 
+@pytest.mark.parametrize("typed", ["constructor", "toString", "valueOf", "__proto__"])
+def test_search_takes_every_word(search_page, homes, typed):
+    """Must catch: a dictionary of names that has those of JavaScript's objects, too."""
+    watch = Watch.of(search_page)
+    found_pages(search_page, homes, typed)
+    assert (
+        not watch.errors and "function" not in search_page.locator(".search-summary").inner_text()
+    )
+
+
+@pytest.mark.parametrize("asked", ["#%E0%A4%A", "?present=%E0%A4%A", "?present", "?present=%"])
+def test_an_address_with_a_broken_escape(browser, homes, asked):
+    """Must catch: a fragment or a name that decodeURIComponent refuses, which stops a script."""
+    with new_context(browser) as context:
+        page = context.new_page()
+        watch = Watch.of(page)
+        page.goto(f"{homes['file']}/chapters/zero.html{asked}")
+        page.locator(".presented" if "present" in asked else ".predict-room").first.wait_for()
+        assert not watch.errors
+
+
 @pytest.mark.parametrize(
     ("typed", "first", "then"),
     [

@@ -195,6 +195,7 @@ def test_the_nearest_that_fits_is_pythons(page):
 
 
 LLAMA = next(model["config"] for model in PUBLISHED if model["name"] == "Llama 3 8B")
+GLM = next(m["config"] for m in PUBLISHED if m["config"]["model_type"] == "glm4_moe")
 WRONG = (
     "hello",
     "[1, 2]",
@@ -208,7 +209,21 @@ WRONG = (
     json.dumps({**LLAMA, "quantization_config": {"bits": 4}}),
     json.dumps({**LLAMA, "num_local_experts": 8}),
     json.dumps({**LLAMA, "num_experts": 0, "head_dim": None}),
-    *(json.dumps({**LLAMA, "num_hidden_layers": layers}) for layers in (None, 32.0)),
+    "\ufeff" + json.dumps(LLAMA),
+    json.dumps({**LLAMA, "num_key_value_heads": [8]}),
+    json.dumps({**LLAMA, "__proto__": {"num_hidden_layers": 32}, "num_hidden_layers": None}),
+    *(
+        json.dumps({**LLAMA, field: value})
+        for field in ("quantization_config", "architectures", "num_experts")
+        for value in ({}, [], 0, False, "")
+    ),
+    json.dumps({**LLAMA, "architectures": [["LlamaForCausalLM"]]}),
+    *(json.dumps({**GLM, "attention_bias": flag}) for flag in ([], {}, "", 0, [0], True)),
+    json.dumps({**LLAMA, "attention_bias": 0}),
+    *(
+        json.dumps({**LLAMA, "num_hidden_layers": layers})
+        for layers in (None, 32.0, [32], [[32]], {}, True, 0.5)
+    ),
 )
 
 
@@ -216,7 +231,8 @@ def test_a_config_is_read_as_in_python(page, tmp_path):
     """Every published model, and every kind of refusal in the same sentence.
 
     Must catch: a field of one architecture read for another's; an absent field guessed; the product
-    of two fields, a position table's extra rows or a tied head forgotten."""
+    of two fields, a position table's extra rows or a tied head forgotten; a size in a list, or
+    true, taken for a number; a field that is empty taken for one that says something."""
     path = tmp_path / "config.json"
     texts = [json.dumps(model["config"]) for model in PUBLISHED] + list(WRONG)
     found = ask(

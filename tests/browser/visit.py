@@ -277,24 +277,38 @@ PAPER_PROBLEMS = """() => {
 }"""
 
 
-# Layout shifts of a load, as browsers count them: what a script adds to a page before it is read.
-COUNT_SHIFTS = """() => {
-  let shift = 0;
-  const add = entries => entries.forEach(entry => { shift += entry.value; });
-  const observer = new PerformanceObserver(list => add(list.getEntries()));
-  observer.observe({type: "layout-shift", buffered: true});
-  // with what was seen and not yet handed over
-  window.shiftSoFar = () => { add(observer.takeRecords()); return shift; };
-}"""
 DRAWN = f"async () => {{ {FRAME} for (let k = 0; k < 3; k++) await frame(); }}"
-SHIFTS = (
-    f"async () => {{ {FRAME}"
-    + """
-  await document.fonts.ready;
-  for (let k = 0; k < 3; k++) await frame();
-  return shiftSoFar();
+# Scripts of cards wait: a call of BOOK.start and its like is kept, and made when the test says so.
+HOLD_CARDS = """
+window.held = [];
+window.BOOK = new Proxy({}, {get: (own, name) =>
+  !["start", "stepper", "bits", "gradients", "planner", "trace"].includes(name) || !own[name]
+    ? own[name]
+    : new Proxy(own[name], {apply: (call, self, given) => { held.push(() => call(...given)); }})});
+"""
+CARDS = ".explorer, .planner, .trace-card"
+# Where everything is that can be read or used, as [node, its words, left, top, height].
+PLACES = f"""() => {{
+  window.placesNow = () => [...document.querySelectorAll(
+      "article :is(h1, h2, h3, h4, p, li, td, th, pre, label, button, input, select, summary), "
+      + "article :is(.explorer-drawing, .ranks-drawing, .trace-lanes)")]
+    .filter(node => node.checkVisibility({{visibilityProperty: true}}))
+    .map(node => {{
+      const box = node.getBoundingClientRect();
+      return [node, node.localName + " " + node.className + " " + node.textContent.slice(0, 40),
+        box.left + scrollX, box.top + scrollY, box.height];
+    }});
+  window.placesBefore = placesNow();
+  document.querySelectorAll(".explorer-nearest button").forEach(one => {{ one.dataset.old = ""; }});
+  return [held.length, document.querySelectorAll("{CARDS}").length];
+}}"""
+MOVED = """() => {
+  const now = new Map(placesNow().map(([node, , ...place]) => [node, place]));
+  return [placesBefore.length, placesBefore
+    .filter(([node]) => now.has(node)) // a script may put another in its place, which moves others
+    .filter(([node, , ...place]) => place.some((size, k) => Math.abs(size - now.get(node)[k]) > 1))
+    .map(([node, words, ...place]) => words + ": " + place + " -> " + now.get(node))];
 }"""
-)
 
 
 @dataclass
@@ -429,23 +443,27 @@ def scroll_through(page) -> None:
     page.set_viewport_size(window)
 
 
-def shift_of_load(page, address: str, width: int) -> float:
-    """Go to `address` in a window of that width; how far things move meanwhile. The book's fonts
-    come once the page was drawn without them, as on a slow line; with requests that are held, the
-    browser keeps none for the next load."""
-    held, drawn = [], []
-    page.set_viewport_size({"width": width, "height": 844})
-    page.unroute_all()
-    page.route("**/fonts/book-*", lambda route: route.continue_() if drawn else held.append(route))
+def moved_by_scripts(page, address: str) -> list[str]:
+    """Go to `address` and hold the scripts of its cards; then let them run. What is elsewhere, or
+    higher, afterwards. The page's `load` waits for fonts that never come, until the places are
+    known: whatever a script does then is seen, too."""
+    fonts = []
+    page.route("**/fonts/book-*", lambda route: fonts.append(route))
     page.goto(address, wait_until="domcontentloaded")
-    page.evaluate(COUNT_SHIFTS)
-    frames(page, DRAWN)
-    assert held, "no font was asked for"
-    drawn.append(True)
-    for route in held:
-        route.continue_()
+    held, cards = page.evaluate(PLACES)
+    assert held == cards, f"{held} of {cards} cards are held"
+    assert fonts, "no font was asked for"
+    for route in fonts:
+        route.abort()
+    page.unroute_all()
+    page.evaluate("() => held.forEach(run => run())")
     page.wait_for_load_state("load")
-    return frames(page, SHIFTS)
+    until(page, EXPLORERS_DRAWN)
+    until(page, "!document.querySelector('.explorer-nearest [data-old]')")
+    frames(page, DRAWN)
+    known, moved = page.evaluate(MOVED)
+    assert known > 20
+    return moved
 
 
 def open_page(page, address: str) -> None:

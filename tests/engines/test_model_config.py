@@ -134,7 +134,10 @@ def test_what_does_not_change_the_count():
         ),
         ('{"model_type": "llama"}', "has no num_hidden_layers, which llama needs"),
         (json.dumps({**LLAMA, "num_attention_heads": 7}), "heads = 7 does not divide hidden"),
-        (json.dumps({**LLAMA, "hidden_size": "4096"}), 'hidden_size = "4096" is text, not a whole'),
+        *(
+            (json.dumps({**LLAMA, "hidden_size": size}), f"hidden_size = {said} is not a whole")
+            for size, said in (("4096", '"4096"'), (768.5, 768.5), (True, "true"), ([32], "[32]"))
+        ),
         (json.dumps({**LLAMA, "num_hidden_layers": 0}), "layers = 0: layers must be a whole"),
         (
             json.dumps({**LLAMA, "attention_bias": True}),
@@ -156,7 +159,6 @@ def test_what_does_not_change_the_count():
         ),
         (json.dumps({**LLAMA, "num_local_experts": 8}), "the formulas know llama without it"),
         (json.dumps({**QWEN_MOE, "shared_expert_intermediate_size": 9}), "qwen3_moe without it"),
-        (json.dumps({**LLAMA, "hidden_size": 768.5}), "hidden = 768.5"),
     ],
 )
 def test_what_is_no_model(content, sentence, tmp_path):

@@ -114,7 +114,7 @@
   /* What a reader types: 0.1, 65,504, -3e-5, 2^-24, inf, nan; undefined for anything else. */
   function parse(text) {
     const plain = text.trim().toLowerCase().replace(/[,_\s]/g, "").replace(/^[+]/, "").replace("\u2212", "-");
-    const named = { inf: Infinity, infinity: Infinity, "-inf": -Infinity, "-infinity": -Infinity, nan: NaN };
+    const named = { __proto__: null, inf: Infinity, infinity: Infinity, "-inf": -Infinity, "-infinity": -Infinity, nan: NaN };
     if (plain in named) return named[plain];
     const power = /^(-?)2(?:\^|\*\*)(-?\d{1,4})$/.exec(plain);
     if (power) return (power[1] ? -1 : 1) * 2 ** +power[2];

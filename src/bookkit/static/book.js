@@ -177,15 +177,7 @@
     script.onload = function () { window.BOOK_PRESENT(asked); };
     document.head.appendChild(sheet);
   }
-  all(".bd-article .explorer-foot").forEach(function (foot) {
-    var button = document.createElement("button");
-    button.type = "button";
-    button.className = "present-open";
-    button.textContent = "Full screen";
-    button.title = "On the whole screen, for a room: f";
-    button.addEventListener("click", function () { present(foot); });
-    foot.appendChild(button);
-  });
+  all(".present-open").forEach(function (button) { button.addEventListener("click", function () { present(button); }); });
   var under = null;
   document.addEventListener("pointerover", function (event) { under = event.target; });
   document.addEventListener("keydown", function (event) {
@@ -194,8 +186,8 @@
     var focused = event.target.closest(".bd-article .explorer, .bd-article figure, .bd-article .figure, .bd-article .box");
     if (!document.documentElement.classList.contains("presenting") && (focused || under)) { event.preventDefault(); present(focused || under); }
   });
-  var slides = /[?&]present(?:=([^&]*))?/.exec(location.search);
-  if (slides) present(decodeURIComponent(slides[1] || ""));
+  var asked = new URLSearchParams(location.search).get("present");
+  if (asked !== null) present(asked);
 
   function later() { addCopyButtons(); reachable(); }
   if ("requestIdleCallback" in window) requestIdleCallback(later, { timeout: 500 }); else setTimeout(later, 200);

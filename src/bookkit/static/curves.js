@@ -167,7 +167,6 @@
     }
 
     return {
-      height: () => under + 42,
       ghost(values) { before = values && look(values); },
       draw(values, width) {
         const now = last = look(values), rangeY = rangeOf(before ? [now, before] : [now]);

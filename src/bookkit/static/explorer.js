@@ -472,7 +472,7 @@
       const width = drawing.place.clientWidth;
       if (!width || width === drawing.width) return;
       drawing.width = width;
-      set(drawing.svg, { width: width, height: drawing.picture.height(width) });
+      set(drawing.svg, { width: width, height: drawing.place.clientHeight }); // the room that bookkit/room.py keeps
       drawOne(drawing);
     }));
     // On a phone what is pinned covers the top of the screen: what gets the focus comes to lie below it.

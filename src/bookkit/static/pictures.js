@@ -1,5 +1,5 @@
 /* The pictures of explorers, as SVG: nodes are made once and moved. Classic script; explorer.js calls BOOK.pictures[kind](svg, spec).
-   Each picture is { height, draw(values, width), ghost(values or null) }; sizes are CSS pixels, so text keeps its size on a phone. */
+   Each picture is { draw(values, width), ghost(values or null) }, as high as its place (bookkit/room.py); sizes are CSS pixels, so text keeps its size on a phone. */
 (function () {
   "use strict";
 
@@ -9,7 +9,7 @@
 
   function memoryBar(svg, spec) {
     const ROW = 17, TOP = 0, BAR = 40, GAP = 74, y = TOP + spec.parts.length * ROW + 6, under = y + BAR;
-    const height = under + (spec.capacity ? 53 : 26), pattern = hatched(svg);
+    const pattern = hatched(svg);
     const free = draw(svg, "polygon", { class: "free" });
     const parts = spec.parts.map(part => ({
       quantity: part[0], label: part[1], box: draw(svg, "polygon", { class: "part", style: colours(part[2]) })
@@ -32,7 +32,6 @@
     let before = null;
 
     return {
-      height: () => height,
       ghost(values) { before = values; },
       draw(values, width) {
         const used = values[spec.total], room = spec.capacity ? values[spec.capacity] : used, fits = used <= room;

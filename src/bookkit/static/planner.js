@@ -13,7 +13,7 @@
 
   function parsed(text, name) {
     let config;
-    try { config = JSON.parse(text); } catch (error) {
+    try { config = JSON.parse(text.replace(/^\ufeff/, "")); } catch (error) {
       throw new Refusal(name + " is not JSON: it is not the config.json of a model on Hugging Face.");
     }
     if (config === null || typeof config !== "object" || Array.isArray(config)) {
@@ -21,6 +21,9 @@
     }
     return config;
   }
+
+  /* What is in a field: nothing where Python's bool() is False. */
+  function holds(value) { return value !== null && typeof value === "object" ? Object.keys(value).length : value; }
 
   /* The quantities of a model, or one sentence: read_config. */
   BOOK.readConfig = function (text, known, name) {
@@ -33,27 +36,26 @@
         ("text_config" in config ? ", a model of several parts: give its text_config" : "") + "; there are " + Object.keys(known.architectures).join(", ") + ".");
     }
     const names = known.names[architecture.names], read = new Set(Object.values(names).flatMap(several));
-    [].concat(config.architectures || []).forEach(made => {
-      if (!known.causal.some(end => String(made).endsWith(end))) {
+    [].concat(holds(config.architectures) ? config.architectures : []).forEach(made => {
+      if (typeof made !== "string" || !known.causal.some(end => made.endsWith(end))) {
         refuse(name + ": architectures = " + json(made) + ": the formulas count a model with a head over the vocabulary, such as one that ends in ForCausalLM.");
       }
     });
-    if (config.quantization_config) {
+    if (holds(config.quantization_config)) {
       refuse(name + " has a quantization_config: the formulas count weights in the precision of the recipe; delete the field to ask about training in that precision.");
     }
     Object.entries(config).forEach(([field, value]) => {
-      const there = Array.isArray(value) ? value.length : value;
-      if (field.includes("expert") && there && !read.has(field)) refuse(name + ": " + field + " = " + json(value) + ": the formulas know " + kind + " without it.");
+      if (field.includes("expert") && holds(value) && !read.has(field)) refuse(name + ": " + field + " = " + json(value) + ": the formulas know " + kind + " without it.");
     });
     Object.entries(architecture.only).forEach(([field, wanted]) => {
       const found = field in config ? config[field] : wanted;
       if (found !== null && json(found) !== json(wanted)) refuse(name + ": " + field + " = " + json(found) + ": the formulas know " + kind + " with " + json(wanted) + " alone.");
     });
-    const all = Object.assign({}, Object.fromEntries(Object.entries(architecture.older).map(([old, now]) => [now, config[old]])), config);
+    const all = Object.assign(Object.create(null), Object.fromEntries(Object.entries(architecture.older).map(([old, now]) => [now, config[old]])), config);
     const number = (field, optional) => {
       const value = all[field];
       if ((value === null || value === undefined) && !optional) refuse(name + " has no " + field + ", which " + kind + " needs: it is not a complete config.json.");
-      if (typeof value === "string") refuse(name + ": " + field + " = " + json(value) + " is text, not a whole number.");
+      if (value !== null && value !== undefined && !Number.isInteger(value)) refuse(name + ": " + field + " = " + json(value) + " is not a whole number.");
       return value;
     };
     const sizes = {};
@@ -61,7 +63,7 @@
       const values = several(fields).map(field => number(field, known.optional.includes(quantity)));
       if (values.every(value => value !== null && value !== undefined)) sizes[quantity] = values.reduce((product, value) => product * value, 1);
     });
-    Object.entries(architecture.flags).forEach(([quantity, field]) => { sizes[quantity] = all[field] ? 1 : 0; });
+    Object.entries(architecture.flags).forEach(([quantity, field]) => { sizes[quantity] = holds(all[field]) ? 1 : 0; });
     if (!("key_value_heads" in sizes)) sizes.key_value_heads = sizes.heads;
     if (!("head_size" in sizes)) sizes.head_size = architecture.head_size;
     if (!("feed_forward" in sizes)) {

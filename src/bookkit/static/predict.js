@@ -16,6 +16,10 @@
     try { if (text === null) localStorage.removeItem(key); else localStorage.setItem(key, text); } catch (refused) { /* as above */ }
   }
 
+  function target() {
+    try { return document.getElementById(decodeURIComponent(location.hash.slice(1))); } catch (broken) { return null; }
+  }
+
   /* The answer to a box is the next that is marked, if no other box comes first. */
   var marked = Array.prototype.slice.call(document.querySelectorAll(".box-predict.asks, .answer"));
   function answerTo(box) {
@@ -36,8 +40,8 @@
         addEventListener("hashchange", open);
         open();
         function open() {
-          var target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
-          if (target && next.contains(target)) { next.removeAttribute("hidden"); changed(); target.scrollIntoView(); }
+          var found = target();
+          if (found && next.contains(found)) { next.removeAttribute("hidden"); changed(); found.scrollIntoView(); }
         }
       }
     };

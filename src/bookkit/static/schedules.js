@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const { set, draw, write, label, roundUp, rowsOf } = BOOK.svg;
+  const { set, draw, write, label, roundUp } = BOOK.svg;
   const F = 0, B = 1, I = 2, W = 3;
 
   // --- the lists: packed by bookkit/explorer_data.py ------------------------------------------------------------------------
@@ -137,7 +137,6 @@
     const played = values => { const plan = planOf(spec, values); return simulate(plan, costsOf(spec, plan, values)); };
 
     return {
-      height: width => TOP + ROWS + 30 + LINE * rowsOf(FILLS.map(fill => 22 + 6.4 * fill[2].length), width - LEFT, 0) + 6,
       ghost(values) { before = values ? secondsOf(played(values)) : null; },
       draw(values, width) {
         const plan = planOf(spec, values), spans = simulate(plan, costsOf(spec, plan, values)), ranks = plan.length, held = inFlight(plan);

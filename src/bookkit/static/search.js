@@ -49,7 +49,7 @@
   }
   function anyOf(phrases) { return new RegExp("(?<![\\p{L}\\p{N}])(?:" + phrases.map(pattern).join("|") + ")", "giu"); }
 
-  var groups = {};
+  var groups = Object.create(null);
   NAMES.forEach(function (names) { names.forEach(function (name) { groups[key(name)] = names; }); });
 
   /* The query as terms, each the names of one thing, the one that was typed first. What is in quotation marks is one term as it

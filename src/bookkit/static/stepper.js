@@ -145,6 +145,7 @@
       set(svg, { width: width });
       drawStep = drawn.picture(svg, data, steps, width);
       drawStep(at.number);
+      place.style.minHeight = ""; // the room of the first picture, from stepper.py
     }).observe(place);
     root.setAttribute("data-ready", performance.now().toFixed(1));
     root.dispatchEvent(new CustomEvent("explorer:ready", { bubbles: true }));

@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const { set, draw, write, label, roundUp, rowsOf } = BOOK.svg;
+  const { set, draw, write, label, roundUp } = BOOK.svg;
   const COMPUTE = 0;
 
   // --- formulas/events.py -------------------------------------------------------------------------------------------------
@@ -111,7 +111,6 @@
     const endOf = ran => ran.reduce((end, one) => Math.max(end, one.end), 0);
 
     return {
-      height: width => KEY + LINE * rowsOf([...Array.from(kinds.values(), kind => kind.words), spec.idle].map(words => 22 + 6.4 * words.length), width - LEFT, 0),
       ghost(values) { before = values && !tooMany(values) ? endOf(played(values)) : null; },
       draw(values, width) {
         const refused = tooMany(values), ran = played(values), end = endOf(ran), most = roundUp(Math.max(end, before || 0) || 1);

@@ -53,16 +53,6 @@
     return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12].find(step => step * scale >= value) * scale;
   }
 
-  /* The rows that entries of these lengths take, each but the first of a row behind a gap. */
-  function rowsOf(lengths, room, gap) {
-    let left = 0, rows = 1;
-    lengths.forEach(length => {
-      if (left && left + length > room) { left = 0; rows += 1; }
-      left += length + gap;
-    });
-    return rows;
-  }
-
   let serial = 0; // ids of patterns
 
   /* Fill and outline of a colour of the memory palette. */
@@ -77,6 +67,6 @@
     return id;
   }
 
-  BOOK.svg = { set, draw, points, box, write, clamp, label, roundUp, rowsOf, colours, hatched };
+  BOOK.svg = { set, draw, points, box, write, clamp, label, roundUp, colours, hatched };
   BOOK.pictures = {}; // kind -> function that makes a picture in an SVG node from its specification
 })();

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
 
-  const format = BOOK.format, { set, draw, write, clamp, label, roundUp, rowsOf, colours, hatched } = BOOK.svg;
+  const format = BOOK.format, { set, draw, write, clamp, label, roundUp, colours, hatched } = BOOK.svg;
 
   /* Columns of bytes from zero, time from left to right. What is beyond the card is hatched, the highest column is named. */
   function timeline(svg, spec) {
@@ -29,7 +29,6 @@
     let before = null;
 
     return {
-      height: width => KEY + 18 * rowsOf(Array.from(key.values(), entry => 18 + entry.words.length * LETTER), width, 10),
       ghost(values) { before = values; },
       draw(values, width) {
         const there = values => columns.filter(column => column.when.every(pair => values[pair[0]] === pair[1]));
@@ -113,7 +112,6 @@
     let before = null;
 
     return {
-      height: () => y + 28,
       ghost(values) { before = values; },
       draw(values, width) {
         const x = seconds => EDGE + (width - 2 * EDGE) * clamp(

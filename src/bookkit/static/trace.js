@@ -142,8 +142,6 @@
         if (!pointers.size && event.pointerType !== "touch") readout.textContent = "";
       });
     });
-    tools.hidden = false;
-    card.closest(".trace").classList.add("live");
     draw();
   }
 

@@ -226,7 +226,7 @@ def _refuse_what_is_not_counted(config, architecture, name):
     kind = config["model_type"]
     made_for = config.get("architectures") or []
     for made in made_for if isinstance(made_for, list) else [made_for]:
-        if not str(made).endswith(CAUSAL_MODELS):
+        if not (isinstance(made, str) and made.endswith(CAUSAL_MODELS)):
             raise InvalidModelConfig(
                 f"{name}: architectures = {json.dumps(made)}: the formulas count a model with a"
                 " head over the vocabulary, such as one that ends in ForCausalLM."
@@ -255,18 +255,21 @@ def _number(config, field_name, name, optional):
             f"{name} has no {field_name}, which {config['model_type']} needs: it is not a"
             " complete config.json."
         )
-    if isinstance(value, str):
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1:
         raise InvalidModelConfig(
-            f"{name}: {field_name} = {json.dumps(value)} is text, not a whole number."
+            f"{name}: {field_name} = {json.dumps(value)} is not a whole number."
         )
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return int(value)
 
 
 def _quantities(config, architecture, name):
     _refuse_what_is_not_counted(config, architecture, name)
     for field_name, wanted in architecture.only.items():
         found = config.get(field_name, wanted)
-        if found not in (wanted, None):
+        alike = isinstance(found, bool) == isinstance(wanted, bool)  # 0 is not false
+        if found is not None and not (alike and found == wanted):
             raise InvalidModelConfig(
                 f"{name}: {field_name} = {json.dumps(found)}: the formulas know"
                 f" {config['model_type']} with {json.dumps(wanted)} alone."

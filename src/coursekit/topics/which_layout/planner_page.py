@@ -58,6 +58,19 @@ def binds(one):
     return "binds: " + re.sub(r"(\w+) = (\d+)", words, one.binds)
 
 
+def in_words(change):
+    """The change of fits.difference, in the words of buttons: BOOK.inWords of ranks.js."""
+    options = re.findall(r'--([\w-]+) (?:"(.*?)"|(\S+))', change)
+    return ", ".join(
+        CHANGE_WORDS[name := option.replace("-", "_")].format(
+            RECOMPUTED_WORDS[int(number)]
+            if name == "recompute_policy"
+            else text or format_as(int(number), "exact")
+        )
+        for option, text, number in options
+    )
+
+
 def published(said):
     """The sentence of an error without the file of its rows."""
     return re.sub(r" \(tests/\S+\)", "", f"{said}")

@@ -1,0 +1,68 @@
+"""The room that a card keeps before its script comes: what the script draws moves nothing. The
+test that compares both is in tests/browser/test_web_pages.py."""
+
+from dataclasses import fields
+from html import escape
+
+from coursekit.formulas.fits import RankLayout, model_sizes, nearest
+from coursekit.show.format import format_as
+from coursekit.show.svg.spans import ACTIONS, forward_words
+from coursekit.topics.which_layout.planner_page import in_words
+
+
+def of_picture(picture):
+    """The place of a picture: as high as all above its key, with an empty item for each entry of
+    the key. The items fill rows as the entries do, however wide the place is."""
+    high, left, gap, widths = PICTURES[picture.kind](picture)
+    items = "".join(f'<i style="width:{width:.1f}px"></i>' for width in widths)
+    style = f"padding:{high}px 0 0 {left}px;column-gap:{gap}px"
+    return f'<div class="explorer-drawing" style="{style}">{items}</div>'
+
+
+def _timeline(picture):
+    columns = sorted(picture.columns, key=lambda column: -len(column.parts))
+    words = {}
+    for part in (part for column in columns for part in column.parts):
+        words.setdefault(part.colour, part.label)
+    return 232, 0, 10, [18 + 5.9 * len(text) for text in words.values()]
+
+
+def _streams(picture):
+    words = {name: words for name, words, _ in picture.colours}
+    return 148, 62, 0, [22 + 6.4 * len(text) for text in (*words.values(), picture.idle)]
+
+
+def _schedule(picture):
+    words = map(forward_words, (True, False)), (words for words, _ in ACTIONS.values())
+    return 212, 16, 0, [22 + 6.4 * len(text) for some in words for text in some]
+
+
+# Kind -> pixels above the key, left of it and between its entries; the widths of its entries.
+PICTURES = {
+    "memory": lambda picture: (
+        17 * len(picture.parts) + (99 if picture.capacity else 72),
+        0,
+        0,
+        (),
+    ),
+    "curves": lambda picture: (16 * len(picture.marks) + 218, 0, 0, ()),
+    "time": lambda picture: (62, 0, 0, ()),
+    "timeline": _timeline,
+    "streams": _streams,
+    "schedule": _schedule,
+}
+
+
+def nearest_buttons(spec):
+    """The buttons that ranks.js puts beside a rank which does not fit at the start."""
+    start = {**spec.start(), **spec.begin}
+    if spec.compute(spec.start())["fits"]:
+        return ""
+    given = {field.name: start[field.name] for field in fields(RankLayout) if field.name in start}
+    gpus = start["data_parallel"] * start["tensor_parallel"] * start["pipeline_parallel"]
+    layout = RankLayout(**given, sizes=model_sizes(start["model"]), gpus=gpus)
+    return "Nearest that fits: " + "".join(
+        f'<button type="button">{escape(in_words(change))} <small>'
+        f"{format_as(found.needed_bytes(found.solved()), 'decimal bytes')}</small></button>"
+        for change, found in nearest(layout)
+    )
