@@ -306,7 +306,8 @@ MOVED = """() => {
   const now = new Map(placesNow().map(([node, , ...place]) => [node, place]));
   return [placesBefore.length, placesBefore
     .filter(([node]) => now.has(node)) // a script may put another in its place, which moves others
-    .filter(([node, , ...place]) => place.some((size, k) => Math.abs(size - now.get(node)[k]) > 1))
+    .filter(([node, , ...place]) => place.some((size, k) => Math.abs(size - now.get(node)[k]) > 1)
+      || (node.matches(".explorer-drawing") && node.clientHeight < 20)) // as high as its room
     .map(([node, words, ...place]) => words + ": " + place + " -> " + now.get(node))];
 }"""
 
