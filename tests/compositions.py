@@ -227,20 +227,18 @@ class Run:
         self.model = model = drawn(case, case.seed if first else 1000 + dist.get_rank())
         optimizer_cls, settings = OPTIMIZERS[case.optimizer]
         self.made_before = optimizer_cls(model.parameters(), **settings)
-        layers, sample = layers_of(model), torch.zeros(self.sequences, SEQUENCE, dtype=torch.long)
-        plan = self.pipeline_plan(layers, sample) if case.pp > 1 else None
         if case.tp > 1:
             cut = gpt_plan(GPTConfig(**case.sizes))
             cut = sequence_parallel(cut) if case.sequence_parallel else cut
             cut = overlapped(cut, case.chunks) if case.chunks else cut
             apply_tensor_parallel(model, cut, mesh.tp.group)
         by = RECOMPUTE.get(case.recompute)
-        if by and plan:
+        if by and case.pp > 1:
             checkpoint_modules(model, Block, by)
         elif by:
             model.blocks = checkpoint_every(model.blocks, 1, by)
         self.scaler = scaler_of(case)
-        self.net = Pipeline(layers_of(model), plan, self.loss, mesh.pp.group) if plan else model
+        self.net = self.pipeline(layers_of(model)) if case.pp > 1 else model
         self.called, self.optimizer = zero.shard(
             self.net,
             optimizer_cls,
@@ -254,15 +252,11 @@ class Run:
         """The sequences of a data-parallel rank in one backward."""
         return batches(self.case).shape[3] // self.mesh.dp.size
 
-    def pipeline_plan(self, layers: list[nn.Module], sample: Tensor):
-        case = self.case
-        lists = schedule(case.schedule, case.pp, case.microbatches)
+    def pipeline(self, layers: list[nn.Module]) -> Pipeline:
+        lists = schedule(self.case.schedule, self.case.pp, self.case.microbatches)
+        sample = torch.zeros(self.sequences, SEQUENCE, dtype=torch.long)
         plan = plan_pipeline(layers, lists, sample)
-        if case.sequence_parallel:  # between the stages, too, a rank has its own tokens alone
-            shapes = [(b, s // case.tp, *rest) for (b, s, *rest), _ in plan.outputs]
-            outputs = [o._replace(shape=shape) for o, shape in zip(plan.outputs, shapes)]
-            plan = plan._replace(outputs=outputs)
-        return plan
+        return Pipeline(layers, plan, self.loss, self.mesh.pp.group)
 
     def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         if self.case.tp > 1:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.amp import is_autocast_available
 
 from ...common.torch_internals import current_backward, hooks_of_others
 from .layers import CutLinear
@@ -143,9 +144,9 @@ class LateProduct(NamedTuple):
 
 def as_autocast_does(*tensors: Tensor | None) -> list[Tensor | None]:
     """The tensors that F.linear multiplies under autocast. Cast before, they are what autograd
-    keeps."""
+    keeps. The meta device, on which a pipeline is planned, has no autocast."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if not is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return list(tensors)
     to, stays = torch.get_autocast_dtype(kind), (None, torch.float64)
     return [x if getattr(x, "dtype", None) in stays else x.to(to) for x in tensors]
