@@ -17,7 +17,7 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.recompute import checkpoint, checkpoint_by_function
 from shardlab.recompute.hardened.determinism import CheckpointError
-from shardlab.recompute.layers import CheckpointedList, checkpoint_every
+from shardlab.recompute.layers import CheckpointedList, checkpoint_every, checkpoint_some
 from shardlab.recompute.selective import checkpoint_selective
 
 SMALL = dict(layers=5, hidden=24, heads=4, vocabulary=53, max_sequence=16, dropout=0.1)
@@ -128,6 +128,49 @@ def test_a_checkpointed_list_is_a_list():
     with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda k: kept[k]):
         y = checkpoint_every(chain, 2)(x)
     assert torch.equal(y, chain(x)) and kept[0] is x and len(kept) == 2
+
+
+def deleted(blocks):
+    del blocks[0]
+    return blocks
+
+
+def inserted(blocks):
+    blocks.insert(0, blocks[4])
+    return blocks
+
+
+PARTS = {  # of five layers, by twos: the numbers of the layers that run together, or one alone
+    "all": (lambda blocks: blocks[:5], [[0, 1], [2, 3], [4]]),
+    "in the middle": (lambda blocks: blocks[1:-1], [[1], [2, 3]]),
+    "every other": (lambda blocks: blocks[::2], [[0], [2], [4]]),
+    "backwards": (lambda blocks: blocks[::-1], [[4], [3, 2], [1, 0]]),
+    "reversed": (reversed, [[4], [3, 2], [1, 0]]),
+    "of a slice": (lambda blocks: blocks[1:][:2], [[1], [2]]),
+    "one added": (lambda blocks: blocks.append(blocks[0]), [[0, 1], [2, 3], [4], 0]),
+    "one inserted": (inserted, [[4, 0], [1, 2], [3], 4]),
+    "one deleted": (deleted, [[1, 2], [3, 4]]),
+    "some": (lambda blocks: checkpoint_some(blocks, [1, 3])[1:4], [[1], 2, [3]]),
+}
+
+
+@pytest.mark.parametrize("kind", [nn.ModuleList, nn.Sequential])
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_a_checkpointed_list(name, kind):
+    """A loop over a slice, as in models of transformers, recomputes as a loop over all does.
+
+    Must catch: a slice without its checkpoints, or with those of other layers."""
+    taken, want = PARTS[name]
+    layers = [nn.Linear(1, 1) for _ in range(5)]
+    blocks = kind(*layers) if kind is nn.Sequential else kind(layers)
+    number = {id(layer): place for place, layer in enumerate(layers)}
+    found = [
+        number[id(each)]
+        if isinstance(each, nn.Module)
+        else [number[id(layer)] for layer in each.layers]
+        for each in taken(checkpoint_every(blocks, 2))
+    ]
+    assert found == want
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.0, True, "2", None])

@@ -12,8 +12,9 @@ The model's loop over its blocks stays as it is: it now meets one callable for e
 Megatron-LM calls the three "uniform", "block" and "selective".
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 
 from torch import nn
 
@@ -25,7 +26,8 @@ def checkpoint_every(
 ) -> nn.ModuleList:
     """The layers under the same names, every n of them in a checkpoint. A loop over them meets one
     callable for every n layers, which runs them in a checkpoint, so only the input of the first is
-    kept.
+    kept. All n get the same other arguments, so a loop that chooses a mask by the number of a layer
+    needs n = 1. A slice is recomputed as the layers are.
 
     Raises ValueError unless n is a whole number of at least 1, TypeError for another container.
     """
@@ -80,16 +82,30 @@ class LayersTogether:
 
 
 class InGroups:
+    groups: Sequence[Sequence[int]] = ()  # of a part, until the whole says which
+    by: Callable = staticmethod(checkpoint)
+
+    def __getitem__(self, chosen):
+        """Layers of one checkpoint that stand side by side in a slice are in one there, too."""
+        part = super().__getitem__(chosen)
+        if isinstance(chosen, slice):
+            at = {number: place for place, group in enumerate(self.groups) for number in group}
+            numbers = [at.get(number) for number in range(len(self))[chosen]]
+            runs = groupby(range(len(numbers)), key=numbers.__getitem__)
+            part.groups = [[*run] for place, run in runs if place is not None]
+            part.by = self.by
+        return part
+
+    def __reversed__(self) -> Iterator[Callable]:
+        return iter(self[::-1])
+
     def __iter__(self) -> Iterator[Callable]:
         layers, begins = list(super().__iter__()), {group[0]: group for group in self.groups}
         number = 0
         while number < len(layers):
-            group = begins.get(number)
-            if group is None:
-                yield layers[number]
-            else:
-                yield LayersTogether([layers[each] for each in group], self.by)
-            number += len(group or [number])
+            group = layers[number : number + len(begins.get(number, ()))]  # fewer after a `del`
+            yield LayersTogether(group, self.by) if group else layers[number]
+            number += len(group) or 1
 
 
 class CheckpointedList(InGroups, nn.ModuleList):
