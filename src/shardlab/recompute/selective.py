@@ -122,7 +122,8 @@ class CountsCalls(TorchDispatchMode):
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         named = kwargs or {}
         kept = operator in self.keep or operator.overloadpacket in self.keep
-        if not kept or draws(operator, args, named):
+        in_place = changes_arguments(operator) and "out" not in named
+        if not kept or in_place or draws(operator, args, named):
             return self.of_another(operator, args, named)
         self.calls += 1
         return self.of_a_kept_one(operator, args, named)
@@ -147,7 +148,7 @@ class PutAside(CountsCalls):
         self.lies_in: dict[int, set[int]] = {}  # call -> storages
 
     def of_a_kept_one(self, operator, args: tuple, named: dict):
-        outputs = operator(*args, **named)
+        outputs = self.of_another(operator, args, named)  # which may write over another one's
         self.outputs[self.calls], self.lies_in[self.calls] = outputs, memory_of(outputs)
         return outputs
 
@@ -160,7 +161,8 @@ class PutAside(CountsCalls):
 
 
 class TakeInstead(CountsCalls):
-    """The mode of the second run. An output is kept until it is taken; a third run computes it."""
+    """The mode of the second run. An output is kept until it is taken; a third run computes it. An
+    operator with `out` writes what was kept there: overlapped layers go on with that tensor."""
 
     def __init__(self, keep: set, outputs: dict[int, Tensor | tuple]):
         super().__init__(keep)
@@ -168,5 +170,6 @@ class TakeInstead(CountsCalls):
 
     def of_a_kept_one(self, operator, args: tuple, named: dict):
         if self.calls in self.outputs:
-            return self.outputs.pop(self.calls)
+            kept = self.outputs.pop(self.calls)
+            return named["out"].copy_(kept) if "out" in named else kept
         return operator(*args, **named)
