@@ -9,6 +9,7 @@ equality.
 import builtins
 import copy
 import os
+import re
 import signal
 import sys
 import time
@@ -971,6 +972,35 @@ def test_ranks_that_disagree_refuse_together(worlds):
         assert f"a batch of {M + 1} with targets of {M + 1}: both have the same number" in said
     for said in world.run(refused_on_a_rank, one, one, 2 * M):
         assert f"a batch of [{2 * M}, 5], and the plan is for [{M}, 5]" in said
+
+
+OTHERS = {  # what the last rank is given instead
+    "a batch": lambda inputs, targets: (inputs.flip(0), targets),
+    "targets": lambda inputs, targets: (inputs, targets.roll(1, 1)),
+    "another order": lambda inputs, targets: (inputs.flip(0), targets.flip(0)),
+    "another dtype": lambda inputs, targets: (inputs.int(), targets),
+}
+
+
+def given_another_batch(plan, other, evaluated):
+    """The sentences of two pipelines, of which the second is given one batch first."""
+    inputs, targets, loss_of = batch_of("tied")
+    given = OTHERS[other](inputs, targets) if dist.get_rank() else (inputs, targets)
+    pipeline, late = (Pipeline(built("tied"), plan, loss_of) for _ in range(2))
+    with pytest.raises(CannotPipeline) as caught, torch.set_grad_enabled(not evaluated):
+        pipeline.step(*given)
+    late.step(inputs, targets)
+    late.step(*given)  # nobody compares, and no GPU waits
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_ranks_are_given_one_batch(worlds, other):
+    """Must catch: the loss of targets that do not belong to the batch, without a word."""
+    plan = plan_of("tied", "1F1B", 2)
+    for said in worlds(2).run(given_another_batch, plan, other, other == "targets"):
+        assert re.match(r"rank 0 has (as targets )?a batch .*, rank 1 has ", said), said
+        assert "the ranks of one pipeline, here [0, 1], are given one batch" in said
 
 
 def refused_at_the_start(plan):

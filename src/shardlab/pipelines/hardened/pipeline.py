@@ -42,6 +42,7 @@ from . import split_backward
 from .p2p import Received, Sent, TiedWeights, Wire
 from .step_checks import (
     check_batch,
+    check_one_batch,
     check_output,
     check_ranks,
     check_stage_loss,
@@ -100,6 +101,7 @@ class Pipeline(nn.Module):
         stages_of_parameters.update({p: stages._replace(counts=False) for p in elsewhere})
         splits = any(action.kind is Kind.WEIGHT for action in plan.schedule[self.rank])
         self.later = split_backward.WeightGradientsLater(self, False) if splits else None
+        self.group, self.compared = group, False  # whether ranks had one batch, at the first step
         self.held: dict[tuple[int, int], InFlight] = {}  # by stage and microbatch
         self.put_off: dict[tuple[int, int], list[split_backward.PutOff]] = {}
         self.methods = {
@@ -112,7 +114,8 @@ class Pipeline(nn.Module):
     def step(self, batch: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
         """Forward and backward of a batch: adds the gradients of its mean loss to .grad. Returns
         the loss of each microbatch, [m] on the rank of the last stage and [0] on the others. Under
-        no_grad it runs the forwards alone.
+        no_grad it runs the forwards alone. All ranks are given the same batch and targets, which
+        the first step compares; no later one does.
 
         A mean of means is not the batch's where microbatches have unequally many targets, as with
         padding. With `count`, the number of targets in the batch, loss(y, targets, count) is a sum
@@ -134,6 +137,9 @@ class Pipeline(nn.Module):
     def begin(self, batch: Tensor, targets: Tensor):
         check_unbroken(self.wire, unfinished=bool(self.held or self.wire.coming))
         check_batch(self.plan, batch, targets)
+        if not self.compared:
+            check_one_batch(batch, targets, self.group)
+        self.compared = True
         if set(self.parameters()) != self.known:
             raise CannotPipeline(
                 "parameters were replaced since this pipeline was made, as by"

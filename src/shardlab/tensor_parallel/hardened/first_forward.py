@@ -9,18 +9,16 @@ sample of text, say, is not found. Nor is another batch that whole layers with t
 read first: what they make of one batch may differ in its last bits between ranks.
 """
 
-import copy
-from zlib import crc32
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...common.agreement import agree, unlogged
+from ...common.agreement import agree, batch_of, fingerprint, unlogged
 from ...common.torch_internals import active_fake_mode, disable_modes, never_compiled
 from ...gpt import Dropout
 from .checks import CannotSplit
 from .layers import OwnDropout, TokenEmbedding
+from .whole_gradients import AmongRanks
 
 DROPS = (
     Dropout,
@@ -36,10 +34,9 @@ RULE = (
     "the ranks of a tensor-parallel group see the same batch and drop the same elements; choose the"
     " batch by the data-parallel rank, and the seed too, as torch.manual_seed(seed + dp_rank) does"
 )
-COMPARED_ELEMENTS = 1 << 16  # elements of a batch that are compared
 
 
-class FirstForward:
+class FirstForward(AmongRanks):
     """Compares before the first of these modules that is called, and is no hook any more then."""
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None, own_tokens: bool):
@@ -81,20 +78,3 @@ class FirstForward:
             f"dropout of {', '.join(map(str, rates))} from a generator with seed"
             f" {generator.initial_seed()} and state {fingerprint(generator.get_rng_state())}"
         )
-
-    def __deepcopy__(self, memo: dict) -> "FirstForward":
-        memo[id(self.group)] = self.group  # all copies talk to the same ranks
-        twin = memo[id(self)] = type(self).__new__(type(self))
-        vars(twin).update(copy.deepcopy(vars(self), memo))
-        return twin
-
-
-def batch_of(x: Tensor) -> str:
-    """A fact about a tensor that a batch is, or that was computed from it without parameters."""
-    elements = x.detach().flatten()
-    some = elements[:: 1 + len(elements) // COMPARED_ELEMENTS]
-    return f"a batch {list(x.shape)} {fingerprint(some)}"
-
-
-def fingerprint(values: Tensor) -> str:
-    return f"{crc32(str(values.tolist()).encode()):08x}"

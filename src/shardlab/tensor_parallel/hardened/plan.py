@@ -6,6 +6,10 @@ A `*` in a name stands for one part of it: "blocks.*.mlp" is the MLP of every bl
 every module that has parameters of its own or drops elements, also those that stay whole: what is
 not named has been forgotten. The model itself knows nothing of it; apply.py does what it says.
 
+A module that stays whole and computes with parts, such as a norm of each head between Columns and
+Rows, has a gradient that is a sum over the ranks: Summed(). Whole() inside of Around() becomes that
+by itself where the ranks' first gradients differ; elsewhere they are refused.
+
 Two mistakes in a plan of your own raise nothing, because what runs between two modules is not in
 it. Dropout of parts, between Columns and Rows, is Drops(dim): as Whole(), all parts get one mask.
 What looks at all columns at once, such as a softmax or a norm, is right only behind Rows, or made
@@ -18,6 +22,7 @@ from functools import partial, update_wrapper
 
 from torch import Tensor, nn
 
+from ...common.torch_internals import tree_leaves, tree_map
 from ...gpt import Dropout, GPTConfig
 from .layers import ColumnLinear, Cut, OwnDropout, Parts, RowLinear, TokenEmbedding
 from .pairs import enter, leave
@@ -42,13 +47,37 @@ class Whole:
         return module
 
 
+class Summed(Whole):
+    """Stays as it is, and computes with what each rank has a part of: the gradients of its own
+    parameters are added up over the ranks."""
+
+
 class Around(Whole):
-    """A module that takes what is whole, and in which each rank makes parts of it."""
+    """A module that takes what is whole, and in which each rank makes parts of it. Its first tensor
+    argument is x; others whose gradient is wanted, also in tuples and dicts, are whole, too."""
 
     def split(self, module: nn.Module, parts: Parts) -> nn.Module:
-        run = partial(self.run, module, module.forward, parts.group)
+        run = partial(self.forward, module, module.forward, parts.group)
         module.forward = update_wrapper(run, module.forward)
         return module
+
+    def forward(self, module: nn.Module, compute: Callable, group, *given, **named):
+        """Runs the module, whatever the names of its arguments are."""
+        leaves = *given, *named.values(), *tree_leaves((given, named))
+        x = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+        if x is None:
+            return compute(*given, **named)
+
+        def computed(entered: Tensor):
+            place = lambda leaf: entered if leaf is x else self.beside(leaf, group)
+            args, options = tree_map(place, (given, named))
+            return compute(*args, **options)
+
+        return self.run(module, computed, group, x)
+
+    def beside(self, other, group):
+        """An argument beside x."""
+        return enter(other, group) if isinstance(other, Tensor) and other.requires_grad else other
 
     def run(self, module: nn.Module, compute: Callable, group, x: Tensor) -> Tensor:
         return compute(enter(x, group))

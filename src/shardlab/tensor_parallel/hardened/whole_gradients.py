@@ -1,24 +1,29 @@
-"""Gradients of what sequence parallelism leaves whole: each rank has those of its own tokens.
+"""Gradients of what stays whole, and is a sum over ranks.
+
+Sequence parallelism: each rank has those of its own tokens.
 
     loss.backward()
     sum_gradients(optimizer, group)        # once a step, before clipping
     optimizer.step()
 
-Without sequence parallelism each rank sees all tokens, and these gradients are whole already.
+Without it each rank sees all tokens, and these gradients are whole already, but for what computes
+with parts: WholeParameters adds them up within backward, and looks at the others once.
 """
 
+import copy
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ...common.agreement import unlogged
 from ...common.shards import (
     Groups,
     groups_of,
@@ -27,7 +32,8 @@ from ...common.shards import (
     ranks_in_both,
     updated_by,
 )
-from ...common.torch_internals import version
+from ...common.torch_internals import disable_modes, never_compiled, version
+from ..core import leave
 from .checks import CannotSplit
 
 summed_versions = WeakTensorKeyDictionary()  # gradient -> its version after it was summed
@@ -139,3 +145,94 @@ def check_own_tokens(updated: list[Tensor]):
             " a sum would be too large by the number of ranks: leave sum_gradients out, or cut by"
             " sequence_parallel(plan)."
         )
+
+
+# --- within backward ------------------------------------------------------------------------------
+
+
+class AmongRanks:
+    """Something whose copies talk to the same ranks."""
+
+    group: dist.ProcessGroup | None
+
+    def __deepcopy__(self, memo: dict):
+        memo[id(self.group)] = self.group
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
+
+
+class WholeParameters(AmongRanks):
+    """The own parameters of a module, which are whole on all ranks. A gradient is a sum over them
+    where the module computes with parts: `told` by the plan, or found by the first gradient that is
+    not zero, where `may_sum`: inside of Around there may be parts."""
+
+    def __init__(self, name: str, module: nn.Module, group, told: bool, may_sum: bool):
+        self.name, self.group, self.told, self.may_sum = name, group, told, may_sum
+        own = (key for key, _ in module.named_parameters(recurse=False))
+        known = True if dist.get_backend(group) == "fake" else None  # it has nobody to compare with
+        self.is_sum: dict[str, bool | None] = dict.fromkeys(own, known)
+        run = functools.partial(self.forward, module, module.forward)
+        module.forward = functools.update_wrapper(run, module.forward)
+
+    def forward(self, module: nn.Module, compute: Callable, *given, **named):
+        if not torch.is_grad_enabled() or all(known is False for known in self.is_sum.values()):
+            return compute(*given, **named)
+        return self.watched(module, compute, given, named)
+
+    @never_compiled
+    def watched(self, module: nn.Module, compute: Callable, given: tuple, named: dict):
+        """In forward the attributes are views, whose gradients come by here."""
+        before, attributes = dict(vars(module)), vars(module)
+        watched = [key for key, known in self.is_sum.items() if known is not False]
+        for key in watched:
+            attributes[key] = WholeParameter.apply(getattr(module, key), self, key)
+        try:
+            return compute(*given, **named)
+        finally:
+            for key in watched:
+                del attributes[key]
+                attributes.update({key: before[key]} if key in before else {})
+
+    def gradient_of(self, key: str, gradient: Tensor) -> Tensor:
+        if self.is_sum[key] is None:
+            self.look(key, gradient)
+        return leave(gradient, self.group) if self.is_sum[key] or self.told else gradient
+
+    def look(self, key: str, gradient: Tensor):
+        """Learn whether the ranks' gradients differ: then |sum|^2 < n sum of |.|^2. A plan that
+        says otherwise is refused."""
+        some = gradient.detach().flatten()[:: 1 + gradient.numel() // LOOKED_AT].double()
+        with disable_modes(), unlogged(), torch.no_grad():
+            sums = torch.cat([some, some.square().sum().view(1)])
+            dist.all_reduce(sums, group=self.group)
+            apart = 1 - sums[:-1].square().sum() / (sums[-1] * dist.get_world_size(self.group))
+            apart = apart.item()  # nan for zeros, and for what is not finite: look again
+        if apart > ROUNDING and not (self.told or self.may_sum):
+            raise CannotSplit(
+                f"{self.name}.{key} is whole, and the ranks' gradients of it differ: if its module"
+                f" computes with parts, as between Columns and Rows, name {self.name} Summed() in"
+                " the plan, or a module around it Around(); if not, ranks compute with other data."
+            )
+        if apart <= ROUNDING and self.told and gradient.numel() > 1:
+            raise CannotSplit(
+                f"{self.name}.{key} is Summed() in the plan, and all ranks have one gradient of it,"
+                f" so a sum would be too large by the number of ranks: name {self.name} Whole()."
+            )
+        if apart == apart:
+            self.is_sum[key] = self.told or apart > ROUNDING
+
+
+LOOKED_AT = 1 << 16  # elements of a gradient
+ROUNDING = 1e-8  # the square of a relative difference
+
+
+class WholeParameter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, parameter, of, key):
+        ctx.of, ctx.key = of, key
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.of.gradient_of(ctx.key, gradient), None, None
