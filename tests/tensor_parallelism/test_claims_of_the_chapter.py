@@ -169,7 +169,8 @@ def trained(fault):
                 module.forward = partial(biased_term, module)
     tokens, losses = torch.arange(16).view(2, 8), []
     if fault == "seeds apart":
-        model(tokens)  # ranks compare their seeds once, here
+        model(tokens).sum().backward()  # ranks compare their seeds and gradients once, here
+        model.zero_grad()
         torch.manual_seed(dist.get_rank())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for _ in range(3):

@@ -52,7 +52,10 @@ class WeightGradientsLater:
         self.products: list[PutOff] = []
         self.at_work = at_work
         for layer in module.modules():
-            if type(layer) is nn.Linear and not runs_otherwise(layer):
+            run = getattr(
+                vars(layer).get("forward"), "func", self.forward_of
+            )  # another technique's
+            if type(layer) is nn.Linear and run.__name__ == "forward_of":
                 layer.forward = partial(self.forward_of, layer)
             elif isinstance(layer, CutLinear):
                 layer.product = self.product
@@ -76,14 +79,6 @@ class WeightGradientsLater:
         """The products so far; the next backward begins with none."""
         products, self.products = self.products, []
         return products
-
-
-def runs_otherwise(layer: nn.Linear) -> bool:
-    """Whether another technique runs the layer, such as a checkpoint, or a sum over ranks of its
-    gradients: it stays undivided."""
-    own = getattr(vars(layer).get("forward"), "func", None)
-    made_here = getattr(own, "__func__", None) is WeightGradientsLater.forward_of
-    return "forward" in vars(layer) and not made_here
 
 
 def can_wait(parameter: Tensor) -> bool:

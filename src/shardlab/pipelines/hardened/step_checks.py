@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from ...common.agreement import agree, batch_of, unlogged
 from ...common.shards import groups_of, would_mix
-from ...common.torch_internals import active_fake_mode
 from .. import core
 from ..partition import CannotPipeline, PipelinePlan, complaint_of_shards, cut
 from ..schedules import Kind
@@ -92,15 +91,13 @@ def check_batch(plan: PipelinePlan, batch: Tensor, targets: Tensor):
 
 def check_one_batch(batch: Tensor, targets: Tensor, group: dist.ProcessGroup | None):
     """The first stage has the batch, the last one the targets that belong to it."""
-    if active_fake_mode() is not None:  # values that nobody has
-        return
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     rule = (
         f"the ranks of one pipeline, here {ranks}, are given one batch with its targets; choose it"
         " by the data-parallel rank"
     )
     facts = [f"{batch_of(batch)} of {batch.dtype}", f"as targets {batch_of(targets)}"]
-    with unlogged(), torch.no_grad():
+    with unlogged():
         agree(facts, group, CannotPipeline, rule)
 
 

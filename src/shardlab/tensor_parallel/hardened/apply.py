@@ -17,7 +17,7 @@ from .. import core, core_sequence
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
 from .first_forward import FirstForward
 from .layers import CutModule, Parts
-from .plan import Around, Summed, TensorPlan, Tokens, Whole, gpt_plan
+from .plan import Around, Summed, TensorPlan, Tokens, gpt_plan
 from .sequence import sequence_parallel
 from .whole_gradients import WholeParameters, watch_sums
 
@@ -57,7 +57,6 @@ def apply_tensor_parallel(
         begin_alike(model, plan, group)
     watch_steps()
     parts, entries = Parts(group), matches(model, plan)
-    whole = [(name, entry) for name, entry in entries if not cuts(model, name, entry)]
     for name, entry in entries:
         for each in entry:
             module = model.get_submodule(name)
@@ -72,7 +71,7 @@ def apply_tensor_parallel(
                 module.among_own_tokens = True
                 module.converted()
     else:
-        add_up_whole(model, whole, entries, group)
+        add_up_whole(model, entries, group)
     replaced(parts.made, by="apply_tensor_parallel")
     if dist.get_backend(group) != "fake":
         watch_sums(model.parameters() if own_tokens else (), group)
@@ -83,20 +82,18 @@ def apply_tensor_parallel(
     return model
 
 
-def cuts(model: nn.Module, name: str, entry: tuple[Whole, ...]) -> bool:
-    return any(each.cuts(model.get_submodule(name)) for each in entry)
-
-
-def add_up_whole(model: nn.Module, whole: list, entries: list, group):
+def add_up_whole(model: nn.Module, entries: list, group):
     """Gradients of modules that stay whole and have parameters are sums where Summed() says so, or
     where the first backward shows it."""
-    around = [name for name, entry in entries if any(isinstance(e, Around) for e in entry)]
-    for name, entry in whole:
+    around = [f"{name}." for name, entry in entries if any(isinstance(e, Around) for e in entry)]
+    for name, entry in entries if dist.get_world_size(group) > 1 else ():
         module, told = model.get_submodule(name), any(isinstance(e, Summed) for e in entry)
-        inside = any(name == other or name.startswith(f"{other}.") for other in around)
         trained = any(p.requires_grad for p in module.parameters(recurse=False))
-        if trained and (told or dist.get_backend(group) != "fake"):
-            WholeParameters(name, module, group, told, inside)
+        compared = (
+            trained and not isinstance(module, CutModule) and dist.get_backend(group) != "fake"
+        )
+        if told or compared:
+            WholeParameters(name, module, group, told, f"{name}.".startswith(tuple(around)))
 
 
 def split_by_the_core(model: nn.Module, plan: TensorPlan, group) -> nn.Module:

@@ -32,7 +32,7 @@ from ...common.shards import (
     ranks_in_both,
     updated_by,
 )
-from ...common.torch_internals import disable_modes, never_compiled, version
+from ...common.torch_internals import active_fake_mode, disable_modes, never_compiled, version
 from ..core import leave
 from .checks import CannotSplit
 
@@ -151,9 +151,7 @@ def check_own_tokens(updated: list[Tensor]):
 
 
 class AmongRanks:
-    """Something whose copies talk to the same ranks."""
-
-    group: dist.ProcessGroup | None
+    """Copies talk to the same ranks."""
 
     def __deepcopy__(self, memo: dict):
         memo[id(self.group)] = self.group
@@ -183,21 +181,16 @@ class WholeParameters(AmongRanks):
     @never_compiled
     def watched(self, module: nn.Module, compute: Callable, given: tuple, named: dict):
         """In forward the attributes are views, whose gradients come by here."""
-        before, attributes = dict(vars(module)), vars(module)
+        before = dict(vars(module))
         watched = [key for key, known in self.is_sum.items() if known is not False]
-        for key in watched:
-            attributes[key] = WholeParameter.apply(getattr(module, key), self, key)
+        views = {key: WholeParameter.apply(getattr(module, key), self, key) for key in watched}
+        vars(module).update(views)
         try:
             return compute(*given, **named)
         finally:
             for key in watched:
-                del attributes[key]
-                attributes.update({key: before[key]} if key in before else {})
-
-    def gradient_of(self, key: str, gradient: Tensor) -> Tensor:
-        if self.is_sum[key] is None:
-            self.look(key, gradient)
-        return leave(gradient, self.group) if self.is_sum[key] or self.told else gradient
+                del vars(module)[key]
+            vars(module).update({key: before[key] for key in watched if key in before})
 
     def look(self, key: str, gradient: Tensor):
         """Learn whether the ranks' gradients differ: then |sum|^2 < n sum of |.|^2. A plan that
@@ -235,4 +228,7 @@ class WholeParameter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return ctx.of.gradient_of(ctx.key, gradient), None, None
+        of, key = ctx.of, ctx.key
+        if of.is_sum[key] is None and active_fake_mode() is None:
+            of.look(key, gradient)
+        return leave(gradient, of.group) if of.is_sum[key] or of.told else gradient, None, None
