@@ -23,8 +23,8 @@ from shardlab.pipelines.hardened.split_backward import (
 from shardlab.recompute import checkpoint, checkpoint_by_function
 from shardlab.saving import resume, save
 from shardlab.tensor_parallel import (
+    AddedUp,
     CannotSplit,
-    Summed,
     apply_tensor_parallel,
     overlapped,
     sequence_parallel,
@@ -136,9 +136,9 @@ def plain(between, steps=3):
 
 WAYS = {
     "found": {},
-    "named": {"mixed.norm": Summed()},
+    "named": {"mixed.norm": AddedUp()},
     "overlapped": {},
-    "sequence": {"mixed.norm": Summed()},
+    "sequence": {"mixed.norm": AddedUp()},
     "checkpoint": {},
     "by function": {},
     "a copy": {},
@@ -245,11 +245,11 @@ def test_a_pipeline_in_halves_leaves_the_sum_alone(worlds):
 REFUSED = {
     "outside of Around": (
         {"mixed": Whole(), **{f"mixed.{key}": (Columns(HEADS), Around()) for key in "qv"}},
-        r"(mixed|mixed.norm)\.\w+ is whole, and the ranks' gradients of it differ: .*Summed\(\)",
+        r"(mixed|mixed.norm)\.\w+ is whole, and the ranks' gradients of it differ: .*AddedUp\(\)",
     ),
     "not of parts": (
-        {"mixed.behind": Summed()},
-        r"mixed.behind.\w+ is Summed\(\) in the plan, and all ranks have one gradient .*Whole\(\)",
+        {"mixed.behind": AddedUp()},
+        r"mixed.behind.\w+ is AddedUp\(\) in the plan, and ranks have one gradient .*Whole\(\)",
     ),
 }
 

@@ -17,7 +17,7 @@ from .. import core, core_sequence
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
 from .first_forward import FirstForward
 from .layers import CutModule, Parts
-from .plan import Around, Summed, TensorPlan, Tokens, gpt_plan
+from .plan import AddedUp, Around, TensorPlan, Tokens, gpt_plan
 from .sequence import sequence_parallel
 from .whole_gradients import WholeParameters, watch_sums
 
@@ -83,11 +83,11 @@ def apply_tensor_parallel(
 
 
 def add_up_whole(model: nn.Module, entries: list, group):
-    """Gradients of modules that stay whole and have parameters are sums where Summed() says so, or
+    """Gradients of modules that stay whole and have parameters are sums where AddedUp() says so, or
     where the first backward shows it."""
     around = [f"{name}." for name, entry in entries if any(isinstance(e, Around) for e in entry)]
     for name, entry in entries if dist.get_world_size(group) > 1 else ():
-        module, told = model.get_submodule(name), any(isinstance(e, Summed) for e in entry)
+        module, told = model.get_submodule(name), any(isinstance(e, AddedUp) for e in entry)
         trained = any(p.requires_grad for p in module.parameters(recurse=False))
         compared = (
             trained and not isinstance(module, CutModule) and dist.get_backend(group) != "fake"

@@ -33,7 +33,7 @@ from ...common.torch_internals import hooks_of_saved_tensors, storage_key, versi
 from ...gpt import Dropout, PositionIds
 from .layers import CutModule, OwnDropout, Parts
 from .pairs import begin_gather, gather, in_order, reduce_scatter
-from .plan import Around, Rows, Summed, TensorPlan, Tokens, Whole
+from .plan import AddedUp, Around, Rows, TensorPlan, Tokens, Whole
 
 
 def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tuple[Whole, ...]]:
@@ -45,7 +45,7 @@ def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tupl
             return AroundGathered(regather)
         if isinstance(entry, Rows | Tokens):
             return replace(entry, join=reduce_scatter)
-        return OwnTokens() if type(entry) in (Whole, Summed) else entry
+        return OwnTokens() if type(entry) in (Whole, AddedUp) else entry
 
     return {
         name: tuple(map(own_tokens, entry if isinstance(entry, tuple) else (entry,)))

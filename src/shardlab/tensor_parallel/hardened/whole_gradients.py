@@ -201,23 +201,23 @@ class WholeParameters(AmongRanks):
             dist.all_reduce(sums, group=self.group)
             apart = 1 - sums[:-1].square().sum() / (sums[-1] * dist.get_world_size(self.group))
             apart = apart.item()  # nan for zeros, and for what is not finite: look again
-        if apart > ROUNDING and not (self.told or self.may_sum):
+        if apart > ALIKE_WITHIN and not (self.told or self.may_sum):
             raise CannotSplit(
                 f"{self.name}.{key} is whole, and the ranks' gradients of it differ: if its module"
-                f" computes with parts, as between Columns and Rows, name {self.name} Summed() in"
+                f" computes with parts, as between Columns and Rows, name {self.name} AddedUp() in"
                 " the plan, or a module around it Around(); if not, ranks compute with other data."
             )
-        if apart <= ROUNDING and self.told and gradient.numel() > 1:
+        if apart <= ALIKE_WITHIN and self.told and gradient.numel() > 1:
             raise CannotSplit(
-                f"{self.name}.{key} is Summed() in the plan, and all ranks have one gradient of it,"
+                f"{self.name}.{key} is AddedUp() in the plan, and ranks have one gradient of it,"
                 f" so a sum would be too large by the number of ranks: name {self.name} Whole()."
             )
         if apart == apart:
-            self.is_sum[key] = self.told or apart > ROUNDING
+            self.is_sum[key] = self.told or apart > ALIKE_WITHIN
 
 
 LOOKED_AT = 1 << 16  # elements of a gradient
-ROUNDING = 1e-8  # the square of a relative difference
+ALIKE_WITHIN = 1e-8  # the square of a relative difference
 
 
 class WholeParameter(torch.autograd.Function):
