@@ -23,6 +23,7 @@ python -m shardlab seats LEARNERS
 import argparse
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -55,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     add_hand_in(commands)
     add_collect(commands)
     add_seats(commands)
+    with suppress(AttributeError):  # a stream of a notebook, which prints all signs
+        sys.stdout.reconfigure(errors="backslashreplace")
     asked = parser.parse_args(arguments)
     try:
         answer = asked.run(asked)
@@ -63,6 +66,13 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print("interrupted.", file=sys.stderr)
+        return 130
+    except OSError as error:  # a file that cannot be read, written, or have such a name
+        return command.say_refused(f"{str(error.filename)[:200]}: {error.strerror or error}.")
+    except ValueError as refused:  # what was asked
+        return command.say_refused(refused)
 
 
 def examine_machine(asked) -> int:

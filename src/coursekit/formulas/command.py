@@ -12,10 +12,9 @@ from shardlab.common.cross_node_warning import CrossesNodes
 
 from .explain import explained
 from .fits import LAYOUT_OPTIONS, USUAL_KERNELS, fits
-from .model_config import InvalidModelConfig
 from .plan import RULES, plan
 from .presets import GPUS, KERNELS, RECIPES
-from .registry import BOOK, InvalidQuantity
+from .registry import BOOK
 from .speeds import SPEEDS
 
 
@@ -49,7 +48,7 @@ def run_explain(asked: argparse.Namespace) -> int:
         if asked.levels is not None and asked.levels < 0:
             raise TypeError(f"--levels {asked.levels}: it must be at least 0.")
         found = explained(names, allow_unused=asked.allow_unused, levels=asked.levels, **given)
-    except (InvalidQuantity, TypeError) as refused:
+    except TypeError as refused:
         return say_refused(refused)
     print(json.dumps(found.as_json(), indent=1) if asked.json else found)
     return 0
@@ -185,7 +184,7 @@ def run_plan(asked: argparse.Namespace) -> int:
     del given["run"]
     try:
         found = plan(given.pop("model"), **given)
-    except (InvalidModelConfig, InvalidQuantity, TypeError) as refused:
+    except TypeError as refused:
         return say_refused(refused)
     print(json.dumps(found.as_json(), indent=1) if as_json else found)
     return 0 if found.fits else 1
@@ -207,7 +206,7 @@ def run_fits(asked: argparse.Namespace) -> int:
                 reserve_gb=asked.reserve_gb,
                 **chosen,
             )
-    except (InvalidModelConfig, InvalidQuantity, TypeError) as refused:
+    except TypeError as refused:
         return say_refused(refused)
     print(json.dumps(answer.as_json(), indent=1) if asked.json else answer)
     return 0 if answer.fits else 1
@@ -217,7 +216,7 @@ class OneSentence(argparse.ArgumentParser):
     """Says what is wrong in one sentence, without a page of usage."""
 
     def error(self, message):
-        self.exit(2, f"{self.prog}: {message}; --help says what it takes.\n")
+        self.exit(2, f"{self.prog}: {message:.500}; --help says what it takes.\n")
 
 
 def given_pairs(words) -> dict:

@@ -339,7 +339,7 @@ class Search:
         if stage == 0:
             return [(1, 0)]
         groups = self.fixed.get("shard_groups", (1,)) if in_library(self.asked.kernels) else (1,)
-        groups = [g for g in groups if d % g == 0]
+        groups = [g for g in groups if g in divisors(d)]
         return list(product(groups, self.fixed.get("offload", (0,))))
 
     def _pipelines(self, t):

@@ -50,7 +50,7 @@ def run_profile(asked: argparse.Namespace) -> int:
     try:
         with profiled_steps(asked.steps, asked.warm_up, peak_rate(asked.gpu), stop=True) as found:
             run_script(asked.script)
-    except (NoStep, ScriptFailed, ValueError) as wrong:
+    except (NoStep, ScriptFailed) as wrong:
         return say(str(wrong))
     finally:
         sys.argv, sys.path[:] = before
@@ -66,12 +66,16 @@ class ScriptFailed(RuntimeError):
 
 
 def run_script(script: Path):
+    from shardlab.measure.profile import EnoughSteps
+
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as left:
         if left.code not in (None, 0):
             raise ScriptFailed(f"{script} left with exit code {left.code}.") from None
-    except Exception as error:
+    except EnoughSteps:
+        raise
+    except BaseException as error:  # the script's own may be one
         trace, line = error.__traceback__, 0
         while trace is not None:  # the innermost line of the script itself
             if trace.tb_frame.f_code.co_filename == str(script):

@@ -18,18 +18,28 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from coursekit.show.tables import Table
 
-HANDED_IN_SCHEMA = 1
+from .handed_in import (
+    HANDED_IN_SCHEMA,
+    LONGEST_NAME,
+    MOST_BYTES,
+    HandedIn,
+    LabState,
+    handed_in,
+    printable,
+    read_json,
+    typed,
+)
+
 TOKEN = ".room"  # beside the labs: which file of the shared folder is this learner's
-LONGEST_NAME = 40
 BINS, BAR = 8, 30  # of a histogram: how many, and signs of the longest
 WIDE_RANGE = 8  # factor between the least and the largest number from which bins are factors, too
 NEAR_MEASURED = 0.1  # of the measured number
-LARGEST = 1e30  # prediction
 FEWEST = 3  # predictions that make a histogram
+NOT_ONE = ValueError, KeyError, TypeError, AttributeError, OSError  # of a file that is no notebook
 
 CHECKED = re.compile(r"\bcheck\((?:exercises\.)?(\w+)")
 HEADING = re.compile(r"^#{1,2} (.+)$", re.MULTILINE)
@@ -40,33 +50,12 @@ class CannotCollect(ValueError):
     """A shared folder that is not there, or a name that cannot be one."""
 
 
-class LabState(NamedTuple):
-    """Where a learner's notebook stands: the heading above the last cell that has run, and each
-    exercise as "right", "not yet" or "open"."""
-
-    lab: str
-    section: str
-    exercises: dict[str, str]
-    measured: dict[str, float]
-
-
-class HandedIn(NamedTuple):
-    """One learner's file."""
-
-    name: str
-    ready: bool | None
-    missing: list[str]
-    labs: list[LabState]
-    predictions: dict[str, dict[str, float]]
-    reports: list[dict[str, Any]]
-
-
 # --- on a learner's machine -----------------------------------------------------------------------
 
 
 def state_of(path: Path) -> LabState:
     """The state of a saved notebook. Raises ValueError for another file."""
-    cells = json.loads(path.read_text("utf-8"))["cells"]
+    cells = read_json(path)["cells"]
     section, reached, latest = "", "", 0
     exercises: dict[str, str] = {}
     measured: dict[str, float] = {}
@@ -95,25 +84,23 @@ def _text(output: dict) -> str:
 def hand_in(shared: Path, name: str, labs: Path, doctor: dict | None = None) -> Path:
     """Write, or write anew, this learner's file in the shared folder; return its path."""
     name = " ".join(name.split())
-    if not name or len(name) > LONGEST_NAME:
-        raise CannotCollect(f"the name {name!r} is not one of 1 to {LONGEST_NAME} signs.")
+    if not name or len(name) > LONGEST_NAME or printable(name) != name:
+        raise CannotCollect(f"the name {name!r:.200} is not one of 1 to {LONGEST_NAME} letters.")
     if not shared.is_dir():
         raise CannotCollect(f"{shared} is no folder here: is the shared disk mounted?")
-    states, predictions = [], {}
-    saved = sorted(labs.glob("[0-9]*.ipynb"), key=lambda path: (path.stat().st_mtime, path.name))
+    states, predictions, reports = [], {}, []
+    saved = sorted(filter(Path.is_file, labs.glob("[0-9]*.ipynb")), key=_when_saved)
     for path in saved:  # the one that was saved last is where the learner is
-        with suppress(ValueError, KeyError, TypeError, OSError):
-            states.append(state_of(path)._asdict())
+        with suppress(*NOT_ONE):
+            states.append(typed(state_of(path)._asdict(), LabState)._asdict())
     for path in sorted(labs.glob("*.predictions.json")):
         with suppress(ValueError, OSError):
-            locked = json.loads(path.read_text("utf-8"))
-            if isinstance(locked, dict):
-                predictions[path.name.removesuffix(".predictions.json")] = locked
-    reports = []
+            locked = typed(read_json(path), dict[str, float])
+            predictions[path.name.removesuffix(".predictions.json")] = locked
     found = {path.resolve() for folder in (labs, Path()) for path in folder.glob("*.report.json")}
     for path in sorted(found):
         with suppress(ValueError, OSError):
-            reports.append(json.loads(path.read_text("utf-8")))
+            reports.append(typed(read_json(path), dict[str, Any]))
     written = dict(
         schema=HANDED_IN_SCHEMA,
         name=name,
@@ -123,21 +110,27 @@ def hand_in(shared: Path, name: str, labs: Path, doctor: dict | None = None) -> 
         predictions=predictions,
         reports=reports,
     )
+    if len(content := json.dumps(written, indent=1)) > MOST_BYTES:
+        raise CannotCollect(f"{len(reports)} reports in {labs} are more than {MOST_BYTES:,} bytes.")
     target = shared / f"{re.sub(r'[^0-9A-Za-z]+', '-', name)}-{_token(labs)}.json"
     with tempfile.NamedTemporaryFile(
         "w", dir=shared, prefix=".", delete=False, encoding="utf-8"
     ) as file:
-        json.dump(written, file, indent=1)
+        file.write(content)
     os.chmod(file.name, 0o644)
     os.replace(file.name, target)
     return target
 
 
+def _when_saved(path: Path) -> tuple[float, str]:
+    return path.stat().st_mtime, path.name
+
+
 def _token(labs: Path) -> str:
     """A few signs that stay with these labs, so that two learners of one name have two files."""
     path = labs / TOKEN
-    if path.is_file() and re.fullmatch("[0-9a-f]{6}", token := path.read_text("utf-8").strip()):
-        return token
+    if path.is_file() and re.fullmatch(b"[0-9a-f]{6}", token := path.read_bytes().strip()):
+        return token.decode()
     token = secrets.token_hex(3)
     with suppress(OSError):  # a folder that is read-only: another file at the next call
         path.write_text(token, "utf-8")
@@ -154,35 +147,12 @@ def read_folder(shared: Path) -> tuple[list[HandedIn], list[str]]:
     found, damaged = [], []
     for path in sorted(shared.glob("[!.]*.json")):
         try:
-            found.append(_read(json.loads(path.read_text("utf-8"))))
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-            said = str(error).partition("\n")[0] or type(error).__name__
-            damaged.append(f"{path.name} is damaged ({said}): its learner hands in once more.")
+            found.append(handed_in(path))
+        except (ValueError, OSError) as error:
+            said = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            sentence = f"{path.name} is damaged ({said}): its learner hands in once more."
+            damaged.append(printable(sentence))
     return sorted(found, key=lambda one: one.name.lower()), damaged
-
-
-def _read(given: dict) -> HandedIn:
-    if given["schema"] != HANDED_IN_SCHEMA:
-        raise ValueError(f"schema {given['schema']!r}, and this shardlab reads {HANDED_IN_SCHEMA}")
-    labs = [LabState(**state) for state in given["labs"]]
-    predictions = {
-        str(lab): {str(name): _number(name, number) for name, number in numbers.items()}
-        for lab, numbers in given["predictions"].items()
-    }
-    return HandedIn(
-        str(given["name"])[:LONGEST_NAME],
-        given["ready"],
-        [str(each) for each in given["missing"]],
-        labs,
-        predictions,
-        list(given["reports"]),
-    )
-
-
-def _number(name: str, number: float | str) -> float:
-    if not abs(float(number)) <= LARGEST:  # nor is it a number at all
-        raise ValueError(f"{name} = {number}, and a prediction is at most {LARGEST:g}")
-    return float(number)
 
 
 def class_report(shared: Path, lab: str = "") -> str:
@@ -331,11 +301,7 @@ def run_hand_in(asked) -> int:
         from .doctor import examine  # loads torch
 
         doctor = json.loads(examine(labs).as_json())
-    try:
-        print(f"handed in: {hand_in(asked.shared, asked.name, labs, doctor)}")
-    except (CannotCollect, OSError) as refused:
-        print(refused)
-        return 2
+    print(f"handed in: {hand_in(asked.shared, asked.name, labs, doctor)}")
     return 0
 
 
@@ -349,9 +315,5 @@ def add_collect(commands):
 
 
 def run_collect(asked) -> int:
-    try:
-        print(class_report(asked.shared, asked.lab))
-    except CannotCollect as refused:
-        print(refused)
-        return 2
+    print(class_report(asked.shared, asked.lab))
     return 0

@@ -10,13 +10,17 @@ the fraction is checked by PyTorch's allocator, not by the card. PyTorch 2.13 re
 one may ignore it.
 """
 
+import argparse
+import re
 import shlex
+from collections.abc import Callable
 from typing import NamedTuple
 
 from coursekit.show.tables import Table
 
 FIRST_PORT = 8801
 RANKS_OF_A_SEAT = 4  # of a lab
+MOST = 1_000  # learners, and GPUs of a machine
 LEAVE = 0.10  # of a GPU's memory and of the host's, for contexts and the system
 
 
@@ -61,7 +65,7 @@ def seats(
     each_cores, each_memory = cores // learners, memory_gib * (1 - LEAVE) / learners
     if each_cores < 1:
         raise CannotSeat(f"{learners} learners want a core each, and there are {cores}: pair them.")
-    if each_memory < 2:
+    if not each_memory >= 2:  # nor is it a number at all
         raise CannotSeat(
             f"{learners} learners want 2 GiB each, and {memory_gib:.0f} GiB hold"
             f" {int(memory_gib * (1 - LEAVE) / 2)}: pair them."
@@ -108,12 +112,35 @@ def add_seats(commands):
     parser = commands.add_parser(
         "seats", help="for instructors: a share of one machine for each learner"
     )
-    parser.add_argument("learners", type=int, metavar="LEARNERS")
-    parser.add_argument("--gpus", type=int, metavar="N", help="by default those of this machine")
-    parser.add_argument("--mig", default="", metavar="UUIDS", help="slices of GPUs, with commas")
-    parser.add_argument("--cores", type=int, metavar="N", help="by default those of this machine")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="by default what is free here")
+    parser.add_argument("learners", type=number(int, 1, MOST), metavar="LEARNERS")
+    which = parser.add_mutually_exclusive_group()
+    here = "by default those of this machine"
+    which.add_argument("--gpus", type=number(int, 0, MOST), metavar="N", help=here)
+    which.add_argument("--mig", type=slices, metavar="UUIDS", help="slices of GPUs, with commas")
+    parser.add_argument("--cores", type=number(int, 1, 10**6), metavar="N", help=here)
+    gib = "by default what is free here"
+    parser.add_argument("--memory", type=number(float, 1, 10**6), metavar="GIB", help=gib)
     parser.set_defaults(run=run_seats)
+
+
+def number(kind: type, least: int, most: int) -> Callable[[str], float]:
+    """A reader of an argument that is a number from `least` to `most`."""
+
+    def read(text: str):
+        if not least <= (value := kind(text)) <= most:
+            raise argparse.ArgumentTypeError(f"{text:.40} is not from {least} to {most:,}")
+        return value
+
+    read.__name__ = kind.__name__  # argparse names it: "invalid int value"
+    return read
+
+
+def slices(text: str) -> list[str]:
+    """The names of slices, such as MIG-b2a3..., each once."""
+    names = text.split(",")
+    if len({*names}) < len(names) or not all(re.fullmatch(r"[\w/.-]{1,80}", one) for one in names):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not names with commas, each once")
+    return names
 
 
 def run_seats(asked) -> int:
@@ -123,11 +150,7 @@ def run_seats(asked) -> int:
     from shardlab.measure.clock import cores
 
     count = torch.cuda.device_count() if asked.gpus is None else asked.gpus
-    gpus = asked.mig.split(",") if asked.mig else [str(gpu) for gpu in range(count)]
+    gpus = asked.mig or [str(gpu) for gpu in range(count)]
     memory = asked.memory or (memory_bytes(torch.device("cpu")) or 0) / 2**30
-    try:
-        print(report(seats(asked.learners, gpus, asked.cores or cores(), memory)))
-    except CannotSeat as refused:
-        print(refused)
-        return 2
+    print(report(seats(asked.learners, gpus, asked.cores or cores(), memory)))
     return 0

@@ -1,0 +1,93 @@
+"""A learner's file as the instructor reads it: its fields, and what may be in them.
+
+The file was written on another machine, perhaps by hand. It must be a regular file of a moderate
+size, and its fields must have the types below. Texts are cut, and lose each sign that a terminal
+would obey.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+HANDED_IN_SCHEMA = 1
+MOST_BYTES = 20 << 20  # of a file; a notebook with its pictures has one or two million
+MOST_ITEMS = 1_000  # of a list
+LONGEST_TEXT = 200
+LONGEST_NAME = 40
+LARGEST = 1e30  # number
+JOINERS = "\u200c\u200d"  # invisible, and part of Persian and Indian names
+
+
+class LabState(NamedTuple):
+    """Where a learner's notebook stands: the heading above the last cell that has run, and each
+    exercise as "right", "not yet" or "open"."""
+
+    lab: str
+    section: str
+    exercises: dict[str, str]
+    measured: dict[str, float]
+
+
+class HandedIn(NamedTuple):
+    """One learner's file."""
+
+    name: str
+    ready: bool | None
+    missing: list[str]
+    labs: list[LabState]
+    predictions: dict[str, dict[str, float]]
+    reports: list[dict[str, Any]]
+
+
+def handed_in(path: Path) -> HandedIn:
+    """The learner's file. Raises OSError or ValueError where it is damaged."""
+    given = typed(read_json(path), dict[str, Any])
+    if given.pop("schema", None) != HANDED_IN_SCHEMA:
+        raise ValueError(f"its schema is not {HANDED_IN_SCHEMA}, which this shardlab reads")
+    return typed(given, HandedIn)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a regular file: a pipe or a device would never end."""
+    without_waiting = getattr(os, "O_NONBLOCK", 0)
+    with open(
+        path, "rb", opener=lambda name, flags: os.open(name, flags | without_waiting)
+    ) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("not a regular file")
+        if len(content := file.read(MOST_BYTES + 1)) > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES:,} bytes")
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("lists in lists without end") from None
+
+
+def typed(value: Any, kind: Any, field: str = "it") -> Any:
+    """The value as this type of Python, such as dict[str, float] or a NamedTuple. Raises ValueError
+    with the name of the field."""
+    base, inside = get_origin(kind) or kind, get_args(kind)
+    if kind is Any or isinstance(kind, UnionType) and type(value) in inside:
+        return value
+    if base is str and isinstance(value, str):
+        return printable(value)[:LONGEST_TEXT]
+    if base is float and type(value) in (int, float) and abs(value) <= LARGEST:
+        return float(value)
+    if base is list and isinstance(value, list) and len(value) <= MOST_ITEMS:
+        return [typed(each, inside[0], field) for each in value]
+    if base is dict and isinstance(value, dict) and len(value) <= MOST_ITEMS:
+        return {typed(k, inside[0]): typed(v, inside[1], printable(k)) for k, v in value.items()}
+    if hasattr(base, "_fields") and isinstance(value, dict) and set(value) == set(base._fields):
+        hints = get_type_hints(base)
+        return base(**{name: typed(each, hints[name], name) for name, each in value.items()})
+    wanted = kind.__name__ if base is kind else kind  # list[str] has a name, too: list
+    shown = ascii(value)[:LONGEST_NAME]
+    raise ValueError(f"{field[:LONGEST_NAME]} = {shown}, not {wanted}")
+
+
+def printable(text: str) -> str:
+    """The text without signs that move the cursor, turn the line round or are not seen."""
+    return "".join(each if each.isprintable() or each in JOINERS else "\ufffd" for each in text)
