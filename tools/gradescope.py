@@ -4,6 +4,12 @@ python tools/gradescope.py zero build/zero-gradescope.zip [arguments for pip]
 
 Learners upload their file, zero.py. The container gets PyTorch once, when it is built: README.md,
 "On a laptop", has the arguments for pip that give its smaller CPU build.
+
+Gradescope runs an autograder as root. `grade` alone goes on as root: the ranks, in which the
+learner's file runs, become the user `nobody` first, so the file cannot write results.json, nor end
+the grader, nor read what root alone can read. Ranks answer in JSON, which runs no code. The file
+still shares its process with the trial that judges it: whoever wants to can make a wrong function
+look right. Points are for learners who work by the rules; read the files of those who have all.
 """
 
 import shlex
@@ -20,11 +26,15 @@ pip install {arguments} /autograder/source/{wheel}
 """
 RUN = """\
 #!/usr/bin/env bash
-cd /autograder/submission
-python3 -m shardlab grade {topic} {topic}.py --gradescope /autograder/results/results.json || true
-if [ ! -f /autograder/results/results.json ]; then
+cd /autograder/source || exit 1 # Python imports what is here: nothing of a learner's
+other=() # where this is not root: there is no other user, and nothing that is root's alone
+[ "$(id -u)" = 0 ] && other=(--user nobody) && chmod 700 /autograder/results
+results=/autograder/results/results.json
+mine=/autograder/submission/{topic}.py
+python3 -m shardlab grade {topic} "$mine" --gradescope "$results" "${{other[@]}}" || true
+if [ ! -f "$results" ]; then
     said="the file was not graded: it must be named {topic}.py and keep the rules of the assignment"
-    echo "{{\\"score\\": 0, \\"output\\": \\"$said\\"}}" > /autograder/results/results.json
+    echo "{{\\"score\\": 0, \\"output\\": \\"$said\\"}}" > "$results"
 fi
 """
 

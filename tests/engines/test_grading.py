@@ -2,6 +2,7 @@
 ends in a sentence."""
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -14,8 +15,10 @@ from coursekit.exercises import assignments, grading, grading_command, grading_r
 from coursekit.exercises.assignments import CannotGrade, assignment
 from coursekit.exercises.grading_text import names_used, rules_broken
 from coursekit.exercises.on_a_rank import Learners
+from shardlab.ranks import ranks
 
 RING = "sums_around_a_ring"
+FORGED = "import sys\nsys.modules['{}'].{} = lambda *a, **k: [1.0, 1.0]\nall_reduce = print"
 SKELETONS = sorted(ROOT.glob("assignments/*/README.md"))
 
 
@@ -47,6 +50,13 @@ def test_nothing_to_grade(tmp_path, monkeypatch, capsys):
         ("(" * 5000, "Python cannot read the file"),
         ("from shardlab import collectives", "imports shardlab.collectives"),
         ("import shardlab.collectives as c", "imports shardlab.collectives"),
+        ("c = __import__('shardlab.collectives')", "uses __import__"),
+        ("import importlib\nimportlib.import_module('shardlab')", "uses importlib"),
+        ("exec('import shardlab')", "uses exec"),
+        ("x = eval", "uses eval"),
+        ("import builtins\nbuiltins.exec('1')", "uses builtins"),
+        ("from sys import modules", "uses sys.modules"),
+        ("import sys as s\ns.modules['x'].y = 1", "line 2 uses sys.modules"),
         (
             "import torch.distributed as d\nd.nn.functional.all_reduce(1)",
             "line 2 uses torch.distributed.nn",
@@ -234,14 +244,58 @@ def test_exit_codes(worlds, monkeypatch, tmp_path, capsys):
             + written("dist.recv(tensor.clone(), (dist.get_rank() + 1) % 4)"),
             "wait for each other",
         ),
+        (
+            FORGED.format("coursekit.exercises.on_a_rank", "graded"),
+            "on_a_rank.graded, which grades",
+        ),
+        (FORGED.format("trials_of_collectives", "expect"), "collectives.expect, which grades"),
+        (FORGED.format("torch", "allclose"), "the file changes torch.allclose, which grades"),
+        (FORGED.format("shardlab.ranks.messages", "dumps"), "messages.dumps, which grades"),
     ],
 )
 def test_code_that_misbehaves(worlds, source, sentence):
-    """Must catch: a traceback of the grader, a run without end, or output without a bound."""
+    """Must catch: a traceback of the grader, a run without end, output without a bound, or a file
+    that is right because it puts its own function where the verdict is."""
     found = results(worlds(4), "collectives", source, RING, "bytes_of_a_ring", trial_seconds=2.0)
     assert [result.said for result in found] == ["not yet"] * 2
     assert sentence in found[0].sentence
     assert all(len(result.sentence) < 1_000 and len(result.printed) < 2_000 for result in found)
+
+
+@pytest.mark.parametrize(
+    "found", [None, [None] * 4, [[1.0, 0.0]], [["a", "b"]], [[1.0]], [[1, 2], [1]], 5, {"a": 1}]
+)
+def test_a_race_without_times(found):
+    """Must catch: a TypeError of `grade` where a forged trial hands back what is no time."""
+    with pytest.raises(grading.NoSeconds, match="not two times of each rank"):
+        grading._ratio(found)
+
+
+def test_a_file_clears_no_screen(capsys):
+    """Must catch: a learner's output or error that moves the cursor of whoever grades the file."""
+    trial = assignments.Trial("parity", "all_reduce", lambda mine: None)
+    said = grading.TrialResult(trial, "not yet", "\x1b[2Jno", "a\tb\x1b]52;c;QQ==\x07\r")
+    grading_command.show_results([said])
+    assert all(one.isprintable() or one == "\n" for one in capsys.readouterr().out)
+
+
+@pytest.mark.ranks
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="root's alone")
+def test_root_grades_as_somebody_without_rights(tmp_path):
+    """Must catch: a learner's file that runs as root, with root's groups, or in the grader; ranks
+    that cannot go on after a fault, because they are somebody else's now."""
+    folder = tmp_path / "roots"
+    folder.mkdir(mode=0o700)
+    body = (
+        f"import os; raise ValueError(os.getuid(), os.getgroups(), os.access({str(folder)!r}, 4))"
+    )
+    user = grading_command.user_ids("nobody")
+    asked = assignment("collectives")
+    with ranks(4, device="cpu", announce=False) as world:
+        grader = grading.Grader(asked, written(body), "mine.py", lambda: world, user=user)
+        said = [grader.result(one).sentence for one in asked.trials if one.part == "all_reduce"]
+    assert f"ValueError: ({user[0]}, [], False)" in said[0] and len(said) > 2
+    assert all("raised ValueError" in one for one in said[1:])
 
 
 def test_a_report_has_what_was_found_and_no_code(tmp_path):

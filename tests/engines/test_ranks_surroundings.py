@@ -155,6 +155,28 @@ def test_a_message_in_pieces():
     end.close()
 
 
+class Touches:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("make", [lambda ran: packed(7, Touches(ran)), lambda ran: b"\xff" * 16])
+def test_an_answer_runs_no_code(make, tmp_path):
+    """Must catch: bytes that a rank has made up, and that run in the parent or take all its
+    memory."""
+    ours, theirs = socket.socketpair()
+    end = ParentsEnd(ours.detach())
+    theirs.sendall(make(tmp_path / "ran"))
+    assert end.read() == [] and end.closed and not list(tmp_path.iterdir())
+    end.close()
+    theirs.close()
+
+
 def test_an_answer_to_earlier_work():
     """Must catch: an answer taken for one to this work because it came first: the number unread."""
     ours, theirs = socket.socketpair()
@@ -535,6 +557,15 @@ def test_a_result_that_cannot_be_read_here(two, make, argument):
     ):
         two.run(lambda: Broken())
     assert two.run(rank_of_two) == RIGHT
+
+
+def test_the_result_of_a_stranger_runs_no_code_here(two, tmp_path):
+    """Must catch: a stranger's object that runs code in the parent when it is read; a result of
+    numbers that does not come."""
+    with pytest.raises(RankError, match="cannot be sent to the parent"):
+        two.run_untrusted(lambda: Touches(tmp_path / "ran"))
+    assert not list(tmp_path.iterdir())
+    assert two.run_untrusted(lambda x: (x, 2.5), 1) == [[1, 2.5]] * 2
 
 
 def test_a_function_may_speak_of_a_config(two):

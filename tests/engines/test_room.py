@@ -2,6 +2,7 @@
 machine."""
 
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -70,6 +71,96 @@ def test_a_learner_hands_in_where_the_labs_stand_and_no_code(labs, shared):
     assert found.predictions == {"04-ring": {"sent, bytes": 6000}}
 
 
+GOOD = dict(
+    schema=room.HANDED_IN_SCHEMA,
+    name="Ada",
+    ready=True,
+    missing=[],
+    labs=[dict(lab="04-ring", section="One", exercises={"ring": "right"}, measured={"x": 1})],
+    predictions={"04-ring": {"x": 1}},
+    reports=[],
+)
+OTHER_LAB = dict(lab=4, section="", exercises={}, measured={})
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        *[("ready", each) for each in ([], "yes", 5)],
+        *[("labs", each) for each in (None, [5], [OTHER_LAB], [{**OTHER_LAB, "lab": None}], {})],
+        *[("labs", [{**GOOD["labs"][0], "exercises": each}]) for each in ([], None, {"a": 1})],
+        *[("labs", [{**GOOD["labs"][0], "measured": each}]) for each in (None, [], {"x": "3"})],
+        *[("predictions", each) for each in ([], {"04": {"x": 10**400}}, {"04": {"x": True}})],
+        *[("name", each) for each in (None, 5, ["Ada"])],
+        *[("reports", each) for each in ({}, [[]], [5])],
+        ("missing", [["4 ranks"]]),
+        ("missing", ["x"] * 10_000),
+        ("schema", []),
+        ("more", 1),
+    ],
+)
+def test_a_field_of_another_type_damages_its_own_file_only(shared, field, value):
+    """Must catch: one learner's file that ends the report of the class in a traceback."""
+    (shared / "good.json").write_text(json.dumps(GOOD))
+    (shared / "bad.json").write_text(json.dumps({**GOOD, field: value}))
+    said = room.class_report(shared)
+    assert said.startswith("1 learners: 1 ready") and said.count("damaged") == 2
+    assert said.splitlines()[-1].startswith("bad.json is damaged (")
+
+
+def test_what_is_no_regular_file_is_named_and_not_waited_for(labs, shared, tmp_path):
+    """Must catch: a pipe that nobody writes to, or a device without an end, which stop the room; a
+    broken link in a learner's labs, for which nothing is handed in."""
+    for folder, name in ((shared, "{}.json"), (labs, "0{}-x.ipynb"), (labs, "{}.report.json")):
+        os.mkfifo(folder / name.format(1))
+        for number, target in enumerate(("/dev/zero", "nowhere", tmp_path), 2):
+            (folder / name.format(number)).symlink_to(target)
+    os.mkfifo(labs / room.TOKEN)
+    room.hand_in(shared, "Ada", labs)
+    said = room.class_report(shared)
+    assert said.startswith("1 learners: 0 ready, 0 not ready, 1 not examined; 4 damaged files.")
+    assert "1.json is damaged (not a regular file)" in said
+
+
+def test_no_sign_that_a_terminal_obeys_reaches_the_instructor(shared):
+    """Must catch: a name, section, lab, exercise, answer of the doctor, prediction or file that
+    clears the screen, sets the clipboard or turns the line round; a damaged Persian name."""
+    bad = "\x1b[2J\x1b]52;c;QQ==\x07\u202eX\x9b\n"
+    state = dict(lab=f"04{bad}", section=bad, exercises={bad: "open"}, measured={bad: 2})
+    given = dict(labs=[state], predictions={f"04{bad}": {bad: 1}}, missing=[bad], ready=False)
+    for number in range(3):
+        given["name"] = ["\u0639\u0644\u06cc\u200c\u0631\u0636\u0627", bad, "x" * 10**6][number]
+        (shared / f"{number}{bad[:-1]}.json").write_text(json.dumps({**GOOD, **given}))
+    (shared / f"9{bad[:-1]}.json").write_text("{")
+    said = room.class_report(shared)
+    assert all(one.isprintable() or one in "\n\u200c" for one in said)
+    assert said.startswith("3 learners") and max(map(len, said.splitlines())) < 1_000
+    assert given["name"][: room.LONGEST_NAME] in said and "\u200c" in said
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("06-x.ipynb", '{"cells": [{"cell_type": "code", "source": "", "outputs": "abc"}]}'),
+        (
+            "06-x.ipynb",
+            '{"cells": [{"cell_type": "code", "source": "", "outputs": [{"data": []}]}]}',
+        ),
+        *[(name, "[" * 100_000) for name in ("06-x.ipynb", "6.predictions.json", "6.report.json")],
+        ("6.predictions.json", '{"x": NaN}'),
+        ("6.report.json", "[]"),
+    ],
+)
+def test_a_damaged_file_is_not_handed_in(labs, shared, name, content):
+    """Must catch: a traceback for a learner's damaged file, or a file that damages what is handed
+    in, so that the instructor sees nothing of this learner."""
+    (labs / name).write_text(content)
+    room.hand_in(shared, "Ada", labs)
+    (found,), damaged = room.read_folder(shared)
+    assert [state.lab for state in found.labs] == ["04-ring"] and not damaged
+    assert list(found.predictions) == ["04-ring"] and found.reports == []
+
+
 def test_handing_in_again_replaces_the_file_and_namesakes_have_two(labs, shared, tmp_path):
     """Must catch: a file for each call, or a second Ada who writes over the first."""
     assert room.hand_in(shared, "Ada", labs) == room.hand_in(shared, "Ada", labs)
@@ -79,7 +170,7 @@ def test_handing_in_again_replaces_the_file_and_namesakes_have_two(labs, shared,
     assert len(room.read_folder(shared)[0]) == 2
 
 
-@pytest.mark.parametrize("name", ["", "   ", "x" * 41])
+@pytest.mark.parametrize("name", ["", "   ", "x" * 41, "\x1b[2JX", "\u202eX", "\0"])
 def test_a_name_that_is_none_is_refused(labs, shared, name):
     """Must catch: a file without a name in the shared folder."""
     with pytest.raises(room.CannotCollect, match="1 to 40"):

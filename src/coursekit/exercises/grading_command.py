@@ -7,6 +7,8 @@ python -m shardlab grade TOPIC --reference         grade the hardened class of t
 python -m shardlab grade TOPIC --report FILE.json  write what was found, to hand in
 """
 
+import argparse
+import os
 import textwrap
 import time
 from collections.abc import Iterable
@@ -14,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from shutil import copyfile
 
+from coursekit.show.format import printable
 from shardlab.ranks import RankError, ranks
 
 from .assignments import CannotGrade, assignment, folder_of
@@ -76,8 +79,8 @@ def show_results(results: Iterable[TrialResult]) -> list[TrialResult]:
                 subsequent_indent=14 * " ",
             )
         )
-        for text in (*result.sentence.splitlines(), *result.printed.splitlines()):
-            if text:
+        for line in (*result.sentence.splitlines(), *result.printed.splitlines()):
+            if text := printable(line.expandtabs()):
                 print(
                     textwrap.fill(
                         text, REPORT_WIDTH, initial_indent=16 * " ", subsequent_indent=16 * " "
@@ -129,6 +132,7 @@ def run_grade(asked) -> int:
                 start,
                 todo={} if source is None else unwritten(source),
                 core=asked.core,
+                user=asked.user,
             )
             shown = show_results(grader.all_results())
     except RankError as error:  # ranks that do not start
@@ -138,6 +142,19 @@ def run_grade(asked) -> int:
     print(f"{report['right']} of {report['count']} right, in {report['seconds']:.0f} s.")
     write_reports(report, asked.report, asked.gradescope)
     return 0 if report["right"] == report["count"] else 1
+
+
+def user_ids(name: str) -> tuple[int, int]:
+    """(uid, gid) of a user of this machine as whom root may run a file."""
+    try:
+        import pwd  # not on Windows
+
+        found = pwd.getpwnam(name)
+    except (ImportError, KeyError):
+        raise argparse.ArgumentTypeError(f"{name} is no user of this machine") from None
+    if os.geteuid():
+        raise argparse.ArgumentTypeError("root alone runs a file as somebody else")
+    return found.pw_uid, found.pw_gid
 
 
 def add_grade(commands):
@@ -170,5 +187,8 @@ def add_grade(commands):
     )
     parser.add_argument(
         "--gradescope", type=Path, metavar="results.json", help="the same in Gradescope's form"
+    )
+    parser.add_argument(
+        "--user", type=user_ids, default=(), metavar="NAME", help="as root: who runs the file"
     )
     parser.set_defaults(run=run_grade)

@@ -1,5 +1,8 @@
 """Questions of grading to the text of a learner's file before it runs: whether it can be read and
-compiles, whether it imports what it is to build, and which parts are not written yet."""
+compiles, whether it imports what it is to build, and which parts are not written yet.
+
+The rules are a reminder for those who work by them, and no proof: Python has more ways to reach a
+module than a look at the text can find."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -8,9 +11,14 @@ from pathlib import Path
 from .assignments import Assignment, CannotGrade
 
 SOURCE_CHARACTERS = 200_000
+# by these a file reaches a module without an import that can be read
+UNSEEN = ("__import__", "exec", "eval", "__builtins__")
+UNSEEN_OF = ("builtins", "importlib", "runpy", "pkgutil", "sys.modules")
 
 
 def read_source(path: Path) -> str:
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise CannotGrade(f"{path} is not a file.")
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -39,6 +47,8 @@ def rules_broken(asked: Assignment, source: str, path: str) -> Iterator[str]:
         elif _within(name, ("shardlab", "coursekit")) and not _within(name, asked.may_import):
             also = f" and {', '.join(asked.may_import)}" if asked.may_import else ""
             yield f"line {line} imports {name}: the file may import PyTorch{also}."
+        elif name in UNSEEN or _within(name, UNSEEN_OF):
+            yield f"line {line} uses {name}: write an import statement, which a reader can see."
 
 
 def unwritten(source: str) -> dict[str, int]:
@@ -71,7 +81,8 @@ def _line_of_todo(function: ast.FunctionDef) -> int:
 
 
 def names_used(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of what a module imports, and of attributes of what it imports."""
+    """(line, dotted name) of what a module imports, of attributes of what it imports, and of the
+    names in UNSEEN."""
     known: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -86,6 +97,8 @@ def names_used(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (name := _dotted(node, known)):
             yield node.lineno, name
+        elif isinstance(node, ast.Name) and node.id in UNSEEN:
+            yield node.lineno, node.id
 
 
 def _dotted(node: ast.expr, known: dict[str, str]) -> str:

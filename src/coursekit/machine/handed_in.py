@@ -12,13 +12,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from coursekit.show.format import printable
+
 HANDED_IN_SCHEMA = 1
 MOST_BYTES = 20 << 20  # of a file; a notebook with its pictures has one or two million
 MOST_ITEMS = 1_000  # of a list
 LONGEST_TEXT = 200
 LONGEST_NAME = 40
 LARGEST = 1e30  # number
-JOINERS = "\u200c\u200d"  # invisible, and part of Persian and Indian names
 
 
 class LabState(NamedTuple):
@@ -47,7 +48,8 @@ def handed_in(path: Path) -> HandedIn:
     given = typed(read_json(path), dict[str, Any])
     if given.pop("schema", None) != HANDED_IN_SCHEMA:
         raise ValueError(f"its schema is not {HANDED_IN_SCHEMA}, which this shardlab reads")
-    return typed(given, HandedIn)
+    found = typed(given, HandedIn)
+    return found._replace(name=found.name[:LONGEST_NAME])
 
 
 def read_json(path: Path) -> Any:
@@ -66,7 +68,7 @@ def read_json(path: Path) -> Any:
         raise ValueError("lists in lists without end") from None
 
 
-def typed(value: Any, kind: Any, field: str = "it") -> Any:
+def typed(value: Any, kind: Any, field: str = "the content") -> Any:
     """The value as this type of Python, such as dict[str, float] or a NamedTuple. Raises ValueError
     with the name of the field."""
     base, inside = get_origin(kind) or kind, get_args(kind)
@@ -83,11 +85,6 @@ def typed(value: Any, kind: Any, field: str = "it") -> Any:
     if hasattr(base, "_fields") and isinstance(value, dict) and set(value) == set(base._fields):
         hints = get_type_hints(base)
         return base(**{name: typed(each, hints[name], name) for name, each in value.items()})
-    wanted = kind.__name__ if base is kind else kind  # list[str] has a name, too: list
+    wanted = kind.__name__ if base is kind else str(kind).replace("typing.", "")
     shown = ascii(value)[:LONGEST_NAME]
     raise ValueError(f"{field[:LONGEST_NAME]} = {shown}, not {wanted}")
-
-
-def printable(text: str) -> str:
-    """The text without signs that move the cursor, turn the line round or are not seen."""
-    return "".join(each if each.isprintable() or each in JOINERS else "\ufffd" for each in text)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from coursekit.show.format import printable
 from coursekit.show.tables import Table
 
 from .handed_in import (
@@ -29,7 +30,6 @@ from .handed_in import (
     HandedIn,
     LabState,
     handed_in,
-    printable,
     read_json,
     typed,
 )
@@ -132,8 +132,9 @@ def _token(labs: Path) -> str:
     if path.is_file() and re.fullmatch(b"[0-9a-f]{6}", token := path.read_bytes().strip()):
         return token.decode()
     token = secrets.token_hex(3)
-    with suppress(OSError):  # a folder that is read-only: another file at the next call
-        path.write_text(token, "utf-8")
+    if path.is_file() or not path.exists():
+        with suppress(OSError):  # a folder that is read-only: another file at the next call
+            path.write_text(token, "utf-8")
     return token
 
 

@@ -9,6 +9,7 @@ import math
 import re
 from decimal import ROUND_HALF_UP, Decimal
 
+JOINERS = "\u200c\u200d"  # invisible, and part of Persian and Indian names
 DIGITS_BELOW = 1e21  # from here on nobody reads the digits of a whole number
 
 DECIMAL = tuple(zip(("B", "kB", "MB", "GB", "TB", "PB", "EB"), (1000**k for k in range(7))))
@@ -220,3 +221,8 @@ def parse_number(text, style=None, shown=""):
                 return typed
             return int(value) if value.is_integer() else value
     return typed
+
+
+def printable(text: str) -> str:
+    """The text without signs that move the cursor, turn the line round or are not seen."""
+    return "".join(each if each.isprintable() or each in JOINERS else "\ufffd" for each in text)

@@ -23,9 +23,10 @@ Frame = tuple[str, int, str]  # file, line, function
 
 class Call(NamedTuple):
     """Call a function. `pickled` holds (function, args, kwargs), the functions of a notebook by
-    value."""
+    value. `as_json`: its result comes back as JSON."""
 
     pickled: bytes
+    as_json: bool = False
 
 
 class Cell(NamedTuple):
@@ -57,7 +58,7 @@ class Stop(NamedTuple):
 
 
 class Returned(NamedTuple):
-    pickled: bytes
+    packed: bytes  # the result: a pickle, or JSON
     ungrouped: bool = False  # the work has ended the process group, or made another
 
 
@@ -88,6 +89,19 @@ class Seen(NamedTuple):
     """The rank's place in the code when it was told to stop; its work has not ended yet."""
 
     frames: tuple[Frame, ...]
+
+
+ANSWERS = {kind.__name__: kind for kind in (Returned, Raised, Refused, Seen)}
+
+
+class AnswerReader(pickle.Unpickler):
+    """Reads an answer, which names no code but its own kind: a rank runs a reader's file, and must
+    not run one here."""
+
+    def find_class(self, module: str, name: str) -> type:
+        if module == __name__ and name in ANSWERS:
+            return ANSWERS[name]
+        raise pickle.UnpicklingError(f"{module}.{name} is not the answer of a rank")
 
 
 # --- what a rank raises in itself, instead of a collective; the message goes on from "Rank 1"

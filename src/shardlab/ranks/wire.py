@@ -7,10 +7,13 @@ The parent never blocks: a rank may be stopped in the middle of a message, or no
 the parent's end sends as much as the socket accepts and keeps the rest.
 """
 
+import io
 import os
 import pickle
 import socket
 import struct
+
+from .messages import AnswerReader
 
 HEADER = struct.Struct("!QQ")  # number of the work, bytes that follow
 MOST_AT_ONCE = 64 << 20  # bytes after which the parent serves other ranks again
@@ -98,13 +101,17 @@ class ParentsEnd:
             self.missing = self.missing[got:]
             if self.missing or self.closed:
                 continue
-            if self.header is None:
-                self.header = HEADER.unpack(self.data)
-                self._expect(self.header[1])
-            else:
-                messages.append((self.header[0], pickle.loads(self.data)))
-                self.header = None
-                self._expect(HEADER.size)
+            try:
+                if self.header is None:
+                    self.header = HEADER.unpack(self.data)
+                    self._expect(self.header[1])
+                else:
+                    answer = AnswerReader(io.BytesIO(self.data)).load()
+                    messages.append((self.header[0], answer))
+                    self.header = None
+                    self._expect(HEADER.size)
+            except Exception:  # bytes that a rank has made up: nothing more is read from it
+                self.closed = True
         return messages
 
     def _expect(self, nbytes: int):

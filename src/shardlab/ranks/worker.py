@@ -8,6 +8,7 @@ itself, and another one works on.
 
 import builtins
 import faulthandler
+import json
 import os
 import queue
 import signal
@@ -153,11 +154,11 @@ class Rank:
         except Stopped as error:  # it came while an error was being handled
             return self._raised(error, job)
 
-    def call(self, pickled: bytes) -> bytes:
+    def call(self, pickled: bytes, as_json: bool) -> bytes:
         function, args, kwargs = cloudpickle.loads(pickled)
         result = function(*args, **kwargs)
         try:
-            return messages.dumps(result)
+            return json.dumps(result).encode() if as_json else messages.dumps(result)
         except Exception as error:
             name = getattr(function, "__name__", "the function")
             raise TypeError(
