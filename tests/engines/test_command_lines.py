@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 
@@ -30,6 +31,7 @@ ASKED = ["--model", "GPT-2 124M", "--gpu", "H100 SXM 80GB", "--gpus", "8", "--se
         (["plan", *ASKED, "--batch", "64", "--shard-groups", "-1"], "shard_groups = -1"),
         *[([command, LONG], "File name too long") for command in ("collect", "doctor", "profile")],
         (["fits", "--model", LONG, *ASKED[2:]], "File name too long"),
+        (["explain", "states_bytes", f"parameters={LONG}"], "parameters = xxx"),
         (["hand-in", LONG, "--name", "Ada"], "File name too long"),
         (["hand-in", ".", "--name", "Ada", "--labs", "\0"], "null byte"),
         (["grade", "collectives", LONG], "File name too long"),
@@ -48,17 +50,24 @@ def test_one_sentence(asked, said, capsys):
         assert left.code == 2
     out, sentence = capsys.readouterr()
     assert said in out + sentence and "Traceback" not in sentence
-    assert len((out + sentence).splitlines()) == 1 and len(out + sentence) < 1_500
+    assert len((out + sentence).splitlines()) == 1 and len(out + sentence) < 3_100
 
 
 @pytest.mark.parametrize(
-    "script", ["raise KeyboardInterrupt", "raise BaseException", "raise GeneratorExit"]
+    "script",
+    [
+        "raise KeyboardInterrupt",
+        "raise BaseException",
+        "raise GeneratorExit",
+        "raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})",
+    ],
 )
 def test_a_script_that_ends_by_what_is_no_exception(script, tmp_path, capsys):
     """Must catch: a traceback of `profile` itself."""
     (tmp_path / "train.py").write_text(script)
     assert main(["profile", str(tmp_path / "train.py")]) == 2
-    assert f"train.py:1 raised {script[6:]}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert re.match(".*train.py:1 raised (Odd|[A-Z]\\w+(Interrupt|Exception|Exit)):", said)
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, capsys):

@@ -244,5 +244,5 @@ def pair(word: str):
 
 
 def say_refused(error) -> int:
-    print(error, file=sys.stderr)
+    print(f"{error!s:.3000}", file=sys.stderr)  # it may hold what was typed
     return 2

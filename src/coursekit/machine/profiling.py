@@ -66,6 +66,7 @@ class ScriptFailed(RuntimeError):
 
 
 def run_script(script: Path):
+    from coursekit.exercises.on_a_rank import text_of  # they load torch
     from shardlab.measure.profile import EnoughSteps
 
     try:
@@ -82,7 +83,7 @@ def run_script(script: Path):
                 line = trace.tb_lineno
             trace = trace.tb_next
         where = f"{script}:{getattr(error, 'lineno', line) or line}"
-        raise ScriptFailed(f"{where} raised {type(error).__name__}: {error}") from error
+        raise ScriptFailed(f"{where} raised {type(error).__name__}: {text_of(error)}") from error
 
 
 def peak_rate(gpu: str | None) -> float | None:
