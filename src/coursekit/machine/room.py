@@ -97,10 +97,10 @@ def hand_in(shared: Path, name: str, labs: Path, doctor: dict | None = None) -> 
         with suppress(ValueError, OSError):
             locked = typed(read_json(path), dict[str, float])
             predictions[path.name.removesuffix(".predictions.json")] = locked
-    found = {path.resolve() for folder in (labs, Path()) for path in folder.glob("*.report.json")}
-    for path in sorted(found):
+    found = {os.path.realpath(p) for where in (labs, Path()) for p in where.glob("*.report.json")}
+    for report in sorted(found):
         with suppress(ValueError, OSError):
-            reports.append(typed(read_json(path), dict[str, Any]))
+            reports.append(typed(read_json(Path(report)), dict[str, Any]))
     written = dict(
         schema=HANDED_IN_SCHEMA,
         name=name,
