@@ -267,7 +267,7 @@ def test_code_that_misbehaves(worlds, source, sentence):
 )
 def test_a_race_without_times(found):
     """Must catch: a TypeError of `grade` where a forged trial hands back what is no time."""
-    with pytest.raises(grading.NoSeconds, match="not two times of each rank"):
+    with pytest.raises(grading.RankError, match="not two times of each rank"):
         grading._ratio(found)
 
 

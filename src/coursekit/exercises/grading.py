@@ -33,10 +33,6 @@ OUTPUT_CHARACTERS = 1_000  # of what the learner's code prints in one trial
 LINE_AND_ERROR = re.compile(r".+? \([^()]+, line \d+: .*?\) raised \w+")  # on_a_rank.place_of
 
 
-class NoSeconds(ValueError):
-    """A race without two times: the learner's file has changed what runs it."""
-
-
 class TrialResult(NamedTuple):
     trial: Trial
     said: str  # "right", "not yet" or, of a speed, "measured"
@@ -101,8 +97,6 @@ class Grader:
             said, sentence = ("measured", _ratio(found)) if measured else ("right", "")
         except RankError as error:
             said, sentence = "not yet", self._sentence(trial, error)
-        except NoSeconds as error:
-            said, sentence = "not yet", str(error)
         return TrialResult(trial, said, sentence, _cut(printed.getvalue()))
 
     def _sentence(self, trial: Trial, error: RankError) -> str:
@@ -147,7 +141,7 @@ def _ratio(found: Any) -> str:
         mine, reference = (max(seconds) for seconds in zip(*found, strict=True))
         ratio = mine / reference
     except (TypeError, ValueError, ZeroDivisionError):
-        raise NoSeconds("what came back is not two times of each rank.") from None
+        raise RankError("What came back is not two times of each rank.", []) from None
     return (
         f"{ratio:.2f} times the reference's time: {1000 * mine:.1f} ms and"
         f" {1000 * reference:.1f} ms, medians of interleaved calls on this machine."

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from packaging.requirements import Requirement
 
 from coursekit.machine.capabilities import find_device, memory_bytes
-from coursekit.machine.handed_in import read_json
+from coursekit.machine.handed_in import regular_json
 from coursekit.show.tables import Table
 from shardlab.measure.clock import BUSY_SPREAD, cores, median_seconds
 from shardlab.ranks import ranks
@@ -303,7 +303,7 @@ def labs_in(folder: Path) -> Iterator[Lab | DamagedLab]:
     """The labs of a folder, in the order of their names."""
     for path in sorted(folder.glob("[0-9]*.ipynb")):
         try:
-            needs = read_json(path)["metadata"].get("shardlab", {})
+            needs = regular_json(path)["metadata"].get("shardlab", {})
             count = needs.get("ranks", 1)
             if type(count) is not int or not 1 <= count <= RANKS_OF_A_LAB:
                 problem = f"its metadata ask for {count!r} ranks, not for 1 to {RANKS_OF_A_LAB}"

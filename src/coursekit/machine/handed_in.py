@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from coursekit.show.format import printable
 
 HANDED_IN_SCHEMA = 1
-MOST_BYTES = 20 << 20  # of a file; a notebook with its pictures has one or two million
+LARGEST_FILE_BYTES = 20 << 20  # of a file; a notebook with its pictures has one or two million
 MOST_ITEMS = 1_000  # of a list
 LONGEST_TEXT = 200
 LONGEST_NAME = 40
@@ -45,14 +45,14 @@ class HandedIn(NamedTuple):
 
 def handed_in(path: Path) -> HandedIn:
     """The learner's file. Raises OSError or ValueError where it is damaged."""
-    given = typed(read_json(path), dict[str, Any])
+    given = typed(regular_json(path), dict[str, Any])
     if given.pop("schema", None) != HANDED_IN_SCHEMA:
         raise ValueError(f"its schema is not {HANDED_IN_SCHEMA}, which this shardlab reads")
     found = typed(given, HandedIn)
     return found._replace(name=found.name[:LONGEST_NAME])
 
 
-def read_json(path: Path) -> Any:
+def regular_json(path: Path) -> Any:
     """The content of a regular file: a pipe or a device would never end."""
     without_waiting = getattr(os, "O_NONBLOCK", 0)
     with open(
@@ -60,8 +60,8 @@ def read_json(path: Path) -> Any:
     ) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("not a regular file")
-        if len(content := file.read(MOST_BYTES + 1)) > MOST_BYTES:
-            raise ValueError(f"more than {MOST_BYTES:,} bytes")
+        if len(content := file.read(LARGEST_FILE_BYTES + 1)) > LARGEST_FILE_BYTES:
+            raise ValueError(f"more than {LARGEST_FILE_BYTES:,} bytes")
     try:
         return json.loads(content)
     except RecursionError:

@@ -25,12 +25,12 @@ from coursekit.show.tables import Table
 
 from .handed_in import (
     HANDED_IN_SCHEMA,
+    LARGEST_FILE_BYTES,
     LONGEST_NAME,
-    MOST_BYTES,
     HandedIn,
     LabState,
     handed_in,
-    read_json,
+    regular_json,
     typed,
 )
 
@@ -55,7 +55,7 @@ class CannotCollect(ValueError):
 
 def state_of(path: Path) -> LabState:
     """The state of a saved notebook. Raises ValueError for another file."""
-    cells = read_json(path)["cells"]
+    cells = regular_json(path)["cells"]
     section, reached, latest = "", "", 0
     exercises: dict[str, str] = {}
     measured: dict[str, float] = {}
@@ -95,12 +95,12 @@ def hand_in(shared: Path, name: str, labs: Path, doctor: dict | None = None) -> 
             states.append(typed(state_of(path)._asdict(), LabState)._asdict())
     for path in sorted(labs.glob("*.predictions.json")):
         with suppress(ValueError, OSError):
-            locked = typed(read_json(path), dict[str, float])
+            locked = typed(regular_json(path), dict[str, float])
             predictions[path.name.removesuffix(".predictions.json")] = locked
     found = {os.path.realpath(p) for where in (labs, Path()) for p in where.glob("*.report.json")}
     for report in sorted(found):
         with suppress(ValueError, OSError):
-            reports.append(typed(read_json(Path(report)), dict[str, Any]))
+            reports.append(typed(regular_json(Path(report)), dict[str, Any]))
     written = dict(
         schema=HANDED_IN_SCHEMA,
         name=name,
@@ -110,8 +110,10 @@ def hand_in(shared: Path, name: str, labs: Path, doctor: dict | None = None) -> 
         predictions=predictions,
         reports=reports,
     )
-    if len(content := json.dumps(written, indent=1)) > MOST_BYTES:
-        raise CannotCollect(f"{len(reports)} reports in {labs} are more than {MOST_BYTES:,} bytes.")
+    if len(content := json.dumps(written, indent=1)) > LARGEST_FILE_BYTES:
+        raise CannotCollect(
+            f"{len(reports)} reports in {labs} are more than {LARGEST_FILE_BYTES:,} bytes."
+        )
     target = shared / f"{re.sub(r'[^0-9A-Za-z]+', '-', name)}-{_token(labs)}.json"
     with tempfile.NamedTemporaryFile(
         "w", dir=shared, prefix=".", delete=False, encoding="utf-8"

@@ -20,7 +20,7 @@ from coursekit.show.tables import Table
 
 FIRST_PORT = 8801
 RANKS_OF_A_SEAT = 4  # of a lab
-MOST = 1_000  # learners, and GPUs of a machine
+MOST_SEATS = 1_000  # learners, and GPUs of a machine
 LEAVE = 0.10  # of a GPU's memory and of the host's, for contexts and the system
 
 
@@ -112,11 +112,13 @@ def add_seats(commands):
     parser = commands.add_parser(
         "seats", help="for instructors: a share of one machine for each learner"
     )
-    parser.add_argument("learners", type=number(int, 1, MOST), metavar="LEARNERS")
+    parser.add_argument("learners", type=number(int, 1, MOST_SEATS), metavar="LEARNERS")
     which = parser.add_mutually_exclusive_group()
     here = "by default those of this machine"
-    which.add_argument("--gpus", type=number(int, 0, MOST), metavar="N", help=here)
-    which.add_argument("--mig", type=slices, metavar="UUIDS", help="slices of GPUs, with commas")
+    which.add_argument("--gpus", type=number(int, 0, MOST_SEATS), metavar="N", help=here)
+    which.add_argument(
+        "--mig", type=slice_names, metavar="UUIDS", help="slices of GPUs, with commas"
+    )
     parser.add_argument("--cores", type=number(int, 1, 10**6), metavar="N", help=here)
     gib = "by default what is free here"
     parser.add_argument("--memory", type=number(float, 1, 10**6), metavar="GIB", help=gib)
@@ -135,7 +137,7 @@ def number(kind: type, least: int, most: int) -> Callable[[str], float]:
     return read
 
 
-def slices(text: str) -> list[str]:
+def slice_names(text: str) -> list[str]:
     """The names of slices, such as MIG-b2a3..., each once."""
     names = text.split(",")
     if len({*names}) < len(names) or not all(re.fullmatch(r"[\w/.-]{1,80}", one) for one in names):

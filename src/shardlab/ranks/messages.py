@@ -91,7 +91,7 @@ class Seen(NamedTuple):
     frames: tuple[Frame, ...]
 
 
-ANSWERS = {kind.__name__: kind for kind in (Returned, Raised, Refused, Seen)}
+KINDS_OF_ANSWER = {kind.__name__: kind for kind in (Returned, Raised, Refused, Seen)}
 
 
 class AnswerReader(pickle.Unpickler):
@@ -99,8 +99,8 @@ class AnswerReader(pickle.Unpickler):
     not run one here."""
 
     def find_class(self, module: str, name: str) -> type:
-        if module == __name__ and name in ANSWERS:
-            return ANSWERS[name]
+        if module == __name__ and name in KINDS_OF_ANSWER:
+            return KINDS_OF_ANSWER[name]
         raise pickle.UnpicklingError(f"{module}.{name} is not the answer of a rank")
 
 
