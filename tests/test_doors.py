@@ -1,4 +1,4 @@
-"""What listens, and what runs the code of a stranger: scripts for a cluster and for Gradescope."""
+"""Doors: the programs that listen, and the code of strangers, on a cluster and for Gradescope."""
 
 import json
 import os

@@ -71,7 +71,7 @@ def test_a_script_that_ends_by_what_is_no_exception(script, tmp_path, capsys):
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, capsys):
-    """Must catch: a command that waits for ever for a file which is none."""
+    """Must catch: a command that waits forever for a pipe."""
     os.mkfifo(tmp_path / "01-x.ipynb")
     assert main(["grade", "collectives", str(tmp_path / "01-x.ipynb")]) == 2
     assert "is not a file" in capsys.readouterr().out

@@ -141,7 +141,7 @@ def _ratio(found: Any) -> str:
         mine, reference = (max(seconds) for seconds in zip(*found, strict=True))
         ratio = mine / reference
     except (TypeError, ValueError, ZeroDivisionError):
-        raise RankError("What came back is not two times of each rank.", []) from None
+        raise RankError("The race has not two times of each rank.", []) from None
     return (
         f"{ratio:.2f} times the reference's time: {1000 * mine:.1f} ms and"
         f" {1000 * reference:.1f} ms, medians of interleaved calls on this machine."
