@@ -325,6 +325,137 @@ def test_stop_pressed_while_ranks_are_ended(two):
     assert two.run(rank_of_two) == RIGHT
 
 
+DROPPED = {
+    "__del__": """
+class Thing:
+    def __del__(self):
+        {}
+Thing()
+""",
+    "a weak reference": """
+import weakref
+class Thing: ...
+def gone(_):
+    {}
+thing = Thing()
+reference = weakref.ref(thing, gone)
+del thing
+""",
+}
+
+
+@pytest.mark.parametrize("cell", DROPPED.values(), ids=DROPPED)
+def test_a_stop_where_python_drops_exceptions(two, capsys, tmp_path, cell):
+    """Must catch: a stop that is raised once: the rank stays in the loop, and is ended with all its
+    variables; "Exception ignored in" is shown."""
+    marks = [tmp_path / str(rank) for rank in range(2)]
+    hold = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close(); time.sleep(1000)"
+    two.cell("import time; kept = 5")
+
+    def press():
+        while not all(mark.exists() for mark in marks):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press, daemon=True)
+    thread.start()
+    with pytest.raises(RanksInterrupted):
+        two.cell(cell.format(hold) + "while True:\n    time.sleep(0.01)")
+    thread.join()
+    two.cell("kept")
+    shown = capsys.readouterr()
+    assert shown.out == "[rank 0] 5\n[rank 1] 5\n" and not shown.err
+
+
+# --- what contexts set ----------------------------------------------------------------------------
+
+
+def settings():
+    import warnings
+
+    import torch
+    from torch.overrides import _get_current_function_mode_stack as functions
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as operators
+
+    x = torch.ones(2, requires_grad=True)
+    return (
+        str((x + x).requires_grad),
+        torch.is_inference_mode_enabled(),
+        [(torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")],
+        torch.autocast_increment_nesting() + torch.autocast_decrement_nesting(),
+        (torch.get_default_dtype(), torch.get_default_device(), x.device, torch.get_num_threads()),
+        (torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()),
+        [type(mode).__name__ for mode in functions() + operators()],
+        torch._C._functorch.get_dynamic_layer_stack_depth(),
+        torch._C._autograd._saved_tensors_hooks_is_enabled(),
+        len(warnings.filters),
+    )
+
+
+LEAVES = {
+    "stopped within __exit__": """
+from shardlab.ranks.stopping import Stopped
+class Left(torch.no_grad):
+    def __exit__(self, *error): raise Stopped
+if rank:
+    with Left(): ...
+""",
+    "grad mode": "torch.set_grad_enabled(False)",
+    "inference mode": "left = torch.inference_mode(); left.__enter__()",
+    "autocast": "torch.autocast('cpu', torch.float16).__enter__()",
+    "default dtype": "torch.set_default_dtype(torch.float16)",
+    "default device": "torch.set_default_device('meta')",
+    "a device's context": "torch.device('meta').__enter__()",
+    "threads": "torch.set_num_threads(3)",
+    "anomalies": "torch.autograd.set_detect_anomaly(True)",
+    "deterministic": "torch.use_deterministic_algorithms(True)",
+    "a mode of functions": "torch.overrides.BaseTorchFunctionMode().__enter__()",
+    "a mode of operators": "import torch._subclasses as s; s.FakeTensorMode().__enter__()",
+    "torch.func": "torch._C._functorch._grad_increment_nesting()",
+    "saved tensors": "torch.autograd.graph.saved_tensors_hooks(print, print).__enter__()",
+    "warnings": "import warnings; warnings.catch_warnings(record=True).__enter__()\n"
+    "warnings.simplefilter('error')",
+}
+
+
+@pytest.mark.parametrize("cell", LEAVES.values(), ids=LEAVES)
+def test_a_fault_leaves_no_settings_behind(two, cell, capsys):
+    """Must catch: no `self.restore()` before a job, or one setting left out of
+    settings_of_contexts: a rank that was stopped while it left no_grad() makes no gradients."""
+    before = two.run(settings)
+    with pytest.raises(RankError):
+        two.cell(cell + "\n1 / 0")
+    assert two.run(settings) == before
+    assert not capsys.readouterr().out  # hooks that print
+
+
+def test_settings_of_a_job_that_ended_well_stay():
+    """Also after a fault, and in the thread that works on while the first one is stuck in C++.
+
+    Must catch: settings of the rank's beginning set again; threads set anew with each process
+    group; settings taken over from the thread that is stuck, or none of them."""
+
+    def stuck():
+        import torch
+        import torch.distributed as dist
+
+        torch.set_grad_enabled(True)
+        torch.futures.Future().wait() if dist.get_rank() else 1 / 0
+
+    with ranks(2, device="cpu", announce=False) as world:
+        plain = world.run(settings)
+        world.cell(
+            "torch.set_grad_enabled(False); torch.set_default_dtype(torch.float64)\n"
+            "torch.set_default_device('meta'); torch.set_num_threads(2)"
+        )
+        chosen = world.run(settings)
+        assert chosen != plain
+        for fails in (lambda: 1 / 0, stuck):
+            with pytest.raises(RankError, match="All ranks live on"):
+                world.run(fails)
+            assert world.run(settings) == chosen
+
+
 # --- output ---------------------------------------------------------------------------------------
 
 

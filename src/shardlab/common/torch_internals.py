@@ -7,6 +7,7 @@ repair here and nowhere else. Tested with torch 2.6 and 2.13.
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import increment_version, saved_tensors_hooks
+from torch.utils import _device, _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -63,6 +65,7 @@ __all__ = [
     "not_yet_waited_for",
     "own_parameters",
     "set_own_parameters",
+    "settings_of_contexts",
     "process_groups",
     "put_hook_last",
     "reduction_name",
@@ -574,6 +577,80 @@ def watch_new_groups(
 
     module._new_group_with_tag = make
     return lambda: setattr(module, "_new_group_with_tag", original)
+
+
+# --- contexts -------------------------------------------------------------------------------------
+
+
+_entered: list[torch.inference_mode] = []  # a context of this mode ends with its object
+
+
+def settings_of_contexts() -> Callable[[], None]:
+    """All that no_grad(), autocast(), torch.device() and other contexts have set: a function that
+    sets it again, in any thread. Without it, a rank that was stopped while it left no_grad() makes
+    no gradients from then on."""
+
+    def set_modes(module, now: Callable[[], list], wanted: list):
+        while now() != wanted[: len(now())]:
+            module._pop_mode()
+        for mode in wanted[len(now()) :]:
+            module._push_mode(mode)
+
+    def set_hooks(wanted: list | None = None) -> list:
+        before: list = []
+        while hooks := hooks_of_saved_tensors():
+            before.insert(0, hooks)
+            saved_tensors_hooks.__exit__(None)
+        for hooks in before if wanted is None else wanted:
+            saved_tensors_hooks(*hooks).__enter__()
+        return before
+
+    def leave_autocast(within: int):
+        for _ in range(torch.autocast_increment_nesting() - within + 1):
+            torch.autocast_decrement_nesting()
+        torch.clear_autocast_cache()  # casts of weights, which would outlive an update
+
+    def set_inference(on: bool):
+        if on != torch.is_inference_mode_enabled():
+            _entered.append(torch.inference_mode(on))
+            _entered[-1].__enter__()
+
+    functions = torch.overrides._get_current_function_mode_stack
+    operators = _python_dispatch._get_current_dispatch_mode_stack
+    flags = {name: on for name, on in vars(_python_dispatch).items() if name.startswith("_is_in_")}
+    device, functorch = torch._GLOBAL_DEVICE_CONTEXT, torch._C._functorch
+    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    transforms = functorch.get_dynamic_layer_stack_depth()
+    filters = warnings.catch_warnings()
+    filters.__enter__()
+    settings = [
+        (filters.__exit__,),
+        (torch.set_default_dtype, torch.get_default_dtype()),
+        (torch.set_num_threads, torch.get_num_threads()),
+        (torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode()),
+        (torch.set_anomaly_enabled, *anomaly),
+        (functorch.pop_dynamic_layer_stack_and_undo_to_depth, transforms),
+        (set_modes, torch.overrides, functions, functions()),
+        (set_modes, _python_dispatch, operators, operators()),
+        (vars(_python_dispatch).update, flags),
+        (setattr, device, "device_context", getattr(device, "device_context", None)),
+        (setattr, _device, "CURRENT_DEVICE", _device.CURRENT_DEVICE),
+        (set_hooks, set_hooks()),
+        (leave_autocast, torch.autocast_increment_nesting()),
+        (torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled()),
+        (set_inference, torch.is_inference_mode_enabled()),
+        (torch.set_grad_enabled, torch.is_grad_enabled()),
+    ]
+    torch.autocast_decrement_nesting()
+    for kind in ("cpu", "cuda"):
+        settings.append((torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind)))
+        settings.append((torch.set_autocast_dtype, kind, torch.get_autocast_dtype(kind)))
+
+    def set_again():
+        for function, *arguments in settings:
+            function(*arguments)
+
+    return set_again
 
 
 # --- kernels of this package for the operators of c10d --------------------------------------------

@@ -83,10 +83,11 @@ def importer(frame: FrameType) -> FrameType | None:
     return found
 
 
-def when_imported(outside: FrameType, then: Callable[[], None]):
+def when_back_in(outside: FrameType, then: Callable[[], None]):
     """Call `then` in this thread before anything runs in the frame, or is called from it, after the
-    import that has begun there. The trace looks at two frames only: it runs at every call within
-    the import, which would take minutes if each look went through the whole stack."""
+    import that has begun there, or the call that Python makes by itself. The trace looks at two
+    frames only: it runs at every call within the import, which would take minutes if each look went
+    through the whole stack."""
 
     def trace(frame, event, _):
         called = frame.f_back is outside and frame.f_code.co_filename != IMPORTER

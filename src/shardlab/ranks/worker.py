@@ -20,13 +20,18 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import cloudpickle
 import torch
 import torch.distributed as dist
 
-from shardlab.common.torch_internals import abort_process_groups, process_groups, watch_new_groups
+from shardlab.common.torch_internals import (
+    abort_process_groups,
+    process_groups,
+    settings_of_contexts,
+    watch_new_groups,
+)
 
 from . import messages
 from .board import Board
@@ -50,7 +55,7 @@ from .stopping import (
     let_the_server_go,
     raise_in,
     stands_still,
-    when_imported,
+    when_back_in,
 )
 from .streams import Streams
 from .wire import RanksEnd
@@ -83,6 +88,8 @@ class Rank:
         # the newest; that of the main thread
         self.job = self.main_job = Job(0, can_be_stopped=False)
         self.group, self.backend = None, ""
+        # sets what the next job begins with, in any thread: what the last one that ended well left
+        self.restore = settings_of_contexts()
 
     def serve(self):
         """The life of a rank, until it is told to quit."""
@@ -93,7 +100,8 @@ class Rank:
         adopt()
         # Ctrl-C reaches every process of a terminal: the parent decides
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGUSR1, self._interrupt)
+        signal.signal(signal.SIGUSR1, lambda _, frame: self._raise_stopped(self.main_job, frame))
+        self.report_dropped, sys.unraisablehook = sys.unraisablehook, self._dropped
         self.streams = Streams(self.place.out, self.place.err)
         faulthandler.enable(file=2)
         threading.Thread(target=self._listen, daemon=True).start()
@@ -114,10 +122,12 @@ class Rank:
             number, command = inbox.get()
             if isinstance(command, messages.Quit):
                 return
+            self.streams.restore()
+            self.restore()
+            self.restore = settings_of_contexts()  # what a fault leaves behind is not kept
             job = self.job = Job(number)
             if job.thread is threading.main_thread():
                 self.main_job = job
-            self.streams.restore()
             answer = self.perform(command, job)
             if os.getpid() != self.pid:  # the work has forked, and this is the child's end of it
                 self.leave(answer)
@@ -128,6 +138,8 @@ class Rank:
                         return
                     inbox.put((0, messages.Quit()))  # for the one that has worked since
                     inbox = self.inbox = queue.SimpleQueue()
+                elif isinstance(answer, messages.Returned):
+                    self.restore = settings_of_contexts()
 
     def leave(self, answer):
         """End a process that the work has forked: it is not a rank, and nobody waits for it."""
@@ -195,6 +207,7 @@ class Rank:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
             self.store = dist.FileStore(place.store.path, place.world_size)
             self.store.set_timeout(timedelta(seconds=place.patience_seconds))
+            torch.set_num_threads(place.threads)
             vars(self.main).update(
                 __builtins__=builtins,
                 torch=torch,
@@ -204,9 +217,8 @@ class Rank:
                 world_size=place.world_size,
             )
         self.checks.forget()
-        torch.set_num_threads(place.threads)  # this and the device are a thread's own
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+            torch.cuda.set_device(self.device)  # a thread's own
             # autograd's thread has no context before its first product, and gets one there
             warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current")
         backend = "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
@@ -235,16 +247,24 @@ class Rank:
                 cut_connections()
         return raised(error, seconds, Stopped)
 
-    def _interrupt(self, _, frame):
-        """The handler of the signal: Python runs it in the main thread, when that is not in C++.
-        Not within an import: what is half imported would stay so, and every later cell that needs
-        it would fail. Then at once after it, as another thread may work by now."""
-        job = self.main_job
+    def _raise_stopped(self, job: Job, frame: FrameType):
+        """Python handles the signal in the main thread, when that is not in C++. Not within an
+        import: what is half imported would stay so, and every later cell that needs it would fail.
+        Then at once after it, as another thread may work by now."""
         if job.can_be_stopped and (outside := importer(frame)):
-            when_imported(outside, lambda: self._interrupt(None, outside))
+            when_back_in(outside, lambda: self._raise_stopped(job, outside))
         elif job.can_be_stopped:
             job.can_be_stopped = False
             raise Stopped
+
+    def _dropped(self, what):
+        """The hook for exceptions that Python drops, such as those of a __del__ or the callback of
+        a weak reference. A stop is raised again, in the code that they have interrupted."""
+        job = self.job if self.job.thread is threading.current_thread() else self.main_job
+        if not isinstance(what.exc_value, Stopped) or job.thread is not threading.current_thread():
+            return self.report_dropped(what)
+        job.can_be_stopped, outside = True, sys._getframe(1)
+        when_back_in(outside, lambda: self._raise_stopped(job, outside))
 
     def _leave_alone(self, job: Job):
         """gloo can lose what it was sending or receiving when a connection goes: who waits for it
