@@ -22,6 +22,7 @@ norm are added over pp and tp. Experts will need no axis of their own: their axi
 
 import math
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -68,6 +69,18 @@ def slices(grid: torch.Tensor, *axes: str, names: tuple[str, ...] = AXES) -> lis
     fixed = [dim for dim, name in enumerate(names) if name not in axes]
     size = math.prod(grid.shape[dim] for dim in along)
     return grid.permute(*fixed, *along).reshape(-1, size).tolist()
+
+
+_channels: WeakKeyDictionary = WeakKeyDictionary()  # of each world
+
+
+def channel(ranks: list[int], way: tuple) -> dist.ProcessGroup:
+    """The group in which these ranks send messages of one way: its members make it together, and
+    once in a world. A group of NCCL is seconds, memory and threads for each pair of ranks."""
+    made = _channels.setdefault(dist.group.WORLD, {})
+    if (key := (*ranks, *way)) not in made:
+        made[key] = dist.new_group(ranks, use_local_synchronization=True)
+    return made[key]
 
 
 class Mesh:

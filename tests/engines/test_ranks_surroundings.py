@@ -549,6 +549,7 @@ def test_surroundings_in_which_ranks_work(tmp_path):
         (dict(), "queue.py", HIDES.format("queue")),
         (dict(), "cloudpickle.py", HIDES.format("cloudpickle")),
         (dict(prefix="ulimit -n 20;"), "", "More open files must be allowed"),
+        (dict(prefix="ulimit -v 500000;"), "", "Memory is the probable reason"),
         (
             dict(before="import tempfile\ntempfile.tempdir = '/not/there'\n"),
             "",
@@ -563,7 +564,15 @@ def test_surroundings_in_which_ranks_work(tmp_path):
             "The current folder was deleted: change to one that is there.",
         ),
     ],
-    ids=["torch.py", "queue.py", "cloudpickle.py", "too few files", "no TMPDIR", "no folder"],
+    ids=[
+        "torch.py",
+        "queue.py",
+        "cloudpickle.py",
+        "too few files",
+        "memory",
+        "no TMPDIR",
+        "no folder",
+    ],
 )
 def test_surroundings_in_which_they_cannot(tmp_path, options, file, sentence):
     """Must catch: an exit code, "unexpected EOF" or a file that was not found, and nothing else."""

@@ -16,6 +16,7 @@ from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
 from shardlab.mixed_precision.fp32_reduction import InFp32
 from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
+from shardlab.pipelines import core
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import schedule
@@ -221,6 +222,23 @@ def pipelined(name: str, tied: int = 0, microbatches: int = 4) -> Step:
     for number, layer in pipeline.layers.items():
         assert_close(dict(layer.named_parameters()), of_layer[int(number)])
     return step
+
+
+def pipelines_again(make: str):
+    """The communicators that one pipeline makes, and those after ten."""
+    from pretended import nccl
+
+    n, tokens, counts = dist.get_world_size(), batch(sequences=4), []
+    net = model(layers=2 * n)
+    layers, lists = [net.embedding, *net.blocks, net.head], schedule("1F1B", n, 4)
+    for _ in range(10):
+        if make == "core":
+            core.Pipeline(layers, lists, tokens, next_token_loss).step(tokens, tokens)
+        else:
+            plan = plan_pipeline(layers, lists, tokens)
+            Pipeline(layers, plan, next_token_loss).step(tokens, tokens)
+        counts.append(sum(len(one.communicators) for one in nccl.backends))
+    assert counts[0] == counts[-1] > 0, counts
 
 
 # --- collectives ----------------------------------------------------------------------------------

@@ -146,6 +146,13 @@ def test_pipelines(on_gpus, gpus, name, tied):
     on_gpus(gpus, cases.pipelined, name, tied).is_right()
 
 
+@pretended_only
+@pytest.mark.parametrize("make", ["core", "hardened"])
+def test_pipelines_share_communicators(on_gpus, make):
+    """Must catch: new groups for each pipeline: each keeps communicators and threads for good."""
+    on_gpus(4, cases.pipelines_again, make).is_right()
+
+
 def test_activations_are_let_go(on_gpus):
     """Must catch: record_stream; activations that are held until backward; a host that waits."""
     on_gpus(1, offload.activations_are_let_go).is_right()

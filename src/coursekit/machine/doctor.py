@@ -277,11 +277,13 @@ def nccl() -> Diagnosis:
             "nothing: ranks use gloo",
         )
     found = ".".join(map(str, torch.cuda.nccl.version()))
+    connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
     return Diagnosis(
         "NCCL",
         f"{found}, for up to {gpus} rank{'s' * (gpus > 1)}",
         (
-            ENOUGH
+            "to overlap tensor parallelism, set CUDA_DEVICE_MAX_CONNECTIONS=1, so that a GPU begins"
+            f" messages in the order of the calls; it is {connections or 'not set'}"
             if gpus > 1
             else "nothing: several ranks share the GPU, by gloo; speeds between them say nothing"
         ),

@@ -67,13 +67,14 @@ def agree(
     if dist.get_backend(group) != "fake":  # its other ranks do not exist
         with disable_modes():  # what is compared is real where the tensors are fake
             dist.all_gather_object(every, every[0], group)
-    for rank, (wrong, *_) in enumerate(every):
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    for rank, (wrong, *_) in zip(ranks, every):
         if wrong:
             raise error(f"rank {rank}: {wrong}")
-    for rank, theirs in enumerate(every):
+    for rank, theirs in zip(ranks, every):
         for here, there in zip_longest(every[0], theirs, fillvalue="nothing more"):
             if here != there:
-                raise error(f"rank 0 has {here}, rank {rank} has {there}: {rule}.")
+                raise error(f"rank {ranks[0]} has {here}, rank {rank} has {there}: {rule}.")
 
 
 def fact(name: str, tensor: Tensor) -> str:

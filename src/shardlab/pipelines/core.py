@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..mesh import channel
 from .partition import check_order_of_messages, comes_from, goes_to
 from .schedules import Action, InvalidSchedule, Kind, Schedule
 from .simulation import home_of, validate_schedule
@@ -103,9 +104,7 @@ class Pipeline(nn.Module):
             if target and self.home[action.stage] != self.home[target[0]]:
                 forth = self.home[action.stage] < self.home[target[0]]
                 ways.add((action.kind.value, forth))
-        self.groups = {}
-        for way in sorted(ways):
-            self.groups[way] = dist.new_group(self.ranks, use_local_synchronization=True)
+        self.groups = {way: channel(self.ranks, way) for way in sorted(ways)}
 
     def give(self, action: Action, tensor: Tensor) -> Sent | None:
         """Send what the action has made, or keep it where its next stage is on this rank."""

@@ -17,7 +17,7 @@ class Asked(NamedTuple):
     backend: str | None
     share_gpus: bool
     patience_seconds: float
-    threads: int
+    threads: int | None
     forbid_nan: bool
     hosts: tuple[Host, ...]
     method: str | None
@@ -42,7 +42,8 @@ def check_asked(asked: Asked):
                 f"{name} = {value!r}: it must be {' or '.join(known)}, or be left away."
             )
     check_seconds("patience_seconds", asked.patience_seconds)
-    if not is_integer(asked.threads) or not 1 <= asked.threads <= MOST_THREADS:
+    threads = 1 if asked.threads is None else asked.threads
+    if not is_integer(threads) or not 1 <= threads <= MOST_THREADS:
         raise ValueError(
             f"threads = {asked.threads!r}: it must be a whole number from 1 to {MOST_THREADS}."
         )

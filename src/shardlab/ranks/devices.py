@@ -36,6 +36,8 @@ def choose_device(
         )
     if not gpus or device == "cpu":
         return torch.device("cpu"), "gloo"
+    # messages overtake the kernels beside which they run; NCCL's groups read this variable
+    os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     return torch.device("cuda", rank % gpus), backend or ("nccl" if world_size <= gpus else "gloo")
 
 

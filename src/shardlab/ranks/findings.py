@@ -11,6 +11,7 @@ from typing import NamedTuple
 from .board import DEPTH, Board, CallKind, ChannelRow, Post, Unfinished, members_of
 from .messages import Returned
 
+NCCL_START_SECONDS = 60.0  # of a first call, in which ranks connect their GPUs and load kernels
 STILL_SECONDS = 1.0  # ranks must have waited for each other for so long before a circle is reported
 
 
@@ -39,9 +40,12 @@ class Circle(NamedTuple):
 Finding = Skipped | Awaited | Circle
 
 
-def first_finding(board: Board, ends: list, patience_seconds: float, now: float) -> Finding | None:
+def first_finding(
+    board: Board, ends: list, patience_seconds: float, now: float, start_seconds: float = 0.0
+) -> Finding | None:
     """The first call that a rank will not reach, or has not reached for too long. `ends` has the
-    end of each rank's work, None if it has not ended."""
+    end of each rank's work, None if it has not ended. The first call of a channel may take
+    `start_seconds` more."""
     calls = sorted(unfinished(board), key=lambda call: call.post.seconds)
     for call in calls:
         never = [r for r in call.absent if isinstance(ends[r], Returned)]
@@ -53,8 +57,9 @@ def first_finding(board: Board, ends: list, patience_seconds: float, now: float)
     if circle := closed(waits, now):
         return circle
     for call in calls:
-        if any(ends[r] is None for r in call.came) and now - call.post.seconds > patience_seconds:
-            return root(call, waits, patience_seconds)
+        patience = patience_seconds + start_seconds * (call.post.number == 1)
+        if any(ends[r] is None for r in call.came) and now - call.post.seconds > patience:
+            return root(call, waits, patience)
     return None
 
 

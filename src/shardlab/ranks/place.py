@@ -44,7 +44,7 @@ class RankPlace(NamedTuple):
     backend: str | None
     share_gpus: bool
     patience_seconds: float
-    threads: int
+    threads: int | None
     forbid_nan: bool
     interface: str | None  # the network interface of this rank's host; None is the loopback
     namespaces: tuple[str, ...]  # the namespaces of its host, to be entered

@@ -87,6 +87,8 @@ def why_not(error: BaseException) -> str:
         return "There must be a folder for temporary files: set TMPDIR to one."
     if isinstance(error, OSError) and error.errno == 24:
         return "More open files must be allowed: raise the limit with ulimit -n."
+    if isinstance(error, (EOFError, ConnectionError)):  # the server has ended
+        return "Memory is the probable reason: importing PyTorch takes a GB (see ulimit -v)."
     return ""
 
 

@@ -35,7 +35,7 @@ from .faults import (
     sentence_of,
     waiting_in,
 )
-from .findings import Finding, first_finding
+from .findings import NCCL_START_SECONDS, Finding, first_finding
 from .messages import BringsNaN, Disagreement, dumps
 from .place import give_device
 from .scheduling import woken_threads_wait
@@ -92,7 +92,7 @@ class Torchrun:
                     backends,
                     rank=self.rank,
                     world_size=world_size,
-                    timeout=timedelta(seconds=2 * patience_seconds + 30),
+                    timeout=timedelta(seconds=2 * patience_seconds + NCCL_START_SECONDS + 30),
                 )
         self.open, self.board = ExitStack(), None
         if world_size > MOST_RANKS or sys.platform != "linux":
@@ -149,7 +149,8 @@ class Torchrun:
         from .stopping import abort_groups, cut_connections
 
         while not ended.wait(LOOK_SECONDS):
-            found = self._look(self.patience_seconds)
+            start_seconds = NCCL_START_SECONDS * (self.backend == "nccl")
+            found = self._look(self.patience_seconds, start_seconds)
             if found is None:
                 continue
             guilty, waiting = ranks_of(found), waiting_in(found)
@@ -165,9 +166,9 @@ class Torchrun:
                     os._exit(1)  # torchrun ends the others
             return
 
-    def _look(self, patience_seconds: float) -> Finding | None:
+    def _look(self, patience_seconds: float, start_seconds: float = 0.0) -> Finding | None:
         ends = [None] * self.world_size
-        return first_finding(self.board, ends, patience_seconds, time.monotonic())
+        return first_finding(self.board, ends, patience_seconds, time.monotonic(), start_seconds)
 
     def _say_where(self):
         from .reports import readers_frames

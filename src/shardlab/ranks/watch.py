@@ -74,6 +74,7 @@ class Limits:
 
     patience_seconds: float
     seconds: float | None = None
+    start_seconds: float = 0.0  # more patience for the first call of a channel
 
 
 class Watch:
@@ -101,7 +102,11 @@ class Watch:
                 if outcome.trouble is None and now - looked_at > LOOK_SECONDS:
                     looked_at = now
                     outcome.trouble = first_finding(
-                        self.board, outcome.ends, limits.patience_seconds, now
+                        self.board,
+                        outcome.ends,
+                        limits.patience_seconds,
+                        now,
+                        limits.start_seconds,
                     )
                 noticed = isinstance(outcome.trouble, NOTICED)
                 settled_at = now + (0 if noticed else SETTLE_SECONDS)

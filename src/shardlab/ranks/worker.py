@@ -32,6 +32,7 @@ from shardlab.common.torch_internals import (
     settings_of_contexts,
     watch_new_groups,
 )
+from shardlab.measure.clock import cores
 
 from . import messages
 from .board import Board
@@ -39,6 +40,7 @@ from .calls import listening
 from .cells import run_source
 from .checks import Checks
 from .devices import CannotBeHad, choose_device
+from .findings import NCCL_START_SECONDS
 from .links import enter_namespaces
 from .place import RankPlace, give_device
 from .reports import raised, readers_frames, stopped_at_last
@@ -207,7 +209,8 @@ class Rank:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
             self.store = dist.FileStore(place.store.path, place.world_size)
             self.store.set_timeout(timedelta(seconds=place.patience_seconds))
-            torch.set_num_threads(place.threads)
+            shared = cores() // place.world_size if self.device.type == "cuda" else 1
+            torch.set_num_threads(place.threads or max(1, shared))
             vars(self.main).update(
                 __builtins__=builtins,
                 torch=torch,
@@ -221,7 +224,9 @@ class Rank:
             torch.cuda.set_device(self.device)  # a thread's own
             # autograd's thread has no context before its first product, and gets one there
             warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current")
-        backend = "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
+        backend, starts = self.backend, 0.0
+        if backend == "nccl":
+            backend, starts = "cpu:gloo,cuda:nccl", NCCL_START_SECONDS
         # The parent notices a collective that waits too long, and knows for whom. The backend's own
         # limit is for when it cannot.
         with making_a_group():
@@ -230,7 +235,7 @@ class Rank:
                 store=dist.PrefixStore(str(generation), self.store),
                 rank=place.rank,
                 world_size=place.world_size,
-                timeout=timedelta(seconds=2 * place.patience_seconds + 30),
+                timeout=timedelta(seconds=2 * place.patience_seconds + 30 + starts),
             )
         self.group = dist.group.WORLD
         return messages.dumps((str(self.device), self.backend))

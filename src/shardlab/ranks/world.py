@@ -19,6 +19,7 @@ from . import server
 from .asked import Asked, announcement, check_limit
 from .board import Board
 from .faults import RankError, RanksInterrupted, verdict
+from .findings import NCCL_START_SECONDS
 from .messages import Call, Cell, Quit, Regroup, Returned, call_of, function_name
 from .output import Progress, pipe, show_printed
 from .place import RankPlace
@@ -136,7 +137,8 @@ class World:
         with self.lock, counting_interrupts() as interrupts:
             if not self.members:
                 self._start(interrupts)
-            limits = Limits(self.patience_seconds, limit_seconds)
+            start_seconds = NCCL_START_SECONDS * (self.backend == "nccl")
+            limits = Limits(self.patience_seconds, limit_seconds, start_seconds)
             outcome = self._watch(command, interrupts, limits)
             if outcome.trouble is not None:
                 interrupts.clear()  # a second interrupt ends the rest
@@ -231,7 +233,7 @@ class World:
         places = [cloudpickle.loads(end.packed) for end in outcome.ends]
         self.backend = places[0][1]
         self.places = announcement(
-            [device for device, _ in places], self.backend, asked.threads, len(asked.hosts)
+            [device for device, _ in places], self.backend, asked.threads or 1, len(asked.hosts)
         )
         if asked.announce:
             print(self.places)

@@ -59,7 +59,7 @@ def run_together(
     except (Damaged, SaveFailed, ValueError) as error:
         trouble = error
     except Exception as error:
-        trouble = kind(f"rank {me} {could_not}: {reason(error)}.")
+        trouble = kind(f"rank {dist.get_rank()} {could_not}: {reason(error)}.")
     everyone = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, (result, trouble), group=group)
     for _, trouble in everyone:

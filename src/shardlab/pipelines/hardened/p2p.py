@@ -31,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...collective_wire import backend_for
+from ...mesh import channel
 from ..core import Sent
 from ..partition import PipelinePlan, comes_from, goes_to
 from ..schedules import Action, Kind
@@ -55,9 +56,7 @@ class Wire:
             if target and plan.home[action.stage] != plan.home[target[0]]:
                 routes.add((target[1].value, plan.home[action.stage], plan.home[target[0]]))
         ways = sorted({(kind, source < target) for kind, source, target in routes})
-        self.channels = {
-            way: dist.new_group(self.ranks, use_local_synchronization=True) for way in ways
-        }
+        self.channels = {way: channel(self.ranks, way) for way in ways}
         self.connect(group, sorted(routes))
         self.coming: dict[tuple, tuple[Tensor, dist.Work | None]] = {}
         self.leaving: deque[Sent] = deque()  # what no message answers: gradients

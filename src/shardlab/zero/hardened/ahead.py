@@ -80,7 +80,7 @@ class Ahead:
         """A stream for asking, which waits until whatever used its free memory has ended."""
         streams = streams_of(device)
         if streams:
-            self.stream = self.stream or streams.Stream(device)
+            self.stream = self.stream or streams.Stream(device, priority=-1)
             if self.used and current_backward() is not None:
                 self.stream.wait_event(self.used)
             else:  # also for an update of the shards
