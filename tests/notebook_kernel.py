@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jupyter_client.manager import KernelManager
 
-CELL_SECONDS = 120  # against a cell that hangs; a busy machine may well take a tenth of it
+CELL_SECONDS = 300  # against a cell that hangs; a busy machine may well take a third of it
 
 
 class Shown(NamedTuple):

@@ -211,7 +211,12 @@ def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
     asked for and not given."""
     from shardlab.ranks.devices import CannotBeHad, choose_device
 
-    for name in ("NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_MAX_CTAS"):
+    for name in (
+        "NCCL_MULTI_RANK_GPU_ENABLE",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_MAX_CTAS",
+        "TORCH_NCCL_HIGH_PRIORITY",
+    ):
         monkeypatch.setenv(name, "before")  # so that it is put back
         monkeypatch.delenv(name)
     nccl = __import__("torch").cuda.nccl
@@ -237,6 +242,7 @@ def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
         )
     ] == ["nccl", "gloo", "gloo", "gloo"]
     assert "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
+    assert os.environ["TORCH_NCCL_HIGH_PRIORITY"] == "1"  # messages overtake kernels
     device, backend = choose_device(1, 2, 1, None, None, share_gpus=True)
     assert (device.index, backend, os.environ["NCCL_MULTI_RANK_GPU_ENABLE"]) == (0, "nccl", "1")
     assert "NCCL_MAX_CTAS" not in os.environ

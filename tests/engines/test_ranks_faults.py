@@ -5,12 +5,15 @@ Each test runs a cell that fails, and then asks whether the ranks that can live 
 variables, or fresh ones came.
 """
 
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from notebook_kernel import descendants, gone, notebook
+
+from shardlab.ranks import stopping
 
 ALIVE = "All ranks live on with their variables; their process group was made anew."
 FRESH = "All ranks were ended and their variables are gone; the next run starts fresh ones."
@@ -188,19 +191,36 @@ def test_an_import_is_not_cut_in_two(three, tmp_path):
     all_reduce_works(three, kept=True)
 
 
-def test_an_import_that_computes_ends_soon_after_a_stop(three, tmp_path):
-    """Mutation: whoever waits for the end of the import looks through the whole stack at each call
-    within it. The import of our formulas then took minutes, and the next cell with it."""
+def test_each_call_within_an_import_costs_one_look(monkeypatch):
+    """Must catch: whoever waits for the end of the import looks through the whole stack at each
+    call within it. The import of our formulas then took minutes, and the next cell with it."""
+    looks, back = [], []
+    monkeypatch.setattr(stopping, "importer", lambda frame: looks.append(frame))
+
+    def deep(n):
+        return n and deep(n - 1)
+
+    def imports():
+        stopping.when_back_in(sys._getframe(1), lambda: back.append(len(looks)))
+        deep(50)
+        assert not back
+
+    imports()
+    assert back == [0]
+
+
+def test_an_import_that_computes_ends_after_a_stop(three, tmp_path):
+    """Mutation: the trace is not taken away, or stops the import again in the next cell."""
     (tmp_path / "deep_to_import.py").write_text(
         "import time\ndef deep(n):\n    return n and deep(n - 1)\ntime.sleep(0.6)\n"
-        "for _ in range(4000):\n    deep(800)\n"
+        "for _ in range(40):\n    deep(800)\n"
     )
     shown = three.run(
         f"%%ranks\nimport sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
         "if rank == 0:\n    raise ValueError('mine')\nimport deep_to_import"
     )
     assert "Rank 0 raised ValueError: mine" in shown.error and ALIVE in shown.error
-    shown = three.run("%%ranks --limit 60\nimport deep_to_import")
+    shown = three.run("%%ranks\nimport deep_to_import")
     assert not shown.error
     all_reduce_works(three, kept=True)
 
@@ -218,7 +238,7 @@ def test_a_stop_while_one_waits_for_an_import(three, tmp_path):
         begin = time.monotonic()
         shown = three.run("%%ranks\nload()", lambda begin=begin: time.monotonic() > begin + 0.7)
         assert "The ranks were interrupted." in shown.error and ALIVE in shown.error
-    assert not three.run("%%ranks --limit 60\nload()").error
+    assert not three.run("%%ranks\nload()").error
     all_reduce_works(three, kept=True)
 
 

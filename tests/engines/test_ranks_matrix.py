@@ -16,7 +16,7 @@ from shardlab.ranks import RankError, ranks
 pytestmark = pytest.mark.ranks
 
 PATIENCE = 2.0
-BOUND = PATIENCE + 5.0  # what has not ended by then hangs
+BOUND = 120.0  # what has not ended by then hangs, on however busy a machine
 KEPT, FRESH = True, False
 
 

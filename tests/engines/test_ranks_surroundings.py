@@ -26,7 +26,7 @@ from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, 
 from shardlab.ranks.board import Board, CallKind, Post, shortened
 from shardlab.ranks.checks import Checks
 from shardlab.ranks.faults import verdict
-from shardlab.ranks.findings import Circle, disagreement, unfinished
+from shardlab.ranks.findings import Circle, disagreement, first_finding, unfinished
 from shardlab.ranks.links import Host
 from shardlab.ranks.messages import Raised, Returned
 from shardlab.ranks.output import KEPT_BYTES, pipe, write_escaped
@@ -367,6 +367,41 @@ def test_a_stop_where_python_drops_exceptions(two, capsys, tmp_path, cell):
     assert shown.out == "[rank 0] 5\n[rank 1] 5\n" and not shown.err
 
 
+def test_ranks_of_a_group_are_named_as_those_of_the_world():
+    """Must catch: "rank 0" for rank 1, the first of its group: the reader looks at the wrong
+    rank."""
+
+    def said():
+        import torch.distributed as dist
+
+        from shardlab.common.agreement import agree
+
+        found, group, me = [], dist.new_group([1, 2]), dist.get_rank()
+        for facts, complaint in (([], "wrong" * (me == 2)), ([f"a {me}"], "")) if me else ():
+            with pytest.raises(ValueError) as caught:
+                agree(facts, group, ValueError, "all agree", complaint)
+            found.append(str(caught.value))
+        return found
+
+    with ranks(3, device="cpu", announce=False) as world:
+        sentences = ["rank 2: wrong", "rank 1 has a 1, rank 2 has a 2: all agree."]
+        assert world.run(said) == [[], sentences, sentences]
+
+
+def test_the_first_call_of_a_channel_may_take_longer():
+    """Must catch: a rank that is blamed while NCCL connects the GPUs of a group; more patience for
+    every call."""
+    one = board()
+    for number, awaits in ((1, False), (2, True)):
+        one.write(0, post(3, number, seconds=0.0))
+        found = first_finding(one, [None, None], 2.0, 30.0, start_seconds=60.0)
+        assert (found is not None) == awaits
+        one.write(1, post(3, number))
+    one = board()
+    one.write(0, post(3, 1, seconds=0.0))
+    assert first_finding(one, [None, None], 2.0, 63.0, start_seconds=60.0).patience_seconds == 62.0
+
+
 # --- what contexts set ----------------------------------------------------------------------------
 
 
@@ -519,7 +554,7 @@ def run_script(folder, *, before="", prefix="", by="script.py", **environment):
         ["sh", "-c", f"{prefix} exec '{sys.executable}' {by}"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,  # against a hang alone
         cwd=folder,
         env={**os.environ, **environment},
     )

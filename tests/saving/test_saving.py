@@ -381,7 +381,7 @@ def test_full_disk(guilty, phase, two, tmp_path):
     Mutations: the other rank goes on, and waits forever or calls the save whole; leftovers in the
     way of the next save."""
     whole = two.run(run_and_save, 3, str(tmp_path), (4,))[0]
-    for said, found in two.run(full_disk, str(tmp_path), guilty, phase, limit_seconds=60):
+    for said, found in two.run(full_disk, str(tmp_path), guilty, phase, limit_seconds=600):
         assert said == f"rank {guilty} could not write to {tmp_path}: File too large."
         assert found == ["step-4"]  # nothing holds room that the disk lacks
     assert sorted(os.listdir(tmp_path)) == ["step-4", "step-5"]
@@ -421,7 +421,7 @@ def test_no_permission(two, tmp_path):
     anew."""
     (tmp_path / "file").write_text("no folder")
     assert (
-        two.run(refused, 2, str(tmp_path / "file" / "saves"), save_1, limit_seconds=60)
+        two.run(refused, 2, str(tmp_path / "file" / "saves"), save_1, limit_seconds=600)
         == [f"SaveFailed: rank 0 could not write to {tmp_path}/file/saves: Not a directory."] * 2
     )
     two.run(run_and_save, 2, str(tmp_path / "saves"), (4,))
@@ -440,7 +440,7 @@ def test_no_permission(two, tmp_path):
                 str(tmp_path / "saves"),
                 save_5 if what is save else resume,
                 nobody,
-                limit_seconds=60,
+                limit_seconds=600,
             )
         finally:
             (tmp_path / "saves").chmod(0o755)
@@ -472,7 +472,7 @@ def test_what_could_not_be_read_again(two, tmp_path):
 
     Mutations: the file not read back; only OSError caught, so that one rank raises and the other
     waits."""
-    for (number, function), nothing in two.run(unreadable_extra, str(tmp_path), limit_seconds=60):
+    for (number, function), nothing in two.run(unreadable_extra, str(tmp_path), limit_seconds=600):
         assert number.startswith(
             "ValueError: extra has something that is only read from a file one trusts: give numbers"
         )
@@ -520,7 +520,7 @@ def test_two_runs_save_there(two, tmp_path):
     are missed before the save gets its name.
 
     Mutations: files opened to be written over; sizes not compared before the move."""
-    for said in two.run(in_the_way, str(tmp_path), limit_seconds=60):
+    for said in two.run(in_the_way, str(tmp_path), limit_seconds=600):
         assert said == [
             f"rank 1 could not write to {tmp_path}: File exists.",
             f"rank 0 could not write to {tmp_path}: No such file or directory.",
@@ -594,7 +594,7 @@ def test_a_damaged_save(two, tmp_path):
     after = " Older saves: step-2; move step-4 away to take that."
 
     def said():
-        found = two.run(refused, 3, str(tmp_path), limit_seconds=60)
+        found = two.run(refused, 3, str(tmp_path), limit_seconds=600)
         assert found[0] == found[1]
         return found[0]
 
