@@ -409,20 +409,15 @@ def settings():
     import warnings
 
     import torch
-    from torch.overrides import _get_current_function_mode_stack as functions
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as operators
 
     x = torch.ones(2, requires_grad=True)
     return (
-        str((x + x).requires_grad),
+        (type(x).__name__, (x * x).requires_grad),
         torch.is_inference_mode_enabled(),
         [(torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")],
         torch.autocast_increment_nesting() + torch.autocast_decrement_nesting(),
         (torch.get_default_dtype(), torch.get_default_device(), x.device, torch.get_num_threads()),
         (torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()),
-        [type(mode).__name__ for mode in functions() + operators()],
-        torch._C._functorch.get_dynamic_layer_stack_depth(),
-        torch._C._autograd._saved_tensors_hooks_is_enabled(),
         len(warnings.filters),
     )
 
@@ -444,9 +439,16 @@ if rank:
     "threads": "torch.set_num_threads(3)",
     "anomalies": "torch.autograd.set_detect_anomaly(True)",
     "deterministic": "torch.use_deterministic_algorithms(True)",
-    "a mode of functions": "torch.overrides.BaseTorchFunctionMode().__enter__()",
-    "a mode of operators": "import torch._subclasses as s; s.FakeTensorMode().__enter__()",
-    "torch.func": "torch._C._functorch._grad_increment_nesting()",
+    "a mode of functions": """
+class Prints(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        print(function)
+        return function(*args, **(kwargs or {}))
+Prints().__enter__()
+""",
+    "a mode of operators": "from shardlab.common.torch_internals import FakeTensorMode\n"
+    "FakeTensorMode().__enter__()",
+    "torch.func": "left = torch._C._functorch._grad_increment_nesting()",
     "saved tensors": "torch.autograd.graph.saved_tensors_hooks(print, print).__enter__()",
     "warnings": "import warnings; warnings.catch_warnings(record=True).__enter__()\n"
     "warnings.simplefilter('error')",
