@@ -23,6 +23,7 @@ from torch import nn
 from shardlab import zero
 from shardlab.common.optimizer_checks import averaged_by_hand
 from shardlab.data_parallel import DistributedDataParallel
+from shardlab.recompute import checkpoint_by_function
 from shardlab.saving.resharding import flats_of
 from shardlab.zero.hardened import stage1, stage2, stage3
 from shardlab.zero.hardened.arriving import is_coming
@@ -195,6 +196,54 @@ def penalty_afterwards(door):
     return beside.verdict()
 
 
+class Recomputed(nn.Sequential):
+    """Its gradients come from within a reentrant backward; `tied` is met in two of them."""
+
+    def __init__(self, way):
+        super().__init__(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+        self[1].bias.requires_grad_(False)
+        self.way, self.tied = way, self[0].bias
+
+    def forward(self, x):
+        return self.way(lambda x: super(Recomputed, self).forward(x) + self.tied, x)
+
+
+def recomputed(way):
+    return nn.Sequential(nn.Linear(8, 8), Recomputed(way))
+
+
+reentrant = partial(torch.utils.checkpoint.checkpoint, use_reentrant=True)
+
+
+def triple(parameter):
+    parameter.grad.mul_(3)
+
+
+def twice(parameter):
+    parameter.register_hook(lambda gradient: 2 * gradient)
+    parameter.register_post_accumulate_grad_hook(triple)
+    parameter.register_hook(lambda gradient: 5 * gradient).remove()
+
+
+@torch.no_grad()
+def update(parameter):
+    parameter.sub_(parameter.grad, alpha=0.3)
+    parameter.grad = None
+
+
+def step_in_backward(parameter):
+    parameter.register_post_accumulate_grad_hook(update)
+
+
+def hooked_shards(door, way, hook):
+    beside = Beside(door, partial(recomputed, way))
+    for net in beside.nets:  # of one, the shards
+        for parameter in net.parameters():
+            if parameter.requires_grad:
+                hook(parameter)
+    return beside.steps()
+
+
 class Encoder(nn.Module):
     """Has a method besides forward."""
 
@@ -252,6 +301,10 @@ tables.DOORS["one unit"] = tables.Stage3(partial(zero.shard, stage=3, units=()))
             "NotGathered: linear of first.weight [8, 8]: ",
         ),
         ("one unit", another_method, (True,), RIGHT),
+        # hooks on shards that nobody calls (add_gradients without them)
+        ("stage 3", hooked_shards, (reentrant, twice), RIGHT),
+        ("stage 3 ahead", hooked_shards, (reentrant, step_in_backward), RIGHT),
+        ("stage 3 offload", hooked_shards, (checkpoint_by_function, twice), RIGHT),
     ],
 )
 def test_modules_of_other_kinds(pair, door, row, args, expected):

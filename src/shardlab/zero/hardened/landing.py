@@ -6,6 +6,7 @@ a GPU once a backward, at its end.
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
 
 from ...common.backward import owners, when_backward_ends
@@ -54,11 +55,17 @@ def brought_home(mean: Tensor, flat) -> list[Tensor | None]:
 def may_come_late(shards: list[nn.Parameter]) -> bool:
     """Whether gradients may become part of shard.grad later in this backward: not so where a hook
     wants to see them, or nobody fills .grad."""
-    watched = any(s.requires_grad and (s in owners or hooks_of_others(s)) for s in shards)
+    watched = any(map(is_watched, shards))
     return not watched and current_backward() is not None and in_plain_backward()
+
+
+def is_watched(shard: nn.Parameter) -> bool:
+    return shard.requires_grad and (shard in owners or hooks_of_others(shard))
 
 
 def add_gradients(pairs: Iterable[tuple[nn.Parameter, Tensor | None]]):
     for shard, gradient in pairs:
-        if shard.requires_grad and gradient is not None:
+        if gradient is not None and is_watched(shard):
+            torch.autograd.backward(shard, gradient)  # calls the hooks
+        elif gradient is not None and shard.requires_grad:
             shard.grad = gradient if shard.grad is None else shard.grad.add_(gradient)
