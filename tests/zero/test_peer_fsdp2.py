@@ -4,6 +4,7 @@ that FSDP2 does not."""
 import copy
 import sys
 import time
+from functools import partial
 
 import cloudpickle
 import pytest
@@ -19,6 +20,7 @@ from shardlab.common.torch_internals import TorchDispatchMode
 from shardlab.measure.ledger import Ledger
 from shardlab.ranks import RankDied, RankError, ranks
 from shardlab.zero.hardened import stage3
+from shardlab.zero.hardened.flat import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(tables)
@@ -169,20 +171,31 @@ def test_different_units_on_different_ranks(pair):
     """LayerDrop by each rank's own number, experts, a branch by data: FSDP2 gathers units of one
     size crosswise, without a word, and the outputs are of neither.
 
-    Must catch: a stage 3 that does so too (it waits, and both ranks are named), because messages of
-    two units fit each other."""
+    Must catch: a stage 3 that does so too (both ranks are named), because messages of two units fit
+    each other (a Ring without numbered, Native without named: even, of odd size, frozen, twice)."""
 
-    def crosswise(shard):
-        model, x = linears(8, 8, 8, bias=False), torch.ones(1, 8)
+    def crosswise(shard, width=8, frozen=False, before=0):
+        model, x = linears(width, width, width, bias=False), torch.ones(1, width)
         want = model[dist.get_rank()](x).sum().item()
-        shard(model, list(model))
+        shard(model.requires_grad_(not frozen), list(model))
         dist.barrier()
+        for _ in range(before):
+            model[0](x)
         return abs(model[dist.get_rank()](x).sum().item() - want)
 
     assert min(pair.run(crosswise, fsdp2)) > 0.01
-    with pytest.raises(RankError, match="wait for each other") as caught:
-        pair.run(crosswise, stage3.fully_shard)
-    assert "of unit 1" in str(caught.value) and "of unit 2" in str(caught.value)
+    native = partial(stage3.fully_shard, collectives=Native())
+    ahead = partial(stage3.fully_shard, collectives=tables.LastMoment(), prefetch=True)
+    for said, shard, *model in (
+        ("wait for each other", stage3.fully_shard),
+        ("disagree", native),
+        ("disagree", native, 7),
+        ("disagree", native, 8, True),
+        ("disagree", ahead, 8, False, 2),
+    ):
+        with pytest.raises(RankError, match=said) as caught:
+            pair.run(crosswise, shard, *model)
+        assert "of unit 1" in str(caught.value) and "of unit 2" in str(caught.value)
 
 
 class Maybe(nn.Module):

@@ -97,7 +97,7 @@ class CollectiveCall:
     @property
     def unit(self) -> int:
         """The unit (a layer of the model) whose chunk is sent, from the bits of the tag above the
-        chunk's number; 0 for none."""
+        chunk's number; 0 for none. A native collective has no tag, and its tensor the number."""
         return self.tag >> UNIT_BITS
 
     @property
@@ -186,6 +186,7 @@ def _read(operator: Operator, arguments: dict) -> CollectiveCall:
         )
         contributed = tuple(tree_leaves(brought))
     group = dist.ProcessGroup.unbox(arguments["process_group"])
+    unit = getattr(own[0], "unit", 0) if own else 0
     return CollectiveCall(
         operator.name,
         group,
@@ -194,7 +195,7 @@ def _read(operator: Operator, arguments: dict) -> CollectiveCall:
         operator.parts,
         operator.alike,
         arguments.get(operator.peer),
-        arguments.get("tag", 0),
+        arguments.get("tag", unit << UNIT_BITS),
         reduction,
         arguments.get("async_op", arguments.get("asyncOp", True)),  # its name in torch 2.6
         _splits(arguments, group.size()) if operator.name == "all_to_all" else None,

@@ -106,8 +106,9 @@ class Checks:
             group = self.groups[name] = self.look_up(call.group)
         if not group.ranks:
             return None
+        of_unit = f", of unit {call.unit}" if call.unit else ""
         if call.name not in ("send", "recv"):
-            what = self.describe(call, group)
+            what = self.describe(call, group) + of_unit
             sends, receives = call.splits or ((), ())
             return self.counted(
                 group.channel,
@@ -120,7 +121,7 @@ class Checks:
             )
         here, peer = call.group.rank(), call.peer
         of = ", ".join(f"{_dtype(t)}, {t.numel():,} elements" for t in call.own)
-        of += f", of unit {call.unit}" if call.unit else ""
+        of += of_unit
         what, blocking = f"send and recv of {of}", is_waited_for()
         if peer is None:
             inbox = self.key(name, group.members, here, call.tag)

@@ -77,6 +77,12 @@ class Native(Ring):
     divide the elements, each chunk that is smaller than the first has a zero behind it on its
     way. A lone gradient leaves from its own memory where the backend makes means."""
 
+    unit = 0  # of stage 3, whose messages these are: shardlab.ranks compares its number
+
+    def named(self, message: Tensor) -> Tensor:
+        message.unit = self.unit
+        return message
+
     def reduce_scatter(
         self, tensors: list[Tensor], group: Group = None, share: float = 1.0
     ) -> list[Tensor]:
@@ -101,7 +107,7 @@ class Native(Ring):
         else:
             even, mean = flattened(tensors, share), False
         tensors.clear()
-        shard = even.new_empty(even.numel() // n)
+        shard = self.named(even.new_empty(even.numel() // n))
         op = dist.ReduceOp.AVG if mean else dist.ReduceOp.SUM
         work = reduce_scatter_single(shard, even, op=op, group=group, async_op=True)
         return ChunkOfSum(shard[: len(chunk_of(me, elements, n))], even, work.wait)
@@ -114,10 +120,11 @@ class Native(Ring):
         n, me = place(group)
         own = own_chunk(flat, group) if own is None else own
         if flat.numel() % n == 0:
-            return all_gather_single(flat, own, group=group, async_op=True).wait
+            return all_gather_single(flat, self.named(own), group=group, async_op=True).wait
         rows = flat.new_empty(n, flat.numel() // n + 1)
         rows[me, : own.numel()] = own
-        work = all_gather_single(rows.view(-1), rows[me], group=group, async_op=True)
+        mine = self.named(rows[me])
+        work = all_gather_single(rows.view(-1), mine, group=group, async_op=True)
 
         def arrived():
             work.wait()

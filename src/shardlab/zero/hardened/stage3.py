@@ -123,8 +123,9 @@ def kinds_of(sites: Sites) -> list[Sites]:
 
 def numbered(collectives, number: int):
     """These collectives, whose messages carry the unit's number: ranks that run different units do
-    not receive each other's messages."""
+    not receive each other's messages, or are named."""
     own = copy(collectives)
+    own.unit = number
     if hasattr(own, "run"):  # makes moves of chunks, by whose numbers a message is known
         run, first = own.run, number << UNIT_BITS
 
