@@ -163,6 +163,10 @@ class Stops(torch.autograd.Function):
 class Stopping(nn.Sequential):
     stops = False
 
+    @classmethod
+    def of_three(cls):
+        return cls(*(nn.Linear(8, 8) for _ in range(3)))
+
     def forward(self, x):
         for number, layer in enumerate(self):
             x = torch.tanh(layer(x))
@@ -172,7 +176,7 @@ class Stopping(nn.Sequential):
 
 
 def stopped_backward(door):
-    beside = Beside(door, lambda: Stopping(*(nn.Linear(8, 8) for _ in range(3))))
+    beside = Beside(door, Stopping.of_three)
     for _ in range(3):
         beside.optimizer.zero_grad()
         beside.net.stops = True
@@ -181,6 +185,32 @@ def stopped_backward(door):
         beside.net.stops = False
         beside.optimizer.zero_grad()
         beside.steps(1)
+    return beside.verdict()
+
+
+def deeper():
+    return nn.Sequential(nn.Linear(8, 8), Stopping.of_three())
+
+
+def goes_on(door, make, *then):
+    """The second backward raises, with no zero_grad() after it unless `then` names it."""
+    beside = Beside(door, make)
+    beside.backward()
+    stopping = [m for net in beside.nets for m in net.modules() if isinstance(m, Stopping)]
+    for module in stopping:
+        module.stops = True
+    x = beside.inputs()
+    for net, own in ((beside.model, door.part(x)), (beside.plain, x)):
+        with pytest.raises(KeyError):
+            loss_of(net(own)).backward()
+    for module in stopping:
+        module.stops = False
+    for name in then:
+        if name == "zero_grad":
+            beside.optimizer.zero_grad(set_to_none=False)
+            beside.plain_optimizer.zero_grad(set_to_none=False)
+        else:
+            getattr(beside, name)()
     return beside.verdict()
 
 
@@ -269,6 +299,7 @@ def another_method(door, registered):
     return beside.verdict()
 
 
+LOST = "CannotShard: a backward raised, and stage 3 has lost the gradients of the unit in"
 tables.DOORS["one unit"] = tables.Stage3(partial(zero.shard, stage=3, units=()))
 
 
@@ -291,6 +322,14 @@ tables.DOORS["one unit"] = tables.Stage3(partial(zero.shard, stage=3, units=()))
         # gradients of a broken backward that arrive in the next one
         ("stage 3 ahead", stopped_backward, (), RIGHT),
         ("stage 2 ahead", stopped_backward, (), RIGHT),
+        # gradients of a unit, or on their way, that plain PyTorch keeps (Landing.check left out: in
+        # forward, in forward_begins, in a step; of what zero_grad() has forgotten)
+        ("stage 2 ahead", goes_on, (deeper, "backward", "step"), RIGHT),
+        ("stage 3", goes_on, (Stopping.of_three, "backward", "step"), RIGHT),
+        ("stage 3 ahead", goes_on, (Stopping.of_three, "backward", "step"), LOST),
+        ("stage 3", goes_on, (deeper, "backward", "step"), LOST),
+        ("stage 3 ahead", goes_on, (deeper, "step"), LOST),
+        ("stage 3 ahead", goes_on, (deeper, "zero_grad", "step", "backward", "step"), RIGHT),
         # what autograd adds to a gradient that has not come yet (no hooks in as_gradients)
         ("stage 3 ahead", penalty_afterwards, (), RIGHT),
         # `encode` with values of nobody; a unit freed when encode is called within forward

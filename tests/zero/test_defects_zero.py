@@ -6,13 +6,17 @@ Each case once returned a wrong number, or a sentence that named neither the thi
 
 import gc
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import cloudpickle
 import pytest
+import tables
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.func import functional_call, hessian, jacrev, jvp, vmap
 from torch.optim import SGD
 
 from shardlab import zero
@@ -25,6 +29,7 @@ from shardlab.saving import save
 from shardlab.zero.hardened import stage1, stage2
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(tables)
 STAGES = (stage1, stage2)
 
 
@@ -225,6 +230,74 @@ def test_the_door(two):
             "CannotShard: offload: stage 0 has bucket_bytes.",
             "CannotShard: offload: the core of stage 1 has bucket_bytes.",
         ]
+
+
+def doubled(weight):
+    return 2 * weight
+
+
+class Slow(tables.LastMoment):
+    """Other threads get a turn while one waits."""
+
+    def begin_all_gather(self, *args):
+        wait = super().begin_all_gather(*args)
+        return lambda: [time.sleep(0.1), wait()]
+
+
+def in_threads(net):
+    with ThreadPoolExecutor(3) as threads:
+        return torch.stack(list(threads.map(lambda _: net[0](torch.ones(3)), range(3))))
+
+
+def jacobian(net):
+    state = dict(net.named_parameters())
+    return jacrev(lambda p: functional_call(net, p, torch.ones(3)).sin())(state)["1.weight"]
+
+
+# What reads parameters on their way, and must catch in arriving.py: Arrival.arrive without a lock,
+# or that gives the class back first; without as_subclass; without watch_blind; a stale alias where
+# the docstring says that it is safe
+WAYS = {
+    "three threads": in_threads,
+    "as_subclass": lambda net: net[0].weight.as_subclass(torch.Tensor) * 1,
+    "as_tensor": lambda net: torch.as_tensor(net[0].weight) * 1,
+    "traced": lambda net: net.traced(net[0].weight),
+    "scripted": lambda net: net.scripted(torch.ones(3)),
+    "jacrev": jacobian,
+    "hessian": lambda net: hessian(lambda p: p.pow(3).sum())(net[0].bias),
+    "jvp": lambda net: jvp(doubled, (net[0].weight,), (torch.ones(4, 3),))[0],
+    "vmap": lambda net: vmap(torch.sum)(net[0].weight),
+    "alias after forward": lambda net: [net(torch.ones(3)), net.alias * 1][1],
+    "alias after a new state_dict()": lambda net: [net.state_dict(), net.alias * 1][1],
+    "alias after arrive()": lambda net: [net.optimizer.arrive(), net.alias * 1][1],
+}
+
+
+def read_while_they_travel(stage):
+    """Ways that read what has not come."""
+    early = []
+    for name, way in WAYS.items():
+        net, scripted = layers(3, 4, 3), torch.jit.script(layers(3, 4))
+        traced = torch.jit.trace(doubled, torch.ones(4, 3))
+        both = nn.ModuleList([net, scripted])
+        options = dict(collectives=Slow(), prefetch=True, lr=1.0)
+        _, optimizer = zero.shard(both, SGD, stage=stage, **options)
+        net.__dict__.update(alias=net[0].weight.detach(), optimizer=optimizer)
+        net.__dict__.update(scripted=scripted, traced=traced)
+        (net(torch.ones(3)).sum() + scripted(torch.ones(3)).sum()).backward()
+        optimizer.step()
+        if way(net).isnan().any():
+            early.append(name)
+        optimizer.arrive()
+    return early
+
+
+@pytest.mark.parametrize("stage", (1, 2))
+def test_what_is_on_its_way_is_not_read(two, stage):
+    """Messages are not a number until somebody waits for them.
+
+    Must catch: what is said at WAYS."""
+    assert two.run(read_while_they_travel, stage) == [[], []]
 
 
 def by_the_core(stage):

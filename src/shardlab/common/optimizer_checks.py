@@ -4,7 +4,7 @@ so an earlier check is impossible.
     replaced(parameters, "fully_shard")    the model has parts instead of them; an optimizer that
                                            was made before would update nothing, or nothing but the
                                            parameters that are left
-    watch(shard)                           a flat shard of stage 3
+    watch(shard, landing)                  a flat shard of stage 3; before steps, landing.check()
 
 Shards and parts of tensor parallelism are updated by each rank alone: an optimizer that looks at
 rows, norms of a layer or a line search is found by trial.
@@ -14,7 +14,7 @@ Callers call torch_clip_and_scale.watch_steps(), from when on optimizers are loo
 
 from collections.abc import Iterable
 from inspect import signature
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 import torch.distributed as dist
@@ -30,17 +30,18 @@ KNOWN = {
     for name in ("SGD Adam AdamW Adamax NAdam RAdam Adagrad Adadelta RMSprop ASGD Rprop".split())
 }
 tried: WeakSet = WeakSet()  # optimizers of shards that were tried with their own settings
-shards = WeakTensorKeyDictionary()  # of stage 3
+shards = WeakTensorKeyDictionary()  # of stage 3 -> a weak reference to its model's landing
 by_hand = WeakTensorKeyDictionary()  # whole parameters that their caller averages
 gone = WeakTensorKeyDictionary()  # parameter that a model no longer has -> its shape, what cut it
 # parameter -> a weak reference to the optimizer that has its gradient: one of stage 1 or 2, or one
 # of copies
 gradient_is_with = WeakTensorKeyDictionary()
-looked_at: WeakKeyDictionary = WeakKeyDictionary()  # optimizer -> how many parameters it had
+# optimizer -> how many parameters it had, the landings of their models
+looked_at: WeakKeyDictionary = WeakKeyDictionary()
 
 
-def watch(shard: nn.Parameter):
-    shards[shard] = True
+def watch(shard: nn.Parameter, landing):
+    shards[shard] = ref(landing)
 
 
 def averaged_by_hand(parameters: Iterable[Tensor]):
@@ -64,15 +65,18 @@ def look(optimizer: torch.optim.Optimizer, *_):
     """Called before each step of any optimizer, and before a scaler unscales its gradients."""
     check_hardened(optimizer)
     count = sum(len(group["params"]) for group in optimizer.param_groups)
-    if looked_at.get(optimizer) == count:
-        return
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    look_at_order(optimizer, parameters)
-    if any(parameter in shards for parameter in parameters):
-        look_at_shards(optimizer, parameters)
-    if any(map(is_cut, parameters)) and not hasattr(optimizer, "inner"):
-        look_at_rule(optimizer, parameters[0])
-    looked_at[optimizer] = count
+    known, landings = looked_at.get(optimizer, (None, ()))
+    if known != count:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        look_at_order(optimizer, parameters)
+        landings = {shards[parameter] for parameter in parameters if parameter in shards}
+        if landings:
+            look_at_shards(optimizer, parameters)
+        if any(map(is_cut, parameters)) and not hasattr(optimizer, "inner"):
+            look_at_rule(optimizer, parameters[0])
+        looked_at[optimizer] = count, landings
+    for landing in filter(None, (weakly() for weakly in landings)):
+        landing.check()
 
 
 def look_at_order(optimizer: torch.optim.Optimizer, parameters: list):

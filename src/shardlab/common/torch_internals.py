@@ -75,6 +75,7 @@ __all__ = [
     "take_fake_tensors",
     "unscale_in_one_pass",
     "version",
+    "watch_blind",
     "watch_clipping",
     "watch_new_groups",
     "watch_resize",
@@ -347,6 +348,21 @@ READ_NO_VALUES = {Tensor.grad.__set__} | {
     for name in ("grad", "requires_grad", "shape", "dtype", "device", "is_leaf", "grad_fn")
     + ("_version", "_post_accumulate_grad_hooks", "_backward_hooks")
 }
+
+
+def watch_blind(seen: Callable[[], object]) -> None:
+    """Calls `seen` before TorchScript runs or a transform of torch.func begins. These take tensors
+    without asking their class. Without it, they compute with values that are on their way."""
+    blind = [(kind, "__call__") for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod)]
+    blind += [(torch._functorch.eager_transforms, "_grad_increment_nesting")]
+    for owner, name in [*blind, (torch._functorch.vmap, "_vmap_increment_nesting")]:
+        original = getattr(owner, name)
+
+        def call(*args, original=original, **named):
+            seen()
+            return original(*args, **named)
+
+        setattr(owner, name, call)
 
 
 def base_of(tensor: Tensor) -> Tensor:

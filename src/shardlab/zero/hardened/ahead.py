@@ -50,6 +50,8 @@ class Ahead:
 
     def forward_begins(self, *_):
         if current_backward() is None:  # no checkpoint that computes again
+            if self.late is not None:
+                self.late[0].landing.check()
             self.let_go()
             self.before, self.called, self.in_forward = self.called, [], True
 
@@ -133,7 +135,7 @@ class Ahead:
             asked.free()
 
     def let_go(self):
-        """Free what a backward that raised has left behind. Its gradients belong to no step."""
+        """Free what a backward that raised has left behind."""
         late, self.late = self.late, None
         if late is not None:
             late[1]()

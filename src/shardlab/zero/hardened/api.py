@@ -64,8 +64,10 @@ def shard(
                     fully_shard; the last gradients travel while step() of an optimizer of PyTorch
                     updates the other shards. Stages 1 and 2: updated parameters under the next
                     forward; and stage 1 averages in each backward, as stage 2 does, except for
-                    those within optimizer.no_sync(): all microbatches of a step but the last. Both
-                    are explained in arriving.py
+                    those within optimizer.no_sync(): all microbatches of a step but the last. An
+                    alias from before step() reads too early, silently: p.detach(), p.data, a view,
+                    p.numpy(), a kept state_dict(); so does torch.tensor(p). Read after a forward,
+                    from a new state_dict(), or after optimizer.arrive(). See arriving.py
 
     All ranks begin with rank 0's parameters and buffers. From stage 1 on, a norm of gradients that
     you make by hand is this rank's alone, and in stage 2 parameters have no gradients after

@@ -12,17 +12,23 @@ reader's. Until then the tensor has a class of its own, and PyTorch asks the cla
 function reads or writes the tensor. On a GPU the stream waits, not the host: so whoever uses
 parameters on several streams lets these wait for the first one.
 
-PyTorch does not ask where its functions are not called: a CUDA graph that is replayed, and code
-that takes a pointer before. Call optimizer.arrive() there.
+TorchScript and torch.func do not ask, so all tensors arrive before they begin. Nothing asks, and
+old or partial values are read, where
+    an alias from before step() is read: p.detach(), p.data, a view, p.numpy(), a kept state_dict()
+    a tensor is made by torch.tensor(p), new_tensor(p), torch.Tensor(p) or nested_tensor([p])
+    code uses a pointer from before step(), as a CUDA graph does
+Read after a forward with all parameters, from a new state_dict(), or after optimizer.arrive().
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
+from threading import RLock
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, enable_grad
 
-from ...common.torch_internals import READ_NO_VALUES, step_without_hooks, tree_leaves
+from ...common.torch_internals import READ_NO_VALUES, step_without_hooks, tree_leaves, watch_blind
 
 
 class UnderWay:
@@ -37,21 +43,44 @@ class UnderWay:
 
 
 class Arrival:
-    """Tensors of which none is used before `wait` has returned."""
+    """Tensors of which none is used before `wait` has returned, in any thread."""
 
     def __init__(self, tensors: Iterable[Tensor], wait: Callable[[], object]):
-        self.wait, self.kinds = wait, [(tensor, type(tensor)) for tensor in tensors]
+        self.wait, self.lock, self.kinds = wait, RLock(), [(one, type(one)) for one in tensors]
         for tensor, kind in self.kinds:
             tensor.arrival = self
             tensor.__class__ = still_coming(kind)
+        coming[self] = None
+        watch()
 
     def arrive(self):
-        kinds, self.kinds = self.kinds, []
-        for tensor, kind in kinds:
-            tensor.__class__ = kind
-            del tensor.arrival
-        if kinds:
-            self.wait()
+        with self.lock:
+            kinds, self.kinds = self.kinds, []
+            try:
+                if kinds:
+                    self.wait()
+            finally:
+                coming.pop(self, None)
+                for tensor, kind in kinds:
+                    tensor.__class__ = kind
+                    del tensor.arrival
+
+
+coming: WeakKeyDictionary[Arrival, None] = WeakKeyDictionary()  # in the order of beginning
+
+
+@cache
+def watch():
+    watch_blind(lambda: [arrival.arrive() for arrival in list(coming)])
+
+
+def wait_for(tensor: Tensor):
+    if arrival := getattr(tensor, "arrival", None):  # another thread may have waited meanwhile
+        arrival.arrive()
+
+
+def after_arrival(name: str) -> Callable:
+    return lambda self, *args: wait_for(self) or getattr(self, name)(*args)
 
 
 class ChunkOfSum:
@@ -96,17 +125,12 @@ class StillComing:
             return super().__torch_function__(function, types, args, named)
         for used in tree_leaves((args, named)):
             if isinstance(used, StillComing):
-                used.arrival.arrive()
+                wait_for(used)
         return function(*args, **named)
 
-    # PyTorch does not ask before these two
-    def __deepcopy__(self, memo: dict):
-        self.arrival.arrive()
-        return self.__deepcopy__(memo)
-
-    def __reduce_ex__(self, protocol: int):
-        self.arrival.arrive()
-        return self.__reduce_ex__(protocol)
+    # PyTorch does not ask before these three
+    __deepcopy__, __reduce_ex__ = after_arrival("__deepcopy__"), after_arrival("__reduce_ex__")
+    as_subclass = after_arrival("as_subclass")
 
 
 @cache

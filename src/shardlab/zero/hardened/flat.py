@@ -79,10 +79,6 @@ class Native(Ring):
 
     unit = 0  # of stage 3, whose messages these are: shardlab.ranks compares its number
 
-    def named(self, message: Tensor) -> Tensor:
-        message.unit = self.unit
-        return message
-
     def reduce_scatter(
         self, tensors: list[Tensor], group: Group = None, share: float = 1.0
     ) -> list[Tensor]:
@@ -107,7 +103,8 @@ class Native(Ring):
         else:
             even, mean = flattened(tensors, share), False
         tensors.clear()
-        shard = self.named(even.new_empty(even.numel() // n))
+        shard = even.new_empty(even.numel() // n)
+        shard.unit = self.unit
         op = dist.ReduceOp.AVG if mean else dist.ReduceOp.SUM
         work = reduce_scatter_single(shard, even, op=op, group=group, async_op=True)
         return ChunkOfSum(shard[: len(chunk_of(me, elements, n))], even, work.wait)
@@ -120,11 +117,13 @@ class Native(Ring):
         n, me = place(group)
         own = own_chunk(flat, group) if own is None else own
         if flat.numel() % n == 0:
-            return all_gather_single(flat, self.named(own), group=group, async_op=True).wait
+            own.unit = self.unit
+            return all_gather_single(flat, own, group=group, async_op=True).wait
         rows = flat.new_empty(n, flat.numel() // n + 1)
         rows[me, : own.numel()] = own
-        mine = self.named(rows[me])
-        work = all_gather_single(rows.view(-1), mine, group=group, async_op=True)
+        own = rows[me]
+        own.unit = self.unit
+        work = all_gather_single(rows.view(-1), own, group=group, async_op=True)
 
         def arrived():
             work.wait()

@@ -10,18 +10,34 @@ import torch
 from torch import Tensor, nn
 
 from ...common.backward import owners, when_backward_ends
+from ...common.shards import CannotShard
 from ...common.torch_internals import current_backward, hooks_of_others, in_plain_backward
 from ...recompute.host_copies import OverlappedCopies
 
 
 class Landing:
-    """Mean gradients on their way from a GPU to the host, in one stream, until backward ends."""
+    """Mean gradients on their way from a GPU to the host, in one stream, until backward ends.
+    `units` are all of a model, and `ahead` may have gradients on their way, too."""
 
-    def __init__(self):
+    def __init__(self, ahead=None):
+        self.ahead, self.units = ahead, []
         self.copies: OverlappedCopies | None = None
         self.leaving: tuple[Tensor, object] | None = None  # the last mean, and the end of its copy
         self.coming: list[tuple[object, Tensor]] = []  # flat tensors, and the means of their shards
         self.end = None  # refers weakly to the end of the backward that they belong to
+
+    def check(self):
+        """Raise CannotShard if a backward raised, and the gradients of other units are there."""
+        left = [unit for unit in self.units if unit.backward]
+        lost = left or self.coming or self.ahead and self.ahead.late
+        if lost and current_backward() is None:
+            if any(s.grad is not None and s.grad.any() for u in self.units for s in u.shards):
+                raise CannotShard(
+                    "a backward raised, and stage 3 has lost the gradients of the unit in which it"
+                    " did: call zero_grad() before the next forward or step."
+                )
+            for unit in left:
+                unit.leave_backward()
 
     def bring(self, mean: Tensor, flat):
         if self.end is None or self.end() is None:

@@ -47,10 +47,10 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
     group          the process group whose ranks share the states; by default the world
     bucket_bytes   of parameters that travel together
     collectives    by default the best for the group: see flat.py
-    prefetch       updated parameters travel under the next forward: see arriving.py
+    prefetch       updated parameters travel under the next forward; an alias from before step(),
+                   such as p.data, is read too early, silently: see arriving.py
 
-    Its param_groups are those of the optimizer inside, so that learning-rate schedulers take it for
-    an optimizer.
+    Its param_groups are those of the optimizer inside, as learning-rate schedulers ask.
     """
 
     def __init__(

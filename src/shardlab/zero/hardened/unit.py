@@ -52,9 +52,9 @@ class Gathered(torch.autograd.Function):
 
 
 class Unit:
-    """A module that is whole only while it computes. `kinds` are the parameters that share a flat
-    tensor. `backward` refers weakly to the backward that the unit is in, `entrances` are methods
-    that were called from outside of the others, and `exposed` are full tensors for `unsharded`."""
+    """A module that is whole only while it computes. `kinds` share a flat tensor each, `backward`
+    refers weakly to the backward that the unit is in, `entrances` are methods that were called from
+    outside of the others, and `exposed` are full tensors for `unsharded`."""
 
     def __init__(self, module: nn.Module, kinds: list[Sites], how: How, collectives: Ring):
         self.module, self.name, self.group = module, type(module).__name__, how.group
@@ -63,8 +63,8 @@ class Unit:
         gone = [flat.full.new_empty(s, device="meta") for flat in self.flats for s in flat.shapes]
         sites = [sites for kind in kinds for sites in kind.values()]
         self.slots = ParameterSlots(module, sites, gone, self.shards)
-        self.computing, self.backward, self.exposed = False, None, None
-        self.entrances: set[str] = set()
+        self.computing, self.backward, self.exposed, self.entrances = False, None, None, set()
+        how.landing.units.append(self)
         self.gather_in(CALL)
         self.gather_in("forward")  # other code may call the method without the hooks around it
 
@@ -78,8 +78,7 @@ class Unit:
         return [view for flat, own in zip(self.flats, full) for view in flat.views(own.data)]
 
     def is_parameter(self, tensor: Tensor) -> bool:
-        strided = tensor.layout is torch.strided
-        return strided and any(flat.holds(tensor) for flat in self.flats)
+        return tensor.layout is torch.strided and any(flat.holds(tensor) for flat in self.flats)
 
     @property
     def whole(self) -> bool:
@@ -147,6 +146,7 @@ class Unit:
         return output
 
     def check(self):
+        self.flats[0].landing.check()
         if self.slots.content is not self.slots.placeholders:
             self.leave_backward()  # one that broke off
         for flat in self.flats:

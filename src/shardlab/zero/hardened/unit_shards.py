@@ -87,7 +87,7 @@ class Flat(core_stage3.Flat):
             for part, parameter in zip(self.parts(self.chunk), parameters)
         ]
         for shard in self.shards:
-            watch(shard)
+            watch(shard, how.landing)
         self.full, self.coming = full.to(how.computes_in(full.dtype)), None
         self.free()
 
