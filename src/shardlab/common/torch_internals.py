@@ -353,7 +353,7 @@ READ_NO_VALUES = {Tensor.grad.__set__} | {
 def watch_blind(seen: Callable[[], object]) -> None:
     """Calls `seen` before TorchScript runs or a transform of torch.func begins. These take tensors
     without asking their class. Without it, they compute with values that are on their way."""
-    blind = [(kind, "__call__") for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod)]
+    blind = [(kind, "__call__") for kind in (torch._C.ScriptFunction, torch.jit.ScriptModule)]
     blind += [(torch._functorch.eager_transforms, "_grad_increment_nesting")]
     for owner, name in [*blind, (torch._functorch.vmap, "_vmap_increment_nesting")]:
         original = getattr(owner, name)
