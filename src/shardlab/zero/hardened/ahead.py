@@ -50,8 +50,6 @@ class Ahead:
 
     def forward_begins(self, *_):
         if current_backward() is None:  # no checkpoint that computes again
-            if self.late is not None:
-                self.late[0].landing.check()
             self.let_go()
             self.before, self.called, self.in_forward = self.called, [], True
 

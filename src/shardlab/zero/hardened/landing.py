@@ -4,7 +4,7 @@ They go through pinned memory, in a stream of their own, while backward computes
 a GPU once a backward, at its end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -17,26 +17,33 @@ from ...recompute.host_copies import OverlappedCopies
 
 class Landing:
     """Mean gradients on their way from a GPU to the host, in one stream, until backward ends.
-    `units` are all of a model, and `ahead` may have gradients on their way, too."""
+    `units` are all of a model, and `running` is not 0 once a backward through them raised."""
 
-    def __init__(self, ahead=None):
-        self.ahead, self.units = ahead, []
+    def __init__(self):
+        self.units, self.running = [], 0
         self.copies: OverlappedCopies | None = None
         self.leaving: tuple[Tensor, object] | None = None  # the last mean, and the end of its copy
         self.coming: list[tuple[object, Tensor]] = []  # flat tensors, and the means of their shards
         self.end = None  # refers weakly to the end of the backward that they belong to
 
+    def when_backward_ends(self, function: Callable[[], None]):
+        def end():
+            self.running -= 1
+            function()
+
+        self.running += 1
+        return when_backward_ends(end)
+
     def check(self):
-        """Raise CannotShard if a backward raised, and the gradients of other units are there."""
-        left = [unit for unit in self.units if unit.backward]
-        lost = left or self.coming or self.ahead and self.ahead.late
-        if lost and current_backward() is None:
+        """Raise CannotShard if a backward raised, and gradients of its units are there."""
+        if self.running and current_backward() is None:
             if any(s.grad is not None and s.grad.any() for u in self.units for s in u.shards):
                 raise CannotShard(
-                    "a backward raised, and stage 3 has lost the gradients of the unit in which it"
+                    "a backward raised, and stage 3 may have lost gradients of the unit in which it"
                     " did: call zero_grad() before the next forward or step."
                 )
-            for unit in left:
+            self.running = 0
+            for unit in [unit for unit in self.units if unit.backward]:
                 unit.leave_backward()
 
     def bring(self, mean: Tensor, flat):

@@ -57,7 +57,7 @@ def fully_shard(
     clip_gradients and PyTorch's clip_grad_norm_ know all. Raises CannotShard for a unit that is not
     inside the module, is sharded or is never called."""
     ahead = Ahead(module) if prefetch else None
-    how = How(group, device, shard_device, compute_dtype, ahead, Landing(ahead))
+    how = How(group, device, shard_device, compute_dtype, ahead, Landing())
     units = list(dict.fromkeys([*units, module]))
     check_units(module, units, how)
     check_alike(module, units, how)

@@ -18,7 +18,7 @@ from functools import partial, update_wrapper
 import torch
 from torch import Tensor, nn
 
-from ...common.backward import NoSecondGradient, when_backward_ends, when_gradient_comes
+from ...common.backward import NoSecondGradient, when_gradient_comes
 from ...common.torch_internals import CALL, current_backward, in_function_transform, never_compiled
 from .flat import Ring
 from .landing import add_gradients
@@ -174,7 +174,7 @@ class Unit:
                 f"create_graph=True: {self.name} gives its parameters back after backward, and"
                 " gradients of gradients would need them again: take ZeRO stage 2."
             )
-        self.backward = when_backward_ends(self.end_backward)
+        self.backward = self.flats[0].landing.when_backward_ends(self.end_backward)
         self.gather()
         pairs = zip(self.views(), self.shards)
         self.slots.fill([v.requires_grad_() if s.requires_grad else v for v, s in pairs])
