@@ -105,7 +105,7 @@ class RecordedDirective(SphinxDirective):
         for recording in _recordings(self.env, self.get_location()):
             rows = [
                 row
-                for row in recording.rows
+                for row in recording.sound
                 if row.name in names
                 and given <= {(name, str(value)) for name, value in row.case.items()}
             ]
@@ -373,8 +373,8 @@ def _plain_table(heads, rows, numeric=()):
 
 
 class RecordingsDirective(SphinxDirective):
-    """Every recording on a GPU: device, date, versions, command, number of rows. Then the rows that
-    pages ask for and no recording has."""
+    """Every recording on a GPU: device, date, versions, command, number of sound rows. Then the
+    rows that pages ask for and no recording has."""
 
     def run(self):
         found = _recordings(self.env, self.get_location())
@@ -387,7 +387,7 @@ class RecordingsDirective(SphinxDirective):
                     recording.date,
                     ", ".join(f"{name} {version}" for name, version in recording.versions.items()),
                     recording.command,
-                    str(len(recording.rows)),
+                    str(len(recording.sound)),
                 ]
                 for recording in found
             ]
@@ -405,7 +405,7 @@ class RecordingsDirective(SphinxDirective):
 
     def _missing(self, recordings):
         """Names of rows that a page asks for and that no recording on a GPU has."""
-        there = {row.name for recording in recordings for row in recording.rows}
+        there = {row.name for recording in recordings for row in recording.sound}
         asked = set()
         for page in self.env.found_docs:
             path = Path(self.env.doc2path(page))

@@ -101,6 +101,16 @@ def test_a_page_shows_what_was_recorded(build):
     assert NOT_RECORDED.lower() not in text.lower()
 
 
+def test_a_suspect_row_is_on_no_page(build):
+    """Must catch: a number that was measured wrongly in a box, in a sentence or among the rows that
+    a page counts."""
+    rows = [replace(row, suspect="wrong") if row.name == "step.peak" else row for row in ROWS]
+    text, warnings = build(PAGE, gpu(rows=tuple(rows)))
+    assert not warnings and "600" not in text and "500" not in text
+    assert f"The peak is {NOT_RECORDED}" in text and "make gpu 2" in text
+    assert "once a GPU has made them: step.peak." in text
+
+
 def test_a_rounded_number_and_what_no_gpu_has_made(build):
     """Must catch: words of a value with spaces that count as names of rows; a rounded number with
     all digits, or with its device."""

@@ -1,6 +1,7 @@
 """Ways side by side: what times say, what a way weighs, and the races as `make bench` runs them."""
 
 import sys
+import weakref
 
 import cloudpickle
 import pytest
@@ -28,6 +29,7 @@ from coursekit.recordings.recordings import read_all
 from coursekit.topics.data_parallelism import runs as data_parallel_runs
 from coursekit.topics.pipelines import runs as pipeline_runs
 from coursekit.topics.tensor_parallelism import runs as tensor_runs
+from coursekit.topics.zero import runs as zero_runs
 from shardlab.measure.timing import median_ratio
 from shardlab.pipelines.schedules import SCHEDULES, schedule
 from shardlab.ranks import ranks
@@ -179,6 +181,30 @@ def test_what_a_way_weighs(two):
 
 def breaking(net, optimizer_cls, **settings):
     raise RuntimeError("this way breaks")
+
+
+class Left:
+    """Bytes on a GPU, in a cycle with themselves."""
+
+    def __init__(self):
+        self.me = self
+
+
+def test_a_way_is_weighed_on_an_empty_gpu(monkeypatch):
+    """Must catch: a peak that holds the model of the way before, as 23 recorded ones did; a rank
+    that weighs although something is left; a way that is built first."""
+    there = weakref.WeakSet()
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: len(there) << 30)
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: None, raising=False)
+    monkeypatch.setattr(races, "clear_cublas_workspaces", lambda: None)
+    there.add(Left())
+    races.empty_gpu("cuda")
+    assert not there
+    there.add(kept := Left())
+    for weigh in (weighed, tensor_runs.weighed_step, zero_runs.bytes_at_rest):
+        with pytest.raises(RuntimeError, match="1,073,741,824 bytes of an earlier way are still"):
+            weigh(WAYS["slow"], TINY, device="cuda")
+    assert kept.me is kept
 
 
 def test_no_row_behind_a_way_that_fails_is_lost(monkeypatch):

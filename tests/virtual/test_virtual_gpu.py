@@ -1,17 +1,23 @@
 """A GPU in virtual time: what each operator, launch, copy of a value, stream and message costs, to
 the nanosecond."""
 
+import copy
 import importlib
+import io
 import json
 from contextlib import contextmanager
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from coursekit import formulas
 from shardlab.collective_wire import all_gather_single
-from shardlab.virtual import GPU, Links, UnknownSpeed, VirtualGPU, VirtualGPUs
+from shardlab.virtual import GPU, Links, NoContents, UnknownSpeed, VirtualGPU, VirtualGPUs
 from shardlab.virtual.operators import cost
 
 LAUNCH = 5_000  # nanoseconds
@@ -93,6 +99,98 @@ def test_an_operator_takes_what_is_slower_memory_or_arithmetic():
     assert found == [("addmm_", round(2 * 8192**3 / 1000))]
     with pytest.raises(UnknownSpeed, match="no rate for products of torch.float64"):
         spans_of(torch.mm, make=big(torch.float64))
+
+
+ADAMW, SGD = torch.optim.AdamW, torch.optim.SGD
+
+
+@pytest.mark.parametrize(
+    "make, tensors, elements, launches",
+    [
+        (partial(ADAMW, foreach=False), 60, 16, 480),
+        (ADAMW, 60, 16, 8),  # as CUDA's default
+        (partial(ADAMW, foreach=True), 60, 16, 8),
+        (partial(SGD, lr=0.1), 60, 16, 1),
+        (torch.optim.Adagrad, 60, 16, 5),
+        (partial(ADAMW, fused=True), 252, 16, 2),  # as many tensors as the kernel takes
+        (partial(ADAMW, fused=True), 253, 16, 3),
+        (partial(ADAMW, fused=True), 2, 1120 << 16, 2),  # as many chunks
+        (partial(ADAMW, fused=True), 2, (1120 << 16) + 1, 3),
+    ],
+)
+def test_an_update_has_the_launches_that_cuda_has(make, tensors, elements, launches):
+    """Must catch: a launch for each parameter where CUDA's default is one for a list; one launch
+    for a list that a kernel cannot take whole; PyTorch left changed behind the block."""
+
+    def update(parameters):
+        optimizer = make(parameters)
+        for _ in range(2):  # the first one makes the states
+            with own.step() as step:
+                optimizer.step()
+        return step.launches
+
+    def drawn():
+        parameters = [torch.nn.Parameter(torch.ones(elements)) for _ in range(tensors)]
+        for parameter in parameters:
+            parameter.grad = torch.ones(elements)
+        return parameters
+
+    with VirtualGPU(SIMPLE) as own:
+        assert update(drawn()) == launches
+    assert not any(_default_to_fused_or_foreach([torch.nn.Parameter(torch.ones(1))], False))
+
+
+def test_clipping_and_unscaling_take_lists():
+    """Must catch: a launch for each gradient, which CUDA has for no clipping."""
+
+    def clip(parameters):
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        torch.nn.utils.clip_grad_value_(parameters, 1.0)
+
+    def drawn():
+        parameters = [torch.nn.Parameter(torch.ones(4)) for _ in range(60)]
+        for parameter in parameters:
+            parameter.grad = torch.ones(4)
+        return (parameters,)
+
+    found, step = spans_of(clip, make=drawn)
+    names = [name for name, _ in found if name.startswith("_foreach")]
+    assert len(names) == 4 and step.launches < 15, found
+
+
+def worker_of_a_loader():
+    from torch.utils.data import DataLoader
+
+    next(iter(DataLoader(torch.ones(4, 2), num_workers=1)))
+
+
+@pytest.mark.parametrize(
+    "name, ask",
+    [
+        ("index", lambda x: x[x > 0]),
+        ("masked_select", lambda x: x.masked_select(x > 0)),
+        ("_unique2", torch.unique),
+        ("unique_consecutive", torch.unique_consecutive),
+        ("nonzero", torch.nonzero),
+        ("nonzero", lambda x: torch.where(x > 0)),
+        ("bincount", lambda x: torch.bincount(x.long())),
+        ("repeat_interleave", lambda x: x.repeat_interleave(x.long())),
+        ("_pack_padded_sequence", lambda x: nn.utils.rnn.pack_padded_sequence(x[:, None], x[:1])),
+        ("linalg_lstsq", lambda x: torch.linalg.lstsq(x[:, None], x[:, None])),
+        (r"numpy\(\)", lambda x: x.numpy()),
+        (r"numpy\(\)", lambda x: np.asarray(x)),
+        ("DLPack", lambda x: np.from_dlpack(x)),
+        (r"pin_memory\(\)", lambda x: x.pin_memory()),
+        (r"pickling, as in torch.save and save\(\),", lambda x: torch.save(x, io.BytesIO())),
+        ("a DataLoader with num_workers above 0", lambda x: worker_of_a_loader()),
+    ],
+)
+def test_contents_that_nobody_has_are_refused(name, ask):
+    """Must catch: PyTorch's DynamicOutputShapeException, "NYI", or a sentence about weak
+    dictionaries; tensors outside of the block that are refused, too."""
+    with pytest.raises(NoContents, match=f"^{name} needs the contents of a tensor, and a virtual"):
+        spans_of(ask, make=lambda: [torch.ones(4)])
+    assert torch.ones(2).numpy().sum() == 2 and copy.deepcopy(torch.ones(2)).sum() == 2
 
 
 def test_copies_of_fully_shard_are_read_and_written():

@@ -1,13 +1,15 @@
 """The budget of a step: of any script, and of a trace of a GPU."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from coursekit.__main__ import main
 from shardlab.measure.chrome_trace import from_chrome
-from shardlab.measure.profile import NoStep, StepBudget, profiled_steps
+from shardlab.measure.profile import NoStep, ProfilerInUse, StepBudget, profiled_steps
 from shardlab.measure.slim_trace import SlimTrace, covered
 
 SCRIPT = """
@@ -112,6 +114,35 @@ def test_a_loop_that_ends_early_leaves_nothing_behind():
         total = found.waits.total(), found.flops.total
         model(torch.ones(1, 2)).sum().item()
         assert (found.waits.total(), found.flops.total) == total
+
+
+def steps(count):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    for _ in range(count):
+        optimizer.step()
+
+
+def test_a_second_profiler_is_refused():
+    """Two profilers in a process end Python with a segmentation fault.
+
+    Must catch: one within the other, in this thread or another one; one within PyTorch's own; a
+    refusal that leaves the lock taken, or its modes entered."""
+    few = dict(steps=1, warm_up=0)
+    with ThreadPoolExecutor(1) as thread, profiled_steps(**few):
+        for run in (lambda work: work(), lambda work: thread.submit(work).result()):
+            with pytest.raises(ProfilerInUse, match="at work in this process: let it end"):
+                run(profiled_steps(**few).__enter__)
+        steps(4)
+    for inside in (False, True):
+        first, second = (profiled_steps(**few), profile(activities=[ProfilerActivity.CPU]))[
+            :: 1 if inside else -1
+        ]
+        with pytest.raises(ProfilerInUse, match="torch.profiler is at work already"):
+            with first, second:
+                steps(4)
+    with profiled_steps(**few) as found:
+        steps(4)
+    assert found.wanted == found.ended == 4
 
 
 def event(cat, name, ts, dur, tid=1, pid=0, **args):

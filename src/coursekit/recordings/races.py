@@ -13,6 +13,7 @@ median. One work runs twice in each turn: the ratio to itself shows the noise of
 A topic's runs.py has RUNS, which `make gpu` records, and BENCHES, which `make bench` runs.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from statistics import median, quantiles
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from coursekit.machine.capabilities import memory_bytes
+from shardlab.common.torch_internals import clear_cublas_workspaces
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.clock import gpu_busy_seconds
 from shardlab.measure.communication import CommunicationLog, Total
@@ -35,6 +37,8 @@ from .recordings import Row
 
 TURNS, WARM_UP_TURNS = 31, 3  # PyTorch arranges its buckets anew after the first step
 FEWEST_TURNS, GPU_SECONDS = 5, 20.0  # of the turns on a GPU, whose times vary by a percent
+MOST_LEFT = 16 << 20  # bytes on a GPU before a way is weighed: 0.2% of GPT-2's peak
+EMPTIES_PINNED = hasattr(torch.accelerator, "empty_host_cache")  # torch 2.10
 AGAIN = ", again"  # after the name of a work: the same work a second time in each turn
 BUSY = ", busy"  # after the name of a work: its seconds of computing on the GPU, in one more turn
 
@@ -288,10 +292,26 @@ def weighed(
 ) -> Weighed:
     """The last step of a warm-up, with its peak on devices of this kind. The model is wrapped under
     the ledger, which therefore knows the tensors that the wrapper keeps."""
+    empty_gpu(device)
     net, tokens = task.model(device), task.tokens(device)
     with Ledger(net, device=kind or device) as ledger:
         step = partial(train_step, *way.build(net, optimizer_cls, lr=1e-3), tokens)
         return weigh_last(step, ledger, device)
+
+
+def empty_gpu(device: str):
+    """Collect what the way before left in cycles on this rank, hooks and graphs: it would count in
+    the peak of the next way. Raises RuntimeError where more than a crumb stays."""
+    if device == "cuda":
+        gc.collect()
+        clear_cublas_workspaces()
+        if EMPTIES_PINNED:
+            torch.accelerator.empty_host_cache()
+        if (left := torch.cuda.memory_allocated()) > MOST_LEFT:
+            raise RuntimeError(
+                f"{left:,} bytes of an earlier way are still on the GPU, and at most {MOST_LEFT:,}"
+                " may be: the next peak would not be its own."
+            )
 
 
 def weigh_last(

@@ -11,7 +11,8 @@ validated when written and when read.
 
 A row is one number: its `name` (dotted, the part before the dot is its group), its `case`, its
 value and unit. A row with a prediction has `formula` and `predicted`; the difference is shown,
-never tuned away. Imports no torch: pages read recordings too.
+never tuned away. A row that was measured wrongly keeps its value and says why in `suspect`; no page
+or lab prints it. Imports no torch: pages read recordings too.
 """
 
 import datetime
@@ -58,6 +59,7 @@ class Row:
     case: dict[str, Any] = field(default_factory=dict)
     formula: str = ""
     predicted: float | None = None
+    suspect: str = ""  # why the value is not that of its name
 
     def __post_init__(self):
         _require(
@@ -92,6 +94,12 @@ class Row:
             f"{self.name}: case",
             self.case,
             "names with text, numbers or true and false",
+        )
+        _require(
+            isinstance(self.suspect, str),
+            f"{self.name}: suspect",
+            self.suspect,
+            "why the value is wrong, in words, or an empty text",
         )
 
 
@@ -157,9 +165,14 @@ class Recording:
         twice = next((key for key in keys if keys.count(key) > 1), None)
         _require(twice is None, "rows", twice, "each name and case stands once")
 
+    @property
+    def sound(self) -> tuple[Row, ...]:
+        """The rows that are not suspect."""
+        return tuple(row for row in self.rows if not row.suspect)
+
     def find(self, name: str, /, **case) -> list[Row]:
-        """The rows of that name whose case agrees with what is given."""
-        return [row for row in self.rows if row.name == name and case.items() <= row.case.items()]
+        """The sound rows of that name whose case agrees with what is given."""
+        return [row for row in self.sound if row.name == name and case.items() <= row.case.items()]
 
     @property
     def label(self) -> str:
@@ -279,5 +292,5 @@ def measured_or_recorded(
         return list(measure()), "measured on this machine, now"
     for recording in recordings:
         if recording.hardware.kind == "gpu":
-            return list(recording.rows), recording.label
+            return list(recording.sound), recording.label
     return [], f"{why_not}; {NOT_RECORDED}"

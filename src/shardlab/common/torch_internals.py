@@ -6,6 +6,7 @@ repair here and nowhere else. Tested with torch 2.6 and 2.13.
 """
 
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,7 +19,12 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives
 from torch import Tensor, nn
 from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.autograd.graph import increment_version, saved_tensors_hooks
 from torch.utils import _device, _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -38,6 +44,7 @@ __all__ = [
     "tree_map",  # the same output with other tensors. Without: an output is taken as it is
     "abort_process_groups",
     "argument_names",
+    "asked_for_contents",
     "at_end_of_backward",
     "base_of",
     "changes_arguments",
@@ -47,6 +54,7 @@ __all__ = [
     "divide_into",
     "eager_on_fake_tensors",
     "fake_store",
+    "foreach_as_on_cuda",
     "group_named",
     "hooks_of_others",
     "hooks_of_saved_tensors",
@@ -61,12 +69,14 @@ __all__ = [
     "note_hooks",
     "note_reductions",
     "next_kernel",
+    "NEEDS_CONTENTS",
     "on_the_cpu",
     "not_yet_waited_for",
     "own_parameters",
     "set_own_parameters",
     "settings_of_contexts",
     "process_groups",
+    "profiler_enabled",
     "put_hook_last",
     "reduction_name",
     "scaled_product",
@@ -503,6 +513,45 @@ def eager_on_fake_tensors() -> Iterator[None]:
 OF_OBJECTS = "send_object_list", "recv_object_list", "broadcast_object_list", "all_gather_object"
 
 
+@contextmanager
+def foreach_as_on_cuda() -> Iterator[None]:
+    """A context in which optimizers and clipping take the CPU's fake tensors for CUDA's, and update
+    whole lists of them. Without it, a virtual GPU launches the operators of an update once for each
+    parameter."""
+    lists, optimizer = torch.utils._foreach_utils, sys.modules["torch.optim.optimizer"]
+    devices = lists._get_foreach_kernels_supported_devices
+    code = devices.__code__  # modules have the function under names of their own
+    devices.__code__ = (lambda: ["cuda", "cpu"]).__code__
+    kinds = lists._foreach_supported_types, optimizer._foreach_supported_types
+    for kind in kinds:
+        kind.append(FakeTensor)
+    try:
+        yield
+    finally:
+        devices.__code__ = code
+        for kind in kinds:
+            kind.remove(FakeTensor)
+
+
+# Without it, an operator whose result has a size that depends on contents fails in PyTorch's words
+NEEDS_CONTENTS = DynamicOutputShapeException, DataDependentOutputException
+
+
+@contextmanager
+def asked_for_contents(refuse: Callable[[str], Callable]) -> Iterator[None]:
+    """A context in which `refuse(name)` stands for everything that takes the contents of a fake
+    tensor out of PyTorch, past all operators. Without it, saving one fails with a sentence about
+    weak dictionaries."""
+    names = {"numpy": "numpy()", "__dlpack__": "DLPack", "pin_memory": "pin_memory()"}
+    names |= {"__reduce_ex__": "pickling, as in torch.save and save(),"}
+    loader, workers = torch.utils.data.dataloader, "a DataLoader with num_workers above 0"
+    with (
+        patch.multiple(FakeTensor, **{key: refuse(name) for key, name in names.items()}),
+        patch.object(loader, "_MultiProcessingDataLoaderIter", refuse(workers)),
+    ):
+        yield
+
+
 def known_value(tensor: Tensor) -> Tensor | None:
     """The contents of a fake tensor that was made from a number, as an optimizer's count of steps;
     on a GPU such a tensor stays with the host. Without it, each parameter's update makes the host
@@ -523,6 +572,11 @@ def clear_cublas_workspaces() -> None:
 
 
 # --- processes ------------------------------------------------------------------------------------
+
+
+def profiler_enabled() -> bool:
+    """Whether a profiler is at work in this process. Without it, a second one ends Python."""
+    return torch.autograd._profiler_enabled()
 
 
 def fake_store():

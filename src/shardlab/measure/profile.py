@@ -15,9 +15,10 @@ operators of this process. A loader that is not a DataLoader counts as Python.
 
 import json
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean, median
 
@@ -25,7 +26,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import profile, record_function, supported_activities
 
-from shardlab.common.torch_internals import TorchDispatchMode
+from shardlab.common.torch_internals import TorchDispatchMode, profiler_enabled
 from shardlab.virtual.operators import multiplied_flops, named_arguments
 
 from .chrome_trace import from_chrome
@@ -34,10 +35,15 @@ from .waits import HostWaits
 
 MARK = "shardlab: a step ends"
 WIDE = 34  # characters of a row's name
+ONE_AT_A_TIME = threading.Lock()  # of this process, as PyTorch's profiler
 
 
 class NoStep(RuntimeError):
     """The program has too few steps to take one apart: one sentence."""
+
+
+class ProfilerInUse(RuntimeError):
+    """A profiler is at work in this process, and PyTorch has one for all: one sentence."""
 
 
 class EnoughSteps(BaseException):
@@ -74,7 +80,7 @@ class StepBudget:
         self.profiled: list[tuple[float, float]] = []
         self.ended, self.optimizer, self.began = 0, None, (0.0, 0.0)
         self.flops, self.waits, self.trace, self.chrome = CountedFlops(), HostWaits(), None, ""
-        self.profiler = profile(activities=supported_activities())
+        self.profiler, self.contexts = profile(activities=supported_activities()), ExitStack()
 
     @property
     def wanted(self) -> int:
@@ -100,19 +106,24 @@ class StepBudget:
         if self.ended == self.warm_up or place == -1:
             synchronize()
         if place == -1:
-            self.flops.__enter__()
-            self.waits.__enter__()
+            self.contexts.enter_context(self.flops)
+            self.contexts.enter_context(self.waits)
         elif place == 0:
-            self.waits.__exit__(None, None, None)
-            self.flops.__exit__(None, None, None)
+            self.contexts.close()
+            if profiler_enabled():
+                raise ProfilerInUse(
+                    "torch.profiler is at work already, and a process has one profiler: leave"
+                    " profiled_steps() or the other one out."
+                )
             self.profiler.start()
+            self.contexts.callback(self.profiler.stop)
         elif place > 0:
             if place in (1, self.steps + 1):
                 synchronize()
             with record_function(MARK):
                 pass
         if self.ended == self.wanted:
-            self.profiler.stop()
+            self.contexts.close()
             self.read_trace()
             if self.stop:
                 raise EnoughSteps
@@ -203,6 +214,10 @@ def profiled_steps(
 ) -> Iterator[StepBudget]:
     """Take apart the steps of what runs within; raises NoStep if there are too few."""
     found = StepBudget(steps, warm_up, peak, stop)
+    if not ONE_AT_A_TIME.acquire(blocking=False):
+        raise ProfilerInUse(
+            "profiled_steps() is at work in this process: let it end before another one begins."
+        )
     handle = register_optimizer_step_post_hook(found.ends_step)
     try:
         yield found
@@ -210,11 +225,8 @@ def profiled_steps(
         pass
     finally:
         handle.remove()
-        if found.ended == found.warm_up + steps:
-            found.waits.__exit__(None, None, None)
-            found.flops.__exit__(None, None, None)
-        elif found.warm_up + steps < found.ended < found.wanted:
-            found.profiler.stop()
+        found.contexts.close()
+        ONE_AT_A_TIME.release()
     if found.ended < found.wanted:
         raise NoStep(
             f"an optimizer's step() was called {found.ended} times, and {found.wanted} steps are"

@@ -19,7 +19,7 @@ report.py       the table and the trace
 """
 
 from .gpu import VirtualGPU, VirtualGPUs
-from .hardware import GPU, Links, UnknownSpeed
+from .hardware import GPU, Links, NoContents, UnknownSpeed
 from .report import VirtualStep
 
-__all__ = ["GPU", "Links", "UnknownSpeed", "VirtualGPU", "VirtualGPUs", "VirtualStep"]
+__all__ = ["GPU", "Links", "NoContents", "UnknownSpeed", "VirtualGPU", "VirtualGPUs", "VirtualStep"]

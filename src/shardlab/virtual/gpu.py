@@ -19,7 +19,7 @@ small matrices, Python's own time between two launches, memory and its limit, th
 for copies to and from what is pinned.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
@@ -30,12 +30,15 @@ from torch.optim.optimizer import (
 )
 
 from shardlab.common.torch_internals import (
+    NEEDS_CONTENTS,
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
+    asked_for_contents,
     current_backward,
     disable_modes,
     eager_on_fake_tensors,
+    foreach_as_on_cuda,
     is_fake,
     known_value,
 )
@@ -44,9 +47,9 @@ from shardlab.ranks.calls import carrying
 
 from . import functional
 from .clock import VirtualClock
-from .hardware import GPU
+from .hardware import GPU, NoContents
 from .messages import Messages
-from .operators import ATTENTION, READ_VALUES, RETURN_TRUE, aten, cost, tensors_in
+from .operators import ATTENTION, READ_VALUES, RETURN_TRUE, aten, cost, launches, tensors_in
 from .pinned import PinnedMemory
 from .report import VirtualStep
 from .streams import VirtualStreams
@@ -78,6 +81,8 @@ class VirtualGPU(TorchDispatchMode):
         return [
             FakeTensorMode(allow_non_fake_inputs=True),
             eager_on_fake_tensors(),
+            foreach_as_on_cuda(),
+            asked_for_contents(refuse),
             self.streams.instead_of_torchs(),
             carrying(self.messages.carry),
         ]
@@ -127,7 +132,10 @@ class VirtualGPU(TorchDispatchMode):
                 return True
         if function.namespace == functional.NAMESPACE:
             return self.functional_collective(packet.__name__, *args, **named)
-        result = function(*args, **named)
+        try:
+            result = function(*args, **named)
+        except NEEDS_CONTENTS:
+            raise NoContents(packet.__name__) from None
         if function.namespace == "c10d":
             self.messages.tell()
         on_host = [self.pinned.has(tensor) for tensor in given] if self.pinned.storages else []
@@ -148,6 +156,8 @@ class VirtualGPU(TorchDispatchMode):
             packet = function.overloadpacket
             duration = self.gpu.operator_nanoseconds(*spent, packet in ATTENTION)
             self.clock.work(self.streams.current, packet.__name__, duration, self.phase())
+            for _ in range(launches(function, args, named, result) - 1):  # beside the first kernel
+                self.clock.launch(self.gpu.launch_nanoseconds)
 
     def functional_collective(self, name: str, x: Tensor, *args) -> Tensor:
         if name in ("all_reduce", "broadcast"):  # in a copy
@@ -174,6 +184,13 @@ class VirtualGPU(TorchDispatchMode):
         """The time at which all ranks have done everything; all go on from there."""
         self.messages.settle_all()
         return self.clock.meet(self.messages.latest(self.clock.end()))
+
+
+def refuse(name: str) -> Callable:
+    def refused(*args, **named):
+        raise NoContents(name)
+
+    return refused
 
 
 def of_the_host(given: list[Tensor], named: dict) -> bool:

@@ -26,6 +26,16 @@ class UnknownSpeed(ValueError):
     """The virtual GPU has no number for what it is asked for: one sentence."""
 
 
+class NoContents(TypeError):
+    """The program needs the contents of a tensor that has none: one sentence."""
+
+    def __init__(self, name: str):
+        super().__init__(
+            f"{name} needs the contents of a tensor, and a virtual GPU computes none: it knows"
+            " shapes alone, so nothing may have a size that depends on contents or leave the GPU."
+        )
+
+
 @dataclass(frozen=True)
 class Links:
     """Links of a rank, each way. Ranks fill nodes in order; across nodes one ring goes through each

@@ -31,9 +31,7 @@ WITHOUT_KERNEL = operators(
     " lift_fresh is_pinned _reshape_alias _unsafe_view promote_types record_stream"
 )
 LIBRARIES = "aten", "fsdp"  # fully_shard has operators of its own, which copy
-READ_VALUES = operators(
-    "_local_scalar_dense equal allclose nonzero masked_select _unique2 bincount"
-)
+READ_VALUES = operators("_local_scalar_dense equal allclose")
 RETURN_TRUE = operators("equal allclose")
 WRITE_ONLY = operators("copy_ fill_ zero_ normal_ uniform_ _foreach_copy_ _foreach_zero_")
 # of their first tensor they read as many elements as they return
@@ -41,6 +39,10 @@ READ_ROWS = operators("embedding index index_select gather")
 # of their scores [T, V] they read one for each target, or none
 READ_ONE_A_ROW = operators("nll_loss_forward nll_loss_backward")
 ATTENTION = {*FUSED_ATTENTION, *FUSED_ATTENTION_BACKWARD}
+# A kernel for lists of tensors takes so many tensors of each list, by the number of lists, and so
+# many chunks: ATen/native/cuda/MultiTensorApply.cuh of torch 2.13 for CUDA 13
+MOST_TENSORS, MOST_CHUNKS, CHUNK = (770, 448, 336, 252, 210), 2240, 65_536
+OF_LISTS = "_foreach_", "_fused_", "_amp_foreach_"
 
 
 class Cost(NamedTuple):
@@ -76,6 +78,26 @@ def cost(function, args: tuple, named: dict, result) -> Cost | None:
     flops = multiplied_flops(packet, given, args, named, result)
     dtype = next((x.dtype for x in read if x.is_floating_point()), None) if flops else None
     return Cost(flops, sum(map(different_bytes, [*read, *out])), dtype)
+
+
+def launches(function, args: tuple, named: dict, result) -> int:
+    """The launches of a call that has returned: one, or those of its lists of tensors."""
+    if not function.overloadpacket.__name__.startswith(OF_LISTS):
+        return 1
+    given = named_arguments(function, args, named) | {"out": result}
+    lists = [one for name, one in given.items() if name != "state_steps" and has_tensors(one)]
+    most, count, tensors, chunks = MOST_TENSORS[min(len(lists), 5) - 1], 0, 0, 0
+    for tensor in lists[0]:
+        full, chunks = divmod(chunks + -(-tensor.numel() // CHUNK), MOST_CHUNKS)
+        tensors = min(chunks, 1) if full else tensors + 1
+        count += full
+        if tensors == most:
+            count, tensors, chunks = count + 1, 0, 0
+    return max(1, count + (chunks > 0))
+
+
+def has_tensors(value) -> bool:
+    return isinstance(value, (tuple, list)) and bool(value) and isinstance(value[0], Tensor)
 
 
 def named_arguments(function, args: tuple, named: dict) -> dict:

@@ -311,6 +311,7 @@ def install(loaded: ctypes.CDLL):
     torch.version.cuda = "13.0"
     torch._C._cuda_getDeviceCount = lambda: gpus
     torch._C._cuda_clearCublasWorkspaces = lambda: None
+    torch.accelerator.empty_host_cache = lambda: None
     torch._C._cuda_getCurrentRawStream = lambda device: library.pretended_current_stream(device)
     torch.UntypedStorage.resize_ = resize_storage(torch.UntypedStorage.resize_)
     torch.UntypedStorage.__new__ = new_storage(torch.UntypedStorage.__new__)

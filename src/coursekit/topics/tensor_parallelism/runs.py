@@ -194,6 +194,7 @@ def turns_of_steps(
 
 def weighed_step(way: Way, task: TrainingTask, device: str = "cpu") -> Weighed:
     """The last step of a warm-up."""
+    races.empty_gpu(device)
     net, tokens = task.model(device), task.shared_tokens(device)
     built = way.build(net, torch.optim.AdamW, lr=1e-3)
     with Ledger(net, built[-1]) as ledger:
