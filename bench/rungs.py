@@ -1,6 +1,6 @@
 """Virtual steps of one H100 beside steps that were recorded on a real one: the ladder of GPT-2 124M
-(coursekit.topics.hardware.one_gpu), without the rungs whose products are in fp32, for which a
-preset has no rate, and without a compiler, which virtual GPUs do not have.
+(coursekit.topics.hardware.one_gpu), the rungs whose products are in bf16,
+without a compiler, which virtual GPUs do not have.
 
     python -m bench.rungs measured
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from coursekit import formulas
+from coursekit.lab.virtual import preset_gpu
 from shardlab.collective_wire import all_gather_single
 from shardlab.virtual import GPU, Links, NoContents, UnknownSpeed, VirtualGPU, VirtualGPUs
 from shardlab.virtual.operators import cost
@@ -202,6 +203,29 @@ def test_copies_of_fully_shard_are_read_and_written():
     assert cost(split, (whole, [8, 2]), named, None).nbytes == 2 * 160
     named = dict(out=whole)
     assert cost(torch.ops.fsdp.chunk_cat.default, (parts, 0, 4), named, None).nbytes == 2 * 160
+
+
+def test_products_in_fp32_have_the_rate_that_pytorch_is_told():
+    """Must catch: TF32 where PyTorch computes in fp32; the switch of products taken for that of
+    convolutions, which is on by default; the rate of a GPU that has no TF32."""
+    h100, v100 = preset_gpu("H100 SXM 80GB"), preset_gpu("V100 SXM2 32GB")
+    made = lambda: (torch.ones(4096, 4096), torch.ones(1, 512, 64, 64), torch.ones(512, 512, 3, 3))
+    work = lambda x, image, w: (x @ x, torch.conv2d(image, w))
+    for allowed, gpu, rates in (
+        (False, h100, (67, 494.5)),
+        (True, h100, (494.5, 494.5)),
+        (True, v100, (15.7, 15.7)),
+    ):
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        try:
+            found = [nanoseconds for _, nanoseconds in spans_of(work, gpu, made)[0]]
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+        flops = 2 * 4096**3, 2 * 62 * 62 * 512 * 512 * 9
+        assert found == [round(n / (0.8e3 * rate)) for n, rate in zip(flops, rates)]
+    assert preset_gpu("T4").flops_per_second[torch.float32] == 0.8 * 8.1e12
+    with pytest.raises(UnknownSpeed, match="B200 SXM has no rate for products of torch.float32"):
+        spans_of(work, preset_gpu("B200 SXM"), made)
 
 
 def test_attention_computes_the_half_that_the_mask_shows():

@@ -49,7 +49,16 @@ from . import functional
 from .clock import VirtualClock
 from .hardware import GPU, NoContents
 from .messages import Messages
-from .operators import ATTENTION, READ_VALUES, RETURN_TRUE, aten, cost, launches, tensors_in
+from .operators import (
+    ATTENTION,
+    READ_VALUES,
+    RETURN_TRUE,
+    aten,
+    cost,
+    launches,
+    rounds_to_tf32,
+    tensors_in,
+)
 from .pinned import PinnedMemory
 from .report import VirtualStep
 from .streams import VirtualStreams
@@ -154,7 +163,8 @@ class VirtualGPU(TorchDispatchMode):
         if spent and on_gpu(tensors_in((args, named, result))):
             self.clock.launch(self.gpu.launch_nanoseconds)
             packet = function.overloadpacket
-            duration = self.gpu.operator_nanoseconds(*spent, packet in ATTENTION)
+            how = packet in ATTENTION, rounds_to_tf32(packet)
+            duration = self.gpu.operator_nanoseconds(*spent, *how)
             self.clock.work(self.streams.current, packet.__name__, duration, self.phase())
             for _ in range(launches(function, args, named, result) - 1):  # beside the first kernel
                 self.clock.launch(self.gpu.launch_nanoseconds)

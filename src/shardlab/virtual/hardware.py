@@ -84,6 +84,7 @@ class GPU:
     links: Links | None = None
     launch_seconds: float = 5e-6  # of the host's time, for each operator and each message
     host_bytes_per_second: float = 0.0  # to the host's memory, each way at once
+    tf32_flops_per_second: float = 0.0  # 0: this GPU has no TF32
     attention_share: float = 1.0  # of a product's rate, which fused attention reaches
     name: str = "a virtual GPU"
 
@@ -92,19 +93,27 @@ class GPU:
         return nanoseconds(self.launch_seconds)
 
     def operator_nanoseconds(
-        self, flops: int, nbytes: int, dtype: torch.dtype | None, attention: bool = False
+        self,
+        flops: int,
+        nbytes: int,
+        dtype: torch.dtype | None,
+        attention: bool = False,
+        tf32: bool = False,
     ) -> int:
-        """Memory and arithmetic work at once: the slower of the two counts."""
+        """Memory and arithmetic work at once: the slower of the two counts. With `tf32` PyTorch may
+        round the factors of products in fp32."""
         seconds = nbytes / self.memory_bytes_per_second
         if flops:
-            if dtype not in self.flops_per_second:
+            rounded = tf32 and dtype is torch.float32 and self.tf32_flops_per_second
+            rate = rounded or self.flops_per_second.get(dtype)
+            if not rate:
                 known = ", ".join(map(str, self.flops_per_second))
                 raise UnknownSpeed(
                     f"{self.name} has no rate for products of {dtype}: its flops_per_second has"
                     f" {known}."
                 )
             share = self.attention_share if attention else 1.0
-            seconds = max(seconds, flops / (share * self.flops_per_second[dtype]))
+            seconds = max(seconds, flops / (share * rate))
         return nanoseconds(seconds)
 
     def copy_nanoseconds(self, nbytes: int) -> int:

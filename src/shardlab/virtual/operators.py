@@ -38,6 +38,7 @@ WRITE_ONLY = operators("copy_ fill_ zero_ normal_ uniform_ _foreach_copy_ _forea
 READ_ROWS = operators("embedding index index_select gather")
 # of their scores [T, V] they read one for each target, or none
 READ_ONE_A_ROW = operators("nll_loss_forward nll_loss_backward")
+CONVOLUTIONS = operators("convolution _convolution convolution_backward")
 ATTENTION = {*FUSED_ATTENTION, *FUSED_ATTENTION_BACKWARD}
 # A kernel for lists of tensors takes so many tensors of each list, by the number of lists, and so
 # many chunks: ATen/native/cuda/MultiTensorApply.cuh of torch 2.13 for CUDA 13
@@ -78,6 +79,14 @@ def cost(function, args: tuple, named: dict, result) -> Cost | None:
     flops = multiplied_flops(packet, given, args, named, result)
     dtype = next((x.dtype for x in read if x.is_floating_point()), None) if flops else None
     return Cost(flops, sum(map(different_bytes, [*read, *out])), dtype)
+
+
+def rounds_to_tf32(packet) -> bool:
+    """Whether PyTorch is told to round the factors of products in fp32. torch 2.6 has one switch
+    for all of cuDNN, and no words."""
+    cudnn = torch.backends.cudnn
+    of = getattr(cudnn, "conv", cudnn) if packet in CONVOLUTIONS else torch.backends.cuda.matmul
+    return of.fp32_precision == "tf32" if hasattr(of, "fp32_precision") else of.allow_tf32
 
 
 def launches(function, args: tuple, named: dict, result) -> int:
