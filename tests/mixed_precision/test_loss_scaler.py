@@ -7,14 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from shardlab.common.torch_internals import FakeTensorMode, TorchDispatchMode
-from shardlab.mixed_precision import LossScaler, MasterWeights, core
-from shardlab.mixed_precision.hardened import fast
-from shardlab.mixed_precision.hardened.scaler_checks import (
-    CannotScale,
-    OverflowEveryStep,
-    WrongOrder,
-)
+from shardlab.common.torch_internals import TorchDispatchMode
+from shardlab.mixed_precision import LossScaler, MasterWeights
+from shardlab.mixed_precision.hardened.loss_scaler import CannotScale, OverflowEveryStep
 
 BAD = (math.inf, -math.inf, math.nan)
 UNBOUNDED = 10**9
@@ -41,16 +36,8 @@ def two_scalers(**settings):
     return torch.amp.GradScaler("cpu", **settings), LossScaler(**settings, most_skips=UNBOUNDED)
 
 
-@pytest.mark.parametrize(
-    "kind, sequences",
-    [
-        (LossScaler, 40),
-        pytest.param(LossScaler, 300, marks=pytest.mark.slow),
-        pytest.param(fast.LossScaler, 300, marks=pytest.mark.slow),
-    ],
-)
-def test_events_of_grad_scaler(kind, sequences):
-    """300 random sequences of gradients, some of which are not finite: after each step the scale,
+def test_events_of_grad_scaler():
+    """Forty random sequences of gradients, some of which are not finite: after each step the scale,
     the count of good steps, the unscaled gradients and the weights are GradScaler's, bit for bit.
 
     Must catch: the growth tracker kept at a skip; growth to infinity; growth before the interval is
@@ -58,7 +45,7 @@ def test_events_of_grad_scaler(kind, sequences):
     a skip; a step that is not skipped for NaN."""
     chance, draw = random.Random(0), torch.Generator().manual_seed(0)
     skips = grown = 0
-    for _ in range(sequences):
+    for _ in range(40):
         settings = dict(
             init_scale=2.0 ** chance.choice((chance.randint(-140, 120), chance.randint(120, 127))),
             growth_factor=chance.choice((1.5, 2.0, 4.0)),
@@ -66,7 +53,7 @@ def test_events_of_grad_scaler(kind, sequences):
             growth_interval=chance.randint(1, 5),
         )
         theirs = torch.amp.GradScaler("cpu", **settings)
-        ours = kind(**settings, most_skips=UNBOUNDED)
+        ours = LossScaler(**settings, most_skips=UNBOUNDED)
         pairs = [weight_and_optimizer() for _ in range(2)]
         one = torch.ones(())
         for _ in range(12):
@@ -88,26 +75,7 @@ def test_events_of_grad_scaler(kind, sequences):
             (left, _), (right, _) = pairs
             for one_of, other in ((left, right), (left.grad, right.grad)):
                 assert torch.allclose(one_of, other, rtol=0, atol=0, equal_nan=True)
-    assert skips > sequences and grown > sequences
-
-
-@pytest.mark.parametrize("kind", [LossScaler, fast.LossScaler])
-def test_a_gpu_is_asked_once(kind):
-    """Many gradients, and one question to the device; the scale goes there in the operations, not
-    as a copy. A fake GPU has no answer, so there the question ends the call.
-
-    Must catch: a question, or a copy of the scale, for each gradient."""
-    scaler, gradients = kind(4.0), [torch.ones(3) for _ in range(20)]
-    gradients[7][1] = math.nan
-    with Counted("_local_scalar_dense") as asked:
-        assert scaler.multiply(gradients, torch.tensor(0.25))
-    assert asked.count <= 2 and gradients[19].tolist() == [0.25] * 3
-    with FakeTensorMode(allow_non_fake_inputs=True), Counted("_to_copy", "copy_") as copied:
-        gradients = [torch.ones(3, device="cuda") for _ in range(20)]
-        assert scaler.scale(torch.ones((), device="cuda")).is_cuda
-        with pytest.raises(RuntimeError, match="_local_scalar_dense"):
-            scaler.multiply(gradients, torch.tensor(0.25))
-    assert copied.count == 0
+    assert skips > 40 and grown > 40
 
 
 def test_a_step_overflows_on_one_of_two_optimizers():
@@ -133,7 +101,12 @@ def test_states_are_grad_scalers():
     Must catch: a name of its own in the state; the count of good steps not restored."""
     theirs, ours = two_scalers(growth_interval=3)
     later, again = two_scalers(growth_interval=7)
-    ours.good_steps, ours.factor = 2, torch.tensor(2.0**9)
+    weight, optimizer = weight_and_optimizer()
+    for _ in range(2):
+        weight.grad = torch.ones(3)
+        ours.scale(torch.ones(()))
+        ours.step(optimizer)
+        ours.update()
     later.load_state_dict(ours.state_dict())
     again.load_state_dict(later.state_dict())
     assert again.state_dict() == ours.state_dict() == later.state_dict() != theirs.state_dict()
@@ -150,35 +123,34 @@ def test_order_of_calls():
         "update alone": lambda s, o: s.update(),
     }
     for name, calls in wrong.items():
-        for scaler, error in zip(two_scalers(), ((RuntimeError, AssertionError), WrongOrder)):
+        for scaler in two_scalers():
             weight, optimizer = weight_and_optimizer()
             scaler.scale(torch.ones(()))
             weight.grad = torch.ones(3)
-            with pytest.raises(error):
+            with pytest.raises((RuntimeError, AssertionError)):
                 calls(scaler, optimizer)
             assert name
     _, optimizer = weight_and_optimizer()
-    with pytest.raises(WrongOrder, match="nothing to unscale"):
+    with pytest.raises(CannotScale, match="run backward first"):
         LossScaler().step(optimizer)
 
 
-@pytest.mark.parametrize("kind", [LossScaler, fast.LossScaler])
-def test_a_loss_that_was_not_scaled(kind):
+def test_a_loss_that_was_not_scaled():
     """In the first step or in a later one. A scale of 1 divides by nothing.
 
     Must catch: gradients that never had the scale, divided by the scale, so that nothing trains."""
     for scaled_first in (False, True):
-        scaler, (weight, optimizer) = kind(), weight_and_optimizer()
+        scaler, (weight, optimizer) = LossScaler(), weight_and_optimizer()
         weight.grad = torch.ones(3)
         if scaled_first:
             scaler.scale(torch.ones(()))
             scaler.step(optimizer)
             scaler.update()
-        with pytest.raises(WrongOrder, match="no loss was scaled .* divided by 65536"):
+        with pytest.raises(CannotScale, match="no loss was scaled .* divided by 65536"):
             scaler.step(optimizer)
     weight, optimizer = weight_and_optimizer()
     weight.grad = torch.ones(3)
-    kind(1.0).step(optimizer)
+    LossScaler(1.0).step(optimizer)
     assert weight[0].item() == pytest.approx(0.9)
 
 
@@ -236,7 +208,7 @@ def test_overflow_on_every_step():
         overflow(LossScaler(most_skips=2), weight_value=math.nan)
     with pytest.raises(OverflowEveryStep, match="the loss itself is nan"):
         overflow(LossScaler(most_skips=2), loss=math.nan)
-    with pytest.raises(OverflowEveryStep, match="static: take a smaller one"):
+    with pytest.raises(OverflowEveryStep, match="or a static one is too large"):
         overflow(LossScaler(growth_factor=1.0, backoff_factor=1.0, most_skips=2))
     weight, optimizer = weight_and_optimizer()
     patient = LossScaler(most_skips=1)
@@ -249,23 +221,14 @@ def test_overflow_on_every_step():
 
 def test_what_is_refused():
     """Must catch: fp16 gradients divided in fp16, where they are zero again; a loss in fp16, whose
-    gradient would be the infinite scale; settings that make no scale; a step with the scaled
-    gradients of a closure."""
+    gradient would be the infinite scale; settings that make no scale."""
     half = nn.Parameter(torch.ones(3, dtype=torch.float16))
     optimizer = torch.optim.SGD([half], lr=0.1)
     half.grad = torch.ones_like(half)
-    with pytest.raises(CannotScale, match="MasterWeights"):
+    with pytest.raises(ValueError, match="unscale FP16 gradients"):
         LossScaler().step(optimizer)
     with pytest.raises(CannotScale, match="logits.float"):
         LossScaler().scale(half.sum())
-    with pytest.raises(CannotScale, match="a list: scale one tensor at a time"):
-        LossScaler().scale([torch.ones(()), torch.ones(())])
-    with pytest.raises(CannotScale, match="step\\(\\) with a closure"):
-        LossScaler().step(optimizer, lambda: half.sum())
-    sparse = nn.Embedding(4, 2, sparse=True)
-    sparse(torch.tensor([1])).sum().backward()
-    with pytest.raises(CannotScale, match="sparse=False"):
-        LossScaler().step(torch.optim.SGD(sparse.parameters(), lr=0.1))
     for settings in (
         dict(init_scale=0.0),
         dict(init_scale=math.inf),
@@ -273,7 +236,6 @@ def test_what_is_refused():
         dict(backoff_factor=0.0),
         dict(backoff_factor=2.0),
         dict(growth_interval=0),
-        dict(growth_interval=2.5),
         dict(floor=-1.0),
         dict(init_scale=2.0, floor=4.0),
     ):
@@ -320,18 +282,3 @@ def test_grad_scaler_takes_master_weights():
         scaler.update()
         updated.append([norm.item(), *(p.tolist() for p in masters)])
     assert updated[0] == updated[1] and updated[0][0] > 0.125
-
-
-def test_the_door_gives_the_core():
-    """Must catch: hardened=False that gives the hardened scaler, or drops a setting; an option that
-    the core has not, left out without a word."""
-    scaler = LossScaler(2.0**4, growth_interval=3, hardened=False)
-    assert type(scaler) is core.LossScaler and (scaler.factor, scaler.interval) == (16.0, 3)
-    assert type(LossScaler(hardened=True)) is LossScaler
-    for kind, others in (
-        (LossScaler, dict(floor=1.0)),
-        (LossScaler, dict(most_skips=3)),
-        (fast.LossScaler, {}),
-    ):
-        with pytest.raises(CannotScale, match="hardened=False"):
-            kind(hardened=False, **others)

@@ -13,7 +13,6 @@ from shardlab.gpt import next_token_loss
 from shardlab.measure.cuda import UNEXPLAINED, CudaAccount
 from shardlab.measure.ledger import Ledger
 from shardlab.mixed_precision.float8 import use_float8
-from shardlab.mixed_precision.hardened import fast
 from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.mixed_precision.optimizer_states import Bf16Moments, EightBitMoments
@@ -78,7 +77,7 @@ def recomputed_with_dropout(name: str) -> Step:
 
 
 def policy_of(name: str, kind: str) -> Step:
-    """Under a policy, by the readable or the fast classes, or by torch.amp. Compared with fp32."""
+    """Under a policy, by our classes or by torch.amp. Compared with fp32."""
     policy = POLICIES[name]
     net, tokens = model(dtype=torch.float32), batch()
     forward = partial(policy.forward, "cuda")
@@ -88,13 +87,11 @@ def policy_of(name: str, kind: str) -> Step:
         scaler = torch.amp.GradScaler("cuda", enabled=policy.needs_scale)
     else:
         policy.prepare(net)
-        masters = MasterWeights if kind == "readable" else fast.MasterWeights
         if policy.weights is torch.float32:
             optimizer = torch.optim.SGD(net.parameters(), **settings)
         else:
-            optimizer = masters(net.parameters(), torch.optim.SGD, **settings)
-        scales = LossScaler if kind == "readable" else fast.LossScaler
-        scaler = scales() if policy.needs_scale else policy.scaler()
+            optimizer = MasterWeights(net.parameters(), torch.optim.SGD, **settings)
+        scaler = LossScaler() if policy.needs_scale else policy.scaler()
 
     def backward():
         with forward():

@@ -14,7 +14,6 @@ from shardlab import collective_plans, collectives, collectives_fast, data_paral
 from shardlab.gpt import next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
-from shardlab.mixed_precision.fp32_reduction import InFp32
 from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
 from shardlab.pipelines import core
 from shardlab.pipelines.hardened.pipeline import Pipeline
@@ -54,11 +53,10 @@ def data_parallel_as(kind: str) -> Step:
 
 
 def zero_as(stage: int, variant: str = "plain", scaled_by: str = "") -> Step:
-    dtype = torch.float32 if variant == "fp32 sums" else torch.float64
-    within = {"bf16": 1e-3, "fp32 sums": 1e-5}.get(variant, CLOSE)
+    dtype = torch.float64
+    within = 1e-3 if variant == "bf16" else CLOSE
     options = {
         "ring": dict(collectives=fast_ring.Ring()),
-        "fp32 sums": dict(collectives=InFp32()),
         "ahead": dict(prefetch=True),
         "offload": dict(offload=True),
         "offload, clip": dict(offload=True),

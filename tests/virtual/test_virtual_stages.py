@@ -15,7 +15,6 @@ from coursekit.formulas import evaluate
 from shardlab import zero
 from shardlab.common.backward import when_backward_ends
 from shardlab.common.torch_internals import TorchDispatchMode, storage_key
-from shardlab.mixed_precision.fp32_reduction import InFp32
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.recompute.host_copies import HELD
 from shardlab.recompute.offload import offload_activations
@@ -235,15 +234,6 @@ def test_messages_under_way_take_no_memory(stage, hidden):
     (without, none), (peak, coming) = (peak_of(stage, ahead, hidden) for ahead in (False, True))
     assert (none, coming) == (0, 2 * UNITS)
     assert peak < without if stage == 1 else peak == without
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_sums_in_fp32_overlap_as_others_do(stage):
-    """Gradients in fp32: nothing is left to widen, and the step is that of the best collectives.
-
-    Mutations: by default the ring of sends and receives; messages that are waited for at once."""
-    options = dict(stage=stage, link="a fast link", prefetch=True)
-    assert step_of(**options, collectives=InFp32()).seconds == step_of(**options).seconds
 
 
 @pytest.mark.parametrize("bias, passes", [(False, 0), (True, 2)], ids=["alone", "with its bias"])

@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 __all__ = [
     "FakeTensor",  # a shape without contents. Without: DTensor is taken for this rank's part
     "FakeTensorMode",  # tensors without memory. Without: nothing is weighed that does not fit here
+    "ScalerThatAsks",
     "TorchDispatchMode",  # sees every operation. Without: no ledger, no count of operations
     "CALL",
     "ConvertedModule",
@@ -226,9 +227,11 @@ def watch_unscaling(
     public = {name: getattr(torch.amp.GradScaler, name) for name in ("unscale_", "step")}
 
     @functools.wraps(original)
-    def unscale(self, optimizer, *args, **named):
-        tensors = tensors_of(optimizer)
-        found = original(self, SimpleNamespace(param_groups=[{"params": tensors}]), *args, **named)
+    def unscale(self, optimizer, inverse, found, allow_fp16):
+        alone = allow_fp16 and hasattr(optimizer, "scaled")  # it unscales in its step
+        tensors = optimizer.scaled() if alone else tensors_of(optimizer)
+        given = SimpleNamespace(param_groups=[{"params": tensors}])
+        found = original(self, given, inverse, found, allow_fp16)
         increment_version([t.grad for t in tensors if t.grad is not None])  # its kernel does not
         seen(tensors, found)
         return found
@@ -841,3 +844,28 @@ def withdraw(library: torch.library.Library) -> None:
     """Removes registered kernels at once instead of at garbage collection. Without it, a finished
     log costs time."""
     library._destroy()
+
+
+class ScalerThatAsks(torch.amp.GradScaler):
+    """A GradScaler whose `asked(optimizer, found)` decides whether a step is skipped: found says
+    whether this rank has an infinity, or is None where it has no gradient. A step that nobody has
+    unscaled leaves fp16 gradients as they are for an optimizer that unscales them itself, by the
+    protocol of PyTorch's fused ones. Without it, ranks skip by themselves."""
+
+    def unscale_(self, optimizer):
+        self.begin()
+        super().unscale_(optimizer)
+
+    def step(self, optimizer, *args, **named):
+        self.begin()
+        return super().step(optimizer, *args, **named)
+
+    def begin(self):
+        if self._scale is None:  # a stage without a loss
+            self._lazy_init_scale_growth_tracker(torch.device(self._device))
+
+    def _unscale_grads_(self, optimizer, *args):
+        found = super()._unscale_grads_(optimizer, *args)
+        flags = [flag.item() for flag in found.values()]
+        overflow = self.asked(optimizer, any(flags) if flags else None)
+        return {torch.device("cpu"): torch.full((), float(overflow))}

@@ -8,18 +8,12 @@
     scaler.update()
 
     core.py                 the two classes on a page
-    hardened/               the same for any loop, which this package gives (hardened=False gives
-                            the core's):
-    master_weights.py       an optimizer on fp32 copies of 16-bit weights; optimizer_wrapper.py has
-                            its groups, its piles and its state
-    loss_scaler.py          a scale that keeps gradients in range; scaler_checks.py says what it
-                            refuses
-    fast.py                 the same two in less time and fewer bytes
+    hardened/               the two for any loop, which this package gives: loss_scaler.py on
+                            PyTorch's GradScaler, master_weights.py pile by pile
 
     policies.py             which numbers compute, are kept and travel, and what a device can do
     optimizer_states.py     an optimizer's moments in bf16 or in 8 bits
     stochastic_rounding.py  bf16 weights without a copy
-    fp32_reduction.py       16-bit gradients, added over ranks in fp32
     float8.py               fp8, emulated
 
 Both compose with data parallelism, ZeRO, tensor parallelism and pipelines.

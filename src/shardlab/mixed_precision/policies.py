@@ -24,8 +24,7 @@ Autocast casts a weight once in a forward and keeps the copy until the context e
 each forward. Around a loop of steps it goes on with the first copy, and the loss does not move.
 
 Traffic has the type of the gradients. Everywhere in this package a rank divides by the number of
-ranks before anybody adds, so that a sum does not overflow where the mean does not;
-fp32_reduction.py adds 16-bit gradients in fp32.
+ranks before anybody adds, so that a sum does not overflow where the mean does not.
 """
 
 import time

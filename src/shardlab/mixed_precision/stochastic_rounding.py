@@ -17,8 +17,7 @@ Gupta et al. 2015; Zamirai et al. 2020 for bf16.
 import torch
 from torch import Tensor, nn
 
-from .hardened.master_weights import MasterWeights
-from .hardened.optimizer_wrapper import CannotCopy
+from .hardened.master_weights import CannotCopy, MasterWeights
 
 LOW_BITS = 0xFFFF  # of an fp32: the bits that bf16 does not have
 

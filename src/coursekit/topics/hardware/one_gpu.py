@@ -19,11 +19,11 @@ from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import GPU_TASK, LARGE_TASK, LARGE_TASK_BYTES, TrainingTask
 from coursekit.recordings.recordings import Row
 from coursekit.topics.hardware.probes import products
+from shardlab import mixed_precision as fast
 from shardlab.fast_gpt import chunked_loss, compile_blocks, loss_of_chunk, padded_loss
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.clock import gpu_busy_seconds, median_seconds
 from shardlab.mixed_precision import core
-from shardlab.mixed_precision.hardened import fast
 from shardlab.mixed_precision.policies import AUTOCAST_BF16, BF16, FP32, TF32, Policy
 
 LARGE_BATCH = 16  # sequences, on a GPU of LARGE_TASK_BYTES; fewer on one with less memory

@@ -1,4 +1,4 @@
-"""A scale that keeps 16-bit gradients in range.
+"""A scale that keeps 16-bit gradients in range: torch.amp.GradScaler, made to ask all ranks.
 
     scaler = LossScaler()
     scaler.scale(loss).backward()      # gradients are too large by the scale, but not zero
@@ -6,22 +6,30 @@
     scaler.step(optimizer)             # unscales if nobody has, and skips a step that overflowed
     scaler.update()                    # halves the scale then, doubles it after 2,000 good steps
 
-bf16 has the range of fp32 and needs no scale. All ranks agree on an overflow. The scaler stands
-alone beside the core's: it rounds as GradScaler does and checks every call, so no method is shared.
+bf16 has the range of fp32 and needs no scale. The events are PyTorch's own, and so is the kernel
+that looks at a gradient and unscales it in one pass. Beside it are one message between ranks, a
+floor, and an end to a run in which every step overflows.
 
-Micikevicius et al. 2018. The scaler's events are those of torch.amp.GradScaler.
+Micikevicius et al. 2018.
 """
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...common.shards import updated_by
-from .. import core
-from . import scaler_checks as checks
+from ...common.shards import cut_among
+from ...common.torch_internals import ScalerThatAsks
 
 
-class LossScaler:
+class CannotScale(ValueError):
+    """A scale, a loss or a gradient with which scaling does not do what it is for."""
+
+
+class OverflowEveryStep(OverflowError):
+    """More steps in a row have overflowed than the scaler was given."""
+
+
+class LossScaler(ScalerThatAsks):
     """The factor that keeps small gradients above zero, and what to do when large ones overflow.
 
     init_scale        a power of two divides without rounding
@@ -31,18 +39,7 @@ class LossScaler:
     most_skips        so many steps in a row may overflow; one more raises OverflowEveryStep
     group             the ranks that train one model, along all axes of the mesh; by default the
                       world
-    hardened          False gives the core's LossScaler, without floor and most_skips
     """
-
-    def __new__(cls, *args, hardened: bool = True, **named):
-        if hardened:
-            return super().__new__(cls)
-        if cls is not LossScaler or {"floor", "most_skips"}.intersection(named):
-            raise checks.CannotScale(
-                f"{cls.__name__} with hardened=False: the core has neither floor nor most_skips,"
-                " and no faster variant; leave hardened=False out."
-            )
-        return core.LossScaler(*args, **named)
 
     def __init__(
         self,
@@ -54,85 +51,113 @@ class LossScaler:
         floor: float = 0.0,
         most_skips: int = 50,
         group: dist.ProcessGroup | None = None,
-        hardened: bool = True,
     ):
-        checks.check_scaler(init_scale, growth_factor, backoff_factor, growth_interval, floor)
-        self.factor = torch.tensor(init_scale, dtype=torch.float32)
-        self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
-        self.growth_interval, self.good_steps = growth_interval, 0
+        if not (
+            0 <= floor <= init_scale < float("inf")
+            and init_scale
+            and 0 < backoff_factor <= 1 <= growth_factor
+            and growth_interval >= 1
+        ):
+            raise CannotScale(
+                f"{init_scale = }, {growth_factor = }, {backoff_factor = }, {growth_interval = },"
+                f" {floor = }: a scale is above 0 and finite, grows by at least 1 after at least 1"
+                " step, and backs off by at most 1, to a floor that is not above it."
+            )
+        super().__init__("cpu", init_scale, growth_interval=growth_interval)
+        self.set_growth_factor(growth_factor)
+        self.set_backoff_factor(backoff_factor)
         self.floor, self.most_skips, self.skips, self.group = floor, most_skips, 0, group
-        self.overflown: dict[torch.optim.Optimizer, bool] = {}  # those unscaled since update()
-        self.stepped: set[torch.optim.Optimizer] = set()
         self.loss: Tensor | None = None  # the last one, for a message
-        self.scaled = False  # since update()
+        self.scaled = self.overflow = False  # since update()
+
+    @property
+    def factor(self) -> Tensor:
+        return torch.tensor(self.get_scale())
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the scale, for backward."""
-        checks.check_loss(loss, self.factor)
-        self.loss, self.scaled = loss.detach(), True
-        return loss * self.factor  # a number on the host: a GPU takes it as it is
+        if isinstance(loss, Tensor) and loss.dtype is torch.float16:
+            raise CannotScale(
+                f"the loss is fp16, and so would be the gradient it begins with, the scale"
+                f" {self.get_scale():g}: fp16 ends at 65,504. Compute the loss in fp32, from"
+                " logits.float()."
+            )
+        self.loss, self.scaled = loss.detach() if isinstance(loss, Tensor) else None, True
+        return super().scale(loss)
 
-    @torch.no_grad()
-    def unscale_(self, optimizer: torch.optim.Optimizer):
-        """Divide the gradients by the scale, and find out whether any of them, on any rank, is not
-        finite. All ranks call it, once a step."""
-        checks.check_not_unscaled(self, optimizer)
-        updated = updated_by(optimizer)
-        checks.check_group(updated, self.group)
-        gradients = [p.grad for p in updated if p.grad is not None]
-        complaint = checks.complaint_of(gradients)
-        inverse = self.factor.double().reciprocal().float()
-        overflow = not complaint and self.multiply([g for g in gradients if g.numel()], inverse)
-        self.overflown[optimizer] = checks.agreed(self, overflow, gradients, complaint)
+    def asked(self, optimizer: torch.optim.Optimizer, found: bool | None) -> bool:
+        """Whether any rank has found an overflow; None: this rank has no gradients. One message,
+        which raises its errors on all ranks or on none."""
+        together = dist.is_available() and dist.is_initialized()
+        on_gpu = together and dist.get_backend(self.group) == "nccl"
+        flags = torch.tensor(
+            [bool(found), found is not None, self.scaled],
+            dtype=torch.float32,
+            device="cuda" if on_gpu else "cpu",
+        )
+        if together:
+            self.check_group(optimizer)
+            dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group)
+        overflow, any_gradient, any_scaled = (flag > 0 for flag in flags.tolist())
+        if not any_gradient:
+            raise CannotScale("no parameter of this optimizer has a gradient: run backward first.")
+        if not any_scaled and self.get_scale() != 1:  # in a pipeline the last stage alone scales
+            raise CannotScale(
+                "no loss was scaled since the last update(), and the gradients would be divided by"
+                f" {self.get_scale():g}: call scaler.scale(loss).backward()."
+            )
+        self.overflow |= overflow
+        if overflow:
+            self.first_bad = first_bad(optimizer) or "the message of another rank names a gradient"
+        return overflow
 
-    def multiply(self, gradients: list[Tensor], inverse: Tensor) -> bool:
-        """Gradients times the inverse scale, in place; whether any of them was not finite."""
-        finite: dict[torch.device, Tensor] = {}
-        for gradient in gradients:
-            ends = torch.stack(gradient.aminmax())  # a NaN is both of them
-            good = ends.isfinite().all()
-            finite[gradient.device] = good & finite.get(gradient.device, True)
-            gradient.mul_(inverse)
-        return not all(flag.item() for flag in finite.values())  # one question for each device
+    def check_group(self, optimizer: torch.optim.Optimizer):
+        """A rank outside of the group would not hear of an overflow, and go on with another
+        scale."""
+        members = dist.get_process_group_ranks(self.group or dist.group.WORLD)
+        for other in {other for tensor in updated(optimizer) for other in cut_among(tensor)}:
+            if outside := sorted({*dist.get_process_group_ranks(other)}.difference(members)):
+                raise CannotScale(
+                    f"the scaler's group has the ranks {members}, and ranks {outside} have other"
+                    " parts of the model: give it all ranks that train one model, as by default."
+                )
 
-    def step(self, optimizer: torch.optim.Optimizer, *args, **named):
-        """optimizer.step(), unless a gradient has overflowed. Returns its result, or None."""
-        checks.check_not_stepped(self, optimizer)
-        checks.check_no_closure([*args, *named.values()])
-        if optimizer not in self.overflown:
-            self.unscale_(optimizer)
-        self.stepped.add(optimizer)
-        return None if self.overflown[optimizer] else optimizer.step(*args, **named)
+    @property
+    def good_steps(self) -> int:
+        return self._get_growth_tracker()
 
     def update(self):
         """Sets the scale of the next step. Call it once, after the steps of all optimizers."""
-        checks.check_unscaled(self)
-        if any(self.overflown.values()):
-            smaller = self.factor.double() * self.backoff_factor  # rounded once, as GradScaler does
-            self.factor = smaller.float().clamp(min=self.floor)
-            self.good_steps, self.skips = 0, self.skips + 1
-        else:
-            self.good_steps, self.skips = self.good_steps + 1, 0
-        if self.good_steps == self.growth_interval:
-            larger = (self.factor.double() * self.growth_factor).float()
-            self.factor = larger if larger.isfinite() else self.factor
-            self.good_steps = 0
-        checks.check_skips(self)
-        self.overflown, self.stepped, self.scaled = {}, set(), False
+        super().update()
+        if self.overflow and self.floor:
+            super().update(max(self.get_scale(), self.floor))
+        self.skips = self.skips + 1 if self.overflow else 0
+        self.scaled = self.overflow = False
+        if self.skips > self.most_skips:
+            skips, self.skips = self.skips, 0
+            bad = self.first_bad
+            if self.loss is not None and not self.loss.isfinite().all():
+                bad = f"the loss itself is {self.loss.item():g}"
+            raise OverflowEveryStep(
+                f"{skips} steps in a row overflowed, and the scale is {self.get_scale():.3g}:"
+                f" {bad}. A smaller scale is of no use, or a static one is too large."
+            )
 
-    def state_dict(self) -> dict:
-        """Under the names of torch.amp.GradScaler, so that each loads the other's."""
-        return dict(
-            scale=self.factor.item(),
-            growth_factor=self.growth_factor,
-            backoff_factor=self.backoff_factor,
-            growth_interval=self.growth_interval,
-            _growth_tracker=self.good_steps,
-        )
 
-    def load_state_dict(self, state_dict: dict):
-        self.factor = torch.tensor(state_dict["scale"], dtype=torch.float32)
-        self.growth_factor = state_dict["growth_factor"]
-        self.backoff_factor = state_dict["backoff_factor"]
-        self.growth_interval = state_dict["growth_interval"]
-        self.good_steps = state_dict["_growth_tracker"]
+def updated(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for param_group in optimizer.param_groups for p in param_group["params"]]
+
+
+def first_bad(optimizer: torch.optim.Optimizer) -> str:
+    """The first tensor that is not finite, or whose gradient is not, in words."""
+    names = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
+    original = {copy: p for p, copy in getattr(optimizer, "pairs", ())}
+    for number, tensor in enumerate(updated(optimizer)):
+        name = names[number] if number < len(names) else f"parameter {number}"
+        what = f"{name} of shape {list(tensor.shape)}"
+        if not tensor.isfinite().all():
+            return f"{what} is not finite itself"
+        for one in (tensor.grad, original.get(tensor, tensor).grad):
+            if one is not None and not one.isfinite().all():
+                return f"the gradient of {what} is not finite"
+    return ""

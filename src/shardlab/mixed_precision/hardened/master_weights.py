@@ -10,57 +10,98 @@ Make MasterWeights after DistributedDataParallel and tensor parallelism. Stages 
 it of their shards: zero.shard(model, MasterWeights, stage=1, of=AdamW). In stage 3 the shards are
 fp32 already.
 
-MasterWeights stands alone beside the core's: it is a torch.optim.Optimizer with groups and a state,
-and makes few gradients in fp32 at a time, so that it shares no method with the core.
+It makes few gradients in fp32 at a time: pile by pile, also where a scaler has not unscaled them,
+for it knows the protocol of PyTorch's fused optimizers (`grad_scale`, `found_inf`).
 
 Micikevicius et al. 2018.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
+from ...common.shards import take_place
+from ...common.torch_clip_and_scale import note
 from ...common.torch_internals import storage_key, version
-from .. import core
-from .optimizer_wrapper import (
-    CannotCopy,
-    OptimizerOfCopies,
-    check_still_frozen,
-    check_still_wide,
-)
+
+AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
+AT_ONCE_ON_A_GPU = 128 << 20  # the update of a pile takes no less time than its launches
+LEAST_PILES = 3  # in a small model, of which that would be all
+NARROW = torch.float16, torch.bfloat16
+# a parameter and its copy, which may be the parameter
+CopiedPair = tuple[nn.Parameter, nn.Parameter]
 
 
-class MasterWeights(OptimizerOfCopies):
+class CannotCopy(ValueError):
+    """Why an optimizer cannot update copies of these parameters."""
+
+
+class MasterWeights(torch.optim.Optimizer):
     """Any optimizer that updates one parameter after the other, on fp32 copies of 16-bit
     parameters.
 
-    params          parameters, or groups of them, as torch.optim takes them
-    of              torch.optim.AdamW, ...; **settings are its arguments
-    at_once_bytes   so many bytes of fp32 gradients are made at a time; by default 8 MiB, on a GPU
-                    128 MiB, and at most a third of all
-    hardened        False gives the core's MasterWeights: of parameters alone, all at once
+    params              parameters, or groups of them, as torch.optim takes them
+    of                  torch.optim.AdamW, ...; **settings are its arguments. PyTorch's own update a
+                        pile at a time; who knows what another one does, so it gets all at once
+    at_once_bytes       of fp32 gradients that are made at a time; by default 8 MiB, on a GPU
+                        128 MiB, and at most a third of all
+    consume_gradients   step() takes the 16-bit gradients and leaves None; the largest come last,
+                        when the others are gone, which lowers the peak
 
     If somebody else writes a parameter, as load_state_dict() does, its master takes the values. A
-    write through `.data` or by a collective is found before the first step only: later, write to
-    the parameter itself under torch.no_grad().
+    write through `.data` or by a collective is found before the first step only. fp32 parameters
+    are their own masters; frozen ones have none. The param_groups are those of the optimizer
+    inside, which knows the masters alone."""
 
-    A scaler or a norm that looks at all gradients finds them in fp32, and the 16-bit ones are
-    gone. fp32 parameters are their own masters; frozen ones have none. The param_groups are those
-    of the optimizer inside, which knows the masters alone."""
+    def __init__(self, params, of, *, at_once_bytes=None, consume_gradients=False, **settings):
+        self.of, self.settings, self.inner = of, settings, None
+        self.at_once_bytes, self.consumes = at_once_bytes, consume_gradients
+        self.all_at_once = not of.__module__.startswith("torch.optim.")
+        self.copies: list[CopiedPair] = []
+        self.pairs = self.copies  # as others see them: offloaded, the parameter is elsewhere
+        self.made_of: dict[nn.Parameter, tuple] = {}
+        # of a parameter when it was its copy; before the first step nothing is known
+        self.versions: dict[nn.Parameter, tuple[int, int]] = {}
+        super().__init__(params, settings)  # calls add_param_group
+        self.defaults = self.inner.defaults
 
-    def __new__(cls, params, of, *, at_once_bytes=None, hardened: bool = True, **settings):
-        if hardened:
-            return super().__new__(cls)
-        params = list(params)
-        named = not all(isinstance(each, Tensor) for each in params)
-        if cls is not MasterWeights or named or at_once_bytes is not None:
-            raise CannotCopy(
-                f"{cls.__name__} with hardened=False: the core takes parameters, not groups or"
-                " names of them, updates all at once and keeps their copies and moments in fp32;"
-                " leave hardened=False out."
-            )
-        return core.MasterWeights(params, of, **settings)
+    def add_param_group(self, param_group: dict):
+        given = param_group["params"]
+        given = [given] if isinstance(given, Tensor) else list(given)
+        named = [each if isinstance(each, tuple) else (None, each) for each in given]
+        parameters = [p for _, p in named]
+        if len({*parameters}.union(p for p, _ in self.copies)) < len(parameters + self.copies):
+            raise CannotCopy("a parameter is given twice: each belongs to one group, once.")
+        made = [(name, p, self.copy_of(p)) for name, p in named if p.requires_grad]
+        masters = [master if name is None else (name, master) for name, _, master in made]
+        if self.inner is None:
+            self.inner = self.of([{**param_group, "params": masters}], **self.settings)
+        else:
+            self.inner.add_param_group({**param_group, "params": masters})
+        for _, parameter, master in made:
+            self.copies.append((parameter, master))
+            take_place(master, [parameter])
+        self.made_of.update((p, (p.dtype, p.requires_grad)) for p in parameters)
+        note([p for p, master in self.copies if p is not master], self)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def copy_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(parameter.detach().float()) if parameter.dtype in NARROW else parameter
+
+    def piles(self) -> Iterator[list[CopiedPair]]:
+        """Pairs, of as many elements as at_once_bytes hold in fp32, and of one pair at least."""
+        together = 4 * sum(parameter.numel() for parameter, _ in self.copies)
+        usual = AT_ONCE_ON_A_GPU if self.copies[0][0].is_cuda else AT_ONCE_BYTES
+        most = self.at_once_bytes or min(usual, together // LEAST_PILES)
+        piles, elements = [[]], 0
+        for pair in self.copies:
+            if piles[-1] and not self.all_at_once and 4 * (elements + pair[0].numel()) > most:
+                piles.append([])
+                elements = 0
+            piles[-1].append(pair)
+            elements += pair[0].numel()
+        return sorted(piles, key=largest) if self.consumes else piles
 
     @torch.no_grad()
     def take_gradients(self):
@@ -68,15 +109,30 @@ class MasterWeights(OptimizerOfCopies):
         microbatch, it adds them up in fp32."""
         for parameter, master in self.copies:
             if parameter is not master and parameter.grad is not None:
-                gradient, parameter.grad = self.in_fp32(parameter), None
+                gradient, parameter.grad = parameter.grad.float(), None
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:  # PyTorch's name; its kernel takes no bf16
+        found = [tensor.grad for tensor in self.scaled()]
+        return all(g.dtype is torch.float16 and g.layout is torch.strided for g in found)
+
+    def scaled(self) -> list[Tensor]:
+        """What has a gradient that a scaler may look at before step() unscales it."""
+        return [tensor for pair in self.pairs for tensor in {*pair} if tensor.grad is not None]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None):
         """PyTorch's optimizers skip a parameter without a gradient. So the inner optimizer updates
         one pile of masters after another, and few gradients exist twice at a time."""
-        check_still_frozen(self.frozen)
-        check_still_wide(self.copies)
+        if any((p.dtype, p.requires_grad) != made for p, made in self.made_of.items()):
+            raise CannotCopy(
+                "a parameter was frozen, unfrozen or converted after the optimizer was made: do so"
+                " before, and make the optimizer anew."
+            )
+        # a scaler that steps here without unscaling leaves the two beside the optimizer
+        if vars(self).get("found_inf", False):
+            return None
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -100,12 +156,11 @@ class MasterWeights(OptimizerOfCopies):
         return loss
 
     def in_fp32(self, parameter: nn.Parameter) -> Tensor:
-        return parameter.grad.float()
-
-    def copy_of(self, parameter: nn.Parameter) -> nn.Parameter:
-        if parameter.dtype in (torch.float32, torch.float64):
-            return parameter
-        return nn.Parameter(parameter.detach().float())
+        gradient = parameter.grad.float()
+        if self.consumes:
+            parameter.grad = None
+        scale = vars(self).get("grad_scale")
+        return gradient if scale is None else gradient.mul_(scale.double().reciprocal().float())
 
     def before_update(self, parameter: nn.Parameter, master: nn.Parameter):
         """Somebody may have written into the parameter: a checkpoint, ranks that begin alike. Where
@@ -118,6 +173,49 @@ class MasterWeights(OptimizerOfCopies):
         if parameter is not master:
             parameter.copy_(master)
         self.versions[parameter] = write_count(parameter)
+
+    def zero_grad(self, set_to_none: bool = True):
+        for tensor in {tensor for pair in self.copies for tensor in pair}:
+            if tensor.grad is not None:
+                tensor.grad = None if set_to_none else tensor.grad.zero_()
+
+    def why_not_clip(self, parameter: nn.Parameter) -> str:
+        """Why PyTorch's clip_grad_norm_ cannot clip this parameter, or an empty string."""
+        taken = parameter.grad is None and any(master.grad is not None for _, master in self.copies)
+        return taken * (
+            "the gradients of these parameters are those of their fp32 copies now: call"
+            " gradient_clipping.clip_gradients(optimizer, max_norm), or clip the parameters in"
+            " optimizer.param_groups."
+        )
+
+    def state_dict(self) -> dict:
+        """The inner optimizer's; a parameter's copy is in its state, "master", beside moments."""
+        states = self.inner.state_dict()
+        for number, (parameter, master) in enumerate(self.copies):
+            if parameter is not master and master.shape == parameter.shape:
+                state = states["state"].get(number, {})
+                states["state"][number] = {**state, "master": master.detach()}
+        return states
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict):
+        """Sets the parameters as well: each is the rounding of its master."""
+        states = {number: dict(state) for number, state in state_dict["state"].items()}
+        for number, (parameter, master) in enumerate(self.copies):
+            if parameter is not master and master.shape == parameter.shape:
+                if "master" not in states.get(number, {}):
+                    raise CannotCopy(
+                        f"the state of parameter {number} has no master: load a state"
+                        " that MasterWeights has given."
+                    )
+                parameter.copy_(master.copy_(states[number].pop("master")))
+        self.inner.load_state_dict({**state_dict, "state": states})
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+
+def largest(pile: list[CopiedPair]) -> int:
+    """Elements of the largest parameter in the pile."""
+    return max(parameter.numel() for parameter, _ in pile)
 
 
 def write_count(parameter: nn.Parameter) -> tuple[int, int]:
