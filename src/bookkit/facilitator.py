@@ -1,6 +1,6 @@
 """The facilitator's card of a lab, and the instructor's edition of its notebook. Nothing on a card
 is typed for it: the goal, the questions and the numbers come from the stored lab, the sentences
-from the topics' `mistakes.md` and `predictions.py`; numbers on GPUs from the recordings in
+from the topics' `mistakes.md` and `predictions.md`; numbers on GPUs from the recordings in
 `measured/`, else from the rates of virtual GPUs.
 
     ```{facilitator-card} labs/06-zero.ipynb
@@ -30,7 +30,7 @@ from sphinx.util.docutils import SphinxRole
 
 from coursekit.exercises.elsewhere import elsewhere, to_three_digits
 from coursekit.exercises.mistakes import mistakes_in, solutions
-from coursekit.exercises.slips import Slips, slips_of
+from coursekit.exercises.wrong_numbers import Slips, slips_of
 from coursekit.recordings.recordings import Recording, read_all
 
 from .cards import CardDirective

@@ -68,11 +68,7 @@ def test_each_number_says_where_it_is_from_on_gpus():
     """Must catch: seconds of this machine called the same on a GPU, an entry of a prediction that
     no lab has, a row that no recording has, a recording of a CPU taken for a GPU's, a number that
     was worked out with no name beside it."""
-    listed = {
-        name
-        for module in topics.modules("predictions")
-        for name in getattr(module, "ELSEWHERE", ())
-    }
+    listed = {name for module in topics.modules("elsewhere") for name in module.ELSEWHERE}
     locked = {
         name
         for path in LABS

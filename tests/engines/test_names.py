@@ -85,15 +85,15 @@ THE_SAME_IN_ANOTHER_WAY = {
     "HEAD": (OF_A_STEP, "topics/*/formulas/working_sets.py", "show/svg/bars.py"),
     "main": ("a command", "__main__.py", "recordings/record.py"),
 }
-READ_ALONE = ({"formulas"}, {"predictions"})  # an engine finds their modules by the topic
+READ_ALONE = ({"formulas"}, {"elsewhere"})  # an engine finds their modules by the topic
 BY_DESIGN = {**A_ROLE_IN_EVERY_TOPIC, **THE_SAME_IN_ANOTHER_WAY}
 
 
 def kind(path: Path) -> str:
     """A topic's formulas: functions are quantities and their places, read by the registry and
     imported from nowhere else, and the registry refuses a second quantity of one name. So are the
-    slips of a lab's predictions."""
-    registered = [name for name in ("formulas", "predictions") if name in (path.stem, *path.parts)]
+    sources of a lab's numbers."""
+    registered = [name for name in ("formulas", "elsewhere") if name in (path.stem, *path.parts)]
     return registered[0] if "topics" in path.parts and registered else "imported"
 
 

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from coursekit import topics
-from coursekit.exercises import Predictions, slips
-from coursekit.exercises.slips import Slip, Slips, cause, unit_in
+from coursekit.exercises import Predictions
+from coursekit.exercises.slips import cause, unit_in
+from coursekit.exercises.wrong_numbers import Slip, Slips, slips_in, slips_of
 from shardlab.pipelines.schedules import one_f_one_b, zero_bubble_h1
 from shardlab.pipelines.simulation import Costs, simulate
 
-LABS = sorted((Path(__file__).resolve().parents[2] / "labs").glob("*.ipynb"))
-LISTS = [module.PREDICTIONS for module in topics.modules("predictions")]
+ROOT = Path(__file__).resolve().parents[2]
+LABS = sorted((ROOT / "labs").glob("*.ipynb"))
+TOPICS = ROOT / "src" / "coursekit" / "topics"
+LISTS = [slips_in(path.read_text("utf-8")) for path in TOPICS.glob("*/predictions.md")]
 SLEEP = Costs(20, 20, 20)  # lab 8's, in milliseconds
 # What is timed, on an idle machine: a lab may be stored on a busy one.
 IDLE = {
@@ -51,11 +53,11 @@ def test_each_slip_is_heard_and_no_right_number_is_blamed(known):
     """Must catch: a slip that another one hides, or that is near the right number; a number in two
     digits called wrong; times of a lab that was stored on a busy machine."""
     for name, right in known.items():
-        within = min(0.03, slips.slips_of(name).within or 0.03)
+        within = min(0.03, slips_of(name).within or 0.03)
         for near in (right, 1.01 * right, 0.99 * right, float(f"{right:.2g}")):
             if abs(near - right) <= within * abs(right):
                 assert cause(name, near, right, known) == "", (name, near)
-        for slip in slips.slips_of(name).slips:
+        for slip in slips_of(name).slips:
             first, last = slip.ends(right, known)
             several = [first + share * (last - first) for share in (0, 0.03, 0.3, 0.9, 1)]
             heard = {cause(name, wrong, right, known) for wrong in several}
@@ -113,7 +115,7 @@ def test_the_nearest_slip_wins():
             Slip("the other one.", of="other", times=2),
             Slip("four.", times=4),
             Slip("four and a bit.", times=4.1),
-            Slip("less", function=lambda right, known: right - known["other"]),
+            Slip("less", of="other", more=30),
         ),
         ranks=4,
     )
@@ -233,3 +235,41 @@ def test_the_cause_stands_below_the_table(tmp_path):
     (alone,) = predictions.compare("a, bytes", 100).below
     assert alone == first.removeprefix("a, bytes: ")
     assert predictions.summary().below == []
+
+
+TEXT = """# Wrong numbers that readers of lab 3 lock
+
+    logits = 2 * 1,000
+
+## peak, bytes
+
+ranks 4; unit none; fit 0.02; within 0; these alone; parts 0 gradients (logits
+each) + 3 of a kind (8 each); factors 4 heads, which share * 512 tokens
+
+- 1 x - 2 * logits: Less: two
+  are missing.
+- logits - 1, 1/3 x: One
+- 10 to 20 x, -3 to 1e9: Many.
+- `a: b, c`: Another's.
+
+## rest
+"""
+
+
+def test_slips_are_text():
+    """Must catch: a colon or comma that ends a number, a range whose ends are of two kinds, a line
+    that goes on cut off, what is said of one prediction taken for the next one's."""
+    slips = (
+        Slip("Less: two are missing.", times=1, more=-4_000),
+        *(Slip("One", number=1_999), Slip("One", times=1 / 3)),
+        *(Slip("Many.", times=10, upto=20), Slip("Many.", number=-3, upto=1e9)),
+        Slip("Another's.", of="a: b, c"),
+    )
+    parts = {"gradients": (2_000, 0), "of a kind": (8, 3)}
+    factors = {4: "heads, which share", 512: "tokens"}
+    peak = Slips(slips, 4, "", 0, False, parts, factors, 0.02)
+    assert slips_in(TEXT) == {"peak, bytes": peak, "rest": Slips()}
+    assert [slip.ends(9_000, {}) for slip in slips[3:]] == [(90_000, 180_000), (-3, 1e9), None]
+    for wrong in "- 4 is it|- x: It.|- 4 fold: It.|ranks four|alike 2|parts 4 heads".split("|"):
+        with pytest.raises(ValueError, match="^predictions.md, peak: "):
+            slips_in(f"## peak\n\n{wrong}\n")

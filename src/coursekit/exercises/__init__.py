@@ -5,6 +5,7 @@ Each topic has a module of exercises, each exercise with the wrong solutions tha
 catch.
 
     labs           predictions.py       a number is predicted, locked, measured, compared
+                   wrong_numbers.py     a topic's predictions.md: numbers that readers lock
                    slips.py             what a wrong prediction comes from
                    mistakes.py          mistakes.md as text, and the solutions of the labs
                    checker.py           check(): cases, and the misconception behind an answer

@@ -1,7 +1,7 @@
 """Sources of a prediction's number on machines that have GPUs, for whoever teaches.
 
 Bytes, messages and sums are the same on any device and need no entry. Of what is timed, a topic's
-`predictions.py` says where the number comes from, and types none:
+`elsewhere.py` says where the number comes from, and types none:
 
     ELSEWHERE = {
         "memory, GB/s": Elsewhere(row="roofline.memory", number=lambda rate: rate / 1e9),
@@ -61,7 +61,7 @@ def to_three_digits(number: float) -> str:
 
 def elsewhere(name: str) -> Elsewhere:
     """The entry of a prediction; "the same" where no topic has one."""
-    for module in topics.modules("predictions"):
-        if name in getattr(module, "ELSEWHERE", {}):
+    for module in topics.modules("elsewhere"):
+        if name in module.ELSEWHERE:
             return module.ELSEWHERE[name]
     return Elsewhere(said=SAME_ANYWHERE)

@@ -4,6 +4,7 @@ book is built without torch. See edits.py for the form of `mistakes.md`."""
 import json
 import re
 import textwrap
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -19,12 +20,18 @@ class Mistake(NamedTuple):
     blocks: list[list[str]]
 
 
+def sections(text: str) -> Iterator[tuple[str, str]]:
+    """(heading, text below it) of each heading of the second level."""
+    for section in re.split(r"(?m)^## ", text)[1:]:
+        name, _, rest = section.partition("\n")
+        yield name.strip(), rest
+
+
 def mistakes_in(text: str) -> dict[str, list[Mistake]]:
     """The mistakes of a file, by exercise. Raises ValueError for a sentence without an origin."""
     found: dict[str, list[Mistake]] = {}
-    for section in re.split(r"(?m)^## ", text)[1:]:
-        name, _, rest = section.partition("\n")
-        mistakes = found.setdefault(name.strip(), [])
+    for name, rest in sections(text):
+        mistakes = found.setdefault(name, [])
         for block in re.split(r"\n\s*\n", rest.strip("\n")):
             lines = textwrap.dedent(block).rstrip().splitlines()
             if block.startswith("    "):

@@ -1,41 +1,22 @@
 """Wrong predictions, and what they come from: a locked number is answered like a function.
 
-A topic's `predictions.py` has the slips of its lab, by the name of the prediction:
-
-    PREDICTIONS = {
-        "stage 1, bytes": Slips(
-            ranks=4,
-            slips=(
-                Slip("stage 1 cuts the optimizer's states alone", of="stage 3, bytes"),
-                Slip("the optimizer keeps two moments of each parameter", number=590_000),
-                Slip("the gradients of both microbatches are added up", times=2),
-                Slip("...", function=lambda right, known: right - known["stage 3, bytes"]),
-                Slip("no step is faster than its products", times=0.1, upto=0.5),
-            ),
-            parts={"gradients": (4, 1), "moments": (4, 2)},  # of which it is the sum: size, count
-            factors={3: "layers"},
-        ),
-    }
-
-Slips of any quantity (elements for bytes, GB for GiB, the factor of the ranks, a part forgotten)
-are known without a list, from the unit in the prediction's name, its parts and its factors.
+A topic's `predictions.md` has the slips of its lab, see wrong_numbers.py. Slips of any quantity
+(elements for bytes, GB for GiB, the factor of the ranks, a part forgotten) are known without a
+list, from the unit in the prediction's name, its parts and its factors.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import combinations
 from types import MappingProxyType
 
-from coursekit import topics
-
 from .common_mistakes import UNITS_OF_SIZE, UNITS_OF_TIME
 from .numbers import plain_number
+from .wrong_numbers import Slips, slips_of
 
 OWN_FIT = 0.03  # a slip of the quantity explains a number that is so near to it
-GENERAL_FIT = 0.015
 GENERAL_HANDICAP = 0.005  # of two slips that fit alike, the quantity's own is the likelier
 SPAN_HANDICAP = 0.05  # of many numbers: said where no slip of one fits; of two, the first
 EXACT = 0.002
@@ -48,67 +29,6 @@ _TIMES = {**UNITS_OF_TIME, "ms": UNITS_OF_TIME["milliseconds"]}
 # how near a right prediction is to the measured number; of what is timed or rated
 WITHIN, WITHIN_TIMED = 0.03, 0.25
 WITHIN_PERCENT = 1.0  # points
-
-
-@dataclass(frozen=True)
-class Slip:
-    """A wrong number that readers really lock, and the sentence that helps. The number is one of
-    its own, the measured one `times` so much, that of another prediction, `of`, times so much, or
-    what `function` (measured, name -> measured number of this lab) returns. With `upto`, another
-    number, or other times where there is no number, the sentence is true of every number from there
-    up to that one; where the measured number is among them, nothing is said."""
-
-    sentence: str
-    number: float | None = None
-    upto: float | None = None
-    times: float = 1.0
-    of: str = ""
-    function: Callable[[float, Mapping[str, float]], float] | None = None
-
-    def ends(self, right: float, known: Mapping[str, float]) -> tuple[float, float] | None:
-        """The least and the largest wrong number, which are one without a range."""
-        first = self.wrong(right, known)
-        if first is None or self.upto is None:
-            return None if first is None else (first, first)
-        last = self.upto if self.number is not None else first / self.times * self.upto
-        return min(first, last), max(first, last)
-
-    def wrong(self, right: float, known: Mapping[str, float]) -> float | None:
-        """The wrong number; None where another number of the lab is not measured yet."""
-        try:
-            if self.function is not None:
-                return self.function(right, known)
-            if self.number is not None:
-                return self.number
-            return self.times * (known[self.of] if self.of else right)
-        except (KeyError, ZeroDivisionError):
-            return None
-
-
-@dataclass(frozen=True)
-class Slips:
-    """Knowledge about a prediction: its slips, the number of ranks that shares it, its unit where
-    the name says another or none, and how near counts as right (a share of the measured number; of
-    percent, points). `parts` add up to the number: name -> (size, how many), none of what readers
-    add though it is not there. `factors` are in it: how many -> of what. Where `general` is False,
-    only its own slips are tried."""
-
-    slips: tuple[Slip, ...] = ()
-    ranks: int = 1
-    unit: str | None = None
-    within: float | None = None
-    general: bool = True
-    parts: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    factors: Mapping[int, str] = field(default_factory=dict)
-    fit: float = GENERAL_FIT  # how near to a general slip; more where readers round
-
-
-def slips_of(name: str) -> Slips:
-    """The slips of the topic that lists the prediction; a list without any elsewhere."""
-    for module in topics.modules("predictions"):
-        if name in module.PREDICTIONS:
-            return module.PREDICTIONS[name]
-    return Slips()
 
 
 def may_be_negative(name: str) -> bool:

@@ -7,7 +7,8 @@ topic needs no entry in any list:
     figures.py                   plotly figures of measurements
     pictures.py                  still pictures of pages, drawn as SVG (PICTURES)
     exercises.py                 exercises, with the wrong solutions that readers write
-    predictions.py               wrong numbers that readers of the lab lock, and what they come from
+    predictions.md, mistakes.md  wrong numbers that readers of the lab lock, and wrong solutions
+    elsewhere.py                 sources of the lab's numbers on machines that have GPUs
     lab.py                       what the lab builds, trains, weighs and counts
     runs.py                      what `make gpu` records (RUNS) and what `make bench` races
                                  (BENCHES)
