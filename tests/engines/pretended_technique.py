@@ -20,15 +20,12 @@ from coursekit.formulas.registry import BOOK
 BOOK.quantity("pretended_copies", r"n_\\text{pretend}", "count", "copies that are pretended")
 
 
-@BOOK.formula(
-    symbol=r"M_\\text{pretend}",
-    unit="bytes",
-    source="nobody",
-    measured_by="tests/pretended/test_pretended.py::test_copies",
-)
-def pretended_bytes(q):
-    """bytes of all pretended copies"""
-    return q.pretended_copies * q.parameter_bytes
+class Pretended(
+    BOOK.section(source="nobody", measured_by="tests/pretended/test_pretended.py::test_copies")
+):
+    def pretended_bytes(q):
+        r"""M_\\text{pretend} | bytes | bytes of all pretended copies"""
+        return q.pretended_copies * q.parameter_bytes
 '''
 
 EXPLORER = '''"""The explorer of chapter "pretended"."""

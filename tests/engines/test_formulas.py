@@ -56,22 +56,21 @@ def test_names_resolve_and_a_given_name_takes_the_place_of_its_formula():
     registry = Registry()
     registry.quantity("a", "a", "count", "given")
 
-    @registry.formula(symbol="b", unit="bytes", source="", measured_by="")
-    def b(q):
-        """twice a"""
-        return 2 * q.a
+    class Parts(registry.section(source="", measured_by="")):
+        def b(q):
+            """b | bytes | twice a"""
+            return 2 * q.a
 
-    @registry.formula(symbol="c", unit="bytes", source="", measured_by="")
-    def c(q):
-        """needs both"""
-        return ceil_div(q.b, q.a) + q.b
+        def c(q):
+            """c | bytes | needs both"""
+            return ceil_div(q.b, q.a) + q.b
 
     assert registry.evaluate(["c", "b"], a=7) == {"c": 16, "b": 14}
 
-    @registry.formula(symbol="d", unit="bytes", source="", measured_by="")
-    def d(q):
-        """needs b alone"""
-        return 10 * q.b
+    class More(registry.section(source="", measured_by="")):
+        def d(q):
+            """d | bytes | needs b alone"""
+            return 10 * q.b
 
     assert registry.evaluate(["d"], a=7, b=15, allow_unused=True) == {"d": 150}
     with pytest.raises(UnusedQuantity, match="a is given, but d does not depend on it, because b"):
@@ -80,7 +79,7 @@ def test_names_resolve_and_a_given_name_takes_the_place_of_its_formula():
     with pytest.raises(InvalidQuantity, match="b = 15 contradicts a, which make it 14: leave one"):
         registry.evaluate(["c"], a=7, b=15)
     assert registry.resolve(["c"]) == (["b", "c"], ["a"])
-    assert c(a=7) == 16  # a formula is callable
+    assert Parts.c(a=7) == 16  # a formula is callable
 
 
 def test_a_circle_an_unknown_name_and_a_missing_one_are_named():
@@ -88,15 +87,14 @@ def test_a_circle_an_unknown_name_and_a_missing_one_are_named():
     names."""
     registry = Registry()
 
-    @registry.formula(symbol="x", unit="bytes", source="", measured_by="")
-    def x(q):
-        """needs y"""
-        return q.y + 1
+    class Parts(registry.section(source="", measured_by="")):
+        def x(q):
+            """x | bytes | needs y"""
+            return q.y + 1
 
-    @registry.formula(symbol="y", unit="bytes", source="", measured_by="")
-    def y(q):
-        """needs x"""
-        return q.x + 1
+        def y(q):
+            """y | bytes | needs x"""
+            return q.x + 1
 
     with pytest.raises(ValueError, match="x -> y -> x: these formulas need each other in a circle"):
         registry.evaluate(["x"])
@@ -156,32 +154,38 @@ def test_a_formula_outside_the_subset_is_refused_when_it_is_defined(tmp_path, bo
     exec(compile(source.read_text(), source, "exec"), named)
     registry = Registry()
     with pytest.raises(TypeError, match=f"formula wrong: .*({why})"):
-        registry.formula(symbol="", unit="bytes", source="", measured_by="")(named["wrong"])
+        type("Wrong", (registry.section(source="", measured_by=""),), {"wrong": named["wrong"]})
     assert not registry.formulas
 
 
 def test_arguments_and_misspelt_quantities_of_a_formula():
     """Must catch: a formula that takes its quantities as arguments and is called with `q`; a
-    misspelt quantity of which nobody says where it stands."""
+    misspelt quantity of which nobody says where it stands; a docstring without symbol or unit."""
     registry = Registry()
     registry.quantity("layers", "L", "count", "the layers")
-    formula = registry.section(source="", measured_by="")
-
-    def twice(layers):
-        """twice the layers"""
-        return 2 * layers
-
+    section = registry.section(source="", measured_by="")
     with pytest.raises(TypeError, match=r"twice: its arguments are \(layers\), but .* such as q"):
-        formula("x", "count")(twice)
 
-    @formula("x", "count")
-    def double(q):
-        """twice the layers"""
-        return 2 * q.layrs
+        class Wrong(section):
+            def twice(layers):
+                """x | count | twice the layers"""
+                return 2 * layers
+
+    with pytest.raises(TypeError, match=r"thrice: .* but it says symbol \| unit \| meaning"):
+
+        class Silent(section):
+            def thrice(q):
+                """three times the layers"""
+                return 3 * q.layers
+
+    class Misspelt(section):
+        def double(q):
+            """x | count | twice the layers"""
+            return 2 * q.layrs
 
     wrong = "double needs q.layrs, but no quantity or formula is named layrs; did you mean layers?"
     with pytest.raises(UnknownName, match=re.escape(wrong)):
-        double(layers=2)
+        Misspelt.double(layers=2)
 
 
 def test_names_that_python_or_javascript_reserves_are_refused():
@@ -283,14 +287,14 @@ def test_a_dividend_too_large_for_the_page_is_refused():
     registry = Registry()
     registry.quantity("a", "a", "count", "")
 
-    @registry.formula(symbol="b", unit="bytes", source="", measured_by="")
-    def b(q):
-        """a squared, dealt to a"""
-        return ceil_div(q.a * q.a, q.a)
+    class Parts(registry.section(source="", measured_by="")):
+        def b(q):
+            """b | bytes | a squared, dealt to a"""
+            return ceil_div(q.a * q.a, q.a)
 
-    assert b(a=10**7) == 10**7
+    assert Parts.b(a=10**7) == 10**7
     with pytest.raises(TooLarge, match=r"b = 1\.00e\+16"):
-        b(a=10**8)
+        Parts.b(a=10**8)
 
 
 def test_whole_quantities_take_whole_floats_and_never_become_floats():
@@ -300,13 +304,13 @@ def test_whole_quantities_take_whole_floats_and_never_become_floats():
     registry = Registry()
     registry.quantity("a", "a", "count", "")
 
-    @registry.formula(symbol="b", unit="bytes", source="", measured_by="")
-    def b(q):
-        """a true division among bytes"""
-        return q.a / 2
+    class Parts(registry.section(source="", measured_by="")):
+        def b(q):
+            """b | bytes | a true division among bytes"""
+            return q.a / 2
 
     with pytest.raises(TypeError, match="not a whole number"):
-        b(a=4)
+        Parts.b(a=4)
 
 
 # --- the second and third rendering ---------------------------------------------------------------
@@ -337,19 +341,18 @@ def test_long_equations_are_stacked():
     for name in ("first", "second", "third"):
         registry.quantity(name, name[0] + r"_\text{long}", "count", "")
 
-    @registry.formula(symbol="x", unit="count", source="", measured_by="")
-    def stages(q):
-        """rows"""
-        return where(
-            q.first > 2, q.third, where(q.first > 1, q.second, minimum(q.second, 0, q.first))
-        )
+    class Parts(registry.section(source="", measured_by="")):
+        def stages(q):
+            """x | count | rows"""
+            return where(
+                q.first > 2, q.third, where(q.first > 1, q.second, minimum(q.second, 0, q.first))
+            )
 
-    @registry.formula(symbol="y", unit="count", source="", measured_by="")
-    def largest(q):
-        """a maximum of long things"""
-        return maximum(
-            q.third + q.second + q.first, 0, 2 * q.second + 3 * q.first + q.third + 7 * q.second
-        )
+        def largest(q):
+            """y | count | a maximum of long things"""
+            return maximum(
+                q.third + q.second + q.first, 0, 2 * q.second + 3 * q.first + q.third + 7 * q.second
+            )
 
     assert render.latex("stages", registry) == (
         r"x = \begin{cases} t_\text{long} & \text{if } f_\text{long} > 2 \\ s_\text{long} &"

@@ -23,10 +23,6 @@ A_ROLE_IN_EVERY_TOPIC = {
     "race": ("a topic's race", RUNS_OF, "topics/zero/deepspeed.py"),
     "on_ranks": ("a topic's rows of one number of ranks", RUNS_OF),
     "rows_of": ("a topic's rows of one of its ways", RUNS_OF),
-    "formula": (
-        "the decorator of a module of formulas, which knows the module's chapter",
-        "topics/*/formulas*",
-    ),
     "SIZES": ("the sizes of a topic's GPT", LABS, RUNS_OF),
     "given_to_explorer": ("where the explorer of a lab begins", LABS),
     "recorded_predictions": (

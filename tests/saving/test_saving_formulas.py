@@ -116,11 +116,11 @@ def test_a_square_root_in_a_formula():
     book = Registry()
     book.quantity("a", "a", "seconds", "a time", most=math.inf)
 
-    @book.formula(symbol="b", unit="seconds", source="definition", measured_by="here")
-    def b(q):
-        """the root of twice the time"""
-        return square_root(2 * q.a) / 3
+    class Parts(book.section(source="", measured_by="")):
+        def b(q):
+            """b | seconds | the root of twice the time"""
+            return square_root(2 * q.a) / 3
 
-    assert b(a=8) == 4 / 3 and square_root(2) == math.sqrt(2)
+    assert Parts.b(a=8) == 4 / 3 and square_root(2) == math.sqrt(2)
     assert render.latex("b", book) == r"b = \frac{\sqrt{2\,a}}{3}"
     assert "Math.sqrt(2*a)/3" in render.javascript(["b"], registry=book)

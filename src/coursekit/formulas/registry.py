@@ -3,11 +3,12 @@
 A formula is a short function of `q`. What it names, `q.layers`, is what it depends on: other
 formulas, or quantities that the reader gives.
 
-    @BOOK.formula(r"\\Psi_\\ell", "parameters", source="...", measured_by="tests/...")
-    def layer_parameters(q):
-        return q.attention_parameters + q.mlp_parameters + q.norm_parameters
+    class Parts(BOOK.section(source="...", measured_by="tests/...")):
+        def layer_parameters(q):
+            r'''\\Psi_\\ell | parameters | parameters of one layer'''
+            return q.attention_parameters + q.mlp_parameters + q.norm_parameters
 
-    layer_parameters(hidden=768, heads=12, ...)                  # resolves what it needs, returns
+    Parts.layer_parameters(hidden=768, heads=12, ...)            # resolves what it needs, returns
     # an exact integer
     evaluate(["states_bytes"], parameters=175_000_000_000, ...)  # a name that is given takes the
     # place of its formula
@@ -25,7 +26,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import cached_property
 
 from .asking import (
     Described,
@@ -172,8 +173,8 @@ class Formula:
     source: str
     measured_by: str
     group: str
-    least: int  # smallest value it takes when it is given instead of computed
     registry: "Registry" = field(repr=False, compare=False)
+    least: int = 0  # smallest value it takes when it is given instead of computed
     choice: bool = False  # a default: given beside its inputs, it contradicts nothing
 
     __doc__ = Described(__doc__)  # help(states_bytes) tells what that formula needs
@@ -287,36 +288,44 @@ class Registry:
             )
 
     def section(self, *, source, measured_by):
-        """`formula` for formulas that share these: only symbol and unit are left to say, and what a
-        formula has otherwise.
+        """The base of a class whose functions are formulas that share these. A docstring begins as
+        a line of `given` does; `own` has what a formula says otherwise.
 
-        formula = BOOK.section(source="...", measured_by="tests/...")
-
-        @formula(r"\\Psi_\\ell", "parameters")
-        def layer_parameters(q): ...
+        class Parts(BOOK.section(source="...", measured_by="tests/...")):
+            def layer_parameters(q):
+                r'''\\Psi_\\ell | parameters | parameters of one layer'''
+                return ...
         """
-        return partial(self.formula, source=source, measured_by=measured_by)
+        define, shared = self._define, dict(source=source, measured_by=measured_by)
 
-    def formula(self, symbol, unit, *, source, measured_by, least=0, choice=False):
-        """Register the function below. `measured_by` is the test that compares it with a run; its
-        docstring is the meaning. `choice` says that it is a default, which a reader may replace
-        beside its inputs."""
+        class Section:
+            def __init_subclass__(cls):
+                for function in filter(inspect.isfunction, list(vars(cls).values())):
+                    setattr(cls, function.__name__, define(function, shared))
 
-        def register(function):
-            check_subset(function)
-            return self.add(
-                function.__name__,
-                function,
-                symbol=symbol,
-                unit=unit,
-                meaning=inspect.cleandoc(function.__doc__),
-                source=source,
-                measured_by=measured_by,
-                least=least,
-                choice=choice,
+        return Section
+
+    @staticmethod
+    def own(**facts):
+        """Facts of the formula below, instead of its section's: source, measured_by, least, or
+        choice, which says that it is a default that a reader may replace beside its inputs."""
+
+        def note(function):
+            function.own = facts
+            return function
+
+        return note
+
+    def _define(self, function, shared):
+        check_subset(function)
+        said = " ".join((function.__doc__ or "").split()).split(" | ", 2)
+        if len(said) != 3:
+            raise TypeError(
+                f"formula {function.__name__}: its docstring is {function.__doc__!r}, but it says"
+                " symbol | unit | meaning."
             )
-
-        return register
+        facts = dict(zip(("symbol", "unit", "meaning"), said)) | shared
+        return self.add(function.__name__, function, **facts | getattr(function, "own", {}))
 
     def add(self, name, function, **facts):
         """Register a function that was made, not written: places.py makes sums and maxima."""
@@ -338,7 +347,7 @@ class Registry:
             self._applicable.clear()
             for need in rule.needs:
                 self._rules_about.setdefault(need, []).append(rule)
-            return function
+            return rule
 
         return register
 

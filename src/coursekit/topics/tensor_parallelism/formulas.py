@@ -84,274 +84,230 @@ def regather_is_of_sequence_parallelism(q):
     return q.regather <= q.sequence_parallel
 
 
-# --- what a rank has of the model -----------------------------------------------------------------
-formula = BOOK.section(source=_SHOEYBI, measured_by=_KEPT)
+class WhatARankHasOfTheModel(BOOK.section(source=_SHOEYBI, measured_by=_KEPT)):
+    def tensor_vocabulary(q):
+        """V_r | count | tokens of the vocabulary whose vectors and logits the rank has"""
+        return shard_of(q.vocabulary, q.tensor_parallel, q.tensor_rank)
 
+    def tensor_feed_forward(q):
+        """f_r | count | columns of the MLP's inner size on the rank"""
+        return shard_of(q.feed_forward, q.tensor_parallel, q.tensor_rank)
 
-@formula(r"V_r", "count")
-def tensor_vocabulary(q):
-    """tokens of the vocabulary whose vectors and logits the rank has"""
-    return shard_of(q.vocabulary, q.tensor_parallel, q.tensor_rank)
-
-
-@formula(r"f_r", "count")
-def tensor_feed_forward(q):
-    """columns of the MLP's inner size on the rank"""
-    return shard_of(q.feed_forward, q.tensor_parallel, q.tensor_rank)
-
-
-@formula(r"\Psi_\ell^\text{cut}", "parameters")
-def tensor_cut_layer_parameters(q):
-    """parameters of a layer that tensor parallelism cuts, so that each rank has different ones: the
-    weights, and the biases of linear layers cut by columns"""
-    return (
-        floor_div(q.hidden * (q.query_key_value_size + q.hidden), q.tensor_parallel)
-        + floor_div(q.biases * q.query_key_value_size, q.tensor_parallel)
-        + ((2 + q.gated_mlp) * q.hidden + q.biases * (1 + q.gated_mlp)) * q.tensor_feed_forward
-    )
-
-
-@formula(r"\Psi_\ell^\text{whole}", "parameters")
-def tensor_whole_layer_parameters(q):
-    """parameters of a layer that every rank has: the norms, and the biases of linear layers cut by
-    rows"""
-    return 2 * q.norm_parameters + 2 * q.biases * q.hidden
-
-
-@formula(r"\Psi^\text{whole}", "parameters")
-def tensor_whole_parameters(q):
-    """parameters that every rank has: in the layers, the table of positions, the last norm"""
-    return (
-        q.layers * q.tensor_whole_layer_parameters
-        + q.learned_positions * q.max_sequence * q.hidden
-        + q.norm_parameters
-    )
-
-
-@formula(r"\Psi_t", "parameters")
-def tensor_parameters(q):
-    """parameters of the rank: its parts of the cut parameters, and all whole parameters"""
-    return (
-        q.layers * q.tensor_cut_layer_parameters
-        + (2 - q.tied_head) * q.tensor_vocabulary * q.hidden
-        + q.tensor_whole_parameters
-    )
-
-
-@formula(r"M_t", "bytes")
-def tensor_states_bytes(q):
-    """bytes of parameters, gradients and optimizer states on the rank, without step counters"""
-    return q.bytes_per_parameter * q.tensor_parameters
-
-
-# --- what forward keeps ---------------------------------------------------------------------------
-formula = BOOK.section(source=_KORTHIKANTI, measured_by=_SAVED)
-
-
-@formula(r"T_\text{own}", "tokens")
-def tensor_own_tokens(q):
-    """tokens of a microbatch that the rank has between the layers: all tokens, or the rank's
-    part"""
-    return where(
-        equal(q.sequence_parallel, 1),
-        floor_div(q.microbatch_tokens, q.tensor_parallel),
-        q.microbatch_tokens,
-    )
-
-
-@formula(r"T_\text{in}", "tokens", source=_OURS)
-def tensor_kept_tokens(q):
-    """tokens of the input of a linear layer cut by columns that the rank keeps for backward: all
-    tokens, or its own if the others are gathered again"""
-    return where(equal(q.regather, 1), q.tensor_own_tokens, q.microbatch_tokens)
-
-
-@formula(r"A_\text{norm}^t", "bytes")
-def tensor_norm_bytes(q):
-    """bytes that a norm keeps for the rank's own tokens: its input and the statistics"""
-    return q.tensor_own_tokens * (
-        q.residual_element_bytes * q.hidden
-        + where(equal(q.biases, 1), 2 * q.layer_norm_statistic_element_bytes, 4)
-    )
-
-
-@formula(r"A_\text{in}^t", "bytes")
-def tensor_input_bytes(q):
-    """bytes of the input of attention, of the MLP or of the head's product"""
-    return q.compute_element_bytes * q.tensor_kept_tokens * q.hidden
-
-
-@formula(r"A_\text{mask}^t", "bytes")
-def tensor_mask_bytes(q):
-    """bytes of a dropout mask between the layers"""
-    return q.has_dropout * q.tensor_own_tokens * q.hidden
-
-
-@formula(r"A_\text{core}^t", "bytes")
-def tensor_core_bytes(q):
-    """bytes kept between the two linear layers of attention for the rank's heads; the angles of
-    rotary positions are the same for all heads"""
-    return (
-        floor_div(
-            q.query_key_value_bytes
-            + where(
-                equal(q.keeps_scores, 1),
-                q.score_bytes
-                + q.score_dropout_bytes
-                + q.learned_positions
-                * where(
-                    equal(
-                        minimum(
-                            q.microbatch,
-                            floor_div(q.key_value_heads, q.tensor_parallel),
-                            q.sequence,
-                        ),
-                        1,
-                    ),
-                    q.linear_input_bytes,
-                    0,
-                ),
-                4 * q.heads * q.microbatch_tokens
-                + q.learned_positions
-                * where(
-                    q.key_value_heads > q.tensor_parallel,
-                    where(q.key_value_heads < q.heads, q.linear_input_bytes, 0),
-                    0,
-                ),
-            ),
-            q.tensor_parallel,
+    def tensor_cut_layer_parameters(q):
+        r"""\Psi_\ell^\text{cut} | parameters | parameters of a layer that tensor parallelism cuts,
+        so that each rank has different ones: the weights, and the biases of linear layers cut by
+        columns"""
+        return (
+            floor_div(q.hidden * (q.query_key_value_size + q.hidden), q.tensor_parallel)
+            + floor_div(q.biases * q.query_key_value_size, q.tensor_parallel)
+            + ((2 + q.gated_mlp) * q.hidden + q.biases * (1 + q.gated_mlp)) * q.tensor_feed_forward
         )
-        + q.rotation_bytes
-    )
+
+    def tensor_whole_layer_parameters(q):
+        r"""\Psi_\ell^\text{whole} | parameters | parameters of a layer that every rank has: the
+        norms, and the biases of linear layers cut by rows"""
+        return 2 * q.norm_parameters + 2 * q.biases * q.hidden
+
+    def tensor_whole_parameters(q):
+        r"""\Psi^\text{whole} | parameters | parameters that every rank has: in the layers, the
+        table of positions, the last norm"""
+        return (
+            q.layers * q.tensor_whole_layer_parameters
+            + q.learned_positions * q.max_sequence * q.hidden
+            + q.norm_parameters
+        )
+
+    def tensor_parameters(q):
+        r"""\Psi_t | parameters | parameters of the rank: its parts of the cut parameters, and all
+        whole parameters"""
+        return (
+            q.layers * q.tensor_cut_layer_parameters
+            + (2 - q.tied_head) * q.tensor_vocabulary * q.hidden
+            + q.tensor_whole_parameters
+        )
+
+    def tensor_states_bytes(q):
+        """M_t | bytes | bytes of parameters, gradients and optimizer states on the rank, without
+        step counters"""
+        return q.bytes_per_parameter * q.tensor_parameters
 
 
-@formula(r"A_\text{attn}^t", "bytes")
-def tensor_attention_bytes(q):
-    """bytes that attention keeps: norm, input, core, the last product's input, mask"""
-    return (
-        q.tensor_norm_bytes
-        + q.tensor_input_bytes
-        + q.tensor_core_bytes
-        + floor_div(q.linear_input_bytes, q.tensor_parallel)
-        + q.tensor_mask_bytes
-    )
+class WhatForwardKeeps(BOOK.section(source=_KORTHIKANTI, measured_by=_SAVED)):
+    def tensor_own_tokens(q):
+        r"""T_\text{own} | tokens | tokens of a microbatch that the rank has between the layers: all
+        tokens, or the rank's part"""
+        return where(
+            equal(q.sequence_parallel, 1),
+            floor_div(q.microbatch_tokens, q.tensor_parallel),
+            q.microbatch_tokens,
+        )
+
+    @BOOK.own(source=_OURS)
+    def tensor_kept_tokens(q):
+        r"""T_\text{in} | tokens | tokens of the input of a linear layer cut by columns that the
+        rank keeps for backward: all tokens, or its own if the others are gathered again"""
+        return where(equal(q.regather, 1), q.tensor_own_tokens, q.microbatch_tokens)
+
+    def tensor_norm_bytes(q):
+        r"""A_\text{norm}^t | bytes | bytes that a norm keeps for the rank's own tokens: its input
+        and the statistics"""
+        return q.tensor_own_tokens * (
+            q.residual_element_bytes * q.hidden
+            + where(equal(q.biases, 1), 2 * q.layer_norm_statistic_element_bytes, 4)
+        )
+
+    def tensor_input_bytes(q):
+        r"""A_\text{in}^t | bytes | bytes of the input of attention, of the MLP or of the head's
+        product"""
+        return q.compute_element_bytes * q.tensor_kept_tokens * q.hidden
+
+    def tensor_mask_bytes(q):
+        r"""A_\text{mask}^t | bytes | bytes of a dropout mask between the layers"""
+        return q.has_dropout * q.tensor_own_tokens * q.hidden
+
+    def tensor_core_bytes(q):
+        r"""A_\text{core}^t | bytes | bytes kept between the two linear layers of attention for the
+        rank's heads; the angles of rotary positions are the same for all heads"""
+        return (
+            floor_div(
+                q.query_key_value_bytes
+                + where(
+                    equal(q.keeps_scores, 1),
+                    q.score_bytes
+                    + q.score_dropout_bytes
+                    + q.learned_positions
+                    * where(
+                        equal(
+                            minimum(
+                                q.microbatch,
+                                floor_div(q.key_value_heads, q.tensor_parallel),
+                                q.sequence,
+                            ),
+                            1,
+                        ),
+                        q.linear_input_bytes,
+                        0,
+                    ),
+                    4 * q.heads * q.microbatch_tokens
+                    + q.learned_positions
+                    * where(
+                        q.key_value_heads > q.tensor_parallel,
+                        where(q.key_value_heads < q.heads, q.linear_input_bytes, 0),
+                        0,
+                    ),
+                ),
+                q.tensor_parallel,
+            )
+            + q.rotation_bytes
+        )
+
+    def tensor_attention_bytes(q):
+        r"""A_\text{attn}^t | bytes | bytes that attention keeps: norm, input, core, the last
+        product's input, mask"""
+        return (
+            q.tensor_norm_bytes
+            + q.tensor_input_bytes
+            + q.tensor_core_bytes
+            + floor_div(q.linear_input_bytes, q.tensor_parallel)
+            + q.tensor_mask_bytes
+        )
+
+    def tensor_mlp_bytes(q):
+        r"""A_\text{mlp}^t | bytes | bytes that the MLP keeps: norm, input, the rank's columns of
+        the inner tensors, mask"""
+        return (
+            q.tensor_norm_bytes
+            + q.tensor_input_bytes
+            + (2 + 2 * q.gated_mlp)
+            * q.compute_element_bytes
+            * q.microbatch_tokens
+            * q.tensor_feed_forward
+            + q.tensor_mask_bytes
+        )
+
+    @BOOK.own(measured_by=f"{_FILE}::test_published_counts_of_a_layer")
+    def tensor_layer_bytes(q):
+        r"""A_\ell^t | bytes | bytes that one layer keeps on the rank; in 16 bits with dropout b s h
+        (10 + 24/t + 5as/ht), with sequence parallelism and regather b s h (34 + 5as/h)/t, and the
+        statistics of the norms"""
+        return q.tensor_attention_bytes + q.tensor_mlp_bytes
+
+    def tensor_logit_bytes(q):
+        """A_V^t | bytes | bytes of the softmax over the rank's tokens of the vocabulary, which the
+        loss keeps in fp32"""
+        return 4 * q.microbatch_tokens * q.tensor_vocabulary
+
+    @BOOK.own(source=_OURS)
+    def tensor_index_bytes(q):
+        r"""A_\text{ids}^t | bytes | bytes that say, for each input and each target, which row of
+        the rank's part holds the token (8), and whether the rank has the token at all (1)"""
+        return 18 * q.microbatch_tokens
+
+    def tensor_activation_bytes(q):
+        """A^t | bytes | bytes that forward and loss keep for backward on the rank: rows of tokens,
+        mask after the embedding, layers, last norm, the head's input, softmax"""
+        return (
+            q.tensor_index_bytes
+            + q.tensor_mask_bytes
+            + q.layers * q.tensor_layer_bytes
+            + q.tensor_norm_bytes
+            + q.tensor_input_bytes
+            + q.tensor_logit_bytes
+        )
 
 
-@formula(r"A_\text{mlp}^t", "bytes")
-def tensor_mlp_bytes(q):
-    """bytes that the MLP keeps: norm, input, the rank's columns of the inner tensors, mask"""
-    return (
-        q.tensor_norm_bytes
-        + q.tensor_input_bytes
-        + (2 + 2 * q.gated_mlp)
-        * q.compute_element_bytes
-        * q.microbatch_tokens
-        * q.tensor_feed_forward
-        + q.tensor_mask_bytes
-    )
+class ThePeak(BOOK.section(source=_OURS, measured_by=_PEAK)):
+    def tensor_parameter_bytes(q):
+        r"""M_\text{param}^t | bytes | bytes of the rank's parameters"""
+        return q.parameter_element_bytes * q.tensor_parameters
 
+    def tensor_gradient_bytes(q):
+        r"""M_\text{grad}^t | bytes | bytes of the rank's gradients"""
+        return q.gradient_element_bytes * q.tensor_parameters
 
-@formula(r"A_\ell^t", "bytes", measured_by=f"{_FILE}::test_published_counts_of_a_layer")
-def tensor_layer_bytes(q):
-    """bytes that one layer keeps on the rank; in 16 bits with dropout b s h (10 + 24/t + 5as/ht),
-    with sequence parallelism and regather b s h (34 + 5as/h)/t, and the statistics of the norms"""
-    return q.tensor_attention_bytes + q.tensor_mlp_bytes
+    def tensor_optimizer_bytes(q):
+        r"""M_\text{opt}^t | bytes | bytes of the rank's optimizer states, with one step counter for
+        each tensor"""
+        return (
+            q.master_element_bytes + q.optimizer_moments * q.moment_element_bytes
+        ) * q.tensor_parameters + q.step_counter_bytes
 
+    def tensor_standing_optimizer_bytes(q):
+        r"""M_\text{old}^{\text{opt},t} | bytes | bytes of optimizer states during forward and
+        backward: none in the first step"""
+        return (1 - q.first_step) * q.tensor_optimizer_bytes
 
-@formula(r"A_V^t", "bytes")
-def tensor_logit_bytes(q):
-    """bytes of the softmax over the rank's tokens of the vocabulary, which the loss keeps in
-    fp32"""
-    return 4 * q.microbatch_tokens * q.tensor_vocabulary
+    def tensor_earlier_gradient_bytes(q):
+        r"""M_\text{old}^{\text{grad},t} | bytes | bytes of the gradients that earlier microbatches
+        left on the rank"""
+        return where(q.accumulation_steps > 1, q.tensor_gradient_bytes, 0)
 
+    def tensor_table_bytes(q):
+        """M_V^t | bytes | bytes of the gradient of the rank's part of the token table"""
+        return q.gradient_element_bytes * q.tensor_vocabulary * q.hidden
 
-@formula(r"A_\text{ids}^t", "bytes", source=_OURS)
-def tensor_index_bytes(q):
-    """bytes that say, for each input and each target, which row of the rank's part holds the token
-    (8), and whether the rank has the token at all (1)"""
-    return 18 * q.microbatch_tokens
+    def tensor_largest_elements(q):
+        r"""n_\text{big}^t | count | elements of the rank's largest parameter"""
+        return q.hidden * maximum(
+            q.tensor_vocabulary,
+            q.learned_positions * q.max_sequence,
+            q.tensor_feed_forward,
+            floor_div(q.query_key_value_size, q.tensor_parallel),
+        )
 
-
-@formula(r"A^t", "bytes")
-def tensor_activation_bytes(q):
-    """bytes that forward and loss keep for backward on the rank: rows of tokens, mask after the
-    embedding, layers, last norm, the head's input, softmax"""
-    return (
-        q.tensor_index_bytes
-        + q.tensor_mask_bytes
-        + q.layers * q.tensor_layer_bytes
-        + q.tensor_norm_bytes
-        + q.tensor_input_bytes
-        + q.tensor_logit_bytes
-    )
-
-
-# --- the peak -------------------------------------------------------------------------------------
-formula = BOOK.section(source=_OURS, measured_by=_PEAK)
-
-
-@formula(r"M_\text{param}^t", "bytes")
-def tensor_parameter_bytes(q):
-    """bytes of the rank's parameters"""
-    return q.parameter_element_bytes * q.tensor_parameters
-
-
-@formula(r"M_\text{grad}^t", "bytes")
-def tensor_gradient_bytes(q):
-    """bytes of the rank's gradients"""
-    return q.gradient_element_bytes * q.tensor_parameters
-
-
-@formula(r"M_\text{opt}^t", "bytes")
-def tensor_optimizer_bytes(q):
-    """bytes of the rank's optimizer states, with one step counter for each tensor"""
-    return (
-        q.master_element_bytes + q.optimizer_moments * q.moment_element_bytes
-    ) * q.tensor_parameters + q.step_counter_bytes
-
-
-@formula(r"M_\text{old}^{\text{opt},t}", "bytes")
-def tensor_standing_optimizer_bytes(q):
-    """bytes of optimizer states during forward and backward: none in the first step"""
-    return (1 - q.first_step) * q.tensor_optimizer_bytes
-
-
-@formula(r"M_\text{old}^{\text{grad},t}", "bytes")
-def tensor_earlier_gradient_bytes(q):
-    """bytes of the gradients that earlier microbatches left on the rank"""
-    return where(q.accumulation_steps > 1, q.tensor_gradient_bytes, 0)
-
-
-@formula(r"M_V^t", "bytes")
-def tensor_table_bytes(q):
-    """bytes of the gradient of the rank's part of the token table"""
-    return q.gradient_element_bytes * q.tensor_vocabulary * q.hidden
-
-
-@formula(r"n_\text{big}^t", "count")
-def tensor_largest_elements(q):
-    """elements of the rank's largest parameter"""
-    return q.hidden * maximum(
-        q.tensor_vocabulary,
-        q.learned_positions * q.max_sequence,
-        q.tensor_feed_forward,
-        floor_div(q.query_key_value_size, q.tensor_parallel),
-    )
-
-
-@formula(r"U_\text{opt}^t", "bytes", source="torch.optim.adamw")
-def tensor_update_bytes(q):
-    """bytes that the update needs besides the states: Adam's square root and quotient, for one
-    tensor in the loop, for all tensors with foreach"""
-    return q.moment_element_bytes * where(
-        q.optimizer_moments > 1,
-        where(
-            equal(q.optimizer_mode, 0),
-            2 * q.tensor_largest_elements,
-            where(equal(q.optimizer_mode, 1), q.tensor_parameters, 0),
-        ),
-        0,
-    )
+    @BOOK.own(source="torch.optim.adamw")
+    def tensor_update_bytes(q):
+        r"""U_\text{opt}^t | bytes | bytes that the update needs besides the states: Adam's square
+        root and quotient, for one tensor in the loop, for all tensors with foreach"""
+        return q.moment_element_bytes * where(
+            q.optimizer_moments > 1,
+            where(
+                equal(q.optimizer_mode, 0),
+                2 * q.tensor_largest_elements,
+                where(equal(q.optimizer_mode, 1), q.tensor_parameters, 0),
+            ),
+            0,
+        )
 
 
 TENSOR_STEP = Places(
@@ -497,134 +453,121 @@ def tensor_update(q):
 TENSOR_STEP.largest()
 
 
-# --- what is sent ---------------------------------------------------------------------------------
-formula = BOOK.section(source=_SHOEYBI, measured_by=_SENT)
+class WhatIsSent(BOOK.section(source=_SHOEYBI, measured_by=_SENT)):
+    def tensor_message_bytes(q):
+        """S_t | bytes | bytes of every message but the loss's: a vector of the hidden size for each
+        token"""
+        return q.compute_element_bytes * q.microbatch_tokens * q.hidden
 
+    def tensor_all_reduces(q):
+        r"""n_\text{ar} | count | all-reduces of that size for a microbatch: two forward and two
+        backward in each layer, one in the embedding, one for the gradient of the head's input; none
+        with sequence parallelism"""
+        return (1 - q.sequence_parallel) * (4 * q.layers + 2)
 
-@formula(r"S_t", "bytes")
-def tensor_message_bytes(q):
-    """bytes of every message but the loss's: a vector of the hidden size for each token"""
-    return q.compute_element_bytes * q.microbatch_tokens * q.hidden
+    @BOOK.own(source=_KORTHIKANTI)
+    def tensor_gatherings(q):
+        r"""n_\text{ag}^t | count | all-gathers of that size: one instead of every all-reduce, and
+        one more for each input that is gathered again"""
+        return q.sequence_parallel * (4 * q.layers + 2) + q.regather * (2 * q.layers + 1)
 
+    @BOOK.own(source=_KORTHIKANTI)
+    def tensor_reduce_scatters(q):
+        r"""n_\text{rs}^t | count | reduce-scatters of that size: one instead of every all-reduce"""
+        return q.sequence_parallel * (4 * q.layers + 2)
 
-@formula(r"n_\text{ar}", "count")
-def tensor_all_reduces(q):
-    """all-reduces of that size for a microbatch: two forward and two backward in each layer, one in
-    the embedding, one for the gradient of the head's input; none with sequence parallelism"""
-    return (1 - q.sequence_parallel) * (4 * q.layers + 2)
+    @BOOK.own(source=_OURS)
+    def tensor_loss_message_bytes(q):
+        r"""S_\text{loss} | bytes | bytes that the loss reduces: a maximum and two sums for each
+        token, in fp32"""
+        return 12 * q.microbatch_tokens
 
+    @BOOK.own(source=_KORTHIKANTI)
+    def tensor_summed_bytes(q):
+        r"""S_\text{whole} | bytes | bytes of the gradients that sequence parallelism adds up once a
+        step, because each rank has only the gradients of its own tokens"""
+        return q.sequence_parallel * q.gradient_element_bytes * q.tensor_whole_parameters
 
-@formula(r"n_\text{ag}^t", "count", source=_KORTHIKANTI)
-def tensor_gatherings(q):
-    """all-gathers of that size: one instead of every all-reduce, and one more for each input that
-    is gathered again"""
-    return q.sequence_parallel * (4 * q.layers + 2) + q.regather * (2 * q.layers + 1)
+    @BOOK.own(source="Patarasuk and Yuan 2009")
+    def tensor_layer_forward_sent_bytes(q):
+        r"""Q_\ell^\text{fwd} | bytes | bytes that a rank sends in a layer's forward, around rings:
+        two all-reduces, or two pairs of an all-gather and a reduce-scatter, which send as much"""
+        return ceil_div(4 * (q.tensor_parallel - 1) * q.tensor_message_bytes, q.tensor_parallel)
 
-
-@formula(r"n_\text{rs}^t", "count", source=_KORTHIKANTI)
-def tensor_reduce_scatters(q):
-    """reduce-scatters of that size: one instead of every all-reduce"""
-    return q.sequence_parallel * (4 * q.layers + 2)
-
-
-@formula(r"S_\text{loss}", "bytes", source=_OURS)
-def tensor_loss_message_bytes(q):
-    """bytes that the loss reduces: a maximum and two sums for each token, in fp32"""
-    return 12 * q.microbatch_tokens
-
-
-@formula(r"S_\text{whole}", "bytes", source=_KORTHIKANTI)
-def tensor_summed_bytes(q):
-    """bytes of the gradients that sequence parallelism adds up once a step, because each rank has
-    only the gradients of its own tokens"""
-    return q.sequence_parallel * q.gradient_element_bytes * q.tensor_whole_parameters
-
-
-@formula(r"Q_\ell^\text{fwd}", "bytes", source="Patarasuk and Yuan 2009")
-def tensor_layer_forward_sent_bytes(q):
-    """bytes that a rank sends in a layer's forward, around rings: two all-reduces, or two pairs of
-    an all-gather and a reduce-scatter, which send as much"""
-    return ceil_div(4 * (q.tensor_parallel - 1) * q.tensor_message_bytes, q.tensor_parallel)
-
-
-@formula(r"Q_\ell^\text{bwd}", "bytes", source="Patarasuk and Yuan 2009")
-def tensor_layer_backward_sent_bytes(q):
-    """bytes that a rank sends in a layer's backward: as many as in forward, and half as many more
-    where inputs are gathered again"""
-    return ceil_div(
-        (4 + 2 * q.regather) * (q.tensor_parallel - 1) * q.tensor_message_bytes, q.tensor_parallel
-    )
-
-
-@formula(r"Q_t", "bytes", source="Patarasuk and Yuan 2009")
-def tensor_sent_bytes(q):
-    """bytes that a rank sends in a step, around rings"""
-    return ceil_div(
-        (q.tensor_parallel - 1)
-        * (
-            q.accumulation_steps
-            * (
-                (2 * q.tensor_all_reduces + q.tensor_gatherings + q.tensor_reduce_scatters)
-                * q.tensor_message_bytes
-                + 2 * q.tensor_loss_message_bytes
-            )
-            + 2 * q.tensor_summed_bytes
-        ),
-        q.tensor_parallel,
-    )
-
-
-# --- how long a layer takes -----------------------------------------------------------------------
-formula = BOOK.section(source="definition", measured_by=_SECONDS)
-
-
-@formula(r"\tau_\ell^\text{comp}", "seconds", source="Narayanan et al. 2021, appendix")
-def tensor_layer_compute_seconds(q):
-    """time in which a rank computes its part of a layer, forward and backward: six operations for
-    each weight and token, and the attention scores"""
-    return (
-        q.microbatch_tokens
-        * (
-            6
-            * (
-                2 * q.hidden * (q.hidden + q.key_value_size)
-                + (2 + q.gated_mlp) * q.hidden * q.feed_forward
-            )
-            + 12 * q.hidden * q.sequence
+    @BOOK.own(source="Patarasuk and Yuan 2009")
+    def tensor_layer_backward_sent_bytes(q):
+        r"""Q_\ell^\text{bwd} | bytes | bytes that a rank sends in a layer's backward: as many as in
+        forward, and half as many more where inputs are gathered again"""
+        return ceil_div(
+            (4 + 2 * q.regather) * (q.tensor_parallel - 1) * q.tensor_message_bytes,
+            q.tensor_parallel,
         )
-        / (q.tensor_parallel * q.utilisation * q.flops_per_second)
-    )
+
+    @BOOK.own(source="Patarasuk and Yuan 2009")
+    def tensor_sent_bytes(q):
+        """Q_t | bytes | bytes that a rank sends in a step, around rings"""
+        return ceil_div(
+            (q.tensor_parallel - 1)
+            * (
+                q.accumulation_steps
+                * (
+                    (2 * q.tensor_all_reduces + q.tensor_gatherings + q.tensor_reduce_scatters)
+                    * q.tensor_message_bytes
+                    + 2 * q.tensor_loss_message_bytes
+                )
+                + 2 * q.tensor_summed_bytes
+            ),
+            q.tensor_parallel,
+        )
 
 
-@formula(r"B_t", "bytes/s", source="a ring is as fast as its slowest link")
-def tensor_link_bytes_per_second(q):
-    """bandwidth between tensor-parallel ranks: the bandwidth inside a node, as long as the group
-    stays inside one node"""
-    return where(
-        q.tensor_parallel > q.ranks_per_node, q.link_bytes_per_second, q.node_bytes_per_second
-    )
+class HowLongALayerTakes(BOOK.section(source="definition", measured_by=_SECONDS)):
+    @BOOK.own(source="Narayanan et al. 2021, appendix")
+    def tensor_layer_compute_seconds(q):
+        r"""\tau_\ell^\text{comp} | seconds | time in which a rank computes its part of a layer,
+        forward and backward: six operations for each weight and token, and the attention scores"""
+        return (
+            q.microbatch_tokens
+            * (
+                6
+                * (
+                    2 * q.hidden * (q.hidden + q.key_value_size)
+                    + (2 + q.gated_mlp) * q.hidden * q.feed_forward
+                )
+                + 12 * q.hidden * q.sequence
+            )
+            / (q.tensor_parallel * q.utilisation * q.flops_per_second)
+        )
 
+    @BOOK.own(source="a ring is as fast as its slowest link")
+    def tensor_link_bytes_per_second(q):
+        """B_t | bytes/s | bandwidth between tensor-parallel ranks: the bandwidth inside a node, as
+        long as the group stays inside one node"""
+        return where(
+            q.tensor_parallel > q.ranks_per_node, q.link_bytes_per_second, q.node_bytes_per_second
+        )
 
-@formula(r"\alpha_t", "seconds", source="a ring is as fast as its slowest link")
-def tensor_latency_seconds(q):
-    """latency of a message between tensor-parallel ranks: the latency inside a node, as long as the
-    group stays inside one node"""
-    return where(q.tensor_parallel > q.ranks_per_node, q.latency_seconds, q.node_latency_seconds)
+    @BOOK.own(source="a ring is as fast as its slowest link")
+    def tensor_latency_seconds(q):
+        r"""\alpha_t | seconds | latency of a message between tensor-parallel ranks: the latency
+        inside a node, as long as the group stays inside one node"""
+        return where(
+            q.tensor_parallel > q.ranks_per_node, q.latency_seconds, q.node_latency_seconds
+        )
 
+    @BOOK.own(source="Patarasuk and Yuan 2009, for each collective")
+    def tensor_layer_message_seconds(q):
+        r"""\tau_\ell^t | seconds | time of a layer's messages, forward and backward: the layer
+        waits for each of them"""
+        return (8 + 2 * q.regather) * ring_pass(
+            q.tensor_parallel,
+            q.tensor_latency_seconds,
+            q.tensor_message_bytes / q.tensor_link_bytes_per_second,
+        )
 
-@formula(r"\tau_\ell^t", "seconds", source="Patarasuk and Yuan 2009, for each collective")
-def tensor_layer_message_seconds(q):
-    """time of a layer's messages, forward and backward: the layer waits for each of them"""
-    return (8 + 2 * q.regather) * ring_pass(
-        q.tensor_parallel,
-        q.tensor_latency_seconds,
-        q.tensor_message_bytes / q.tensor_link_bytes_per_second,
-    )
-
-
-@formula(r"\eta_t", "fraction")
-def tensor_message_share(q):
-    """share of a layer's time that its messages take: the reason to keep t inside a node"""
-    return q.tensor_layer_message_seconds / (
-        q.tensor_layer_message_seconds + q.tensor_layer_compute_seconds
-    )
+    def tensor_message_share(q):
+        r"""\eta_t | fraction | share of a layer's time that its messages take: the reason to keep t
+        inside a node"""
+        return q.tensor_layer_message_seconds / (
+            q.tensor_layer_message_seconds + q.tensor_layer_compute_seconds
+        )

@@ -33,128 +33,117 @@ workspace_bytes | M_\text{work} | bytes, from 0, usually 0 | scratch memory of t
 _SOURCE = "Korthikanti et al. 2022, Table 2; Megatron-LM, theoretical_memory_usage.py"
 _CHECKED = "tests/where_the_memory_goes/test_rank.py::test_published_layer"
 _PEAKS = "tests/where_the_memory_goes/test_published_peaks.py::test_published_peaks"
-formula = BOOK.section(source=_SOURCE, measured_by=_CHECKED)
 
 
-@formula(r"1_\text{eager}", "count")
-def eager_kernels(q):
-    """1 where eager PyTorch runs this book's GPT"""
-    return 1 - q.library_kernels
+class Kernels(BOOK.section(source=_SOURCE, measured_by=_CHECKED)):
+    def eager_kernels(q):
+        r"""1_\text{eager} | count | 1 where eager PyTorch runs this book's GPT"""
+        return 1 - q.library_kernels
 
+    def own_input_bytes(q):
+        r"""A_\text{own} | bytes | bytes of one vector of the hidden size for each token that the
+        rank has between the layers: all tokens, or the rank's part with sequence parallelism"""
+        return q.compute_element_bytes * q.tensor_own_tokens * q.hidden
 
-@formula(r"A_\text{own}", "bytes")
-def own_input_bytes(q):
-    """bytes of one vector of the hidden size for each token that the rank has between the layers:
-    all tokens, or the rank's part with sequence parallelism"""
-    return q.compute_element_bytes * q.tensor_own_tokens * q.hidden
+    def library_inner_bytes(q):
+        r"""A_\text{inner}^\text{lib} | bytes | bytes of one vector of the rank's part of the MLP's
+        inner size for each token"""
+        return q.compute_element_bytes * q.microbatch_tokens * q.tensor_feed_forward
 
+    def library_norm_bytes(q):
+        r"""A_\text{norms}^\text{lib} | bytes | bytes that a layer's norms keep: inputs, and
+        statistics for each token, two in LayerNorm and one in RMSNorm"""
+        return (
+            q.norms_per_layer * (q.own_input_bytes + 4 * (1 + q.norm_biases) * q.tensor_own_tokens)
+            + q.query_key_norms * 8 * q.microbatch_tokens
+        )
 
-@formula(r"A_\text{inner}^\text{lib}", "bytes")
-def library_inner_bytes(q):
-    """bytes of one vector of the rank's part of the MLP's inner size for each token"""
-    return q.compute_element_bytes * q.microbatch_tokens * q.tensor_feed_forward
-
-
-@formula(r"A_\text{norms}^\text{lib}", "bytes")
-def library_norm_bytes(q):
-    """bytes that a layer's norms keep: inputs, and statistics for each token, two in LayerNorm and
-    one in RMSNorm"""
-    return (
-        q.norms_per_layer * (q.own_input_bytes + 4 * (1 + q.norm_biases) * q.tensor_own_tokens)
-        + q.query_key_norms * 8 * q.microbatch_tokens
-    )
-
-
-@formula(r"A_\text{core}^\text{lib}", "bytes")
-def library_core_bytes(q):
-    """bytes that the core of attention keeps for the rank's heads beside its inputs and its output,
-    and makes again where the core is recomputed: scores or their log-sum-exp, a second copy of the
-    output. A library's fused kernel drops scores itself, so dropout stores none"""
-    return ceil_div(
-        (q.kept_attention_outputs - 1) * q.query_bytes
-        + where(
-            equal(q.fused_attention, 1),
-            4 * q.heads * q.microbatch_tokens,
-            q.score_bytes + q.score_dropout_bytes,
-        ),
-        q.tensor_parallel,
-    )
-
-
-@formula(r"A_\text{latent}^\text{lib}", "bytes", measured_by=_PEAKS)
-def library_latent_bytes(q):
-    """bytes that latent attention keeps before it has heads: each latent before and after its norm,
-    and the keys' columns with positions"""
-    return where(
-        q.key_value_latent > 0,
-        q.compute_element_bytes
-        * q.tensor_own_tokens
-        * (2 * (q.query_latent + q.key_value_latent) + q.rotary_columns),
-        0,
-    )
-
-
-@formula(r"A_\text{attn}^\text{lib}", "bytes")
-def library_attention_bytes(q):
-    """bytes that attention keeps for the rank's heads: its input; queries, keys and values, before
-    and after their norms; its output; what the core keeps beside these; the mask"""
-    return (
-        q.tensor_input_bytes
-        + q.library_latent_bytes
-        + ceil_div(
-            where(
-                q.key_value_latent > 0,
-                2 * q.compute_element_bytes * q.microbatch_tokens * q.attended_columns,
-                q.query_key_value_bytes
-                + minimum(q.query_key_norms, 1) * (q.query_bytes + q.key_bytes)
-                + q.query_bytes,
+    def library_core_bytes(q):
+        r"""A_\text{core}^\text{lib} | bytes | bytes that the core of attention keeps for the rank's
+        heads beside its inputs and its output, and makes again where the core is recomputed: scores
+        or their log-sum-exp, a second copy of the output. A library's fused kernel drops scores
+        itself, so dropout stores none"""
+        return ceil_div(
+            (q.kept_attention_outputs - 1) * q.query_bytes
+            + where(
+                equal(q.fused_attention, 1),
+                4 * q.heads * q.microbatch_tokens,
+                q.score_bytes + q.score_dropout_bytes,
             ),
             q.tensor_parallel,
         )
-        + q.library_core_bytes
-        + q.tensor_mask_bytes
-    )
 
+    @BOOK.own(measured_by=_PEAKS)
+    def library_latent_bytes(q):
+        r"""A_\text{latent}^\text{lib} | bytes | bytes that latent attention keeps before it has
+        heads: each latent before and after its norm, and the keys' columns with positions"""
+        return where(
+            q.key_value_latent > 0,
+            q.compute_element_bytes
+            * q.tensor_own_tokens
+            * (2 * (q.query_latent + q.key_value_latent) + q.rotary_columns),
+            0,
+        )
 
-@formula(r"A_\text{mlp}^\text{lib}", "bytes")
-def library_mlp_bytes(q):
-    """bytes that the MLP keeps: input, inner tensors, mask; with experts, only of the experts that
-    a token goes through, if all experts get equally many tokens"""
-    return (
-        where(q.experts > 0, q.experts_per_token, 1)
-        * (
+    def library_attention_bytes(q):
+        r"""A_\text{attn}^\text{lib} | bytes | bytes that attention keeps for the rank's heads: its
+        input; queries, keys and values, before and after their norms; its output; what the core
+        keeps beside these; the mask"""
+        return (
             q.tensor_input_bytes
-            + where(equal(q.gated_mlp, 1), q.kept_gated_tensors, 2) * q.library_inner_bytes
+            + q.library_latent_bytes
+            + ceil_div(
+                where(
+                    q.key_value_latent > 0,
+                    2 * q.compute_element_bytes * q.microbatch_tokens * q.attended_columns,
+                    q.query_key_value_bytes
+                    + minimum(q.query_key_norms, 1) * (q.query_bytes + q.key_bytes)
+                    + q.query_bytes,
+                ),
+                q.tensor_parallel,
+            )
+            + q.library_core_bytes
+            + q.tensor_mask_bytes
         )
-        + where(q.experts > 0, q.tensor_input_bytes, 0)
-        + ceil_div(
-            where(equal(q.gated_mlp, 1), q.kept_gated_tensors, 2)
-            * q.compute_element_bytes
-            * q.microbatch_tokens
-            * q.shared_feed_forward,
-            q.tensor_parallel,
+
+    def library_mlp_bytes(q):
+        r"""A_\text{mlp}^\text{lib} | bytes | bytes that the MLP keeps: input, inner tensors, mask;
+        with experts, only of the experts that a token goes through, if all experts get equally many
+        tokens"""
+        return (
+            where(q.experts > 0, q.experts_per_token, 1)
+            * (
+                q.tensor_input_bytes
+                + where(equal(q.gated_mlp, 1), q.kept_gated_tensors, 2) * q.library_inner_bytes
+            )
+            + where(q.experts > 0, q.tensor_input_bytes, 0)
+            + ceil_div(
+                where(equal(q.gated_mlp, 1), q.kept_gated_tensors, 2)
+                * q.compute_element_bytes
+                * q.microbatch_tokens
+                * q.shared_feed_forward,
+                q.tensor_parallel,
+            )
+            + q.tensor_mask_bytes
         )
-        + q.tensor_mask_bytes
-    )
 
-
-@formula(r"A_\text{dense}^\text{lib}", "bytes", measured_by=_PEAKS)
-def library_dense_bytes(q):
-    """bytes that the MLP of a layer without experts keeps in a model of experts"""
-    return (
-        q.tensor_input_bytes
-        + ceil_div(
-            where(equal(q.gated_mlp, 1), q.kept_gated_tensors, 2)
-            * q.compute_element_bytes
-            * q.microbatch_tokens
-            * q.dense_feed_forward,
-            q.tensor_parallel,
+    @BOOK.own(measured_by=_PEAKS)
+    def library_dense_bytes(q):
+        r"""A_\text{dense}^\text{lib} | bytes | bytes that the MLP of a layer without experts keeps
+        in a model of experts"""
+        return (
+            q.tensor_input_bytes
+            + ceil_div(
+                where(equal(q.gated_mlp, 1), q.kept_gated_tensors, 2)
+                * q.compute_element_bytes
+                * q.microbatch_tokens
+                * q.dense_feed_forward,
+                q.tensor_parallel,
+            )
+            + q.tensor_mask_bytes
         )
-        + q.tensor_mask_bytes
-    )
 
-
-@formula(r"A_\ell^\text{lib}", "bytes")
-def library_layer_bytes(q):
-    """bytes that one layer keeps for backward under a library's kernels"""
-    return q.library_norm_bytes + q.library_attention_bytes + q.library_mlp_bytes
+    def library_layer_bytes(q):
+        r"""A_\ell^\text{lib} | bytes | bytes that one layer keeps for backward under a library's
+        kernels"""
+        return q.library_norm_bytes + q.library_attention_bytes + q.library_mlp_bytes

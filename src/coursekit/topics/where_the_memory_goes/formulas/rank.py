@@ -551,25 +551,23 @@ def received_in_the_first_layer(q):
 RANK.largest(which="rank_peak_place")
 RANK_TIMELINE = tuple(RANK.places)
 
-# --- what is set aside ----------------------------------------------------------------------------
-formula = BOOK.section(
-    source="the most that published runs reserved beyond their peak: SimuMax v1.2, on B200s",
-    measured_by="tests/where_the_memory_goes/test_published_peaks.py::test_what_is_set_aside",
-)
 
-
-@formula(r"M_\text{res}^r", "bytes")
-def rank_reserve_bytes(q):
-    """bytes to set aside for what the allocator holds beyond the peak of a library's tensors: a
-    share of the peak, which is larger with experts and largest where ranks share sequences"""
-    return (
-        q.library_kernels
-        * where(q.context_parallel > 1, 93, where(q.experts > 0, 70, 66))
-        * ceil_div(q.rank_peak_bytes, 1000)
+class WhatIsSetAside(
+    BOOK.section(
+        source="the most that published runs reserved beyond their peak: SimuMax v1.2, on B200s",
+        measured_by="tests/where_the_memory_goes/test_published_peaks.py::test_what_is_set_aside",
     )
+):
+    def rank_reserve_bytes(q):
+        r"""M_\text{res}^r | bytes | bytes to set aside for what the allocator holds beyond the peak
+        of a library's tensors: a share of the peak, which is larger with experts and largest where
+        ranks share sequences"""
+        return (
+            q.library_kernels
+            * where(q.context_parallel > 1, 93, where(q.experts > 0, 70, 66))
+            * ceil_div(q.rank_peak_bytes, 1000)
+        )
 
-
-@formula(r"M_\text{need}^r", "bytes")
-def rank_needed_bytes(q):
-    """bytes that a rank needs: its peak, and what is set aside"""
-    return q.rank_peak_bytes + q.rank_reserve_bytes
+    def rank_needed_bytes(q):
+        r"""M_\text{need}^r | bytes | bytes that a rank needs: its peak, and what is set aside"""
+        return q.rank_peak_bytes + q.rank_reserve_bytes

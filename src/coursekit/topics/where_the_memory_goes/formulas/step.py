@@ -31,90 +31,83 @@ _LEDGER = (
 POINTS = ("forward", "loss", "head", "layers", "embedding", "optimizer")
 
 
-# --- what lasts -----------------------------------------------------------------------------------
-formula = BOOK.section(source="definition", measured_by=_STEPS)
+class WhatLasts(BOOK.section(source="definition", measured_by=_STEPS)):
+    def step_tokens(q):
+        r"""T_\text{step} | tokens | tokens that one rank takes in a step"""
+        return q.accumulation_steps * q.microbatch * q.sequence
 
+    def optimizer_state_bytes(q):
+        r"""M_\text{states}^\text{opt} | bytes | bytes the optimizer holds from its first step on,
+        step counters included"""
+        return q.optimizer_bytes + q.step_counter_bytes
 
-@formula(r"T_\text{step}", "tokens")
-def step_tokens(q):
-    """tokens that one rank takes in a step"""
-    return q.accumulation_steps * q.microbatch * q.sequence
+    def standing_optimizer_bytes(q):
+        r"""M_\text{old}^\text{opt} | bytes | bytes the optimizer holds during forward and backward:
+        none in the first step"""
+        return (1 - q.first_step) * q.optimizer_state_bytes
 
+    def earlier_gradient_bytes(q):
+        r"""M_\text{old}^\text{grad} | bytes | bytes of the gradients that earlier microbatches
+        left"""
+        return where(q.accumulation_steps > 1, q.gradient_bytes, 0)
 
-@formula(r"M_\text{states}^\text{opt}", "bytes")
-def optimizer_state_bytes(q):
-    """bytes the optimizer holds from its first step on, step counters included"""
-    return q.optimizer_bytes + q.step_counter_bytes
-
-
-@formula(r"M_\text{old}^\text{opt}", "bytes")
-def standing_optimizer_bytes(q):
-    """bytes the optimizer holds during forward and backward: none in the first step"""
-    return (1 - q.first_step) * q.optimizer_state_bytes
-
-
-@formula(r"M_\text{old}^\text{grad}", "bytes")
-def earlier_gradient_bytes(q):
-    """bytes of the gradients that earlier microbatches left"""
-    return where(q.accumulation_steps > 1, q.gradient_bytes, 0)
-
-
-@formula(r"n_\text{loop}", "count", source="torch.optim.adamw, _single_tensor_adamw")
-def optimizer_loop_elements(q):
-    """elements besides the states in Adam's loop: a square root and a quotient of this tensor, and
-    the quotient of the tensor before"""
-    return maximum(
-        2 * q.learned_positions * q.max_sequence * q.hidden,
-        q.learned_positions * q.max_sequence * q.hidden + 2 * q.vocabulary * q.hidden,
-        (1 - q.tied_head) * (q.hidden + 2 * q.vocabulary * q.hidden),
-        q.hidden + 2 * q.hidden * q.query_key_value_size,
-        (1 - q.biases) * q.hidden * (q.query_key_value_size + 2 * q.query_size),
-        2 * q.hidden * q.feed_forward
-        + where(equal(q.biases, 1), maximum(q.hidden, q.feed_forward), q.hidden * q.feed_forward),
-    )
-
-
-@formula(r"\Psi_\text{upd}", "parameters", source=_MASTERS, measured_by=_PILES)
-def update_parameters(q):
-    """parameters that the update takes at once: all, or, of an optimizer with master copies, a pile
-    of 128 MiB in fp32, a third of the model if that is less, and at least one tensor"""
-    return where(
-        q.master_element_bytes > 0,
-        maximum(
-            q.vocabulary * q.hidden,
-            q.hidden * q.feed_forward,
-            q.hidden * q.query_key_value_size,
-            q.learned_positions * q.max_sequence * q.hidden,
-            minimum(floor_div(q.parameters, 3), 33_554_432),
-        ),
-        q.parameters,
-    )
-
-
-@formula(r"\beta_\text{pile}", "bytes", source=_MASTERS, measured_by=_PILES)
-def gradient_copy_element_bytes(q):
-    """bytes of one element of the fp32 gradients that an update with master copies makes of 16-bit
-    ones"""
-    return where(equal(q.master_element_bytes, 4), where(q.gradient_element_bytes < 4, 4, 0), 0)
-
-
-@formula(r"M_\text{temp}", "bytes", source="torch.optim.adamw")
-def optimizer_temporary_bytes(q):
-    """bytes the update needs besides the states: Adam's square roots, for a tensor or two in the
-    loop, for all tensors with foreach; with master copies also fp32 gradients of a pile"""
-    return (
-        q.moment_element_bytes
-        * where(
-            q.optimizer_moments > 1,
-            where(
-                equal(q.optimizer_mode, 0),
-                q.optimizer_loop_elements,
-                where(equal(q.optimizer_mode, 1), q.update_parameters, 0),
+    @BOOK.own(source="torch.optim.adamw, _single_tensor_adamw")
+    def optimizer_loop_elements(q):
+        r"""n_\text{loop} | count | elements besides the states in Adam's loop: a square root and a
+        quotient of this tensor, and the quotient of the tensor before"""
+        return maximum(
+            2 * q.learned_positions * q.max_sequence * q.hidden,
+            q.learned_positions * q.max_sequence * q.hidden + 2 * q.vocabulary * q.hidden,
+            (1 - q.tied_head) * (q.hidden + 2 * q.vocabulary * q.hidden),
+            q.hidden + 2 * q.hidden * q.query_key_value_size,
+            (1 - q.biases) * q.hidden * (q.query_key_value_size + 2 * q.query_size),
+            2 * q.hidden * q.feed_forward
+            + where(
+                equal(q.biases, 1), maximum(q.hidden, q.feed_forward), q.hidden * q.feed_forward
             ),
-            0,
         )
-        + q.gradient_copy_element_bytes * q.update_parameters
-    )
+
+    @BOOK.own(source=_MASTERS, measured_by=_PILES)
+    def update_parameters(q):
+        r"""\Psi_\text{upd} | parameters | parameters that the update takes at once: all, or, of an
+        optimizer with master copies, a pile of 128 MiB in fp32, a third of the model if that is
+        less, and at least one tensor"""
+        return where(
+            q.master_element_bytes > 0,
+            maximum(
+                q.vocabulary * q.hidden,
+                q.hidden * q.feed_forward,
+                q.hidden * q.query_key_value_size,
+                q.learned_positions * q.max_sequence * q.hidden,
+                minimum(floor_div(q.parameters, 3), 33_554_432),
+            ),
+            q.parameters,
+        )
+
+    @BOOK.own(source=_MASTERS, measured_by=_PILES)
+    def gradient_copy_element_bytes(q):
+        r"""\beta_\text{pile} | bytes | bytes of one element of the fp32 gradients that an update
+        with master copies makes of 16-bit ones"""
+        return where(equal(q.master_element_bytes, 4), where(q.gradient_element_bytes < 4, 4, 0), 0)
+
+    @BOOK.own(source="torch.optim.adamw")
+    def optimizer_temporary_bytes(q):
+        r"""M_\text{temp} | bytes | bytes the update needs besides the states: Adam's square roots,
+        for a tensor or two in the loop, for all tensors with foreach; with master copies also fp32
+        gradients of a pile"""
+        return (
+            q.moment_element_bytes
+            * where(
+                q.optimizer_moments > 1,
+                where(
+                    equal(q.optimizer_mode, 0),
+                    q.optimizer_loop_elements,
+                    where(equal(q.optimizer_mode, 1), q.update_parameters, 0),
+                ),
+                0,
+            )
+            + q.gradient_copy_element_bytes * q.update_parameters
+        )
 
 
 # --- the places -----------------------------------------------------------------------------------

@@ -21,102 +21,89 @@ _STEPS = "tests/where_the_memory_goes/test_step.py::test_random_steps"
 _LEDGER = (
     "tests/where_the_memory_goes/test_timeline.py::test_categories_at_the_peak_of_random_steps"
 )
-formula = BOOK.section(source=_GPT, measured_by=_STEPS)
+section = BOOK.section(source=_GPT, measured_by=_STEPS)
 
 
-@formula(r"\beta_\text{new}", "bytes", source="torch.autograd")
-def new_gradient_element_bytes(q):
-    """bytes that an element of a finished gradient adds: none when the gradient is added to the
-    gradient of earlier microbatches"""
-    return where(q.accumulation_steps > 1, 0, q.gradient_element_bytes)
+class WorkingSets(section):
+    @BOOK.own(source="torch.autograd")
+    def new_gradient_element_bytes(q):
+        r"""\beta_\text{new} | bytes | bytes that an element of a finished gradient adds: none when
+        the gradient is added to the gradient of earlier microbatches"""
+        return where(q.accumulation_steps > 1, 0, q.gradient_element_bytes)
 
+    @BOOK.own(source="torch.autocast")
+    def cast_element_bytes(q):
+        r"""\beta_\text{cast} | bytes | bytes of an element of a weight's gradient in both types
+        together, while the gradient is converted to fp32"""
+        return q.copies_weights * (q.compute_element_bytes + q.gradient_element_bytes)
 
-@formula(r"\beta_\text{cast}", "bytes", source="torch.autocast")
-def cast_element_bytes(q):
-    """bytes of an element of a weight's gradient in both types together, while the gradient is
-    converted to fp32"""
-    return q.copies_weights * (q.compute_element_bytes + q.gradient_element_bytes)
-
-
-@formula(r"W_\text{norm}", "bytes")
-def norm_backward_bytes(q):
-    """bytes at work in a norm's backward: gradients in and out; this book's RMSNorm computes with
-    four fp32 tensors, five from 16 bits"""
-    return q.residual_bytes + where(
-        equal(q.biases, 1),
-        q.residual_bytes + 2 * q.gradient_element_bytes * q.hidden,
-        4 * q.hidden
-        + 4 * q.microbatch_tokens * q.hidden * where(q.residual_element_bytes < 4, 5, 4),
-    )
-
-
-@formula(r"A_x", "bytes")
-def first_product_bytes(q):
-    """bytes saved up to the product that makes queries, keys and values: norm, input, copy of the
-    weight"""
-    return (
-        q.norm_activation_bytes
-        + q.linear_input_bytes
-        + q.weight_copy_element_bytes * q.hidden * q.query_key_value_size
-    )
-
-
-# --- forward, in unfused attention ----------------------------------------------------------------
-
-
-@formula(r"A_\text{bias}", "bytes", source="torch.autocast")
-def bias_copy_bytes(q):
-    """bytes of autocast's copies of biases when forward is in the last attention; backward needs
-    none, but autocast keeps them"""
-    return (
-        q.weight_copy_element_bytes
-        * q.biases
-        * (
-            q.layers * q.query_key_value_size
-            + (q.layers - 1) * (2 * q.hidden + (1 + q.gated_mlp) * q.feed_forward)
+    def norm_backward_bytes(q):
+        r"""W_\text{norm} | bytes | bytes at work in a norm's backward: gradients in and out; this
+        book's RMSNorm computes with four fp32 tensors, five from 16 bits"""
+        return q.residual_bytes + where(
+            equal(q.biases, 1),
+            q.residual_bytes + 2 * q.gradient_element_bytes * q.hidden,
+            4 * q.hidden
+            + 4 * q.microbatch_tokens * q.hidden * where(q.residual_element_bytes < 4, 5, 4),
         )
-    )
 
+    def first_product_bytes(q):
+        """A_x | bytes | bytes saved up to the product that makes queries, keys and values: norm,
+        input, copy of the weight"""
+        return (
+            q.norm_activation_bytes
+            + q.linear_input_bytes
+            + q.weight_copy_element_bytes * q.hidden * q.query_key_value_size
+        )
 
-@formula(r"1_\text{move}", "count")
-def moves_keys(q):
-    """1 if unfused attention moves keys and values so that a group is one matrix, 0 if attention
-    reads them in place"""
-    return where(minimum(q.microbatch, q.key_value_heads) > 1, 1, 0)
+    # --- forward, in unfused attention ------------------------------------------------------------
+    @BOOK.own(source="torch.autocast")
+    def bias_copy_bytes(q):
+        r"""A_\text{bias} | bytes | bytes of autocast's copies of biases when forward is in the last
+        attention; backward needs none, but autocast keeps them"""
+        return (
+            q.weight_copy_element_bytes
+            * q.biases
+            * (
+                q.layers * q.query_key_value_size
+                + (q.layers - 1) * (2 * q.hidden + (1 + q.gated_mlp) * q.feed_forward)
+            )
+        )
 
+    def moves_keys(q):
+        r"""1_\text{move} | count | 1 if unfused attention moves keys and values so that a group is
+        one matrix, 0 if attention reads them in place"""
+        return where(minimum(q.microbatch, q.key_value_heads) > 1, 1, 0)
 
-@formula(r"U_q", "bytes")
-def moved_query_bytes(q):
-    """bytes of queries and keys that nothing keeps: before they are rotated, and moved so that a
-    group is one matrix"""
-    return q.query_copy_bytes + where(
-        equal(q.moves_keys, 1),
-        (2 - q.learned_positions) * q.query_key_value_bytes + q.query_bytes,
-        (1 - q.learned_positions) * (q.query_key_value_bytes + q.query_bytes)
-        + where(q.key_value_heads < q.heads, q.query_bytes, 0),
-    )
+    def moved_query_bytes(q):
+        """U_q | bytes | bytes of queries and keys that nothing keeps: before they are rotated, and
+        moved so that a group is one matrix"""
+        return q.query_copy_bytes + where(
+            equal(q.moves_keys, 1),
+            (2 - q.learned_positions) * q.query_key_value_bytes + q.query_bytes,
+            (1 - q.learned_positions) * (q.query_key_value_bytes + q.query_bytes)
+            + where(q.key_value_heads < q.heads, q.query_bytes, 0),
+        )
 
+    @BOOK.own(measured_by=_LEDGER)
+    def scored_bytes(q):
+        """A_{qk} | bytes | bytes the product of queries and keys saves: scaled queries, and keys;
+        or the whole tensor that holds keys that were not moved"""
+        return q.query_bytes + where(
+            q.learned_positions > q.moves_keys, q.query_key_value_bytes, q.key_bytes
+        )
 
-@formula(r"A_{qk}", "bytes", measured_by=_LEDGER)
-def scored_bytes(q):
-    """bytes the product of queries and keys saves: scaled queries, and keys; or the whole tensor
-    that holds keys that were not moved"""
-    return q.query_bytes + where(
-        q.learned_positions > q.moves_keys, q.query_key_value_bytes, q.key_bytes
-    )
+    @BOOK.own(measured_by=_LEDGER)
+    def weighted_bytes(q):
+        """A_{wv} | bytes | bytes that the product of scores and values saves besides the scores:
+        the bytes that dropout keeps, and values that were moved"""
+        return q.score_dropout_bytes + where(q.learned_positions > q.moves_keys, 0, q.key_bytes)
 
-
-@formula(r"A_{wv}", "bytes", measured_by=_LEDGER)
-def weighted_bytes(q):
-    """bytes that the product of scores and values saves besides the scores: the bytes that dropout
-    keeps, and values that were moved"""
-    return q.score_dropout_bytes + where(q.learned_positions > q.moves_keys, 0, q.key_bytes)
-
-
-@formula(r"A_\text{softmax}", "bytes", measured_by=_LEDGER)
-def attention_saved_bytes(q):
-    """activations of one layer's unfused attention when its softmax is done"""
-    return q.first_product_bytes + q.rotation_bytes + q.scored_bytes + q.score_bytes
+    @BOOK.own(measured_by=_LEDGER)
+    def attention_saved_bytes(q):
+        r"""A_\text{softmax} | bytes | activations of one layer's unfused attention when its softmax
+        is done"""
+        return q.first_product_bytes + q.rotation_bytes + q.scored_bytes + q.score_bytes
 
 
 SCORES = Places(
@@ -147,18 +134,16 @@ def weighted(q):
 SCORES.largest()
 
 
-# --- backward, in the head ------------------------------------------------------------------------
-
-
-@formula(r"G_\text{head}", "bytes", source="torch.autograd")
-def head_gradient_bytes(q):
-    """bytes the gradient of the head's weight holds while the layers go backward; a tied one waits
-    for the embedding's"""
-    return (
-        q.vocabulary
-        * q.hidden
-        * where(equal(q.tied_head, 1), q.gradient_element_bytes, q.new_gradient_element_bytes)
-    )
+class BackwardInTheHead(section):
+    @BOOK.own(source="torch.autograd")
+    def head_gradient_bytes(q):
+        r"""G_\text{head} | bytes | bytes the gradient of the head's weight holds while the layers
+        go backward; a tied one waits for the embedding's"""
+        return (
+            q.vocabulary
+            * q.hidden
+            * where(equal(q.tied_head, 1), q.gradient_element_bytes, q.new_gradient_element_bytes)
+        )
 
 
 HEAD = Places("head_work", r"_\text{head}^\prime", "where the head needs most", _GPT, _LEDGER)
@@ -197,26 +182,23 @@ HEAD.largest()
 
 
 # --- backward, in one layer: the MLP, then attention ----------------------------------------------
+class BackwardInOneLayer(section):
+    def mlp_done_parameters(q):
+        r"""n_\text{up} | count | parameters of the MLP's products that are done when the backward
+        of its first one begins"""
+        return (1 + q.gated_mlp) * q.hidden * q.feed_forward + q.biases * (
+            q.hidden + q.gated_mlp * q.feed_forward
+        )
 
+    def mlp_side_parameters(q):
+        r"""n_\text{mlp} | count | parameters of the MLP and its norm, which are done when attention
+        goes backward"""
+        return q.mlp_parameters + q.norm_parameters
 
-@formula(r"n_\text{up}", "count")
-def mlp_done_parameters(q):
-    """parameters of the MLP's products that are done when the backward of its first one begins"""
-    return (1 + q.gated_mlp) * q.hidden * q.feed_forward + q.biases * (
-        q.hidden + q.gated_mlp * q.feed_forward
-    )
-
-
-@formula(r"n_\text{mlp}", "count")
-def mlp_side_parameters(q):
-    """parameters of the MLP and its norm, which are done when attention goes backward"""
-    return q.mlp_parameters + q.norm_parameters
-
-
-@formula(r"n_\text{out}", "count")
-def attention_side_parameters(q):
-    """parameters that are done when attention's output product is done, its own included"""
-    return q.mlp_side_parameters + q.hidden * (q.query_size + q.biases)
+    def attention_side_parameters(q):
+        r"""n_\text{out} | count | parameters that are done when attention's output product is done,
+        its own included"""
+        return q.mlp_side_parameters + q.hidden * (q.query_size + q.biases)
 
 
 LAYER = Places("layer_work", r"_\ell^\prime", "in one layer, where it needs most", _GPT, _LEDGER)
