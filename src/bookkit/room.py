@@ -7,7 +7,7 @@ from html import escape
 from coursekit.formulas.fits import RankLayout, model_sizes, nearest
 from coursekit.show.format import format_as
 from coursekit.show.svg.spans import ACTIONS, forward_words
-from coursekit.topics.which_layout.planner_page import in_words
+from coursekit.topics.which_layout.planner_page import words_of_change
 
 
 def of_picture(picture):
@@ -62,7 +62,7 @@ def nearest_buttons(spec):
     gpus = start["data_parallel"] * start["tensor_parallel"] * start["pipeline_parallel"]
     layout = RankLayout(**given, sizes=model_sizes(start["model"]), gpus=gpus)
     return "Nearest that fits: " + "".join(
-        f'<button type="button">{escape(in_words(change))} <small>'
+        f'<button type="button">{escape(words_of_change(change))} <small>'
         f"{format_as(found.needed_bytes(found.solved()), 'decimal bytes')}</small></button>"
         for change, found in nearest(layout)
     )

@@ -58,7 +58,7 @@ def binds(one):
     return "binds: " + re.sub(r"(\w+) = (\d+)", words, one.binds)
 
 
-def in_words(change):
+def words_of_change(change):
     """The change of fits.difference, in the words of buttons: BOOK.inWords of ranks.js."""
     options = re.findall(r'--([\w-]+) (?:"(.*?)"|(\S+))', change)
     return ", ".join(
