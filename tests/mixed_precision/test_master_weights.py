@@ -337,9 +337,7 @@ def test_what_is_refused():
     frozen = nn.Parameter(torch.ones(3, dtype=torch.float16), requires_grad=False)
     optimizer = MasterWeights([("head", frozen), ("body", weight)], torch.optim.SGD, lr=0.1)
     frozen.requires_grad_()
-    with pytest.raises(
-        CannotCopy, match="frozen, unfrozen or converted"
-    ):
+    with pytest.raises(CannotCopy, match="frozen, unfrozen or converted"):
         optimizer.step()
     with pytest.raises(TypeError, match="bf16"):
         StochasticRounding([weight], torch.optim.SGD, lr=0.1)
