@@ -16,7 +16,7 @@ import pytest
 from coursekit.exercises.assignments import GROUPS, CannotGrade, assignment
 from coursekit.exercises.grading import ABSENCE_SECONDS, Grader
 from coursekit.exercises.grading_text import read_source, rules_broken, unwritten
-from shardlab.ranks import ranks
+from ranklab.ranks import ranks
 
 
 def pytest_addoption(parser):

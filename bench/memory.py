@@ -9,7 +9,7 @@ from statistics import median
 from time import perf_counter
 
 from coursekit.recordings.races import AGAIN, TURNS, Result, identical
-from shardlab.measure.timing import median_ratio
+from ranklab.measure.timing import median_ratio
 
 MANY_STEPS = 3000
 OVERHEAD = 1.10
@@ -23,7 +23,7 @@ import json, resource, sys, time
 import torch
 from coursekit.formulas import quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
+from ranklab.measure.ledger import Ledger
 from shardlab.common.torch_internals import FakeTensorMode
 started = time.perf_counter()
 with FakeTensorMode():
@@ -58,9 +58,9 @@ def measure_overhead() -> list[Result]:
     which is the noise."""
     import torch
 
+    from ranklab.measure.ledger import Ledger
     from shardlab.common.torch_internals import TorchDispatchMode
     from shardlab.gpt import GPT, GPTConfig, next_token_loss
-    from shardlab.measure.ledger import Ledger
 
     class Nothing(TorchDispatchMode):
         """The least that watching every operation costs."""

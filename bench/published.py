@@ -2,7 +2,7 @@
 
     python -m bench.published measured   # a line for each row, and medians
 
-Rows: every published run of a dense model (coursekit.formulas.speeds) that one virtual rank can
+Rows: every published run of a dense model (coursekit.planner.speeds) that one virtual rank can
 run, that is with one pipeline stage, no context parallelism, and all or no layers recomputed; of at
 most MOST_RANKS ranks, because a unit that more ranks cut unevenly takes minutes here.
 
@@ -37,16 +37,17 @@ from torch import Tensor, nn
 
 from bench.virtual import recorded
 from coursekit.formulas import quantities
-from coursekit.formulas.fits import RankLayout
-from coursekit.formulas.speeds import BANDWIDTH_SHARE, SPEEDS
 from coursekit.lab.virtual import preset_gpu
+from coursekit.planner.fits import RankLayout
+from coursekit.planner.speeds import BANDWIDTH_SHARE, SPEEDS
 from coursekit.recordings.recordings import Row
 from coursekit.topics.which_layout.referee import numbers_in, published_layout, seconds_rows
+from coursekit.topics.zero.rank_of_many import Recomputed
+from ranklab.virtual import GPU, VirtualGPUs
 from shardlab import zero
 from shardlab.common.torch_internals import disable_modes
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, CoreAttention, Dropout, GPTConfig, next_token_loss
-from shardlab.measure.fake_ranks import Recomputed
 from shardlab.mesh import Mesh
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
@@ -57,7 +58,6 @@ from shardlab.tensor_parallel import (
     vocabulary_parallel_loss,
 )
 from shardlab.tensor_parallel.hardened.layers import OwnDropout
-from shardlab.virtual import GPU, VirtualGPUs
 from shardlab.zero.hardened.flat import Native
 
 DENSE = [name for name in SPEEDS if "experts" not in name]

@@ -15,7 +15,7 @@ SEEDS, TOGETHER = 5_000, 50
 def measure_random_models() -> list[Result]:
     import cloudpickle
 
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     import random_models

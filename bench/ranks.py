@@ -10,7 +10,7 @@ from statistics import median
 from time import perf_counter
 
 from coursekit.recordings.races import Result, identical, in_turns
-from shardlab.measure.timing import median_ratio
+from ranklab.measure.timing import median_ratio
 
 RANKS = 4
 COLD_SECONDS, WARM_SECONDS, RESTART_SECONDS, RANK_MIB, LOG_PERCENT = 1.5, 0.15, 0.2, 60, 10
@@ -18,7 +18,7 @@ COLD_RUNS, WARM_RUNS = 5, 31
 
 COLD = """
 from time import perf_counter
-from shardlab.ranks import ranks
+from ranklab.ranks import ranks
 from bench.ranks import first_all_reduce
 begin = perf_counter()
 world = ranks(4, device="cpu", announce=False)
@@ -38,7 +38,7 @@ def first_all_reduce():
 
 
 def measure_ranks() -> list[Result]:
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     def start(fault=None):
         """Seconds from asking for ranks, or from the next run after a fault, to the first
@@ -144,7 +144,7 @@ def memory_of_one_more() -> float:
     three."""
     import psutil
 
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     def all_processes(count):
         with ranks(count, device="cpu", announce=False) as world:
@@ -163,9 +163,9 @@ def cost_of_the_log():
     import torch
     import torch.distributed as dist
 
+    from ranklab.measure.communication import CommunicationLog
+    from ranklab.ranks import calls
     from shardlab.gpt import GPT, GPTConfig, next_token_loss
-    from shardlab.measure.communication import CommunicationLog
-    from shardlab.ranks import calls
 
     model = GPT(GPTConfig(layers=4, hidden=128, heads=4, vocabulary=1000, max_sequence=64))
     model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)

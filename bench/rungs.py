@@ -20,8 +20,8 @@ from coursekit.recordings.races import LARGE_TASK
 from coursekit.recordings.recordings import Row
 from coursekit.topics.hardware.one_gpu import CHANGES, Rung, build_step
 from coursekit.topics.slow_to_fast.pictures import recorded_rungs
+from ranklab.virtual import VirtualGPU
 from shardlab.mixed_precision.policies import Policy
-from shardlab.virtual import VirtualGPU
 
 
 class AsBuilt(Policy):

@@ -2,7 +2,7 @@
 with a network card of 400 Gbit/s for each.
 
 The real code of both runs on tensors without contents; kernels and messages take the times of the
-preset, see shardlab.virtual. A step in bf16 with fused AdamW, 4,096 tokens a rank. Ranks that do
+preset, see ranklab.virtual. A step in bf16 with fused AdamW, 4,096 tokens a rank. Ranks that do
 the same are one rank and its copies (VirtualGPUs); stages of a pipeline are real processes that
 tell each other their times. Virtual time is exact: the same numbers on every machine.
 """
@@ -31,13 +31,13 @@ from coursekit.topics.data_parallelism import runs as data_parallelism
 from coursekit.topics.pipelines.peers import TorchPipeline
 from coursekit.topics.tensor_parallelism import runs as tensor_parallelism
 from coursekit.topics.zero import runs as zero
+from ranklab.measure.ledger import Ledger
+from ranklab.ranks import ranks
+from ranklab.virtual import VirtualStep
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
 from shardlab.pipelines import schedules
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
-from shardlab.ranks import ranks
-from shardlab.virtual import VirtualStep
 from shardlab.zero import shard
 
 GPU = "H100 SXM 80GB"

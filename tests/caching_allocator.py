@@ -13,7 +13,7 @@ for a new one: then those that are free whole go, once.
 from collections import Counter
 from dataclasses import dataclass
 
-from shardlab.measure.cuda import Reading
+from ranklab.measure.cuda import Reading
 
 KIB, MIB = 1024, 1024**2
 

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from ranklab.ranks import ranks
 from shardlab import recompute, zero
 from shardlab.common.agreement import CannotReplicate
 from shardlab.common.shards import CannotShard
@@ -36,7 +37,6 @@ from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import CannotPipeline, plan_pipeline
 from shardlab.pipelines.schedules import SCHEDULES, schedule
-from shardlab.ranks import ranks
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
 from shardlab.recompute.selective import checkpoint_selective
 from shardlab.saving import resume, save

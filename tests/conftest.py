@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.ranks import server
+from ranklab.ranks import server
 
 # nbformat would compile 38 grammars of addresses: a second, for what no notebook of this book has
 sys.modules.setdefault("rfc3987_syntax", None)
@@ -70,11 +70,11 @@ def pytest_collection():
 
 @cache
 def starts_ranks(module):
-    """Whether a test module holds anything of shardlab.ranks, or of what starts kernels."""
+    """Whether a test module holds anything of ranklab.ranks, or of what starts kernels."""
     names = (getattr(value, "__module__", None) for value in vars(module).values())
     modules = (getattr(value, "__name__", None) for value in vars(module).values())
     homes = (name for name in (*names, *modules) if isinstance(name, str))
-    return any(f"{name}.".startswith(("shardlab.ranks.", "notebook_kernel.")) for name in homes)
+    return any(f"{name}.".startswith(("ranklab.ranks.", "notebook_kernel.")) for name in homes)
 
 
 def pytest_itemcollected(item):
@@ -114,7 +114,7 @@ def start_fork_server():
     """The fork server imports pytest for all ranks: a function of a test module brings it there,
     and each rank would need a tenth of a second for its own import."""
     if server.start_method() == "forkserver":
-        multiprocessing.set_forkserver_preload(["shardlab.ranks.preload", "pytest"])
+        multiprocessing.set_forkserver_preload(["ranklab.ranks.preload", "pytest"])
         forkserver.ensure_running()
 
 
@@ -129,7 +129,7 @@ def worlds():
     have set."""
     import torch
 
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     with ExitStack() as stack:
         started = {}

@@ -9,7 +9,7 @@ import time
 from multiprocessing import connection
 from pathlib import Path
 
-from shardlab.ranks import server
+from ranklab.ranks import server
 
 SECONDS = 200  # a limit for a hang
 GRACE_SECONDS = 5  # for the others to end by themselves when a rank has failed

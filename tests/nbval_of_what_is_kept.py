@@ -6,7 +6,7 @@ Colab has, also shows a figure as HTML, and its JSON names a server: stored labs
 from nbval.plugin import IPyNbCell
 
 from bookkit.lab_pages import kept
-from shardlab.ranks.output import PROGRESS
+from ranklab.ranks.output import PROGRESS
 
 PLOTLY = "application/vnd.plotly.v1+json"
 compare = IPyNbCell.compare_outputs

@@ -70,7 +70,7 @@ class Kernel:
 
 
 @contextmanager
-def notebook(first_cell="%load_ext shardlab.ranks"):
+def notebook(first_cell="%load_ext ranklab.ranks"):
     """A kernel of its own; nothing of it is left afterwards."""
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel()

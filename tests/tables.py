@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import utils
 from torch.optim import SGD
 
+from ranklab.measure.communication import CommunicationLog
 from shardlab import zero
 from shardlab.data_parallel import (
     Bucketed,
@@ -30,7 +31,6 @@ from shardlab.data_parallel import (
     PerTensor,
 )
 from shardlab.gradient_clipping import clip_gradients
-from shardlab.measure.communication import CommunicationLog
 from shardlab.mixed_precision import MasterWeights
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
@@ -359,7 +359,7 @@ def said_of(name: str, row: Callable, *args) -> str:
     try:
         return row(DOORS[name], *args) or "no word"
     except Exception as error:
-        if type(error).__module__.startswith("shardlab.ranks"):  # for the world to tell
+        if type(error).__module__.startswith("ranklab.ranks"):  # for the world to tell
             raise
         return f"{type(error).__name__}: {error}"
     finally:

@@ -455,8 +455,8 @@ def test_a_lab_has_the_form(lab):
 # Of each lab the modules that it is about, as the chapter names them.
 TECHNIQUE = {
     "01-does-it-fit": "shardlab.gpt",
-    "02-hardware": "shardlab.measure",
-    "03-where-the-memory-goes": "shardlab.measure",
+    "02-hardware": "ranklab.measure",
+    "03-where-the-memory-goes": "ranklab.measure",
     "04-collectives": "shardlab.collectives",
     "05-data-parallelism": "shardlab.data_parallel",
     "06-zero": "shardlab.zero",
@@ -464,7 +464,7 @@ TECHNIQUE = {
     "08-pipelines": "shardlab.pipelines",
     "09-mixed-precision": "shardlab.mixed_precision",
     "10-activation-checkpointing": "shardlab.recompute",
-    "11-where-the-time-goes": "shardlab.measure",
+    "11-where-the-time-goes": "ranklab.measure",
     "20-which-layout": "shardlab",
     "21-slow-to-fast": "shardlab.zero",
 }

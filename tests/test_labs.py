@@ -318,7 +318,7 @@ def test_a_large_lab_is_seen():
     assert "are the limit" in problem
 
 
-LONG_WORK = """from shardlab.ranks.output import LONG_SECONDS, Progress
+LONG_WORK = """from ranklab.ranks.output import LONG_SECONDS, Progress
 progress = Progress([])
 progress(LONG_SECONDS)
 progress.end()"""

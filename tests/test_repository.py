@@ -17,7 +17,7 @@ import shardlab
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src"
-PACKAGES = ("shardlab", "coursekit")  # the wheel's
+PACKAGES = ("shardlab", "ranklab", "coursekit")  # the wheel's
 PYTHONS = ("3.11.7", "3.12.1", "3.13.0", "3.14.0")
 
 
@@ -55,15 +55,14 @@ def test_imports_are_found_wherever_they_stand(tmp_path, monkeypatch):
     assert {"torch.nn", "coursekit.machine.limit", "coursekit.show.palette"} <= imported(module)
 
 
-# Who may import whom. In shardlab the techniques import torch and techniques, the instruments both
-# and instruments. In coursekit the engines import shardlab, engines and the finder of topics; a
-# topic imports all of these and itself.
-INSTRUMENTS = {"measure", "ranks", "virtual"}
-ENGINES = {"formulas", "show", "exercises", "recordings", "machine"}
+# Who may import whom. Techniques import torch and techniques; the bench imports torch, itself and
+# shardlab.common. In coursekit the engines import both, engines and the finder of topics, but the
+# formulas do not know the planner; a topic imports all of these and itself.
 TOPICS = {path.parent.name for path in (SOURCES / "coursekit" / "topics").glob("*/__init__.py")}
 # What building the book loads.
 NO_TORCH = (
     "coursekit/formulas",
+    "coursekit/planner",
     "coursekit/show",
     "coursekit/recordings/recordings.py",
     "shardlab/collective_plans.py",
@@ -80,35 +79,48 @@ TORCH_IN_TOPICS = {
     "lab",
     "ladder",
     "zero.building",
+    "zero.rank_of_many",
     "where_the_time_goes.slow_programs",
 }
 NEVER_TORCH = {"formulas", "explorer", "steps", "figures", "pictures"}  # as engines find them
 
 
 def floor_of(name: str) -> str:
-    """A technique, the instruments, the engines, the finder of topics or one topic, by a dotted
-    name; "" for the packages themselves and for all other modules."""
+    """A technique, what techniques share, the bench, formulas, engines, the finder of topics or one
+    topic, by a dotted name; "" for the packages themselves and for all other modules."""
     package, first, second = [*name.split("."), "", ""][:3]
     if package == "shardlab" and first:
-        return "instruments" if first in INSTRUMENTS else "techniques"
+        return "common" if first == "common" else "techniques"
+    if package == "ranklab":
+        return "bench"
     if package == "coursekit" and first == "topics":
         return second if second in TOPICS else "topics"
     if package == "coursekit" and first:
-        return "engines"
+        return "formulas" if first == "formulas" else "engines"
     return "the book" if package == "bookkit" else ""
 
 
 def may_import(floor: str) -> set[str]:
     """The floors below one, and the floor itself."""
-    below = ["", "techniques", "instruments", "engines", "topics"]
-    return {floor} | set(below[: below.index(floor)] if floor in below[:3] else below)
+    common = {"", "common"}
+    least = {
+        "": common,
+        "common": common | {"techniques"},
+        "techniques": common | {"techniques"},
+        "bench": common | {"bench"},
+        "formulas": common | {"formulas", "topics"},
+    }
+    all_below = common | {"techniques", "bench", "formulas", "engines", "topics"}
+    return least.get(floor, {floor} | all_below)
 
 
 def test_who_imports_whom():
-    """Must catch: a technique that imports an instrument, an instrument that imports a formula, an
-    engine that imports a topic, a topic that imports another topic, and what imports the book."""
-    assert may_import("techniques") == {"", "techniques"}
-    assert may_import("instruments") == {"", "techniques", "instruments"}
+    """Must catch: a technique that imports the bench, a bench that imports a technique or a
+    formula, a formula that imports the planner, an engine that imports a topic, a topic that
+    imports another topic, and what imports the book."""
+    assert may_import("techniques") == {"", "common", "techniques"}
+    assert may_import("bench") == {"", "common", "bench"}
+    assert floor_of("coursekit.planner.fits") not in may_import("formulas")
     assert {"engines", "topics"} <= may_import("engines") & may_import("zero")
     assert "saving" not in may_import("zero") and "zero" not in may_import("engines")
     modules = [path for package in PACKAGES for path in (SOURCES / package).rglob("*.py")]
@@ -216,9 +228,9 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_import_of_the_packages_is_light():
-    """Must catch: a convenience import in an __init__.py of shardlab or coursekit, which would load
+    """Must catch: a convenience import in an __init__.py of the three, which would load
     torch or SymPy with every use."""
-    assert not loaded_by("import shardlab, coursekit") & {
+    assert not loaded_by("import shardlab, ranklab, coursekit") & {
         "torch",
         "sympy",
         "numpy",
@@ -233,7 +245,7 @@ def test_the_books_code_loads_no_torch():
     imports cannot see; a check's module in a directive, which wants what only labs install."""
     modules = [
         ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
-        for package in ("coursekit/formulas", "coursekit/show", "bookkit")
+        for package in ("coursekit/formulas", "coursekit/planner", "coursekit/show", "bookkit")
         for path in sorted((SOURCES / package).rglob("*.py"))
         if path.name != "__main__.py"
     ]

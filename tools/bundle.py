@@ -179,7 +179,8 @@ def bundle(platform: str, folder: Path, python: str, arguments: list[str]) -> Pa
         shutil.copytree(HTML, top / "book")
         for path in sorted((HTML / "downloads").glob("*.ipynb")):
             shutil.copy(path, top / "labs")
-        write = [sys.executable, "-m", "bookkit.facilitator", ROOT / "labs", top / "instructor"]
+        program = ROOT / "workshop" / "facilitator.py"
+        write = [sys.executable, program, ROOT / "labs", top / "instructor"]
         subprocess.run(list(map(str, write)), check=True)
         left_out = shutil.ignore_patterns("__pycache__", "trials*.py", "conftest.py")
         shutil.copytree(ROOT / "assignments", top / "assignments", ignore=left_out)

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from coursekit.show.format import format_bytes
+from ranklab.measure.ledger import Ledger
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
 
 FIGURE = Path(__file__).resolve().parents[1] / "chapters" / "figures" / "step-timeline.svg"
 CONFIG = GPTConfig(layers=4, hidden=256, heads=4, vocabulary=50_257, max_sequence=256)

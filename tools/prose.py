@@ -17,9 +17,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 
-from bookkit import words, words_of_code  # noqa: E402  (found here, installed or not)
+import words_of_code  # noqa: E402  (found here, installed or not)
+
+from bookkit import words  # noqa: E402  (found here, installed or not)
 
 # what trips | what to write instead
 RULES = [
@@ -112,7 +114,7 @@ COMPILED = [
     for pattern, instead in RULES
 ]
 # Files of Python code: these folders, but not the files that quote bad English on purpose.
-CODE = ("src", "tests", "tools", "bench", "examples", "assignments")
+CODE = ("src", "tests", "tools", "bench", "examples", "assignments", "workshop")
 QUOTING = {"tools/prose.py", "tests/test_prose.py", "tests/engines/test_claims_of_pages.py"}
 
 

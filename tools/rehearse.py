@@ -27,13 +27,12 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from bookkit.facilitator import HEADING
 from bookkit.learner import has_tag
 from coursekit.machine.capabilities import memory_bytes
-from coursekit.machine.room import class_report
+from coursekit.machine.room import HEADING, class_report
 from coursekit.machine.seats import Seat, seats
 from coursekit.show.tables import Table
-from shardlab.measure.clock import cores
+from ranklab.measure.clock import cores
 
 ROOT = Path(__file__).resolve().parents[1]
 LABS, PLANS = ROOT / "labs", ROOT / "workshop" / "plans.md"

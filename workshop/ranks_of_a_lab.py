@@ -11,10 +11,10 @@ import os
 import torch
 from torch.optim import AdamW
 
+from ranklab.measure.ledger import Ledger
+from ranklab.ranks import rank_device, ranks
 from shardlab import zero
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
-from shardlab.ranks import rank_device, ranks
 
 SMALL = GPTConfig(layers=2, hidden=64, heads=4, vocabulary=256, max_sequence=64)
 

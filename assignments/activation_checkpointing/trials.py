@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from coursekit.exercises.assignments import Assignment
 from coursekit.exercises.on_a_rank import Wrong, demand, expect, race_of_two
+from ranklab.measure.ledger import Ledger
 from shardlab import recompute
-from shardlab.measure.ledger import Ledger
 from shardlab.recompute import core
 
 ASSIGNMENT = Assignment(

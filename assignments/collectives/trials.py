@@ -21,6 +21,8 @@ from coursekit.exercises.on_a_rank import (
     race_of_two,
     refuses,
 )
+from ranklab.measure.communication import CommunicationLog
+from ranklab.ranks.calls import listening
 from shardlab import collectives
 from shardlab.collective_plans import (
     Move,
@@ -30,8 +32,6 @@ from shardlab.collective_plans import (
     ring_reduce_scatter,
     tree_all_reduce,
 )
-from shardlab.measure.communication import CommunicationLog
-from shardlab.ranks.calls import listening
 
 COLLECTIVES = {
     "reduce_scatter": collectives.reduce_scatter,

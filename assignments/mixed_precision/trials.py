@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from coursekit.exercises.assignments import Assignment
 from coursekit.exercises.on_a_rank import demand, expect, race_of_two, refuses
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
 from shardlab import mixed_precision
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
 from shardlab.mixed_precision import core
 
 ASSIGNMENT = Assignment(

@@ -20,8 +20,8 @@ from coursekit.exercises.on_a_rank import (
     race_of_two,
     refuses,
 )
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
 from shardlab.pipelines.partition import cut, goes_to
 from shardlab.pipelines.simulation import home_of, in_flight
 

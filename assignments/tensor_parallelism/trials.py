@@ -19,8 +19,8 @@ from coursekit.exercises.on_a_rank import (
     refuses,
     sent_at_best,
 )
+from ranklab.measure.communication import CommunicationLog
 from shardlab.gpt import Block, GPTConfig
-from shardlab.measure.communication import CommunicationLog
 from shardlab.tensor_parallel import apply_tensor_parallel, core, vocabulary_parallel_loss
 from shardlab.tensor_parallel.hardened.layers import (
     ColumnLinear,

@@ -26,8 +26,8 @@ from coursekit.exercises.trap_model import (
     trained,
     trap_loss,
 )
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
 
 from .trials_given import ASSIGNMENT, CLOSE, FOUR_BYTES, bytes_of, layers
 

@@ -18,8 +18,8 @@ from coursekit.exercises.on_a_rank import (
     sent_at_best,
 )
 from coursekit.exercises.trap_model import Stumble, inputs_of, stumble
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
 
 from .trials_given import ASSIGNMENT, CLOSE, bytes_of, layers
 

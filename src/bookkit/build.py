@@ -71,9 +71,11 @@ def sources_digest(*roots):
 
 
 def _notice_sources(app, config):
-    """Pages are read again, and their cells run again, when ``src/`` or ``measured/`` changed: both
-    caches look at pages."""
-    config.bookkit_sources = sources_digest(SOURCES, Path(app.srcdir) / "measured")
+    """Pages are read again, and their cells run again, when ``src/``,
+    ``measured/`` or ``workshop/`` changed: both caches look at pages."""
+    config.bookkit_sources = sources_digest(
+        SOURCES, *(Path(app.srcdir) / name for name in ("measured", "workshop"))
+    )
     if not config.nb_execution_cache_path:
         cache = Path(app.outdir).parent / "jupyter_cache" / config.bookkit_sources
         config.nb_execution_cache_path = str(cache)

@@ -7,7 +7,7 @@ GPUs, below the explorer of a rank, and hands the layout that a reader clicks to
     ```{planner} rank-of-any-layout
     ```
 
-The search is coursekit.formulas.plan's, in static/layouts.js; static/planner.js is the card. What
+The search is coursekit.planner.plan's, in static/layouts.js; static/planner.js is the card. What
 the card shows before any script has run is the planner's answer to the explorer's own question.
 """
 
@@ -98,7 +98,7 @@ def _batch(start):
 
 def _answer(ident, spec):
     """The planner's answer to the explorer's question, as planner.js writes it."""
-    from coursekit.formulas.plan import plan  # NumPy, which nothing else here needs
+    from coursekit.planner.plan import plan  # NumPy, which nothing else here needs
 
     start = spec.start()
     asked = dict(gpu=spec.begin["gpu"], gpus=_gpus(start), sequence=start["sequence"])

@@ -4,7 +4,7 @@ test that compares both is in tests/browser/test_web_pages.py."""
 from dataclasses import fields
 from html import escape
 
-from coursekit.formulas.fits import RankLayout, model_sizes, nearest
+from coursekit.planner.fits import RankLayout, model_sizes, nearest
 from coursekit.show.format import format_as
 from coursekit.show.svg.spans import ACTIONS, forward_words
 from coursekit.topics.which_layout.planner_page import words_of_change

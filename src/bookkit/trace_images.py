@@ -12,7 +12,7 @@ from docutils import nodes
 from bookkit.cards import CardDirective
 from bookkit.traces import BAR, LOOKS, ROW, WIDTH, heading, kinds_of, marks, shape, traces
 from coursekit.show.palette import PAGE, TIMELINE
-from shardlab.measure.slim_trace import SpanKind
+from ranklab.measure.slim_trace import SpanKind
 
 FOLDER = "_static/traces"
 ACROSS, LEFT, LETTER = 496, 112, 12  # pixels, the names at the left among them

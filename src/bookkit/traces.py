@@ -25,7 +25,7 @@ from sphinx.util.docutils import SphinxRole
 
 from bookkit.cards import CardDirective, live
 from bookkit.formulas import unbroken
-from shardlab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind, covered
+from ranklab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind, covered
 
 logger = logging.getLogger(__name__)
 WIDTH, ROW, BAR = 1000, 20, 16  # units across; pixels down

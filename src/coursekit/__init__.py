@@ -2,6 +2,7 @@
 
     topics/      one folder for each chapter: formulas, explorer, steps, exercises, pictures, runs
     formulas/    bytes and seconds, from which pages, labs and commands take their numbers
+    planner/     whether a model fits, and the fastest layout: a tool over the formulas
     show/        explorers, figures and tables
     exercises/   checks, predictions, and the grading of a whole technique
     recordings/  `make gpu`, races, and the files in measured/

@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     from coursekit.machine.profiling import add_profile
     from coursekit.machine.room import add_collect, add_hand_in
     from coursekit.machine.seats import add_seats
+    from coursekit.planner.command import add_fits, add_plan
 
     parser = command.OneSentence(
         prog="python -m shardlab",
@@ -51,8 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     add_profile(commands)
     add_grade(commands)
     command.add_explain(commands)
-    command.add_fits(commands)
-    command.add_plan(commands)
+    add_fits(commands)
+    add_plan(commands)
     add_hand_in(commands)
     add_collect(commands)
     add_seats(commands)

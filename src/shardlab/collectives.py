@@ -36,7 +36,7 @@ from torch import Tensor
 
 from . import collective_plans as plans
 from .collective_plans import Plan, ring_all_reduce
-from .collective_wire import Group, can_send, check_shard, copy_if_shared, land, place, wire
+from .common.collective_wire import Group, can_send, check_shard, copy_if_shared, land, place, wire
 
 Chunks = Mapping[int, Tensor] | Sequence[Tensor]  # flat tensors by number
 

@@ -24,7 +24,6 @@ from torch import Tensor
 from . import collective_plans as plans
 from . import collectives
 from .collective_plans import Plan
-from .collective_wire import Group, can_send, check_shard, land, place, wire
 from .collectives import (
     all_to_all,
     barrier,
@@ -35,6 +34,7 @@ from .collectives import (
     reduce,
     scatter,
 )
+from .common.collective_wire import Group, can_send, check_shard, land, place, wire
 
 __all__ = [
     "all_gather",

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as torchs
 
 from coursekit.topics.activation_checkpointing.ladder import SmallestByFunction, SmallestByHooks
+from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
 from shardlab.recompute import checkpoint, checkpoint_by_function
 from shardlab.recompute.hardened.determinism import CheckpointError
 from shardlab.recompute.layers import CheckpointedList, checkpoint_every, checkpoint_some

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from coursekit.formulas import evaluate, quantities
+from ranklab.measure.ledger import Ledger
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
 from shardlab.recompute.budget import (
     BudgetTooSmall,
     LayerOption,

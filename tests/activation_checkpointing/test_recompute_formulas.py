@@ -15,10 +15,10 @@ from coursekit.formulas.events import end_seconds, operations, play
 from coursekit.recordings.races import TrainingTask
 from coursekit.topics.activation_checkpointing.runs import KEEPS_ALL, WAYS, by_operations, training
 from coursekit.topics.activation_checkpointing.timeline import OFFLOADED_STEP
+from ranklab.measure.fake_ranks import fake_ranks
+from ranklab.measure.ledger import Ledger
 from shardlab.common.torch_internals import FUSED_ATTENTION, FakeTensorMode, TorchDispatchMode
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
-from shardlab.measure.fake_ranks import fake_ranks
-from shardlab.measure.ledger import Ledger
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
 from shardlab.recompute.partitioned import checkpoint_partitioned
 from shardlab.recompute.selective import checkpoint_selective

@@ -10,8 +10,8 @@ from coursekit.topics.activation_checkpointing.figures import (
     live_figure,
     tradeoff_figure,
 )
+from ranklab.measure.ledger import Ledger
 from shardlab.gpt import next_token_loss
-from shardlab.measure.ledger import Ledger
 from shardlab.recompute.layers import checkpoint_some
 
 

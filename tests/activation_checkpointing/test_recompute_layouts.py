@@ -8,14 +8,14 @@ import cloudpickle
 import pytest
 import torch
 
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
+from ranklab.ranks import ranks
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
 from shardlab.mesh import Mesh
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import schedule
-from shardlab.ranks import ranks
 from shardlab.recompute import CheckpointError, checkpoint, checkpoint_by_function
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
 from shardlab.recompute.offload import offload_activations

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from coursekit.formulas import RECIPES, InvalidQuantity, evaluate, quantities
+from ranklab.measure.fake_ranks import fake_ranks
+from ranklab.measure.ledger import Ledger
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.fake_ranks import fake_ranks
-from shardlab.measure.ledger import Ledger
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.selective import checkpoint_selective
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss

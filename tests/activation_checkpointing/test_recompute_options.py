@@ -15,9 +15,9 @@ from torch.utils.checkpoint import (
 )
 from torch.utils.checkpoint import checkpoint as torchs
 
+from ranklab.measure.ledger import Ledger
 from shardlab.common.torch_internals import FUSED_ATTENTION, TorchDispatchMode
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
 from shardlab.recompute import CheckpointError, checkpoint, checkpoint_by_function
 from shardlab.recompute.host_copies import Copies
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules, checkpoint_some

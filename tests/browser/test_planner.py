@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from coursekit.formulas import InvalidQuantity
-from coursekit.formulas.fits import RankLayout, model_sizes, nearest, usual_recipe
-from coursekit.formulas.model_config import InvalidModelConfig, read_config
-from coursekit.formulas.plan import RULES, Search, plan
 from coursekit.formulas.presets import GPUS, KERNELS, MODELS, RECIPES
-from coursekit.formulas.speeds import SPEEDS, pace, usual_speed
+from coursekit.planner.fits import RankLayout, model_sizes, nearest, usual_recipe
+from coursekit.planner.model_config import InvalidModelConfig, read_config
+from coursekit.planner.plan import RULES, Search, plan
+from coursekit.planner.speeds import SPEEDS, pace, usual_speed
 from coursekit.show.explorers import EXPLORERS
 from coursekit.topics.which_layout.planner_page import CHANGE_WORDS
 

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from coursekit.formulas import evaluate
+from ranklab.measure.communication import CommunicationLog
+from ranklab.ranks import RanksDisagree, ranks
 from shardlab import collective_plans as plans
 from shardlab import collectives, collectives_fast
 from shardlab.collective_plans import Move, follow
-from shardlab.measure.communication import CommunicationLog
-from shardlab.ranks import RanksDisagree, ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 MANY = range(1, 18)

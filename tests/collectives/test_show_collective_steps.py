@@ -225,7 +225,7 @@ def sent_and_received(most):
     chunk)."""
     import torch.distributed as dist
 
-    from shardlab.measure.communication import CommunicationLog
+    from ranklab.measure.communication import CommunicationLog
 
     found = {}
     for n in range(2, most + 1):
@@ -267,7 +267,7 @@ def test_the_steps_drawn_are_the_messages_sent():
     collectives.py running another plan."""
     import cloudpickle
 
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     page = carried()

@@ -13,6 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 from coursekit.formulas import evaluate
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
+from ranklab.measure.trace import trace_step
 from shardlab import collectives
 from shardlab.data_parallel import (
     Bucketed,
@@ -24,9 +27,6 @@ from shardlab.data_parallel import (
     make_buckets,
 )
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
-from shardlab.measure.trace import trace_step
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 KINDS = (ParameterServer, PerTensor, Bucketed, DistributedDataParallel)

@@ -36,10 +36,10 @@ from tables import (
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ranklab.measure.communication import CommunicationLog
 from shardlab.common import agreement
 from shardlab.common.torch_internals import FakeTensorMode, TorchDispatchMode, changes_arguments
 from shardlab.data_parallel import DistributedDataParallel, FlatBucket
-from shardlab.measure.communication import CommunicationLog
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(tables)

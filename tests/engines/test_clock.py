@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shardlab.measure import clock, timing
+from ranklab.measure import clock, timing
 
 CPU = torch.device("cpu")
 

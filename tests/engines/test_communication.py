@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch_has import needs_fully_shard
 
-from shardlab.measure import communication
-from shardlab.measure.communication import CommunicationLog
-from shardlab.ranks import ranks
+from ranklab.measure import communication
+from ranklab.measure.communication import CommunicationLog
+from ranklab.ranks import ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SIZES = (7, 12, 5)  # of a small network: odd, so that shards are padded

@@ -17,7 +17,7 @@ CORES = sorted(
     path.relative_to(PACKAGE).as_posix()
     for pattern in (
         "collective_plans.py",
-        "collective_wire.py",
+        "common/collective_wire.py",
         "collectives.py",
         "pipelines/schedules.py",
         "*/core*.py",

@@ -9,16 +9,10 @@ import pytest
 import torch
 from caching_allocator import KIB, MIB, OutOfMemory, Simulator
 
+from ranklab.measure.cuda import UNEXPLAINED, CachingAllocator, CudaAccount, Reading, account_rows
+from ranklab.measure.ledger import Ledger
 from shardlab.common.torch_internals import current_backward, storage_key
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.cuda import (
-    UNEXPLAINED,
-    CachingAllocator,
-    CudaAccount,
-    Reading,
-    account_rows,
-)
-from shardlab.measure.ledger import Ledger
 
 # --- the model of the allocator against what was printed ------------------------------------------
 

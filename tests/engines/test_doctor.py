@@ -11,7 +11,7 @@ import pytest
 
 from coursekit.machine import doctor
 from coursekit.machine.doctor import Diagnosis, Lab, lab_row, labs_in
-from shardlab.measure.clock import MedianSeconds
+from ranklab.measure.clock import MedianSeconds
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
+from facilitator import card, instructors_edition, measured_numbers, sections
 
-from bookkit.facilitator import card, instructors_edition, measured_numbers, sections
 from coursekit import topics
 from coursekit.exercises.elsewhere import (
     SAME_ANYWHERE,

@@ -8,9 +8,10 @@ import pytest
 import torch.distributed as dist
 
 from coursekit.formulas import RECIPES, evaluate, quantities
+from coursekit.topics.zero.rank_of_many import rank_of_many, sharded_step
+from ranklab.measure.fake_ranks import fake_ranks
+from ranklab.ranks import ranks
 from shardlab.gpt import GPTConfig
-from shardlab.measure.fake_ranks import fake_ranks, rank_of_many, sharded_step
-from shardlab.ranks import ranks
 from shardlab.zero.hardened.flat import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -8,7 +8,7 @@ import pytest
 
 from coursekit.__main__ import main
 from coursekit.formulas import BOOK, InvalidQuantity, evaluate
-from coursekit.formulas.fits import fits
+from coursekit.planner.fits import fits
 from shardlab.common.cross_node_warning import CrossesNodes
 
 PUBLISHED = {

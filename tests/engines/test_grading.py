@@ -15,7 +15,7 @@ from coursekit.exercises import assignments, grading, grading_command, grading_r
 from coursekit.exercises.assignments import CannotGrade, assignment
 from coursekit.exercises.grading_text import names_used, rules_broken
 from coursekit.exercises.on_a_rank import Learners
-from shardlab.ranks import ranks
+from ranklab.ranks import ranks
 
 RING = "sums_around_a_ring"
 FORGED = "import sys\nsys.modules['{}'].{} = lambda *a, **k: [1.0, 1.0]\nall_reduce = print"
@@ -148,7 +148,7 @@ def test_pytest_tries_a_learners_file(tmp_path):
 def test_what_ranks_say_keeps_its_lines(capsys):
     """Must catch: the places of four ranks that wait for each other in one paragraph; a line too
     long for a terminal."""
-    from shardlab.ranks import RanksDeadlocked
+    from ranklab.ranks import RanksDeadlocked
 
     error = RanksDeadlocked("Ranks 0 and 1 wait:\n  rank 0 was in a\n  rank 1 was in b\nAll.", [0])
     trial = assignments.Trial("parity", "all_reduce", lambda mine: None)
@@ -250,7 +250,7 @@ def test_exit_codes(worlds, monkeypatch, tmp_path, capsys):
         ),
         (FORGED.format("trials_of_collectives", "expect"), "collectives.expect, which grades"),
         (FORGED.format("torch", "allclose"), "the file changes torch.allclose, which grades"),
-        (FORGED.format("shardlab.ranks.messages", "dumps"), "messages.dumps, which grades"),
+        (FORGED.format("ranklab.ranks.messages", "dumps"), "messages.dumps, which grades"),
     ],
 )
 def test_code_that_misbehaves(worlds, source, sentence):

@@ -8,9 +8,9 @@ from notebook_kernel import notebook
 from coursekit.exercises import Exercise, Misconception, check
 from coursekit.lab import batches, far, ranks_on, ring_bytes, small_gpt, start
 from coursekit.machine.capabilities import Capability
+from ranklab.measure.communication import CommunicationLog
+from ranklab.ranks import NotARank, rank_device
 from shardlab.gpt import next_token_loss
-from shardlab.measure.communication import CommunicationLog
-from shardlab.ranks import NotARank, rank_device
 
 
 def loss_and_bytes():

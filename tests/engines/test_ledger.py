@@ -7,9 +7,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from coursekit.formulas import evaluate, quantities
+from ranklab.measure.ledger import Counts, Ledger
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Counts, Ledger
 
 SMALL = dict(layers=2, hidden=24, heads=4, vocabulary=53, max_sequence=16)
 TRAPS = [

@@ -37,7 +37,7 @@ pytest.main(["--collect-only", "-q", *sys.argv[1:]], plugins=[Show()])
 def test_ranks_do_not_start_without_the_mark():
     """Must catch: the ranks not guarded, so that a test without the mark starts some and `make
     check` waits for them."""
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     with (
         pytest.raises(pytest.fail.Exception, match="@pytest.mark.ranks"),
@@ -49,7 +49,7 @@ def test_ranks_do_not_start_without_the_mark():
 @pytest.mark.ranks
 def test_ranks_start_with_the_mark():
     """Must catch: the guard left up for a test that has the mark."""
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     with ranks(1, announce=False) as world:
         assert world.run(int) == [0]
@@ -58,12 +58,12 @@ def test_ranks_start_with_the_mark():
 @pytest.mark.parametrize(
     "statement, starts",
     [
-        ("from shardlab.ranks import ranks", True),
-        ("from shardlab import ranks as package", True),
-        ("from shardlab.ranks.links import two_hosts", True),
+        ("from ranklab.ranks import ranks", True),
+        ("from ranklab import ranks as package", True),
+        ("from ranklab.ranks.links import two_hosts", True),
         ("from notebook_kernel import notebook", True),
         ("from coursekit.exercises import thread_ranks", False),
-        ("from shardlab.measure import ledger", False),
+        ("from ranklab.measure import ledger", False),
     ],
 )
 def test_what_a_module_imports_marks_it(conftest, statement, starts):

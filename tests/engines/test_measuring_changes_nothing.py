@@ -13,12 +13,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from shardlab.collective_wire import reduce_scatter_single
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
+from ranklab.measure.weigh import weigh
+from ranklab.ranks import ranks
+from shardlab.common.collective_wire import reduce_scatter_single
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
-from shardlab.measure.weigh import weigh
-from shardlab.ranks import ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

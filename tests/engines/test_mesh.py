@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ranklab.ranks import ranks
 from shardlab.mesh import AXES, Mesh, grid_of, slices
-from shardlab.ranks import ranks
 
 
 def test_groups_are_slices():

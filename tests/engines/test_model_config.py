@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coursekit.formulas import BOOK, MODELS, evaluate, parameters, read_config, training_days
-from coursekit.formulas.model_config import ARCHITECTURES, InvalidModelConfig
+from coursekit.formulas import BOOK, MODELS, evaluate, parameters, training_days
+from coursekit.planner.model_config import ARCHITECTURES, InvalidModelConfig, read_config
 
 # The values of each config.json that decide its size, written down by hand on 22 November 2026, and
 # the count of parameters that others publish, with where it was read.

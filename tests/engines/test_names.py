@@ -7,9 +7,10 @@ from pathlib import Path
 from sources import source
 
 import coursekit
+import ranklab
 import shardlab
 
-PACKAGES = [Path(package.__file__).parent for package in (shardlab, coursekit)]
+PACKAGES = [Path(package.__file__).parent for package in (shardlab, ranklab, coursekit)]
 
 # Names that several modules define by design: why, and which modules may, as patterns under
 # their package. Another module that takes such a name is a second thing.

@@ -9,7 +9,7 @@ from sources import source
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 FILES = {
     ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__"): path
-    for package in ("shardlab", "coursekit", "bookkit")
+    for package in ("shardlab", "ranklab", "coursekit", "bookkit")
     for path in SOURCES.joinpath(package).rglob("*.py")
 }
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_has import needs_fully_shard
 
-from shardlab.measure.communication import CommunicationLog
-from shardlab.ranks import ranks
+from ranklab.measure.communication import CommunicationLog
+from ranklab.ranks import ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NAMES = {

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
 
 SIZES = dict(layers=2, hidden=64, heads=2, vocabulary=512, max_sequence=64)
 

@@ -30,9 +30,9 @@ from coursekit.topics.data_parallelism import runs as data_parallel_runs
 from coursekit.topics.pipelines import runs as pipeline_runs
 from coursekit.topics.tensor_parallelism import runs as tensor_runs
 from coursekit.topics.zero import runs as zero_runs
-from shardlab.measure.timing import median_ratio
+from ranklab.measure.timing import median_ratio
+from ranklab.ranks import ranks
 from shardlab.pipelines.schedules import SCHEDULES, schedule
-from shardlab.ranks import ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 TIMES = {

@@ -16,10 +16,10 @@ import pytest
 from forked_script import forked
 from notebook_kernel import gone
 
-from shardlab import ranks as package
-from shardlab.ranks import RankDied, RankRaised, RanksInterrupted, ranks, server
-from shardlab.ranks.asked import announcement
-from shardlab.ranks.server import start
+from ranklab import ranks as package
+from ranklab.ranks import RankDied, RankRaised, RanksInterrupted, ranks, server
+from ranklab.ranks.asked import announcement
+from ranklab.ranks.server import start
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -209,7 +209,7 @@ def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
     """Mutations: an NCCL that is too old asked all the same, which hangs; its switch not set, or
     set where nothing is shared; several blocks a rank where they may not all fit; a CPU or gloo
     asked for and not given."""
-    from shardlab.ranks.devices import CannotBeHad, choose_device
+    from ranklab.ranks.devices import CannotBeHad, choose_device
 
     for name in (
         "NCCL_MULTI_RANK_GPU_ENABLE",
@@ -259,7 +259,7 @@ def test_kernels_of_nccl_are_aborted(monkeypatch):
 
     import torch.distributed as dist
 
-    from shardlab.ranks.stopping import abort_groups
+    from ranklab.ranks.stopping import abort_groups
 
     class Group:
         aborted = False
@@ -280,7 +280,7 @@ def test_a_rank_cannot_start_a_world(three):
     """Mutation: no check; four ranks that start four ranks each, and so on."""
 
     def nested():
-        from shardlab.ranks import ranks
+        from ranklab.ranks import ranks
 
         ranks(2)
 
@@ -293,7 +293,7 @@ def test_a_rank_cannot_start_a_world(three):
 def test_devices_and_backends():
     """Mutation: NCCL for ranks that share a GPU; the CPU where there is a GPU; one GPU for all
     ranks."""
-    from shardlab.ranks.devices import CannotBeHad, choose_device
+    from ranklab.ranks.devices import CannotBeHad, choose_device
 
     assert [choose_device(r, 2, 0, None, None) for r in range(2)] == [
         (__import__("torch").device("cpu"), "gloo")
@@ -409,7 +409,7 @@ SCRIPT = """
     import sys
     import torch
     import torch.distributed as dist
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     class Found(Exception):
         pass
@@ -454,7 +454,7 @@ DISAGREEING = """
     import os
     import torch
     import torch.distributed as dist
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     def total(x):
         dist.all_reduce(x)
@@ -504,7 +504,7 @@ def test_the_package_loads_no_torch():
     """Mutation: `import torch` at the top of a module of the parent, a second that every notebook's
     first cell would wait."""
     assert package.__all__
-    script = "import shardlab.ranks, sys; print('torch' in sys.modules)"
+    script = "import ranklab.ranks, sys; print('torch' in sys.modules)"
     assert (
         subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=True

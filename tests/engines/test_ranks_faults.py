@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from notebook_kernel import descendants, gone, notebook
 
-from shardlab.ranks import stopping
+from ranklab.ranks import stopping
 
 ALIVE = "All ranks live on with their variables; their process group was made anew."
 FRESH = "All ranks were ended and their variables are gone; the next run starts fresh ones."

@@ -73,7 +73,7 @@ def test_a_restarted_kernel_starts_anew():
         kernel.manager.restart_kernel(now=True)
         kernel.client.wait_for_ready(timeout=60)
         assert gone(before)
-        assert not kernel.run("%load_ext shardlab.ranks").error
+        assert not kernel.run("%load_ext ranklab.ranks").error
         assert "[rank 1] 6" in kernel.run(COUNT).out
 
 
@@ -102,7 +102,7 @@ def test_no_folder_to_delete(tmp_path):
     folder = tmp_path / "temporary"
     folder.mkdir()
     with notebook(
-        f"%load_ext shardlab.ranks\nimport tempfile\ntempfile.tempdir = {str(folder)!r}"
+        f"%load_ext ranklab.ranks\nimport tempfile\ntempfile.tempdir = {str(folder)!r}"
     ) as kernel:
         assert not kernel.run(COUNT).error
         assert list(folder.iterdir()) == []
@@ -149,7 +149,7 @@ def test_the_magic():
         assert not kernel.run("%ranks --close").error
         assert len(set(ranks) - set(descendants(kernel.pid))) == 2
         kernel.run(
-            "from shardlab.ranks import ranks\nimport torch.distributed as dist\n"
+            "from ranklab.ranks import ranks\nimport torch.distributed as dist\n"
             "def double(x):\n    return half(4 * x) + dist.get_rank()\n"
             "def half(x):\n    if x < 0:\n        raise ValueError(x)\n    return x // 2"
         )
@@ -186,7 +186,7 @@ def test_long_work_shows_how_it_goes(monkeypatch):
     standing at the end."""
     import os
 
-    from shardlab.ranks import output
+    from ranklab.ranks import output
 
     pipes = [os.pipe(), os.pipe()]
     screen, printed = Screen(), [output.Printed(ours) for ours, _ in pipes]

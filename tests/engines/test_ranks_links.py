@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch_has import needs_fully_shard
 
-from shardlab.ranks import links, ranks
-from shardlab.ranks.links import LinksUnavailable, two_hosts
+from ranklab.ranks import links, ranks
+from ranklab.ranks.links import LinksUnavailable, two_hosts
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NBYTES = 4 * 2**20
@@ -34,7 +34,7 @@ def sent_bytes():
 
 
 def all_reduce_once():
-    from shardlab.measure.communication import CommunicationLog
+    from ranklab.measure.communication import CommunicationLog
 
     x = torch.ones(NBYTES // 4)
     dist.all_reduce(x)  # connections are made
@@ -65,7 +65,7 @@ def steps_across_the_link():
     """(logical bytes, bytes that left this host) of one step of DDP and one of FSDP2."""
     from torch.distributed.fsdp import fully_shard
 
-    from shardlab.measure.communication import CommunicationLog
+    from ranklab.measure.communication import CommunicationLog
 
     def step(model):
         for _ in range(3):  # the last is counted: connections are made, and buckets arranged
@@ -158,7 +158,7 @@ def test_the_magic_rehearses_hosts_too():
 SCRIPT = """
 import torch
 import torch.distributed as dist
-from shardlab.ranks import ranks
+from ranklab.ranks import ranks
 
 def total(factor):
     x = torch.tensor([dist.get_rank() + 1.0])

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from notebook_kernel import gone
 
-from shardlab.ranks import RankError, ranks
+from ranklab.ranks import RankError, ranks
 
 pytestmark = pytest.mark.ranks
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.ranks import RankRaised, ranks, staging
+from ranklab.ranks import RankRaised, ranks, staging
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -63,7 +63,7 @@ def pretending():
 
 
 def ring():
-    from shardlab.measure.communication import CommunicationLog
+    from ranklab.measure.communication import CommunicationLog
 
     rank, size = dist.get_rank(), dist.get_world_size()
     pattern = 10 * torch.arange(20.0).view(4, 5)

@@ -22,17 +22,17 @@ import pytest
 from forked_script import forked
 from notebook_kernel import gone
 
-from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
-from shardlab.ranks.board import Board, CallKind, Post, shortened
-from shardlab.ranks.checks import Checks
-from shardlab.ranks.faults import verdict
-from shardlab.ranks.findings import Circle, disagreement, first_finding, unfinished
-from shardlab.ranks.links import Host
-from shardlab.ranks.messages import Raised, Returned
-from shardlab.ranks.output import KEPT_BYTES, pipe, write_escaped
-from shardlab.ranks.shared import SharedFile
-from shardlab.ranks.watch import Member, Outcome, Watch
-from shardlab.ranks.wire import ParentsEnd, RanksEnd, packed
+from ranklab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
+from ranklab.ranks.board import Board, CallKind, Post, shortened
+from ranklab.ranks.checks import Checks
+from ranklab.ranks.faults import verdict
+from ranklab.ranks.findings import Circle, disagreement, first_finding, unfinished
+from ranklab.ranks.links import Host
+from ranklab.ranks.messages import Raised, Returned
+from ranklab.ranks.output import KEPT_BYTES, pipe, write_escaped
+from ranklab.ranks.shared import SharedFile
+from ranklab.ranks.watch import Member, Outcome, Watch
+from ranklab.ranks.wire import ParentsEnd, RanksEnd, packed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.ranks
@@ -257,7 +257,7 @@ def test_what_a_rank_starts_ends_with_it(method):
 
 KILLED = """
     import os, sys
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     def pids():
         import subprocess
@@ -424,7 +424,7 @@ def settings():
 
 LEAVES = {
     "stopped within __exit__": """
-from shardlab.ranks.stopping import Stopped
+from ranklab.ranks.stopping import Stopped
 class Left(torch.no_grad):
     def __exit__(self, *error): raise Stopped
 if rank:
@@ -536,7 +536,7 @@ def test_a_stream_of_another_encoding():
 # --- surroundings ---------------------------------------------------------------------------------
 
 WORKS = """
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     def rank_of():
         import torch.distributed as dist
@@ -623,7 +623,7 @@ def test_surroundings_in_which_they_cannot(tmp_path, options, file, sentence):
 HANGING = """
     import os, sys, time
     import torch, torch.distributed as dist
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     def hang():
         if dist.get_rank() == 1:
@@ -677,7 +677,7 @@ HOSTS = (Host("near", ()), Host("far", ()))
 )
 def test_what_is_asked_for(options, error, sentence, monkeypatch):
     """Must catch: an option that is not looked at, which all ranks then choke on."""
-    from shardlab.ranks import server
+    from ranklab.ranks import server
 
     monkeypatch.setattr(server, "start", lambda *_: pytest.fail("a rank was started"))
     with pytest.raises(error, match=sentence):
@@ -687,7 +687,7 @@ def test_what_is_asked_for(options, error, sentence, monkeypatch):
 def test_hosts_take_gloo(monkeypatch):
     """Must catch: NCCL for ranks of two hosts on a machine with enough GPUs, which goes past the
     link; hosts that nobody hears of under torchrun."""
-    from shardlab.ranks import launch
+    from ranklab.ranks import launch
 
     monkeypatch.setattr(launch, "World", lambda asked: asked.backend)
     assert ranks(2, hosts=HOSTS) == ranks(2, hosts=HOSTS, device="cuda") == "gloo"
@@ -948,8 +948,8 @@ def test_more_channels_than_rows():
 
 WRITES = """
 import sys
-from shardlab.ranks.board import Board, CallKind, Post
-from shardlab.ranks.shared import SharedFile
+from ranklab.ranks.board import Board, CallKind, Post
+from ranklab.ranks.shared import SharedFile
 one, number = Board(SharedFile(path=sys.argv[1]), 2), 1
 while True:
     one.write(0, Post(3, number, float(number), 3, CallKind.collective, "x"))

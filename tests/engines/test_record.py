@@ -16,7 +16,7 @@ from coursekit.recordings.races import Run, Way
 from coursekit.recordings.recordings import InvalidRecording, Row, read_all
 from coursekit.topics.collectives.runs import replay
 from coursekit.topics.zero import runs as zero_runs
-from shardlab.ranks.links import LinksUnavailable, two_hosts
+from ranklab.ranks.links import LinksUnavailable, two_hosts
 
 TESTS = Path(__file__).resolve().parents[1]
 

@@ -328,7 +328,7 @@ def test_the_same_code_runs_on_real_ranks():
 
     import cloudpickle
 
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

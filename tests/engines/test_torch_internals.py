@@ -14,7 +14,7 @@ from shardlab.common import torch_internals
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "bench", "tools", "examples", "tests")
 DOOR = ROOT / "src" / "shardlab" / "common" / "torch_internals.py"
-OURS = ("shardlab", "coursekit", "bookkit")
+OURS = ("shardlab", "ranklab", "coursekit", "bookkit")
 OTHER_PACKAGES = ("forkserver", "os", "sys", "sympy", "IPython", "plotly")
 OF_NAMED_TUPLES = ("_replace", "_asdict", "_fields", "_make")
 OF_NOTEBOOKS = ("_repr_markdown_", "_repr_html_", "_render_traceback_")
@@ -25,7 +25,7 @@ BESIDE_THE_DOOR = {
     "src/coursekit/exercises/missing_names.py": {
         "_showtraceback": "of IPython: a sentence where its custom handler prints a traceback",
     },
-    "src/shardlab/ranks/stopping.py": {
+    "src/ranklab/ranks/stopping.py": {
         "_forkserver_alive_fd": "of Python's multiprocessing, under another name than its module's",
     },
     "tests/collectives/test_collectives.py": {

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from ranklab.measure.cuda import UNEXPLAINED, CudaAccount
+from ranklab.measure.ledger import Ledger
+from ranklab.measure.weigh import storage_bytes, weigh
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig
-from shardlab.measure.cuda import UNEXPLAINED, CudaAccount
-from shardlab.measure.ledger import Ledger
-from shardlab.measure.weigh import storage_bytes, weigh
 
 
 def test_a_module_of_the_readers_own():

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from coursekit.topics.hardware import probes as roofline
-from shardlab.measure import links
-from shardlab.measure.communication import CommunicationLog
-from shardlab.ranks import ranks
+from ranklab.measure import links
+from ranklab.measure.communication import CommunicationLog
+from ranklab.ranks import ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CPU = torch.device("cpu")

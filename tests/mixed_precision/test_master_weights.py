@@ -9,11 +9,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from coursekit.formulas import RECIPES, evaluate
 from coursekit.topics.mixed_precision.ladder import SmallestMasters, SmallestScaler
+from ranklab.measure.ledger import Ledger
+from ranklab.measure.weigh import storage_bytes
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
-from shardlab.measure.ledger import Ledger
-from shardlab.measure.weigh import storage_bytes
 from shardlab.mixed_precision import LossScaler, MasterWeights, core
 from shardlab.mixed_precision.hardened.master_weights import CannotCopy
 from shardlab.mixed_precision.optimizer_states import (

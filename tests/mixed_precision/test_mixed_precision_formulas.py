@@ -10,7 +10,7 @@ from torch import nn
 from coursekit import formulas
 from coursekit.formulas import PRESETS
 from coursekit.topics.mixed_precision.bits import number_format
-from shardlab.measure.ledger import Ledger
+from ranklab.measure.ledger import Ledger
 from shardlab.mixed_precision.float8 import to_float8
 from shardlab.mixed_precision.stochastic_rounding import round_stochastically
 

@@ -12,6 +12,7 @@ from tables import check, in_16_bits, infinite_on_one_rank, takes
 from torch import nn
 from torch.optim import SGD
 
+from ranklab.ranks import ranks
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
@@ -24,7 +25,6 @@ from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.hardened.split_backward import WeightGradientsLater
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import schedule
-from shardlab.ranks import ranks
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import fully_shard

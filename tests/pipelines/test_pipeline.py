@@ -36,14 +36,15 @@ from torch.utils.checkpoint import checkpoint
 
 from coursekit.formulas import evaluate
 from coursekit.topics.pipelines.sleeping import measured_spans, seconds_of, sleeping_plan
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
+from ranklab.ranks import RankAbsent, RankDied, RankRaised, ranks
 from shardlab import zero
 from shardlab.common.agreement import CannotReplicate
 from shardlab.common.shards import CannotShard
 from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
 from shardlab.mesh import Mesh
 from shardlab.mixed_precision import MasterWeights
 from shardlab.pipelines import core
@@ -59,7 +60,6 @@ from shardlab.pipelines.schedules import (
     schedule,
 )
 from shardlab.pipelines.simulation import Costs, in_flight, simulate
-from shardlab.ranks import RankAbsent, RankDied, RankRaised, ranks
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.zero.hardened import stage1, stage2
 

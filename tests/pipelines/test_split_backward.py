@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, Block, GPTConfig
-from shardlab.measure.ledger import Ledger
 from shardlab.pipelines.hardened.split_backward import WeightGradientsLater, make_weight_gradients
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,

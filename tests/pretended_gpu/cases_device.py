@@ -9,7 +9,7 @@ from pretended import cuda, nccl
 from pretended.step import Step, watched
 from torch.utils.weak import TensorWeakRef
 
-from shardlab.measure.waits import HostWaits
+from ranklab.measure.waits import HostWaits
 
 
 def two_devices_are_refused():

@@ -8,10 +8,10 @@ from plainly import CLOSE, assert_close, batch, model, sgd, train, trained
 from pretended.step import Step, watched
 
 from coursekit.topics.activation_checkpointing.runs import WAYS
+from ranklab.measure.cuda import UNEXPLAINED, CudaAccount
+from ranklab.measure.ledger import Ledger
 from shardlab import recompute
 from shardlab.gpt import next_token_loss
-from shardlab.measure.cuda import UNEXPLAINED, CudaAccount
-from shardlab.measure.ledger import Ledger
 from shardlab.mixed_precision.float8 import use_float8
 from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights

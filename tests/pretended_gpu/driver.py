@@ -13,7 +13,7 @@ LIMIT_SECONDS = 120  # of one case
 def answers(gpus: int, lines, answer):
     from pretended.step import Step, disagreements, torch
 
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     shared = torch.cuda.device_count() < gpus  # real ones: then messages go through the host
 

@@ -76,7 +76,7 @@ def believe_checks():
 def time_once():
     """Let timed work run once, in a CPU's sizes: its time on a pretended GPU says nothing."""
     from coursekit.topics.hardware import probes
-    from shardlab.measure import clock
+    from ranklab.measure import clock
 
     for sizes in (probes.PRODUCT_SIZES, probes.MEMORY_BYTES):
         sizes["cuda"] = sizes["cpu"]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardlab.ranks import ranks
+from ranklab.ranks import ranks
 from shardlab.saving import Damaged, SaveFailed, durable, resume, save
 from shardlab.saving.together import reason
 from shardlab.zero.hardened import stage3

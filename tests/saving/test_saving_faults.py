@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from ranklab.ranks import RankDied
 from shardlab import zero
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.ranks import RankDied
 from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
 from shardlab.saving.checkpoint import resume, save

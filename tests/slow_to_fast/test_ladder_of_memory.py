@@ -5,10 +5,10 @@ import torch
 
 from coursekit.formulas import MODELS, RECIPES, evaluate
 from coursekit.topics.slow_to_fast.rungs import LADDER_BATCH, MEMORY_RUNGS, climb
+from ranklab.measure.fake_ranks import fake_ranks
+from ranklab.measure.ledger import Ledger
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.fake_ranks import fake_ranks
-from shardlab.measure.ledger import Ledger
 from shardlab.mixed_precision import MasterWeights
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.zero.hardened import checks

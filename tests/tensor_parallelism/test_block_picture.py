@@ -8,10 +8,10 @@ import torch
 
 from coursekit.formulas import evaluate, quantities
 from coursekit.topics.tensor_parallelism import pictures
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.fake_ranks import fake_ranks
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, sequence_parallel
 
 PRINTED = (("10 + 24/t", "+ 5as/ht"), ("4 + 30/t", "+ 5as/ht"), ("34/t", "+ 5as/ht"))

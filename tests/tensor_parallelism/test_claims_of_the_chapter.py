@@ -13,9 +13,9 @@ import torch.nn.functional as F
 
 from coursekit.formulas import evaluate, quantities
 from coursekit.topics.tensor_parallelism import runs
+from ranklab.measure.fake_ranks import fake_ranks
+from ranklab.ranks import ranks
 from shardlab.gpt import GPT, GPTConfig
-from shardlab.measure.fake_ranks import fake_ranks
-from shardlab.ranks import ranks
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     gpt_plan,

@@ -46,7 +46,7 @@ def test_weights_are_those_of_a_rank(tool, figures):
     Must catch: rows where columns belong; a part of one matrix of queries, keys and values."""
     import torch
 
-    from shardlab.measure.fake_ranks import fake_ranks
+    from ranklab.measure.fake_ranks import fake_ranks
 
     sizes = ("hidden", "heads", "key_value_heads", "feed_forward", "vocabulary")
     given = {name: tool.GIVEN[name] for name in sizes}

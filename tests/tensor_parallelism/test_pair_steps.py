@@ -19,10 +19,10 @@ from coursekit.topics.tensor_parallelism.steps import (
     page_data,
     pair_steps,
 )
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.fake_ranks import fake_ranks
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import MLP, GPTConfig
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.tensor_parallel import apply_tensor_parallel, sequence_parallel, sum_gradients
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows, Whole
 

@@ -9,12 +9,12 @@ import torch
 from torch_has import needs_fused_groups
 
 from coursekit.formulas import InvalidQuantity, evaluate, quantities
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.fake_ranks import fake_ranks
+from ranklab.measure.ledger import Ledger
 from shardlab import collective_plans as plans
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.fake_ranks import fake_ranks
-from shardlab.measure.ledger import Ledger
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     gpt_plan,

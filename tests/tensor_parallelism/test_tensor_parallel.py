@@ -40,6 +40,9 @@ from torch.utils.checkpoint import checkpoint
 
 from coursekit.formulas import evaluate
 from coursekit.topics.tensor_parallelism import runs
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.fake_ranks import fake_ranks
+from ranklab.measure.ledger import Ledger
 from shardlab import zero
 from shardlab.common.backward import NoSecondGradient
 from shardlab.common.cross_node_warning import CrossesNodes
@@ -47,9 +50,6 @@ from shardlab.common.shards import CannotShard, groups_of
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.fake_ranks import fake_ranks
-from shardlab.measure.ledger import Ledger
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.tensor_parallel import (
     CannotSplit,
@@ -1021,7 +1021,7 @@ def test_what_ranks_have_alike(worlds, case, way, first, second):
 
 def compared():
     """On a rank: all-gathers that a log has, and those that are made, in each of two steps."""
-    from shardlab.ranks.calls import listening  # here: at the top, every test would start ranks
+    from ranklab.ranks.calls import listening  # here: at the top, every test would start ranks
 
     config = gpt_2(dist.get_world_size())
     tokens, _ = batch_of(config, dist.get_world_size())

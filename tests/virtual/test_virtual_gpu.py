@@ -16,10 +16,10 @@ from torch import nn
 
 from coursekit import formulas
 from coursekit.lab.virtual import preset_gpu
-from shardlab.collective_wire import all_gather_single
+from ranklab.virtual import GPU, Links, NoContents, UnknownSpeed, VirtualGPU, VirtualGPUs
+from ranklab.virtual.operators import cost
+from shardlab.common.collective_wire import all_gather_single
 from shardlab.common.torch_internals import TorchDispatchMode
-from shardlab.virtual import GPU, Links, NoContents, UnknownSpeed, VirtualGPU, VirtualGPUs
-from shardlab.virtual.operators import cost
 
 LAUNCH = 5_000  # nanoseconds
 SIMPLE = GPU(
@@ -54,7 +54,7 @@ def test_a_stop_on_the_way_in_leaves_nothing_behind(monkeypatch):
         raise KeyboardInterrupt
 
     for owner, name, stops in (
-        ("shardlab.virtual.gpu", "carrying", stopped),
+        ("ranklab.virtual.gpu", "carrying", stopped),
         ("torch.distributed", "init_process_group", stopped_late),
     ):
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):

@@ -11,9 +11,9 @@ from coursekit.recordings.races import TINY, step_by, train_step
 from coursekit.topics.data_parallelism import runs as data_parallelism
 from coursekit.topics.tensor_parallelism import runs as tensor_parallelism
 from coursekit.topics.zero import runs as zero
+from ranklab.virtual import GPU, Links, UnknownSpeed, VirtualGPUs
+from ranklab.virtual.functional import Functional
 from shardlab.gpt import GPT, GPTConfig
-from shardlab.virtual import GPU, Links, UnknownSpeed, VirtualGPUs
-from shardlab.virtual.functional import Functional
 
 RANKS = 2
 QUICK = GPU({torch.float32: 1e12}, 1e12, Links(1e9, node_latency_seconds=0), launch_seconds=1e-9)

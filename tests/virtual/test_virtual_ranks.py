@@ -5,11 +5,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ranklab.virtual import GPU, Links, VirtualGPU
 from shardlab.pipelines import schedules
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.simulation import Costs, simulate
-from shardlab.virtual import GPU, Links, VirtualGPU
 
 SIMPLE = GPU({torch.float32: 1e12}, 1e9, Links(1e9, ranks_per_node=4), launch_seconds=5e-6)
 HIDDEN, ROWS = 1024, 512

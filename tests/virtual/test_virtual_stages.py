@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from coursekit.formulas import evaluate
+from ranklab.virtual import GPU, Links, VirtualGPUs
+from ranklab.virtual.operators import tensors_in
 from shardlab import zero
 from shardlab.common.backward import when_backward_ends
 from shardlab.common.torch_internals import TorchDispatchMode, storage_key
@@ -20,8 +22,6 @@ from shardlab.recompute.host_copies import HELD
 from shardlab.recompute.offload import offload_activations
 from shardlab.tensor_parallel import apply_tensor_parallel, overlapped, sequence_parallel
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
-from shardlab.virtual import GPU, Links, VirtualGPUs
-from shardlab.virtual.operators import tensors_in
 from shardlab.zero.hardened.arriving import ChunkOfSum
 from shardlab.zero.hardened.flat import Native
 from shardlab.zero.hardened.landing import Landing

@@ -8,8 +8,8 @@ import torch
 from torch_has import FUSES_GROUPS
 
 from coursekit.formulas import evaluate, quantities
+from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,15 +9,8 @@ import pytest
 from other_planners import TOOLS, Asked
 
 from coursekit.formulas import BOOK, GPUS, KERNELS
-from coursekit.formulas.fits import (
-    FUSED_LOSS,
-    PEAKS,
-    PUBLISHED,
-    RANK_RESERVE,
-    RESERVED_SHARES,
-    fits,
-)
-from coursekit.formulas.speeds import BANDWIDTH_SHARE, PUBLISHED_SECONDS, SPEEDS
+from coursekit.planner.fits import FUSED_LOSS, PEAKS, PUBLISHED, RANK_RESERVE, RESERVED_SHARES, fits
+from coursekit.planner.speeds import BANDWIDTH_SHARE, PUBLISHED_SECONDS, SPEEDS
 from coursekit.topics.which_layout.referee import (
     CLASSES,
     bytes_error,

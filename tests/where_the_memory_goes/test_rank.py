@@ -8,9 +8,9 @@ import torch
 
 from coursekit.formulas import RECIPES, evaluate, rank_peak_bytes
 from coursekit.topics.where_the_memory_goes.formulas.rank import RANK
+from ranklab.measure.fake_ranks import fake_ranks
+from ranklab.measure.ledger import Ledger, TimelinePoint
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.fake_ranks import fake_ranks
-from shardlab.measure.ledger import Ledger, TimelinePoint
 from shardlab.zero.hardened import checks
 from shardlab.zero.hardened.api import shard
 from shardlab.zero.hardened.flat import Native

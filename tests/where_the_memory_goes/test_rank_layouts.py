@@ -13,9 +13,9 @@ import shardlab.pipelines.hardened.step_checks
 from coursekit.formulas import MODELS, InvalidQuantity, evaluate, rank_peak_bytes
 from coursekit.topics.which_layout.lab import quantities_of_rank
 from coursekit.topics.which_layout.runs import RunLayout, RunningRank, planned, weigh_rank
-from shardlab.measure.fake_ranks import fake_ranks
+from ranklab.measure.fake_ranks import fake_ranks
+from ranklab.ranks import ranks
 from shardlab.pipelines.partition import PipelinePlan
-from shardlab.ranks import ranks
 from shardlab.tensor_parallel.hardened import pairs
 from shardlab.zero.hardened import checks
 from shardlab.zero.hardened.flat import Native

@@ -12,9 +12,9 @@ from torch_has import FUSES_GROUPS
 
 from coursekit.formulas import evaluate, quantities
 from coursekit.topics.where_the_memory_goes.formulas.step import POINTS
+from ranklab.measure.ledger import Ledger, TimelinePoint
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger, TimelinePoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,10 +6,10 @@ import torch
 
 from coursekit.formulas import evaluate, quantities
 from coursekit.topics.where_the_memory_goes import lab
+from ranklab.measure.ledger import Ledger
+from ranklab.measure.weigh import weigh
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
-from shardlab.measure.weigh import weigh
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 

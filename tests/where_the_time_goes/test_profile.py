@@ -8,9 +8,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from coursekit.__main__ import main
-from shardlab.measure.chrome_trace import from_chrome
-from shardlab.measure.profile import NoStep, ProfilerInUse, StepBudget, profiled_steps
-from shardlab.measure.slim_trace import SlimTrace, covered
+from ranklab.measure.chrome_trace import from_chrome
+from ranklab.measure.profile import NoStep, ProfilerInUse, StepBudget, profiled_steps
+from ranklab.measure.slim_trace import SlimTrace, covered
 
 SCRIPT = """
 import sys, torch

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from coursekit.formulas import evaluate
-from shardlab.virtual import GPU, VirtualGPU
+from ranklab.virtual import GPU, VirtualGPU
 
 LAUNCH = 5_000  # nanoseconds
 DEVICE = GPU({}, memory_bytes_per_second=8e9, launch_seconds=LAUNCH * 1e-9)  # 1 ns a float

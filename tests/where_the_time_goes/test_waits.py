@@ -5,7 +5,7 @@ import torch
 
 from coursekit.lab import check
 from coursekit.topics.where_the_time_goes.exercises import read_at_the_end
-from shardlab.measure.waits import HostWaits
+from ranklab.measure.waits import HostWaits
 
 BUG_HUNT = """
 import torch

@@ -9,10 +9,10 @@ from test_published_seconds import ROWS
 from bookkit.formulas import read_call
 from bookkit.words import MOST, main_line_words
 from coursekit.formulas import quantities
-from coursekit.formulas.fits import FUSED_LOSS
-from coursekit.formulas.plan import plan
-from coursekit.formulas.runs_published import PUBLISHED_RUNS
-from coursekit.formulas.speeds import SPEEDS, pace
+from coursekit.planner.fits import FUSED_LOSS
+from coursekit.planner.plan import plan
+from coursekit.planner.runs_published import PUBLISHED_RUNS
+from coursekit.planner.speeds import SPEEDS, pace
 from coursekit.topics.which_layout.moves import (
     ASKED_BATCH,
     ASKED_GPU,

@@ -8,11 +8,11 @@ import pytest
 
 from coursekit.__main__ import main
 from coursekit.formulas import BOOK, InvalidQuantity
-from coursekit.formulas.fits import FUSED_LOSS, RankLayout, fits, model_sizes
-from coursekit.formulas.many import solve_many
-from coursekit.formulas.plan import RULES, Search, divisors, plan
 from coursekit.formulas.presets import GPUS
-from coursekit.formulas.speeds import EXPERTS, SPEEDS, step_values, usual_speed
+from coursekit.planner.fits import FUSED_LOSS, RankLayout, fits, model_sizes
+from coursekit.planner.many import solve_many
+from coursekit.planner.plan import RULES, Search, divisors, plan
+from coursekit.planner.speeds import EXPERTS, SPEEDS, step_values, usual_speed
 from coursekit.show.explorers import EXPLORERS
 
 ASKED = dict(gpu="H100 SXM 80GB", gpus=16, batch=64, sequence=4096)

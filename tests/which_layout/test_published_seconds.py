@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from coursekit.formulas.plan import Search
-from coursekit.formulas.speeds import NETWORK_CLASSES, PUBLISHED_SECONDS, SCORE_CLASSES, SPEEDS
+from coursekit.planner.plan import Search
+from coursekit.planner.speeds import NETWORK_CLASSES, PUBLISHED_SECONDS, SCORE_CLASSES, SPEEDS
 from coursekit.show.drawing import PICTURE_WIDTH
 from coursekit.topics.which_layout.pictures import PICTURES
 from coursekit.topics.which_layout.referee import (

@@ -5,7 +5,7 @@ import pytest
 from coursekit.formulas import InvalidQuantity
 from coursekit.topics.which_layout.lab import WeighedRun, predicted, weigh_layout
 from coursekit.topics.which_layout.runs import RunLayout, weigh_rank
-from shardlab.measure.ledger import Counts
+from ranklab.measure.ledger import Counts
 
 CUBE = dict(data_parallel=2, tensor_parallel=2, pipeline_parallel=2, microbatches=4)
 OWN_TOKENS = dict(sequence_parallel=True, regather=True)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch_has import needs_fully_shard
 
 from coursekit.topics.zero.building import build_sharded, build_with_fsdp2
+from ranklab.ranks import ranks
 from shardlab.gpt import GPT, GPTConfig
-from shardlab.ranks import ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SIZES = dict(

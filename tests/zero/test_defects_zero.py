@@ -19,12 +19,12 @@ from torch import nn
 from torch.func import functional_call, hessian, jacrev, jvp, vmap
 from torch.optim import SGD
 
+from ranklab.ranks import ranks
 from shardlab import zero
 from shardlab.common.backward import NotOurGradient
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import MasterWeights
-from shardlab.ranks import ranks
 from shardlab.saving import save
 from shardlab.zero.hardened import stage1, stage2
 

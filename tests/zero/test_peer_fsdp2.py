@@ -16,9 +16,9 @@ from torch_has import needs_fully_shard
 
 from coursekit.lab import small_gpt
 from coursekit.topics.zero import lab
+from ranklab.measure.ledger import Ledger
+from ranklab.ranks import RankDied, RankError, ranks
 from shardlab.common.torch_internals import TorchDispatchMode
-from shardlab.measure.ledger import Ledger
-from shardlab.ranks import RankDied, RankError, ranks
 from shardlab.zero.hardened import stage3
 from shardlab.zero.hardened.flat import Native
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchReplicas
 
+from ranklab.ranks import ranks
 from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
-from shardlab.ranks import ranks
 from shardlab.zero.hardened import stage1
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -8,7 +8,7 @@ import pytest
 import random_models
 from random_models import case_of, outcomes
 
-from shardlab.ranks import ranks
+from ranklab.ranks import ranks
 
 cloudpickle.register_pickle_by_value(random_models)
 # Chosen so that together they have each technique with each piece, inside a unit of stage 3 and in

@@ -14,12 +14,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from coursekit.formulas import RECIPES, evaluate
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
 from shardlab import collectives, zero
 from shardlab.common.torch_internals import TorchDispatchMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.mixed_precision.hardened import fast
 from shardlab.zero.hardened import fast_ring, stage1, stage2, stage3

@@ -25,10 +25,10 @@ from coursekit.topics.zero.moves import (
     Update,
     follow_moves,
 )
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
+from ranklab.ranks import ranks
 from shardlab.data_parallel import DistributedDataParallel
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
-from shardlab.ranks import ranks
 from shardlab.zero.hardened import stage1, stage2, stage3
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

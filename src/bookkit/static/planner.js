@@ -1,5 +1,5 @@
 /* The card that searches all legal layouts (bookkit/layouts.py writes it). The search goes on between frames; a click on a row hands
-   the layout to the explorer above. A config.json is read here, as coursekit/formulas/model_config.py does. Classic script. */
+   the layout to the explorer above. A config.json is read here, as coursekit/planner/model_config.py does. Classic script. */
 (function () {
   "use strict";
 

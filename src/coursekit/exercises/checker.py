@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shardlab.ranks.apart import CannotGoApart, Ended, apart
+from ranklab.ranks.apart import CannotGoApart, Ended, apart
 
 from .common_mistakes import about_an_error, about_numbers
 from .missing_names import ShownAlone

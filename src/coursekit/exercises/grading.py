@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from shardlab.ranks import RankError, RankRaised
+from ranklab.ranks import RankError, RankRaised
 
 from .assignments import GROUPS, Assignment, Trial, assignment
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from shutil import copyfile
 
 from coursekit.show.format import printable
-from shardlab.ranks import RankError, ranks
+from ranklab.ranks import RankError, ranks
 
 from .assignments import CannotGrade, assignment, folder_of
 from .grading import ABSENCE_SECONDS, Grader, TrialResult

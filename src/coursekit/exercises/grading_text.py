@@ -44,7 +44,9 @@ def rules_broken(asked: Assignment, source: str, path: str) -> Iterator[str]:
     for line, name in sorted(set(names_used(tree))):
         if _within(name, asked.forbidden):
             yield f"line {line} uses {name}, which this assignment is to build: see its rules."
-        elif _within(name, ("shardlab", "coursekit")) and not _within(name, asked.may_import):
+        elif _within(name, ("shardlab", "ranklab", "coursekit")) and not _within(
+            name, asked.may_import
+        ):
             also = f" and {', '.join(asked.may_import)}" if asked.may_import else ""
             yield f"line {line} imports {name}: the file may import PyTorch{also}."
         elif name in UNSEEN or _within(name, UNSEEN_OF):

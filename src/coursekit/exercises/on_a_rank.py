@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
 
 from .assignments import Assignment, assignment
 

@@ -10,7 +10,6 @@ from coursekit import topics
 from . import given  # quantities of more than one chapter
 from .asking import MissingQuantity, UnknownName, UnknownPreset, UnusedQuantity, close_names
 from .explain import explain
-from .model_config import InvalidModelConfig, read_config
 from .presets import GPUS, KERNELS, LINKS, MODELS, OPERATIONS, PRESETS, RECIPES, Preset, quantities
 from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
 from .subset import (
@@ -56,7 +55,6 @@ __all__ = [
     "PRESETS",
     "RECIPES",
     "Formula",
-    "InvalidModelConfig",
     "InvalidQuantity",
     "Preset",
     "Quantity",
@@ -77,7 +75,6 @@ __all__ = [
     "minimum",
     "power_of_two",
     "quantities",
-    "read_config",
     "square_root",
     "validate",
     "where",

@@ -1,21 +1,13 @@
-"""The formulas from a shell: `python -m shardlab explain` prints the tree below a number, `fits`
-says whether a model fits, and `plan` which layout is the fastest that does. What is asked wrongly
-gets one sentence, and exit code 2.
+"""The formulas from a shell: `python -m shardlab explain` prints the tree below a number. A wrong
+question gets one sentence, and exit code 2.
 """
 
 import argparse
 import json
 import sys
-import warnings
-
-from shardlab.common.cross_node_warning import CrossesNodes
 
 from .explain import explained
-from .fits import LAYOUT_OPTIONS, USUAL_KERNELS, fits
-from .plan import RULES, plan
-from .presets import GPUS, KERNELS, RECIPES
 from .registry import BOOK
-from .speeds import SPEEDS
 
 
 def add_explain(commands):
@@ -52,164 +44,6 @@ def run_explain(asked: argparse.Namespace) -> int:
         return say_refused(refused)
     print(json.dumps(found.as_json(), indent=1) if asked.json else found)
     return 0
-
-
-def add_fits(commands):
-    parser = commands.add_parser(
-        "fits",
-        help="say whether a model fits on these GPUs, byte by byte",
-        description="Print what the fullest rank holds, a line for each category with its formula"
-        " and source, and what was assumed. Exit code 0 if it fits, 1 if not: then the nearest"
-        " layout that fits is printed.",
-        epilog="for example: python -m shardlab fits --model config.json"
-        " --gpu 'H100 SXM 80GB' --gpus 64 --sequence 8192",
-    )
-    _add_question(parser, "how many; what the two degrees below leave are data-parallel ranks")
-    parser.add_argument(
-        "--zero-stage", type=int, help="0 to 3; by default 3, and 0 for a single GPU"
-    )
-    parser.add_argument(
-        "--tensor-parallel", type=int, help="ranks that cut each layer by width, by default 1"
-    )
-    parser.add_argument(
-        "--sequence-parallel",
-        action=argparse.BooleanOptionalAction,
-        help="divide tokens between the layers among these ranks, too, as by default",
-    )
-    parser.add_argument(
-        "--pipeline-parallel", type=int, help="ranks that cut the model by depth, by default 1"
-    )
-    parser.add_argument(
-        "--stages-per-rank",
-        type=int,
-        help="stages on each of these ranks, by default 1: more make interleaved 1F1B",
-    )
-    parser.add_argument(
-        "--shorter-ends",
-        type=int,
-        help="layers that the first and the last stage have less than the others, by default 0",
-    )
-    parser.add_argument(
-        "--context-parallel", type=int, help="ranks that share each sequence's tokens, by default 1"
-    )
-    parser.add_argument(
-        "--expert-parallel",
-        type=int,
-        help="data-parallel ranks that divide a layer's experts, by default 1",
-    )
-    parser.add_argument(
-        "--shard-groups",
-        type=int,
-        help="groups of data-parallel ranks, each of which has all states once, by default 1",
-    )
-    parser.add_argument(
-        "--offload", type=int, help="1: states lie in the host's memory, by default 0"
-    )
-    parser.add_argument(
-        "--ranks-per-node",
-        type=int,
-        help="GPUs of a node, by default 8: warns where tensor parallelism has more; NVLink joins"
-        " 72 on GB200 and GB300",
-    )
-    parser.add_argument("--microbatch", type=int, help="sequences on a GPU at a time, by default 1")
-    parser.add_argument(
-        "--accumulation-steps",
-        type=int,
-        help="microbatches in a step, by default 1, and four for each stage of a pipeline",
-    )
-    parser.add_argument(
-        "--recompute-policy",
-        type=int,
-        help="what is computed again in backward: 0, by default, nothing; 1 the core of attention;"
-        " 2 all but matrix products, in eager PyTorch; 3 each layer",
-    )
-    _add_software(parser)
-    parser.set_defaults(run=run_fits)
-
-
-def _add_question(parser, gpus):
-    parser.add_argument(
-        "--model", required=True, metavar="FILE", help="a config.json, or a model of the book"
-    )
-    parser.add_argument("--gpu", required=True, help=f"one of {', '.join(GPUS)}")
-    parser.add_argument("--gpus", required=True, type=int, help=gpus)
-    parser.add_argument("--sequence", required=True, type=int, help="tokens in a sequence")
-
-
-def _add_software(parser):
-    parser.add_argument(
-        "--recipe", help=f"by default what the kernels run; there are {', '.join(RECIPES)}"
-    )
-    parser.add_argument(
-        "--kernels", help=f"by default {USUAL_KERNELS}; there are {', '.join(KERNELS)}"
-    )
-    parser.add_argument(
-        "--reserve-gb",
-        type=float,
-        help="GB set aside for what is not counted, by default what published runs reserved",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def add_plan(commands):
-    parser = commands.add_parser(
-        "plan",
-        help="find the fastest layout that fits on these GPUs",
-        description="Print the fastest layouts that fit, one for each pair of tensor and pipeline"
-        " degrees: seconds of a step, bytes of the fullest rank, what limits each, and how far such"
-        " answers were from published runs. Exit code 0 if one fits, 1 if none does: then the"
-        " nearest layout that fits is printed.",
-        epilog="for example: python -m shardlab plan --model config.json"
-        " --gpu 'H100 SXM 80GB' --gpus 64 --batch 512 --sequence 8192",
-    )
-    _add_question(parser, "how many, all of which the layout uses")
-    parser.add_argument(
-        "--batch", required=True, type=int, help="sequences in a step, on all GPUs together"
-    )
-    for name, rule in RULES.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"fix it: {rule}")
-    parser.add_argument(
-        "--ranks-per-node", type=int, help="GPUs of a node, by default 8; 72 on GB200 and GB300"
-    )
-    parser.add_argument(
-        "--speed", help=f"the published runs whose speed is taken: {', '.join(SPEEDS)}"
-    )
-    _add_software(parser)
-    parser.set_defaults(run=run_plan)
-
-
-def run_plan(asked: argparse.Namespace) -> int:
-    given = {name: value for name, value in vars(asked).items() if value is not None}
-    as_json = given.pop("json")
-    del given["run"]
-    try:
-        found = plan(given.pop("model"), **given)
-    except TypeError as refused:
-        return say_refused(refused)
-    print(json.dumps(found.as_json(), indent=1) if as_json else found)
-    return 0 if found.fits else 1
-
-
-def run_fits(asked: argparse.Namespace) -> int:
-    chosen = {
-        name: getattr(asked, name) for name in LAYOUT_OPTIONS if getattr(asked, name) is not None
-    }
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CrossesNodes)  # the answer says it
-            answer = fits(
-                asked.model,
-                gpu=asked.gpu,
-                gpus=asked.gpus,
-                sequence=asked.sequence,
-                zero_stage=asked.zero_stage,
-                reserve_gb=asked.reserve_gb,
-                **chosen,
-            )
-    except TypeError as refused:
-        return say_refused(refused)
-    print(json.dumps(answer.as_json(), indent=1) if asked.json else answer)
-    return 0 if answer.fits else 1
 
 
 class OneSentence(argparse.ArgumentParser):

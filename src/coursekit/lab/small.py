@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ranklab.measure.communication import CommunicationLog
+from ranklab.ranks import NotARank, rank_device
 from shardlab.gpt import GPT, GPTConfig
-from shardlab.measure.communication import CommunicationLog
-from shardlab.ranks import NotARank, rank_device
 from shardlab.text import vocabulary_of_text, windows_of_text
 
 from ..recordings.races import Weighed

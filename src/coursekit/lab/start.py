@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from weakref import WeakValueDictionary
 
-from shardlab.ranks import ranks
-from shardlab.ranks.links import Host, LinksUnavailable, two_hosts
+from ranklab.ranks import ranks
+from ranklab.ranks.links import Host, LinksUnavailable, two_hosts
 
 from ..machine.capabilities import Capability, capabilities, find_device, in_a_sentence
 
@@ -17,7 +17,7 @@ def ranks_on(n: int, *, needs_gpu: Sequence[str] = (), **options):
     """Start n ranks: a GPU and NCCL for each where there are enough, several ranks on a GPU where
     there are fewer, the CPU where no GPU multiplies. Shows a sentence that says which, and why.
 
-    `needs_gpu` names what the lab skips on a CPU; `options` are those of shardlab.ranks.ranks.
+    `needs_gpu` names what the lab skips on a CPU; `options` are those of ranklab.ranks.ranks.
     Ranks that the same call has started before are ended, so a cell may run twice. In a notebook
     `%%ranks` runs a cell on them.
     """
@@ -60,7 +60,7 @@ def _as_asked(row: Capability, backend: str) -> Capability:
 
 
 def _magic(shell):
-    """The notebook's `%%ranks`, as `%load_ext shardlab.ranks` makes it."""
+    """The notebook's `%%ranks`, as `%load_ext ranklab.ranks` makes it."""
     if "RanksMagic" not in shell.magics_manager.registry:
-        shell.extension_manager.load_extension("shardlab.ranks")
+        shell.extension_manager.load_extension("ranklab.ranks")
     return shell.magics_manager.registry["RanksMagic"]

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from coursekit.planner.speeds import BANDWIDTH_SHARE, host_rate, link_rates
+from ranklab.virtual import GPU, Links, VirtualGPU, VirtualGPUs, VirtualStep
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.virtual import GPU, Links, VirtualGPU, VirtualGPUs, VirtualStep
 
 from ..formulas import quantities
 from ..formulas.presets import WITHOUT_BF16
-from ..formulas.speeds import BANDWIDTH_SHARE, host_rate, link_rates
 from ..show.svg.virtual import virtual_step_svg
 
 VIRTUAL_SIZES = dict(

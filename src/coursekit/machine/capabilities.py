@@ -9,7 +9,7 @@ import torch
 
 from coursekit.machine.limit import control_groups
 from coursekit.recordings.recordings import NOT_RECORDED, Recording
-from shardlab.measure.clock import leave_a_core_free
+from ranklab.measure.clock import leave_a_core_free
 
 
 class Capability(NamedTuple):

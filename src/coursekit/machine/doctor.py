@@ -24,10 +24,10 @@ from packaging.requirements import Requirement
 from coursekit.machine.capabilities import find_device, memory_bytes
 from coursekit.machine.handed_in import regular_json
 from coursekit.show.tables import Table
-from shardlab.measure.clock import BUSY_SPREAD, cores, median_seconds
-from shardlab.ranks import ranks
-from shardlab.ranks.links import LinksUnavailable, two_hosts
-from shardlab.ranks.server import start_method
+from ranklab.measure.clock import BUSY_SPREAD, cores, median_seconds
+from ranklab.ranks import ranks
+from ranklab.ranks.links import LinksUnavailable, two_hosts
+from ranklab.ranks.server import start_method
 
 RANKS_TRIED = 4
 RANKS_OF_A_LAB = 64  # of a lab

@@ -42,7 +42,7 @@ def run_profile(asked: argparse.Namespace) -> int:
     if own:
         say(f"{own[0]} goes to {asked.script}: options of profile are before the script.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once, when torch is imported
-    from shardlab.measure.profile import NoStep, profiled_steps
+    from ranklab.measure.profile import NoStep, profiled_steps
 
     before = sys.argv, list(sys.path)
     sys.argv = [str(asked.script), *asked.arguments]
@@ -67,7 +67,7 @@ class ScriptFailed(RuntimeError):
 
 def run_script(script: Path):
     from coursekit.exercises.on_a_rank import text_of  # they load torch
-    from shardlab.measure.profile import EnoughSteps
+    from ranklab.measure.profile import EnoughSteps
 
     try:
         runpy.run_path(str(script), run_name="__main__")

@@ -149,7 +149,7 @@ def run_seats(asked) -> int:
     import torch
 
     from coursekit.machine.capabilities import memory_bytes
-    from shardlab.measure.clock import cores
+    from ranklab.measure.clock import cores
 
     count = torch.cuda.device_count() if asked.gpus is None else asked.gpus
     gpus = asked.mig or [str(gpu) for gpu in range(count)]

@@ -25,13 +25,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from coursekit.machine.capabilities import memory_bytes
+from ranklab.measure.clock import gpu_busy_seconds
+from ranklab.measure.communication import CommunicationLog, Total
+from ranklab.measure.ledger import Ledger
+from ranklab.measure.links import finish
+from ranklab.measure.timing import median_ratio
 from shardlab.common.torch_internals import clear_cublas_workspaces
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.clock import gpu_busy_seconds
-from shardlab.measure.communication import CommunicationLog, Total
-from shardlab.measure.ledger import Ledger
-from shardlab.measure.links import finish
-from shardlab.measure.timing import median_ratio
 
 from .recordings import Row
 

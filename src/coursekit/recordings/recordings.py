@@ -105,7 +105,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The machine: `kind` is gpu, cpu or virtual (shardlab.virtual), `memory_bytes` that of one
+    """The machine: `kind` is gpu, cpu or virtual (ranklab.virtual), `memory_bytes` that of one
     device."""
 
     device: str

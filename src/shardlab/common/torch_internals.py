@@ -170,10 +170,10 @@ def module_hooks_of_others(module: nn.Module) -> bool:
 
 
 def is_our_hook(hook: Callable) -> bool:
-    """Whether a module of shardlab has made the hook. Without it, hooks of the ledger count as the
+    """Whether shardlab or ranklab has made the hook. Without it, hooks of the ledger count as the
     reader's."""
     module = getattr(hook, "__module__", None) or type(hook).__module__
-    return module.partition(".")[0] == "shardlab"
+    return module.partition(".")[0] in ("shardlab", "ranklab")
 
 
 def hooks_of_saved_tensors() -> tuple[Callable, Callable] | None:

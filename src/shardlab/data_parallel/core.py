@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..collective_wire import Group
+from ..common.collective_wire import Group
 from ..common.torch_internals import at_end_of_backward
 
 BUCKET_BYTES = 25 << 20  # PyTorch's default: latency is negligible, and something leaves early

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..collective_wire import place
+from ..common.collective_wire import place
 from .hardened.checkpointing import Recomputation
 from .hardened.determinism import CheckpointError, InANode
 

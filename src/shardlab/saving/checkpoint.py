@@ -37,7 +37,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..collective_wire import place
+from ..common.collective_wire import place
 from ..common.torch_internals import tree_leaves
 from .durable import Damaged, flush_folder, read, read_json, write, write_json
 from .folders import (

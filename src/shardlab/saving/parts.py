@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..collective_wire import place
+from ..common.collective_wire import place
 from ..common.shards import check_hardened, cut_among, groups_of
 from ..data_parallel import Replicas
 from ..zero.hardened.stage3 import sharded_units

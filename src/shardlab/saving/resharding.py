@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..collective_wire import place
+from ..common.collective_wire import place
 from ..zero.hardened.flat import chunk_of
 from ..zero.hardened.stage3 import sharded_units
 from .durable import Damaged

@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..collective_wire import Group
+from ..common.collective_wire import Group
 from ..gpt_checks import check_range
 
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..collective_wire import Group, all_gather_single, reduce_scatter_single
+from ..common.collective_wire import Group, all_gather_single, reduce_scatter_single
 from . import core
 from .core import ColumnLinear, RowLinear, TokenEmbedding, bounds
 

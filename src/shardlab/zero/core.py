@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..collective_wire import Group, all_gather_single, reduce_scatter_single
+from ..common.collective_wire import Group, all_gather_single, reduce_scatter_single
 from ..common.torch_internals import at_end_of_backward
 from ..data_parallel.core import BUCKET_BYTES, check_unclaimed, first_rank, make_buckets
 

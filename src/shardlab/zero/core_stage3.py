@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..collective_wire import Group, all_gather_single, reduce_scatter_single
+from ..common.collective_wire import Group, all_gather_single, reduce_scatter_single
 from ..common.shards import as_shard
 from ..common.torch_internals import at_end_of_backward
 from ..data_parallel.core import first_rank

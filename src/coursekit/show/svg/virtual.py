@@ -1,4 +1,4 @@
-"""A step in virtual time (shardlab.virtual) as SVG: a row for each stream, and hatched where the
+"""A step in virtual time (ranklab.virtual) as SVG: a row for each stream, and hatched where the
 model waits. Kernels are thousands: those of one phase with less than half a pixel between them are
 one shape."""
 

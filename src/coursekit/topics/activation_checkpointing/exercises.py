@@ -8,8 +8,8 @@ from torch import nn
 from coursekit.exercises.answers import nine_digits
 from coursekit.exercises.checker import Failure, is_blank
 from coursekit.exercises.edits import Topic
+from ranklab.measure.ledger import Ledger
 from shardlab.gpt import Dropout
-from shardlab.measure.ledger import Ledger
 
 topic = Topic(__name__)
 

@@ -18,9 +18,9 @@ from coursekit.recordings import races
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TINY, TURNS, Bench, Result, Run, TrainingTask, Way, gpu_task
 from coursekit.recordings.recordings import Row
+from ranklab.measure.ledger import Ledger
+from ranklab.measure.timing import median_ratio
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
-from shardlab.measure.timing import median_ratio
 from shardlab.recompute import checkpoint, checkpoint_by_function, core
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.offload import offload_activations

@@ -9,9 +9,9 @@ from coursekit.formulas import evaluate
 from coursekit.recordings.recordings import Row
 from coursekit.show.tables import Table
 from coursekit.topics.collectives.exercises import plan_of_a_ring_reduce_scatter
+from ranklab.measure.clock import say_if_most_vary
+from ranklab.measure.links import Link, Timing
 from shardlab.collective_plans import Move, Plan
-from shardlab.measure.clock import say_if_most_vary
-from shardlab.measure.links import Link, Timing
 
 NAMES = "broadcast reduce scatter gather all_gather reduce_scatter all_reduce all_to_all".split()
 

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import AGAIN, TURNS, Bench, Result, Run, in_turns, step_result
 from coursekit.recordings.recordings import Recording, Row
+from ranklab.measure.links import Timing, all_reduce_timings
+from ranklab.ranks import ranks
+from ranklab.ranks.links import LinksUnavailable, two_hosts
 from shardlab import collective_plans, collectives, collectives_fast
-from shardlab.collective_wire import all_gather_single, reduce_scatter_single
-from shardlab.measure.links import Timing, all_reduce_timings
+from shardlab.common.collective_wire import all_gather_single, reduce_scatter_single
 from shardlab.mesh import Mesh
-from shardlab.ranks import ranks
-from shardlab.ranks.links import LinksUnavailable, two_hosts
 
 ALL_REDUCE_BYTES = (4096, 1 << 20, 1 << 26)
 SLOW_MEGABITS_PER_SECOND, SLOW_BYTES = 100, (4_000, 1_000_000)

@@ -6,8 +6,8 @@ import torch.distributed as dist
 from coursekit.formulas import evaluate
 from coursekit.lab import small_gpt
 from coursekit.show.tables import Table
+from ranklab.ranks import rank_device
 from shardlab.gpt import GPTConfig, next_token_loss
-from shardlab.ranks import rank_device
 
 SIZES = dict(layers=2, hidden=32, heads=2, vocabulary=64, max_sequence=16)
 LARGER = dict(layers=6, hidden=256, heads=4, vocabulary=1000, max_sequence=128)

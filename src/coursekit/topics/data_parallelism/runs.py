@@ -34,11 +34,11 @@ from coursekit.recordings.races import (
     weighed,
 )
 from coursekit.recordings.recordings import Row
+from ranklab.measure.trace import Trace, trace_step
+from ranklab.ranks import ranks
+from ranklab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.data_parallel import DistributedDataParallel, core
 from shardlab.gpt import GPTConfig, next_token_loss
-from shardlab.measure.trace import Trace, trace_step
-from shardlab.ranks import ranks
-from shardlab.ranks.links import LinksUnavailable, two_hosts
 
 FP32_TOLERANCE = 1e-4  # relative, in fp32: sums in another order, and products of another shape
 RATIO = 1.05  # of the time of PyTorch's, at most

@@ -1,7 +1,7 @@
 """Sources of the numbers of lab 2 on machines that have GPUs."""
 
 from coursekit.exercises.elsewhere import Elsewhere
-from coursekit.formulas.speeds import link_rates
+from coursekit.planner.speeds import link_rates
 
 ELSEWHERE = {
     "large fp32 product, GFLOP/s": Elsewhere(

@@ -12,7 +12,7 @@ from coursekit.show.format import format_as
 from coursekit.show.tables import Table
 from coursekit.topics.hardware import runs
 from coursekit.topics.hardware.figures import Roof
-from shardlab.measure.links import Link
+from ranklab.measure.links import Link
 
 _PROMISED = {name: GPUS[name].quantities for name in ("T4", "A100 SXM 80GB", "B200 SXM")}
 KNOWN_ROOFS = [  # in 16 bits, as datasheets promise them

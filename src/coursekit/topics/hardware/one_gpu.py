@@ -18,11 +18,16 @@ from coursekit.machine.capabilities import memory_bytes
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import GPU_TASK, LARGE_TASK, LARGE_TASK_BYTES, TrainingTask
 from coursekit.recordings.recordings import Row
+from coursekit.topics.hardware.fast_gpt import (
+    chunked_loss,
+    compile_blocks,
+    loss_of_chunk,
+    padded_loss,
+)
 from coursekit.topics.hardware.probes import products
+from ranklab.measure.clock import gpu_busy_seconds, median_seconds
 from shardlab import mixed_precision as fast
-from shardlab.fast_gpt import chunked_loss, compile_blocks, loss_of_chunk, padded_loss
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.clock import gpu_busy_seconds, median_seconds
 from shardlab.mixed_precision import core
 from shardlab.mixed_precision.policies import AUTOCAST_BF16, BF16, FP32, TF32, Policy
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from shardlab.measure.clock import median_seconds
+from ranklab.measure.clock import median_seconds
 
 PRODUCT_SIZES = {"cuda": (512, 1024, 2048, 4096, 8192), "cpu": (64, 128, 256, 512)}
 MEMORY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}  # far more than a cache holds

@@ -19,12 +19,12 @@ from coursekit.recordings import races
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, gpu_task
 from coursekit.recordings.recordings import Row
+from ranklab.measure.clock import gpu_busy_seconds, median_seconds
+from ranklab.measure.ledger import Ledger
+from ranklab.measure.weigh import storage_bytes
 from shardlab import mixed_precision as fast
 from shardlab.common.torch_internals import scaled_product
 from shardlab.gpt import GPT, next_token_loss
-from shardlab.measure.clock import gpu_busy_seconds, median_seconds
-from shardlab.measure.ledger import Ledger
-from shardlab.measure.weigh import storage_bytes
 from shardlab.mixed_precision import core
 from shardlab.mixed_precision.policies import (
     FP32,

@@ -26,15 +26,15 @@ from coursekit.topics.pipelines.sleeping import (
     seconds_of,
     sleeping_plan,
 )
+from ranklab.measure.ledger import Ledger
+from ranklab.ranks import ranks
+from ranklab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.gpt import GPT, next_token_loss
-from shardlab.measure.ledger import Ledger
 from shardlab.pipelines import core
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import PipelinePlan, plan_pipeline
 from shardlab.pipelines.schedules import SCHEDULES, schedule
 from shardlab.pipelines.simulation import Costs, simulate
-from shardlab.ranks import ranks
-from shardlab.ranks.links import LinksUnavailable, two_hosts
 
 RACE_MICROBATCHES = 8
 CLOSE_LOSSES = 1e-4  # relative, in fp32

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.measure.clock import MedianSeconds, say_if_busy, say_if_longer
+from ranklab.measure.clock import MedianSeconds, say_if_busy, say_if_longer
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import PipelinePlan, plan_pipeline
 from shardlab.pipelines.schedules import Action, Kind, Schedule

@@ -7,12 +7,12 @@ import torch
 
 from coursekit.exercises.answers import nine_digits
 from coursekit.exercises.edits import Topic
+from ranklab.measure.ledger import Ledger
 from shardlab.gpt import (
     GPT,
     GPTConfig,
     next_token_loss,  # noqa: F401 - solutions call it
 )
-from shardlab.measure.ledger import Ledger
 
 topic = Topic(__name__)
 _CONFIG = GPTConfig(layers=2, hidden=16, heads=2, vocabulary=31, max_sequence=8)

@@ -15,9 +15,9 @@ from coursekit.exercises.checker import OfRanks
 from coursekit.exercises.edits import Topic
 from coursekit.exercises.thread_ranks import value_of_ranks
 from coursekit.lab import far
+from ranklab.ranks import rank_device
 from shardlab.common.torch_internals import TorchDispatchMode
 from shardlab.gpt import next_token_loss
-from shardlab.ranks import rank_device
 from shardlab.tensor_parallel import sum_gradients, vocabulary_parallel_loss
 from shardlab.tensor_parallel.hardened.full_parameters import cuts_of
 

@@ -31,9 +31,9 @@ from coursekit.recordings.races import (
     Weighed,
 )
 from coursekit.recordings.recordings import Row
+from ranklab.measure.ledger import Ledger
+from ranklab.ranks import ranks
 from shardlab.gpt import GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
-from shardlab.ranks import ranks
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     core,

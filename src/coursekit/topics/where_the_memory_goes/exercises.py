@@ -8,8 +8,8 @@ from torch import nn
 
 from coursekit.exercises.checker import same
 from coursekit.exercises.edits import Topic
+from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger
 
 topic = Topic(__name__)
 

@@ -14,8 +14,8 @@ from coursekit.show.tables import Table
 from coursekit.topics.where_the_memory_goes import exercises, runs
 from coursekit.topics.where_the_memory_goes.figures import timeline_figure
 from coursekit.topics.where_the_memory_goes.formulas.step import step_timeline
+from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, GPTConfig
-from shardlab.measure.ledger import Ledger
 
 PIECES = ["parameter_bytes", "gradient_bytes", "optimizer_bytes", "step_counter_bytes"]
 PIECES += ["layer_activation_bytes", "head_activation_bytes", "batch_bytes", "logit_bytes"]

@@ -12,10 +12,10 @@ from coursekit.formulas import RECIPES, evaluate
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import Run
 from coursekit.recordings.recordings import Row
+from ranklab.measure.clock import median_seconds
+from ranklab.measure.cuda import CudaAccount
+from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.clock import median_seconds
-from shardlab.measure.cuda import CudaAccount
-from shardlab.measure.ledger import Ledger
 
 MODES = {"loop": dict(foreach=False), "foreach": dict(foreach=True), "fused": dict(fused=True)}
 # the step that chapter 3 takes apart

@@ -7,7 +7,7 @@ import torch
 
 from coursekit.exercises.edits import Topic
 from coursekit.lab import batches, small_gpt
-from shardlab.measure.waits import HostWaits
+from ranklab.measure.waits import HostWaits
 
 topic = Topic(__name__)
 

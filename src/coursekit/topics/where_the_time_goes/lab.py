@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from coursekit.show.figures import axis, new_figure
 from coursekit.show.palette import TIMELINE
 from coursekit.show.tables import Table
-from shardlab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind
+from ranklab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind
 
 from .traces import FOLDER
 

@@ -3,7 +3,7 @@ apart, from the datasheet's rate to what was measured."""
 
 from typing import NamedTuple
 
-from coursekit.formulas.runs_published import PUBLISHED_RUNS
+from coursekit.planner.runs_published import PUBLISHED_RUNS
 from coursekit.show.drawing import Drawing
 
 # --- one read -------------------------------------------------------------------------------------

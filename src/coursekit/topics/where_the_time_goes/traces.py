@@ -22,11 +22,8 @@ from coursekit.lab.virtual import (
     virtual_gpu,
     virtual_step,
 )
-from shardlab import zero
-from shardlab.data_parallel import DistributedDataParallel
-from shardlab.gpt import GPT, next_token_loss
-from shardlab.measure.profile import profiled_steps
-from shardlab.measure.slim_trace import (
+from ranklab.measure.profile import profiled_steps
+from ranklab.measure.slim_trace import (
     ALL_KINDS,
     SlimSpan,
     SlimTrace,
@@ -34,10 +31,15 @@ from shardlab.measure.slim_trace import (
     from_virtual,
     joined_spans,
 )
+from ranklab.ranks import ranks
+from ranklab.virtual import VirtualGPU, VirtualStep
+from ranklab.virtual.clock import VirtualClock
+from shardlab import zero
+from shardlab.data_parallel import DistributedDataParallel
+from shardlab.gpt import GPT, next_token_loss
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import Schedule, interleaved, one_f_one_b
-from shardlab.ranks import ranks
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.offload import offload_activations
 from shardlab.tensor_parallel import (
@@ -46,8 +48,6 @@ from shardlab.tensor_parallel import (
     overlapped,
     vocabulary_parallel_loss,
 )
-from shardlab.virtual import VirtualGPU, VirtualStep
-from shardlab.virtual.clock import VirtualClock
 
 FOLDER = Path(__file__).parents[2] / "data" / "traces"
 JOINED = 20_000  # nanoseconds between kernels of several ranks that are drawn as one

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from coursekit.formulas.fits import FUSED_LOSS
 from coursekit.formulas.presets import GPUS, MODELS
 from coursekit.formulas.registry import BOOK
-from coursekit.formulas.speeds import BANDWIDTH_SHARE, SPEEDS, pace, usual_speed
+from coursekit.planner.fits import FUSED_LOSS
+from coursekit.planner.speeds import BANDWIDTH_SHARE, SPEEDS, pace, usual_speed
 from coursekit.show.links import AtLeast, AtMost, Back
 from coursekit.show.pictures import MemoryBar, Part, memory_parts
 from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say

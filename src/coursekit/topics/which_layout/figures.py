@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 
-from coursekit.formulas.runs_published import SECONDS_BY_LOOK
+from coursekit.planner.runs_published import SECONDS_BY_LOOK
 from coursekit.show.figures import FOOT_PIXELS, HEAD_PIXELS, axis, legend_below, new_figure
 from coursekit.show.palette import MEMORY, TIMELINE
 from coursekit.topics.which_layout.moves import RankBar

@@ -13,9 +13,9 @@ from coursekit.show.tables import Table
 from coursekit.show.widgets import ExplorerWidget, explorer
 from coursekit.topics.which_layout.explorer import beside_a_run
 from coursekit.topics.which_layout.runs import RunLayout, check_layout, weigh_rank
-from shardlab.measure.ledger import Counts
+from ranklab.measure.ledger import Counts
+from ranklab.ranks import ranks
 from shardlab.pipelines.schedules import SCHEDULES
-from shardlab.ranks import ranks
 
 RUN_RECIPE = "fp32 Adam"
 # of a rank at its fullest, in the order of Counts

@@ -4,9 +4,9 @@ the bytes of its fullest rank and the seconds of its step."""
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from coursekit.formulas.fits import FUSED_LOSS, RESERVED_SHARES, RankLayout, model_sizes
 from coursekit.formulas.registry import BOOK
-from coursekit.formulas.speeds import SPEEDS, parts_of, step_values
+from coursekit.planner.fits import FUSED_LOSS, RESERVED_SHARES, RankLayout, model_sizes
+from coursekit.planner.speeds import SPEEDS, parts_of, step_values
 
 ASKED_MODEL, ASKED_GPU, ASKED_GPUS, ASKED_SEQUENCE, ASKED_BATCH = (
     "Llama 3 70B",

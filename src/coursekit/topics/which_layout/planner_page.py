@@ -3,11 +3,11 @@ formulas. bookkit/layouts.py writes the card, bookkit/static/layouts.js searches
 
 import re
 
-from coursekit.formulas import fits
-from coursekit.formulas import model_config as config
 from coursekit.formulas.presets import GPUS, KERNELS, MODELS, WITHOUT_BF16
 from coursekit.formulas.registry import BOOK
-from coursekit.formulas.speeds import EXPERTS, PARTS, SPEEDS, WORK, pace, usual_speed
+from coursekit.planner import fits
+from coursekit.planner import model_config as config
+from coursekit.planner.speeds import EXPERTS, PARTS, SPEEDS, WORK, pace, usual_speed
 from coursekit.show.format import format_as
 
 PLAN_COLUMNS = (
@@ -102,7 +102,7 @@ KNOB_WORDS = dict(
 
 def facts():
     """The planner's numbers and names, for static/layouts.js."""
-    from coursekit.formulas.plan import CONTEXTS, ENOUGH_ROWS, RULES, WORTH
+    from coursekit.planner.plan import CONTEXTS, ENOUGH_ROWS, RULES, WORTH
 
     larger = sorted(GPUS, key=lambda name: GPUS[name].quantities["gpu_memory_bytes"])
     return dict(

@@ -9,10 +9,10 @@ import csv
 from functools import cache
 from pathlib import Path
 
-from coursekit.formulas.fits import PEAKS, RankLayout, model_sizes
 from coursekit.formulas.presets import KERNELS
 from coursekit.formulas.registry import BOOK
-from coursekit.formulas.speeds import PUBLISHED_SECONDS, SPEEDS, step_values
+from coursekit.planner.fits import PEAKS, RankLayout, model_sizes
+from coursekit.planner.speeds import PUBLISHED_SECONDS, SPEEDS, step_values
 
 ROOT = Path(__file__).resolve().parents[4]
 _NAMES = ("gpu", "kernels", "recipe")

@@ -3,7 +3,7 @@ dot for a run in a row for its class."""
 
 from collections import defaultdict
 
-from coursekit.formulas.speeds import SPEEDS
+from coursekit.planner.speeds import SPEEDS
 from coursekit.show.drawing import PICTURE_WIDTH, Drawing
 from coursekit.topics.which_layout import referee
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from coursekit.formulas import InvalidQuantity
+from ranklab.measure.ledger import Counts, Ledger
 from shardlab import zero
 from shardlab.gpt import GPT, CoreAttention, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Counts, Ledger
 from shardlab.mesh import Mesh
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import PipelinePlan, plan_pipeline

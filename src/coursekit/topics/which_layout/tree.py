@@ -8,8 +8,8 @@ first that is answered with no names a technique.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from coursekit.formulas.fits import RankLayout
-from coursekit.formulas.speeds import Speed, joined_gpus, parts_of, step_values
+from coursekit.planner.fits import RankLayout
+from coursekit.planner.speeds import Speed, joined_gpus, parts_of, step_values
 
 WORTH_A_MOVE = 0.05  # of the step
 

@@ -23,7 +23,7 @@ from coursekit.recordings.races import (
     train_in_turns,
     train_step,
 )
-from shardlab.ranks import ranks
+from ranklab.ranks import ranks
 
 CHAPTER = Path(__file__).resolve().parents[4] / "chapters" / "zero.md"
 STEPS_COMPARED = 5

@@ -7,8 +7,8 @@ import torch
 from coursekit import formulas
 from coursekit.lab import small_gpt
 from coursekit.show.tables import Table, in_words
+from ranklab.ranks import rank_device
 from shardlab.gpt import GPTConfig, next_token_loss
-from shardlab.ranks import rank_device
 
 SIZES = dict(layers=3, hidden=45, heads=5, vocabulary=101, max_sequence=16, tied_head=0)
 COUNTED = formulas.evaluate(["parameters"], **vars(GPTConfig(**SIZES)), allow_unused=True)

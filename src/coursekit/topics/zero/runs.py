@@ -19,9 +19,9 @@ from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from coursekit.recordings.recordings import Row
 from coursekit.topics.zero import deepspeed
+from ranklab.measure.weigh import storage_bytes
+from ranklab.ranks import ranks
 from shardlab.common.torch_internals import local_tensor
-from shardlab.measure.weigh import storage_bytes
-from shardlab.ranks import ranks
 from shardlab.zero import core_stage3, shard
 from shardlab.zero.hardened import fast_ring, flat
 from shardlab.zero.hardened.full_parameters import unsharded

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...collective_wire import backend_for
+from ...common.collective_wire import backend_for
 from ...mesh import channel
 from ..core import Sent
 from ..partition import PipelinePlan, comes_from, goes_to

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...collective_wire import Group
+from ...common.collective_wire import Group
 from .late import LateProduct, as_autocast_does, gradient_of_weight
 from .layers import Parts, RowLinear
 from .pairs import (

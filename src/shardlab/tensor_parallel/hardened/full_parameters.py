@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...collective_wire import place
+from ...common.collective_wire import place
 from .layers import Cut, CutModule
 
 

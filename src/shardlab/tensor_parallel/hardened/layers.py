@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...collective_wire import Group, place
+from ...common.collective_wire import Group, place
 from ...common.shards import as_shard, groups_of_shards, of_own_tokens
 from ...common.torch_internals import ConvertedModule
 from ...gpt_checks import check_range

@@ -4,8 +4,8 @@ of the core, also where some targets are padding."""
 import torch
 from torch import Tensor
 
-from ...collective_wire import Group, place
 from ...common.backward import NoSecondGradient
+from ...common.collective_wire import Group, place
 from ...gpt import PADDING
 from ...gpt_checks import check_range
 from .. import core

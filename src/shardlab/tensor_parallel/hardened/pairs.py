@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import collectives_fast
-from ...collective_wire import (
+from ...common.collective_wire import (
     Group,
     all_gather_single,
     backend_for,

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...collective_wire import place
+from ...common.collective_wire import place
 from ...common.torch_internals import hooks_of_saved_tensors, storage_key, version
 from ...gpt import Dropout, PositionIds
 from .layers import CutModule, OwnDropout, Parts

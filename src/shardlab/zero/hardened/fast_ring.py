@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ... import collective_plans as plans
 from ... import collectives_fast
-from ...collective_wire import Group, place, wire
+from ...common.collective_wire import Group, place, wire
 from . import flat
 from .flat import chunk_of
 

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from ... import collective_plans as plans
 from ... import collectives
-from ...collective_wire import (
+from ...collectives import run
+from ...common.collective_wire import (
     Group,
     all_gather_single,
     backend_for,
@@ -37,7 +38,6 @@ from ...collective_wire import (
     reduce_scatter_single,
     wire,
 )
-from ...collectives import run
 from ...common.torch_internals import active_fake_mode
 from .arriving import ChunkOfSum
 
@@ -77,7 +77,7 @@ class Native(Ring):
     divide the elements, each chunk that is smaller than the first has a zero behind it on its
     way. A lone gradient leaves from its own memory where the backend makes means."""
 
-    unit = 0  # of stage 3, whose messages these are: shardlab.ranks compares its number
+    unit = 0  # of stage 3, whose messages these are: ranklab.ranks compares its number
 
     def reduce_scatter(
         self, tensors: list[Tensor], group: Group = None, share: float = 1.0

@@ -26,7 +26,7 @@ from .parameter_slots import dissolve
 from .unit import Unit
 from .unit_shards import How, Sites
 
-# of the number of a message's chunk; the bits above are the unit's, which shardlab.ranks names
+# of the number of a message's chunk; the bits above are the unit's, which ranklab.ranks names
 UNIT_BITS = 16
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...collective_wire import Group, place
+from ...common.collective_wire import Group, place
 from ...common.optimizer_checks import watch
 from ...common.shards import CannotShard, as_shard
 from ...common.torch_internals import storage_key

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from coursekit.formulas.presets import GPUS, KERNELS, LINKS, MODELS, RECIPES, WITHOUT_BF16
+from coursekit.formulas.registry import BOOK, InvalidQuantity, show
+from coursekit.formulas.subset import ceil_div, expression_of
 from shardlab.common.cross_node_warning import CrossesNodes
 
 from .model_config import InvalidModelConfig, read_config
-from .presets import GPUS, KERNELS, LINKS, MODELS, RECIPES, WITHOUT_BF16
-from .registry import BOOK, InvalidQuantity, show
-from .subset import ceil_div, expression_of
 
 RANK_PEAK, RANK_PLACE = "rank_peak_bytes", "rank_peak_place"
 RANK_NEEDED, RANK_RESERVE = "rank_needed_bytes", "rank_reserve_bytes"

@@ -1,5 +1,5 @@
 """Counts the bytes that a run holds and sends, and its seconds. Import the parts: `from
-shardlab.measure.ledger import Ledger`.
+ranklab.measure.ledger import Ledger`.
 
     bytes         ledger.py         every live byte of a step, by category, at every point
                   weigh.py          the bytes of a module, and what its forward pass keeps

@@ -1,6 +1,6 @@
 """Several ranks in one notebook, test or script, on whatever this machine has.
 
-    from shardlab.ranks import ranks
+    from ranklab.ranks import ranks
 
     def mean_of_ranks():
         x = torch.tensor([float(dist.get_rank())])
@@ -10,7 +10,7 @@
     with ranks(4) as world:
         world.run(mean_of_ranks)          # [1.5, 1.5, 1.5, 1.5]: one result a rank, in rank order
 
-In a notebook, `%load_ext shardlab.ranks` adds `%%ranks 4`: the cell runs on four ranks, which keep
+In a notebook, `%load_ext ranklab.ranks` adds `%%ranks 4`: the cell runs on four ranks, which keep
 its variables for the next. When something fails, the error names the rank that failed first and not
 the ranks that waited for it: see faults.py.
 
@@ -39,7 +39,7 @@ the ranks that waited for it: see faults.py.
                  faults.py    which rank is guilty
     links        links.py     rehearsed hosts: a slow link between ranks of one machine
 
-`import shardlab.ranks` loads no torch: the ranks do, and the fork server does it once for all of
+`import ranklab.ranks` loads no torch: the ranks do, and the fork server does it once for all of
 them.
 """
 

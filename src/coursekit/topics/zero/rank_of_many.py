@@ -1,50 +1,27 @@
-"""One rank of a thousand, without the other ranks and without memory: the real code on fake tensors
-and a fake process group.
+"""Rank 0 of a thousand under ZeRO stage 3, weighed on one machine with fake tensors.
 
     gpt3 = GPTConfig(layers=96, hidden=12288, heads=96, max_sequence=2048)      # GPT-3 175B
     step = rank_of_many(gpt3, world_size=1024)
     step.peak.bytes.gathered       # bytes of gathered parameters at the fullest point of rank 0's
                                    # training step
 
-Fake tensors have shapes and no contents; PyTorch's fake process group returns at once without
-sending. The ledger and the communication log see the same as on a real rank. Values that depend on
-contents, such as the loss, do not exist.
+Bytes and messages are those of a real rank, at sizes that nobody here has; run as a program, the
+module prints them for GPT-3.
 """
 
-from contextlib import contextmanager
 from time import perf_counter
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shardlab.common.torch_internals import FakeTensorMode, fake_store
+from ranklab.measure.communication import CommunicationLog, Total
+from ranklab.measure.fake_ranks import fake_ranks
+from ranklab.measure.ledger import Counts, Ledger, TimelinePoint
+from shardlab.common.torch_internals import FakeTensorMode
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.zero.hardened.stage3 import fully_shard
-
-from ..gpt import GPT, GPTConfig, next_token_loss
-from .communication import CommunicationLog, Total
-from .ledger import Counts, Ledger, TimelinePoint
-
-
-@contextmanager
-def fake_ranks(world_size: int, rank: int = 0):
-    """A context in which this process is `rank` of a fake world. torch.distributed must not be in
-    use in this process."""
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank = {rank}: a world of {world_size} has ranks 0 to {world_size - 1}.")
-    if dist.is_initialized():
-        raise ValueError(
-            f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already: "
-            "a fake world needs a process of its own."
-        )
-    try:
-        dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=world_size)
-        yield
-    finally:
-        if dist.is_initialized():  # unless the reader stopped it before it was
-            dist.destroy_process_group()
 
 
 class ShardedStep(NamedTuple):

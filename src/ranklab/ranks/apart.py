@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 
 import cloudpickle
 
-from shardlab.ranks.server import start_fork_server, start_method, without_main
+from ranklab.ranks.server import start_fork_server, start_method, without_main
 
 PRINTED_CHARACTERS = 20_000  # of the work's output
 PR_SET_PDEATHSIG = 1

@@ -26,8 +26,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import profile, record_function, supported_activities
 
+from ranklab.virtual.operators import multiplied_flops, named_arguments
 from shardlab.common.torch_internals import TorchDispatchMode, profiler_enabled
-from shardlab.virtual.operators import multiplied_flops, named_arguments
 
 from .chrome_trace import from_chrome
 from .slim_trace import COMPUTES, SpanKind, covered

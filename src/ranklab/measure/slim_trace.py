@@ -1,6 +1,6 @@
 """A trace made small: what a picture and a step's budget need of it, in a few kilobytes of JSON.
 
-trace = from_virtual({"rank 0": step})          # of shardlab.virtual
+trace = from_virtual({"rank 0": step})          # of ranklab.virtual
 trace = from_chrome(events)                     # of PyTorch's profiler, chrome_trace.py
 path.write_text(trace.as_json())
 """

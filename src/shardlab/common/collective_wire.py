@@ -4,7 +4,7 @@ and copies of tensors that the backend can send."""
 import torch.distributed as dist
 from torch import Tensor
 
-from .common.torch_internals import storage_key
+from .torch_internals import storage_key
 
 Group = dist.ProcessGroup | None
 

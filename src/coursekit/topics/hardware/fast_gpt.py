@@ -38,8 +38,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .common.backward import NoSecondGradient
-from .gpt import GPT, PADDING, next_token_loss
+from shardlab.common.backward import NoSecondGradient
+from shardlab.gpt import GPT, PADDING, next_token_loss
 
 PADDED_TO = 64  # the padded vocabulary is a multiple of it: 128 bytes in bf16, a cache line
 CHUNK_TOKENS = 2048

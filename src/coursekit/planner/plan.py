@@ -14,6 +14,9 @@ from math import gcd, isqrt
 
 import numpy as np
 
+from coursekit.formulas.presets import GPUS, KERNELS
+from coursekit.formulas.registry import InvalidQuantity, show
+
 from .fits import (
     INTERLEAVED,
     NOT_COUNTED,
@@ -30,8 +33,6 @@ from .fits import (
     usual_recipe,
 )
 from .many import solve_many
-from .presets import GPUS, KERNELS
-from .registry import InvalidQuantity, show
 from .speeds import (
     BANDWIDTH_SHARE,
     PARTS,

@@ -29,9 +29,9 @@ import torch
 import torch.distributed as dist
 
 from shardlab.common.agreement import comparing
+from shardlab.common.collective_wire import backend_for
 from shardlab.common.torch_internals import tree_leaves
 
-from ..collective_wire import backend_for
 from ..ranks.calls import CollectiveCall, listening
 
 

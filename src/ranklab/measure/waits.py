@@ -25,10 +25,10 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ranklab.virtual.operators import tensors_in
 from shardlab.common.torch_internals import TorchDispatchMode
-from shardlab.virtual.operators import tensors_in
 
-SHARDLAB = str(Path(__file__).parents[1])
+OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("ranklab", "shardlab"))
 TORCH = str(Path(torch.__file__).parent)
 STANDARD = sysconfig.get_paths()["stdlib"]
 INSTALLED = sysconfig.get_paths()["purelib"]
@@ -178,7 +178,7 @@ def user_frame():
     while frame is not None:
         file = frame.f_code.co_filename
         library = file.startswith(STANDARD) and not file.startswith(INSTALLED)
-        if not (library or file.startswith((SHARDLAB, TORCH, "<frozen", "<__array"))):
+        if not (library or file.startswith((*OURS, TORCH, "<frozen", "<__array"))):
             return frame
         frame = frame.f_back
     return innermost

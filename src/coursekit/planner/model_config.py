@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from .asking import close_names
-from .registry import BOOK, InvalidQuantity
+from coursekit.formulas.asking import close_names
+from coursekit.formulas.registry import BOOK, InvalidQuantity
 
 LLAMA_NAMES = dict(
     layers="num_hidden_layers",

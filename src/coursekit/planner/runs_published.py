@@ -4,9 +4,9 @@ bytes of the fullest rank. `tests/which_layout/test_chapter.py` compares them wi
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from coursekit.formulas.fits import RankLayout, model_sizes
 from coursekit.formulas.registry import BOOK
-from coursekit.formulas.speeds import SPEEDS, parts_of, step_values
+from coursekit.planner.fits import RankLayout, model_sizes
+from coursekit.planner.speeds import SPEEDS, parts_of, step_values
 
 GPT_175B = dict(
     layers=96,

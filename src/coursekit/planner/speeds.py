@@ -7,6 +7,9 @@ runs, which were fitted, and how far the seconds are from those that were publis
 
 from dataclasses import dataclass
 
+from coursekit.formulas.presets import GPUS, LINKS
+from coursekit.formulas.registry import BOOK
+
 from .fits import (
     LINKS_OF_GPU,
     LINKS_OF_OTHERS,
@@ -15,8 +18,6 @@ from .fits import (
     RankLayout,
     in_library,
 )
-from .presets import GPUS, LINKS
-from .registry import BOOK
 
 HOST_LINKS = {"A100": "PCIe 4 x16"} | dict.fromkeys(("H100", "H200", "B200"), "PCIe 5 x16")
 BANDWIDTH_SHARE = 0.8  # of a datasheet's figure that memory and links reach: assumed, not fitted

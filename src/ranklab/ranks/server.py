@@ -34,7 +34,7 @@ def start_method() -> str:
 def start_fork_server():
     """Start the fork server, if it does not run yet. It imports torch while we go on."""
     if start_method() == "forkserver":
-        multiprocessing.set_forkserver_preload(["shardlab.ranks.preload"])
+        multiprocessing.set_forkserver_preload(["ranklab.ranks.preload"])
         forkserver.ensure_running()
 
 

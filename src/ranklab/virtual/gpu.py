@@ -29,6 +29,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ranklab.measure.fake_ranks import fake_ranks
+from ranklab.ranks.calls import carrying
 from shardlab.common.torch_internals import (
     NEEDS_CONTENTS,
     FakeTensor,
@@ -42,8 +44,6 @@ from shardlab.common.torch_internals import (
     is_fake,
     known_value,
 )
-from shardlab.measure.fake_ranks import fake_ranks
-from shardlab.ranks.calls import carrying
 
 from . import functional
 from .clock import VirtualClock

@@ -26,13 +26,13 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from ranklab.measure.clock import cores
 from shardlab.common.torch_internals import (
     abort_process_groups,
     process_groups,
     settings_of_contexts,
     watch_new_groups,
 )
-from shardlab.measure.clock import cores
 
 from . import messages
 from .board import Board

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 
+from coursekit.topics.hardware.fast_gpt import chunked_loss, compile_blocks, padded_loss
 from shardlab.common.backward import NoSecondGradient
-from shardlab.fast_gpt import chunked_loss, compile_blocks, padded_loss
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 LLAMA = dict(learned_positions=0, biases=0, gated_mlp=1, tied_head=0, key_value_heads=2)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from .. import collectives_fast as collectives
 from .clock import MedianSeconds
 
 SMALL_MESSAGE_BYTES, LARGE_MESSAGE_BYTES = 4, 16_000_000
@@ -50,19 +49,21 @@ def time_message(
     if nbytes < 1 or repeats < 1:
         raise ValueError(f"nbytes = {nbytes}, repeats = {repeats}: both must be at least 1.")
     ball, times = torch.zeros(nbytes, dtype=torch.uint8, device=device), []
-    there_and_back = [
-        [collectives.plans.Move(here, there, 0, "=")],
-        [collectives.plans.Move(there, here, 0, "=")],
-    ]
-    collectives.barrier(group)
+    me = dist.get_rank(group)
+    dist.barrier(group)
     for _ in range(WARM_UP + repeats):
         finish(ball)
         begin = time.perf_counter()
-        collectives.run(there_and_back, [ball], group)
+        if me == here:
+            dist.send(ball, group=group, group_dst=there)
+            dist.recv(ball, group=group, group_src=there)
+        elif me == there:
+            dist.recv(ball, group=group, group_src=here)
+            dist.send(ball, group=group, group_dst=here)
         finish(ball)
         times.append((time.perf_counter() - begin) / 2)
     found = torch.tensor(times[WARM_UP:], dtype=torch.float64, device=device)
-    collectives.broadcast(found, here, group)
+    dist.broadcast(found, group=group, group_src=here)
     return MedianSeconds(found.tolist())
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from .registry import BOOK
-from .subset import EXACT_LIMIT, Values
+from coursekit.formulas.registry import BOOK
+from coursekit.formulas.subset import EXACT_LIMIT, Values
 
 
 def solve_many(targets, given, registry=BOOK):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from ranklab.ranks.calls import CollectiveCall
 from shardlab.common.agreement import comparing
 from shardlab.common.torch_internals import (
     at_end_of_backward,
@@ -21,7 +22,6 @@ from shardlab.common.torch_internals import (
     disable_modes,
     is_fake,
 )
-from shardlab.ranks.calls import CollectiveCall
 
 from .clock import MESSAGE
 from .hardware import GPU

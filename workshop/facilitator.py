@@ -6,7 +6,7 @@ from the topics' `mistakes.md` and `predictions.md`; numbers on GPUs from the re
     ```{facilitator-card} labs/06-zero.ipynb
     ```
 
-``python -m bookkit.facilitator labs build/workshop/labs`` writes each lab with its card folded up
+``python workshop/facilitator.py labs build/workshop/labs`` writes each lab with its card folded up
 below the headings, section by section. Three roles of the plans take
 nothing but the labs' word, or the clock's:
 
@@ -28,14 +28,13 @@ from sphinx import addnodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
+from bookkit.cards import CardDirective
+from bookkit.lab_pages import PREDICTIONS, ROW
+from bookkit.learner import has_tag
 from coursekit.exercises.elsewhere import elsewhere, to_three_digits
 from coursekit.exercises.mistakes import mistakes_in, solutions
 from coursekit.exercises.wrong_numbers import Slips, slips_of
 from coursekit.recordings.recordings import Recording, read_all
-
-from .cards import CardDirective
-from .lab_pages import PREDICTIONS, ROW
-from .learner import has_tag
 
 logger = logging.getLogger(__name__)
 
@@ -346,6 +345,7 @@ def setup(app):
     app.add_role("section", SectionRole())
     app.add_role("expected", ExpectedRole())
     app.add_role("walked", WalkedRole())
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def main(source: str, target: str) -> None:

@@ -1,0 +1,10 @@
+"""The planner: whether a model fits on GPUs, and which layout is the fastest that does.
+
+    fits.py            what the fullest rank holds, byte by byte, and the nearest layout that fits
+    plan.py            all legal layouts, solved at once by many.py, and the fastest that fit
+    speeds.py          seconds of a step, at the speeds of published runs (runs_published.py)
+    model_config.py    a model's sizes out of its config.json
+    command.py         `python -m shardlab fits` and `plan`
+
+A tool over the formulas, which know nothing of it. It imports no torch.
+"""
