@@ -1,6 +1,14 @@
 """Runs cases on ranks with pretended GPUs, for tests of another process: a JSON line for each case
 on the standard input, a line for its answer on the standard output. PyTorch is imported, and ranks
-are started, once for all cases."""
+are started, once for all cases.
+
+Pretended GPUs find tensors of two devices in one operator, memory that nobody wrote, tensors that
+are not contiguous, a first message whose peer waits elsewhere, a batch of messages as a group's
+first use, ranks that call in different orders, gradients that are read before they have arrived,
+and whatever makes the host wait for its GPU. They cannot find what needs real hardware: kernels are
+done when their call returns, so a missing wait between two streams is not seen; the caching
+allocator, the workspaces of cuBLAS and the flash kernels do not exist; random numbers are those of
+the CPU; times mean nothing. `make gpu` on real GPUs stays the measurement."""
 
 import importlib
 import json
