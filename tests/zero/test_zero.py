@@ -21,7 +21,6 @@ from shardlab.common.torch_internals import TorchDispatchMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import LossScaler, MasterWeights
-from shardlab.mixed_precision.hardened import fast
 from shardlab.zero.hardened import fast_ring, stage1, stage2, stage3
 from shardlab.zero.hardened.arriving import StillComing
 from shardlab.zero.hardened.flat import Native, Ring, own_chunk
@@ -455,14 +454,14 @@ def test_offloaded_master_weights_of_a_model_with_norms_in_fp32(per_microbatch):
 
 
 @pytest.mark.parametrize("consumes", [False, True])
-def test_the_fast_scaler_looks_at_gradients_before_they_go_to_the_host(consumes):
+def test_the_scaler_looks_at_gradients_before_they_go_to_the_host(consumes):
     """Must catch: a scaler that asks the copies on the host, which have no gradient yet."""
     ends = []
-    for kind in (fast.MasterWeights, cpu_offload(fast.MasterWeights)):
+    for kind in (MasterWeights, cpu_offload(MasterWeights)):
         torch.manual_seed(0)
         model = nn.Linear(4, 4).half()
         optimizer = kind(model.parameters(), torch.optim.SGD, consume_gradients=consumes, lr=0.1)
-        scaler = fast.LossScaler(2.0**15)
+        scaler = LossScaler(2.0**15)
         for factor in (1000.0, 1.0):  # which overflows, and does not
             optimizer.zero_grad()
             loss = model(torch.ones(1, 4, dtype=torch.half)) * factor

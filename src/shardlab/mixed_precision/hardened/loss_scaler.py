@@ -122,10 +122,6 @@ class LossScaler(ScalerThatAsks):
                     " parts of the model: give it all ranks that train one model, as by default."
                 )
 
-    @property
-    def good_steps(self) -> int:
-        return self._get_growth_tracker()
-
     def update(self):
         """Sets the scale of the next step. Call it once, after the steps of all optimizers."""
         super().update()

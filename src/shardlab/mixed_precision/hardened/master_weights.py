@@ -28,7 +28,7 @@ from ...common.torch_internals import storage_key, version
 AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
 AT_ONCE_ON_A_GPU = 128 << 20  # the update of a pile takes no less time than its launches
 LEAST_PILES = 3  # in a small model, of which that would be all
-NARROW = torch.float16, torch.bfloat16
+HALVES = torch.float16, torch.bfloat16
 # a parameter and its copy, which may be the parameter
 CopiedPair = tuple[nn.Parameter, nn.Parameter]
 
@@ -87,7 +87,7 @@ class MasterWeights(torch.optim.Optimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def copy_of(self, parameter: nn.Parameter) -> nn.Parameter:
-        return nn.Parameter(parameter.detach().float()) if parameter.dtype in NARROW else parameter
+        return nn.Parameter(parameter.detach().float()) if parameter.dtype in HALVES else parameter
 
     def piles(self) -> Iterator[list[CopiedPair]]:
         """Pairs, of as many elements as at_once_bytes hold in fp32, and of one pair at least."""

@@ -51,7 +51,7 @@ class Arrival:
             tensor.arrival = self
             tensor.__class__ = still_coming(kind)
         coming[self] = None
-        watch()
+        watch_blind_readers()
 
     def arrive(self):
         with self.lock:
@@ -70,7 +70,7 @@ coming: WeakKeyDictionary[Arrival, None] = WeakKeyDictionary()  # in the order o
 
 
 @cache
-def watch():
+def watch_blind_readers():
     watch_blind(lambda: [arrival.arrive() for arrival in list(coming)])
 
 
