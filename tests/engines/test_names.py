@@ -43,13 +43,11 @@ A_COLLECTIVE = ("a collective, and the plan that it runs", "collectives.py", "co
 ITS_FUNCTION = "; and the autograd function of it, whose backward is its opposite"
 FAST = "readable in one file and fast in another, behind the same interface"
 FAST_COLLECTIVES = (FAST, "collectives.py", "collectives_fast.py")
-FAST_PRECISION = (FAST, "mixed_precision*")
 THE_SAME_IN_ANOTHER_WAY = {
     **dict.fromkeys(("all_gather", "all_reduce", "run", "Chunks"), FAST_COLLECTIVES),
     "reduce_scatter": (FAST + ITS_FUNCTION, *FAST_COLLECTIVES[1:], "tensor_parallel/*/pairs.py"),
     "PIECE_BYTES": (FAST, "collectives_fast.py", "zero/*"),
     "Ring": (FAST, "zero/*"),
-    **dict.fromkeys(("LossScaler", "MasterWeights"), FAST_PRECISION),
     **dict.fromkeys(("all_to_all", "barrier", "scatter"), A_COLLECTIVE),
     "gather": (A_COLLECTIVE[0] + ITS_FUNCTION, *A_COLLECTIVE[1:], "tensor_parallel/*/pairs.py"),
     **dict.fromkeys(
