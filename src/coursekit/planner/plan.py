@@ -449,9 +449,9 @@ class Search:
         return replace(self.asked, **row, sequence_parallel=cut)
 
     def best(self, most: int) -> Iterator[Candidate]:
-        """The fastest layouts that fit, one for each pair of degrees. Of all that are as fast but
-        for WORTH, it is the one with ENOUGH_ROWS tokens in a microbatch, or near to that, and of
-        these the one that needs the fewest bytes."""
+        """The fastest layouts that fit, one for each pair of degrees. Layouts within WORTH of the
+        fastest count as equally fast. The first choice among them has a microbatch nearest to
+        ENOUGH_ROWS tokens, the second needs the fewest bytes."""
         needed, seconds, _ = self._found
         rows = np.minimum(ENOUGH_ROWS, self.columns["microbatch"] * self.asked.sequence)
         left = self._fit.copy()

@@ -64,8 +64,8 @@ def serve(place: RankPlace):
 
 def end(process: multiprocessing.Process):
     """End a rank, and every process that it has started: in its group, or in a session of its own
-    as long as the rank lives. What left the session outlives a rank that died by itself, or whose
-    parent was killed, as it asked for."""
+    as long as the rank lives. A process that left the session asked to outlive the rank, and does
+    where the rank died by itself or its parent was killed."""
     started = below(process.pid)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -23,8 +23,8 @@ plain step, and what each function does about it:
     compile_blocks(model)                       3  norm, GELU, residual: a kernel for each reads
                                                    and writes all; a compiled block has few
     compile_blocks(model, mode=...)             4  "reduce-overhead": CUDA graphs, a launch for
-                                                   each block. What one returned, gradients too, is
-                                                   written over in the next step, which begins with
+                                                   each block. The next step writes over results and
+                                                   gradients of this one; it begins with
                                                    torch.compiler.cudagraph_mark_step_begin()
 
 Nothing here waits for the GPU: to print a loss, call .item() every hundred steps.

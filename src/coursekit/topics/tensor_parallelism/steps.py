@@ -213,8 +213,8 @@ def pair_steps(way: str, ranks: int) -> list[Step]:
 
 
 def held_tensors(has: Mapping[str, Extent], names, ranks: int) -> float:
-    """The amount that a rank holds of these, in tensors of all tokens and h columns. Of u there are
-    two, before GELU and after; they and the gradient have 4h columns."""
+    """The amount that a rank holds of these, in tensors of all tokens and h columns. Two tensors u
+    exist, before and after GELU; they and their gradient have 4h columns."""
     share = {_NONE: 0, _COLUMNS: 1 / ranks, _TOKENS: 1 / ranks, _ALL: 1, _TERM: 1}
     size = {"u": 2 * INNER, "du": INNER}
     return sum(size.get(name, 1) * share[has[name]] for name in names)

@@ -43,7 +43,7 @@ class MasterWeights(torch.optim.Optimizer):
 
     params              parameters, or groups of them, as torch.optim takes them
     of                  torch.optim.AdamW, ...; **settings are its arguments. PyTorch's own update a
-                        pile at a time; who knows what another one does, so it gets all at once
+                        pile at a time. Another class may look at all of them, so it gets all
     at_once_bytes       of fp32 gradients that are made at a time; by default 8 MiB, on a GPU
                         128 MiB, and at most a third of all
     consume_gradients   step() takes the 16-bit gradients and leaves None; the largest come last,

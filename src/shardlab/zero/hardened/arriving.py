@@ -140,8 +140,8 @@ def still_coming(kind: type) -> type:
 
 def late_last(optimizer_cls: type) -> type:
     """The optimizer, whose step updates last what waits for its gradient. PyTorch's own update the
-    parameters of their groups and no others; who knows what another one does, so it stays as it
-    is."""
+    parameters of their groups and no others. Another optimizer may do anything, so it stays as
+    it is."""
     if not optimizer_cls.__module__.startswith("torch.optim."):
         return optimizer_cls
 

@@ -88,7 +88,7 @@ class Native(Ring):
         self.begin_all_gather(flat, group)()
 
     def zeros_behind(self, elements: int, group: Group = None) -> int:
-        """So many that chunks have one size, and nothing is copied on its way."""
+        """Elements to add so that all chunks have one size, and no chunk is copied on its way."""
         return -elements % place(group)[0]
 
     def begin_reduce_scatter(self, tensors: list[Tensor], group: Group, share: float) -> ChunkOfSum:

@@ -9,7 +9,7 @@ parameters (parameter_slots.py). Backward comes to it by an output, or by a tens
 kept (saved_tensors.py). Gradients travel one by one, and after the parameters have gone.
 
 Activation checkpointing computes parts of a unit again, inside backward, with the parameters as
-leaves. Of the reentrant kind leaves get gradients, which go with those that autograd brings.
+leaves. Under a reentrant checkpoint leaves get gradients, which join those of autograd.
 """
 
 from collections.abc import Callable, Sequence
