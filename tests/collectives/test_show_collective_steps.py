@@ -43,9 +43,8 @@ def test_pictures_follow_the_plan_to_its_end(name, n):
     Mutations: a plan of the wrong collective; `have` of a scatter for that of a gather; hearsay of
     the step itself, not of the steps before."""
     steps, shown = stepper_steps(name, n), COLLECTIVES[name]
-    assert [step.number for step in steps] == list(range(len(steps))) and [
-        step.moves for step in steps[1:]
-    ] == shown.plan(n)
+    assert [step.number for step in steps] == list(range(len(steps)))
+    assert [step.moves for step in steps[1:]] == shown.plan(n)
     if name == "barrier":
         heard = [{rank} for rank in range(n)]
         for step in steps[1:]:
@@ -285,9 +284,8 @@ def test_a_plan_goes_to_the_page_whole(name, n):
     plan = COLLECTIVES[name].plan(n)
     assert decode(encode(plan)) == plan
     data, steps = page_data(name, n), stepper_steps(name, n)
-    assert [len(row) for row in data["have"]] == [len(row) for row in steps[0].picture] and len(
-        data["say"]
-    ) == len(steps)
+    assert [len(row) for row in data["have"]] == [len(row) for row in steps[0].picture]
+    assert len(data["say"]) == len(steps)
     assert all({move.operator for move in moves} in ({"+="}, {"="}) for moves in plan)
 
 

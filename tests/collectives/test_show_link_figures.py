@@ -15,13 +15,10 @@ def test_messages_and_their_line():
     figure = message_figure("Messages", SIZES, SECONDS, 1e-4, 1e9)
     line, discs = figure.data
     assert list(discs.x) == SIZES and list(discs.y) == SECONDS
-    assert line.y[0] == pytest.approx(1e-4, rel=1e-3) and line.y[-1] == pytest.approx(
-        1.1e-3, rel=1e-3
-    )
-    assert (
-        figure.layout.shapes[0].x0 == pytest.approx(1e5)
-        and "100 kB: latency = bytes" in figure.layout.annotations[0].text
-    )
+    assert line.y[0] == pytest.approx(1e-4, rel=1e-3)
+    assert line.y[-1] == pytest.approx(1.1e-3, rel=1e-3)
+    assert figure.layout.shapes[0].x0 == pytest.approx(1e5)
+    assert "100 kB: latency = bytes" in figure.layout.annotations[0].text
     assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
     assert math.log10(min(SECONDS)) > figure.layout.yaxis.range[0]
     assert "100 µs" in figure.layout.yaxis.ticktext and "1 ms" in figure.layout.yaxis.ticktext

@@ -45,11 +45,9 @@ def test_a_picture_shows_what_is_held(name, n):
         rows, bars, words, moves = drawn(name, n, number)
         held = [parts for chunks in step.picture for parts in chunks.values()]
         cells = [cell for row in rows for cell in row]
-        assert (
-            len(rows) == n
-            and width in (None, len(rows[0]))
-            and {len(row) for row in rows} == {len(rows[0])}
-        )
+        assert len(rows) == n
+        assert width in (None, len(rows[0]))
+        assert {len(row) for row in rows} == {len(rows[0])}
         width = len(rows[0])
         if name != "all-to-all":  # of which below
             full = sum(len(parts) >= shown.need(n) for parts in held)
@@ -65,10 +63,8 @@ def test_a_picture_shows_what_is_held(name, n):
                 came += len(
                     steps[number - 1].picture[move.source][chunk] & step.picture[move.target][chunk]
                 )
-            assert (
-                len(bars) == sum(map(len, held))
-                and bars.count(TIMELINE["communication"].light) == came
-            )
+            assert len(bars) == sum(map(len, held))
+            assert bars.count(TIMELINE["communication"].light) == came
         else:
             assert not bars
         if shown.cut:
@@ -96,14 +92,11 @@ def test_the_words_are_there_too():
     swallows."""
     picture = step_picture("ring all-reduce", 4, 2)
     step = stepper_steps("ring all-reduce", 4)[2]
-    assert (
-        step.sentence in picture._repr_html_()
-        and step.detail in picture._repr_html_()
-        and repr(picture).startswith(step.sentence)
-    )
-    assert (
-        f'aria-label="{step.sentence}"' in picture.svg() and 'fill="currentColor"' in picture.svg()
-    )
+    assert step.sentence in picture._repr_html_()
+    assert step.detail in picture._repr_html_()
+    assert repr(picture).startswith(step.sentence)
+    assert f'aria-label="{step.sentence}"' in picture.svg()
+    assert 'fill="currentColor"' in picture.svg()
 
 
 def test_a_slider_over_the_steps():
@@ -127,15 +120,11 @@ def test_a_plan_of_ones_own():
         ]
 
     done = stepper("reduce-scatter", 4, plan=to_the_left).steps[-1]
-    assert (
-        done.sentence.endswith("Now each rank has its chunk of the sum.")
-        and done.moves != plans.ring_reduce_scatter(4)[-1]
-    )
+    assert done.sentence.endswith("Now each rank has its chunk of the sum.")
+    assert done.moves != plans.ring_reduce_scatter(4)[-1]
     short = stepper("reduce-scatter", 4, plan=lambda n: [*to_the_left(n)[:-1], []]).steps
-    assert (
-        short[-1].sentence == "Step 3 of 3: nobody sends."
-        and "0 of 4 chunks are complete" in short[-1].detail
-    )
+    assert short[-1].sentence == "Step 3 of 3: nobody sends."
+    assert "0 of 4 chunks are complete" in short[-1].detail
     assert (
         "Now"
         not in stepper("reduce-scatter", 4, plan=lambda n: to_the_left(n)[:-1]).steps[-1].sentence

@@ -64,9 +64,8 @@ def test_the_table_of_a_gpu(monkeypatch):
         get_device_properties=SimpleNamespace(total_memory=15_835_660_288),
     )
     rows = {row.question: row for row in capabilities.capabilities(GPU)}
-    assert (
-        rows["device"].here == "Tesla T4, 14.7 GiB" and rows["device"].so == "one of 2 GPUs is used"
-    )
+    assert rows["device"].here == "Tesla T4, 14.7 GiB"
+    assert rows["device"].so == "one of 2 GPUs is used"
     assert rows["precision"].here == "fp32 in products: highest; no bf16 matrix units"
     assert "ranks" not in rows and "backend" not in rows
 

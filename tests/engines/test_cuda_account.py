@@ -121,10 +121,8 @@ def test_what_holds_at_every_point(seed):
             asked += live[-1].requested
         requested, active, reserved = simulator.reading()
         assert asked == requested <= active <= reserved
-        assert (
-            reserved == sum(block.size for block in simulator.blocks)
-            and min(simulator.now.values()) >= 0
-        )
+        assert reserved == sum(block.size for block in simulator.blocks)
+        assert min(simulator.now.values()) >= 0
         assert simulator.now["split_bytes", "all"] == sum(
             b.size for b in simulator.blocks if b.free and b.part
         )
@@ -272,11 +270,9 @@ def test_what_nobody_knows_of_is_seen(surprise):
     back."""
     account, _, gpu = a_step(surprise=surprise)
     rows = dict(account.rows())
-    assert (
-        rows[UNEXPLAINED] == surprise
-        and sum(rows.values()) == gpu.used()
-        and min(rows.values()) >= 0
-    )
+    assert rows[UNEXPLAINED] == surprise
+    assert sum(rows.values()) == gpu.used()
+    assert min(rows.values()) >= 0
 
 
 def test_lending_workspaces_is_not_seen():

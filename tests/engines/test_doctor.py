@@ -78,9 +78,8 @@ def test_front_end_disk_and_clock_are_looked_at(monkeypatch, tmp_path):
     silence about a front end that is missing."""
     assert doctor.disk(tmp_path).do == "nothing to do"
     monkeypatch.setattr(doctor.os, "access", lambda place, how: False)
-    assert (
-        "not writable" in doctor.disk(tmp_path).here and "copy the labs" in doctor.disk(tmp_path).do
-    )
+    assert "not writable" in doctor.disk(tmp_path).here
+    assert "copy the labs" in doctor.disk(tmp_path).do
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "GB_OF_DISK", 1e9)
     assert doctor.disk(tmp_path).do.startswith("labs want")

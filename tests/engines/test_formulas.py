@@ -385,11 +385,9 @@ def test_every_formula_prints_in_both_languages():
         assert render.latex(name).startswith(BOOK.formulas[name].symbol)
         assert f"  var {name} = " in code
     # the traps of notes on SymPy
-    assert (
-        "Math.pow" not in code.replace("Math.pow(2, ", "")
-        and "Math.ceil" not in code
-        and "1/2" not in code
-    )
+    assert "Math.pow" not in code.replace("Math.pow(2, ", "")
+    assert "Math.ceil" not in code
+    assert "1/2" not in code
 
 
 def test_short_names_of_variables():
@@ -398,11 +396,9 @@ def test_short_names_of_variables():
     Mutation: `do` and `if`, which come after 150 names; `r`, which would be overwritten."""
     names = [f"name_{k}" for k in range(2000)]
     short = render._letters(names)
-    assert (
-        list(short) == names
-        and len({*short.values()}) == 2000
-        and not {"q", "r", "do", "if", "in"} & {*short.values()}
-    )
+    assert list(short) == names
+    assert len({*short.values()}) == 2000
+    assert not {"q", "r", "do", "if", "in"} & {*short.values()}
     code = render.javascript(["parameters", "states_bytes"], short=True)
     assert code.count("var ") < 6 and code.count("given(r, q, ") + code.count("exact(r, ") > 20
 

@@ -552,9 +552,8 @@ def test_config_fills_in_what_is_left_open():
     given = quantities(model="Llama 2 70B", layers=2)
     assert GPTConfig(**given, dropout=0.1).quantities() == {**given, "head_size": 0}
     GPTConfig(hidden=10, heads=4, head_size=3)  # heads of their own size need not divide hidden
-    assert GPTConfig(hidden=64.0, heads=8).hidden == 64 and isinstance(
-        GPTConfig(hidden=64.0, heads=8).hidden, int
-    )
+    assert GPTConfig(hidden=64.0, heads=8).hidden == 64
+    assert isinstance(GPTConfig(hidden=64.0, heads=8).hidden, int)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.hidden = 128
 

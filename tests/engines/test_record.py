@@ -148,11 +148,9 @@ def test_a_part_that_fails_is_named_and_the_rest_goes_on(tmp_path, capsys):
     assert broken == dict(
         part="breaks", error="RuntimeError: CUDA error: unspecified launch failure"
     )
-    assert (
-        twice["part"] == "doubles, row 3"
-        and "stands once" in twice["error"]
-        and "a finite number" in nan["error"]
-    )
+    assert twice["part"] == "doubles, row 3"
+    assert "stands once" in twice["error"]
+    assert "a finite number" in nan["error"]
     assert "failed: breaks: RuntimeError: CUDA error" in capsys.readouterr().out
     with pytest.raises(InvalidRecording):
         list(attempts.attempt("a part", ())) or Row("not a name", 1, "count")
@@ -231,7 +229,5 @@ def test_without_a_gpu_nothing_is_written(tmp_path, capsys):
     """Must catch: a recording of a CPU passed off as one of a GPU."""
     for more in ([], ["--apart"]):
         assert record.main([str(tmp_path), *more]) == 1
-        assert (
-            "nothing was recorded: no CUDA GPU was found" in capsys.readouterr().err
-            and not list(tmp_path.iterdir())
-        )
+        assert "nothing was recorded: no CUDA GPU was found" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())

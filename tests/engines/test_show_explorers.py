@@ -187,10 +187,8 @@ def test_the_sentences_of_the_memory_explorers():
     large = MEMORY.compute(MEMORY.start())
     assert "; a card of 80 GB is 84.9 GB short, before libraries" in MEMORY.say(large)
     dropped = MEMORY.compute(MEMORY.move(GPT2, "dropout", 0.1))
-    assert (
-        "Dropout works on the attention scores" in MEMORY.say_detail(dropped)
-        and dropped["keeps_scores"] == 1
-    )
+    assert "Dropout works on the attention scores" in MEMORY.say_detail(dropped)
+    assert dropped["keeps_scores"] == 1
     say = lambda **given: BYTES.say(BYTES.compute({**BYTES.start(), **given}))
     assert (
         say()
@@ -213,10 +211,8 @@ def test_positions_follow_a_long_sequence():
     table."""
     chosen = {"model": "GPT-2 1.5B"}
     long = MEMORY.move(GPT2, "sequence", 8192, chosen)
-    assert (
-        long["max_sequence"] == 8192
-        and MEMORY.move(long, "sequence", 128, chosen)["max_sequence"] == 1024
-    )
+    assert long["max_sequence"] == 8192
+    assert MEMORY.move(long, "sequence", 128, chosen)["max_sequence"] == 1024
     assert MEMORY.choose(long, "model", "Llama 7B")["max_sequence"] == 8192
     assert MEMORY.choose(GPT2, "model", "Llama 7B")["max_sequence"] == 2048
     link = AtLeast("max_sequence", "sequence")
@@ -371,10 +367,8 @@ def test_what_followed_comes_back_with_the_control():
     assert hand.along == ""
     for typed in (1, 20, 204, 2048):
         hand.move("hidden", typed)
-    assert (
-        hand.along == " Moved along: attention heads to 32, key value heads to 32."
-        and hand.values["feed_forward"] == 8192
-    )
+    assert hand.along == " Moved along: attention heads to 32, key value heads to 32."
+    assert hand.values["feed_forward"] == 8192
     hand.move("hidden", 1600)
     assert hand.along == "" and hand.values == FITS.choose(FITS.start(), "model", "GPT-2 1.5B")
     hand.move("hidden", 2048)
@@ -551,10 +545,8 @@ def test_the_beginning_of_an_explorer_stays():
 def test_pieces_of_a_sentence():
     """Mutation: treat `unless` as `when`, or say a piece when only one of its conditions holds."""
     values = dict(fits=1, gpus_per_copy=1, gpus=1)
-    assert (
-        Say("{gpus:exact} GPU{gpus:s}").said(values) == "1 GPU"
-        and Say("{gpus:exact} GPU{gpus:s}").said({**values, "gpus": 2}) == "2 GPUs"
-    )
+    assert Say("{gpus:exact} GPU{gpus:s}").said(values) == "1 GPU"
+    assert Say("{gpus:exact} GPU{gpus:s}").said({**values, "gpus": 2}) == "2 GPUs"
     assert Say("x", when=(("fits", 1), ("gpus_per_copy", 2))).said(values) == ""
     assert Say("x", unless=(("fits", 0), ("gpus_per_copy", 1))).said(values) == ""
     assert Say("x", when=(("fits", 1),), unless=(("gpus_per_copy", 2),)).said(values) == "x"

@@ -52,10 +52,8 @@ def test_every_bar_starts_where_the_one_above_ended():
         assert predicted == measured and predicted[0] == pytest.approx(ends[-1])
         ends.append(predicted[1])
     assert bars(figure, "together, measured") == [(0, pytest.approx(ends[-1]))]
-    assert (
-        ends[-1] == pytest.approx(sum(STATES.values()) / 10**6)
-        and figure.layout.xaxis.ticksuffix == " MB"
-    )
+    assert ends[-1] == pytest.approx(sum(STATES.values()) / 10**6)
+    assert figure.layout.xaxis.ticksuffix == " MB"
 
 
 def test_bytes_start_at_zero():

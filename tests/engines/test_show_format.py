@@ -252,14 +252,10 @@ def test_what_stands_in_a_box_can_be_typed_again():
         ("bytes", 123_456_789),
     ):
         assert parse_number(format_to_type(value, style), style) == value
-    assert (
-        format_to_type(2**26, "bytes") == "64 MiB"
-        and format_to_type(3.4e-6, "short duration") == "3.4 µs"
-    )
-    assert (
-        format_to_type(300_000_000_000, "count") == "300B"
-        and format_to_type(174_604_259_328, "count") == "174,604,259,328"
-    )
+    assert format_to_type(2**26, "bytes") == "64 MiB"
+    assert format_to_type(3.4e-6, "short duration") == "3.4 µs"
+    assert format_to_type(300_000_000_000, "count") == "300B"
+    assert format_to_type(174_604_259_328, "count") == "174,604,259,328"
 
 
 def test_a_difference_of_equal_times_is_nothing():

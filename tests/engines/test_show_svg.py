@@ -107,9 +107,8 @@ def test_parts_are_to_scale_from_zero():
     for part, (name, left, _, width, _) in zip(parts, found):
         size = shown[part.quantity]
         assert f"= {size:,} B" in name and part.label in name
-        assert left == pytest.approx(end, abs=0.06) and width == pytest.approx(
-            scale * size, abs=0.01
-        )
+        assert left == pytest.approx(end, abs=0.06)
+        assert width == pytest.approx(scale * size, abs=0.01)
         end += width
     words = texts(root)
     for part in parts:

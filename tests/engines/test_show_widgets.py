@@ -51,10 +51,8 @@ def test_it_starts_as_the_page_does(name):
     names another preset."""
     spec, widget = EXPLORERS[name], explorer(name)
     assert widget.values == spec.start()
-    assert (
-        widget.sentence == spec.say(spec.compute(spec.start()))
-        and escape(widget.sentence) in widget.words.value
-    )
+    assert widget.sentence == spec.say(spec.compute(spec.start()))
+    assert escape(widget.sentence) in widget.words.value
     assert {kind: menu.value for kind, menu in widget.menus.items()} == spec.chosen_at_start()
     assert list(widget.sliders) == list(widget.boxes)
     assert (
@@ -82,10 +80,8 @@ def test_a_box_takes_what_is_no_stop_of_the_slider(long):
     """Mutations: a typed value rounded to the next stop; "3.5B" not understood; the slider left
     where it was."""
     long.boxes["parameters"].value = "3.5B"
-    assert (
-        long.values["parameters"] == 3_500_000_000
-        and long.sliders["parameters"].value == 3_500_000_000
-    )
+    assert long.values["parameters"] == 3_500_000_000
+    assert long.sliders["parameters"].value == 3_500_000_000
     long.boxes["utilisation"].value = "31.5%"
     assert long.values["utilisation"] == 0.315
     long.reset()
@@ -103,9 +99,8 @@ def test_a_box_takes_units_and_points_stand_beside_the_line():
         operation_element_bytes=4,
         measured={"attainable_flops_per_second": [(10.7, 1e11), (85.3, 8e11)]},
     )
-    assert (
-        widget.menus["gpu"].value == OWN and widget.boxes["flops_per_second"].value == "2 TFLOP/s"
-    )
+    assert widget.menus["gpu"].value == OWN
+    assert widget.boxes["flops_per_second"].value == "2 TFLOP/s"
     assert widget.drawing.value.count('data-measured="attainable_flops_per_second"') == 2
     widget.boxes["memory_bytes_per_second"].value = "100 GB/s"
     assert widget.values["memory_bytes_per_second"] == 100e9 and "this chip, 20:" in widget.sentence
@@ -120,11 +115,9 @@ def test_a_preset_sets_its_quantities(fit):
     copy)."""
     fit.sliders["gpus_per_copy"].value = 4
     fit.menus["model"].value = "GPT-3 175B"
-    assert (
-        fit.values["layers"] == 96
-        and fit.boxes["hidden"].value == "12,288"
-        and fit.values["gpus_per_copy"] == 4
-    )
+    assert fit.values["layers"] == 96
+    assert fit.boxes["hidden"].value == "12,288"
+    assert fit.values["gpus_per_copy"] == 4
 
 
 def test_a_menu_says_own_values_when_they_are(fit):
@@ -215,11 +208,9 @@ def test_reset(fit):
     own.menus["gpu"].value = "B300 SXM"
     own.sliders["layers"].value = 3
     own.reset()
-    assert (
-        own.values == start
-        and own.menus["model"].value == "GPT-2 1.5B"
-        and own.boxes["layers"].value == "48"
-    )
+    assert own.values == start
+    assert own.menus["model"].value == "GPT-2 1.5B"
+    assert own.boxes["layers"].value == "48"
 
 
 def test_choices_are_buttons_and_groups_fold():
@@ -227,10 +218,8 @@ def test_choices_are_buttons_and_groups_fold():
     groups open, or built twice."""
     widget = explorer("where-the-memory-goes", dropout=0.25, accumulation_steps=2)
     assert widget.choices["optimizer_mode"].options == (("loop", 0), ("foreach", 1), ("fused", 2))
-    assert (
-        widget.choices["dropout"].options == (("off", 0), ("on", 0.1), ("25%", 0.25))
-        and widget.choices["dropout"].value == 0.25
-    )
+    assert widget.choices["dropout"].options == (("off", 0), ("on", 0.1), ("25%", 0.25))
+    assert widget.choices["dropout"].value == 0.25
     rows = [child for column in widget.children[2].children for child in column.children]
     groups = [child for child in rows if hasattr(child, "selected_index")]
     assert [(group.get_title(0), group.selected_index) for group in groups] == [
@@ -260,9 +249,8 @@ def test_a_refusal_is_said_and_the_picture_stays(fit):
     assert (total(fit), fit.sentence, fit.boxes["heads"].value) == (before, sentence, "0")
     fit.boxes["heads"].value = "24"
     assert message(fit, "heads") == message(fit, "hidden") == fit.status.value == ""
-    assert total(fit) > before and fit.sentence.endswith(
-        " Moved along: hidden size to 4,104, key value heads to 24."
-    )
+    assert total(fit) > before
+    assert fit.sentence.endswith(" Moved along: hidden size to 4,104, key value heads to 24.")
     fit.boxes["hidden"].value = "-3"
     assert fit.sentence.endswith(" to 24.")  # the picture's, which stays
     fit.sliders["layers"].value = 12
@@ -392,9 +380,8 @@ def test_a_start_with_this_machine():
         flops_per_second=1e11,
         gpu_memory_bytes=10**10,
     )
-    assert (
-        widget.shown["achieved_flops_per_second"] == 1e11 * 0.4 and widget.menus["gpu"].value == OWN
-    )
+    assert widget.shown["achieved_flops_per_second"] == 1e11 * 0.4
+    assert widget.menus["gpu"].value == OWN
     widget.menus["gpu"].value = "T4"
     assert widget.shown["flops_per_second"] == 65e12
 

@@ -19,9 +19,8 @@ def test_text_is_the_book_alone():
     byte, that came with the bytes; a file that is not packaged. (Carriage returns that a checkout
     on Windows adds are gone after reading.)"""
     text = load_text()
-    assert text.lstrip().startswith("ALICE'S ADVENTURES IN WONDERLAND") and text.endswith(
-        "THE END\n"
-    )
+    assert text.lstrip().startswith("ALICE'S ADVENTURES IN WONDERLAND")
+    assert text.endswith("THE END\n")
     assert len(text) == 148_410 and set(text) <= set(map(chr, range(32, 127))) | {"\n"}
     assert text.count("CHAPTER") == 12
     for word in ("Gutenberg", "EDITION", "License"):
@@ -47,11 +46,9 @@ def test_batches_are_windows_and_the_next_tokens():
     stream = batches(tokens, batch=4, sequence=7, generator=torch.Generator().manual_seed(0))
     for _ in range(20):
         inputs, targets = next(stream)
-        assert (
-            inputs.shape == targets.shape == (4, 7)
-            and inputs.is_contiguous()
-            and targets.is_contiguous()
-        )
+        assert inputs.shape == targets.shape == (4, 7)
+        assert inputs.is_contiguous()
+        assert targets.is_contiguous()
         assert torch.equal(targets, inputs + 1)
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
         seen |= set(inputs[:, 0].tolist())

@@ -69,10 +69,8 @@ def test_the_first_that_does_not_fit_is_the_last():
         256 * MIB, CPU, take, [dict(mib=128), dict(mib=160), dict(mib=1024), dict(mib=1)]
     )
     assert [attempt.case["mib"] for attempt in attempts] == [128, 160, 1024]
-    assert (
-        attempts[0].error == attempts[1].error == ""
-        and "can't allocate memory" in attempts[2].error
-    )
+    assert attempts[0].error == attempts[1].error == ""
+    assert "can't allocate memory" in attempts[2].error
     torch.zeros(1024 * MIB // 4)  # this process is not limited
 
 

@@ -70,13 +70,10 @@ def test_every_line_is_drawn_category_upon_category():
         "activations",
         "temporaries",
     ]
-    assert {trace.stackgroup for trace in areas.values()} == {"bytes"} and {
-        trace.line.shape for trace in areas.values()
-    } == {"hv"}
-    assert (
-        areas["optimizer states"].fillcolor == MEMORY["optimizer"].light
-        and areas["activations"].y[2] == 30
-    )
+    assert {trace.stackgroup for trace in areas.values()} == {"bytes"}
+    assert {trace.line.shape for trace in areas.values()} == {"hv"}
+    assert areas["optimizer states"].fillcolor == MEMORY["optimizer"].light
+    assert areas["activations"].y[2] == 30
     assert figure.layout.yaxis.range[0] == 0 and figure.layout.yaxis.ticksuffix == " MiB"
 
 
@@ -129,11 +126,9 @@ def test_predictions_are_rings_over_the_line_they_speak_of():
     ]
     figure = timeline_figure(STEP, predicted)
     (rings,) = [trace for trace in figure.data if trace.name == "predicted"]
-    assert (
-        list(rings.x) == [2, 3, 5]
-        and list(rings.y) == [61, 85, 42]
-        and rings.marker.symbol == "circle-open"
-    )
+    assert list(rings.x) == [2, 3, 5]
+    assert list(rings.y) == [61, 85, 42]
+    assert rings.marker.symbol == "circle-open"
     assert rings.text[1] == "loss: 85 MiB" and "rings: predicted" in words(figure)
     assert "predicted" not in [trace.name for trace in timeline_figure(STEP).data]
 
@@ -149,9 +144,7 @@ def test_nothing_to_draw_is_refused():
 def test_the_json_is_the_same_each_time():
     """Mutation: plotly's template or random ids left in."""
     text = timeline_figure(STEP).to_json()
-    assert (
-        text == timeline_figure(STEP).to_json()
-        and len(text) < 9000
-        and "uid" not in text
-        and "bdata" not in text
-    )
+    assert text == timeline_figure(STEP).to_json()
+    assert len(text) < 9000
+    assert "uid" not in text
+    assert "bdata" not in text
