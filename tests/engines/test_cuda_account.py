@@ -187,8 +187,7 @@ class OnAGpu(Ledger):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if "mm" in function.overloadpacket.__name__:
             self.gpu.workspace(
-                "forward" if current_backward() is None else "backward",
-                self.workspace_bytes,
+                "forward" if current_backward() is None else "backward", self.workspace_bytes
             )
         if "_log_softmax" in function.overloadpacket.__name__:
             self.gpu.free(self.gpu.allocate(self.scratch_bytes))

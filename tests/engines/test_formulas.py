@@ -464,8 +464,7 @@ def test_counts_of_each_part(changes):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{}, dict(key_value_heads=6), dict(key_value_heads=1, heads=3), dict(head_size=9)],
+    "changes", [{}, dict(key_value_heads=6), dict(key_value_heads=1, heads=3), dict(head_size=9)]
 )
 def test_sizes_of_heads(changes):
     """Mutation: key_value_size takes heads instead of key_value_heads."""

@@ -57,11 +57,7 @@ def test_each_picture_is_one_svg_that_says_what_it_shows(name):
     spec, shown, roots = drawn(name)
     assert len(roots) == len(spec.pictures)
     for picture, root in zip(spec.pictures, roots):
-        assert (root.get("role"), root[0].tag, root[1].tag) == (
-            "img",
-            f"{SVG}title",
-            f"{SVG}desc",
-        )
+        assert (root.get("role"), root[0].tag, root[1].tag) == ("img", f"{SVG}title", f"{SVG}desc")
         assert (root[0].text, root[1].text) == (picture.title, spec.say(shown))
         whole = ElementTree.tostring(root, encoding="unicode")
         assert not re.search(
@@ -148,11 +144,7 @@ def test_what_was_measured_fills_the_outline():
     _, _, (root,) = drawn("does-it-fit", measured)
     found = boxes(root, "measured")
     assert [width for _, _, _, width, _ in found] == pytest.approx(
-        [
-            boxes(root, "predicted")[0][3],
-            2 * boxes(root, "predicted")[1][3],
-        ],
-        abs=0.01,
+        [boxes(root, "predicted")[0][3], 2 * boxes(root, "predicted")[1][3]], abs=0.01
     )
     words = " ".join(texts(root))
     assert words.count("measured the same") == 1

@@ -47,12 +47,7 @@ WRONG = {
         ),
         "the host waits",
     ),
-    "scaled up": (
-        "clipped",
-        "parity",
-        (".clamp(max=1)", ""),
-        "They were scaled up",
-    ),
+    "scaled up": ("clipped", "parity", (".clamp(max=1)", ""), "They were scaled up"),
     "losses after the update": (
         "losses_and_weights",
         "parity",

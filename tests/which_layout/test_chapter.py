@@ -64,10 +64,7 @@ def test_runs_are_in_print():
 
     Must catch: a run that is not the one that was published; a formula that misses one of them by
     more than it says."""
-    rows = {
-        "k175": "K 175B selective",
-        "mpt7": "MPT-7b, 2048 tokens, 8 x H100 SXM 80GB",
-    }
+    rows = {"k175": "K 175B selective", "mpt7": "MPT-7b, 2048 tokens, 8 x H100 SXM 80GB"}
     by_name = {row["name"]: row for row in ROWS}
     for name, row in ((name, by_name[said]) for name, said in rows.items()):
         run, published = PUBLISHED_RUNS[name], published_layout(row)

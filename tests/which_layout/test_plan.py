@@ -231,10 +231,7 @@ def test_from_a_shell(capsys):
             dict(zero_stage=2, pipeline_parallel=2),
             "batch = 64 on gpus = 16 with pipeline_parallel = 2, zero_stage = 2: no layout",
         ),
-        (
-            dict(shard_groups=3),
-            f"shard_groups = 3 is in no legal layout: {RULES['shard_groups']}.",
-        ),
+        (dict(shard_groups=3), f"shard_groups = 3 is in no legal layout: {RULES['shard_groups']}."),
         (
             dict(offload=1, zero_stage=0),
             "batch = 64 on gpus = 16 with zero_stage = 0, offload = 1: no layout",

@@ -17,10 +17,7 @@ SMALL_SIZES = dict(layers=3, hidden=48, heads=8, max_sequence=32)
 
 
 def small_gpt(
-    dtype: torch.dtype = torch.float32,
-    seed: int | None = 0,
-    random_biases: bool = False,
-    **sizes,
+    dtype: torch.dtype = torch.float32, seed: int | None = 0, random_biases: bool = False, **sizes
 ) -> GPT:
     """The GPT that is the same on every rank, on the rank's device; a notebook's own is on the CPU.
 

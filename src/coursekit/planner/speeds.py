@@ -134,11 +134,7 @@ SPEEDS = {
         network_share=0.55,
     ),
 }
-SCORE_CLASSES = (
-    "Megatron-LM on B200",
-    "FSDP on A100",
-    "FSDP on H100",
-)  # share of scores fitted
+SCORE_CLASSES = ("Megatron-LM on B200", "FSDP on A100", "FSDP on H100")  # share of scores fitted
 NETWORK_CLASSES = ("DeepSpeed on A100", "nanotron on H100")  # share of the network fitted
 
 

@@ -132,12 +132,10 @@ class TrainingTask(NamedTuple):
 
 TASKS = (
     TrainingTask(
-        "5.3M parameters",
-        dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64),
+        "5.3M parameters", dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64)
     ),
     TrainingTask(
-        "27.3M parameters",
-        dict(layers=8, hidden=512, heads=8, vocabulary=4096, max_sequence=64),
+        "27.3M parameters", dict(layers=8, hidden=512, heads=8, vocabulary=4096, max_sequence=64)
     ),
 )
 GPU_TASK = TrainingTask(

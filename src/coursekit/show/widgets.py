@@ -172,10 +172,7 @@ class ExplorerWidget(widgets.VBox):
             "value",
         )
         self.sliders[name], self.boxes[name], self.errors[name] = slider, box, error
-        return (
-            widgets.HBox([slider, box], layout=widgets.Layout(flex_flow="row wrap")),
-            error,
-        )
+        return widgets.HBox([slider, box], layout=widgets.Layout(flex_flow="row wrap")), error
 
     def _build_choice(self, control):
         name = control.quantity

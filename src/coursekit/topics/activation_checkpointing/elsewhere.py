@@ -7,5 +7,5 @@ ELSEWHERE = {
         row="recompute.overhead",
         case={"implementation": "by hooks"},
         number=lambda ratio: 100 * (ratio - 1),
-    ),
+    )
 }

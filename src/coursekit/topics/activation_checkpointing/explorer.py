@@ -40,9 +40,7 @@ RECOMPUTE = Explorer(
         ControlGroup("Policy", ("recompute_policy", "recompute_every")),
         ControlGroup("Model and batch", ("layers", "microbatch", "sequence"), folded=True),
         ControlGroup(
-            "Ranks and kernels",
-            ("tensor_parallel", "fused_attention", "dropout"),
-            folded=True,
+            "Ranks and kernels", ("tensor_parallel", "fused_attention", "dropout"), folded=True
         ),
         ControlGroup("Host", ("pcie_bytes_per_second",), folded=True),
     ),
@@ -130,12 +128,7 @@ RECOMPUTE = Explorer(
             ("layers", "layers", "count"),
             ("kept, GB", "rank_layers_kept_bytes", "GB"),
             ("at most, GB", "rank_layers_bytes", "GB"),
-            (
-                "nothing computed again, GB",
-                "rank_layers_bytes",
-                "GB",
-                (("recompute_policy", 0),),
-            ),
+            ("nothing computed again, GB", "rank_layers_bytes", "GB", (("recompute_policy", 0),)),
             ("more operations", "recomputed_share", "percent"),
         ),
     ),

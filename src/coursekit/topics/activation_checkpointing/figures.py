@@ -38,11 +38,7 @@ def tradeoff_figure(title: str, found: Mapping[str, tuple[float, float]]) -> go.
         )
     words = dict(font=dict(size=12), standoff=6)
     figure.update_xaxes(
-        axis(
-            title=dict(text="a step, ms", **words),
-            showline=True,
-            rangemode="tozero",
-        )
+        axis(title=dict(text="a step, ms", **words), showline=True, rangemode="tozero")
     )
     figure.update_yaxes(
         axis(title=dict(text="peak, MB", **words), showgrid=True, rangemode="tozero")

@@ -139,11 +139,7 @@ def one_node() -> Iterator[PublishedRow]:
         "ring by the best protocol; 235 GB/s fitted to the largest array, 16 GiB, and 28 µs of"
         " launch to the smallest, 32 KiB",
         [
-            Pair(
-                sized(size),
-                1e-6 * A100[place],
-                fastest_time(size, 235e9, 87.7e9, 28e-6),
-            )
+            Pair(sized(size), 1e-6 * A100[place], fastest_time(size, 235e9, 87.7e9, 28e-6))
             for place, size in enumerate(nbytes)
             if size in rest
         ],
@@ -169,10 +165,7 @@ def one_node() -> Iterator[PublishedRow]:
 
 
 # --- bus bandwidths above the datasheet -----------------------------------------------------------
-NVLS = {
-    "H200": {5: 414.2, 6: 435.6, 7: 460.0, 8: 473.1},
-    "B200": {6: 778.2, 7: 811.2, 8: 838.0},
-}
+NVLS = {"H200": {5: 414.2, 6: 435.6, 7: 460.0, 8: 473.1}, "B200": {6: 778.2, 7: 811.2, 8: 838.0}}
 
 
 def switches() -> Iterator[PublishedRow]:
@@ -222,13 +215,7 @@ def networks() -> Iterator[PublishedRow]:
         "SHARP, HDR InfiniBand, large arrays",
         "Graham et al. 2020, abstract: 95% of the network's bandwidth",
         "the whole 200 Gbit/s; nothing fitted",
-        [
-            Pair(
-                "large arrays",
-                GIB / (0.95 * 25e9),
-                ask("in_network_all_reduce_seconds", **large),
-            )
-        ],
+        [Pair("large arrays", GIB / (0.95 * 25e9), ask("in_network_all_reduce_seconds", **large))],
     )
     small = dict(message_bytes=4096, link_bytes_per_second=12.5e9, switch_seconds=2.83e-6)
     yield PublishedRow(

@@ -5,5 +5,5 @@ from coursekit.exercises.elsewhere import Elsewhere
 ELSEWHERE = {
     "waiting that overlap saves, percent": Elsewhere(
         said="the room's own: these ranks stay on the CPU"
-    ),
+    )
 }

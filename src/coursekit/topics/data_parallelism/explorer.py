@@ -16,11 +16,7 @@ STEP_TIME = Explorer(
     title="How long is a step, and how much of it is waiting?",
     menus=(Menu("model", "Model", without=("experts",)), Menu("link", "Link")),
     controls=(
-        Choice(
-            "strong_scaling",
-            "of one GPU's batch, a rank has",
-            ((0, "all"), (1, "a share")),
-        ),
+        Choice("strong_scaling", "of one GPU's batch, a rank has", ((0, "all"), (1, "a share"))),
         Control("bucket_bytes", "bucket", powers_of_two(64 * KIB, 4 * GIB), "bytes"),
         Control("data_parallel", "ranks", powers_of_two(2, 4096)),
         Control("latency_seconds", "latency of the link", LATENCIES, "short duration"),

@@ -133,12 +133,7 @@ def _lines(title, each, what, lines):
             )
         )
         figure.add_annotation(
-            x=len(line),
-            y=line[-1],
-            text=name,
-            showarrow=False,
-            xanchor="right",
-            yshift=14,
+            x=len(line), y=line[-1], text=name, showarrow=False, xanchor="right", yshift=14
         )
     figure.update_xaxes(axis(title=dict(text=f"{each}s", font=dict(size=12)), nticks=6))
     figure.update_yaxes(

@@ -231,9 +231,7 @@ def overlap(task: TrainingTask, megabits_per_second: int, turns: int) -> list[Re
 # --- a step as it ran, for the chapter's picture --------------------------------------------------
 
 TRACED_TASK = TrainingTask(  # a third of the parameters is the token table, whose bucket is last
-    "traced",
-    dict(layers=6, hidden=256, heads=4, vocabulary=8192, max_sequence=128),
-    4,
+    "traced", dict(layers=6, hidden=256, heads=4, vocabulary=8192, max_sequence=128), 4
 )
 TRACED_BUCKET_BYTES = 4_000_000
 

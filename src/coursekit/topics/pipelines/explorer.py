@@ -2,15 +2,7 @@
 
 from coursekit.show.links import Divides
 from coursekit.show.schedule_pictures import SchedulePicture
-from coursekit.show.spec import (
-    Choice,
-    Control,
-    ControlGroup,
-    Explorer,
-    ExplorerTable,
-    Menu,
-    Say,
-)
+from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 
 SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04)
 
@@ -23,10 +15,7 @@ SCHEDULE = Explorer(
         Choice("microbatches", "microbatches m", tuple((m, str(m)) for m in (4, 8, 16, 32))),
         Control("transfer_seconds", "a message takes", (0, 0.001, *SECONDS[:5]), "short duration"),
         Control(
-            "last_rank_share",
-            "last rank (others 100%)",
-            (1, 1.1, 1.2, 1.3, 1.5, 2, 3),
-            "percent",
+            "last_rank_share", "last rank (others 100%)", (1, 1.1, 1.2, 1.3, 1.5, 2, 3), "percent"
         ),
         Control("microbatch_forward_seconds", "forward", SECONDS, "short duration"),
         Control("input_gradient_seconds", "gradient of the input", SECONDS, "short duration"),
@@ -37,20 +26,13 @@ SCHEDULE = Explorer(
         ControlGroup("What slows it down", ("transfer_seconds", "last_rank_share")),
         ControlGroup(
             "One rank, one microbatch",
-            (
-                "microbatch_forward_seconds",
-                "input_gradient_seconds",
-                "weight_gradient_seconds",
-            ),
+            ("microbatch_forward_seconds", "input_gradient_seconds", "weight_gradient_seconds"),
             folded=True,
         ),
     ),
     links=(
         Divides(
-            "pipeline_parallel",
-            "microbatches",
-            among=(2, 4, 8),
-            when=(("pipeline_schedule", 4),),
+            "pipeline_parallel", "microbatches", among=(2, 4, 8), when=(("pipeline_schedule", 4),)
         ),
     ),
     begin=dict(

@@ -353,11 +353,7 @@ def simulated_result(world, name: str, plan: PipelinePlan, costs: Costs, on: str
 
 RUNS = (Run(45, pipelines, dict(task=SMALL_TASK, turns=1, names=("1F1B", "zero-bubble H1"))),)
 BENCHES = (
-    Bench(
-        "pipelines",
-        race,
-        dict(task=SMALL_TASK, counts=(2,), turns=2),
-    ),
+    Bench("pipelines", race, dict(task=SMALL_TASK, counts=(2,), turns=2)),
     Bench(
         "pipelines-peaks", peaks_of_ranks, dict(task=SMALL_TASK, weigh_task=SMALL_TASK, counts=(2,))
     ),

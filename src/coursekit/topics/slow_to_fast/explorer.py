@@ -49,12 +49,7 @@ _DRAWN = {
         "activations_at_rank_embedding_bytes",
         "gathered_embedding_bytes",
     ),
-    "reduced": (
-        "reduce",
-        "gradients_at_rank_reduced_bytes",
-        "rank_batch_bytes",
-        "rank_root_bytes",
-    ),
+    "reduced": ("reduce", "gradients_at_rank_reduced_bytes", "rank_batch_bytes", "rank_root_bytes"),
     "optimizer": ("update", "rank_gradient_bytes", "rank_batch_bytes", ""),
 }
 
@@ -136,8 +131,7 @@ SLOW_TO_FAST = Explorer(
             for place, words in _IN_WORDS.items()
         ),
         Say(
-            "; it fits a card of {gpu_memory_bytes} with {free_bytes} to spare",
-            when=(("fits", 1),),
+            "; it fits a card of {gpu_memory_bytes} with {free_bytes} to spare", when=(("fits", 1),)
         ),
         Say("; a card of {gpu_memory_bytes} is {missing_bytes} short", when=(("fits", 0),)),
         Say("."),

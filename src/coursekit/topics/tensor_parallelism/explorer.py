@@ -92,11 +92,7 @@ TENSOR_PARALLEL = Explorer(
             x=T_AXIS,
             y=CurveAxis("share of the time", "percent", scale="linear"),
             lines=(
-                Line(
-                    "tensor_message_share",
-                    "no two on one node",
-                    given=(("ranks_per_node", 1),),
-                ),
+                Line("tensor_message_share", "no two on one node", given=(("ranks_per_node", 1),)),
                 Line("tensor_message_share", "all on one node", given=(("ranks_per_node", 64),)),
             ),
             point="tensor_message_share",

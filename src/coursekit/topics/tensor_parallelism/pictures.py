@@ -43,10 +43,7 @@ class CutWay(NamedTuple):
 CUT_WAYS = (
     CutWay(("tensor", "parallel"), dict(sequence_parallel=0, regather=0), "enter", "leave"),
     CutWay(
-        ("sequence", "parallel"),
-        dict(sequence_parallel=1, regather=0),
-        "gather",
-        "reduce_scatter",
+        ("sequence", "parallel"), dict(sequence_parallel=1, regather=0), "gather", "reduce_scatter"
     ),
     CutWay(
         ("gathered", "again"),

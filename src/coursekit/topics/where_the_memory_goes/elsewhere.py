@@ -2,6 +2,4 @@
 
 from coursekit.exercises.elsewhere import Elsewhere
 
-ELSEWHERE = {
-    "peak of the step, bytes": Elsewhere(row="step.peak", case={"optimizer": "foreach"}),
-}
+ELSEWHERE = {"peak of the step, bytes": Elsewhere(row="step.peak", case={"optimizer": "foreach"})}

@@ -3,15 +3,7 @@ parameter."""
 
 from coursekit.show.links import HEADS_FOLLOW, AtLeast, Ratio
 from coursekit.show.pictures import Column, MemoryBar, Part, TimelinePicture, memory_parts
-from coursekit.show.spec import (
-    Choice,
-    Control,
-    ControlGroup,
-    Explorer,
-    ExplorerTable,
-    Menu,
-    Say,
-)
+from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from coursekit.show.stops import FEED_FORWARD_SIZES, HEADS, HIDDEN_SIZES, powers_of_two
 from coursekit.topics.where_the_memory_goes.formulas.step import STEP_TIMELINE
 
@@ -66,11 +58,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
             folded=True,
         ),
     ),
-    links=(
-        Ratio("feed_forward", "hidden"),
-        *HEADS_FOLLOW,
-        AtLeast("max_sequence", "sequence"),
-    ),
+    links=(Ratio("feed_forward", "hidden"), *HEADS_FOLLOW, AtLeast("max_sequence", "sequence")),
     begin=dict(
         model="Llama 7B",
         recipe="fp32 Adam",
@@ -111,8 +99,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
         Say("at the gradient of the embedding", when=(("peak_point", 5),)),
         Say("in the optimizer's step", when=(("peak_point", 6),)),
         Say(
-            "; it fits a card of {gpu_memory_bytes} with {free_bytes} to spare",
-            when=(("fits", 1),),
+            "; it fits a card of {gpu_memory_bytes} with {free_bytes} to spare", when=(("fits", 1),)
         ),
         Say("; a card of {gpu_memory_bytes} is {missing_bytes} short", when=(("fits", 0),)),
         Say(", before libraries, the CUDA context and what the allocator rounds up."),

@@ -134,10 +134,7 @@ def model_parts(found):
         ModelPart("GELU", (), (inner,)),
         ModelPart("down, + x", ((inner, hidden), (hidden,)), (hidden,)),
     )
-    after = (
-        ModelPart("LayerNorm", norm, (hidden,)),
-        ModelPart("head, tied", (), (vocabulary,)),
-    )
+    after = (ModelPart("LayerNorm", norm, (hidden,)), ModelPart("head, tied", (), (vocabulary,)))
     return before, layer, after
 
 

@@ -39,10 +39,7 @@ KERNELS_OF_WAITS = Explorer(
         Choice("reads_value", "the wait", ((0, "synchronize()"), (1, ".item()"))),
     ),
     begin=dict(
-        kernel_row="2 µs, of a small model",
-        queued_kernels=20,
-        kernels_per_wait=5,
-        reads_value=1,
+        kernel_row="2 µs, of a small model", queued_kernels=20, kernels_per_wait=5, reads_value=1
     ),
     pictures=(
         StreamsPicture(

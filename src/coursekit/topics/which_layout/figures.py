@@ -38,10 +38,7 @@ def steps_figure(title, steps):
 
 def _stacked(title, rows, pieces, hover):
     figure = new_figure(
-        title,
-        HEAD_PIXELS + 2 * FOOT_PIXELS + _ROW_PIXELS * len(rows),
-        barmode="stack",
-        bargap=0.35,
+        title, HEAD_PIXELS + 2 * FOOT_PIXELS + _ROW_PIXELS * len(rows), barmode="stack", bargap=0.35
     )
     for words, (lengths, swatch) in pieces.items():
         figure.add_trace(

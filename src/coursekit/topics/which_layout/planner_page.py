@@ -21,12 +21,7 @@ PLAN_COLUMNS = (
     ("a step", "seconds of a step"),
     ("tokens/s", "tokens per second and GPU"),
 )
-RECOMPUTED_WORDS = {
-    0: "nothing",
-    1: "attention's core",
-    2: "all but products",
-    3: "each layer",
-}
+RECOMPUTED_WORDS = {0: "nothing", 1: "attention's core", 2: "all but products", 3: "each layer"}
 
 
 def cells(one):
@@ -160,10 +155,7 @@ def data():
         fp16=fits.LIBRARY_RECIPE_FP16,
         names=tables,
         architectures={
-            kind: {
-                **vars(architecture),
-                "names": tables.index(architecture.names),
-            }
+            kind: {**vars(architecture), "names": tables.index(architecture.names)}
             for kind, architecture in config.ARCHITECTURES.items()
         },
         causal=config.CAUSAL_MODELS,

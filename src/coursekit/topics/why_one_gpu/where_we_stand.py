@@ -59,11 +59,7 @@ BAR_PARTS = {  # look of a part -> its words, its quantities, its quantity among
     "activations": ("activations", ("activations_at_rank_peak_bytes",), ""),
     "temporaries": (
         "temporaries",
-        (
-            "temporaries_at_rank_peak_bytes",
-            "gathered_at_rank_peak_bytes",
-            "rank_workspace_bytes",
-        ),
+        ("temporaries_at_rank_peak_bytes", "gathered_at_rank_peak_bytes", "rank_workspace_bytes"),
         "",
     ),
 }

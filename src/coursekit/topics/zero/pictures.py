@@ -36,11 +36,7 @@ def four_stages(**given):
 
 def draw_stages():
     found, card = four_stages(), quantities(gpu=FIVE["gpu"])["gpu_memory_bytes"]
-    drawing, left, long = (
-        Drawing("zero-stages", "What a rank keeps in stages 0 to 3"),
-        58,
-        290,
-    )
+    drawing, left, long = Drawing("zero-stages", "What a rank keeps in stages 0 to 3"), 58, 290
     unit = long / card
     x = left
     for look, label, _ in KINDS.values():
@@ -251,10 +247,7 @@ def padded_rows():
 
 def draw_two_cuts():
     drawing = Drawing("zero-cuts", "A unit of three parameters on four ranks, cut in two ways")
-    halves = (
-        (0, "One flat tensor", flat_owners()),
-        (208, "Each parameter by rows", row_owners()),
-    )
+    halves = ((0, "One flat tensor", flat_owners()), (208, "Each parameter by rows", row_owners()))
     said_ranks = []
     for left, title, owners in halves:
         drawing.text(left, 14, title, "bold")
@@ -288,8 +281,4 @@ def draw_two_cuts():
     return drawing.svg(top + 20, words)
 
 
-PICTURES = {
-    "zero-stages": draw_stages,
-    "zero-3-step": draw_stage_3,
-    "zero-cuts": draw_two_cuts,
-}
+PICTURES = {"zero-stages": draw_stages, "zero-3-step": draw_stage_3, "zero-cuts": draw_two_cuts}

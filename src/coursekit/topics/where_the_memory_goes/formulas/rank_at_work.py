@@ -381,8 +381,7 @@ class AtWork(BOOK.section(source=_OURS, measured_by=_LEDGER)):
             where(
                 equal(q.recompute_policy, 1),
                 maximum(
-                    q.cut_layer_work_bytes,
-                    q.cut_core_second_run_bytes - q.cut_core_kept_bytes,
+                    q.cut_layer_work_bytes, q.cut_core_second_run_bytes - q.cut_core_kept_bytes
                 ),
                 q.cut_layer_work_bytes,
             ),

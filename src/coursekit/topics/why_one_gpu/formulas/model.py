@@ -120,11 +120,7 @@ class Parameters(
         r"""\Psi_\text{mlps} | parameters | parameters of a layer's MLP, or of all its experts,
         those of every token among them, and of the router, which has a column for each expert"""
         return (
-            where(
-                q.experts > 0,
-                q.experts * (q.mlp_parameters + q.hidden),
-                q.mlp_parameters,
-            )
+            where(q.experts > 0, q.experts * (q.mlp_parameters + q.hidden), q.mlp_parameters)
             + (2 + q.gated_mlp) * q.hidden * q.shared_feed_forward
         )
 
