@@ -102,6 +102,23 @@ class Drawing:
         words = escape("".join(str(sign) for _, sign in places))
         self.marks.append(f'<text x="{xs}" y="{_short(y)}"{_looks(looks)}>{words}</text>')
 
+    def legend(self, x, y, labels, column=0, most=9, letter=7):
+        """Pairs of a look and its label, `most` in a line, each a `column` from the one before, or
+        as far as its letters need."""
+        for number, (look, label) in enumerate(labels):
+            line, at = divmod(number, most)
+            left = x + at * column if column else x
+            self.box(left, y + 18 * line, 11, 11, look)
+            self.text(left + 15, y + 10 + 18 * line, label, "small")
+            x += 0 if column else 32 + letter * len(label)
+
+    def bar(self, x, y, high, parts) -> float:
+        """Pairs of a look and a width, one after the other; the end of the bar."""
+        for look, wide in parts:
+            self.box(x, y, wide, high, look)
+            x += wide
+        return x
+
     def svg(self, height, words) -> str:
         """The picture; `words` say all that it shows, to readers who hear it."""
         name, wide = self.name, PICTURE_WIDTH

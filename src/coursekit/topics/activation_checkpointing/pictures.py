@@ -122,13 +122,8 @@ def draw_steps():
             f"{name}: forward keeps {most}, at most {words} are alive, and a step has"
             f" {format_as(step.share, 'percent')} more operations"
         )
-    key = (
-        (left, "activations", "kept since forward"),
-        (left + 160, "activations pale", "computed again"),
-    )
-    for at, look, label in key:
-        drawing.box(at, floor + 10, 11, 11, look)
-        drawing.text(at + 17, floor + 20, label, "small")
+    key = (("activations", "kept since forward"), ("activations pale", "computed again"))
+    drawing.legend(left, floor + 10, key)
     words = (
         "Three outlines on one scale, operations to the right and bytes of the layers' activations"
         " upwards. They rise in forward, lie flat in the head, and fall in backward. With"

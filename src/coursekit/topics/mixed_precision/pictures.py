@@ -45,10 +45,8 @@ def draw_ranges():
     top, pitch = 32, 38
     floor = top + pitch * len(DRAWN_FORMATS) + 84
     drawing.box(x(first), top - 8, x(last) - x(first), floor - top + 8, "quiet")
-    key = ((0, "accent shade1", "all bits"), (90, "accent pale dashed", "subnormal: fewer bits"))
-    for at, look, label in key:
-        drawing.box(at + 1, 3, 11, 11, look)
-        drawing.text(at + 18, 13, label, "small")
+    key = (("accent shade1", "all bits"), ("accent pale dashed", "subnormal: fewer bits"))
+    drawing.legend(1, 3, key)
     heard = []
     for row, (name, (least, normal, most, bits, doublings)) in enumerate(ranges().items()):
         y = top + pitch * row

@@ -20,11 +20,9 @@ def draw_memory_ladder():
     drawing = Drawing("memory-ladder", "GPT-2 1.5B on six rungs: what one GPU holds at its peak")
     before = rungs[0].nbytes
     for number, rung in enumerate(rungs):
-        y, x = 24 + _PITCH * number, _LEFT
+        y = 24 + _PITCH * number
         drawing.text(0, y + 15, rung.name, "small bold")
-        for category, nbytes in rung.categories.items():
-            drawing.box(x, y, nbytes * unit, _TALL, category)
-            x += nbytes * unit
+        x = drawing.bar(_LEFT, y, _TALL, [(k, b * unit) for k, b in rung.categories.items()])
         if rung.nbytes < before:
             drawing.box(x, y, (before - rung.nbytes) * unit, _TALL, "frame dashed")
         said = f"{decimal_bytes(rung.nbytes)}, {_at(rung.place)}"

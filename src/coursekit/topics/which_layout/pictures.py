@@ -67,11 +67,9 @@ def _rows(drawing, held, card, top):
 def _key(drawing, held, top):
     """The kinds with their bytes, three in a line; the place below them."""
     seen = _seen(held)
-    for number, (kind, nbytes) in enumerate(seen):
-        x, y = BAR_LEFT + KEY_COLUMN * (number % 3), top + 17 + 18 * (number // 3)
-        drawing.box(x, y - 10, 11, 11, kind)
-        drawing.text(x + 15, y, f"{kind} {said(nbytes)}", "small")
-    return y
+    labels = [(kind, f"{kind} {said(nbytes)}") for kind, nbytes in seen]
+    drawing.legend(BAR_LEFT, top + 7, labels, KEY_COLUMN, 3)
+    return top + 17 + 18 * ((len(seen) - 1) // 3)
 
 
 # --- published runs -------------------------------------------------------------------------------
@@ -79,11 +77,7 @@ def _key(drawing, held, top):
 
 def draw_runs():
     drawing, top, sentences = Drawing("layout-runs", "Published runs beside predictions"), 0, []
-    x = BAR_LEFT
-    for look, (label, _) in SECONDS_BY_LOOK.items():
-        drawing.box(x, 3, 11, 11, look)
-        drawing.text(x + 15, 13, label, "small")
-        x += 32 + 7 * len(label)
+    drawing.legend(BAR_LEFT, 3, [(look, label) for look, (label, _) in SECONDS_BY_LOOK.items()])
     top = 30
     longest = max(max(run.predicted_seconds / run.seconds, 1) for run in PUBLISHED_RUNS.values())
     for run in PUBLISHED_RUNS.values():
@@ -92,11 +86,11 @@ def draw_runs():
         drawing.text(
             BAR_LEFT + CARD_WIDE, top + 12, f"{run.error:+.1%}".replace("-", "−"), "bold small end"
         )
-        x = BAR_LEFT
-        for look, (_, parts) in SECONDS_BY_LOOK.items():
-            wide = unit * sum(run.parts[name] for name in parts)
-            drawing.box(x, top + 18, wide, 16, look)
-            x += wide
+        seconds = {
+            look: sum(run.parts[name] for name in parts)
+            for look, (_, parts) in SECONDS_BY_LOOK.items()
+        }
+        drawing.bar(BAR_LEFT, top + 18, 16, [(look, unit * s) for look, s in seconds.items()])
         drawing.box(BAR_LEFT, top + 38, unit * run.seconds, 8, "quiet")
         words = f"predicted {run.predicted_seconds:.3g} s, published {run.seconds:.3g} s"
         drawing.text(BAR_LEFT, top + 61, words, "small soft")

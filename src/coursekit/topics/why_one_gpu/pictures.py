@@ -185,22 +185,17 @@ def draw_map():
     card = quantities(gpu=MAPPED.gpu)["gpu_memory_bytes"]
     left, top, pitch = 6, 44, 50
     unit = 336 / max(sum(kept.values()) for _, kept, _ in rows)  # beyond it there is room for a sum
-    x, entries = left, list(MAPPED_KINDS.values())
-    for look, label in entries:
-        drawing.box(x, 3, 11, 11, look)
-        drawing.text(x + 15, 13, label, "small")
-        x += 30 + 6.4 * len(label)
+    drawing.legend(left, 3, MAPPED_KINDS.values(), letter=6.1)
     edge, bottom = left + card * unit, top + pitch * len(rows)
     drawing.path(f"M{edge:.1f} 24V{bottom - 6}", "line dashed")
     drawing.text(edge + 5, 32, f"a card of {said(card)}", "small soft")
     for number, (name, kept, pays) in enumerate(rows):
-        y, at = top + pitch * number, left
+        y = top + pitch * number
         drawing.text(left, y + 11, name, "bold")
         if pays:
             drawing.text(394, y + 11, f"pays: {pays}", "small soft end")
-        for quantity, (look, _) in MAPPED_KINDS.items():
-            drawing.box(at, y + 17, kept[quantity] * unit, 20, look)
-            at += kept[quantity] * unit
+        parts = [(look, kept[quantity] * unit) for quantity, (look, _) in MAPPED_KINDS.items()]
+        at = drawing.bar(left, y + 17, 20, parts)
         beyond = edge if at < edge < at + 60 else at
         drawing.text(beyond + 6, y + 32, said(sum(kept.values())), "small bold")
     each = "; ".join(

@@ -94,19 +94,15 @@ def draw(page):
     unit = 204 / max(
         sum(bytes_of_bar(move).values()) for move in CHAPTER_MOVES
     )  # beyond it there is room for a sum
-    for number, (look, (words, _, _)) in enumerate(BAR_PARTS.items()):
-        x, y = left + 90 * (number % 3), 3 + 18 * (number // 3)
-        drawing.box(x, y, 11, 11, look)
-        drawing.text(x + 15, y + 10, words, "small")
+    drawing.legend(left, 3, [(look, words) for look, (words, *_) in BAR_PARTS.items()], 90, 3)
     edge, bottom = left + card * unit, top + pitch * len(rows) + 2
     drawing.path(f"M{edge:.1f} 44V{bottom}", "line dashed")
     drawing.text(edge + 5, 54, f"a card of {said(card)}", "small soft")
     for number, (move, parts) in enumerate(rows):
-        y, at, newest = top + pitch * number, left, number == place
+        y, newest = top + pitch * number, number == place
         drawing.text(0, y + 13, move.words, "bold small" if newest else "small soft")
-        for look, nbytes in parts.items():
-            drawing.box(at, y, nbytes * unit, 16, look if newest else f"{look} pale")
-            at += nbytes * unit
+        shade = "" if newest else " pale"
+        at = drawing.bar(left, y, 16, [(f"{k}{shade}", b * unit) for k, b in parts.items()])
         beyond = edge if at < edge < at + 60 else at
         total = said(sum(parts.values()))
         drawing.text(beyond + 5, y + 13, total, "bold small" if newest else "small soft")

@@ -38,11 +38,7 @@ def draw_stages():
     found, card = four_stages(), quantities(gpu=FIVE["gpu"])["gpu_memory_bytes"]
     drawing, left, long = Drawing("zero-stages", "What a rank keeps in stages 0 to 3"), 58, 290
     unit = long / card
-    x = left
-    for look, label, _ in KINDS.values():
-        drawing.box(x, 3, 12, 12, look)
-        drawing.text(x + 17, 14, label, "small")
-        x += 30 + 7 * len(label)
+    drawing.legend(left, 3, [(look, label) for look, label, _ in KINDS.values()])
     bottom = 42 + 4 * 46
     drawing.path(f"M{left + long} 30V{bottom}", "line dashed")
     for stage, each in enumerate(found):
@@ -155,11 +151,7 @@ def draw_stage_3():
         ink = "white" if name == "forward" else "ink"
         signs = [((begin + until) / 2, unit) for begin, until, unit in mine]
         drawing.signs(signs, top + 17, f"middle small {ink}")
-    key_x = left
-    for look, label in (("gathered", "gather"), ("communication", "reduce-scatter")):
-        drawing.box(key_x, 90, 11, 11, look)
-        drawing.text(key_x + 16, 100, label, "small")
-        key_x += 34 + 7 * len(label)
+    drawing.legend(left, 90, (("gathered", "gather"), ("communication", "reduce-scatter")))
     peak = max(whole + own for _, whole, own in held)
     floor, high = 258, 116
     y = lambda nbytes: floor - high * nbytes / (shards + peak)
@@ -177,11 +169,8 @@ def draw_stage_3():
     for nbytes in ticks:
         drawing.text(left - 6, y(nbytes) + 5, said(nbytes) if nbytes else "0", "small end")
     drawing.path(f"M{left} {floor}H{right}")
-    key_x = left
-    for look, label in (("gathered", "gathered parameters"), ("gradients", "whole gradients")):
-        drawing.box(key_x, floor + 10, 11, 11, look)
-        drawing.text(key_x + 16, floor + 20, label, "small")
-        key_x += 34 + 7 * len(label)
+    key = (("gathered", "gathered parameters"), ("gradients", "whole gradients"))
+    drawing.legend(left, floor + 10, key)
     units, unit = values["zero_flat_tensors"], values["parameters"] / values["zero_flat_tensors"]
     words = (
         f"Above, {units} units compute, forward then backward; on the link each is gathered while"
