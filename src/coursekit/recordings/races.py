@@ -33,6 +33,7 @@ from ranklab.measure.timing import median_ratio
 from shardlab.common.torch_internals import clear_cublas_workspaces
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
+from .attempts import attempt
 from .recordings import Row
 
 TURNS, WARM_UP_TURNS = 31, 3  # PyTorch arranges its buckets anew after the first step
@@ -249,15 +250,14 @@ def train_in_turns(
     turns: int = TURNS,
     optimizer_cls: type = torch.optim.AdamW,
     device: str = "cpu",
+    step: Callable = train_step,
+    tokens: Callable = TrainingTask.tokens,
 ) -> dict[str, list[float]]:
     """Seconds of a training step by each way, and by the first of them again."""
-    tokens = task.tokens(device)
-    works = {
-        name: partial(
-            train_step, *way.build(task.model(device), optimizer_cls, lr=1e-3), tokens.clone()
-        )
-        for name, way in ways.items()
-    }
+    works = {}
+    for name, way in ways.items():
+        built = way.build(task.model(device), optimizer_cls, lr=1e-3)
+        works[name] = partial(step, *built, tokens(task, device).clone())
     return in_turns(works, turns, device)
 
 
@@ -287,14 +287,16 @@ def weighed(
     optimizer_cls: type = torch.optim.AdamW,
     device: str = "cpu",
     kind: str | None = None,
+    step: Callable = train_step,
+    tokens: Callable = TrainingTask.tokens,
 ) -> Weighed:
     """The last step of a warm-up, with its peak on devices of this kind. The model is wrapped under
     the ledger, which therefore knows the tensors that the wrapper keeps."""
     empty_gpu(device)
-    net, tokens = task.model(device), task.tokens(device)
+    net, batch = task.model(device), tokens(task, device)
     with Ledger(net, device=kind or device) as ledger:
-        step = partial(train_step, *way.build(net, optimizer_cls, lr=1e-3), tokens)
-        return weigh_last(step, ledger, device)
+        work = partial(step, *way.build(net, optimizer_cls, lr=1e-3), batch)
+        return weigh_last(work, ledger, device)
 
 
 def empty_gpu(device: str):
@@ -388,6 +390,36 @@ def share_result(
         f"{group}_race.{row}",
         dict(what=what, peer=peer),
     )
+
+
+def beside(
+    group: str,
+    on: str,
+    times: dict[str, list[float]],
+    name: str,
+    peer: str,
+    step: float | None = None,
+    share: float | None = None,
+    shown: str = "",
+    **nbytes: Sequence[int],
+) -> list[Result]:
+    """One way beside its peer: its step, and each pair of bytes, its own and the peer's. `step` and
+    `share` are their limits, `shown` the way's name on the pages."""
+    shown = shown or f"{name}, {on}"
+    shares = (share_result(group, shown, row, peer, *both, share) for row, both in nbytes.items())
+    return [step_result(group, on, times, name, peer, step, shown), *shares]
+
+
+def rows_of_ways(group, part, case, world, ways, task, turns, rows_of, **settings) -> Iterator[Row]:
+    """Rows for `make gpu`: rows_of(world, way, task, case) of each way, then the times of all that
+    did not fail, which train_in_turns finds with these settings."""
+    ran, device = {}, case["device"]
+    for name, way in ways.items():
+        found = rows_of(world, way, task, dict(**case, implementation=name))
+        if (yield from attempt(f"{part}, {name}", found)):
+            ran[name] = way
+    times = world.run(train_in_turns, ran, task, turns, device=device, **settings)[0]
+    yield from step_rows(group, ran, times, case)
 
 
 def step_rows(

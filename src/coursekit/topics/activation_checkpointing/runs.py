@@ -201,12 +201,10 @@ def race(tasks: Sequence[TrainingTask] = RACED_SHAPES, turns: int = TURNS) -> li
         found = {name: weigh_way(way, task, "cpu") for name, way in WAYS.items()}
         for name, way in WAYS.items():
             for peer in way.peers:
-                what = f"{name}, {task.name}"
-                results.append(
-                    races.step_result(group, task.name, times, name, peer, way.most, what)
+                what, peaks = f"{name}, {task.name}", [found[one][1] for one in (name, peer)]
+                results += races.beside(
+                    *(group, task.name, times, name, peer, way.most, way.most), peak=peaks
                 )
-                peaks = found[name][1], found[peer][1]
-                results.append(races.share_result(group, what, "peak", peer, *peaks, way.most))
                 over = median_ratio(times, name, KEEPS_ALL)
                 theory = by_operations(way, task)
                 results.append(

@@ -24,12 +24,12 @@ from coursekit.recordings.races import (
     Run,
     TrainingTask,
     Way,
+    beside,
     fastest,
     identical,
     layouts,
-    share_result,
+    rows_of_ways,
     step_result,
-    step_rows,
     train_in_turns,
     weighed,
 )
@@ -87,15 +87,11 @@ def data_parallel(
 
 
 def on_ranks(part: str, case: dict, task: TrainingTask, turns: int) -> Iterator[Row]:
-    works = {}
     with ranks(case["ranks"], device=case["device"], announce=False) as world:
         yield from attempt(f"{part}, gradients", gradients_of(world, task, case))
-        for name, way in WAYS.items():
-            found = rows_of(world, way, task, dict(**case, implementation=name))
-            if (yield from attempt(f"{part}, {name}", found)):
-                works[name] = way
-        times = world.run(train_in_turns, works, task, turns, SGD, case["device"])[0]
-    yield from step_rows("data_parallel", works, times, case)
+        yield from rows_of_ways(
+            *("data_parallel", part, case, world, WAYS, task, turns, rows_of), optimizer_cls=SGD
+        )
 
 
 def gradients_of(world, task: TrainingTask, case: dict) -> Iterator[Row]:
@@ -173,16 +169,13 @@ def race(tasks: Sequence[TrainingTask], counts: Sequence[int], turns: int) -> li
                 what = f"{count} ranks, {task.name}"
                 hardened = [name for name, way in ways.items() if way.peers and name != CORE]
                 ours, peer = fastest(times, hardened), fastest(times, PEERS)
-                of_peer = weights[peer]
                 for name, shown, most in ((ours, what, RATIO), (CORE, f"core, {what}", None)):
-                    of_it = weights[name]
-                    peaks = of_it.peak_bytes, of_peer.peak_bytes
-                    sent = (of.messages["all_reduce"].nbytes for of in (of_it, of_peer))
-                    results += [
-                        step_result("data_parallel", what, times, name, peer, most, shown),
-                        share_result("data_parallel", shown, "peak", peer, *peaks),
-                        share_result("data_parallel", shown, "reduced", peer, *sent),
-                    ]
+                    pair = weights[name], weights[peer]
+                    results += beside(
+                        *("data_parallel", what, times, name, peer, most, None, shown),
+                        peak=[of.peak_bytes for of in pair],
+                        reduced=[of.messages["all_reduce"].nbytes for of in pair],
+                    )
                 results += [
                     step_result("data_parallel", what, times, name, peer)
                     for name in ways

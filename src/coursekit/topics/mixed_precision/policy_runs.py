@@ -35,7 +35,7 @@ from shardlab.mixed_precision.policies import (
     has_units,
 )
 
-STEP_OF_AMP, PEAK_OF_AMP = 1.0, 1.0  # of torch.amp's, at most
+OF_AMP = 1.0  # of torch.amp's time and of its peak, at most
 LOSS_STEPS = 60
 KEPT_AS = {  # the formulas' name of what a policy keeps from step to step
     "FP32": "fp32 Adam",
@@ -244,15 +244,11 @@ def beside_amp(policy, task, device, turns, units) -> list[Result]:
     times = races.in_turns(works, turns)
     what = f"{task.name}, {kind}{'' if units else ' on a CPU without units for it'}"
     results = []
-    for name, shown, step, peak in (
-        (ours, what, STEP_OF_AMP, PEAK_OF_AMP),
-        (by_core, f"core, {what}", None, None),
-    ):
+    for name, shown, most in ((ours, what, OF_AMP), (by_core, f"core, {what}", None)):
         both = peaks[name], peaks[theirs]
-        results += [
-            races.step_result("precision", what, times, name, theirs, step, shown),
-            races.share_result("precision", shown, "peak", theirs, *both, peak),
-        ]
+        results += races.beside(
+            *("precision", what, times, name, theirs, most, most, shown), peak=both
+        )
     return results
 
 

@@ -28,10 +28,8 @@ from coursekit.recordings.races import (
     Run,
     TrainingTask,
     Way,
-    Weighed,
 )
 from coursekit.recordings.recordings import Row
-from ranklab.measure.ledger import Ledger
 from ranklab.ranks import ranks
 from shardlab.gpt import GPTConfig, next_token_loss
 from shardlab.tensor_parallel import (
@@ -182,23 +180,8 @@ WAYS = {
 # --- on a rank: all ranks see the same batch ------------------------------------------------------
 
 
-def turns_of_steps(
-    ways: dict[str, Way], task: TrainingTask, turns: int, device: str = "cpu"
-) -> dict[str, list[float]]:
-    works = {}
-    for name, way in ways.items():
-        built = way.build(task.model(device), torch.optim.AdamW, lr=1e-3)
-        works[name] = partial(races.step_by, *built, task.shared_tokens(device))
-    return races.in_turns(works, turns, device)
-
-
-def weighed_step(way: Way, task: TrainingTask, device: str = "cpu") -> Weighed:
-    """The last step of a warm-up."""
-    races.empty_gpu(device)
-    net, tokens = task.model(device), task.shared_tokens(device)
-    built = way.build(net, torch.optim.AdamW, lr=1e-3)
-    with Ledger(net, built[-1]) as ledger:
-        return races.weigh_last(partial(races.step_by, *built, tokens), ledger, device)
+OWN_BACKWARD = dict(step=races.step_by, tokens=TrainingTask.shared_tokens)
+weighed_step = partial(races.weighed, **OWN_BACKWARD)
 
 
 def right_parts(way: Way, task: TrainingTask, device: str) -> tuple[int, int]:
@@ -245,19 +228,15 @@ def cut_heads(task: TrainingTask, count: int) -> TrainingTask:
 
 
 def on_ranks(part: str, case: dict, task: TrainingTask, turns: int) -> Iterator[Row]:
-    works = {}
     with ranks(case["ranks"], device=case["device"], announce=False) as world:
-        for name, way in WAYS.items():
-            found = rows_of(world, way, task, dict(**case, implementation=name))
-            if (yield from attempt(f"{part}, {name}", found)):
-                works[name] = way
-        times = world.run(turns_of_steps, works, task, turns, case["device"])[0]
-    yield from races.step_rows("tensor_parallel", works, times, case)
+        yield from races.rows_of_ways(
+            *("tensor_parallel", part, case, world, WAYS, task, turns, rows_of), **OWN_BACKWARD
+        )
 
 
 def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
     count, device = case["ranks"], case["device"]
-    found = world.run(weighed_step, way, task, device)[0]
+    found = world.run(weighed_step, way, task, device=device)[0]
     predicted = ()
     if way.peers:
         right, of = world.run(right_parts, way, task, device)[0]
@@ -292,25 +271,21 @@ def race(
 ) -> list[Result]:
     """Step times in turns, peak bytes and bytes sent of each way, beside PyTorch's of the same
     kind."""
-    results, group = [], "tensor_parallel"
+    results = []
     for count in counts:
         with ranks(count, device="cpu", announce=False) as world:
             for task in tasks:
                 found = {name: world.run(weighed_step, way, task)[0] for name, way in WAYS.items()}
-                times = world.run(turns_of_steps, WAYS, task, turns)[0]
+                times = world.run(races.train_in_turns, WAYS, task, turns, **OWN_BACKWARD)[0]
                 on = f"{count} ranks, {task.name}"
                 for name, way in WAYS.items():
                     for peer in way.peers:
-                        what = f"{name}, {on}"
                         pair = found[name], found[peer]
-                        peaks = (weight.peak_bytes for weight in pair)
-                        sent = (weight.sent_bytes(count) for weight in pair)
-                        most = way.most
-                        results += [
-                            races.step_result(group, on, times, name, peer, most, what),
-                            races.share_result(group, what, "peak", peer, *peaks, most),
-                            races.share_result(group, what, "sent", peer, *sent, most),
-                        ]
+                        results += races.beside(
+                            *("tensor_parallel", on, times, name, peer, way.most, way.most),
+                            peak=[weight.peak_bytes for weight in pair],
+                            sent=[weight.sent_bytes(count) for weight in pair],
+                        )
     return results
 
 

@@ -120,16 +120,11 @@ def zero(
 def on_ranks(
     part: str, case: dict, task: TrainingTask, turns: int, names: Iterable[str]
 ) -> Iterator[Row]:
-    device, works = case["device"], {}
+    device = case["device"]
+    # PyTorch offloads from a GPU only
+    ways = {name: WAYS[name] for name in names if device != "cpu" or name != FULLY_OFFLOADED}
     with ranks(case["ranks"], device=device, announce=False) as world:
-        for name, way in ((name, WAYS[name]) for name in names):
-            if device == "cpu" and name == FULLY_OFFLOADED:  # PyTorch offloads from a GPU only
-                continue
-            found = rows_of(world, way, task, dict(**case, implementation=name))
-            if (yield from attempt(f"{part}, {name}", found)):
-                works[name] = way
-        times = world.run(races.train_in_turns, works, task, turns, device=device)[0]
-    yield from races.step_rows("zero", works, times, case)
+        yield from races.rows_of_ways("zero", part, case, world, ways, task, turns, rows_of)
 
 
 def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
