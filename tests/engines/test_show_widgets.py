@@ -19,6 +19,7 @@ from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import format_as
 from coursekit.show.widgets import OWN, explorer
 
+FIT = "does-it-fit"
 LLAMA_STATES = states_bytes(**quantities(model="Llama 7B", recipe="bf16 + fp32 master"))
 
 
@@ -139,12 +140,14 @@ def test_a_twin_among_presets_stays_chosen(fit):
 
 def test_what_is_linked_follows(fit, long):
     """Mutations: links not applied; the ratio of the model at the start kept after another was
-    chosen (4 in GPT-2)."""
+    chosen (4 in GPT-2); the followers' boxes not written."""
     fit.menus["model"].value = "GPT-2 124M"
     fit.sliders["hidden"].value = 1024
     assert fit.values["feed_forward"] == 4096
     long.sliders["gpus_per_copy"].value = 64
     assert long.values["data_parallel"] == 16 and long.boxes["data_parallel"].value == "16"
+    long.boxes["gpus"].value = "1,001"
+    assert long.boxes["data_parallel"].value == "13" and long.boxes["gpus_per_copy"].value == "77"
 
 
 def test_it_is_drawn_once_for_each_valid_change(monkeypatch):
@@ -258,16 +261,7 @@ def test_a_refusal_is_said_and_the_picture_stays(fit):
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("0", "“layers” = 0: it must be a whole number of at least 1."),
-        ("-3", "“layers” = -3"),
-        ("2.5", "“layers” = 2.5"),
-        ("many", "“layers” = many"),
-        ("1e400", "“layers” = 1e400: "),
-        ("9" * 16, "a count is no longer exact"),
-        ("", "“layers” = nothing"),
-    ],
+    "typed, said", [("2.5", "“layers” = 2.5"), ("many", "“layers” = many"), ("", " = nothing")]
 )
 def test_bad_input_is_one_sentence_at_its_control(fit, typed, said):
     """Mutations: text given to the formulas as it is (TypeError); the typed text wiped, so that
@@ -285,52 +279,22 @@ def test_what_is_typed_is_text_and_not_markup(fit):
     assert "<img" not in message(fit, "layers") and "&lt;img" in message(fit, "layers")
 
 
-def test_degrees_fill_the_gpus(long):
-    """Mutation: the followers' boxes not written; the page then shows a machine that cannot be."""
-    long.boxes["gpus"].value = "1,001"
-    assert long.boxes["data_parallel"].value == "143" and long.boxes["gpus_per_copy"].value == "7"
-
-
 @pytest.mark.parametrize(
-    ("arguments", "error", "said"),
+    "name, arguments, error, said",
     [
-        (
-            dict(name_or_spec="does-it-float"),
-            TypeError,
-            "no explorer is named 'does-it-float'; there are bytes-per-parameter, collective-cost",
-        ),
-        (
-            dict(name_or_spec="does-it-fit", layer=3),
-            TypeError,
-            "the start: 'layer' is unknown here",
-        ),
-        (
-            dict(name_or_spec="does-it-fit", model="GPT-5"),
-            TypeError,
-            "model: 'GPT-5' is unknown here; there are GPT-2 124M",
-        ),
-        (
-            dict(name_or_spec="does-it-fit", measured=dict(states_bytes=1)),
-            TypeError,
-            "measured: 'states_bytes' is unknown here",
-        ),
-        (
-            dict(name_or_spec="does-it-fit", measured=dict(gpu_memory_bytes=1)),
-            TypeError,
-            "'gpu_memory_bytes' is unknown here",
-        ),
-        (
-            dict(name_or_spec="does-it-fit", heads=7),
-            InvalidQuantity,
-            "heads = 7 does not divide hidden",
-        ),
+        ("does-it-float", {}, TypeError, "no explorer is named 'does-it-float'; there are bytes-"),
+        (FIT, dict(layer=3), TypeError, "the start: 'layer' is unknown here"),
+        (FIT, dict(model="GPT-5"), TypeError, "model: 'GPT-5' is unknown here; there are GPT-2"),
+        (FIT, dict(measured=dict(states_bytes=1)), TypeError, "measured: 'states_bytes' is unkn"),
+        (FIT, dict(measured=dict(gpu_memory_bytes=1)), TypeError, "'gpu_memory_bytes' is unknown"),
+        (FIT, dict(heads=7), InvalidQuantity, "heads = 7 does not divide hidden"),
     ],
 )
-def test_a_wrong_call_is_refused(arguments, error, said):
+def test_a_wrong_call_is_refused(name, arguments, error, said):
     """Mutation: unknown names dropped: a measurement under a misspelt name would then vanish from
     the picture."""
     with pytest.raises(error, match=said):
-        explorer(**arguments)
+        explorer(name, **arguments)
 
 
 # ---------------------------------------------------------------- beside a measurement, and as text
@@ -412,7 +376,7 @@ def test_an_explorer_needs_neither_torch_nor_plotly_nor_an_output():
 import gc, sys, ipywidgets
 from coursekit.show.widgets import explorer
 shown = explorer("zero")
-assert not {"torch", "sympy", "plotly"} & set(sys.modules)
+assert not {"torch", "sympy", "numpy", "plotly"} & set(sys.modules)
 kinds = {type(found).__name__ for found in gc.get_objects() if isinstance(found, ipywidgets.Widget)}
 assert "HTML" in kinds and "Output" not in kinds, kinds
 """

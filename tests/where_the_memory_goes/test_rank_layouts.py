@@ -8,6 +8,7 @@ from random import Random
 from unittest import mock
 
 import pytest
+from cases import cases, given
 
 import shardlab.pipelines.hardened.step_checks
 from coursekit.formulas import MODELS, InvalidQuantity, evaluate, rank_peak_bytes
@@ -365,34 +366,23 @@ GPT2 = dict(model="GPT-2 124M", recipe="fp32 Adam", microbatch=1, sequence=1024,
 
 @pytest.mark.parametrize(
     "wrong, message",
-    [
-        (dict(tensor_parallel=5), "key_value_heads = 12 is not divisible by tensor_parallel = 5"),
-        (dict(pipeline_parallel=13), "pipeline_parallel = 13 makes 13 stages of layers = 12"),
-        (
-            dict(pipeline_parallel=4, pipeline_rank=4),
-            "pipeline_rank = 4 is not a rank of a pipeline",
-        ),
-        (
-            dict(pipeline_parallel=4, microbatches=8),
-            "microbatches = 8 beside accumulation_steps = 1: a pipeline accumulates its",
-        ),
-        (
-            dict(pipeline_parallel=4, shorter_ends=1),
-            "shorter_ends = 1 with 4 stages of layers = 12: the stages between the ends would not",
-        ),
-        (
-            dict(pipeline_parallel=4, shorter_ends=6),
-            "shorter_ends = 6 of 6 layers in a stage: the first and the last stage need at least",
-        ),
-        (dict(pipeline_parallel=2, zero_stage=3), "this book's pipelines compose with stages 0 to"),
-        (dict(tensor_parallel=2, recipe="autocast Adam"), "what autocast copies is counted for"),
-        (
-            dict(tensor_parallel=3, sequence_parallel=1, sequence=1000),
-            "sequence = 1,000 is not divisible by tensor_parallel = 3",
-        ),
-    ],
+    cases("""
+tensor_parallel=5 | key_value_heads = 12 is not divisible by tensor_parallel = 5
+pipeline_parallel=13 | pipeline_parallel = 13 makes 13 stages of layers = 12
+pipeline_parallel=4, pipeline_rank=4 | pipeline_rank = 4 is not a rank of a pipeline
+pipeline_parallel=4, microbatches=8 | microbatches = 8 beside accumulation_steps = 1: a pipeline
+    accumulates its
+pipeline_parallel=4, shorter_ends=1 | shorter_ends = 1 with 4 stages of layers = 12: the stages
+    between the ends would not
+pipeline_parallel=4, shorter_ends=6 | shorter_ends = 6 of 6 layers in a stage: the first and the
+    last stage need at least
+pipeline_parallel=2, zero_stage=3 | this book's pipelines compose with stages 0 to
+tensor_parallel=2, recipe=autocast Adam | what autocast copies is counted for
+tensor_parallel=3, sequence_parallel=1, sequence=1000 | sequence = 1,000 is not divisible by
+    tensor_parallel = 3
+"""),
 )
 def test_layouts_that_cannot_be(wrong, message):
     """Must catch: a rule about what is assumed, such as the first rank, that is never asked."""
     with pytest.raises(InvalidQuantity, match=message):
-        rank_peak_bytes(**{**GPT2, **wrong})
+        rank_peak_bytes(**{**GPT2, **given(wrong)})

@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from cases import cases, given
 
 from coursekit.__main__ import main
 from coursekit.formulas import BOOK, InvalidQuantity
@@ -205,56 +206,32 @@ def test_from_a_shell(capsys):
 
 @pytest.mark.parametrize(
     "changes, sentence",
-    [
-        (
-            dict(tensor_parallel=3),
-            f"tensor_parallel = 3 is in no legal layout: {RULES['tensor_parallel']}.",
-        ),
-        (
-            dict(tensor_parallel=16),
-            f"tensor_parallel = 16 is in no legal layout: {RULES['tensor_parallel']}.",
-        ),
-        (dict(batch=0), "batch = 0: it must be a whole number of sequences from 1 to 1,000,000."),
-        (dict(batch=2.5), "batch = 2.5: it must be a whole number of sequences"),
-        (
-            dict(batch=7, gpus=64),
-            "batch = 7 on gpus = 64: no layout: microbatch x data_parallel divides",
-        ),
-        (dict(gpus=0), "gpus = 0: gpus must be a whole number of at least 1."),
-        (dict(most=0), "most = 0: it must be a whole number of layouts of at least 1."),
-        (dict(speed="fast"), "speed = fast: it must be one of Megatron-LM on A100,"),
-        (
-            dict(model="Mixtral 8x7B", tensor_parallel=2, sequence_parallel=0),
-            "batch = 64 on gpus = 16 with tensor_parallel = 2, sequence_parallel = 0: no layout",
-        ),
-        (
-            dict(zero_stage=2, pipeline_parallel=2),
-            "batch = 64 on gpus = 16 with pipeline_parallel = 2, zero_stage = 2: no layout",
-        ),
-        (dict(shard_groups=3), f"shard_groups = 3 is in no legal layout: {RULES['shard_groups']}."),
-        (
-            dict(offload=1, zero_stage=0),
-            "batch = 64 on gpus = 16 with zero_stage = 0, offload = 1: no layout",
-        ),
-        (
-            dict(expert_parallel=2),
-            f"expert_parallel = 2 is in no legal layout: {RULES['expert_parallel']}.",
-        ),
-        (
-            dict(context_parallel=16),
-            f"context_parallel = 16 is in no legal layout: {RULES['context_parallel']}.",
-        ),
-        (
-            dict(context_parallel=2, kernels="PyTorch eager"),
-            f"context_parallel = 2 is in no legal layout: {RULES['context_parallel']}.",
-        ),
-        (dict(sequence=8192, model="GPT-2 124M"), "sequence = 8,192: GPT-2 124M has a table of"),
-        (dict(gpu="T4", recipe="bf16 + fp32 master"), "recipe = bf16 + fp32 master on a T4,"),
-    ],
+    cases(f"""
+tensor_parallel=3 | tensor_parallel = 3 is in no legal layout: {RULES["tensor_parallel"]}.
+tensor_parallel=16 | tensor_parallel = 16 is in no legal layout: {RULES["tensor_parallel"]}.
+batch=0 | batch = 0: it must be a whole number of sequences from 1 to 1,000,000.
+batch=2.5 | batch = 2.5: it must be a whole number of sequences
+batch=7, gpus=64 | batch = 7 on gpus = 64: no layout: microbatch x data_parallel divides
+gpus=0 | gpus = 0: gpus must be a whole number of at least 1.
+most=0 | most = 0: it must be a whole number of layouts of at least 1.
+speed=fast | speed = fast: it must be one of Megatron-LM on A100,
+model=Mixtral 8x7B, tensor_parallel=2, sequence_parallel=0 | batch = 64 on gpus = 16 with
+    tensor_parallel = 2, sequence_parallel = 0: no layout
+zero_stage=2, pipeline_parallel=2 | batch = 64 on gpus = 16 with pipeline_parallel = 2, zero_stage =
+    2: no layout
+shard_groups=3 | shard_groups = 3 is in no legal layout: {RULES["shard_groups"]}.
+offload=1, zero_stage=0 | batch = 64 on gpus = 16 with zero_stage = 0, offload = 1: no layout
+expert_parallel=2 | expert_parallel = 2 is in no legal layout: {RULES["expert_parallel"]}.
+context_parallel=16 | context_parallel = 16 is in no legal layout: {RULES["context_parallel"]}.
+context_parallel=2, kernels=PyTorch eager | context_parallel = 2 is in no legal layout:
+    {RULES["context_parallel"]}.
+sequence=8192, model=GPT-2 124M | sequence = 8,192: GPT-2 124M has a table of
+gpu=T4, recipe=bf16 + fp32 master | recipe = bf16 + fp32 master on a T4,
+"""),
 )
 def test_what_cannot_be(changes, sentence):
     """Must catch: an empty list, or a traceback out of NumPy, for what one sentence can say."""
-    asked = {"model": "Llama 3 8B", **ASKED, **changes}
+    asked = {"model": "Llama 3 8B", **ASKED, **given(changes)}
     with pytest.raises(InvalidQuantity) as refused:
         plan(asked.pop("model"), **asked)
     assert str(refused.value).startswith(sentence)
