@@ -1,12 +1,12 @@
-"""The stepper's steps: the plans' pictures, the formulas' numbers, and what ranks really send; the
+"""The stepper's steps: the plans' pictures, the formulas' numbers, and the plans that ranks run; the
 card before any script."""
 
 import json
 import re
-import sys
 
 import pytest
 
+from bookkit import stepper
 from coursekit.formulas import evaluate
 from coursekit.topics.collectives.steps import (
     COLLECTIVES,
@@ -193,97 +193,37 @@ def test_how_far_it_is(n):
         assert progress(name, -1) == (str(wanted.get(name, n)),) * 2, name
 
 
-# --- what ranks really send -----------------------------------------------------------------------
+# --- what is drawn is what runs -------------------------------------------------------------------
+
+RUN = {  # test_collectives.py compares these plans with the messages of ranks
+    "broadcast": plans.tree_broadcast,
+    "reduce": plans.tree_reduce,
+    "naive all-reduce": plans.naive_all_reduce,
+    "tree all-reduce": plans.tree_all_reduce,
+    "ring all-reduce": plans.ring_all_reduce,
+    "scatter": plans.scatter,
+    "gather": plans.gather,
+    "all-gather": plans.ring_all_gather,
+    "reduce-scatter": plans.ring_reduce_scatter,
+    "all-to-all": plans.all_to_all,
+    "barrier": plans.barrier,
+}
 
 
-def collectives_of(group, n, me):
-    """Name -> a call of our collective on the group's n ranks, of which this is number `me`."""
-    import torch
-
-    from shardlab import collectives
-
-    full, mine = torch.zeros(n + 3), torch.zeros(len(range(me, n + 3, n)))
-    root = full if me == 0 else None
-    return {
-        "broadcast": lambda: collectives.broadcast(full, group=group),
-        "reduce": lambda: collectives.reduce(full, group=group),
-        "naive all-reduce": lambda: collectives.all_reduce(full, group, plans.naive_all_reduce),
-        "tree all-reduce": lambda: collectives.all_reduce(full, group, plans.tree_all_reduce),
-        "ring all-reduce": lambda: collectives.all_reduce(full, group),
-        "scatter": lambda: collectives.scatter(mine, root, group=group),
-        "gather": lambda: collectives.gather(mine, root, group=group),
-        "all-gather": lambda: collectives.all_gather(full, mine, group),
-        "reduce-scatter": lambda: collectives.reduce_scatter(mine, full, group),
-        "all-to-all": lambda: collectives.all_to_all(torch.zeros(n * mine.numel()), full, group),
-        "barrier": lambda: collectives.barrier(group),
-    }
-
-
-def sent_and_received(most):
-    """On each of the groups {0 ... n - 1}, of each collective, in order: (operation, peer,
-    chunk)."""
-    import torch.distributed as dist
-
-    from ranklab.measure.communication import CommunicationLog
-
-    found = {}
-    for n in range(2, most + 1):
-        group = dist.new_group(range(n))
-        me = dist.get_rank()
-        if me >= n:
-            continue
-        for name, work in collectives_of(group, n, me).items():
-            with CommunicationLog() as log:
-                work()
-            found[name, n] = [
-                (message.operation, message.peer, message.chunk) for message in log.messages
-            ]
-    return found
-
-
-def drawn(plan, me):
-    """The messages that are drawn of a plan: in each step those that the rank receives, then those
-    that it sends."""
-    for moves in plan:
-        yield from (("recv", move.source, move.chunk) for move in moves if move.target == me)
-        yield from (("send", move.target, move.chunk) for move in moves if move.source == me)
-
-
-def carried():
-    """The data of the stepper's page: collective -> number of ranks -> data."""
-    from bookkit.stepper import script
-
-    return json.loads(re.fullmatch(r"BOOK\.steppers\.add\((.*)\);\n", script(), flags=re.DOTALL)[1])
-
-
-@pytest.mark.ranks
-def test_the_steps_drawn_are_the_messages_sent():
-    """Every collective runs on real ranks, 2 to 8 of them; the recorded log of every rank is what
-    the page draws.
-
-    Mutations: a plan drawn that is not the plan run (a ring that turns the other way, a tree for
-    the naive way, another root, a step less); a chunk's number written with the wrong digit;
-    collectives.py running another plan."""
-    import cloudpickle
-
-    from ranklab.ranks import ranks
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    page = carried()
-    with ranks(RANKS[-1], device="cpu", announce=False) as world:
-        logs = world.run(sent_and_received, RANKS[-1])
-    for me, found in enumerate(logs):
-        assert list(found) == [(name, n) for n in RANKS if me < n for name in COLLECTIVES]
-        for (name, n), log in found.items():
-            assert log == list(drawn(decode(page[name][str(n)]["moves"]), me)), (name, n, me)
+# the data of the stepper's page: collective -> number of ranks -> data
+PAGE = json.loads(
+    re.fullmatch(r"BOOK\.steppers\.add\((.*)\);\n", stepper.script(), flags=re.DOTALL)[1]
+)
 
 
 @pytest.mark.parametrize(("name", "n"), EVERY)
 def test_a_plan_goes_to_the_page_whole(name, n):
-    """Mutation: chunks above 35 written with two digits, the operator left out."""
-    plan = COLLECTIVES[name].plan(n)
-    assert decode(encode(plan)) == plan
-    data, steps = page_data(name, n), stepper_steps(name, n)
+    """Mutation: chunks above 35 written with two digits, the operator left out; a plan drawn that
+    is not the plan that runs, such as a tree for the naive way."""
+    plan = RUN[name](n)
+    assert COLLECTIVES[name].plan(n) == plan and decode(encode(plan)) == plan
+    data, steps = PAGE[name][str(n)], stepper_steps(name, n)
+    assert decode(data["moves"]) == plan and data == json.loads(json.dumps(page_data(name, n)))
     assert [len(row) for row in data["have"]] == [len(row) for row in steps[0].picture]
     assert len(data["say"]) == len(steps)
     assert all({move.operator for move in moves} in ({"+="}, {"="}) for moves in plan)
@@ -292,14 +232,7 @@ def test_a_plan_goes_to_the_page_whole(name, n):
 # --- the card -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def stepper():
-    from bookkit import stepper
-
-    return stepper
-
-
-def test_the_weight_of_a_stepper(stepper):
+def test_the_weight_of_a_stepper():
     """A stepper costs a page less than 25 kB, before a reader asks for another collective, with
     script and style.
 

@@ -36,6 +36,11 @@ CHUNKS = MappingProxyType(
 )
 
 
+CELLS = "Rows are ranks, columns are chunks."
+SUMS = "Rows are ranks, columns are chunks; the bars of a cell are the ranks whose parts are in it."
+WHOLE_SUMS = "Rows are ranks; the bars are the ranks whose arrays are in a rank's sum."
+
+
 @dataclass(frozen=True)
 class Collective:
     """A collective as the stepper knows it. Texts may name {n}; `adds` and `puts`, what is sent,
@@ -46,8 +51,8 @@ class Collective:
     want: str  # key of CHUNKS: after the last
     begin: str  # what is the case before, and what is wanted
     end: str  # what is the case after
-    progress: str
-    look: str  # what to look at
+    progress: str = "{done} of {wanted} chunks are where they belong"
+    look: str = CELLS  # what to look at
     cut: bool = True  # into n chunks; else every move carries the whole array
     # a chunk is complete when the parts of all ranks are in it; else where it is
     sums: bool = False
@@ -64,10 +69,19 @@ class Collective:
         return n if self.sums else 1
 
 
-CELLS = "Rows are ranks, columns are chunks."
-SUMS = "Rows are ranks, columns are chunks; the bars of a cell are the ranks whose parts are in it."
-WHOLE_SUMS = "Rows are ranks; the bars are the ranks whose arrays are in a rank's sum."
-
+NAIVE_ALL_REDUCE = Collective(
+    plans.naive_all_reduce,
+    "all",
+    "all",
+    cut=False,
+    sums=True,
+    adds="its array",
+    puts="the sum",
+    look=WHOLE_SUMS,
+    begin="each of the {n} ranks has an array of its own, and all want the sum.",
+    end="Now all have the sum.",
+    progress="{done} of {wanted} ranks have the sum",
+)
 COLLECTIVES = MappingProxyType(
     {
         "broadcast": Collective(
@@ -93,31 +107,9 @@ COLLECTIVES = MappingProxyType(
             end="Now rank 0 has the sum.",
             progress="Rank 0 has the sum of {done} of {wanted} arrays",
         ),
-        "naive all-reduce": Collective(
-            plans.naive_all_reduce,
-            "all",
-            "all",
-            cut=False,
-            sums=True,
-            adds="its array",
-            puts="the sum",
-            look=WHOLE_SUMS,
-            begin="each of the {n} ranks has an array of its own, and all want the sum.",
-            end="Now all have the sum.",
-            progress="{done} of {wanted} ranks have the sum",
-        ),
-        "tree all-reduce": Collective(
-            plans.tree_all_reduce,
-            "all",
-            "all",
-            cut=False,
-            sums=True,
-            adds="what it has",
-            puts="the sum",
-            look=WHOLE_SUMS,
-            begin="each of the {n} ranks has an array of its own, and all want the sum.",
-            end="Now all have the sum.",
-            progress="{done} of {wanted} ranks have the sum",
+        "naive all-reduce": NAIVE_ALL_REDUCE,
+        "tree all-reduce": replace(
+            NAIVE_ALL_REDUCE, plan=plans.tree_all_reduce, adds="what it has"
         ),
         "ring all-reduce": Collective(
             plans.ring_all_reduce,
@@ -133,28 +125,22 @@ COLLECTIVES = MappingProxyType(
             plans.scatter,
             "root",
             "own",
-            look=CELLS,
             begin="rank 0 has an array of {n} chunks, one for each rank.",
             end="Now each rank has its chunk.",
-            progress="{done} of {wanted} chunks are where they belong",
         ),
         "gather": Collective(
             plans.gather,
             "own",
             "root",
-            look=CELLS,
             begin="each rank has one chunk, and rank 0 wants all {n}.",
             end="Now rank 0 has all chunks.",
-            progress="{done} of {wanted} chunks are where they belong",
         ),
         "all-gather": Collective(
             plans.ring_all_gather,
             "own",
             "all",
-            look=CELLS,
             begin="each rank has one chunk, and all want all {n}.",
             end="Now all have all chunks.",
-            progress="{done} of {wanted} chunks are where they belong",
         ),
         "reduce-scatter": Collective(
             plans.ring_reduce_scatter,
@@ -179,7 +165,6 @@ COLLECTIVES = MappingProxyType(
             ),
             begin="each rank has {n} chunks, one for each rank.",
             end="Now each rank has what was for it.",
-            progress="{done} of {wanted} chunks are where they belong",
         ),
         "barrier": Collective(
             plans.barrier,
