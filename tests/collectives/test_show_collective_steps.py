@@ -1,5 +1,5 @@
-"""The stepper's steps: the plans' pictures, the formulas' numbers, the plans that ranks run; the card
-before any script."""
+"""The steps of the stepper: pictures of plans, numbers of formulas, the plans that ranks run; the
+card before any script."""
 
 import json
 import re
