@@ -332,10 +332,7 @@ def test_an_account_wants_the_gpus_bytes_only():
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="the ledger counts what lies anywhere"):
         CudaAccount(Ledger(model), Simulator())
-    with pytest.raises(
-        ValueError,
-        match="the model is on cpu: there is a caching allocator to account for on CUDA only",
-    ):
+    with pytest.raises(ValueError, match="the model is on cpu: there is a caching allocator to"):
         CudaAccount(Ledger(model, device="cpu"))
 
 

@@ -31,9 +31,7 @@ def test_ping_pong():
     with ranks(3, device="cpu", announce=False) as world:
         found = world.run(ping_pong)
         timings = world.run(links.all_reduce_timings, [4000, 40], repeats=2)
-        with pytest.raises(
-            RuntimeError, match="a link joins two ranks of the group's 3: not 1 and 1."
-        ):
+        with pytest.raises(RuntimeError, match="a link joins two ranks of the group's 3: not 1"):
             world.run(links.time_message, 4, 1, 1)
     times, messages = zip(*found)
     rounds = links.WARM_UP + 4
@@ -73,10 +71,7 @@ def test_fit():
         sizes, [(5e-5 + nbytes / 2e9) * factor for nbytes, factor in zip(sizes, (1, 1, 1, 1.5))]
     )
     assert noisy.latency_seconds == pytest.approx(5e-5, rel=0.1)
-    with pytest.raises(
-        ValueError,
-        match="a line wants seconds above 0 for two sizes or more: 2 for 1 sizes are too few.",
-    ):
+    with pytest.raises(ValueError, match="a line wants seconds above 0 for two sizes or more: 2"):
         links.fit_link([4, 4], [1.0, 1.0])
     with pytest.raises(ValueError, match="do not take longer when they are larger"):
         links.fit_link([4, 4_000_000], [1.0, 0.5])
@@ -102,8 +97,5 @@ def test_products_and_memory(monkeypatch):
 
 def test_a_copy_needs_two_devices():
     """Mutation: a copy from host to host given out as one to a GPU."""
-    with pytest.raises(
-        ValueError,
-        match="device = cpu: host and device are copied between where there is a CUDA GPU.",
-    ):
+    with pytest.raises(ValueError, match="device = cpu: host and device are copied between where"):
         roofline.copy_bytes_per_second(CPU, True, True)

@@ -113,10 +113,7 @@ def test_bytes_are_exact_and_refused_beyond():
     assert BOOK.formulas["product_bytes"](**given) == 2 * (2**51 + 3)
     with pytest.raises(TooLarge, match="product_bytes = 1.80e"):
         BOOK.formulas["product_bytes"](**{**given, "operation_element_bytes": 8})
-    with pytest.raises(
-        InvalidQuantity,
-        match="operation_rows = 0: operation_rows must be a whole number of at least 1.",
-    ):
+    with pytest.raises(InvalidQuantity, match="operation_rows = 0: operation_rows must be a"):
         BOOK.formulas["product_flops"](**{**given, "operation_rows": 0})
 
 

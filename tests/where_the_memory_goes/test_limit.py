@@ -92,9 +92,7 @@ def test_what_a_first_step_loads_is_not_the_works():
 @can_limit
 def test_another_error_is_no_lack_of_memory():
     """Must catch: any exception reported as "does not fit"."""
-    with pytest.raises(
-        RuntimeError, match="the process that tried it failed: ZeroDivisionError: division by zero"
-    ):
+    with pytest.raises(RuntimeError, match="the process that tried it failed: ZeroDivisionError:"):
         try_within(64 * MIB, CPU, lambda: 1 / 0, [{}])
 
     def wrong_shape():
