@@ -10,6 +10,11 @@ from coursekit.machine.limit import MemoryLimit
 from coursekit.recordings.recordings import Hardware, Recording, Row
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+T4 = dict(
+    get_device_name="Tesla T4",
+    get_device_capability=(7, 5),
+    get_device_properties=SimpleNamespace(total_memory=15_835_660_288),
+)
 
 
 def pretend(monkeypatch, **cuda):
@@ -56,13 +61,7 @@ def test_a_t4_has_no_bf16_units(monkeypatch):
 def test_the_table_of_a_gpu(monkeypatch):
     """Mutations: memory in GB; the second GPU said to be used; "fp32" said without TF32's setting;
     ranks and a backend named in a lab of one process."""
-    pretend(
-        monkeypatch,
-        device_count=2,
-        get_device_name="Tesla T4",
-        get_device_capability=(7, 5),
-        get_device_properties=SimpleNamespace(total_memory=15_835_660_288),
-    )
+    pretend(monkeypatch, device_count=2, **T4)
     rows = {row.question: row for row in capabilities.capabilities(GPU)}
     assert rows["device"].here == "Tesla T4, 14.7 GiB"
     assert rows["device"].so == "one of 2 GPUs is used"
@@ -74,13 +73,7 @@ def test_a_lab_of_several_ranks(monkeypatch):
     """Mutations: NCCL promised with one GPU for two ranks, or on the CPU of a machine with two, or
     to a lab whose ranks stay on the CPU; "one process" said; one of two GPUs said to be used where
     each rank has its own; the reason for gloo left out of the sentence."""
-    pretend(
-        monkeypatch,
-        device_count=1,
-        get_device_name="Tesla T4",
-        get_device_capability=(7, 5),
-        get_device_properties=SimpleNamespace(total_memory=15_835_660_288),
-    )
+    pretend(monkeypatch, device_count=1, **T4)
 
     def rows(device, **given):
         return {
@@ -112,13 +105,7 @@ def recording(kind):
 def test_what_is_skipped_and_what_is_replayed(monkeypatch):
     """Mutations: what needs a GPU said to be skipped on one; a recording made on a CPU replayed as
     a GPU's; other words than the book's."""
-    pretend(
-        monkeypatch,
-        device_count=1,
-        get_device_name="Tesla T4",
-        get_device_capability=(7, 5),
-        get_device_properties=SimpleNamespace(total_memory=15_835_660_288),
-    )
+    pretend(monkeypatch, device_count=1, **T4)
 
     def rows(device, **given):
         return {

@@ -200,15 +200,9 @@ def test_here_or_from_a_recording():
     as a GPU's; nothing said of why there are no rows."""
     on_gpu, here = Recording(**GOOD), [Row("step.peak", 7, "bytes")]
     on_cpu = replace(on_gpu, hardware=replace(on_gpu.hardware, kind="cpu"))
-    assert measured_or_recorded(lambda: here, [on_gpu], "no GPU") == (
-        here,
-        "measured on this machine, now",
-    )
-    assert measured_or_recorded(None, [on_cpu, on_gpu], "no GPU") == (
-        list(on_gpu.rows),
-        on_gpu.label,
-    )
-    assert measured_or_recorded(None, [on_cpu], "no GPU") == (
-        [],
-        "no GPU; not yet recorded on a GPU",
-    )
+    for measure, recordings, rows, said in (
+        (lambda: here, [on_gpu], here, "measured on this machine, now"),
+        (None, [on_cpu, on_gpu], list(on_gpu.rows), on_gpu.label),
+        (None, [on_cpu], [], "no GPU; not yet recorded on a GPU"),
+    ):
+        assert measured_or_recorded(measure, recordings, "no GPU") == (rows, said)

@@ -4,7 +4,6 @@ twin against these."""
 import pytest
 
 from coursekit.show.format import (
-    STYLES,
     format_as,
     format_bytes,
     format_count,
@@ -213,21 +212,7 @@ def test_a_bare_number_takes_the_unit_on_show(text, style, shown, value):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "abc",
-        ".",
-        "NaN",
-        "Infinity",
-        "1,2",
-        "0x10",
-        "1.1.1",
-        "12 GB",
-        "1e",
-        "--1",
-        "\u0661\u0662",
-    ],
+    "text", ["", *"abc . NaN Infinity 1,2 0x10 1.1.1 1e --1 \u0661\u0662".split(), "12 GB"]
 )
 def test_what_is_no_number_stays_text(text):
     """The registry then refuses it with its own sentence.
@@ -261,10 +246,3 @@ def test_a_difference_of_equal_times_is_nothing():
     for seconds, text in ((0, "0 s"), (4.34e-19, "0 s"), (-4.34e-19, "0 s")):
         assert format_as(seconds, "short duration") == text
     assert format_as(1.5e-15, "short duration") != "0 s"
-
-
-def test_every_style_prints_something_with_digits_or_words():
-    """Mutation: a style that returns a number, or nothing."""
-    for style in STYLES:
-        if style != "s":
-            assert isinstance(format_as(2, style), str) and format_as(2, style)

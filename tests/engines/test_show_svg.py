@@ -15,7 +15,7 @@ from coursekit.show.format import format_as
 from coursekit.show.palette import MEMORY
 from coursekit.show.spec import fill_in
 from coursekit.show.svg import drawings
-from coursekit.show.svg.canvas import SVG_WIDTH, Canvas, round_up
+from coursekit.show.svg.canvas import SVG_WIDTH, Canvas
 from coursekit.show.svg.curves import Scale, curves_svg, range_of
 from shardlab.pipelines.simulation import in_flight
 
@@ -368,9 +368,3 @@ def test_a_point_whose_lines_are_refused_has_its_axis():
     levels = {text.text: float(text.get("y")) for text in root.iter(f"{SVG}text") if text.text}
     assert "500 TB" in levels and "10 B" not in levels
     assert levels[fill_in(curves.words, shown)] > levels[curves.y.words] + 10
-
-
-def test_round_up_from_the_pictures():
-    """Must catch: a step that is below the value."""
-    for value in (0.013, 0.99, 1, 1.1, 7.3, 11.5, 64, 8.1e14):
-        assert value <= round_up(value) <= 1.51 * value
