@@ -23,7 +23,7 @@ from torch.nn import utils
 from torch.optim import SGD
 
 from ranklab.measure.communication import CommunicationLog
-from shardlab import zero
+from shardlab import data_parallel, zero
 from shardlab.data_parallel import (
     Bucketed,
     DistributedDataParallel,
@@ -38,7 +38,7 @@ from shardlab.pipelines.schedules import one_f_one_b
 from shardlab.tensor_parallel import apply_tensor_parallel, overlapped
 from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
-from shardlab.zero import core_stage3
+from shardlab.zero import core, core_stage3
 from shardlab.zero.hardened import fast_ring
 from shardlab.zero.hardened.arriving import ChunkOfSum
 from shardlab.zero.hardened.flat import Native, own_chunk
@@ -78,6 +78,10 @@ def loss_of(y: Tensor, targets: Tensor | None = None) -> Tensor:
 def far(ours: Tensor, plain: Tensor) -> float:
     """Largest difference, relative to the largest element."""
     return ((ours - plain).abs().max() / plain.abs().max().clamp(min=1e-300)).item()
+
+
+def right(found, want) -> str:
+    return RIGHT if found == want else f"{found}"
 
 
 def frozen_bias(frozen: bool) -> nn.Module:
@@ -221,9 +225,13 @@ def cut_by_depth(net, rule, **settings):
     return model, rule(model.parameters(), **settings)
 
 
-def by_hand(net, rule, **settings):
+def by_the_core(kind, net, rule, **settings):
+    return net, kind(net.parameters(), rule, **SMALL, **settings)
+
+
+def by_hand(net, rule, cut=fully_shard, **settings):
     """Stage 3 with an optimizer that zero.shard has not seen."""
-    fully_shard(net, list(net))
+    cut(net, list(net))
     return net, rule(net.parameters(), **settings)
 
 
@@ -245,11 +253,10 @@ DOORS = {
     "stage 1": Door(partial(zero.shard, stage=1, **SMALL)),
     "stage 2": Door(partial(zero.shard, stage=2, **SMALL)),
     "stage 3": Stage3(partial(zero.shard, stage=3)),
-    **{
-        f"core {stage}": Door(partial(zero.shard, stage=stage, hardened=False, **SMALL))
-        for stage in range(3)
-    },
-    "core 3": CoreStage3(partial(zero.shard, stage=3, hardened=False)),
+    "core 0": Door(partial(replicated, data_parallel.core.DistributedDataParallel, options=SMALL)),
+    "core 1": Door(partial(by_the_core, core.ShardedStates)),
+    "core 2": Door(partial(by_the_core, core.ShardedGradients)),
+    "core 3": CoreStage3(partial(by_hand, cut=core_stage3.fully_shard)),
     "by hand": Stage3(by_hand),
     "16 bits": Alone(in_half),
     "masters": Alone(with_copies),
@@ -752,17 +759,19 @@ def nothing_but_no_sync(door):
 # --- rows: clipping and scaling -------------------------------------------------------------------
 
 
-def clipped(door, rule=SGD, **settings):
-    """This book's clipping. Must catch: parameters not copied back from the host; the host's
-    gradient from the step before; clipping that sees no gradient; the local norm."""
-    beside = Beside(door, rule=rule, **settings)
+def clipped(door, rule=SGD, dtype=torch.float64, **settings):
+    """This book's clipping, and a state that is loaded. Must catch: parameters not copied back from
+    the host; the host's gradient from the step before; clipping that sees no gradient; the local
+    norm; a gradient of 16 bits given to a parameter of 32."""
+    beside = Beside(door, before=lambda net: net.to(dtype), rule=rule, **settings)
     for _ in range(3):
         beside.optimizer.zero_grad()
         beside.plain_optimizer.zero_grad()
         beside.backward()
         norms = [clip_gradients(o, 0.1) for o in (beside.optimizer, beside.plain_optimizer)]
         beside.step()
-    return beside.verdict() if far(*norms) <= CLOSE[torch.float64] else f"norms of {norms}"
+        beside.optimizer.load_state_dict(beside.optimizer.state_dict())
+    return beside.verdict() if far(*norms) <= CLOSE[dtype] else f"norms of {norms}"
 
 
 def clipped_by_torch(door, norm_type=2.0):

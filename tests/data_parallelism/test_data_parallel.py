@@ -495,31 +495,9 @@ def test_trace(three):
             assert (min(trace.messages)[0] < trace.last_gradient_seconds) == overlap
 
 
-class Mine(DistributedDataParallel):
-    """The reader's own."""
-
-
-def through_the_door() -> list[str]:
-    """On a rank: the class that hardened=False gives, then what is refused beside it."""
-    net, again = nn.Linear(3, 2), nn.Linear(3, 2)
-    given = DistributedDataParallel(net, 4, hardened=False)
-    hardened = DistributedDataParallel(again, hardened=True)
-    said = [type(given).__module__, type(hardened).__module__, str(len(given.buckets))]
-    for make in (
-        lambda: DistributedDataParallel(net),
-        lambda: DistributedDataParallel(again, hardened=False),
-        lambda: DistributedDataParallel(nn.Linear(3, 2), overlap=False, hardened=False),
-        lambda: Mine(nn.Linear(3, 2), hardened=False),
-    ):
-        with pytest.raises(CannotReplicate) as caught:
-            make()
-        said.append(str(caught.value))
-    return said
-
-
 def of_a_copy() -> str:
     """On a rank: what is said of the core's replicas of a module that a copy has."""
-    twin = copy.deepcopy(DistributedDataParallel(nn.Linear(3, 2), hardened=False))
+    twin = copy.deepcopy(core.DistributedDataParallel(nn.Linear(3, 2)))
     with pytest.raises(ValueError) as caught:
         core.DistributedDataParallel(twin.module)
     return str(caught.value)
@@ -530,19 +508,3 @@ def test_a_copys_module_has_replicas_already(worlds):
     each of them."""
     for said in worlds(2).run(of_a_copy):
         assert said == "these gradients are averaged already: build the model anew."
-
-
-def test_the_door_gives_the_core(worlds):
-    """Must catch: hardened=False that gives the hardened class, or drops bucket_bytes; hardened
-    replicas of a module that the core has, and the core of a module that has replicas, which
-    average twice; options that the core has not, left out without a word."""
-    for kind, other, buckets, *said in worlds(2).run(through_the_door):
-        assert (kind, other) == (core.__name__, DistributedDataParallel.__module__)
-        assert buckets == "2"
-        assert [sentence.partition(":")[0] for sentence in said] == [
-            "rank 0",  # this Linear has replicas in it already
-            "hardened=False, and this module has replicas already, so its gradients would be"
-            " averaged twice",
-            "DistributedDataParallel with hardened=False",
-            "Mine with hardened=False",
-        ]

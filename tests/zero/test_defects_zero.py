@@ -8,7 +8,6 @@ import gc
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import cloudpickle
 import pytest
@@ -25,7 +24,6 @@ from shardlab.common.backward import NotOurGradient
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import MasterWeights
-from shardlab.saving import save
 from shardlab.zero.hardened import stage1, stage2
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -55,44 +53,6 @@ def said(work):
         return work()
     except (ValueError, NotOurGradient, TypeError) as error:
         return f"{type(error).__name__}: {error}"
-
-
-# --- parameters -----------------------------------------------------------------------------------
-
-
-def test_what_has_no_order_and_what_is_no_leaf(two):
-    """PyTorch makes a list of a bare set; the keys of a dictionary have an order.
-
-    Must catch: values of one size swapped between parameters, because sets have another order on
-    another rank; a tensor that is computed, taken for a parameter."""
-
-    def tried():
-        net = layers(3, 3, 3)
-        every, head = set(net.parameters()), set(net[1].parameters())
-        make = partial(stage1.ShardedOptimizer, optimizer_cls=SGD)
-        return [
-            *(
-                said(partial(make, given))
-                for given in (
-                    every - head,
-                    frozenset(every),
-                    iter(every),
-                    (p for p in every),
-                    (p for p in (p for p in every) if p.requires_grad),
-                    [dict(params=every)],
-                    [dict(params=(p for p in every))],
-                )
-            ),
-            said(lambda: make([net[0].weight * 2])),
-            len(make(dict.fromkeys(net.parameters()).keys()).buckets),
-            len(make({name: p for name, p in net.named_parameters()}.values()).buckets),
-            len(make(p for p in net.parameters()).buckets),
-        ]
-
-    for *sets, computed, keys, values, generator in two.run(tried):
-        assert all(each.startswith("TypeError: the parameters are a set") for each in sets), sets
-        assert "is computed from other tensors: an optimizer takes leaves" in computed
-        assert keys == values == generator == 1
 
 
 # --- clipping and loss scaling --------------------------------------------------------------------
@@ -206,32 +166,6 @@ def test_the_norm_of_gradients_by_torch():
                 assert "averages or has taken: the norm of all is what gradient_clipping" in found
 
 
-def test_the_door(two):
-    """Must catch: an option that is taken and ignored."""
-
-    def tried():
-        make = [
-            dict(stage=4),
-            dict(stage=1, compute_dtype=torch.bfloat16),
-            dict(stage=3, bucket_bytes=100),
-            dict(stage=0, offload=True),
-            dict(stage=1, offload=True, hardened=False),
-        ]
-        empty = [said(lambda s=s: zero.shard(nn.ReLU(), SGD, stage=s)) for s in (1, 3)]
-        assert empty == ["CannotShard: ReLU has no parameters: there is nothing to shard."] * 2
-        return [said(lambda o=o: zero.shard(layers(2, 2), torch.optim.SGD, **o)) for o in make]
-
-    for found in two.run(tried):
-        assert found == [
-            "CannotShard: stage = 4: there are 0, 1, 2 and 3.",
-            "CannotShard: compute_dtype: stage 1 has bucket_bytes, collectives, offload, prefetch.",
-            "CannotShard: bucket_bytes: stage 3 has collectives, compute_dtype, device, offload,"
-            " prefetch, units.",
-            "CannotShard: offload: stage 0 has bucket_bytes.",
-            "CannotShard: offload: the core of stage 1 has bucket_bytes.",
-        ]
-
-
 def doubled(weight):
     return 2 * weight
 
@@ -298,24 +232,3 @@ def test_what_is_on_its_way_is_not_read(two, stage):
 
     Must catch: what is said at WAYS."""
     assert two.run(read_while_they_travel, stage) == [[], []]
-
-
-def by_the_core(stage):
-    """The module whose class the door gives, and what clipping and saving say."""
-    net = layers(3, 2)
-    model, optimizer = zero.shard(net, SGD, stage=stage, hardened=False, lr=1.0)
-    whose = {0: model, 3: getattr(net, "zero_unit", net[-1].__dict__.get("zero_unit"))}
-    model(torch.ones(1, 3)).sum().backward()
-    refused = (lambda: clip_gradients(optimizer, 1.0), lambda: save("/no", model, optimizer, 1))
-    saying = map(said, refused if stage in (1, 2) else ())
-    return type(whose.get(stage, optimizer)).__module__, list(saying)
-
-
-def test_the_door_gives_the_core(two):
-    """Must catch: a door that gives the hardened class for hardened=False; a norm of this rank's
-    gradients alone; a save in chunks that are cut otherwise."""
-    for stage, module in enumerate(("data_parallel.core", *["zero.core"] * 2, "zero.core_stage3")):
-        for whose, saying in two.run(by_the_core, stage):
-            assert whose == f"shardlab.{module}"
-            for sentence in saying:
-                assert sentence.startswith("CannotShard: the gradients are sharded by the core of")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .backward import owners
-from .shards import CannotShard, check_hardened, groups_of, stages_of
+from .shards import CannotShard, groups_of, stages_of
 
 # each element by itself, as the tests of stage 1 show; others are tried
 KNOWN = {
@@ -63,7 +63,6 @@ def holder_of(parameter: Tensor) -> torch.optim.Optimizer | None:
 
 def look(optimizer: torch.optim.Optimizer, *_):
     """Called before each step of any optimizer, and before a scaler unscales its gradients."""
-    check_hardened(optimizer)
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     known, landings = looked_at.get(optimizer, (None, ()))
     if known != count:
@@ -155,6 +154,8 @@ def check_elementwise(optimizer_cls: type, settings: dict, like: Tensor):
             optimizer.step()
         return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
+    if not isinstance(optimizer_cls, type):
+        raise TypeError(f"optimizer_cls = {optimizer_cls!r}: a class, such as torch.optim.AdamW.")
     name = optimizer_cls.__name__
     try:
         whole = updated(lambda matrix: [matrix])

@@ -116,21 +116,9 @@ def as_shard(
     return shard
 
 
-OF_CORE = (
-    "the gradients are sharded by the core of ZeRO, which is neither clipped, scaled nor saved:"
-    " take zero.shard(..., hardened=True)."
-)
-
-
-def check_hardened(optimizer: torch.optim.Optimizer):
-    if hasattr(optimizer, "buckets") and not hasattr(optimizer, "collectives"):
-        raise CannotShard(OF_CORE)
-
-
 def updated_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """The tensors that the optimizer updates: shards, fp32 copies, and those that every rank has
     whole. Their gradients are there afterwards."""
-    check_hardened(optimizer)
     if hasattr(optimizer, "reduce_gradients"):  # ZeRO stage 1, whose shards have no gradients yet
         optimizer.reduce_gradients()
     for holder in (optimizer, getattr(optimizer, "inner", None)):

@@ -4,7 +4,7 @@
     ladder.py    four steps from a central server to it, for any model; refuses what it cannot do
 
 The names of ladder.py are the package's. Its last step is a subclass of the core, and its buckets
-are the core's: DistributedDataParallel(net) gives it, and hardened=False the core itself.
+are the core's.
 """
 
 from .ladder import (

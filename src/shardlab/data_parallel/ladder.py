@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from .. import collectives
 from ..collective_plans import Move, Plan
 from ..common.agreement import CannotReplicate, check_replicable, hand_out
-from ..common.backward import BackwardListener, owners
+from ..common.backward import BackwardListener
 from ..common.torch_internals import at_end_of_backward, divide_into, tree_leaves, version
 from . import core
 from .core import BUCKET_BYTES, make_buckets
@@ -226,32 +226,10 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
     order on all ranks. After backward the remaining buckets, and a wait for all sums.
     `overlap=False` sends all buckets after backward, to show the benefit of overlap.
 
-    This is the hardened class: a backward sends as the core's does, for any module as Replicas
-    promise it. `hardened=False` gives the core."""
+    A backward sends as the core's does, for any module as Replicas promise it."""
 
     flat_bucket = FlatBucket
     forward, no_sync, __setstate__ = Replicas.forward, Replicas.no_sync, Replicas.__setstate__
-
-    def __new__(cls, module=None, bucket_bytes=BUCKET_BYTES, overlap=True, group=None, **named):
-        if named.get("hardened", True):
-            return super().__new__(cls)
-        if not overlap or cls is not DistributedDataParallel:
-            raise CannotReplicate(
-                f"{cls.__name__} with hardened=False: the core is no subclass, and always sends in"
-                " backward; leave hardened=False out."
-            )
-        if any(p in owners and owners[p]() is not None for p in module.parameters()):
-            raise CannotReplicate(
-                "hardened=False, and this module has replicas already, so its gradients would be"
-                " averaged twice: build the model anew."
-            )
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if not tensor.is_contiguous():
-                raise CannotReplicate(
-                    f"hardened=False, and {name} has strides {tensor.stride()}: the core hands out"
-                    " contiguous tensors alone; leave hardened=False out."
-                )
-        return core.DistributedDataParallel(module, bucket_bytes, group)
 
     def __init__(
         self,
@@ -259,8 +237,6 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
         bucket_bytes: int = BUCKET_BYTES,
         overlap: bool = True,
         group: dist.ProcessGroup | None = None,
-        *,
-        hardened: bool = True,
     ):
         Replicas.__init__(self, module, group, bucket_bytes=bucket_bytes)
         self.buckets = join_the_rest(make_buckets(reversed(self.trained), bucket_bytes))

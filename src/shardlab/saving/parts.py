@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..common.collective_wire import place
-from ..common.shards import check_hardened, cut_among, groups_of
+from ..common.shards import cut_among, groups_of
 from ..data_parallel import Replicas
 from ..zero.hardened.stage3 import sharded_units
 
@@ -47,7 +47,6 @@ class RankHolds(NamedTuple):
 def sharding_group(model: nn.Module, optimizer) -> dist.ProcessGroup | None:
     """The ranks that share a model or its optimizer's states by ZeRO, or None."""
     units = sharded_units(model)
-    check_hardened(optimizer)
     if not units and not hasattr(optimizer, "buckets"):
         return None
     group = units[0].sharded_unit.group if units else optimizer.group

@@ -2,7 +2,7 @@
 
     model, optimizer = zero.shard(model, torch.optim.AdamW, stage=2, lr=1e-3)     # the one door
 
-    core.py       stages 1 and 2 on a page; core_stage3.py has stage 3: hardened=False gives these
+    core.py       stages 1 and 2 on a page; core_stage3.py has stage 3
 
 and in hardened/, for any model and optimizer that can be sharded:
 

@@ -11,7 +11,8 @@ chunk r of each bucket, and the optimizer inside knows these chunks alone. A ste
     all-gather        each rank gets the chunks of the others             Psi elements sent
 
 Stage 1 makes all three in step(). Stage 2 makes the first one in backward, bucket by bucket, and
-frees the gradients. Rajbhandari et al. 2020, sections 5.1, 5.2 and 7.
+frees the gradients. Rajbhandari et al. 2020, sections 5.1, 5.2 and 7. Clipping, loss scaling and
+saving need zero.shard: they do not know these shards.
 
 Letters: n ranks, E elements of a bucket, with fewer than n zeros at its end so that n divides E.
 """

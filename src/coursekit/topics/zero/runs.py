@@ -22,7 +22,7 @@ from coursekit.topics.zero import deepspeed
 from ranklab.measure.weigh import storage_bytes
 from ranklab.ranks import ranks
 from shardlab.common.torch_internals import local_tensor
-from shardlab.zero import core_stage3, shard
+from shardlab.zero import core, core_stage3, shard
 from shardlab.zero.hardened import fast_ring, flat
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import sharded_units
@@ -47,8 +47,12 @@ def hardened_stage(net, optimizer_cls, stage, readable=False, **settings):
 
 
 def core_stage(net, optimizer_cls, stage, **settings):
-    """The core of a stage."""
-    return shard(net, optimizer_cls, stage=stage, hardened=False, **settings)
+    """The core of a stage, for a model with the same values on all ranks."""
+    if stage < 3:
+        kind = core.ShardedStates if stage == 1 else core.ShardedGradients
+        return net, kind(net.parameters(), optimizer_cls, **settings)
+    core_stage3.fully_shard(net, [net.embedding, *net.blocks, net.head])
+    return net, optimizer_cls(net.parameters(), **settings)
 
 
 def redundancy_optimizer(net, optimizer_cls, tuned=False, **settings):

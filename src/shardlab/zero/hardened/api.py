@@ -7,15 +7,10 @@ from torch import nn
 
 from ... import data_parallel
 from ...common.agreement import agree, changes_rows, fact, hand_out
-from ...common.backward import owners
-from ...common.optimizer_checks import check_elementwise, replaced
-from ...common.shards import OF_CORE, CannotShard, would_mix
-from ...common.torch_clip_and_scale import note, watch_steps
-from .. import core, core_stage3
+from ...common.optimizer_checks import check_elementwise
+from ...common.shards import CannotShard
 from . import stage1, stage2
 from .arriving import late_last
-from .buckets import Bucket
-from .checks import check_arguments
 from .offload import cpu_offload
 from .stage3 import fully_shard
 
@@ -25,7 +20,6 @@ OPTIONS = (
     {"bucket_bytes", "collectives", "offload", "prefetch"},
     {"units", "collectives", "offload", "compute_dtype", "device", "prefetch"},
 )
-OF_CORES = {"bucket_bytes", "units"}
 
 
 def shard(
@@ -34,7 +28,6 @@ def shard(
     *,
     stage: int,
     group=None,
-    hardened: bool = True,
     units: Iterable[nn.Module] | None = None,
     bucket_bytes: int | None = None,
     collectives=None,
@@ -48,14 +41,8 @@ def shard(
 
     optimizer_cls   torch.optim.AdamW, ...; **settings are its arguments
     group           the process group whose ranks share the model; by default the world
-    hardened        by default the classes of hardened/, for any model that can be sharded; False
-                    gives the core, the code that the chapter prints: for plain models, and in
-                    stages 1 and 2 without clipping, loss scaling and saving
     units           stage 3: see fully_shard; by default the model's children, of a list its members
     bucket_bytes    stages 0 to 2: of parameters that travel together
-
-    and the hardened classes alone:
-
     collectives     stages 1 to 3: see flat.py
     offload         stages 1 to 3: optimizer states in host memory, in stage 3 the shards as well
     compute_dtype   stage 3: see fully_shard
@@ -87,21 +74,18 @@ def shard(
         prefetch=prefetch or None,
     )
     options = {name: value for name, value in options.items() if value is not None}
-    known = OPTIONS[stage] if hardened else OPTIONS[stage] & OF_CORES
-    if others := sorted(set(options) - known):
-        of = f"stage {stage}" if hardened else f"the core of stage {stage}"
-        raise CannotShard(f"{' and '.join(others)}: {of} has {', '.join(sorted(known))}.")
-    check_arguments(optimizer_cls, options.get("bucket_bytes", 1))
+    if others := sorted(set(options) - OPTIONS[stage]):
+        known = ", ".join(sorted(OPTIONS[stage]))
+        raise CannotShard(f"{' and '.join(others)}: stage {stage} has {known}.")
     options.pop("offload", None)
     first = next(model.parameters(), None)
     if stage and first is None:
         raise CannotShard(f"{type(model).__name__} has no parameters: there is nothing to shard.")
     if stage == 3:
-        like = torch.empty(0, device=device or first.device)
+        # fully_shard refuses a model on the meta device without a device to go to
+        like = torch.empty(0, device=device or ("cpu" if first.is_meta else first.device))
         check_elementwise(optimizer_cls, settings, like)
         options["units"] = list(default_units(model)) if units is None else list(units)
-    if not hardened:
-        return core_of(stage, model, optimizer_cls, group, options, settings)
     if stage == 0:
         model = data_parallel.DistributedDataParallel(model, group=group, **options)
         return model, optimizer_cls(model.parameters(), **settings)
@@ -116,35 +100,6 @@ def shard(
         )
     fully_shard(model, group=group, shard_device="cpu" if offload else None, **options)
     optimizer_cls = late_last(optimizer_cls) if prefetch else optimizer_cls
-    return model, optimizer_cls(model.parameters(), **settings)
-
-
-def core_of(stage: int, model: nn.Module, optimizer_cls: type, group, options, settings):
-    if complaint := would_mix(model.named_parameters(), group):
-        raise CannotShard(complaint)
-    if stage == 2 and any(p in owners and owners[p]() is not None for p in model.parameters()):
-        raise CannotShard(
-            "hardened=False, and this module has replicas already, so its gradients would be"
-            " averaged twice: build the model anew."
-        )
-    hand_out(model.buffers(), group)
-    if stage in (1, 2):
-        hand_out((p for p in model.parameters() if not p.requires_grad), group)
-        check_elementwise(optimizer_cls, settings, next(model.parameters()))
-        kind = core.ShardedStates if stage == 1 else core.ShardedGradients
-        optimizer = kind(model.parameters(), optimizer_cls, group, **options, **settings)
-        optimizer.why_not_clip = lambda parameter: OF_CORE
-        for bucket in optimizer.buckets:
-            optimizer.inner.register_step_pre_hook(lambda *_, each=bucket: Bucket.check(each))
-        note(list(model.parameters()), optimizer)
-        return model, optimizer
-    if stage == 0:
-        model = data_parallel.DistributedDataParallel(model, group=group, hardened=False, **options)
-    else:
-        whole = list(model.parameters())
-        core_stage3.fully_shard(model, group=group, **options)
-        replaced(whole, by="fully_shard")
-        watch_steps()
     return model, optimizer_cls(model.parameters(), **settings)
 
 
