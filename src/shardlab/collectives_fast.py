@@ -64,9 +64,16 @@ Chunk = Tensor | list[Tensor]
 Chunks = Mapping[int, Chunk] | Sequence[Chunk]
 
 
-def run(plan: Plan, chunks: Chunks, group: Group, piece_bytes: int = PIECE_BYTES):
+def run(
+    plan: Plan,
+    chunks: Chunks,
+    group: Group,
+    piece_bytes: int = PIECE_BYTES,
+    share: float = 1,
+):
     """Make this rank's moves. A chunk is a flat tensor, in which a sum is made in place, or a list
-    of pieces. All ranks have the same `piece_bytes`."""
+    of pieces, to whose sums this rank adds `share` of its own. All ranks have the same
+    `piece_bytes`."""
     me = dist.get_rank(group)
     for moves in plan:
         receives, sends, sent = [], [], []
@@ -89,7 +96,7 @@ def run(plan: Plan, chunks: Chunks, group: Group, piece_bytes: int = PIECE_BYTES
             # NCCL returns one work object for the whole batch
             works[min(number, len(works) - 1)].wait()
             if receive.tensor is not here[place]:
-                add(receive.tensor, here, place)
+                add(receive.tensor, here, place, share)
         for work in works[len(receives) :]:
             work.wait()
         for leaving in sent:
@@ -97,9 +104,9 @@ def run(plan: Plan, chunks: Chunks, group: Group, piece_bytes: int = PIECE_BYTES
                 leaving.clear()
 
 
-def add(arrived: Tensor, here: Sequence[Tensor], place: int):
+def add(arrived: Tensor, here: Sequence[Tensor], place: int, share: float):
     if isinstance(here, list):
-        here[place] = arrived.add_(here[place])
+        here[place] = arrived.add_(here[place], alpha=share)
     else:
         here[place].add_(arrived)
 

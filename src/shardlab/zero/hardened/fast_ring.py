@@ -12,7 +12,6 @@ it is updated. Results differ by rounding only. Both are raced in `python -m ben
 from itertools import groupby
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ... import collective_plans as plans
@@ -47,22 +46,7 @@ class Ring(flat.Ring):
         first = (me - 1) % n  # the chunk that sets out here
         if n == 1 or before != 1.0:
             chunks[first] = [part * before for part in chunks[first]]
-        for moves in plans.ring_reduce_scatter(n):
-            (leaving,) = (move for move in moves if move.source == me)
-            (coming,) = (move for move in moves if move.target == me)
-            sent, chunks[leaving.chunk] = chunks[leaving.chunk], []
-            arriving = [torch.empty_like(part) for part in chunks[coming.chunk]]
-            messages = [receive(part, coming, group) for part in arriving]
-            messages += [send(part, leaving, group) for part in sent]
-            works = dist.batch_isend_irecv(messages) if messages else []
-            for number, (part, own) in enumerate(zip(arriving, chunks[coming.chunk])):
-                works[
-                    min(number, len(works) - 1)
-                ].wait()  # NCCL returns one work object for the whole batch
-                part.add_(own, alpha=before)
-            chunks[coming.chunk] = arriving
-            for work in works[len(arriving) :]:
-                work.wait()
+        self.run(plans.ring_reduce_scatter(n), chunks, group, share=before)
         own = chunks[me] or [flats[0][:0].clone()]
         tensors.clear()
         flats.clear()
@@ -87,14 +71,3 @@ class Ring(flat.Ring):
             for small, neighbours in groupby(parts, lambda part: part.nbytes < self.small_bytes)
             for part in ([torch.cat(list(neighbours))] if small else neighbours)
         ]
-
-
-def send(part: Tensor, move: plans.Move, group: Group) -> dist.P2POp:
-    """The tag is the chunk's number, by which the communication log knows it."""
-    target = dist.get_global_rank(group or dist.group.WORLD, move.target)
-    return dist.P2POp(dist.isend, part, target, group, tag=move.chunk)
-
-
-def receive(part: Tensor, move: plans.Move, group: Group) -> dist.P2POp:
-    source = dist.get_global_rank(group or dist.group.WORLD, move.source)
-    return dist.P2POp(dist.irecv, part, source, group, tag=move.chunk)

@@ -129,9 +129,10 @@ def numbered(collectives, number: int):
     if hasattr(own, "run"):  # makes moves of chunks, by whose numbers a message is known
         run, first = own.run, number << UNIT_BITS
 
-        def moved(plan, chunks, group):
+        def moved(plan, chunks, group, **named):
             plan = [[move._replace(chunk=first + move.chunk) for move in moves] for moves in plan]
-            run(plan, {first + chunk: tensor for chunk, tensor in enumerate(chunks)}, group)
+            chunks = {first + chunk: tensor for chunk, tensor in enumerate(chunks)}
+            run(plan, chunks, group, **named)
 
         own.run = moved
     return own
