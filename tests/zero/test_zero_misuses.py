@@ -21,6 +21,7 @@ from torch.nn import Parameter
 from torch.optim import SGD
 
 from shardlab import zero
+from shardlab.zero.hardened import stage1
 from shardlab.zero.hardened.full_parameters import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -338,6 +339,105 @@ def test_a_misuse(worlds, stages, sentence, does, make):
     for stage in stages:
         for found in worlds(2, patience_seconds=30).run(said, does, make, stage):
             assert re.match(re.escape(sentence).replace(r"\.\.\.", ".*"), found), (stage, found)
+
+
+# --- refused at once ------------------------------------------------------------------------------
+
+STAGE_1 = partial(stage1.ShardedOptimizer, optimizer_cls=SGD)
+SET = "TypeError: the parameters are a set"
+SHARD = partial(zero.shard, optimizer_cls=SGD)
+
+
+def on_meta():
+    with torch.device("meta"):
+        return linears(2, 2)
+
+
+def of_another_size():
+    optimizer = STAGE_1(linears(3, 2).parameters())
+    state = {0: dict(momentum_buffer=torch.ones(99))}
+    optimizer.load_state_dict(dict(state=state, param_groups=optimizer.param_groups))
+
+
+def refused(every: set) -> list[tuple]:
+    """(call, its sentence), for a model's parameters."""
+    p = Parameter(torch.ones(3))
+    return [
+        # values of one size swapped between parameters: sets have another order on another rank
+        *((lambda given=given: STAGE_1(given), SET) for given in (every, frozenset(every))),
+        (lambda: STAGE_1(iter(every)), SET),
+        (lambda: STAGE_1(p for p in (p for p in every) if p.requires_grad), SET),
+        (lambda: STAGE_1([dict(params=(p for p in every))]), SET),
+        (lambda: STAGE_1([dict(params=every)]), "TypeError: "),
+        # a tensor that is computed, taken for a parameter
+        (lambda: STAGE_1([p * 2]), "ValueError: can't optimize a non-leaf Tensor"),
+        (lambda: STAGE_1(["weight"]), "TypeError: optimizer can only optimize Tensors"),
+        (lambda: STAGE_1([]), "ValueError: optimizer got an empty parameter list"),
+        (lambda: STAGE_1([p], optimizer_cls="AdamW"), "TypeError: optimizer_cls = 'AdamW'"),
+        (
+            lambda: STAGE_1([p], bucket_bytes=0),
+            "CannotShard: bucket_bytes = 0: it must be at",
+        ),
+        (lambda: STAGE_1([p, p]), "CannotShard: rank 0: parameter 1 of shape [3] is given twice"),
+        (
+            lambda: STAGE_1(on_meta().parameters()),
+            "CannotShard: rank 0: parameter 0 is on the meta device: fill the model",
+        ),
+        (of_another_size, "CannotShard: momentum_buffer has 99 elements, this rank's shard"),
+        (
+            lambda: SHARD(on_meta(), stage=3),
+            "CannotShard: the module is on the meta device: say where its shards shall be",
+        ),
+        (
+            lambda: SHARD(linears(2, 2), stage=3, units=[nn.Linear(2, 2)]),
+            "CannotShard: the unit Linear is not part of Sequential",
+        ),
+        # an option that is taken and ignored
+        (lambda: SHARD(linears(2, 2), stage=4), "CannotShard: stage = 4: there are 0, 1, 2 and 3."),
+        (
+            lambda: SHARD(linears(2, 2), stage=1, compute_dtype=torch.bfloat16),
+            "CannotShard: compute_dtype: stage 1 has bucket_bytes, collectives, offload, prefetch.",
+        ),
+        (
+            lambda: SHARD(linears(2, 2), stage=3, bucket_bytes=100),
+            "CannotShard: bucket_bytes: stage 3 has collectives, compute_dtype, device, offload,",
+        ),
+        (
+            lambda: SHARD(linears(2, 2), stage=0, offload=True),
+            "CannotShard: offload: stage 0 has bucket_bytes.",
+        ),
+        (lambda: SHARD(linears(2, 2), stage=1, hardened=False), "TypeError: "),
+        *(
+            (
+                lambda stage=stage: SHARD(nn.ReLU(), stage=stage),
+                "CannotShard: ReLU has no parameters: there is nothing to shard.",
+            )
+            for stage in (1, 3)
+        ),
+    ]
+
+
+def not_refused() -> list[str]:
+    """On a rank: whatever does not say its sentence; the keys of a dictionary have an order."""
+    net, wrong = linears(3, 3, 3), []
+    for call, sentence in refused(set(net.parameters())):
+        try:
+            wrong.append(f"{call()} instead of {sentence}")
+        except (TypeError, ValueError) as error:
+            if not f"{type(error).__name__}: {error}".startswith(sentence):
+                wrong.append(f"{type(error).__name__}: {error}")
+    STAGE_1(dict.fromkeys(net.parameters()).keys())
+    STAGE_1(dict(net.named_parameters()).values())
+    STAGE_1(p for p in net.parameters())
+    return wrong
+
+
+def test_what_is_refused_at_once(worlds):
+    """Must catch: any of these accepted."""
+    assert worlds(2).run(not_refused) == [[], []]
+
+
+# --- initialised within unsharded -----------------------------------------------------------------
 
 
 def initialised():

@@ -12,16 +12,6 @@ from ...common.torch_internals import hooks_of_others
 from .flat import Group
 
 
-def check_arguments(optimizer_cls, bucket_bytes: int):
-    if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
-        raise TypeError(
-            f"optimizer_cls = {optimizer_cls!r}: it must be a class of optimizers, such as"
-            " torch.optim.AdamW."
-        )
-    if not bucket_bytes > 0:
-        raise CannotShard(f"bucket_bytes = {bucket_bytes!r}: it must be above 0.")
-
-
 def refuse_sets(parameters):
     """Raise TypeError for a set, or for a generator that goes through one."""
     while isgenerator(parameters):
@@ -34,14 +24,11 @@ def refuse_sets(parameters):
 
 
 def named_list(parameters: Tensor | Iterable) -> list[tuple[str, nn.Parameter]]:
-    """(name, parameter), with a number for a missing name."""
+    """(name, parameter) of what PyTorch's optimizers take, with a number for a missing name."""
     refuse_sets(parameters)
-    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    named = [p if isinstance(p, tuple) else (f"parameter {k}", p) for k, p in enumerate(given)]
-    for name, parameter in named:
-        if not isinstance(parameter, Tensor):
-            raise TypeError(f"{name} is a {type(parameter).__name__}: an optimizer takes tensors.")
-    return named
+    (group,) = torch.optim.SGD([{"params": parameters}]).param_groups
+    numbers = [f"parameter {k}" for k in range(len(group["params"]))]
+    return list(zip(group.get("param_names", numbers), group["params"]))
 
 
 def check_parameters(
@@ -68,8 +55,6 @@ def complaint_of_group(named: list[tuple[str, nn.Parameter]], others: list[nn.Pa
                 f"{name} is on the meta device: fill the model (to_empty and its initialisation)"
                 " before the sharded optimizer is made."
             )
-        if not parameter.is_leaf:
-            return f"{name} is computed from other tensors: an optimizer takes leaves."
         if parameter in known:
             return (
                 f"{name} of shape {list(parameter.shape)} is given twice: each belongs to one"

@@ -29,7 +29,6 @@ from .. import core
 from .arriving import UnderWay
 from .buckets import BUCKET_BYTES, Bucket, into_buckets
 from .checks import (
-    check_arguments,
     check_parameters,
     check_state,
     check_unfrozen,
@@ -64,7 +63,8 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         prefetch: bool = False,
         **settings,
     ):
-        check_arguments(optimizer_cls, bucket_bytes)
+        if bucket_bytes < 1:
+            raise CannotShard(f"bucket_bytes = {bucket_bytes}: it must be at least 1.")
         refuse_sets(params)  # of which torch makes a list
         self.optimizer_cls, self.settings, self.inner = optimizer_cls, settings, None
         self.group, self.bucket_bytes, self.collectives = group, bucket_bytes, collectives
