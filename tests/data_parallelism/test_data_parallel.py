@@ -222,21 +222,6 @@ def test_what_each_kind_sends(world, make):
         assert sum(nbytes for _, nbytes in sent) == without
 
 
-def sent_under_no_sync():
-    """Messages within no_sync(), and of the backward after it beside the number of buckets."""
-    model, sent = wrapped(DistributedDataParallel, built(plain, seed=0)), []
-    for context in (model.no_sync, nullcontext):
-        with CommunicationLog() as log, context():
-            loss_of(model(part(0, 0))).backward()
-        sent.append(len(log.messages))
-    return sent[0], sent[1] - len(model.buckets)
-
-
-def test_no_sync_sends_nothing(three):
-    """Must catch: hooks that ignore no_sync; a flag that stays off after it."""
-    assert three.run(sent_under_no_sync) == [(0, 0)] * 3
-
-
 def sent_around_a_ring(elements):
     with CommunicationLog() as log:
         collectives.all_reduce(torch.zeros(elements, dtype=torch.float64))

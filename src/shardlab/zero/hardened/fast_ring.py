@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ... import collective_plans as plans
 from ... import collectives_fast
+from ...collectives_fast import PIECE_BYTES
 from ...common.collective_wire import Group, place, wire
 from . import flat
 from .flat import chunk_of
 
 SMALL_BYTES = 512 << 10  # a tensor below that is sent together with its neighbours
-PIECE_BYTES = 4 << 20  # while one piece is added, the next is under way
 
 
 class Ring(flat.Ring):
