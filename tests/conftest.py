@@ -310,6 +310,7 @@ def builder(folder):
                         "bookkit.mathml",
                         "bookkit.explorer",
                         "bookkit.formulas",
+                        "bookkit.formula_sheet",
                     ],
                     "html_math_renderer": "mathml",
                     "root_doc": "index",

@@ -75,7 +75,7 @@ def test_what_there_is_not(steps, given, sentence):
         ("shards", "```{shards} 5\n```", "stage = 5: the card shows 0 to 3."),
         ("shards", "```{shards} 1\n:ranks: 1\n```", "ranks = 1: the card shows 2 to 8."),
         ("shards", "```{shards} one\n```", "invalid literal"),
-        ("shards", "```{shards} 1\n```\n\n" * 2, "a card of shards is on this page already."),
+        ("shards", "```{shards} 1\n```\n\n" * 2, "shards: the card is on this page already."),
     ],
 )
 def test_a_wrong_directive_is_a_warning(kind, text, sentence, tmp_path):

@@ -15,20 +15,19 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``schedules`` schedules of pipelines as small grids, from the lists that ranks run
 - ``bits``     a number in six formats, bit by bit
 - ``gradients`` recorded gradients beside what a format holds
-- ``formulas`` numbers and equations out of the formula registry, and the formula sheet
+- ``formulas`` numbers and equations out of the formula registry; ``formula_sheet`` prints it
 - ``laws``     short formulas that the registry confirms while the book is built
 - ``glossary`` words with a definition, shown on hover
 - ``objectives`` the opening of a chapter: objectives and measured times, beside its first picture
 - ``chapters`` a chapter by the number that the contents give it
 - ``ways``     from page to page: each chapter's question, the way to its lab and back
-- ``described`` what others show of a page: its title, its question, its first sentences
-- ``twins``    each page once more as Markdown, and llms.txt, which lists them
+- ``described`` what others show of a page: its title, its question, its first sentences; and
+  llms.txt, which lists the pages with a sentence each
 - ``diffs``    what changes from one class or function to the next, out of the source
 - ``lab_pages`` a lab's page without the guesses of the stored lab
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
 - ``search``   the text of all pages, for a search that works from a disk
-- ``unseen``   what no style rule shows is not written
 - ``offline``  what the theme ships and nobody uses is left out; no page asks anything outside the
   book
 - ``policy``   a page runs the scripts of the book and no others
@@ -43,6 +42,7 @@ __version__ = "0.1.0"
 BEFORE_CARDS = ("build", "mathml", "boxes", "chapters")
 AFTER_CARDS = (
     "formulas",
+    "formula_sheet",
     "laws",
     "glossary",
     "ways",
@@ -51,10 +51,8 @@ AFTER_CARDS = (
     "recorded",
     "lab_pages",
     "look",
-    "unseen",
     "search",
     "described",
-    "twins",
     "offline",
     "policy",
     "address",

@@ -24,11 +24,9 @@ from urllib.parse import urlsplit
 import yaml
 from docutils import nodes
 from sphinx.errors import ExtensionError
-from sphinx.util import logging
 
+from bookkit.cards import warn
 from bookkit.learner import write_learner_edition
-
-logger = logging.getLogger(__name__)
 
 DOWNLOADS = "downloads"  # folder of the built book for wheel and learners' notebooks
 PROVIDERS = ("github", "gitlab")
@@ -125,13 +123,7 @@ def chapter_lab(app, docname: str) -> str:
     """Docname of the lab that a chapter names in its front matter, or ""."""
     lab = app.env.metadata.get(docname, {}).get("lab", "")
     if lab and lab not in app.env.found_docs:
-        logger.warning(
-            "lab is %r; there is no such page in the book",
-            lab,
-            location=docname,
-            type="bookkit",
-            subtype="lab",
-        )
+        warn(docname, "lab", f"lab is {lab!r}; there is no such page in the book")
         return ""
     return lab
 
@@ -166,13 +158,8 @@ def lab_links(app, lab: str) -> list[Link]:
         up = "../" * lab.count("/")
         links.append(Link("Download shardlab", f"{up}{DOWNLOADS}/{wheel}", wheel))
     else:
-        logger.warning(
-            "no shardlab wheel in %s: make book puts one there",
-            app.config.bookkit_wheel_folder,
-            location=lab,
-            type="bookkit",
-            subtype="wheel",
-        )
+        folder = app.config.bookkit_wheel_folder
+        warn(lab, "wheel", f"no shardlab wheel in {folder}: make book puts one there")
     return links
 
 

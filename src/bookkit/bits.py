@@ -14,17 +14,20 @@ import json
 from html import escape
 
 from docutils import nodes
-from sphinx.util import logging
-from sphinx.util.docutils import SphinxDirective
 
-from bookkit import stepper
-from bookkit.cards import FULL_SCREEN, anchors, live
+from bookkit.cards import (
+    STATUS,
+    CardDirective,
+    add_card,
+    foot,
+    frame,
+    menu,
+    table,
+)
 from coursekit import topics
 
 # The topic whose formats these are, found by what it has.
 _card = topics.the_one_with("CARD_FORMATS", "explorer")
-
-logger = logging.getLogger(__name__)
 
 IDENT = "bits"
 
@@ -33,54 +36,37 @@ class bits(nodes.General, nodes.Element):
     """The place of the card in a page."""
 
 
-class BitsDirective(SphinxDirective):
-    def run(self):
-        if next(self.state.document.findall(bits), None) is not None:
-            logger.warning(
-                "bits: the card is on this page already.",
-                location=self.get_location(),
-                type="bookkit",
-                subtype="bits",
-            )
-            return []
-        node = bits()
-        self.set_source_info(node)
-        return [node]
+class BitsDirective(CardDirective):
+    required_arguments = 0
+
+    def make(self):
+        self.first_on_this_page(bits)
+        return bits()
 
 
 def card():
     """The card as HTML, at the first example."""
     (_, value, step), *_ = _card.EXAMPLES
-    options = "".join(
-        f'<option value="{place}"{" selected" if place == 0 else ""}>{escape(words)}</option>'
-        for place, (words, *_) in enumerate(_card.EXAMPLES)
-    )
+    examples = {place: words for place, (words, *_) in enumerate(_card.EXAMPLES)}
     shown = _card.words_of_all(value, step)
     blocks = "".join(_block(kind, shown[name]) for name, kind in _card.CARD_FORMATS.items())
     data = json.dumps(_card.bits_data(), separators=(",", ":"))
-    return f"""
-<div class="explorer bits wide" id="{IDENT}" role="group" aria-labelledby="{IDENT}-title">
-{live("bits")}
-<p class="explorer-title" id="{IDENT}-title">One number, six formats</p>
-<div class="explorer-menus">{_box("value", "Number", value)}{_box("step", "and add", step)}
-<div class="explorer-menu"><label for="{IDENT}-try">Try</label>
-<select id="{IDENT}-try"><option value="" hidden>own numbers</option>{options}</select></div></div>
+    inside = f"""<div class="explorer-menus">{_box("value", "Number", value)}
+{_box("step", "and add", step)}
+{menu(f"{IDENT}-try", "Try", examples, 0, own="own numbers")}</div>
 <div class="explorer-picture"><p class="explorer-caption">Sizes that a format has, by powers of ten:
 a filled bar is where numbers have all their bits, an outlined bar where they have fewer and fewer.
 The solid line is the number, the dashed line the number that is added.</p>
 <div class="explorer-drawing"></div></div>
 <div class="explorer-words" id="{IDENT}-words">
 <p class="explorer-sentence">{escape(_card.sentence(value, step))}</p></div>
-<p class="explorer-status" role="status"></p>
+{STATUS}
 <div class="bits-rows"><p class="bits-legend"><span class="bits-sign">sign</span>
 <span class="bits-exponent">exponent</span><span class="bits-fraction">fraction</span>
 Click a bit to flip it, or go there with Tab and the arrow keys and press space.</p>{blocks}</div>
-<div class="explorer-fallback">{_table(value, step, shown)}</div>
-<div class="explorer-foot"><button type="button" class="explorer-reset">Reset</button>
-{FULL_SCREEN}</div>
-<script>BOOK.bits("{IDENT}", {data});</script>
-</div>
-"""
+{foot(_table(value, shown))}
+<script>BOOK.bits("{IDENT}", {data});</script>"""
+    return frame(IDENT, "explorer bits", "bits", "One number, six formats", inside)
 
 
 def _box(key, label, value):
@@ -127,38 +113,21 @@ def _switches(kind, field, text):
     return "".join(made)
 
 
-def _table(value, step, shown):
-    rows = "".join(
-        f'<tr><th scope="row">{name}</th><td><code>{words.bits}</code></td>'
-        f"<td>{escape(words.value)}</td><td>{escape(words.error)}</td>"
-        f"<td>{escape(words.neighbours)}</td><td>{escape(words.sum)}</td></tr>"
+def _table(value, shown):
+    rows = [
+        (
+            name,
+            f"<code>{words.bits}</code>",
+            *map(escape, (words.value, words.error, words.neighbours, words.sum)),
+        )
         for name, words in shown.items()
-    )
+    ]
     heads = ("Format", "Bits", "Its number", "Error", "Neighbours", "After the addition")
-    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
-    return (
-        f'<table class="table"><caption>{_card.written(value)} in six formats</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    )
+    return table(f"{_card.written(value)} in six formats", heads, rows)
 
 
-def _visit_html(writer, node):
-    writer.body.append(anchors(node) + card())
-    raise nodes.SkipNode
-
-
-def _add_scripts(app, pagename, templatename, context, doctree):
-    """Plain scripts in the page's head: they are there when the parser meets the card."""
-    if doctree is not None and next(doctree.findall(bits), None) is not None:
-        for place, sheet in enumerate(("explorer.css", "bits.css")):
-            app.add_css_file(sheet, priority=810 + place)
-        app.add_js_file("svg.js", priority=811)
-        app.add_js_file("bits.js", priority=815)
+FILES = {"explorer.css": 810, "bits.css": 811, "svg.js": 811, "bits.js": 815}
 
 
 def setup(app):
-    app.add_node(
-        bits, html=(_visit_html, None), text=(stepper.skip, None), latex=(stepper.skip, None)
-    )
-    app.add_directive("bits", BitsDirective)
-    app.connect("html-page-context", _add_scripts)
+    add_card(app, bits, BitsDirective, lambda node, builder: card(), FILES)

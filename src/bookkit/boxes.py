@@ -26,6 +26,8 @@ from docutils.parsers.rst import directives
 from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
+from bookkit.cards import add_files, classed
+
 LABELS = {
     "predict": "Predict",
     "measured": "Measured",
@@ -123,17 +125,10 @@ class QuotedBox(SphinxTransform):
             quotation.replace_self(box)
 
 
-def _add_scripts(app, pagename, templatename, context, doctree):
-    if doctree is not None and any(
-        "asks" in box["classes"] for box in doctree.findall(nodes.admonition)
-    ):
-        app.add_css_file("predict.css", priority=812)
-        app.add_js_file("predict.js", priority=812, loading_method="defer")
-
-
 def setup(app):
     for kind in LABELS:
         app.add_directive(kind, Box)
     app.add_directive("answer", Answer)
     app.add_transform(QuotedBox)
-    app.connect("html-page-context", _add_scripts)
+    asks = classed("asks", nodes.admonition)
+    add_files(app, asks, {"predict.css": 812, "predict.js": 812}, loading_method="defer")

@@ -1,21 +1,38 @@
-"""The base of the directives of cards and pictures: an author's mistake is a warning at its place,
-and the page goes on without the card."""
+"""The parts that cards and pictures share: their directive, their frame, their table, and the files
+that a page with one loads.
 
+An author's mistake is a warning at its place, and the page goes on without the card. A card is HTML
+that a script makes live; without one, and on paper, a table says what it shows.
+"""
+
+import json
+import re
+from html import escape
+
+from docutils import nodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 logger = logging.getLogger(__name__)
 
 
-def anchors(node):
-    """The places to which links to a card lead: the labels that stand above it in the text."""
-    return "".join(f'<span id="{name}"></span>' for name in node["ids"])
+def warn(place, subtype, said):
+    """A warning at a place of the book, by which the build stops."""
+    logger.warning("%s", said, location=place, type="bookkit", subtype=subtype)
 
+
+# --- a card as HTML -------------------------------------------------------------------------------
 
 FULL_SCREEN = (  # last in a card's foot: book.js
     '<button type="button" class="present-open" title="On the whole screen, for a room: f">Full'
     " screen</button>"
 )
+RESET = '<button type="button" class="explorer-reset">Reset</button>'
+STATUS = '<p class="explorer-status" role="status"></p>'
+
+
+def json_in_html(data):
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
 def live(function):
@@ -25,9 +42,94 @@ def live(function):
     return f'<script>if ({there}) document.currentScript.parentNode.classList.add("live");</script>'
 
 
+def frame(ident, look, function, title, inside, attributes=""):
+    """A card with its title; `look` are its classes, BOOK.`function` makes it live."""
+    return f"""
+<div class="{look} wide" id="{ident}"{attributes} role="group" aria-labelledby="{ident}-title">
+{live(function)}
+<p class="explorer-title" id="{ident}-title">{title}</p>
+{inside}
+</div>
+"""
+
+
+def foot(fallback, before="", after=""):
+    """The end of a card: the table for print and for readers without JavaScript, and buttons."""
+    return f"""<div class="explorer-fallback">{fallback}</div>
+<div class="explorer-foot">{before}{RESET}
+{after}{FULL_SCREEN}</div>"""
+
+
+def table(caption, heads, rows, numbers=(), named=True):
+    """A table of HTML texts. The first cell of a row is its name where rows are `named`, columns in
+    `numbers` are right-aligned, and the last cell takes the columns for which a row has no text."""
+    looks = [' class="number"' if column in numbers else "" for column in range(len(heads))]
+
+    def cell(row, column):
+        if named and column == 0:
+            return f'<th scope="row">{row[0]}</th>'
+        spare = len(heads) - len(row) if column == len(row) - 1 else 0
+        look = f' colspan="{spare + 1}"' if spare else looks[column]
+        return f"<td{look}>{row[column]}</td>"
+
+    head = "".join(f'<th scope="col"{look}>{text}</th>' for text, look in zip(heads, looks))
+    body = "".join(f"<tr>{''.join(cell(row, n) for n in range(len(row)))}</tr>" for row in rows)
+    return (
+        f'<table class="table"><caption>{caption}</caption><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def node_table(heads, rows, numeric=()):
+    """A table of texts and nodes, as nodes; columns in `numeric` are right-aligned."""
+
+    def row(cells):
+        entries = []
+        for column, cell in enumerate(cells):
+            inner = nodes.paragraph("", "", nodes.Text(cell) if isinstance(cell, str) else cell)
+            entries.append(
+                nodes.entry("", inner, classes=["text-right"] if column in numeric else [])
+            )
+        return nodes.row("", *entries)
+
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in heads), cols=len(heads))
+    group += [nodes.thead("", row(heads)), nodes.tbody("", *map(row, rows))]
+    return nodes.table("", group)
+
+
+def menu(ident, label, choices, chosen, own="", attributes=""):
+    """A menu of names, or of words for values; `own` is said while none of them is chosen."""
+    known = choices.items() if isinstance(choices, dict) else ((None, name) for name in choices)
+    options = f'<option value="" hidden>{own}</option>' if own else ""
+    for value, words in known:
+        given = "" if value is None else f' value="{value}"'
+        selected = " selected" if chosen == (words if value is None else value) else ""
+        options += f"<option{given}{selected}>{escape(words)}</option>"
+    return (
+        f'<div class="explorer-menu"><label for="{ident}">{escape(label)}</label>'
+        f'<select id="{ident}"{attributes}>{options}</select></div>'
+    )
+
+
+def radio_buttons(ident, key, label, choices, chosen):
+    """Buttons, one of them pressed; `choices`: value -> what is written on it."""
+    buttons = "".join(
+        f'<label><input type="radio" name="{ident}-{key}"'
+        f' value="{value}"{" checked" if value == chosen else ""}><span>{text}</span></label>'
+        for value, text in choices.items()
+    )
+    return f"""<div class="explorer-menu"><span id="{ident}-{key}">{label}</span>
+<div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-{key}">
+{buttons}</div></div>"""
+
+
+# --- in a Sphinx build ----------------------------------------------------------------------------
+
+
 class CardDirective(SphinxDirective):
-    """A directive that puts one card into the page. `make()` returns the card's node, or raises
-    ValueError with what the author has to mend; then the page has a warning instead."""
+    """A directive that puts one card into the page. `make()` returns the card's node, None where
+    there is nothing to show, or raises ValueError with what the author has to mend; then the page
+    has a warning instead."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -36,13 +138,9 @@ class CardDirective(SphinxDirective):
         try:
             node = self.make()
         except ValueError as wrong:
-            logger.warning(
-                f"{self.name}: %s",
-                wrong,
-                location=self.get_location(),
-                type="bookkit",
-                subtype=self.name,
-            )
+            warn(self.get_location(), self.name, f"{self.name}: {wrong}")
+            return []
+        if node is None:
             return []
         self.set_source_info(node)
         return [node]
@@ -58,7 +156,73 @@ class CardDirective(SphinxDirective):
         """The cards of a kind of node that stand above."""
         return list(self.state.document.findall(kind))
 
-    def first_on_this_page(self, kind, name):
-        """ValueError where a card of the kind and of that name stands above."""
-        if any(node["name"] == name for node in self.on_this_page(kind)):
-            raise ValueError(f"{name!r} is on this page already.")
+    def first_on_this_page(self, kind, name=None):
+        """ValueError where a card of the kind, and of that name if it has one, stands above."""
+        if any(node.get("name") == name for node in self.on_this_page(kind)):
+            said = "the card" if name is None else repr(name)
+            raise ValueError(f"{said} is on this page already.")
+
+    def figure(self, html, *looks, **more):
+        """A figure with a picture of HTML and the directive's content as its caption."""
+        figure = nodes.container(classes=["figure", *looks], **more)
+        figure += nodes.raw("", html, format="html")
+        self.state.nested_parse(self.content, self.content_offset, figure)
+        return figure
+
+
+def add_node(app, kind, html):
+    """Make a node known to Sphinx: it is the HTML of `html(node, builder)` in pages, below places
+    for the labels that stand above it in the text, and nothing elsewhere."""
+
+    def visit_html(writer, node):
+        labels = "".join(f'<span id="{name}"></span>' for name in node["ids"])
+        writer.body.append(labels + html(node, writer.builder))
+        raise nodes.SkipNode
+
+    def skip(writer, node):
+        raise nodes.SkipNode
+
+    app.add_node(kind, html=(visit_html, None), text=(skip, None), latex=(skip, None))
+
+
+def add_element(app, kind, start):
+    """Make a node known to Sphinx whose children stand in an element of HTML;
+    `start(node, builder)` is its start tag."""
+
+    def visit(writer, node):
+        writer.body.append(start(node, writer.builder))
+        writer.context.append(f"</{re.match('<([a-z]+)', writer.body[-1])[1]}>")
+
+    def depart(writer, node):
+        writer.body.append(writer.context.pop())
+
+    app.add_node(kind, html=(visit, depart))
+
+
+def add_files(app, holds, files, **script):
+    """Let each page with nodes that `holds` (a class, or a condition) finds load style sheets and
+    plain scripts: name -> place in the page's head, or a function of the nodes that returns these.
+    A plain script is there when the parser meets the first card."""
+
+    def add(app, pagename, templatename, context, doctree):
+        found = list(doctree.findall(holds)) if doctree is not None else []
+        if found:
+            for name, place in (files(found) if callable(files) else files).items():
+                if name.endswith(".css"):
+                    app.add_css_file(name, priority=place)
+                else:
+                    app.add_js_file(name, priority=place, **script)
+
+    app.connect("html-page-context", add)
+
+
+def add_card(app, kind, directive, html, files):
+    """A card: its node, its directive, which has the name of the class of nodes, and its files."""
+    add_node(app, kind, html)
+    app.add_directive(kind.__name__, directive)
+    add_files(app, kind, files)
+
+
+def classed(name, kind=nodes.container):
+    """The condition that a node is of a kind and has a class."""
+    return lambda node: isinstance(node, kind) and name in node["classes"]

@@ -11,12 +11,10 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx import addnodes
-from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
 from bookkit import words
-
-logger = logging.getLogger(__name__)
+from bookkit.cards import warn
 
 ONLY_NUMBER = " as number"
 
@@ -27,14 +25,8 @@ class ChapterRole(SphinxRole):
         pages = words.chapters(Path(self.env.srcdir))
         numbers = {page.stem: number for number, page in enumerate(pages, 1)}
         if name not in numbers:
-            logger.warning(
-                "chapter: %r is not a page of a numbered part; there are %s.",
-                name,
-                ", ".join(numbers),
-                location=self.get_location(),
-                type="bookkit",
-                subtype="chapters",
-            )
+            said = f"chapter: {name!r} is not a page of a numbered part; there are "
+            warn(self.get_location(), "chapters", f"{said}{', '.join(numbers)}.")
             return [nodes.Text(name)], []
         said = str(numbers[name]) if self.text != name else f"chapter {numbers[name]}"
         target = pages[numbers[name] - 1].relative_to(self.env.srcdir).with_suffix("")

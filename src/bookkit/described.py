@@ -4,14 +4,19 @@
 The description is the question in a chapter's front matter and the first paragraph of the page.
 ``og:url`` is written where `_address.yml` says at which address the book is read. A page asks for
 nothing because of these tags: others read them.
+
+``llms.txt`` lists the pages by part, each with the first sentence of its description, for programs
+that read.
 """
 
 import re
-from html import escape
+from html import escape, unescape
+from pathlib import Path
 
 from docutils import nodes
 from markupsafe import Markup
 
+TAG = re.compile(r'<meta (?:name|property)="([^"]+)" content="([^"]*)"/>')
 MOST = 220  # letters; search engines show about 160
 
 
@@ -30,14 +35,6 @@ def first_sentences(doctree) -> str:
         if said:
             return said
     return ""
-
-
-def one_sentence(env, pagename, doctree) -> str:
-    """The question of a page, else its first sentence, else its title."""
-    question = env.metadata.get(pagename, {}).get("question", "")
-    first = re.match(r"\S.*?[.?!](?=\s|$)", first_sentences(doctree))
-    title = env.titles[pagename].astext()
-    return question or (first[0] if first else f"{title}.")
 
 
 def _describe(app, pagename, templatename, context, doctree):
@@ -62,5 +59,43 @@ def _describe(app, pagename, templatename, context, doctree):
     context["bookkit_described"] = Markup("\n  ".join(lines))
 
 
+def _pages(site_map, name, part=""):
+    """(caption of its part, page) of the pages below one, in the order of the contents."""
+    for tree in site_map[name].subtrees:
+        part = tree.caption or part
+        for page in map(str, tree.items):
+            yield part, page
+            yield from _pages(site_map, page, part)
+
+
+def listed(output, root, pages, book) -> str:
+    """The text of llms.txt, from the descriptions that the pages carry."""
+
+    def said(page):
+        tags = re.findall(TAG, (output / f"{page}.html").read_text("utf-8"))
+        found = {name: unescape(what) for name, what in tags}
+        sentence = re.match(r"\S.*?[.?!](?=\s|$)", found["description"])
+        return found["og:title"], sentence[0] if sentence else found["description"]
+
+    lines, last = [f"# {book}", "", f"> {said(root)[1]}"], None
+    for part, page in pages:
+        if part != last:
+            lines += ["", f"## {part}", ""]
+            last = part
+        title, sentence = said(page)
+        lines.append(f"- [{title}]({page}.html): {sentence}")
+    return "\n".join([*lines, ""])
+
+
+def _write_list(app, exception):
+    site_map = getattr(app.env, "external_site_map", None)
+    if exception or app.builder.format != "html" or site_map is None:
+        return
+    output, root = Path(app.outdir), app.config.root_doc
+    text = listed(output, root, _pages(site_map, root), app.config.html_title)
+    (output / "llms.txt").write_text(text, encoding="utf-8")
+
+
 def setup(app):
     app.connect("html-page-context", _describe)
+    app.connect("build-finished", _write_list)

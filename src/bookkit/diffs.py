@@ -26,13 +26,12 @@ from textwrap import dedent
 from docutils import nodes
 from docutils.parsers.rst import directives
 from pygments import highlight
+from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
-from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from bookkit.unseen import CodeFormatter
+from bookkit.cards import add_files, add_node, warn
 
-logger = logging.getLogger(__name__)
 SIGNS = {"both": " ", "out": "\N{MINUS SIGN}", "in": "+"}
 
 
@@ -80,7 +79,7 @@ def coloured(text):
     """Each line of Python as HTML, its indent in front of every element. What spans lines, such as
     a docstring, is closed at the end of each."""
     lines = (
-        highlight(text, PythonLexer(stripnl=False), CodeFormatter(nowrap=True))
+        highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
         .removesuffix("\n")
         .split("\n")
     )
@@ -140,16 +139,8 @@ class SourceDiffDirective(SphinxDirective):
             first, second = (Path(file).read_text(encoding="utf-8") for file in (path, into))
             lines, words = diff(first, before, after, second, self.options.get("context"))
         except (OSError, SyntaxError, NoDiff) as error:
-            logger.warning(
-                "source-diff %s, %r to %r: %s",
-                self.arguments[0],
-                before,
-                after,
-                error,
-                location=self.get_location(),
-                type="bookkit",
-                subtype="diff",
-            )
+            said = f"source-diff {self.arguments[0]}, {before!r} to {after!r}: {error}"
+            warn(self.get_location(), "diff", said)
             return []
         caption = nodes.container(classes=["source-diff-caption"])
         names = (
@@ -172,7 +163,7 @@ class SourceDiffDirective(SphinxDirective):
         return [nodes.container("", caption, node, classes=["source-diff"])]
 
 
-def _visit_html(writer, node):
+def _html(node, builder):
     """A row for each line: sign and indent, then the rest, which goes on below itself where it
     breaks."""
     rows = []
@@ -188,25 +179,13 @@ def _visit_html(writer, node):
             f" {' ' * indent}</span><span>{line[indent:]}</span>\n</{tag}>"
         )
     label = escape(node["label"])
-    writer.body.append(
+    return (
         '<div class="highlight-diff"><div class="highlight"><pre role="group"'
         f' aria-label="{label}">' + "".join(rows) + "</pre></div></div>\n"
     )
-    raise nodes.SkipNode
-
-
-def _visit_other(writer, node):
-    raise nodes.SkipNode
-
-
-def _add_style(app, pagename, templatename, context, doctree):
-    if doctree is not None and next(doctree.findall(source_diff), None) is not None:
-        app.add_css_file("diff.css", priority=811)
 
 
 def setup(app):
-    app.add_node(
-        source_diff, html=(_visit_html, None), text=(_visit_other, None), latex=(_visit_other, None)
-    )
+    add_node(app, source_diff, _html)
     app.add_directive("source-diff", SourceDiffDirective)
-    app.connect("html-page-context", _add_style)
+    add_files(app, source_diff, {"diff.css": 811})

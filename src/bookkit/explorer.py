@@ -22,7 +22,16 @@ import rjsmin
 from docutils import nodes
 
 from bookkit import room
-from bookkit.cards import FULL_SCREEN, CardDirective, anchors, live
+from bookkit.cards import (
+    STATUS,
+    CardDirective,
+    add_card,
+    foot,
+    frame,
+    json_in_html,
+    menu,
+    table,
+)
 from bookkit.explorer_data import data_of, functions_of
 from bookkit.mathml import to_mathml
 from coursekit.formulas import BOOK
@@ -52,10 +61,7 @@ def card(spec, sheet=None, script=None):
     they are asked for; without one they stand in the card."""
     ident, start = f"explorer-{spec.name}", spec.start()
     computed = spec.compute(start)
-    data = json.dumps(data_of(spec), separators=(",", ":"), ensure_ascii=False).replace(
-        "<", "\\u003c"
-    )
-    menus = "".join(_menu(ident, spec, menu) for menu in spec.menus)
+    menus = "".join(_menu(ident, spec, asked) for asked in spec.menus)
     controls = _controls(spec, start)
     first, *others = (
         f'<div class="explorer-picture"><p class="explorer-caption">{escape(picture.title)}</p>'
@@ -73,12 +79,8 @@ def card(spec, sheet=None, script=None):
         if script
         else f'<details class="explorer-why"><summary>Why?</summary>{why(spec, sheet)}</details>'
     )
-    return f"""
-<div class="explorer wide" id="{ident}" data-explorer="{spec.name}" role="group"
- aria-labelledby="{ident}-title">
-{live("start")}
-<p class="explorer-title" id="{ident}-title">{escape(spec.title)}</p>
-<div class="explorer-body">
+    copy = '<button type="button" class="explorer-copy">Copy as Python</button>\n'
+    inside = f"""<div class="explorer-body">
 <div class="explorer-menus">{menus}</div>
 <div class="explorer-controls">{controls}</div>
 <div class="explorer-shown"><div class="explorer-pinned">{first}
@@ -87,20 +89,16 @@ def card(spec, sheet=None, script=None):
 <p class="explorer-stale">last valid values</p></div>{parts}{_others(spec, others)}
 {"</div>" + detail if tall(spec) else detail + "</div>"}
 </div>
-<p class="explorer-status" role="status"></p>
-<div class="explorer-fallback">{_table(spec)}</div>
-<div class="explorer-foot">{equations}
-<button type="button" class="explorer-reset">Reset</button>
-<button type="button" class="explorer-copy">Copy as Python</button>
-{FULL_SCREEN}</div>
+{STATUS}
+{foot(_table(spec), equations, copy)}
 <pre class="explorer-python" tabindex="0" hidden></pre>
-<script type="application/json">{data}</script>
+<script type="application/json">{json_in_html(data_of(spec))}</script>
 <script>
 {functions_of(spec)}
 BOOK.start({json.dumps(ident)});
-</script>
-</div>
-"""
+</script>"""
+    attributes = f' data-explorer="{spec.name}"'
+    return frame(ident, "explorer", "start", escape(spec.title), inside, attributes)
 
 
 PARTS = dict(
@@ -148,16 +146,14 @@ def _others(spec, pictures):
     return f'<div class="explorer-others">{tabs}{"".join(pictures)}</div>' if pictures else ""
 
 
-def _menu(ident, spec, menu):
-    chosen = spec.begin[menu.kind]
-    options = "".join(
-        f"<option{' selected' if name == chosen else ''}>{escape(name)}</option>"
-        for name in menu.names
-    )
-    return (
-        f'<div class="explorer-menu"><label for="{ident}-{menu.kind}">{escape(menu.label)}</label>'
-        f'<select id="{ident}-{menu.kind}" data-kind="{menu.kind}">'
-        f'<option value="" hidden>own values</option>{options}</select></div>'
+def _menu(ident, spec, asked):
+    return menu(
+        f"{ident}-{asked.kind}",
+        asked.label,
+        asked.names,
+        spec.begin[asked.kind],
+        own="own values",
+        attributes=f' data-kind="{asked.kind}"',
     )
 
 
@@ -210,25 +206,11 @@ def _choice(ident, control, value):
 
 
 def _table(spec):
-    heads = "".join(
-        f'<th scope="col" class="number">{escape(head)}</th>' for head, *_ in spec.table.columns
-    )
-    width = len(spec.table.columns)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>'
-        + (
-            "".join(f'<td class="number">{escape(text)}</td>' for text in texts)
-            if len(texts) == width
-            else f'<td colspan="{width}">{escape(texts[0])}</td>'
-        )
-        + "</tr>"
-        for name, texts in spec.rows()
-    )
-    kind = next(menu.label for menu in spec.menus if menu.kind == spec.table.kind)
-    return (
-        f'<table class="table"><caption>{escape(spec.table.caption)}</caption><thead><tr><th'
-        f' scope="col">{escape(kind)}</th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-    )
+    kind = next(asked.label for asked in spec.menus if asked.kind == spec.table.kind)
+    heads = [kind, *(head for head, *_ in spec.table.columns)]
+    rows = [list(map(escape, (name, *texts))) for name, texts in spec.rows()]
+    numbers = range(1, len(heads))
+    return table(escape(spec.table.caption), list(map(escape, heads)), rows, numbers)
 
 
 # --- why ------------------------------------------------------------------------------------------
@@ -338,26 +320,19 @@ def _reasons():
     return rjsmin.jsmin(code.read_text(encoding="utf-8"))
 
 
-def _visit_html(writer, node):
+def _html(node, builder):
     """The card, and beside the page a script with its equations: most readers never ask for
     them."""
-    builder, page, spec = writer.builder, writer.builder.current_docname, EXPLORERS[node["name"]]
-    sheet, script = (
-        partial(sheet_address, builder, page),
-        f"_static/why/{page.replace('/', '-')}-{spec.name}.js",
-    )
+    page, spec = builder.current_docname, EXPLORERS[node["name"]]
+    sheet = partial(sheet_address, builder, page)
+    script = f"_static/why/{page.replace('/', '-')}-{spec.name}.js"
     path = Path(builder.outdir) / script
     path.parent.mkdir(parents=True, exist_ok=True)
     equations = json.dumps(why(spec, sheet), ensure_ascii=False)
     path.write_text(
         f"{_reasons()}\nBOOK.why({json.dumps(spec.name)}, {equations});\n", encoding="utf-8"
     )
-    writer.body.append(anchors(node) + card(spec, sheet, "../" * page.count("/") + script))
-    raise nodes.SkipNode
-
-
-def _visit_text(writer, node):
-    raise nodes.SkipNode
+    return card(spec, sheet, "../" * page.count("/") + script)
 
 
 def drawing_scripts(specs):
@@ -377,22 +352,12 @@ def drawing_scripts(specs):
     return drawing + ["layouts.js", "ranks.js"] * any(spec.parts for spec in specs)
 
 
-def _add_scripts(app, pagename, templatename, context, doctree):
-    """Plain scripts in the page's head: they are there when the parser meets the first explorer."""
-    names = [node["name"] for node in doctree.findall(explorer)] if doctree is not None else []
-    if names:
-        app.add_css_file("explorer.css", priority=810)
-        specs = [EXPLORERS[name] for name in names]
-        if any(spec.parts for spec in specs):
-            app.add_css_file("layouts.css", priority=811)
-        scripts = ("formulas.js", "svg.js", *drawing_scripts(specs), "explorer.js")
-        for place, script in enumerate(scripts):
-            app.add_js_file(script, priority=810 + place)
+def _files(found):
+    specs = [EXPLORERS[node["name"]] for node in found]
+    looks = {"explorer.css": 810} | ({"layouts.css": 811} if any(s.parts for s in specs) else {})
+    scripts = ("formulas.js", "svg.js", *drawing_scripts(specs), "explorer.js")
+    return looks | {script: 810 + place for place, script in enumerate(scripts)}
 
 
 def setup(app):
-    app.add_node(
-        explorer, html=(_visit_html, None), text=(_visit_text, None), latex=(_visit_text, None)
-    )
-    app.add_directive("explorer", ExplorerDirective)
-    app.connect("html-page-context", _add_scripts)
+    add_card(app, explorer, ExplorerDirective, _html, _files)

@@ -25,33 +25,24 @@ prints nothing and gives these quantities a name for the rest of the page:
     :numbered:
     ```
 
-typesets the formulas, with what they mean below; ``{formula-sheet}`` prints what the registry and
-the presets hold, all or parts.
+typesets the formulas, with what they mean below; ``formula_sheet.py`` prints all of them.
 """
 
 import ast
-import json
-import math
 import re
-import sys
-from functools import cache, partial
+from functools import cache
 from html import escape
 from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import directives
-from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-from bookkit.explorer import anchor, sheet_address, unbroken
+from bookkit.cards import add_element, json_in_html, warn
+from bookkit.explorer import sheet_address, unbroken
 from coursekit.formulas import (
     BOOK,
-    EXACT_LIMIT,
-    GPUS,
-    LINKS,
-    MODELS,
     PRESETS,
-    RECIPES,
     InvalidQuantity,
     UnusedQuantity,
     evaluate,
@@ -61,8 +52,6 @@ from coursekit.formulas.registry import show
 from coursekit.formulas.render import right_hand_side, width
 from coursekit.formulas.subset import expression_of
 from coursekit.show.format import BINARY, DECIMAL, DURATIONS, STYLE_OF_UNIT, STYLES, format_as
-
-logger = logging.getLogger(__name__)
 
 SECONDS = {"seconds": 1, "days": 86_400}  # units that can be printed as any duration
 ANY_UNIT = {"exact", "number", "count"}
@@ -222,9 +211,7 @@ class NumberRole(SphinxRole):
             if self.name == "bytes" and " bytes" not in origin.rpartition(" = ")[2]:
                 raise WrongCall(f"{self.text}: not in bytes; use the role {{number}}.")
         except WrongCall as wrong:
-            logger.warning(
-                "%s", wrong, location=self.get_location(), type="bookkit", subtype="number"
-            )
+            warn(self.get_location(), "number", wrong)
             return [nodes.literal(self.text, self.text)], []
         return [computed(self.rawtext, unbroken(printed), origin=origin)], []
 
@@ -243,9 +230,7 @@ class GivenDirective(SphinxDirective):
                 raise WrongCall(f"{{given}} {self.arguments[0]} is on this page already.")
             named[self.arguments[0]] = read_call(f"given({' '.join(self.content)})", named)[1]
         except WrongCall as wrong:
-            logger.warning(
-                "%s", wrong, location=self.get_location(), type="bookkit", subtype="number"
-            )
+            warn(self.get_location(), "number", wrong)
         return []
 
 
@@ -271,19 +256,14 @@ def _share_inputs(app, doctree, docname):
 
 def _write_inputs(app, pagename, templatename, context, doctree):
     if doctree is not None and doctree.get("bookkit_inputs"):
-        data = json.dumps(doctree["bookkit_inputs"], ensure_ascii=False, separators=(",", ":"))
-        data = data.replace("<", "\\u003c")
+        data = json_in_html(doctree["bookkit_inputs"])
         context["body"] += f'<script type="application/json" id="inputs">{data}</script>\n'
 
 
-def _visit_computed(writer, node):
+def _start_of_number(node, builder):
     # book.js writes the title: the same inputs again and again would be most of a page's numbers.
     # A title of the page that is shown elsewhere has none.
-    writer.body.append(f'<span data-call="{escape(node["call"])}">' if "call" in node else "<span>")
-
-
-def _depart_computed(writer, node):
-    writer.body.append("</span>")
+    return f'<span data-call="{escape(node["call"])}">' if "call" in node else "<span>"
 
 
 # --- equations ------------------------------------------------------------------------------------
@@ -293,30 +273,13 @@ class code_name(nodes.literal):
     """A name in code, written without the classes that would be most of a formula sheet's bytes."""
 
 
-def _visit_code_name(writer, node):
-    writer.body.append("<code>")
-
-
-def _depart_code_name(writer, node):
-    writer.body.append("</code>")
-
-
 class formula_link(nodes.inline):
     """Leads to the formula ``name`` on the formula sheet, in a book that has one."""
 
 
-def _visit_link(writer, node):
-    address = sheet_address(writer.builder, writer.builder.current_docname, node["name"])
-    if address is None:
-        writer.body.append("<span>")
-        writer.context.append("</span>")
-    else:
-        writer.body.append(f'<a href="{escape(address)}">')
-        writer.context.append("</a>")
-
-
-def _depart_link(writer, node):
-    writer.body.append(writer.context.pop())
+def _start_of_link(node, builder):
+    address = sheet_address(builder, builder.current_docname, node["name"])
+    return f'<a href="{escape(address)}">' if address else "<span>"
 
 
 WORDS_IN_SIGHT = 50  # of what symbols mean
@@ -328,14 +291,6 @@ def _too_long(said):
 
 class fold(nodes.General, nodes.Element):
     """A folded box: its nodes wait behind the words ``title`` until the reader opens it."""
-
-
-def _visit_fold(writer, node):
-    writer.body.append(f'<details class="equation-fold"><summary>{node["title"]}</summary>\n')
-
-
-def _depart_fold(writer, node):
-    writer.body.append("</details>\n")
 
 
 class EquationDirective(SphinxDirective):
@@ -364,13 +319,8 @@ class EquationDirective(SphinxDirective):
         unknown = [name for name in names if name not in BOOK.formulas]
         unknown += [name for _, given in asked for name in given if name not in known]
         if unknown:
-            logger.warning(
-                "no formula is named %s",
-                ", ".join(unknown),
-                location=self.get_location(),
-                type="bookkit",
-                subtype="equation",
-            )
+            said = f"no formula is named {', '.join(unknown)}"
+            warn(self.get_location(), "equation", said)
             return []
         found = equation(asked, self.env.docname)
         self.set_source_info(found)
@@ -496,345 +446,16 @@ def _meanings(names, right=False):
         yield nodes.Text("" if index < len(names) - 1 else ".")
 
 
-# --- the formula sheet ----------------------------------------------------------------------------
-
-
-class FormulaSheetDirective(SphinxDirective):
-    """``{formula-sheet} [part ...]``: sections for what is given, for each module of formulas, and
-    for the presets; a part is one of these, none are all. In a book with sheets, each formula
-    stands on just one of them: what a sheet forgets is a warning."""
-
-    optional_arguments = 1
-    final_argument_whitespace = True
-
-    def run(self):
-        groups = list(dict.fromkeys(formula.group for formula in BOOK.formulas.values()))
-        sections = {
-            "given": self._given,
-            **{group: partial(self._group, group) for group in groups},
-            "recipes": self._recipes,
-            "models": self._models,
-            "gpus": self._gpus,
-            "links": self._links,
-        }
-        parts = self.arguments[0].split() if self.arguments else list(sections)
-        if "others" in parts:
-            elsewhere = {*parts, *self._parts_of_other_pages()}
-            parts[parts.index("others") :] = [group for group in groups if group not in elsewhere]
-        unknown = [part for part in parts if part not in sections]
-        if unknown:
-            self._warn(
-                f"no part of the formula sheet is named {', '.join(unknown)}; there are"
-                f" {', '.join(sections)}"
-            )
-            return []
-        printed = [
-            *(BOOK.quantities if "given" in parts else ()),
-            *(name for name, formula in BOOK.formulas.items() if formula.group in parts),
-        ]
-        sheets = _sheets(self.env)
-        twice = [name for name in printed if sheets.get(name, self.env.docname) != self.env.docname]
-        if twice:
-            self._warn(f"{twice[0]} is on the formula sheet {sheets[twice[0]]} already")
-        sheets.update(dict.fromkeys(printed, self.env.docname))
-        return [sections[part]() for part in parts]
-
-    def _parts_of_other_pages(self):
-        """The parts that the other pages' directives name, read from their sources: Sphinx may read
-        those pages later than this one."""
-        self.env.note_reread()
-        for page in self.env.found_docs - {self.env.docname}:
-            source = Path(self.env.doc2path(page))
-            if source.suffix == ".md":
-                for found in re.findall(
-                    r"(?m)^`{3,}\{formula-sheet\} (.+)$", source.read_text("utf-8")
-                ):
-                    yield from found.split()
-
-    def _warn(self, sentence):
-        logger.warning(
-            "%s", sentence, location=self.get_location(), type="bookkit", subtype="sheet"
-        )
-
-    def _section(self, ident, title, *content):
-        section = nodes.section("", nodes.title(title, title), *content, ids=[ident])
-        self.set_source_info(section)
-        return section
-
-    def _anchored(self, node, name):
-        node["ids"].append(anchor(name))
-        node["names"].append(anchor(name))  # so that a page can link to #formula-states-bytes
-        self.state.document.note_explicit_target(node)
-        return node
-
-    def _given(self):
-        rows = []
-        for quantity in BOOK.quantities.values():
-            name = self._anchored(nodes.inline("", "", _code(quantity.name)), quantity.name)
-            rows.append(
-                [_math(quantity.symbol), name, quantity.meaning, quantity.unit, _range(quantity)]
-            )
-        return self._section(
-            "given",
-            "What is given",
-            _text("Every other number in the book follows from these."),
-            _table(["Symbol", "Name in code", "Meaning", "Unit", "Range"], rows, "given"),
-        )
-
-    def _group(self, group):
-        of_group = [formula for formula in BOOK.formulas.values() if formula.group == group]
-        title, _, rest = sys.modules[of_group[0].function.__module__].__doc__.partition(":")
-        first = rest.split("\n\n")[0].strip()  # the rest of a docstring is for who reads the code
-        intro = _text(first[:1].upper() + first[1:])
-        entries = [self._entry(formula) for formula in of_group]
-        return self._section(f"sheet-{group}", title.strip(), intro, *entries)
-
-    def _entry(self, formula):
-        links = [formula_link("", "", _code(need), name=need) for need in formula.needs]
-        from_these = [node for link in links for node in (link, nodes.Text(", "))][:-1]
-        said = nodes.Text(f". Unit: {formula.unit}. Source: {formula.source}. Measured by ")
-        facts = nodes.paragraph(
-            "",
-            "",
-            nodes.Text("From "),
-            *from_these,
-            said,
-            _code(formula.measured_by),
-            nodes.Text("."),
-            classes=["formula-facts"],
-        )
-        meaning = nodes.Text(f" \N{EN DASH} {formula.meaning}")
-        name = nodes.paragraph("", "", _code(formula.name), meaning, classes=["formula-name"])
-        entry = nodes.container(
-            "", name, equation([(formula.name, {})], self.env.docname), facts, classes=["formula"]
-        )
-        return self._anchored(entry, formula.name)
-
-    def _recipes(self):
-        rows, tests = (
-            [],
-            dict.fromkeys(recipe.verified for recipe in RECIPES.values() if recipe.verified),
-        )
-        for recipe in RECIPES.values():
-            had = recipe.quantities
-            moments = f"{had['optimizer_moments']} × {had['moment_element_bytes']}"
-            rows.append(
-                [
-                    recipe.name,
-                    str(had["parameter_element_bytes"]),
-                    str(had["gradient_element_bytes"]),
-                    str(had["master_element_bytes"] or "\N{EN DASH}"),
-                    moments,
-                    compute(f'bytes_per_parameter(recipe="{recipe.name}") exact')[0],
-                    "yes" if recipe.verified else "not yet",
-                    f"{recipe.note} ({recipe.source}, read on {recipe.read_on})",
-                ]
-            )
-        heads = [
-            "Recipe",
-            "Parameter",
-            "Gradient",
-            "Master copy",
-            "Moments",
-            "All",
-            "Measured",
-            "What it is",
-        ]
-        proof = nodes.paragraph("", "", nodes.Text("Measured by "))
-        for number, test in enumerate(tests):
-            proof += [nodes.Text(", ")] * bool(number) + [_code(test)]
-        others = any(not recipe.verified for recipe in RECIPES.values())
-        proof += nodes.Text(". The others are as their sources state them." if others else ".")
-        return self._section(
-            "sheet-recipes",
-            "Recipes",
-            _text("Bytes for one parameter, by recipe."),
-            _table(heads, rows, "recipes", numeric=range(1, 6)),
-            proof,
-        )
-
-    def _models(self):
-        shape = ("layers", "hidden", "heads", "key_value_heads", "feed_forward", "vocabulary")
-        rows = [
-            [
-                model.name,
-                *(f"{model.quantities[name]:,}" for name in shape),
-                compute(f'parameters(model="{model.name}") exact')[0],
-                f"{model.source}; read on {model.read_on}",
-            ]
-            for model in MODELS.values()
-        ]
-        heads = [
-            "Model",
-            "Layers",
-            "Hidden size",
-            "Heads",
-            "Key-value heads",
-            "MLP size",
-            "Vocabulary",
-            "Parameters",
-            "Shape from",
-        ]
-        return self._section(
-            "sheet-models",
-            "Models",
-            _text("Parameters are computed from the shape, with the formulas above."),
-            _table(heads, rows, "models", numeric=range(1, 8)),
-        )
-
-    def _gpus(self):
-        rows = []
-        for gpu in GPUS.values():
-            memory, rate = gpu.quantities["gpu_memory_bytes"], gpu.quantities["flops_per_second"]
-            rows.append(
-                [
-                    gpu.name,
-                    *(format_as(memory, unit).split(" ")[0] for unit in ("GB", "GiB")),
-                    format_as(rate / 1e12, "number"),
-                    *(
-                        format_as(gpu.quantities[name] / size, "number")
-                        if name in gpu.quantities
-                        else "\N{EN DASH}"
-                        for name, size in (
-                            ("fp8_flops_per_second", 1e12),
-                            ("fp4_flops_per_second", 1e12),
-                            ("memory_bytes_per_second", 1e12),
-                            ("chip_to_chip_bytes_per_second", 1e9),
-                        )
-                    ),
-                    f"{gpu.source}. {gpu.verified[:1].upper()}{gpu.verified[1:]}. Read on"
-                    f" {gpu.read_on}.",
-                ]
-            )
-        intro = _text(
-            "Figures of datasheets. Dense TFLOP/s are in bf16, or in fp16 on a GPU without bf16. A"
-            " dash: the GPU has no such unit, or no source was read. C2C joins a GPU and the CPU in"
-            " its package; its rate is one way."
-        )
-        heads = [
-            "GPU",
-            "Memory, GB",
-            "The same, GiB",
-            "Dense TFLOP/s",
-            "In 8 bits",
-            "In 4 bits",
-            "Bandwidth, TB/s",
-            "C2C, GB/s",
-            "Source, and how it was read",
-        ]
-        return self._section(
-            "sheet-gpus", "GPUs", intro, _table(heads, rows, "gpus", numeric=range(1, 8))
-        )
-
-    def _links(self):
-        rows = [
-            [
-                link.name,
-                format_as(link.quantities["link_bytes_per_second"] / 1e9, "number"),
-                format_as(link.quantities["latency_seconds"] * 1e6, "number"),
-                f"{link.source}. Read on {link.read_on}.",
-            ]
-            for link in LINKS.values()
-        ]
-        intro = _text(
-            "Bandwidths that vendors print for one direction, and the latency that NCCL assumes;"
-            " neither is measured here."
-        )
-        heads = ["Link", "Each way, GB/s", "Latency, \N{MICRO SIGN}s", "Source"]
-        return self._section(
-            "sheet-links", "Links", intro, _table(heads, rows, "links", numeric=range(1, 3))
-        )
-
-
-def _code(text):
-    return code_name(text, text)
-
-
-def _math(symbol):
-    return nodes.math(symbol, symbol)
-
-
-def _text(text):
-    return nodes.paragraph(text, text)
-
-
-def _range(quantity):
-    if (quantity.least, quantity.most) == (0, 1) and quantity.whole:
-        return "0 or 1"
-    low = f"{'above' if quantity.above else 'from'} {show(quantity.least)}"
-    return low if quantity.most in (EXACT_LIMIT, math.inf) else f"{low} to {show(quantity.most)}"
-
-
-def _table(heads, rows, name, numeric=()):
-    """A table of texts and nodes; columns in ``numeric`` are right-aligned."""
-
-    def row(cells):
-        entries = []
-        for column, cell in enumerate(cells):
-            inner = nodes.paragraph("", "", nodes.Text(cell) if isinstance(cell, str) else cell)
-            entries.append(
-                nodes.entry("", inner, classes=["text-right"] if column in numeric else [])
-            )
-        return nodes.row("", *entries)
-
-    group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in heads), cols=len(heads))
-    group += nodes.thead("", row(heads))
-    group += nodes.tbody("", *map(row, rows))
-    return nodes.container("", nodes.table("", group, classes=[f"sheet-{name}"]), classes=["wide"])
-
-
-def _sheets(env):
-    """Name of a formula or quantity -> the page whose sheet prints it."""
-    if not hasattr(env, "bookkit_formula_sheets"):
-        env.bookkit_formula_sheets = {}
-    return env.bookkit_formula_sheets
-
-
-def _forget_sheet(app, env, docname):
-    env.bookkit_formula_sheets = {
-        name: sheet for name, sheet in _sheets(env).items() if sheet != docname
-    }
-
-
-def _forget_sheets(app, env, docnames):
-    """All that are about to be read, at once: a formula that moved from one sheet to another stands
-    on just one of them, whichever is read first."""
-    for docname in docnames:
-        _forget_sheet(app, env, docname)
-
-
-def _merge_sheets(app, env, docnames, other):
-    _sheets(env).update(
-        {name: sheet for name, sheet in _sheets(other).items() if sheet in docnames}
-    )
-
-
-def _check_sheets(app, env):
-    forgotten = [name for name in (*BOOK.quantities, *BOOK.formulas) if name not in _sheets(env)]
-    if _sheets(env) and forgotten:
-        logger.warning(
-            "no formula sheet prints %s",
-            ", ".join(forgotten),
-            location=next(iter(_sheets(env).values())),
-            type="bookkit",
-            subtype="sheet",
-        )
-
-
 def setup(app):
-    app.add_node(computed, html=(_visit_computed, _depart_computed))
-    app.add_node(code_name, html=(_visit_code_name, _depart_code_name))
-    app.add_node(fold, html=(_visit_fold, _depart_fold))
-    app.add_node(formula_link, html=(_visit_link, _depart_link))
+    start = '<details class="equation-fold"><summary>{title}</summary>\n'
+    add_element(app, computed, _start_of_number)
+    add_element(app, code_name, lambda node, builder: "<code>")
+    add_element(app, fold, lambda node, builder: start.format(title=node["title"]))
+    add_element(app, formula_link, _start_of_link)
     app.add_role("number", NumberRole())
     app.add_role("bytes", NumberRole())
     app.add_directive("given", GivenDirective)
     app.add_directive("equation", EquationDirective)
-    app.add_directive("formula-sheet", FormulaSheetDirective)
     app.add_css_file("formulas.css", priority=809)
     app.connect("doctree-resolved", _share_inputs)
     app.connect("html-page-context", _write_inputs)
-    app.connect("env-purge-doc", _forget_sheet)
-    app.connect("env-before-read-docs", _forget_sheets)
-    app.connect("env-merge-info", _merge_sheets)
-    app.connect("env-check-consistency", _check_sheets)

@@ -11,13 +11,11 @@ import ast
 from itertools import product
 
 from docutils import nodes
-from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
+from bookkit.cards import warn
 from bookkit.formulas import WrongCall, read_call
 from coursekit.formulas import BOOK, InvalidQuantity, evaluate
-
-logger = logging.getLogger(__name__)
 
 DIFFERENCE = 0.01  # of the larger side: norms' statistics and a step counter are left out
 LARGE = {  # quantities whose values are no degrees
@@ -77,9 +75,7 @@ class LawRole(SphinxRole):
         try:
             confirm(left, call, self.env.temp_data.get("bookkit_given"))
         except (WrongCall, SyntaxError) as wrong:
-            logger.warning(
-                "law: %s", wrong, location=self.get_location(), type="bookkit", subtype="law"
-            )
+            warn(self.get_location(), "law", f"law: {wrong}")
             return [nodes.literal(self.text, self.text)], []
         text = typeset(ast.parse(left, mode="eval"))
         return [nodes.math(text, text)], []

@@ -16,7 +16,14 @@ from html import escape
 
 from docutils import nodes
 
-from bookkit.cards import CardDirective, anchors, live
+from bookkit.cards import (
+    STATUS,
+    CardDirective,
+    add_card,
+    frame,
+    json_in_html,
+    menu,
+)
 from bookkit.explorer import explorer
 from coursekit.formulas.presets import GPUS, MODELS
 from coursekit.show.explorers import EXPLORERS
@@ -44,8 +51,8 @@ def card(spec):
     ident = f"planner-{spec.name}"
     start = spec.start()
     fields = (
-        _menu(ident, "model", "Model", (*MODELS, CONFIG), spec.begin["model"]),
-        _menu(ident, "gpu", "GPU", GPUS, spec.begin["gpu"]),
+        _menu(ident, "model", "Model", [*MODELS, CONFIG], spec.begin["model"]),
+        _menu(ident, "gpu", "GPU", list(GPUS), spec.begin["gpu"]),
         *(
             f'<div class="explorer-menu"><label for="{ident}-{name}">{label}</label><input'
             f' type="text" inputmode="numeric" id="{ident}-{name}" data-asked="{name}"'
@@ -57,32 +64,20 @@ def card(spec):
             )
         ),
     )
-    known = json.dumps(data(), separators=(",", ":")).replace("<", "\\u003c")
-    return f"""
-<div class="planner wide" id="{ident}" role="group" aria-labelledby="{ident}-title">
-{live("planner")}
-<p class="explorer-title" id="{ident}-title">Which layout is the fastest?</p>
-<div class="explorer-menus">{"".join(fields)}</div>
+    inside = f"""<div class="explorer-menus">{"".join(fields)}</div>
 <div class="planner-config" hidden><label for="{ident}-text">Paste the model's config.json, or
  choose the file; nothing leaves this page</label>
 <textarea id="{ident}-text" rows="3" spellcheck="false"></textarea>
 <input type="file" accept=".json,application/json" aria-label="config.json as a file"></div>
 <p class="explorer-error" role="alert" hidden></p>
 {_answer(ident, spec)}
-<script type="application/json">{known}</script>
-<script>BOOK.planner({json.dumps(ident)}, {json.dumps(spec.name)});</script>
-</div>
-"""
+<script type="application/json">{json_in_html(data())}</script>
+<script>BOOK.planner({json.dumps(ident)}, {json.dumps(spec.name)});</script>"""
+    return frame(ident, "planner", "planner", "Which layout is the fastest?", inside)
 
 
 def _menu(ident, kind, label, names, chosen):
-    options = "".join(
-        f"<option{' selected' if name == chosen else ''}>{escape(name)}</option>" for name in names
-    )
-    return (
-        f'<div class="explorer-menu"><label for="{ident}-{kind}">{label}</label>'
-        f'<select id="{ident}-{kind}" data-asked="{kind}">{options}</select></div>'
-    )
+    return menu(f"{ident}-{kind}", label, names, chosen, attributes=f' data-asked="{kind}"')
 
 
 def _gpus(start):
@@ -117,7 +112,7 @@ def _answer(ident, spec):
     )
     compared = found.compared
     return f"""<p class="explorer-sentence">{_said(found)}</p>
-<p class="explorer-status" role="status"></p>
+{STATUS}
 <table class="table planner-best" aria-labelledby="{ident}-title">
 <thead><tr>{heads}</tr></thead>{rows}</table>
 <div class="planner-nearest" hidden></div>
@@ -142,23 +137,6 @@ def _said(found):
 # --- in a Sphinx build --------------------------------------------------------------------------
 
 
-def _visit_html(writer, node):
-    writer.body.append(anchors(node) + card(EXPLORERS[node["name"]]))
-    raise nodes.SkipNode
-
-
-def _visit_text(writer, node):
-    raise nodes.SkipNode
-
-
-def _add_scripts(app, pagename, templatename, context, doctree):
-    if doctree is not None and any(True for _ in doctree.findall(planner)):
-        app.add_js_file("planner.js", priority=830)
-
-
 def setup(app):
-    app.add_node(
-        planner, html=(_visit_html, None), text=(_visit_text, None), latex=(_visit_text, None)
-    )
-    app.add_directive("planner", PlannerDirective)
-    app.connect("html-page-context", _add_scripts)
+    shown = lambda node, builder: card(EXPLORERS[node["name"]])
+    add_card(app, planner, PlannerDirective, shown, {"planner.js": 830})

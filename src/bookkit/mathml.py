@@ -17,10 +17,9 @@ from xml.etree import ElementTree
 
 from docutils import nodes
 from latex2mathml.converter import convert
-from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
 
-logger = logging.getLogger(__name__)
+from bookkit.cards import warn
 
 
 class UnsupportedMath(ValueError):
@@ -189,7 +188,7 @@ def _markup(writer, node, latex, display):
     try:
         return to_mathml(latex, display)
     except UnsupportedMath as error:
-        logger.warning("%s", error, location=node, type="bookkit", subtype="math")
+        warn(node, "math", error)
         return f"<code>{escape(latex)}</code>"
 
 

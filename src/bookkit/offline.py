@@ -26,9 +26,8 @@ import rcssmin
 import rjsmin
 from docutils import nodes
 from sphinx.errors import ExtensionError
-from sphinx.util import logging
 
-logger = logging.getLogger(__name__)
+from bookkit.cards import warn
 
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -211,16 +210,9 @@ class _References(HTMLParser):
     """Collects what a page refers to: any attribute that could be an address."""
 
     LOADING = {
-        ("script", "src"),
-        ("img", "src"),
-        ("iframe", "src"),
-        ("source", "src"),
-        ("video", "src"),
-        ("audio", "src"),
-        ("embed", "src"),
-        ("object", "data"),
-        ("image", "href"),
-        ("use", "href"),
+        "src": {"script", "img", "iframe", "source", "video", "audio", "embed"},
+        "data": {"object"},
+        "href": {"image", "use"},
     }
 
     def __init__(self):
@@ -232,7 +224,7 @@ class _References(HTMLParser):
         relation = attributes.get("rel", "")
         for name, value in attributes.items():
             self.addresses.add(value)
-            loads = (tag, name) in self.LOADING or (
+            loads = tag in self.LOADING.get(name, ()) or (
                 tag == "link"
                 and name == "href"
                 and re.search(r"stylesheet|preload|prefetch|preconnect|icon", relation)
@@ -242,7 +234,7 @@ class _References(HTMLParser):
             if name == "srcset":
                 self.loaded.update(part.split()[0] for part in value.split(",") if part.strip())
             if name == "style":
-                self.loaded.update(_css_addresses(value))
+                self.loaded |= _css_addresses(value)
 
 
 def _css_addresses(text):
@@ -293,6 +285,11 @@ def _references(page):
     return {"addresses": sorted(references.addresses), "loaded": sorted(references.loaded)}
 
 
+def _warn(file, address):
+    said = "a page must not ask for anything outside the book"
+    warn(None, "offline", f"{file} would load {address}: {said}")
+
+
 def _tidy(app, exception):
     """Put the theme's style sheets into their layer, delete what nothing refers to, and look for
     addresses outside the book."""
@@ -307,13 +304,7 @@ def _tidy(app, exception):
         folder = (output / page).parent
         used.update(_local(address, folder) for address in references["addresses"])
         for address in filter(_is_external, references["loaded"]):
-            logger.warning(
-                "%s would load %s: a page must not ask for anything outside the book",
-                page,
-                address,
-                type="bookkit",
-                subtype="offline",
-            )
+            _warn(page, address)
     for pattern in THEME_STYLES:
         for sheet in static.glob(pattern):
             text = sheet.read_text(encoding="utf-8")
@@ -324,13 +315,7 @@ def _tidy(app, exception):
             continue
         for address in sorted(_css_addresses(sheet.read_text(encoding="utf-8"))):
             if _is_external(address):
-                logger.warning(
-                    "%s would load %s: a page must not ask for anything outside the book",
-                    sheet.relative_to(output),
-                    address,
-                    type="bookkit",
-                    subtype="offline",
-                )
+                _warn(sheet.relative_to(output), address)
             used.add(_local(address, sheet.parent))
     # .css and .js; who reads them finds them, with their comments, in the repository
     for source in OURS.glob("*.*s"):

@@ -14,16 +14,11 @@ Without a script, and on paper, a table says the same moves.
 from docutils import nodes
 
 from bookkit import stepper
+from bookkit.cards import radio_buttons
 from coursekit import topics
 
 # The topic whose steps these are, found by what it has.
 _steps = topics.the_one_with("pair_steps", "steps")
-FIRST_SHOWN = _steps.FIRST_SHOWN
-PAIR_LOOK = _steps.PAIR_LOOK
-PAIR_WAYS = _steps.PAIR_WAYS
-RANKS = _steps.RANKS
-page_data = _steps.page_data
-pair_steps = _steps.pair_steps
 
 SCRIPT = "_static/pair-steps.js"
 IDENT = "pairs"
@@ -36,38 +31,37 @@ class pairs(nodes.General, nodes.Element):
 class PairsDirective(stepper.SteppedDirective):
     def make(self):
         way, ranks = " ".join(self.arguments[0].split()), self.options.get("ranks", 4)
-        pair_steps(way, ranks)
-        if self.on_this_page(pairs):
-            raise ValueError("a block cut among ranks is on this page already.")
+        _steps.pair_steps(way, ranks)
+        self.first_on_this_page(pairs)
         return pairs(way=way, ranks=ranks)
 
 
 def card(way, ranks, source):
     """The card as HTML, at the sum; `source` is the address of the script with all other
     pictures."""
-    data, steps = page_data(way, ranks), pair_steps(way, ranks)
+    data, steps = _steps.page_data(way, ranks), _steps.pair_steps(way, ranks)
     first = {key: value for key, value in data.items() if key != "say"}  # the table says it
-    menus = stepper.radio_buttons(
-        IDENT, "way", "Parallelism", {name: name for name in PAIR_WAYS}, way
-    ) + stepper.radio_buttons(IDENT, "n", "Ranks", {n: n for n in RANKS}, ranks)
+    ways = {name: name for name in _steps.PAIR_WAYS}
+    menus = radio_buttons(IDENT, "way", "Parallelism", ways, way)
+    menus += stepper.ranks_buttons(IDENT, _steps.RANKS, ranks)
     return stepper.frame(
         IDENT,
         data["title"],
-        PAIR_LOOK,
+        _steps.PAIR_LOOK,
         menus,
         "Move",
         steps,
-        FIRST_SHOWN,
+        _steps.FIRST_SHOWN,
         {way: {ranks: first}},
         source,
-        f"The moves of {PAIR_WAYS[way].lower()} on {ranks} ranks.",
+        f"The moves of {_steps.PAIR_WAYS[way].lower()} on {ranks} ranks.",
         stepper.pixels_of_shards(ranks),
     )
 
 
 def script():
     """Every way on every number of ranks."""
-    data = {way: {n: page_data(way, n) for n in RANKS} for way in PAIR_WAYS}
+    data = {way: {n: _steps.page_data(way, n) for n in _steps.RANKS} for way in _steps.PAIR_WAYS}
     return f"BOOK.steppers.add({stepper.json_of(data)});\n"
 
 

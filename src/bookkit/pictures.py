@@ -13,9 +13,7 @@ pictures alone.
 
 from pathlib import Path
 
-from docutils import nodes
-
-from bookkit.cards import CardDirective
+from bookkit.cards import CardDirective, add_files, classed
 from coursekit import topics
 from coursekit.show.drawing import COLOUR_WORDS, LETTER_UNITS, LOOKS
 from coursekit.show.palette import MEMORY
@@ -62,17 +60,7 @@ class PictureDirective(CardDirective):
     def make(self):
         self.assert_has_content()
         known = pictures()
-        figure = nodes.container(classes=["figure", "picture"])
-        figure += nodes.raw("", known[self.argument(known)](), format="html")
-        self.state.nested_parse(self.content, self.content_offset, figure)
-        return figure
-
-
-def _add_sheet(app, pagename, templatename, context, doctree):
-    if doctree is not None and any(
-        "picture" in found["classes"] for found in doctree.findall(nodes.container)
-    ):
-        app.add_css_file(SHEET, priority=803)
+        return self.figure(known[self.argument(known)](), "picture")
 
 
 def _write_sheet(app):
@@ -85,4 +73,4 @@ def _write_sheet(app):
 def setup(app):
     app.add_directive("picture", PictureDirective)
     app.connect("builder-inited", _write_sheet)
-    app.connect("html-page-context", _add_sheet)
+    add_files(app, classed("picture"), {SHEET: 803})

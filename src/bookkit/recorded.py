@@ -34,14 +34,13 @@ from statistics import median
 
 from docutils import nodes
 from sphinx import addnodes
-from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from bookkit.boxes import new_box
+from bookkit.cards import node_table, warn
 from coursekit.recordings.recordings import InvalidRecording, read_all, recorded
 from coursekit.show.format import STYLE_OF_UNIT, format_as
 
-logger = logging.getLogger(__name__)
 ASKED = re.compile(r"^(?:`{3,}|:{3,})\{recorded\} (.+)$|\{recorded\}`([^`]+)`", re.MULTILINE)
 ROUNDED = "rounded "
 
@@ -56,7 +55,7 @@ def _recordings(env, location, kind="gpu"):
             if found.hardware.kind == kind
         ]
     except InvalidRecording as error:
-        logger.warning("measured/%s", error, location=location, type="bookkit", subtype="recorded")
+        warn(location, "recorded", f"measured/{error}")
         return []
 
 
@@ -70,13 +69,8 @@ class RecordedRole(SphinxRole):
         pairs = re.findall(r"(\w+)=(.*?)(?=\s+\w+=|$)", " ".join(case))
         given = dict(pairs)
         if case and "=" not in case[0]:
-            logger.warning(
-                "%r: a row's name, then words such as optimizer=foreach",
-                self.text,
-                location=self.get_location(),
-                type="bookkit",
-                subtype="recorded",
-            )
+            said = f"{self.text!r}: a row's name, then words such as optimizer=foreach"
+            warn(self.get_location(), "recorded", said)
         found = _recordings(self.env, self.get_location())
         rows = [row for recording in found for row in recording.find(name, **given)]
         if rows and self.text.startswith(ROUNDED):
@@ -87,20 +81,30 @@ class RecordedRole(SphinxRole):
         return [nodes.inline(self.rawtext, recorded(found, name, **given))], []
 
 
-class RecordedDirective(SphinxDirective):
-    """A *Measured* box with the rows of these names, and among words such as optimizer=loop with
-    such a case; its content says what to look at. Nothing where no recording has such a row."""
+class MeasuredDirective(SphinxDirective):
+    """A *Measured* box; its content says what to look at. Nothing where nothing is `shown()`."""
 
     required_arguments = 1
     final_argument_whitespace = True
     has_content = True
 
     def run(self):
+        if not (shown := self.shown()):
+            return []
+        box = new_box("measured")
+        self.set_source_info(box)
+        self.state.nested_parse(self.content, self.content_offset, box)
+        box += shown
+        return [box]
+
+
+class RecordedDirective(MeasuredDirective):
+    """The rows of these names, and among words such as optimizer=loop with such a case."""
+
+    def shown(self):
         words = self.arguments[0].split()
-        names, given = (
-            [word for word in words if "=" not in word],
-            {tuple(word.split("=", 1)) for word in words if "=" in word},
-        )
+        names = [word for word in words if "=" not in word]
+        given = {tuple(word.split("=", 1)) for word in words if "=" in word}
         tables = []
         for recording in _recordings(self.env, self.get_location()):
             rows = [
@@ -111,115 +115,73 @@ class RecordedDirective(SphinxDirective):
             ]
             if rows:
                 shared = _words(_shared_case(rows))
-                said = (
-                    f"{recording.label[:1].upper()}{recording.label[1:]}, torch"
-                    f" {recording.versions['torch']}, by "
-                )
-                tables += [
-                    nodes.paragraph(
-                        "",
-                        "",
-                        nodes.Text(said),
-                        nodes.literal("", recording.command),
-                        nodes.Text(f"; in all rows {shared}:" if shared else ":"),
-                    ),
-                    _table(rows),
-                ]
-        if not tables:
-            return []
-        box = new_box("measured")
-        self.set_source_info(box)
-        self.state.nested_parse(self.content, self.content_offset, box)
-        box += tables
-        return [box]
+                after = f"; in all rows {shared}:" if shared else ":"
+                tables += [_made_by(recording, after), _table(rows)]
+        return tables
 
 
-class RaceDirective(SphinxDirective):
-    """A *Measured* box: step time and peak of shardlab over PyTorch's, from the newest recording of
-    `python -m bench --record` that has both; and step time over a step without the technique, if
-    it has that. Nothing where no recording has such a race."""
+class RaceDirective(MeasuredDirective):
+    """Step time and peak of shardlab over PyTorch's, from the newest recording of `python -m bench
+    --record` that has both; and step time over a step without the technique, if it has that."""
 
-    required_arguments = 1
-    has_content = True
-
-    def run(self):
+    def shown(self):
         group = self.arguments[0]
-        found = next(
-            (
-                found
-                for found in _recordings(self.env, self.get_location(), "cpu")
-                if found.find(f"{group}.step") and found.find(f"{group}.peak")
-            ),
-            None,
+        races = (
+            found
+            for found in _recordings(self.env, self.get_location(), "cpu")
+            if found.find(f"{group}.step") and found.find(f"{group}.peak")
         )
-        if found is None:
+        if (found := next(races, None)) is None:
             return []
-        box = new_box("measured")
-        self.set_source_info(box)
-        self.state.nested_parse(self.content, self.content_offset, box)
         cells = []
         for row in found.find(f"{group}.step"):
             (peak,) = found.find(f"{group}.peak", what=row.case["what"])
             same = f"{row.case['identical_low']:.2f} to {row.case['identical_high']:.2f}"
             cells.append([row.case["what"], f"{row.value:.2f}", same, f"{peak.value:.2f}"])
-        box += _plain_table(
-            ["shardlab over PyTorch", "Step time", "shardlab over itself", "Peak bytes"],
-            cells,
-            numeric=range(1, 4),
-        )
+        heads = ["shardlab over PyTorch", "Step time", "shardlab over itself", "Peak bytes"]
+        tables = [node_table(heads, cells, numeric=range(1, 4))]
         if over := found.find(f"{group}.overhead"):
             cells = [
                 [row.case["what"], f"{row.value - 1:+.0%}", f"{row.case['by_operations'] - 1:+.0%}"]
                 for row in over
             ]
-            heads = [
-                "shardlab over a step that keeps everything",
-                "Step time",
-                "Operations, computed",
-            ]
-            box += _plain_table(heads, cells, numeric=(1, 2))
-        box += nodes.paragraph(
+            heads = ["shardlab over a step that keeps everything", "Step time"]
+            heads.append("Operations, computed")
+            tables.append(node_table(heads, cells, numeric=(1, 2)))
+        said = _made_by(found, ". ")
+        said += addnodes.pending_xref(
             "",
-            "",
-            nodes.Text(
-                f"{found.label[:1].upper()}{found.label[1:]}, torch {found.versions['torch']}, by "
-            ),
-            nodes.literal("", found.command),
-            nodes.Text(". "),
-            addnodes.pending_xref(
-                "",
-                nodes.inline("", "How versions race."),
-                refdomain="std",
-                reftype="ref",
-                reftarget="races",
-                refdoc=self.env.docname,
-                refexplicit=True,
-                refwarn=False,
-            ),
+            nodes.inline("", "How versions race."),
+            refdomain="std",
+            reftype="ref",
+            reftarget="races",
+            refdoc=self.env.docname,
+            refexplicit=True,
+            refwarn=False,
         )
-        return [box]
+        return [*tables, said]
 
 
-class VirtualDirective(SphinxDirective):
-    """A *Measured* box of steps in virtual time, from the newest recording of `python -m
-    bench.virtual`: techniques beside PyTorch's own, or steps beside published or recorded ones."""
+class VirtualDirective(MeasuredDirective):
+    """Steps in virtual time, from the newest recording of `python -m bench.virtual`: techniques
+    beside PyTorch's own, or steps beside published or recorded ones."""
 
-    required_arguments = 1
-    has_content = True
-
-    def run(self):
+    def shown(self):
         tables = dict(races=_virtual_races, published=_virtual_published, rungs=_virtual_rungs)
         found = _recordings(self.env, self.get_location(), "virtual")
         if not found:
             return []
-        box = new_box("measured")
-        self.set_source_info(box)
-        self.state.nested_parse(self.content, self.content_offset, box)
         table, said = tables[self.arguments[0]](found[0])
         said = f"{said}Virtual: {found[0].hardware.device}, torch {found[0].versions['torch']}, by "
         by = nodes.literal("", found[0].command)
-        box += [table, nodes.paragraph("", "", nodes.Text(said), by)]
-        return [box]
+        return [table, nodes.paragraph("", "", nodes.Text(said), by)]
+
+
+def _made_by(recording, after):
+    """A paragraph with the machine, the version and the command of a recording."""
+    said = f"{recording.label[:1].upper()}{recording.label[1:]}, torch"
+    said = nodes.Text(f"{said} {recording.versions['torch']}, by ")
+    return nodes.paragraph("", "", said, nodes.literal("", recording.command), nodes.Text(after))
 
 
 def _virtual_races(recording):
@@ -259,7 +221,7 @@ def _virtual_races(recording):
         f"The host waits for its GPU in {sum(map(bool, waits)) or 'none'} of these {len(waits)}"
         " steps. "
     )
-    return _plain_table(heads, cells, numeric=range(2, 6)), said
+    return node_table(heads, cells, numeric=range(2, 6)), said
 
 
 def _virtual_published(recording):
@@ -288,7 +250,7 @@ def _virtual_published(recording):
     )
     heads = ["Virtual over published", "Held out", "Median", "Lowest and highest"]
     heads += ["Fitted", "Median"]
-    return _plain_table(heads, cells, numeric=range(1, 6)), said
+    return node_table(heads, cells, numeric=range(1, 6)), said
 
 
 def _virtual_rungs(recording):
@@ -304,7 +266,7 @@ def _virtual_rungs(recording):
         for row in recording.find("virtual.rung")
     ]
     heads = ["", "Recorded", "GPU busy", "Virtual", "Virtual over recorded"]
-    return _plain_table(heads, cells, numeric=range(1, 5)), ""
+    return node_table(heads, cells, numeric=range(1, 5)), ""
 
 
 def _shared_case(rows):
@@ -345,31 +307,12 @@ def _table(rows):
         found = [f"{name} ({case})" if case else name, _value(row.value, row.unit)]
         cells.append([found[0], formula, found[1], rest] if predicted else found)
     heads = ["What", "Formula", "Recorded", "Rest"] if predicted else ["What", "Recorded"]
-    return _plain_table(heads, cells, numeric=range(1, len(heads)))
+    return node_table(heads, cells, numeric=range(1, len(heads)))
 
 
 def _value(value, unit):
     written = format_as(value, STYLE_OF_UNIT.get(unit, "number"))
     return written if unit in STYLE_OF_UNIT or unit in ("count", "ratio") else f"{written} {unit}"
-
-
-def _plain_table(heads, rows, numeric=()):
-    def row(cells):
-        return nodes.row(
-            "",
-            *(
-                nodes.entry(
-                    "",
-                    nodes.paragraph("", cell),
-                    classes=["text-right"] if column in numeric else [],
-                )
-                for column, cell in enumerate(cells)
-            ),
-        )
-
-    group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in heads), cols=len(heads))
-    group += [nodes.thead("", row(heads)), nodes.tbody("", *map(row, rows))]
-    return nodes.table("", group)
 
 
 class RecordingsDirective(SphinxDirective):
@@ -392,15 +335,10 @@ class RecordingsDirective(SphinxDirective):
                 for recording in found
             ]
             heads = ["Hardware", "Date", "Versions", "Command", "Rows"]
-            said = [_plain_table(heads, rows, numeric=[4])]
+            said = [node_table(heads, rows, numeric=[4])]
         if missing:
-            said.append(
-                nodes.paragraph(
-                    "",
-                    "Pages will show these measurements once a GPU has made them:"
-                    f" {', '.join(missing)}.",
-                )
-            )
+            awaited = "Pages will show these measurements once a GPU has made them: "
+            said.append(nodes.paragraph("", f"{awaited}{', '.join(missing)}."))
         return said
 
     def _missing(self, recordings):

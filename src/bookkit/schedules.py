@@ -24,14 +24,11 @@ from typing import NamedTuple
 
 from docutils import nodes
 from docutils.parsers.rst import directives
-from sphinx.util import logging
-from sphinx.util.docutils import SphinxDirective
 
+from bookkit.cards import CardDirective
 from coursekit.show.format import format_as
-from shardlab.pipelines.schedules import InvalidSchedule, Kind, schedule
+from shardlab.pipelines.schedules import Kind, schedule
 from shardlab.pipelines.simulation import Costs, Timeline, in_flight, simulate
-
-logger = logging.getLogger(__name__)
 
 WIDTH, LEFT, RIGHT = 400, 16, 48  # units of the drawing: all, for ranks, for what is in flight
 HEAD, ROW, GAP, KEY = 19, 15, 10, 34
@@ -224,11 +221,9 @@ def _share(value: Fraction) -> str:
 # --- in a page ------------------------------------------------------------------------------------
 
 
-class SchedulesDirective(SphinxDirective):
+class SchedulesDirective(CardDirective):
     """The drawing alone; a `{container} figure` around it has the caption."""
 
-    required_arguments = 1
-    final_argument_whitespace = True
     has_content = True
     option_spec = {
         "ranks": directives.positive_int,
@@ -236,25 +231,15 @@ class SchedulesDirective(SphinxDirective):
         **dict.fromkeys(("forward", "input", "weight", "transfer"), Fraction),
     }
 
-    def run(self):
+    def make(self):
         self.assert_has_content()
         sizes = {name: self.options.get(name, 4) for name in ("ranks", "microbatches")}
         units = {name: self.options.get(name, 1) for name in ("forward", "input", "weight")}
         units["transfer"] = self.options.get("transfer", 0)
-        try:
-            grids = [simulated(line, sizes, units) for line in self.content if line.strip()]
-        except (InvalidSchedule, ValueError) as error:
-            logger.warning(
-                "schedules: %s",
-                error,
-                location=self.get_location(),
-                type="bookkit",
-                subtype="schedules",
-            )
-            return []
+        grids = [simulated(line, sizes, units) for line in self.content if line.strip()]
         ident = f"schedules-{self.env.new_serialno('schedules')}"
         made = drawing(" ".join(self.arguments[0].split()), grids, ident)
-        return [nodes.raw("", made, format="html")]
+        return nodes.raw("", made, format="html")
 
 
 def setup(app):

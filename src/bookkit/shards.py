@@ -16,17 +16,11 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 
 from bookkit import stepper
+from bookkit.cards import radio_buttons
 from coursekit import topics
 
 # The topic whose steps these are, found by what it has.
 _steps = topics.the_one_with("shard_steps", "steps")
-LOOK = _steps.LOOK
-MICROBATCHES = _steps.MICROBATCHES
-RANKS = _steps.RANKS
-first_number = _steps.first_number
-name_of = _steps.name_of
-page_data = _steps.page_data
-shard_steps = _steps.shard_steps
 
 SCRIPT = "_static/shard-steps.js"
 IDENT = "shards"
@@ -40,35 +34,32 @@ class ShardsDirective(stepper.SteppedDirective):
     def make(self):
         stage = directives.nonnegative_int(self.arguments[0])
         ranks = self.options.get("ranks", 4)
-        shard_steps(stage, ranks, 1)
-        if self.on_this_page(shards):
-            raise ValueError("a card of shards is on this page already.")
+        _steps.shard_steps(stage, ranks, 1)
+        self.first_on_this_page(shards)
         return shards(stage=stage, ranks=ranks)
 
 
 def card(stage, ranks, source):
     """The card as HTML, at the update; `source` is the address of the script with all other
     pictures."""
-    data, steps = page_data(stage, ranks, 1), shard_steps(stage, ranks, 1)
+    data, steps = _steps.page_data(stage, ranks, 1), _steps.shard_steps(stage, ranks, 1)
     first = {key: value for key, value in data.items() if key != "say"}  # the table says it
     stages = {f"stage {number}": number for number in range(4)}
-    counts = {name_of(0, count).partition(", ")[2]: count for count in MICROBATCHES}
+    counts = {_steps.name_of(0, count).partition(", ")[2]: count for count in _steps.MICROBATCHES}
     menus = (
-        stepper.radio_buttons(IDENT, "stage", "Stage", stages, f"stage {stage}")
-        + stepper.radio_buttons(IDENT, "n", "Ranks", {n: n for n in RANKS}, ranks)
-        + stepper.radio_buttons(
-            IDENT, "microbatches", "Microbatches in a step", counts, next(iter(counts))
-        )
+        radio_buttons(IDENT, "stage", "Stage", stages, f"stage {stage}")
+        + stepper.ranks_buttons(IDENT, _steps.RANKS, ranks)
+        + radio_buttons(IDENT, "microbatches", "Microbatches in a step", counts, next(iter(counts)))
     )
     return stepper.frame(
         IDENT,
         data["title"],
-        LOOK,
+        _steps.LOOK,
         menus,
         "Move",
         steps,
-        first_number(stage, 1),
-        {name_of(stage, 1): {ranks: first}},
+        _steps.first_number(stage, 1),
+        {_steps.name_of(stage, 1): {ranks: first}},
         source,
         f"The moves of a training step in stage {stage} on {ranks} ranks.",
         stepper.pixels_of_shards(ranks),
@@ -80,10 +71,10 @@ def script():
     there once."""
     packed = {}
     for stage in range(4):
-        for microbatches in MICROBATCHES:
-            every = {n: page_data(stage, n, microbatches) for n in RANKS}
-            some = every[RANKS[0]]
-            packed[name_of(stage, microbatches)] = {
+        for microbatches in _steps.MICROBATCHES:
+            every = {n: _steps.page_data(stage, n, microbatches) for n in _steps.RANKS}
+            some = every[_steps.RANKS[0]]
+            packed[_steps.name_of(stage, microbatches)] = {
                 "all": {key: value for key, value in some.items() if key not in ("shards", "say")},
                 "sentences": [sentence for sentence, _ in some["say"]],
                 "details": {n: [detail for _, detail in data["say"]] for n, data in every.items()},

@@ -19,15 +19,11 @@ from pathlib import Path
 from docutils import nodes
 from docutils.parsers.rst import directives
 
-from bookkit.cards import FULL_SCREEN, CardDirective, anchors, live
+from bookkit import cards
 from coursekit import topics
 
 # The topic whose steps these are, found by what it has.
 _steps = topics.the_one_with("stepper_steps", "steps")
-COLLECTIVES = _steps.COLLECTIVES
-RANKS = _steps.RANKS
-page_data = _steps.page_data
-stepper_steps = _steps.stepper_steps
 
 SCRIPT = "_static/collective-steps.js"
 
@@ -36,7 +32,7 @@ class stepper(nodes.General, nodes.Element):
     """The place of a stepper in a page; ``name`` is a key of COLLECTIVES, ``ranks`` is in RANKS."""
 
 
-class SteppedDirective(CardDirective):
+class SteppedDirective(cards.CardDirective):
     """A card that goes step by step, on as many ranks as its option says."""
 
     option_spec = {"ranks": directives.nonnegative_int}
@@ -45,7 +41,7 @@ class SteppedDirective(CardDirective):
 class StepperDirective(SteppedDirective):
     def make(self):
         name, ranks = " ".join(self.arguments[0].split()), self.options.get("ranks", 4)
-        stepper_steps(name, ranks)
+        _steps.stepper_steps(name, ranks)
         self.first_on_this_page(stepper, name)
         return stepper(name=name, ranks=ranks)
 
@@ -65,17 +61,13 @@ PLAY, PAUSE = "M8 5l11 7-11 7z", "M9 5.5v13M15 5.5v13"
 def card(name, ranks, source):
     """The stepper as HTML, at its first step; `source` is the address of the script with all the
     others."""
-    ident, steps = f"stepper-{name.replace(' ', '-')}", stepper_steps(name, ranks)
-    options = "".join(
-        f"<option{' selected' if key == name else ''}>{key}</option>" for key in COLLECTIVES
-    )
+    ident, steps = f"stepper-{name.replace(' ', '-')}", _steps.stepper_steps(name, ranks)
     # the table says it
-    first = {key: value for key, value in page_data(name, ranks).items() if key != "say"}
-    look = f"""<span class="stepper-look">{escape(COLLECTIVES[name].look)}</span>
+    first = {key: value for key, value in _steps.page_data(name, ranks).items() if key != "say"}
+    look = f"""<span class="stepper-look">{escape(_steps.COLLECTIVES[name].look)}</span>
 Arrows are what this step sends: + is added, = is put in place."""
-    menus = f"""<div class="explorer-menu"><label for="{ident}-name">Collective</label>
-<select id="{ident}-name">{options}</select></div>
-{radio_buttons(ident, "n", "Ranks", {n: n for n in RANKS}, ranks)}"""
+    menus = cards.menu(f"{ident}-name", "Collective", list(_steps.COLLECTIVES), name)
+    menus += ranks_buttons(ident, _steps.RANKS, ranks)
     return frame(
         ident,
         title(name),
@@ -110,12 +102,7 @@ def frame(ident, heading, look, menus, step, steps, number, first, source, capti
     longest = lambda texts: max(map(unbroken, texts), key=len)
     sentences, details = zip(*((step.sentence, step.detail) for step in steps))
     room = f"{longest(sentences)}\n{longest(details)}"  # as stepper.js writes it
-    return f"""
-<div class="explorer stepper wide" id="{ident}" data-script="{escape(source)}"
- role="group" aria-labelledby="{ident}-title">
-{live("stepper")}
-<p class="explorer-title" id="{ident}-title">{heading}</p>
-<div class="explorer-picture" tabindex="0" role="group"
+    inside = f"""<div class="explorer-picture" tabindex="0" role="group"
  aria-label="Picture: the arrow keys step, space plays">
 <p class="explorer-caption">{look}</p>
 <div class="explorer-drawing" style="min-height:{high}px"></div></div>
@@ -130,25 +117,15 @@ def frame(ident, heading, look, menus, step, steps, number, first, source, capti
 <p class="explorer-sentence">{escape(unbroken(steps[number].sentence))}</p>
 <p class="explorer-detail">{escape(unbroken(steps[number].detail))}</p>
 <p class="stepper-room" aria-hidden="true">{escape(room)}</p></div>
-<p class="explorer-status" role="status"></p>
-<div class="explorer-fallback">{table(steps, caption)}</div>
-<div class="explorer-foot"><button type="button" class="explorer-reset">Reset</button>
-{FULL_SCREEN}</div>
-<script>BOOK.stepper("{ident}", {_in_html(first)});</script>
-</div>
-"""
+{cards.STATUS}
+{cards.foot(table(steps, caption))}
+<script>BOOK.stepper("{ident}", {cards.json_in_html(first)});</script>"""
+    attributes = f' data-script="{escape(source)}"'
+    return cards.frame(ident, "explorer stepper", "stepper", heading, inside, attributes)
 
 
-def radio_buttons(ident, key, label, choices, chosen):
-    """Buttons, one of them pressed; `choices`: value -> what is written on it."""
-    buttons = "".join(
-        f'<label><input type="radio" name="{ident}-{key}"'
-        f' value="{value}"{" checked" if value == chosen else ""}><span>{text}</span></label>'
-        for value, text in choices.items()
-    )
-    return f"""<div class="explorer-menu"><span id="{ident}-{key}">{label}</span>
-<div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-{key}">
-{buttons}</div></div>"""
+def ranks_buttons(ident, choices, chosen):
+    return cards.radio_buttons(ident, "n", "Ranks", {n: n for n in choices}, chosen)
 
 
 def unbroken(text):
@@ -177,13 +154,8 @@ def _button(name):
 def table(steps, caption):
     """The steps as a table: what each does, and how far it comes; stepper.js reads its first words
     here."""
-    rows = "".join(
-        f"<tr><td>{escape(step.sentence)}</td><td>{escape(step.detail)}</td></tr>" for step in steps
-    )
-    return (
-        f'<table class="table"><caption>{caption}</caption><thead><tr><th scope="col">What it'
-        f' does</th><th scope="col">How far it is</th></tr></thead><tbody>{rows}</tbody></table>'
-    )
+    rows = [(escape(step.sentence), escape(step.detail)) for step in steps]
+    return cards.table(caption, ("What it does", "How far it is"), rows, named=False)
 
 
 def _a(name):
@@ -193,13 +165,11 @@ def _a(name):
 # --- in a Sphinx build ----------------------------------------------------------------------------
 
 
-def skip(writer, node):
-    raise nodes.SkipNode
-
-
 def script():
     """Every collective on every number of ranks."""
-    data = {name: {n: page_data(name, n) for n in RANKS} for name in COLLECTIVES}
+    data = {
+        name: {n: _steps.page_data(name, n) for n in _steps.RANKS} for name in _steps.COLLECTIVES
+    }
     return f"BOOK.steppers.add({json_of(data)});\n"
 
 
@@ -207,45 +177,24 @@ def json_of(data):
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
 
 
-def _in_html(data):
-    return json_of(data).replace("<", "\\u003c")
-
-
-def write_script(app, path, text):
-    if app.builder.format == "html":
-        path = Path(app.outdir) / path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-
-
-def add_scripts(app, kind):
-    """Add the scripts of a card whose picture is of that kind: chunks or shards."""
-    for place, sheet in enumerate(("explorer.css", "stepper.css", f"{kind}.css")):
-        app.add_css_file(sheet, priority=810 + place)
-    app.add_js_file("svg.js", priority=811)
-    for place, script in enumerate(("stepper.js", f"{kind}.js")):
-        app.add_js_file(script, priority=813 + place)
-
-
 def add_card(app, node_class, directive, kind, path, script, card):
-    """Make a card known to Sphinx. Its directive has the name of its class of nodes; its picture is
-    of that kind; `script()` is the text of the file `path`, which the page fetches when the reader
-    asks for another picture; `card(node, address of that file)` is the card as HTML."""
+    """Make a card known to Sphinx. Its picture is of that kind, chunks or shards; `script()` is the
+    text of the file `path`, which the page fetches when the reader asks for another picture;
+    `card(node, address of that file)` is the card as HTML."""
 
-    def visit_html(writer, node):
-        page = writer.builder.current_docname
-        writer.body.append(anchors(node) + card(node, "../" * page.count("/") + path))
-        raise nodes.SkipNode
+    def html(node, builder):
+        return card(node, "../" * builder.current_docname.count("/") + path)
 
-    def add_scripts_to_page(app, pagename, templatename, context, doctree):
-        """Plain scripts in the page's head: they are there when the parser meets the first card."""
-        if doctree is not None and next(doctree.findall(node_class), None) is not None:
-            add_scripts(app, kind)
+    def write_script(app):
+        if app.builder.format == "html":
+            file = Path(app.outdir) / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(script(), encoding="utf-8")
 
-    app.add_node(node_class, html=(visit_html, None), text=(skip, None), latex=(skip, None))
-    app.add_directive(node_class.__name__, directive)
-    app.connect("builder-inited", lambda app: write_script(app, path, script()))
-    app.connect("html-page-context", add_scripts_to_page)
+    looks = {"explorer.css": 810, "stepper.css": 811, f"{kind}.css": 812}
+    scripts = {"svg.js": 811, "stepper.js": 813, f"{kind}.js": 814}
+    cards.add_card(app, node_class, directive, html, looks | scripts)
+    app.connect("builder-inited", write_script)
 
 
 def setup(app):

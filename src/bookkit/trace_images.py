@@ -85,10 +85,7 @@ class TraceImageDirective(CardDirective):
             f' src="{up}{file_of(names, theme)}">'
             for theme in INK
         )
-        figure = nodes.container(classes=["figure"], trace_names=names)
-        figure += nodes.raw("", images, format="html")
-        self.state.nested_parse(self.content, self.content_offset, figure)
-        return figure
+        return self.figure(images, trace_names=names)
 
 
 def file_of(names, theme):

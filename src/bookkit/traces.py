@@ -20,14 +20,12 @@ from importlib.resources import files
 from math import floor, log10
 
 from docutils import nodes
-from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
-from bookkit.cards import CardDirective, live
+from bookkit.cards import CardDirective, add_files, classed, json_in_html, live, table, warn
 from bookkit.formulas import unbroken
 from ranklab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind, covered
 
-logger = logging.getLogger(__name__)
 WIDTH, ROW, BAR = 1000, 20, 16  # units across; pixels down
 AS_ONE = 0.5
 ARROWS = 40  # drawn at most, so that they stand apart
@@ -99,8 +97,7 @@ def card(ident, names):
         )
         for trace in found
     ]
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    looks = json.dumps({kind: look for kind, look in LOOKS.items()}, separators=(",", ":"))
+    looks = json.dumps(LOOKS, separators=(",", ":"))
     return f"""<div class="trace-card" id="{ident}" role="group" aria-label="A trace to zoom into">
 {live("trace")}
 <div class="trace-tools">{buttons}<p class="trace-readout" aria-live="polite"></p></div>
@@ -108,8 +105,8 @@ def card(ident, names):
 <div class="trace-axis" aria-hidden="true"><div class="trace-ticks">{axis(seconds)}</div></div>
 <ul class="trace-key">{key}</ul>
 <details class="trace-numbers"><summary>The same in numbers</summary>
-{"".join(map(table, found))}</details>
-<script type="application/json" class="trace-data">{text}</script>
+{"".join(map(numbers_of, found))}</details>
+<script type="application/json" class="trace-data">{json_in_html(data)}</script>
 <script>BOOK.trace("{ident}", {looks});</script>
 </div>"""
 
@@ -205,26 +202,17 @@ def duration(seconds):
     return f"{float(f'{seconds * size:.3g}'):g} {unit}"
 
 
-def table(trace):
+def numbers_of(trace):
     rows = []
     for lane, name in enumerate(trace.lanes):
         for kind in kinds_of(trace):
             own = [span for span in trace.of(kind) if span.lane == lane]
             if own:
                 took = covered((span.start, span.end) for span in own) * trace.unit
-                rows.append(
-                    f'<tr><th scope="row">{escape(name)}</th><td>{LOOKS[kind][0]}</td>'
-                    f'<td class="number">{len(own)}</td><td class="number">{duration(took)}</td>'
-                    f'<td class="number">{took / trace.seconds:.0%}</td></tr>'
-                )
-    heads = ("spans", "occupied", "of the step")
-    numbers = "".join(f'<th scope="col" class="number">{head}</th>' for head in heads)
-    return (
-        f'<table class="table"><caption>{escape(heading(trace))}</caption><thead><tr>'
-        f'<th scope="col">lane</th><th scope="col">what</th>{numbers}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody>"
-        "</table>"
-    )
+                share = f"{took / trace.seconds:.0%}"
+                rows.append((escape(name), LOOKS[kind][0], len(own), duration(took), share))
+    heads = ("lane", "what", "spans", "occupied", "of the step")
+    return table(escape(heading(trace)), heads, rows, numbers=range(2, 5))
 
 
 def exposed(trace):
@@ -258,11 +246,8 @@ class TraceDirective(CardDirective):
         self.assert_has_content()
         names = self.arguments[0].replace(",", " ").split()
         traces(names)
-        figure = nodes.container(classes=["figure", "trace", "wide"])
         ident = f"trace-{self.env.new_serialno('trace')}"
-        figure += nodes.raw("", card(ident, names), format="html")
-        self.state.nested_parse(self.content, self.content_offset, figure)
-        return figure
+        return self.figure(card(ident, names), "trace", "wide")
 
 
 class VirtualRole(SphinxRole):
@@ -271,27 +256,13 @@ class VirtualRole(SphinxRole):
     def run(self):
         what, _, name = self.text.partition(" of ")
         if what not in SAYS or name not in stored_names() or stored(name).machine:
-            logger.warning(
-                "virtual: %r is not one of %s, and of a trace in virtual time.",
-                self.text,
-                ", ".join(SAYS),
-                location=self.get_location(),
-                type="bookkit",
-                subtype="virtual",
-            )
+            said = f"virtual: {self.text!r} is not one of {', '.join(SAYS)}, and of a trace in"
+            warn(self.get_location(), "virtual", f"{said} virtual time.")
             return [nodes.literal(self.text, self.text)], []
         return [nodes.Text(unbroken(SAYS[what](stored(name))))], []
-
-
-def _add_scripts(app, pagename, templatename, context, doctree):
-    if doctree is not None and any(
-        "trace" in found["classes"] for found in doctree.findall(nodes.container)
-    ):
-        app.add_css_file("trace.css", priority=812)
-        app.add_js_file("trace.js", priority=812)
 
 
 def setup(app):
     app.add_directive("trace", TraceDirective)
     app.add_role("virtual", VirtualRole())
-    app.connect("html-page-context", _add_scripts)
+    add_files(app, classed("trace"), {"trace.css": 812, "trace.js": 812})

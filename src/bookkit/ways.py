@@ -20,10 +20,9 @@ from pathlib import Path
 import yaml
 from docutils import nodes
 from docutils.statemachine import StringList
-from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-logger = logging.getLogger(__name__)
+from bookkit.cards import warn
 
 FRONT_MATTER = re.compile(r"---\n(.*?\n)---\n", re.DOTALL)
 
@@ -67,13 +66,8 @@ class ChaptersDirective(SphinxDirective):
             for page in pages:
                 self.env.note_dependency(str(page))
                 if not (question := question_of(page)):
-                    logger.warning(
-                        "chapters: %s asks no question: write one into its front matter.",
-                        page.name,
-                        location=self.get_location(),
-                        type="bookkit",
-                        subtype="question",
-                    )
+                    said = "asks no question: write one into its front matter."
+                    warn(self.get_location(), "question", f"chapters: {page.name} {said}")
                 address = relpath(page, here).replace("\\", "/")
                 lines.append(f"| [{title_of(page)}]({address}) | {question} |")
         table = nodes.Element()

@@ -39,7 +39,6 @@ CARRIED = {
     ".buildinfo": "Sphinx's own note, for the next build",
     "present.js": "book.js loads it when somebody shows a thing on the whole screen",
     "present.css": "the same",
-    ".md": "the twin of a page, which llms.txt lists",
     "llms.txt": "an assistant asks for it at the book's address",
     ".ipynb": (
         "a learner's notebook: the page holds it in the link itself, Colab opens this file once it"

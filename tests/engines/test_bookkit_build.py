@@ -53,7 +53,7 @@ def test_a_renamed_page_leaves_nothing_behind(book, tmp_path):
     write_contents(book, "second")
     build_book(book, pages)
     left = sorted(path.name for path in (pages / "chapters").iterdir())
-    assert left == ["second.html", "second.md"]
+    assert left == ["second.html"]
     assert f"Version {shardlab.__version__}." in (pages / "index.html").read_text("utf-8")
     assert (pages / "search.html").exists()
 
