@@ -13,7 +13,6 @@ on a continuous integration machine (CI=true) a missing browser is an error.
 import gc
 import multiprocessing
 import os
-import re
 import shutil
 import sys
 import threading
@@ -24,6 +23,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+from small_books import OF_FORMULAS, builder
 
 from ranklab.ranks import server
 
@@ -262,83 +262,13 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@cache
-def compile_templates_once():
-    """Each build compiles the theme's templates anew, which takes most of the time of a small
-    book."""
-    from jinja2 import Environment
-
-    compile_it, compiled = Environment.compile, {}
-
-    def remembered(self, source, name=None, filename=None, raw=False, defer_init=False):
-        what = (tuple(self.extensions), source, name, filename, raw, defer_init)
-        if not isinstance(source, str):
-            return compile_it(self, source, name, filename, raw, defer_init)
-        if what not in compiled:
-            compiled[what] = compile_it(self, source, name, filename, raw, defer_init)
-        return compiled[what]
-
-    Environment.compile = remembered
-
-
-def builder(folder):
-    """build(name=text, ...) builds these pages under `folder`; returns (name -> HTML, warnings)."""
-    from sphinx.application import Sphinx
-    from sphinx.util.docutils import docutils_namespace
-
-    compile_templates_once()
-
-    def build_it(**pages):
-        source, output = folder / "source", folder / "html"
-        source.mkdir(exist_ok=True)
-        for name, text in pages.items():
-            (source / f"{name}.md").write_text(text, encoding="utf-8")
-        warnings = folder / "warnings"
-        with open(warnings, "w+", encoding="utf-8") as stream, docutils_namespace():
-            app = Sphinx(
-                source,
-                None,
-                output,
-                folder / "doctrees",
-                "html",
-                status=None,
-                warning=stream,
-                freshenv=True,
-                confoverrides={
-                    "extensions": [
-                        "myst_parser",
-                        "bookkit.mathml",
-                        "bookkit.explorer",
-                        "bookkit.formulas",
-                        "bookkit.formula_sheet",
-                    ],
-                    "html_math_renderer": "mathml",
-                    "root_doc": "index",
-                    "nitpicky": True,
-                    "suppress_warnings": ["toc.not_included"],
-                    "html_theme": "basic",
-                    "myst_enable_extensions": ["dollarmath"],
-                },
-            )
-            app.build()
-        lines = re.sub(r"\x1b\[[\d;]*m", "", warnings.read_text(encoding="utf-8")).splitlines()
-        said = [
-            line for line in lines if "already registered" not in line
-        ]  # Sphinx says so of the second application in one process
-        return {
-            name: (output / f"{name}.html").read_text(encoding="utf-8") for name in pages
-        }, "\n".join(said)
-
-    return build_it
-
-
 @pytest.fixture
 def build(tmp_path):
     """build(name=text, ...) builds these pages; returns (name -> HTML, warnings)."""
-    return builder(tmp_path)
+    return builder(tmp_path, *OF_FORMULAS)
 
 
 @pytest.fixture(scope="module")
 def build_once(tmp_path_factory):
     """A build for pages that several tests of a module look at."""
-    return builder(tmp_path_factory.mktemp("pages"))
+    return builder(tmp_path_factory.mktemp("pages"), *OF_FORMULAS)

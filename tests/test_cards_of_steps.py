@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from small_books import builder
 
 from bookkit import pairs, shards, stepper
 from coursekit.topics.collectives.steps import COLLECTIVES, stepper_steps
@@ -81,15 +82,5 @@ def test_what_there_is_not(steps, given, sentence):
 def test_a_wrong_directive_is_a_warning(kind, text, sentence, tmp_path):
     """Must catch: an exception instead of a warning with page and line, or two cards with one
     id."""
-    from sphinx.application import Sphinx
-    from sphinx.util.docutils import docutils_namespace
-
-    (tmp_path / "index.md").write_text(f"# Page\n\n{text}\n", encoding="utf-8")
-    extensions = ["myst_parser", f"bookkit.{kind}"]
-    given = dict(extensions=extensions, root_doc="index", html_theme="basic")
-    folders = tmp_path, None, tmp_path / "html", tmp_path / "doctrees"
-    with open(tmp_path / "warnings", "w+", encoding="utf-8") as stream, docutils_namespace():
-        options = dict(status=None, warning=stream, freshenv=True, confoverrides=given)
-        Sphinx(*folders, "dummy", **options).build()  # reads the page and writes none
-    said = (tmp_path / "warnings").read_text(encoding="utf-8")
+    _, said = builder(tmp_path, kind)(index=f"# Page\n\n{text}\n")
     assert sentence in said and re.search(r"index\.md:\d+", said)

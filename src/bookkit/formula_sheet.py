@@ -200,7 +200,9 @@ class FormulaSheetDirective(SphinxDirective):
         columns = {
             "Link": lambda link: link.name,
             "Each way, GB/s": partial(_scaled, name="link_bytes_per_second", size=1e9),
-            "Latency, \N{MICRO SIGN}s": partial(_scaled, name="latency_seconds", size=1e-6),
+            "Latency, \N{MICRO SIGN}s": lambda link: format_as(
+                link.quantities["latency_seconds"] * 1e6, "number"
+            ),
             "Source": lambda link: f"{link.source}. Read on {link.read_on}.",
         }
         intro = (

@@ -1,10 +1,10 @@
 """Chapters by number: the contents number them, the role says the number."""
 
-import io
 import re
 from pathlib import Path
 
 import nbformat
+from small_books import builder
 
 from bookkit import words
 
@@ -45,38 +45,12 @@ def test_every_chapter_that_is_named_is_in_the_contents():
 
 def test_the_role_says_the_place_in_the_contents(tmp_path):
     """Must catch: numbers from 0; no link; a page outside the numbered parts passed in silence."""
-    from sphinx.application import Sphinx
-    from sphinx.util.docutils import docutils_namespace
-
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "_toc.yml").write_text(
-        "parts:\n  - caption: A\n    numbered: 1\n    chapters:\n"
-        "      - file: first\n      - file: index\n"
-    )
-    (source / "first.md").write_text("# First\n")
-    (source / "index.md").write_text(
-        "# Second\n\nSee {chapter}`first`, {chapter}`index as number`, {chapter}`third`.\n"
-    )
-    warnings = io.StringIO()
-    with docutils_namespace():
-        settings = dict(extensions=["myst_parser", "bookkit.chapters"], html_theme="basic")
-        settings["suppress_warnings"] = ["toc.not_included"]
-        app = Sphinx(
-            source,
-            None,
-            tmp_path / "html",
-            tmp_path / "trees",
-            "html",
-            settings,
-            status=None,
-            warning=warnings,
-            freshenv=True,
-        )
-        app.build()
-    page = (tmp_path / "html" / "index.html").read_text("utf-8")
+    contents = "parts:\n  - caption: A\n    numbered: 1\n    chapters:\n"
+    contents += "      - file: first\n      - file: index\n"
+    second = "# Second\n\nSee {chapter}`first`, {chapter}`index as number`, {chapter}`third`.\n"
+    pages = {"_toc.yml": contents, "first": "# First\n", "index": second}
+    pages, warnings = builder(tmp_path, "chapters", nitpicky=False)(**pages)
+    page = pages["index"]
     assert re.search(r'<a[^>]*href="first.html"[^>]*>(<[^>]*>)*chapter 1<', page)
     assert re.search(r'<a[^>]*href="#"[^>]*>(<[^>]*>)*2<', page)
-    assert (
-        "'third' is not a page of a numbered part; there are first, index." in warnings.getvalue()
-    )
+    assert "'third' is not a page of a numbered part; there are first, index." in warnings

@@ -5,8 +5,7 @@ import re
 from html import unescape
 
 import pytest
-from sphinx.application import Sphinx
-from sphinx.util.docutils import docutils_namespace
+from small_books import builder
 
 from bookkit.diffs import NoDiff, coloured, compare, diff, source_of
 
@@ -53,36 +52,13 @@ Look at the *loop*.
 def build(tmp_path):
     """build(page, code) -> (HTML of the page, warnings); a second call goes on from the first, as
     `make book` does."""
+    build_it = builder(tmp_path, "diffs", fresh=False)
 
-    def build_it(page, code=CODE):
-        source = tmp_path / "source"
-        (source / "code").mkdir(parents=True, exist_ok=True)
-        (source / "code" / "steps.py").write_text(code, encoding="utf-8")
-        if (
-            not (source / "index.md").exists()
-            or (source / "index.md").read_text(encoding="utf-8") != page
-        ):
-            (source / "index.md").write_text(page, encoding="utf-8")
-        with open(tmp_path / "warnings", "w+", encoding="utf-8") as stream, docutils_namespace():
-            Sphinx(
-                source,
-                None,
-                tmp_path / "html",
-                tmp_path / "doctrees",
-                "html",
-                status=None,
-                warning=stream,
-                confoverrides=dict(
-                    extensions=["myst_parser", "bookkit.diffs"],
-                    root_doc="index",
-                    html_theme="basic",
-                ),
-            ).build()
-        return (tmp_path / "html" / "index.html").read_text(encoding="utf-8"), (
-            tmp_path / "warnings"
-        ).read_text(encoding="utf-8")
+    def build_page(page, code=CODE):
+        pages, warnings = build_it(**{"code/steps.py": code, "index": page})
+        return pages["index"], warnings
 
-    return build_it
+    return build_page
 
 
 def shown(html):

@@ -17,105 +17,49 @@ GPT3 = 'parameters=175_000_000_000, recipe="fp32 Adam"'
 # --- the number roles -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text, printed, origin",
-    [
-        (
-            f"states_bytes({GPT3}) as TB",
-            "2.8 TB",
-            (
-                'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam") ='
-                " 2,800,000,000,000 bytes"
-            ),
-        ),
-        (
-            f"states_bytes({GPT3})",
-            "2.55 TiB",
-            (
-                'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam") ='
-                " 2,800,000,000,000 bytes"
-            ),
-        ),
-        (
-            f"states_bytes({GPT3}, gradient_bytes=0) as decimal bytes",
-            "2.1 TB",
-            (
-                'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam",'
-                " gradient_bytes=0) = 2,100,000,000,000 bytes"
-            ),
-        ),
-        (
-            'parameters(model="GPT-2 124M") exact',
-            "124,439,808",
-            'computed: parameters(model="GPT-2 124M") = 124,439,808 parameters',
-        ),
-        (
-            'parameters(model="GPT-2 124M")',
-            "124M",
-            'computed: parameters(model="GPT-2 124M") = 124,439,808 parameters',
-        ),
-        (
-            'gpu_memory_bytes(gpu="T4") as GB',
-            "16 GB",
-            'computed: gpu_memory_bytes(gpu="T4") = 16,000,000,000 bytes',
-        ),
-        ("utilisation(utilisation=0.4)", "40%", "computed: utilisation(utilisation=0.4) = 0.4"),
-        (
-            "training_flops(parameters=175e9, tokens=300e9)",
-            "3.15e23",
-            (
-                "computed: training_flops(parameters=175,000,000,000, tokens=300,000,000,000) ="
-                " 3.15e23 FLOP"
-            ),
-        ),
-        (
-            (
-                "training_days(parameters=175e9, tokens=300e9, gpus=1, flops_per_second=28e12,"
-                " utilisation=1) as years"
-            ),
-            "357 years",
-            (
-                "computed: training_days(parameters=175,000,000,000, tokens=300,000,000,000,"
-                " gpus=1, flops_per_second=28,000,000,000,000, utilisation=1) = 130,000 days"
-            ),
-        ),
-        (
-            "training_days(\n  training_seconds=86400.0)",
-            "1 day",
-            "computed: training_days(training_seconds=86,400) = 1 days",
-        ),
-        (
-            "training_seconds(training_flops=6e18, achieved_flops_per_second=1e12)",
-            "69.4 days",
-            (
-                "computed: training_seconds(training_flops=6.00e+18,"
-                " achieved_flops_per_second=1,000,000,000,000) = 6e6 seconds"
-            ),
-        ),
-        (
-            "flops_per_second(flops_per_second=312e12)",
-            "312 TFLOP/s",
-            "computed: flops_per_second(flops_per_second=312,000,000,000,000) = 3.12e14 FLOP/s",
-        ),
-        (
-            "algorithm_bytes_per_second(message_bytes=1e9, collective_seconds=0.04)",
-            "25 GB/s",
-            (
-                "computed: algorithm_bytes_per_second(message_bytes=1,000,000,000,"
-                " collective_seconds=0.04) = 2.5e10 bytes/s"
-            ),
-        ),
-        (
-            "equal_bucket_bytes(layers_gradient_bytes=3, equal_buckets=2) as decimal bytes",
-            "1.5 B",
-            "computed: equal_bucket_bytes(layers_gradient_bytes=3, equal_buckets=2) = 1.5 bytes",
-        ),
-    ],
-)
-def test_a_call_is_printed_with_its_origin(text, printed, origin):
+RATES = "training_flops=6e18, achieved_flops_per_second=1e12"
+DAYS = "parameters=175e9, tokens=300e9, gpus=1, flops_per_second=28e12, utilisation=1"
+BUCKETS = "equal_bucket_bytes(layers_gradient_bytes=3, equal_buckets=2)"
+SENT = "algorithm_bytes_per_second(message_bytes=1e9, collective_seconds=0.04)"
+PRINTED = [  # call, style, what is printed, the exact value on hover
+    (f"states_bytes({GPT3})", " as TB", "2.8 TB", "2,800,000,000,000 bytes"),
+    (f"states_bytes({GPT3})", "", "2.55 TiB", "2,800,000,000,000 bytes"),
+    (
+        f"states_bytes({GPT3}, gradient_bytes=0)",
+        " as decimal bytes",
+        "2.1 TB",
+        "2,100,000,000,000 bytes",
+    ),
+    ('parameters(model="GPT-2 124M")', " exact", "124,439,808", "124,439,808 parameters"),
+    ('parameters(model="GPT-2 124M")', "", "124M", "124,439,808 parameters"),
+    ('gpu_memory_bytes(gpu="T4")', " as GB", "16 GB", "16,000,000,000 bytes"),
+    ("utilisation(utilisation=0.4)", "", "40%", "0.4"),
+    ("training_flops(parameters=175e9, tokens=300e9)", "", "3.15e23", "3.15e23 FLOP"),
+    (f"training_days({DAYS})", " as years", "357 years", "130,000 days"),
+    ("training_days(\n  training_seconds=86400.0)", "", "1 day", "1 days"),
+    (f"training_seconds({RATES})", "", "69.4 days", "6e6 seconds"),
+    ("flops_per_second(flops_per_second=312e12)", "", "312 TFLOP/s", "3.12e14 FLOP/s"),
+    (SENT, "", "25 GB/s", "2.5e10 bytes/s"),
+    (BUCKETS, " as decimal bytes", "1.5 B", "1.5 bytes"),
+]
+ORIGINS = {  # calls that hover says in other letters than they are typed in
+    f"states_bytes({GPT3})": 'states_bytes(parameters=175,000,000,000, recipe="fp32 Adam")',
+    "training_days(\n  training_seconds=86400.0)": "training_days(training_seconds=86,400)",
+    f"training_seconds({RATES})": "training_seconds(training_flops=6.00e+18,"
+    " achieved_flops_per_second=1,000,000,000,000)",
+    SENT: "algorithm_bytes_per_second(message_bytes=1,000,000,000, collective_seconds=0.04)",
+    BUCKETS: BUCKETS,
+}
+
+
+@pytest.mark.parametrize("call, style, printed, exact", PRINTED)
+def test_a_call_is_printed_with_its_origin(call, style, printed, exact):
     """Mutation: print days as seconds; leave the unit out; show the rounded value on hover; call
-    the range, "bytes, any number", a unit."""
-    assert compute(text) == (printed, origin)
+    the range, "bytes, any number", a unit; a number of the call's without its separators."""
+    assert compute(call + style)[0] == printed
+    assert compute(call + style)[1].endswith(f") = {exact}")
+    if said := ORIGINS.get(call):
+        assert compute(call)[1].startswith(f"computed: {said} = ")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from small_books import builder
 
 from bookkit.objectives import minutes
 
@@ -38,9 +39,6 @@ def test_minutes(count, said):
 def test_the_opening(tmp_path):
     """Must catch: code, tables or answers that nobody counts; folded text that is counted;
     objectives after the first section, or after what stands beside them."""
-    from sphinx.application import Sphinx
-    from sphinx.util.docutils import docutils_namespace
-
     # 400 words of text with symbols, 400 in a table, 400 of code, and ten times as many folded
     body = [
         "word $x$ " * 200,
@@ -48,21 +46,10 @@ def test_the_opening(tmp_path):
         "```python\n" + "name = 1\n" * 200 + "```",
         ":::{dropdown} Why\n" + "word " * 4000 + "\n:::",
     ]
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "_toc.yml").write_text(
-        "parts:\n  - numbered: 1\n    chapters:\n      - file: index\n"
-    )
-    (source / "index.md").write_text(PAGE % "\n\n".join(body))
-    (source / "lab.md").write_text("# A lab\n")
-    with docutils_namespace():
-        settings = dict(extensions=["myst_parser", "sphinx_design", "bookkit.objectives"])
-        settings |= dict(html_theme="basic", suppress_warnings=["toc.not_included"])
-        settings["myst_enable_extensions"] = ["colon_fence", "dollarmath"]
-        places = [tmp_path / "html", tmp_path / "trees", "html", settings]
-        app = Sphinx(source, None, *places, status=None, warning=None, freshenv=True)
-        app.build()
-    page = (tmp_path / "html" / "index.html").read_text("utf-8")
+    contents = "parts:\n  - numbered: 1\n    chapters:\n      - file: index\n"
+    build = builder(tmp_path, "objectives", more_extensions=["sphinx_design"])
+    pages = {"_toc.yml": contents, "index": PAGE % "\n\n".join(body), "lab": "# A lab\n"}
+    page = build(**pages)[0]["index"]
     opening = re.search(r'<div class="opening.*?(?=<section)', page, re.DOTALL)[0]
     words = " ".join(re.sub(r"<[^>]+>", " ", opening).split())
     assert words == (

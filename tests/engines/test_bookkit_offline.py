@@ -144,63 +144,12 @@ def loads(page):
 
 
 @pytest.mark.slow
-def test_pages_load_nothing_from_elsewhere(book):
-    """Mutation: let MathJax, require.js, the widget manager or Thebe stay (drop ``extensions`` or
-    ``nb_ipywidgets_js`` from _config.yml)."""
-    for name, page in pages(book).items():
-        assert loads(page), name
-        assert not [address for address in loads(page) if "//" in address], name
-        assert not re.search(r"mathjax@|unpkg|jsdelivr|cdnjs|thebe", page, flags=re.IGNORECASE), (
-            name
-        )
-
-
-@pytest.mark.slow
-def test_what_pages_refer_to_is_there(book):
-    """Mutation: delete files that only a style sheet, or only an attribute such as data-plotly,
-    refers to."""
-    for name, page in pages(book).items():
-        for address in loads(page):
-            assert ((book / name).parent / address.split("?")[0]).is_file(), f"{name}: {address}"
-    for sheet in (book / "_static").rglob("*.css"):
-        for address in re.findall(r"url\(\"?([^\")]+)", sheet.read_text()):
-            assert address.startswith("data:") or (sheet.parent / address).is_file(), (
-                f"{sheet.name}: {address}"
-            )
-
-
-@pytest.mark.slow
-def test_nothing_unused_is_carried(book):
-    """Mutation: stop deleting what no page refers to; keep the icon fonts of the theme's sheet."""
-    names = {path.name for path in (book / "_static").rglob("*") if path.is_file()}
-    assert not [
-        name
-        for name in names
-        if re.search(r"fontawesome|fa-solid|bootstrap\.js$|\.map$|thebe|webpack", name)
-    ]
-    sheet = (book / "_static" / "styles" / "pydata-sphinx-theme.css").read_text()
-    assert sheet.startswith("@layer theme{")
-    assert "@font-face" not in sheet and "!important" not in sheet
-
-
-@pytest.mark.slow
 def test_our_own_files_lose_their_comments(book):
     """Mutation: copy book.js and book.css as they are."""
     for name in ("book.js", "book.css"):
         ours = (offline.OURS / name).read_text(encoding="utf-8")
         carried = (book / "_static" / name).read_text(encoding="utf-8")
         assert "/*" in ours and "/*" not in carried and len(carried) < 0.85 * len(ours), name
-
-
-@pytest.mark.slow
-def test_fonts_and_their_licences_are_carried(book):
-    """Mutation: delete the licences, to which no page refers; let a font's name in book.css differ
-    from the file's."""
-    fonts = {path.name for path in (book / "_static" / "fonts").iterdir()}
-    assert {"book-serif-400.woff2", "book-code.woff2", "stix-two-math.woff2"} <= fonts
-    assert {
-        f"{name}-LICENSE.txt" for name in ("book-serif", "book-sans", "book-code", "stix-two-math")
-    } <= fonts
 
 
 @pytest.mark.slow

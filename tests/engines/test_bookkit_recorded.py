@@ -5,8 +5,7 @@ from dataclasses import replace
 from html import unescape
 
 import pytest
-from sphinx.application import Sphinx
-from sphinx.util.docutils import docutils_namespace
+from small_books import builder
 
 from coursekit.recordings.recordings import NOT_RECORDED, Hardware, Recording, Row
 
@@ -34,35 +33,15 @@ ROWS = (
 def build(tmp_path):
     """build(text, recordings...) -> (the page as plain text with one space for any white space,
     warnings)."""
+    build_it = builder(tmp_path, "boxes", "recorded", nitpicky=False)
 
-    def build_it(text, *recordings):
-        source = tmp_path / "source"
-        source.mkdir(exist_ok=True)
-        (source / "index.md").write_text(text, encoding="utf-8")
+    def build_page(text, *recordings):
         for recording in recordings:
-            recording.write(source / "measured")
-        with open(tmp_path / "warnings", "w+", encoding="utf-8") as stream, docutils_namespace():
-            Sphinx(
-                source,
-                None,
-                tmp_path / "html",
-                tmp_path / "doctrees",
-                "html",
-                status=None,
-                warning=stream,
-                freshenv=True,
-                confoverrides=dict(
-                    extensions=["myst_parser", "bookkit.boxes", "bookkit.recorded"],
-                    root_doc="index",
-                    html_theme="basic",
-                ),
-            ).build()
-        html = (tmp_path / "html" / "index.html").read_text(encoding="utf-8")
-        return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split()), (
-            tmp_path / "warnings"
-        ).read_text(encoding="utf-8")
+            recording.write(tmp_path / "source" / "measured")
+        pages, warnings = build_it(index=text)
+        return " ".join(unescape(re.sub(r"<[^>]*>", " ", pages["index"])).split()), warnings
 
-    return build_it
+    return build_page
 
 
 def gpu(**changes):

@@ -1,9 +1,10 @@
 """From page to page: each page's question, the way to its lab and back, labs by number."""
 
-import io
 import re
 from pathlib import Path
 from types import SimpleNamespace
+
+from small_books import builder
 
 from bookkit.lab_pages import numbered
 from bookkit.ways import labs_of_chapters, onward, parts, question_of, summary
@@ -35,32 +36,23 @@ def test_the_table_is_made_from_contents_and_pages(tmp_path):
     """Must catch: a title, a question or an address that is not the page's; a part without its
     caption; a page outside the parts with chapters; a chapter without a question passed in
     silence."""
-    from sphinx.application import Sphinx
-    from sphinx.util.docutils import docutils_namespace
-
-    (tmp_path / "chapters").mkdir()
-    (tmp_path / "_toc.yml").write_text(
-        "root: index\nparts:\n  - caption: One\n    numbered: 1\n    chapters:\n"
+    pages = {
+        "_toc.yml": "root: index\nparts:\n  - caption: One\n    numbered: 1\n    chapters:\n"
         "      - file: chapters/a\n  - chapters:\n      - file: chapters/b\n"
-        "  - caption: Other\n    chapters:\n      - file: chapters/c\n"
-    )
-    (tmp_path / "index.md").write_text("# Book\n\n```{chapters-and-questions}\n```\n")
-    for name, front in (("a", "---\nquestion: Why?\n---\n"), ("b", ""), ("c", "")):
-        (tmp_path / "chapters" / f"{name}.md").write_text(f"{front}# Page {name}\n")
-    warnings = io.StringIO()
-    with docutils_namespace():
-        settings = dict(extensions=["myst_parser", "bookkit.ways"], html_theme="basic")
-        settings["suppress_warnings"] = ["toc.not_included"]
-        folders = (tmp_path, None, tmp_path / "html", tmp_path / "trees")
-        app = Sphinx(*folders, "html", settings, status=None, warning=warnings, freshenv=True)
-        app.build()
-    page = (tmp_path / "html" / "index.html").read_text("utf-8")
+        "  - caption: Other\n    chapters:\n      - file: chapters/c\n",
+        "index": "# Book\n\n```{chapters-and-questions}\n```\n",
+        "chapters/a": "---\nquestion: Why?\n---\n# Page a\n",
+        "chapters/b": "# Page b\n",
+        "chapters/c": "# Page c\n",
+    }
+    built, warnings = builder(tmp_path, "ways")(**pages)
+    page = built["index"]
     table = page[page.index("<table") : page.index("</table>")]
     assert re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", table)).split() == (
         "Chapter Its question One Page a Why? Page b".split()
     )
     assert re.findall('href="([^"]*)"', table) == ["chapters/a.html", "chapters/b.html"]
-    assert "b.md asks no question: write one into its front matter." in warnings.getvalue()
+    assert "b.md asks no question: write one into its front matter." in warnings
 
 
 def test_a_chapter_leads_to_its_lab_and_back():

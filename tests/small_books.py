@@ -1,0 +1,67 @@
+"""Small books, built by Sphinx with a few of bookkit's parts."""
+
+import re
+from functools import cache
+
+OF_FORMULAS = ("mathml", "explorer", "formulas", "formula_sheet")
+
+
+@cache
+def compile_templates_once():
+    """Each build compiles the theme's templates anew, which takes most of the time of a small
+    book."""
+    from jinja2 import Environment
+
+    compile_it, compiled = Environment.compile, {}
+
+    def remembered(self, source, name=None, filename=None, raw=False, defer_init=False):
+        what = (tuple(self.extensions), source, name, filename, raw, defer_init)
+        if not isinstance(source, str):
+            return compile_it(self, source, name, filename, raw, defer_init)
+        if what not in compiled:
+            compiled[what] = compile_it(self, source, name, filename, raw, defer_init)
+        return compiled[what]
+
+    Environment.compile = remembered
+
+
+def builder(folder, *parts, fresh=True, **settings):
+    """build(name=text, ...) builds these pages under `folder` with these parts of bookkit; returns
+    (name -> HTML, warnings). A name with a dot is that of a file which is no page; a book that is
+    not `fresh` goes on from the last build."""
+    from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace
+
+    compile_templates_once()
+    given = {
+        "extensions": ["myst_parser", *(f"bookkit.{part}" for part in parts)],
+        "root_doc": "index",
+        "nitpicky": True,
+        "suppress_warnings": ["toc.not_included"],
+        "html_theme": "basic",
+        "myst_enable_extensions": ["dollarmath", "colon_fence"],
+    }
+    if "mathml" in parts:
+        given["html_math_renderer"] = "mathml"
+    given |= settings
+    given["extensions"] += given.pop("more_extensions", [])
+
+    def build_it(**pages):
+        source, output = folder / "source", folder / "html"
+        for name, text in pages.items():
+            path = source / (name if "." in name else f"{name}.md")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                path.write_text(text, encoding="utf-8")
+        warnings = folder / "warnings"
+        with open(warnings, "w+", encoding="utf-8") as stream, docutils_namespace():
+            places = source, None, output, folder / "doctrees", "html", given
+            Sphinx(*places, status=None, warning=stream, freshenv=fresh).build()
+        lines = re.sub(r"\x1b\[[\d;]*m", "", warnings.read_text(encoding="utf-8")).splitlines()
+        # Sphinx says so of the second application in one process
+        said = [line for line in lines if "already registered" not in line]
+        names = [name for name in pages if "." not in name]
+        html = {name: (output / f"{name}.html").read_text(encoding="utf-8") for name in names}
+        return html, "\n".join(said)
+
+    return build_it
