@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import yaml
@@ -74,9 +75,7 @@ def resolve_address(settings: Mapping[str, str], environment: Mapping[str, str])
         )
     book = (settings.get("book") or "").rstrip("/")
     if book and not re.fullmatch(r"https?://[\w.:-]+(/[\w.-]+)*", book):
-        raise InvalidAddress(
-            f"_address.yml: book is {book!r}; it must look like https://you.github.io/your-book"
-        )
+        raise _invalid("book", book, "it must look like https://you.github.io/your-book")
     repository = settings.get("repository") or ""
     host = urlsplit(repository).hostname or ""
     provider = next((name for name in PROVIDERS if name in host), "")
@@ -87,21 +86,16 @@ def resolve_address(settings: Mapping[str, str], environment: Mapping[str, str])
         return Address(book=book)
     repository = repository.rstrip("/").removesuffix(".git")
     if not re.fullmatch(r"https://[\w.:-]+(/[\w.-]+){2,}", repository):
-        raise InvalidAddress(
-            f"_address.yml: repository is {repository!r}; it must look like"
-            " https://github.com/you/your-book"
-        )
+        rule = "it must look like https://github.com/you/your-book"
+        raise _invalid("repository", repository, rule)
     if not provider:
-        raise InvalidAddress(
-            f"_address.yml: repository is {repository!r}; its host must be GitHub or GitLab"
-        )
-    return Address(
-        repository,
-        settings.get("branch") or "main",
-        settings.get("learner_branch") or "",
-        provider,
-        book,
-    )
+        raise _invalid("repository", repository, "its host must be GitHub or GitLab")
+    branches = settings.get("branch") or "main", settings.get("learner_branch") or ""
+    return Address(repository, *branches, provider, book)
+
+
+def _invalid(key, value, rule):
+    return InvalidAddress(f"_address.yml: {key} is {value!r}; {rule}")
 
 
 # ---------------------------------------------------------------- what the book carries
@@ -128,8 +122,7 @@ def chapter_lab(app, docname: str) -> str:
     return lab
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """One way to get at a lab."""
 
     text: str
@@ -194,26 +187,13 @@ def _add_lab_menu(app, pagename, templatename, context, doctree):
         page = Link("The lab: read it, download it", app.builder.get_relative_uri(pagename, lab))
         colab = app.config.bookkit_address.colab(notebook_name(lab))
         links = [*([Link("Open in Colab", colab)] if colab else []), page]
+        look = dict(icon="fas fa-rocket", type="link")
         buttons = [
-            {
-                "type": "link",
-                "text": link.text,
-                "tooltip": link.text,
-                "url": link.address,
-                "icon": "fas fa-rocket",
-                "label": f"lab-link-{number}",
-            }
-            for number, link in enumerate(links)
+            dict(look, text=link.text, tooltip=link.text, url=link.address, label=f"lab-link-{n}")
+            for n, link in enumerate(links)
         ]
-        context["header_buttons"].append(
-            {
-                "type": "group",
-                "tooltip": "Run the lab",
-                "icon": "fas fa-rocket",
-                "buttons": buttons,
-                "label": "lab-menu",
-            }
-        )
+        menu = dict(look, type="group", tooltip="Run the lab", label="lab-menu", buttons=buttons)
+        context["header_buttons"].append(menu)
 
 
 DOCTOR = "`python -m shardlab doctor` says in its last line whether the machine is ready."

@@ -149,34 +149,21 @@ def test_without_an_address_a_lab_says_how_to_run_it(without_address):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["index.html", "chapters/tiny.html", "labs/tiny.html"])
-def test_with_an_address_every_page_leads_to_repository_and_issues(with_address, page):
-    """Must catch: the settings of _address.yml not reaching the theme."""
-    outside = Anchors(with_address / page).outside()
-    assert FORK in outside
-    assert any(address.startswith(f"{FORK}/issues/new") for address in outside)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", ["chapters/tiny.html", "labs/tiny.html"])
-def test_with_an_address_colab_opens_the_learners_edition(with_address, page):
-    """Must catch: a Colab link to the solved lab, to another branch, or missing from the
-    chapter."""
-    (link,) = Anchors(with_address / page).leading_to("https://colab.research.google.com/")
-    assert (
-        link["href"]
-        == "https://colab.research.google.com/github/ada/sharding-book/blob/learner/tiny.ipynb"
-    )
-    assert (with_address / "downloads" / "tiny.ipynb").exists(), (
-        "the file that the workflow pushes to that branch"
-    )
-
-
-@pytest.mark.slow
-def test_with_an_address_pages_name_their_own(with_address):
-    """Must catch: the address of the front page on every page, two slashes in a row."""
-    for name in ("index.html", "chapters/tiny.html"):
-        page = (with_address / name).read_text()
-        assert f'<meta property="og:url" content="https://ada.example/book/{name}"/>' in page
+def test_with_an_address_every_page_leads_out(with_address, page):
+    """Must catch: the settings of _address.yml not reaching the theme; a Colab link to the solved
+    lab, to another branch, or missing from the chapter; the address of the front page on every
+    page, two slashes in a row."""
+    anchors = Anchors(with_address / page)
+    assert FORK in anchors.outside()
+    assert anchors.leading_to(f"{FORK}/issues/new")
+    colab = [link["href"] for link in anchors.leading_to("https://colab.research.google.com/")]
+    notebook = "github/ada/sharding-book/blob/learner/tiny.ipynb"
+    expected = [f"https://colab.research.google.com/{notebook}"] * (page != "index.html")
+    assert colab == expected
+    # the file that the workflow pushes to that branch
+    assert (with_address / "downloads" / "tiny.ipynb").exists()
+    named = f'<meta property="og:url" content="https://ada.example/book/{page}"/>'
+    assert named in (with_address / page).read_text()
 
 
 @pytest.mark.slow
@@ -357,24 +344,51 @@ def run_install_cell(
     )
 
 
-@pytest.mark.parametrize("suffix", [" (1)", "(2)", "-1", " - Copy"])
-def test_the_install_cell_takes_a_wheel_that_was_downloaded_twice(tmp_path, suffix):
-    """Must catch: a name that pip refuses, handed to pip."""
-    (tmp_path / WHEEL.replace(".whl", f"{suffix}.whl")).write_bytes(b"a wheel")
-    source = Path(run_install_cell(INSTALL_CELL, tmp_path).stdout.splitlines()[-1])
-    assert source.name == WHEEL and source.read_bytes() == b"a wheel"
+VERSION = WHEEL.split("-")[1]
+ASKS = "upload the wheel beside this notebook, then run this cell again"
+OF_FORK = f"shardlab @ git+{FORK}@main"
+# (wheel beside, version here, repository, pip fails) -> (printed, last line of an error)
+INSTALLS = {
+    "a wheel downloaded twice": ((WHEEL.replace(".whl", " (1).whl"), "", "", False), (WHEEL, "")),
+    "on another system": ((WHEEL.replace(".whl", "(2).whl"), "", "", False), (WHEEL, "")),
+    "and another": ((WHEEL.replace(".whl", "-1.whl"), "", "", False), (WHEEL, "")),
+    "copied": ((WHEEL.replace(".whl", " - Copy.whl"), "", "", False), (WHEEL, "")),
+    "nothing to do": (("", "0.0.9", "", False), ("", "")),
+    "the same version": ((WHEEL, VERSION, "", False), ("", "")),
+    "last term's": (
+        (WHEEL, "0.0.9", "", False),
+        (f"shardlab 0.0.9 is here; installing {VERSION}\n", ""),
+    ),
+    "no network": ((WHEEL, "", "", True), ("--find-links={folder}\n", "bring the wheels")),
+    "nothing there": (("", "", "", False), ("", ASKS)),
+    "the repository": (("", "", OF_FORK, False), (f"\n{OF_FORK}\n", "")),
+    "a wheel before the repository": ((WHEEL, "", OF_FORK, False), (f"{{folder}}/{WHEEL}\n", "")),
+}
 
 
-def test_the_install_cell_compares_versions(tmp_path):
-    """Must catch: last term's shardlab taken for this term's; pip started, or a line printed,
-    where nothing is to do."""
-    assert run_install_cell(INSTALL_CELL, tmp_path, here="0.0.9").stdout == ""
-    (tmp_path / WHEEL).touch()
-    version = WHEEL.split("-")[1]
-    assert run_install_cell(INSTALL_CELL, tmp_path, here=version).stdout == ""
-    old = run_install_cell(INSTALL_CELL, tmp_path, here="0.0.9").stdout
-    assert old.startswith(f"shardlab 0.0.9 is here; installing {version}\n")
-    assert old.splitlines()[-1] == str(tmp_path / WHEEL)
+@pytest.mark.parametrize("case", INSTALLS)
+def test_what_the_install_cell_installs(tmp_path, case):
+    """Must catch: a name that pip refuses, handed to pip; last term's shardlab taken for this
+    term's; pip started, or a line printed, where nothing is to do; a CalledProcessError of twenty
+    lines about the first package that pip missed; nothing said, so that the learner meets an
+    ImportError further down; a room without a network sent to the repository although the wheel
+    was handed out; a line of the cell that the learner's edition no longer finds."""
+    (beside, here, repository, fails), (printed, error) = INSTALLS[case]
+    if beside:
+        (tmp_path / beside).write_bytes(b"a wheel")
+    cell = learner_edition(stored_lab(), repository).cells[1].source
+    done = run_install_cell(cell, tmp_path, here=here, fails=fails)
+    assert printed.format(folder=tmp_path) in done.stdout and (printed or not done.stdout)
+    assert error in (done.stderr.splitlines() or [""])[-1] and bool(error) == bool(done.returncode)
+    if printed and not error and not repository:
+        source = Path(done.stdout.splitlines()[-1])
+        assert source.name == WHEEL and source.read_bytes() == b"a wheel"
+
+
+def test_the_requirement_is_one_that_pip_can_parse():
+    """Must catch: a requirement with a branch where pip wants a commit, or without a name."""
+    requirement = Requirement(resolve_address({"repository": FORK}, {}).requirement)
+    assert (requirement.name, requirement.url) == ("shardlab", f"git+{FORK}@main")
 
 
 def test_the_install_cell_finds_a_wheel_among_kaggles_inputs(tmp_path):
@@ -385,39 +399,6 @@ def test_the_install_cell_finds_a_wheel_among_kaggles_inputs(tmp_path):
     assert "/kaggle/input" in INSTALL_CELL
     cell = INSTALL_CELL.replace("/kaggle/input", str(tmp_path / "input"))
     assert run_install_cell(cell, work).stdout.splitlines()[-1] == str(inputs / WHEEL)
-
-
-def test_without_a_network_the_install_cell_says_what_to_bring(tmp_path):
-    """Must catch: a CalledProcessError of twenty lines about the first package that pip missed."""
-    (tmp_path / WHEEL).touch()
-    result = run_install_cell(INSTALL_CELL, tmp_path, fails=True)
-    assert "Without a network, bring the wheels" in result.stderr.splitlines()[-1]
-    assert f"--find-links={tmp_path}" in result.stdout.splitlines()
-
-
-def test_the_install_cell_asks_for_the_wheel_when_it_has_nothing(tmp_path):
-    """Must catch: the cell doing nothing, so that the learner meets an ImportError further down."""
-    result = run_install_cell(INSTALL_CELL, tmp_path)
-    assert result.returncode != 0
-    assert "upload the wheel beside this notebook, then run this cell again" in result.stderr
-
-
-def test_the_install_cell_takes_the_repository(tmp_path):
-    """Must catch: a requirement that pip cannot parse, or a line of the cell that the learner's
-    edition no longer finds."""
-    address = resolve_address({"repository": FORK}, {})
-    cell = learner_edition(stored_lab(), address.requirement).cells[1].source
-    argument = run_install_cell(cell, tmp_path).stdout.splitlines()[-1]
-    requirement = Requirement(argument)
-    assert (requirement.name, requirement.url) == ("shardlab", f"git+{FORK}@main")
-
-
-def test_the_install_cell_prefers_a_wheel_beside_the_notebook(tmp_path):
-    """Must catch: a room without a network sent to the repository although the wheel was handed
-    out."""
-    (tmp_path / WHEEL).touch()
-    cell = learner_edition(stored_lab(), f"shardlab @ git+{FORK}@main").cells[1].source
-    assert run_install_cell(cell, tmp_path).stdout.splitlines()[-1] == str(tmp_path / WHEEL)
 
 
 @pytest.mark.slow
