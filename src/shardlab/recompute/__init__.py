@@ -5,14 +5,11 @@
 
     core.py             both functions on a page
     hardened/           the same for any arguments and outputs, which this package gives:
-    checkpointing.py    a checkpoint by hooks, and the same as an autograd function
-    determinism.py      what a second run needs to be like the first, and how to tell that it was
-                        not
+    checkpointing.py    PyTorch's checkpoint, which here compares the parameters of both runs, and
+                        the core's autograd function with refusals
 
     layers.py           which layers of a model are in a checkpoint
     budget.py           which of them to recompute, so that a step fits a budget and costs least
-
-checkpoint(..., hardened=False) gives the core's, of which the hardened classes are subclasses.
 
 Three files keep something else than the whole input:
 
@@ -23,7 +20,6 @@ Three files keep something else than the whole input:
 Chen et al. 2016; Korthikanti et al. 2022 (arXiv 2205.05198).
 """
 
-from .hardened.checkpointing import Recomputation, checkpoint, checkpoint_by_function
-from .hardened.determinism import CheckpointError
+from .hardened.checkpointing import CheckpointError, checkpoint, checkpoint_by_function
 
-__all__ = ["CheckpointError", "Recomputation", "checkpoint", "checkpoint_by_function"]
+__all__ = ["CheckpointError", "checkpoint", "checkpoint_by_function"]

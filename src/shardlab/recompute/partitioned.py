@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..common.collective_wire import place
-from .hardened.checkpointing import Recomputation
-from .hardened.determinism import CheckpointError, InANode
+from .hardened.checkpointing import CheckpointError, Recomputation
 
 compared: WeakKeyDictionary = WeakKeyDictionary()  # group -> shapes that were alike on its ranks
 SAMPLE = 64  # elements
@@ -35,7 +34,7 @@ def checkpoint_partitioned(
     order.
 
     Raises what checkpoint() raises, and CheckpointError for an input that ranks do not share."""
-    return Partitioned(group, function, same).first_run(args, named)
+    return Partitioned(group, function, same).call(args, named)
 
 
 class Partitioned(Recomputation):
@@ -44,11 +43,16 @@ class Partitioned(Recomputation):
         self.group = group or dist.group.WORLD
         self.alike = compared.setdefault(self.group, set())
 
-    def keep_inputs(self, tensors: list[Tensor]):
+    def kept(self, tensors: list[Tensor]) -> list[Tensor]:
         self.about = [
             (tensor.shape, tensor.requires_grad, self.new_sample(tensor)) for tensor in tensors
         ]
-        self.inputs = InANode(*(self.part(tensor) for tensor in tensors))
+        self.wholes = tensors  # for the first run
+        return [self.part(tensor) for tensor in tensors]
+
+    def inputs(self, kept: tuple[Tensor, ...]) -> list[Tensor]:
+        wholes, self.wholes = self.wholes, None
+        return wholes or [self.whole(part, *about) for part, about in zip(kept, self.about)]
 
     def new_sample(self, whole: Tensor) -> Tensor | None:
         """Elements of the first input of a shape: to compare each would be a wait for a GPU."""
@@ -65,10 +69,6 @@ class Partitioned(Recomputation):
         flat, each = whole.flatten(), -(-whole.numel() // n)
         own = flat[me * each : (me + 1) * each]
         return F.pad(own, (0, each - len(own))).clone()
-
-    def kept_inputs(self) -> list[Tensor]:
-        pairs = zip(self.inputs.tensors, self.about)
-        return [self.whole(part, *about) for part, about in pairs]
 
     @torch.no_grad()
     def whole(

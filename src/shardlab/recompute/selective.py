@@ -28,8 +28,8 @@ from ..common.torch_internals import (
     storage_key,
     tree_leaves,
 )
-from .hardened.checkpointing import Recomputation
-from .hardened.determinism import CheckpointError, InANode
+from .core import KeptInputs
+from .hardened.checkpointing import CheckpointError, Recomputation
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)  # linear layers
 EXPENSIVE = PRODUCTS + FUSED_ATTENTION
@@ -43,7 +43,7 @@ def checkpoint_selective(
     torch.ops.aten.mm, or one overload of it, torch.ops.aten.mm.default.
 
     Raises ValueError for a policy that names no operator, and what checkpoint() raises."""
-    return Selective(function, keep, same).first_run(args, named)
+    return Selective(function, keep, same).call(args, named)
 
 
 def check_policy(keep: Collection) -> set:
@@ -67,26 +67,41 @@ class Selective(Recomputation):
     def __init__(self, function: Callable, keep: Collection, same: bool):
         super().__init__(function, same)
         self.keep = check_policy(keep)
-        self.kept: dict[int, KeptCall] | None = None  # None: the first run goes on
+        self.outputs: dict[int, KeptCall] | None = None  # None: the first run goes on
 
-    def first_run(self, args: tuple, named: dict):
-        with PutAside(self.keep) as aside:
-            output = super().first_run(args, named)
+    def call(self, args: tuple, named: dict):
+        output = super().call(args, named)
         if torch.is_grad_enabled():
-            self.kept = {number: KeptCall(each) for number, each in aside.outputs.items()}
+            self.outputs = {number: KeptCall(each) for number, each in self.aside.outputs.items()}
+            del self.aside
         return output
 
-    def run_again(self):
-        if self.kept is None:  # the second run would count on in the first
+    def __call__(self, *kept: Tensor):
+        if self.first is None:
+            with PutAside(self.keep) as self.aside:
+                return super().__call__(*kept)
+        if self.outputs is None:  # the second run would count on in the first
             raise CheckpointError(
                 "the function goes backward itself, as by autograd.grad(), for which"
                 " checkpoint_selective() would run it again within its first run: take"
                 " checkpoint()."
             )
         # All at once and before the mode is on: what an outer checkpoint dropped, it makes now.
-        outputs, self.kept = {number: call.take() for number, call in self.kept.items()}, {}
+        outputs = {number: call.take() for number, call in self.outputs.items()}
+        self.outputs = {}
         with TakeInstead(self.keep, outputs):
-            super().run_again()
+            return super().__call__(*kept)
+
+
+class InANode:
+    """A tensor that a node of autograd keeps. The node is asked through its output, because up to
+    PyTorch 2.6 what it keeps goes with the output."""
+
+    def __init__(self, tensor: Tensor):
+        self.output = KeptInputs.apply(torch.empty(0, requires_grad=True), tensor)
+
+    def tensor(self) -> Tensor:
+        return self.output.grad_fn.saved_tensors[0].detach()
 
 
 class KeptCall:
@@ -100,9 +115,7 @@ class KeptCall:
         ]
 
     def take(self) -> Tensor | tuple:
-        outputs = [
-            each.tensors[0].detach() if isinstance(each, InANode) else each for each in self.outputs
-        ]
+        outputs = [each.tensor() if isinstance(each, InANode) else each for each in self.outputs]
         return outputs[0] if self.single else tuple(outputs)
 
 

@@ -1,93 +1,79 @@
-"""Activation checkpointing: keep the input of a function, and compute the rest again in backward.
+"""Activation checkpointing: keep the input of a layer, and compute the rest again in backward.
 
     y = checkpoint(block, x)                # y = block(x), of which only x is kept
     y = checkpoint_by_function(block, x)    # the same idea as an autograd function
 
-Autograd keeps for each operation the tensors that its backward needs, the activations. A checkpoint
-keeps none of them. When backward asks for the first one, the function runs a second time, and now
-its activations are kept until backward has used them. The price is one more forward.
-
 Both versions give the bits of the plain function, dropout included. Their difference is a lesson:
 
-    checkpoint               tells autograd how to keep a tensor (saved_tensors_hooks). The graph is
-                             the plain function's. Any arguments, any outputs, retain_graph,
+    checkpoint               is torch.utils.checkpoint.checkpoint(use_reentrant=False), which tells
+                             autograd how to keep a tensor (saved_tensors_hooks). The graph is the
+                             plain function's. Any arguments, any outputs, retain_graph,
                              create_graph and autograd.grad. The second run stops at the last tensor
-                             that backward needs.
+                             that backward needs. Here it also compares parameters.
     checkpoint_by_function   hides the function's graph behind one node, whose backward makes a new
                              graph and runs a backward within the backward. Older and easier to see
                              through; tensors or tuples of tensors, and backward() only.
 
-layers.py puts the layers of a model into checkpoints.
+../core.py has both on a page, and layers.py puts the layers of a model into checkpoints.
 
-Sources: Griewank and Walther 2000; Chen et al. 2016; torch.utils.checkpoint has both.
+Sources: Griewank and Walther 2000; Chen et al. 2016.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointError, set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from ...common.torch_internals import tree_leaves, tree_map
-from .. import core
-from ..core import Surroundings, alike
-from .determinism import (
-    ActivationTraits,
-    CheckpointError,
-    InANode,
-    check_versions,
-    differs,
-    needs_no_gradient,
-    refuse_all_but_backward,
-    refuse_hidden_inputs,
-    refuse_outputs,
-    versions_of,
+from ...common.torch_internals import (
+    base_of,
+    hooks_of_saved_tensors,
+    in_plain_backward,
+    tree_leaves,
+    tree_map,
+    version,
 )
+from .. import core
 
 A_TENSOR = object()  # where a tensor was among arguments
 
 # --- by hooks -------------------------------------------------------------------------------------
 
 
-def checkpoint(function: Callable, *args, same: bool = False, hardened: bool = True, **named):
+def checkpoint(function: Callable, *args, same: bool = False, **named):
     """function(*args, **named), whose activations are computed again in backward.
 
-    same        compare each activation with that of the first run, which costs time and the rest of
-                the second run
-    hardened    False gives the core's checkpoint, which compares nothing and takes no nested
-                arguments
+    same   compare the elements of each activation with those of the first run, which costs time
+           and the rest of the second run
 
     Raises CheckpointError: at once if no output requires a gradient, and in backward if the second
     run differs from the first, or if a parameter was written after the first.
     """
-    if hardened:
-        return Recomputation(function, same).first_run(args, named)
-    if same:
-        raise CheckpointError(
-            "same=True and hardened=False: the core compares nothing; leave one of them out."
-        )
-    return core.checkpoint(function, *args, **named)
+    return Recomputation(function, same).call(args, named)
 
 
-class Enough(Exception):
-    """Ends the second run, once it has made all that backward needs."""
-
-
-class Recomputation(core.Recomputation):
-    """A call with any arguments and outputs, which stops its second run at the last activation, and
-    compares the runs."""
+class Recomputation:
+    """A function that PyTorch's checkpoint runs twice. PyTorch compares how many activations the
+    runs save, and their shapes; the parameters, and elements if asked, are compared here."""
 
     def __init__(self, function: Callable, same: bool = False):
-        super().__init__(function)
-        self.same = same
-        self.first: list[ActivationTraits] = []  # what each activation was like in the first run
+        self.function, self.same = function, same
+        self.first: list[Saved] | None = None  # None before the first run
         self.versions: list[tuple[nn.Parameter, int]] = []
 
-    def first_run(self, args: tuple, named: dict):
+    def call(self, args: tuple, named: dict):
         if not torch.is_grad_enabled():
             return self.function(*args, **named)
-        output = super().first_run(args, named)
-        self.versions = versions_of(self.first)
+        tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        self.arguments = tree_map(
+            lambda leaf: A_TENSOR if isinstance(leaf, Tensor) else leaf, (args, named)
+        )
+        with set_checkpoint_early_stop(False) if self.same else nullcontext():
+            output = torch_checkpoint(self, *self.kept(tensors), use_reentrant=False)
         if all(map(needs_no_gradient, tree_leaves(output))):
             raise CheckpointError(
                 "nothing that checkpoint() was given or used requires a gradient, so there is"
@@ -95,52 +81,106 @@ class Recomputation(core.Recomputation):
             )
         return output
 
-    def remember(self, args: tuple, named: dict):
-        tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
-        self.keep_inputs(tensors)
-        # the arguments without their tensors
-        self.arguments = tree_map(
-            lambda leaf: A_TENSOR if isinstance(leaf, Tensor) else leaf, (args, named)
-        )
-        self.surroundings = Surroundings(tensors)
+    def kept(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What PyTorch keeps of the inputs."""
+        return tensors
 
-    def keep_inputs(self, tensors: list[Tensor]):
-        self.inputs = InANode(*tensors)
-
-    def kept_inputs(self) -> list[Tensor]:
-        return [alike(tensor) for tensor in self.inputs.tensors]
-
-    def arguments_again(self) -> tuple[tuple, dict]:
-        tensors = iter(self.kept_inputs())
-        return tree_map(lambda leaf: next(tensors) if leaf is A_TENSOR else leaf, self.arguments)
-
-    def pack(self, activation: Tensor) -> int:
-        self.first.append(ActivationTraits.of(activation, self.same))
-        return super().pack(activation)
-
-    def run_again(self):
-        check_versions(self.versions)
-        self.second: list[ActivationTraits] = []
-        with suppress(Enough):
-            super().run_again()
-        self.versions = versions_of(self.first)  # a function may write a parameter itself
-        if sentence := differs(self.first, self.second):
-            raise CheckpointError(sentence)
-
-    def pack_again(self, activation: Tensor) -> Tensor:
-        self.second.append(ActivationTraits.of(activation, self.same))
-        kept = super().pack_again(activation)
-        if len(self.second) == len(self.first) and not self.same:
-            raise Enough
+    def inputs(self, kept: tuple[Tensor, ...]) -> Iterable[Tensor]:
+        """The inputs of a run, from what PyTorch has kept."""
         return kept
+
+    def __call__(self, *kept: Tensor):
+        """One of the runs."""
+        check_versions(self.versions)
+        seen: list[Saved] = []
+        if self.first is None:
+            self.first = seen
+        pack, unpack = hooks_of_saved_tensors()  # PyTorch's checkpoint
+
+        def compare(activation: Tensor):
+            saved = Saved.of(activation, self.same)
+            if seen is not self.first and len(seen) < len(self.first):
+                saved.check(len(seen), self.first[len(seen)])
+            seen.append(saved)
+            return pack(activation)
+
+        left = iter(self.inputs(kept))
+        args, named = tree_map(
+            lambda leaf: next(left) if leaf is A_TENSOR else leaf, self.arguments
+        )
+        try:
+            with saved_tensors_hooks(compare, unpack):
+                return self.function(*args, **named)
+        finally:  # a function may write a parameter itself
+            self.versions = [(each, version(each)) for each, _ in self.first if each is not None]
+
+
+class Saved(NamedTuple):
+    """The traits of an activation that PyTorch does not compare."""
+
+    parameter: nn.Parameter | None  # the one that it is, or is a view of
+    digest: int | None  # of its bytes, if elements are compared
+
+    @classmethod
+    def of(cls, activation: Tensor, values: bool) -> "Saved":
+        base = base_of(activation)
+        # isinstance() takes longer, and most are plain tensors
+        parameter = base if type(base) is not Tensor and isinstance(base, nn.Parameter) else None
+        return cls(parameter, digest_of(activation.detach()) if values else None)
+
+    def check(self, number: int, first: "Saved"):
+        """Raises CheckpointError unless the first run has saved the same as its `number`-th."""
+        # in the second run an argument may be a plain tensor
+        if self.parameter is not None and self.parameter is not first.parameter:
+            differs = "is another parameter"
+        elif self.digest != first.digest:
+            differs = "has other elements"
+        else:
+            return
+        raise CheckpointError(
+            f"activation {number} {differs} in the second run: the function must do the same both"
+            " times."
+        )
+
+
+def digest_of(tensor: Tensor) -> int:
+    """A number that other elements, or the same in another order, almost never have."""
+    octets = tensor.contiguous().flatten().view(torch.uint8).long()
+    weights = torch.arange(len(octets), device=octets.device) % 65_521 + 1
+    return int((octets * weights).sum())
+
+
+def check_versions(before: list[tuple[nn.Parameter, int]]):
+    """Raises CheckpointError if a parameter was written since then. Autograd looks at this for what
+    it keeps, and a checkpoint keeps no parameter."""
+    for parameter, then in before:
+        if version(parameter) != then:
+            raise CheckpointError(
+                f"a parameter of shape {list(parameter.shape)} was written after the first run"
+                f" ({then} writes then, {version(parameter)} now): call backward() before"
+                " optimizer.step(), load_state_dict() or any other write."
+            )
+
+
+def needs_no_gradient(leaf) -> bool:
+    """Whether nothing in the leaf needs a gradient. An object of the user's own, such as a
+    dataclass, may hold any tensor."""
+    if isinstance(leaf, Tensor):
+        return not leaf.requires_grad
+    return leaf is None or isinstance(leaf, int | float | complex | str)
 
 
 # --- by an autograd function ----------------------------------------------------------------------
 
+HIDDEN_FROM_AUTOGRAD = (
+    "checkpoint_by_function() sees tensors and tuples of tensors alone, and {}: autograd would lose"
+    " its gradients without a word; take checkpoint()."
+)
 
-def checkpoint_by_function(function: Callable, *args, hardened: bool = True):
+
+def checkpoint_by_function(function: Callable, *args):
     """function(*args), whose activations are computed again in backward. The function returns a
-    tensor or a tuple of tensors. `hardened=False` gives the core's, which refuses nothing.
+    tensor or a tuple of tensors.
 
     The runs are not compared, because the first one records nothing: call backward() before eval()
     and before parameters are written. A parameter that several checkpoints use gets its gradient in
@@ -150,9 +190,12 @@ def checkpoint_by_function(function: Callable, *args, hardened: bool = True):
     if no output requires a gradient, or if the backward is autograd.grad() or has
     create_graph=True.
     """
-    if not hardened:
-        return core.checkpoint_by_function(function, *args)
-    refuse_hidden_inputs(args)
+    for arg in args:
+        leaves = [] if isinstance(arg, Tensor) else tree_leaves(arg)
+        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+            raise CheckpointError(
+                HIDDEN_FROM_AUTOGRAD.format(f"an argument is a {type(arg).__name__}")
+            )
 
     def checked(*args):
         outputs = function(*args)
@@ -163,8 +206,28 @@ def checkpoint_by_function(function: Callable, *args, hardened: bool = True):
     return RunTwice.apply(checked, torch.empty(0, requires_grad=True), *args)
 
 
+def refuse_outputs(outputs):
+    """Raises CheckpointError if `outputs` is neither a tensor nor a tuple of tensors, or if none of
+    the second run's requires a gradient."""
+    several = (outputs,) if isinstance(outputs, Tensor) else outputs
+    if not isinstance(several, tuple) or not all(isinstance(y, Tensor) for y in several):
+        raise CheckpointError(
+            HIDDEN_FROM_AUTOGRAD.format(f"the function returns a {type(outputs).__name__}")
+        )
+    # the first run records nothing
+    if torch.is_grad_enabled() and not any(y.requires_grad for y in several):
+        raise CheckpointError(
+            "nothing that checkpoint_by_function() was given or used requires a gradient; call"
+            " the function itself."
+        )
+
+
 class RunTwice(core.RunTwice):
     @staticmethod
     def backward(ctx, *gradients):
-        refuse_all_but_backward()
+        if torch.is_grad_enabled() or not in_plain_backward():
+            raise CheckpointError(
+                "checkpoint_by_function() supports backward() only: for autograd.grad() and"
+                " create_graph=True use checkpoint()."
+            )
         return core.RunTwice.backward(ctx, *gradients)
