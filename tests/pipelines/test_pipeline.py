@@ -47,7 +47,6 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
 from shardlab.mixed_precision import MasterWeights
-from shardlab.pipelines import core
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import CannotPipeline, plan_pipeline
 from shardlab.pipelines.schedules import (
@@ -227,15 +226,6 @@ def train(name, plan, steps=2):
     return losses, {key: parameter.grad for key, parameter in gradients}
 
 
-def train_by_the_core(plan):
-    """(module of the class, losses of a step, its gradients by their names in the whole model)."""
-    layers, (inputs, targets, loss_of) = built("tied"), batch_of("tied")
-    pipeline = Pipeline(layers, plan, loss_of, hardened=False)
-    losses, own = pipeline.step(inputs, targets).tolist(), set(pipeline.parameters())
-    gradients = {key: p.grad for key, p in named(layers).items() if p in own}
-    return type(pipeline).__module__, losses, gradients
-
-
 def agrees(found, want, names):
     """Every gradient of every rank, and each parameter on some rank."""
     seen = set()
@@ -274,27 +264,6 @@ def test_losses_and_gradients(worlds, name, n):
         assert bits.setdefault(tuple(plan.cuts), got) == got, kind
         assert all(step == [] for r, f in enumerate(found) if r != at for step in f[0])
         agrees([f[1] for f in found], gradients, gradients)
-
-
-def test_the_door_gives_the_core(worlds):
-    """The core runs the plan: losses to the bit, every gradient.
-
-    Must catch: hardened=False that gives the hardened class; lists or layers of another rank;
-    halves of backwards taken for whole ones; a cut of the reader's that the core would make
-    evenly."""
-    losses, gradients = plain("tied", steps=1)
-    for kind in ("1F1B", "interleaved 1F1B"):
-        plan = plan_of("tied", kind, 2)
-        found = worlds(2).run(train_by_the_core, plan)
-        assert [where for where, *_ in found] == [core.__name__] * 2
-        assert found[plan.home[plan.last]][1] == losses[0]
-        agrees([own for *_, own in found], gradients, gradients)
-    layers, (inputs, _, loss_of) = built("tied"), batch_of("tied")
-    halves = plan_of("tied", "zero-bubble H1", 2)
-    uneven = plan_pipeline(layers, one_f_one_b(2, M), inputs, [3, 5])
-    for plan, words in ((halves, "halves of backwards"), (uneven, "the cuts")):
-        with pytest.raises(CannotPipeline, match=f"hardened=False and {words}"):
-            Pipeline(layers, plan, loss_of, hardened=False)
 
 
 class Copies(MasterWeights):

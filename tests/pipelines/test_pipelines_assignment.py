@@ -187,7 +187,7 @@ WRONG_PIPELINES = {
     "activations that stay": (
         "microbatches_held",
         "bytes",
-        ("self.kept.pop((stage, i))", "self.kept[stage, i]"),
+        ("self.held.pop((stage, i))", "self.held[stage, i]"),
         "Drop what a microbatch has kept",
     ),
     "the whole model on each rank": (
@@ -212,8 +212,8 @@ WRONG_PIPELINES = {
         "steps_add_up",
         "faults",
         (
-            "        self.inbox, self.kept,",
-            "        self.zero_grad()\n        self.inbox, self.kept,",
+            "        self.inbox, self.held,",
+            "        self.zero_grad()\n        self.inbox, self.held,",
         ),
         "The first step is lost.",
     ),
@@ -227,12 +227,12 @@ WRONG_PIPELINES = {
         "after_an_error",
         "faults",
         (
-            ("        self.inbox, self.kept, self.leaving, self.losses = {}, {}, deque(), []\n"),
+            ("        self.inbox, self.held, self.leaving, self.losses = {}, {}, deque(), []\n"),
             (
-                "        if hasattr(self, 'kept') and self.kept:\n"
+                "        if hasattr(self, 'held') and self.held:\n"
                 "            raise RuntimeError('a step is not over')\n"
-                "        self.inbox, self.kept, self.leaving, self.losses = {}, {}, deque(), []\n"
-                "        self.kept[-1] = None\n"
+                "        self.inbox, self.held, self.leaving, self.losses = {}, {}, deque(), []\n"
+                "        self.held[-1] = None\n"
             ),
         ),
         "a step is not over",

@@ -46,7 +46,7 @@ from ranklab.measure.ledger import Ledger
 from shardlab import zero
 from shardlab.common.backward import NoSecondGradient
 from shardlab.common.cross_node_warning import CrossesNodes
-from shardlab.common.shards import CannotShard, groups_of
+from shardlab.common.shards import groups_of
 from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
@@ -148,12 +148,12 @@ def far(ours, plain):
     return ((ours - plain).abs().max() / plain.abs().max()).item()
 
 
-def errors(config, way, frozen=(), hardened=True):
+def errors(config, way, frozen=(), by_core=False):
     """On a rank: how far loss and each gradient are from the plain model's."""
     torch.set_num_threads(1)
     me, n = dist.get_rank(), dist.get_world_size()
     tokens, targets = batch_of(config, n)
-    model, plain = drawn(config, seed=100 + me * hardened), drawn(config, seed=100)
+    model, plain = drawn(config, seed=100 if by_core else 100 + me), drawn(config, seed=100)
     for net in (model, plain):
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(not any(name.endswith(end) for end in frozen))
@@ -162,15 +162,18 @@ def errors(config, way, frozen=(), hardened=True):
         model.load_state_dict(plain.state_dict())
         gradients, _ = runs.dtensor(model, torch.optim.SGD, **PEERS[way])
         loss = gradients(tokens, targets)
-    else:
-        apply_tensor_parallel(model, plan_of(config, way), hardened=hardened)
-        loss_of = vocabulary_parallel_loss if hardened else core.vocabulary_parallel_loss
-        loss = loss_of(model(tokens), targets, config.vocabulary)
+    elif by_core:
+        (core_sequence.split_gpt_by_tokens if own_tokens(way) else core.split_gpt)(model)
+        loss = core.vocabulary_parallel_loss(model(tokens), targets, config.vocabulary)
         loss.backward()
-    if own_tokens(way) and hardened:
-        sum_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
-    elif own_tokens(way):
+    else:
+        apply_tensor_parallel(model, plan_of(config, way))
+        loss = vocabulary_parallel_loss(model(tokens), targets, config.vocabulary)
+        loss.backward()
+    if own_tokens(way) and by_core:
         core_sequence.sum_gradients(model)
+    elif own_tokens(way):
+        sum_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
     torch.manual_seed(5)
     plain_loss = next_token_loss(plain(tokens), targets)
     plain_loss.backward()
@@ -227,48 +230,13 @@ def test_parity_of_the_core(worlds, model, n, way):
     """Loss and every gradient are the plain model's, frozen parameters or not; the gradients of
     what is whole, too.
 
-    Must catch: a door that gives the hardened layers, which core.sum_gradients does not know, or
-    the core of the other way; sum_gradients left out, or for the biases of rows alone; positions
+    Must catch: sum_gradients left out, or for the biases of rows alone; positions
     of the first tokens on all ranks; a tied head that is untied; all tokens gathered again in
     another order."""
     config = replace(MODELS[model](n), dropout=0.0)
     for frozen in ((), ("qkv.weight", "up.weight", "norm.weight")):
-        for found in worlds(n).run(errors, config, way, frozen, False):
+        for found in worlds(n).run(errors, config, way, frozen, True):
             assert close(found), found
-
-
-def refused_by_the_core():
-    """On a rank: what is said of models and plans that the core does not split."""
-    whole, drops = gpt_2(1, dropout=0.0), gpt_2(1)
-    cases = (
-        (GPT(drops), gpt_plan(drops)),
-        (nn.Linear(2, 2), {"": Columns(2)}),
-        (GPT(whole), {**gpt_plan(whole), "head.norm": (Whole(), Whole())}),
-        (GPT(whole), sequence_parallel(gpt_plan(whole), regather=False)),
-    )
-    said = []
-    for model, plan in cases:
-        with pytest.raises(CannotSplit) as caught:
-            apply_tensor_parallel(model, plan, hardened=False)
-        said.append(str(caught.value).partition(":")[0])
-    for way in (dict, sequence_parallel):
-        model = GPT(whole)
-        former = torch.optim.SGD(model.parameters(), lr=1.0)
-        apply_tensor_parallel(model, way(gpt_plan(whole)), hardened=False)
-        with pytest.raises(CannotShard) as caught:
-            former.step()
-        said.append(str(caught.value).partition(":")[0])
-    return said
-
-
-def test_what_the_core_does_not_split(worlds):
-    """Must catch: a plan of the reader's own that the core does not read, and splits otherwise;
-    dropout whose masks would depend on the ranks; an optimizer that was made before, which would
-    move norms alone."""
-    plan = "hardened=False and a plan of your own"
-    want = ["hardened=False and dropout", "hardened=False and a Linear", plan, plan]
-    want += ["SGD was made before apply_tensor_parallel"] * 2
-    assert worlds(2).run(refused_by_the_core) == [want] * 2
 
 
 @pytest.mark.parametrize("way", PEERS)

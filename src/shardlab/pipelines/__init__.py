@@ -18,7 +18,7 @@ With torch:
 
 and in hardened/:
 
-    pipeline.py         keeps a rank's layers and runs its list; hardened=False gives the core's
+    pipeline.py         keeps a rank's layers and runs its list
     step_checks.py      what it refuses
     p2p.py              sends and receives between stages
     split_backward.py   a backward in two halves, for schedules that put weight gradients off

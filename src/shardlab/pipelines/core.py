@@ -133,7 +133,7 @@ class Pipeline(nn.Module):
         if len(batch) % self.m or len(batch) != len(targets):
             raise ValueError(f"{len(batch)} sequences, {len(targets)} targets, m = {self.m}.")
         self.batch, self.targets = batch.chunk(self.m), targets.chunk(self.m)
-        self.inbox, self.kept, self.leaving, self.losses = {}, {}, deque(), []
+        self.inbox, self.held, self.leaving, self.losses = {}, {}, deque(), []
         earlier = self.set_tied_aside()
         for action in self.actions:
             if action.kind is Kind.FORWARD:
@@ -155,12 +155,12 @@ class Pipeline(nn.Module):
             y = self.loss(y, self.targets[i])
             self.losses.append(y.detach())
             y = y / self.m
-        self.kept[stage, i] = x, y, sent
+        self.held[stage, i] = x, y, sent
 
     def backward_of(self, action: Action):
         stage, _, i = action
         dy = self.take(action) if stage < self.last else None
-        x, y, sent = self.kept.pop((stage, i))
+        x, y, sent = self.held.pop((stage, i))
         if sent:
             sent.work.wait()  # y has been received: dy is the answer to it
         if y.requires_grad:  # unless the first stages are frozen

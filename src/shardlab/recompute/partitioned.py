@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..common.collective_wire import place
-from .hardened.checkpointing import CheckpointError, Recomputation
+from .hardened.checkpointing import CheckpointError, checkpoint, put_together, taken_apart
 
 compared: WeakKeyDictionary = WeakKeyDictionary()  # group -> shapes that were alike on its ranks
 SAMPLE = 64  # elements
@@ -34,25 +34,26 @@ def checkpoint_partitioned(
     order.
 
     Raises what checkpoint() raises, and CheckpointError for an input that ranks do not share."""
-    return Partitioned(group, function, same).call(args, named)
+    whole, others = taken_apart((args, named))
+    run = Partitioned(group or dist.group.WORLD, function, whole, others)
+    return checkpoint(run, *map(run.part, whole), same=same)
 
 
-class Partitioned(Recomputation):
-    def __init__(self, group: dist.ProcessGroup | None, function: Callable, same: bool):
-        super().__init__(function, same)
-        self.group = group or dist.group.WORLD
-        self.alike = compared.setdefault(self.group, set())
+class Partitioned:
+    """A function of parts: its first run has the whole tensors, and a later one gathers them."""
 
-    def kept(self, tensors: list[Tensor]) -> list[Tensor]:
-        self.about = [
-            (tensor.shape, tensor.requires_grad, self.new_sample(tensor)) for tensor in tensors
-        ]
-        self.wholes = tensors  # for the first run
-        return [self.part(tensor) for tensor in tensors]
+    def __init__(self, group: dist.ProcessGroup, function: Callable, whole: list[Tensor], others):
+        self.group, self.function, self.others = group, function, others
+        self.alike = compared.setdefault(group, set())
+        self.about = [(each.shape, each.requires_grad, self.new_sample(each)) for each in whole]
+        self.for_the_first_run: list[Tensor] | None = whole
 
-    def inputs(self, kept: tuple[Tensor, ...]) -> list[Tensor]:
-        wholes, self.wholes = self.wholes, None
-        return wholes or [self.whole(part, *about) for part, about in zip(kept, self.about)]
+    def __call__(self, *parts: Tensor):
+        whole, self.for_the_first_run = self.for_the_first_run, None
+        if whole is None:
+            whole = [self.whole(part, *about) for part, about in zip(parts, self.about)]
+        args, named = put_together(whole, self.others)
+        return self.function(*args, **named)
 
     def new_sample(self, whole: Tensor) -> Tensor | None:
         """Elements of the first input of a shape: to compare each would be a wait for a GPU."""

@@ -29,7 +29,7 @@ from ..common.torch_internals import (
     tree_leaves,
 )
 from .core import KeptInputs
-from .hardened.checkpointing import CheckpointError, Recomputation
+from .hardened.checkpointing import CheckpointError, checkpoint
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)  # linear layers
 EXPENSIVE = PRODUCTS + FUSED_ATTENTION
@@ -43,7 +43,10 @@ def checkpoint_selective(
     torch.ops.aten.mm, or one overload of it, torch.ops.aten.mm.default.
 
     Raises ValueError for a policy that names no operator, and what checkpoint() raises."""
-    return Selective(function, keep, same).call(args, named)
+    selective = Selective(function, check_policy(keep))
+    output = checkpoint(selective, *args, same=same, **named)
+    selective.keep_outputs()
+    return output
 
 
 def check_policy(keep: Collection) -> set:
@@ -61,25 +64,23 @@ def check_policy(keep: Collection) -> set:
     return set(keep)
 
 
-class Selective(Recomputation):
+class Selective:
     """The first run numbers the calls of the kept operators, and the second run counts along."""
 
-    def __init__(self, function: Callable, keep: Collection, same: bool):
-        super().__init__(function, same)
-        self.keep = check_policy(keep)
-        self.outputs: dict[int, KeptCall] | None = None  # None: the first run goes on
+    def __init__(self, function: Callable, keep: set):
+        self.function, self.keep = function, keep
+        self.aside: PutAside | None = None  # None before the first run
+        self.outputs: dict[int, KeptCall] | None = None  # None until its end
 
-    def call(self, args: tuple, named: dict):
-        output = super().call(args, named)
-        if torch.is_grad_enabled():
-            self.outputs = {number: KeptCall(each) for number, each in self.aside.outputs.items()}
-            del self.aside
-        return output
+    def keep_outputs(self):
+        """Outside of the checkpoint, whose hooks would drop them."""
+        self.outputs = {number: KeptCall(each) for number, each in self.aside.outputs.items()}
+        self.aside.outputs = {}
 
-    def __call__(self, *kept: Tensor):
-        if self.first is None:
+    def __call__(self, *args, **named):
+        if self.aside is None:
             with PutAside(self.keep) as self.aside:
-                return super().__call__(*kept)
+                return self.function(*args, **named)
         if self.outputs is None:  # the second run would count on in the first
             raise CheckpointError(
                 "the function goes backward itself, as by autograd.grad(), for which"
@@ -90,7 +91,7 @@ class Selective(Recomputation):
         outputs = {number: call.take() for number, call in self.outputs.items()}
         self.outputs = {}
         with TakeInstead(self.keep, outputs):
-            return super().__call__(*kept)
+            return self.function(*args, **named)
 
 
 class InANode:

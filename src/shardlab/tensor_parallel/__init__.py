@@ -23,8 +23,6 @@ and in hardened/, for any model that a plan describes:
     full_parameters.py
                   to and from the plain model's state_dict
 
-apply_tensor_parallel gives the hardened layers, and hardened=False the core's.
-
 Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198).
 """
 

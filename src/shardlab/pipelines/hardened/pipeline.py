@@ -21,13 +21,12 @@ torch.amp.GradScaler skips on all ranks or on none.
 partition.py cuts the model and says what is wrong with it before a rank waits, step_checks.py says
 what ranks refuse, p2p.py sends and receives, split_backward.py divides a backward into I and W.
 
-The class stands alone beside the core's: receives are posted ahead, and each action also counts
-targets, lets a layer write into its input, and may be half a backward.
+A subclass of the core's: a backward is the core's, or half of one. Receives are posted ahead, and a
+forward also counts targets and lets a layer write into its input.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,6 +36,7 @@ from ...common.backward import as_one_backward
 from ...common.shards import Stages, stages_of_parameters
 from ...common.torch_clip_and_scale import watch_steps
 from ...common.torch_internals import active_fake_mode
+from .. import core
 from ..partition import CannotPipeline, PipelinePlan
 from ..schedules import Action, Kind
 from . import split_backward
@@ -48,32 +48,19 @@ from .step_checks import (
     check_ranks,
     check_stage_loss,
     check_unbroken,
-    pipeline_of_the_core,
 )
 
 
-class InFlight(NamedTuple):
-    """A microbatch between a stage's forward and its backward."""
-
-    x: Tensor  # [B/m, ...], the input
-    y: Tensor  # the output, or the loss
-    sent: Sent | None  # the message with y, until its answer comes
-
-
-class Pipeline(nn.Module):
+class Pipeline(core.Pipeline):
     """This rank's layers, under the numbers that they have in the whole model.
 
     layers    of the whole model, the same on all ranks; those of other ranks are not kept
     plan      from plan_pipeline, the same on all ranks
     loss      loss(y, targets) of one microbatch, a mean over its elements; see step() for others
     group     the ranks of the pipeline, in the order of the schedule; by default the world
-    hardened  False gives the core's, of whole backwards and an even cut; all ranks begin alike
 
     Raises CannotPipeline, on all ranks, if their plans differ or are not for this number of ranks.
     """
-
-    def __new__(cls, *args, hardened: bool = True, **named):
-        return super().__new__(cls) if hardened else pipeline_of_the_core(*args, **named)
 
     def __init__(
         self,
@@ -81,12 +68,11 @@ class Pipeline(nn.Module):
         plan: PipelinePlan,
         loss: Callable[..., Tensor],
         group: dist.ProcessGroup | None = None,
-        *,
-        hardened: bool = True,
     ):
-        super().__init__()
+        nn.Module.__init__(self)  # cut by the plan, with messages of its own
         check_ranks(layers, plan, group)
         self.plan, self.loss, self.rank = plan, loss, dist.get_rank(group)
+        self.last = plan.last
         self.layers = nn.ModuleDict()
         for stage, (first, end) in enumerate(plan.cuts):
             if plan.home[stage] == self.rank:
@@ -103,7 +89,7 @@ class Pipeline(nn.Module):
         splits = any(action.kind is Kind.WEIGHT for action in plan.schedule[self.rank])
         self.later = split_backward.WeightGradientsLater(self, False) if splits else None
         self.group, self.compared = group, False  # whether ranks had one batch, at the first step
-        self.held: dict[tuple[int, int], InFlight] = {}  # by stage and microbatch
+        self.held: dict[tuple[int, int], tuple] = {}  # (x, y, message) by stage and microbatch
         self.put_off: dict[tuple[int, int], list[split_backward.PutOff]] = {}
         self.methods = {
             Kind.FORWARD: self.forward_of,
@@ -155,33 +141,30 @@ class Pipeline(nn.Module):
     def perform(self, action: Action):
         self.methods[action.kind](action)
 
+    def take(self, action: Action) -> Tensor:
+        return self.wire.take(action)
+
+    def give(self, action: Action, tensor: Tensor) -> Sent | None:
+        """An activation is kept until its gradient answers; the wire keeps a gradient."""
+        sent = self.wire.give(action, tensor)
+        return sent if action.kind is Kind.FORWARD else None
+
     def forward_of(self, action: Action):
         stage, _, microbatch = action
-        x = self.wire.take(action).requires_grad_() if stage else self.batch[microbatch]
+        x = self.take(action).requires_grad_() if stage else self.batch[microbatch]
         y, sent = Received.apply(x) if stage else x, None
         for number in range(*self.plan.cuts[stage]):
             y = self.layers[str(number)](y)
-        if stage < self.plan.last:
+        if stage < self.last:
             check_output(self.plan, stage, y)
-            sent = self.wire.give(action, y.detach())
+            sent = self.give(action, y.detach())
         else:
             loss = self.loss(y, self.targets[microbatch], *self.counted)
             check_stage_loss(loss)
             self.losses.append(loss.detach().reshape(()))
             y = loss if self.counted else loss / self.plan.microbatches
         if torch.is_grad_enabled():
-            self.held[stage, microbatch] = InFlight(x, y, sent)
-
-    def backward_of(self, action: Action):
-        stage, _, microbatch = action
-        dy = self.wire.take(action) if stage < self.plan.last else None
-        x, y, sent = self.held.pop((stage, microbatch))
-        if sent is not None:
-            sent.work.wait()  # y has been received: dy is the answer to it
-        if y.requires_grad:  # not so if the first stages are frozen
-            torch.autograd.backward(y, dy)
-        if stage:
-            self.wire.give(action, torch.zeros_like(x) if x.grad is None else x.grad)
+            self.held[stage, microbatch] = x, y, sent
 
     def input_gradient_of(self, action: Action):
         self.backward_of(action)

@@ -1,6 +1,6 @@
 """Refusals of a pipeline on ranks: when it is made, on all ranks or on none, and in a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -8,9 +8,7 @@ from torch import Tensor, nn
 
 from ...common.agreement import agree, batch_of, unlogged
 from ...common.shards import groups_of, would_mix
-from .. import core
-from ..partition import CannotPipeline, PipelinePlan, complaint_of_shards, cut
-from ..schedules import Kind
+from ..partition import CannotPipeline, PipelinePlan, complaint_of_shards
 from .p2p import TiedWeights, Wire
 
 
@@ -27,24 +25,6 @@ def check_ranks(layers: Sequence[nn.Module], plan: PipelinePlan, group: dist.Pro
         facts += [f"a weight on ranks {ranks}" for ranks in TiedWeights(layers, plan, group).places]
     rule = "all ranks run the same plan, with the same layers"
     agree(facts, group, CannotPipeline, rule, wrong)
-
-
-def pipeline_of_the_core(
-    layers: Sequence[nn.Module], plan: PipelinePlan, loss: Callable, group=None
-) -> core.Pipeline:
-    """The core's, which learns shapes from a batch of zeros. Raises CannotPipeline for a plan that
-    the core does not run."""
-    halves = any(action.kind is Kind.WEIGHT for own in plan.schedule for action in own)
-    if halves or plan.cuts != cut(len(layers), len(plan.cuts), None):
-        what = "halves of backwards" if halves else f"the cuts {plan.cuts}"
-        raise CannotPipeline(
-            f"hardened=False and {what}: the core runs whole backwards, of stages whose numbers of"
-            " layers differ by one at most; leave hardened=False out."
-        )
-    one, *others = plan.microbatch
-    device = next(nn.ModuleList(layers).parameters()).device
-    example = torch.zeros(plan.microbatches * one, *others, dtype=plan.dtype, device=device)
-    return core.Pipeline(layers, plan.schedule, example, loss, group)
 
 
 def complaint_of_members(

@@ -1,22 +1,17 @@
-"""Activation checkpointing: keep the input of a layer, and compute the rest again in backward.
+"""Both checkpoints of ../core.py for any function, and their refusals.
 
     y = checkpoint(block, x)                # y = block(x), of which only x is kept
     y = checkpoint_by_function(block, x)    # the same idea as an autograd function
 
-Both versions give the bits of the plain function, dropout included. Their difference is a lesson:
+Both give the bits of the plain function, dropout included. Their difference is a lesson:
 
     checkpoint               is torch.utils.checkpoint.checkpoint(use_reentrant=False), which tells
-                             autograd how to keep a tensor (saved_tensors_hooks). The graph is the
-                             plain function's. Any arguments, any outputs, retain_graph,
-                             create_graph and autograd.grad. The second run stops at the last tensor
-                             that backward needs. Here it also compares parameters.
+                             autograd how to keep a tensor. The graph is the plain function's. Any
+                             arguments, any outputs, retain_graph, create_graph and autograd.grad.
+                             The second run stops at the last tensor that backward needs.
     checkpoint_by_function   hides the function's graph behind one node, whose backward makes a new
                              graph and runs a backward within the backward. Older and easier to see
                              through; tensors or tuples of tensors, and backward() only.
-
-../core.py has both on a page, and layers.py puts the layers of a model into checkpoints.
-
-Sources: Griewank and Walther 2000; Chen et al. 2016.
 """
 
 from collections.abc import Callable, Iterable
@@ -53,43 +48,40 @@ def checkpoint(function: Callable, *args, same: bool = False, **named):
     Raises CheckpointError: at once if no output requires a gradient, and in backward if the second
     run differs from the first, or if a parameter was written after the first.
     """
-    return Recomputation(function, same).call(args, named)
+    if not torch.is_grad_enabled():
+        return function(*args, **named)
+    tensors, others = taken_apart((args, named))
+    with set_checkpoint_early_stop(False) if same else nullcontext():
+        output = torch_checkpoint(Runs(function, others, same), *tensors, use_reentrant=False)
+    if all(map(needs_no_gradient, tree_leaves(output))):
+        raise CheckpointError(
+            "nothing that checkpoint() was given or used requires a gradient, so there is nothing"
+            " to recompute; call the function itself, or under torch.no_grad()."
+        )
+    return output
 
 
-class Recomputation:
+def taken_apart(arguments) -> tuple[list[Tensor], object]:
+    """The tensors in nested arguments, and the arguments without them."""
+    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    return tensors, tree_map(lambda x: A_TENSOR if isinstance(x, Tensor) else x, arguments)
+
+
+def put_together(tensors: Iterable[Tensor], others):
+    left = iter(tensors)
+    return tree_map(lambda x: next(left) if x is A_TENSOR else x, others)
+
+
+class Runs:
     """A function that PyTorch's checkpoint runs twice. PyTorch compares how many activations the
     runs save, and their shapes; the parameters, and elements if asked, are compared here."""
 
-    def __init__(self, function: Callable, same: bool = False):
-        self.function, self.same = function, same
+    def __init__(self, function: Callable, others, same: bool):
+        self.function, self.others, self.same = function, others, same
         self.first: list[Saved] | None = None  # None before the first run
         self.versions: list[tuple[nn.Parameter, int]] = []
 
-    def call(self, args: tuple, named: dict):
-        if not torch.is_grad_enabled():
-            return self.function(*args, **named)
-        tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
-        self.arguments = tree_map(
-            lambda leaf: A_TENSOR if isinstance(leaf, Tensor) else leaf, (args, named)
-        )
-        with set_checkpoint_early_stop(False) if self.same else nullcontext():
-            output = torch_checkpoint(self, *self.kept(tensors), use_reentrant=False)
-        if all(map(needs_no_gradient, tree_leaves(output))):
-            raise CheckpointError(
-                "nothing that checkpoint() was given or used requires a gradient, so there is"
-                " nothing to recompute; call the function itself, or under torch.no_grad()."
-            )
-        return output
-
-    def kept(self, tensors: list[Tensor]) -> list[Tensor]:
-        """What PyTorch keeps of the inputs."""
-        return tensors
-
-    def inputs(self, kept: tuple[Tensor, ...]) -> Iterable[Tensor]:
-        """The inputs of a run, from what PyTorch has kept."""
-        return kept
-
-    def __call__(self, *kept: Tensor):
+    def __call__(self, *tensors: Tensor):
         """One of the runs."""
         check_versions(self.versions)
         seen: list[Saved] = []
@@ -104,10 +96,7 @@ class Recomputation:
             seen.append(saved)
             return pack(activation)
 
-        left = iter(self.inputs(kept))
-        args, named = tree_map(
-            lambda leaf: next(left) if leaf is A_TENSOR else leaf, self.arguments
-        )
+        args, named = put_together(tensors, self.others)
         try:
             with saved_tensors_hooks(compare, unpack):
                 return self.function(*args, **named)

@@ -12,13 +12,10 @@ from ...common.backward import owners
 from ...common.optimizer_checks import holder_of, replaced
 from ...common.shards import cut_among
 from ...common.torch_clip_and_scale import watch_steps
-from ...gpt import GPT
-from .. import core, core_sequence
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
 from .first_forward import FirstForward
 from .layers import CutModule, Parts
-from .plan import AddedUp, Around, TensorPlan, Tokens, gpt_plan
-from .sequence import sequence_parallel
+from .plan import AddedUp, Around, TensorPlan, Tokens
 from .whole_gradients import WholeParameters, watch_sums
 
 
@@ -27,8 +24,6 @@ def apply_tensor_parallel(
     plan: TensorPlan,
     group: dist.ProcessGroup | None = None,
     ranks_per_node: int | None = None,
-    *,
-    hardened: bool = True,
 ) -> nn.Module:
     """Cut the model, in place, as the plan says; make the optimizer afterwards. All ranks begin
     with the values and the random generator of the group's rank 0, so what is drawn does not depend
@@ -42,13 +37,7 @@ def apply_tensor_parallel(
     gradients that you make by hand is of this rank's parts alone: clip_gradients and PyTorch's
     clip_grad_norm_ know all.
 
-    This is the hardened door. `hardened=False` splits by the core: a gpt.GPT by the plan that
-    gpt_plan makes, without dropout, whose ranks begin with the same values. Its gradients are those
-    of core.vocabulary_parallel_loss, then of core_sequence.sum_gradients.
-
     Raises CannotSplit on all ranks or on none; warns if the group is larger than a node."""
-    if not hardened:
-        return split_by_the_core(model, plan, group)
     ranks = dist.get_world_size(group)
     warn_of_nodes(ranks, ranks_per_node)
     if dist.get_backend(group) == "fake":  # its other ranks do not exist
@@ -94,33 +83,6 @@ def add_up_whole(model: nn.Module, entries: list, group):
         )
         if told or compared:
             WholeParameters(name, module, group, told, f"{name}.".startswith(tuple(around)))
-
-
-def split_by_the_core(model: nn.Module, plan: TensorPlan, group) -> nn.Module:
-    """Raises CannotSplit for what the core cannot split as the plan says."""
-    if not isinstance(model, GPT) or model.config.dropout:
-        what = "dropout" if isinstance(model, GPT) else f"a {type(model).__name__}"
-        raise CannotSplit(
-            f"hardened=False and {what}: the core splits a gpt.GPT without dropout; leave it out."
-        )
-    whole, before = gpt_plan(model.config), set(model.parameters())
-    if entries_of(plan) == entries_of(whole):
-        core.split_gpt(model, group)
-    elif entries_of(plan) == entries_of(sequence_parallel(whole)):
-        core_sequence.split_gpt_by_tokens(model, group)
-    else:
-        raise CannotSplit(
-            "hardened=False and a plan of your own: the core splits by gpt_plan(config), or by"
-            " sequence_parallel(gpt_plan(config)); leave hardened=False out."
-        )
-    watch_steps()
-    replaced(before.difference(model.parameters()), by="apply_tensor_parallel")
-    return model
-
-
-def entries_of(plan: TensorPlan) -> dict[str, list]:
-    entries = {name: each if isinstance(each, tuple) else (each,) for name, each in plan.items()}
-    return {name: [(type(e), vars(e)) for e in entry] for name, entry in entries.items()}
 
 
 def begin_alike(model: nn.Module, plan: TensorPlan, group):
