@@ -101,7 +101,7 @@ def test_another_platform_is_asked_what_it_needs(tmp_path, monkeypatch):
             stand_in(name, target, *index.get(name, ()))
 
     wheel = tmp_path / "build" / "wheel"
-    stand_in("shardlab", wheel, "torch>=2.6")
+    stand_in("shardlab", wheel, "torch>=2.8")
     pins = "# tested\nappnope==1.0.0 ; sys_platform == 'darwin'\ntorch==2.13.0\n"
     pins += "ipykernel==7.0 ; python_version >= '3.12'\nipykernel==6.0 ; python_version < '3.12'\n"
     (tmp_path / "constraints.txt").write_text(pins)

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch_has import needs_fully_shard
 
 from ranklab.measure import communication
 from ranklab.measure.communication import CommunicationLog
@@ -119,8 +118,8 @@ def every_reduction():
 
 
 def test_every_reduction(three):
-    """In torch 2.6 the operator's argument does not tell it. Must catch: a reduction that stays for
-    the next call; one of the functional collectives taken for a sum."""
+    """Before torch 2.10 the operator's argument does not tell the reduction. Must catch: one that
+    stays for the next call; one of the functional collectives taken for a sum."""
     assert three.run(every_reduction)[1] == ["max", "min", "product", "sum", "max", "min", "sum"]
 
 
@@ -164,7 +163,6 @@ def padded(world_size):
     return [4 * sum(rows(p) for p in layer.parameters()) for layer in network()]
 
 
-@needs_fully_shard
 def test_fully_sharded(three):
     """Mutation: the shard counted instead of the gathered whole, or without its padding."""
     first, second = padded(3)
@@ -235,7 +233,6 @@ def test_pipelining(three):
         assert len(found) == 4 * edges
 
 
-@needs_fully_shard
 def test_under_the_fake_group():
     """Mutation: a dispatch mode that fake tensors go around; sizes of the real world instead of the
     fake one's."""

@@ -34,7 +34,7 @@ def test_the_command():
 def test_what_is_missing_is_named_with_what_to_do(monkeypatch):
     """Mutation: a missing package that raises, one too old that passes, an extra taken for a
     requirement."""
-    found = dict(torch="2.5.1+cpu", numpy="1.26.0")
+    found = dict(torch="2.7.1+cpu", numpy="1.26.0")
 
     def version(name):
         if name not in found:
@@ -42,10 +42,10 @@ def test_what_is_missing_is_named_with_what_to_do(monkeypatch):
         return found[name]
 
     monkeypatch.setattr(doctor, "version", version)
-    wanted = ["torch>=2.6", "numpy>=1.26", "sympy>=1.13", "pytest>=8; extra == 'test'"]
+    wanted = ["torch>=2.8", "numpy>=1.26", "sympy>=1.13", "pytest>=8; extra == 'test'"]
     monkeypatch.setattr(doctor, "requires", lambda name: wanted)
     assert list(doctor.packages()) == [
-        Diagnosis("torch", "2.5.1+cpu", "pip install 'torch>=2.6'", False),
+        Diagnosis("torch", "2.7.1+cpu", "pip install 'torch>=2.8'", False),
         Diagnosis("sympy", "missing", "pip install 'sympy>=1.13'", False),
         Diagnosis("packages", "numpy 1.26.0", "nothing to do"),
     ]
@@ -68,9 +68,9 @@ def test_a_checkout_that_is_not_installed_is_named(monkeypatch):
 def test_the_last_line_is_ready_or_what_to_do():
     """Must catch: "ready" where a lab cannot run; advice that is no obstacle in the last line."""
     fine, busy = Diagnosis("CPU", "2 cores", "nothing to do"), Diagnosis("clock", "50%", "repeat")
-    old = Diagnosis("torch", "2.5.1", "pip install 'torch>=2.6'", False)
+    old = Diagnosis("torch", "2.7.1", "pip install 'torch>=2.8'", False)
     assert doctor.ready_or_not([fine, busy]) == "ready"
-    assert doctor.ready_or_not([fine, old, busy]) == "not ready: torch: pip install 'torch>=2.6'"
+    assert doctor.ready_or_not([fine, old, busy]) == "not ready: torch: pip install 'torch>=2.8'"
 
 
 def test_front_end_disk_and_clock_are_looked_at(monkeypatch, tmp_path):
@@ -102,7 +102,7 @@ def test_front_end_disk_and_clock_are_looked_at(monkeypatch, tmp_path):
 
 def test_the_findings_for_a_program(tmp_path):
     """Must catch: "ready" where something is missing; a row that only the table has."""
-    old = Diagnosis("torch", "2.5.1", "pip install 'torch>=2.6'", False)
+    old = Diagnosis("torch", "2.7.1", "pip install 'torch>=2.8'", False)
     row = ("04-ranks", "cannot run", "see torch above")
     found = json.loads(doctor.Examination([old], [row]).as_json())
     assert found == {

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from forked_script import forked
-from torch_has import needs_fully_shard
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.ranks
@@ -69,9 +68,7 @@ def test_hello():
     assert "all-reduce: [3.0, 3.0, 3.0, 3.0]" in printed
 
 
-@pytest.mark.parametrize(
-    "script", ["train_ddp.py", pytest.param("train_fsdp2.py", marks=needs_fully_shard)]
-)
+@pytest.mark.parametrize("script", ["train_ddp.py", "train_fsdp2.py"])
 def test_a_run_that_goes_on(script, one_process, tmp_path):
     """Two ranks save after two steps, and one rank goes on from there: the losses of one process.
 

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch_has import needs_fully_shard
 
 from ranklab.measure.communication import CommunicationLog
 from ranklab.ranks import ranks
@@ -60,7 +59,6 @@ def counted(make):
     )
 
 
-@needs_fully_shard
 def test_the_same_collectives():
     """Both see the same collectives, of FSDP2 and of DDP. They differ in what else there is:
     CommDebugMode sees what passes a dispatch mode in Python and tells the module, the log sees send

@@ -7,7 +7,6 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from torch_has import needs_fully_shard
 
 from bench.__main__ import main
 from coursekit.recordings import races
@@ -234,7 +233,6 @@ def test_all_ways_train_the_same(two):
     assert list(times) == ["a", "b", "a" + AGAIN]
 
 
-@needs_fully_shard
 def test_races_are_recorded(tmp_path):
     """`python -m bench data-parallel zero --record` has what the pages' boxes show: for each row of
     a step its interval and one peak; bytes are the formulas'.

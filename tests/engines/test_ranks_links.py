@@ -9,7 +9,6 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from torch_has import needs_fully_shard
 
 from ranklab.ranks import links, ranks
 from ranklab.ranks.links import LinksUnavailable, two_hosts
@@ -86,7 +85,6 @@ def steps_across_the_link():
     )
 
 
-@needs_fully_shard
 def test_the_links_counter_agrees_with_the_steps_of_pytorch():
     """Mutation: a collective of DDP's reducer or of FSDP2 that the log does not see, or sees twice.
     On gloo, FSDP2 sends a third more than a ring would: its reduce-scatter goes as an

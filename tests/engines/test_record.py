@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch_has import needs_fully_shard
 
 from coursekit.recordings import attempts, record
 from coursekit.recordings.races import Run, Way
@@ -21,7 +20,6 @@ from ranklab.ranks.links import LinksUnavailable, two_hosts
 TESTS = Path(__file__).resolve().parents[1]
 
 
-@needs_fully_shard
 def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
     """Must catch: a row that breaks the schema, a group that is not run, a row that a topic no
     longer gives or that its tests do not know, bytes that differ from the formulas on a machine

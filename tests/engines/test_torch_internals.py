@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from sources import Source, is_private, source
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
 
 from shardlab.common import torch_internals
 
@@ -219,26 +217,3 @@ def test_hooks_of_saved_tensors_are_the_innermost():
             assert torch_internals.hooks_of_saved_tensors() == (inner, outer)
         assert torch_internals.hooks_of_saved_tensors() == (outer, outer)
     assert torch_internals.hooks_of_saved_tensors() is None
-
-
-def test_hooks_are_noted_before_torch_tells_them(monkeypatch):
-    """Before torch 2.8. Must catch: hooks that stay in the stack, or are noted and not set."""
-    if torch_internals.TELLS_HOOKS:
-        for name in ("__enter__", "__exit__"):  # put back after the test
-            monkeypatch.setattr(saved_tensors_hooks, name, getattr(saved_tensors_hooks, name))
-        monkeypatch.setattr(torch_internals, "TELLS_HOOKS", False)
-        torch_internals.note_hooks()
-    seen, x = [], torch.ones(2, requires_grad=True)
-    detach, kept = torch.Tensor.detach, torch.Tensor.clone
-
-    def function(x):
-        seen.append(torch_internals.hooks_of_saved_tensors())
-        return x.exp()
-
-    assert torch_internals.hooks_of_saved_tensors() is None
-    with saved_tensors_hooks(detach, kept):
-        assert torch_internals.hooks_of_saved_tensors() == (detach, kept)
-        checkpoint(function, x, use_reentrant=False).sum().backward()
-        assert torch_internals.hooks_of_saved_tensors() == (detach, kept)
-    assert torch_internals.hooks_of_saved_tensors() is None and len(seen) == 2
-    assert all(pair not in (None, (detach, kept)) for pair in seen)

@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def fuses_groups() -> bool:
-    """Whether grouped queries keep no scores on a CPU: in torch 2.6 only equal heads are fused."""
+    """Whether grouped queries keep no scores on a CPU: in torch 2.8 only equal heads are fused."""
     q, k = torch.zeros(1, 2, 1, 1, requires_grad=True), torch.zeros(1, 1, 1, 1)
     attended = scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
     return "FlashAttention" in attended.grad_fn.name()
@@ -16,8 +16,4 @@ def fuses_groups() -> bool:
 FUSES_GROUPS = fuses_groups()
 needs_fused_groups = pytest.mark.skipif(
     not FUSES_GROUPS, reason="this PyTorch does not fuse grouped queries on a CPU"
-)
-needs_fully_shard = pytest.mark.skipif(
-    not hasattr(torch.cpu.Stream, "record_event"),
-    reason="this PyTorch's fully_shard does not run on a CPU",
 )

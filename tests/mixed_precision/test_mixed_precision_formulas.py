@@ -228,10 +228,9 @@ def test_bytes_of_mx_and_nvfp4():
 
     Must catch: a scale of four bytes, which makes 1.125 bytes an element of MXFP8's 1.031; an
     element of fp4 that takes a byte; the tensor's scale forgotten."""
-    e8m0 = getattr(torch, "float8_e8m0fnu", torch.uint8)  # PyTorch 2.6 does not have it
     for elements in (32, 1000, 4096):
         mx = [torch.empty(elements, dtype=torch.float8_e4m3fn)]
-        mx += [torch.empty(-(-elements // 32), dtype=e8m0)]
+        mx += [torch.empty(-(-elements // 32), dtype=torch.float8_e8m0fnu)]
         nv = [torch.empty(elements // 2, dtype=torch.uint8), torch.empty(())]
         nv += [torch.empty(-(-elements // 16), dtype=torch.float8_e4m3fn)]
         for tensors, given in (

@@ -8,7 +8,6 @@ the last digits of a float64 may differ, and each further step carries that on: 
 left out there, because each rank draws its own.
 """
 
-import inspect
 import os
 import shutil
 import signal
@@ -31,10 +30,8 @@ from shardlab.saving.checkpoint import resume, save
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CONFIG = GPTConfig(layers=2, hidden=12, heads=2, vocabulary=29, max_sequence=8)
 BATCH, END, EVERY = 12, 9, 3
-# torch 2.6 sees by itself that no other rank saves
 # torch.distributed.checkpoint says that it works for one process, which is what these tests want
 WITHOUT_GROUPS = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-ALONE = {"no_dist": True} if "no_dist" in inspect.signature(dcp.save).parameters else {}
 
 
 def kill():
@@ -228,7 +225,7 @@ def overwrites_dcp(folder, killed):
     first tensor."""
     if killed:
         torch.save = lambda *_: kill()
-    dcp.save(dict(w=torch.ones(64, 64)), checkpoint_id=folder, **ALONE)
+    dcp.save(dict(w=torch.ones(64, 64)), checkpoint_id=folder, no_dist=True)
 
 
 class Nothing:
@@ -283,11 +280,11 @@ def test_killed_while_overwriting(worlds, tmp_path):
             durable.read(newest / name, *written)
         assert newest.name == "step-1"
     worlds(1).run(overwrites_dcp, str(tmp_path / "dcp"), False)
-    dcp.load(dict(w=torch.zeros(64, 64)), checkpoint_id=tmp_path / "dcp", **ALONE)
+    dcp.load(dict(w=torch.zeros(64, 64)), checkpoint_id=tmp_path / "dcp", no_dist=True)
     with pytest.raises(RankDied):
         worlds(1).run(overwrites_dcp, str(tmp_path / "dcp"), True)
     with pytest.raises(dcp.api.CheckpointException):
-        dcp.load(dict(w=torch.zeros(64, 64)), checkpoint_id=tmp_path / "dcp", **ALONE)
+        dcp.load(dict(w=torch.zeros(64, 64)), checkpoint_id=tmp_path / "dcp", no_dist=True)
 
 
 @WITHOUT_GROUPS

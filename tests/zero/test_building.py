@@ -7,7 +7,6 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from torch_has import needs_fully_shard
 
 from coursekit.topics.zero.building import build_sharded, build_with_fsdp2
 from ranklab.ranks import ranks
@@ -59,7 +58,7 @@ def built(build, config, path, tokens):
     [
         (build_sharded, True),
         (build_sharded, False),
-        pytest.param(build_with_fsdp2, False, marks=needs_fully_shard),
+        (build_with_fsdp2, False),
     ],
 )
 def test_a_model_from_the_meta_device(three, saved, build, tied):

@@ -12,7 +12,6 @@ import tables
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch_has import needs_fully_shard
 
 from coursekit.lab import small_gpt
 from coursekit.topics.zero import lab
@@ -58,7 +57,6 @@ def said(function, *args) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-@needs_fully_shard
 def test_what_fsdp2_refuses(pair):
     """A list as a unit, a deep copy, a weight outside of its unit, gradients of gradients.
 
@@ -86,7 +84,6 @@ def test_what_fsdp2_refuses(pair):
         assert "setStorage" in found["penalty"]
 
 
-@needs_fully_shard
 def test_what_fsdp2_allows(pair):
     """Initialisation after sharding, another method than forward by its name, old weight_norm on a
     unit. Must catch: the same."""
@@ -119,7 +116,6 @@ class Clamped(nn.Linear):
         return super().forward(x)
 
 
-@needs_fully_shard
 def test_a_parameter_that_forward_changes_is_forgotten_by_fsdp2(pair):
     """Stage 3 refuses it. Must catch: the same."""
 
@@ -150,7 +146,6 @@ def by_fsdp2(net, rule, **settings):
 tables.DOORS["FSDP2"] = Fsdp2(by_fsdp2)
 
 
-@needs_fully_shard
 @pytest.mark.parametrize(
     "row, args",
     [
@@ -166,7 +161,6 @@ def test_what_both_have_right(pair, row, args):
     tables.check(pair, "FSDP2", row, args, tables.RIGHT)
 
 
-@needs_fully_shard
 def test_different_units_on_different_ranks(pair):
     """LayerDrop by each rank's own number, experts, a branch by data: FSDP2 gathers units of one
     size crosswise, without a word, and the outputs are of neither.
@@ -217,9 +211,7 @@ class Branches(nn.Module):
         return self.last(self.maybe(self.first(x), used)).pow(2).sum()
 
 
-@pytest.mark.parametrize(
-    "shard", [pytest.param(fsdp2, marks=needs_fully_shard), stage3.fully_shard]
-)
+@pytest.mark.parametrize("shard", [fsdp2, stage3.fully_shard])
 def test_a_unit_that_one_rank_does_not_use(pair, shard):
     """Both call it, and the data of rank 1 leave its parameters out: its gradient is missing, in
     FSDP2 and in stage 3. The board names it. A unit that no rank uses has none.
@@ -256,7 +248,6 @@ class Positions(nn.Module):
         return self.layer(x + self.table(3)).sum()
 
 
-@needs_fully_shard
 def test_a_returned_parameter_ends_fsdp2(pair):
     """Its memory is given back. Stage 3 copies it: test_defects_stage3.py.
 
@@ -271,7 +262,6 @@ def test_a_returned_parameter_ends_fsdp2(pair):
         pair.run(step)
 
 
-@needs_fully_shard
 def test_a_peak_is_not_of_a_copy_that_gloo_lets_go_of_late(pair):
     """gloo reduces a copy of a unit's gradients. Held until the next gather, as gloo's thread
     sometimes holds it, the copy raises the peak of a step under FSDP2. Lab 6 takes the lowest of

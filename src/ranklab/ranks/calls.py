@@ -197,7 +197,7 @@ def _read(operator: Operator, arguments: dict) -> CollectiveCall:
         arguments.get(operator.peer),
         arguments.get("tag", unit << UNIT_BITS),
         reduction,
-        arguments.get("async_op", arguments.get("asyncOp", True)),  # its name in torch 2.6
+        arguments.get("async_op", True),
         _splits(arguments, group.size()) if operator.name == "all_to_all" else None,
     )
 

@@ -7,16 +7,11 @@ objects are frozen out of collection.
 """
 
 import gc
-from contextlib import suppress
 
 gc.disable()
 
 import torch  # noqa: E402
-
-# What torch.load imports when it first loads. PyTorch 2.6 has no such module, and a fork server
-# says nothing of an import that fails here: each rank would import torch for itself.
-with suppress(ImportError):
-    import torch.utils.serialization
+import torch.utils.serialization  # noqa: E402  # torch.load imports it when it first loads
 
 from . import apart, worker  # noqa: E402, F401
 

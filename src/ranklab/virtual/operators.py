@@ -82,7 +82,7 @@ def cost(function, args: tuple, named: dict, result) -> Cost | None:
 
 
 def rounds_to_tf32(packet) -> bool:
-    """Whether PyTorch is told to round the factors of products in fp32. torch 2.6 has one switch
+    """Whether PyTorch is told to round the factors of products in fp32. torch 2.8 has one switch
     for all of cuDNN, and no words."""
     cudnn = torch.backends.cudnn
     of = getattr(cudnn, "conv", cudnn) if packet in CONVOLUTIONS else torch.backends.cuda.matmul

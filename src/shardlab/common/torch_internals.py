@@ -2,7 +2,7 @@
 No other file of shardlab uses one.
 
 Each entry says its purpose and what breaks without it, so a release that moves a name needs a
-repair here and nowhere else. Tested with torch 2.6 and 2.13.
+repair here and nowhere else. Tested with torch 2.8 and 2.13.
 """
 
 import functools
@@ -67,7 +67,6 @@ __all__ = [
     "local_tensor",
     "module_hooks_of_others",
     "never_compiled",
-    "note_hooks",
     "note_reductions",
     "next_kernel",
     "NEEDS_CONTENTS",
@@ -180,34 +179,8 @@ def hooks_of_saved_tensors() -> tuple[Callable, Callable] | None:
     """(pack, unpack) of the saved_tensors_hooks in force, or None. Autograd calls only the
     innermost hooks. Without it, shardlab's hooks inside other hooks would hide the tensors from
     them: checkpoint around a unit of stage 3 would keep every activation."""
-    if TELLS_HOOKS:
-        return torch._C._autograd._top_saved_tensors_default_hooks(False)
-    stack = getattr(_hooks, "stack", ())
-    return stack[-1] if stack else None
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
-
-TELLS_HOOKS = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")  # torch 2.8
-_hooks = threading.local()
-
-
-def note_hooks():
-    """Before torch 2.8 PyTorch does not report the hooks in force, so the code that sets them notes
-    them. Without it, the entry above has no answer there."""
-    enter, leave = saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__
-
-    def noted_enter(self):
-        enter(self)
-        _hooks.stack = [*getattr(_hooks, "stack", ()), (self.pack_hook, self.unpack_hook)]
-
-    def noted_leave(self, *error):
-        _hooks.stack = _hooks.stack[:-1]
-        return leave(self, *error)
-
-    saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__ = noted_enter, noted_leave
-
-
-if not TELLS_HOOKS:
-    note_hooks()
 
 # --- between backward and step --------------------------------------------------------------------
 
@@ -334,7 +307,7 @@ def divide_into(pairs: list[tuple[Tensor, Tensor]], divisor: int):
 
 def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype) -> Tensor:
     """(a * scale_a) @ (b * scale_b) of float8 factors, b with its columns in a row each, in the
-    units that a GPU has for them. PyTorch 2.13 has a public name for it, and 2.6 has not. Without
+    units that a GPU has for them. PyTorch 2.13 has a public name for it, and 2.8 has not. Without
     it, fp8 is only emulated."""
     return torch._scaled_mm(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=dtype)
 
@@ -778,7 +751,7 @@ def reduction_name(reduce_op: torch.ScriptObject) -> str:
     return getattr(_reduction, "name", "sum")  # C++ that calls by itself, such as DDP's, sums
 
 
-TELLS_REDUCTION = hasattr(torch.classes.c10d.ReduceOp(), "op")  # torch 2.6 has no such method
+TELLS_REDUCTION = hasattr(torch.classes.c10d.ReduceOp(), "op")  # torch 2.10
 _reduction = threading.local()
 
 

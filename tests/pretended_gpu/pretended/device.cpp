@@ -207,8 +207,8 @@ struct CUDAHooks : CUDAHooksInterface {  // PyTorch finds the hooks by this name
   explicit CUDAHooks(CUDAHooksArgs) {}
   void init() const override {}
   bool hasCUDA() const override { return true; }
-  bool isBuilt() const { return true; }  // these two override nothing in torch 2.6
-  bool isAvailable() const { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
   int getNumGPUs() const override { return device_count(); }
   DeviceIndex deviceCount() const override { return device_count(); }
