@@ -18,6 +18,8 @@ pytestmark = pytest.mark.ranks
 PATIENCE = 2.0
 BOUND = 120.0  # what has not ended by then hangs, on however busy a machine
 KEPT, FRESH = True, False
+ALIVE = "All ranks live on with their variables; their process group was made anew."
+ENDED = "All ranks were ended and their variables are gone; the next run starts fresh ones."
 
 
 class Fault(NamedTuple):
@@ -118,6 +120,20 @@ FAULTS = {
         "RankAbsent",
         ("Rank 1 ended without all_reduce sum of float32 [5]",),
     ),
+    "the 41st collective left out": Fault(  # old posts are in the same place of the board
+        "for k in range(40):\n    dist.all_reduce(torch.ones(1))\n"
+        "if rank != 1:\n    dist.all_reduce(torch.ones(5))",
+        "RankAbsent",
+        (
+            "Rank 1 ended without all_reduce sum of float32 [5] (collective ",
+            "of ranks 0, 1 and 2), in which ranks 0 and 2 took part.",
+        ),
+    ),
+    "a collective that nobody waits for": Fault(
+        "if rank == 0:\n    work = dist.broadcast(torch.ones(5), 0, async_op=True)",
+        "RankAbsent",
+        ("Ranks 1 and 2 ended without broadcast of float32 [5], root 0",),
+    ),
     "a collective more": Fault(
         "if rank == 1:\n    dist.all_reduce(torch.ones(5))",
         "RankAbsent",
@@ -132,6 +148,18 @@ FAULTS = {
         on(1, "import time", "time.sleep(1000)"),
         "RankAbsent",
         ("Rank 1 did not come to barrier", "rank 1 was in <ranks", "time.sleep(1000)"),
+    ),
+    "sleep, and a victim has words of its own": Fault(
+        "import time\nif rank == 1:\n    time.sleep(1000)\n"
+        "try:\n    dist.all_reduce(torch.ones(2))\n"
+        "except RuntimeError:\n    raise ValueError('in words of its own') from None",
+        "RankAbsent",
+        (
+            "Rank 1 did not come to all_reduce sum of float32 [2] (collective ",
+            "of ranks 0, 1 and 2) within 2 s, while ranks 0 and 2 waited.",
+            "rank 1 was in <ranks",
+            ALIVE,
+        ),
     ),
     "a loop": Fault(
         on(
@@ -168,7 +196,7 @@ FAULTS = {
             "        pass",
         ),
         "RankAbsent",
-        ("Rank 1 did not come to barrier", "time.sleep(1000)"),
+        ("Rank 1 did not come to barrier", "time.sleep(1000)", ENDED),
         FRESH,
     ),
     "changes the handlers of signals": Fault(
@@ -186,6 +214,22 @@ FAULTS = {
         "dist.all_reduce(torch.ones(3 + (rank == 2)))",
         "RanksDisagree",
         ("Rank 2 disagrees with the others", "rank 2: all_reduce sum of float32 [4]"),
+    ),
+    "another type": Fault(
+        "dist.all_reduce(torch.ones(3).to(torch.float64 if rank == 1 else torch.float32))",
+        "RanksDisagree",
+        ("Rank 1 disagrees with the others", "\n  rank 1: all_reduce sum of float64 [3]"),
+    ),
+    "another order": Fault(
+        "x = torch.ones(3)\nif rank == 0:\n    dist.barrier(); dist.all_reduce(x)\n"
+        "else:\n    dist.all_reduce(x); dist.barrier()",
+        "RanksDisagree",
+        ("Rank 0 disagrees with the others", "\n  rank 0: barrier"),
+    ),
+    "another root": Fault(
+        "dist.broadcast(torch.ones(3), src=min(rank, 1))",
+        "RanksDisagree",
+        ("Rank 0 disagrees with the others", "\n  rank 0: broadcast of float32 [3], root 0"),
     ),
     "other strides": Fault(
         "x = torch.arange(6.)\nx = x.view(2, 3).t() if rank == 1 else x.view(3, 2)\n"
@@ -259,11 +303,45 @@ FAULTS = {
         "RanksDisagree",
         ("Ranks 0 and 1 disagree with each other", "rank 1: send and recv of float64, 3 elements"),
     ),
+    "send and recv of other sizes": Fault(
+        "if rank == 0:\n    dist.send(torch.ones(3), 1)\n"
+        "if rank == 1:\n    dist.recv(torch.ones(4), 0)",
+        "RanksDisagree",
+        ("Ranks 0 and 1 disagree with each other", "rank 1: send and recv of float32, 4 elements"),
+    ),
     # --- ranks that raise -------------------------------------------------------------------------
     "an exception": Fault(
         on(1, "raise ValueError('a bad batch')"),
         "RankRaised",
-        ("Rank 1 raised ValueError: a bad batch\n  <ranks", "raise ValueError('a bad batch')"),
+        (
+            "Rank 1 raised ValueError: a bad batch\n  <ranks",
+            "line 2: raise ValueError('a bad batch')",
+            "Ranks 0 and 2 waited in a collective",
+            ALIVE,
+        ),
+        absent=("world.py", "Connection closed"),
+    ),
+    "the same exception on all": Fault(
+        "not_defined",
+        "RankRaised",
+        ("Ranks 0, 1 and 2 raised NameError: name 'not_defined' is not defined",),
+    ),
+    "more memory than there is": Fault(
+        "x = torch.empty(2**60 if rank == 2 else 1, dtype=torch.uint8)\ndist.all_reduce(x)",
+        "RankRaised",
+        ("Rank 2 raised RuntimeError", "memory"),
+    ),
+    "more memory than there is, on two": Fault(
+        "x = torch.empty(2**60 if rank else 1, dtype=torch.uint8)\ndist.all_reduce(x)",
+        "RankRaised",
+        ("Ranks 1 and 2 raised RuntimeError",),
+    ),
+    "a group whose end takes long": Fault(  # as gloo's may: it waits for what was under way
+        "import time\nclass Group:\n    def __del__(self):\n        time.sleep(1000)\n"
+        "dist.distributed_c10d._world.pg_map[Group()] = None\n"
+        "if rank == 1:\n    raise ValueError('mine')\ndist.barrier()",
+        "RankRaised",
+        ("Rank 1 raised ValueError: mine", ALIVE),
     ),
     "its own cause": Fault(
         on(
@@ -325,6 +403,19 @@ FAULTS = {
     # --- ranks that die ---------------------------------------------------------------------------
     "os._exit": Fault(
         on(1, "import os", "os._exit(7)"), "RankDied", ("Rank 1 died", "exit code 7"), FRESH
+    ),
+    "exit code 0": Fault(
+        on(0, "import os", "os._exit(0)"),
+        "RankDied",
+        ("Rank 0 died: its process ended with exit code 0",),
+        FRESH,
+    ),
+    "killed, while a program holds its connection": Fault(
+        "import os, time\nif rank == 2:\n    if os.fork() == 0:\n        time.sleep(5)\n"
+        "        os._exit(0)\n    os.kill(os.getpid(), 9)\ndist.barrier()",
+        "RankDied",
+        ("Rank 2 died: it was killed by SIGKILL", ENDED),
+        FRESH,
     ),
     "a segmentation fault": Fault(
         on(1, "import ctypes", "ctypes.string_at(0)"), "RankDied", ("Rank 1 died", "SIGSEGV"), FRESH
@@ -399,6 +490,7 @@ def test_a_fault(three, fault, capsys):
     assert type(caught.value).__name__ == fault.error, said
     for words in fault.words:
         assert words in said
+    assert not any(words in said for words in fault.absent)
     assert len(said) < 100_000
     next_cell_works(three, capsys, fault.kept)
     members = {member.process.pid for member in three.members}
