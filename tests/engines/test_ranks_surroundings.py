@@ -30,7 +30,7 @@ from ranklab.ranks.findings import Circle, disagreement, first_finding, unfinish
 from ranklab.ranks.links import Host
 from ranklab.ranks.messages import Raised, Returned
 from ranklab.ranks.output import KEPT_BYTES, pipe, write_escaped
-from ranklab.ranks.shared import SharedFile
+from ranklab.ranks.place import SharedFile
 from ranklab.ranks.watch import Member, Outcome, Watch
 from ranklab.ranks.wire import ParentsEnd, RanksEnd, packed
 
@@ -947,7 +947,7 @@ def test_more_channels_than_rows():
 WRITES = """
 import sys
 from ranklab.ranks.board import Board, CallKind, Post
-from ranklab.ranks.shared import SharedFile
+from ranklab.ranks.place import SharedFile
 one, number = Board(SharedFile(path=sys.argv[1]), 2), 1
 while True:
     one.write(0, Post(3, number, float(number), 3, CallKind.collective, "x"))

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
-from .shared import SharedFile
+from .place import SharedFile
 
 CHANNELS, DEPTH = 64, 512  # rows of a rank, posts of a row
 ROW = struct.Struct("<QQQdIIB7x")

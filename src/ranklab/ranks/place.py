@@ -1,9 +1,12 @@
-"""The arguments of a rank at its start, and the device that it was given there."""
+"""Arguments of a rank at its start, its device, and the files that a world and its ranks share. The
+files have no name: they leave nothing behind, and nobody can delete them."""
 
+import os
+import sys
+import tempfile
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
 from typing import NamedTuple
-
-from .shared import SharedFile, SharedPath
 
 _given: dict = {}  # "device": that of this process, once it is a rank
 
@@ -29,6 +32,55 @@ def rank_device():
 def give_device(device) -> None:
     """Make this process a rank that has the device."""
     _given["device"] = device
+
+
+class SharedFile:
+    """An open file that no folder lists. Sent to a rank it is the same file; it is gone when the
+    last process closes it."""
+
+    def __init__(self, nbytes: int = 0, path: str = ""):
+        """A new file, or the file that another process has open at `path`."""
+        if path:
+            self.fd = os.open(path, os.O_RDWR)
+            return
+        if hasattr(os, "memfd_create"):
+            self.fd = os.memfd_create("shardlab")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.fd = os.dup(file.fileno())
+        os.truncate(self.fd, nbytes)
+
+    def __reduce__(self):
+        return _received, (DupFd(self.fd),)
+
+    def close(self):
+        os.close(self.fd)
+
+
+class SharedPath:
+    """A file that each rank opens by its path: the store through which ranks find each other."""
+
+    def __init__(self):
+        self.file, self.named = SharedFile(), None
+        # on other systems a path to an open file shares its position, which breaks the store
+        if sys.platform != "linux" or not os.path.exists(f"/proc/self/fd/{self.file.fd}"):
+            handle, self.named = tempfile.mkstemp(prefix="shardlab-")
+            os.close(handle)
+
+    @property
+    def path(self) -> str:
+        return self.named or f"/proc/self/fd/{self.file.fd}"
+
+    def close(self):
+        self.file.close()
+        if self.named and os.path.exists(self.named):
+            os.remove(self.named)
+
+
+def _received(duplicate) -> SharedFile:
+    file = object.__new__(SharedFile)
+    file.fd = duplicate.detach()
+    return file
 
 
 class RankPlace(NamedTuple):

@@ -37,9 +37,8 @@ from .faults import (
 )
 from .findings import NCCL_START_SECONDS, Finding, first_finding
 from .messages import BringsNaN, Disagreement, dumps
-from .place import give_device
+from .place import SharedFile, give_device
 from .scheduling import woken_threads_wait
-from .shared import SharedFile
 from .watch import LOOK_SECONDS
 
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")

@@ -6,9 +6,11 @@ is, cuts its connections and interrupts it. A main thread that hears nothing of 
 itself, and another one works on.
 """
 
+import ast
 import builtins
 import faulthandler
 import json
+import linecache
 import os
 import queue
 import signal
@@ -37,7 +39,6 @@ from shardlab.common.torch_internals import (
 from . import messages
 from .board import Board
 from .calls import listening
-from .cells import run_source
 from .checks import Checks
 from .devices import CannotBeHad, choose_device
 from .findings import NCCL_START_SECONDS
@@ -325,3 +326,16 @@ class Rank:
                 self.wire.send(number, message)
             except OSError:
                 end_group()
+
+
+def run_source(source: str, name: str, variables: dict):
+    """Run a cell as a notebook does; the last line's value is printed."""
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    tree = ast.parse(source, name)
+    ends_in_a_value = tree.body and isinstance(tree.body[-1], ast.Expr)
+    last = ast.Expression(tree.body.pop().value) if ends_in_a_value else None
+    exec(compile(tree, name, "exec"), variables)
+    if last is not None:
+        value = eval(compile(last, name, "eval"), variables)
+        if value is not None:
+            print(repr(value))

@@ -22,8 +22,7 @@ from .faults import RankError, RanksInterrupted, verdict
 from .findings import NCCL_START_SECONDS
 from .messages import Call, Cell, Quit, Regroup, Returned, call_of, function_name
 from .output import Progress, pipe, show_printed
-from .place import RankPlace
-from .shared import SharedFile, SharedPath
+from .place import RankPlace, SharedFile, SharedPath
 from .watch import Flooded, Limits, Member, Outcome, Watch, counting_interrupts
 from .wire import ParentsEnd, packed
 

@@ -165,6 +165,8 @@ def refuse_norm(gradients: list[Tensor]):
     given = {id(gradient) for gradient in gradients}
     if not given:
         gc.collect()  # an optimizer that nobody holds has taken nothing that is asked for
+    of_stages = any(id(parameter.grad) in given for parameter in stages_of_parameters)
+    why_not = "are of this rank's stages of a pipeline alone" if of_stages else ""
     for parameter, holder in gradient_is_with.items():
         optimizer = holder()
         if optimizer is None:
@@ -172,16 +174,13 @@ def refuse_norm(gradients: list[Tensor]):
         updated = (p for param_group in optimizer.param_groups for p in param_group["params"])
         taken = not given and parameter.grad is None and any(p.grad is not None for p in updated)
         if (taken or id(parameter.grad) in given) and optimizer.why_not_clip(parameter):
-            raise CannotShard(not_the_norm(f"{type(optimizer).__name__} averages or has taken"))
-    if any(id(parameter.grad) in given for parameter in stages_of_parameters):
-        raise CannotShard(not_the_norm("are of this rank's stages of a pipeline alone"))
-
-
-def not_the_norm(what: str) -> str:
-    return (
-        f"torch.nn.utils.get_total_norm of gradients that {what}: the norm of all is what"
-        ' gradient_clipping.clip_gradients(optimizer, float("inf")) returns, which clips nothing.'
-    )
+            why_not = f"{type(optimizer).__name__} averages or has taken"
+    if why_not:
+        raise CannotShard(
+            f"torch.nn.utils.get_total_norm of gradients that {why_not}: the norm of all is what"
+            ' gradient_clipping.clip_gradients(optimizer, float("inf")) returns, which clips'
+            " nothing."
+        )
 
 
 def refuse_clipping(parameters: list[Tensor]):

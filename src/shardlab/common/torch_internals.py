@@ -566,7 +566,7 @@ def fake_store():
 
 
 def take_fake_tensors() -> None:
-    """Collectives of the backend "fake" take fake tensors, as they do from torch 2.7 on: the CPU's
+    """Collectives of the backend "fake" take fake tensors where PyTorch has no kernels for these: the CPU's
     kernels ask the backend, which touches no tensor. Without it, only real tensors have a rank 0 of
     1,024 there."""
     _fake.append(torch.library.Library("c10d", "IMPL"))
