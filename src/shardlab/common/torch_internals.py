@@ -566,9 +566,9 @@ def fake_store():
 
 
 def take_fake_tensors() -> None:
-    """Collectives of the backend "fake" take fake tensors where PyTorch has no kernels for these: the CPU's
-    kernels ask the backend, which touches no tensor. Without it, only real tensors have a rank 0 of
-    1,024 there."""
+    """Collectives of the backend "fake" take fake tensors where PyTorch has no kernels for these:
+    the CPU's kernels ask the backend, which touches no tensor. Without it, only real tensors have
+    a rank 0 of 1,024 there."""
     _fake.append(torch.library.Library("c10d", "IMPL"))
     for name in ("allreduce_", "_allgather_base_", "_reduce_scatter_base_", "broadcast_"):
         function = getattr(torch.ops.c10d, name).default
