@@ -39,8 +39,8 @@ def decode(text):
 
 @pytest.mark.parametrize(("name", "n"), EVERY)
 def test_pictures_follow_the_plan(name, n):
-    """Pictures follow the plan; for a barrier they show who has heard of whom. Where plans end is in
-    test_collectives.py. Mutations: hearsay of the step itself, not of the steps before."""
+    """Pictures follow the plan; for a barrier they show who has heard of whom. test_collectives.py
+    looks at the ends of plans. Mutation: hearsay of the step itself, not of the steps before."""
     steps, shown = stepper_steps(name, n), COLLECTIVES[name]
     assert [step.number for step in steps] == list(range(len(steps)))
     assert [step.moves for step in steps[1:]] == shown.plan(n)

@@ -14,25 +14,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
 from coursekit.formulas import RECIPES, evaluate
+from coursekit.recordings import races
 from coursekit.recordings.attempts import attempt
-from coursekit.recordings.races import (
-    TASKS,
-    TINY,
-    TURNS,
-    Bench,
-    Result,
-    Run,
-    TrainingTask,
-    Way,
-    beside,
-    fastest,
-    identical,
-    layouts,
-    rows_of_ways,
-    step_result,
-    train_in_turns,
-    weighed,
-)
+from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from coursekit.recordings.recordings import Row
 from ranklab.measure.trace import Trace, trace_step
 from ranklab.ranks import ranks
@@ -81,7 +65,7 @@ def data_parallel(
     device: torch.device, task: TrainingTask | None = None, turns: int = 11
 ) -> Iterator[Row]:
     """Right gradients, bytes, peaks and times of a step."""
-    for case, trained in layouts(device, task):
+    for case, trained in races.layouts(device, task):
         part = f"data_parallel, {case['ranks']} ranks"
         yield from attempt(part, on_ranks(part, case, trained, turns))
 
@@ -89,7 +73,7 @@ def data_parallel(
 def on_ranks(part: str, case: dict, task: TrainingTask, turns: int) -> Iterator[Row]:
     with ranks(case["ranks"], device=case["device"], announce=False) as world:
         yield from attempt(f"{part}, gradients", gradients_of(world, task, case))
-        yield from rows_of_ways(
+        yield from races.rows_of_ways(
             *("data_parallel", part, case, world, WAYS, task, turns, rows_of), optimizer_cls=SGD
         )
 
@@ -101,7 +85,7 @@ def gradients_of(world, task: TrainingTask, case: dict) -> Iterator[Row]:
 
 
 def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
-    found = world.run(weighed, way, task, SGD, case["device"])[0]
+    found = world.run(races.weighed, way, task, SGD, case["device"])[0]
     reduced = found.messages["all_reduce"]
     predicted = ("reduced_bytes", wanted("reduced_bytes", task)) if way.peers else ()
     yield Row("data_parallel.reduced", reduced.nbytes, "bytes", case, *predicted)
@@ -163,21 +147,21 @@ def race(tasks: Sequence[TrainingTask], counts: Sequence[int], turns: int) -> li
         with ranks(count, device="cpu", announce=False) as world:
             for task in tasks:
                 weights = {
-                    name: world.run(weighed, way, task, SGD)[0] for name, way in ways.items()
+                    name: world.run(races.weighed, way, task, SGD)[0] for name, way in ways.items()
                 }
-                times = world.run(train_in_turns, ways, task, turns, SGD)[0]
+                times = world.run(races.train_in_turns, ways, task, turns, SGD)[0]
                 what = f"{count} ranks, {task.name}"
                 hardened = [name for name, way in ways.items() if way.peers and name != CORE]
-                ours, peer = fastest(times, hardened), fastest(times, PEERS)
+                ours, peer = races.fastest(times, hardened), races.fastest(times, PEERS)
                 for name, shown, most in ((ours, what, RATIO), (CORE, f"core, {what}", None)):
                     pair = weights[name], weights[peer]
-                    results += beside(
+                    results += races.beside(
                         *("data_parallel", what, times, name, peer, most, None, shown),
                         peak=[of.peak_bytes for of in pair],
                         reduced=[of.messages["all_reduce"].nbytes for of in pair],
                     )
                 results += [
-                    step_result("data_parallel", what, times, name, peer)
+                    races.step_result("data_parallel", what, times, name, peer)
                     for name in ways
                     if name not in (ours, CORE, peer)
                 ]
@@ -198,9 +182,9 @@ def overlap(task: TrainingTask, megabits_per_second: int, turns: int) -> list[Re
         two_hosts(megabits_per_second) as hosts,
         ranks(2, device="cpu", hosts=hosts, announce=False) as world,
     ):
-        times = world.run(train_in_turns, OVERLAP, task, turns, SGD)[0]
+        times = world.run(races.train_in_turns, OVERLAP, task, turns, SGD)[0]
     with_overlap, without, least = (median(times[name]) for name in OVERLAP)
-    low, high = identical(times)
+    low, high = races.identical(times)
     bucket_bytes = OVERLAP["overlap"].options["bucket_bytes"]
     return [
         Result(

@@ -19,16 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from coursekit.formulas import RECIPES, evaluate
 from coursekit.recordings import races
 from coursekit.recordings.attempts import attempt
-from coursekit.recordings.races import (
-    TASKS,
-    TINY,
-    TURNS,
-    Bench,
-    Result,
-    Run,
-    TrainingTask,
-    Way,
-)
+from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from coursekit.recordings.recordings import Row
 from ranklab.ranks import ranks
 from shardlab.gpt import GPTConfig, next_token_loss
