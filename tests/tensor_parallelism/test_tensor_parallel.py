@@ -177,8 +177,12 @@ def errors(config, way, frozen=(), by_core=False):
     torch.manual_seed(5)
     plain_loss = next_token_loss(plain(tokens), targets)
     plain_loss.backward()
-    found = {"loss": far(whole(loss).detach(), plain_loss.detach())}
-    expected = dict(plain.named_parameters())
+    return {"loss": far(whole(loss).detach(), plain_loss.detach()), **all_far(model, plain)}
+
+
+def all_far(model, plain):
+    """How far each gradient is from the plain model's."""
+    expected, found = dict(plain.named_parameters()), {}
     for name, parameter in model.named_parameters():
         gradient = expected.pop(name).grad
         if gradient is None or parameter.grad is None:
@@ -558,14 +562,7 @@ def trained_small(way):
         if own_tokens(way):
             sum_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
         found[f"y, {training = }"] = far(ours.detach(), y[:, own].detach())
-        cuts, expected = (
-            {name: cut for name, cut, _ in cuts_of(model)},
-            dict(plain.named_parameters()),
-        )
-        for name, parameter in model.named_parameters():
-            gradient = expected[name].grad
-            gradient = cuts[name].part(gradient, me, n) if name in cuts else gradient
-            found[f"{name}, {training = }"] = far(parameter.grad, gradient)
+        found |= {f"{name}, {training = }": error for name, error in all_far(model, plain).items()}
     return found
 
 
@@ -595,16 +592,12 @@ def penalized(way):
         gradient.pow(2).sum().backward()
     if own_tokens(way):
         sum_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
-    cuts, found = {name: cut for name, cut, _ in cuts_of(model)}, {}
-    for name, expected in plain.named_parameters():
-        gradient = cuts[name].part(expected.grad, me, n) if name in cuts else expected.grad
-        found[name] = far(model.get_parameter(name).grad, gradient)
     scores = torch.ones(1, 2, 2, requires_grad=True)
     try:
         loss = vocabulary_parallel_loss(scores, tokens[:1, :2], 2 * n)
         torch.autograd.grad(loss, scores, create_graph=True)
     except NoSecondGradient as error:
-        return found, str(error)
+        return all_far(model, plain), str(error)
 
 
 def weights_of(own):
