@@ -78,19 +78,19 @@ class Runs:
 
     def __init__(self, function: Callable, others, same: bool):
         self.function, self.others, self.same = function, others, same
-        self.first: list[Saved] | None = None  # None before the first run
+        self.first: list[SavedTraits] | None = None  # None before the first run
         self.versions: list[tuple[nn.Parameter, int]] = []
 
     def __call__(self, *tensors: Tensor):
         """One of the runs."""
         check_versions(self.versions)
-        seen: list[Saved] = []
+        seen: list[SavedTraits] = []
         if self.first is None:
             self.first = seen
         pack, unpack = hooks_of_saved_tensors()  # PyTorch's checkpoint
 
         def compare(activation: Tensor):
-            saved = Saved.of(activation, self.same)
+            saved = SavedTraits.of(activation, self.same)
             if seen is not self.first and len(seen) < len(self.first):
                 saved.check(len(seen), self.first[len(seen)])
             seen.append(saved)
@@ -104,20 +104,20 @@ class Runs:
             self.versions = [(each, version(each)) for each, _ in self.first if each is not None]
 
 
-class Saved(NamedTuple):
+class SavedTraits(NamedTuple):
     """The traits of an activation that PyTorch does not compare."""
 
     parameter: nn.Parameter | None  # the one that it is, or is a view of
     digest: int | None  # of its bytes, if elements are compared
 
     @classmethod
-    def of(cls, activation: Tensor, values: bool) -> "Saved":
+    def of(cls, activation: Tensor, values: bool) -> "SavedTraits":
         base = base_of(activation)
         # isinstance() takes longer, and most are plain tensors
         parameter = base if type(base) is not Tensor and isinstance(base, nn.Parameter) else None
         return cls(parameter, digest_of(activation.detach()) if values else None)
 
-    def check(self, number: int, first: "Saved"):
+    def check(self, number: int, first: "SavedTraits"):
         """Raises CheckpointError unless the first run has saved the same as its `number`-th."""
         # in the second run an argument may be a plain tensor
         if self.parameter is not None and self.parameter is not first.parameter:
