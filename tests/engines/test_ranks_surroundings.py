@@ -659,6 +659,12 @@ HOSTS = (Host("near", ()), Host("far", ()))
 @pytest.mark.parametrize(
     "options, error, sentence",
     [
+        *(
+            (dict(world_size=size), ValueError, "a world has 1 to 64 ranks on one machine")
+            for size in (0, -1, 65, 2.0, True, "4")
+        ),
+        (dict(backend="mpi"), ValueError, "backend = 'mpi': it must be gloo or nccl, or be left"),
+        (dict(patience_seconds=0), ValueError, "patience_seconds = 0: it must be above 0"),
         (dict(patience_seconds="4"), TypeError, "patience_seconds = '4': it must be a number"),
         (dict(patience_seconds=None), TypeError, "patience_seconds = None: it must be a number"),
         (dict(patience_seconds=True), TypeError, "patience_seconds = True: it must be a number"),
@@ -679,7 +685,7 @@ def test_what_is_asked_for(options, error, sentence, monkeypatch):
 
     monkeypatch.setattr(server, "start", lambda *_: pytest.fail("a rank was started"))
     with pytest.raises(error, match=sentence):
-        ranks(2, **options)
+        ranks(**dict(world_size=2) | options)
 
 
 def test_hosts_take_gloo(monkeypatch):
@@ -709,7 +715,9 @@ def test_nccl_is_told_an_interface(two, monkeypatch):
         assert world.run(interface) == ["eth7"]
 
 
-@pytest.mark.parametrize("limit, error", [("1", TypeError), (1e-9, ValueError), (True, TypeError)])
+@pytest.mark.parametrize(
+    "limit, error", [("1", TypeError), (1e-9, ValueError), (-1, ValueError), (True, TypeError)]
+)
 def test_limits(two, limit, error):
     """Must catch: a limit that cannot be kept, so that "rank none had not ended"."""
     with pytest.raises(error, match="limit_seconds = "):
