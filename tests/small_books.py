@@ -27,7 +27,7 @@ def compile_templates_once():
 
 def builder(folder, *parts, fresh=True, **settings):
     """build(name=text, ...) builds these pages under `folder` with these parts of bookkit; returns
-    (name -> HTML, warnings). A name with a dot is that of a file which is no page; a book that is
+    (name -> HTML, warnings). A name with a dot is that of a file beside the pages; a book that is
     not `fresh` goes on from the last build."""
     from sphinx.application import Sphinx
     from sphinx.util.docutils import docutils_namespace
