@@ -29,7 +29,7 @@ SHARDLAB := $(shell find src/shardlab src/ranklab src/coursekit assignments -typ
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help book check format test compose pdf stills serve lab bench gpu bundle store lock clean
+.PHONY: help book check format test nightly compose pdf stills serve lab bench gpu bundle store lock clean
 
 help:  ## what can be made (this text)
 	@echo "make <target>, where target is"
@@ -76,15 +76,20 @@ check: $(VENV)/.labs  ## check a change in a minute: linter, sizes, English, tes
 	@$(BIN)/python tools/prose.py & prose=$$!; $(BIN)/ruff check --quiet . && { $(BIN)/ruff format --check --quiet . || \
 		{ echo "check:  make format lays these files out"; false; }; } && $(BIN)/python tools/budgets.py; \
 		others=$$?; wait $$prose && exit $$others
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CHECKERS) -m "not (ranks or labs or browser or slow)" --quiet </dev/null
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CHECKERS) -m "not (ranks or labs or browser or slow or nightly)" --quiet </dev/null
 
 format:  ## lay out the Python code
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format .
 
-test: book $(VENV)/.labs  ## run every test: code, labs, pages in a browser; make test ARGS="-m labs" runs a part
-	@echo "test:   everything in tests/ (minutes)"
+test: book $(VENV)/.labs  ## run what CI runs: code, labs, pages in a browser; make test ARGS=tests/zero runs a part
+	@echo "test:   tests/ without the rows that wait for the night (ten minutes)"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not nightly" $(ARGS) </dev/null
+
+nightly: SEED := $(shell echo $$(($$(date +%s) / 86400 * 1000)))
+nightly: book $(VENV)/.labs  ## run every test, other compositions each day, labs on pretended GPUs (an hour or two)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) $(ARGS) </dev/null
+	@$(MAKE) --no-print-directory compose SEED=$(SEED)
 
 compose: $(VENV)/.labs  ## train random compositions of techniques beside the plain model, run labs on pretended GPUs; make compose N=50 SEED=7
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/compositions.py --cases $(N) --seed $(SEED) </dev/null

@@ -364,7 +364,8 @@ def test_the_jobs_run_every_test():
     registered = re.findall(
         r'^    "([a-z]+): ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
     )
-    assert parts == left_out == registered
+    assert [*parts, "nightly"] == left_out == registered
+    assert "make nightly" in (ROOT / ".github/workflows/nightly.yml").read_text()
     oldest = re.search(r"^torch>=(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)[1]
     assert f"/torch=={oldest}.0/" in text
     for path in re.findall(r"tests/\S+\.py", text):

@@ -1,4 +1,4 @@
-"""Runs all labs on 1, 2 and 4 pretended GPUs, as `make compose` does every night:
+"""Runs all labs on 1, 2 and 4 pretended GPUs, as `make nightly` does:
 
 python tests/pretended_gpu/run_labs.py [NAME ...]
 """

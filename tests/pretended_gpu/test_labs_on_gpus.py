@@ -1,7 +1,7 @@
 """Labs on pretended GPUs: every cell runs, with a GPU for each rank and with several ranks on one.
 
-Three labs run here, without their slow cells: a GPU for each of four ranks, two ranks on each of
-two, and one process. All labs run with all of COUNTS every night: see run_labs.py.
+Three labs run here every night, without their slow cells: a GPU for each of four ranks, two ranks on each of
+two, and one process. All labs run with all of COUNTS as well: see run_labs.py.
 """
 
 import subprocess
@@ -18,6 +18,7 @@ GPUS = {"06-zero": 4, "08-pipelines": 2, "10-activation-checkpointing": 1}
 
 
 @pytest.mark.labs
+@pytest.mark.nightly
 @pytest.mark.parametrize("lab", [lab for lab in LABS if lab.stem in GPUS], ids=lambda lab: lab.stem)
 def test_a_lab_runs_on_gpus(lab):
     """Must catch: a tensor left on the CPU, bytes that are asserted and differ on a GPU, a message

@@ -83,7 +83,15 @@ def last(losses, begin):
     return {step: losses[step] for step in range(begin, END)}
 
 
-@pytest.mark.parametrize("stage, dropout", [(1, 0.0), (2, 0.0), (3, 0.0), (3, 0.1)])
+@pytest.mark.parametrize(
+    "stage, dropout",
+    [
+        pytest.param(1, 0.0, marks=pytest.mark.nightly),
+        (2, 0.0),
+        pytest.param(3, 0.0, marks=pytest.mark.nightly),
+        (3, 0.1),
+    ],
+)
 def test_killed_in_a_step(stage, dropout, worlds, tmp_path):
     """Rank 1 of three is killed in step 7, after saves at 3 and 6. On three ranks the losses of
     steps 6 to 8 are those of the undisturbed run, bit for bit; on two and on four to 1e-10.
@@ -140,9 +148,9 @@ def dies_in_the_save(stage, folder, rank, where):
     "rank, where, begin",
     [
         (1, "in its file", 3),
-        (0, "before the manifest", 3),
-        (0, "before the move", 3),
-        (0, "after the move", 6),
+        pytest.param(0, "before the manifest", 3, marks=pytest.mark.nightly),
+        pytest.param(0, "before the move", 3, marks=pytest.mark.nightly),
+        pytest.param(0, "after the move", 6, marks=pytest.mark.nightly),
         (0, "while it removes the older one", 6),
     ],
 )

@@ -133,6 +133,13 @@ def test_a_published_row_is_the_same_each_time(name):
 
 
 @same_kernels
+def test_a_rung_of_one_gpu_is_the_same_each_time():
+    """Must catch: a rung in another dtype; a recording that was made by other code."""
+    assert next(rungs.rows()) in RECORDED.find("virtual.rung")
+
+
+@same_kernels
+@pytest.mark.nightly
 def test_the_rungs_of_one_gpu_are_the_same_each_time():
     """Must catch: a rung in another dtype; a recording that was made by other code; a step divided
     by another rung's."""
