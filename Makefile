@@ -6,9 +6,9 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PORT ?= 8000
 # Four test files at a time, in the order of tests/conftest.py, keep two cores busy: labs wait for their links, tests of
-# ranks for a rank that stays out. The tests of one file stay together, as they share ranks and pages. Those of `make check`
-# share less and wait for nothing: two at a time, and whoever is done takes over from the other.
-WORKERS ?= -n 4 --dist loadfile --no-loadscope-reorder
+# ranks for a rank that stays out. The tests of one file stay together, as they share ranks and pages; each lab goes alone.
+# Those of `make check` share less and wait for nothing: two at a time, and whoever is done takes over from the other.
+WORKERS ?= -n 4 --dist loadgroup --no-loadscope-reorder
 CHECKERS ?= -n 2 --dist worksteal
 # Of `make compose`: how many random compositions, and the seed of the first.
 N ?= 50

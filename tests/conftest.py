@@ -92,6 +92,8 @@ def pytest_itemcollected(item):
         item.add_marker("browser")
     if "worlds" in item.fixturenames or starts_ranks(item.module):
         item.add_marker("ranks")
+    if item.get_closest_marker("xdist_group") is None:
+        item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.hookimpl(trylast=True)  # what is deselected is gone

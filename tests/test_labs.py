@@ -152,7 +152,11 @@ def test_a_lab_is_stored_as_a_run_left_it(lab):
 
 
 @pytest.mark.labs
-@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
+@pytest.mark.parametrize(
+    "lab",
+    # any worker may take the next lab, while others wait for their links
+    [pytest.param(lab, marks=pytest.mark.xdist_group(lab.stem), id=lab.stem) for lab in LABS],
+)
 def test_a_lab_runs_again_and_finds_the_same(lab, tmp_path):
     """Must catch: a change in shardlab that breaks a lab or changes a compared output."""
     copytree(
