@@ -12,6 +12,8 @@ from visit import new_context, page_paths, visit
 
 from coursekit.show.explorers import EXPLORERS
 
+pytest.register_assert_rewrite("every_page")
+
 SPOILED_PAGE = "index.html"  # it has an explorer and is quickly looked at
 SPOILS = (
     """
@@ -114,12 +116,12 @@ KINDS = (
 )
 
 
-@pytest.fixture(scope="session")
-def visits(browser, homes, paths):
-    """Path -> Visit of every page, opened as a file."""
+@pytest.fixture(scope="module")
+def visits(request, browser, homes, paths):
+    """Path -> Visit of every page of the module's share, opened as a file."""
     looks, found = {}, {}
     with new_context(browser, color_scheme="dark") as context:
-        for path in paths:
+        for path in paths[request.module.SHARE]:
             seen = CONTENTS if found else ""
             alike = path not in KINDS
             found[path] = visit(context, f"{homes['file']}/{path}", looks, seen, alike)

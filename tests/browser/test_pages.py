@@ -1,5 +1,5 @@
-"""Every page as a reader meets it: from a disk and from the web, narrow, printed, without
-JavaScript.
+"""Pages as a reader meets them: looked for, printed, on a phone, on the first screen; and whether
+the looks at every page, in every_page.py, see what they are for.
 
 "Must catch" below names what was put on a copied page, or taken off it, to see the test fail; what
 stands in conftest.SPOILS is put there in every run, and `test_a_spoiled_page_is_seen` looks whether
@@ -8,7 +8,7 @@ it is found.
 
 import re
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 import pytest
 from conftest import KINDS, SPOILED_PAGE
@@ -19,7 +19,6 @@ from visit import (
     DESKTOP,
     PHONE,
     Watch,
-    lines,
     new_context,
     open_all,
     open_page,
@@ -33,21 +32,6 @@ from bookkit.words import chapters
 STATIC = Path(bookkit.__file__).parent / "static"
 ROOT = Path(__file__).resolve().parents[2]
 
-# Files no page loads or links to, each with the reason for which the book carries it.
-CARRIED = {
-    "objects.inv": "other books made with Sphinx refer to this one through it",
-    ".buildinfo": "Sphinx's own note, for the next build",
-    "present.js": "book.js loads it when somebody shows a thing on the whole screen",
-    "present.css": "the same",
-    "llms.txt": "an assistant asks for it at the book's address",
-    ".ipynb": (
-        "a learner's notebook: the page holds it in the link itself, Colab opens this file once it"
-        " is published"
-    ),
-    "-LICENSE.txt": "a font's licence has to lie beside the font",
-    ".LICENSE.txt": "a script's licence, as the theme ships it",
-}
-
 
 def test_there_are_pages(paths):
     """Must catch: an empty or misplaced build, on which everything below would pass."""
@@ -55,32 +39,6 @@ def test_there_are_pages(paths):
 
 
 # ---------------------------------------------------------------- what a page asks for
-
-
-def test_files_ask_for_nothing_outside_the_book(visits, homes):
-    """Must catch: <img src="https://...">, a font from elsewhere, a script that fetches."""
-    assert not lines({path: visit.watch.outside(homes["file"]) for path, visit in visits.items()})
-
-
-def test_files_load_without_failures_and_errors(visits):
-    """Must catch: <img src="missing.png">, a script that throws, console.error in a script."""
-    assert not lines(
-        {path: visit.watch.failed + visit.watch.errors for path, visit in visits.items()}
-    )
-
-
-def test_explorers_and_figures_keep_to_the_policy(visits, book_html):
-    """With everything unfolded and every stepper asked for another picture; over http, it is asked
-    in test_web_pages.py.
-
-    Must catch: `eval` in a script; a script that is fetched on demand and refused; a style that
-    plotly writes and the policy refuses."""
-    problems = {}
-    for path, visit in visits.items():
-        text = (book_html / path).read_text(encoding="utf-8")
-        if 'class="explorer' in text or "plotly-figure" in text:
-            problems[path] = visit.watch.errors + visit.watch.failed
-    assert len(problems) >= 5 and not lines(problems)
 
 
 def weight(page):
@@ -101,33 +59,6 @@ def test_no_page_weighs_more_than_300_kilobytes(book_html, paths):
     assert {path: bytes_ for path, bytes_ in weights.items() if bytes_ > 300_000} == {}
 
 
-def test_every_page_names_its_icon(visits):
-    """Must catch: a page without <link rel="icon">, for which browsers ask the server for
-    /favicon.ico: a 404."""
-    assert [path for path, visit in visits.items() if not visit.icons] == []
-
-
-def test_the_book_carries_nothing_it_does_not_use(visits, book_html, homes):
-    """Must catch: the theme's icon fonts, a style sheet that no page loads, a picture nobody
-    shows."""
-    addresses = {
-        address
-        for visit in visits.values()
-        for address in (*visit.watch.loaded, *visit.links, *visit.icons)
-    }
-    used = {
-        unquote(urlsplit(address).path).removeprefix(urlsplit(homes["file"]).path + "/")
-        for address in addresses
-    }
-    carried = {
-        path.relative_to(book_html).as_posix() for path in book_html.rglob("*") if path.is_file()
-    }
-    assert (
-        sorted(name for name in carried - used - set(visits) if not name.endswith(tuple(CARRIED)))
-        == []
-    )
-
-
 def test_every_font_is_our_own_and_has_its_licence(book_html):
     """Must catch: the theme's icon fonts; a font added without its licence."""
     fonts = {
@@ -143,30 +74,7 @@ def test_every_font_is_our_own_and_has_its_licence(book_html):
     assert [path.name for path in fonts if not path.name.startswith(tuple(licences))] == []
 
 
-# ---------------------------------------------------------------- narrow, print, no JavaScript
-
-
-def test_nothing_is_wider_than_a_phone(visits):
-    """Must catch: <p style="width: 900px">, also where `overflow-x: clip` hides it."""
-    assert not lines({path: visit.phone for path, visit in visits.items()})
-
-
-@pytest.mark.parametrize("mode", ["light", "dark"])
-def test_axe_finds_nothing(visits, mode):
-    """WCAG 2.2, levels A and AA, with the size of what one taps, at 390 px, and at 1280 px on one
-    page of each kind. (What a card shows a desk alone is looked at in the tests of cards.)
-
-    Must catch: text too pale for its page (in that mode only), a button without a name, a list
-    with children that are not items, two buttons of 8 px side by side, a head without text."""
-    assert not lines({path: getattr(visit, mode) for path, visit in visits.items()})
-
-
-def test_texts_of_figures_keep_apart(visits):
-    """On a phone.
-
-    Must catch: a label of the peak in the line of the title, or longer than the figure is wide;
-    digits of 7 px in the grid of a schedule."""
-    assert not lines({path: visit.collisions for path, visit in visits.items()})
+# ---------------------------------------------------------------- figures, print
 
 
 def test_a_collision_is_seen(browser):
@@ -181,21 +89,6 @@ def test_a_collision_is_seen(browser):
         found = page.evaluate(COLLISIONS)
     assert ["tiny: 8.0 px high" in found[0], "runs into" in found[1]] == [True, True]
     assert len(found) == 3 and "beyond the edge" in found[2]
-
-
-def test_the_keyboard_alone_reaches_and_moves_everything(visits):
-    """The controls of explorers are reached here, and moved in test_explorer.py. The book's
-    contents are gone through on the first page.
-
-    Must catch: tabindex="-1" on a button, `outline: none`, a slider that swallows arrow keys, a
-    trap for Tab."""
-    assert not lines({path: visit.keyboard for path, visit in visits.items()})
-
-
-def test_paper(visits):
-    """Must catch: the dark page printed dark, menus on paper, code that paper cuts off, code or a
-    box that leaves half a page empty, as it does not break."""
-    assert not lines({path: visit.paper for path, visit in visits.items()})
 
 
 # Paragraphs, lines of code and rows of what is folded on the screen, or waits for a prediction.
@@ -257,23 +150,6 @@ def test_numbers_say_where_they_are_from_and_code_is_not_translated(browser, hom
     wrong = [one for one in titles if not re.match(r"computed: \w+\(\w+=.*\) = [\d.]", one)]
     found = 'computed: head_parameters(model="Llama 3 8B") = 525,336,576 parameters'
     assert len(titles) > 20 and not wrong and found in titles and not foreign
-
-
-def test_explorers_on_paper(visits):
-    """Must catch: no table on paper; a slider on paper."""
-    assert not lines({path: visit.explorers_on_paper for path, visit in visits.items()})
-
-
-def test_without_javascript(browser, visits, homes):
-    """Must catch: text or a formula that only a script shows, an explorer without its table, a
-    button that does nothing."""
-    with new_context(browser, java_script_enabled=False) as context:
-        page = context.new_page()
-        problems = {
-            path: without_scripts(page, f"{homes['file']}/{path}", visit.blocks)
-            for path, visit in visits.items()
-        }
-    assert not lines(problems)
 
 
 # ---------------------------------------------------------------- what the reader can set and ask

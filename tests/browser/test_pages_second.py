@@ -1,0 +1,5 @@
+"""Every second page, from the second on."""
+
+from every_page import *  # noqa: F403
+
+SHARE = slice(1, None, 2)
