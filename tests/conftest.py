@@ -21,6 +21,7 @@ from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from small_books import OF_FORMULAS, builder
@@ -134,25 +135,48 @@ def refuse_to_start(place, method):
     pytest.fail("this test starts ranks, so it needs the mark @pytest.mark.ranks", pytrace=False)
 
 
+@pytest.fixture(scope="session")
+def small_worlds():
+    """n -> n ranks that modules share one after another."""
+    with ExitStack() as stack:
+        yield Worlds(stack, {})
+
+
+class Worlds(NamedTuple):
+    """Ranks that are started when a test first asks, and live until the stack ends."""
+
+    stack: ExitStack
+    started: dict
+
+    def of(self, n, **options):
+        from ranklab.ranks import ranks
+
+        key = (n, *options.items())
+        if key not in self.started:
+            world = ranks(n, device="cpu", announce=False, **options)
+            self.started[key] = self.stack.enter_context(world)
+        return self.started[key]
+
+
 @pytest.fixture(scope="module")
-def worlds():
+def worlds(small_worlds):
     """worlds(n, **options): n ranks that all tests of a module use, started when the first test
-    asks. Each test finds PyTorch's own default dtype on the ranks, whatever the tests before it
-    have set."""
+    asks. Up to four live on for the next modules, each of which finds a process group of its own.
+    Each test finds PyTorch's own default dtype on the ranks, whatever the tests before it have
+    set."""
     import torch
 
-    from ranklab.ranks import ranks
-
+    met = set()
     with ExitStack() as stack:
-        started = {}
+        own = Worlds(stack, {})
 
         def world_of(n, **options):
-            key = (n, *options.items())
-            if key not in started:
-                world = ranks(n, device="cpu", announce=False, **options)
-                started[key] = stack.enter_context(world)
-            started[key].run(torch.set_default_dtype, torch.float32)
-            return started[key]
+            world = (small_worlds if n <= 4 and not options else own).of(n, **options)
+            if world not in met and world in small_worlds.started.values():
+                world.run(torch.distributed.destroy_process_group)  # they make another
+            met.add(world)
+            world.run(torch.set_default_dtype, torch.float32)
+            return world
 
         yield world_of
 
