@@ -10,7 +10,9 @@ import torch
 from coursekit import topics
 from coursekit.exercises.answers import share_of_each
 from coursekit.exercises.checker import Exercise, OfRanks, judge
-from coursekit.exercises.edits import Topic, edited, mistakes_in
+from coursekit.exercises.decisions import decisions_of
+from coursekit.exercises.edits import Topic, edited
+from coursekit.exercises.mistakes import decisions_in, mistakes_in
 from coursekit.exercises.properties import CaseTried, how_they_differ
 
 MOST = 8  # listed wrong solutions of an exercise
@@ -35,11 +37,63 @@ one is added. [learner]
 those are elements. [learner]
 
     [4, 4]
+
+## triple, found
+
+### errors
+
+NoneType
+:   nothing comes back.
+"""
+LISTS = """## triple
+
+times = found / a
+
+times == 1
+:   ...
+
+### a > 5 → of {a}: the answer
+
+found < right
+:   is {right - found} too small, {times:.1f}
+    times a.
+
+### else
+
+times > 4
+:   {{too large}}.
+
+---
+
+found < 0
+:   negative.
+
+### each alone
+
+less = right - found
+
+### less > 0 → less:
+
+less == a
+:   the double.
+
+found == a * a
+:   the square.
+
+### errors
+
+None.*
+:   nothing
+    comes back.
 """
 
 
 def triple(a):
     return 3 * a
+
+
+def decisions(text):
+    return decisions_of(decisions_in(text)["triple"], __name__, "triples/mistakes.md, triple")
 
 
 @pytest.fixture
@@ -84,6 +138,42 @@ def test_an_exercise_that_no_lab_solves_says_so(topic):
     """Must catch: a KeyError for an exercise whose lab is not stored yet."""
     with pytest.raises(ValueError, match="triples.half has no right solution: no stored lab"):
         topic.exercise("half", cases=(dict(a=3),), right="half.")
+
+
+@pytest.mark.parametrize(
+    ("found", "a", "said"),
+    [
+        (7, 7, [None, None, None, None]),
+        (14, 7, ["of 7: the answer is 7 too small, 2.0 times a.", None, "less: the double.", None]),
+        (-5, 5, [None, "negative.", None, None]),
+        (30, 6, ["{too large}.", None, None, None]),
+        (4, 2, [None, None, "less: the double.", "less: the square."]),
+    ],
+)
+def test_the_first_line_that_is_true_speaks(found, a, said):
+    """Must catch: a heading's condition that is not asked, or asked of the lines above it; the line
+    `...` passed over; a rule that ends nothing; lines `each alone` that hide one another, or that
+    do not know the names above them."""
+    lists = decisions(LISTS).lists
+    assert [one(found, 3 * a, a=a) for one in lists] == said
+
+
+def test_errors_stand_beside_the_lists(topic):
+    """Must catch: a pattern taken for a condition, the errors of two exercises given to one."""
+    assert decisions(LISTS).errors == (("None.*", "nothing comes back."),)
+    exercise = topic.exercise("triple", triple, cases=(dict(a=3), dict(a=7)), right="thrice.")
+    assert exercise.errors == (("NoneType", "nothing comes back."),)
+
+
+def test_a_condition_names_its_place():
+    """Must catch: a condition that is no Python found when a reader's answer meets it first; a
+    traceback without the file and the exercise."""
+    with pytest.raises(ValueError, match="triples/mistakes.md, triple: 'a >' is not Python"):
+        decisions("## triple\n\na >\n:   large.\n")
+    (one,) = decisions("## triple\n\nnobody > 1\n:   large.\n").lists
+    with pytest.raises(NameError) as caught:
+        one(1, 3, a=1)
+    assert caught.traceback[-1].frame.code.raw.co_filename == "<triples/mistakes.md, triple>"
 
 
 def of_the_topics():

@@ -8,6 +8,7 @@ catch.
                    wrong_numbers.py     a topic's predictions.md: numbers that readers lock
                    slips.py             what a wrong prediction comes from
                    mistakes.py          mistakes.md as text, and the solutions of the labs
+                   decisions.py         its decision lists: conditions, and their sentences
                    checker.py           check(): cases, and the misconception behind an answer
                    common_mistakes.py   mistakes that belong to no exercise
                    hints.py             help in two steps

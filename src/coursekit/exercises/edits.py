@@ -22,7 +22,8 @@ from types import FunctionType
 from typing import Any
 
 from .checker import Exercise, Misconception
-from .mistakes import mistakes_in, solutions
+from .decisions import decisions_of
+from .mistakes import decisions_in, mistakes_in, solutions
 
 
 def edited(source: str, lines: list[str]) -> str:
@@ -61,10 +62,12 @@ class Topic:
         path = files(self.module.__package__).joinpath("mistakes.md")
         self.before: dict[str, Any] = {}  # solutions that a later one may use, as in the lab
         self.mistakes = mistakes_in(path.read_text("utf-8"))
+        self.decisions = decisions_in(path.read_text("utf-8"))
 
     def exercise(self, key: str, solution: Any = None, **rest) -> Exercise:
         """The exercise. Without a `solution` the right one is that of the lab. Raises ValueError
         if no lab has one, or if an edit finds nothing."""
+        self._add_decisions(key, rest)
         if rest.get("of_a_value"):
             wrong = list(self._values(key))
             found = solution if callable(solution) else lambda: solution
@@ -79,6 +82,13 @@ class Topic:
         wrong = list(self._edits(key, source, names))
         self.before[reference.__name__] = reference
         return Exercise(reference=reference, misconceptions=tuple(wrong), **rest)
+
+    def _add_decisions(self, key: str, rest: dict[str, Any]):
+        """The exercise's decision lists among its properties, and the sentences of its errors."""
+        where = f"{self.name}/mistakes.md, {key}"
+        found = decisions_of(self.decisions.get(key, []), self.module.__name__, where)
+        rest["properties"] = found.lists + rest.get("properties", ())
+        rest["errors"] = found.errors + rest.get("errors", ())
 
     def _of_the_lab(self, key: str) -> dict[str, str]:
         found = solutions().get(f"{self.name}.{key}")

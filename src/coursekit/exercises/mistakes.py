@@ -10,6 +10,8 @@ from importlib.resources import files
 from typing import NamedTuple
 
 ORIGINS = ("learner", "page", "author")
+# the first block of an exercise's decision lists (decisions.py) looks like this
+DECISION = re.compile(r"#{3} |---$|\*?\w+(, \*?\w+)* = |.+(\n[^:].*)*\n: ")
 
 
 class Mistake(NamedTuple):
@@ -27,12 +29,28 @@ def sections(text: str) -> Iterator[tuple[str, str]]:
         yield name.strip(), rest
 
 
+def decisions_in(text: str) -> dict[str, list[str]]:
+    """The blocks of the decision lists of a file, by exercise."""
+    found: dict[str, list[str]] = {}
+    for names, rest in sections(text):
+        for name in names.split(", "):
+            found[name] = [*found.get(name, []), "---", *_blocks(rest)[1]]
+    return found
+
+
+def _blocks(section: str) -> tuple[list[str], list[str]]:
+    """The blocks of an exercise's mistakes, and those of its decision lists."""
+    blocks = [block.rstrip() for block in re.split(r"\n\s*\n", section.strip("\n"))]
+    first = next((k for k, block in enumerate(blocks) if DECISION.match(block)), len(blocks))
+    return blocks[:first], blocks[first:]
+
+
 def mistakes_in(text: str) -> dict[str, list[Mistake]]:
     """The mistakes of a file, by exercise. Raises ValueError for a sentence without an origin."""
     found: dict[str, list[Mistake]] = {}
     for name, rest in sections(text):
-        mistakes = found.setdefault(name, [])
-        for block in re.split(r"\n\s*\n", rest.strip("\n")):
+        mistakes = [] if ", " in name else found.setdefault(name, [])
+        for block in _blocks(rest)[0]:
             lines = textwrap.dedent(block).rstrip().splitlines()
             if block.startswith("    "):
                 mistakes[-1].blocks.append(lines)

@@ -30,20 +30,6 @@ def layers_in_a_checkpoint(layers, vectors):
     return min(range(1, layers + 1), key=lambda n: (_needs(layers, vectors, n), n))
 
 
-def _needs_more(found, right, layers, vectors):
-    if type(found) is not int:
-        return "n is a whole number of layers: round it, or try all numbers from 1 to layers."
-    if not 1 <= found <= layers:
-        return f"a checkpoint has from 1 to {layers} layers here, and you return {found}."
-    needs = [
-        f"with {n} in each there are {_needs(layers, vectors, n)} vectors at a time"
-        f" ({-(-layers // n) - 1} inputs of other checkpoints and {n * vectors} of the layers in"
-        " one)"
-        for n in (found, right)
-    ]
-    return f"{layers} layers of {vectors}: {needs[0]}; {needs[1]}."
-
-
 best_every = topic.exercise(
     "best_every",
     layers_in_a_checkpoint,
@@ -53,7 +39,6 @@ best_every = topic.exercise(
         dict(layers=48, vectors=16),
         dict(layers=400, vectors=16),
     ),
-    properties=(_needs_more,),
     right="inputs of all checkpoints and the layers of one: near the root of L over the vectors.",
 )
 
@@ -157,40 +142,10 @@ def runs(depth):
     return depth + 1
 
 
-def _grows_faster(found, right, depth):
-    if depth > 1 and isinstance(found, (int, float)) and found > right:
-        return (
-            f"each level adds one run: {depth} levels add {depth}, however deep they are, and"
-            " forward is one."
-        )
-
-
 nested_runs = topic.exercise(
     "nested_runs",
     runs,
     cases=(dict(depth=0), dict(depth=1), dict(depth=2), dict(depth=4)),
-    properties=(
-        *(
-            _where_it_is(value, sentence)
-            for value, sentence in (
-                (lambda depth: depth, "forward runs it once, before anything is made again."),
-                (
-                    lambda depth: 2,
-                    "one level runs the layer twice. With two, the outer checkpoint is computed"
-                    " again; in that run the inner checkpoint forgets again, and is then computed"
-                    " again itself.",
-                ),
-                (
-                    lambda depth: 2**depth,
-                    "a level runs the level inside it once more, not twice: count levels, do not"
-                    " double.",
-                ),
-                (lambda depth: 2 * depth, "a level adds one run, not two, and forward is one."),
-                (lambda depth: depth + 2, "forward is one run, each level one: one too many."),
-            )
-        ),
-        _grows_faster,
-    ),
     right="once forward, and once for each level.",
 )
 
@@ -226,37 +181,6 @@ def forward(state, x, again):
     return 2 * x
 
 
-def _of_the_outputs(found, right, values, recomputed):
-    if isinstance(found, _State) and found.outputs != right.outputs:
-        if found.outputs[::2] == right.outputs[::2] and recomputed:
-            return (
-                "the second run hands back something else than the first: the gradient is of"
-                " another function."
-            )
-        return (
-            "the output must be 2 x, of x alone. It must not depend on what a run changes: the"
-            " second run would find another mean, and the gradient is of another function."
-        )
-
-
-def _of_the_state(found, right, values, recomputed):
-    if not isinstance(found, _State) or found.outputs != right.outputs:
-        return None
-    if found.count == 0:
-        return "without a checkpoint nothing is counted. The first run is the one that counts."
-    if found.count == 2 * right.count:
-        return (
-            "each batch counts twice under a checkpoint. The mean may be right here by luck and"
-            " the count is not; a mean that forgets, as BatchNorm's does, is wrong as well."
-        )
-    if found.count != right.count:
-        return f"{len(values)} batches came, and {found.count} are counted."
-    return (
-        f"the count is right, {found.count}. The mean of the x is {right.mean}, and you have"
-        f" {found.mean}: count first, then move the mean by (x - mean) / count."
-    )
-
-
 counts_once = topic.exercise(
     "counts_once",
     forward,
@@ -266,7 +190,6 @@ counts_once = topic.exercise(
     ),
     words=("three batches", "three batches, each recomputed; forward returns 2 x"),
     answer=_running_mean,
-    properties=(_of_the_outputs, _of_the_state),
     right="what is beside the result happens once; the result is the same both times.",
 )
 
@@ -278,17 +201,6 @@ _LLAMA = dict(kept_bytes=1_259_929_600, flops=3_590_592_102_400.0)
 
 def hides(kept_bytes, flops, flops_per_second, link):
     return kept_bytes / link <= flops / flops_per_second
-
-
-def _both_times(found, right, kept_bytes, flops, flops_per_second, link):
-    if not isinstance(found, bool):
-        return "a yes or no is wanted, True where the copy takes no longer than the layer computes."
-    copy, compute = kept_bytes / link, flops / flops_per_second
-    return (
-        f"kept_bytes / link, the copy out, takes {1000 * copy:.1f} ms, and flops /"
-        f" flops_per_second, the layer forward, {1000 * compute:.1f} ms: it is"
-        f" {'hidden' if right else 'not hidden'}."
-    )
 
 
 link_hides = topic.exercise(
@@ -306,7 +218,6 @@ link_hides = topic.exercise(
         "all activations, 400 TFLOP/s, PCIe 5",
         "a checkpoint's input, 400 TFLOP/s, PCIe 4",
     ),
-    properties=(_both_times,),
     right="a layer's bytes pass while a layer computes, forward: a faster GPU needs a faster link.",
 )
 
@@ -376,25 +287,6 @@ _ERRORS_OF_A_FUNCTION = (
 )
 
 
-def _of_the_dropout(found, right, p, after):
-    if not isinstance(found, _Dropped) or found.same_gradient:
-        return None
-    if not p:
-        return "the gradient is wrong without dropout as well: return None, x.grad."
-    return (
-        "the second run draws another mask than the first: read the state in forward, before the"
-        " function draws, and set it in backward, before the second run."
-    )
-
-
-def _of_what_comes_next(found, right, p, after):
-    if isinstance(found, _Dropped) and found.same_gradient:
-        return (
-            "the gradient is right, and what comes afterwards draws other numbers: forward leaves"
-            " the state where the function left it, and backward puts back what it found."
-        )
-
-
 forgetful_checkpoint = topic.exercise(
     "forgetful_checkpoint",
     cases=(dict(p=0.0, after=0), dict(p=0.5, after=0), dict(p=0.5, after=7)),
@@ -402,7 +294,6 @@ forgetful_checkpoint = topic.exercise(
     answer=_dropped,
     hint="The second run draws random numbers anew. Which state does it need, when is"
     " that read, and who draws after it?",
-    properties=(_of_the_dropout, _of_what_comes_next),
     errors=_ERRORS_OF_A_FUNCTION,
     right="the same mask both times, and the same numbers for whoever draws next.",
 )
@@ -491,54 +382,6 @@ def _step_or_failure(solution, rows, layers):
         return ... if is_blank(error) else Failure.of(error)
 
 
-def _what_is_kept(found, right, rows, layers):
-    if not isinstance(found, _Stepped):
-        return None
-    gradients = {
-        found.gradients_before_the_layers_are_right,
-        found.gradients_of_the_layers_are_right,
-    }
-    if found.forwards > right.forwards and found.inputs_alone_are_kept:
-        return (
-            f"the function runs more often than needed, {found.forwards // layers} times: once in"
-            " forward, once in backward."
-        )
-    if gradients == {True} and not found.inputs_alone_are_kept:
-        return (
-            "the gradients are right, and ctx keeps more than x: the output, a copy or activations,"
-            " say. Keep x itself, and nothing else."
-        )
-    if gradients == {True} and not found.memory_comes_back:
-        return (
-            "the gradients are right, and after backward the memory does not come back: something"
-            " that outlives the step holds an activation, or its graph."
-        )
-    if found.forwards < right.forwards and found.inputs_alone_are_kept:
-        return (
-            "the function runs less than twice: forward does not run the function, it returns"
-            " function(x), or backward does not run it again."
-        )
-
-
-def _whose_gradients(found, right, rows, layers):
-    if not isinstance(found, _Stepped):
-        return None
-    before = found.gradients_before_the_layers_are_right
-    of_layers = found.gradients_of_the_layers_are_right
-    if of_layers is True and before is not True:
-        return (
-            "the layers' own gradients are right, and those of what comes before are not: what"
-            " backward hands on is not the gradient of x."
-        )
-    if before is True and of_layers is not True:
-        return "x gets its gradient, and the function's parameters do not get their gradients."
-    if layers == 1 and before is False and of_layers is False:
-        return (
-            "no gradient is right, so backward goes through another function, or begins with"
-            " another gradient of y, than the plain step."
-        )
-
-
 own_checkpoint = topic.exercise(
     "own_checkpoint",
     cases=(dict(rows=3, layers=1), dict(rows=5, layers=3)),
@@ -546,7 +389,6 @@ own_checkpoint = topic.exercise(
     answer=_step_of_a_function,
     hint="In forward, keep x alone. In backward: an x without a past, a run that is"
     " recorded, and a backward through it with the gradient that you are given.",
-    properties=(_what_is_kept, _whose_gradients),
     errors=_ERRORS_OF_A_FUNCTION,
     right="x alone is kept, and backward makes the rest again, for the gradients of x and of the"
     " parameters.",
@@ -563,43 +405,6 @@ own_hooks = topic.exercise(
     answer=_step_or_failure,
     hint="What pack returns is what autograd keeps. For which activation does the"
     " function run again, and how does each find its own?",
-    properties=(_what_is_kept, _whose_gradients),
-    errors=(
-        (
-            "invalid gradient|shapes cannot be multiplied|size mismatch",
-            "One activation came back instead of another. Each activation has a number of its"
-            " own, and again[number] finds it: backward asks from the last to the first, not in"
-            " the order of a pop.",
-        ),
-        (
-            "expected to be a Tensor",
-            "unpack returns the activation, a tensor: return again[number].",
-        ),
-        (
-            "list index out of range",
-            "again is empty after the second run, or shorter than the number: the numbers are"
-            " counted from 0, one for each that pack is given; keep puts activations into again;"
-            " and the second run is inside torch.enable_grad().",
-        ),
-        (
-            "pop index out of range",
-            "Backward asks from the last number to the first, so a pop moves the places of the"
-            " others: again[number].",
-        ),
-        (
-            "only integer tensors",
-            "unpack was given an activation instead of its number: pack returns next(numbers), and"
-            " in saved_tensors_hooks pack comes before unpack.",
-        ),
-        (
-            "list indices must be integers or slices, not NoneType",
-            "pack returns nothing: return next(numbers).",
-        ),
-        (
-            "list indices must be integers",
-            "That is the iterator itself: next(numbers) is the next number.",
-        ),
-    ),
     right="the graph is the plain one; autograd keeps numbers, and the first that is asked for"
     " makes the function run again.",
 )
@@ -694,16 +499,6 @@ blocks_for_a_budget = topic.exercise(
 # --- two ranks of one's own -----------------------------------------------------------------------
 
 
-def _of_another_step(found, right):
-    if found == right[:1]:
-        return (
-            "that is one rank. run() hands back a list with the result of each: hand over all of"
-            " it."
-        )
-    if found == [one[::-1] for one in right]:
-        return "the other way round: first the all-reduces, then the all-gathers."
-
-
 messages_of_two_ranks = topic.exercise(
     "messages_of_two_ranks",
     [[26, 2]] * 2,
@@ -714,14 +509,6 @@ messages_of_two_ranks = topic.exercise(
     hint="ranks(2) starts two ranks, in a with block. Their run() wants a function that takes the"
     " step and returns two numbers; checkpoint_every has the argument for blocks in each"
     " checkpoint.",
-    properties=(_of_another_step,),
-    errors=(
-        (
-            "not iterable",
-            "A list for each rank is wanted, [[all-reduces, all-gathers], ...], as run() hands it"
-            " back.",
-        ),
-    ),
     right="half as many checkpoints, half as many gathers, and one all-reduce more for each pair:"
     " only the last of a checkpoint is spared.",
 )

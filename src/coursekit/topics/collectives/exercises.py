@@ -83,12 +83,6 @@ plan_of_a_ring_reduce_scatter = topic.exercise(
     answer=partial(_what_a_plan_does, lambda rank, n: [rank]),
     hint="Follow one chunk. It takes n - 1 steps to the right and ends at the rank of its number:"
     " where does it set out? In each step a rank sends what it has just received.",
-    errors=(
-        (
-            "Move.__new__",
-            'A move has four parts: Move(source, target, chunk, "+=").',
-        ),
-    ),
     right="chunk c sets out at rank c + 1, collects a part at each stop, and is whole when it comes"
     " home.",
 )
@@ -231,31 +225,6 @@ one_place_around_the_ring = topic.exercise(
     answer=_passed_on,
     hint="dist.isend(tensor, rank) and dist.recv(tensor, rank): to whom, and from whom? The last"
     " rank's right neighbour is rank 0: % n.",
-    errors=(
-        (
-            "larger or smaller than was sent",
-            "The tensor to receive into is as large as room, torch.empty_like(room): chunks need"
-            " not be of one size.",
-        ),
-        (
-            r"has no peer tensor|(send|recv)\(\) missing|no attribute 'numel'",
-            "First the tensor, then the rank: dist.isend(tensor, rank), dist.recv(tensor, rank).",
-        ),
-        (
-            r"empty\(\)",
-            "torch.empty wants a size: torch.empty_like(room) takes size and type from room.",
-        ),
-        (
-            "Stuck",
-            "Each rank sends to (me + 1) % n and receives from (me - 1) % n, the last one and the"
-            " first one, too.",
-        ),
-        (
-            "has no peer",
-            "A message goes to a neighbour. The ring has no end: after rank n - 1 comes rank 0,"
-            " so take the number % n.",
-        ),
-    ),
     properties=(_from_another_rank,),
     right="isend to the right, recv from the left: nobody waits for a neighbour who sends, too.",
 )
@@ -341,28 +310,6 @@ all_reduce_from_send_and_recv = topic.exercise(
     answer=_on_ranks,
     hint="Two loops over n - 1 steps. In step 1, 2, ... of the first, rank me sends chunk me - step"
     " and adds what arrives to chunk me - step - 1; the second hands the finished sums out.",
-    errors=(
-        (
-            "does not support item assignment",
-            "chunks is a tuple, and chunks[k] += ... stores into the tuple, too. Give the chunk"
-            " a name first, into = chunks[k]; then into += ... writes into full.",
-        ),
-        (
-            r"pass_on\(\) missing",
-            "pass_on wants three: the chunk that goes out, the chunk whose place it is that"
-            " arrives, and dist.",
-        ),
-        (
-            "which made room for",
-            "The second argument of pass_on has the size of what arrives: it is the chunk before"
-            " the one that you send, me - step - 1.",
-        ),
-        (
-            "index out of range",
-            "There are n chunks, 0 to n - 1: take the number % n, and leave chunks as it was given:"
-            " chunk(n) and split(size) can make another number of them.",
-        ),
-    ),
     properties=(_parts_in_each_element,),
     right="+= in the first round, = in the second: a reduce-scatter and an all-gather.",
 )
@@ -388,28 +335,6 @@ chunks_that_do_not_divide = topic.exercise(
     ),
     answer=_held,
     hint="Which elements of full are in no chunk, where n does not divide their number?",
-    errors=(
-        (
-            "index out of range",
-            "chunk(n) and split(size) cut pieces of one size, rounded up, and can run out of"
-            " elements before there are n of them. tensor_split(n) always makes n.",
-        ),
-        (
-            "invalid for input of size",
-            "view(n, -1) cuts only what n divides: tensor_split(n) cuts every size.",
-        ),
-        (
-            "Assertion|ValueError: .*(divi|multiple|remainder)",
-            "Refusing a size is not a repair: gradients come in any size. Cut n chunks that have"
-            " every element in one of them.",
-        ),
-        (
-            "which made room for",
-            "A rank sends more or fewer elements than its neighbour has room for: all ranks must"
-            " cut alike, whatever their number.",
-        ),
-        ("slice indices", "Bounds are whole numbers; a fraction of an element is in no chunk."),
-    ),
     properties=(_parts_in_each_chunk,),
     right="n chunks, every element in one of them, whether n divides their number or not.",
 )
@@ -442,20 +367,6 @@ def _sum_gradients(gradients, dist):
         dist.all_reduce(gradients[name])
 
 
-def _whose_gradient(found, right, orders, sizes):
-    """A gradient that is not the sum of its own kind."""
-    rank, name = next(
-        (rank, name)
-        for rank, own in enumerate(found)
-        for name in own
-        if own[name] != right[rank][name]
-    )
-    return (
-        f"gradient {name} on rank {rank} is {found[rank][name]}, and not {right[rank][name]}: every"
-        " rank has to bring the same gradient to the same all-reduce, once."
-    )
-
-
 order_that_differs = topic.exercise(
     "order_that_differs",
     _sum_gradients,
@@ -471,7 +382,6 @@ order_that_differs = topic.exercise(
         "3 ranks, one in another order, three sizes",
     ),
     answer=_summed,
-    properties=(_whose_gradient,),
     right="an order that every rank finds by itself, and the same for all: here the names.",
 )
 
@@ -492,49 +402,6 @@ def _as_lists(solution):
 _SUM_OF_TWO = [0, 3, 6, 9, 12]
 
 
-def _arrays_of_two(found, right):
-    """Arrays of other ranks or of other lengths, and how often the array is in them."""
-    if len(found) != 2 or not all(isinstance(own, list) for own in found):
-        return (
-            f"{len(found)} arrays or numbers, and two lists are wanted: ranks(2) starts two ranks,"
-            " and what run gives back has the array of each."
-        )
-    if any(isinstance(part, list) for own in found for part in own):
-        return (
-            "those are the shards in a list: collectives.all_gather(full, shard) writes them into"
-            " one array, side by side."
-        )
-    if [len(own) for own in found] == [3, 2]:
-        return "those are the shards: the reduce-scatter is done, and the all-gather is missing."
-    for own in found:
-        if len(own) != 5:
-            return (
-                f"{len(own)} elements, and the array has 5. Two ranks do not divide five, so the"
-                " shards have 3 elements and 2, and the gathered array 5."
-            )
-    times = {own[k] / k for own in found for k in range(1, 5)}
-    if len(times) == 1 and found[0][0] == 0:
-        often = times.pop()
-        return (
-            f"both ranks have {often:g} times the array, and 1 + 2 = 3 times is the sum: rank r"
-            " brings it r + 1 times, counted from 0, and it is added once, without a mean."
-        )
-    if [own[0] for own in found] == [3, 3]:
-        return "torch.arange(5) begins with 0 and ends with 4: yours begins with 1."
-    if found[0] != found[1]:
-        return (
-            "the ranks have different arrays: the reduce-scatter sums a chunk on each, and"
-            " all_gather, a call that both make, fills its first argument with both. Return that"
-            " one."
-        )
-    if sorted(found[0]) == right[0]:
-        return "the shards are exchanged: rank 0 has the first chunk, of 3 elements."
-    return (
-        "gathered without a sum, or summed in one chunk alone: reduce_scatter(shard, full) fills"
-        " the shard with the sum of both ranks' chunks, and all_gather(full, shard) hands it out."
-    )
-
-
 sums_of_two_ranks = topic.exercise(
     "sums_of_two_ranks",
     [_SUM_OF_TWO, _SUM_OF_TWO],
@@ -545,6 +412,5 @@ sums_of_two_ranks = topic.exercise(
     hint="A function that takes no argument does everything on a rank: full, an empty shard,"
     " reduce_scatter, all_gather. `with ranks(2) as two:`, and two.run of that function gives a"
     " list for each rank.",
-    properties=(_arrays_of_two,),
     right="reduce-scatter, then all-gather: the same sum on both ranks, and an all-reduce is that.",
 )

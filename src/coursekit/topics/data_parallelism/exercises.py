@@ -208,22 +208,6 @@ mean_of_the_gradients = topic.exercise(
     answer=_averaged,
     hint="dist.all_reduce(tensor) leaves the sum of all ranks' tensors in each of them. Which"
     " tensor of a parameter differs between ranks? And a parameter without a gradient?",
-    errors=(
-        (
-            "for /: 'NoneType'",
-            "all_reduce returns nothing: it works in place. Call it on p.grad, then divide p.grad.",
-        ),
-        (
-            "NoneType",
-            "Something there is None. A parameter that this rank has not used has no gradient,"
-            " p.grad is None: give it zeros first, so that it takes part. And all_reduce returns"
-            " nothing: it works in place.",
-        ),
-        (
-            "leaf Variable that requires grad",
-            "You change the parameter. The mean is taken over gradients: take p.grad.",
-        ),
-    ),
     properties=(_averaged_something_else,),
     right="summed once, divided once, and every rank takes part in every all-reduce.",
 )
@@ -390,21 +374,6 @@ one_message_for_a_bucket = topic.exercise(
     answer=_sent_bucket,
     hint="torch.cat lays flattened tensors one after the other. What was sent is a copy: the"
     " gradients themselves must have the means in the end.",
-    errors=(
-        (
-            "same number of dimensions|equal size|Sizes of tensors must match",
-            "torch.cat joins what is flat: flatten each gradient first, gradient.flatten().",
-        ),
-        (
-            "expanded size|must match|output with shape",
-            "A part of the flat tensor is flat: give it its shape back, part.view_as(gradient).",
-        ),
-        (
-            "is invalid for input of size",
-            "The flat tensor is cut in the wrong places: the part of a gradient has"
-            " gradient.numel() elements, and begins where the part before ends.",
-        ),
-    ),
     properties=(_parts_of_a_message,),
     right="one tensor, one message, and each part back where it came from.",
 )
@@ -464,34 +433,6 @@ _WEIGHTS = {
 }
 
 
-def _another_weight(found, right, n):
-    """The number by which loss_sum is multiplied on each rank, where one rule alone gives it."""
-    tokens, total = _TOKENS[n], sum(_TOKENS[n])
-    weights = [one.gradient_of_loss_sum for one in found]
-    if any(
-        abs(one.loss - 3.0 * (r + 1) * w) > 1e-7 for r, (one, w) in enumerate(zip(found, weights))
-    ):
-        return (
-            "the loss is not that of this rank alone: you have summed the losses of all ranks. Each"
-            " rank calls backward on its own part, and data parallelism adds the gradients up."
-        )
-    fitting = [
-        said
-        for (a, b, c), said in _WEIGHTS.items()
-        if all(
-            math.isclose(weight, n**a * own**b * total**c, rel_tol=1e-6)
-            for weight, own in zip(weights, tokens)
-        )
-    ]
-    if fitting:
-        return fitting[0] if len(fitting) == 1 else None
-    return (
-        f"ranks with {tokens} tokens multiply their loss_sum by {[round(w, 4) for w in weights]},"
-        f" and {right[0].gradient_of_loss_sum:.4g} is wanted on each: the number of ranks over the"
-        " tokens of all ranks."
-    )
-
-
 loss_of_unequal_parts = topic.exercise(
     "loss_of_unequal_parts",
     cases=(dict(n=2), dict(n=3), dict(n=4)),
@@ -503,7 +444,6 @@ loss_of_unequal_parts = topic.exercise(
     answer=_losses,
     hint="Write the mean over the tokens of all ranks as a formula. Then ask what the mean over"
     " the ranks divides by.",
-    properties=(_another_weight,),
     right="the sum of this rank, divided by the tokens of all ranks, times n, because the mean over"
     " ranks divides by n.",
 )
@@ -538,22 +478,6 @@ def _start(net, saved, dist):
             dist.broadcast(tensor, 0)
 
 
-def _another_start(found, right, n, seed):
-    """The first tensor of a rank that is not that of the checkpoint."""
-    rank, name = next(
-        (rank, name)
-        for rank, own in enumerate(found)
-        for name in own
-        if own[name] != right[rank][name]
-    )
-    alike = all(own == found[0] for own in found)
-    return (
-        f"{name} of rank {rank} is not that of the checkpoint"
-        f"{', and all ranks have the same' if alike else ', and the ranks differ'}: first rank 0"
-        " loads, then each tensor of state_dict(), parameters and buffers, is sent from rank 0."
-    )
-
-
 same_start = topic.exercise(
     "same_start",
     _start,
@@ -564,14 +488,6 @@ same_start = topic.exercise(
         "3 ranks, of which rank 0 has a checkpoint",
     ),
     answer=_started,
-    errors=(
-        (
-            "dict-like",
-            "saved is None everywhere but on rank 0, which alone has read the file: there alone it"
-            " can be loaded.",
-        ),
-    ),
-    properties=(_another_start,),
     right="first what rank 0 starts from, then a broadcast of parameters and buffers, in place.",
 )
 
@@ -725,48 +641,12 @@ def watch_replicas(train, n, microbatches) -> Trained | str:
     return Trained(alike, found[0] / len(data) / 2, round(length, 9))
 
 
-def _messages_and_updates(found, right, n, microbatches):
-    """Messages too many or none, copies that differ, and updates too long or too short."""
-    sent, length = found.messages_of_each_step, found.length_of_the_update
-    if not sent:
-        return (
-            "no microbatch sends. Each rank trains a model of its own."
-            if length
-            else "nothing was trained, and nothing was sent."
-        )
-    if not found.all_alike:
-        return (
-            f"{sent:g} of {microbatches} microbatches of a step send, and the copies drift apart:"
-            " what a rank adds to its gradients after the last message, or before a step without"
-            " one, is its own. The last microbatch sends what all have added up, then comes the"
-            " step."
-        )
-    if sent > 1:
-        return (
-            f"the copies stay alike, and {sent:g} microbatches of a step send: only the last has"
-            " to, for its backward sends the sum of all. no_sync() is for forward and backward of"
-            " all but the last: PyTorch's class asks in forward, the book's in backward."
-        )
-    if not length:
-        return (
-            "nothing was trained: step() is missing, or the gradients are cleared before the step,"
-            " and the optimizer finds nothing. First step(), then zero_grad()."
-        )
-    return (
-        f"the copies stay alike, and their update is {length:.4g} times as long as that of one rank"
-        f" with the whole batch. Each loss is a mean: divide it by the {microbatches} microbatches"
-        " and by nothing else, let all of a step add up, and clear the gradients after the step"
-        " alone."
-    )
-
-
 ranks_that_drift_apart = topic.exercise(
     "ranks_that_drift_apart",
     cases=(dict(n=2, microbatches=3), dict(n=3, microbatches=2)),
     words=("2 ranks, 3 microbatches a step", "3 ranks, 2 microbatches a step"),
     answer=watch_replicas,
     hint="Which backward of a step sends what all microbatches have added up?",
-    properties=(_messages_and_updates,),
     right="all are silent but the last microbatch, which sends the sum of all: one all-reduce a"
     " step, and copies that stay alike.",
 )
@@ -790,41 +670,6 @@ def _list_of_ranks(given):
     return list(found)
 
 
-def _bytes_of_other_messages(found, right):
-    """Bytes of other messages, other ranks or another class."""
-    if len(found) == 1 and found[0] == sum(right):
-        return "that is the sum of both ranks: check wants the list that run returns, one for each."
-    if len(found) != 2:
-        return (
-            f"{len(found)} rank{'s have' if len(found) > 1 else ' has'} answered: start two of your"
-            " own, with ranks(2) as two, and call two.run."
-        )
-    times = found[0] / right[0]
-    if times == 0:
-        return (
-            "nothing was sent: only the first microbatch is silent, and the last one's backward is"
-            " outside no_sync()."
-        )
-    if times == 2:
-        return (
-            "both microbatches send: run the first forward and backward inside with"
-            " model.no_sync():."
-        )
-    if found[0] < 100:
-        return "those are messages: .nbytes of the total, not .messages."
-    if any(abs(times - some) < 0.01 for some in (1 / 2, 1 / 4, 1 / 8)):
-        return (
-            "those are gradients of 4 bytes, or elements: build the model in float64,"
-            " small_gpt(torch.float64, **lab.SIZES), and take .nbytes."
-        )
-    if 0.98 < times < 1:
-        return (
-            "those are the gradients alone, as PyTorch's class sends them: take"
-            " DistributedDataParallel of shardlab.data_parallel, and what the log counts."
-        )
-    return None
-
-
 reduced_by_two_ranks = topic.exercise(
     "reduced_by_two_ranks",
     [224_480, 224_480],
@@ -834,6 +679,5 @@ reduced_by_two_ranks = topic.exercise(
     of_a_value=True,
     hint="Four steps: a function that wraps the model, runs two backwards under a log, the first of"
     " them under no_sync(), and returns the log's bytes; ranks(2); run; close.",
-    properties=(_bytes_of_other_messages,),
     right="two ranks of your own, one message for two microbatches.",
 )

@@ -1,6 +1,5 @@
 """Chapter 2: hardware."""
 
-import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -134,21 +133,6 @@ _MATRICES = {
 }
 
 
-def _of_one_side(found, right, rows, columns, depth, element_bytes):
-    operations = 2 * rows * depth * columns
-    for value, sentence in (
-        (operations, "those are the operations; divide by the bytes that move."),
-        (operations / right, "those are the bytes; how many operations are done with each?"),
-        (
-            operations / element_bytes,
-            "all the operations, over the bytes of a single number: below the line are the bytes of"
-            " three matrices.",
-        ),
-    ):
-        if same(found, float(value)):
-            return sentence
-
-
 def _of_the_matrices(found, right, rows, columns, depth, element_bytes):
     """How often each matrix moves, of how many operations, with how many bytes for a number."""
     if rows == columns == depth:
@@ -185,7 +169,7 @@ intensity_of_a_product = topic.exercise(
     ),
     hint="Count operations: two for each row, column and inner index. Then count the numbers of"
     " three matrices, and their bytes.",
-    properties=(_of_one_side, _of_the_matrices),
+    properties=(_of_the_matrices,),
     right="two operations for each row, column and step of the sum; three matrices, each moved"
     " once.",
 )
@@ -289,34 +273,6 @@ def _counted_twice(found, right, printed, unit, counted):
     }.get(round(ratio, 9))
 
 
-def _scaled(found, right, printed, unit, counted):
-    for unit_of, factor, sentence in (
-        ("Gb/s", 8, "a small b is a bit, and eight of them are a byte: networks are sold in Gb/s."),
-        (
-            "Gb/s",
-            64,
-            "eight bits are a byte, so there are fewer bytes than bits: divide by 8.",
-        ),
-        ("GB/s", 8, "a large B is a byte: only Gb/s are bits."),
-        ("GB/s", 1 / 8, "a large B is a byte: only Gb/s are bits, to be divided by 8."),
-        ("GB/s", 2**30 / 1e9, "a vendor's GB is 10^9 bytes; 2^30 is a GiB."),
-        ("TFLOP/s", 1e-3, "a tera is 10^12; 10^9 is a giga."),
-        ("TFLOP/s", 2**40 / 1e12, "a tera is 10^12, of operations; 2^40 is a count of bytes."),
-    ):
-        if unit == unit_of and same(found / right, float(factor)):
-            return sentence
-    return None
-
-
-def _as_printed(found, right, printed, unit, counted):
-    if found <= 8 * printed:
-        halved = "halved where it has to be, and " * same(found, printed / 2)
-        return (
-            f"{halved}in the unit of the datasheet, that is as the datasheet prints it. Operations"
-            " or bytes a second are wanted: a tera is 10^12, a giga 10^9, and 8 bits are a byte."
-        )
-
-
 usable_rate = topic.exercise(
     "usable_rate",
     cases=(
@@ -327,7 +283,7 @@ usable_rate = topic.exercise(
         dict(printed=63, unit="GB/s", counted="one way"),
     ),
     hint="What does a tera, a giga, a bit stand for? And what is counted twice?",
-    properties=(_as_printed, _counted_twice, _scaled),
+    properties=(_counted_twice,),
     right="dense, one way, in bytes.",
 )
 
@@ -425,64 +381,6 @@ def time_a_queue(rate, **queue) -> Timed:
     return Timed(one_digit, share > 1 + 1e-9, before == 0, waiting, left)
 
 
-def _of_the_start_and_the_end(found, right, **queue):
-    """Each thing that is between the two looks at the clock, and should not be."""
-    said = [
-        sentence
-        for wrong, sentence in (
-            (
-                found.first_call_was_timed,
-                "the first call sets things up, once, and you time it with the others: make it"
-                " before the clock starts",
-            ),
-            (
-                found.work_waited_at_the_start,
-                "the warm-up may still be running when you start the clock: wait before you start,"
-                " too",
-            ),
-            (
-                found.work_waited_at_the_end,
-                "you time how fast work is handed over: the queue is full, far from done, when you"
-                " stop the clock",
-            ),
-        )
-        if wrong
-    ]
-    return f"{'; '.join(said)}." if said else None
-
-
-def _of_the_rate(found, right, launch_seconds, work_seconds, setup_seconds):
-    if any(found[2:]):
-        return None
-    a_time = "that is a time, not a rate: operations over seconds are operations a second."
-    for share, sentence in (
-        (0.01, "many products were done in that time, and you count the operations of one."),
-        (
-            2,
-            "flops are operations already, a multiplication and an addition each counted: no factor"
-            " of 2.",
-        ),
-        (1e-12, "those are TFLOP/s; operations a second are wanted."),
-        (1e-9, "those are GFLOP/s; operations a second are wanted."),
-        (1 / FLOPS, "those are launches a second; each launch does flops operations."),
-        (100 * work_seconds**2 / FLOPS, a_time),
-        (work_seconds**2 / FLOPS, a_time),
-        ((work_seconds / FLOPS) ** 2, a_time),
-    ):
-        if math.isclose(found.share_of_the_true_rate, share, rel_tol=0.3):
-            return sentence
-    if found.above_the_true_rate:
-        return (
-            "still above the roof, by a product: count those that you launch between the two looks"
-            " at the clock, and not the one before."
-        )
-    if 0.5 < found.share_of_the_true_rate < 1:
-        return (
-            "you wait for each product before you launch the next, and so time every launch as"
-            " well. Launch them all, then wait once."
-        )
-
-
 rate_above_the_roof = topic.exercise(
     "rate_above_the_roof",
     cases=(
@@ -492,8 +390,6 @@ rate_above_the_roof = topic.exercise(
     words=("a queue, flops", "a slower queue, flops"),
     answer=time_a_queue,
     hint="Draw a line of time: launches, work, setting up. Where are your two looks at the clock?",
-    properties=(_of_the_start_and_the_end, _of_the_rate),
-    errors=(("CUDA", "The queue waits by a method of its own: queue.synchronize()."),),
     right="set up first, wait, start the clock, launch, wait, stop it.",
 )
 
@@ -537,15 +433,5 @@ link_of_two_ranks = topic.exercise(
     hint="ranks(2) starts two ranks, in a with block. Both call time_message(nbytes, device=...),"
     " and run() hands back what each returns.",
     properties=(_no_link,),
-    errors=(
-        (
-            "too many values|not enough values|not iterable",
-            "A pair is wanted: the latency and the bandwidth.",
-        ),
-        (
-            "float\\(\\) argument",
-            "A pair of numbers is wanted; run() hands back one result for each rank: take [0].",
-        ),
-    ),
     right="a latency, and a rate without it: two numbers say how long any message takes.",
 )

@@ -123,47 +123,6 @@ def _mlp_of_ranks(solution, n, hidden, inner):
     return value_of_ranks(n, work)
 
 
-def _work_of_the_mlp(found, right, **case):
-    """Work that ranks do twice, or one for all, where y is right."""
-    if any(mine.output != theirs.output for mine, theirs in zip(found, right)):
-        return None
-    whole = [rank for rank, one in enumerate(found) if one.work == "both whole products"]
-    if len(whole) == len(found):
-        return (
-            "y is right, but every rank makes both products over all inner columns: no work is"
-            " shared out. Cut up and down themselves, before the products."
-        )
-    if whole:
-        return (
-            f"y is right, but rank {whole[0]} makes all of it and the others add zeros: no work is"
-            " shared out. Each rank makes its share: cut up and down before the products."
-        )
-    if not all(one.gradient_reaches_the_weights for one in found):
-        return (
-            "y is right, and neither up nor down gets a gradient from it, or one of them does not:"
-            " something is detached, or made under torch.no_grad()."
-        )
-    sums = found[0].size_of_each_sum
-    if len(sums) == 1 and sums != right[0].size_of_each_sum:
-        return (
-            f"y is right, with one sum, of {sums[0]} elements. It is as wide as the inner size, and"
-            " every rank keeps all of B and makes the whole second product. Cut A by its columns,"
-            " the rows of up: then B is cut, too, and the sum is as wide as y."
-        )
-    if len(sums) > 1:
-        return (
-            f"right, with {len(sums)} sums forward. One is enough: with W's columns cut, the rows"
-            " of PyTorch's weight, nothing is to be summed before GELU."
-        )
-    if found[0].work == "one whole product":
-        return (
-            "y is right, but every rank makes one of the products over all inner columns, and then"
-            " slices the result or multiplies by zeros: that work is not shared out. Cut up and"
-            " down themselves, before the products."
-        )
-    return None
-
-
 _ACTIVATIONS = {
     "ReLU": F.relu,
     "tanh": torch.tanh,
@@ -218,36 +177,6 @@ def _parts_of_the_mlp(found, right, n, hidden, inner):
     return None
 
 
-def _sums_of_the_mlp(found, right, **case):
-    """Sums that are made too often, or not, where y is wrong."""
-    if found[0].output == right[0].output:
-        return None
-    if all(one.work == "both whole products" for one in found):
-        return (
-            "nothing is cut: every rank makes all of it, and has all of both weights. Each needs"
-            " its columns of A and its rows of B. A sum then has y as often as there are ranks."
-        )
-    if not found[0].size_of_each_sum:
-        return (
-            "nobody makes the sum: each rank has its own term of y, and the next layer would take"
-            " it for the whole."
-        )
-    if len(found[0].size_of_each_sum) > 1:
-        return (
-            f"leave is called {len(found[0].size_of_each_sum)} times. The ranks have different"
-            " inner columns, before GELU and after it, and adding them up mixes them; after the"
-            " second product one sum has all of y, and another adds up as many y as there are"
-            " ranks."
-        )
-    if found[0].size_of_each_sum != right[0].size_of_each_sum:
-        return (
-            f"a sum of {found[0].size_of_each_sum[0]} elements is made inside. The ranks have"
-            " different inner columns: adding them up mixes them. The sum belongs after the second"
-            " product, where each rank has its term of y."
-        )
-    return None
-
-
 mlp_on_ranks = topic.exercise(
     "mlp_on_ranks",
     cases=(dict(n=2, hidden=4, inner=8), dict(n=3, hidden=5, inner=9)),
@@ -255,10 +184,7 @@ mlp_on_ranks = topic.exercise(
     answer=_mlp_of_ranks,
     hint="GELU needs whole inner numbers. Which part of up makes some inner numbers"
     " complete, and which part of down takes just those?",
-    errors=(
-        (r"'tuple' object", "tensor_split gives all parts, a tuple: take [rank], this rank's."),
-    ),
-    properties=(_work_of_the_mlp, _sums_of_the_mlp, _parts_of_the_mlp),
+    properties=(_parts_of_the_mlp,),
     right="columns, GELU, rows, one sum: the inner columns never meet.",
 )
 
@@ -340,33 +266,6 @@ _ERRORS_OF_A_PAIR = (
 )
 
 
-def _gradients_of_a_pair(found, right, n):
-    """How often each rank's gradient is in that of x, on rank 0."""
-    x, *weights = drawn(n, (2, 3), *[(2, 3)] * n)
-    parts = {f"the gradient of rank {rank}": one for rank, one in enumerate(weights)}
-    if found[0].output != right[0].output or found[0].gradient_of_x is None:
-        return None
-    words = share_of_each(found[0].gradient_of_x, parts)
-    return words and f"forward is right. Backward adds up the ranks' gradients: on rank 0 {words}."
-
-
-def _terms_of_a_pair(found, right, n):
-    """How often each rank's term is in the sum, on rank 0, and y's gradient in that of a term."""
-    weight, *terms = drawn(n, (2, 3), *[(2, 3)] * n)
-    parts = {f"the term of rank {rank}": one for rank, one in enumerate(terms)}
-    if words := share_of_each(found[0].output, parts):
-        return f"forward adds up the ranks' terms: on rank 0 {words}."
-    if found[0].output == right[0].output and found[0].gradient_of_the_term:
-        words = share_of_each(found[-1].gradient_of_the_term, {"y's gradient": weight})
-        return (
-            f"forward is right. Backward hands on y's gradient as it is: on rank {n - 1} {words}."
-            if words
-            else "forward is right. Backward hands on another gradient than y's: it comes in, and"
-            " goes out as it is."
-        )
-    return None
-
-
 enter_columns = topic.exercise(
     "enter_columns",
     cases=_TWO_RANKS_AND_THREE,
@@ -381,7 +280,6 @@ enter_columns = topic.exercise(
             "Forward hands x on as it is, whole: the columns' weights are cut, and not x.",
         ),
     ),
-    properties=(_gradients_of_a_pair,),
     right="nothing in forward; in backward, the parts of x's gradient are added up.",
 )
 
@@ -399,7 +297,6 @@ leave_rows = topic.exercise(
             "A term has the size of the sum: forward adds the ranks' terms up, and cuts nothing.",
         ),
     ),
-    properties=(_terms_of_a_pair,),
     right="in forward, the terms are added up; in backward, each rank has y's gradient already.",
 )
 
@@ -431,47 +328,6 @@ def _row_of_ranks(solution, n, with_bias):
     return value_of_ranks(n, work)
 
 
-def _times_the_bias(found, right, n, with_bias):
-    """How often the bias is in y, where the product is right."""
-    x, weight, bias = drawn(n, (3, 2 * n), (4, 2 * n), (4,))
-    product = x @ weight.T
-    if not with_bias:
-        words = share_of_each(found[0].output, {"the product": product})
-        return words and f"y is the sum of the ranks' terms, and a bias: on {n} ranks {words}."
-    times = [(torch.tensor(one.output, dtype=x.dtype).view(3, 4) - product) / bias for one in found]
-    if any(not torch.allclose(each, each[0, 0], atol=1e-6) for each in times):
-        return None
-    count = [round(each[0, 0].item(), 4) + 0.0 for each in times]
-    if count[0] == 0 == max(count):
-        return "the bias is gone: y is the product alone."
-    if min(count) < max(count):
-        return (
-            f"the bias is in y {count[0]:g} times on rank 0 and {count[-1]:g} times on rank"
-            f" {n - 1}, and all are to have the same y: add it after the sum, on every rank."
-        )
-    if count[0] != 1:
-        return (
-            f"on {n} ranks the bias is in y {count[0]:g} times, and once is wanted: what is added"
-            " before leave counts once for each rank, what is added after it counts as it is."
-        )
-    learns = [
-        mine.gradient_of_the_bias == theirs.gradient_of_the_bias
-        for mine, theirs in zip(found, right)
-    ]
-    if not any(any(one.gradient_of_the_bias) for one in found):
-        return "the output is right, and the bias never learns: nothing hands a gradient to it."
-    if any(learns):
-        who = [rank for rank, good in enumerate(learns) if good]
-        return (
-            f"the output is right, but only rank {who[0]} learns its bias: the copies drift apart."
-            " Add it after the sum, on every rank."
-        )
-    return (
-        "the output is right and the gradient of the bias is not: on its way through the sum the"
-        " bias is divided, or its gradient summed. Add the bias after the sum."
-    )
-
-
 row_layer = topic.exercise(
     "row_layer",
     cases=(dict(n=2, with_bias=0), dict(n=2, with_bias=1), dict(n=4, with_bias=1)),
@@ -479,14 +335,6 @@ row_layer = topic.exercise(
     answer=_row_of_ranks,
     hint="leave adds up what all ranks give it. How often is the bias to be in the sum,"
     " and on how many ranks is it to learn?",
-    errors=(
-        (
-            "grad_fn",
-            "If a bias is added on one rank alone, only rank 0 learns its bias, and the copies"
-            " drift apart: add it after the sum, on every rank.",
-        ),
-    ),
-    properties=(_times_the_bias,),
     right="first the sum, then the bias, once; its gradient is the same on all ranks.",
 )
 
@@ -654,17 +502,6 @@ loss_of_cut_scores = topic.exercise(
     hint="The loss of a token is log(sum of exp(score - largest)) - (target's score -"
     " largest). Which of these three does one rank know alone? An all-reduce with"
     " MAX first, then one with both sums stacked.",
-    errors=(
-        (
-            "out of bounds|out of range",
-            "This rank's columns begin at begin: token begin is in its column 0, so subtract"
-            " begin from targets.",
-        ),
-        (
-            "got a max",
-            "scores.max(1) is a pair, of values and of places: take scores.amax(1).",
-        ),
-    ),
     properties=(_another_loss,),
     right="two messages, with three numbers in all for each target, whatever the vocabulary.",
 )
@@ -716,27 +553,12 @@ _GATES = {
 }
 
 
-def _what_gates(found, right, n):
-    x, gate, up, down = drawn(n, (2, 4), (2 * n, 4), (2 * n, 4), (4, 2 * n))
-    for name, inner in _GATES.items():
-        if found[0].output == nine_digits(inner(x @ gate.T, x @ up.T) @ down.T):
-            return f"{name} stands before down: SiLU of the gate, times what up gives, is wanted."
-    if found[0].sums_forward > 1:
-        return (
-            f"leave is called {found[0].sums_forward} times: gate and up give other columns"
-            " on each rank, and adding them up mixes them. One sum, after down."
-        )
-    if not found[0].sums_forward:
-        return "nobody adds up the ranks' terms: leave(...) around the product with down."
-
-
 gate_and_up = topic.exercise(
     "gate_and_up",
     gated,
     cases=(dict(n=2), dict(n=3)),
     words=("2 ranks", "3 ranks"),
     answer=_gated_of_ranks,
-    properties=(_what_gates,),
     right="one sum forward, one backward, with a gate as without.",
 )
 
@@ -842,57 +664,12 @@ def mask(shape, dim, rank, ranks, generator):
     return whole.tensor_split(ranks, dim)[rank].clone()
 
 
-def _masks_beside_the_whole(found, right, n, heads):
-    """The ranks' masks are the parts of one mask, and their generators stay together."""
-    masks, wanted = ([torch.tensor(one.mask) for one in each] for each in (found, right))
-    if masks[0].shape != wanted[0].shape:
-        return (
-            f"a rank has {list(masks[0].shape)} of the mask, and {list(wanted[0].shape)} is its"
-            " part: cut along dim, here 1, into as many parts as there are ranks."
-        )
-    if all(torch.equal(mine, ~theirs) for mine, theirs in zip(masks, wanted)):
-        return "the mask keeps what it is to drop: it is True below 0.9."
-    if [one.mask for one in found] == [one.mask for one in right]:
-        if found[0].bytes_of_its_memory > right[0].bytes_of_its_memory:
-            return (
-                "the right mask, as a view: autograd would keep the whole mask alive for it, t"
-                " times what it needs. Copy the part."
-            )
-        return (
-            "the masks are right, and the generator is not where it was after drawing the whole"
-            " mask, once: the next dropout would drop other elements."
-        )
-    if any(one.next_number_drawn != right[0].next_number_drawn for one in found):
-        if found[0] == right[0]:
-            return (
-                "the mask of rank 0 alone is right: every rank draws the whole mask, once, not once"
-                " for each rank before it, and keeps its part."
-            )
-        if len({one.next_number_drawn for one in found}) > 1:
-            return (
-                "the generators of the ranks differ now: the next dropout of a whole tensor drops"
-                " other elements on each rank. Every rank draws the whole mask."
-            )
-        if all(one.mask == found[0].mask for one in found):
-            return (
-                "all ranks draw the same small mask: head 0 of rank 1 drops what head 0 of rank 0"
-                " drops, and training depends on how many ranks there are. Draw the whole, keep"
-                " your part."
-            )
-        return (
-            "the generator moved by another number of draws than the whole mask has: draw the mask"
-            " of `shape`, once, and keep this rank's part along dim."
-        )
-    return None
-
-
 same_dropout_on_any_ranks = topic.exercise(
     "same_dropout_on_any_ranks",
     mask,
     cases=(dict(n=2, heads=4), dict(n=3, heads=6)),
     words=("4 heads on 2 ranks", "6 heads on 3 ranks"),
     answer=_masks_of_ranks,
-    properties=(_masks_beside_the_whole,),
     right="the whole is drawn on every rank, so all generators move alike; the part is kept.",
 )
 
@@ -1000,32 +777,6 @@ def _list_of_bytes(given):
     return list(found)
 
 
-def _bytes_of_other_models(found, right):
-    """Numbers that are right for other ranks, or in other units."""
-    whole = 359_232
-    if len(found) != 2:
-        return (
-            f"those are {len(found)} ranks, and two are wanted, of your own: start them with"
-            " ranks(2) as two, and call two.run."
-        )
-    if any(one in (whole, whole // 4) for one in found):
-        return (
-            "each rank has the whole model: apply_tensor_parallel(model, gpt_plan(model.config))"
-            " splits it, on each rank."
-        )
-    if list(found) in ([46_152] * 2, [92_304] * 2):
-        return "those are elements: an element of fp32 has 4 bytes, parameter.nbytes."
-    if found[0] == whole // 2:
-        return "that is half of the model, and what is whole, norms and biases, is on both ranks."
-    if found[0] != found[1]:
-        return "the two ranks differ, and each has as much as the other: add up all parameters."
-    if found[0] == 2 * right[0]:
-        return "an element of small_gpt() has 4 bytes, fp32: twice that is float64."
-    if found[0] < 1_000:
-        return "those are how many tensors there are, or layers: add up their nbytes."
-    return None
-
-
 parameters_on_two_ranks = topic.exercise(
     "parameters_on_two_ranks",
     [184_608, 184_608],
@@ -1034,6 +785,5 @@ parameters_on_two_ranks = topic.exercise(
     answer=_list_of_bytes,
     of_a_value=True,
     hint="A function that splits the model and adds up parameter.nbytes; ranks(2); run; close.",
-    properties=(_bytes_of_other_models,),
     right="two ranks of your own, and each keeps a little more than half of the model.",
 )

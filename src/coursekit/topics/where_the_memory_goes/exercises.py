@@ -89,28 +89,6 @@ def _backward_gets_tensors(solution, module, x):
     return True
 
 
-def _kept_by_pack(found, right, module, x):
-    if found[:2] != right[:2]:
-        return None
-    if not found.backward_gets_tensors:
-        return (
-            "you note the right tensors. But what pack returns is what is kept, and unpack makes no"
-            " tensor of it for a backward: return tensor.detach(), too."
-        )
-    if found.results_that_are_never_freed and not found.tensors_that_hold_their_graph:
-        return (
-            "you note the right tensors. But what pack returns is what is kept: the result of"
-            " softmax, itself, holds the graph that keeps it, so its memory never comes back."
-            " Return tensor.detach(), too."
-        )
-    if not found.x_itself_is_among_them:
-        return (
-            "those are copies: clone() takes memory of its own, and the next step asks whose memory"
-            " is kept. Note tensor.detach(), which looks at the same storage."
-        )
-    return None
-
-
 def _something_else_noted(found, right, module, x):
     """Other tensors than those that pack is given."""
     outputs, y = [], x
@@ -148,58 +126,12 @@ what_autograd_keeps = topic.exercise(
     answer=_noted,
     hint="saved_tensors_hooks(pack, unpack) is entered by with. autograd calls pack with every"
     " tensor that it wants to keep, while module(x) runs.",
-    errors=(
-        (
-            "saved_tensors_hooks|saved_tensors_default_hooks",
-            "Both hooks are functions: saved_tensors_hooks(pack, lambda tensor: tensor).",
-        ),
-    ),
-    properties=(_kept_by_pack, _something_else_noted),
+    properties=(_something_else_noted,),
     right="every tensor that autograd hands over in forward, each without its graph.",
 )
 
 
 kept_by = what_autograd_keeps.reference
-
-
-def _by_size(found, right, module, x):
-    """A count of some of the kept storages, or of something about them."""
-    kept = kept_by(module, x)
-    storages, weights = _places(kept), _places(module.parameters())
-    sizes = [size for place, size in storages.items() if place not in weights]
-    for number, sentence in (
-        (
-            sum(tensor.nbytes for tensor in kept),
-            "that is everything that was handed over for keeping: with the weights, and some memory"
-            " twice. Count each storage once, and the parameters' not at all.",
-        ),
-        (
-            sum(tensor.untyped_storage().nbytes() for tensor in kept),
-            "that is everything that was handed over, each tensor with its storage. Count each"
-            " storage once, and the parameters' not at all.",
-        ),
-        (right / x.element_size(), "those are elements; each of them takes 4 bytes in fp32."),
-        (
-            4 * right / x.element_size(),
-            "an element does not always take 4 bytes, in float64 it takes 8: nbytes() knows.",
-        ),
-        (len(sizes), "that is how many storages there are; add up their bytes."),
-        (
-            sum(storages.values()) - right,
-            "those are the weights; the others are wanted, the activations. Whether a tensor needs"
-            " a gradient says nothing about that: its address does.",
-        ),
-        (
-            sum(set(sizes)),
-            "storages of the same size are counted once: the address of a storage tells it from"
-            " others, and its size does not.",
-        ),
-    ):
-        if same(float(found), float(number)):
-            return sentence
-    if len(sizes) > 1 and found in sizes:
-        return f"your {found} bytes are one storage, of {len(sizes)}: the others take memory, too."
-    return None
 
 
 saved_bytes_of_a_module = topic.exercise(
@@ -227,14 +159,6 @@ saved_bytes_of_a_module = topic.exercise(
     hint="A dictionary, address of a storage -> its bytes, counts each storage once:"
     " tensor.untyped_storage() has .data_ptr() and .nbytes(). Which addresses are those of"
     " parameters?",
-    properties=(_by_size,),
-    errors=(
-        (
-            "must match the size of tensor|Boolean value of Tensor",
-            "`in` and == compare the numbers in two tensors. The addresses of their storages"
-            " tell whether two tensors share memory: collect the parameters' addresses in a set.",
-        ),
-    ),
     unit="bytes",
     right="each storage once, as large as it is, and the parameters not at all.",
 )
@@ -258,55 +182,6 @@ def _other_vectors(found, right, b, s, h, a):
     return None
 
 
-def _beside_the_vectors(found, right, b, s, h, a):
-    """Other fp32 numbers beside 16 vectors."""
-    heads, tokens, beside = a * b * s, b * s, found / 4 - 16 * b * s * h
-    for number, sentence in (
-        (
-            0,
-            "the sixteen vectors are right. Fused attention also keeps one number for each head and"
-            " token, and LayerNorm two for each token.",
-        ),
-        (
-            heads,
-            "LayerNorm keeps the mean and the deviation of each token, and a layer has two norms.",
-        ),
-        (
-            4 * tokens,
-            "fused attention keeps the log-sum-exp of its scores: one fp32 number for each head and"
-            " token.",
-        ),
-        (
-            heads + 2 * tokens,
-            "that is one norm; a layer has two, and each keeps two numbers for each token.",
-        ),
-        (
-            (heads + 4 * tokens) / 4,
-            "the vectors are right, and the numbers beside them are in fp32, too: 4 bytes each.",
-        ),
-    ):
-        if same(float(beside), float(number)):
-            return sentence
-    if 0 < beside != heads + 4 * tokens and beside < b * s * h:
-        return (
-            f"the sixteen vectors are right. Beside them you have {beside:.6g} numbers, and there"
-            f" are {heads + 4 * tokens}: one for each head and token, and two for each token in"
-            " each of two norms."
-        )
-    return None
-
-
-def _vectors_of_two_bytes(found, right, b, s, h, a):
-    if same(found, 32 * s * b * h + 4 * a * b * s + 16 * b * s):
-        return "the vectors take 4 bytes an element in fp32; you counted 2."
-    if same(found, 2 * (s * b * h * 34 + 5 * a * s * s * b)):
-        return (
-            "twice sbh(34 + 5as/h) still holds dropout masks and attention scores, and this layer"
-            " keeps neither."
-        )
-    return None
-
-
 layer_bytes_of_gpt2 = topic.exercise(
     "layer_bytes_of_gpt2",
     cases=(
@@ -317,27 +192,13 @@ layer_bytes_of_gpt2 = topic.exercise(
     ),
     hint="Count vectors of h for a token: what enters each norm, each linear layer and attention,"
     " and the inner ones, of 4 h, before and after GELU. None of them counts twice.",
-    properties=(_vectors_of_two_bytes, _beside_the_vectors, _other_vectors),
+    properties=(_other_vectors,),
     unit="bytes",
     right=(
         "for each token sixteen vectors of h, one number for each head, and two numbers for each of"
         " the two norms; 4 bytes for each number."
     ),
 )
-
-
-def _without(found, right, b, s, vocabulary):
-    if same(found, 12 * b * s):
-        return "each token has a score for every token of the vocabulary, not just one."
-    if same(found, 12 * vocabulary):
-        return "that is one token; the batch has b sequences of s tokens."
-    rest, tensors = found - 4 * b * s, right // 3
-    if vocabulary > 1 and rest in (tensors, 2 * tensors, 3 * tensors):
-        return (
-            f"{rest // tensors} tensors of scores, and one number for each token. Three of scores"
-            " are there at once, and the loss, which is a mean, is one number."
-        )
-    return None
 
 
 loss_bytes_at_the_peak = topic.exercise(
@@ -348,7 +209,6 @@ loss_bytes_at_the_peak = topic.exercise(
         dict(b=3, s=5, vocabulary=70),
     ),
     hint="One tensor is kept by forward. Backward makes two more of the same size.",
-    properties=(_without,),
     unit="bytes",
     right=(
         "three tensors of b x s x vocabulary numbers: the kept log-softmax, its gradient, and the"
@@ -413,18 +273,6 @@ def watch_loop(train, steps) -> Left:
     return Left(values, left, ledger.peak.bytes.total // 1024, model.training)
 
 
-def _what_is_returned(found, right, steps):
-    many, wanted = len(found.losses), len(right.losses)
-    if not many:
-        return "that measures no held-out loss any more; the loop is to return one for each step."
-    if 1 == many < wanted:
-        return (
-            "the list begins anew in every step, so one loss is left: it is to hold one for each"
-            " step."
-        )
-    return None if many == wanted else f"{many} losses for {steps} steps: one of each is wanted."
-
-
 def _loss_of_something_else(found, right, steps):
     """Losses of other text, or of a model that is behind."""
     if same(found.losses, right.losses) or len(found.losses) != steps:
@@ -455,49 +303,13 @@ def _loss_of_something_else(found, right, steps):
     )
 
 
-def _eval_mode_stays(found, right, steps):
-    if found.in_training_mode or found.bytes_left:
-        return None
-    return (
-        "nothing is left behind any more, but the model stays in eval mode: from the second step on"
-        " it trains without dropout. Call train() again, or leave eval() out."
-    )
-
-
-def _peak_of_a_graph(found, right, steps):
-    if found.peak_kib <= right.peak_kib or not found.in_training_mode:
-        return None
-    left = f"{found.bytes_left} bytes are left" if found.bytes_left else "nothing is left behind"
-    return (
-        f"{left}, and the peak is {found.peak_kib} KiB where {right.peak_kib} are enough: the"
-        " held-out forward still keeps every activation for a backward that never comes, and that"
-        " decides the peak. Tell autograd not to record, and keep a number."
-    )
-
-
-def _less_than_the_right(found, right, steps):
-    if found.peak_kib >= right.peak_kib:
-        return None
-    return (
-        f"the peak is {found.peak_kib} KiB, and that of a loop that trains is {right.peak_kib}:"
-        " some of the work is not done. Each step has forward, backward and an update that autograd"
-        " records, and the held-out loss after it."
-    )
-
-
 memory_that_grows = topic.exercise(
     "memory_that_grows",
     cases=(dict(steps=1), dict(steps=3)),
     words=("1 step", "3 steps"),
     answer=watch_loop,
     hint="What does a loss hold besides its number, and for which backward?",
-    properties=(
-        _what_is_returned,
-        _eval_mode_stays,
-        _peak_of_a_graph,
-        _loss_of_something_else,
-        _less_than_the_right,
-    ),
+    properties=(_loss_of_something_else,),
     right="no graph where no backward comes, and a number kept instead of a tensor.",
 )
 
@@ -510,19 +322,6 @@ def _to_ten_megabytes(found):
     return round(found() / 10**7)
 
 
-def _something_missing(found, right):
-    if not isinstance(found, int) or found >= right:
-        return None
-    if not found:
-        return "those are no bytes, but MB, MiB or GB: hand over what the ledger counts, in bytes."
-    if found in (6, 19, 26):
-        return (
-            f"those are {found / 6.4:.0f} times the parameters, as states and gradients take: at"
-            " its peak a step has activations and the loss as well."
-        )
-    return "parameters or momentum are missing: give the ledger the model and the optimizer."
-
-
 peak_with_momentum = topic.exercise(
     "peak_with_momentum",
     472_186_888,
@@ -532,13 +331,6 @@ peak_with_momentum = topic.exercise(
     of_a_value=True,
     hint="Make the model, then the optimizer of its parameters; weigh_step takes both. Which"
     " tensors does the first step make?",
-    properties=(_something_missing,),
-    errors=(
-        (
-            "unsupported operand",
-            "A number is wanted: ledger.peak.bytes.total.",
-        ),
-    ),
     right="parameters, one momentum for each, activations and the loss: 64 million bytes fewer than"
     " with Adam.",
 )

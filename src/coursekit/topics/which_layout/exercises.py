@@ -17,28 +17,6 @@ def _pair(solution, **case):
     return found
 
 
-def _what_is_divided(found, right, gpus, tensor, pipeline, batch, microbatch):
-    """Degrees that were forgotten, and numbers that stand in each other's place."""
-    if not isinstance(found, tuple):
-        return "return two numbers: the copies, and the microbatches of each."
-    copies, microbatches = found
-    if found == right[::-1]:
-        return "the two numbers have changed places: the copies come first."
-    if microbatches == right[1] and copies != right[0] and copies in (gpus, tensor * pipeline):
-        return (
-            "tensor-parallel and pipeline ranks share one copy, so a copy takes tensor x pipeline"
-            f" GPUs: {gpus} / {tensor * pipeline} copies."
-        )
-    if copies == right[0] and microbatches == right[1] * microbatch:
-        return (
-            "those are sequences of a copy. A microbatch has several of them: divide by"
-            " microbatch, too."
-        )
-    if copies == right[0] and microbatches == right[1] * copies:
-        return "the copies share the batch: divide it by them as well."
-    return None
-
-
 copies_and_their_microbatches = topic.exercise(
     "copies_and_their_microbatches",
     cases=(
@@ -54,7 +32,6 @@ copies_and_their_microbatches = topic.exercise(
     answer=_pair,
     hint="How many GPUs hold one copy of the model? What one copy sees of the batch is cut into"
     " microbatches.",
-    properties=(_what_is_divided,),
     right="t x p GPUs hold a copy, and each copy cuts its share of the batch.",
 )
 
@@ -131,29 +108,6 @@ def _chosen(solution, layouts, card_bytes):
     return solution(list(layouts), card_bytes)
 
 
-def _why_it_does_not_fit(found, right, layouts, card_bytes):
-    """The part of the chosen layout that was not looked at."""
-    known = {name: (held, seconds) for name, held, seconds in layouts}
-    if found not in known:
-        return None
-    held, seconds = known[found]
-    fullest = max(held)
-    if 1.066 * fullest > card_bytes and held[0] < fullest:
-        return (
-            f"{found} fits on its first rank, of {held[0] / _GB:.0f} GB, and not on the one of"
-            f" {fullest / _GB:.0f} GB: the fullest rank decides."
-        )
-    if 1.066 * fullest > card_bytes:
-        return (
-            f"{found} fits without the allocator's reserve: 6.6% of {fullest / _GB:.0f} GB more,"
-            f" and a card of {card_bytes / _GB:.0f} GB is full."
-        )
-    return (
-        f"{found} fits and takes {seconds:g} s, and another one that fits is faster: bytes decide"
-        " what is possible, seconds what is best."
-    )
-
-
 planner_of_the_first_rank = topic.exercise(
     "planner_of_the_first_rank",
     cases=(
@@ -171,7 +125,6 @@ planner_of_the_first_rank = topic.exercise(
     answer=_chosen,
     hint="Of a pipeline of two ranks, which one has the head and the loss? What does the planner"
     " know of that rank?",
-    properties=(_why_it_does_not_fit,),
     right="the fullest rank decides, whichever it is.",
 )
 
@@ -191,30 +144,6 @@ def _list_of_parameters(given):
     return list(found)
 
 
-def _parameters_elsewhere(found, right):
-    """Parameters of another cut of the same model."""
-    if len(found) != len(right):
-        return f"those are {len(found)} ranks: start four of your own, with ranks(4)."
-    if found == [right[0], right[2]] * 2:
-        return (
-            "neighbours have other layers there: the axes have changed places. The last name of a"
-            " Mesh is that of neighbours, so Mesh(pp=2, tp=2)."
-        )
-    if len(set(found)) == 1:
-        return (
-            "all ranks have the same: count the parameters of the pipeline, which keeps its own"
-            " stage, and not those of the model that was cut."
-        )
-    if found == [4 * one for one in right]:
-        return "those are bytes in fp32: parameters are asked for."
-    if found[0] > 1.5 * right[0]:
-        return (
-            "those are stages of whole layers: apply_tensor_parallel comes first, and cuts the"
-            " layers of the model in place."
-        )
-    return None
-
-
 parameters_of_four_ranks = topic.exercise(
     "parameters_of_four_ranks",
     [62_656, 62_656, 58_688, 58_688],
@@ -224,6 +153,5 @@ parameters_of_four_ranks = topic.exercise(
     of_a_value=True,
     hint="The function of eight ranks without zero.shard and without a ledger: a Mesh of two axes,"
     " the cut, the pipeline. Then ranks(4), run, and the numel() of pipeline.parameters().",
-    properties=(_parameters_elsewhere,),
     right="four ranks of your own: neighbours share layers, and each pair has its stage.",
 )

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 
-from coursekit.exercises.checker import same
 from coursekit.exercises.edits import Topic
 from coursekit.exercises.numbers import plain_number
 from shardlab.gpt import GPT, GPTConfig
@@ -13,36 +12,6 @@ topic = Topic(__name__)
 
 
 # --- seconds from a rate --------------------------------------------------------------------------
-
-
-def _operations(found, right, parameters, tokens, flops_per_second):
-    """A whole number of operations for each parameter and token that is not 6."""
-    if not isinstance(found, (int, float)):
-        return None
-    many = 6 * found / right
-    if not 1 <= round(many) < 100 or not same(many, float(round(many))):
-        return None
-    return (
-        f"yours are {many:.0f} operations for each parameter and token. Forward has 2, a"
-        " multiplication and an addition; backward twice as many; and nothing runs twice here."
-    )
-
-
-def _without(found, right, parameters, tokens, flops_per_second):
-    """An argument that is left out, or stands on the wrong side."""
-    for value, sentence in (
-        (right / tokens, "that is one token; the run has many."),
-        (right / parameters, "that is one parameter; the model has many."),
-        (right * flops_per_second, "those are operations; divide by how many of them are done in a"
-         " second."),
-        (right * flops_per_second**2, "operations divided by operations per second are seconds; you"
-         " multiplied."),
-        (1 / right, "upside down: operations over operations a second are seconds."),
-        (right / 1e12, "flops_per_second are operations a second, not TFLOP/s: leave 10^12 out."),
-    ):  # fmt: skip
-        if same(found, float(value)):
-            return sentence
-    return None
 
 
 training_seconds_from_rate = topic.exercise(
@@ -55,7 +24,6 @@ training_seconds_from_rate = topic.exercise(
     ),
     hint="Operations over operations a second are seconds. How many operations are forward and"
     " backward together, for one parameter and one token?",
-    properties=(_without, _operations),
     unit="seconds",
     right="2 operations forward and 4 backward for every parameter and token, over the rate.",
 )
@@ -65,24 +33,6 @@ training_seconds_from_rate = topic.exercise(
 
 _SIX = torch.zeros(6, dtype=torch.float16)
 _OTHER, _TWIN = torch.zeros(2), torch.zeros(3)
-
-
-def _one_of_the_storages(found, right, tensors):
-    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    if len(sizes) == 1 or not any(same(found, size) for size in sizes.values()):
-        return None
-    return (
-        f"your {found} bytes are one storage, of {len(sizes)}: each of them takes memory, the first"
-        " and the last, and two that are equally large. Tell them apart by .data_ptr(), and add"
-        " them up."
-    )
-
-
-def _times_elements(found, right, tensors):
-    behind = {t.untyped_storage().data_ptr(): (t.untyped_storage(), t) for t in tensors}.values()
-    if not same(found, sum(storage.nbytes() * t.element_size() for storage, t in behind)):
-        return None
-    return "you multiply by the size of an element, but nbytes() are bytes already."
 
 
 bytes_behind_tensors = topic.exercise(
@@ -106,7 +56,6 @@ bytes_behind_tensors = topic.exercise(
         "two fp32 numbers and the six",
     ),
     hint="A dictionary with the storage's address as key counts each storage once.",
-    properties=(_one_of_the_storages, _times_elements),
     unit="bytes",
     right="each storage once, however many tensors look at it.",
 )
@@ -187,61 +136,6 @@ _WHERE = KindsOfStates(
 )
 
 
-def _missing(found, right, number):
-    for kind, mine, theirs, where in zip(right._fields, found, right, _WHERE):
-        if theirs and not mine:
-            return f"the {kind.replace('_', ' ')} are missing: {where}"
-    return None
-
-
-def _counters_among_the_moments(found, right, number):
-    if not found.moments == right.moments + right.step_counters > right.moments:
-        return None
-    return (
-        "the step counters are weighed twice: by themselves, and among the moments. Leave the entry"
-        ' named "step" out of the moments.'
-        if found.step_counters
-        else 'the moments are too heavy by 4 bytes a tensor: the entry named "step" is a counter,'
-        " not a moment."
-    )
-
-
-def _others_weighed(found, right, number):
-    if found.gradients == right.parameters != right.gradients:
-        return (
-            "you weigh the parameters a second time for the gradients. A frozen parameter has no"
-            " gradient, p.grad is None: leave it out."
-        )
-    return None
-
-
-def _computed(found, right, number):
-    if found.moments == 2 * found.parameters != right.moments:
-        return (
-            "your moments are twice the parameters, and a parameter that is frozen, or an optimizer"
-            " other than Adam, has none: weigh what the optimizer keeps."
-        )
-    return None
-
-
-def _some_states(found, right, number):
-    if not 0 < found.step_counters < right.step_counters:
-        return None
-    return (
-        f"you weigh the states of {found.step_counters // 4} of {right.step_counters // 4}"
-        " parameters: go through all of optimizer.state.values(), and add to what is there."
-    )
-
-
-def _half_the_moments(found, right, number):
-    if right.moments and 2 * found.moments == right.moments:
-        return (
-            "one of the moments is missing. Adam keeps two moments for each parameter, exp_avg and"
-            " exp_avg_sq."
-        )
-    return None
-
-
 states_kind_by_kind = topic.exercise(
     "states_kind_by_kind",
     cases=tuple(dict(number=number) for number in range(len(_MODELS))),
@@ -254,27 +148,7 @@ states_kind_by_kind = topic.exercise(
     answer=_kinds,
     hint="optimizer.state.values() are dictionaries, one for each parameter. Print the names in"
     " one: which is no moment?",
-    properties=(
-        _exchanged,
-        _counters_among_the_moments,
-        _missing,
-        _others_weighed,
-        _computed,
-        _some_states,
-        _half_the_moments,
-    ),
-    errors=(
-        (
-            "NoneType",
-            "A parameter that is frozen or was not used has no gradient, p.grad is None: leave"
-            " it out.",
-        ),
-        (
-            "'dict' object",
-            "The values of optimizer.state are dictionaries, one for each parameter, and their"
-            " values are the tensors.",
-        ),
-    ),
+    properties=(_exchanged,),
     right="each kind is weighed by itself; a parameter without a gradient is left out, and the"
     " counters have a number of their own.",
 )
@@ -313,42 +187,12 @@ def compare_resumed(resume, seed) -> Resumed:
     )
 
 
-def _other_outputs(found, right, seed):
-    if found.same_outputs:
-        return None
-    return (
-        "the outputs differ from those of the model that was saved: what was loaded is lost, or was"
-        " never loaded, into each of the parameters. Initialise first, load then."
-    )
-
-
-def _not_tied(found, right, seed):
-    if found.bytes_too_many <= 0:
-        return None
-    return (
-        f"the model has {found.bytes_too_many} bytes too many, {found.bytes_too_many // 4} elements"
-        " of fp32. Which tensor has just that many?"
-    )
-
-
 model_that_came_back_heavier = topic.exercise(
     "model_that_came_back_heavier",
     cases=(dict(seed=0), dict(seed=1)),
     words=("config, saved", "config, saved by another run"),
     answer=compare_resumed,
     hint="Two modules of this model share one weight. Which line gives each of them its own?",
-    properties=(_other_outputs, _not_tied),
-    errors=(
-        (
-            "[Mm]eta tensor",
-            "On the meta device a tensor has a shape and no memory: to_empty gives it some.",
-        ),
-        (
-            "loading state_dict|no attribute 'weight'",
-            "Now the head has no weight at all: it must have one, and share it with the table of"
-            " tokens.",
-        ),
-    ),
     right=(
         "to_empty gives every parameter new memory and so unties the head; initialise ties it"
         " again, before the loading."
@@ -361,32 +205,6 @@ model_that_came_back_heavier = topic.exercise(
 _OF_ADAM, _COUNTERS = 612_224 * 4, 160  # bytes of fp32 parameters of the lab's GPT; of 40 counters
 
 
-def _a_number_for_each(found, right):
-    if isinstance(found, (list, tuple)):
-        if len(found) == len(right):
-            return None
-        return f"{len(found)} ranks have answered: ranks(2) starts two."
-    what = "the sum of both ranks" if same(found, sum(right)) else "one value"
-    what = "one rank's number" if same(found, right[0]) else what
-    return f"that is {what}: hand over all that run gives back, a number for each rank."
-
-
-_OF_COPIES = {
-    1: "those are the parameters alone: gradients, and two moments of each, come on top.",
-    2: "two of a kind are there, and there are four: parameters, gradients and two moments. The"
-    " optimizer keeps nothing before its first step.",
-    3: "something as large as the parameters is missing: gradients, or a moment.",
-}
-
-
-def _copies(found, right):
-    """How many tensors are there for each parameter, with or without the counters."""
-    for copies, sentence in _OF_COPIES.items():
-        if any(same(found, [copies * _OF_ADAM + more] * 2) for more in (0, _COUNTERS)):
-            return sentence
-    return None
-
-
 states_of_two_ranks = topic.exercise(
     "states_of_two_ranks",
     [4 * _OF_ADAM + _COUNTERS] * 2,
@@ -397,6 +215,5 @@ states_of_two_ranks = topic.exercise(
     hint="A function that takes no argument does everything on a rank: model, optimizer, batch,"
     " backward, step, and storage_bytes of a list of tensors. `with ranks(2) as two:`, and two.run"
     " of that function gives a number for each rank.",
-    properties=(_a_number_for_each, _copies),
     right="both ranks keep everything: two copies, and nothing fits that did not fit before.",
 )

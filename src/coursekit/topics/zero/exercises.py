@@ -101,13 +101,6 @@ bounds_of_a_shard = topic.exercise(
     hint="divmod(elements, ranks) gives two numbers. How many elements are before this rank's?",
     cases=tuple(dict(elements=elements, ranks=4) for elements in (8, 10, 9, 11, 2)),
     properties=(_owners,),
-    errors=(
-        (
-            "ndex (-?\\d+ is )?out of (bounds|range)",
-            "With fewer elements than ranks some shards are empty: such a shard begins and ends at"
-            " one place.",
-        ),
-    ),
     right="every element has one owner, and no shard is more than one element larger than another.",
 )
 
@@ -183,86 +176,6 @@ def _stepped(solution, n, elements):
     return answer_of_ranks(n, work)
 
 
-def _moves_left_out(found, right, n, elements):
-    """Messages and updates that are missing, or too many, and whose parameters are new."""
-    first = found[0]
-    old = nine_digits(_parameters(elements))
-    if not first.reduce_scatters and not first.all_gathers:
-        return (
-            "nothing was sent, and nothing updated."
-            if not first.elements_updated
-            else "each rank updates with its own gradients: nothing was sent, and the models drift"
-            " apart."
-        )
-    if not any(one.elements_updated for one in found):
-        return (
-            "the optimizer was never called: update(own, gradient) comes between the two messages."
-        )
-    if first.elements_updated > right[0].elements_updated:
-        if first.parameters == right[0].parameters:
-            return (
-                "the right numbers, and every rank has updated every element: so it keeps the"
-                " states of every element, and stage 1 has saved nothing. Update the shard, then"
-                " gather."
-            )
-        return (
-            f"rank 0 updated {first.elements_updated} elements, and its shard has"
-            f" {right[0].elements_updated}: update the own shard, once."
-        )
-    lazy = [rank for rank, one in enumerate(found) if not one.elements_updated]
-    if lazy:
-        return (
-            f"rank {lazy[0]} updates nothing: every rank updates its own shard, and no rank does it"
-            " for another."
-        )
-    if not first.reduce_scatters:
-        return (
-            "you update the shard with this rank's own gradients: those of the other ranks' data"
-            " are lost. reduce_scatter(gradients) gives this rank's shard of the sum."
-        )
-    if first.reduce_scatters > 1 or first.all_gathers > 1:
-        return (
-            f"{first.reduce_scatters} reduce-scatters and {first.all_gathers} all-gathers, and one"
-            " of each is enough: reduce-scatter is for gradients, all-gather for parameters."
-        )
-    if all(one.parameters == old for one in found):
-        return (
-            "parameters is as it was. Either the optimizer has updated a copy, and you gather the"
-            " shard of parameters: gather what was updated. Or what all_gather returns only got a"
-            " name: write it into parameters, in place, parameters.copy_(...)."
-        )
-    if any(one.parameters != first.parameters for one in found):
-        return (
-            "the ranks have different parameters afterwards: each has new ones in its own shard,"
-            " and all_gather(own), made after the update and written into parameters, in place,"
-            " gives everybody all of them."
-        )
-    return None
-
-
-def _gradient_of_the_update(found, right, n, elements):
-    """How many times the mean gradient the update went along, by its length."""
-    moved = _parameters(elements) - torch.tensor(found[0].parameters, dtype=torch.float64)
-    if moved.abs().max() >= _RATE:
-        return (
-            "the parameters have moved further than one update moves them: they are divided or"
-            " replaced, or updated twice, or another shard is gathered. update changes the own"
-            " shard in place, and what is gathered is that shard."
-        )
-    used = moved / (_RATE - moved.abs())
-    mean = sum(_gradients(elements, rank) for rank in range(n)) / n
-    times = (used / mean).tolist()
-    if any(abs(one - times[0]) > 1e-4 for one in times):
-        return (
-            "the elements were updated with gradients of other elements: those of shard r belong to"
-            " the parameters of shard r, bounds(elements, ranks, rank)."
-        )
-    return (
-        f"the update is that of {times[0]:.4g} times the mean gradient on {n} ranks: reduce_scatter"
-        " gives the sum over the ranks, so divide by their number, once, before the update."
-    )
-
-
 step_of_stage_1 = topic.exercise(
     "step_of_stage_1",
     cases=(dict(n=2, elements=8), dict(n=3, elements=10)),
@@ -270,26 +183,6 @@ step_of_stage_1 = topic.exercise(
     answer=_stepped,
     hint="Three moves: reduce-scatter, update, all-gather. Whose elements does this rank update,"
     " and how do the others hear of the result?",
-    errors=(
-        (
-            "'NoneType' object has no attribute 'numel'",
-            "update changes its first argument in place and returns nothing: call update(own,"
-            " gradient), and gather own.",
-        ),
-        (
-            "name 'bounds' is not defined",
-            "Run the cell with your bounds first, then this one.",
-        ),
-        (
-            "parameters and 0 gradients",
-            "What reduce_scatter returns is this rank's shard already: no [begin:end] after it.",
-        ),
-        (
-            r"all_gather got \d+ elements",
-            "Give all_gather the updated shard, parameters[begin:end], not all parameters.",
-        ),
-    ),
-    properties=(_moves_left_out, _gradient_of_the_update),
     right="reduce-scatter, update of the shard, all-gather: the states of a shard are enough.",
 )
 
@@ -366,50 +259,6 @@ def _list_of_bytes(given):
     return list(found)
 
 
-def _bytes_of_other_states(found, right):
-    """Bytes that are right for other ranks, other stages or other kinds of states."""
-    whole, parameters, total = 676_604, 338_220, sum(found)
-    if len(found) == 1:
-        return (
-            "one number, and two ranks were to answer: run gives a list with those of both, and"
-            " check wants it."
-        )
-    if len(found) != 2 or total < whole / 1.5 and total > whole / 3:
-        return (
-            "those are ranks of world, of which there are four: start two of your own, with"
-            " ranks(2) as two, and call two.run."
-        )
-    if not any(found):
-        return (
-            "Adam makes its states in the first step: ask the ledger after optimizer.step(), and"
-            " let it watch the optimizer that zero.shard returned, Ledger(model, optimizer)."
-        )
-    if found[0] == whole:
-        return (
-            "each rank keeps all of Adam's states: that is the plain model or stage 0. Give"
-            " zero.shard stage=1, and train with the optimizer that it returns."
-        )
-    if found == [parameters] * 2:
-        return (
-            "those are the bytes of the parameters, of the gradients, or of two shares without"
-            " AdamW's step counters, 4 bytes each: return ledger.bytes.optimizer."
-        )
-    if abs(total / whole - 1 / 4) < 0.01:
-        return "those are elements: with fp32 each has 4 bytes."
-    if total > 1.5 * whole:
-        return (
-            "parameters, gradients and optimizer in one number: .optimizer of the bytes is asked"
-            " for."
-        )
-    if abs(total / whole - 1) < 0.01:
-        return (
-            "that is nearly it: stage 3, which cuts the model unit by unit, keeps a step counter"
-            " for each parameter tensor. Take stage=1, and each rank's own number: rank 0 has one"
-            " element more."
-        )
-    return None
-
-
 states_on_two_ranks = topic.exercise(
     "states_on_two_ranks",
     [338_228, 338_220],
@@ -419,7 +268,6 @@ states_on_two_ranks = topic.exercise(
     of_a_value=True,
     hint="Four steps: a function that shards, weighs a step and returns ledger.bytes.optimizer;"
     " ranks(2); run; close. The first section's weigh has all of the function.",
-    properties=(_bytes_of_other_states,),
     right="two ranks of your own, and each keeps half of Adam's states.",
 )
 
@@ -578,17 +426,6 @@ clip_by_the_norm_of_all = topic.exercise(
     ),
     answer=_clipped,
     hint="Whose squares do you have? And what adds up over ranks: norms or squares?",
-    errors=(
-        (
-            "nobody can go on",
-            "Every rank takes part in each all_reduce, also one whose own shard is short: call it"
-            " before any if.",
-        ),
-        (
-            "wants a tensor",
-            "Leave .item() out until the sum is made: (gradient**2).sum() is a tensor.",
-        ),
-    ),
     properties=(_scales,),
     right="squares summed over all ranks, one root, one scale that all ranks share.",
 )
@@ -789,36 +626,6 @@ weights_that_stay = topic.exercise(
     words=("3 layers of width 4", "6 layers of width 8"),
     answer=watch_gathered_weights,
     hint="What does ctx keep from forward to backward, and how large is that?",
-    errors=(
-        (
-            "has no attribute 'gather'",
-            "backward needs gather, which forward is given: keep it there, ctx.gather = gather.",
-        ),
-        (
-            "name 'gather' is not defined",
-            "backward needs gather, which forward is given: keep it there, ctx.gather = gather.",
-        ),
-        (
-            "same dtype",
-            "A copy of the weight in fewer bits is still a whole weight, kept: save the shard, and"
-            " gather again in backward.",
-        ),
-        (
-            r"\(3x2 and 4x2\)|\(3x4 and 8x4\)",
-            "Forward computes with the whole weight, gather(shard), not with the shard.",
-        ),
-        (
-            "shapes cannot be multiplied",
-            "If that is in backward, a shard is where the whole weight belongs: keep gather in ctx,"
-            " and gather again.",
-        ),
-        (
-            "invalid gradient at index 1",
-            "The shard needs a gradient of its own size, its part of the sum over the ranks:"
-            " ctx.scatter(dy.T @ x). A backward returns gradients in the order of the arguments"
-            " of forward.",
-        ),
-    ),
     properties=(_weights_and_gradients,),
     right="one gathered weight at a time, gathered twice: once for forward, once for backward.",
 )

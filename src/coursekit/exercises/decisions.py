@@ -1,0 +1,139 @@
+"""Decision lists of `mistakes.md`: conditions, asked in order, and the sentence of the first that
+is true. They stand under an exercise's heading, below the wrong solutions:
+
+    times = [one / two for one, two in zip(found, right)]
+
+    set(times) == {2}
+    :   each is twice what it should be: an addition has two operands.
+
+    ### len(found) > n → of {n} ranks,
+
+    else
+    :   one has {max(times):g} times its share.
+
+A term is a condition, a paragraph `name = value` names a value for what follows. A heading asks a
+condition for all below it, whose sentences begin with the words after its arrow. `else` is always
+true, and the sentence `...` says nothing and ends the list. Conditions and braces are Python: they
+know `found`, `right`, the arguments of the `case`, the names of the topic's exercises.py and GIVEN.
+A rule, `---`, begins another list: of several, the one that speaks in most of the wrong cases is
+heard. Below `### each alone` every line is a list of its own; below `### errors` a term is a
+pattern in the text of an error. `## one, another` heads the lists of two exercises.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+from .answers import drawn, nine_digits, share_of_each, times_of_parts
+from .checker import Failure, OfRanks, same
+
+GIVEN = dict(math=math, torch=torch, drawn=drawn, nine_digits=nine_digits, same=same)
+GIVEN |= dict(share_of_each=share_of_each, times_of_parts=times_of_parts)
+GIVEN |= dict(Failure=Failure, OfRanks=OfRanks)
+ERRORS, EACH_ALONE, RULE = "### errors", "### each alone", "---"
+ALWAYS, SAYS_NOTHING = "else", "..."
+
+
+class Line(NamedTuple):
+    """A condition and its sentence; or names and their values, an assignment."""
+
+    condition: str
+    sentence: str = ""
+    assignment: str = ""
+
+
+class Group(NamedTuple):
+    """The lines below a heading, its condition, and the words that their sentences begin with."""
+
+    condition: str
+    beginning: str
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class DecisionList:
+    """One list, a property of an exercise: the sentence for a wrong answer, or None."""
+
+    module: str  # whose names the conditions know
+    where: str  # file and heading, for tracebacks
+    groups: tuple[Group, ...]
+
+    def __post_init__(self):
+        for group in self.groups:
+            self._asked(group.condition)
+            for line in group.lines:
+                self._asked(line.condition)
+                self._told(group, line)
+                _compiled(line.assignment, self.where, "exec")
+
+    def __call__(self, found: Any, right: Any, **case) -> str | None:
+        spoken = self.speaking(found, right, **case)
+        return spoken and spoken[1]
+
+    def speaking(self, found: Any, right: Any, **case) -> tuple[Line, str | None] | None:
+        """The first line that is true, and what it says."""
+        given = dict(found=found, right=right, case=case)
+        known = {**GIVEN, **vars(import_module(self.module)), **given, **case}
+        for group in self.groups:
+            if not eval(self._asked(group.condition), known):
+                continue
+            for line in group.lines:
+                if line.assignment:
+                    exec(_compiled(line.assignment, self.where, "exec"), known)
+                elif eval(self._asked(line.condition), known):
+                    says_nothing = line.sentence == SAYS_NOTHING
+                    return line, None if says_nothing else eval(self._told(group, line), known)
+        return None
+
+    def _asked(self, condition: str) -> CodeType:
+        return _compiled("True" if condition in ("", ALWAYS) else condition, self.where)
+
+    def _told(self, group: Group, line: Line) -> CodeType:
+        words = f"{group.beginning} {line.sentence}".strip()
+        return _compiled(f'f"""{words} """[:-1]', self.where)
+
+
+@cache
+def _compiled(source: str, where: str, mode: str = "eval") -> CodeType:
+    try:
+        return compile(source, f"<{where}>", mode)
+    except SyntaxError as error:
+        raise ValueError(f"{where}: {source!r} is not Python: {error.msg}.") from None
+
+
+class Decisions(NamedTuple):
+    """All that an exercise has beside its wrong solutions: lists, and (pattern, sentence) of
+    errors."""
+
+    lists: tuple[DecisionList, ...]
+    errors: tuple[tuple[str, str], ...]
+
+
+def decisions_of(blocks: Iterable[str], module: str, where: str) -> Decisions:
+    """The decisions in the blocks of an exercise."""
+    begun = [Group("", "", [])]
+    lists, errors, kind = [begun], [], RULE
+    for block in blocks:
+        term, colon, sentence = (" ".join(part.split()) for part in block.partition("\n: "))
+        line = Line(term, sentence) if colon else Line("", assignment=term)
+        if block in (RULE, EACH_ALONE, ERRORS):
+            kind, begun = block, [Group("", "", [])]
+            lists.append(begun)
+        elif kind == ERRORS:
+            errors.append((term, sentence))
+        elif block.startswith("### "):
+            condition, _, beginning = term.removeprefix("### ").partition(" → ")
+            begun.append(Group(condition, beginning, []))
+        elif kind == EACH_ALONE and colon:
+            *before, last = begun
+            lists.append([*before, last._replace(lines=[*last.lines, line])])
+        else:
+            begun[-1].lines.append(line)
+    told = [one for one in lists if any(line.sentence for group in one for line in group.lines)]
+    return Decisions(tuple(DecisionList(module, where, tuple(one)) for one in told), tuple(errors))
