@@ -1,8 +1,15 @@
 """The sentences of the checks for answers that plausible learners give: tests/answers."""
 
+import contextlib
+import copy
+import importlib
+
 import pytest
 
-from bench.answers import FOLDER, NAMED, RIGHT, WRONG, answers, shares
+from bench.answers import FOLDER, NAMED, RIGHT, WRONG, answers, shares, tried_once
+from coursekit.exercises import checker
+from coursekit.exercises.checker import Exercise, same
+from coursekit.exercises.decisions import DecisionList
 
 TOPICS = sorted(path.stem for path in FOLDER.glob("*.txt"))
 
@@ -23,3 +30,47 @@ def test_checks_name_the_misconception(topic):
     found = shares(answer for answer in answers() if answer.topic == topic)
     assert found.called_right == [] and found.refused == []
     assert found.named >= NAMED * found.wrong
+
+
+# by a check, too; a name that nobody gives is none of these
+PASSED_OVER = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+PASSED_OVER += (StopIteration,)
+UNREACHED = {}  # lines for which nobody has written an answer yet: none comes on top
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("topic", TOPICS)
+def test_each_line_of_a_list_answers_somebody(topic):
+    """Must catch: a line of a decision list that one above it hides, or whose condition is never
+    true."""
+    module = importlib.import_module(f"coursekit.topics.{topic}.exercises")
+    wrong = [(one.exercise, one.solution) for one in answers() if one.topic == topic]
+    exercises = [one for one in vars(module).values() if isinstance(one, Exercise)]
+    wrong += [(one, each.solution) for one in exercises for each in one.misconceptions]
+    silent = {
+        (exercise.name, line.condition, line.sentence)
+        for exercise in exercises
+        for asked in exercise.properties
+        if isinstance(asked, DecisionList)
+        for group in asked.groups
+        for line in group.lines
+        if line.sentence not in ("", "...")
+    }
+    with tried_once():
+        for exercise, solution in wrong:
+            silent -= set(spoken_of(exercise, solution))
+    told = "\n".join(map(str, sorted(silent)))
+    assert len(silent) == UNREACHED.get(topic, 0), f"lines that answer nobody:\n{told}"
+
+
+def spoken_of(exercise, solution):
+    """The lines that speak of a solution in one of the cases."""
+    for number, case in enumerate(exercise.cases):
+        with contextlib.suppress(Exception):  # a failure of the solution is no answer
+            found, right = (exercise.tried(one, number) for one in (solution, exercise.reference))
+            asked_of = checker._alike_in_form(found, right) and not same(found, right)
+            for asked in exercise.properties if asked_of else ():
+                with contextlib.suppress(*PASSED_OVER):
+                    line, _ = asked.speaking(found, right, **copy.deepcopy(case))
+                    yield exercise.name, line.condition, line.sentence

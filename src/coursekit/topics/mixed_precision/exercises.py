@@ -226,7 +226,6 @@ unscale_once = topic.exercise(
     ),
     words=("4 microbatches, a scale of 2^10", "2 microbatches, a scale of 2^8"),
     answer=_accumulated,
-    properties=(_of_the_scale,),
     right="each loss is scaled, the sum is unscaled once, when the last microbatch is in it.",
 )
 

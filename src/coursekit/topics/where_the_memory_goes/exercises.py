@@ -309,7 +309,6 @@ memory_that_grows = topic.exercise(
     words=("1 step", "3 steps"),
     answer=watch_loop,
     hint="What does a loss hold besides its number, and for which backward?",
-    properties=(_loss_of_something_else,),
     right="no graph where no backward comes, and a number kept instead of a tensor.",
 )
 

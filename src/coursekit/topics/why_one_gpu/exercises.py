@@ -116,17 +116,6 @@ def _kinds(solution, number):
     return KindsOfStates(*result)
 
 
-def _exchanged(found, right, number):
-    for one, other in (("parameters", "gradients"), ("moments", "step_counters")):
-        mine, theirs = ((getattr(of, one), getattr(of, other)) for of in (found, right))
-        if mine == theirs[::-1] != theirs:
-            return (
-                f"{one} and {other.replace('_', ' ')} are exchanged. Parameters come first, then"
-                " gradients (a frozen parameter has none), moments, step counters."
-            )
-    return None
-
-
 _WHERE = KindsOfStates(
     parameters="model.parameters()",
     gradients="p.grad of each parameter, where it is not None. (If you go through one"
@@ -134,6 +123,11 @@ _WHERE = KindsOfStates(
     moments="what the optimizer keeps under any name but step, two tensors a parameter with Adam.",
     step_counters='the entry named "step" takes 4 bytes for each parameter.',
 )
+
+
+def _exchanged(found, right, one, other):
+    mine, theirs = ((getattr(of, one), getattr(of, other)) for of in (found, right))
+    return mine == theirs[::-1] != theirs
 
 
 states_kind_by_kind = topic.exercise(
@@ -148,7 +142,6 @@ states_kind_by_kind = topic.exercise(
     answer=_kinds,
     hint="optimizer.state.values() are dictionaries, one for each parameter. Print the names in"
     " one: which is no moment?",
-    properties=(_exchanged,),
     right="each kind is weighed by itself; a parameter without a gradient is left out, and the"
     " counters have a number of their own.",
 )
