@@ -437,6 +437,6 @@ def test_the_picture_follows_the_width_of_the_window(card):
     until(
         card.page,
         """() => { const place = document.querySelector(".explorer-drawing");
-      return +place.firstChild.getAttribute("width") === place.clientWidth; }""",
+      return +place.querySelector("svg").getAttribute("width") === place.clientWidth; }""",
     )
     assert card.shows(FIRST, RANKS_FIRST, 1) and not card.page.evaluate(BEYOND)

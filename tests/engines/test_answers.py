@@ -36,7 +36,8 @@ def test_checks_name_the_misconception(topic):
 # by a check, too; a name that nobody gives is none of these
 PASSED_OVER = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 PASSED_OVER += (StopIteration,)
-UNREACHED = dict(saving=3, slow_to_fast=2)  # lines for which nobody has written an answer yet: none comes on top
+# Lines for which nobody has written an answer yet: no line is added to them.
+UNREACHED = dict(saving=3, slow_to_fast=2)
 
 
 @pytest.mark.slow
