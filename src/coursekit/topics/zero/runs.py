@@ -37,7 +37,7 @@ PINNED = "allocated_bytes"  # of the blocks of pinned memory, which are powers o
 # --- the ways -------------------------------------------------------------------------------------
 
 
-def hardened_stage(net, optimizer_cls, stage, readable=False, **settings):
+def our_stage(net, optimizer_cls, stage, readable=False, **settings):
     """This book's stages, with the ring that pages print, or with what is fastest for the
     backend."""
     best = flat.best_collectives(next(net.parameters()).device)
@@ -46,10 +46,9 @@ def hardened_stage(net, optimizer_cls, stage, readable=False, **settings):
     return shard(net, optimizer_cls, stage=stage, collectives=collectives, **settings)
 
 
-def core_stage(net, optimizer_cls, stage, **settings):
-    """The core of a stage, for a model with the same values on all ranks."""
-    if stage < 3:
-        kind = core.ShardedStates if stage == 1 else core.ShardedGradients
+def core_stage(net, optimizer_cls, stage, kind=None, **settings):
+    """The core of stage 3, or that of stage 1 or 2, whose optimizer is `kind`."""
+    if kind:
         return net, kind(net.parameters(), optimizer_cls, **settings)
     core_stage3.fully_shard(net, [net.embedding, *net.blocks, net.head])
     return net, optimizer_cls(net.parameters(), **settings)
@@ -83,20 +82,18 @@ FULLY = ("PyTorch, fully_shard", "PyTorch, fully_shard, root freed")
 FULLY_KEPT = "PyTorch, fully_shard, all kept after forward"
 FULLY_OFFLOADED = "PyTorch, fully_shard, on the host"
 WAYS = {
-    "stage 1": Way(hardened_stage, dict(stage=1), REDUNDANCY, 1.0),
-    "stage 1, readable": Way(hardened_stage, dict(stage=1, readable=True), REDUNDANCY),
-    "stage 1, core": Way(core_stage, dict(stage=1), REDUNDANCY),
-    "stage 2": Way(hardened_stage, dict(stage=2), REDUNDANCY),
-    "stage 2, readable": Way(hardened_stage, dict(stage=2, readable=True), REDUNDANCY),
-    "stage 2, core": Way(core_stage, dict(stage=2), REDUNDANCY),
-    "stage 3": Way(hardened_stage, dict(stage=3), FULLY, 1.0),
-    "stage 3, readable": Way(hardened_stage, dict(stage=3, readable=True), FULLY),
+    "stage 1": Way(our_stage, dict(stage=1), REDUNDANCY, 1.0),
+    "stage 1, readable": Way(our_stage, dict(stage=1, readable=True), REDUNDANCY),
+    "stage 1, core": Way(core_stage, dict(stage=1, kind=core.ShardedStates), REDUNDANCY),
+    "stage 2": Way(our_stage, dict(stage=2), REDUNDANCY),
+    "stage 2, readable": Way(our_stage, dict(stage=2, readable=True), REDUNDANCY),
+    "stage 2, core": Way(core_stage, dict(stage=2, kind=core.ShardedGradients), REDUNDANCY),
+    "stage 3": Way(our_stage, dict(stage=3), FULLY, 1.0),
+    "stage 3, readable": Way(our_stage, dict(stage=3, readable=True), FULLY),
     "stage 3, core": Way(core_stage, dict(stage=3), FULLY),
-    "stage 1, states on the host": Way(hardened_stage, dict(stage=1, offload=True), REDUNDANCY),
-    "stage 2, states on the host": Way(hardened_stage, dict(stage=2, offload=True), REDUNDANCY),
-    "stage 3, shards on the host": Way(
-        hardened_stage, dict(stage=3, offload=True), (FULLY_OFFLOADED,)
-    ),
+    "stage 1, states on the host": Way(our_stage, dict(stage=1, offload=True), REDUNDANCY),
+    "stage 2, states on the host": Way(our_stage, dict(stage=2, offload=True), REDUNDANCY),
+    "stage 3, shards on the host": Way(our_stage, dict(stage=3, offload=True), (FULLY_OFFLOADED,)),
     REDUNDANCY[0]: Way(redundancy_optimizer),
     REDUNDANCY[1]: Way(redundancy_optimizer, dict(tuned=True)),
     FULLY[0]: Way(torch_fully_shard),
