@@ -49,36 +49,27 @@ class _LeaveInPlace(core.Leave):
         return x if whole is x else x.copy_(whole)
 
 
+class _Pair(torch.autograd.Function):
+    """A message forward, and the function that is its backward."""
+
+    @staticmethod
+    def forward(ctx, x, group, send, back):
+        ctx.group, ctx.back = group, back
+        return send(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.back(gradient, ctx.group), None, None, None
+
+
 def gather(x: Tensor, group: Group = None) -> Tensor:
     """All ranks' tokens, before ranks go on with different weights."""
-    return _Gather.apply(x, group)
+    return _Pair.apply(x, group, all_gathered, reduce_scatter)
 
 
 def reduce_scatter(x: Tensor, group: Group = None) -> Tensor:
     """This rank's tokens of the sum over all ranks."""
-    return _ReduceScatter.apply(x, group)
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return all_gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return reduce_scatter(gradient, ctx.group), None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return reduce_scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gather(gradient, ctx.group), None
+    return _Pair.apply(x, group, reduce_scattered, gather)
 
 
 def all_gathered(x: Tensor, group: Group) -> Tensor:  # [B, S/t, H]
