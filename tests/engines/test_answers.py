@@ -5,6 +5,7 @@ import copy
 import importlib
 
 import pytest
+import torch
 
 from bench.answers import FOLDER, NAMED, RIGHT, WRONG, answers, shares, tried_once
 from coursekit import topics
@@ -36,8 +37,9 @@ def test_checks_name_the_misconception(topic):
 # by a check, too; a name that nobody gives is none of these
 PASSED_OVER = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 PASSED_OVER += (StopIteration,)
-# Lines for which nobody has written an answer yet: no line is added to them.
-UNREACHED = dict(saving=3, slow_to_fast=2)
+UNREACHED = dict(
+    saving=3, slow_to_fast=2
+)  # lines for which nobody has written an answer yet: none comes on top
 
 
 @pytest.mark.slow
@@ -61,11 +63,11 @@ def test_each_line_of_a_list_answers_somebody(topic):
         for line in group.lines
         if line.sentence not in ("", "...")
     }
-    with tried_once():
+    with tried_once(), torch.enable_grad():  # an answer may have turned gradients off
         for exercise, solution in wrong:
             silent -= set(spoken_of(exercise, solution))
     told = "\n".join(map(str, sorted(silent)))
-    assert len(silent) == UNREACHED.get(topic, 0), f"lines that answer nobody:\n{told}"
+    assert len(silent) <= UNREACHED.get(topic, 0), f"lines that answer nobody:\n{told}"
 
 
 def spoken_of(exercise, solution):

@@ -36,11 +36,11 @@ from .checker import Failure, OfRanks, same
 GIVEN = dict(math=math, torch=torch, drawn=drawn, nine_digits=nine_digits, same=same)
 GIVEN |= dict(share_of_each=share_of_each, times_of_parts=times_of_parts)
 GIVEN |= dict(Failure=Failure, OfRanks=OfRanks)
-ERRORS, EACH_ALONE, RULE = "### errors", "### each alone", "---"
-ALWAYS, SAYS_NOTHING = "else", "..."
+_ERRORS, _EACH_ALONE, _RULE = "### errors", "### each alone", "---"
+_ALWAYS, _SAYS_NOTHING = "else", "..."
 
 
-class Line(NamedTuple):
+class DecisionLine(NamedTuple):
     """A condition and its sentence; or names and their values, an assignment."""
 
     condition: str
@@ -48,12 +48,12 @@ class Line(NamedTuple):
     assignment: str = ""
 
 
-class Group(NamedTuple):
+class DecisionGroup(NamedTuple):
     """The lines below a heading, its condition, and the words that their sentences begin with."""
 
     condition: str
     beginning: str
-    lines: list[Line]
+    lines: list[DecisionLine]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class DecisionList:
 
     module: str  # whose names the conditions know
     where: str  # file and heading, for tracebacks
-    groups: tuple[Group, ...]
+    groups: tuple[DecisionGroup, ...]
 
     def __post_init__(self):
         for group in self.groups:
@@ -76,7 +76,7 @@ class DecisionList:
         spoken = self.speaking(found, right, **case)
         return spoken and spoken[1]
 
-    def speaking(self, found: Any, right: Any, **case) -> tuple[Line, str | None] | None:
+    def speaking(self, found: Any, right: Any, **case) -> tuple[DecisionLine, str | None] | None:
         """The first line that is true, and what it says."""
         given = dict(found=found, right=right, case=case)
         known = {**GIVEN, **vars(import_module(self.module)), **given, **case}
@@ -87,14 +87,14 @@ class DecisionList:
                 if line.assignment:
                     exec(_compiled(line.assignment, self.where, "exec"), known)
                 elif eval(self._asked(line.condition), known):
-                    says_nothing = line.sentence == SAYS_NOTHING
+                    says_nothing = line.sentence == _SAYS_NOTHING
                     return line, None if says_nothing else eval(self._told(group, line), known)
         return None
 
     def _asked(self, condition: str) -> CodeType:
-        return _compiled("True" if condition in ("", ALWAYS) else condition, self.where)
+        return _compiled("True" if condition in ("", _ALWAYS) else condition, self.where)
 
-    def _told(self, group: Group, line: Line) -> CodeType:
+    def _told(self, group: DecisionGroup, line: DecisionLine) -> CodeType:
         words = f"{group.beginning} {line.sentence}".strip()
         return _compiled(f'f"""{words} """[:-1]', self.where)
 
@@ -117,20 +117,20 @@ class Decisions(NamedTuple):
 
 def decisions_of(blocks: Iterable[str], module: str, where: str) -> Decisions:
     """The decisions in the blocks of an exercise."""
-    begun = [Group("", "", [])]
-    lists, errors, kind = [begun], [], RULE
+    begun = [DecisionGroup("", "", [])]
+    lists, errors, kind = [begun], [], _RULE
     for block in blocks:
         term, colon, sentence = (" ".join(part.split()) for part in block.partition("\n: "))
-        line = Line(term, sentence) if colon else Line("", assignment=term)
-        if block in (RULE, EACH_ALONE, ERRORS):
-            kind, begun = block, [Group("", "", [])]
+        line = DecisionLine(term, sentence) if colon else DecisionLine("", assignment=term)
+        if block in (_RULE, _EACH_ALONE, _ERRORS):
+            kind, begun = block, [DecisionGroup("", "", [])]
             lists.append(begun)
-        elif kind == ERRORS:
+        elif kind == _ERRORS:
             errors.append((term, sentence))
         elif block.startswith("### "):
             condition, _, beginning = term.removeprefix("### ").partition(" → ")
-            begun.append(Group(condition, beginning, []))
-        elif kind == EACH_ALONE and colon:
+            begun.append(DecisionGroup(condition, beginning, []))
+        elif kind == _EACH_ALONE and colon:
             *before, last = begun
             lists.append([*before, last._replace(lines=[*last.lines, line])])
         else:

@@ -10,8 +10,8 @@ wrong solutions are edits of it. The topic's `mistakes.md` has them beside their
 A heading is an exercise, a paragraph a sentence, and each indented block below it one wrong
 solution: lines `old => new`, or all of the source. In an edit `\\n` is the end of a line. For an
 exercise whose value is checked the block is the wrong value. In brackets stands where the mistake
-was seen: an answer of a learner, or the page that tells of it; an author's guess says author. Below
-stand the decision lists for answers that nobody listed (decisions.py).
+was seen: an answer of a learner, or the page that tells of it; an author's guess says author. The
+decision lists for answers that nobody listed follow (decisions.py).
 """
 
 import inspect
