@@ -68,14 +68,16 @@ def _pages(site_map, name, part=""):
             yield from _pages(site_map, page, part)
 
 
-def listed(output, root, pages, book) -> str:
-    """The text of llms.txt, from the descriptions that the pages carry."""
+def listed(output, root, pages, book, metadata) -> str:
+    """The text of llms.txt, from the questions of the pages and the descriptions that they
+    carry."""
 
     def said(page):
         tags = re.findall(TAG, (output / f"{page}.html").read_text("utf-8"))
         found = {name: unescape(what) for name, what in tags}
-        sentence = re.match(r"\S.*?[.?!](?=\s|$)", found["description"])
-        return found["og:title"], sentence[0] if sentence else found["description"]
+        question = metadata.get(page, {}).get("question", "")
+        first = re.match(r"\S.*?[.?!](?=\s|$)", found["description"])
+        return found["og:title"], question or (first[0] if first else found["description"])
 
     lines, last = [f"# {book}", "", f"> {said(root)[1]}"], None
     for part, page in pages:
@@ -92,7 +94,8 @@ def _write_list(app, exception):
     if exception or app.builder.format != "html" or site_map is None:
         return
     output, root = Path(app.outdir), app.config.root_doc
-    text = listed(output, root, _pages(site_map, root), app.config.html_title)
+    pages = _pages(site_map, root)
+    text = listed(output, root, pages, app.config.html_title, app.env.metadata)
     (output / "llms.txt").write_text(text, encoding="utf-8")
 
 

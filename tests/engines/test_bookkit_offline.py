@@ -11,6 +11,7 @@ from sphinx.errors import ExtensionError
 
 from bookkit import offline
 from bookkit.build import BuildFailed, build_book
+from bookkit.described import listed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -228,6 +229,15 @@ def test_every_page_describes_itself(book):
     assert listed.startswith("# Split, Shard, Recompute\n\n> Read on.\n")
     assert "](chapters/chapter.html): Some " in listed
     assert "](labs/lab.html): With outputs.\n" in listed
+
+
+def test_a_list_for_programs_has_whole_questions(tmp_path):
+    """Must catch: a question of two sentences cut after the first; a part named for each page."""
+    page = '<meta name="description" content="{0}"/><meta property="og:title" content="A &amp; B"/>'
+    (tmp_path / "index.html").write_text(page.format("Read on. And on."))
+    (tmp_path / "a.html").write_text(page.format("Two texts. Which is right? More."))
+    found = listed(tmp_path, "index", [("P", "a")] * 2, "Book", {"a": {"question": "Two. Which?"}})
+    assert found == "# Book\n\n> Read on.\n\n## P\n\n" + "- [A & B](a.html): Two. Which?\n" * 2
 
 
 @pytest.mark.slow
