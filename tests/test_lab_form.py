@@ -29,6 +29,7 @@ from bookkit.lab_pages import ESCAPED
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
 from coursekit import topics
 from coursekit.exercises import Exercise
+from coursekit.exercises.decisions import DecisionList
 from coursekit.topics.why_one_gpu.exercises import training_seconds_from_rate
 
 CELLS, LINES, WIDTH = range(25, 46), 20, 88  # characters: what the page shows without scrolling
@@ -126,7 +127,11 @@ def said_today(text: str, exercise: Exercise) -> bool:
     wrong = (f"not yet: {wrong.sentence}" for wrong in exercise.misconceptions)
     said = {f"right: {exercise.right}", *wrong}
     for asked in exercise.properties:  # sentences that hold no number of the answer
-        said |= {f"not yet: {text}" for text in asked.__code__.co_consts if type(text) is str}
+        if isinstance(asked, DecisionList):
+            texts = [f"{g.beginning} {o.sentence}".strip() for g in asked.groups for o in g.lines]
+        else:
+            texts = asked.__code__.co_consts
+        said |= {f"not yet: {text}" for text in texts if type(text) is str}
     return any(line in said or BLANK.fullmatch(line) for line in text.splitlines())
 
 
