@@ -24,7 +24,7 @@ CARRIED = {
 
 
 def test_the_book_carries_nothing_it_does_not_use(visits, paths, book_html, homes):
-    """What this share loads, or any page names.
+    """Files that this share of the pages loads, or that any page names.
 
     Must catch: the theme's icon fonts, a style sheet that no page loads, a picture nobody shows."""
     addresses = {address for visit in visits.values() for address in visit.watch.loaded}

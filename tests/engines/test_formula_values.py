@@ -1,7 +1,7 @@
 """Every formula gives what it gave when the values were recorded, for 34 configurations: presets,
 and small models with each switch and with the peak at each point of the step.
 
-Whoever changes a formula on purpose writes the values anew, and the diff of formula_values.json
+After a change of a formula that is meant, write the values anew. The diff of formula_values.json
 shows which have changed:
 
     python tests/engines/test_formula_values.py

@@ -465,7 +465,7 @@ def test_a_fault_leaves_no_settings_behind(two, cell, capsys):
 
 
 def test_settings_of_a_job_that_ended_well_stay():
-    """Also after a fault, and in the thread that works on while the first one is stuck in C++.
+    """They stay after a fault, and in the thread that works on while the first one is stuck in C++.
 
     Must catch: settings of the rank's beginning set again; threads set anew with each process
     group; settings taken over from the thread that is stuck, or none of them."""

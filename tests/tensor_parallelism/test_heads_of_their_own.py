@@ -1,4 +1,4 @@
-"""What stays whole and computes with parts: its gradient is a sum over the ranks. A small attention
+"""Modules that stay whole and compute with parts: a gradient is a sum over the ranks. A small attention
 with a module between Columns and Rows, trained beside the plain one."""
 
 import copy
@@ -174,8 +174,8 @@ def apart(between, way):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("between", BETWEEN)
 def test_what_computes_with_heads_is_summed(worlds, between, way):
-    """Also a parameter of the Around module itself, and one that comes in as an argument; what is
-    behind Rows is not.
+    """A parameter of the Around module itself and one that comes in as an argument are added up,
+    too; a module behind Rows is not.
 
     Must catch: a gradient of one rank's heads; a gradient that is summed and was whole; a second
     sum beside sum_gradients; a copy that talks to nobody."""

@@ -118,7 +118,7 @@ class MasterWeights(torch.optim.Optimizer):
         return all(g.dtype is torch.float16 and g.layout is torch.strided for g in found)
 
     def scaled(self) -> list[Tensor]:
-        """What has a gradient that a scaler may look at before step() unscales it."""
+        """Tensors whose gradients a scaler may look at before step() unscales them."""
         return [tensor for pair in self.pairs for tensor in {*pair} if tensor.grad is not None]
 
     @torch.no_grad()
