@@ -1,5 +1,5 @@
-"""Modules that stay whole and compute with parts: a gradient is a sum over the ranks. A small attention
-with a module between Columns and Rows, trained beside the plain one."""
+"""Modules that stay whole and compute with parts: a gradient is a sum over the ranks. A small
+attention with a module between Columns and Rows, trained beside the plain one."""
 
 import copy
 import re
