@@ -734,12 +734,13 @@ def drawn_scores(tokens, vocabulary):
 
 
 def first_forward(plain, model, batch):
-    """The plain model's gradients, and the split model's first forward, in which shardlab compares
-    ranks; afterwards the seed is what the plain model's dropout began with."""
+    """The plain model's gradients, and the split model's first forward and backward, in which
+    shardlab compares ranks; then the seed is what the plain model's dropout began with."""
     inputs, targets = batch
     torch.manual_seed(1)
     next_token_loss(plain(inputs), targets).backward()
-    vocabulary_parallel_loss(model(inputs), targets, model.config.vocabulary)
+    vocabulary_parallel_loss(model(inputs), targets, model.config.vocabulary).backward()
+    model.zero_grad()
     torch.manual_seed(1)
 
 
