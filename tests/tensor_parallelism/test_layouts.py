@@ -105,8 +105,8 @@ def cut_later(mesh, stage=None):
 
 
 GROUPS = dict(world=lambda mesh: None, tp=lambda mesh: mesh.tp.group, dp=lambda mesh: mesh.dp.group)
-PARTS = r"rank 0: (\S+) is in part 1 of 2 of a model that is cut over ranks \[(0, 1|2, 3)\]"
-CUT_ALREADY = "rank 0: .* is a part or a shard, or has replicas or copies, already: cut the plain"
+PARTS = r"rank \d: (\S+) is in part 1 of 2 of a model that is cut over ranks \[(0, 1|2, 3)\]"
+CUT_ALREADY = r"rank \d: .* is a part or a shard, or has replicas or copies, already: cut the plain"
 NOT_CUT = "no tensor parallelism cut this model over the ranks .* of this group: give sum_gradients"
 MISUSES = {
     **{

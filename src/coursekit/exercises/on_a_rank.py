@@ -30,7 +30,7 @@ from .assignments import Assignment, assignment
 
 SENTENCE_CHARACTERS = 500
 CLOSE_ENOUGH = 1e-9  # relative; float64 sums in another order differ by less than 1e-14
-GRADING = "coursekit.", "shardlab.", "trials_of_", "torch.distributed."
+GRADING = "coursekit.", "ranklab.", "shardlab.", "trials_of_", "torch.distributed."
 PAIRS = 7  # of interleaved times
 GROUPS_OF_RANKS = {1: [2], 2: [1, 3], 3: [1, 2, 3], 4: [0, 1, 2, 3]}  # by their size
 
