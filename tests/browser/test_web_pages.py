@@ -81,7 +81,10 @@ SPOILS = {
     "a card that comes late": ("</article>", LATE_CARD),
     "no room for a picture": (r'(class="explorer-drawing") style="[^"]*"', r"\1"),
     "a card that is a table first": (r"<script>if \(window.BOOK.*?</script>", ""),
-    "no room for the nearest layouts": (r'(aria-label="Nearest that fits">).*?</div>', r"\1</div>"),
+    "no room for the nearest layouts": (
+        r'(aria-label="Nearest that fits">).*?</div>',
+        r"\1<i data-old hidden></i></div>",  # which is waited for until the layouts replace it
+    ),
     "no room for buttons in a table": (r'(<td data-head="t">)<span>(.*?)</span>', r"\1\2"),
 }
 

@@ -841,4 +841,5 @@ class ScalerThatAsks(torch.amp.GradScaler):
         found = super()._unscale_grads_(optimizer, *args)
         flags = [flag.item() for flag in found.values()]
         overflow = self.asked(optimizer, any(flags) if flags else None)
-        return {torch.device("cpu"): torch.full((), float(overflow))}
+        flag = torch.full((), float(overflow), device=self._scale.device)
+        return {flag.device: flag}

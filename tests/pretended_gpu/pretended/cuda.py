@@ -266,6 +266,7 @@ def install(loaded: ctypes.CDLL):
     answers = dict(
         is_available=lambda: True,
         is_initialized=lambda: True,
+        _initialized=True,
         is_bf16_supported=lambda *_, **__: True,
         is_current_stream_capturing=lambda: False,
         _is_in_bad_fork=lambda: False,
