@@ -171,7 +171,7 @@ def class_report(shared: Path, lab: str = "") -> str:
         else "Nobody has handed in yet: python -m shardlab hand-in SHARED --name NAME"
     ]
     if lab and not any(name.startswith(lab) for name in known):
-        parts.append(f"Nobody has a lab {lab}; there are {', '.join(known) or 'none'}.")
+        parts.append(f"Nobody has a lab {printable(lab)}; there are {', '.join(known) or 'none'}.")
     parts += [repr(table) for table in exercises_of(learners, lab)]
     parts += histograms(learners, lab)
     return "\n\n".join([*parts, *(["\n".join(damaged)] if damaged else [])])
