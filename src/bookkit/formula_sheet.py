@@ -190,9 +190,10 @@ class FormulaSheetDirective(SphinxDirective):
             ),
         }
         intro = (
-            "Figures of datasheets. Dense TFLOP/s are in bf16, or in fp16 on a GPU without bf16. A"
-            " dash: the GPU has no such unit, or no source was read. C2C joins a GPU and the CPU in"
-            " its package; its rate is one way."
+            "Memory is what a card reports to a program; the rest are figures of datasheets. Dense"
+            " TFLOP/s are in bf16, or in fp16 on a GPU without bf16. A dash: the GPU has no such"
+            " unit, or no source was read. C2C joins a GPU and the CPU in its package; its rate is"
+            " one way."
         )
         return self._presets("GPUs", intro, GPUS, columns, range(1, 8))
 

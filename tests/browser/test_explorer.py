@@ -958,7 +958,7 @@ def test_a_card_far_above_is_named_and_not_drawn(open_card):
     drawing = card.find(".explorer-drawing >> nth=1")
     assert (
         not drawing.locator(".capacity").get_attribute("d")
-        and "80 GB card: far above" in drawing.text_content()
+        and "85.1 GB card: far above" in drawing.text_content()
     )
     tops = [min(y for y, height in parts if height) for _, _, *parts in drawing.evaluate(COLUMNS)]
     assert min(tops) < 80, "the columns fill the picture"

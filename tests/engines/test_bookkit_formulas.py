@@ -32,7 +32,7 @@ PRINTED = [  # call, style, what is printed, the exact value on hover
     ),
     ('parameters(model="GPT-2 124M")', " exact", "124,439,808", "124,439,808 parameters"),
     ('parameters(model="GPT-2 124M")', "", "124M", "124,439,808 parameters"),
-    ('gpu_memory_bytes(gpu="T4")', " as GB", "16 GB", "16,000,000,000 bytes"),
+    ('gpu_memory_bytes(gpu="T4")', " as GB", "15.8 GB", "15,835,660,288 bytes"),
     ("utilisation(utilisation=0.4)", "", "40%", "0.4"),
     ("training_flops(parameters=175e9, tokens=300e9)", "", "3.15e23", "3.15e23 FLOP"),
     (f"training_days({DAYS})", " as years", "357 years", "130,000 days"),
@@ -480,8 +480,8 @@ def test_the_sheet_says_which_recipes_were_held_against_a_run(sheet):
 
 @pytest.mark.slow
 def test_the_sheets_numbers_of_gpus(sheet):
-    """GB as the vendor prints it, and the same in GiB.
+    """GB that the card reports, and the same in GiB.
 
     Mutation: swap the two columns."""
     row = re.search(r"<td><p>A100 SXM 80GB</p></td>(.*?)</tr>", sheet, re.S)[1]
-    assert re.findall(r"<p>(.*?)</p>", row, re.S)[:3] == ["80", "74.5", "312"]
+    assert re.findall(r"<p>(.*?)</p>", row, re.S)[:3] == ["85.1", "79.3", "312"]

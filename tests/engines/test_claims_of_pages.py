@@ -2,6 +2,7 @@
 or from a formula."""
 
 import csv
+import json
 import re
 from datetime import date
 from pathlib import Path
@@ -87,10 +88,23 @@ def test_how_much_faster_nvlink_is():
 
 
 def test_memory_is_what_a_program_may_use():
-    """Must catch: what is on the package in one row and what a program may use in another, a growth
-    that the rows do not give, a bandwidth rounded to two digits and printed with three."""
+    """Must catch: GB of 10^9 bytes where a maker counts GiB, a name on the page that is not the
+    row's, a growth that the rows do not give, a bandwidth rounded to two digits and printed with
+    three."""
     memory = {name: gpu.quantities["gpu_memory_bytes"] for name, gpu in GPUS.items()}
-    assert memory["B200 SXM"] == 180e9 and memory["B300 SXM"] == 270e9
+    recorded = json.loads((ROOT / "measured/nvidia-h100-80gb-hbm3-2026-11-26.json").read_text())
+    assert memory["H100 SXM 80GB"] == recorded["hardware"]["memory_bytes"]
+    rows = csv.DictReader((ROOT / "src/coursekit/data/hardware.csv").read_text().splitlines())
+    for row in rows:  # GB are GiB where the memory is HBM, less what the driver keeps
+        unit = 2**30 if row["memory_kind"].startswith("HBM") else 10**9
+        assert 0.98 < memory[row["name"]] / (int(row["memory_GB"]) * unit) < 1.001, row["name"]
+        assert "visible bytes" in row["source"], row["name"]
+        said = re.findall(
+            rf'^\|[^|]*\| (\d+) GB \| {{bytes}}`gpu_memory_bytes\(gpu="{row["name"]}"',
+            PAGES["hardware"],
+            re.MULTILINE,
+        )
+        assert said in ([], [row["memory_GB"]])
     assert GPUS["L40S"].quantities["memory_bytes_per_second"] == 864e9
     assert GPUS["B200 SXM"].quantities["memory_bytes_per_second"] == 7.7e12
     said = re.search(r"the memory of a GPU grew (\d+)-fold", words("why-one-gpu"))

@@ -132,14 +132,14 @@ def test_the_sentence_of_the_start():
     Mutation: print GiB as GB, drop `when`, or take the spare bytes for those that are over."""
     assert (
         FITS.say(FITS.compute(FITS.start()))
-        == "One GPU holds 108 GB (100 GiB) of model states; a card of 80 GB is 27.8 GB short. Share"
-        " each copy between at least 2 GPUs."
+        == "One GPU holds 108 GB (100 GiB) of model states; a card of 85.1 GB is 22.7 GB short."
+        " Share each copy between at least 2 GPUs."
     )
     fits = FITS.compute(FITS.move(FITS.start(), "gpus_per_copy", 2))
     assert (
         FITS.say(fits)
         == "Each of the 2 GPUs that share a copy holds 53.9 GB (50.2 GiB) of model states; a card"
-        " of 80 GB has 26.1 GB left for activations, temporaries and buffers."
+        " of 85.1 GB has 31.2 GB left for activations, temporaries and buffers."
     )
     assert "master" not in FITS.say_detail(
         FITS.compute(FITS.choose(FITS.start(), "recipe", "fp32 Adam"))
@@ -147,8 +147,8 @@ def test_the_sentence_of_the_start():
 
 
 def test_the_sentences_of_the_memory_explorers():
-    """Written out once by hand. 63,979,388,040 bytes at the loss are 59.6 GiB; from the card's 80
-    GB 16.0 GB are left.
+    """Written out once by hand. 63,979,388,040 bytes at the loss are 59.6 GiB; from the card's
+    85.1 GB 21.0 GB are left.
 
     Mutations: the points' words one place off; GiB and GB exchanged; `gradients 0 B` said where
     there are none yet."""
@@ -157,7 +157,7 @@ def test_the_sentences_of_the_memory_explorers():
         shown["peak_bytes"] == shown["loss_peak_bytes"]
         and MEMORY.say(shown)
         == "One GPU holds 59.6 GiB (64.0 GB) at its peak, at the backward of the loss; it fits a"
-        " card of 80 GB with 16.0 GB to spare, before libraries, the CUDA context and what the"
+        " card of 85.1 GB with 21.0 GB to spare, before libraries, the CUDA context and what the"
         " allocator rounds up."
     )
     assert "optimizer states 12.5 GB, no gradients yet, activations 42.1 GB, " in MEMORY.say_detail(
@@ -174,7 +174,7 @@ def test_the_sentences_of_the_memory_explorers():
     for point, text in words.items():
         assert f"{text}; " in MEMORY.say({**shown, "peak_point": point})
     large = MEMORY.compute(MEMORY.start())
-    assert "; a card of 80 GB is 84.9 GB short, before libraries" in MEMORY.say(large)
+    assert "; a card of 85.1 GB is 79.8 GB short, before libraries" in MEMORY.say(large)
     dropped = MEMORY.compute(MEMORY.move(GPT2, "dropout", 0.1))
     assert "Dropout works on the attention scores" in MEMORY.say_detail(dropped)
     assert dropped["keeps_scores"] == 1
@@ -235,9 +235,9 @@ def test_every_claim_about_bytes_per_parameter_has_its_row():
 def test_a_preset_sets_what_is_an_input():
     """Mutation: forget the inputs that follow from a preset; GPT-3 would leave the parameters of
     the model before it."""
-    assert FITS.preset("gpu", "T4") == {"gpu_memory_bytes": 16 * 10**9}
+    assert FITS.preset("gpu", "T4") == {"gpu_memory_bytes": 15_835_660_288}
     assert HOW_LONG.preset("gpu", "T4") == {
-        "gpu_memory_bytes": 16 * 10**9,
+        "gpu_memory_bytes": 15_835_660_288,
         "flops_per_second": 65e12,
     }
     assert HOW_LONG.preset("model", "GPT-2 124M") == {"parameters": 124_439_808}

@@ -110,7 +110,7 @@ def test_parts_are_to_scale_from_zero():
     for part in parts:
         assert f"{part.label} {format_as(shown[part.quantity], 'decimal bytes')}" in words
     total, card = shown["states_bytes_per_gpu"], shown["gpu_memory_bytes"]
-    assert format_as(total, "decimal bytes") in words and "80 GB card" in words
+    assert format_as(total, "decimal bytes") in words and "85.1 GB card" in words
     assert f"{format_as(card - total, 'decimal bytes')} free" in words
     line = next(path for path in root.iter(f"{SVG}path") if path.get("stroke-width") == "2.5")
     assert float(re.match(r"M([\d.]+)", line.get("d"))[1]) == pytest.approx(
@@ -130,7 +130,7 @@ def test_a_card_far_away_is_named_at_the_edge():
     """Must catch: a bar of a pixel beside a card of a thousand times its bytes."""
     spec, shown, (root,) = drawn("does-it-fit", layers=1, hidden=64, vocabulary=64, gpus_per_copy=8)
     assert shown["gpu_memory_bytes"] > 1000 * shown["states_bytes_per_gpu"]
-    assert any("80 GB card: far to the right" in text for text in texts(root))
+    assert any("85.1 GB card: far to the right" in text for text in texts(root))
     assert sum(width for *_, width, _ in boxes(root, "predicted")) > SVG_WIDTH / 2
 
 

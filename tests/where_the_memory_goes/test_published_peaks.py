@@ -9,7 +9,15 @@ import pytest
 from other_planners import TOOLS, Asked
 
 from coursekit.formulas import BOOK, GPUS, KERNELS
-from coursekit.planner.fits import FUSED_LOSS, PEAKS, PUBLISHED, RANK_RESERVE, RESERVED_SHARES, fits
+from coursekit.planner.fits import (
+    FUSED_LOSS,
+    NO_TENSOR,
+    PEAKS,
+    PUBLISHED,
+    RANK_RESERVE,
+    RESERVED_SHARES,
+    fits,
+)
 from coursekit.planner.speeds import BANDWIDTH_SHARE, PUBLISHED_SECONDS, SPEEDS
 from coursekit.topics.which_layout.referee import (
     CLASSES,
@@ -73,10 +81,13 @@ def test_what_ran_fits():
         layout, peak = published_layout(row), peak_bytes(row)
         memory = GPUS[row["gpu"]].quantities["gpu_memory_bytes"]
         memory = numbers_in(row["more"]).get("gpu_memory_bytes", memory)
-        given = {name: layout.given.get(name, 0) for name in ("context_parallel", "experts")}
+        degrees = ("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_parallel")
+        asked = (*degrees, "context_parallel", "experts")
+        given = {name: layout.given.get(name, 0) for name in asked}
         given |= dict(KERNELS[row["kernels"]].quantities, rank_peak_bytes=peak)
-        reserve = layout.reserved(BOOK.evaluate([RANK_RESERVE], allow_unused=True, **given))
-        assert peak + reserve <= memory, row["name"]
+        values = BOOK.evaluate([RANK_RESERVE, *NO_TENSOR], allow_unused=True, **given)
+        outside = sum(values[name] for name in NO_TENSOR)
+        assert peak + layout.reserved(values) + outside <= memory, row["name"]
         if row["kernels"].startswith("Megatron"):
             errors.append(abs(peak / measured_bytes(row) - 1))
     assert len(errors) == 32 and sum(errors) / len(errors) <= 0.02
@@ -149,6 +160,30 @@ def test_what_is_set_aside():
     assert sum(map(len, shares.values())) == PUBLISHED[FUSED_LOSS].rows
     most = {kind: math.ceil(1000 * max(found)) / 1000 for kind, found in shares.items()}
     assert most == RESERVED_SHARES
+
+
+def test_what_no_tensor_holds():
+    """The published bytes: 0.47 GiB of context, 1.45 GiB more with NCCL and one group, 688 MiB for
+    each further group, 3.28 GB for an all-to-all. `fits` prints both as lines and counts them.
+
+    Must catch: a group without other ranks counted; a line that is printed and not added up."""
+    gib, alone = 2**30, dict(data_parallel=1, tensor_parallel=1, pipeline_parallel=1)
+    alone |= dict(expert_parallel=1, context_parallel=1)
+    cases = {
+        (): 0,
+        ("data_parallel",): 1.45 * gib,
+        ("tensor_parallel", "pipeline_parallel"): 1.45 * gib + 688 * 2**20,
+        ("data_parallel", "expert_parallel"): 1.45 * gib + 3.28e9,
+    }
+    for degrees, nbytes in cases.items():
+        found = BOOK.evaluate([NO_TENSOR[1]], **alone | dict.fromkeys(degrees, 8))
+        assert found[NO_TENSOR[1]] == pytest.approx(nbytes, abs=1), degrees
+    answer = fits("Llama 3 8B", gpu="H100 SXM 80GB", gpus=8, sequence=4096)
+    held = {line.category: line.nbytes for line in answer.lines}
+    assert held["context"] == pytest.approx(0.47 * gib, abs=1)
+    assert held["NCCL"] == pytest.approx(1.45 * gib, abs=1)
+    assert answer.needed_bytes == sum(held.values()) + answer.reserve_bytes
+    assert answer.as_json()["needed_bytes"] == answer.needed_bytes
 
 
 def test_dropout_under_fused_attention():

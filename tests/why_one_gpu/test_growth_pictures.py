@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bookkit.words import chapters
-from coursekit.formulas import MODELS, evaluate, quantities
+from coursekit.formulas import GPUS, MODELS, evaluate, quantities
 from coursekit.show.format import format_as
 from coursekit.topics.why_one_gpu import pictures, where_we_stand
 from coursekit.topics.why_one_gpu.where_we_stand import CHAPTER_MOVES, bytes_of_bar
@@ -40,8 +40,10 @@ def test_a_model_is_compared_with_the_gpu_of_its_day():
     memory, found = pictures.states_by_day()
     assert list(memory.values()) == sorted(memory.values())
     by_name = {model.name: (states, card, count) for model, states, card, count in found}
-    assert by_name["GPT-3"] == (16 * 175e9, 32e9, 88)
-    assert by_name["GPT-2"][2] == 1 and by_name["Llama 3"] == (16 * 405e9, 192e9, 34)
+    card = {gpu: GPUS[gpu].quantities["gpu_memory_bytes"] for gpu in memory}
+    assert by_name["GPT-3"] == (16 * 175e9, card["V100 SXM2 32GB"], 83)
+    assert by_name["GPT-2"][2] == 1
+    assert by_name["Llama 3"] == (16 * 405e9, card["MI300X"], 32)
     shown = words(pictures.draw_growth())
     assert all(f"× {count}" in shown for _, _, _, count in found if count > 1)
 
@@ -88,15 +90,16 @@ def test_each_chapter_adds_one_row_to_the_bar():
 def test_the_bar_says_where_the_card_ends():
     """The sentences of the captions. Must catch: a layout that changes and a caption that does
     not."""
+    card = GPUS["H100 SXM 80GB"].quantities["gpu_memory_bytes"]
     total = {move.page: sum(bytes_of_bar(move).values()) for move in CHAPTER_MOVES}
-    over = [page for page, nbytes in total.items() if nbytes > 80e9]
+    over = [page for page, nbytes in total.items() if nbytes > card]
     assert over == [
         move.page for move in CHAPTER_MOVES[:6]
     ]  # the seventh is the first left of the line
     assert total["tensor-parallelism"] < total["pipelines"]  # "longer than the one before"
     assert (
-        bytes_of_bar(CHAPTER_MOVES[5])["activations"] > 80e9
+        bytes_of_bar(CHAPTER_MOVES[5])["activations"] > card
     )  # "they alone are more than the card"
-    assert total["activation-checkpointing"] < 0.5 * 80e9
+    assert total["activation-checkpointing"] < 0.5 * card
     rows = words(where_we_stand.draw("zero")).split(" | ")
     assert sum(row.endswith(" GB") and not row.startswith("a card") for row in rows) == 6

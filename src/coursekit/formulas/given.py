@@ -97,8 +97,7 @@ gpus | n | GPUs | GPUs that train together
 data_parallel | d | count | data-parallel degree: copies of the model
 tensor_parallel | t | count, usually 1 | tensor-parallel degree
 pipeline_parallel | p | count, usually 1 | pipeline-parallel degree
-gpu_memory_bytes | M_\text{card} | bytes | memory of one GPU, as its datasheet prints it (GB = 10^9
-    bytes)
+gpu_memory_bytes | M_\text{card} | bytes | memory of one GPU, as the GPU reports it to a program
 flops_per_second | F | FLOP/s, above 0 | floating-point operations one GPU can do in a second: its
     datasheet's dense figure
 utilisation | \eta | fraction, above 0 to 1 | share of the datasheet's rate that the training run

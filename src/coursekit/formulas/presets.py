@@ -243,14 +243,14 @@ def _gpus():
             row["name"],
             MappingProxyType(
                 dict(
-                    gpu_memory_bytes=int(row["memory_GB"]) * 10**9,
+                    gpu_memory_bytes=int(row["visible_bytes"]),
                     flops_per_second=dense_tflops * 1e12,
                     memory_bytes_per_second=float(f"{row['memory_bandwidth_TBps']}e12"),
                     **more,
                 )
             ),
             row["source"],
-            f"{row['memory_GB']} GB, {dense_tflops:g} dense {kind} TFLOP/s",
+            f"sold as {row['memory_GB']} GB, {dense_tflops:g} dense {kind} TFLOP/s",
             row["verified"],
             row["read_on"],
         )

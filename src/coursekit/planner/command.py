@@ -77,7 +77,8 @@ def _add_software(parser):
     parser.add_argument(
         "--reserve-gb",
         type=float,
-        help="GB set aside for what is not counted, by default what published runs reserved",
+        help="GB set aside for what the allocator holds beyond tensors, by default what published"
+        " runs reserved",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -20,6 +20,7 @@ from .model_config import InvalidModelConfig, read_config
 
 RANK_PEAK, RANK_PLACE = "rank_peak_bytes", "rank_peak_place"
 RANK_NEEDED, RANK_RESERVE = "rank_needed_bytes", "rank_reserve_bytes"
+NO_TENSOR = ("rank_context_bytes", "rank_communicator_bytes")
 USUAL_KERNELS, FUSED_LOSS = "Megatron-LM with Transformer Engine", "Megatron-LM, fused loss"
 EAGER_RECIPE = "bf16 + fp32 master"
 LIBRARY_RECIPE, LIBRARY_RECIPE_FP16 = "bf16 + fp32 gradients", "fp16 + fp32 gradients"
@@ -44,7 +45,6 @@ NVLINK_DOMAIN = {"GB200": 72, "GB300": 72}  # GPUs that NVLink joins beyond a no
 MICROBATCHES_PER_STAGE = 4  # assumed of a pipeline: from one on, more of them change no byte
 WHOLE_LAYERS = 3  # of recompute_policy
 ONE_F_ONE_B, INTERLEAVED = 2, 4  # of pipeline_schedule
-NOT_COUNTED = "the CUDA context and NCCL's buffers: set memory aside for them with --reserve-gb"
 PEAKS = "tests/where_the_memory_goes/published_peaks.csv"
 
 
@@ -185,8 +185,9 @@ class RankLayout:
         return 1 if p == 1 else MICROBATCHES_PER_STAGE * p
 
     def needed_bytes(self, values) -> int:
-        """The peak, and what is set aside."""
-        return values[RANK_PEAK] + self.reserved(values)
+        """The peak, what is set aside, and what no tensor holds."""
+        outside = sum(values[name] for name in NO_TENSOR)
+        return values[RANK_PEAK] + self.reserved(values) + outside
 
     @property
     def reserves_by_formula(self) -> bool:
@@ -448,7 +449,6 @@ class Answer:
         yield "Assumed:"
         for name, why in self.assumed.items():
             yield f"  {name} = {why}"
-        yield f"  not counted: {NOT_COUNTED}"
         yield f"Compared: {self.compared}."
         if not self.fits:
             yield ""
@@ -470,7 +470,6 @@ class Answer:
             reserve_bytes=self.reserve_bytes,
             compared=self.compared,
             assumed=self.assumed,
-            not_counted=NOT_COUNTED,
             warning=self.warning,
             nearest=[
                 dict(change=change, needed_bytes=layout.needed_bytes(layout.solved()))
@@ -604,9 +603,10 @@ MODELS_WITH_USUAL = {
 
 
 def _lines(values) -> Iterator[LedgerLine]:
-    """The parts of the fullest place that are there."""
+    """The parts of the fullest place that are there, and what no tensor holds."""
     place = BOOK.formulas[BOOK.formulas[RANK_PEAK].needs[values[RANK_PLACE] - 1]]
-    for category, name in place.function.parts.items():
+    outside = zip(("context", "NCCL"), NO_TENSOR)
+    for category, name in (*place.function.parts.items(), *outside):
         if not values[name]:
             continue
         found, formula = BOOK.find(name), BOOK.formulas.get(name)

@@ -19,7 +19,6 @@ from coursekit.formulas.registry import InvalidQuantity, show
 
 from .fits import (
     INTERLEAVED,
-    NOT_COUNTED,
     ONE_F_ONE_B,
     PUBLISHED,
     RANK_NEEDED,
@@ -179,7 +178,6 @@ class LayoutPlan:
             f" {BANDWIDTH_SHARE:.0%} of their bandwidth"
         )
         yield f"  not tried: {NOT_TRIED}"
-        yield f"  not counted: {NOT_COUNTED}"
         yield "Compared:"
         for said in self.compared.values():
             yield f"  {said}."
@@ -211,7 +209,6 @@ class LayoutPlan:
             kernels=self.asked.kernels,
             compared=self.compared,
             not_tried=NOT_TRIED,
-            not_counted=NOT_COUNTED,
         )
 
 

@@ -112,6 +112,8 @@ RANK_OF_ANY_LAYOUT = Explorer(
                 *memory_parts(temporaries="temporaries_at_rank_peak_bytes"),
                 Part("rank_workspace_bytes", "workspaces", "temporaries"),
                 Part("rank_reserve_bytes", "set aside", "gathered"),
+                Part("rank_context_bytes", "CUDA", "temporaries"),
+                Part("rank_communicator_bytes", "NCCL", "temporaries"),
             ),
             total="rank_needed_bytes",
             capacity="gpu_memory_bytes",
@@ -125,7 +127,10 @@ RANK_OF_ANY_LAYOUT = Explorer(
         Say("in the loss", when=(("rank_peak_place", _LOSS),)),
         Say("in the backward of a layer", when=(("rank_peak_place", _LAYER),)),
         Say("in the optimizer's step", when=(("rank_peak_place", _UPDATE),)),
-        Say(", and {rank_reserve_bytes} set aside. "),
+        Say(
+            ", {rank_reserve_bytes} set aside, and {rank_context_bytes} for CUDA and"
+            " {rank_communicator_bytes} for NCCL. "
+        ),
         Say("It fits: {free_bytes} of {gpu_memory_bytes} are to spare.", when=(("fits", 1),)),
         Say("A card of {gpu_memory_bytes} is {missing_bytes} short.", when=(("fits", 0),)),
         Say(
@@ -198,6 +203,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
         "live_at_rank_optimizer_bytes",
         "rank_peak_bytes",
         "rank_reserve_bytes",
+        "rank_communicator_bytes",
         "rank_needed_bytes",
         "layer_seconds",
         "slowest_rank_seconds",

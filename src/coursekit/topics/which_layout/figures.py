@@ -20,7 +20,9 @@ def layouts_figure(title, layouts):
     }
     figure = _stacked(f"{title} (GB)", list(held), kinds, "%{y}: %{x:,.3g} GB")
     card = next(iter(held.values())).values["gpu_memory_bytes"] / GIGA
-    figure.add_vline(x=card, line=dict(dash="dash", width=2), annotation_text=f"card, {card:g} GB")
+    figure.add_vline(
+        x=card, line=dict(dash="dash", width=2), annotation_text=f"card, {card:.1f} GB"
+    )
     return figure
 
 

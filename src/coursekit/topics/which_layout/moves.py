@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from coursekit.formulas.registry import BOOK
-from coursekit.planner.fits import FUSED_LOSS, RESERVED_SHARES, RankLayout, model_sizes
+from coursekit.planner.fits import (
+    FUSED_LOSS,
+    NO_TENSOR,
+    RESERVED_SHARES,
+    RankLayout,
+    model_sizes,
+)
 from coursekit.planner.speeds import SPEEDS, parts_of, step_values
 
 ASKED_MODEL, ASKED_GPU, ASKED_GPUS, ASKED_SEQUENCE, ASKED_BATCH = (
@@ -16,8 +22,6 @@ ASKED_MODEL, ASKED_GPU, ASKED_GPUS, ASKED_SEQUENCE, ASKED_BATCH = (
     512,
 )
 SPEED = SPEEDS["Megatron-LM on H100"]
-# of a card's bytes, what tensors may take: published runs reserved so much more
-FOR_TENSORS = 1 / (1 + RESERVED_SHARES["dense models"])
 BAR_KINDS = ("parameters", "optimizer", "gradients", "activations", "gathered", "temporaries")
 
 
@@ -34,6 +38,13 @@ class RankBar:
     @property
     def peak_bytes(self) -> int:
         return self.values["rank_peak_bytes"]
+
+    @property
+    def room_bytes(self) -> float:
+        """What tensors may take of the card beside what no tensor holds: published runs reserved
+        so much more than they took."""
+        room = self.values["gpu_memory_bytes"] - sum(self.values[name] for name in NO_TENSOR)
+        return room / (1 + RESERVED_SHARES["dense models"])
 
     @property
     def fits(self) -> bool:

@@ -4,7 +4,7 @@ card; three published runs beside their predictions; and the tree of questions."
 from coursekit.planner.runs_published import PUBLISHED_RUNS, SECONDS_BY_LOOK
 from coursekit.show.drawing import Drawing
 from coursekit.show.drawing import decimal_bytes as said
-from coursekit.topics.which_layout.moves import FOR_TENSORS, MOVES
+from coursekit.topics.which_layout.moves import MOVES
 from coursekit.topics.which_layout.referee_pictures import draw_bytes_errors, draw_seconds_errors
 from coursekit.topics.which_layout.tree import DONE, QUESTIONS
 
@@ -28,11 +28,11 @@ def draw_bars(name, title, moves):
         top = _rows(drawing, held, card, top + 22)
         top = _key(drawing, held, top) + 12
         kinds = ", ".join(f"{kind} {said(nbytes)}" for kind, nbytes in _seen(held))
-        sentences.append(f"{label}: {total}, made of {kinds}")
+        sentences.append(f"{label}: {total} of {said(held.room_bytes)}, made of {kinds}")
     return drawing.svg(
         top - 8,
         f"A bar of the fullest rank for each layout, wrapped into rows of one card of"
-        f" {said(card)}; a dashed line at {said(FOR_TENSORS * card)}. {'; '.join(sentences)}.",
+        f" {said(card)}; a dashed line at what tensors may take. {'; '.join(sentences)}.",
     )
 
 
@@ -59,7 +59,8 @@ def _rows(drawing, held, card, top):
     drawing.boxes(
         [(BAR_LEFT, top + ROW_PITCH * row, CARD_WIDE, ROW_HIGH) for row in range(rows)], "frame"
     )
-    line, bottom = BAR_LEFT + CARD_WIDE * FOR_TENSORS, top + ROW_PITCH * rows - ROW_PITCH + ROW_HIGH
+    line = BAR_LEFT + CARD_WIDE * held.room_bytes / card
+    bottom = top + ROW_PITCH * rows - ROW_PITCH + ROW_HIGH
     drawing.path(f"M{line:.1f} {top - 3}V{bottom + 3}", "line dashed")
     return bottom
 

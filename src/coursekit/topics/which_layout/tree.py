@@ -102,7 +102,7 @@ QUESTIONS = (
     ),
     Question(
         "Does the whole rank fit?",
-        "peak and reserve ≤ card",
+        "peak, reserve, NCCL ≤ card",
         lambda seen: seen.layout.needed_bytes(seen.bytes),
         _card,
         (

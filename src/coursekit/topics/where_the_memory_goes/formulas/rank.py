@@ -568,6 +568,44 @@ class WhatIsSetAside(
             * ceil_div(q.rank_peak_bytes, 1000)
         )
 
+
+class WhatTheTensorsDoNotHold(
+    BOOK.section(
+        source="ml-engineering@744d01e training/performance/README.md (A100s: 0.47 GiB, and 1.45"
+        " GiB more with NCCL); NVIDIA/nccl issues 964 (A100s: 688 MiB for a group) and 1685 (H100s:"
+        " 3.28 GB for an all-to-all)",
+        measured_by="tests/where_the_memory_goes/test_published_peaks.py"
+        "::test_what_no_tensor_holds",
+    )
+):
+    def rank_context_bytes(q):
+        r"""M_\text{ctx} | bytes | bytes of the CUDA context: kernels and the driver's own state"""
+        return 504_658_658
+
+    def rank_groups(q):
+        r"""n_\text{grp} | count | groups of ranks in which this one talks"""
+        return (
+            where(q.data_parallel > 1, 1, 0)
+            + where(q.tensor_parallel > 1, 1, 0)
+            + where(q.pipeline_parallel > 1, 1, 0)
+        )
+
+    def rank_communicator_bytes(q):
+        r"""M_\text{nccl}^r | bytes | bytes of NCCL's buffers: its own, and those of each group; an
+        all-to-all, of experts or of a sequence's heads, connects all ranks with all"""
+        return (
+            835_505_357 * minimum(q.rank_groups, 1)
+            + 721_420_288 * q.rank_groups
+            + 3_280_000_000
+            * maximum(where(q.expert_parallel > 1, 1, 0), where(q.context_parallel > 1, 1, 0))
+        )
+
     def rank_needed_bytes(q):
-        r"""M_\text{need}^r | bytes | bytes that a rank needs: its peak, and what is set aside"""
-        return q.rank_peak_bytes + q.rank_reserve_bytes
+        r"""M_\text{need}^r | bytes | bytes that a rank needs: its peak, what is set aside, and what
+        no tensor holds"""
+        return (
+            q.rank_peak_bytes
+            + q.rank_reserve_bytes
+            + q.rank_context_bytes
+            + q.rank_communicator_bytes
+        )
