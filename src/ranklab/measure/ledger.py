@@ -38,6 +38,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from shardlab.common.outer_hooks import as_it_was_saved
 from shardlab.common.torch_internals import (
     TorchDispatchMode,
     active_fake_mode,
@@ -268,15 +269,7 @@ class Ledger(TorchDispatchMode):
     def _give_back(self, kept):
         """Unpack a tensor for backward. With hooks in force, autograd leaves to them the check that
         the tensor was not written since."""
-        tensor, saved = kept
-        if version(tensor) != saved:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an"
-                f" inplace operation: a {str(tensor.dtype).removeprefix('torch.')} tensor"
-                f" {list(tensor.shape)} is at version {version(tensor)}; expected version {saved}"
-                " instead."
-            )
-        return tensor
+        return as_it_was_saved(*kept)
 
     def _keep_gradient(self, parameter):
         if parameter.grad is not None:  # None: an earlier hook has sharded it

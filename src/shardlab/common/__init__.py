@@ -2,6 +2,7 @@
 
 agreement.py             what all ranks must have in common
 backward.py              when a backward begins, which gradient came, when it ends
+outer_hooks.py           what a technique's hooks for saved tensors owe to those around them
 shards.py                which tensors are parts, and among whom
 optimizer_checks.py      looks at an optimizer when it steps
 torch_clip_and_scale.py  PyTorch's clipping and loss scaling, made aware of shards

@@ -30,12 +30,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..common.torch_internals import (
-    base_of,
-    hooks_of_saved_tensors,
-    storage_key,
-    version,
-)
+from ..common.outer_hooks import OuterHooks
+from ..common.torch_internals import base_of, storage_key, version
 from .host_copies import Copies, copies_on
 
 
@@ -62,28 +58,21 @@ class OnTheHost(NamedTuple):
     offset: int
 
 
-class OnTheDevice(NamedTuple):
-    """A tensor that stays, as the hooks around these have packed it."""
-
-    packed: object
-    version: int
-
-
 class Offload:
     """The hooks. `moved_bytes` counts what went to the host."""
 
     def __init__(self, least_bytes: int, ahead: int):
         self.least_bytes, self.ahead = least_bytes, ahead
-        self.pack_other, self.unpack_other = hooks_of_saved_tensors() or (Tensor.detach, None)
+        self.outer = OuterHooks()
         self.moved_bytes = 0
         self.copies: dict[torch.device, Copies] = {}  # one stream for each device
         self.order: list[weakref.ref[Moved]] = []  # as they were saved
         self.alive: dict[tuple, weakref.ref[Moved]] = {}  # storages that are still on the device
 
-    def pack(self, tensor: Tensor) -> OnTheHost | OnTheDevice:
+    def pack(self, tensor: Tensor) -> OnTheHost | tuple:
         storage = tensor.untyped_storage()
         if isinstance(base_of(tensor), nn.Parameter) or storage.nbytes() < self.least_bytes:
-            return OnTheDevice(self.pack_other(tensor), version(tensor))
+            return self.outer.pack(tensor)
         key = storage_key(storage), tensor.dtype, version(tensor)
         moved = self.alive.get(key, lambda: None)()
         if moved is None:
@@ -100,26 +89,15 @@ class Offload:
             self.copies[tensor.device] = copies_on(tensor.device)
         return self.copies[tensor.device]
 
-    def unpack(self, saved: OnTheHost | OnTheDevice) -> Tensor:
-        if isinstance(saved, OnTheDevice):
-            return self.stayed(saved)
+    def unpack(self, saved: OnTheHost | tuple) -> Tensor:
+        if not isinstance(saved, OnTheHost):
+            return self.outer.unpack(saved)
         saved.moved.fetch()
         for number in range(saved.moved.number - 1, saved.moved.number - 1 - self.ahead, -1):
             following = self.order[number]() if number >= 0 else None
             if following is not None and following.used == 0:
                 following.fetch()
         return saved.moved.take().as_strided(saved.shape, saved.stride, saved.offset)
-
-    def stayed(self, saved: OnTheDevice) -> Tensor:
-        if self.unpack_other is not None:
-            return self.unpack_other(saved.packed)
-        if version(saved.packed) != saved.version:  # with hooks, autograd leaves this to them
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an"
-                f" inplace operation: a tensor of shape {list(saved.packed.shape)} is at version"
-                f" {version(saved.packed)}, expected version {saved.version}."
-            )
-        return saved.packed
 
 
 class Moved:

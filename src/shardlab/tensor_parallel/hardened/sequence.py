@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...common.collective_wire import place
-from ...common.torch_internals import hooks_of_saved_tensors, storage_key, version
+from ...common.outer_hooks import OuterHooks
+from ...common.torch_internals import storage_key
 from ...gpt import Dropout, PositionIds
 from .layers import CutModule, OwnDropout, Parts
 from .pairs import begin_gather, gather, in_order, reduce_scatter
@@ -98,29 +99,19 @@ class AroundGathered(Around):
 def keeps_own_tokens(whole: Tensor, own: Tensor, group) -> Iterator["Regathered"]:
     """Within, autograd keeps `own` where it would keep `whole`, or a view of it. What else it keeps
     goes to the hooks that are set around it, such as checkpoint's or the ledger's."""
-    pack_other, unpack_other = hooks_of_saved_tensors() or (Tensor.detach, None)
-    kept = Regathered(own, group, pack_other, unpack_other)
+    outer = OuterHooks()
+    kept = Regathered(own, group, outer)
     memory = storage_key(whole.untyped_storage())  # a key: autograd keeps the hooks till backward
 
     def pack(tensor):
         if storage_key(tensor.untyped_storage()) == memory:
             kept.uses += 1
             return None, (tensor.shape, tensor.stride(), tensor.storage_offset())
-        return pack_other(tensor), version(tensor)
+        return outer.pack(tensor)
 
     def unpack(packed):
         other, about = packed
-        if other is None:
-            return kept.whole().as_strided(*about)
-        if unpack_other is not None:
-            return unpack_other(other)
-        if version(other) != about:  # with hooks, autograd leaves this to them
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an"
-                f" inplace operation: a tensor of shape {list(other.shape)} is at version"
-                f" {version(other)}, expected version {about}."
-            )
-        return other
+        return outer.unpack(packed) if other is not None else kept.whole().as_strided(*about)
 
     with saved_tensors_hooks(pack, unpack):
         yield kept
@@ -130,15 +121,15 @@ class Regathered:
     """Own tokens between forward and backward. All tokens from the first use in backward to the
     last: the MLP's gate and its other factor use them both."""
 
-    def __init__(self, own: Tensor, group, pack: Callable, unpack: Callable | None):
-        self.kept, self.unpack, self.group = pack(own), unpack or (lambda kept: kept), group
+    def __init__(self, own: Tensor, group, outer: OuterHooks):
+        self.kept, self.outer, self.group = outer.pack(own), outer, group
         self.uses = self.used = 0
         self.coming = self.now = None
 
     def ask(self):
         """Begin to gather, if backward will use the tokens."""
         if self.uses and self.coming is None and self.now is None:
-            self.coming = begin_gather(self.unpack(self.kept), self.group)
+            self.coming = begin_gather(self.outer.unpack(self.kept, compared=False), self.group)
 
     def whole(self) -> Tensor:
         if self.now is None:

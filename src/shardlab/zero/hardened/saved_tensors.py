@@ -18,13 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...common.torch_internals import (
-    current_backward,
-    hooks_of_saved_tensors,
-    tree_leaves,
-    tree_map,
-    version,
-)
+from ...common.outer_hooks import OuterHooks
+from ...common.torch_internals import current_backward, tree_leaves, tree_map
 
 
 def saved_with(
@@ -33,13 +28,13 @@ def saved_with(
     """A context in which operations keep tensors for backward: `needed` is called before backward
     gets one that is a parameter. Outer hooks, such as checkpoint's or the ledger's, get the tensor
     as well."""
-    outer_pack, outer_unpack = hooks_of_saved_tensors() or (Tensor.detach, None)
+    outer = OuterHooks(f" in {unit}")
 
     def pack(tensor):
-        return outer_pack(tensor), is_parameter(tensor), version(tensor)
+        return outer.pack(tensor), is_parameter(tensor)
 
     def unpack(kept):
-        packed, parameter, before = kept
+        packed, parameter = kept
         if parameter:
             if current_backward() is None:
                 raise RuntimeError(
@@ -47,15 +42,7 @@ def saved_with(
                     " memory is given back, so read the parameter within `with unsharded(...)`."
                 )
             needed()
-        if outer_unpack is not None:
-            return outer_unpack(packed)
-        if not parameter and version(packed) != before:
-            raise RuntimeError(  # with hooks in force, autograd leaves this check to them
-                "one of the variables needed for gradient computation has been modified by an"
-                f" inplace operation: a tensor of shape {list(packed.shape)} in {unit} is at"
-                f" version {version(packed)}, expected version {before}."
-            )
-        return packed
+        return outer.unpack(packed, compared=not parameter)
 
     return saved_tensors_hooks(pack, unpack)
 
