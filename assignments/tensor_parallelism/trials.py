@@ -22,15 +22,9 @@ from coursekit.exercises.on_a_rank import (
 from ranklab.measure.communication import CommunicationLog
 from shardlab.gpt import Block, GPTConfig
 from shardlab.tensor_parallel import apply_tensor_parallel, core, vocabulary_parallel_loss
-from shardlab.tensor_parallel.hardened.layers import (
-    ColumnLinear,
-    Cut,
-    Parts,
-    RowLinear,
-    TokenEmbedding,
-)
+from shardlab.tensor_parallel.hardened.layers import Cut, Parts
 from shardlab.tensor_parallel.hardened.pairs import enter, leave
-from shardlab.tensor_parallel.hardened.plan import Around, Columns, Drops, Rows, Whole
+from shardlab.tensor_parallel.hardened.plan import Around, Columns, Drops, Rows, Tokens, Whole
 
 
 def split_block(block: Block, group: dist.ProcessGroup | None = None) -> Block:
@@ -60,11 +54,11 @@ ASSIGNMENT = Assignment(
     reference={
         "enter": enter,
         "leave": leave,
-        "ColumnLinear": lambda linear, group=None: ColumnLinear(
-            linear, linear.out_features, Parts(group)
+        "ColumnLinear": lambda whole, group=None: Columns(whole.out_features).split(
+            whole, Parts(group)
         ),
-        "RowLinear": lambda linear, group=None: RowLinear(linear, linear.in_features, Parts(group)),
-        "TokenEmbedding": lambda embedding, group=None: TokenEmbedding(embedding, Parts(group)),
+        "RowLinear": lambda whole, group=None: Rows(whole.in_features).split(whole, Parts(group)),
+        "TokenEmbedding": lambda whole, group=None: Tokens().split(whole, Parts(group)),
         "vocabulary_parallel_loss": vocabulary_parallel_loss,
         "split_block": split_block,
     },

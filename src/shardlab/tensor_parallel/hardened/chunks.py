@@ -11,11 +11,11 @@ first. A plain layer does that to the product, which is wider.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...common.collective_wire import Group
 from .late import LateProduct, as_autocast_does, gradient_of_weight
-from .layers import Parts, RowLinear
+from .layers import RowLinear
 from .pairs import (
     begin,
     begin_gather,
@@ -31,8 +31,8 @@ from .pairs import (
 class RowsInChunks(RowLinear):
     """A RowLinear joined by `leave` or `reduce_scatter`."""
 
-    def __init__(self, linear: nn.Linear, pieces: int, parts: Parts, join, chunks: int):
-        super().__init__(linear, pieces, parts, join)
+    def __init__(self, chunks: int, *layer):
+        super().__init__(*layer)
         self.chunks = chunks
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in/t]

@@ -17,8 +17,7 @@ from ...common.agreement import agree, batch_of, fingerprint, unlogged
 from ...common.torch_internals import active_fake_mode, disable_modes, never_compiled
 from ...gpt import Dropout
 from .checks import CannotSplit
-from .layers import OwnDropout, TokenEmbedding
-from .whole_gradients import AmongRanks
+from .layers import AmongRanks, OwnDropout, TokenEmbedding
 
 DROPS = (
     Dropout,

@@ -64,9 +64,18 @@ class Parts:
         return self.made[whole]
 
 
-class CutModule(ConvertedModule):
-    """A module with parts of another one's parameters. `cuts` says how each was cut. Its copies
-    have parts among the same ranks."""
+class AmongRanks:
+    """Copies talk to the same ranks."""
+
+    def __deepcopy__(self, memo: dict):
+        memo[id(self.group)] = self.group
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        getattr(twin, "__setstate__", vars(twin).update)(deepcopy(vars(self), memo))
+        return twin
+
+
+class CutModule(AmongRanks, ConvertedModule):
+    """A module with parts of another one's parameters. `cuts` says how each was cut."""
 
     def __init__(self, group: Group, cuts: dict[str, Cut]):
         super().__init__()
@@ -80,12 +89,6 @@ class CutModule(ConvertedModule):
                 groups_of_shards[part] = (self.group or dist.group.WORLD,)
             if name in self.cuts and self.among_own_tokens:
                 of_own_tokens[part] = self.group or dist.group.WORLD
-
-    def __deepcopy__(self, memo: dict):
-        memo[id(self.group)] = self.group  # all copies talk to the same ranks
-        twin = memo[id(self)] = type(self).__new__(type(self))
-        twin.__setstate__(deepcopy(vars(self), memo))
-        return twin
 
     def __getstate__(self) -> dict:
         if self.group is not None:
@@ -118,14 +121,10 @@ class CutLinear(CutModule):
 class ColumnLinear(CutLinear):
     """Some columns of a linear layer. Before it, x must `enter`."""
 
-    def __init__(self, linear: nn.Linear, pieces: int, parts: Parts):
-        super().__init__(parts.group, self.cuts_of(pieces))
+    def __init__(self, linear: nn.Linear, cuts: dict[str, Cut], parts: Parts):
+        super().__init__(parts.group, cuts)
         self.weight = parts(linear.weight, self.cuts["weight"])
         self.bias = parts(linear.bias, self.cuts["bias"])
-
-    @staticmethod
-    def cuts_of(pieces: int) -> dict[str, Cut]:
-        return dict(weight=Cut(0, pieces), bias=Cut(0, pieces))
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in]
         return self.product(x, self.weight, self.bias)  # [..., out/t]
@@ -136,15 +135,11 @@ class RowLinear(CutLinear):
     makes the sum."""
 
     def __init__(
-        self, linear: nn.Linear, pieces: int, parts: Parts, join: Callable[..., Tensor] = leave
+        self, linear: nn.Linear, cuts: dict[str, Cut], parts: Parts, join: Callable = leave
     ):
-        super().__init__(parts.group, self.cuts_of(pieces))
+        super().__init__(parts.group, cuts)
         self.weight = parts(linear.weight, self.cuts["weight"])
         self.bias, self.join = linear.bias, join
-
-    @staticmethod
-    def cuts_of(pieces: int) -> dict[str, Cut]:
-        return dict(weight=Cut(1, pieces))
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in/t]
         y = self.join(self.product(x, self.weight), group=self.group)  # [..., out]
@@ -154,18 +149,16 @@ class RowLinear(CutLinear):
 class TokenEmbedding(CutModule):
     """The vectors of some tokens; those of others are zeros here, and the sum has them all."""
 
-    def __init__(self, embedding: nn.Embedding, parts: Parts, join: Callable[..., Tensor] = leave):
-        super().__init__(parts.group, self.cuts_of(embedding.num_embeddings))
+    def __init__(
+        self, embedding: nn.Embedding, cuts: dict[str, Cut], parts: Parts, join: Callable = leave
+    ):
+        super().__init__(parts.group, cuts)
         self.num_embeddings = embedding.num_embeddings  # of all ranks
         self.weight, self.join = parts(embedding.weight, self.cuts["weight"]), join
         n, me = place(parts.group)
         self.begin, self.end = self.cuts["weight"].bounds(self.num_embeddings, me, n)
         padding, own = embedding.padding_idx, range(self.begin, self.end)
         self.padding_idx = own.index(padding) if padding in own else None  # it gets no gradient
-
-    @staticmethod
-    def cuts_of(pieces: int) -> dict[str, Cut]:
-        return dict(weight=Cut(0, pieces))
 
     def forward(self, tokens: Tensor) -> Tensor:  # [B, S]
         check_range(tokens, self.num_embeddings)

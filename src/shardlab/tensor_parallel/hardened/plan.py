@@ -98,10 +98,10 @@ class Columns(Whole):
         return uneven_parts(module.weight.shape[cut.dim], self.pieces, self.heads, ranks)
 
     def cuts(self, module: nn.Linear) -> dict[str, Cut]:
-        return ColumnLinear.cuts_of(self.pieces)
+        return dict.fromkeys(("weight", "bias"), Cut(0, self.pieces))
 
     def split(self, module: nn.Linear, parts: Parts) -> nn.Module:
-        return ColumnLinear(module, self.pieces, parts)
+        return ColumnLinear(module, self.cuts(module), parts)
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ class Rows(Columns):
     join: Callable[..., Tensor] = leave
 
     def cuts(self, module: nn.Linear) -> dict[str, Cut]:
-        return RowLinear.cuts_of(self.pieces)
+        return dict(weight=Cut(1, self.pieces))
 
     def split(self, module: nn.Linear, parts: Parts) -> nn.Module:
-        return RowLinear(module, self.pieces, parts, self.join)
+        return RowLinear(module, self.cuts(module), parts, self.join)
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ class Tokens(Whole):
         return uneven_parts(module.num_embeddings, module.num_embeddings, "", ranks)
 
     def cuts(self, module: nn.Embedding) -> dict[str, Cut]:
-        return TokenEmbedding.cuts_of(module.num_embeddings)
+        return dict(weight=Cut(0, module.num_embeddings))
 
     def split(self, module: nn.Embedding, parts: Parts) -> nn.Module:
-        return TokenEmbedding(module, parts, self.join)
+        return TokenEmbedding(module, self.cuts(module), parts, self.join)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ Without it each rank sees all tokens, and these gradients are whole already, but
 with parts: WholeParameters adds them up within backward, and looks at the others once.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Iterable
 
@@ -35,6 +34,7 @@ from ...common.shards import (
 from ...common.torch_internals import active_fake_mode, disable_modes, never_compiled, version
 from ..core import leave
 from .checks import CannotSplit
+from .layers import AmongRanks
 
 summed_versions = WeakTensorKeyDictionary()  # gradient -> its version after it was summed
 since_step = WeakTensorKeyDictionary()  # parameters whose gradients were summed since the last step
@@ -148,16 +148,6 @@ def check_own_tokens(updated: list[Tensor]):
 
 
 # --- within backward ------------------------------------------------------------------------------
-
-
-class AmongRanks:
-    """Copies talk to the same ranks."""
-
-    def __deepcopy__(self, memo: dict):
-        memo[id(self.group)] = self.group
-        twin = memo[id(self)] = type(self).__new__(type(self))
-        vars(twin).update(copy.deepcopy(vars(self), memo))
-        return twin
 
 
 class WholeParameters(AmongRanks):
