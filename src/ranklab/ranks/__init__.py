@@ -19,7 +19,7 @@ the ranks that waited for it: see faults.py.
                               where there is none; preload.py is what they import
                  world.py     the parent of the ranks: sends work, gathers results, mends faults
                  worker.py    one rank; messages.py is what it is told and what it answers,
-                              place.py what it is given at its start, and the files it shares
+                              place.py its device, and the files it shares
                  wire.py      the socket between them
                  streams.py   what a rank prints, at its end; output.py at the parent's
                  staging.py   send and recv of CUDA tensors by gloo, through the host

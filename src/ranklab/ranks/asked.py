@@ -1,11 +1,13 @@
-"""The arguments of ranks(), checked before any rank is started."""
+"""The arguments of ranks(), checked before any rank is started, and those of a rank."""
 
 from math import isfinite
+from multiprocessing.connection import Connection
 from numbers import Real
 from typing import NamedTuple
 
 from .board import MOST_RANKS
 from .links import Host
+from .place import SharedFile, SharedPath
 
 LEAST_SECONDS, MOST_SECONDS = 0.01, 1e6
 MOST_THREADS = 1024
@@ -22,6 +24,19 @@ class Asked(NamedTuple):
     hosts: tuple[Host, ...]
     method: str | None
     announce: bool
+
+
+class RankPlace(NamedTuple):
+    rank: int
+    asked: Asked
+    connection: Connection
+    store: SharedPath
+    board: SharedFile
+    out: Connection  # pipes for its output
+    err: Connection
+    alive: Connection  # a pipe whose other end closes when the parent is gone
+    host: Host  # by default this machine and its loopback
+    environment: dict[str, str]
 
 
 def check_asked(asked: Asked):

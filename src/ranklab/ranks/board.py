@@ -167,13 +167,7 @@ class Board:
         # one copy over the row of before: pack_into would empty it first, and whoever looks in that
         # moment would find a rank that has never been in this channel
         self.memory[at : at + ROW.size] = ROW.pack(
-            post.channel,
-            post.inbox,
-            post.members,
-            post.seconds,
-            first,
-            post.number,
-            post.kind,
+            post.channel, post.inbox, post.members, post.seconds, first, post.number, post.kind
         )
 
     def _claim(self, rank: int, post: Post) -> tuple[int, int]:

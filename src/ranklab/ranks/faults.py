@@ -89,10 +89,11 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
         first = None
     if outcome.posts and (first is None or getattr(first[1], "error", "") == Disagreement.__name__):
         return _disagreement(outcome, after)
-    if isinstance(trouble, Circle):
-        return _deadlock(outcome, trouble, after)
-    if isinstance(trouble, (Skipped, Awaited)):
-        return _absence(outcome, trouble, after)
+    if isinstance(trouble, Finding):
+        kind = RanksDeadlocked if isinstance(trouble, Circle) else RankAbsent
+        ranks = ranks_of(trouble)
+        lines = [line for r in ranks for line in _whereabouts(outcome, r)]
+        return kind(_lines(sentence_of(trouble), *lines, *_others(outcome, ranks), after), ranks)
     if isinstance(trouble, Flooded):
         said = (
             f"{_ranks(trouble.ranks).capitalize()} printed more than {MOST_BYTES // 10**6} MB in"
@@ -207,12 +208,6 @@ def _absent(trouble: Skipped | Awaited) -> str:
     )
 
 
-def _absence(outcome: Outcome, trouble: Skipped | Awaited, after: str) -> RankAbsent:
-    absent = trouble.absent
-    lines = [line for r in absent for line in _whereabouts(outcome, r)]
-    return RankAbsent(_lines(_absent(trouble), *lines, *_others(outcome, absent), after), absent)
-
-
 def _circle(trouble: Circle) -> list[str]:
     """Which rank waits for which."""
     ranks = sorted(trouble.waits)
@@ -231,14 +226,6 @@ def _in_call(post: Post, rank: int) -> str:
     if post.kind is CallKind.receive:
         return f"a recv from {_ranks(other)} of {of}"
     return post.what
-
-
-def _deadlock(outcome: Outcome, trouble: Circle, after: str) -> RanksDeadlocked:
-    ranks = sorted(trouble.waits)
-    lines = [line for r in ranks for line in _whereabouts(outcome, r)]
-    return RanksDeadlocked(
-        _lines(*_circle(trouble), *lines, *_others(outcome, ranks), after), ranks
-    )
 
 
 def _whereabouts(outcome: Outcome, rank: int) -> list[str]:

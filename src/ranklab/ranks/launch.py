@@ -58,9 +58,7 @@ def ranks(
             raise ValueError(
                 f"hosts = {hosts!r}: torchrun has placed these ranks already. Leave hosts away."
             )
-        return torchrun.Torchrun(
-            world_size, device, backend, share_gpus, patience_seconds, forbid_nan
-        )
+        return torchrun.Torchrun(asked)
     loaded = sys.modules.get("torch.distributed")
     if loaded is not None and loaded.is_available() and loaded.is_initialized():
         here = f"rank {loaded.get_rank()} of {loaded.get_world_size()}"

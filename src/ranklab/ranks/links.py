@@ -34,8 +34,8 @@ class LinksUnavailable(OSError):
 class Host(NamedTuple):
     """A network of its own with one link."""
 
-    interface: str  # this host's end of the link
-    namespaces: tuple[str, ...]  # the kernel's files that a process opens to enter the host
+    interface: str = ""  # this host's end of the link; none is the loopback
+    namespaces: tuple[str, ...] = ()  # the kernel's files that a process opens to enter the host
 
 
 @contextmanager
@@ -62,40 +62,18 @@ def two_hosts(megabits_per_second: float) -> Iterator[tuple[Host, Host]]:
         enter_near += ["--preserve-credentials"] * ("user" in kinds)
         far = stack.enter_context(holding([*enter_near, "unshare", "--net"]))
         enter_far = [part.replace(str(near), str(far)) for part in enter_near]
-        run_command(
-            *enter_near,
-            "ip",
-            "link",
-            "add",
-            INTERFACES[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            INTERFACES[1],
-            "netns",
-            str(far),
-        )
+        one, other = INTERFACES
+        run_command(enter_near, f"ip link add {one} type veth peer name {other} netns {far}")
         for enter_host, interface, address in zip((enter_near, enter_far), INTERFACES, ADDRESSES):
-            run_command(*enter_host, "ip", "address", "add", address, "dev", interface)
-            run_command(*enter_host, "ip", "link", "set", interface, "up")
-            run_command(*enter_host, "ip", "link", "set", "lo", "up")
+            run_command(enter_host, f"ip address add {address} dev {interface}")
+            run_command(enter_host, f"ip link set {interface} up")
+            run_command(enter_host, "ip link set lo up")
             bits = megabits_per_second * 1e6
             run_command(
-                *enter_host,
-                "tc",
-                "qdisc",
-                "add",
-                "dev",
-                interface,
-                "root",
-                "tbf",
-                "rate",
-                f"{bits:.0f}bit",
-                "burst",
-                f"{max(16_000, bits / 8 * BUCKET_SECONDS):.0f}",
-                "latency",
-                f"{QUEUE_SECONDS * 1000:.0f}ms",
+                enter_host,
+                f"tc qdisc add dev {interface} root tbf rate {bits:.0f}bit"
+                f" burst {max(16_000, bits / 8 * BUCKET_SECONDS):.0f}"
+                f" latency {QUEUE_SECONDS * 1000:.0f}ms",
             )
         yield tuple(
             Host(interface, tuple(f"/proc/{process}/ns/{kind}" for kind in kinds))
@@ -124,8 +102,9 @@ def holding(command: list[str]) -> Iterator[int]:
             process.stdin.close()
 
 
-def run_command(*command: str):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS)
+def run_command(enter_host: list[str], command: str):
+    whole = [*enter_host, *command.split()]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=COMMAND_SECONDS)
     if done.returncode:
         raise _unavailable(done.stderr)
 

@@ -1,12 +1,10 @@
-"""Arguments of a rank at its start, its device, and the files that a world and its ranks share. The
-files have no name: they leave nothing behind, and nobody can delete them."""
+"""A rank's device, and the files that a world and its ranks share. The files have no name: they
+leave nothing behind, and nobody can delete them."""
 
 import os
 import sys
 import tempfile
-from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
-from typing import NamedTuple
 
 _given: dict = {}  # "device": that of this process, once it is a rank
 
@@ -81,23 +79,3 @@ def _received(duplicate) -> SharedFile:
     file = object.__new__(SharedFile)
     file.fd = duplicate.detach()
     return file
-
-
-class RankPlace(NamedTuple):
-    rank: int
-    world_size: int
-    connection: Connection
-    store: SharedPath
-    board: SharedFile
-    out: Connection  # pipes for its output
-    err: Connection
-    alive: Connection  # a pipe whose other end closes when the parent is gone
-    device: str | None
-    backend: str | None
-    share_gpus: bool
-    patience_seconds: float
-    threads: int | None
-    forbid_nan: bool
-    interface: str | None  # the network interface of this rank's host; None is the loopback
-    namespaces: tuple[str, ...]  # the namespaces of its host, to be entered
-    environment: dict[str, str]

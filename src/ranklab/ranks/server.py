@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from types import ModuleType
 
-from .place import RankPlace
+from .asked import RankPlace
 from .started import below, kill
 
 # what a rank needs, and what is often the name of somebody's own file

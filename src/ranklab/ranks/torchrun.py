@@ -25,6 +25,7 @@ from datetime import timedelta
 
 import cloudpickle
 
+from .asked import Asked
 from .board import MOST_RANKS, Board
 from .faults import (
     RankAbsent,
@@ -52,15 +53,7 @@ def started_us() -> bool:
 class Torchrun:
     """A world of which this process is a rank."""
 
-    def __init__(
-        self,
-        world_size: int,
-        device: str | None,
-        backend: str | None,
-        share_gpus: bool,
-        patience_seconds: float,
-        forbid_nan: bool,
-    ):
+    def __init__(self, asked: Asked):
         import torch
         import torch.distributed as dist
 
@@ -73,13 +66,14 @@ class Torchrun:
         self.rank, local, there = (
             int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         )
-        if there != world_size:
-            raise ValueError(f"world_size = {world_size}: torchrun started {there} ranks.")
-        self.world_size, self.ours = world_size, not dist.is_initialized()
-        self.patience_seconds = patience_seconds
+        self.world_size, self.patience_seconds = asked.world_size, asked.patience_seconds
+        if there != self.world_size:
+            raise ValueError(f"world_size = {asked.world_size}: torchrun started {there} ranks.")
+        self.ours = not dist.is_initialized()
         here = int(os.environ["LOCAL_WORLD_SIZE"])
+        gpus = torch.cuda.device_count()
         self.device, self.backend = choose_device(
-            local, here, torch.cuda.device_count(), device, backend, share_gpus
+            local, here, gpus, asked.device, asked.backend, asked.share_gpus
         )
         give_device(self.device)
         if self.device.type == "cuda":
@@ -90,22 +84,22 @@ class Torchrun:
                 dist.init_process_group(
                     backends,
                     rank=self.rank,
-                    world_size=world_size,
-                    timeout=timedelta(seconds=2 * patience_seconds + NCCL_START_SECONDS + 30),
+                    world_size=self.world_size,
+                    timeout=timedelta(seconds=2 * self.patience_seconds + NCCL_START_SECONDS + 30),
                 )
         self.open, self.board = ExitStack(), None
-        if world_size > MOST_RANKS or sys.platform != "linux":
+        if self.world_size > MOST_RANKS or sys.platform != "linux":
             return self._say(
                 "The tensors that ranks bring to a collective are not compared: that is for up to"
                 f" {MOST_RANKS} ranks on Linux."
             )
-        if here < world_size:
+        if here < self.world_size:
             self._say(
                 "The tensors that ranks bring to a collective are compared within each machine, not"
                 " between them."
             )
         self.board = self._board(local, here)
-        self.checks = Checks(self.board, self.rank, forbid_nan)
+        self.checks = Checks(self.board, self.rank, asked.forbid_nan)
         self.open.enter_context(listening(self._check))
         self.open.callback(watch_new_groups(self._check_group, woken_threads_wait))
         ended = threading.Event()

@@ -102,11 +102,7 @@ class Watch:
                 if outcome.trouble is None and now - looked_at > LOOK_SECONDS:
                     looked_at = now
                     outcome.trouble = first_finding(
-                        self.board,
-                        outcome.ends,
-                        limits.patience_seconds,
-                        now,
-                        limits.start_seconds,
+                        self.board, outcome.ends, limits.patience_seconds, now, limits.start_seconds
                     )
                 noticed = isinstance(outcome.trouble, NOTICED)
                 settled_at = now + (0 if noticed else SETTLE_SECONDS)

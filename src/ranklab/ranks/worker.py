@@ -37,13 +37,14 @@ from shardlab.common.torch_internals import (
 )
 
 from . import messages
+from .asked import RankPlace
 from .board import Board
 from .calls import listening
 from .checks import Checks
 from .devices import CannotBeHad, choose_device
 from .findings import NCCL_START_SECONDS
 from .links import enter_namespaces
-from .place import RankPlace, give_device
+from .place import give_device
 from .reports import raised, readers_frames, stopped_at_last
 from .scheduling import woken_threads_wait
 from .started import below, keep_from_programs, keeping_from_programs, kill
@@ -96,7 +97,7 @@ class Rank:
 
     def serve(self):
         """The life of a rank, until it is told to quit."""
-        enter_namespaces(self.place.namespaces)  # before there is a second thread
+        enter_namespaces(self.place.host.namespaces)  # before there is a second thread
         let_the_server_go()
         keep_from_programs()
         end_with_parent(self.place.alive.fileno())
@@ -109,8 +110,8 @@ class Rank:
         faulthandler.enable(file=2)
         threading.Thread(target=self._listen, daemon=True).start()
         self.main = sys.modules["__main__"] = ModuleType("__main__")
-        board = Board(self.place.board, self.place.world_size)
-        self.checks = Checks(board, self.place.rank, self.place.forbid_nan)
+        board = Board(self.place.board, self.place.asked.world_size)
+        self.checks = Checks(board, self.place.rank, self.place.asked.forbid_nan)
         watch_new_groups(self.checks.new_group, making_a_group)
         with listening(self.checks):
             self.work(self.inbox)
@@ -191,7 +192,7 @@ class Rank:
 
     def regroup(self, generation: int) -> bytes:
         """The process group, for the first time or anew."""
-        place = self.place
+        place, asked = self.place, self.place.asked
         if self.backend:
             broken, self.group = [*process_groups(), self.group], None
             with suppress(Exception):  # NCCL's end waits for its kernels: what is broken is aborted
@@ -201,24 +202,24 @@ class Rank:
         else:
             gpus = torch.cuda.device_count()
             self.device, self.backend = choose_device(
-                place.rank, place.world_size, gpus, place.device, place.backend, place.share_gpus
+                place.rank, asked.world_size, gpus, asked.device, asked.backend, asked.share_gpus
             )
             give_device(self.device)
             loopback = "lo" if sys.platform == "linux" else "lo0"
             # gloo and NCCL can be told in no other way
-            os.environ["GLOO_SOCKET_IFNAME"] = place.interface or loopback
+            os.environ["GLOO_SOCKET_IFNAME"] = place.host.interface or loopback
             os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
-            self.store = dist.FileStore(place.store.path, place.world_size)
-            self.store.set_timeout(timedelta(seconds=place.patience_seconds))
-            shared = cores() // place.world_size if self.device.type == "cuda" else 1
-            torch.set_num_threads(place.threads or max(1, shared))
+            self.store = dist.FileStore(place.store.path, asked.world_size)
+            self.store.set_timeout(timedelta(seconds=asked.patience_seconds))
+            shared = cores() // asked.world_size if self.device.type == "cuda" else 1
+            torch.set_num_threads(asked.threads or max(1, shared))
             vars(self.main).update(
                 __builtins__=builtins,
                 torch=torch,
                 dist=dist,
                 device=self.device,
                 rank=place.rank,
-                world_size=place.world_size,
+                world_size=asked.world_size,
             )
         self.checks.forget()
         if self.device.type == "cuda":
@@ -235,8 +236,8 @@ class Rank:
                 backend,
                 store=dist.PrefixStore(str(generation), self.store),
                 rank=place.rank,
-                world_size=place.world_size,
-                timeout=timedelta(seconds=2 * place.patience_seconds + 30 + starts),
+                world_size=asked.world_size,
+                timeout=timedelta(seconds=2 * asked.patience_seconds + 30 + starts),
             )
         self.group = dist.group.WORLD
         return messages.dumps((str(self.device), self.backend))

@@ -16,13 +16,14 @@ from multiprocessing.connection import Connection
 import cloudpickle
 
 from . import server
-from .asked import Asked, announcement, check_limit
+from .asked import Asked, RankPlace, announcement, check_limit
 from .board import Board
 from .faults import RankError, RanksInterrupted, verdict
 from .findings import NCCL_START_SECONDS
+from .links import Host
 from .messages import Call, Cell, Quit, Regroup, Returned, call_of, function_name
 from .output import Progress, pipe, show_printed
-from .place import RankPlace, SharedFile, SharedPath
+from .place import SharedFile, SharedPath
 from .watch import Flooded, Limits, Member, Outcome, Watch, counting_interrupts
 from .wire import ParentsEnd, packed
 
@@ -240,28 +241,12 @@ class World:
     def _start_one(self, rank: int, store: SharedPath, board: SharedFile, alive: Connection):
         asked = self.asked
         hosts = asked.hosts
-        host = hosts[rank * len(hosts) // self.world_size] if hosts else None
+        host = hosts[rank * len(hosts) // self.world_size] if hosts else Host()
         ours, theirs = socket.socketpair()
         connection = Connection(theirs.detach())
         (out, to_out), (err, to_err) = pipe(), pipe()
         place = RankPlace(
-            rank,
-            self.world_size,
-            connection,
-            store,
-            board,
-            to_out,
-            to_err,
-            alive,
-            asked.device,
-            asked.backend,
-            asked.share_gpus,
-            asked.patience_seconds,
-            asked.threads,
-            asked.forbid_nan,
-            host and host.interface,
-            host.namespaces if host else (),
-            dict(os.environ),
+            rank, asked, connection, store, board, to_out, to_err, alive, host, dict(os.environ)
         )
         wire = ParentsEnd(ours.detach())
         try:

@@ -33,9 +33,6 @@ class VirtualStreams:
         self.made += 1
         return VirtualStream(self, f"stream {self.made}")
 
-    def new_event(self, **settings) -> "VirtualEvent":
-        return VirtualEvent(self)
-
     @contextmanager
     def use(self, stream: "VirtualStream | None") -> Iterator["VirtualStream"]:
         before, self.now = self.now, stream or self.now
@@ -49,7 +46,7 @@ class VirtualStreams:
         with patch.multiple(
             torch.cpu,
             Stream=self.new_stream,
-            Event=self.new_event,
+            Event=lambda **settings: VirtualEvent(self),
             stream=self.use,
             current_stream=lambda device=None: self.now,
             synchronize=lambda device=None: self.clock.synchronize(),
