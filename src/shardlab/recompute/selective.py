@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from ..common.torch_internals import (
     FUSED_ATTENTION,
@@ -94,30 +95,27 @@ class Selective:
             return self.function(*args, **named)
 
 
-class InANode:
-    """A tensor that a node of autograd keeps. The node is asked through its output, because up to
-    PyTorch 2.6 what it keeps goes with the output."""
-
-    def __init__(self, tensor: Tensor):
-        self.output = KeptInputs.apply(torch.empty(0, requires_grad=True), tensor)
-
-    def tensor(self) -> Tensor:
-        return self.output.grad_fn.saved_tensors[0].detach()
-
-
 class KeptCall:
-    """The results of an operator: its tensors in a node each, where outer hooks see them."""
+    """The results of an operator: its tensors in a node of autograd each, where outer hooks see
+    them."""
 
     def __init__(self, outputs: Tensor | tuple):
         self.single = isinstance(outputs, Tensor)
         self.outputs = [
-            InANode(each.detach()) if isinstance(each, Tensor) else each
+            in_a_node(each.detach()) if isinstance(each, Tensor) else each
             for each in ((outputs,) if self.single else outputs)
         ]
 
     def take(self) -> Tensor | tuple:
-        outputs = [each.tensor() if isinstance(each, InANode) else each for each in self.outputs]
+        outputs = [
+            each.saved_tensors[0].detach() if isinstance(each, Node) else each
+            for each in self.outputs
+        ]
         return outputs[0] if self.single else tuple(outputs)
+
+
+def in_a_node(tensor: Tensor) -> Node:
+    return KeptInputs.apply(torch.empty(0, requires_grad=True), tensor).grad_fn
 
 
 def memory_of(tree) -> set[int]:

@@ -40,24 +40,8 @@ from torch import nn
 from ..common.collective_wire import place
 from ..common.torch_internals import tree_leaves
 from .durable import Damaged, flush_folder, read, read_json, write, write_json
-from .folders import (
-    MANIFEST,
-    PARTIAL,
-    file_of,
-    is_ours,
-    older,
-    rest_of,
-    saves,
-    step_of,
-)
-from .parts import (
-    WRAPPED,
-    RankHolds,
-    held_by,
-    parts_of_run,
-    saving_group,
-    sum_of_bits,
-)
+from .folders import MANIFEST, PARTIAL, file_of, is_ours, older, rest_of, saves, step_of
+from .parts import WRAPPED, RankHolds, held_by, parts_of_run, saving_group, sum_of_bits
 from .resharding import Layout, flats_buffers, own_parts, state_types
 from .states import (
     FORMAT,

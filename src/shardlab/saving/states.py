@@ -41,40 +41,38 @@ def parts_in_manifest(manifest: dict, place: Path) -> tuple[list[PartOfRun], Cal
     """(the parts, what names are called now). Raises Damaged for a manifest that this code did not
     write. Nothing in a manifest is used before this check."""
     name = f"{place.name}/{MANIFEST}"
-    if manifest.get("format", 1) not in (1, FORMAT):
+    version = manifest.get("format", 1)
+    if version not in (1, FORMAT):
         raise Damaged(
-            f"{name} has format {manifest['format']!r}, this shardlab reads format {FORMAT} and"
-            " older: resume with the version that saved."
+            f"{name} has format {version!r}, this shardlab reads format {FORMAT} and older: resume"
+            " with the version that saved."
         )
     if manifest.get("step") != step_of(place):
         raise Damaged(f"{name} is the one of step {manifest.get('step')}.")
-    files, parts = manifest.get("files"), manifest.get("parts")
-    if manifest.get("format", 1) == 1 and isinstance(files, dict):  # all ranks held the same
-        ranks = list(range(len(files) - 1))
-        parts = [{**manifest, "ranks": ranks if manifest.get("ranks") == len(ranks) else None}]
-    for key, value, kind in ("files", files, dict), ("parts", parts, list):
-        if not isinstance(value, kind):
-            raise Damaged(f"{name} has no usable {key!r}.")
-    for part in parts:
-        for key, kind in dict(ranks=list, flats=list, contents=dict).items():
-            if not isinstance(part, dict) or not isinstance(part.get(key), kind):
-                raise Damaged(f"{name} has no usable {key!r}.")
-    ranks = [rank for part in parts for rank in part["ranks"]]
-    wanted = {*map(file_of, range(len(ranks))), *map(rest_of, range(len(parts)))}
-    if sorted(ranks) != list(range(len(ranks))) or set(files) != wanted or not parts:
-        raise Damaged(f"{name} speaks of ranks {ranks} and of the files {', '.join(files)}.")
-    for file, written in files.items():
-        if not isinstance(written, list) or [type(each) for each in written] != [int, str]:
-            raise Damaged(f"{name} has no usable size and SHA-256 of {file}.")
-    plain = plain_names(name for part in parts for flat in part["flats"] for name, _ in flat)
-    return [
-        PartOfRun(
-            part["ranks"],
-            [[(plain(name), shape) for name, shape in flat] for flat in part["flats"]],
-            {plain(name): what for name, what in part["contents"].items()},
+    try:
+        files = dict(manifest["files"])
+        # in format 1 all ranks held the same
+        parts = (
+            [{**manifest, "ranks": range(manifest["ranks"])}] if version == 1 else manifest["parts"]
         )
-        for part in parts
-    ], plain
+        plain = plain_names(name for part in parts for flat in part["flats"] for name, _ in flat)
+        found = [
+            PartOfRun(
+                list(part["ranks"]),
+                [[(plain(name), shape) for name, shape in flat] for flat in part["flats"]],
+                {plain(name): what for name, what in part["contents"].items()},
+            )
+            for part in parts
+            if len(part["ranks"]) < len(files)
+        ]
+        ranks = sorted(rank for part in found for rank in part.ranks)
+        wanted = {*map(file_of, ranks), *map(rest_of, range(len(parts)))}
+        usable = all([type(each) for each in written] == [int, str] for written in files.values())
+    except (KeyError, TypeError, ValueError, AttributeError):
+        usable = False
+    if not usable or not ranks or ranks != list(range(len(ranks))) or set(files) != wanted:
+        raise Damaged(f"{name} is not one that save() wrote.")
+    return found, plain
 
 
 def random_states() -> dict:

@@ -92,13 +92,10 @@ def check_output(plan: PipelinePlan, stage: int, y: Tensor):
 
 
 def check_stage_loss(loss: Tensor):
-    what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
+    usable = isinstance(loss, Tensor) and loss.numel() == 1
+    if not usable or torch.is_grad_enabled() and not loss.requires_grad:
+        what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise CannotPipeline(
-            f"loss(y, targets) returned {what}: it returns one number, a tensor, for a microbatch."
-        )
-    if torch.is_grad_enabled() and not loss.requires_grad:
-        raise CannotPipeline(
-            "loss(y, targets) returned a number without a graph, so nothing would be trained: it"
-            " must not detach y."
+            f"loss(y, targets) returned {what}{' without a graph' * usable}: it returns one number,"
+            " a tensor with a graph, for a microbatch."
         )
