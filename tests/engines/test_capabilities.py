@@ -1,4 +1,4 @@
-"""The table a lab opens with says what was tried, also on machines that this one is not."""
+"""The sentence a lab opens with says what was tried, also on machines that this one is not."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,6 @@ import torch
 from coursekit.machine import capabilities
 from coursekit.machine.capabilities import find_device, memory_bytes, multiplies_bf16
 from coursekit.machine.limit import MemoryLimit
-from coursekit.recordings.recordings import Hardware, Recording, Row
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 T4 = dict(
@@ -59,13 +58,13 @@ def test_a_t4_has_no_bf16_units(monkeypatch):
 
 
 def test_the_table_of_a_gpu(monkeypatch):
-    """Mutations: memory in GB; the second GPU said to be used; "fp32" said without TF32's setting;
-    ranks and a backend named in a lab of one process."""
+    """Mutations: memory in GB; the second GPU said to be used; what needs a GPU said to be skipped
+    on one; ranks and a backend named in a lab of one process."""
     pretend(monkeypatch, device_count=2, **T4)
-    rows = {row.question: row for row in capabilities.capabilities(GPU)}
+    rows = {row.question: row for row in capabilities.capabilities(GPU, needs_gpu=["it"])}
     assert rows["device"].here == "Tesla T4, 14.7 GiB"
     assert rows["device"].so == "one of 2 GPUs is used"
-    assert rows["precision"].here == "fp32 in products: highest; no bf16 matrix units"
+    assert rows["skipped"].here == "nothing"
     assert "ranks" not in rows and "backend" not in rows
 
 
@@ -90,38 +89,6 @@ def test_a_lab_of_several_ranks(monkeypatch):
     assert "one of 2 GPUs is used" in said(on_cpu=True)
     assert rows(GPU)["backend"] == "nccl" and rows(CPU)["backend"] == "gloo"
     assert rows(GPU, on_cpu=True)["backend"] == "gloo"
-
-
-def recording(kind):
-    return Recording(
-        Hardware("NVIDIA H200", kind, 1, 2**37),
-        dict(python="3", torch="2", shardlab="0"),
-        "2026-11-21",
-        "make gpu",
-        (Row("step.peak", 1, "bytes"),),
-    )
-
-
-def test_what_is_skipped_and_what_is_replayed(monkeypatch):
-    """Mutations: what needs a GPU said to be skipped on one; a recording made on a CPU replayed as
-    a GPU's; other words than the book's."""
-    pretend(monkeypatch, device_count=1, **T4)
-
-    def rows(device, **given):
-        return {
-            row.question: row[1:]
-            for row in capabilities.capabilities(device, run="the first half", **given)
-        }
-
-    found = rows(CPU, needs_gpu=["the card's account"], recordings=[recording("cpu")])
-    assert found["run"][0] == "the first half"
-    assert found["skipped"] == ("the card's account", "only a GPU can show it")
-    assert found["replayed"] == ("nothing", "not yet recorded on a GPU")
-    found = rows(
-        GPU, needs_gpu=["the card's account"], recordings=[recording("cpu"), recording("gpu")]
-    )
-    assert found["skipped"] == ("nothing", "this machine can show all of it")
-    assert found["replayed"] == ("what a GPU showed", "recorded on NVIDIA H200, 2026-11-21")
 
 
 def test_a_container_has_the_memory_that_it_may_use(monkeypatch):

@@ -615,6 +615,14 @@ def test_published_claims_of_gpt3():
     }
 
 
+def test_a_preset_without_a_note_keeps_its_test():
+    """Must catch: the test of a preset taken for its note, where the line has none."""
+    presets = [preset for kind in BOOK.presets.values() for preset in kind.values()]
+    assert not any("|" in preset.note or "{" in preset.source for preset in presets)
+    nanotron = BOOK.presets["kernels"]["nanotron"]
+    assert nanotron.note == "" and nanotron.verified.endswith("::test_published_peaks")
+
+
 def test_presets_name_what_is_missing_and_given_values_win():
     """Mutation: merge given values before the presets."""
     assert quantities(gpu="T4", gpu_memory_bytes=1)["gpu_memory_bytes"] == 1

@@ -107,9 +107,7 @@ def _said(name: str, fields: list[Field]) -> str:
 def _form(fields: list[Field]) -> str | None:
     """A type or a length that cannot be right."""
     field = fields[0]
-    found, right = next(
-        (pair for pair in zip(field.found, field.right) if not _equal(*pair)),
-    )
+    found, right = next(pair for pair in zip(field.found, field.right) if not _equal(*pair))
     if found is None:
         return "is missing, None"
     if _is_number(right) and isinstance(found, (list, tuple)):

@@ -8,13 +8,11 @@ from typing import NamedTuple
 import torch
 
 from coursekit.machine.limit import control_groups
-from coursekit.recordings.recordings import NOT_RECORDED, Recording
 from ranklab.measure.clock import leave_a_core_free
 
 
 class Capability(NamedTuple):
-    """One row of the first table of a lab: the question, this machine's answer, the consequence for
-    the lab."""
+    """One thing that a lab says first: the question, this machine's answer, the consequence."""
 
     question: str
     here: str
@@ -57,55 +55,33 @@ def multiplies_bf16(device: torch.device) -> bool:
 def capabilities(
     device: torch.device,
     why_not: str = "",
-    run: str = "every cell",
     needs_gpu: Sequence[str] = (),
-    recordings: Sequence[Recording] = (),
     ranks: int = 1,
-    types: str = "everything below is fp32",
     on_cpu: bool = False,
 ) -> list[Capability]:
     """Rows for a lab on `device`; `why_not` is find_device's reason.
 
-    `run` names the cells that are run, `needs_gpu` the parts that a CPU cannot run. `recordings`
-    can be replayed. `ranks` is the number of processes (the table of a lab of one process does not
-    mention ranks), `types` names the number types, `on_cpu` says that the ranks stay on the CPU.
-    Where the CPU computes, PyTorch is told to leave a core free.
+    `needs_gpu` names the parts that a CPU cannot run, `ranks` is the number of processes (a lab of
+    one process has no rows of ranks), `on_cpu` says that the ranks stay on the CPU. Where the CPU
+    computes, PyTorch is told to leave a core free.
     """
     gpus, total = torch.cuda.device_count(), memory_bytes(device)
     memory = f", {total / 2**30:.1f} GiB" if total else ""
     on_gpus = ranks > 1 and device.type == "cuda" and not on_cpu
     if device.type == "cuda":
-        units = "bf16 matrix units" if multiplies_bf16(device) else "no bf16 matrix units"
-        here = f"{torch.cuda.get_device_name(device)}{memory}"
         used = min(ranks, gpus) if on_gpus else 1
+        here = f"{torch.cuda.get_device_name(device)}{memory}"
         so = f"{used if used > 1 else 'one'} of {gpus} GPUs {'are' if used > 1 else 'is'} used"
-        device_row = Capability("device", here, so if gpus > 1 else "the GPU is used")
-        precision = f"fp32 in products: {torch.get_float32_matmul_precision()}; {units}"
+        so = so if gpus > 1 else "the GPU is used"
     else:
         threads = leave_a_core_free()
-        device_row = Capability(
-            "device",
-            f"CPU, {threads} thread{'s' * (threads > 1)}{memory}",
-            why_not or "the CPU is used",
-        )
-        precision = f"fp32; the CPU's instructions: {torch.backends.cpu.get_cpu_capability()}"
-    skipped = () if device.type == "cuda" else needs_gpu
-    on_gpu = [recording for recording in recordings if recording.hardware.kind == "gpu"]
+        here = f"CPU, {threads} thread{'s' * (threads > 1)}{memory}"
+        so = why_not or "the CPU is used"
+    skipped = "" if device.type == "cuda" else "; ".join(needs_gpu)
     return [
-        device_row,
+        Capability("device", here, so),
         *(_of_ranks(ranks, gpus if on_gpus else 0, on_cpu) if ranks > 1 else ()),
-        Capability("precision", precision, types),
-        Capability("run", run, "bytes are exact on any machine; times are this machine's"),
-        Capability(
-            "skipped",
-            "; ".join(skipped) or "nothing",
-            "only a GPU can show it" if skipped else "this machine can show all of it",
-        ),
-        Capability(
-            "replayed",
-            "what a GPU showed" if on_gpu else "nothing",
-            on_gpu[0].label if on_gpu else NOT_RECORDED,
-        ),
+        Capability("skipped", skipped or "nothing", ""),
     ]
 
 
@@ -119,12 +95,8 @@ def _of_ranks(ranks: int, gpus: int, on_cpu: bool) -> list[Capability]:
             f"{ranks} ranks share {f'{gpus} GPUs' if gpus > 1 else 'the GPU'}, and NCCL wants one"
             " for each; times of messages are those of the host's memory"
         )
-    return [
-        Capability(
-            "ranks", str(ranks), "processes of this machine, started where a section needs them"
-        ),
-        Capability("backend", "nccl" if gpus >= ranks else "gloo", why),
-    ]
+    backend = "nccl" if gpus >= ranks else "gloo"
+    return [Capability("ranks", str(ranks), ""), Capability("backend", backend, why)]
 
 
 class Sentence(str):

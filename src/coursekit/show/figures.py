@@ -1,7 +1,7 @@
 """plotly figures of formulas and measurements.
 
-Predicted values are outlines, measured values fills, bytes beyond the capacity hatches. Bytes start
-at zero, and the words beside a bar say the same as its colour. The background is transparent, and
+Predicted values are outlines, measured values fills. Bytes start at zero, and the words beside a
+bar say the same as its colour. The background is transparent, and
 text is a grey that is readable on a light and on a dark page (the book sets its own colours). The
 JSON is small and the same for the same numbers: plain lists, no template, no ids.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from .format import BINARY, DECIMAL, format_as, format_exact
+from .format import DECIMAL, format_as, format_exact
 from .palette import MEMORY, PAGE, TIMELINE
 from .svg.canvas import round_up
 
@@ -18,8 +18,6 @@ CLEAR = "rgba(0,0,0,0)"
 INK = PAGE.line
 LINE = TIMELINE["forward"].line
 ROW_PIXELS, HEAD_PIXELS, FOOT_PIXELS = 44, 56, 40
-# with a capacity this many times the bytes the bars would vanish: it is named at the edge instead
-FAR = 20
 
 
 # --- what all figures share -----------------------------------------------------------------------
@@ -140,28 +138,16 @@ def states_figure(predicted, measured, title="Model states"):
     return memory_figure(title, rows)
 
 
-def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):
-    """Rows of Bytes, each bar starting where the one above ended, and their sum. With
-    `capacity_bytes`, a line for the card, hatched bars beyond it and a dotted frame around what is
-    left.
-
-    A predicted bar is an outline around a measured bar, and filled if nothing was measured.
-    """
+def memory_figure(title, rows):
+    """Rows of Bytes, each bar starting where the one above ended, and their sum. A predicted bar is
+    an outline around a measured bar, and filled if nothing was measured."""
     compared = any(row.measured is not None for row in rows)
+    measured = [row.measured for row in rows]
     together = Bytes(
-        "together",
-        "",
-        sum(row.size for row in rows),
-        (
-            sum(row.measured for row in rows)
-            if all(row.measured is not None for row in rows)
-            else None
-        ),
+        "together", "", sum(row.size for row in rows), None if None in measured else sum(measured)
     )
     most = max(together.predicted, together.measured or 0, 1)
-    near = capacity_bytes is not None and capacity_bytes <= FAR * most
-    most = max(most, capacity_bytes) if near else most
-    unit, scale = unit_of(most, BINARY if style == "bytes" else DECIMAL)
+    unit, scale = unit_of(most, DECIMAL)
     if compared:
         title += "<br><span style='font-size:13px'>outline: predicted, fill: measured</span>"
     head_pixels = HEAD_PIXELS + (12 if compared else 0)
@@ -183,7 +169,7 @@ def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):
             showline=False,
             tickmode="array",
             tickvals=list(range(len(rows) + 1)),
-            ticktext=[_words(row, style) for row in [*rows, together]],
+            ticktext=[_words(row) for row in [*rows, together]],
         )
     )
 
@@ -192,16 +178,8 @@ def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):
         base = 0 if row is together else start
         for kind, size in (("predicted", row.predicted), ("measured", row.measured)):
             if size is not None:
-                filled = kind == "measured" or row.measured is None
-                words = f"{row.label}, {kind}: {format_as(size, style)} = {format_exact(size)} B"
-                for bar in _bars(
-                    row, kind, place, base, size, filled, capacity_bytes if near else None, scale
-                ):
-                    bar.hovertemplate = f"{words}<extra></extra>"
-                    figure.add_trace(bar)
+                figure.add_trace(_bar(row, kind, place, base, size, scale))
         start = base + row.size
-    if capacity_bytes is not None:
-        _draw_capacity(figure, capacity_bytes, near, together, len(rows), scale)
     return figure
 
 
@@ -210,70 +188,33 @@ def unit_of(most, units):
     return next((unit, size) for unit, size in reversed(units) if most >= size or size == 1)
 
 
-def _words(row, style):
+def _words(row):
     """The words beside a bar: its name, its bytes, and the prediction if it differs."""
     shown = row.measured if row.measured is not None else row.predicted
-    differs = (
-        row.measured is not None and row.predicted is not None and row.measured != row.predicted
-    )
-    beside = f", predicted {format_as(row.predicted, style)}" if differs else ""
-    return f"{row.label}<br>{format_as(shown, style)}{beside}"
+    differs = row.predicted not in (None, shown)
+    beside = f", predicted {_in_gigabytes(row.predicted)}" if differs else ""
+    return f"{row.label}<br>{_in_gigabytes(shown)}{beside}"
 
 
-def _bars(row, kind, place, base, size, filled, capacity_bytes, scale):
-    """The bar of one row, in two pieces where it crosses the card's capacity."""
+def _in_gigabytes(size):
+    return format_as(size, "decimal bytes")
+
+
+def _bar(row, kind, place, base, size, scale):
     swatch = MEMORY.get(row.colour)
     fill, line = (swatch.light, swatch.line) if swatch else (INK, INK)
-    for offset, piece, over in _pieces(size, base, capacity_bytes):
-        if piece or (not over and not size):
-            yield go.Bar(
-                orientation="h",
-                x=[piece / scale],
-                base=[(base + offset) / scale],
-                y=[place],
-                marker=_filling(fill if filled else CLEAR, line, 2, over),
-                width=[0.56 if kind == "predicted" or row.predicted is None else 0.32],
-                name=f"{row.label}, {kind}",
-            )
-
-
-def _pieces(size, base, capacity_bytes):
-    """(where it begins, bytes, over?) of a bar from `base` on: below the capacity and beyond it."""
-    inside = size if capacity_bytes is None else max(0, min(size, capacity_bytes - base))
-    return (0, inside, False), (inside, size - inside, True)
-
-
-def _filling(fill, line, width, over):
-    """A bar's colours; bytes beyond the capacity are hatched."""
-    hatch = dict(shape="/", fillmode="replace", fgcolor=line, size=7, solidity=0.4)
-    return dict(
-        color=fill, line=dict(color=line, width=width), **dict(pattern=hatch) if over else {}
+    filled = kind == "measured" or row.measured is None
+    words = f"{row.label}, {kind}: {_in_gigabytes(size)} = {format_exact(size)} B"
+    return go.Bar(
+        orientation="h",
+        x=[size / scale],
+        base=[base / scale],
+        y=[place],
+        marker=dict(color=fill if filled else CLEAR, line=dict(color=line, width=2)),
+        width=[0.56 if kind == "predicted" or row.predicted is None else 0.32],
+        name=f"{row.label}, {kind}",
+        hovertemplate=f"{words}<extra></extra>",
     )
-
-
-def _draw_capacity(figure, capacity_bytes, near, together, place, scale):
-    """The card's capacity as a line, or words at the edge if it is too far away to be drawn, and
-    the room left."""
-    left = capacity_bytes - together.predicted
-    card, rest = format_as(capacity_bytes, "decimal bytes"), format_as(abs(left), "decimal bytes")
-    words = f"{card} card, {rest} {'free' if left >= 0 else 'too much'}"
-    above = dict(y=1, yref="paper")
-    if not near:
-        write_words(figure, f"{words} →", x=1, xref="paper", xanchor="right", **above)
-        return
-    at = capacity_bytes / scale
-    draw_line(figure, x=at, width=2)
-    if left > 0:
-        figure.add_shape(
-            type="rect",
-            x0=together.predicted / scale,
-            x1=at,
-            y0=place - 0.28,
-            y1=place + 0.28,
-            line=dict(color=INK, width=1, dash="dot"),
-        )
-    side = "right" if at > 0.4 * figure.layout.xaxis.range[1] else "left"
-    write_words(figure, words, x=at, xanchor=side, **above)
 
 
 # --- loss -----------------------------------------------------------------------------------------

@@ -9,12 +9,7 @@ from .bars import memory_svg, timeline_svg
 from .curves import curves_svg
 from .spans import duration_svg, schedule_svg, streams_svg
 
-DRAWN = dict(
-    timeline=timeline_svg,
-    time=duration_svg,
-    streams=streams_svg,
-    schedule=schedule_svg,
-)
+DRAWN = dict(timeline=timeline_svg, time=duration_svg, streams=streams_svg, schedule=schedule_svg)
 
 
 def measurable(picture):

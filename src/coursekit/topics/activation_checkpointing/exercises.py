@@ -46,13 +46,7 @@ best_every = topic.exercise(
 # --- what selective keeps -------------------------------------------------------------------------
 
 _MLP = (("layer_norm", 1), ("addmm", 4), ("gelu", 4), ("addmm", 1), ("add", 1))
-_ATTENTION = (
-    ("layer_norm", 1),
-    ("addmm", 3),
-    ("attention", 1),
-    ("addmm", 1),
-    ("add", 1),
-)
+_ATTENTION = (("layer_norm", 1), ("addmm", 3), ("attention", 1), ("addmm", 1), ("add", 1))
 
 
 def kept_elements(operations, keep, of_input):

@@ -240,10 +240,7 @@ attainable_rate = topic.exercise(
                 " wanted: the lower of two roofs.",
             ),
             *(
-                (
-                    share,
-                    "that is a share of the peak; operations a second are wanted.",
-                )
+                (share, "that is a share of the peak; operations a second are wanted.")
                 for share in (lambda f, b, i: i * b / f, lambda f, b, i: 1)
             ),
         )
