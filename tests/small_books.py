@@ -1,8 +1,12 @@
-"""Small books, built by Sphinx with a few of bookkit's parts."""
+"""Small books, built by Sphinx with a few of bookkit's parts, or with all that the real one has."""
 
 import re
+import zipfile
 from functools import cache
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
+WHEEL = "shardlab-9.9.9-py3-none-any.whl"
 OF_FORMULAS = ("mathml", "explorer", "formulas", "formula_sheet")
 
 
@@ -65,3 +69,25 @@ def builder(folder, *parts, fresh=True, **settings):
         return html, "\n".join(said)
 
     return build_it
+
+
+def real_book(folder, **files):
+    """Sources of a book with the real one's configuration and a wheel: texts by the names of their
+    files, of pages without `.md`. Returns the folder."""
+    pages = {"index": "# A tiny book\n\nRead on.\n", **files}
+    for name, text in pages.items():
+        path = folder / (name if "." in name else f"{name}.md")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
+        (folder / path.name).write_bytes(path.read_bytes())
+    others = (".yml", ".json", "index")
+    listed = [name.removesuffix(".ipynb") for name in files if not name.endswith(others)]
+    (folder / "_toc.yml").write_text(
+        "format: jb-book\nroot: index\nparts:\n- caption: Chapters\n  chapters:\n"
+        + "".join(f"  - file: {name}\n" for name in listed)
+    )
+    (folder / "build" / "wheel").mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / "build" / "wheel" / WHEEL, "w") as wheel:
+        wheel.writestr("shardlab/__init__.py", "")
+    return folder

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from cases import cases
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from packaging.requirements import Requirement
+from small_books import ROOT, WHEEL, real_book
 
 from bookkit import address
 from bookkit.address import Address, InvalidAddress, resolve_address
@@ -20,27 +22,19 @@ from bookkit.build import build_book
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
 from coursekit.recordings.recordings import read_all
 
-ROOT = Path(__file__).resolve().parents[2]
 FORK = "https://github.com/ada/sharding-book"
-WHEEL = "shardlab-9.9.9-py3-none-any.whl"
 
 
 def stored_lab():
-    return new_notebook(
-        metadata={
-            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
-        },
-        cells=[
-            new_markdown_cell("# A tiny lab"),
-            new_code_cell(INSTALL_CELL, metadata={"tags": ["install"]}, execution_count=1),
-            new_code_cell(
-                "6 * 7",
-                execution_count=2,
-                outputs=[new_output("execute_result", {"text/plain": "42"}, execution_count=2)],
-            ),
-            new_code_cell("answer = 42", metadata={"tags": ["solution"]}, execution_count=3),
-        ],
-    )
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    answer = new_output("execute_result", {"text/plain": "42"}, execution_count=2)
+    cells = [
+        new_markdown_cell("# A tiny lab"),
+        new_code_cell(INSTALL_CELL, metadata={"tags": ["install"]}, execution_count=1),
+        new_code_cell("6 * 7", execution_count=2, outputs=[answer]),
+        new_code_cell("answer = 42", metadata={"tags": ["solution"]}, execution_count=3),
+    ]
+    return new_notebook(metadata={"kernelspec": kernel}, cells=cells)
 
 
 class Anchors(HTMLParser):
@@ -65,40 +59,24 @@ class Anchors(HTMLParser):
             self._open = None
 
     def leading_to(self, start: str) -> list[dict]:
-        return [
-            attributes
-            for attributes, _ in self.links
-            if (attributes.get("href") or "").startswith(start)
-        ]
+        linked = (attributes for attributes, _ in self.links)
+        return [link for link in linked if (link.get("href") or "").startswith(start)]
 
     def outside(self) -> list[str]:
-        return [
-            attributes["href"]
-            for attributes, _ in self.links
-            if (attributes.get("href") or "").startswith("http")
-        ]
+        return [link["href"] for link in self.leading_to("http")]
 
 
 def build(folder: Path, address: str, **environment: str) -> Path:
     """Build a book of a front page, a chapter and its lab in `folder`; return the folder of its
     pages."""
-    source = folder / "book"
-    for name in ("chapters", "labs", "build/wheel"):
-        (source / name).mkdir(parents=True)
-    # the real configuration, and what it names
-    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
-        (source / path.name).write_bytes(path.read_bytes())
-    (source / "_toc.yml").write_text(
-        "format: jb-book\nroot: index\nchapters: [{file: chapters/tiny}, {file: labs/tiny}]\n"
+    source = real_book(
+        folder / "book",
+        **{
+            "_address.yml": address,
+            "chapters/tiny": "---\nlab: labs/tiny\n---\n# A tiny chapter\n\nRead on.\n",
+            "labs/tiny.ipynb": nbformat.writes(stored_lab()),
+        },
     )
-    (source / "_address.yml").write_text(address)
-    (source / "index.md").write_text("# A tiny book\n\nRead on.\n")
-    (source / "chapters" / "tiny.md").write_text(
-        "---\nlab: labs/tiny\n---\n# A tiny chapter\n\nRead on.\n"
-    )
-    nbformat.write(stored_lab(), source / "labs" / "tiny.ipynb")
-    with zipfile.ZipFile(source / "build" / "wheel" / WHEEL, "w") as wheel:
-        wheel.writestr("shardlab/__init__.py", "")
     pages = folder / "pages" / "html"
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("GITHUB_")]:
@@ -167,6 +145,7 @@ def test_with_an_address_every_page_leads_out(with_address, page):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # by day: test_addresses_are_resolved
 def test_githubs_variables_stand_in_for_an_empty_file(tmp_path):
     """Must catch: the variables not read, or a page that leads to the example in the file's
     comment."""
@@ -189,11 +168,8 @@ def test_a_chapter_leads_to_its_lab(request, book):
     """Must catch: a chapter whose lab cannot be found, or one that carries the whole notebook (a
     chapter has no bytes for that)."""
     anchors = Anchors(request.getfixturevalue(book) / "chapters" / "tiny.html")
-    assert "The lab: read it, download it" in [
-        name.strip()
-        for attributes, name in anchors.links
-        if attributes.get("href") == "../labs/tiny.html"
-    ]
+    named = {(link.get("href"), name.strip()) for link, name in anchors.links}
+    assert ("../labs/tiny.html", "The lab: read it, download it") in named
     assert anchors.leading_to("data:") == []
 
 
@@ -215,19 +191,11 @@ def test_the_notebook_that_is_saved_is_the_learners_edition(request, book):
 
 def test_guesses_are_blank_in_the_learners_edition():
     """Must catch: the stored guess handed out; its comment or any other line of the cell lost."""
-    source = (
-        "my_bytes = 16 * 124_000_000  # for all of them\nmy_days = 3.5\nother = 4  #"
-        " stays\nlock(my_bytes, days=my_days)"
-    )
-    notebook = new_notebook(
-        cells=[new_code_cell(source, metadata={"tags": ["predict"]}), new_code_cell("my_bytes = 7")]
-    )
+    source = "my_bytes = {}  # for all of them\nmy_days = {}\nother = 4  # stays\nlock(my_days)"
+    guess = new_code_cell(source.format("16 * 124", "3.5"), metadata={"tags": ["predict"]})
+    notebook = new_notebook(cells=[guess, new_code_cell("my_bytes = 7")])
     predict, other = learner_edition(notebook, "").cells
-    assert (
-        predict.source
-        == "my_bytes = ...  # for all of them\nmy_days = ...\nother = 4  # stays\nlock(my_bytes,"
-        " days=my_days)"
-    )
+    assert predict.source == source.format("...", "...")
     assert other.source == "my_bytes = 7"
 
 
@@ -261,12 +229,8 @@ def test_a_lab_with_parts_for_a_gpu_opens_on_one():
 def test_every_link_has_a_name(with_address):
     """Must catch: a button that a screen reader announces as nothing (an icon without a label)."""
     for page in with_address.rglob("*.html"):
-        unnamed = [
-            attributes
-            for attributes, name in Anchors(page).links
-            if "href" in attributes and not name.strip()
-        ]
-        assert unnamed == [], page.name
+        links = Anchors(page).links
+        assert all(name.strip() for link, name in links if "href" in link), page.name
 
 
 def test_downloads_work_from_a_disk(browser, without_address):
@@ -288,12 +252,9 @@ def test_addresses_are_resolved():
     variables = {"GITHUB_SERVER_URL": "https://git.example.org", "GITHUB_REPOSITORY": "a/b"}
     assert resolve_address({}, {}) == Address()
     assert resolve_address({"repository": ""}, {}).requirement == ""
-    assert resolve_address({"repository": FORK + ".git/"}, variables) == Address(
-        FORK, "main", "", "github"
-    )
-    assert resolve_address({"repository": FORK}, {}).colab("x.ipynb") == "", (
-        "nothing writes a learners' branch"
-    )
+    fork = Address(FORK, "main", "", "github")
+    assert resolve_address({"repository": FORK + ".git/"}, variables) == fork
+    assert fork.colab("x.ipynb") == "", "nothing writes a learners' branch"
     enterprise = resolve_address({"learner_branch": "learner"}, variables)
     assert enterprise == Address("https://git.example.org/a/b", "main", "learner", "github")
     assert enterprise.colab("x.ipynb") == ""
@@ -301,24 +262,21 @@ def test_addresses_are_resolved():
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"repo": FORK}, "'repo' is unknown"),
-        ({"book": "ada.example"}, "book is 'ada.example'"),
-        (
-            {"repository": "github.com/ada/book"},
-            "'github.com/ada/book'; it must look like https://",
-        ),
-        ({"repository": "https://github.com/ada"}, "it must look like https://"),
-        ({"repository": 'https://github.com/ada/b"ook'}, "it must look like https://"),
-        ({"repository": "https://example.org/ada/book"}, "its host must be GitHub or GitLab"),
-    ],
+    "key, value, sentence",
+    cases("""
+repo | https://github.com/ada/book | 'repo' is unknown
+book | ada.example | book is 'ada.example'
+repository | github.com/ada/book | 'github.com/ada/book'; it must look like https://
+repository | https://github.com/ada | it must look like https://
+repository | https://github.com/ada/b"ook | it must look like https://
+repository | https://example.org/ada/book | its host must be GitHub or GitLab
+"""),
 )
-def test_a_wrong_address_gets_one_clear_sentence(settings, sentence):
+def test_a_wrong_address_gets_one_clear_sentence(key, value, sentence):
     """Must catch: a misspelt key passed over in silence; a value that would break links or the
     install cell."""
     with pytest.raises(InvalidAddress, match="_address.yml") as caught:
-        resolve_address(settings, {})
+        resolve_address({key: value}, {})
     assert sentence in str(caught.value)
 
 

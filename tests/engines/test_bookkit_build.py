@@ -2,16 +2,14 @@
 parts."""
 
 import sys
-from pathlib import Path
-from shutil import copy
 
 import pytest
+from small_books import real_book
 
 import bookkit
 import shardlab
 from bookkit.build import build_book, sources_digest
 
-ROOT = Path(__file__).resolve().parents[2]
 RECORDED = """\
 # Recorded
 
@@ -23,51 +21,22 @@ print("recorded:", Path("../measured/gpu.json").read_text())
 NOTEBOOK = "---\nfile_format: mystnb\nkernelspec: {name: python3}\n---\n"
 
 
-@pytest.fixture
-def book(tmp_path):
-    """Folder of a book of two pages, with the real book's configuration."""
-    folder = tmp_path / "book"
-    (folder / "chapters").mkdir(parents=True)
-    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
-        copy(path, folder)
-    (folder / "index.md").write_text("# A book\n\nVersion {{ version }}.\n")
-    (folder / "chapters" / "first.md").write_text("# First\n\nA page.\n")
-    write_contents(folder, "first")
-    return folder
-
-
-def write_contents(folder, name):
-    (folder / "_toc.yml").write_text(
-        f"format: jb-book\nroot: index\nchapters: [{{file: chapters/{name}}}]\n"
-    )
-
-
 @pytest.mark.slow
-def test_a_renamed_page_leaves_nothing_behind(book, tmp_path):
+def test_a_renamed_page_and_a_new_recording(tmp_path):
     """Must catch: the page under its old name still in the built book, found by search engines and
-    old links; another version on a page than the package's."""
-    pages = tmp_path / "html"
-    build_book(book, pages)
-    assert (pages / "chapters" / "first.html").exists()
-    (book / "chapters" / "first.md").rename(book / "chapters" / "second.md")
-    write_contents(book, "second")
-    build_book(book, pages)
-    left = sorted(path.name for path in (pages / "chapters").iterdir())
-    assert left == ["second.html"]
+    old links; another version on a page than the package's; the execution cache, which knows only
+    the cells, handing out the numbers of an old recording."""
+    book, pages = tmp_path / "book", tmp_path / "html"
+    index, shows = "# A book\n\nVersion {{ version }}.\n", NOTEBOOK + RECORDED
+    for page, value in (("first", "17 GB"), ("second", "18 GB")):
+        (book / "chapters" / "first.md").unlink(missing_ok=True)
+        files = {"index": index, "chapters/shows": shows, f"chapters/{page}": "# A page\n"}
+        build_book(real_book(book, **files, **{"measured/gpu.json": value}), pages)
+        assert f"recorded: {value}" in (pages / "chapters" / "shows.html").read_text("utf-8")
+        left = sorted(path.name for path in (pages / "chapters").iterdir())
+        assert left == [f"{page}.html", "shows.html"]
     assert f"Version {shardlab.__version__}." in (pages / "index.html").read_text("utf-8")
     assert (pages / "search.html").exists()
-
-
-@pytest.mark.slow
-def test_a_new_recording_reaches_the_page_that_shows_it(book, tmp_path):
-    """Must catch: the execution cache, which knows only the cells, handing out the numbers of an
-    old recording."""
-    (book / "measured").mkdir()
-    (book / "chapters" / "first.md").write_text(NOTEBOOK + RECORDED)
-    for value in ("17 GB", "18 GB"):
-        (book / "measured" / "gpu.json").write_text(value)
-        build_book(book, tmp_path / "html")
-        assert f"recorded: {value}" in (tmp_path / "html" / "chapters" / "first.html").read_text()
 
 
 @pytest.mark.parametrize("name", ["model.py", "data/gpus.csv", "static/book.css"])

@@ -71,42 +71,24 @@ def test_the_page_shows_both_whole(build):
     """Every line of both, in order, with sign and indent; nothing else of the file.
 
     Mutations: a decorator or the last line left out; `<` unescaped; a line that both have shown
-    twice; the indent lost when elements are put behind it."""
+    twice; the indent lost when elements are put behind it; the two texts exchanged, or lines of one
+    change shuffled; a page that does not depend on the file."""
     html, warnings = build(PAGE)
     assert not warnings
     rows = shown(html)
     for name, tags in (("First", ("span", "del")), ("Second", ("span", "ins"))):
         assert "\n".join(row[2:] for tag, row in rows if tag in tags) == source_of(CODE, name)
-    assert {tag: {row[0] for one, row in rows if one == tag} for tag in ("span", "del", "ins")} == {
-        "span": {" "},
-        "del": {"\N{MINUS SIGN}"},
-        "ins": {"+"},
-    }
-    assert (
-        "Look at the <em>loop</em>." in html
-        and 'aria-label="From First to Second: 4 lines out, 5 in, 4 as before"' in html
-    )
-
-
-def test_what_goes_stands_before_what_comes(build):
-    """Mutation: the two texts exchanged, or lines of one change shuffled."""
-    html, _ = build(PAGE)
-    changes = [
-        (tag, row.strip(" +\N{MINUS SIGN}"))
-        for tag, row in shown(html)
-        if "send" in row or "for" in row
-    ]
-    assert changes == [
+    signs = {"span": " ", "del": "\N{MINUS SIGN}", "ins": "+"}
+    assert {(tag, row[0]) for tag, row in rows} == set(signs.items())
+    assert "Look at the <em>loop</em>." in html
+    assert 'aria-label="From First to Second: 4 lines out, 5 in, 4 as before"' in html
+    changed = [(tag, row[1:].strip()) for tag, row in rows if "send" in row or "for" in row]
+    assert changed == [
         ("del", "for one in self.all:"),
         ("del", "send(one)"),
         ("ins", "for group in self.groups:"),
         ("ins", "send(group)"),
     ]
-
-
-def test_a_change_of_the_source_is_seen(build):
-    """Mutation: the page does not depend on the file."""
-    build(PAGE)
     html, _ = build(PAGE, CODE.replace("send(group)", "send_all(group)"))
     assert "send_all" in html
 
@@ -164,47 +146,25 @@ def test_broken_source():
 
 
 def test_folded(build):
-    """Lines that both have are counted, but for as many around each change as are asked for; the
-    second name is looked for in its file.
+    """Lines that both have are counted, but for as many around each change as are asked for.
 
-    Mutations: lines before a change folded too; a fold of one line that swallows the next; the
-    first file searched for both."""
+    Mutations: lines before a change folded too; a fold of one line that swallows the next."""
     page = PAGE.replace(":to: Second", ":to: Second\n:context: 1")
     html, warnings = build(page)
     assert not warnings
-    assert [tag for tag, _ in shown(html)] == [
-        "del",
-        "ins",
-        "ins",
-        "span",
-        "del",
-        "ins",
-        "span",
-        "span",
-        "del",
-        "del",
-        "ins",
-        "ins",
-        "span",
-    ]
+    tags = "del ins ins span del ins span span del del ins ins span"
+    assert [tag for tag, _ in shown(html)] == tags.split()
     assert "gap" not in html
     html, warnings = build(page.replace(":context: 1", ":context: 0"))
-    assert re.findall(r'class="diff-gap">. (.*?)\n', html) == [
-        "1 line as before",
-        "2 lines as before",
-        "1 line as before",
-    ]
-    other = page.replace(":context: 1", ":into: code/other.py")
-    _, warnings = build(other)
-    assert "No such file" in warnings
+    gaps = re.findall(r'class="diff-gap">. (.*?)\n', html)
+    assert gaps == ["1 line as before", "2 lines as before", "1 line as before"]
 
 
 def test_another_file(build, tmp_path):
     """Mutation: the page does not depend on the second file, or `:to:` is looked for in the
     first."""
-    (tmp_path / "source" / "code").mkdir(parents=True)
-    (tmp_path / "source" / "code" / "other.py").write_text(
-        "class First:\n    pass\n", encoding="utf-8"
-    )
+    _, warnings = build(PAGE.replace(":to: Second", ":to: Second\n:into: code/other.py"))
+    assert "No such file" in warnings
+    (tmp_path / "source" / "code" / "other.py").write_text("class First:\n    pass\n", "utf-8")
     html, warnings = build(PAGE.replace(":to: Second", ":into: code/other.py\n:to: First"))
     assert not warnings and 'aria-label="From steps.py: First to other.py: First' in html

@@ -1,13 +1,17 @@
 """Numbers, equations and the formula sheet: what a page prints comes out of the registry, and a
 wrong call stops the build."""
 
+import ast
 import json
 import re
+from pathlib import Path
 
 import pytest
+from cases import cases
 
 from bookkit.explorer import anchor
 from bookkit.formulas import WrongCall, _rows, _terms, compute, read_call
+from bookkit.laws import confirm, typeset
 from coursekit.formulas import BOOK, GPUS, LINKS, MODELS, RECIPES
 from coursekit.formulas.render import right_hand_side
 
@@ -64,39 +68,22 @@ def test_a_call_is_printed_with_its_origin(call, style, printed, exact):
 
 @pytest.mark.parametrize(
     "text, message",
-    [
-        ("2.8 TB", "'2.8 TB' is no call of a formula"),
-        ("states_bytes", "'states_bytes' is no call of a formula"),
-        ("states_bytes(175_000_000_000)", "a formula is called with keywords only"),
-        ("states_bytes(**given)", "a formula is called with keywords only"),
-        ("states_bytes(parameters=10**9)", "malformed node or string"),
-        ("states_bytes(parameters=)", "states_bytes(parameters=): invalid syntax"),
-        (
-            "state_bytes(parameters=1)",
-            "no quantity or formula is named state_bytes; did you mean states_bytes?",
-        ),
-        ("states_bytes(parameters=1000)", "needed but not given: parameter_element_bytes"),
-        (
-            'states_bytes(parameters=1000, recipe="fp8")',
-            "no recipe is named 'fp8'; there are fp32 Adam",
-        ),
-        (
-            'states_bytes(parameters=0, recipe="fp32 Adam")',
-            "parameters = 0: parameters must be a whole number of at least 1.",
-        ),
-        (
-            f"states_bytes({GPT3}) as gigabytes",
-            "'gigabytes' is no way to print a number; there are",
-        ),
-        (
-            f"states_bytes({GPT3}) as years",
-            "states_bytes is in bytes, which cannot be printed as 'years'",
-        ),
-        (
-            'parameters(model="GPT-2 124M") as GB',
-            "parameters is in parameters, which cannot be printed as 'GB'",
-        ),
-    ],
+    cases(f"""
+2.8 TB | '2.8 TB' is no call of a formula
+states_bytes | 'states_bytes' is no call of a formula
+states_bytes(175_000_000_000) | a formula is called with keywords only
+states_bytes(**given) | a formula is called with keywords only
+states_bytes(parameters=10**9) | malformed node or string
+states_bytes(parameters=) | states_bytes(parameters=): invalid syntax
+state_bytes(parameters=1) | no quantity or formula is named state_bytes; did you mean states_bytes?
+states_bytes(parameters=1000) | needed but not given: parameter_element_bytes
+states_bytes(parameters=1000, recipe="fp8") | no recipe is named 'fp8'; there are fp32 Adam
+states_bytes(parameters=0, recipe="fp32 Adam") | parameters = 0: parameters must be a whole number
+    of at least 1.
+states_bytes({GPT3}) as gigabytes | 'gigabytes' is no way to print a number; there are
+states_bytes({GPT3}) as years | states_bytes is in bytes, which cannot be printed as 'years'
+parameters(model="GPT-2 124M") as GB | parameters is in parameters, which cannot be printed as 'GB'
+"""),
 )
 def test_a_wrong_call_says_what_is_wrong(text, message):
     """Mutation: evaluate with eval, or print in any style that is asked for."""
@@ -107,18 +94,12 @@ def test_a_wrong_call_says_what_is_wrong(text, message):
 def test_the_text_of_a_call_is_read_whole():
     """Mutation: end the call at the first bracket; a recipe's name may hold one, and so may a
     style's word before it."""
-    assert read_call('f(recipe="a (b) as c", x=-1)  as GB') == (
-        "f",
-        {"recipe": "a (b) as c", "x": -1},
-        None,
-        "GB",
-    )
-    assert read_call("f(x=1)exact") == ("f", {"x": 1}, None, "exact")
-    assert read_call('f(recipe="a) at b")\n at loss as GB')[1:] == (
-        {"recipe": "a) at b"},
-        "loss",
-        "GB",
-    )
+    for text, read in {
+        'f(recipe="a (b) as c", x=-1)  as GB': ({"recipe": "a (b) as c", "x": -1}, None, "GB"),
+        "f(x=1)exact": ({"x": 1}, None, "exact"),
+        'f(recipe="a) at b")\n at loss as GB': ({"recipe": "a) at b"}, "loss", "GB"),
+    }.items():
+        assert read_call(text) == ("f", *read)
 
 
 ALONE = (
@@ -160,26 +141,17 @@ def test_numbers_on_a_page(build):
 
     Mutation: print without escaping, or a space that breaks; an input with the number of another.
     """
-    pages, warnings = build(
-        index=(
-            f"# It takes {{bytes}}`states_bytes({GPT3}) as"
-            " TB`\n\n{number}`training_days(training_seconds=86400)`\n\n| a |\n|--|\n|"
-            f" {{bytes}}`parameter_bytes({GPT3}) as GB` |\n"
-        )
-    )
+    index = f"# It takes {{bytes}}`states_bytes({GPT3}) as TB`\n\n"
+    index += "{number}`training_days(training_seconds=86400)`\n\n"
+    index += f"| a |\n|--|\n| {{bytes}}`parameter_bytes({GPT3}) as GB` |\n"
+    pages, warnings = build(index=index)
     assert not warnings
     found = re.findall(r'<span data-call="([^"]*)">([^<]*)</span>', pages["index"])
-    assert {text for _, text in found} == {
-        "2.8\N{NO-BREAK SPACE}TB",
-        "1\N{NO-BREAK SPACE}day",
-        "700\N{NO-BREAK SPACE}GB",
-    }
+    printed = {text.replace("\N{NO-BREAK SPACE}", "_") for _, text in found}
+    assert printed == {"2.8_TB", "1_day", "700_GB"}
     (inputs,) = re.findall(r'id="inputs">(.*?)</script>', pages["index"])
-    assert json.loads(inputs) == [
-        "parameters=175,000,000,000",
-        'recipe="fp32 Adam"',
-        "training_seconds=86,400",
-    ]
+    said = ["parameters=175,000,000,000", 'recipe="fp32 Adam"', "training_seconds=86,400"]
+    assert json.loads(inputs) == said
     assert [call for call, _ in found] == [
         "states_bytes(0 1) = 2,800,000,000,000 bytes",
         "training_days(2) = 1 days",
@@ -191,12 +163,9 @@ def test_a_wrong_call_is_a_warning_with_page_and_line(build):
     """The book is built with warnings as errors, so this stops it.
 
     Mutation: leave the location out, or print the text as it stands without a word."""
-    pages, warnings = build(
-        index=(
-            "# One\n\nfine\n\n{bytes}`states_bytes(parameters=1)`"
-            ' and\n\n{bytes}`parameters(model="T4")`\n\n{bytes}`parameters(model="GPT-2 124M")`\n'
-        )
-    )
+    calls = '{bytes}`states_bytes(parameters=1)` and\n\n{bytes}`parameters(model="T4")`\n\n'
+    calls += '{bytes}`parameters(model="GPT-2 124M")`\n'
+    pages, warnings = build(index=f"# One\n\nfine\n\n{calls}")
     for line, message in (
         (5, "needed but not given"),
         (7, "no model is named 'T4'"),
@@ -239,11 +208,9 @@ def test_quantities_with_a_name(build):
 @pytest.fixture(scope="module")
 def book(build_once):
     """Name -> HTML of a page with equations, and of a sheet with all formulas."""
-    equations = (
-        "# Page\n\n```{equation} training_flops\n:numbered:\n```\n\nsee"
-        " {eq}`eq-training-flops`\n\n```{equation} achieved_flops_per_second"
-        " training_seconds\n```\n\n```{equation} parameters\n:bare:\n```\n"
-    )
+    equations = "# Page\n\n```{equation} training_flops\n:numbered:\n```\n\n"
+    equations += "see {eq}`eq-training-flops`\n\n```{equation} achieved_flops_per_second"
+    equations += " training_seconds\n```\n\n```{equation} parameters\n:bare:\n```\n"
     pages, warnings = build_once(
         index="# Index\n\n[one](#formula-states-bytes)\n",
         equations=f"---\norphan: true\n---\n{equations}",
@@ -281,19 +248,12 @@ def test_an_equation_with_its_meaning(book):
 
     Mutation: number every formula of a block, or link to a sheet that the book does not have."""
     page = book["equations"]
-    assert (
-        page.count("<math") == 11 and page.count('<mtable displaystyle="true"') == 1
-    )  # three blocks, three symbols on the left before meanings, five on the right
-    assert (
-        page.count('class="eqno"') == 1
-        and 'href="#equation-eq-training-flops"' in page
-        and 'id="equation-eq-training-flops"' in page
-    )
-    assert re.findall(r'<a href="(sheet\.html#[^"]*)">', page) == [
-        "sheet.html#formula-training-flops",
-        "sheet.html#formula-achieved-flops-per-second",
-        "sheet.html#formula-training-seconds",
-    ]
+    # three blocks, three symbols on the left before meanings, five on the right
+    assert page.count("<math") == 11 and page.count('<mtable displaystyle="true"') == 1
+    assert page.count('class="eqno"') == 1
+    assert all(f'{link}equation-eq-training-flops"' in page for link in ('href="#', 'id="'))
+    linked = re.findall(r'<a href="sheet\.html#formula-([^"]*)">', page)
+    assert linked == ["training-flops", "achieved-flops-per-second", "training-seconds"]
 
 
 def test_symbols_on_the_right_are_explained_once(build):
@@ -348,33 +308,21 @@ def test_a_long_sum_goes_on_in_the_next_line():
     first, second = r"a_\text{first}", r"+ \left(1 + b\right)\,c_\text{second and long}"
     third = r"- \begin{cases} d + e & \text{if } k > 1 \\ 0 & \text{otherwise} \end{cases}"
     last = r"+ z_\text{the last and the longest of all}"
-    assert _terms(f"{first} {second} {third} {last}") == [first, second, third, last] and _terms(
-        "- x + y^{a + b}"
-    ) == [
-        "- x",
-        "+ y^{a + b}",
-    ]
+    total = f"{first} {second} {third} {last}"
+    assert _terms(total) == [first, second, third, last]
+    assert _terms("- x + y^{a + b}") == ["- x", "+ y^{a + b}"]
     assert _rows("x", "a + b") == ["x &= a + b"]
-    assert _rows("x", f"{first} {second} {third} {last}") == [
-        f"x &= {first} {second} {third}",
-        f"& {last}",
-    ]
+    assert _rows("x", total) == [f"x &= {first} {second} {third}", f"& {last}"]
 
 
 def test_an_equation_in_a_book_without_a_sheet(build):
-    """Mutation: write href="None#formula-..."."""
-    pages, warnings = build(index="# Page\n\n```{equation} training_flops\n```\n")
-    assert (
-        not warnings
-        and "#formula" not in pages["index"]
-        and "operations of the whole training" in pages["index"]
-    )
-
-
-def test_an_unknown_equation_is_a_warning(build):
-    """Mutation: skip it silently."""
-    _, warnings = build(index="# Page\n\nx\n\n```{equation} training_flop\n```\n")
-    assert "index.md:5: WARNING: no formula is named training_flop" in warnings
+    """Mutation: write href="None#formula-..."; skip an unknown formula silently."""
+    equation = "```{equation} training_flop%s\n```\n\n"
+    pages, warnings = build(index=f"# Page\n\n{equation}{equation}" % ("s", ""))
+    assert "#formula" not in pages["index"]
+    assert "operations of the whole training" in pages["index"]
+    assert "index.md:6: WARNING: no formula is named training_flop" in warnings
+    assert warnings.count("WARNING") == 1
 
 
 # --- the sheet ------------------------------------------------------------------------------------
@@ -392,25 +340,15 @@ def test_the_sheet_holds_everything(sheet):
 
     Mutation: skip a module, or the formulas that have no test yet."""
     for name, formula in BOOK.formulas.items():
-        entry = re.search(
-            rf'<div class="[^"]*formula[^"]*" id="{anchor(name)}">(.*?)</div>\s*(?=<div'
-            r' class="[^"]*formula|</section>)',
-            sheet,
-            re.S,
-        )
-        assert entry, name
+        begins = rf'<div class="[^"]*formula[^"]*" id="{anchor(name)}">'
+        ends = r'</div>\s*(?=<div class="[^"]*formula|</section>)'
+        entry = re.search(f"{begins}(.*?){ends}", sheet, re.S)
+        assert entry and "<math" in entry[1], name
         plain = re.sub(r"<[^>]*>", "", entry[1]).replace("’", "'").replace("&lt;", "<")
-        assert (
-            "<math" in entry[1]
-            and formula.measured_by in plain
-            and f"Unit: {formula.unit}." in plain
-        )
-        assert formula.source in plain and formula.meaning in plain
+        said = (formula.measured_by, f"Unit: {formula.unit}.", formula.source, formula.meaning)
+        assert all(words in plain for words in said)
         for need in formula.needs:
-            assert (
-                f'href="sheet.html#{anchor(need)}"' in entry[1]
-                or f'href="#{anchor(need)}"' in entry[1]
-            )
+            assert re.search(rf'href="(sheet\.html)?#{anchor(need)}"', entry[1])
     for name in BOOK.quantities:
         assert f'id="{anchor(name)}"' in sheet
     for name in (*MODELS, *RECIPES, *GPUS, *LINKS):
@@ -423,36 +361,21 @@ SHEETS = "# Index\n\n```{{equation}} training_flops\n```\n\n```{{formula-sheet}}
 OTHERS = "---\norphan: true\n---\n# Sheet\n\n```{{formula-sheet}} {}\n```\n"
 
 
-def groups():
-    return list(dict.fromkeys(formula.group for formula in BOOK.formulas.values()))
-
-
 @pytest.mark.slow
 def test_a_sheet_of_several_pages(build):
     """Links lead to the page that prints a formula.
 
     Mutation: remember only the last sheet of the book."""
-    rest = " ".join(
-        [
-            "given",
-            "recipes",
-            "models",
-            "gpus",
-            "links",
-            *(group for group in groups() if group != "time"),
-        ]
-    )
-    pages, warnings = build(index=SHEETS.format("time"), sheet=OTHERS.format(rest))
+    groups = dict.fromkeys(formula.group for formula in BOOK.formulas.values())
+    rest = " ".join(group for group in groups if group != "time")
+    sheet = OTHERS.format(f"given recipes models gpus links {rest}")
+    pages, warnings = build(index=SHEETS.format("time"), sheet=sheet)
     assert not warnings
-    assert (
-        'href="#formula-training-flops"' in pages["index"]
-        and 'id="formula-states-bytes"' in pages["sheet"]
-    )
+    assert 'id="formula-states-bytes"' in pages["sheet"]
     assert 'id="formula-training-flops"' not in pages["sheet"]
-    assert (
-        'href="sheet.html#formula-parameters"' in pages["index"]
-        and 'href="sheet.html#formula-tokens"' in pages["index"]
-    )
+    for link in ("#formula-training-flops", "sheet.html#formula-parameters"):
+        assert f'href="{link}"' in pages["index"]
+    assert 'href="sheet.html#formula-tokens"' in pages["index"]
 
 
 @pytest.mark.slow
@@ -467,21 +390,68 @@ def test_sheets_that_forget_or_repeat_are_warnings(build):
 
 
 @pytest.mark.slow
-def test_the_sheet_says_which_recipes_were_held_against_a_run(sheet):
-    """Mutation: say yes for all."""
+def test_the_sheets_numbers_of_recipes_and_gpus(sheet):
+    """Which recipes were compared with a run; GB that the card reports, and the same in GiB.
+
+    Mutation: say yes for all; swap the two columns."""
+
+    def cells(name):
+        row = re.search(rf"<tr[^>]*><td><p>{re.escape(name)}</p></td>(.*?)</tr>", sheet, re.S)
+        return re.findall(r"<p>(.*?)</p>", row[1], re.S)
+
     for recipe in RECIPES.values():
-        row = re.search(
-            rf"<tr[^>]*><td><p>{re.escape(recipe.name)}</p></td>(.*?)</tr>", sheet, re.S
-        )[1]
-        cells = re.findall(r"<p>(.*?)</p>", row, re.S)
-        assert cells[5] == ("yes" if recipe.verified else "not yet"), recipe.name
-        assert cells[4] == str(BOOK.formulas["bytes_per_parameter"](**recipe.quantities))
+        bytes_each = BOOK.formulas["bytes_per_parameter"](**recipe.quantities)
+        verified = "yes" if recipe.verified else "not yet"
+        assert cells(recipe.name)[4:6] == [str(bytes_each), verified], recipe.name
+    assert cells("A100 SXM 80GB")[:3] == ["85.1", "79.3", "312"]
 
 
-@pytest.mark.slow
-def test_the_sheets_numbers_of_gpus(sheet):
-    """GB that the card reports, and the same in GiB.
+ROOT = Path(__file__).resolve().parents[2]
+STAGE_1 = 'zero_states_bytes(recipe="bf16 + fp32 master", rank=0, zero_stage=1)'
 
-    Mutation: swap the two columns."""
-    row = re.search(r"<td><p>A100 SXM 80GB</p></td>(.*?)</tr>", sheet, re.S)[1]
-    assert re.findall(r"<p>(.*?)</p>", row, re.S)[:3] == ["85.1", "79.3", "312"]
+
+def latex_of_law(text):
+    return typeset(ast.parse(text, mode="eval"))
+
+
+@pytest.mark.parametrize(
+    "left, call",
+    [
+        ("2*parameters + 12*parameters/data_parallel", STAGE_1),
+        ("4*parameters + 14*parameters/data_parallel", STAGE_1),  # differs with few ranks only
+        ("12*parameters + 4*parameters/data_parallel", STAGE_1),  # the same on one rank
+        ("4*parameters + 12*parameters/tensor_parallel", STAGE_1),
+        ("parameters", "no_such_formula()"),
+    ],
+)
+def test_what_the_registry_does_not_say_is_refused(left, call):
+    """Must catch: one sample of a degree that hides a wrong term; a letter of another technique."""
+    confirm("4*parameters + 12*parameters/data_parallel", STAGE_1)
+    with pytest.raises((WrongCall, KeyError)):
+        confirm(left, call)
+
+
+@pytest.mark.parametrize(
+    "text, printed",
+    [
+        ("4*parameters + 12*parameters/data_parallel", r"4\,\Psi + 12\,\Psi / d"),
+        ("(accumulation_steps + 1)*parameters", r"(k + 1)\,\Psi"),
+        (
+            "(pipeline_parallel - 1)/(microbatches + pipeline_parallel - 1)",
+            "(p - 1) / (m + p - 1)",
+        ),
+        ("ranks/(gpus*tokens)", r"N / (n\,D)"),
+        ("ranks - (gpus - tokens)", "N - (n - D)"),
+    ],
+)
+def test_brackets_stand_where_they_must(text, printed):
+    """Must catch: a divisor or a subtrahend without its brackets."""
+    assert latex_of_law(text) == printed
+
+
+def test_the_cheatsheet_has_no_formula_of_its_own():
+    """Must catch: a sum or a quotient between dollars, which nothing confirms."""
+    page = (ROOT / "chapters" / "cheatsheet.md").read_text("utf-8")
+    assert len(re.findall(r"\{law\}`", page)) >= 15
+    typed = re.findall(r"\$([^$]+)\$", page)
+    assert not [one for one in typed if re.search(r"[-+/]|\\frac", one)]

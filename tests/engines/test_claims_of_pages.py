@@ -126,26 +126,19 @@ def test_the_ridges_rise_fall_and_rise():
 def test_from_how_many_ranks_a_model_fits():
     """Must catch: the next stop of a slider taken for the least number of ranks."""
     given = quantities(model="Llama 2 70B", recipe="bf16 + fp32 master", zero_stage=3, rank=0)
-    fits = lambda ranks: (
-        evaluate(["zero_states_bytes"], allow_unused=True, data_parallel=ranks, **given)[
-            "zero_states_bytes"
-        ]
-        <= 80e9
-    )
+    name = "zero_states_bytes"
+    held = lambda ranks: evaluate([name], allow_unused=True, data_parallel=ranks, **given)[name]
     said = re.search(r"Stage 3 fits from (\d+) ranks up, with", words("zero"))
-    assert int(said[1]) == next(ranks for ranks in range(1, 100) if fits(ranks))
+    assert int(said[1]) == next(ranks for ranks in range(1, 100) if held(ranks) <= 80e9)
 
 
 def test_one_edition_of_a_source():
     """Must catch: a table cited by one commit on the formula sheet and by another in the
     bibliography."""
     cited = re.findall(r"ml-engineering/blob/(\w{7})", (ROOT / "references.bib").read_text())
-    there = re.findall(
-        r"ml-engineering@(\w+)", (ROOT / "src/coursekit/data/hardware.csv").read_text()
-    )
-    there += [
-        m for link in LINKS.values() for m in re.findall(r"ml-engineering@(\w+)", link.source)
-    ]
+    sources = [(ROOT / "src/coursekit/data/hardware.csv").read_text()]
+    sources += [link.source for link in LINKS.values()]
+    there = re.findall(r"ml-engineering@(\w+)", "\n".join(sources))
     assert len(there) > 10 and set(there) == set(cited)
 
 
@@ -189,12 +182,8 @@ def test_typed_numbers_are_round_or_have_a_source():
     """A number in a role that is neither round nor cited follows from a formula, and is out of date
     as soon as that changes. Must catch: 871_079_692, which was the bytes that a ring sends."""
     gpt3 = quantities(model="GPT-3 175B")
-    known = {
-        *CITED,
-        count("parameters", "GPT-2 124M"),
-        count("layer_parameters", "GPT-3 175B"),
-        gpt3["vocabulary"] * gpt3["hidden"],
-    }
+    known = {*CITED, gpt3["vocabulary"] * gpt3["hidden"]}
+    known |= {count("parameters", "GPT-2 124M"), count("layer_parameters", "GPT-3 175B")}
     for page, text in PAGES.items():
         roles = re.findall(r"\{(?:number|bytes)\}`([^`]+)`", text)
         for said in roles + re.findall(r"```\{given\} \w+\n(.+?)```", text, re.DOTALL):

@@ -22,16 +22,9 @@ def merlinite() -> list[int]:
     Module.to() takes them: children first, parameters, then buffers. Each attention has tables of
     cosines and sines for 32,768 positions, as transformers then had."""
     hidden, inner, key_value, tokens, head, positions = 4096, 14336, 1024, 32_008, 128, 32_768
-    attention = [
-        hidden * hidden,
-        key_value * hidden,
-        key_value * hidden,
-        hidden * hidden,
-        head // 2,
-        positions * head,
-        positions * head,
-    ]
-    layer = [*attention, inner * hidden, inner * hidden, hidden * inner, hidden, hidden]
+    queries, keys, table = hidden * hidden, key_value * hidden, positions * head
+    attention = [queries, keys, keys, queries, head // 2, table, table]
+    layer = [*attention, *[inner * hidden] * 3, hidden, hidden]
     return [2 * elements for elements in (tokens * hidden, *(32 * layer), hidden, tokens * hidden)]
 
 
@@ -55,11 +48,9 @@ def test_a_printed_memory_summary():
     assert now("segments") == [227, 226, 1]
     assert now("splits") == [67, 66, 1]
     assert now("split_bytes", KIB) == [267_624, 266_112, 1_512]
-    assert [simulator.peak["split_bytes", pool] // KIB for pool in ("all", "large", "small")] == [
-        273_856,
-        272_320,
-        2_047,
-    ]
+    pools = ("all", "large", "small")
+    peaks = [simulator.peak["split_bytes", pool] // KIB for pool in pools]
+    assert peaks == [273_856, 272_320, 2_047]
 
 
 def test_ends_left_uncut_and_the_best_fit():
@@ -113,19 +104,15 @@ def test_what_holds_at_every_point(seed):
             asked -= block.requested
             simulator.free(block)
         else:
-            live.append(
-                simulator.allocate(
-                    draw.choice((1, 700, 40 * KIB, MIB, MIB + 1, 3 * MIB, 10 * MIB, 11 * MIB + 5))
-                )
-            )
+            sizes = (1, 700, 40 * KIB, MIB, MIB + 1, 3 * MIB, 10 * MIB, 11 * MIB + 5)
+            live.append(simulator.allocate(draw.choice(sizes)))
             asked += live[-1].requested
         requested, active, reserved = simulator.reading()
         assert asked == requested <= active <= reserved
         assert reserved == sum(block.size for block in simulator.blocks)
         assert min(simulator.now.values()) >= 0
-        assert simulator.now["split_bytes", "all"] == sum(
-            b.size for b in simulator.blocks if b.free and b.part
-        )
+        split = sum(b.size for b in simulator.blocks if b.free and b.part)
+        assert simulator.now["split_bytes", "all"] == split
     for block in live:
         simulator.free(block)
     assert simulator.reading()[:2] == (0, 0) and simulator.now["splits", "all"] == 0
@@ -175,9 +162,8 @@ class OnAGpu(Ledger):
         self.gpu, self.held = gpu, {}
 
     def _enter(self, storage, *rest):
-        self.held[storage_key(storage)] = self.gpu.there.pop(
-            storage_key(storage), None
-        ) or self.gpu.allocate(storage.nbytes())
+        there = self.gpu.there.pop(storage_key(storage), None)
+        self.held[storage_key(storage)] = there or self.gpu.allocate(storage.nbytes())
         super()._enter(storage, *rest)
 
     def _forget(self, key):
@@ -186,9 +172,8 @@ class OnAGpu(Ledger):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if "mm" in function.overloadpacket.__name__:
-            self.gpu.workspace(
-                "forward" if current_backward() is None else "backward", self.workspace_bytes
-            )
+            phase = "forward" if current_backward() is None else "backward"
+            self.gpu.workspace(phase, self.workspace_bytes)
         if "_log_softmax" in function.overloadpacket.__name__:
             self.gpu.free(self.gpu.allocate(self.scratch_bytes))
         return super().__torch_dispatch__(function, types, args, kwargs)
@@ -210,9 +195,8 @@ def a_step(changes=(), surprise=0):
     """(account, ledger, simulator) of a steady training step; `surprise` bytes appear in it that
     nobody knows of."""
     torch.manual_seed(0)
-    model = GPT(
-        GPTConfig(layers=2, hidden=64, heads=4, vocabulary=5_003, max_sequence=64, **dict(changes))
-    )
+    sizes = dict(layers=2, hidden=64, heads=4, vocabulary=5_003, max_sequence=64)
+    model = GPT(GPTConfig(**sizes, **dict(changes)))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     tokens, unused = torch.zeros(2, 64, dtype=torch.long), torch.zeros(1_234)
 
@@ -256,9 +240,8 @@ def test_the_account_of_a_step(changes):
     assert rows[UNEXPLAINED] == 0
     # of the operation: its scratch is gone before that is there
     result = ledger.peak.bytes.total - ledger.timeline[at - 1].bytes.total
-    assert rows["inside operations, beyond the ledger's peak"] == max(
-        OnAGpu.scratch_bytes - result, 0
-    )
+    inside = max(OnAGpu.scratch_bytes - result, 0)
+    assert rows["inside operations, beyond the ledger's peak"] == inside
     assert rows["CUDA context, kernels, other processes"] == 500 * MIB
     assert min(rows.values()) >= 0
 
@@ -293,15 +276,8 @@ def test_other_streams_hold_blocks_longer():
     bytes cannot.
 
     Mutation: allocated_bytes instead of active_bytes."""
-    stats = {
-        name: {"all": dict(current=value, peak=value)}
-        for name, value in (
-            ("requested_bytes", 900),
-            ("allocated_bytes", 512),
-            ("active_bytes", 1_024),
-            ("reserved_bytes", 2 * MIB),
-        )
-    }
+    counters = dict(requested=900, allocated=512, active=1_024, reserved=2 * MIB)
+    stats = {f"{name}_bytes": {"all": dict(current=n, peak=n)} for name, n in counters.items()}
     allocator = object.__new__(CachingAllocator)
     allocator.device = torch.device("cuda", 0)
     with pytest.MonkeyPatch.context() as patch:
@@ -316,13 +292,8 @@ def test_the_counters_exist():
     Mutation: a counter misspelt, which would show on a GPU first."""
     for name in ("requested_bytes", "active_bytes", "reserved_bytes"):
         assert f"{name}.{{all," in torch.cuda.memory_stats.__doc__, name
-    for name in (
-        "get_allocator_backend",
-        "memory_stats_as_nested_dict",
-        "reset_peak_memory_stats",
-        "mem_get_info",
-        "synchronize",
-    ):
+    functions = "get_allocator_backend memory_stats_as_nested_dict reset_peak_memory_stats"
+    for name in f"{functions} mem_get_info synchronize".split():
         assert callable(getattr(torch.cuda, name)), name
 
 

@@ -44,15 +44,9 @@ def test_a_step_that_fits_on_paper():
     values = dict(f=2.0, b=3.0, m=4.0, t=5.0, u=1.0, n=4, tied=1)
     ran = play(operations(TINY, values))
     assert [(one.name, one.start, one.end) for one in ran] == [
-        ("forward", 0, 2),
-        ("piece", 2, 5),
-        ("bucket", 5, 9),
-        ("piece", 5, 8),
-        ("bucket", 9, 13),
-        ("piece", 8, 11),
-        ("bucket", 13, 17),
-        ("table", 17, 22),
-        ("update", 22, 23),
+        *(("forward", 0, 2), ("piece", 2, 5), ("bucket", 5, 9)),
+        *(("piece", 5, 8), ("bucket", 9, 13), ("piece", 8, 11), ("bucket", 13, 17)),
+        *(("table", 17, 22), ("update", 22, 23)),
     ]
     assert exposed_phase_seconds(ran) == dict(forward=0, backward=11, update=0)
     assert list(waiting(ran)) == [("backward", 11, 22)] and end_seconds(ran) == 23
@@ -110,6 +104,5 @@ def test_any_list(ahead):
             step.append(Event(f"first{k}", streams[0], f"a{k}"))
         step += [Event(f"second{k}", streams[1], f"b{k}", (f"first{k}",)) for k in range(n)]
         want = max(sum(first[: k + 1]) + sum(second[k:]) for k in range(n))
-        assert end_seconds(play(operations((Phase("one", tuple(step)),), values))) == pytest.approx(
-            want, rel=1e-9
-        )
+        ran = play(operations((Phase("one", tuple(step)),), values))
+        assert end_seconds(ran) == pytest.approx(want, rel=1e-9)

@@ -3,6 +3,7 @@
 import json
 import shlex
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ PUBLISHED = {
     for model in json.loads(Path(__file__).with_name("published_models.json").read_text())
 }
 H100 = dict(gpu="H100 SXM 80GB", sequence=8192, reserve_gb=0)
+MEGATRON = dict(recipe="bf16 + fp32 gradients", kernels="Megatron-LM with Transformer Engine")
+MEGATRON |= dict(microbatch=1)
 
 
 @pytest.mark.slow
@@ -42,17 +45,9 @@ def test_the_lines_are_all_of_it():
 def test_the_peak_is_the_formulas():
     """Must catch: a layout translated into other quantities than it says."""
     answer = fits("Qwen3 8B", **H100, gpus=16, zero_stage=2, accumulation_steps=4)
-    wanted = evaluate(
-        ["rank_peak_bytes"],
-        model="Qwen3 8B",
-        recipe="bf16 + fp32 gradients",
-        kernels="Megatron-LM with Transformer Engine",
-        zero_stage=2,
-        data_parallel=16,
-        microbatch=1,
-        accumulation_steps=4,
-        sequence=8192,
-    )["rank_peak_bytes"]
+    given = MEGATRON | dict(model="Qwen3 8B", zero_stage=2, data_parallel=16)
+    given |= dict(accumulation_steps=4, sequence=8192)
+    wanted = evaluate(["rank_peak_bytes"], **given)["rank_peak_bytes"]
     assert answer.needed_bytes == wanted
     asked = {**H100, "gpus": 16, "zero_stage": 2, "accumulation_steps": 4}
     assert fits("Qwen3 8B", **{**asked, "reserve_gb": 3}).needed_bytes == wanted + 3 * 10**9
@@ -69,31 +64,15 @@ def test_the_fullest_rank_of_a_pipeline():
 
     Must catch: the first rank taken where the last has the head and its logits; degrees that do not
     divide the GPUs."""
-    asked = dict(model="Llama 3 8B", recipe="bf16 + fp32 gradients", microbatch=1)
-    asked |= dict(kernels="Megatron-LM with Transformer Engine", zero_stage=1, sequence=2048)
-    asked |= dict(tensor_parallel=2, sequence_parallel=1, regather=1, data_parallel=2)
+    both = dict(zero_stage=1, sequence=2048, tensor_parallel=2, pipeline_parallel=4)
+    given = MEGATRON | dict(sequence_parallel=1, regather=1, data_parallel=2)
     for steps in (1, 16):
+        peak = partial(evaluate, ["rank_peak_bytes"], **both, **given, accumulation_steps=steps)
         of_ranks = [
-            evaluate(
-                ["rank_peak_bytes"],
-                **asked,
-                pipeline_parallel=4,
-                pipeline_rank=rank,
-                accumulation_steps=steps,
-            )["rank_peak_bytes"]
-            for rank in range(4)
+            peak(model="Llama 3 8B", pipeline_rank=rank)["rank_peak_bytes"] for rank in range(4)
         ]
-        answer = fits(
-            "Llama 3 8B",
-            gpu="H100 SXM 80GB",
-            sequence=2048,
-            gpus=16,
-            zero_stage=1,
-            tensor_parallel=2,
-            pipeline_parallel=4,
-            accumulation_steps=None if steps == 16 else steps,
-            reserve_gb=0,
-        )
+        asked = H100 | both | dict(gpus=16, accumulation_steps=None if steps == 16 else steps)
+        answer = fits("Llama 3 8B", **asked)
         assert answer.needed_bytes == max(of_ranks)
         assert of_ranks[answer.values["pipeline_rank"]] == max(of_ranks)
         assert f"It is rank {answer.values['pipeline_rank']} of the pipeline." in str(answer)
@@ -111,25 +90,12 @@ def test_tensor_parallelism_across_nodes(capsys):
         answer = fits("GPT-3 175B", **asked)
     (said,) = [str(one.message) for one in caught]
     assert said.startswith("tensor_parallel = 16 on nodes of 8 GPUs:") and said in str(answer)
-    shares = {
-        size: evaluate(
-            ["tensor_message_share", "tensor_layer_message_seconds"],
-            model="GPT-3 175B",
-            recipe="bf16 + fp32 gradients",
-            tensor_parallel=16,
-            sequence_parallel=1,
-            regather=1,
-            microbatch=1,
-            sequence=2048,
-            gpu="A100 SXM 80GB",
-            utilisation=0.5,
-            node_link="NVLink 3 (A100)",
-            latency_seconds=9.6e-6,
-            link_bytes_per_second=8 * 25e9,
-            ranks_per_node=size,
-        )
-        for size in (8, 16)
-    }
+    given = dict(model="GPT-3 175B", recipe="bf16 + fp32 gradients", tensor_parallel=16)
+    given |= dict(sequence_parallel=1, regather=1, microbatch=1, sequence=2048)
+    given |= dict(gpu="A100 SXM 80GB", utilisation=0.5, node_link="NVLink 3 (A100)")
+    given |= dict(latency_seconds=9.6e-6, link_bytes_per_second=8 * 25e9)
+    wanted = ["tensor_message_share", "tensor_layer_message_seconds"]
+    shares = {size: evaluate(wanted, **given, ranks_per_node=size) for size in (8, 16)}
     number = {
         size: f"{1000 * found['tensor_layer_message_seconds']:.3g} ms,"
         f" {100 * found['tensor_message_share']:.0f}%"

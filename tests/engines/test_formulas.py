@@ -231,22 +231,13 @@ def test_bad_input_gets_one_sentence_with_the_value_and_the_rule(wrong, sentence
 
 def test_rules_also_hold_for_computed_quantities():
     """Mutation: evaluate() checks rules on the given names only; gpus_per_copy is computed here."""
-    degrees = dict(
-        gpus=64, data_parallel=2, tensor_parallel=8, pipeline_parallel=4, parameters=10**9
-    )
-    assert (
-        evaluate(
-            ["parameters_per_gpu", "achieved_flops_per_second"],
-            **degrees,
-            flops_per_second=1e12,
-            utilisation=0.5,
-        )["parameters_per_gpu"]
-        == 31_250_000
-    )
-    with pytest.raises(
-        InvalidQuantity, match="data_parallel = 2 copies of 16 GPUs each do not make gpus = 64"
-    ):
-        evaluate(["parameters_per_gpu"], **{**degrees, "tensor_parallel": 4})
+    degrees = dict(gpus=64, data_parallel=2, tensor_parallel=8, pipeline_parallel=4)
+    degrees |= dict(parameters=10**9, flops_per_second=1e12, utilisation=0.5)
+    found = evaluate(["parameters_per_gpu", "achieved_flops_per_second"], **degrees)
+    assert found["parameters_per_gpu"] == 31_250_000
+    words = "data_parallel = 2 copies of 16 GPUs each do not make gpus = 64"
+    with pytest.raises(InvalidQuantity, match=words):
+        evaluate(["parameters_per_gpu"], allow_unused=True, **{**degrees, "tensor_parallel": 4})
 
 
 def test_counts_are_exact_below_two_to_the_53_and_refused_from_there_on():
@@ -299,14 +290,10 @@ def test_whole_quantities_take_whole_floats_and_never_become_floats():
 
 def test_equations_keep_the_written_order():
     """Mutation: call the formula without sympy.evaluate(False), or print without order="none"."""
-    assert (
-        render.latex("parameters")
-        == r"\Psi = \Psi_L + \Psi_\text{embed} + \Psi_\text{norm} + \Psi_\text{head}"
-    )
-    assert (
-        render.latex("parameters_per_gpu")
-        == r"\Psi_\text{GPU} = \left\lceil \frac{\Psi}{n_\text{copy}} \right\rceil"
-    )
+    parts = r"\Psi_L + \Psi_\text{embed} + \Psi_\text{norm} + \Psi_\text{head}"
+    assert render.latex("parameters") == rf"\Psi = {parts}"
+    each = r"\left\lceil \frac{\Psi}{n_\text{copy}} \right\rceil"
+    assert render.latex("parameters_per_gpu") == rf"\Psi_\text{{GPU}} = {each}"
     assert render.latex("training_flops") == r"C = 6\,\Psi\,D"
     assert r"\begin{cases} 1 & \text{if } " in render.latex("has_dropout")
 
@@ -491,17 +478,15 @@ def test_matmul_flops(changes):
     tokens = torch.randint(config.vocabulary, (batch, sequence + 1))
     with FlopCounterMode(display=False) as counter:
         next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
-    per_token = formulas.matmul_flops_per_token(**config.quantities(), sequence=sequence)
+    given, flops = config.quantities(), formulas.matmul_flops_per_token
+    per_token = flops(**given, sequence=sequence)
     assert counter.get_total_flops() == per_token * batch * sequence
-    half = formulas.matmul_flops_per_token(**config.quantities(), sequence=sequence, causal_half=1)
-    assert per_token - half == 6 * config.layers * formulas.query_size(**config.quantities()) * (
-        sequence
-    )
+    scores = 6 * config.layers * formulas.query_size(**given) * sequence
+    assert per_token - flops(**given, sequence=sequence, causal_half=1) == scores
     wide = quantities(model="GPT-3 175B")
-    ratio = formulas.training_flops(
-        parameters=formulas.parameters(**wide), tokens=1
-    ) / formulas.matmul_flops_per_token(**wide, sequence=2048)
-    assert 0.97 < ratio < 1  # at 175B the six-per-parameter rule leaves out 2.7 % of the work
+    of_parameters = formulas.training_flops(parameters=formulas.parameters(**wide), tokens=1)
+    # at 175B the six-per-parameter rule leaves out 2.7 % of the work
+    assert 0.97 < of_parameters / flops(**wide, sequence=2048) < 1
 
 
 def test_degrees():
@@ -526,12 +511,8 @@ wait | \tau | seconds, from 0 | a time
 """
     )
     found = [(q.least, q.most, q.above) for q in registry.quantities.values()]
-    assert found == [
-        (1, EXACT_LIMIT, False),
-        (0, 1, True),
-        (0, math.inf, True),
-        (0, math.inf, False),
-    ]
+    rates = [(0, 1, True), (0, math.inf, True), (0, math.inf, False)]
+    assert found == [(1, EXACT_LIMIT, False), *rates]
     assert registry.quantities["rows"].meaning == "rows of a table"
     with pytest.raises(ValueError, match="pace: `over 0` is no range"):
         registry.given("pace | B | bytes/s, over 0 | a rate")
@@ -576,20 +557,15 @@ def test_time_is_work_over_rate():
     )
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        dict(utilisation=1e-320, flops_per_second=1e-300),
-        dict(utilisation=1e-300, flops_per_second=1e-20),
-    ],
-)
-def test_a_time_without_end_is_refused(given):
+@pytest.mark.parametrize("utilisation, rate", [(1e-320, 1e-300), (1e-300, 1e-20)])
+def test_a_time_without_end_is_refused(utilisation, rate):
     """Division by a rate that underflows to 0, and a quotient above every float, never become inf
     or a traceback.
 
     Mutation: drop the except clause, or the check for infinity, in Formula.compute."""
+    given = dict(parameters=10**9, tokens=10**9, gpus=1, utilisation=utilisation)
     with pytest.raises(InvalidQuantity, match="training_seconds has no finite value"):
-        formulas.training_days(parameters=10**9, tokens=10**9, gpus=1, **given)
+        formulas.training_days(**given, flops_per_second=rate)
 
 
 def test_published_claims_of_gpt3():
@@ -597,22 +573,12 @@ def test_published_claims_of_gpt3():
     100B take 119; 700 GB of fp32 parameters, 2.1 TB with Adam's moments, 2.8 TB with gradients.
 
     Mutation: 6 -> 2 in training_flops; a moment forgotten in optimizer_bytes."""
-    years = lambda tokens: (
-        formulas.training_days(
-            parameters=175e9, tokens=tokens, gpus=1, flops_per_second=28e12, utilisation=1
-        )
-        / 365
-    )
+    given = dict(parameters=175e9, gpus=1, flops_per_second=28e12, utilisation=1)
+    years = lambda tokens: formulas.training_days(tokens=tokens, **given) / 365
     assert 356 <= years(300e9) < 358 and 118.5 < years(100e9) < 119.5
-    fp32 = evaluate(
-        ["parameter_bytes", "optimizer_bytes", "states_bytes"],
-        **quantities(recipe="fp32 Adam", parameters=175e9),
-    )
-    assert fp32 == {
-        "parameter_bytes": 700 * 10**9,
-        "optimizer_bytes": 1400 * 10**9,
-        "states_bytes": 2800 * 10**9,
-    }
+    wanted = dict(parameter_bytes=700, optimizer_bytes=1400, states_bytes=2800)
+    fp32 = evaluate([*wanted], **quantities(recipe="fp32 Adam", parameters=175e9))
+    assert fp32 == {name: gigabytes * 10**9 for name, gigabytes in wanted.items()}
 
 
 def test_a_preset_without_a_note_keeps_its_test():

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import cases, given
 from torch import nn
 from torch_has import needs_fused_groups
 
@@ -205,34 +206,23 @@ def test_block_equals_pytorchs_encoder_layer():
     config = GPTConfig(**SMALL)
     block = small_model().blocks[0]
     theirs = nn.TransformerEncoderLayer(
-        config.hidden,
-        config.heads,
-        config.feed_forward,
-        dropout=0.0,
-        batch_first=True,
-        norm_first=True,
+        *(config.hidden, config.heads, config.feed_forward),
+        **dict(dropout=0.0, batch_first=True, norm_first=True),
         activation=lambda x: F.gelu(x, approximate="tanh"),
     ).double()
 
     def ordered_by_head(rows):
         return rows.unflatten(0, (3, config.heads, -1)).transpose(0, 1).flatten(0, 2)
 
+    names = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.up": "linear1"}
+    names |= {"attention.output": "self_attn.out_proj", "mlp.down": "linear2"}
     pairs = [
-        (block.attention_norm.weight, theirs.norm1.weight),
-        (block.attention_norm.bias, theirs.norm1.bias),
-        (block.mlp_norm.weight, theirs.norm2.weight),
-        (block.mlp_norm.bias, theirs.norm2.bias),
-        (block.attention.output.weight, theirs.self_attn.out_proj.weight),
-        (block.attention.output.bias, theirs.self_attn.out_proj.bias),
-        (block.mlp.up.weight, theirs.linear1.weight),
-        (block.mlp.up.bias, theirs.linear1.bias),
-        (block.mlp.down.weight, theirs.linear2.weight),
-        (block.mlp.down.bias, theirs.linear2.bias),
+        (getattr(block.get_submodule(ours), part), getattr(theirs.get_submodule(other), part))
+        for ours, other in names.items()
+        for part in ("weight", "bias")
     ]
-    reordered = [
-        (block.attention.qkv.weight, theirs.self_attn.in_proj_weight),
-        (block.attention.qkv.bias, theirs.self_attn.in_proj_bias),
-    ]
+    qkv, attention = block.attention.qkv, theirs.self_attn
+    reordered = [(qkv.weight, attention.in_proj_weight), (qkv.bias, attention.in_proj_bias)]
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn_like(parameter))
@@ -241,10 +231,8 @@ def test_block_equals_pytorchs_encoder_layer():
         for mine, other in reordered:
             mine.copy_(ordered_by_head(other))
     x = torch.randn(3, 11, config.hidden, dtype=torch.float64)
-    output, expected = (
-        block(x),
-        theirs(x, nn.Transformer.generate_square_subsequent_mask(11, dtype=torch.float64)),
-    )
+    mask = nn.Transformer.generate_square_subsequent_mask(11, dtype=torch.float64)
+    output, expected = block(x), theirs(x, mask)
     assert_same(output, expected)
     direction = torch.randn_like(output)
     output.backward(direction)
@@ -266,13 +254,8 @@ def test_grouped_queries_equal_repeated_heads(fused):
         for name, parameter in single.named_parameters():
             if name.endswith("qkv.weight"):
                 # two groups of [q, q, k, v], six rows each
-                rows = weights[name].unflatten(0, (2, 4, 6))
-                heads = [
-                    rows[group, part]
-                    for group in (0, 1)
-                    for query in (0, 1)
-                    for part in (query, 2, 3)
-                ]
+                rows, queries = weights[name].unflatten(0, (2, 4, 6)), (0, 1)
+                heads = [group[[query, 2, 3]].flatten(0, 1) for group in rows for query in queries]
                 parameter.copy_(torch.cat(heads))
             else:
                 parameter.copy_(weights[name])
@@ -317,26 +300,13 @@ def test_slices_of_weights_sum_to_the_whole(kind, key_value_heads, fused):
     gradients sum to the whole. Must catch: a head count taken from the config; qkv rows not ordered
     by group."""
     torch.manual_seed(0)
-    config = GPTConfig(
-        **SMALL,
-        key_value_heads=key_value_heads,
-        gated_mlp=1,
-        learned_positions=0,
-        fused_attention=fused,
-    )
-    plan = {
-        Attention: {"qkv.weight": 0, "qkv.bias": 0, "output.weight": 1, "output.bias": None},
-        MLP: {
-            "up.weight": 0,
-            "up.bias": 0,
-            "gate.weight": 0,
-            "gate.bias": 0,
-            "down.weight": 1,
-            "down.bias": None,
-        },
-    }
+    changes = dict(key_value_heads=key_value_heads, gated_mlp=1, learned_positions=0)
+    config = GPTConfig(**SMALL, **changes, fused_attention=fused)
+    first, last = (("qkv",), "output") if kind is Attention else (("up", "gate"), "down")
+    plan = {f"{name}.{part}": 0 for name in first for part in ("weight", "bias")}
+    plan |= {f"{last}.weight": 1, f"{last}.bias": None}
     whole = kind(config).double()
-    halves = [sliced(whole, plan[kind], part, 2) for part in range(2)]
+    halves = [sliced(whole, plan, part, 2) for part in range(2)]
     x = torch.randn(3, 11, config.hidden, dtype=torch.float64, requires_grad=True)
     expected = whole(x)
     total = halves[0](x) + halves[1](x)
@@ -386,17 +356,8 @@ def test_bytes_kept_by_a_llama_block(key_value_heads, fused):
     F.rms_norm, which keeps a normalized copy; keys repeated for each query head."""
     a, g, b, s, h, f = 4, key_value_heads, 3, 32, 24, 40
     torch.manual_seed(0)
-    config = GPTConfig(
-        layers=1,
-        hidden=h,
-        heads=a,
-        key_value_heads=g,
-        feed_forward=f,
-        vocabulary=19,
-        max_sequence=s,
-        **LLAMA,
-        fused_attention=fused,
-    )
+    sizes = dict(layers=1, hidden=h, heads=a, key_value_heads=g, feed_forward=f, vocabulary=19)
+    config = GPTConfig(**sizes, max_sequence=s, **LLAMA, fused_attention=fused)
     _, kept = saved_by_autograd(Block(config), torch.randn(b, s, h, requires_grad=True))
     # two norms' inputs and outputs, q, attention's output; k, v; the MLP
     columns = 6 * h + 2 * h * g // a + 4 * f
@@ -477,9 +438,8 @@ def test_initialisation():
         elif "norm" in name:
             assert (parameter == 1).all(), name
         else:
-            expected = (
-                0.02 / 4 if name.endswith(("attention.output.weight", "mlp.down.weight")) else 0.02
-            )
+            adds = name.endswith(("attention.output.weight", "mlp.down.weight"))
+            expected = 0.02 / 4 if adds else 0.02
             # the smallest has 8,192 draws, which leaves 0.8 % to chance
             assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
 
@@ -534,10 +494,8 @@ def test_next_token_loss():
     sequence exchanged."""
     logits = torch.randn(3, 5, 7, dtype=torch.float64)
     targets = torch.randint(7, (3, 5))
-    expected = (
-        -sum(math.log(logits[b, s].softmax(0)[targets[b, s]]) for b in range(3) for s in range(5))
-        / 15
-    )
+    places = [(b, s) for b in range(3) for s in range(5)]
+    expected = -sum(math.log(logits[at].softmax(0)[targets[at]]) for at in places) / 15
     assert next_token_loss(logits, targets).item() == pytest.approx(expected, rel=1e-12)
     assert next_token_loss(logits, targets).dtype == torch.float64
 
@@ -559,29 +517,31 @@ def test_config_fills_in_what_is_left_open():
 
 
 @pytest.mark.parametrize(
-    "changes, marked, value, words",
-    [
-        (dict(heads=5), "heads", 5, "heads must divide hidden"),
-        (dict(key_value_heads=5), "key_value_heads", 5, "must divide heads = 12"),
-        (dict(key_value_heads=24), "key_value_heads", 24, "must divide heads = 12"),
-        (dict(head_size=3, learned_positions=0), "head_size", 3, "head_size must be even"),
-        (dict(head_size=-1), "head_size", -1, "at least 0"),
-        (dict(layers=0), "layers", 0, "at least 1"),
-        (dict(vocabulary=-1), "vocabulary", -1, "at least 1"),
-        (dict(hidden=76.8), "hidden", 76.8, "whole number"),
-        (dict(hidden="wide"), "hidden", "wide", "whole number"),
-        (dict(hidden=None), "hidden", None, "whole number"),
-        (dict(biases=2), "biases", 2, "at most 1"),
-        (dict(dropout=1.0), "dropout", 1.0, "below 1"),
-        (dict(dropout=-0.1), "dropout", -0.1, "at least 0"),
-        (dict(dropout="0.1"), "dropout", "0.1", "a number"),
-        (dict(fused_attention="no"), "fused_attention", "no", "True or False"),
-        (dict(hidden=36, heads=12, learned_positions=0), "heads", 12, "must be even"),
-    ],
+    "change, words",
+    cases("""
+heads=5 | heads must divide hidden
+key_value_heads=5 | must divide heads = 12
+key_value_heads=24 | must divide heads = 12
+head_size=3, learned_positions=0 | head_size must be even
+head_size=-1 | at least 0
+layers=0 | at least 1
+vocabulary=-1 | at least 1
+hidden=76.8 | whole number
+hidden='wide' | whole number
+hidden=None | whole number
+biases=2 | at most 1
+dropout=1.0 | below 1
+dropout=-0.1 | at least 0
+dropout='0.1' | a number
+fused_attention='no' | True or False
+heads=12, hidden=36, learned_positions=0 | must be even
+"""),
 )
-def test_bad_sizes_are_refused(changes, marked, value, words):
-    """One sentence with the value and the rule, as a typed error, before anything is built. Must
-    catch: a check left out."""
+def test_bad_sizes_are_refused(change, words):
+    """One sentence with the value and the rule, as a typed error, before anything is built; the
+    first of the sizes is named. Must catch: a check left out."""
+    changes = given(change)
+    (marked, value), *_ = changes.items()
     with pytest.raises(InvalidInput) as caught:
         GPTConfig(**changes)
     assert caught.value.name == marked and caught.value.value == value
@@ -670,24 +630,10 @@ def test_names_and_order_of_parameters():
     """Saves of earlier versions load, and seeds draw the same. Must catch: a parameter that moved
     into a module of its own, or that is drawn earlier than before."""
     names = [name for name, _ in GPT(GPTConfig(**{**SMALL, "layers": 1})).named_parameters()]
-    assert names == [
-        "embedding.positions",
-        "embedding.tokens.weight",
-        *(
-            f"blocks.0.{name}"
-            for layer in (
-                "attention_norm",
-                "attention.qkv",
-                "attention.output",
-                "mlp_norm",
-                "mlp.up",
-                "mlp.down",
-            )
-            for name in (f"{layer}.weight", f"{layer}.bias")
-        ),
-        "head.norm.weight",
-        "head.norm.bias",
-    ]
+    layers = "attention_norm attention.qkv attention.output mlp_norm mlp.up mlp.down".split()
+    both = [f"blocks.0.{layer}" for layer in layers] + ["head.norm"]
+    after = [f"{name}.{part}" for name in both for part in ("weight", "bias")]
+    assert names == ["embedding.positions", "embedding.tokens.weight", *after]
 
 
 def test_rms_norm_backward_twice():

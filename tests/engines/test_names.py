@@ -3,12 +3,15 @@
 from collections import defaultdict
 from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from sources import source
 
 import coursekit
 import ranklab
 import shardlab
+from coursekit import topics
 
 PACKAGES = [Path(package.__file__).parent for package in (shardlab, ranklab, coursekit)]
 
@@ -174,3 +177,16 @@ def test_a_second_definition_is_found(tmp_path):
     )
     both = ["one.py", "two.py"]
     assert defined_more_than_once([tmp_path]) == {"Row": both, "TOP": both, "WIDE": both}
+
+
+def test_a_name_that_finds_a_topic_is_in_one(monkeypatch):
+    """Must catch: a second topic that takes a card of pages over in silence; a topic that is gone
+    and gives a StopIteration."""
+    made = [SimpleNamespace(__name__=name, moves=1) for name in ("one.steps", "two.steps")]
+    made.append(SimpleNamespace(__name__="three.steps", cuts=1))
+    monkeypatch.setattr(topics, "modules", lambda part: made)
+    assert topics.the_one_with("cuts", "steps") is made[2]
+    with pytest.raises(LookupError, match="is to have moves, .* in one.steps and two.steps: give"):
+        topics.the_one_with("moves", "steps")
+    with pytest.raises(LookupError, match="it is in none"):
+        topics.the_one_with("waits", "steps")

@@ -113,9 +113,8 @@ def test_parts_are_to_scale_from_zero():
     assert format_as(total, "decimal bytes") in words and "85.1 GB card" in words
     assert f"{format_as(card - total, 'decimal bytes')} free" in words
     line = next(path for path in root.iter(f"{SVG}path") if path.get("stroke-width") == "2.5")
-    assert float(re.match(r"M([\d.]+)", line.get("d"))[1]) == pytest.approx(
-        1 + scale * card, abs=0.1
-    )
+    at = float(re.match(r"M([\d.]+)", line.get("d"))[1])
+    assert at == pytest.approx(1 + scale * card, abs=0.1)
 
 
 def test_too_much_is_hatched_and_said():
@@ -160,12 +159,8 @@ def test_words_at_the_right_edge_end_there():
     assert not canvas.label("short", 575, 30) and not canvas.label("short", 200, 50)
     canvas.label("in the middle of the edge", 600, 70, "middle")
     places = [re.search(r'x="([^"]+)".* text-anchor="(\w+)"', words) for words in canvas.words]
-    assert [place.groups() for place in places] == [
-        ("620", "end"),
-        ("575", "start"),
-        ("200", "start"),
-        ("620", "end"),
-    ]
+    ends, starts = ("620", "end"), [("575", "start"), ("200", "start")]
+    assert [place.groups() for place in places] == [ends, *starts, ends]
 
 
 def test_columns_are_stacked_from_zero():
@@ -294,15 +289,11 @@ def test_lines_are_the_formulas():
     for pairs in (xs, ys):
         (low, start), (high, end) = min(pairs), max(pairs)
         for at, pixel in pairs:
-            assert pixel == pytest.approx(
-                start + (end - start) * (at - low) / (high - low), abs=0.15
-            )
-    marks = [path for path in root.iter(f"{SVG}path") if path.get("data-measured")]
-    colours = {
-        path.get("data-line"): path.get("stroke")
-        for path in root.iter(f"{SVG}path")
-        if path.get("data-line")
-    }
+            share = (at - low) / (high - low)
+            assert pixel == pytest.approx(start + (end - start) * share, abs=0.15)
+    paths = [*root.iter(f"{SVG}path")]
+    marks = [path for path in paths if path.get("data-measured")]
+    colours = {p.get("data-line"): p.get("stroke") for p in paths if p.get("data-line")}
     assert [mark.get("fill") for mark in marks] == 2 * [colours[name]]
     assert len(set(colours.values())) == 4
     assert "lines: predicted, marks: measured" in texts(root) and "573 µs" in texts(root)

@@ -56,11 +56,8 @@ def test_it_starts_as_the_page_does(name):
     assert escape(widget.sentence) in widget.words.value
     assert {kind: menu.value for kind, menu in widget.menus.items()} == spec.chosen_at_start()
     assert list(widget.sliders) == list(widget.boxes)
-    assert (
-        {*widget.sliders, *widget.choices}
-        == set(widget.errors)
-        == {control.quantity for control in spec.controls}
-    )
+    controls = {control.quantity for control in spec.controls}
+    assert {*widget.sliders, *widget.choices} == set(widget.errors) == controls
     assert widget.drawing.value.count("<svg") == len(spec.pictures)
     for picture in spec.pictures:
         assert escape(picture.title) in widget.drawing.value
@@ -191,11 +188,8 @@ def test_lines_are_asked_for_again_where_they_move(monkeypatch):
     before."""
     widget, asked = explorer("collective-cost"), []
     sampled = type(widget.spec).sampled
-    monkeypatch.setattr(
-        type(widget.spec),
-        "sampled",
-        lambda self, *given: asked.append(len(given[2])) or sampled(self, *given),
-    )
+    counted = lambda self, *given: asked.append(len(given[2])) or sampled(self, *given)
+    monkeypatch.setattr(type(widget.spec), "sampled", counted)
     before = widget.drawing.value
     widget.boxes["message_bytes"].value = "16 MiB"
     assert max(asked) <= 1 and widget.drawing.value != before
@@ -225,11 +219,8 @@ def test_choices_are_buttons_and_groups_fold():
     assert widget.choices["dropout"].value == 0.25
     rows = [child for column in widget.children[2].children for child in column.children]
     groups = [child for child in rows if hasattr(child, "selected_index")]
-    assert [(group.get_title(0), group.selected_index) for group in groups] == [
-        ("Batch", 0),
-        ("Attention and optimizer", None),
-        ("Model", None),
-    ]
+    folded = {group.get_title(0): group.selected_index for group in groups}
+    assert folded == {"Batch": 0, "Attention and optimizer": None, "Model": None}
     widget.choices["dropout"].value = 0
     widget.choices["fused_attention"].value = 0
     assert widget.values["dropout"] == 0 and widget.shown["keeps_scores"] == 1

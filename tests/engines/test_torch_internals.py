@@ -40,9 +40,9 @@ BESIDE_THE_DOOR = {
         "_get_current_dispatch_mode": "a dispatch mode that is left behind",
         "_post_accumulate_grad_hooks": HOOKS_LEFT,
         "_python_dispatch": "the module of the entry above",
+        "_tools": "a peer: PyTorch's account of memory",
     },
     "tests/engines/test_measuring_changes_nothing.py": {"_post_accumulate_grad_hooks": HOOKS_LEFT},
-    "tests/engines/test_peer_mem_tracker.py": {"_tools": "a peer: PyTorch's account of memory"},
     "tests/engines/test_ranks.py": {"_world": "groups whose abort() fails, instead of NCCL's"},
     "tests/mixed_precision/test_gradient_histogram.py": {"_forward_hooks": HOOKS_LEFT},
     "tests/pipelines/test_schedules.py": {
