@@ -85,46 +85,9 @@ def test_a_lab_of_several_ranks(monkeypatch):
     assert rows(GPU, on_cpu=True)["backend"] == "gloo"
 
 
-<<<<<<< HEAD
-def test_a_container_has_the_memory_that_it_may_use(monkeypatch):
-    """Must catch: the whole machine's memory, shown to each of thirty learners on it."""
-    monkeypatch.setattr(capabilities, "control_groups", lambda: [MemoryLimit(2**30, 0)])
-    assert memory_bytes(CPU) == 2**30
-
-
-def test_memory_where_the_system_does_not_tell(monkeypatch):
-    """Mutation: the AttributeError of a Windows machine let through, so that the lab's first cell
-    fails there."""
-=======
-def recording(kind):
-    versions, rows = dict(python="3", torch="2", shardlab="0"), (Row("step.peak", 1, "bytes"),)
-    hardware = Hardware("NVIDIA H200", kind, 1, 2**37)
-    return Recording(hardware, versions, "2026-11-21", "make gpu", rows)
-
-
-def test_what_is_skipped_and_what_is_replayed(monkeypatch):
-    """Mutations: what needs a GPU said to be skipped on one; a recording made on a CPU replayed as
-    a GPU's; other words than the book's."""
-    pretend(monkeypatch, device_count=1, **T4)
-
-    def rows(device, *kinds):
-        asked = dict(needs_gpu=["the card's account"], recordings=[*map(recording, kinds)])
-        found = capabilities.capabilities(device, run="the first half", **asked)
-        return {row.question: row[1:] for row in found}
-
-    found = rows(CPU, "cpu")
-    assert found["run"][0] == "the first half"
-    assert found["skipped"] == ("the card's account", "only a GPU can show it")
-    assert found["replayed"] == ("nothing", "not yet recorded on a GPU")
-    found = rows(GPU, "cpu", "gpu")
-    assert found["skipped"] == ("nothing", "this machine can show all of it")
-    assert found["replayed"] == ("what a GPU showed", "recorded on NVIDIA H200, 2026-11-21")
-
-
 def test_memory_of_a_container_and_where_the_system_does_not_tell(monkeypatch):
     """Mutations: the whole machine's memory, shown to each of thirty learners on it; the
     AttributeError of a Windows machine let through, so that the lab's first cell fails there."""
->>>>>>> 2333ab47 (Small books of engine tests have one source, and small files one home)
     assert memory_bytes(CPU) > 2**30
     with monkeypatch.context() as patched:
         patched.setattr(capabilities, "control_groups", lambda: [MemoryLimit(2**30, 0)])

@@ -89,37 +89,6 @@ def test_unequal_parts_are_refused():
             states_figure(predicted, STATES)
 
 
-<<<<<<< HEAD
-=======
-def test_beyond_the_capacity_a_bar_is_hatched():
-    """Mutations: the bar not split at the capacity; the hatch on the wrong piece; "free" said of
-    what is too much."""
-    rows = [Bytes(name, name, n * 10**9) for name, n in (("parameters", 60), ("gradients", 40))]
-    figure = memory_figure("States", rows, 80 * 10**9)
-    assert bars(figure, "gradients, predicted") == [(60, 80), (80, 100)]
-    pieces = [bar for bar in figure.data if bar.name == "gradients, predicted"]
-    assert [bool(bar.marker.pattern.shape) for bar in pieces] == [False, True]
-    assert bars(figure, "parameters, predicted") == [(0, 60)]
-    assert "80 GB card, 20 GB too much" in words(figure)
-    assert figure.layout.shapes[0].x0 == 80 and len(figure.layout.shapes) == 1
-
-
-def test_what_is_free_is_framed():
-    """Mutation: the frame drawn from zero, as if all of the card were free."""
-    figure = memory_figure("States", [Bytes("parameters", "parameters", 60 * 10**9)], 80 * 10**9)
-    assert (figure.layout.shapes[1].x0, figure.layout.shapes[1].x1) == (60, 80)
-    assert "80 GB card, 20 GB free" in words(figure)
-
-
-def test_a_far_capacity_does_not_flatten_the_bars():
-    """Mutation: the axis always up to the capacity; ten megabytes on 80 GB are less than a
-    pixel."""
-    figure = memory_figure("States", [Bytes("parameters", "parameters", 10**7)], 80 * 10**9)
-    assert figure.layout.xaxis.range[1] == 12 and figure.layout.xaxis.ticksuffix == " MB"
-    assert "80 GB card, 80.0 GB free →" in words(figure) and not figure.layout.shapes
-
-
->>>>>>> 2333ab47 (Small books of engine tests have one source, and small files one home)
 def test_no_bytes_at_all_can_be_drawn():
     """Mutation: the logarithm of zero in the axis' range."""
     assert memory_figure("States", [Bytes("parameters", "parameters", 0)]).layout.xaxis.range[1] > 0
