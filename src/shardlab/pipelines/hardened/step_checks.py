@@ -92,10 +92,12 @@ def check_output(plan: PipelinePlan, stage: int, y: Tensor):
 
 
 def check_stage_loss(loss: Tensor):
-    usable = isinstance(loss, Tensor) and loss.numel() == 1
-    if not usable or torch.is_grad_enabled() and not loss.requires_grad:
-        what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise CannotPipeline(
-            f"loss(y, targets) returned {what}{' without a graph' * usable}: it returns one number,"
-            " a tensor with a graph, for a microbatch."
-        )
+    what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        if loss.requires_grad or not torch.is_grad_enabled():
+            return
+        what = "a number without a graph"
+    raise CannotPipeline(
+        f"loss(y, targets) returned {what}: it returns one number for a microbatch, a tensor that"
+        " leads back to y."
+    )
