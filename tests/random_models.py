@@ -32,8 +32,7 @@ from shardlab.data_parallel import (
     PerTensor,
 )
 from shardlab.gradient_clipping import clip_gradients
-from shardlab.zero.hardened import fast_ring
-from shardlab.zero.hardened.flat import Native, Ring
+from shardlab.zero.hardened.flat import FastRing, Native, Ring
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.parameter_slots import NotGathered
 
@@ -572,8 +571,8 @@ def wrapped(case: Case, model: Model) -> tuple[nn.Module, torch.optim.Optimizer]
         options = dict(units=dict.fromkeys(model.pieces[number] for number in case.units))
     options["prefetch"] = case.seed % 2 == 1
     chosen = {
-        "faster": fast_ring.Ring(),
-        "small parts": fast_ring.Ring(small_bytes=16, piece_bytes=80),
+        "faster": FastRing(),
+        "small parts": FastRing(small_bytes=16, piece_bytes=80),
         "native": Native(),
         "default": Ring(),
     }

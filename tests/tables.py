@@ -39,9 +39,8 @@ from shardlab.tensor_parallel import apply_tensor_parallel, overlapped
 from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
 from shardlab.zero import core, core_stage3
-from shardlab.zero.hardened import fast_ring
 from shardlab.zero.hardened.arriving import ChunkOfSum
-from shardlab.zero.hardened.flat import Native, own_chunk
+from shardlab.zero.hardened.flat import FastRing, Native, own_chunk
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import fully_shard
 
@@ -244,7 +243,7 @@ def with_copies(net, rule, **settings):
 
 
 SMALL = dict(bucket_bytes=250)  # several buckets, one of several parameters
-SMALL_PARTS = fast_ring.Ring(small_bytes=16, piece_bytes=80)
+SMALL_PARTS = FastRing(small_bytes=16, piece_bytes=80)
 DOORS = {
     "server": Server(partial(replicated, ParameterServer)),
     "per tensor": Door(partial(replicated, PerTensor)),
@@ -264,7 +263,7 @@ DOORS = {
     "overlap": Parts(partial(cut_by_width, as_planned=partial(overlapped, chunks=3))),
     "pipeline": Stages(cut_by_depth),
 }
-for name, chosen in (("native", Native()), ("fast", fast_ring.Ring()), ("parts", SMALL_PARTS)):
+for name, chosen in (("native", Native()), ("fast", FastRing()), ("parts", SMALL_PARTS)):
     for stage, kind in ((1, Door), (2, Door), (3, Stage3)):
         door = kind(partial(zero.shard, stage=stage, collectives=chosen))
         DOORS[f"stage {stage} {name}"] = door

@@ -24,39 +24,15 @@ from torch import Tensor
 from . import collective_plans as plans
 from . import collectives
 from .collective_plans import Plan
-from .collectives import (
-    all_to_all,
-    barrier,
-    broadcast,
-    gather,
-    hierarchical_all_reduce,
-    message,
-    reduce,
-    scatter,
-)
-from .common.collective_wire import Group, can_send, check_shard, land, place, wire
-
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "can_send",
-    "check_shard",
-    "gather",
-    "hierarchical_all_reduce",
-    "land",
-    "message",
-    "pieces",
-    "place",
-    "plans",
-    "reduce",
-    "reduce_scatter",
-    "run",
-    "scatter",
-    "wire",
-]
+from .collectives import all_to_all as all_to_all
+from .collectives import barrier as barrier
+from .collectives import broadcast as broadcast
+from .collectives import gather as gather
+from .collectives import hierarchical_all_reduce as hierarchical_all_reduce
+from .collectives import message as message
+from .collectives import reduce as reduce
+from .collectives import scatter as scatter
+from .common.collective_wire import Group, check_shard, land, place, wire
 
 PIECE_BYTES = 4 << 20
 
@@ -64,13 +40,7 @@ Chunk = Tensor | list[Tensor]
 Chunks = Mapping[int, Chunk] | Sequence[Chunk]
 
 
-def run(
-    plan: Plan,
-    chunks: Chunks,
-    group: Group,
-    piece_bytes: int = PIECE_BYTES,
-    share: float = 1,
-):
+def run(plan: Plan, chunks: Chunks, group: Group, piece_bytes: int = PIECE_BYTES, share: float = 1):
     """Make this rank's moves. A chunk is a flat tensor, in which a sum is made in place, or a list
     of pieces, to whose sums this rank adds `share` of its own. All ranks have the same
     `piece_bytes`."""

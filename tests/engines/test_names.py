@@ -49,7 +49,6 @@ FAST_COLLECTIVES = (FAST, "collectives.py", "collectives_fast.py")
 THE_SAME_IN_ANOTHER_WAY = {
     **dict.fromkeys(("all_gather", "all_reduce", "run", "Chunks"), FAST_COLLECTIVES),
     "reduce_scatter": (FAST + ITS_FUNCTION, *FAST_COLLECTIVES[1:], "tensor_parallel/*/pairs.py"),
-    "Ring": (FAST, "zero/*"),
     **dict.fromkeys(("all_to_all", "barrier", "scatter"), A_COLLECTIVE),
     "gather": (A_COLLECTIVE[0] + ITS_FUNCTION, *A_COLLECTIVE[1:], "tensor_parallel/*/pairs.py"),
     **dict.fromkeys(

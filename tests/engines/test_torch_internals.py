@@ -164,7 +164,6 @@ def test_every_entry_says_what_breaks_without_it():
     """Must catch: a new entry without a reason."""
     for node in ast.parse(DOOR.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):
-            assert node.name in torch_internals.__all__
             assert "Without it" in " ".join(ast.get_docstring(node).split()), node.name
 
 

@@ -15,7 +15,6 @@ from shardlab.gpt import next_token_loss
 from shardlab.mixed_precision.float8 import use_float8
 from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
-from shardlab.mixed_precision.optimizer_states import Bf16Moments, EightBitMoments
 from shardlab.mixed_precision.policies import POLICIES
 from shardlab.mixed_precision.stochastic_rounding import StochasticRounding
 from shardlab.recompute.layers import checkpoint_every
@@ -131,18 +130,6 @@ def float8() -> Step:
         return step, net.parameters()
 
     return on_both(training, within=1e-6)
-
-
-def moments_in_few_bits(kind: str) -> Step:
-    classes = dict(bf16=Bf16Moments, eight=EightBitMoments)
-
-    def training(device):
-        net, tokens = model(device=device, dtype=torch.float32, **ONE_ATTENTION), batch(device)
-        optimizer = classes[kind](net.parameters(), torch.optim.AdamW, lr=1e-2)
-        step = train(lambda: next_token_loss(net(tokens), tokens).backward(), optimizer)
-        return step, net.parameters()
-
-    return on_both(training, within=1e-3)
 
 
 def stochastic_rounding() -> Step:

@@ -30,8 +30,7 @@ from shardlab.tensor_parallel import (
     vocabulary_parallel_loss,
 )
 from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
-from shardlab.zero.hardened import fast_ring
-from shardlab.zero.hardened.flat import Native
+from shardlab.zero.hardened.flat import FastRing, Native
 from shardlab.zero.hardened.full_parameters import unsharded
 
 BUCKET_BYTES = 4096  # several buckets, the last of which is not full
@@ -56,7 +55,7 @@ def zero_as(stage: int, variant: str = "plain", scaled_by: str = "") -> Step:
     dtype = torch.float64
     within = 1e-3 if variant == "bf16" else CLOSE
     options = {
-        "ring": dict(collectives=fast_ring.Ring()),
+        "ring": dict(collectives=FastRing()),
         "ahead": dict(prefetch=True),
         "offload": dict(offload=True),
         "offload, clip": dict(offload=True),

@@ -317,13 +317,6 @@ def test_float8(on_gpus):
     on_gpus(1, one_gpu.float8).is_right()
 
 
-@pytest.mark.parametrize("kind", ["bf16", "eight"])
-def test_moments_in_few_bits(on_gpus, kind):
-    """Must catch: moments that go through the host, or in 8 bits are asked, in each step, whether
-    an element is negative: 2 waits for each parameter."""
-    on_gpus(1, one_gpu.moments_in_few_bits, kind).is_right()
-
-
 def test_stochastic_rounding(on_gpus):
     """Must catch: random bits that come from the CPU."""
     on_gpus(1, one_gpu.stochastic_rounding).is_right()

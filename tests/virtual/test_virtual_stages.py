@@ -24,7 +24,7 @@ from shardlab.tensor_parallel import apply_tensor_parallel, overlapped, sequence
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
 from shardlab.zero.hardened.arriving import ChunkOfSum
 from shardlab.zero.hardened.flat import Native
-from shardlab.zero.hardened.landing import Landing
+from shardlab.zero.hardened.unit_shards import Landing
 
 UNITS, HIDDEN, RANKS = 5, 1024, 8
 UNIT_BYTES = 4 * HIDDEN**2

@@ -20,9 +20,9 @@ from shardlab.common.torch_internals import TorchDispatchMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import LossScaler, MasterWeights
-from shardlab.zero.hardened import fast_ring, stage3
+from shardlab.zero.hardened import stage3
 from shardlab.zero.hardened.arriving import StillComing
-from shardlab.zero.hardened.flat import Native, Ring, own_chunk
+from shardlab.zero.hardened.flat import FastRing, Native, Ring, own_chunk
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.offload import cpu_offload
 
@@ -38,7 +38,7 @@ def world(request, worlds):
 
 def in_small_parts():
     """A ring with messages of a few elements, as a large model has of a few megabytes."""
-    return fast_ring.Ring(small_bytes=16, piece_bytes=80)
+    return FastRing(small_bytes=16, piece_bytes=80)
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def reduced_is_new():
     return all(
         chosen.reduce_scatter([given])[0].data_ptr() != given.data_ptr()
         # the last puts nothing together with others, which would copy it
-        for chosen in (Ring(), Native(), fast_ring.Ring(small_bytes=0))
+        for chosen in (Ring(), Native(), FastRing(small_bytes=0))
     )
 
 
@@ -269,7 +269,7 @@ def with_both_collectives():
     torch.manual_seed(me)
     found = []
     for size in (4 * n, 4 * n + 1, n - 1):
-        for chosen in (Ring(), Native(), fast_ring.Ring(), in_small_parts()):
+        for chosen in (Ring(), Native(), FastRing(), in_small_parts()):
             flat = torch.arange(size, dtype=torch.float64) + me
             given, kept = list(flat.clone().split([size // 2, size - size // 2])), flat.clone()
             own = torch.cat(chosen.reduce_scatter(list(given)))

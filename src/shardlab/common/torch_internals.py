@@ -18,84 +18,22 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives
 from torch import Tensor, nn
-from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
+from torch._guards import active_fake_mode as active_fake_mode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd.graph import increment_version, saved_tensors_hooks
 from torch.utils import _device, _python_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
 
-__all__ = [
-    "FakeTensor",  # a shape without contents. Without: DTensor is taken for this rank's part
-    "FakeTensorMode",  # tensors without memory. Without: nothing is weighed that does not fit here
-    "ScalerThatAsks",
-    "TorchDispatchMode",  # sees every operation. Without: no ledger, no count of operations
-    "CALL",
-    "ConvertedModule",
-    "FUSED_ATTENTION",
-    "FUSED_ATTENTION_BACKWARD",
-    "READ_NO_VALUES",
-    "active_fake_mode",  # the fake mode that is on. Without: the ledger counts DTensor's trial runs
-    "tree_leaves",  # tensors in a nested output. Without: only a plain tensor can be an output
-    "tree_map",  # the same output with other tensors. Without: an output is taken as it is
-    "abort_process_groups",
-    "argument_names",
-    "asked_for_contents",
-    "at_end_of_backward",
-    "base_of",
-    "changes_arguments",
-    "clear_cublas_workspaces",
-    "current_backward",
-    "disable_modes",
-    "divide_into",
-    "eager_on_fake_tensors",
-    "fake_store",
-    "foreach_as_on_cuda",
-    "group_named",
-    "hooks_of_others",
-    "hooks_of_saved_tensors",
-    "in_function_transform",
-    "in_plain_backward",
-    "is_fake",
-    "is_our_hook",
-    "known_value",
-    "local_tensor",
-    "module_hooks_of_others",
-    "never_compiled",
-    "note_reductions",
-    "next_kernel",
-    "NEEDS_CONTENTS",
-    "on_the_cpu",
-    "not_yet_waited_for",
-    "own_parameters",
-    "set_own_parameters",
-    "settings_of_contexts",
-    "process_groups",
-    "profiler_enabled",
-    "put_hook_last",
-    "reduction_name",
-    "scaled_product",
-    "step_without_hooks",
-    "storage_key",
-    "take_fake_tensors",
-    "unscale_in_one_pass",
-    "version",
-    "watch_blind",
-    "watch_clipping",
-    "watch_new_groups",
-    "watch_resize",
-    "watch_unscaling",
-    "watch_value_clipping",
-    "when_outer_backward_goes_on",
-    "with_work",
-    "withdraw",
-    "written_lists",
-]
+# Names that are passed on, and what breaks without them. FakeTensor, a shape without contents:
+# DTensor is taken for this rank's part. FakeTensorMode: nothing is weighed that does not fit here.
+# TorchDispatchMode, which sees every operation: no ledger, no count of operations.
+# active_fake_mode: the ledger counts DTensor's trial runs. tree_leaves: only a plain tensor can be
+# an output. tree_map: an output is taken as it is.
 
 
 # --- backward -------------------------------------------------------------------------------------
@@ -188,16 +126,16 @@ def hooks_of_saved_tensors() -> tuple[Callable, Callable] | None:
 def watch_unscaling(
     tensors_of: Callable[[torch.optim.Optimizer], list[Tensor]],
     seen: Callable[[list[Tensor], dict[torch.device, Tensor]], None],
-    unscaled_here: Callable[[torch.optim.Optimizer], bool] = lambda optimizer: False,
-) -> Callable[[], None]:
+    unscaled_here: Callable[[torch.optim.Optimizer], bool],
+) -> None:
     """Every GradScaler unscales the gradients of tensors_of(optimizer), and then calls
     `seen(tensors, found)`: device -> 1. if a gradient there is not finite, else 0. Whatever is
     written into `found` decides about the step. A scaler that has scaled no loss begins all the
-    same where unscaled_here(optimizer). Returns a function that ends the watch. Without it, ranks
-    that have shards disagree whether to step, and only the last stage of a pipeline has a scale.
-    DTensor does the same for FSDP2, in its kernel of the operator that unscales."""
-    original = torch.amp.GradScaler._unscale_grads_
-    public = {name: getattr(torch.amp.GradScaler, name) for name in ("unscale_", "step")}
+    same where unscaled_here(optimizer). Without it, ranks that have shards disagree whether to
+    step, and only the last stage of a pipeline has a scale. DTensor does the same for FSDP2, in its
+    kernel of the operator that unscales."""
+    scaler = torch.amp.GradScaler
+    original = scaler._unscale_grads_
 
     @functools.wraps(original)
     def unscale(self, optimizer, inverse, found, allow_fp16):
@@ -218,24 +156,19 @@ def watch_unscaling(
 
         return begin
 
-    def put(unscale, calls):
-        torch.amp.GradScaler._unscale_grads_ = unscale
-        for name, call in calls.items():
-            setattr(torch.amp.GradScaler, name, call)
-
-    put(unscale, {name: begun(call) for name, call in public.items()})
-    return lambda: put(original, public)
+    scaler._unscale_grads_ = unscale
+    scaler.unscale_, scaler.step = begun(scaler.unscale_), begun(scaler.step)
 
 
 def watch_clipping(
     norm: Callable[[list[Tensor], float, Callable], Tensor],
     seen: Callable[[list[Tensor]], None],
     asked: Callable[[list[Tensor]], None],
-) -> Callable[[], None]:
+) -> None:
     """torch.nn.utils.clip_grad_norm_ takes `norm(gradients, norm_type, its own)` for the norm of
     all, and calls `seen(parameters)` before it scales; get_total_norm calls `asked(gradients)`
-    first. Returns a function that ends the watch. Without it, each rank clips its shards by a norm
-    of its own. DTensor does the same for FSDP2."""
+    first. Without it, each rank clips its shards by a norm of its own. DTensor does the same for
+    FSDP2."""
     module = torch.nn.utils.clip_grad
     total, clip = module._get_total_norm, module._clip_grads_with_norm_
 
@@ -256,20 +189,14 @@ def watch_clipping(
         seen(parameters)
         return clip(parameters, *args, **named)
 
-    def put(total, public, clip):
-        module._get_total_norm, torch.nn.utils.get_total_norm = total, public
-        module._clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_ = clip
-
-    put(total_norm, asked_first, seen_first)
-    return lambda: put(total, total, clip)
+    module._get_total_norm, torch.nn.utils.get_total_norm = total_norm, asked_first
+    module._clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_ = seen_first
 
 
-def watch_value_clipping(
-    tensors_of: Callable[[list[Tensor]], list[Tensor]],
-) -> Callable[[], None]:
+def watch_value_clipping(tensors_of: Callable[[list[Tensor]], list[Tensor]]) -> None:
     """torch.nn.utils.clip_grad_value_(parameters, ...) clips the gradients of
-    tensors_of(parameters), also for whoever has imported it before. Returns a function that ends
-    the watch. Without it, stage 1 clips gradients before they are averaged, and stage 2 none."""
+    tensors_of(parameters), also for whoever has imported it before. Without it, stage 1 clips
+    gradients before they are averaged, and stage 2 none."""
     public = torch.nn.utils.clip_grad.clip_grad_value_
     original = public.__wrapped__
     (inside,) = (cell for cell in public.__closure__ if cell.cell_contents is original)
@@ -280,14 +207,6 @@ def watch_value_clipping(
         return original(tensors_of(parameters), *args, **named)
 
     inside.cell_contents = clip
-    return lambda: setattr(inside, "cell_contents", original)
-
-
-def unscale_in_one_pass(gradients: list[Tensor], found: Tensor, inverse: Tensor):
-    """Each gradient times `inverse`, in place; `found` [1] becomes 1 if one of them was not finite.
-    All are on one device. Without it, a loss scaler reads each gradient twice."""
-    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
-    increment_version(gradients)  # which this kernel does not
 
 
 def divide_into(pairs: list[tuple[Tensor, Tensor]], divisor: int):
@@ -378,10 +297,10 @@ def never_compiled(function: Callable) -> Callable:
     return torch._disable_dynamo(function)
 
 
-def step_without_hooks(optimizer: torch.optim.Optimizer, cls: type | None = None):
-    """optimizer.step(), or that of one of its classes, of which the hooks of all optimizers do not
-    hear. Without it, a ledger takes a trial step for one of the program."""
-    step = (cls or type(optimizer)).step
+def step_without_hooks(optimizer: torch.optim.Optimizer, cls: type):
+    """The step() of one of the optimizer's classes, of which the hooks of all optimizers do not
+    hear. Without it, a ledger takes a part of a step for a step of the program."""
+    step = cls.step
     (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 

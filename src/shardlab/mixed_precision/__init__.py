@@ -12,7 +12,6 @@
                             PyTorch's GradScaler, master_weights.py pile by pile
 
     policies.py             which numbers compute, are kept and travel, and what a device can do
-    optimizer_states.py     an optimizer's moments in bf16 or in 8 bits
     stochastic_rounding.py  bf16 weights without a copy
     float8.py               fp8, emulated
 

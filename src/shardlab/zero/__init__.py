@@ -10,16 +10,12 @@ and in hardened/, for any model and optimizer that can be sharded:
     stage1.py     the core's optimizer of shards; stage2.py the core's, too, with gradients sharded.
                   buckets.py groups parameters, offload.py has states on the host
     stage3.py     parameters sharded: which unit owns which. unit.py is what a unit does in a step,
-                  unit_shards.py its flat tensors; parameter_slots.py has the places of parameters
-                  that are gone, saved_tensors.py what leaves a unit's computation;
+                  unit_shards.py its flat tensors, ahead.py its messages under the unit before;
+                  parameter_slots.py has the places of parameters that are gone, saved_tensors.py
+                  what leaves a unit's computation;
                   full_parameters.py has parameters whole for a while
-    flat.py       the two collectives on flat tensors: our ring, and PyTorch's; fast_ring.py is a
-                  ring that is harder to read
+    flat.py       the two collectives on flat tensors: our rings, and PyTorch's
     checks.py     what cannot be sharded
-
-Beside this folder: gradient_clipping.py clips by the norm of all shards; in common/,
-torch_clip_and_scale.py makes PyTorch's own clipping and loss scaling know them, optimizer_checks.py
-tries an optimizer that steps on flat shards.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054).
 """

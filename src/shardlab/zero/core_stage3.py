@@ -9,7 +9,8 @@ The model is cut into units: modules whose parameters are whole at the same time
     backward    all-gather, compute, reduce-scatter the gradients, free              2 Psi sent
 
 so 3 Psi in all (Rajbhandari et al. 2020, sections 5.3 and 7.2.2). A parameter that is in no unit,
-or that several share, as a tied weight, belongs to the root: the module itself.
+or that several share, as a tied weight, belongs to the root: the module itself. Clipping, loss
+scaling and saving need zero.shard: they do not know these shards.
 
 How can parameters be gone although autograd keeps them? They are views of one flat tensor, whose
 storage is resized to nothing: autograd keeps views of an empty storage. Before the unit's backward

@@ -23,7 +23,7 @@ from ranklab.measure.weigh import storage_bytes
 from ranklab.ranks import ranks
 from shardlab.common.torch_internals import local_tensor
 from shardlab.zero import core, core_stage3, shard
-from shardlab.zero.hardened import fast_ring, flat
+from shardlab.zero.hardened import flat
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import sharded_units
 
@@ -41,7 +41,7 @@ def our_stage(net, optimizer_cls, stage, readable=False, **settings):
     """This book's stages, with the ring that pages print, or with what is fastest for the
     backend."""
     best = flat.best_collectives(next(net.parameters()).device)
-    best = fast_ring.Ring() if type(best) is flat.Ring else best
+    best = flat.FastRing() if type(best) is flat.Ring else best
     collectives = flat.Ring() if readable else best
     return shard(net, optimizer_cls, stage=stage, collectives=collectives, **settings)
 

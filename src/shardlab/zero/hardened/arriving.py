@@ -13,11 +13,9 @@ function reads or writes the tensor. On a GPU the stream waits, not the host: so
 parameters on several streams lets these wait for the first one.
 
 TorchScript and torch.func do not ask, so all tensors arrive before they begin. Nothing asks, and
-old or partial values are read, where
-    an alias from before step() is read: p.detach(), p.data, a view, p.numpy(), a kept state_dict()
-    a tensor is made by torch.tensor(p), new_tensor(p), torch.Tensor(p) or nested_tensor([p])
-    code uses a pointer from before step(), as a CUDA graph does
-Read after a forward with all parameters, from a new state_dict(), or after optimizer.arrive().
+old or partial values are read, where zero.shard says it of an alias, where a tensor is made by
+new_tensor(p), torch.Tensor(p) or nested_tensor([p]), and where code uses a pointer from before
+step(), as a CUDA graph does.
 """
 
 from collections import deque

@@ -17,7 +17,7 @@ them are gathered, and those of MasterWeights while the host updates the next on
 
 Gradients that are changed after backward leave once more, in step(): those that AdamW is given
 where somebody clips or unscales them. MasterWeights clips on the host. Stage 2 copies them in each
-backward outside of no_sync(). Stage 3 is in landing.py.
+backward outside of no_sync(). Stage 3 is in unit_shards.py.
 fused=True gives the CPU a faster AdamW, whose results differ by rounding.
 """
 
@@ -30,7 +30,7 @@ from ...common import torch_clip_and_scale
 from ...common.shards import take_place
 from ...common.torch_internals import version
 from ...recompute.host_copies import copies_on
-from .landing import add_gradients
+from .unit_shards import add_gradients
 
 
 class Coming(NamedTuple):

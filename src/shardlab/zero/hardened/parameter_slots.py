@@ -94,7 +94,20 @@ class BesideAttributes(dict):
         return super().__contains__(name) and self[name] not in known
 
 
-class Placeholder(Tensor):
+class Gone(Tensor):
+    """A parameter without values: `where` says how its values are had."""
+
+    may_be_set = None
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in READS_NO_VALUE or function == cls.may_be_set:
+            return super().__torch_function__(function, types, args, kwargs or {})
+        here = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
+        raise NotGathered(f"{operation_of(function)} of {here.where()}")
+
+
+class Placeholder(Gone):
     """A parameter that is gone. `path` is its name in the unit."""
 
     @staticmethod
@@ -105,15 +118,11 @@ class Placeholder(Tensor):
         self.path, self.unit = path, unit
         return self
 
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function in READS_NO_VALUE:
-            return super().__torch_function__(function, types, args, kwargs)
-        here = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
-        raise NotGathered(
-            f"{operation_of(function)} of {here.path} {list(here.shape)}: stage 3 gathers this"
-            f" parameter only while {here.unit} computes. Call the {here.unit} itself, name another"
-            f" method of it, gather_in({here.unit}, 'method'), read the parameter within `with"
+    def where(self) -> str:
+        return (
+            f"{self.path} {list(self.shape)}: stage 3 gathers this parameter only while {self.unit}"
+            f" computes. Call the {self.unit} itself, name another method of it,"
+            f" gather_in({self.unit}, 'method'), read the parameter within `with"
             " unsharded(model)`, or write to it within `with unsharded(model, write=True)`."
         )
 
@@ -123,8 +132,7 @@ class Placeholder(Tensor):
     def __reduce_ex__(self, protocol):
         raise TypeError(NO_COPY.format(self.unit))
 
-    def __deepcopy__(self, memo):
-        raise TypeError(NO_COPY.format(self.unit))
+    __deepcopy__ = __reduce_ex__
 
 
 NO_COPY = (
@@ -154,18 +162,17 @@ READS_NO_VALUE = {
 }
 
 
-class Dissolved(nn.Parameter):
-    """A parameter as it was before fully_shard, which a list or a closure has kept. It has no
-    values any more; an optimizer that has it is refused when it steps."""
+class Dissolved(Gone, nn.Parameter):
+    """A parameter as it was before fully_shard, which a list or a closure has kept. An optimizer
+    that has it is refused when it steps."""
 
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function in READS_NO_VALUE or function == Tensor.grad.__set__:
-            return super().__torch_function__(function, types, args, kwargs or {})
-        raise NotGathered(
-            f"{operation_of(function)} of a parameter that was kept from before fully_shard: the"
-            " model has shards instead. Read the parameter from its module, while its unit computes"
-            " or within `with unsharded(model)`, or take model.parameters() anew."
+    may_be_set = Tensor.grad.__set__
+
+    def where(self) -> str:
+        return (
+            "a parameter that was kept from before fully_shard: the model has shards instead. Read"
+            " the parameter from its module, while its unit computes or within `with"
+            " unsharded(model)`, or take model.parameters() anew."
         )
 
     def __repr__(self):

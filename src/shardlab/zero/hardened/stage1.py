@@ -9,10 +9,7 @@ Make the optimizer after the model has its final device and dtype. All ranks beg
 parameters; the caller hands out buffers, and frozen parameters that are not given (zero.shard
 does). All ranks run backward equally often, each with at least one parameter in it. A missing
 gradient counts as zeros, as in the flat parameters of PyTorch's first FSDP: momentum and decay move
-such a parameter. Call zero_grad() of this optimizer, which knows the gradients of the shard. Clip
-with gradient_clipping.clip_gradients, which knows the norm of all shards:
-torch.nn.utils.clip_grad_norm_ and get_total_norm are refused, and a norm made by hand is this
-rank's alone. Other changes of gradients between backward and step are for `.grad` of the parameters
+such a parameter. Changes of gradients between backward and step are for `.grad` of the parameters
 in param_groups, which are shards, after reduce_gradients(): the gradient of a model's parameter is
 this rank's own, as under no_sync() of PyTorch's DDP, or, in stage 2, gone: a loop over gradients
 that are not None changes nothing there, and a new one is refused.
@@ -28,13 +25,7 @@ from ...common.torch_clip_and_scale import note
 from .. import core
 from .arriving import UnderWay
 from .buckets import BUCKET_BYTES, Bucket, into_buckets
-from .checks import (
-    check_parameters,
-    check_state,
-    check_unfrozen,
-    named_list,
-    refuse_sets,
-)
+from .checks import check_parameters, check_state, check_unfrozen, named_list, refuse_sets
 from .flat import best_collectives
 
 

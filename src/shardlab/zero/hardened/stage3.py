@@ -21,13 +21,9 @@ from ..core_stage3 import Site
 from .ahead import Ahead
 from .checks import complaint_of_kinds, complaint_of_units
 from .flat import best_collectives
-from .landing import Landing
 from .parameter_slots import dissolve
 from .unit import Unit
-from .unit_shards import How, Sites
-
-# of the number of a message's chunk; the bits above are the unit's, which ranklab.ranks names
-UNIT_BITS = 16
+from .unit_shards import How, Landing, Sites
 
 
 def fully_shard(
@@ -65,8 +61,9 @@ def fully_shard(
     check_called(owned)
     watch_steps()
     for number, (unit, sites) in enumerate(owned.items(), 1):
-        best = best_collectives(how.device_of(next(iter(sites))), group, collectives)
-        unit.sharded_unit = Unit(unit, kinds_of(sites), how, numbered(best, number))
+        own = copy(best_collectives(how.device_of(next(iter(sites))), group, collectives))
+        own.unit = number
+        unit.sharded_unit = Unit(unit, kinds_of(sites), how, own)
         replaced(sites, by="fully_shard")
         dissolve(sites)
     hand_out((buffer for buffer in module.buffers() if not buffer.is_meta), group)
@@ -119,23 +116,6 @@ def kinds_of(sites: Sites) -> list[Sites]:
     for p, own in sites.items():
         kinds.setdefault((p.dtype, p.requires_grad, bool(groups_of(p))), {})[p] = own
     return list(kinds.values())
-
-
-def numbered(collectives, number: int):
-    """These collectives, whose messages carry the unit's number: ranks that run different units do
-    not receive each other's messages, or are named."""
-    own = copy(collectives)
-    own.unit = number
-    if hasattr(own, "run"):  # makes moves of chunks, by whose numbers a message is known
-        run, first = own.run, number << UNIT_BITS
-
-        def moved(plan, chunks, group, **named):
-            plan = [[move._replace(chunk=first + move.chunk) for move in moves] for moves in plan]
-            chunks = {first + chunk: tensor for chunk, tensor in enumerate(chunks)}
-            run(plan, chunks, group, **named)
-
-        own.run = moved
-    return own
 
 
 # --- refusals -------------------------------------------------------------------------------------

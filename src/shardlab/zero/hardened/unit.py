@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from ...common.backward import NoSecondGradient, when_gradient_comes
 from ...common.torch_internals import CALL, current_backward, in_function_transform, never_compiled
 from .flat import Ring
-from .landing import add_gradients
 from .parameter_slots import NotGathered, ParameterSlots
 from .saved_tensors import saved_with, tensors_of, with_leaves, without_parameters
-from .unit_shards import Flat, How, Sites
+from .unit_shards import Flat, How, Sites, add_gradients
 
 
 class Gathered(torch.autograd.Function):
@@ -64,7 +63,8 @@ class Unit:
         sites = [sites for kind in kinds for sites in kind.values()]
         self.slots = ParameterSlots(module, sites, gone, self.shards)
         self.computing, self.backward, self.exposed, self.entrances = False, None, None, set()
-        how.landing.units.append(self)
+        self.ahead, self.landing = how.ahead, how.landing
+        self.landing.units.append(self)
         self.gather_in(CALL)
         self.gather_in("forward")  # other code may call the method without the hooks around it
 
@@ -87,7 +87,8 @@ class Unit:
     def gather(self):
         for flat in self.flats:
             flat.gather()
-        self.flats[0].is_there(self)
+        if self.ahead:  # now the next unit may be asked for
+            self.ahead.entered(self)
 
     def free(self):
         for flat in self.flats:
@@ -146,7 +147,7 @@ class Unit:
         return output
 
     def check(self):
-        self.flats[0].landing.check()
+        self.landing.check()
         if self.slots.content is not self.slots.placeholders:
             self.leave_backward()  # one that broke off
         for flat in self.flats:
@@ -174,7 +175,7 @@ class Unit:
                 f"create_graph=True: {self.name} gives its parameters back after backward, and"
                 " gradients of gradients would need them again: take ZeRO stage 2."
             )
-        self.backward = self.flats[0].landing.when_backward_ends(self.end_backward)
+        self.backward = self.landing.when_backward_ends(self.end_backward)
         self.gather()
         pairs = zip(self.views(), self.shards)
         self.slots.fill([v.requires_grad_() if s.requires_grad else v for v, s in pairs])
