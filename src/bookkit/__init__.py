@@ -41,21 +41,8 @@ __version__ = "0.1.0"
 # The order of parts that are not cards; cards stand between them, in alphabetical order.
 BEFORE_CARDS = ("build", "mathml", "boxes", "chapters")
 AFTER_CARDS = (
-    "formulas",
-    "formula_sheet",
-    "laws",
-    "glossary",
-    "ways",
-    "diffs",
-    "objectives",
-    "recorded",
-    "lab_pages",
-    "look",
-    "search",
-    "described",
-    "offline",
-    "policy",
-    "address",
+    *("formulas", "formula_sheet", "laws", "glossary", "ways", "diffs", "objectives", "recorded"),
+    *("lab_pages", "look", "search", "described", "offline", "policy", "address"),
 )
 
 

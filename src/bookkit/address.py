@@ -26,7 +26,7 @@ import yaml
 from docutils import nodes
 from sphinx.errors import ExtensionError
 
-from bookkit.cards import warn
+from bookkit.cards import after_pages, warn
 from bookkit.learner import write_learner_edition
 
 DOWNLOADS = "downloads"  # folder of the built book for wheel and learners' notebooks
@@ -251,10 +251,10 @@ def _add_lab_paragraph(app, doctree, docname):
         title.parent.insert(title.parent.index(title) + 1, nodes.raw("", html, format="html"))
 
 
-def _copy_wheel(app, exception):
-    if exception is None and app.builder.format == "html" and app.config.bookkit_wheel:
+def _copy_wheel(app, output):
+    if app.config.bookkit_wheel:
         wheel = Path(app.srcdir, app.config.bookkit_wheel_folder, app.config.bookkit_wheel)
-        target = Path(app.outdir) / DOWNLOADS
+        target = output / DOWNLOADS
         target.mkdir(exist_ok=True)
         for old in target.glob("*.whl"):
             old.unlink()
@@ -269,4 +269,4 @@ def setup(app):
     # after the theme has made the list
     app.connect("html-page-context", _add_lab_menu, priority=700)
     app.connect("doctree-resolved", _add_lab_paragraph)
-    app.connect("build-finished", _copy_wheel)
+    after_pages(app, _copy_wheel)

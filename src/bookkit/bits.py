@@ -15,15 +15,7 @@ from html import escape
 
 from docutils import nodes
 
-from bookkit.cards import (
-    STATUS,
-    CardDirective,
-    add_card,
-    foot,
-    frame,
-    menu,
-    table,
-)
+from bookkit.cards import STATUS, CardDirective, add_card, foot, frame, labelled, menu, table
 from coursekit import topics
 
 # The topic whose formats these are, found by what it has.
@@ -70,12 +62,12 @@ Click a bit to flip it, or go there with Tab and the arrow keys and press space.
 
 
 def _box(key, label, value):
-    return (
-        f'<div class="explorer-menu"><label for="{IDENT}-{key}">{label}</label>'
-        f'<input type="text" id="{IDENT}-{key}" value="{_card.written(value)}" inputmode="text"'
-        f' spellcheck="false" aria-describedby="{IDENT}-{key}-error">'
-        f'<p class="explorer-error" id="{IDENT}-{key}-error"></p></div>'
+    ident = f"{IDENT}-{key}"
+    box = (
+        f'<input type="text" id="{ident}" value="{_card.written(value)}" inputmode="text"'
+        f' spellcheck="false" aria-describedby="{ident}-error">'
     )
+    return labelled(ident, label, f'{box}<p class="explorer-error" id="{ident}-error"></p>')
 
 
 def _block(kind, words):

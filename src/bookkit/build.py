@@ -14,6 +14,7 @@ import shardlab
 from bookkit import words
 
 SOURCES = Path(__file__).resolve().parents[1]
+SHOWN = {".py", ".md", ".csv", ".json", ".css", ".js", ".html", ".svg"}
 
 
 def build_book(source, output, quiet=True, overrides=None):
@@ -60,13 +61,9 @@ def sources_digest(*roots):
     digest = hashlib.sha256()
     for root in roots:
         for path in sorted(root.rglob("*")):
-            if (
-                path.suffix in {".py", ".csv", ".json", ".css", ".js", ".html", ".svg"}
-                and path.is_file()
-            ):
-                digest.update(
-                    path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes()
-                )
+            if path.suffix in SHOWN and path.is_file():
+                name = path.relative_to(root).as_posix()
+                digest.update(name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -87,12 +84,9 @@ def _know_the_version(app, config):
     config.myst_substitutions = {**config.myst_substitutions, **known}
 
 
-def _remove_old_pages(app, exception):
+def _remove_old_pages(app, output):
     """A page that was renamed or taken out would stay in the built book, and be read, linked and
     copied with it."""
-    if exception or app.builder.format != "html":
-        return
-    output = Path(app.outdir)
     kept = {*app.env.found_docs, "search", "genindex", *app.config.html_additional_pages}
     for page in output.rglob("*.html"):
         name = page.relative_to(output).with_suffix("").as_posix()
@@ -102,10 +96,12 @@ def _remove_old_pages(app, exception):
 
 
 def setup(app):
+    from bookkit.cards import after_pages  # loads Sphinx
+
     app.add_config_value("bookkit_sources", "", "env")
     app.connect("config-inited", _notice_sources)
     app.connect("config-inited", _know_the_version)
-    app.connect("build-finished", _remove_old_pages, priority=100)
+    after_pages(app, _remove_old_pages, priority=100)
 
 
 def main():

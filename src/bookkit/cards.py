@@ -8,8 +8,10 @@ that a script makes live; without one, and on paper, a table says what it shows.
 import json
 import re
 from html import escape
+from pathlib import Path
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
@@ -97,6 +99,14 @@ def node_table(heads, rows, numeric=()):
     return nodes.table("", group)
 
 
+def link_to(text, target, docname, kind="doc", sure=True):
+    """A link to a page, or to another `kind` of target; one that leads nowhere is a warning where
+    its author is `sure`."""
+    inside = nodes.inline("", text)
+    known = dict(refdomain="std", reftype=kind, reftarget=target, refdoc=docname)
+    return addnodes.pending_xref("", inside, **known, refexplicit=True, refwarn=sure)
+
+
 def menu(ident, label, choices, chosen, own="", attributes=""):
     """A menu of names, or of words for values; `own` is said while none of them is chosen."""
     known = choices.items() if isinstance(choices, dict) else ((None, name) for name in choices)
@@ -105,10 +115,12 @@ def menu(ident, label, choices, chosen, own="", attributes=""):
         given = "" if value is None else f' value="{value}"'
         selected = " selected" if chosen == (words if value is None else value) else ""
         options += f"<option{given}{selected}>{escape(words)}</option>"
-    return (
-        f'<div class="explorer-menu"><label for="{ident}">{escape(label)}</label>'
-        f'<select id="{ident}"{attributes}>{options}</select></div>'
-    )
+    return labelled(ident, escape(label), f'<select id="{ident}"{attributes}>{options}</select>')
+
+
+def labelled(ident, label, control):
+    """A control below its label, both of them HTML."""
+    return f'<div class="explorer-menu"><label for="{ident}">{label}</label>{control}</div>'
 
 
 def radio_buttons(ident, key, label, choices, chosen):
@@ -221,6 +233,28 @@ def add_card(app, kind, directive, html, files):
     add_node(app, kind, html)
     app.add_directive(kind.__name__, directive)
     add_files(app, kind, files)
+
+
+def add_static(app, name, text):
+    """Write `text()` into a file of the pages' folder, before they are."""
+
+    def write(app):
+        if app.builder.format == "html":
+            path = Path(app.outdir) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text(), encoding="utf-8")
+
+    app.connect("builder-inited", write)
+
+
+def after_pages(app, work, priority=500):
+    """Call work(app, folder of the pages) when they are written, unless the build failed."""
+
+    def call(app, exception):
+        if exception is None and app.builder.format == "html":
+            work(app, Path(app.outdir))
+
+    app.connect("build-finished", call, priority=priority)
 
 
 def classed(name, kind=nodes.container):

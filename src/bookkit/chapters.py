@@ -10,11 +10,10 @@ moved changes no sentence.
 from pathlib import Path
 
 from docutils import nodes
-from sphinx import addnodes
 from sphinx.util.docutils import SphinxRole
 
 from bookkit import words
-from bookkit.cards import warn
+from bookkit.cards import link_to, warn
 
 ONLY_NUMBER = " as number"
 
@@ -30,17 +29,7 @@ class ChapterRole(SphinxRole):
             return [nodes.Text(name)], []
         said = str(numbers[name]) if self.text != name else f"chapter {numbers[name]}"
         target = pages[numbers[name] - 1].relative_to(self.env.srcdir).with_suffix("")
-        link = addnodes.pending_xref(
-            self.rawtext,
-            nodes.inline("", said),
-            refdomain="std",
-            reftype="doc",
-            reftarget=f"/{target.as_posix()}",
-            refdoc=self.env.docname,
-            refexplicit=True,
-            refwarn=True,
-        )
-        return [link], []
+        return [link_to(said, f"/{target.as_posix()}", self.env.docname)], []
 
 
 def setup(app):

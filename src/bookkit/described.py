@@ -11,10 +11,11 @@ that read.
 
 import re
 from html import escape, unescape
-from pathlib import Path
 
 from docutils import nodes
 from markupsafe import Markup
+
+from bookkit.cards import after_pages
 
 TAG = re.compile(r'<meta (?:name|property)="([^"]+)" content="([^"]*)"/>')
 MOST = 220  # letters; search engines show about 160
@@ -89,16 +90,14 @@ def listed(output, root, pages, book, metadata) -> str:
     return "\n".join([*lines, ""])
 
 
-def _write_list(app, exception):
-    site_map = getattr(app.env, "external_site_map", None)
-    if exception or app.builder.format != "html" or site_map is None:
+def _write_list(app, output):
+    root = app.config.root_doc
+    if (site_map := getattr(app.env, "external_site_map", None)) is None:
         return
-    output, root = Path(app.outdir), app.config.root_doc
-    pages = _pages(site_map, root)
-    text = listed(output, root, pages, app.config.html_title, app.env.metadata)
+    text = listed(output, root, _pages(site_map, root), app.config.html_title, app.env.metadata)
     (output / "llms.txt").write_text(text, encoding="utf-8")
 
 
 def setup(app):
     app.connect("html-page-context", _describe)
-    app.connect("build-finished", _write_list)
+    after_pages(app, _write_list)

@@ -65,9 +65,8 @@ def compare(before, after):
     ours, theirs = before.splitlines(), after.splitlines()
     if ours == theirs:
         raise NoDiff("the two are equal.")
-    for _, first, last, start, end in SequenceMatcher(
-        None, ours, theirs, autojunk=False
-    ).get_opcodes():
+    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+    for _, first, last, start, end in matcher.get_opcodes():
         if ours[first:last] == theirs[start:end]:
             yield from (("both", number) for number in range(start, end))
         else:
@@ -78,11 +77,8 @@ def compare(before, after):
 def coloured(text):
     """Each line of Python as HTML, its indent in front of every element. What spans lines, such as
     a docstring, is closed at the end of each."""
-    lines = (
-        highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
-        .removesuffix("\n")
-        .split("\n")
-    )
+    html = highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
+    lines = html.removesuffix("\n").split("\n")
     return [re.sub(r"^((?:<[^>]*>)+)( +)", r"\2\1", line) for line in lines]
 
 
@@ -122,12 +118,8 @@ def diff(code, before, after, other=None, context=None):
 class SourceDiffDirective(SphinxDirective):
     required_arguments = 1
     has_content = True
-    option_spec = {
-        "from": directives.unchanged_required,
-        "to": directives.unchanged_required,
-        "into": directives.unchanged_required,
-        "context": directives.nonnegative_int,
-    }
+    option_spec = dict.fromkeys(("from", "to", "into"), directives.unchanged_required)
+    option_spec |= dict(context=directives.nonnegative_int)
 
     def run(self):
         _, path = self.env.relfn2path(self.arguments[0])
@@ -143,20 +135,13 @@ class SourceDiffDirective(SphinxDirective):
             warn(self.get_location(), "diff", said)
             return []
         caption = nodes.container(classes=["source-diff-caption"])
-        names = (
-            (before, after)
-            if path == into
-            else (f"{Path(path).name}: {before}", f"{Path(into).name}: {after}")
-        )
+        names = before, after
+        if path != into:
+            names = f"{Path(path).name}: {before}", f"{Path(into).name}: {after}"
         counted = nodes.inline(words, f" \N{EN DASH} {words}", classes=["source-diff-count"])
-        caption += nodes.paragraph(
-            "",
-            "",
-            nodes.literal(names[0], names[0]),
-            nodes.Text(" \N{RIGHTWARDS ARROW} "),
-            nodes.literal(names[1], names[1]),
-            counted,
-        )
+        first, second = (nodes.literal(name, name) for name in names)
+        arrow = nodes.Text(" \N{RIGHTWARDS ARROW} ")
+        caption += nodes.paragraph("", "", first, arrow, second, counted)
         self.state.nested_parse(self.content, self.content_offset, caption)
         node = source_diff(lines=lines, label=f"From {names[0]} to {names[1]}: {words}")
         self.set_source_info(node)

@@ -22,16 +22,7 @@ import rjsmin
 from docutils import nodes
 
 from bookkit import room
-from bookkit.cards import (
-    STATUS,
-    CardDirective,
-    add_card,
-    foot,
-    frame,
-    json_in_html,
-    menu,
-    table,
-)
+from bookkit.cards import STATUS, CardDirective, add_card, foot, frame, json_in_html, menu, table
 from bookkit.explorer_data import data_of, functions_of
 from bookkit.mathml import to_mathml
 from coursekit.formulas import BOOK
@@ -223,11 +214,9 @@ def marked_equation(name):
     formula = BOOK.formulas[name]
     places = [name, *formula.needs]
 
-    # a digit in front where the symbol has one: it asks for a dot after another number
-    def place(need):
-        return (
-            "0_" if BOOK.find(need).symbol[0].isdigit() else ""
-        ) + rf"\text{{@{places.index(need)}@}}"
+    def place(need):  # with a digit where the symbol has one: it asks for a dot after a number
+        digit = "0_" * BOOK.find(need).symbol[0].isdigit()
+        return rf"{digit}\text{{@{places.index(need)}@}}"
 
     markup = to_mathml(latex(name, symbol=place), display=False)
     placed = r"(<msub><mn>0</mn>)?<mtext>@(\d+)@</mtext>(?(1)</msub>)"
@@ -235,12 +224,9 @@ def marked_equation(name):
 
 
 def _marked(name):
-    symbol = (
-        to_mathml(BOOK.find(name).symbol, display=False)
-        .removeprefix("<math>")
-        .removesuffix("</math>")
-    )
-    return f'<mrow data-quantity="{name}">{symbol}</mrow>'
+    symbol = to_mathml(BOOK.find(name).symbol, display=False)
+    inside = symbol.removeprefix("<math>").removesuffix("</math>")
+    return f'<mrow data-quantity="{name}">{inside}</mrow>'
 
 
 SHORT = {"duration": "short duration"}  # in a sum
@@ -254,12 +240,7 @@ def why(spec, sheet):
     def item(name, math):
         found, style = BOOK.find(name), default_style(name)
         text = escape(format_as(computed[name], style))
-        address = sheet(name) if sheet else None
-        meaning = (
-            f'<a href="{escape(address)}">{escape(found.meaning)}</a>'
-            if address
-            else escape(found.meaning)
-        )
+        meaning = _linked(sheet and sheet(name), found.meaning)
         return (
             f'<li data-quantity="{name}" data-style="{style}">{math}<p>{meaning}: <span'
             f' class="explorer-value">{text}</span></p></li>'
@@ -280,16 +261,9 @@ def why(spec, sheet):
     )
     rest = [name for name in spec.formulas if name not in spec.explained]
     place = sheet(rest[0]) if sheet and rest else None
-    where = (
-        f'<a href="{escape(place.partition("#")[0])}">formula sheets</a>'
-        if place
-        else "formula sheets"
-    )
-    more = (
-        f"<p>{len(rest)} more formulas stand behind these; they are on the {where}.</p>"
-        if rest
-        else ""
-    )
+    where = _linked(place and place.partition("#")[0], "formula sheets")
+    more = f"<p>{len(rest)} more formulas stand behind these; they are on the {where}.</p>"
+    more *= bool(rest)
     return (
         f'<div class="explorer-equations"><div class="explorer-sum">{terms}</div>'
         f'<div class="explorer-own"></div><details class="explorer-all"><summary>Every'
@@ -297,6 +271,10 @@ def why(spec, sheet):
         f'<p>Given</p><ul class="explorer-given">{given}</ul>'
         f"<p>Computed, each from what comes before it</p><ol>{equations}</ol>{more}</details></div>"
     )
+
+
+def _linked(address, words):
+    return f'<a href="{escape(address)}">{escape(words)}</a>' if address else escape(words)
 
 
 def anchor(name):
@@ -335,21 +313,21 @@ def _html(node, builder):
     return card(spec, sheet, "../" * page.count("/") + script)
 
 
+DRAWN_BY = dict(  # kind of picture -> its script, in the order in which scripts are loaded
+    memory="pictures.js",
+    timeline="timeline.js",
+    time="timeline.js",
+    curves="curves.js",
+    streams="streams.js",
+    schedule="schedules.js",
+)
+
+
 def drawing_scripts(specs):
     """The scripts that draw the pictures and parts of these explorers."""
     kinds = {picture.kind for spec in specs for picture in spec.pictures}
-    drawing = [
-        script
-        for script, drawn in (
-            ("pictures.js", {"memory"}),
-            ("timeline.js", {"timeline", "time"}),
-            ("curves.js", {"curves"}),
-            ("streams.js", {"streams"}),
-            ("schedules.js", {"schedule"}),
-        )
-        if kinds & drawn
-    ]
-    return drawing + ["layouts.js", "ranks.js"] * any(spec.parts for spec in specs)
+    drawing = dict.fromkeys(script for kind, script in DRAWN_BY.items() if kind in kinds)
+    return [*drawing] + ["layouts.js", "ranks.js"] * any(spec.parts for spec in specs)
 
 
 def _files(found):

@@ -8,7 +8,6 @@ import rjsmin
 
 from coursekit.formulas.events import COMPUTE, LINK, Event, Repeat
 from coursekit.formulas.render import javascript
-from coursekit.show.links import AtLeast, AtMost, Back, Divides, Product, Ratio
 from coursekit.show.palette import LINES
 from coursekit.show.schedule_pictures import lists
 from coursekit.show.spec import default_style
@@ -141,15 +140,11 @@ def _picture(spec, drawn):
                 for line, stroke in zip(drawn.lines, LINES)
             ],
         )
+    own = {name: value for name, value in vars(drawn).items() if name not in ("title", "kind")}
     if drawn.kind == "streams":
-        return dict(
-            kind="streams",
-            step=_entries(drawn.step),
-            colours=drawn.colours,
-            most=drawn.most,
-            rows=drawn.rows,
-            idle=drawn.idle,
-        )
+        own["step"] = _entries(drawn.step)
+    if drawn.kind == "memory":
+        own["parts"] = [_part(part) for part in drawn.parts]
     if drawn.kind == "schedule":
         return dict(
             kind="schedule",
@@ -162,20 +157,9 @@ def _picture(spec, drawn):
                 for sizes, ranks in lists(drawn, _sizes(spec, drawn)).items()
             },
         )
-    if drawn.kind == "memory":
-        return dict(
-            kind="memory",
-            parts=[_part(part) for part in drawn.parts],
-            total=drawn.total,
-            capacity=drawn.capacity,
-            least=drawn.least,
-        )
     if drawn.kind == "timeline":
-        kinds = list(
-            dict.fromkeys(
-                (part.label, part.colour) for column in drawn.columns for part in column.parts
-            )
-        )
+        parts = [part for column in drawn.columns for part in column.parts]
+        kinds = list(dict.fromkeys((part.label, part.colour) for part in parts))
         return dict(
             kind="timeline",
             capacity=drawn.capacity,
@@ -194,9 +178,7 @@ def _picture(spec, drawn):
                 for column in drawn.columns
             ],
         )
-    return dict(
-        kind="time", quantity=drawn.quantity, ticks=drawn.ticks, least=drawn.least, most=drawn.most
-    )
+    return dict(kind=drawn.kind, **own)
 
 
 def _sizes(spec, drawn):
@@ -247,19 +229,9 @@ def _part(part):
     return [part.quantity, part.label, part.colour]
 
 
-LINKS = {
-    Ratio: "ratio",
-    AtLeast: "least",
-    AtMost: "most",
-    Back: "back",
-    Divides: "divides",
-    Product: "product",
-}
-
-
 def _link(found):
     """The link's kind, as explorer.js names it, and its fields."""
-    return dict(kind=LINKS[type(found)], **vars(found))
+    return dict(kind=type(found).__name__.lower().removeprefix("at"), **vars(found))
 
 
 def _stops(stops):

@@ -32,6 +32,7 @@ import ast
 import re
 from functools import cache
 from html import escape
+from itertools import chain
 from pathlib import Path
 
 from docutils import nodes
@@ -40,14 +41,7 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from bookkit.cards import add_element, json_in_html, warn
 from bookkit.explorer import sheet_address, unbroken
-from coursekit.formulas import (
-    BOOK,
-    PRESETS,
-    InvalidQuantity,
-    UnusedQuantity,
-    evaluate,
-    quantities,
-)
+from coursekit.formulas import BOOK, PRESETS, InvalidQuantity, UnusedQuantity, evaluate, quantities
 from coursekit.formulas.registry import show
 from coursekit.formulas.render import right_hand_side, width
 from coursekit.formulas.subset import expression_of
@@ -364,13 +358,10 @@ class EquationDirective(SphinxDirective):
         explained = self.env.temp_data.setdefault("bookkit_explained", set())
         explained.update(name for name, _ in asked)
         page = Path(self.env.doc2path(self.env.docname)).read_text("utf-8")
+        shown = [(*_symbols_on_the_right(name, given), *given) for name, given in asked]
         new = [
             name
-            for name in dict.fromkeys(
-                name
-                for one, given in asked
-                for name in (*_symbols_on_the_right(one, given), *given)
-            )
+            for name in dict.fromkeys(chain(*shown))
             if name not in explained and f"${BOOK.find(name).symbol}$" not in page
         ]
         explained.update(new)
@@ -389,11 +380,9 @@ def equation(asked, docname):
         if given:
             said = ", ".join(f"{BOOK.find(key).symbol} = {value}" for key, value in given.items())
             rows[-1] += rf"\quad \text{{if }} {said}"
-    text = (
-        rows[0].replace("&", "", 1)
-        if len(rows) == 1
-        else r"\begin{aligned}" + r" \\ ".join(rows) + r"\end{aligned}"
-    )
+    text = r"\begin{aligned}" + r" \\ ".join(rows) + r"\end{aligned}"
+    if len(rows) == 1:
+        text = rows[0].replace("&", "", 1)
     return nodes.math_block(text, text, docname=docname, number=None, label=None, nowrap=False)
 
 

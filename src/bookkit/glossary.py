@@ -48,4 +48,3 @@ def _explain(app, doctree, page):
 
 def setup(app):
     app.connect("doctree-resolved", _explain)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -16,16 +16,8 @@ from pathlib import Path
 
 from docutils import nodes
 
-from bookkit.cards import (
-    STATUS,
-    CardDirective,
-    add_card,
-    foot,
-    frame,
-    menu,
-    radio_buttons,
-    table,
-)
+from bookkit import cards
+from bookkit.cards import STATUS, CardDirective, foot, frame, labelled, menu, radio_buttons
 from coursekit import topics
 from coursekit.recordings.recordings import InvalidRecording, read_all
 
@@ -85,20 +77,17 @@ infinity.</p><div class="explorer-drawing"></div></div>
 
 
 def _slider(name, label, most, start):
-    return (
-        f'<div class="explorer-menu"><label for="{IDENT}-{name}">{label}'
-        f' <span class="gradients-count" id="{IDENT}-{name}-value">'
-        f"{_histogram.power(start[name])}</span></label>"
-        f'<input type="range" id="{IDENT}-{name}" min="0" max="{most}" step="1"'
-        f' value="{start[name]}"></div>'
-    )
+    ident, shown = f"{IDENT}-{name}", _histogram.power(start[name])
+    label += f' <span class="gradients-count" id="{ident}-value">{shown}</span>'
+    slider = f'<input type="range" id="{ident}" min="0" max="{most}" step="1"'
+    return labelled(ident, label, f'{slider} value="{start[name]}">')
 
 
 def _table(sizes):
     rows = [(row[0], *map(escape, row[1:])) for row in _histogram.table_rows(sizes)]
     heads = ("Loss divided by", "Loss scale", "Become 0", "Keep fewer bits", "Overflow")
     caption = "What fp16 makes of the recorded gradients"
-    return table(caption, heads, rows, numbers=range(1, 5))
+    return cards.table(caption, heads, rows, numbers=range(1, 5))
 
 
 def _html(node, builder):
@@ -116,4 +105,4 @@ FILES = {
 
 
 def setup(app):
-    add_card(app, gradients, GradientsDirective, _html, FILES)
+    cards.add_card(app, gradients, GradientsDirective, _html, FILES)

@@ -16,14 +16,7 @@ from html import escape
 
 from docutils import nodes
 
-from bookkit.cards import (
-    STATUS,
-    CardDirective,
-    add_card,
-    frame,
-    json_in_html,
-    menu,
-)
+from bookkit.cards import STATUS, CardDirective, add_card, frame, json_in_html, labelled, menu
 from bookkit.explorer import explorer
 from coursekit.formulas.presets import GPUS, MODELS
 from coursekit.show.explorers import EXPLORERS
@@ -54,9 +47,12 @@ def card(spec):
         _menu(ident, "model", "Model", [*MODELS, CONFIG], spec.begin["model"]),
         _menu(ident, "gpu", "GPU", list(GPUS), spec.begin["gpu"]),
         *(
-            f'<div class="explorer-menu"><label for="{ident}-{name}">{label}</label><input'
-            f' type="text" inputmode="numeric" id="{ident}-{name}" data-asked="{name}"'
-            f' value="{format_as(value, "exact")}"></div>'
+            labelled(
+                f"{ident}-{name}",
+                label,
+                f'<input type="text" inputmode="numeric" id="{ident}-{name}" data-asked="{name}"'
+                f' value="{format_as(value, "exact")}">',
+            )
             for name, label, value in (
                 ("gpus", "GPUs", _gpus(start)),
                 ("batch", "sequences in a step", _batch(start)),

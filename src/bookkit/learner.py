@@ -115,10 +115,8 @@ def write_learner_edition(source: Path, target: Path, requirement: str) -> str:
     written."""
     edition = learner_edition(nbformat.read(source, as_version=4), requirement)
     # Compact, because the lab's page carries it; nbformat's own writer always indents.
-    text = (
-        json.dumps(json.loads(nbformat.writes(edition)), separators=(",", ":"), ensure_ascii=False)
-        + "\n"
-    )
+    written = json.loads(nbformat.writes(edition))
+    text = json.dumps(written, separators=(",", ":"), ensure_ascii=False) + "\n"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
     return text

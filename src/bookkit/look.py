@@ -13,6 +13,7 @@ import rjsmin
 from docutils import nodes
 from markupsafe import Markup
 
+from bookkit.cards import add_static
 from bookkit.icons import ICONS, svg
 from coursekit.show.palette import MEMORY, PAGE, TIMELINE
 
@@ -146,17 +147,14 @@ def widen_code(doctree):
 def mend_tables(doctree):
     """A table of five columns or more is as wide as a wide figure. No head is broken at an equals
     sign, and none is without text: what nobody needs to see is said by a screen reader."""
-    for table in list(doctree.findall(nodes.table)):
-        for text in [
-            text for head in table.findall(nodes.thead) for text in head.findall(nodes.Text)
-        ]:
+    for head in list(doctree.findall(nodes.thead)):
+        for text in list(head.findall(nodes.Text)):
             text.parent.replace(text, nodes.Text(text.replace(" = ", "\u00a0=\u00a0")))
-        for entry in [
-            entry for head in table.findall(nodes.thead) for entry in head.findall(nodes.entry)
-        ]:
+        for entry in list(head.findall(nodes.entry)):
             if not entry.astext().strip():
                 entry.children = []
                 entry += nodes.paragraph("", "", nodes.inline("", "Row", classes=["unseen"]))
+    for table in list(doctree.findall(nodes.table)):
         columns = len(list(table.findall(nodes.colspec)))
         around = table.parent
         if "answer" in around.get("classes", ()):
@@ -172,13 +170,6 @@ def _widen(app, doctree, docname):
     mend_tables(doctree)
 
 
-def _write_palette(app):
-    if app.builder.format == "html":
-        static = Path(app.outdir) / "_static"
-        static.mkdir(parents=True, exist_ok=True)
-        (static / "palette.css").write_text(palette_css(), encoding="utf-8")
-
-
 def _prepend_templates(app, config):
     config.templates_path = [str(TEMPLATES), *config.templates_path]
     config.html_static_path = [*config.html_static_path, str(STATIC)]
@@ -186,7 +177,7 @@ def _prepend_templates(app, config):
 
 def setup(app):
     app.connect("config-inited", _prepend_templates)
-    app.connect("builder-inited", _write_palette)
+    add_static(app, "_static/palette.css", palette_css)
     app.connect("doctree-resolved", _widen)
     app.connect("html-page-context", _page_context)
     app.add_css_file("palette.css", priority=800)

@@ -42,15 +42,7 @@ DELIMITERS = {"(", ")", "[", "]", r"\lceil", r"\rceil", r"\lfloor", r"\rfloor"}
 CHARACTERS = set("+-*/=<>()[]|,.:^_{}")
 
 # Elements of MathML with a fixed number of children; with another number a browser draws an error.
-CHILDREN = {
-    "mfrac": 2,
-    "msub": 2,
-    "msup": 2,
-    "msubsup": 3,
-    "munder": 2,
-    "mover": 2,
-    "munderover": 3,
-}
+CHILDREN = dict(mfrac=2, msub=2, msup=2, msubsup=3, munder=2, mover=2, munderover=3)
 CAPITAL_GREEK = set("ΓΔΘΛΞΠΣΥΦΨΩ")
 OPENING, CLOSING = set("([⌈⌊"), set(")]}⌉⌋|")
 

@@ -22,7 +22,7 @@ import rjsmin
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-from bookkit.cards import FULL_SCREEN
+from bookkit.cards import FULL_SCREEN, after_pages
 from bookkit.explorer import card, drawing_scripts
 from bookkit.explorer_data import functions_of
 from bookkit.look import STATIC, palette_css
@@ -128,14 +128,10 @@ class ExplorerModulesDirective(SphinxDirective):
         return [nodes.raw("", f'<ul class="simple">{items}</ul>', format="html")]
 
 
-def _write(app, exception):
-    if not exception and app.builder.format == "html":
-        export(Path(app.outdir) / FOLDER, module)
-
-
 def setup(app):
     app.add_directive("explorer-modules", ExplorerModulesDirective)
-    app.connect("build-finished", _write, priority=800)  # offline.py deletes what no page names
+    write = lambda app, output: export(output / FOLDER, module)
+    after_pages(app, write, priority=800)  # offline.py deletes what no page names
 
 
 def main():

@@ -27,10 +27,10 @@ import re
 from pathlib import Path
 
 from docutils import nodes
-from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 
 from bookkit import words
+from bookkit.cards import link_to
 from bookkit.diffs import source_diff
 from bookkit.formulas import fold
 
@@ -81,16 +81,7 @@ def _time(env, docname, box, count):
     said = nodes.paragraph("", "", classes=["objectives-time"])
     said += [nodes.strong("", f"{minutes(count)} minutes"), nodes.Text(" to read")]
     if box["lab"]:
-        link = addnodes.pending_xref(
-            "",
-            nodes.inline("", "the lab"),
-            refdomain="std",
-            reftype="doc",
-            reftarget=f"/{env.metadata[docname]['lab']}",
-            refdoc=docname,
-            refexplicit=True,
-            refwarn=True,
-        )
+        link = link_to("the lab", f"/{env.metadata[docname]['lab']}", docname)
         said += [nodes.Text(", "), nodes.strong("", str(box["lab"])), nodes.Text(" for "), link]
     said += nodes.Text(". ")
     if isinstance(box[-1], nodes.paragraph):

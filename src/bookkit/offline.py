@@ -19,6 +19,7 @@ import json
 import re
 from html import escape
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -27,7 +28,7 @@ import rjsmin
 from docutils import nodes
 from sphinx.errors import ExtensionError
 
-from bookkit.cards import warn
+from bookkit.cards import after_pages, warn
 
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -165,23 +166,11 @@ def _add_figure_scripts(app, pagename, templatename, context, doctree):
         )
 
 
-def _copy_plotly(app):
+def _copy_plotly(app, config):
     """plotly.js out of the installed plotly: exactly the version that understands the stored
-    figures."""
-    if app.builder.format != "html":
-        return
-    import plotly
-
-    source = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-    if not source.exists():
-        raise ExtensionError(
-            f"bookkit: plotly {plotly.__version__} has no {source.name} where it used to be:"
-            f" {source}"
-        )
-    target = Path(app.outdir) / "_static" / "plotly.min.js"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.exists() or target.stat().st_size != source.stat().st_size:
-        target.write_bytes(source.read_bytes())
+    figures. Sphinx warns where it is not there."""
+    source = files("plotly") / "package_data" / "plotly.min.js"
+    config.html_static_path = [*config.html_static_path, str(source)]
 
 
 def _check_theme(app):
@@ -255,7 +244,8 @@ def _local(address, folder):
     return (folder / unquote(path)).resolve()
 
 
-def _pages(output):
+def pages_in(output):
+    """The pages of the book, without what themes and extensions ship."""
     return [
         path for path in sorted(output.rglob("*.html")) if output / "_static" not in path.parents
     ]
@@ -266,7 +256,7 @@ def looked_at(output, cache, look):
     taken from the file ``cache``."""
     known = json.loads(cache.read_text(encoding="utf-8")) if cache.exists() else {}
     pages = {}
-    for path in _pages(output):
+    for path in pages_in(output):
         name, stamp = (
             path.relative_to(output).as_posix(),
             [path.stat().st_mtime_ns, path.stat().st_size],
@@ -290,12 +280,10 @@ def _warn(file, address):
     warn(None, "offline", f"{file} would load {address}: {said}")
 
 
-def _tidy(app, exception):
+def _tidy(app, output):
     """Put the theme's style sheets into their layer, delete what nothing refers to, and look for
     addresses outside the book."""
-    if exception or app.builder.format != "html":
-        return
-    output = Path(app.outdir).resolve()
+    output = output.resolve()
     static = output / "_static"
     used = {static / name for name in ASKED_FOR}
     for page, references in looked_at(
@@ -348,7 +336,7 @@ def setup(app):
     # Jupyter Book sets it for the comments extension, which this book does not load.
     app.add_config_value("comments_config", {}, "")
     app.connect("builder-inited", _check_theme)
-    app.connect("builder-inited", _copy_plotly)
+    app.connect("config-inited", _copy_plotly)
     app.connect("html-page-context", _add_figure_scripts, priority=600)
     app.connect("html-page-context", _select_assets, priority=990)
-    app.connect("build-finished", _tidy, priority=900)
+    after_pages(app, _tidy, priority=900)

@@ -40,7 +40,6 @@ def card(way, ranks, source):
     """The card as HTML, at the sum; `source` is the address of the script with all other
     pictures."""
     data, steps = _steps.page_data(way, ranks), _steps.pair_steps(way, ranks)
-    first = {key: value for key, value in data.items() if key != "say"}  # the table says it
     ways = {name: name for name in _steps.PAIR_WAYS}
     menus = radio_buttons(IDENT, "way", "Parallelism", ways, way)
     menus += stepper.ranks_buttons(IDENT, _steps.RANKS, ranks)
@@ -52,7 +51,7 @@ def card(way, ranks, source):
         "Move",
         steps,
         _steps.FIRST_SHOWN,
-        {way: {ranks: first}},
+        (way, ranks, data),
         source,
         f"The moves of {_steps.PAIR_WAYS[way].lower()} on {ranks} ranks.",
         stepper.pixels_of_shards(ranks),

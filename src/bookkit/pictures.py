@@ -11,9 +11,7 @@ built; its looks are classes, and the style sheet, written from the palettes, st
 pictures alone.
 """
 
-from pathlib import Path
-
-from bookkit.cards import CardDirective, add_files, classed
+from bookkit.cards import CardDirective, add_files, add_static, classed
 from coursekit import topics
 from coursekit.show.drawing import COLOUR_WORDS, LETTER_UNITS, LOOKS
 from coursekit.show.palette import MEMORY
@@ -63,14 +61,7 @@ class PictureDirective(CardDirective):
         return self.figure(known[self.argument(known)](), "picture")
 
 
-def _write_sheet(app):
-    if app.builder.format == "html":
-        static = Path(app.outdir) / "_static"
-        static.mkdir(parents=True, exist_ok=True)
-        (static / SHEET).write_text(style_sheet(), encoding="utf-8")
-
-
 def setup(app):
     app.add_directive("picture", PictureDirective)
-    app.connect("builder-inited", _write_sheet)
+    add_static(app, f"_static/{SHEET}", style_sheet)
     add_files(app, classed("picture"), {SHEET: 803})

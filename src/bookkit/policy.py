@@ -12,9 +12,11 @@ Styles may be inline, because explorers and plotly set them while they draw; the
 import base64
 import hashlib
 from html.parser import HTMLParser
-from pathlib import Path
 
 from sphinx.errors import ExtensionError
+
+from bookkit.cards import after_pages
+from bookkit.offline import pages_in
 
 START, END = '<meta http-equiv="Content-Security-Policy" content="', '"/>'
 AFTER = '<meta charset="utf-8" />'
@@ -74,13 +76,8 @@ def with_policy(page):
     return f"{before}{found}{START}{policy(before + rest)}{END}{rest}"
 
 
-def _write_policies(app, exception):
-    if exception or app.builder.format != "html":
-        return
-    output = Path(app.outdir)
-    for path in sorted(output.rglob("*.html")):
-        if output / "_static" in path.parents:
-            continue
+def _write_policies(app, output):
+    for path in pages_in(output):
         page = path.read_text(encoding="utf-8")
         try:
             finished = with_policy(page)
@@ -95,4 +92,4 @@ def _write_policies(app, exception):
 
 def setup(app):
     # before offline.py reads the finished pages
-    app.connect("build-finished", _write_policies, priority=850)
+    after_pages(app, _write_policies, priority=850)

@@ -33,11 +33,10 @@ from pathlib import Path
 from statistics import median
 
 from docutils import nodes
-from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from bookkit.boxes import new_box
-from bookkit.cards import node_table, warn
+from bookkit.cards import link_to, node_table, warn
 from coursekit.recordings.recordings import InvalidRecording, read_all, recorded
 from coursekit.show.format import STYLE_OF_UNIT, format_as
 
@@ -149,16 +148,7 @@ class RaceDirective(MeasuredDirective):
             heads.append("Operations, computed")
             tables.append(node_table(heads, cells, numeric=(1, 2)))
         said = _made_by(found, ". ")
-        said += addnodes.pending_xref(
-            "",
-            nodes.inline("", "How versions race."),
-            refdomain="std",
-            reftype="ref",
-            reftarget="races",
-            refdoc=self.env.docname,
-            refexplicit=True,
-            refwarn=False,
-        )
+        said += link_to("How versions race.", "races", self.env.docname, "ref", sure=False)
         return [*tables, said]
 
 

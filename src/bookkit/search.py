@@ -11,6 +11,7 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
+from bookkit.cards import after_pages
 from bookkit.offline import looked_at
 
 TEXT = "search-text.js"
@@ -123,10 +124,7 @@ def _leave_out_the_index(app):
     app.builder.search = False  # Sphinx's own
 
 
-def _write_text(app, exception):
-    if exception or app.builder.format != "html":
-        return
-    output = Path(app.outdir)
+def _write_text(app, output):
     (output / "searchindex.js").unlink(missing_ok=True)  # of a build with Sphinx's search
     found = looked_at(output, Path(app.doctreedir) / "search.json", sections)
     pages = [
@@ -141,4 +139,4 @@ def _write_text(app, exception):
 def setup(app):
     app.connect("config-inited", _keep_the_page)
     app.connect("builder-inited", _leave_out_the_index)
-    app.connect("build-finished", _write_text, priority=870)  # before offline.py tidies up
+    after_pages(app, _write_text, priority=870)  # before offline.py tidies up

@@ -43,7 +43,6 @@ def card(stage, ranks, source):
     """The card as HTML, at the update; `source` is the address of the script with all other
     pictures."""
     data, steps = _steps.page_data(stage, ranks, 1), _steps.shard_steps(stage, ranks, 1)
-    first = {key: value for key, value in data.items() if key != "say"}  # the table says it
     stages = {f"stage {number}": number for number in range(4)}
     counts = {_steps.name_of(0, count).partition(", ")[2]: count for count in _steps.MICROBATCHES}
     menus = (
@@ -59,7 +58,7 @@ def card(stage, ranks, source):
         "Move",
         steps,
         _steps.first_number(stage, 1),
-        {_steps.name_of(stage, 1): {ranks: first}},
+        (_steps.name_of(stage, 1), ranks, data),
         source,
         f"The moves of a training step in stage {stage} on {ranks} ranks.",
         stepper.pixels_of_shards(ranks),

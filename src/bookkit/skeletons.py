@@ -32,9 +32,7 @@ def skeletons(notebook: nbformat.NotebookNode) -> dict[str, dict[str, str]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and str(node.module).endswith(".exercises"):
                 topic = node.module.split(".")[-2]
-                modules.update(
-                    {name.asname or name.name: (topic, name.name) for name in node.names}
-                )
+                modules |= {name.asname or name.name: (topic, name.name) for name in node.names}
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
                 for name in node.names:
                     imported[name.asname or name.name.split(".")[0]] = _alone(node, name)

@@ -14,7 +14,6 @@ others in one script that is fetched when the reader asks for another. ``static/
 import json
 import re
 from html import escape
-from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -62,8 +61,7 @@ def card(name, ranks, source):
     """The stepper as HTML, at its first step; `source` is the address of the script with all the
     others."""
     ident, steps = f"stepper-{name.replace(' ', '-')}", _steps.stepper_steps(name, ranks)
-    # the table says it
-    first = {key: value for key, value in _steps.page_data(name, ranks).items() if key != "say"}
+    data = _steps.page_data(name, ranks)
     look = f"""<span class="stepper-look">{escape(_steps.COLLECTIVES[name].look)}</span>
 Arrows are what this step sends: + is added, = is put in place."""
     menus = cards.menu(f"{ident}-name", "Collective", list(_steps.COLLECTIVES), name)
@@ -76,10 +74,10 @@ Arrows are what this step sends: + is added, = is put in place."""
         "Step",
         steps,
         1,
-        {name: {ranks: first}},
+        (name, ranks, data),
         source,
         f"The steps of {_a(name)} on {ranks} ranks.",
-        _pixels(first),
+        _pixels(data),
     )
 
 
@@ -96,9 +94,10 @@ def pixels_of_shards(ranks):
 
 def frame(ident, heading, look, menus, step, steps, number, first, source, caption, high):
     """The card of whatever goes step by step: `look` says what to look at, `menus` what is chosen
-    (both HTML), `step` what a step is called; it is shown at step `number`. `first` are the data of
-    the first picture, `high` are its pixels."""
-    last = len(steps) - 1
+    (both HTML), `step` what a step is called; it is shown at step `number`. `first` are name, ranks
+    and data of the first picture, `high` are its pixels."""
+    last, (name, ranks, data) = len(steps) - 1, first
+    data = {key: value for key, value in data.items() if key != "say"}  # the table says it
     longest = lambda texts: max(map(unbroken, texts), key=len)
     sentences, details = zip(*((step.sentence, step.detail) for step in steps))
     room = f"{longest(sentences)}\n{longest(details)}"  # as stepper.js writes it
@@ -119,7 +118,7 @@ def frame(ident, heading, look, menus, step, steps, number, first, source, capti
 <p class="stepper-room" aria-hidden="true">{escape(room)}</p></div>
 {cards.STATUS}
 {cards.foot(table(steps, caption))}
-<script>BOOK.stepper("{ident}", {cards.json_in_html(first)});</script>"""
+<script>BOOK.stepper("{ident}", {cards.json_in_html({name: {ranks: data}})});</script>"""
     attributes = f' data-script="{escape(source)}"'
     return cards.frame(ident, "explorer stepper", "stepper", heading, inside, attributes)
 
@@ -185,16 +184,10 @@ def add_card(app, node_class, directive, kind, path, script, card):
     def html(node, builder):
         return card(node, "../" * builder.current_docname.count("/") + path)
 
-    def write_script(app):
-        if app.builder.format == "html":
-            file = Path(app.outdir) / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(script(), encoding="utf-8")
-
     looks = {"explorer.css": 810, "stepper.css": 811, f"{kind}.css": 812}
     scripts = {"svg.js": 811, "stepper.js": 813, f"{kind}.js": 814}
     cards.add_card(app, node_class, directive, html, looks | scripts)
-    app.connect("builder-inited", write_script)
+    cards.add_static(app, path, script)
 
 
 def setup(app):

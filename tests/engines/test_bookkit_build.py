@@ -39,7 +39,9 @@ def test_a_renamed_page_and_a_new_recording(tmp_path):
     assert (pages / "search.html").exists()
 
 
-@pytest.mark.parametrize("name", ["model.py", "data/gpus.csv", "static/book.css"])
+@pytest.mark.parametrize(
+    "name", ["model.py", "data/gpus.csv", "data/presets.md", "static/book.css"]
+)
 def test_the_digest_sees_every_change(tmp_path, name):
     """Must catch: a kind of file left out of the digest; a renamed file that is taken for the
     same."""
