@@ -51,10 +51,6 @@ THE_SAME_IN_ANOTHER_WAY = {
     "reduce_scatter": (FAST + ITS_FUNCTION, *FAST_COLLECTIVES[1:], "tensor_parallel/*/pairs.py"),
     **dict.fromkeys(("all_to_all", "barrier", "scatter"), A_COLLECTIVE),
     "gather": (A_COLLECTIVE[0] + ITS_FUNCTION, *A_COLLECTIVE[1:], "tensor_parallel/*/pairs.py"),
-    **dict.fromkeys(
-        ("equal", "where"),
-        ("of numbers, and as SymPy writes it", "formulas/subset.py", "formulas/symbols.py"),
-    ),
     "ShardedOptimizer": ("of stage 1, and its subclass of stage 2", "zero/*/stage?.py"),
     "BUCKET_BYTES": (
         "the default of replicas and of stages 1 and 2, which are compared",

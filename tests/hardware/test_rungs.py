@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.utils.cpp_extension  # for the compiler; fails in a process that has imported pip
 
+from coursekit.machine import capabilities, profiling
 from coursekit.recordings.races import TINY
 from coursekit.topics.hardware import one_gpu
 
@@ -51,10 +52,14 @@ def test_blocks_in_cuda_graphs_train_alike(monkeypatch):
 )
 def test_the_rate_of_this_gpu(monkeypatch, called, gigabytes, over):
     """Must catch: a part of a GPU, or a slower board of the same name, compared with the whole of
-    the fast one; a GPU of another size."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: called)
-    monkeypatch.setattr(one_gpu, "memory_bytes", lambda device: gigabytes * 10**9)
+    the fast one; a GPU of another size; an A100, which the book has in two sizes, profiled without
+    its peak."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: called)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(capabilities, "memory_bytes", lambda device: gigabytes * 10**9)
     products = one_gpu.products
     on_cpu = lambda device, *given: products(torch.device("cpu"), *given)
     monkeypatch.setattr(one_gpu, "products", on_cpu)
     assert one_gpu.rate_and_source(torch.device("cuda"), 8)[1] == over
+    rate = profiling.peak_rate(None)
+    assert rate is None if "measured" in over else f"{rate / 1e12:.0f} dense" in over

@@ -3,21 +3,19 @@ mend, and the small sums of the page."""
 
 import pytest
 import torch
-
-from coursekit.topics.mixed_precision.trainings import (
+from trainings_that_fail import (
     ACCUMULATED,
     SCALE,
     adamw_rounded_stochastically,
     adamw_with_master,
     bf16_training,
-    build_model,
     losses_of,
     mean_of_last,
-    outputs_of_a_loop,
     plain_adamw,
     representable_and_lost,
-    training_data,
 )
+
+from coursekit.topics.mixed_precision.trainings import build_model, outputs_of_a_loop, training_data
 from shardlab.gpt import next_token_loss
 from shardlab.mixed_precision.float8 import from_float8, to_float8
 

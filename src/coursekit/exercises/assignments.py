@@ -45,6 +45,10 @@ class Trial:
     def title(self) -> str:
         return " ".join((self.work.__doc__ or self.work.__name__).split())
 
+    @property
+    def named(self) -> tuple[str, str, str]:
+        return self.part, self.title, self.group
+
 
 @dataclass
 class Assignment:

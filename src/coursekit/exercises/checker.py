@@ -57,9 +57,8 @@ class Failure(str):
             first = (str(error).strip().splitlines() or [""])[0][:200]
         except Exception:  # the reader's own error class, with its own __str__
             first = "its text cannot be shown"
-        return cls(
-            f"{type(error).__name__}{f' on {where}' if where else ''}{': ' if first else ''}{first}"
-        )
+        place, colon = f" on {where}" * bool(where), ": " * bool(first)
+        return cls(f"{type(error).__name__}{place}{colon}{first}")
 
 
 class OfRanks(list):
@@ -112,10 +111,8 @@ class Exercise:
 
     def __post_init__(self):
         if self.words and len(self.words) != len(self.cases):
-            raise ValueError(
-                f"{self.name}: {len(self.words)} words for {len(self.cases)} cases: "
-                "each case has its own, or none has."
-            )
+            said = f"{self.name}: {len(self.words)} words for {len(self.cases)} cases:"
+            raise ValueError(f"{said} each case has its own, or none has.")
 
     def answers(self, solution: Callable) -> list:
         return [self.tried(solution, number) for number in range(len(self.cases))]
@@ -179,9 +176,8 @@ def _is_number(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-failed: list[
-    Exercise
-] = []  # of the checks so far, in this process, without those that passed since
+# of the checks so far, in this process, without those that passed since
+failed: list[Exercise] = []
 
 
 def check(exercise: Exercise, solution: Any = _ABSENT, seconds: float = LIMIT_SECONDS) -> Verdict:
@@ -211,9 +207,8 @@ def _tried(exercise: Exercise, solution: Any, seconds: float) -> Verdict:
     if exercise.of_a_value:
         return judge(exercise, lambda: solution, seconds)
     if not callable(solution):
-        return Verdict(
-            False, f"{exercise.name} wants a function, this is a {type(solution).__name__}."
-        )
+        kind = type(solution).__name__
+        return Verdict(False, f"{exercise.name} wants a function, this is a {kind}.")
     try:
         return apart(judge, exercise, solution, seconds, seconds=seconds)
     except CannotGoApart:
@@ -236,15 +231,10 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
                 given.append(exercise.tried(solution, number))
     except KeyboardInterrupt:
         raise
-    except (
-        BaseException
-    ) as error:  # anything that a reader's first attempt may raise, also SystemExit
+    except BaseException as error:  # a reader's first attempt may raise anything, also SystemExit
         if is_blank(error):
-            return Verdict(
-                False,
-                f"{exercise.written(len(given), solution)} met ..., a blank that is left: fill in"
-                " the blank.",
-            )
+            said = "met ..., a blank that is left: fill in the blank."
+            return Verdict(False, f"{exercise.written(len(given), solution)} {said}")
         return Verdict(False, _raised(exercise, len(given), solution, Failure.of(error)))
     wanted = exercise.answers(exercise.reference)
     wrong = next((n for n, pair in enumerate(zip(given, wanted)) if not same(*pair)), None)
@@ -254,19 +244,17 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
     if given[wrong] is ...:
         return Verdict(False, f"{written} gave Ellipsis: fill in the blank.")
     if given[wrong] is None:
-        return Verdict(
-            False,
-            f"{written} returns nothing. A value that is printed, or has a name, is not handed"
-            " back: end with return, and the result.",
+        said = (
+            "A value that is printed, or has a name, is not handed back: end with return, and the"
         )
+        return Verdict(False, f"{written} returns nothing. {said} result.")
     for misconception in exercise.misconceptions:
         if all(same(*pair) for pair in zip(given, exercise.answers(misconception.solution))):
             return Verdict(False, misconception.sentence)
     if isinstance(given[wrong], Failure):
         return Verdict(False, _raised(exercise, wrong, solution, given[wrong]))
-    tries = [
-        CaseTried(*three) for three in zip(exercise.cases, given, wanted) if not same(*three[1:])
-    ]
+    tries = map(CaseTried, exercise.cases, given, wanted)
+    tries = [tried for tried in tries if not same(tried.found, tried.right)]
     if lacks := _lacks(exercise, tries):
         return Verdict(False, lacks)
     said = _words_for_a_difference(written, wanted[wrong], given[wrong])
@@ -301,11 +289,8 @@ def _alike_in_form(found: Any, right: Any) -> bool:
     if isinstance(right, OfRanks):
         return isinstance(found, OfRanks) and all(map(_alike_in_form, found, right))
     if hasattr(right, "_fields") or isinstance(right, (list, tuple)):
-        return (
-            type(found) is type(right)
-            or type(right) in (list, tuple)
-            and type(found) in (list, tuple)
-        )
+        lists = {type(found), type(right)} <= {list, tuple}
+        return lists or type(found) is type(right)
     return _is_number(right) == _is_number(found)
 
 
@@ -341,11 +326,8 @@ def _words_for_a_difference(written: str, wanted: Any, given: Any) -> str:
 def _first(wanted: Any, given: Any) -> tuple[str, str, str]:
     """(wanted, where, given) in words, at the first place where two answers differ."""
     where, places = "", []
-    while (
-        isinstance(wanted, (list, tuple))
-        and isinstance(given, (list, tuple))
-        and len(wanted) == len(given)
-    ):
+    lists = lambda *values: all(isinstance(value, (list, tuple)) for value in values)
+    while lists(wanted, given) and len(wanted) == len(given):
         first = next(n for n, pair in enumerate(zip(given, wanted)) if not same(*pair))
         if isinstance(given, OfRanks):
             where = f" on rank {first}"

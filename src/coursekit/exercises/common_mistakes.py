@@ -8,75 +8,19 @@ about_numbers([80, 16], [10, 2])               # "yours is 0.125 times that, in 
 import math
 import re
 from collections.abc import Sequence
+from importlib.resources import files
+
+from coursekit.show.format import BINARY, DECIMAL, DURATIONS
 
 from .numbers import plain_number
 
-ERRORS = (
-    (
-        "NoneType",
-        "Something there is None: a call that works in place, such as dist.all_reduce(x) or"
-        " a_list.append(x), returns nothing. Call it, and go on with x.",
-    ),
-    (
-        "does not require grad and does not have a grad_fn",
-        "The tensor on which backward is called is cut from its graph: nothing was recorded, as"
-        " under torch.no_grad(), inside a forward or backward of your own, or after .item() and"
-        " .detach().",
-    ),
-    ("backward through the graph a second time", "The first backward has freed the graph."),
-    (
-        "incorrect number of gradients",
-        "A backward returns a gradient for each argument of forward after ctx, and None for one"
-        " that has none.",
-    ),
-    (
-        "returned an invalid gradient",
-        "A backward returns its gradients in the order of the arguments of forward, each as large"
-        " as its argument.",
-    ),
-    (
-        "implicitly created only for scalar",
-        "The tensor on which backward is called is not one number, so backward needs the gradient"
-        " of y: y.backward(gradient).",
-    ),
-    (
-        "shapes cannot be multiplied|must match the size of tensor|must match the existing size"
-        "|size mismatch|inconsistent tensor size|doesn't match the broadcast shape",
-        "The sizes do not fit: print the shapes of both tensors.",
-    ),
-    (
-        "leaf Variable that requires grad|leaf variable that requires grad",
-        "Weights are changed inside torch.no_grad(), which records nothing.",
-    ),
-    (
-        r"(?<!__init__\(\))(?<!__new__\(\)) missing \d+ required positional|takes \d+ positional"
-        "|unexpected keyword argument",
-        "The check calls your function with the arguments of its first line as it was given: leave"
-        " that line alone.",
-    ),
-    ("slice indices must be integers", "Bounds are whole numbers: divide with //."),
-    ("has already been called|already been unscaled", "Once for each step is enough."),
-)
-
-UNITS_OF_SIZE = {
-    "bits": 1 / 8,
-    "bytes": 1.0,
-    "kB": 1e3,
-    "MB": 1e6,
-    "GB": 1e9,
-    "KiB": 2.0**10,
-    "MiB": 2.0**20,
-    "GiB": 2.0**30,
-}
-UNITS_OF_TIME = {
-    "nanoseconds": 1e-9,
-    "microseconds": 1e-6,
-    "milliseconds": 1e-3,
-    "seconds": 1.0,
-    "minutes": 60.0,
-    "hours": 3_600.0,
-    "days": 86_400.0,
-}
+_TEXT = files("coursekit").joinpath("data", "errors.md").read_text("utf-8")
+ERRORS = [
+    (pattern, " ".join(sentence.split()))
+    for pattern, sentence in re.findall(r"(?m)^(\S.*)\n:   (.*(?:\n    .*)*)", _TEXT)
+]
+UNITS_OF_SIZE = {"bits": 1 / 8, "bytes": 1.0, **dict(DECIMAL[1:4] + BINARY[1:4])}
+UNITS_OF_TIME = {f"{name}s": size for name, size in DURATIONS if name != "year"}
 NEAR = 0.02  # a difference of so much, in every case, is no other formula
 
 

@@ -39,6 +39,11 @@ class TrialResult(NamedTuple):
     sentence: str
     printed: str = ""
 
+    @property
+    def counts(self) -> bool:
+        """Whether it is more than a measured speed."""
+        return self.trial.group != "speed"
+
 
 # --- grading --------------------------------------------------------------------------------------
 

@@ -60,37 +60,29 @@ def copy_skeleton(topic: str, folder: Path) -> list[Path]:
     return copies
 
 
+def _print_filled(text: str, first: str, others: int):
+    """Print the text in lines of REPORT_WIDTH, the others indented by so many blanks."""
+    print(textwrap.fill(text, REPORT_WIDTH, initial_indent=first, subsequent_indent=others * " "))
+
+
 def show_results(results: Iterable[TrialResult]) -> list[TrialResult]:
     """Prints each result as it comes; returns them all."""
     shown = []
-    group = ""
     for result in results:
+        if not shown or result.trial.group != shown[-1].trial.group:
+            print(f"  {result.trial.group}")
         shown.append(result)
-        if result.trial.group != group:
-            group = result.trial.group
-            print(f"  {group}")
-        counts = group != "speed"
-        said = "not measured" if not counts and result.said == "not yet" else result.said
-        print(
-            textwrap.fill(
-                f"{said:<9} {result.trial.part}: {result.trial.title}",
-                REPORT_WIDTH,
-                initial_indent="    ",
-                subsequent_indent=14 * " ",
-            )
-        )
+        said = result.said if result.counts or result.said != "not yet" else "not measured"
+        _print_filled(f"{said:<9} {result.trial.part}: {result.trial.title}", 4 * " ", 14)
         for line in (*result.sentence.splitlines(), *result.printed.splitlines()):
             if text := printable(line.expandtabs()):
-                print(
-                    textwrap.fill(
-                        text, REPORT_WIDTH, initial_indent=16 * " ", subsequent_indent=16 * " "
-                    )
-                )
+                _print_filled(text, 16 * " ", 16)
     return shown
 
 
 def run_grade(asked) -> int:
     """Exit status 0 if all trials pass, 1 if not, 2 if the file cannot be graded."""
+    source, path = None, "the core" if asked.core else "the reference"
     try:
         if asked.start:
             readme, skeleton = copy_skeleton(asked.topic, asked.start)
@@ -98,43 +90,25 @@ def run_grade(asked) -> int:
             print(f"python -m shardlab grade {asked.topic} {skeleton}")
             return 0
         work = assignment(asked.topic)
-        ours = asked.reference or asked.core
-        path = None if ours else asked.file or place_of_file(asked.topic)
-        source = None if path is None else read_source(path)
+        if not (asked.reference or asked.core):
+            path = asked.file or place_of_file(asked.topic)
+            source = read_source(path)
     except CannotGrade as refused:
         print(refused)
         return 2
-    name = str(path) if path else "the core" if asked.core else "the reference"
-    print(f"{work.topic}: {name}")
+    print(f"{work.topic}: {path}")
     broken = [] if source is None else list(rules_broken(work, source, str(path)))[:5]
     for sentence in broken:
-        print(textwrap.fill(f"not yet   {sentence}", REPORT_WIDTH, initial_indent="    "))
+        _print_filled(f"not yet   {sentence}", 4 * " ", 0)
     if broken:
         return 1
-    begin = time.monotonic()
+    begin, todo = time.monotonic(), {} if source is None else unwritten(source)
+    options = dict(device="cpu", patience_seconds=ABSENCE_SECONDS, announce=False)
     try:
         with ExitStack() as stack:
-
-            def start():
-                return stack.enter_context(
-                    ranks(
-                        work.world_size,
-                        device="cpu",
-                        patience_seconds=ABSENCE_SECONDS,
-                        announce=False,
-                    )
-                )
-
-            grader = Grader(
-                work,
-                source,
-                name,
-                start,
-                todo={} if source is None else unwritten(source),
-                core=asked.core,
-                user=asked.user,
-            )
-            shown = show_results(grader.all_results())
+            start = lambda: stack.enter_context(ranks(work.world_size, **options))
+            whose = dict(todo=todo, core=asked.core, user=asked.user)
+            shown = show_results(Grader(work, source, str(path), start, **whose).all_results())
     except RankError as error:  # ranks that do not start
         print(str(error).partition("\n")[0])
         return 2

@@ -18,30 +18,24 @@ from .grading import TrialResult
 
 REPORT_SCHEMA = 1
 SHOWN = ("shardlab", "torch", "numpy")
+REPORTED = ("part", "title", "group", "said", "sentence")
 
 
 def report_of(topic: str, results: list[TrialResult], seconds: float) -> dict[str, Any]:
     """The report. A trial's sentence is the grader's; what the learner's code printed stays out."""
-    trials = [
-        dict(
-            part=found.trial.part,
-            title=found.trial.title,
-            group=found.trial.group,
-            said=found.said,
-            sentence=found.sentence,
-        )
-        for found in results
-    ]
-    counted = [trial for trial in trials if trial["group"] != "speed"]
+    counted = [found for found in results if found.counts]
     return dict(
         schema=REPORT_SCHEMA,
         topic=topic,
-        right=sum(trial["said"] == "right" for trial in counted),
+        right=sum(found.said == "right" for found in counted),
         count=len(counted),
         seconds=round(seconds, 1),
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={"python": platform.python_version(), **{name: _version(name) for name in SHOWN}},
-        trials=trials,
+        trials=[
+            dict(zip(REPORTED, (*found.trial.named, found.said, found.sentence)))
+            for found in results
+        ],
     )
 
 
@@ -55,16 +49,15 @@ def _version(name: str) -> str:
 def as_gradescope(report: dict[str, Any]) -> dict[str, Any]:
     """The report in the form of Gradescope's results.json; a speed has no points."""
     tests = []
-    for trial in report["trials"]:
-        points = trial["group"] != "speed"
-        right = trial["said"] == "right"
+    for part, title, group, said, sentence in map(dict.values, report["trials"]):
+        right, points = said == "right", int(group != "speed")
         tests.append(
             dict(
-                name=f"{trial['group']}, {trial['part']}: {trial['title']}",
-                score=int(points and right),
-                max_score=int(points),
+                name=f"{group}, {part}: {title}",
+                score=points * right,
+                max_score=points,
                 status="passed" if right or not points else "failed",
-                output=trial["sentence"] or trial["said"],
+                output=sentence or said,
             )
         )
     return dict(tests=tests, execution_time=report["seconds"], stdout_visibility="hidden")

@@ -40,11 +40,8 @@ def _number(name, value):
         raise NoNumber(f"{name}: replace the dots with your number.")
     value = plain_number(value)
     try:
-        if (
-            not isinstance(value, bool)
-            and isinstance(value, (int, float))
-            and abs(value) < math.inf
-        ):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if number and abs(value) < math.inf:
             float(value)  # 10**400 is finite, and no float holds it
             return value
         said = repr(value)
@@ -77,9 +74,8 @@ class Predictions:
     def __getitem__(self, name: str) -> float:
         """The locked prediction. Raises LookupError when nothing was predicted: predict first."""
         if name not in self._locked:
-            raise NotYet(
-                f"{name} was not predicted yet: run the cell that locks it, then this one."
-            )
+            said = "was not predicted yet: run the cell that locks it, then this one."
+            raise NotYet(f"{name} {said}")
         return self._locked[name]
 
     def locked(self, *names: str) -> None:
@@ -168,14 +164,9 @@ class Predictions:
         )
 
     def _table(self, names, below=()):
-        return Table(
-            ["", "predicted", "measured", "predicted / measured"],
-            [
-                [name, self._locked[name], self._measured.get(name, "–"), self._ratio(name)]
-                for name in names
-            ],
-            below,
-        )
+        heads = ["", "predicted", "measured", "predicted / measured"]
+        row = lambda one: [one, self._locked[one], self._measured.get(one, "–"), self._ratio(one)]
+        return Table(heads, map(row, names), below)
 
     def _ratio(self, name):
         measured = self._measured.get(name)

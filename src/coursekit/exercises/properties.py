@@ -46,9 +46,9 @@ def how_they_differ(tries: Sequence[CaseTried], of_ranks: type) -> str:
     if not any(said):
         return ""
     first = next(filter(None, said))
-    return (
-        f"{_listed(right)} {'is' if len(right) == 1 else 'are'} right; {first}" if right else first
-    )
+    if not right:
+        return first
+    return f"{_listed(right)} {'is' if len(right) == 1 else 'are'} right; {first}"
 
 
 def _fields(tried: CaseTried, of_ranks: type) -> dict[str, Field]:
@@ -64,13 +64,9 @@ def _fields(tried: CaseTried, of_ranks: type) -> dict[str, Field]:
         return {"": Field(tried.case, found, right, ranks)}
     if any(type(one) is not type(first) for one in found):
         return {}
+    of = lambda answers, name: [getattr(one, name) for one in answers]
     return {
-        name.replace("_", " "): Field(
-            tried.case,
-            [getattr(one, name) for one in found],
-            [getattr(one, name) for one in right],
-            ranks,
-        )
+        name.replace("_", " "): Field(tried.case, of(found, name), of(right, name), ranks)
         for name in first._fields
     }
 
@@ -82,16 +78,9 @@ def _is_right(field: Field) -> bool:
 def _said(name: str, fields: list[Field]) -> str:
     """Words for one field: the first property that holds in all its cases."""
     subject = f"the {name}" if name else "yours"
-    for words in (
-        _nothing,
-        _of_ranks,
-        _form,
-        *[_a_count] * bool(name),
-        _a_factor,
-        _a_difference,
-        _an_order,
-        _some_right,
-    ):
+    counted = [_a_count] * bool(name)
+    others = (_a_factor, _a_difference, _an_order, _some_right)
+    for words in (_nothing, _of_ranks, _form, *counted, *others):
         try:
             said = words(fields)
         except (OverflowError, ValueError):  # a number too large for a float, or to be written
@@ -186,7 +175,6 @@ def _of_ranks(fields: list[Field]) -> str | None:
         for words, combine in (
             ("one rank's own part, and their sum is right: nobody adds them up", _sum),
             ("each rank's own, and their mean is right: nobody takes the mean", _mean),
-            ("each rank's own, and the largest is right: nobody takes the largest", _most),
         ):
             if all(_equal(combine(f), r[0]) for f, r in pairs):
                 return f"is {words}"
@@ -201,13 +189,6 @@ def _of_ranks(fields: list[Field]) -> str | None:
             if whose:
                 return f"is that of rank {whose[0]} on every rank, and each is to have its own"
             return "is the same on every rank, and each is to have its own"
-    for turn in range(1, max(field.ranks for field in fields)):
-        if all(_equal(f, r[turn % len(r) :] + r[: turn % len(r)]) for f, r in pairs):
-            return f"is that of rank r + {turn} on rank r"
-        if all(_equal(f, r[-turn % len(r) :] + r[: -turn % len(r)]) for f, r in pairs):
-            return f"is that of rank r - {turn} on rank r"
-    if all(_equal(f, r[::-1]) for f, r in pairs):
-        return "is in the reverse order of ranks"
     return None
 
 
@@ -391,10 +372,6 @@ def _sum(parts: list[list]) -> list | None:
 
 def _mean(parts: list[list]) -> list | None:
     return [sum(one) / len(one) for one in zip(*parts)] if all(map(_numbers, parts)) else None
-
-
-def _most(parts: list[list]) -> list | None:
-    return [max(one) for one in zip(*parts)] if all(map(_numbers, parts)) else None
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -43,14 +43,8 @@ def unit_in(name: str) -> str:
     if re.search(r"\w/s\b", name):
         return "rate"
     last = name.split(",")[-1].split()
-    return next(
-        (
-            word
-            for word in (*last[::-1], *name.split())
-            if word in (*UNITS_OF_SIZE, *_TIMES, "percent")
-        ),
-        "",
-    )
+    units = (*UNITS_OF_SIZE, *_TIMES, "percent")
+    return next((word for word in (*last[::-1], *name.split()) if word in units), "")
 
 
 def cause(

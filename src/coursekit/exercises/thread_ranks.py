@@ -81,12 +81,8 @@ class Sheet:
         """The error and the ranks that raised it; of several errors that of the lowest rank."""
         if isinstance(self.trouble, TimeoutError) or not self.errors:
             return self.trouble, []
-        error = self.errors[min(self.errors)]
-        alike = [
-            rank
-            for rank, other in self.errors.items()
-            if (type(other), str(other)) == (type(error), str(error))
-        ]
+        error, kind = self.errors[min(self.errors)], lambda error: (type(error), str(error))
+        alike = [rank for rank, other in self.errors.items() if kind(other) == kind(error)]
         return error, sorted(alike)
 
 
@@ -269,11 +265,8 @@ def answer_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
     if isinstance(error, TimeoutError):
         raise error
     if error is not None:
-        return (
-            ...
-            if is_blank(error)
-            else Failure.of(error, _ranks(guilty) if 0 < len(guilty) < n else "")
-        )
+        where = _ranks(guilty) if 0 < len(guilty) < n else ""
+        return ... if is_blank(error) else Failure.of(error, where)
     return OfRanks(sheet.results)
 
 

@@ -18,7 +18,7 @@ def _chosen(place, *values):
     return _stacked(*values, place)[place - 1, np.arange(len(place))]
 
 
-# Name in symbols.py -> the same of arrays
+# Name in subset.py -> the same of arrays
 OF_ARRAYS = dict(
     CeilDiv=lambda a, b: -(-a // b),
     FloorDiv=lambda a, b: a // b,

@@ -105,13 +105,10 @@ def signature_of(formula):
     _, inputs = registry.resolve([formula.name])
     usual = registry.assumed(inputs, ())
     inputs = sorted(inputs, key=lambda name: name in usual)
+    empty, kind = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
+    defaults = {name: usual.get(name, empty) for name in inputs}
     return inspect.Signature(
-        [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=usual.get(name, inspect._empty)
-            )
-            for name in inputs
-        ]
+        [inspect.Parameter(name, kind, default=default) for name, default in defaults.items()]
     )
 
 

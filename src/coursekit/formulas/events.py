@@ -118,8 +118,9 @@ def operation_count(step: Iterable, values: Mapping[str, float]) -> int:
     return total
 
 
-def holds(entry: Event | Repeat | Phase, values: Mapping[str, float]) -> bool:
-    """True where the conditions of an entry hold."""
+def holds(entry, values: Mapping[str, float]) -> bool:
+    """True where all of `when` holds of an entry, or of a line of a picture, and none of
+    `unless`."""
     return all(values[name] == value for name, value in entry.when) and not any(
         values[name] == value for name, value in entry.unless
     )

@@ -67,16 +67,13 @@ class Explanation:
 
     def as_json(self) -> dict:
         kept = ("value", "unit", "meaning", "origin", "expression", "source", "measured_by")
-        return dict(
-            asked=list(self.asked),
-            assumed=self.assumed,
-            presets=dict(self.presets),
-            quantities={
-                line.name: {key: getattr(line, key) for key in kept if getattr(line, key) != ""}
-                for line in self.lines
-                if not line.again
-            },
-        )
+        facts = {
+            line.name: {key: getattr(line, key) for key in kept if getattr(line, key) != ""}
+            for line in self.lines
+            if not line.again
+        }
+        presets = dict(self.presets)
+        return dict(asked=list(self.asked), assumed=self.assumed, presets=presets, quantities=facts)
 
 
 def explained(names, *, allow_unused=False, levels=None, registry: Registry = BOOK, **given):

@@ -53,15 +53,8 @@ from .subset import (
     returned,
 )
 
-LETTERS = {
-    "parameters": "P",
-    "optimizer": "O",
-    "gradients": "G",
-    "activations": "A",
-    "gathered": "H",
-    "temporaries": "U",
-    "workspaces": "K",
-}
+LETTERS = dict(parameters="P", optimizer="O", gradients="G", activations="A", gathered="H")
+LETTERS |= dict(temporaries="U", workspaces="K")
 
 # How a meaning names a category, where its own name is not a noun.
 SAID = {"optimizer": "optimizer states", "gathered": "gathered parameters"}
@@ -225,13 +218,9 @@ class Places:
             parts = [place.parts.get(category, "") for place in self.rivals]
             there = self.there or self.meaning.partition(":")[0]
             if len(set(parts)) > 1:
-                self._add(
-                    f"{category}_at_{self.name}_bytes",
-                    _chosen(which, parts),
-                    letter + self.symbol,
-                    f"{SAID.get(category, category)} {there}",
-                    module,
-                )
+                name, meaning = f"{category}_at_{self.name}_bytes", SAID.get(category, category)
+                chosen = _chosen(which, parts)
+                self._add(name, chosen, letter + self.symbol, f"{meaning} {there}", module)
 
     def _add(self, name, function, symbol, meaning, module, unit="bytes", **facts):
         function.__name__, function.__module__ = name, module

@@ -111,7 +111,7 @@ WITHOUT_BF16 = frozenset(row["name"] for row in _hardware() if not row["dense_tf
 
 
 def _node_link(link):
-    """The same, where ranks of one node talk over another link than nodes do."""
+    """A preset of the same link where ranks of one node talk over another link than nodes do."""
     names = {name: f"node_{name.removeprefix('link_')}" for name in link.quantities}
     numbers = {names[name]: value for name, value in link.quantities.items()}
     return replace(link, quantities=MappingProxyType(numbers))

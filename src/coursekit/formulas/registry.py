@@ -42,13 +42,9 @@ from .subset import EXACT_LIMIT, DividendTooLarge, Values, check_subset, needs_o
 WHOLE_UNITS = ("bytes", "parameters", "tensors", "tokens", "GPUs", "count")
 JAVASCRIPT_WORDS = set(
     "await break case catch class const continue debugger default delete do else enum export"
-    " extends false "
-    "finally for function if implements import in instanceof interface let new null package private"
-    " protected "
-    "public return static super switch this throw true try typeof var void while with yield "
-    # the last two are the argument and the result of the function that render.py
-    # writes
-    "q r".split()
+    " extends false finally for function if implements import in instanceof interface let new null"
+    " package private protected public return static super switch this throw true try typeof var"
+    " void while with yield q r".split()  # q and r are names in what render.py writes
 )
 
 
@@ -65,12 +61,8 @@ class TooLarge(InvalidQuantity):
     """A whole quantity of 2^53 or more, where the page could no longer count exactly."""
 
     def __init__(self, quantity, value):
-        super().__init__(
-            quantity,
-            value,
-            f"{quantity} = {show(value)}: from 2^53 = 9,007,199,254,740,992 on a count is no longer"
-            " exact, so it is refused.",
-        )
+        why = "from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it is refused."
+        super().__init__(quantity, value, f"{quantity} = {show(value)}: {why}")
 
 
 @dataclass(frozen=True)
@@ -105,23 +97,24 @@ class Quantity:
         except TypeError:
             number = value
         if isinstance(value, bool) and (self.least, self.most) != (0, 1):  # True is no count
-            raise InvalidQuantity(self.name, value, f"{self.name} = {value}: {self.rule()}")
+            raise self._refusal(value)
         if isinstance(number, int) and not self.whole and abs(number) > 10**308:
-            raise InvalidQuantity(
-                self.name, value, f"{self.name} = {show(number)}: no float holds that number."
-            )
+            raise self._refusal(number, "no float holds that number.")
         if isinstance(number, float) and self.whole and number.is_integer():
             number = int(number)  # 300e9 tokens
         fits = isinstance(number, int) or (
             isinstance(number, float) and math.isfinite(number) and not self.whole
         )
         if not fits or number < self.least or (self.above and number == self.least):
-            raise InvalidQuantity(self.name, value, f"{self.name} = {show(value)}: {self.rule()}")
+            raise self._refusal(value)
         if number > self.most:
-            if self.most == EXACT_LIMIT:
-                raise TooLarge(self.name, number)
-            raise InvalidQuantity(self.name, value, f"{self.name} = {show(value)}: {self.rule()}")
+            whole = self.most == EXACT_LIMIT
+            raise TooLarge(self.name, number) if whole else self._refusal(value)
         return number if self.whole else float(number)
+
+    def _refusal(self, value, why=""):
+        said = f"{self.name} = {show(value)}: {why or self.rule()}"
+        return InvalidQuantity(self.name, value, said)
 
 
 @dataclass(frozen=True)
@@ -153,11 +146,8 @@ class Rule:
     def check(self, values):
         values = {**dict(self.assumed), **values}
         if not self.function(Values(values)):
-            raise InvalidQuantity(
-                self.marks,
-                values[self.marks],
-                self.message.format(**{name: show(values[name]) for name in self.needs}),
-            )
+            said = self.message.format(**{name: show(values[name]) for name in self.needs})
+            raise InvalidQuantity(self.marks, values[self.marks], said)
 
 
 @dataclass(frozen=True)
@@ -200,14 +190,8 @@ class Formula:
 
     @cached_property
     def _as_quantity(self):
-        return Quantity(
-            self.name,
-            self.symbol,
-            self.unit,
-            self.meaning,
-            self.least,
-            EXACT_LIMIT if self.whole else math.inf,
-        )
+        most = EXACT_LIMIT if self.whole else math.inf
+        return Quantity(self.name, self.symbol, self.unit, self.meaning, self.least, most)
 
     def compute(self, values):
         """The value from already resolved arguments: an exact int for a whole unit, else a
@@ -220,12 +204,8 @@ class Formula:
         except (ZeroDivisionError, OverflowError):
             value = math.inf
         if not self.whole and not math.isfinite(value):
-            raise InvalidQuantity(
-                self.name,
-                value,
-                f"{self.name} has no finite value: a rate is too close to 0, or a factor too"
-                " large.",
-            )
+            said = "has no finite value: a rate is too close to 0, or a factor too large."
+            raise InvalidQuantity(self.name, value, f"{self.name} {said}")
         if not self.whole:
             return value
         if not isinstance(value, int):
@@ -437,12 +417,9 @@ class Registry:
         for formula in formulas:
             found[formula] = self.formulas[formula].compute(found)
         if not math.isclose(found[name], values[name], rel_tol=1e-9):
-            raise InvalidQuantity(
-                name,
-                values[name],
-                f"{name} = {show(values[name])} contradicts {', '.join(inputs)}, which make it"
-                f" {show(found[name])}: leave one of them out.",
-            )
+            said = f"{name} = {show(values[name])} contradicts {', '.join(inputs)}, which make it"
+            said += f" {show(found[name])}: leave one of them out."
+            raise InvalidQuantity(name, values[name], said)
 
     def expand(self, given):
         """The quantities of presets that are given by name, as in model="GPT-2 124M", and above
@@ -497,13 +474,10 @@ class Registry:
             formula = self.formulas[name]
             values[name] = formula.compute(values)
             if formula.whole and values[name] < 0:
-                instead = [other for other in inputs if other in self.formulas]
-                raise InvalidQuantity(
-                    name,
-                    values[name],
-                    f"{name} = {show(values[name])}: what is given contradicts itself; leave out"
-                    f" {', '.join(instead or inputs)}.",
-                )
+                instead = [other for other in inputs if other in self.formulas] or inputs
+                said = f"{name} = {show(values[name])}: what is given contradicts itself;"
+                said += f" leave out {', '.join(instead)}."
+                raise InvalidQuantity(name, values[name], said)
             for rule in self._rules_about.get(name, ()):
                 if rule.name not in checked and rule.applies(values):
                     rule.check(values)

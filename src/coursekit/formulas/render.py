@@ -179,11 +179,9 @@ class _JavaScript(JavascriptCodePrinter):
         return f"({self._print(condition)} ? {self._print(yes)} : {self._print(no)})"
 
     def _print_Pow(self, expression):
-        base, exponent = (
-            expression.as_base_exp()
-            if expression.exp.is_Integer
-            else (expression.base, expression.exp)
-        )
+        base, exponent = expression.base, expression.exp
+        if exponent.is_Integer:
+            base, exponent = expression.as_base_exp()
         if exponent == -1:
             return "1/" + self.parenthesize(base, PRECEDENCE["Pow"])
         return "(" + "*".join([self.parenthesize(base, PRECEDENCE["Mul"])] * int(exponent)) + ")"

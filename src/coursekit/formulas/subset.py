@@ -38,9 +38,9 @@ def _as_symbols(name, *arguments):
         from .arrays import OF_ARRAYS
 
         return OF_ARRAYS[name](*arguments)
-    from . import symbols
+    from .symbols import OF_SYMBOLS
 
-    return getattr(symbols, name)(*arguments)
+    return OF_SYMBOLS[name](*arguments)
 
 
 def _whole_division(name, a, b):
@@ -161,48 +161,12 @@ def ring_pass(ranks, latency, seconds):
     return (ranks - 1) * latency + (ranks - 1) / ranks * seconds
 
 
-SUBSET = {
-    function.__name__: function
-    for function in (
-        ceil_div,
-        floor_div,
-        ceil_log2,
-        square_root,
-        power_of_two,
-        maximum,
-        minimum,
-        arg_max,
-        choose,
-        where,
-        equal,
-        shard_of,
-        next_rank,
-        ring_pass,
-    )
-}
-_OPERATORS = (
-    ast.Add,
-    ast.Sub,
-    ast.Mult,
-    ast.Div,
-    ast.Pow,
-    ast.USub,
-    ast.Lt,
-    ast.LtE,
-    ast.Gt,
-    ast.GtE,
-)
-_SYNTAX = (
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.Compare,
-    ast.Call,
-    ast.Name,
-    ast.Attribute,
-    ast.Load,
-    ast.Constant,
-    *_OPERATORS,
-)
+_FUNCTIONS = (ceil_div, floor_div, ceil_log2, square_root, power_of_two, maximum, minimum, arg_max)
+_FUNCTIONS += (choose, where, equal, shard_of, next_rank, ring_pass)
+SUBSET = {function.__name__: function for function in _FUNCTIONS}
+_SYNTAX = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Name, ast.Attribute, ast.Load)
+_SYNTAX += (ast.Constant, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub)
+_SYNTAX += (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 class Values:

@@ -3,46 +3,11 @@ Imported only when something is typeset."""
 
 import sympy
 
+# Maximum and Minimum keep the written order of their values; sympy.Max sorts
+_NAMES = "CeilDiv FloorDiv CeilLog2 SquareRoot PowerOfTwo Maximum Minimum ArgMax Choose"
 
-class CeilDiv(sympy.Function):
-    """ceil_div of symbols."""
-
-
-class FloorDiv(sympy.Function):
-    """floor_div of symbols."""
-
-
-class CeilLog2(sympy.Function):
-    """ceil_log2 of symbols."""
-
-
-class SquareRoot(sympy.Function):
-    """square_root of symbols."""
-
-
-class PowerOfTwo(sympy.Function):
-    """power_of_two of symbols."""
-
-
-class Maximum(sympy.Function):
-    """maximum of symbols, in the written order; sympy.Max sorts."""
-
-
-class Minimum(sympy.Function):
-    """minimum of symbols, in the written order."""
-
-
-class ArgMax(sympy.Function):
-    """arg_max of symbols."""
-
-
-class Choose(sympy.Function):
-    """choose of symbols."""
-
-
-def where(condition, yes, no):
-    return sympy.Piecewise((yes, condition), (no, True), evaluate=False)
-
-
-def equal(a, b):
-    return sympy.Eq(a, b, evaluate=False)
+# Name in subset.py -> the same of symbols
+OF_SYMBOLS = {name: type(name, (sympy.Function,), {}) for name in _NAMES.split()} | dict(
+    where=lambda condition, yes, no: sympy.Piecewise((yes, condition), (no, True), evaluate=False),
+    equal=lambda a, b: sympy.Eq(a, b, evaluate=False),
+)

@@ -2,6 +2,7 @@
 compute does not count."""
 
 import os
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,6 +45,19 @@ def memory_bytes(device: torch.device) -> int | None:
     except (AttributeError, ValueError, OSError):  # Windows has no sysconf
         return None
     return min([installed, *(group.most for group in control_groups())])
+
+
+def preset_of(device: torch.device):
+    """The book's preset of a GPU, which has its name and its memory; None where there is none. PCIe
+    and NVL boards have the name too, and lower rates: they have none."""
+    from coursekit.formulas.presets import GPUS  # all formulas
+
+    words = set(re.split(r"\W+", torch.cuda.get_device_name(device)))
+    for gpu in {} if words & {"PCIe", "PCIE", "NVL"} else GPUS.values():
+        share = memory_bytes(device) / gpu.quantities["gpu_memory_bytes"]
+        if gpu.name.split()[0] in words and abs(share - 1) < 0.1:
+            return gpu
+    return None
 
 
 def multiplies_bf16(device: torch.device) -> bool:

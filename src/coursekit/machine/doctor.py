@@ -50,18 +50,12 @@ class Diagnosis(NamedTuple):
 
 
 class Lab(NamedTuple):
-    """The needs of a lab."""
+    """The needs of a lab, or the problem of a file that has the name of one."""
 
     name: str
-    ranks: int
-    needs_gpu: tuple[str, ...]
-
-
-class DamagedLab(NamedTuple):
-    """A file with the name of a lab, and its problem."""
-
-    name: str
-    problem: str
+    ranks: int = 1
+    needs_gpu: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class Examination(NamedTuple):
@@ -78,12 +72,11 @@ class Examination(NamedTuple):
         """Two tables and a last line; `folder` is where the labs were looked for."""
         heads = ["what", "on this machine", "what to do"]
         lines = [repr(Table(heads, [finding[:3] for finding in self.findings])), ""]
-        lines.append(
-            repr(Table(["lab", "here it", "because"], self.labs))
-            if self.labs
-            else f"No labs were found in {folder.resolve().name}/: python -m shardlab doctor FOLDER"
-            " looks elsewhere."
-        )
+        found = f"No labs were found in {folder.resolve().name}/:"
+        found += " python -m shardlab doctor FOLDER looks elsewhere."
+        if self.labs:
+            found = repr(Table(["lab", "here it", "because"], self.labs))
+        lines.append(found)
         return "\n".join([*lines, "", ready_or_not(self.findings)])
 
     def as_json(self) -> str:
@@ -97,11 +90,7 @@ def examine(folder: Path) -> Examination:
     """Everything is tried once. `folder` is where the labs are."""
     findings = [python(), *packages(), *this_machine(), front_end(), disk(folder), clock()]
     findings += [started_ranks(), nccl(), links()]
-    rows = [
-        lab_row(lab, findings) if isinstance(lab, Lab) else (lab.name, "cannot run", lab.problem)
-        for lab in labs_in(folder)
-    ]
-    return Examination(findings, rows)
+    return Examination(findings, [lab_row(lab, findings) for lab in labs_in(folder)])
 
 
 def ready_or_not(findings: list["Diagnosis"]) -> str:
@@ -116,16 +105,11 @@ def ready_or_not(findings: list["Diagnosis"]) -> str:
 def python() -> Diagnosis:
     low, high = (".".join(map(str, one)) for one in PYTHONS)
     fit = sys.version_info[:2] >= PYTHONS[0]
-    tried = fit and sys.version_info[:2] <= PYTHONS[1]
     advice = (
-        ENOUGH
-        if tried
-        else (
-            f"the labs were tested with {low} to {high}"
-            if fit
-            else f"install Python {low} or newer"
-        )
+        f"the labs were tested with {low} to {high}" if fit else f"install Python {low} or newer"
     )
+    if fit and sys.version_info[:2] <= PYTHONS[1]:
+        advice = ENOUGH
     return Diagnosis("Python", platform.python_version(), advice, fit)
 
 
@@ -210,58 +194,35 @@ def this_machine() -> Iterator[Diagnosis]:
         names = ", ".join(torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count()))
         yield Diagnosis("GPU", names, ENOUGH)
     else:
-        refused = (
-            torch.cuda.is_available()
-            or torch.version.cuda is not None
-            and os.path.exists("/proc/driver/nvidia")
-        )
-        yield Diagnosis(
-            "GPU",
-            why_not,
-            (
-                "look at the driver, or take a PyTorch built for this GPU"
-                if refused
-                else "nothing: labs run on the CPU and replay what only a GPU shows"
-            ),
-        )
+        driver = torch.version.cuda is not None and os.path.exists("/proc/driver/nvidia")
+        advice = "nothing: labs run on the CPU and replay what only a GPU shows"
+        if torch.cuda.is_available() or driver:  # it is there, and refuses
+            advice = "look at the driver, or take a PyTorch built for this GPU"
+        yield Diagnosis("GPU", why_not, advice)
 
 
 def started_ranks() -> Diagnosis:
     """Ranks are started and add up their numbers."""
-    begin = perf_counter()
+    what, begin = f"{RANKS_TRIED} ranks", perf_counter()
     try:
         with ranks(RANKS_TRIED, announce=False) as world:
             sums = world.run(add_up)
             seconds, where = perf_counter() - begin, world.places
     except Exception as error:
-        return Diagnosis(
-            f"{RANKS_TRIED} ranks",
-            str(error).splitlines()[0],
-            "if it is not clear what to do, report this line",
-            fit=False,
-        )
+        advice = "if it is not clear what to do, report this line"
+        return Diagnosis(what, str(error).splitlines()[0], advice, fit=False)
     if sums != [RANKS_TRIED * (RANKS_TRIED - 1) / 2] * RANKS_TRIED:
-        return Diagnosis(
-            f"{RANKS_TRIED} ranks",
-            f"their sum is wrong: {sums}",
-            "report this: its collectives err",
-            fit=False,
-        )
+        advice = "report this: its collectives err"
+        return Diagnosis(what, f"their sum is wrong: {sums}", advice, fit=False)
     slow = (
         "each lab's first cell with ranks waits as long: run it before the session begins, and"
         " start fewer labs at a time"
     )
-    return Diagnosis(
-        f"{RANKS_TRIED} ranks",
-        f"{where}, by {start_method()}; their first sum after {seconds:.1f} s",
-        slow if seconds > SLOW_START_SECONDS else ENOUGH,
-    )
+    here = f"{where}, by {start_method()}; their first sum after {seconds:.1f} s"
+    return Diagnosis(what, here, slow if seconds > SLOW_START_SECONDS else ENOUGH)
 
 
 def add_up() -> float:
-    import torch
-    import torch.distributed as dist
-
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = torch.tensor([float(dist.get_rank())], device=device)
     dist.all_reduce(x)
@@ -269,25 +230,19 @@ def add_up() -> float:
 
 
 def nccl() -> Diagnosis:
-    gpus = torch.cuda.device_count()
-    if not gpus or not dist.is_nccl_available():
-        return Diagnosis(
-            "NCCL",
-            "no GPU for it" if dist.is_nccl_available() else "not in this PyTorch",
-            "nothing: ranks use gloo",
-        )
+    gpus, here = torch.cuda.device_count(), dist.is_nccl_available()
+    if not gpus or not here:
+        missing = "no GPU for it" if here else "not in this PyTorch"
+        return Diagnosis("NCCL", missing, "nothing: ranks use gloo")
     found = ".".join(map(str, torch.cuda.nccl.version()))
-    connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
-    return Diagnosis(
-        "NCCL",
-        f"{found}, for up to {gpus} rank{'s' * (gpus > 1)}",
-        (
+    connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or "not set"
+    advice = "nothing: several ranks share the GPU, by gloo; speeds between them say nothing"
+    if gpus > 1:
+        advice = (
             "to overlap tensor parallelism, set CUDA_DEVICE_MAX_CONNECTIONS=1, so that a GPU begins"
-            f" messages in the order of the calls; it is {connections or 'not set'}"
-            if gpus > 1
-            else "nothing: several ranks share the GPU, by gloo; speeds between them say nothing"
-        ),
-    )
+            f" messages in the order of the calls; it is {connections}"
+        )
+    return Diagnosis("NCCL", f"{found}, for up to {gpus} rank{'s' * (gpus > 1)}", advice)
 
 
 def links() -> Diagnosis:
@@ -301,7 +256,7 @@ def links() -> Diagnosis:
 # --- labs -----------------------------------------------------------------------------------------
 
 
-def labs_in(folder: Path) -> Iterator[Lab | DamagedLab]:
+def labs_in(folder: Path) -> Iterator[Lab]:
     """The labs of a folder, in the order of their names."""
     for path in sorted(folder.glob("[0-9]*.ipynb")):
         try:
@@ -309,15 +264,18 @@ def labs_in(folder: Path) -> Iterator[Lab | DamagedLab]:
             count = needs.get("ranks", 1)
             if type(count) is not int or not 1 <= count <= RANKS_OF_A_LAB:
                 problem = f"its metadata ask for {count!r} ranks, not for 1 to {RANKS_OF_A_LAB}"
-                yield DamagedLab(path.stem, problem)
+                yield Lab(path.stem, problem=problem)
                 continue
             yield Lab(path.stem, count, tuple(needs.get("needs_gpu", ())))
         except Exception as error:  # any error that text other than a notebook can cause
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            yield DamagedLab(path.stem, f"the file is not a notebook ({said}): download it again")
+            problem = f"the file is not a notebook ({said}): download it again"
+            yield Lab(path.stem, problem=problem)
 
 
 def lab_row(lab: Lab, findings: list[Diagnosis]) -> tuple[str, str, str]:
+    if lab.problem:
+        return lab.name, "cannot run", lab.problem
     needed = [finding for finding in findings if lab.ranks > 1 or "ranks" not in finding.question]
     if broken := [finding.question for finding in needed if not finding.fit]:
         return lab.name, "cannot run", f"see {', '.join(broken)} above"

@@ -91,16 +91,14 @@ def peak_rate(gpu: str | None) -> float | None:
     import torch
 
     from coursekit.formulas.presets import GPUS
+    from coursekit.machine.capabilities import preset_of
 
-    if gpu is None and torch.cuda.is_available():
-        here = torch.cuda.get_device_name()
-        words = [name for name in GPUS if all(word in here for word in name.split()[:1])]
-        gpu = words[0] if len(words) == 1 else None
-    if gpu is None:
-        return None
-    if gpu not in GPUS:
+    if gpu and gpu not in GPUS:
         raise ValueError(f"--gpu {gpu}: there are {', '.join(GPUS)}.")
-    return GPUS[gpu].quantities["flops_per_second"]
+    preset = GPUS.get(gpu)
+    if not gpu and torch.cuda.is_available():
+        preset = preset_of(torch.device("cuda"))
+    return preset and preset.quantities["flops_per_second"]
 
 
 def say(sentence: str) -> int:

@@ -9,14 +9,15 @@ here, where each lab stands, which exercises are right, and the predictions. No 
 """
 
 import json
-import math
 import os
 import re
 import secrets
 import statistics
 import tempfile
+from bisect import bisect
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,8 @@ def histograms(learners: list[HandedIn], lab: str = "") -> Iterator[str]:
 def histogram(title: str, numbers: list[float], right: float | None = None) -> str:
     """A bar of signs for each number where there are few of them, else for each of some bins, which
     are equal factors where the numbers lie far apart. The measured number has a mark."""
+    import numpy as np  # nothing else of this command needs it
+
     head = f"{title}: {len(numbers)} predictions, median {_said(statistics.median(numbers))}"
     if right is not None:
         close = sum(abs(number - right) <= NEAR_MEASURED * abs(right) for number in numbers)
@@ -243,13 +246,14 @@ def histogram(title: str, numbers: list[float], right: float | None = None) -> s
     if len(few) <= BINS:
         rows = [(_said(each), numbers.count(each), each == right) for each in few]
     else:
-        scale = _Scale(min(numbers), max(numbers))
-        at = scale.bin(right) if right is not None else None
-        found = [scale.bin(number) for number in numbers]
-        ends = [map(_said, scale.edges(number)) for number in range(scale.bins)]
+        low, high = min(numbers), max(numbers)
+        spaced = np.geomspace if low > 0 and high > WIDE_RANGE * low else np.linspace
+        ends = [float(f"{end:.12g}") for end in spaced(low, high, BINS + 1)]
+        found = [bisect(ends[1:-1], number) for number in numbers]
+        at = None if right is None else bisect(ends[1:-1], right)
         rows = [
-            (f"{low:>12} to {high:>12}", found.count(number), number == at)
-            for number, (low, high) in enumerate(ends)
+            (f"{_said(start):>12} to {_said(end):>12}", found.count(number), number == at)
+            for number, (start, end) in enumerate(pairwise(ends))
         ]
     most = max(count for _, count, _ in rows)
     lines = [
@@ -262,25 +266,6 @@ def histogram(title: str, numbers: list[float], right: float | None = None) -> s
 def _said(number: float) -> str:
     """A number as a room reads it: a count with all its digits, any other to four."""
     return f"{number if number == round(number) else float(f'{number:.4g}'):,.12g}"
-
-
-class _Scale:
-    """Bins of equal width, or of equal factors for positive numbers far apart."""
-
-    def __init__(self, low: float, high: float):
-        self.factors = low > 0 and high > WIDE_RANGE * low
-        self.bins = BINS if high > low else 1
-        self.low = math.log(low) if self.factors else low
-        high = math.log(high) if self.factors else high
-        self.step = (high - self.low) / self.bins
-
-    def bin(self, number: float) -> int:
-        ends = (self.edges(each)[1] for each in range(self.bins - 1))
-        return sum(number >= end for end in ends)
-
-    def edges(self, number: int) -> tuple[float, float]:
-        ends = self.low + self.step * number, self.low + self.step * (number + 1)
-        return (math.exp(ends[0]), math.exp(ends[1])) if self.factors else ends
 
 
 # --- the commands ---------------------------------------------------------------------------------

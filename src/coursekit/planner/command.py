@@ -5,12 +5,14 @@ layout is the fastest that does. A wrong question gets one sentence, and exit co
 import argparse
 import json
 import warnings
+from collections.abc import Callable
+from functools import partial
 
 from coursekit.formulas.command import say_refused
 from coursekit.formulas.presets import GPUS, KERNELS, RECIPES
 from shardlab.common.cross_node_warning import CrossesNodes
 
-from .fits import LAYOUT_OPTIONS, USUAL_KERNELS, fits
+from .fits import USUAL_KERNELS, fits
 from .plan import RULES, plan
 from .speeds import SPEEDS
 
@@ -55,7 +57,7 @@ def add_fits(commands):
         help="divide tokens between the layers among tensor-parallel ranks, too, as by default",
     )
     _add_software(parser)
-    parser.set_defaults(run=run_fits)
+    parser.set_defaults(run=partial(run_planner, fits))
 
 
 def _add_question(parser, gpus):
@@ -107,38 +109,19 @@ def add_plan(commands):
         "--speed", help=f"the published runs whose speed is taken: {', '.join(SPEEDS)}"
     )
     _add_software(parser)
-    parser.set_defaults(run=run_plan)
+    parser.set_defaults(run=partial(run_planner, plan))
 
 
-def run_plan(asked: argparse.Namespace) -> int:
+def run_planner(tool: Callable, asked: argparse.Namespace) -> int:
+    """Ask fits() or plan() with all that was given."""
     given = {name: value for name, value in vars(asked).items() if value is not None}
     as_json = given.pop("json")
     del given["run"]
     try:
-        found = plan(given.pop("model"), **given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CrossesNodes)  # the answer says it
+            found = tool(given.pop("model"), **given)
     except TypeError as refused:
         return say_refused(refused)
     print(json.dumps(found.as_json(), indent=1) if as_json else found)
     return 0 if found.fits else 1
-
-
-def run_fits(asked: argparse.Namespace) -> int:
-    chosen = {
-        name: getattr(asked, name) for name in LAYOUT_OPTIONS if getattr(asked, name) is not None
-    }
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CrossesNodes)  # the answer says it
-            answer = fits(
-                asked.model,
-                gpu=asked.gpu,
-                gpus=asked.gpus,
-                sequence=asked.sequence,
-                zero_stage=asked.zero_stage,
-                reserve_gb=asked.reserve_gb,
-                **chosen,
-            )
-    except TypeError as refused:
-        return say_refused(refused)
-    print(json.dumps(answer.as_json(), indent=1) if asked.json else answer)
-    return 0 if answer.fits else 1

@@ -2,79 +2,20 @@
 
     parameters(**read_config("config.json"))
 
-What an architecture has beside its sizes (biases, norms, gates) is in the table ARCHITECTURES; what
+What an architecture has beside its sizes (biases, norms, gates) is in data/architectures.json; what
 the table cannot say is refused, never guessed.
 """
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
 from coursekit.formulas.asking import close_names
 from coursekit.formulas.registry import BOOK, InvalidQuantity
-
-LLAMA_NAMES = dict(
-    layers="num_hidden_layers",
-    hidden="hidden_size",
-    heads="num_attention_heads",
-    key_value_heads="num_key_value_heads",
-    head_size="head_dim",
-    feed_forward="intermediate_size",
-    vocabulary="vocab_size",
-    max_sequence="max_position_embeddings",
-)
-MIXTRAL_NAMES = dict(
-    LLAMA_NAMES, experts="num_local_experts", experts_per_token="num_experts_per_tok"
-)
-QWEN_EXPERT_NAMES = dict(
-    LLAMA_NAMES,
-    feed_forward="moe_intermediate_size",
-    experts="num_experts",
-    experts_per_token="num_experts_per_tok",
-)
-LLAMA4_NAMES = dict(MIXTRAL_NAMES, shared_feed_forward="intermediate_size")
-GLM_EXPERT_NAMES = dict(
-    LLAMA_NAMES,
-    feed_forward="moe_intermediate_size",
-    dense_feed_forward="intermediate_size",
-    dense_layers="first_k_dense_replace",
-    experts="n_routed_experts",
-    experts_per_token="num_experts_per_tok",
-    shared_feed_forward=("n_shared_experts", "moe_intermediate_size"),
-)
-DEEPSEEK_NAMES = {
-    **GLM_EXPERT_NAMES,
-    "head_size": "qk_nope_head_dim",
-    "rotary_columns": "qk_rope_head_dim",
-    "value_columns": "v_head_dim",
-    "query_latent": "q_lora_rank",
-    "key_value_latent": "kv_lora_rank",
-}
-GPT2_NAMES = dict(
-    layers="n_layer",
-    hidden="n_embd",
-    heads="n_head",
-    feed_forward="n_inner",
-    vocabulary="vocab_size",
-    max_sequence="n_positions",
-)
-BLOOM_NAMES = dict(
-    layers="n_layer",
-    hidden="hidden_size",
-    heads="n_head",
-    feed_forward="n_inner",
-    vocabulary="vocab_size",
-)
-OPT_NAMES = dict(
-    layers="num_hidden_layers",
-    hidden="hidden_size",
-    heads="num_attention_heads",
-    feed_forward="ffn_dim",
-    vocabulary="vocab_size",
-    max_sequence="max_position_embeddings",
-)
 
 
 class InvalidModelConfig(ValueError):
@@ -90,7 +31,7 @@ class Architecture:
     names that some files have instead."""
 
     fixed: dict
-    names: dict = field(default_factory=lambda: LLAMA_NAMES)
+    names: dict
     tied: bool = False
     head_size: int = 0
     only: dict = field(default_factory=dict)
@@ -99,83 +40,14 @@ class Architecture:
     more_positions: int = 0  # rows of the position table beyond the longest sequence
 
 
-_LLAMA = dict(learned_positions=0, biases=0, gated_mlp=1)
-_NO_BIASES = dict(attention_bias=False, mlp_bias=False)
-_ALL_EXPERTS = dict(attention_bias=False, moe_layer_freq=1)
-_ALL_SPARSE = dict(decoder_sparse_step=1, mlp_only_layers=[])
+def _architectures() -> Iterator[tuple[str, Architecture]]:
+    table = json.loads(files("coursekit").joinpath("data", "architectures.json").read_text("utf-8"))
+    for kind, facts in table["architectures"].items():
+        facts.pop("note", None)
+        yield kind, Architecture(**facts | dict(names=table["names"][facts["names"]]))
 
-ARCHITECTURES = MappingProxyType(
-    {
-        "gpt2": Architecture(
-            dict(learned_positions=1, biases=1, gated_mlp=0),
-            GPT2_NAMES,
-            tied=True,
-            only=dict(add_cross_attention=False),
-        ),
-        "bloom": Architecture(  # without the norm after its embedding: 2h of 176 billion parameters
-            dict(learned_positions=0, biases=1, gated_mlp=0, max_sequence=2048),
-            BLOOM_NAMES,
-            tied=True,
-            only=dict(apply_residual_connection_post_layernorm=False),
-            older=dict(n_embed="hidden_size", num_attention_heads="n_head"),
-        ),
-        "opt": Architecture(
-            dict(learned_positions=1, biases=1, gated_mlp=0),
-            OPT_NAMES,
-            tied=True,
-            only=dict(do_layer_norm_before=True, enable_bias=True),
-            more_positions=2,
-        ),
-        "gpt_neox": Architecture(
-            dict(learned_positions=0, biases=1, gated_mlp=0), only=dict(attention_bias=True)
-        ),
-        "llama": Architecture(_LLAMA, only=_NO_BIASES),
-        "mistral": Architecture(_LLAMA),
-        "phi3": Architecture(_LLAMA),
-        "qwen2": Architecture({**_LLAMA, "query_key_value_biases": 1}),
-        "qwen3": Architecture({**_LLAMA, "query_key_norms": 1}, only=dict(attention_bias=False)),
-        "gemma": Architecture(_LLAMA, tied=True, head_size=256, only=dict(attention_bias=False)),
-        "gemma2": Architecture(
-            {**_LLAMA, "norms_per_layer": 4},
-            tied=True,
-            head_size=256,
-            only=dict(attention_bias=False),
-        ),
-        "gemma3_text": Architecture(
-            {**_LLAMA, "norms_per_layer": 4, "query_key_norms": 1},
-            tied=True,
-            head_size=256,
-            only=dict(attention_bias=False),
-        ),
-        "mixtral": Architecture(_LLAMA, MIXTRAL_NAMES),
-        "qwen3_moe": Architecture(
-            {**_LLAMA, "query_key_norms": 1},
-            QWEN_EXPERT_NAMES,
-            only=dict(attention_bias=False, **_ALL_SPARSE),
-        ),
-        "olmo2": Architecture({**_LLAMA, "query_key_norms": 2}, only=dict(attention_bias=False)),
-        "smollm3": Architecture(_LLAMA, tied=True, only=_NO_BIASES),
-        "glm4": Architecture(
-            {**_LLAMA, "norms_per_layer": 4, "query_key_value_biases": 1},
-            only=dict(attention_bias=True),
-        ),
-        "glm4_moe": Architecture(
-            _LLAMA,
-            GLM_EXPERT_NAMES,
-            flags=dict(query_key_value_biases="attention_bias", query_key_norms="use_qk_norm"),
-        ),
-        "gpt_oss": Architecture(  # without the router's biases and a learned score of each head
-            dict(learned_positions=0, biases=1, norm_biases=0, gated_mlp=1),
-            MIXTRAL_NAMES,
-            only=dict(attention_bias=True),
-        ),
-        "llama4_text": Architecture(
-            _LLAMA, LLAMA4_NAMES, only=dict(attention_bias=False, interleave_moe_layer_step=1)
-        ),
-        "deepseek_v2": Architecture(_LLAMA, DEEPSEEK_NAMES, only=_ALL_EXPERTS),
-        "deepseek_v3": Architecture(_LLAMA, DEEPSEEK_NAMES, only=_ALL_EXPERTS),
-    }
-)
+
+ARCHITECTURES = MappingProxyType(dict(_architectures()))
 CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")
 OPTIONAL = ("key_value_heads", "head_size", "feed_forward", "query_latent")  # have a default
 

@@ -8,32 +8,10 @@ from coursekit.formulas.registry import BOOK
 from coursekit.planner.fits import RankLayout, model_sizes
 from coursekit.planner.speeds import SPEEDS, parts_of, step_values
 
-GPT_175B = dict(
-    layers=96,
-    hidden=12288,
-    heads=96,
-    key_value_heads=96,
-    feed_forward=49152,
-    vocabulary=51200,
-    max_sequence=2048,
-    learned_positions=1,
-    biases=1,
-    gated_mlp=0,
-    tied_head=1,
-)
-MPT_7B = dict(
-    layers=32,
-    hidden=4096,
-    heads=32,
-    key_value_heads=32,
-    feed_forward=16384,
-    vocabulary=50368,
-    max_sequence=2048,
-    learned_positions=0,
-    biases=0,
-    gated_mlp=0,
-    tied_head=1,
-)
+PUBLISHED_SIZES = "layers hidden heads key_value_heads feed_forward vocabulary max_sequence".split()
+PUBLISHED_SIZES += "learned_positions biases gated_mlp tied_head".split()
+GPT_175B = dict(zip(PUBLISHED_SIZES, (96, 12288, 96, 96, 49152, 51200, 2048, 1, 1, 0, 1)))
+MPT_7B = dict(zip(PUBLISHED_SIZES, (32, 4096, 32, 32, 16384, 50368, 2048, 0, 0, 0, 1)))
 LOCAL = "Megatron-LM without Transformer Engine"
 
 

@@ -5,7 +5,10 @@ runs, which were fitted, and how far the seconds are from those that were publis
     values["layout_seconds"], parts_of(values)
 """
 
+import csv
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 
 from coursekit.formulas.presets import GPUS, LINKS
 from coursekit.formulas.registry import BOOK
@@ -53,87 +56,18 @@ class Speed:
 
 
 EXPERTS = "Megatron-LM's experts on B200"
-SPEEDS = {
-    "Megatron-LM on A100": Speed(
-        "Megatron-LM on A100s, 1.7B to 1T", 0.71, 0.0, False, 27, 4.7, 3.7, -23.1, 8.1
-    ),
-    "Megatron-LM on H100": Speed(
-        "Megatron-LM on H100s, 1.7B to 462B", 0.53, 0.8, True, 9, 3.5, 3.1, -5.8, 5.0
-    ),
-    "Megatron-LM on B200": Speed(
-        "SimuMax's dense models of 4 and 12 layers in Megatron-LM on B200s, of 4,096 to 131,072"
-        " tokens",
-        0.43,
-        0.0,
-        False,
-        31,
-        5.4,
-        6.8,
-        -24.2,
-        6.1,
-        score_share=0.6,
-    ),
-    EXPERTS: Speed(
-        "SimuMax's DeepSeek-V2 and V3 of 4 layers in Megatron-LM on B200s",
-        0.34,
-        0.0,
-        False,
-        12,
-        4.6,
-        6.7,
-        -11.9,
-        3.7,
-        score_share=0.6,
-    ),
-    "FSDP on A100": Speed(
-        "FSDP of llm-foundry on A100s, 125M to 70B",
-        0.69,
-        0.0,
-        True,
-        72,
-        5.2,
-        5.4,
-        -31.4,
-        14.0,
-        score_share=1.3,
-    ),
-    "FSDP on H100": Speed(
-        "FSDP of llm-foundry on H100s, 760M to 70B",
-        0.52,
-        0.0,
-        True,
-        30,
-        5.8,
-        6.0,
-        -12.4,
-        15.4,
-        score_share=1.6,
-    ),
-    "DeepSpeed on A100": Speed(
-        "ZeRO-3 of 2021 on 384 to 2,240 A100s, 175B and 530B",
-        0.5,
-        0.0,
-        True,
-        6,
-        5.0,
-        5.9,
-        -7.5,
-        10.3,
-        network_share=0.08,
-    ),
-    "nanotron on H100": Speed(
-        "nanotron's best on H100s, 1B to 80B",
-        0.52,
-        0.0,
-        False,
-        26,
-        15.4,
-        17.1,
-        -71.6,
-        37.7,
-        network_share=0.55,
-    ),
-}
+
+
+def _speeds() -> Iterator[tuple[str, Speed]]:
+    table = files("coursekit").joinpath("data", "speeds.csv").read_text("utf-8")
+    for row in csv.DictReader(table.splitlines()):
+        name, measured = row.pop("speed"), row.pop("measured")
+        numbers = {key: float(number) for key, number in row.items() if number}
+        numbers |= dict(rows=int(row["rows"]), overlap=row["overlap"] == "1")
+        yield name, Speed(measured, **numbers)
+
+
+SPEEDS = dict(_speeds())
 SCORE_CLASSES = ("Megatron-LM on B200", "FSDP on A100", "FSDP on H100")  # share of scores fitted
 NETWORK_CLASSES = ("DeepSpeed on A100", "nanotron on H100")  # share of the network fitted
 

@@ -435,9 +435,5 @@ def step_rows(
             yield Row(f"{group}.gpu_busy", busy, "ratio", this)
         if ran := [peer for peer in way.peers if peer in times]:
             peer = fastest(times, ran)
-            yield Row(
-                f"{group}.step_ratio",
-                median_ratio(times, name, peer),
-                "ratio",
-                dict(**this, peer=peer),
-            )
+            ratio = median_ratio(times, name, peer)
+            yield Row(f"{group}.step_ratio", ratio, "ratio", dict(**this, peer=peer))

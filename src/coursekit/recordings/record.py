@@ -49,32 +49,19 @@ Keep = Callable[[Recording], object]
 def hardware(device: torch.device) -> Hardware:
     """The machine as the schema describes it."""
     if device.type == "cuda":
-        return Hardware(
-            torch.cuda.get_device_name(device),
-            "gpu",
-            torch.cuda.device_count(),
-            memory_bytes(device),
-        )
+        name, count = torch.cuda.get_device_name(device), torch.cuda.device_count()
+        return Hardware(name, "gpu", count, memory_bytes(device))
     return Hardware(platform.processor() or platform.machine(), "cpu", 1, memory_bytes(device) or 1)
 
 
 def installed_versions(device: torch.device) -> dict[str, str]:
-    found = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "shardlab": __version__,
-    }
+    found = dict(python=platform.python_version(), torch=torch.__version__, shardlab=__version__)
     if device.type == "cuda":
         found["cuda"] = torch.version.cuda or "none"
         if torch.distributed.is_nccl_available():
             found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        found.update(
-            {
-                name: os.environ[name]
-                for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-                if name in os.environ
-            }
-        )
+        names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+        found |= {name: os.environ[name] for name in names if name in os.environ}
     return found
 
 
@@ -128,19 +115,9 @@ def record_apart(
                     about, part = (found.hardware, found.versions, found.date, command), found.rows
                     keep(Recording(*about, (*rows, *part)))
 
-            problem = run_for(
-                [
-                    sys.executable,
-                    "-m",
-                    "coursekit.recordings.record",
-                    folder,
-                    "--only",
-                    name,
-                    *arguments,
-                ],
-                min(group_seconds, end - time.monotonic()),
-                look,
-            )
+            this = [sys.executable, "-m", "coursekit.recordings.record"]
+            asked = [*this, folder, "--only", name, *arguments]
+            problem = run_for(asked, min(group_seconds, end - time.monotonic()), look)
             look()
         rows += [*part, *([failure(name, problem)] if problem else [])]
     return Recording(*about, tuple(rows)) if about else None
@@ -161,9 +138,8 @@ def run_for(
     try:
         while time.monotonic() < end:
             try:
-                return (
-                    f"its process ended with {code}" if (code := process.wait(look_seconds)) else ""
-                )
+                code = process.wait(look_seconds)
+                return f"its process ended with {code}" if code else ""
             except subprocess.TimeoutExpired:
                 look()
         return f"ended after {seconds:.0f} s"
@@ -184,14 +160,8 @@ def main(arguments=None, groups: Sequence[Run] = ALL) -> int:
     parser.add_argument("--apart", action="store_true", help="a process for each group")
     parser.add_argument("--quick", action="store_true", help="little of everything, to try it")
     names = [group.name for group in groups]
-    parser.add_argument(
-        "--only",
-        choices=names,
-        nargs="+",
-        default=names,
-        metavar="GROUP",
-        help=f"of {', '.join(names)}",
-    )
+    only = dict(choices=names, nargs="+", default=names, metavar="GROUP")
+    parser.add_argument("--only", **only, help=f"of {', '.join(names)}")
     parsed = parser.parse_args(arguments)
     try:
         parsed.folder.mkdir(parents=True, exist_ok=True)

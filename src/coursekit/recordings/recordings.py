@@ -102,6 +102,11 @@ class Row:
             "why the value is wrong, in words, or an empty text",
         )
 
+    @property
+    def key(self) -> tuple:
+        """The name and the case, which stand once in a recording."""
+        return self.name, tuple(sorted(self.case.items()))
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -161,7 +166,7 @@ class Recording:
             "the command that anyone can run again",
         )
         _require(len(self.rows) > 0, "rows", self.rows, "at least one")
-        keys = [(row.name, tuple(sorted(row.case.items()))) for row in self.rows]
+        keys = [row.key for row in self.rows]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         _require(twice is None, "rows", twice, "each name and case stands once")
 
@@ -177,11 +182,8 @@ class Recording:
     @property
     def label(self) -> str:
         """The name on pages: "recorded on NVIDIA H200, 2026-11-21"."""
-        return (
-            "recorded on"
-            f" {f'{self.hardware.count} x ' * (self.hardware.count > 1)}{self.hardware.device},"
-            f" {self.date}"
-        )
+        many = f"{self.hardware.count} x " * (self.hardware.count > 1)
+        return f"recorded on {many}{self.hardware.device}, {self.date}"
 
     @property
     def file_name(self) -> str:
@@ -195,12 +197,8 @@ class Recording:
         for name in ("hardware", "versions", "date"):
             mine, theirs = getattr(self, name), getattr(earlier, name)
             _require(mine == theirs, name, theirs, f"only a recording of {mine} goes on here")
-        replaced = {(row.name, tuple(sorted(row.case.items()))) for row in self.rows}
-        kept = [
-            row
-            for row in earlier.rows
-            if (row.name, tuple(sorted(row.case.items()))) not in replaced
-        ]
+        replaced = {row.key for row in self.rows}
+        kept = [row for row in earlier.rows if row.key not in replaced]
         commands = dict.fromkeys([*earlier.command.split(" && "), *self.command.split(" && ")])
         return replace(self, command=" && ".join(commands), rows=(*kept, *self.rows))
 
@@ -209,10 +207,8 @@ class Recording:
         stays until the new one is whole."""
         path = Path(folder) / self.file_name
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(
-            json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8"
-        )
+        part, content = path.with_suffix(".part"), {"schema": SCHEMA, **asdict(self)}
+        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
         return path
 
@@ -244,11 +240,8 @@ def read_recording(path: Path) -> Recording:
 
 def read_all(folder: Path) -> list[Recording]:
     """Every recording in a folder, newest first; an absent folder holds none."""
-    return sorted(
-        (read_recording(path) for path in sorted(Path(folder).glob("*.json"))),
-        key=lambda recording: recording.date,
-        reverse=True,
-    )
+    found = [read_recording(path) for path in sorted(Path(folder).glob("*.json"))]
+    return sorted(found, key=lambda recording: recording.date, reverse=True)
 
 
 def nearby(start: Path | str = ".") -> list[Recording]:
@@ -275,10 +268,9 @@ def recorded(recordings: Iterable[Recording], name: str, /, **case) -> str:
     for recording in recordings:
         rows = recording.find(name, **case) if recording.hardware.kind == "gpu" else []
         if rows:
-            value = (
-                f"{rows[0].value:,}" if isinstance(rows[0].value, int) else f"{rows[0].value:.3g}"
-            )
-            return f"{value} {rows[0].unit} {recording.label.removeprefix('recorded ')}"
+            value, where = rows[0].value, recording.label.removeprefix("recorded ")
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+            return f"{shown} {rows[0].unit} {where}"
     return NOT_RECORDED
 
 

@@ -1,9 +1,9 @@
 """plotly figures of formulas and measurements.
 
 Predicted values are outlines, measured values fills. Bytes start at zero, and the words beside a
-bar say the same as its colour. The background is transparent, and
-text is a grey that is readable on a light and on a dark page (the book sets its own colours). The
-JSON is small and the same for the same numbers: plain lists, no template, no ids.
+bar say the same as its colour. The background is transparent, and text is a grey that is readable
+on a light and on a dark page (the book sets its own colours). The JSON is small and the same for
+the same numbers: plain lists, no template, no ids.
 """
 
 from dataclasses import dataclass
@@ -120,21 +120,16 @@ def states_figure(predicted, measured, title="Model states"):
 
     Raises TypeError for another name, or if the two have different names.
     """
-    for name in [*predicted, *measured]:
-        if name not in STATES:
-            raise TypeError(
-                f"{name!r} is not part of the model states; there are {', '.join(STATES)}."
-            )
+    if unknown := [name for name in (*predicted, *measured) if name not in STATES]:
+        known = ", ".join(STATES)
+        raise TypeError(f"{unknown[0]!r} is not part of the model states; there are {known}.")
     if set(predicted) != set(measured):
         raise TypeError(
             f"predicted has {', '.join(predicted)}, measured has {', '.join(measured)}: they must"
             " name the same."
         )
-    rows = [
-        Bytes(*STATES[name], predicted[name], measured[name])
-        for name in STATES
-        if name in predicted
-    ]
+    there = [name for name in STATES if name in predicted]
+    rows = [Bytes(*STATES[name], predicted[name], measured[name]) for name in there]
     return memory_figure(title, rows)
 
 
@@ -151,27 +146,15 @@ def memory_figure(title, rows):
     if compared:
         title += "<br><span style='font-size:13px'>outline: predicted, fill: measured</span>"
     head_pixels = HEAD_PIXELS + (12 if compared else 0)
-    figure = new_figure(
-        title, head_pixels + FOOT_PIXELS + ROW_PIXELS * (len(rows) + 1), barmode="overlay", bargap=0
-    )
+    height = head_pixels + FOOT_PIXELS + ROW_PIXELS * (len(rows) + 1)
+    figure = new_figure(title, height, barmode="overlay", bargap=0)
     figure.update_layout(margin_t=head_pixels)
-    figure.update_xaxes(
-        axis(
-            range=[0, round_up(1.02 * most / scale)], ticksuffix=f" {unit}", nticks=5, showgrid=True
-        )
-    )
-    figure.update_yaxes(
-        axis(
-            range=[len(rows) + 0.5, -0.5],
-            ticks="outside",
-            tickwidth=0,
-            ticklen=8,
-            showline=False,
-            tickmode="array",
-            tickvals=list(range(len(rows) + 1)),
-            ticktext=[_words(row) for row in [*rows, together]],
-        )
-    )
+    along = [0, round_up(1.02 * most / scale)]
+    figure.update_xaxes(axis(range=along, ticksuffix=f" {unit}", nticks=5, showgrid=True))
+    look = dict(ticks="outside", tickwidth=0, ticklen=8, showline=False, tickmode="array")
+    names = [_words(row) for row in [*rows, together]]
+    down = dict(range=[len(rows) + 0.5, -0.5], tickvals=list(range(len(names))), ticktext=names)
+    figure.update_yaxes(axis(**look, **down))
 
     start = 0
     for place, row in enumerate([*rows, together]):
@@ -226,21 +209,11 @@ def loss_figure(losses, levels=(), title="Loss on the batch of each step"):
     figure = new_figure(title, 320)
     most = max([*losses, *(level for _, level in levels)])
     name = dict(font=dict(size=13), standoff=8)
-    figure.update_xaxes(
-        axis(
-            title=dict(text="step", **name), range=[1, max(len(losses), 2)], showline=True, nticks=6
-        )
-    )
-    figure.update_yaxes(
-        axis(
-            title=dict(text="nats a token", **name),
-            range=[0, 1.08 * most],
-            nticks=6,
-            showgrid=True,
-            zeroline=True,
-            zerolinecolor=INK,
-        )
-    )
+    steps = [1, max(len(losses), 2)]
+    along, up = (dict(text=words, **name) for words in ("step", "nats a token"))
+    figure.update_xaxes(axis(title=along, range=steps, showline=True, nticks=6))
+    look = dict(showgrid=True, zeroline=True, zerolinecolor=INK)
+    figure.update_yaxes(axis(title=up, range=[0, 1.08 * most], nticks=6, **look))
     for words, level in levels:
         draw_line(figure, y=level, width=1, dash="dash")
         side = dict(x=1, xref="paper", xanchor="right")

@@ -15,25 +15,10 @@ DIGITS_BELOW = 1e21  # from here on nobody reads the digits of a whole number
 DECIMAL = tuple(zip(("B", "kB", "MB", "GB", "TB", "PB", "EB"), (1000**k for k in range(7))))
 BINARY = tuple(zip(("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"), (1024**k for k in range(7))))
 LARGE = (("M", 10**6), ("B", 10**9), ("T", 10**12))
-DURATIONS = (
-    ("nanosecond", 1e-9),
-    ("microsecond", 1e-6),
-    ("millisecond", 1e-3),
-    ("second", 1),
-    ("minute", 60),
-    ("hour", 3600),
-    ("day", 86_400),
-    ("year", 31_536_000),
-)
+_NAMES = "nanosecond microsecond millisecond second minute hour day year".split()
+DURATIONS = tuple(zip(_NAMES, (1e-9, 1e-6, 1e-3, 1, 60, 3600, 86_400, 31_536_000)))
 SHORT_DURATIONS = (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3), ("s", 1))
-RATES = (
-    ("FLOP/s", 1),
-    ("MFLOP/s", 10**6),
-    ("GFLOP/s", 10**9),
-    ("TFLOP/s", 10**12),
-    ("PFLOP/s", 10**15),
-    ("EFLOP/s", 10**18),
-)
+RATES = (("FLOP/s", 1), *((f"{prefix}FLOP/s", 1000**k) for k, prefix in enumerate("MGTPE", 2)))
 
 
 def _rounded(value):
@@ -80,11 +65,9 @@ def format_count(value):
     """All digits below a million, then 6.74B, 300B, 15T, and 3.14e23."""
     if abs(value) < 1e6 and value == int(value):
         return f"{int(value):,}"
-    return (
-        _scaled(value, (("", 1), *LARGE), separator="")
-        if abs(_rounded(value)[1]) < 1e15
-        else format_number(value)
-    )
+    if abs(_rounded(value)[1]) < 1e15:
+        return _scaled(value, (("", 1), *LARGE), separator="")
+    return format_number(value)
 
 
 def _scaled(value, units, separator=" "):

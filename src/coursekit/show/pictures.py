@@ -4,7 +4,7 @@ static/pictures.js, timeline.js, curves.js and streams.js, a notebook in svg/.""
 import re
 from dataclasses import dataclass, field
 
-from coursekit.formulas.events import operation_count, quantities_of
+from coursekit.formulas.events import holds, operation_count, quantities_of
 
 from .format import format_as
 
@@ -87,18 +87,11 @@ class TimelinePicture:
 
     @property
     def quantities(self):
-        return (
-            *(
-                name
-                for column in self.columns
-                for name in (
-                    column.total,
-                    *(part.quantity for part in column.parts),
-                    *(pair[0] for pair in column.when),
-                )
-            ),
-            self.capacity,
-        )
+        names = []
+        for column in self.columns:
+            names += [column.total, *(part.quantity for part in column.parts)]
+            names += [name for name, _ in column.when]
+        return (*names, self.capacity)
 
     def shown(self, values):
         """The columns that are there."""
@@ -185,10 +178,7 @@ class Line:
         return f"{self.quantity}({given})" if given else self.quantity
 
     def shown(self, values):
-        holds = [values[name] == value for name, value in self.when] + [
-            values[name] != value for name, value in self.unless
-        ]
-        return all(holds)
+        return holds(self, values)
 
 
 @dataclass(frozen=True)
@@ -235,24 +225,13 @@ class Curves:
 
     @property
     def quantities(self):
-        named = [
-            self.words,
-            *(line.label for line in self.lines),
-            *self.note[1:],
-            *(words for _, words in self.marks),
-        ]
-        return tuple(
-            dict.fromkeys(
-                [
-                    self.sweep,
-                    *(line.quantity for line in self.lines),
-                    self.point,
-                    *(name for name, _ in self.marks),
-                    *(pair[0] for line in self.lines for pair in (*line.when, *line.unless)),
-                    *(name for text in named for name in re.findall(r"\{(\w+)", text)),
-                ]
-            )
-        )
+        words = [self.words, *(line.label for line in self.lines), *self.note[1:]]
+        words += [words for _, words in self.marks]
+        pairs = [pair for line in self.lines for pair in (*line.when, *line.unless)]
+        names = [self.sweep, *(line.quantity for line in self.lines), self.point]
+        names += [name for name, _ in (*self.marks, *pairs)]
+        names += [name for text in words for name in re.findall(r"\{(\w+)", text)]
+        return tuple(dict.fromkeys(names))
 
     def shown(self, values):
         """Pairs (place in `lines`, line) of the lines that are there."""

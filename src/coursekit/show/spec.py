@@ -15,6 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from coursekit.formulas import BOOK, PRESETS, InvalidQuantity, evaluate
+from coursekit.formulas.events import holds
 from coursekit.formulas.registry import show
 
 from .format import DIGITS_BELOW, STYLE_OF_UNIT, format_as, format_to_type
@@ -117,12 +118,7 @@ class Say:
         return (*PLACE.findall(self.text), *(name for name, _ in (*self.when, *self.unless)))
 
     def said(self, values):
-        holds = [values[name] == value for name, value in self.when] + [
-            values[name] != value for name, value in self.unless
-        ]
-        if not all(holds):
-            return ""
-        return fill_in(self.text, values)
+        return fill_in(self.text, values) if holds(self, values) else ""
 
 
 def fill_in(text, values):
@@ -210,11 +206,8 @@ class Explorer:
     @cached_property
     def targets(self):
         """Every quantity that is shown somewhere, once."""
-        shown = [
-            name
-            for part in (*self.pictures, *self.sentence, *self.detail)
-            for name in part.quantities
-        ]
+        parts = (*self.pictures, *self.sentence, *self.detail)
+        shown = [name for part in parts for name in part.quantities]
         shown += [column[1] for column in self.table.columns] + [name for name, _ in self.adds]
         return [name for name in dict.fromkeys([*self.outputs, *shown]) if name not in OF_PICTURES]
 
@@ -317,9 +310,8 @@ class Explorer:
     def compute(self, values):
         """Every input and every quantity computed from them; raises InvalidQuantity with the
         sentence to show."""
-        computed = evaluate(
-            [*self.inputs, *self.formulas], **{name: values[name] for name in self.inputs}
-        )
+        given = {name: values[name] for name in self.inputs}
+        computed = evaluate([*self.inputs, *self.formulas], **given)
         return {**computed, **(self.card.room(computed) if self.card else {})}
 
     def sweep(self, curves):
@@ -333,9 +325,8 @@ class Explorer:
         stops = curves.stops
         if curves.corners:
             corners = [computed[name] for name, _ in curves.marks]
-            stops = sorted(
-                [*stops, *(corner for corner in corners if stops[0] < corner < stops[-1])]
-            )
+            corners = [corner for corner in corners if stops[0] < corner < stops[-1]]
+            stops = sorted([*stops, *corners])
         moving = [computed[name] for name in self.sweep(curves)[1] if name != curves.sweep]
         key = (curves, *stops, *moving)
         if self._swept.get(curves.title, [None])[0] != key:  # only what moves the lines
@@ -379,16 +370,15 @@ class Explorer:
     def followers(self):
         """Quantities that may follow another, with what says so: quantity -> (words, style, words
         of options). What has no control is named where it follows because it must divide."""
-        links = [name for link in self.links for name in link.quantities]
-        named = [
-            name for link in self.links if isinstance(link, Divides) for name in link.quantities
-        ]
-        found = {
-            control.quantity: (control.label, control.style, dict(getattr(control, "options", ())))
-            for control in self.controls
-        }
-        found = {**{name: (spelled(name), "exact", {}) for name in named}, **found}
-        return {name: found[name] for name in dict.fromkeys(links) if name in found}
+        found = {}
+        for link in self.links:
+            if isinstance(link, Divides):
+                found |= {name: (spelled(name), "exact", {}) for name in link.quantities}
+        for control in self.controls:
+            options = dict(getattr(control, "options", ()))
+            found[control.quantity] = control.label, control.style, options
+        links = dict.fromkeys(name for link in self.links for name in link.quantities)
+        return {name: found[name] for name in links if name in found}
 
     def say_along(self, before, after, moved):
         """The end of the sentence, which says what followed those that `moved`."""
@@ -406,9 +396,8 @@ class Explorer:
         for name, style in styles.items():
             if isinstance(values[name], (int, float)):
                 typed = format_to_type(values[name], style)
-                text = re.sub(
-                    rf"\b{name} = {re.escape(show(values[name]))}", f"{name} = {typed}", text
-                )
+                said = rf"\b{name} = {re.escape(show(values[name]))}"
+                text = re.sub(said, f"{name} = {typed}", text)
         style, must = styles.get(refused.quantity, "exact"), f"{refused.quantity} must be "
         if must in text:
             limit = lambda found: found[1] + format_as(int(found[2].replace(",", "")), style)
@@ -429,10 +418,9 @@ class Explorer:
         presets = {menu.kind: self._in_preset(menu, chosen[menu.kind]) for menu in self.menus}
         given = {name: value for preset in presets.values() for name, value in preset.items()}
         own = [name for name in self.asked if given.get(name) != values[name]]
+        needed = set(self.asked) - set(own)
         named = [
-            f"{kind}={quoted(chosen[kind])}"
-            for kind, preset in presets.items()
-            if any(name in self.asked and name not in own for name in preset)
+            f"{kind}={quoted(chosen[kind])}" for kind in presets if needed & set(presets[kind])
         ]
         lines = [", ".join(named), ", ".join(f"{name}={as_code(values[name])}" for name in own)]
         outputs = ", ".join(map(quoted, self.outputs))

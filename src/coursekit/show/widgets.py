@@ -30,6 +30,7 @@ from .svg import drawings, measurable
 
 OWN = "own values"  # shown by a menu when the values are not those of a preset
 BOX_WIDTH = "9em"
+NEVER_CUT = {"description_width": "initial"}
 LONG_LABEL = 30  # characters; the box is under its slider, which would have no track else
 # More pictures scroll within this height: a slider and each picture fit a window of 1280 x 800.
 PICTURES_BESIDE, PICTURES_HEIGHT = 2, "40em"
@@ -67,23 +68,16 @@ class ExplorerWidget(widgets.VBox):
         for name, value in self.measured.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"measured[{name!r}] = {value}: a measurement is a finite number.")
-        _refuse_unknown(
-            "measured",
-            self.measured,
-            [name for picture in spec.pictures for name in measurable(picture)],
-        )
+        known = [name for picture in spec.pictures for name in measurable(picture)]
+        _refuse_unknown("measured", self.measured, known)
         kinds = [menu.kind for menu in spec.menus]
         _refuse_unknown("the start", start, [*kinds, *spec.inputs])
-        chosen = {
-            **spec.chosen_at_start(),
-            **{kind: start[kind] for kind in kinds if kind in start},
-        }
-        values = spec.start()
-        for kind in kinds:
-            if kind in start:
-                _refuse_unknown(kind, [start[kind]], PRESETS[kind])
-                values = spec.choose(values, kind, start[kind])
-        values.update({name: value for name, value in start.items() if name not in kinds})
+        presets = {kind: start.pop(kind) for kind in kinds if kind in start}
+        chosen, values = spec.chosen_at_start() | presets, spec.start()
+        for kind, name in presets.items():
+            _refuse_unknown(kind, [name], PRESETS[kind])
+            values = spec.choose(values, kind, name)
+        values.update(start)
         self._begin = values, chosen
         self.hand, self.along = Hand(spec, *self._begin), ""
         self.shown = spec.compute(self.values)
@@ -97,22 +91,16 @@ class ExplorerWidget(widgets.VBox):
         self.menus, self.sliders, self.boxes, self.errors = {}, {}, {}, {}
         self.choices, rows = {}, {}
         for menu in self.spec.menus:
+            layout = widgets.Layout(width="auto", max_width="100%")
             chooser = widgets.Dropdown(
-                options=[OWN, *menu.names],
-                description=menu.label,
-                style={"description_width": "initial"},  # never cut
-                layout=widgets.Layout(width="auto", max_width="100%"),
+                options=[OWN, *menu.names], description=menu.label, style=NEVER_CUT, layout=layout
             )
-            chooser.observe(
-                lambda change, kind=menu.kind: self._choose(kind, change["new"]), "value"
-            )
+            choose = lambda change, kind=menu.kind: self._choose(kind, change["new"])
+            chooser.observe(choose, "value")
             self.menus[menu.kind] = chooser
         for control in self.spec.controls:
-            rows[control.quantity] = (
-                self._build_choice(control)
-                if isinstance(control, Choice)
-                else self._build_control(control)
-            )
+            build = self._build_choice if isinstance(control, Choice) else self._build_control
+            rows[control.quantity] = build(control)
         groups = [self._build_group(group, rows) for group in self.spec.groups]
         rows = [widget for row in rows.values() for widget in row] + groups
         self.drawing, self.words = widgets.HTML(), widgets.HTML()
@@ -124,62 +112,47 @@ class ExplorerWidget(widgets.VBox):
                 padding="0 0.5em",
             )
         self.status, self.python = widgets.HTML(), widgets.HTML()
-        reset, code = (
-            widgets.Button(description="Reset"),
-            widgets.Button(description="Show as Python"),
-        )
+        says = "Reset", "Show as Python"
+        reset, code = (widgets.Button(description=words) for words in says)
         reset.on_click(lambda _: self.reset())
         code.on_click(lambda _: self._toggle_python())
-        wrapped = widgets.Layout(flex_flow="row wrap")
+        beside = dict(flex="2 1 34em", min_width="0", padding="0 0 0 1em")
+        left = widgets.VBox(rows, layout=widgets.Layout(flex="1 1 26em", min_width="0"))
+        right = [self.drawing, self.words, self.status]
+        right = widgets.VBox(right, layout=widgets.Layout(**beside))
         return [
             widgets.HTML(f"<b>{escape(self.spec.title)}</b>"),
-            widgets.HBox(list(self.menus.values()), layout=wrapped),
-            widgets.HBox(
-                [
-                    widgets.VBox(rows, layout=widgets.Layout(flex="1 1 26em", min_width="0")),
-                    widgets.VBox(
-                        [self.drawing, self.words, self.status],
-                        layout=widgets.Layout(flex="2 1 34em", min_width="0", padding="0 0 0 1em"),
-                    ),
-                ],
-                layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start"),
-            ),
-            widgets.HBox([reset, code], layout=wrapped),
+            _row(*self.menus.values()),
+            _row(left, right, align_items="flex-start"),
+            _row(reset, code),
             self.python,
         ]
 
     def _build_control(self, control):
         name = control.quantity
+        flex = "1 1 100%" if len(control.label) > LONG_LABEL else "1 1 16em"
         slider = widgets.SelectionSlider(
             options=_options(control, self.values[name]),
             description=control.label,
             continuous_update=True,
             readout=False,  # the box says it
-            style={"description_width": "initial"},  # never cut
-            layout=widgets.Layout(
-                flex="1 1 100%" if len(control.label) > LONG_LABEL else "1 1 16em",
-                width="auto",
-                min_width="16em",
-            ),
+            style=NEVER_CUT,
+            layout=widgets.Layout(flex=flex, width="auto", min_width="16em"),
         )
         box = widgets.Text(continuous_update=False, layout=widgets.Layout(width=BOX_WIDTH))
         error = widgets.HTML()
+        read = lambda change: parse_number(change["new"], control.style, change["old"])
         slider.observe(lambda change: self._reader_moves(name, change["new"]), "value")
-        box.observe(
-            lambda change: self._reader_moves(
-                name, parse_number(change["new"], control.style, change["old"])
-            ),
-            "value",
-        )
+        box.observe(lambda change: self._reader_moves(name, read(change)), "value")
         self.sliders[name], self.boxes[name], self.errors[name] = slider, box, error
-        return widgets.HBox([slider, box], layout=widgets.Layout(flex_flow="row wrap")), error
+        return _row(slider, box), error
 
     def _build_choice(self, control):
         name = control.quantity
         buttons = widgets.ToggleButtons(
             options=_options(control, self.values[name]),
             description=control.label,
-            style={"description_width": "initial", "button_width": "auto"},
+            style={**NEVER_CUT, "button_width": "auto"},
             layout=widgets.Layout(width="auto"),
         )
         error = widgets.HTML()
@@ -189,10 +162,8 @@ class ExplorerWidget(widgets.VBox):
 
     def _build_group(self, group, rows):
         """The group's rows, taken out of all rows, under a title that folds them away."""
-        inside = [widget for name in group.quantities for widget in rows.pop(name)]
-        folding = widgets.Accordion(
-            children=[widgets.VBox(inside)], selected_index=None if group.folded else 0
-        )
+        inside = widgets.VBox([widget for name in group.quantities for widget in rows.pop(name)])
+        folding = widgets.Accordion(children=[inside], selected_index=None if group.folded else 0)
         folding.set_title(0, group.title)
         return folding
 
@@ -273,11 +244,9 @@ class ExplorerWidget(widgets.VBox):
             refused = error
         self._silent = True
         try:
-            self._show_controls(
-                refused and self.spec.marks(refused.quantity, changed),
-                refused and self.spec.refusal(refused, self.values),
-                changed,
-            )
+            marked = refused and self.spec.marks(refused.quantity, changed)
+            message = refused and self.spec.refusal(refused, self.values)
+            self._show_controls(marked, message, changed)
         finally:
             self._silent = False
         self._stale(bool(refused))
@@ -304,11 +273,8 @@ class ExplorerWidget(widgets.VBox):
     def _show_controls(self, marked, message, changed):
         for control in self.spec.controls:
             name, value = control.quantity, self.values[control.quantity]
-            self.errors[name].value = (
-                f"<p role='alert' style='{ERROR_LINE}'>{escape(message)}</p>"
-                if name == marked
-                else ""
-            )
+            said = f"<p role='alert' style='{ERROR_LINE}'>{escape(message or '')}</p>"
+            self.errors[name].value = said if name == marked else ""
             # other text stays as it was typed
             if isinstance(value, (int, float)) and math.isfinite(value):
                 slider = self.choices.get(name) or self.sliders[name]
@@ -324,17 +290,15 @@ class ExplorerWidget(widgets.VBox):
                 slider.value = value
         for kind, menu in self.menus.items():
             names = [self.chosen[kind], *PRESETS[kind]]
-            menu.value = next(
-                (name for name in names if self._holds(self.spec.preset(kind, name))), OWN
-            )
+            held = (name for name in names if self._holds(self.spec.preset(kind, name)))
+            menu.value = next(held, OWN)
             if menu.value != OWN:
                 self.chosen[kind] = menu.value
 
     def _holds(self, preset):
         """A table of positions that grew with the sequence leaves its preset in force."""
-        grown = {
-            link.follower: link.leader for link in self.spec.links if isinstance(link, AtLeast)
-        }
+        links = [link for link in self.spec.links if isinstance(link, AtLeast)]
+        grown = {link.follower: link.leader for link in links}
         return all(
             self.values[name] == value
             or (name in grown and self.values[name] == self.values[grown[name]] > value)
@@ -345,13 +309,16 @@ class ExplorerWidget(widgets.VBox):
 def _options(control, value):
     """The stops of a slider or the options of a choice, and among them the value that is shown,
     whatever it is."""
-    words = (
-        {option: text for option, text in control.options} if isinstance(control, Choice) else {}
-    )
+    words = dict(getattr(control, "options", ()))
     return tuple(
         (words.get(stop) or format_to_type(stop, control.style), stop)
         for stop in sorted({*control.stops, value})
     )
+
+
+def _row(*inside, **layout):
+    """Widgets beside one another, below where there is no room."""
+    return widgets.HBox(list(inside), layout=widgets.Layout(flex_flow="row wrap", **layout))
 
 
 def _refuse_unknown(what, given, known):

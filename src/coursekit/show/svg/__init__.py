@@ -9,7 +9,8 @@ from .bars import memory_svg, timeline_svg
 from .curves import curves_svg
 from .spans import duration_svg, schedule_svg, streams_svg
 
-DRAWN = dict(timeline=timeline_svg, time=duration_svg, streams=streams_svg, schedule=schedule_svg)
+DRAWN = dict(memory=memory_svg, timeline=timeline_svg, curves=curves_svg, time=duration_svg)
+DRAWN |= dict(streams=streams_svg, schedule=schedule_svg)
 
 
 def measurable(picture):
@@ -27,14 +28,5 @@ def drawings(spec, computed, measured=None, measured_at=""):
     measured values by quantity, for measurable quantities; for a line of curves, pairs (value of
     the swept quantity, measured value). `measured_at` says at which values, where the picture
     shows others."""
-    measured = measured or {}
-    drawn = {
-        "curves": lambda picture: curves_svg(picture, computed, measured, spec, measured_at),
-        "memory": lambda picture: memory_svg(picture, computed, measured, measured_at),
-    }
-    return [
-        drawn[picture.kind](picture)
-        if picture.kind in drawn
-        else DRAWN[picture.kind](picture, computed, measured)
-        for picture in spec.pictures
-    ]
+    shown = computed, measured or {}, spec, measured_at
+    return [DRAWN[picture.kind](picture, *shown) for picture in spec.pictures]

@@ -20,7 +20,7 @@ def in_gigabytes(count):
     return format_as(count, "decimal bytes")
 
 
-def memory_svg(picture, values, measured, measured_at=""):
+def memory_svg(picture, values, measured, _, measured_at=""):
     """`measured` has bytes by the names of parts; total and card are the prediction's."""
     compared = [part for part in picture.parts if part.quantity in measured]
     y = PARTS_TOP + PART_ROW * len(picture.parts) + 6 + (KEY_ROW if compared else 0)
@@ -100,7 +100,7 @@ def _draw_axis(canvas, x, most, under):
         canvas.label(in_gigabytes(count * step), x(count * step), under + 18, "middle", "tick")
 
 
-def timeline_svg(picture, values, measured):
+def timeline_svg(picture, values, *_):
     """Columns from zero, in the order of time; nothing measured is drawn in this picture."""
     shown, room = picture.shown(values), values[picture.capacity]
     under = HEAD + COLUMNS_TALL
@@ -167,13 +167,8 @@ def _draw_peak(canvas, place, count, tall, room, near, x, y, wide):
     right = place >= count / 2
     words = in_gigabytes(room) + (" card" if near else " card: far above")
     level = y(room) - 6 if near else 13
-    canvas.label(
-        words,
-        COLUMNS_LEFT + 4 if right else SVG_WIDTH,
-        level,
-        "start" if right else "end",
-        "strong",
-    )
+    at, anchor = (COLUMNS_LEFT + 4, "start") if right else (SVG_WIDTH, "end")
+    canvas.label(words, at, level, anchor, "strong")
     middle, top = x(place) + wide / 2, y(tall)
     canvas.path(f"M{one(middle)} {one(top - 1)}l-5 -7h10z", fill="currentColor")
     kind = "warn" if tall > room else "strong"

@@ -104,11 +104,8 @@ class Canvas:
 
     def triangle(self, x, y, side):
         """A mark beyond the right (1) or the left (-1) end of an axis."""
-        self.path(
-            f"M{one(x + 8 * side)} {one(y)}l{-14 * side} -7v14z",
-            fill=TIMELINE["forward"].light,
-            line=TIMELINE["forward"].line,
-        )
+        drawn, look = f"M{one(x + 8 * side)} {one(y)}l{-14 * side} -7v14z", TIMELINE["forward"]
+        self.path(drawn, fill=look.light, line=look.line)
 
     def disc(self, x, y, radius, colour=TIMELINE["forward"].line, filled=True, name=""):
         said = f"<title>{escape(name)}</title>" if name else ""

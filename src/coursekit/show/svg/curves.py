@@ -30,11 +30,9 @@ class Scale:
 
     def __call__(self, value):
         least, most = self.span
-        share = (
-            math.log(value / least) / math.log(most / least)
-            if self.log
-            else (value - least) / (most - least)
-        )
+        share = (value - least) / (most - least)
+        if self.log:
+            share = math.log(value / least) / math.log(most / least)
         return self.start + (self.end - self.start) * share
 
     def holds(self, value):
@@ -107,13 +105,8 @@ def curves_svg(curves, values, measured, spec, measured_at=""):
         if x.holds(values[name]):
             at, said = x(values[name]), fill_in(words, values)
             canvas.path(f"M{one(at)} {top - 3}V{under}", opacity=SOFT, dash="1 3")
-            canvas.label(
-                said,
-                max(left + len(said) * LETTER / 2, at),
-                top - 6 - WORDS_ROW * row,
-                "middle",
-                "name",
-            )
+            middle = max(left + len(said) * LETTER / 2, at)
+            canvas.label(said, middle, top - 6 - WORDS_ROW * row, "middle", "name")
     for place, line in shown:
         _draw_line(canvas, curves, line, LINES[place], swept, measured[line.name], x, y)
     _draw_labels(canvas, shown, labels, swept, y, right, top, under, log_y)

@@ -26,7 +26,7 @@ def short(seconds):
     return format_as(seconds, "short duration")
 
 
-def duration_svg(picture, values, measured):
+def duration_svg(picture, values, measured, *_):
     """A ring is predicted, a disc measured; a lone prediction is a disc, and one beyond an end of
     the axis an arrow there."""
     found = measured.get(picture.quantity)
@@ -57,7 +57,7 @@ def duration_svg(picture, values, measured):
     return canvas
 
 
-def streams_svg(picture, values, measured):
+def streams_svg(picture, values, *_):
     """Computing and the link, and hatched what is exposed; nothing measured is drawn in this
     picture."""
     canvas = Canvas(picture.title, AXIS_AT + 40 + 3 * KEY_ROW)
@@ -102,7 +102,7 @@ def draw_seconds(canvas, x, most, left, y, parts, width=None):
         canvas.label(short(tick), x(tick), y + 20, "middle", "tick", width)
 
 
-def schedule_svg(picture, values, measured):
+def schedule_svg(picture, values, *_):
     """A row for each rank, its microbatches, and at the end what it holds at the peak; nothing
     measured is drawn in this picture."""
     plan, timeline = picture.plan(values), picture.timeline(values)

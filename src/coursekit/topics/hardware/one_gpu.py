@@ -4,7 +4,6 @@ Each rung has what the rungs before it have. GPT-2 124M, sequences of 1,024 toke
 which kernels take longer than their launches.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor
 
 from coursekit.formulas import model_flops_utilisation_with_scores
-from coursekit.formulas.presets import GPUS
-from coursekit.machine.capabilities import memory_bytes
+from coursekit.machine.capabilities import memory_bytes, preset_of
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import GPU_TASK, LARGE_TASK, LARGE_TASK_BYTES, TrainingTask
 from coursekit.recordings.recordings import Row
@@ -96,15 +94,9 @@ def largest_task(device: torch.device) -> TrainingTask:
 
 def rate_and_source(device: torch.device, product_size: int) -> tuple[float, str]:
     """FLOP/s that all rungs are compared with, and whose they are: a datasheet's in bf16, or where
-    data/hardware.csv has no such GPU those of a large product in bf16 on this machine. PCIe and
-    NVL boards have the name too, and lower rates: for these it is the product."""
-    if device.type == "cuda":
-        words = set(re.split(r"\W+", torch.cuda.get_device_name(device)))
-        for gpu in GPUS.values():
-            share = memory_bytes(device) / gpu.quantities["gpu_memory_bytes"]
-            alike = gpu.name.split()[0] in words and abs(share - 1) < 0.1
-            if alike and not words & {"PCIe", "PCIE", "NVL"}:
-                return gpu.quantities["flops_per_second"], f"{gpu.name}, {gpu.note}"
+    data/hardware.csv has no such GPU those of a large product in bf16 on this machine."""
+    if device.type == "cuda" and (gpu := preset_of(device)):
+        return gpu.quantities["flops_per_second"], f"{gpu.name}, {gpu.note}"
     (product,) = products(device, (torch.bfloat16,), (product_size,))
     return product.flops_per_second, f"measured: bf16 product of size {product_size}"
 
