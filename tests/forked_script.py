@@ -15,14 +15,14 @@ SECONDS = 200  # a limit for a hang
 GRACE_SECONDS = 5  # for the others to end by themselves when a rank has failed
 
 
-def live(script, arguments, rank, ranks, port, printed):
+def live(script, arguments, rank, ranks, here, port, printed):
     """A rank as torchrun makes it, in a process that has imported torch."""
     for stream, path in enumerate(printed, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
-    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": rank}
-    here |= {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    here |= {"TORCHELASTIC_RUN_ID": "forked", "OMP_NUM_THREADS": 1, "CUDA_VISIBLE_DEVICES": ""}
-    os.environ.update({name: str(value) for name, value in here.items()})
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": rank % here}
+    told |= {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": here}
+    told |= {"TORCHELASTIC_RUN_ID": "forked", "OMP_NUM_THREADS": 1, "CUDA_VISIBLE_DEVICES": ""}
+    os.environ.update({name: str(value) for name, value in told.items()})
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))  # as Python does for a script
     left = runpy.run_path(str(script), run_name="__main__")  # noqa: F841
@@ -43,8 +43,11 @@ def wait_for(processes):
             end = min(end, time.monotonic() + GRACE_SECONDS)
 
 
-def forked(script: Path, *arguments, ranks: int, folder: Path) -> tuple[str, str, list[int]]:
-    """The lines that all ranks print on stdout, on stderr, and their exit codes."""
+def forked(
+    script: Path, *arguments, ranks: int, folder: Path, nodes: int = 1
+) -> tuple[str, str, list[int]]:
+    """The lines that all ranks print on stdout, on stderr, and their exit codes. With several
+    nodes, ranks are told that they are on as many machines."""
     printed = [folder / f"{script.stem} on {ranks} ranks.{number}" for number in (1, 2)]
     for path in printed:
         path.write_text("")
@@ -54,8 +57,9 @@ def forked(script: Path, *arguments, ranks: int, folder: Path) -> tuple[str, str
     server.start_fork_server()
     context = multiprocessing.get_context(server.start_method())
     words = [str(argument) for argument in arguments]
+    more = (ranks, ranks // nodes, port, printed)
     processes = [
-        context.Process(target=live, args=(script, words, rank, ranks, port, printed), daemon=True)
+        context.Process(target=live, args=(script, words, rank, *more), daemon=True)
         for rank in range(ranks)
     ]
     with server.without_main():

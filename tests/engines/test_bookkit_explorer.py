@@ -42,11 +42,8 @@ class Nesting(HTMLParser):
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.ids += [attributes["id"]] if "id" in attributes else []
-        self.references += [
-            attributes[name]
-            for name in ("for", "aria-labelledby", "aria-describedby")
-            if name in attributes
-        ]
+        names = {"for", "aria-labelledby", "aria-describedby"} & attributes.keys()
+        self.references += [attributes[name] for name in names]
         if tag not in self.EMPTY:
             self.open.append(tag)
 
@@ -71,12 +68,8 @@ def test_the_card_speaks_before_any_script(explorer):
     shown = explorer.compute(explorer.start())
     assert f'<p class="explorer-sentence">{escape(unbroken(explorer.say(shown)))}</p>' in text
     for name, cells in explorer.rows():
-        assert (
-            f'<tr><th scope="row">{name}</th>'
-            + "".join(f'<td class="number">{cell}</td>' for cell in cells)
-            + "</tr>"
-            in text
-        )
+        numbers = "".join(f'<td class="number">{cell}</td>' for cell in cells)
+        assert f'<tr><th scope="row">{name}</th>{numbers}</tr>' in text
     assert text.count("<math") == len(explorer.explained) + len(explorer.inputs)
     more = len(explorer.formulas) - len(explorer.explained)
     assert (f"{more} more formulas stand behind these" in text) == (more > 0)
@@ -89,29 +82,23 @@ def test_the_scripts_data_are_the_explorers(explorer):
     text = written(explorer.name)
     raw = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1]
     data = json.loads(raw)
-    assert (
-        data["values"] == explorer.start()
-        and data["chosen"] == explorer.chosen_at_start()
-        and data["inputs"] == explorer.inputs
-    )
+    begins = (explorer.start(), explorer.chosen_at_start(), explorer.inputs)
+    assert tuple(data[name] for name in ("values", "chosen", "inputs")) == begins
     styles = dict(re.findall(r'<li data-quantity="(\w+)" data-style="([^"]+)">', text))
     assert styles == {name: default_style(name) for name in [*explorer.inputs, *explorer.explained]}
     for control, given in zip(explorer.controls, data["controls"], strict=True):
         stops = given["stops"]
-        assert list(control.stops) == (
-            list(range(stops["range"][0], stops["range"][1] + 1))
-            if isinstance(stops, dict)
-            else stops
-        )
+        if isinstance(stops, dict):
+            first, last = stops["range"]
+            stops = [*range(first, last + 1)]
+        assert list(control.stops) == stops
     for menu, given in zip(explorer.menus, data["menus"], strict=True):
-        presets = {
-            name: dict(zip(given["quantities"], values, strict=True))
-            for name, values in given["presets"].items()
-        }
-        assert presets == {name: explorer.preset(menu.kind, name) for name in menu.names}
-    assert not re.search(
-        r"\{\w+\}", json.dumps([piece["text"] for piece in data["sentence"] + data["detail"]])
-    ), "a quantity without a style"
+        assert [*given["presets"]] == list(menu.names)
+        for name, values in given["presets"].items():
+            preset = dict(zip(given["quantities"], values, strict=True))
+            assert preset == explorer.preset(menu.kind, name)
+    pieces = [piece["text"] for piece in data["sentence"] + data["detail"]]
+    assert not re.search(r"\{\w+\}", json.dumps(pieces)), "a quantity without a style"
 
 
 def test_nothing_in_the_data_ends_the_script():
@@ -153,21 +140,13 @@ def test_a_page_carries_what_it_uses(build):
         ("two", "fits-and-how-long", "does-it-fit", ["pictures.js", "timeline.js"]),
     ):
         head, _, body = pages[page].partition("<body")
-        scripts = re.findall(
-            r"<script[^>]*_static/(?:formulas|svg|pictures|timeline|curves|explorer)\.js[^>]*>",
-            head,
-        )
-        assert [re.search(r"\w+\.js", script)[0] for script in scripts] == [
-            "formulas.js",
-            "svg.js",
-            *drawing,
-            "explorer.js",
-        ]
+        names = "formulas|svg|pictures|timeline|curves|explorer"
+        scripts = re.findall(rf"<script[^>]*_static/(?:{names})\.js[^>]*>", head)
+        found = [re.search(r"\w+\.js", script)[0] for script in scripts]
+        assert found == ["formulas.js", "svg.js", *drawing, "explorer.js"]
         assert not re.search("defer|async|module", "".join(scripts))
         assert f'BOOK.define("{here}"' in body and elsewhere not in pages[page]
-    assert "explorer" not in pages["three"] and not any(
-        "curves.js" in page for page in pages.values()
-    )
+    assert "explorer" not in pages["three"] and "curves.js" not in "".join(pages.values())
     pages, _ = build(index="# One\n\n```{explorer} collective-cost\n```\n")
     found = re.findall(r"_static/(formulas|svg|pictures|curves|explorer)\.js", pages["index"])
     assert found == ["formulas", "svg", "curves", "explorer"]
@@ -176,16 +155,10 @@ def test_a_page_carries_what_it_uses(build):
 def test_a_wrong_name_and_a_second_card_are_warnings(build):
     """Mutation: take the first explorer for an unknown one; two cards of one name share their
     ids."""
-    pages, warnings = build(
-        index=(
-            "# One\n\n```{explorer} does-it-fitt\n```\n\n```{explorer}"
-            " does-it-fit\n```\n\n```{explorer} does-it-fit\n```\n"
-        )
-    )
-    assert (
-        "index.md:3: WARNING: explorer: none is named 'does-it-fitt'; there are"
-        " bytes-per-parameter," in warnings
-    )
+    card = "```{explorer} does-it-fit%s\n```\n\n"
+    pages, warnings = build(index=f"# One\n\n{3 * card}" % ("t", "", ""))
+    words = "explorer: none is named 'does-it-fitt'; there are bytes-per-parameter,"
+    assert f"index.md:3: WARNING: {words}" in warnings
     assert "index.md:9: WARNING: explorer: 'does-it-fit' is on this page already" in warnings
     assert pages["index"].count('id="explorer-does-it-fit"') == 1
 

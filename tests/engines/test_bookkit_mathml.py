@@ -1,12 +1,12 @@
 """Formulas become MathML that a browser draws as LaTeX would, or they are refused by name."""
 
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from small_books import builder, real_book
 
-from bookkit.build import build_book
+from bookkit.build import main
 from bookkit.mathml import CAPITAL_GREEK, COMMANDS, FUNCTIONS, UnsupportedMath, to_mathml
 
 # Elements of MathML that take a fixed number of children; with another number a browser draws an
@@ -222,26 +222,13 @@ $$ (two)
 """
 
 
-def write_book(folder, page):
-    folder.mkdir()
-    (folder / "_config.yml").write_text(
-        "title: Tiny\nsphinx:\n  recursive_update: true\n  config:\n    extensions: [myst_nb,"
-        " jupyter_book, sphinx_external_toc, sphinx_design, sphinx_book_theme, bookkit]\n   "
-        " html_math_renderer: mathml\n    math_eqref_format: '({number})'\n    nb_ipywidgets_js:"
-        " {}\nparse:\n  myst_enable_extensions: [amsmath, dollarmath]\nlatex:\n "
-        " use_jupyterbook_latex: false\n"
-    )
-    (folder / "_toc.yml").write_text("format: jb-book\nroot: index\n")
-    (folder / "index.md").write_text(page)
-    return folder
-
-
-@pytest.mark.slow
 def test_in_a_page(tmp_path):
     """Mutation: register the renderer under another name (MathJax's markup appears); forget the
     number, its anchor."""
-    build_book(write_book(tmp_path / "book", PAGE), tmp_path / "html")
-    page = (tmp_path / "html" / "index.html").read_text()
+    more = dict(math_eqref_format="({number})", myst_enable_extensions=["amsmath", "dollarmath"])
+    pages, warnings = builder(tmp_path, "mathml", **more)(index=PAGE)
+    page = pages["index"]
+    assert not warnings
     assert page.count("<math>") == 1 and page.count('<math display="block">') == 2
     assert "<mo>&lt;</mo>" in page and "MathJax" not in page and r"\(" not in page
     for label, number in (("equation-one", "1"), ("equation-two", "2")):
@@ -251,14 +238,16 @@ def test_in_a_page(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_page_with_an_unknown_command_is_not_built_twice_over(tmp_path):
+def test_a_page_with_an_unknown_command_is_not_built_twice_over(tmp_path, capfd, monkeypatch):
     """Mutation: log the refusal as information; keep the environment after a failure, so that the
     second build, which has nothing to write, succeeds."""
-    book = write_book(tmp_path / "book", "# A page\n\nHere $a + \\frobnicate{b}$ fails.\n")
+    book = real_book(
+        tmp_path / "book", **{"chapters/page": "# A page\n\nHere $a + \\frobnicate{b}$ fails.\n"}
+    )
+    monkeypatch.setattr(sys, "argv", ["bookkit", f"{book}", f"{tmp_path / 'html'}"])
     for _ in range(2):
-        command = [sys.executable, "-m", "bookkit", book, tmp_path / "html"]
-        built = subprocess.run(command, capture_output=True, text=True)
-        assert built.returncode == 1
-        assert "index.md:3" in built.stderr
-        assert r"the command '\frobnicate' in the formula  a + \frobnicate{b}" in built.stderr
-        assert f"the book in {book} was not built" in built.stderr
+        with pytest.raises(SystemExit, match=f"the book in {book} was not built"):
+            main()
+        said = capfd.readouterr().err
+        assert "page.md:3" in said
+        assert r"the command '\frobnicate' in the formula  a + \frobnicate{b}" in said

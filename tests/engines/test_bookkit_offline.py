@@ -7,13 +7,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from small_books import real_book
 from sphinx.errors import ExtensionError
 
 from bookkit import offline
 from bookkit.build import BuildFailed, build_book
 from bookkit.described import listed
-
-ROOT = Path(__file__).resolve().parents[2]
+from bookkit.policy import policy, with_policy
 
 CHAPTER = """# A chapter
 
@@ -67,21 +67,14 @@ FIGURE = {
 }
 
 
-def write_lab(path):
+def lab():
     """A notebook with a stored plotly figure, a stored widget and the widget's state."""
-    outputs = [
-        nbformat.v4.new_output(
-            "display_data",
-            {"application/vnd.plotly.v1+json": FIGURE, "text/html": "<p>not this</p>"},
-        ),
-        nbformat.v4.new_output(
-            "display_data",
-            {
-                "application/vnd.jupyter.widget-view+json": {"model_id": "0"},
-                "text/plain": "IntSlider()",
-            },
-        ),
-    ]
+    widget = "application/vnd.jupyter.widget-"
+    shown = (
+        {"application/vnd.plotly.v1+json": FIGURE, "text/html": "<p>not this</p>"},
+        {f"{widget}view+json": {"model_id": "0"}, "text/plain": "IntSlider()"},
+    )
+    outputs = [nbformat.v4.new_output("display_data", data) for data in shown]
     quotations = "> **Predict.** How *many*?\n>\n> Write it down.\n\n> **Not a box.** Quoted.\n"
     cells = [
         nbformat.v4.new_markdown_cell("# A lab\n\nWith outputs."),
@@ -91,39 +84,17 @@ def write_lab(path):
     metadata = {
         "kernelspec": {"name": "python3", "display_name": "Python 3"},
         "language_info": {"name": "python", "pygments_lexer": "ipython3"},
-        "widgets": {
-            "application/vnd.jupyter.widget-state+json": {
-                "state": {"0": {"model_name": "IntSlider"}}
-            }
-        },
+        "widgets": {f"{widget}state+json": {"state": {"0": {"model_name": "IntSlider"}}}},
     }
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), path)
-
-
-def write_book(folder, **pages):
-    """The book's own configuration around other pages."""
-    for name in ("chapters", "labs", "build/wheel"):
-        (folder / name).mkdir(parents=True)
-    (folder / "build" / "wheel" / "shardlab-0-py3-none-any.whl").touch()
-    for name in ("_config.yml", "references.bib"):
-        (folder / name).write_bytes((ROOT / name).read_bytes())
-    files = [*(f"chapters/{name}" for name in pages), "labs/lab"]
-    (folder / "_toc.yml").write_text(
-        "format: jb-book\nroot: index\nparts:\n- caption: Chapters\n  chapters:\n"
-        + "".join(f"  - file: {name}\n" for name in files)
-    )
-    (folder / "index.md").write_text("# A tiny book\n\nRead on.\n")
-    for name, text in pages.items():
-        (folder / "chapters" / f"{name}.md").write_text(text)
-    write_lab(folder / "labs" / "lab.ipynb")
-    return folder
+    return nbformat.writes(nbformat.v4.new_notebook(cells=cells, metadata=metadata))
 
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     """Folder of the pages of a tiny book: index, chapters/chapter, labs/lab."""
     folder = tmp_path_factory.mktemp("offline")
-    build_book(write_book(folder / "book", chapter=CHAPTER), folder / "html")
+    pages = {"chapters/chapter": CHAPTER, "labs/lab.ipynb": lab()}
+    build_book(real_book(folder / "book", **pages), folder / "html")
     return folder / "html"
 
 
@@ -160,52 +131,34 @@ def test_pages_ask_for_the_faces_they_show(book):
 
     Mutations: a face of book.css forgotten; italics asked for where there are none; `swap`, with
     which lines break twice."""
-    asked = {
-        name: json.loads(
-            re.search(r"<script>(\[.*?\])\.forEach\(function\(f\)\{document\.fonts\.load", page)[1]
-        )
-        for name, page in pages(book).items()
-    }
+    asks = r"<script>(\[.*?\])\.forEach\(function\(f\)\{document\.fonts\.load"
+    found = pages(book)
+    asked = {name: {*json.loads(re.search(asks, page)[1])} for name, page in found.items()}
     always = {"1em 'Book Serif'", "600 1em 'Book Serif'", "1em 'Book Sans'"}
-    assert set(asked["index.html"]) == always and set(asked["labs/lab.html"]) - always == {
-        "italic 1em 'Book Serif'",
-        "1em 'Book Code'",
-    }
-    assert set(asked["chapters/chapter.html"]) - always == {
-        "1em 'Book Code'",
-        "1em 'STIX Two Math'",
-    }
-    for page in pages(book).values():
-        assert (
-            page.index('rel="stylesheet"') < page.index("document.fonts.load") < page.index("<body")
-        )
-    faces = re.findall(
-        r'@font-face\{font-family:"([^"]+)";src:url[^}]*font-display:(\w+)',
-        (book / "_static" / "book.css").read_text(),
-    )
-    assert len(faces) == 6 and {name for name, display in faces if display != "optional"} == {
-        "STIX Two Math"
-    }
-    assert {name for name, _ in faces} == {
-        re.search("'(.*)'", face)[1] for page in asked.values() for face in page
+    code, mathematics = "1em 'Book Code'", "1em 'STIX Two Math'"
+    assert asked["index.html"] == always
+    assert asked["labs/lab.html"] - always == {"italic 1em 'Book Serif'", code}
+    assert asked["chapters/chapter.html"] - always == {code, mathematics}
+    for page in found.values():
+        places = [page.index(part) for part in ('rel="stylesheet"', "document.fonts.load", "<body")]
+        assert places == sorted(places)
+    face = r'@font-face\{font-family:"([^"]+)";src:url[^}]*font-display:(\w+)'
+    faces = re.findall(face, (book / "_static" / "book.css").read_text())
+    assert len(faces) == 6
+    assert {name for name, display in faces if display != "optional"} == {"STIX Two Math"}
+    assert {f"'{name}'" for name, _ in faces} == {
+        re.search("'.*'", face)[0] for page in asked.values() for face in page
     }
 
 
 @pytest.mark.slow
 def test_pages_carry_few_bytes(book):
     """Mutation: put the search index, or the theme's scripts, back on every page."""
+    more = {"search.html": {"search.js", "search-text.js"}, "labs/lab.html": {"figures.js"}}
     for name, page in pages(book).items():
-        scripts = [
-            address for address in loads(page) if ".js" in address and "plotly.min" not in address
-        ]
-        expected = {"book.js"}
-        if name == "search.html":
-            expected |= {"search.js", "search-text.js"}
-        if name == "labs/lab.html":
-            expected |= {"figures.js"}
-        if "box-predict asks" in page:
-            expected |= {"predict.js"}
-        assert {Path(address.split("?")[0]).name for address in scripts} == expected, name
+        asks = {"predict.js"} if "box-predict asks" in page else set()
+        loaded = {Path(address.split("?")[0]).name for address in loads(page) if ".js" in address}
+        assert loaded - {"plotly.min.js"} == {"book.js"} | more.get(name, set()) | asks, name
 
 
 @pytest.mark.slow
@@ -257,9 +210,8 @@ def test_a_figure_is_data_in_the_page(book):
     stored = json.loads(data)
     assert stored["data"] == FIGURE["data"]
     assert stored["layout"] == {"title": {"text": "Bytes <b>held</b>"}, "height": 320}
-    assert (
-        'aria-label="Bytes held"' in page and "min-height: 320px" in page and "not this" not in page
-    )
+    assert 'aria-label="Bytes held"' in page and "min-height: 320px" in page
+    assert "not this" not in page
     assert "<noscript><p>Bytes held: an interactive figure" in page
     assert 'data-plotly="../_static/plotly.min.js"' in page
     assert (book / "_static" / "plotly.min.js").stat().st_size > 1_000_000
@@ -287,9 +239,7 @@ def test_a_widget_is_a_sentence(book):
 def test_boxes_say_what_they_are(book, kind, label):
     """Mutation: label by colour only; give two boxes one mark; drop a box's own title."""
     page = pages(book)["chapters/chapter.html"]
-    (box,) = re.findall(
-        rf'<div class="box box-{kind}(?: asks)? admonition">(.*?)</div>', page, flags=re.DOTALL
-    )
+    (box,) = re.findall(rf'(?s)<div class="box box-{kind}(?: asks)? admonition">(.*?)</div>', page)
     assert f'<span class="box-label">{label}</span>' in box
     marks = re.findall(r'<svg class="box-mark".*?</svg>', page)
     assert len(set(marks)) == 4
@@ -302,9 +252,7 @@ def test_a_quotation_with_a_label_is_a_box(book):
     """Mutation: leave the label in the text; box every quotation that begins in bold; lose the
     second paragraph."""
     page = pages(book)["labs/lab.html"]
-    (box,) = re.findall(
-        r'<div class="box box-predict admonition">(.*?)</div>', page, flags=re.DOTALL
-    )
+    (box,) = re.findall(r'(?s)<div class="box box-predict admonition">(.*?)</div>', page)
     assert '<span class="box-label">Predict</span>' in box
     assert "<p>How <em>many</em>?</p>" in box and "<p>Write it down.</p>" in box
     assert re.search(r"<blockquote>\s*<div><p><strong>Not a box.</strong> Quoted.</p>", page)
@@ -313,14 +261,10 @@ def test_a_quotation_with_a_label_is_a_box(book):
 @pytest.mark.slow
 def test_the_contents_show_the_sections_of_the_page(book):
     """Mutation: put the sections under every entry, or under none."""
-    contents = {
-        name: re.search(r'<nav class="bd-links.*?</nav>', page, flags=re.DOTALL).group()
-        for name, page in pages(book).items()
-    }
-    assert contents["chapters/chapter.html"].count('href="#a-section"') == 1
-    assert (
-        "#a-section" not in contents["labs/lab.html"] and "#a-section" not in contents["index.html"]
-    )
+    for name, page in pages(book).items():
+        contents = re.search(r'(?s)<nav class="bd-links.*?</nav>', page)[0]
+        of_its_own = name == "chapters/chapter.html"
+        assert contents.count('href="#a-section"') == contents.count("#a-section") == of_its_own
 
 
 def test_a_page_that_changed_is_read_again(tmp_path):
@@ -338,15 +282,12 @@ def test_a_bibliography_is_no_list_without_items():
     items."""
     from bookkit.look import _without_roles
 
+    others = '<ul role="list"><li>Two</li></ul>'
     body = (
-        '<div role="list" class="citation-list">\n<div class="citation" id="id1"'
-        ' role="doc-biblioentry">\nOne</div></div><ul role="list"><li>Two</li></ul>'
+        '<div{} class="citation-list">\n<div class="citation" id="id1"{}>\nOne</div></div>' + others
     )
-    assert (
-        _without_roles(body)
-        == '<div class="citation-list">\n<div class="citation" id="id1">\nOne</div></div>'
-        '<ul role="list"><li>Two</li></ul>'
-    )
+    given = body.format(' role="list"', ' role="doc-biblioentry"')
+    assert _without_roles(given) == body.format("", "")
 
 
 OUTSIDE = [
@@ -362,20 +303,16 @@ OUTSIDE = [
 @pytest.mark.slow
 def test_a_page_that_would_load_from_elsewhere_is_not_built(tmp_path, capfd):
     """Mutation: look for ``src`` only; look at ``http:`` only; log it as information."""
-    book = write_book(
-        tmp_path / "book",
-        **{f"page{i}": f"# Page {i}\n\n{html}\n" for i, html in enumerate(OUTSIDE)},
-    )
+    pages = {f"chapters/page{i}": f"# Page {i}\n\n{html}\n" for i, html in enumerate(OUTSIDE)}
+    book = real_book(tmp_path / "book", **pages)
     for _ in range(2):
         with pytest.raises(BuildFailed):
             build_book(book, tmp_path / "html")
         said = capfd.readouterr().err
         for i, html in enumerate(OUTSIDE):
-            address = re.search(r"(?:https?:)?//example\.org[^\s\"')]*", html).group()
-            assert (
-                f"chapters/page{i}.html would load {address}: a page must not ask for anything"
-                " outside" in said
-            )
+            address = re.search(r"(?:https?:)?//example\.org[^\s\"')]*", html)[0]
+            words = "a page must not ask for anything outside"
+            assert f"chapters/page{i}.html would load {address}: {words}" in said
 
 
 @pytest.mark.slow
@@ -398,3 +335,34 @@ def test_the_theme_stays_below_the_book():
     sheet = """/* a */ @font-face { src: url(a.woff2) }
       .a { x: 1 !important; y: '}' } @media print { .b { z: 2 } }"""
     assert offline.theme_css(sheet) == "@layer theme{.a{x:1;y:'}'}@media print{.b{z:2}}}"
+
+
+# sha256 of "go()", as `printf 'go()' | openssl dgst -sha256 -binary | base64` prints it
+GO = "'sha256-5KYv+PUboo5h+0+YAtGRPbwv5d/QxzHslP4YGnUaxRw='"
+WITH_A_SCRIPT = '<head>\n<meta charset="utf-8" /><title>a</title><script>go()</script></head>'
+
+
+def scripts_named(page):
+    return re.search("script-src ([^;]*)", policy(page))[1].split()
+
+
+def test_inline_scripts_are_named_by_hash():
+    """Mutations: hash the text without its white space; hash data, or a file's empty element; miss
+    the second script; name one twice."""
+    assert scripts_named(WITH_A_SCRIPT) == ["'self'", "file:", GO]
+    assert scripts_named("<script src='a.js'></script>") == ["'self'", "file:"]
+    assert scripts_named("<script type='application/json'>go()</script>") == ["'self'", "file:"]
+    assert scripts_named("<script> go()</script>")[2] != GO
+    assert len(scripts_named("<script>1 < 2</script><p>a</p><script>'&amp;'</script>")) == 4
+    assert scripts_named(2 * WITH_A_SCRIPT) == scripts_named(WITH_A_SCRIPT)
+
+
+def test_a_page_gets_one_policy_in_front_of_all():
+    """Mutations: a second policy at the second build; the policy of an older build, with hashes of
+    scripts that are gone; the policy behind a script."""
+    once = with_policy(WITH_A_SCRIPT)
+    assert with_policy(once) == once and once.count("Content-Security-Policy") == 1
+    assert once.index(GO) < once.index("<title>") < once.index("<script>")
+    assert GO not in with_policy(once.replace("go()", "went()"))
+    with pytest.raises(ValueError, match='no <meta charset="utf-8" />'):
+        with_policy("<head></head>")

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ranklab.measure import communication
 from ranklab.measure.communication import CommunicationLog
@@ -19,9 +20,8 @@ SIZES = (7, 12, 5)  # of a small network: odd, so that shards are padded
 
 
 @pytest.fixture(scope="module")
-def three():
-    with ranks(3, device="cpu", announce=False) as world:
-        yield world
+def three(worlds):
+    return worlds(3)
 
 
 def network():
@@ -58,24 +58,13 @@ def test_every_collective(three):
     """Mutation: a part counted instead of the whole; a root's number lost; a log that goes on
     after it was left."""
     messages = three.run(every_collective)[1]
-    assert [(m.operation, m.nbytes) for m in messages] == [
-        ("all_reduce", 24),
-        ("broadcast", 48),
-        ("reduce", 24),
-        ("all_gather", 24),
-        ("reduce_scatter", 24),
-        ("all_to_all", 24),
-        ("gather", 24),
-        ("scatter", 24),
-        ("send", 8),
-        ("recv", 8),
-        ("barrier", 0),
-    ]
-    assert [
-        (m.peer, m.chunk)
-        for m in messages
-        if m.operation in ("broadcast", "reduce", "send", "recv")
-    ] == [(1, 0), (2, 0), (2, 1), (0, 0)]
+    wanted = "all_reduce broadcast reduce all_gather reduce_scatter all_to_all gather scatter"
+    sizes = [24, 48, *[24] * 6, 8, 8, 0]
+    assert [m.operation for m in messages] == [*wanted.split(), "send", "recv", "barrier"]
+    assert [m.nbytes for m in messages] == sizes
+    with_peers = ("broadcast", "reduce", "send", "recv")
+    peers = [(m.peer, m.chunk) for m in messages if m.operation in with_peers]
+    assert peers == [(1, 0), (2, 0), (2, 1), (0, 0)]
     assert messages[0].reduction == "max" and messages[1].dtype == "float64"
     known = [m for m in messages if m.operation not in ("send", "recv")]
     assert all(m.seconds > 0 for m in known)
@@ -258,7 +247,7 @@ def test_under_the_fake_group():
     ]
 
 
-def test_totals_and_nothing_left():
+def test_totals_and_nothing_left(worlds):
     """Mutation: the sum over all operations in each line; a log inside another one that ends the
     outer one."""
 
@@ -272,10 +261,67 @@ def test_totals_and_nothing_left():
             dist.broadcast(x, 0)
         return [{name: total[:2] for name, total in log.totals().items()} for log in (outer, inner)]
 
-    with ranks(1, device="cpu", announce=False) as world:
-        assert world.run(work) == [
-            [
-                dict(all_reduce=(2, 64), broadcast=(2, 64)),
-                dict(all_reduce=(1, 32), broadcast=(1, 32)),
-            ]
-        ]
+    one, two = (dict(all_reduce=(n, 32 * n), broadcast=(n, 32 * n)) for n in (1, 2))
+    assert worlds(1).run(work) == [[two, one]]
+
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+NAMES_OF_THEIRS = {
+    "c10d.allreduce_": "all_reduce",
+    "c10d._allgather_base_": "all_gather",
+    "c10d._reduce_scatter_base_": "reduce_scatter",
+}
+
+
+def fsdp_step():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, mesh = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), init_device_mesh("cpu", (2,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return lambda: model(torch.ones(2, 8, requires_grad=True)).sum().backward()
+
+
+def ddp_step():
+    model = DistributedDataParallel(nn.Linear(8, 8))
+    return lambda: model(torch.ones(2, 8, requires_grad=True)).sum().backward()
+
+
+def there_and_back_of():
+    other = 1 - dist.get_rank()
+
+    def there_and_back():
+        sent = dist.isend(torch.ones(2), other)
+        dist.recv(torch.empty(2), other)
+        sent.wait()
+
+    return there_and_back
+
+
+def counted(make):
+    """(what CommDebugMode counts, what the log has), of one step."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    step = make()
+    with CommDebugMode() as theirs, CommunicationLog() as log:
+        step()
+    return (
+        {str(name): count for name, count in theirs.get_comm_counts().items()},
+        {name: total.messages for name, total in log.totals().items()},
+    )
+
+
+def test_the_same_collectives(worlds):
+    """Both see the same collectives, of FSDP2 and of DDP. They differ in what else there is:
+    CommDebugMode sees what passes a dispatch mode in Python and tells the module, the log sees send
+    and recv as well and tells bytes and seconds.
+
+    Must catch: a collective that the log counts twice, or does not see; a send that it misses."""
+    world = worlds(2)
+    for make in (fsdp_step, ddp_step):
+        for theirs, ours in world.run(counted, make):
+            assert {NAMES_OF_THEIRS[name]: count for name, count in theirs.items()} == ours
+            assert sum(ours.values()) > 0
+    assert world.run(counted, there_and_back_of) == [({}, {"send": 1, "recv": 1})] * 2

@@ -2,13 +2,12 @@
 
 import ast
 import json
-import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from coursekit.__main__ import main
 from coursekit.machine import doctor
 from coursekit.machine.doctor import Diagnosis, Lab, lab_row, labs_in
 from ranklab.measure.clock import MedianSeconds
@@ -17,13 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.ranks
-def test_the_command():
+def test_the_command(capsys):
     """Mutation: ranks not started but assumed; a lab of the folder left out; an exit code that says
     the opposite."""
-    command = [sys.executable, "-m", "shardlab", "doctor", str(ROOT / "labs")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+    code, shown = main(["doctor", str(ROOT / "labs")]), capsys.readouterr()
+    assert code == 0, shown
+    rows = {line.split("  ")[0]: line for line in shown.out.splitlines()}
     assert "4 ranks on " in rows["4 ranks"] and "their first sum after" in rows["4 ranks"]
     assert {"Python", "packages", "CPU", "GPU", "NCCL", "slow links"} <= set(rows)
     for path in (ROOT / "labs").glob("*.ipynb"):
@@ -66,11 +64,18 @@ def test_a_checkout_that_is_not_installed_is_named(monkeypatch):
 
 
 def test_the_last_line_is_ready_or_what_to_do():
-    """Must catch: "ready" where a lab cannot run; advice that is no obstacle in the last line."""
+    """Must catch: "ready" where a lab cannot run; advice that is no obstacle in the last line; the
+    findings for a program without a row that the table has."""
     fine, busy = Diagnosis("CPU", "2 cores", "nothing to do"), Diagnosis("clock", "50%", "repeat")
     old = Diagnosis("torch", "2.7.1", "pip install 'torch>=2.8'", False)
     assert doctor.ready_or_not([fine, busy]) == "ready"
     assert doctor.ready_or_not([fine, old, busy]) == "not ready: torch: pip install 'torch>=2.8'"
+    row = ("04-ranks", "cannot run", "see torch above")
+    assert json.loads(doctor.Examination([old], [row]).as_json()) == {
+        "ready": False,
+        "findings": [old._asdict()],
+        "labs": [dict(zip(("lab", "here", "because"), row))],
+    }
 
 
 def test_front_end_disk_and_clock_are_looked_at(monkeypatch, tmp_path):
@@ -100,18 +105,6 @@ def test_front_end_disk_and_clock_are_looked_at(monkeypatch, tmp_path):
     assert "pip install jupyterlab" in doctor.front_end().do and doctor.front_end().fit
 
 
-def test_the_findings_for_a_program(tmp_path):
-    """Must catch: "ready" where something is missing; a row that only the table has."""
-    old = Diagnosis("torch", "2.7.1", "pip install 'torch>=2.8'", False)
-    row = ("04-ranks", "cannot run", "see torch above")
-    found = json.loads(doctor.Examination([old], [row]).as_json())
-    assert found == {
-        "ready": False,
-        "findings": [old._asdict()],
-        "labs": [{"lab": "04-ranks", "here": "cannot run", "because": "see torch above"}],
-    }
-
-
 @pytest.mark.ranks
 def test_ranks_that_do_not_start_are_one_line(monkeypatch):
     """Mutation: a traceback instead of a report; the wrong sum of a broken backend taken for a
@@ -137,43 +130,33 @@ def test_the_labs_say_what_they_need(path):
     metadata of another number of ranks than the lab's own table shows, or without what only a GPU
     can show."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    sources = ("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    calls = (
-        node
-        for source in sources
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call)
-        and getattr(node.func, "id", "") in ("capabilities", "ranks_on")
-    )
-    first = next(calls)
-    given = {keyword.arg: keyword.value for keyword in first.keywords}
-    if first.func.id == "ranks_on":
-        given["ranks"] = first.args[0]
-    ranks, needs_gpu = (
-        ast.literal_eval(given[name]) if name in given else default
-        for name, default in (("ranks", 1), ("needs_gpu", []))
-    )
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    nodes = (node for source in code for node in ast.walk(ast.parse(source)))
+    names = ("capabilities", "ranks_on")
+    call = next(node for node in nodes if getattr(getattr(node, "func", 0), "id", 0) in names)
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    if call.func.id == "ranks_on":
+        given["ranks"] = ast.literal_eval(call.args[0])
     needs = notebook["metadata"]["shardlab"]
-    assert needs["ranks"] == ranks and len(needs.get("needs_gpu", [])) == len(needs_gpu)
+    assert needs["ranks"] == given.get("ranks", 1)
+    assert len(needs.get("needs_gpu", [])) == len(given.get("needs_gpu", []))
 
 
 def test_what_each_lab_will_do(tmp_path, monkeypatch):
     """Mutation: a lab of one process refused because ranks do not start; the needs of one lab given
     to the next."""
     monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
-    needs = {
-        "01-plain": {},
-        "04-ranks": {"shardlab": {"ranks": 4}},
-        "03-gpu": {"shardlab": {"needs_gpu": ["the account"]}},
-    }
-    for name, metadata in needs.items():
+
+    def lab(name, **needs):
+        metadata = {"shardlab": needs} if needs else {}
         (tmp_path / f"{name}.ipynb").write_text(json.dumps({"metadata": metadata}))
+
+    lab("01-plain")
+    lab("04-ranks", ranks=4)
+    lab("03-gpu", needs_gpu=["the account"])
     labs = list(labs_in(tmp_path))
-    assert labs == [
-        Lab("01-plain", 1, ()),
-        Lab("03-gpu", 1, ("the account",)),
-        Lab("04-ranks", 4, ()),
-    ]
+    plain, gpu = Lab("01-plain", 1, ()), Lab("03-gpu", 1, ("the account",))
+    assert labs == [plain, gpu, Lab("04-ranks", 4, ())]
     fine, broken = [Diagnosis("4 ranks", "", "")], [Diagnosis("4 ranks", "", "", fit=False)]
     assert [lab_row(lab, fine)[1:] for lab in labs] == [
         ("runs", "1 rank"),
@@ -184,6 +167,5 @@ def test_what_each_lab_will_do(tmp_path, monkeypatch):
     (tmp_path / "05-torn.ipynb").write_text('{"metadata":')
     assert [lab.name for lab in labs_in(tmp_path)][-1] == "05-torn"
     for count in (0, -1, 2.5, 10**9, True, "4"):
-        metadata = {"shardlab": {"ranks": count}}
-        (tmp_path / "06-odd.ipynb").write_text(json.dumps({"metadata": metadata}))
+        lab("06-odd", ranks=count)
         assert f"ask for {count!r} ranks, not for 1 to 64" in list(labs_in(tmp_path))[-1].problem

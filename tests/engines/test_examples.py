@@ -1,5 +1,5 @@
-"""The scripts of "Your first eight ranks", started as the page says: by torchrun on one machine and
-on two, and else on ranks of the fork server, which spare the imports."""
+"""The scripts of "Your first eight ranks", on ranks of the fork server, which spare the imports; at
+night by torchrun, as the page says, on one machine and on two."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from forked_script import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.ranks
+BY_TORCHRUN = pytest.param(True, marks=pytest.mark.nightly)
+WAYS = pytest.mark.parametrize("by_torchrun", [False, BY_TORCHRUN])
 SECONDS = 200  # a limit for a hang: torchrun starts in seconds
 
 
@@ -47,10 +50,10 @@ def losses(printed):
     return {int(step): float(loss) for step, loss in found}
 
 
-def in_forks(folder, script, *arguments, ranks=1):
+def in_forks(folder, script, *arguments, ranks=1, nodes=1):
     """The output of the script without torchrun."""
     script = ROOT / "examples" / script
-    printed, errors, codes = forked(script, *arguments, ranks=ranks, folder=folder)
+    printed, errors, codes = forked(script, *arguments, ranks=ranks, folder=folder, nodes=nodes)
     assert codes == [0] * ranks, errors
     return printed
 
@@ -61,9 +64,11 @@ def one_process(tmp_path_factory):
     return losses(in_forks(folder, "train_ddp.py", "--steps", 4))
 
 
-def test_hello():
+@WAYS
+def test_hello(by_torchrun, tmp_path):
     """Must catch: a rank that says nothing; an all-reduce that one rank leaves out."""
-    printed = torchrun("hello.py", ranks=3)
+    start = torchrun if by_torchrun else partial(in_forks, tmp_path)
+    printed = start("hello.py", ranks=3)
     assert sorted(re.findall(r"rank (\d) of 3", printed)) == ["0", "1", "2"]
     assert "all-reduce: [3.0, 3.0, 3.0, 3.0]" in printed
 
@@ -81,18 +86,21 @@ def test_a_run_that_goes_on(script, one_process, tmp_path):
     assert first | second == pytest.approx(one_process, abs=2e-5)
 
 
-def test_two_nodes(one_process):
-    """Two torchruns meet, each with one rank, as two machines would.
+@WAYS
+def test_two_nodes(by_torchrun, one_process, tmp_path):
+    """Two machines with one rank each: two torchruns meet, or ranks are told so.
 
     Must catch: a global rank taken for the number of a GPU or of a window."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = f"127.0.0.1:{free.getsockname()[1]}"
-    more = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting)
-    nodes = [
-        torchrun("train_ddp.py", "--steps", 2, ranks=1, more=more, wait=False) for _ in range(2)
-    ]
-    printed = "".join([output_of(node) for node in nodes])
+    script = ("train_ddp.py", "--steps", 2)
+    if by_torchrun:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            meeting = f"127.0.0.1:{free.getsockname()[1]}"
+        more = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting)
+        nodes = [torchrun(*script, ranks=1, more=more, wait=False) for _ in range(2)]
+        printed = "".join([output_of(node) for node in nodes])
+    else:
+        printed = in_forks(tmp_path, *script, ranks=2, nodes=2)
     assert losses(printed) == pytest.approx({1: one_process[1], 2: one_process[2]}, abs=2e-5)
 
 

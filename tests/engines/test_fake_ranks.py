@@ -10,7 +10,6 @@ import torch.distributed as dist
 from coursekit.formulas import RECIPES, evaluate, quantities
 from coursekit.topics.zero.rank_of_many import rank_of_many, sharded_step
 from ranklab.measure.fake_ranks import fake_ranks
-from ranklab.ranks import ranks
 from shardlab.gpt import GPTConfig
 from shardlab.zero.hardened.flat import Native
 
@@ -21,15 +20,9 @@ SMALL = GPTConfig(layers=3, hidden=64, heads=4, vocabulary=96, max_sequence=256,
 
 def units(config):
     """Parameters of the embedding, of each block, of the head."""
-    each = evaluate(
-        ["embedding_parameters", "layer_parameters", "head_parameters", "norm_parameters"],
-        **config.quantities(),
-    )
-    return [
-        each["embedding_parameters"],
-        *[each["layer_parameters"]] * config.layers,
-        each["head_parameters"] + each["norm_parameters"],
-    ]
+    parts = [f"{part}_parameters" for part in ("embedding", "layer", "head", "norm")]
+    embedding, layer, *head = evaluate(parts, **config.quantities()).values()
+    return [embedding, *[layer] * config.layers, sum(head)]
 
 
 def on_a_real_rank(recompute):
@@ -43,56 +36,40 @@ def on_a_real_rank(recompute):
 
 
 @pytest.mark.parametrize("recompute", (False, True))
-def test_a_fake_rank_is_as_full_as_a_real_one(recompute):
+def test_a_fake_rank_is_as_full_as_a_real_one(worlds, recompute):
     """To the byte, at rest and at the peak, which falls on the same operation; and its messages are
     the same.
 
     Mutation: weights whose memory the fake side does not give back."""
-    with ranks(2, device="cpu", announce=False) as world:
-        real = world.run(on_a_real_rank, recompute)[1]
+    real = worlds(2).run(on_a_real_rank, recompute)[1]
     fake = rank_of_many(SMALL, 2, rank=1, recompute=recompute)
     assert fake.resting == real.resting and fake.peak == real.peak
-    assert {name: total[:2] for name, total in fake.messages.items()} == {
-        name: total[:2] for name, total in real.messages.items()
-    }
+    ours, theirs = (
+        {name: total[:2] for name, total in one.messages.items()} for one in (fake, real)
+    )
+    assert ours == theirs
 
 
 def resting(config, n, rank):
     """Bytes of parameters, gradients and optimizer states on the rank, by the formulas."""
-    given = dict(
-        zero_stage=3,
-        data_parallel=n,
-        rank=rank,
-        accumulation_steps=1,
-        **RECIPES["fp32 Adam"].quantities,
-    )
+    given = dict(zero_stage=3, data_parallel=n, rank=rank, accumulation_steps=1)
+    given |= RECIPES["fp32 Adam"].quantities
+
+    def bytes_of(target, **more):
+        return evaluate([target], allow_unused=True, **given, **more)[target]
+
     targets = ["zero_parameter_bytes", "zero_gradient_bytes", "zero_optimizer_bytes"]
-    found = [
-        sum(
-            evaluate([target], allow_unused=True, parameters=unit, **given)[target]
-            for unit in units(config)
-        )
-        for target in targets
-    ]
-    found[2] += evaluate(
-        ["zero_step_counter_bytes"],
-        allow_unused=True,
-        zero_flat_tensors=len(units(config)),
-        **given,
-        **config.quantities(),
-    )["zero_step_counter_bytes"]
-    return tuple(found)
+    sums = [sum(bytes_of(one, parameters=unit) for unit in units(config)) for one in targets]
+    flat = dict(zero_flat_tensors=len(units(config)), **config.quantities())
+    return *sums[:2], sums[2] + bytes_of("zero_step_counter_bytes", **flat)
 
 
 @pytest.mark.parametrize("rank", (0, 4))
 def test_the_rank_has_its_own_shard(rank):
     """Five ranks do not divide any unit, so the first shards are larger. Mutation: the shard of
     another rank."""
-    assert (
-        rank_of_many(SMALL, 5, rank=rank).resting[:3]
-        == resting(SMALL, 5, rank)
-        != resting(SMALL, 5, 4 - rank)
-    )
+    found = rank_of_many(SMALL, 5, rank=rank).resting[:3]
+    assert found == resting(SMALL, 5, rank) != resting(SMALL, 5, 4 - rank)
 
 
 @pytest.mark.parametrize("rank", (0, 1023))

@@ -74,6 +74,7 @@ def test_what_a_module_imports_marks_it(conftest, statement, starts):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # by day: ranks that start without the mark fail their test
 def test_the_marks_are_given():
     """Must catch: a test that needs the browser or ranks left in `make check`; one whose module
     imports no ranks and takes those of the fixture."""

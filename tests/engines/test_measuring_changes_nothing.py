@@ -16,7 +16,6 @@ from torch import nn
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
 from ranklab.measure.weigh import weigh
-from ranklab.ranks import ranks
 from shardlab.common.collective_wire import reduce_scatter_single
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
@@ -213,8 +212,7 @@ def messages_and_memory():
     return same, dead, max(counts) - min(counts) < 10, len(log.messages)
 
 
-def test_a_log_keeps_no_tensor():
+def test_a_log_keeps_no_tensor(worlds):
     """Must catch: a message that holds the tensor it weighed; a sum made twice."""
-    with ranks(2, device="cpu", announce=False) as world:
-        found = world.run(messages_and_memory)
+    found = worlds(2).run(messages_and_memory)
     assert found == [(True, [True, True], True, 2002)] * 2

@@ -5,7 +5,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ranklab.ranks import ranks
 from shardlab.mesh import AXES, Mesh, grid_of, slices
 
 
@@ -63,9 +62,8 @@ def test_a_failed_mesh_names_every_factor():
 
 
 @pytest.fixture(scope="module")
-def world():
-    with ranks(4, announce=False, device="cpu") as world:
-        yield world
+def world(worlds):
+    return worlds(4)
 
 
 def test_a_mesh_on_ranks(world):

@@ -1,6 +1,6 @@
 """A new technique is a file on the shelf, a topic folder, a chapter, a lab and tests, and edits
 _toc.yml and references.bib alone: shown in a copy of the repository, with a technique that does not
-exist (pretended_technique.py)."""
+exist (pretended_technique.txt)."""
 
 import os
 import re
@@ -12,35 +12,38 @@ from shutil import copy2
 
 import nbformat
 import pytest
-from pretended_technique import FILES, LAB_FILE, SOURCE, pretended_lab
 
 from coursekit.recordings.recordings import read_all
 
 ROOT = Path(__file__).resolve().parents[2]
+TEXT = Path(__file__).with_name("pretended_technique.txt").read_text("utf-8")
+FILES = dict(re.findall(r"^=== (.*)\n((?:(?!===).*\n)*)", TEXT, re.MULTILINE))
+SOURCE = FILES.pop("references.bib")
+LAB_FILE = "labs/90-pretended.ipynb"
 
-TESTS = (  # of the copy; `-k` where a test is asked once for each topic, formula or picture
-    [
-        *(
-            "tests/test_repository.py",
-            "tests/engines/test_names.py",
-            "tests/engines/test_notation.py",
-        ),
-        *("tests/engines/test_no_circles.py", "tests/engines/test_bookkit_ways.py"),
-    ],
-    [
-        *("tests/pretended", "tests/engines/test_exercises.py", "tests/engines/test_pictures.py"),
-        *("tests/engines/test_show_explorers.py", "-k", "pretended"),
-    ],
+ENGINES = "tests/engines/test_"
+NAMED = ("names", "notation", "no_circles", "bookkit_ways")
+ASKED_ONCE_FOR_EACH = ("exercises", "pictures", "show_explorers")
+TESTS = (  # of the copy
+    ["tests/test_repository.py", *(f"{ENGINES}{name}.py" for name in NAMED)],
+    pytest.param(
+        ["tests/pretended", *(f"{ENGINES}{name}.py" for name in ASKED_ONCE_FOR_EACH)]
+        + ["-k", "pretended"],
+        marks=pytest.mark.nightly,  # by day: the same tests of the book's own topics
+    ),
 )
-
 WHOLE = ("bibliography", "formula-sheet", "glossary", "pretended")  # chapters of the copy's book
 
 FOUND = """
+from bench.__main__ import main
 from coursekit.formulas import evaluate
+from coursekit.recordings import record
 from coursekit.show.explorers import EXPLORERS
 
 print("pretended-copies" in EXPLORERS)
 print(evaluate(["pretended_bytes"], parameter_bytes=7, pretended_copies=3))
+assert record.main("build/run --cpu --quick --only pretending".split()) == 0
+assert main("pretended --quick --record build/recorded".split()) == 0
 """
 
 
@@ -55,6 +58,18 @@ def in_copy(folder, *command):
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
+
+
+def pretended_lab():
+    """The notebook: a title and one cell that was run."""
+    lab = nbformat.v4.new_notebook()
+    lab.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    made = nbformat.v4.new_output("execute_result", {"text/plain": "2"}, execution_count=1)
+    lab.cells = [
+        nbformat.v4.new_markdown_cell("# A pretended lab"),
+        nbformat.v4.new_code_cell("1 + 1", execution_count=1, outputs=[made]),
+    ]
+    return lab
 
 
 def git(folder, *command):
@@ -83,7 +98,7 @@ def repository(tmp_path_factory):
         (folder / name).write_text(text, encoding="utf-8")
     nbformat.write(pretended_lab(), folder / LAB_FILE)
     with open(folder / "references.bib", "a", encoding="utf-8") as references:
-        references.write(SOURCE)
+        references.write("\n" + SOURCE)
     wheel = (
         folder / "build" / "wheel" / "shardlab-0-py3-none-any.whl"
     )  # `make book` makes a real one
@@ -115,11 +130,11 @@ def test_two_files_are_edited(repository):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tests", TESTS, ids=lambda tests: tests[0].split("/")[-1])
+@pytest.mark.parametrize("tests", TESTS, ids=["names", "pretended"])
 def test_the_tests_of_the_copy_pass(repository, tests):
-    """The tests that list names, floors and rows pass, and those that look at every explorer,
-    picture and exercise. Must catch: a test that a new topic, a new row or a new module of a topic
-    breaks."""
+    """The tests that list names, floors and rows pass, and at night those that look at every
+    explorer, picture and exercise. Must catch: a test that a new topic, a new row or a new module
+    of a topic breaks."""
     quiet = ("-q", "-m", "not slow")
     passed = in_copy(repository, "-m", "pytest", *quiet, *tests).splitlines()[-1]
     assert re.match(r"\d+ passed", passed) and "skipped" not in passed
@@ -127,27 +142,15 @@ def test_the_tests_of_the_copy_pass(repository, tests):
 
 @pytest.mark.slow
 def test_engines_find_it(repository):
-    """The explorers have its explorer, the registry its formula. Must catch: a list of topics
-    anywhere in formulas/ or show/."""
+    """The explorers have its explorer, the registry its formula; `make gpu` has its group, and
+    records the rows that its tests list, as test_record.py asks of all topics; `python -m bench
+    pretended` runs its race, with the arguments of --quick, and records its row. Must catch: a list
+    of topics anywhere in formulas/, show/, record.py or bench/; a row that only the schema refuses;
+    --quick or --record for the book's own topics only."""
     assert in_copy(repository, "-c", FOUND).split("\n")[:2] == ["True", "{'pretended_bytes': 21}"]
-
-
-@pytest.mark.slow
-def test_its_run_is_recorded(repository):
-    """`make gpu` has its group, and records the rows that its tests list, as test_record.py asks of
-    all topics. Must catch: a list of groups in record.py; a row that only the schema refuses."""
-    only = ("build/run", "--cpu", "--quick", "--only", "pretending")
-    in_copy(repository, "-m", "coursekit.recordings.record", *only)
     (recording,) = read_all(repository / "build" / "run")
     listed = (repository / "tests" / "pretended" / "recorded.txt").read_text("utf-8").split()
     assert [row.name for row in recording.rows] == listed == ["pretended.copies"]
-
-
-@pytest.mark.slow
-def test_its_race_is_run(repository):
-    """`python -m bench pretended` runs it, with the arguments of --quick, and records its row. Must
-    catch: a list of races in bench/; --quick or --record for the book's own topics only."""
-    in_copy(repository, "-m", "bench", "pretended", "--quick", "--record", "build/recorded")
     (recording,) = read_all(repository / "build" / "recorded")
     (row,) = recording.rows
     assert (row.name, row.value, row.case["what"]) == ("pretended_race.step", 2, "pretended")
@@ -179,6 +182,7 @@ def book(repository):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # by day: the sheet of all formulas, every explorer's card, the contents
 def test_the_book_shows_it(book):
     """Its chapter has the explorer, the number and the equation; its lab has a page; the formula is
     on the formula sheet, beside what is given; every page's contents lead to it. Must catch: a

@@ -8,18 +8,23 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 # pytest imports this file as a module; the ranks must get its functions by value, as they get those
 # of a notebook
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
 from forked_script import forked
 from notebook_kernel import gone
 
 from ranklab import ranks as package
 from ranklab.ranks import RankDied, RankRaised, RanksInterrupted, ranks, server
 from ranklab.ranks.asked import announcement
+from ranklab.ranks.devices import CannotBeHad, choose_device
 from ranklab.ranks.server import start
+from ranklab.ranks.stopping import abort_groups
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -39,9 +44,6 @@ class Pair:
 
 
 def sum_of_ranks(factor, *, offset=0):
-    import torch
-    import torch.distributed as dist
-
     x = torch.tensor([float(dist.get_rank())])
     dist.all_reduce(x)
     return Pair(dist.get_rank(), factor * x.item() + offset)
@@ -104,8 +106,6 @@ def test_what_is_printed_is_labelled_and_in_rank_order(three, capfd):
         import sys
         import time
 
-        import torch.distributed as dist
-
         time.sleep(0.05 * (3 - dist.get_rank()))
         print("first\nsecond")
         os.write(1, b"from below\n")
@@ -147,9 +147,6 @@ def test_an_error_is_the_root_cause_with_the_readers_line(three):
     names a victim."""
 
     def wrong():
-        import torch
-        import torch.distributed as dist
-
         try:
             if dist.get_rank() == 2:
                 torch.ones(2) @ torch.ones(3)
@@ -184,12 +181,9 @@ def test_a_lock_is_not_sent(three):
 def test_more_nccl_ranks_than_gpus():
     """Mutation: NCCL started with two ranks on one GPU, which hangs or says "Duplicate GPU
     detected"."""
-    import torch
-
     gpus = torch.cuda.device_count()
-    with pytest.raises(
-        ValueError, match=f"NCCL wants a GPU for each rank: {gpus + 1} ranks, {gpus} GPUs"
-    ):
+    words = f"NCCL wants a GPU for each rank: {gpus + 1} ranks, {gpus} GPUs"
+    with pytest.raises(ValueError, match=words):
         ranks(gpus + 1, backend="nccl")
 
 
@@ -197,57 +191,54 @@ def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
     """Mutations: an NCCL that is too old asked all the same, which hangs; its switch not set, or
     set where nothing is shared; several blocks a rank where they may not all fit; a CPU or gloo
     asked for and not given."""
-    from ranklab.ranks.devices import CannotBeHad, choose_device
-
-    for name in (
-        "NCCL_MULTI_RANK_GPU_ENABLE",
-        "NCCL_NVLS_ENABLE",
-        "NCCL_MAX_CTAS",
-        "TORCH_NCCL_HIGH_PRIORITY",
-    ):
+    switches = "NCCL_MULTI_RANK_GPU_ENABLE NCCL_NVLS_ENABLE NCCL_MAX_CTAS TORCH_NCCL_HIGH_PRIORITY"
+    for name in switches.split():
         monkeypatch.setenv(name, "before")  # so that it is put back
         monkeypatch.delenv(name)
-    nccl = __import__("torch").cuda.nccl
-    monkeypatch.setattr(nccl, "version", lambda: (2, 29, 7))
-    with pytest.raises(
-        CannotBeHad,
-        match="share_gpus wants NCCL 2.30 or newer, and this PyTorch brings 2.29.7: leave it away",
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
+    for share_gpus, words in (
+        (True, "share_gpus wants NCCL 2.30 or newer, and this PyTorch brings 2.29.7: leave it"),
+        (False, "wants a GPU for each rank: 2 ranks, 1 GPUs.* share one: share_gpus=True"),
     ):
-        choose_device(1, 2, 1, None, "nccl", share_gpus=True)
-    with pytest.raises(
-        CannotBeHad,
-        match="NCCL wants a GPU for each rank: 2 ranks, 1 GPUs.* share one: share_gpus=True",
-    ):
-        choose_device(1, 2, 1, None, "nccl")
-    monkeypatch.setattr(nccl, "version", lambda: (2, 30, 7))
-    assert [
-        choose_device(0, *asked, share_gpus=True)[1]
-        for asked in (
-            (2, 2, None, None),
-            (2, 0, None, None),
-            (2, 1, "cpu", None),
-            (2, 1, None, "gloo"),
-        )
-    ] == ["nccl", "gloo", "gloo", "gloo"]
+        with pytest.raises(CannotBeHad, match=words):
+            choose_device(1, 2, 1, None, "nccl", share_gpus=share_gpus)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    asked = (2, 2, None, None), (2, 0, None, None), (2, 1, "cpu", None), (2, 1, None, "gloo")
+    backends = [choose_device(0, *one, share_gpus=True)[1] for one in asked]
+    assert backends == ["nccl", "gloo", "gloo", "gloo"]
     assert "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
     assert os.environ["TORCH_NCCL_HIGH_PRIORITY"] == "1"  # messages overtake kernels
     device, backend = choose_device(1, 2, 1, None, None, share_gpus=True)
     assert (device.index, backend, os.environ["NCCL_MULTI_RANK_GPU_ENABLE"]) == (0, "nccl", "1")
     assert "NCCL_MAX_CTAS" not in os.environ
-    assert (
-        choose_device(3, 4, 1, "cuda", "nccl", share_gpus=True)[1] == "nccl"
-        and os.environ["NCCL_MAX_CTAS"] == "4"
-    )
+    assert choose_device(3, 4, 1, "cuda", "nccl", share_gpus=True)[1] == "nccl"
+    assert os.environ["NCCL_MAX_CTAS"] == "4"
+
+
+def test_devices_and_backends():
+    """Mutation: NCCL for ranks that share a GPU; the CPU where there is a GPU; one GPU for all
+    ranks."""
+
+    def chosen(size, *asked):
+        found = (choose_device(rank, size, *asked) for rank in range(size))
+        return [(str(device), backend) for device, backend in found]
+
+    assert chosen(2, 0, None, None) == chosen(2, 8, "cpu", None) == [("cpu", "gloo")] * 2
+    assert chosen(4, 8, None, None) == [(f"cuda:{rank}", "nccl") for rank in range(4)]
+    assert chosen(4, 2, None, None) == [(f"cuda:{rank % 2}", "gloo") for rank in range(4)]
+    with pytest.raises(CannotBeHad, match="shows no CUDA GPU"):
+        choose_device(0, 2, 0, "cuda", None)
+    for devices, hosts, said in (
+        (["cpu"] * 4, 0, "4 ranks on the CPU, 1 thread each; backend gloo"),
+        (["cuda:0", "cuda:1"] * 2, 0, "4 ranks on 2 GPUs, which they share; backend gloo"),
+        (["cuda:0", "cuda:1"], 2, "2 ranks on 2 GPUs, one each; backend gloo; 2 rehearsed hosts"),
+    ):
+        assert announcement(devices, "gloo", 1, hosts) == said
 
 
 def test_kernels_of_nccl_are_aborted(monkeypatch):
     """Mutation: the first group that cannot be aborted leaves the others as they are, with the
     threads that wait in them."""
-    from types import SimpleNamespace
-
-    import torch.distributed as dist
-
-    from ranklab.ranks.stopping import abort_groups
 
     class Group:
         aborted = False
@@ -257,9 +248,8 @@ def test_kernels_of_nccl_are_aborted(monkeypatch):
             raise RuntimeError("no communicator yet")
 
     groups = [Group(), Group()]
-    monkeypatch.setattr(
-        dist.distributed_c10d, "_world", SimpleNamespace(pg_map=dict.fromkeys(groups))
-    )
+    world = SimpleNamespace(pg_map=dict.fromkeys(groups))
+    monkeypatch.setattr(dist.distributed_c10d, "_world", world)
     abort_groups()
     assert all(group.aborted for group in groups)
 
@@ -276,36 +266,6 @@ def test_a_rank_cannot_start_a_world(three):
         RankRaised, match="this process is rank [012] of 3: a rank cannot start a world of its own"
     ):
         three.run(nested)
-
-
-def test_devices_and_backends():
-    """Mutation: NCCL for ranks that share a GPU; the CPU where there is a GPU; one GPU for all
-    ranks."""
-    from ranklab.ranks.devices import CannotBeHad, choose_device
-
-    assert [choose_device(r, 2, 0, None, None) for r in range(2)] == [
-        (__import__("torch").device("cpu"), "gloo")
-    ] * 2
-    assert [(d.index, b) for d, b in (choose_device(r, 4, 8, None, None) for r in range(4))] == [
-        (r, "nccl") for r in range(4)
-    ]
-    assert [(d.index, b) for d, b in (choose_device(r, 4, 2, None, None) for r in range(4))] == [
-        (r % 2, "gloo") for r in range(4)
-    ]
-    assert choose_device(0, 2, 8, "cpu", None)[1] == "gloo"
-    with pytest.raises(CannotBeHad, match="shows no CUDA GPU"):
-        choose_device(0, 2, 0, "cuda", None)
-    assert (
-        announcement(["cpu"] * 4, "gloo", 1, 0) == "4 ranks on the CPU, 1 thread each; backend gloo"
-    )
-    assert (
-        announcement(["cuda:0", "cuda:1"] * 2, "gloo", 1, 0)
-        == "4 ranks on 2 GPUs, which they share; backend gloo"
-    )
-    assert (
-        announcement(["cuda:0", "cuda:1"], "gloo", 1, 2)
-        == "2 ranks on 2 GPUs, one each; backend gloo; 2 rehearsed hosts"
-    )
 
 
 def test_nothing_is_left():
@@ -341,16 +301,13 @@ def test_what_ranks_share_stays_shared(three):
 
 def test_two_worlds_at_once(three):
     """Mutation: a store, a port or a file that two worlds share."""
+    results = {}
+
+    def ask(world):
+        results[world] = [world.run(sum_of_ranks, 1)[0].total for _ in range(20)]
+
     with ranks(2, announce=False) as other:
-        results = {}
-        threads = [
-            threading.Thread(
-                target=lambda w=w: results.update(
-                    {w: [w.run(sum_of_ranks, 1)[0].total for _ in range(20)]}
-                )
-            )
-            for w in (three, other)
-        ]
+        threads = [threading.Thread(target=ask, args=(world,)) for world in (three, other)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -365,8 +322,6 @@ def test_spawn_does_the_same(capfd):
     def leave():
         import os
 
-        import torch.distributed as dist
-
         print("before", flush=True)
         if dist.get_rank() == 1:
             os._exit(7)
@@ -379,18 +334,11 @@ def test_spawn_does_the_same(capfd):
         assert "[rank 1] before" in capfd.readouterr().out
 
 
-def run_script(tmp_path, text, *command, **environment):
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(text))
-    done = subprocess.run(
-        [*(command or (sys.executable,)), str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env={**os.environ, **environment},
-    )
-    return done.returncode, done.stdout, done.stderr
+def run_script(tmp_path, *command, **environment):
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, *command, str(tmp_path / "script.py")]
+    more = dict(capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    return subprocess.run(command, env=os.environ | environment, **more)
 
 
 SCRIPT = """
@@ -417,25 +365,29 @@ SCRIPT = """
 def test_a_script_needs_no_guard(tmp_path):
     """Mutation: multiprocessing left to run the script again in each rank, so that every script
     needs `if __name__ == ...`."""
-    code, out, err = run_script(tmp_path, SCRIPT)
-    assert (code, out.splitlines()) == (
-        0,
-        ["2 ranks on the CPU, 1 thread each; backend gloo", "ended well"],
-    ), err
+    done = run_script(tmp_path)
+    said = ["2 ranks on the CPU, 1 thread each; backend gloo", "ended well"]
+    assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
 
 
+@pytest.mark.nightly  # by day: test_the_same_script_where_torchrun_made_the_ranks
 def test_the_same_script_under_torchrun(tmp_path):
     """Mutation: a world of its own started in each of torchrun's ranks."""
-    torchrun = (
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    )
-    code, out, err = run_script(tmp_path, SCRIPT, *torchrun, OMP_NUM_THREADS="1")
-    assert code == 0 and out.count("ended well") == 2 and "backend" not in out, out + err
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    done = run_script(tmp_path, *torchrun, OMP_NUM_THREADS="1")
+    assert done.returncode == 0 and done.stdout.count("ended well") == 2, done
+    assert "backend" not in done.stdout
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_same_script_where_torchrun_made_the_ranks(tmp_path, nodes):
+    """Mutations: a world of its own started in each of torchrun's ranks; the rank on its machine
+    taken for the rank in the world, so that two ranks have the same number."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    out, err, codes = forked(tmp_path / "script.py", ranks=2, folder=tmp_path, nodes=nodes)
+    assert codes == [0, 0] and out.count("ended well") == 2 and "backend" not in out, out + err
+    between = "are compared within each machine, not between them."
+    assert (out + err).count(between) == (nodes == 2)
 
 
 DISAGREEING = """
@@ -493,9 +445,5 @@ def test_the_package_loads_no_torch():
     first cell would wait."""
     assert package.__all__
     script = "import ranklab.ranks, sys; print('torch' in sys.modules)"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "False"
-    )
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, capture_output=True, check=True).stdout.strip() == b"False"

@@ -1,66 +1,59 @@
 """Kernels that share a machine, are restarted or killed: ranks do not disturb each other and none
 outlives its notebook."""
 
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import pytest
 from notebook_kernel import descendants, gone, notebook
+
+from ranklab.ranks import ranks
 
 COUNT = (
     "%%ranks 2\nfor k in range(50):\n    x = torch.ones(3); dist.all_reduce(x)\nprint(int(x.sum()))"
 )
 
 
-def test_four_learners_on_one_box():
+FAULTS = dict(
+    kill=("import os; os.kill(os.getpid(), 9)", "Rank 1 died: it was killed"),
+    hang=("import time; time.sleep(1000)", "Rank 1 did not come to barrier"),
+    fail=("raise ValueError('mine')", "Rank 1 raised ValueError: mine"),
+)
+
+
+@pytest.mark.parametrize("names", [["kill"], pytest.param([*FAULTS], marks=pytest.mark.nightly)])
+def test_learners_on_one_box(names):
     """Mutation: a fixed port, a file with a fixed name, or a search for ranks to end that finds
-    another notebook's. One of four has a rank killed, one a rank that hangs, one a rank that
-    raises; what the fourth has at work and in its variables stays."""
-    options = "2 --patience 2"
-    faults = dict(
-        kill=(
-            "import os\nif rank == 1:\n    os.kill(os.getpid(), 9)\ndist.barrier()",
-            "Rank 1 died: it was killed",
-        ),
-        hang=(
-            "import time\nif rank == 1:\n    time.sleep(1000)\ndist.barrier()",
-            "Rank 1 did not come to barrier",
-        ),
-        fail=(
-            "if rank == 1:\n    raise ValueError('mine')\ndist.barrier()",
-            "Rank 1 raised ValueError: mine",
-        ),
-    )
-    count = (
-        f"%%ranks {options}\nfor k in range(50):\n    x = torch.ones(3);"
-        " dist.all_reduce(x)\nprint(int(x.sum()))"
-    )
+    another notebook's. One learner has a rank killed, and at night one has a rank that hangs, and
+    one a rank that raises; what the last has at work and in its variables stays."""
+    options, faults = "2 --patience 2", {name: FAULTS[name] for name in names}
+    count = COUNT.replace("%%ranks 2", f"%%ranks {options}")
     found, over = {name: [] for name in (*faults, "none")}, threading.Barrier(len(faults) + 1)
 
     def work(name, kernel):
         assert not kernel.run(f"%%ranks {options}\nkept = rank").error
         over.wait()
-        found[name] = [
-            kernel.run(cell)
-            for cell in (count, f"%%ranks\n{faults.get(name, ['kept'])[0]}", count, count)
-        ]
+        fault, _ = faults.get(name, ("pass", ""))
+        cell = f"if rank == 1:\n    {fault}\ndist.barrier()\nkept"
+        asked = (count, f"%%ranks\n{cell}", count, count)
+        found[name] = [kernel.run(one) for one in asked]
 
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(len(found)))
         kernels = [pool.submit(stack.enter_context, notebook()) for _ in found]
-        for done in [
-            pool.submit(work, name, kernel.result()) for name, kernel in zip(found, kernels)
-        ]:
+        works = [pool.submit(work, *one) for one in zip(found, (k.result() for k in kernels))]
+        for done in works:
             done.result()
     for name, (before, at_once, *after) in found.items():
         for one in (before, *after):
             assert not one.error and "[rank 0] 6\n[rank 1] 6\n" in one.out
-        assert (
-            (faults[name][1] in at_once.error)
-            if name in faults
-            else at_once.out == "[rank 0] 0\n[rank 1] 1\n"
-        )
+        if name in faults:
+            assert faults[name][1] in at_once.error
+        else:
+            assert at_once.out == "[rank 0] 0\n[rank 1] 1\n"
 
 
 def test_a_restarted_kernel_starts_anew():
@@ -90,28 +83,30 @@ def test_a_killed_kernel_leaves_no_ranks(tmp_path):
         deadline = time.monotonic() + 60
         while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        ranks = descendants(kernel.pid)
-        assert len(ranks) >= 3
+        below = descendants(kernel.pid)
+        assert len(below) >= 3
         kernel.kill()
-        assert gone(ranks)
+        assert gone(below)
 
 
-def test_no_folder_to_delete(tmp_path):
+def test_no_folder_to_delete(tmp_path, monkeypatch):
     """Mutation: the store kept in a file with a name: whoever clears the folder of temporary files
     breaks every new group."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    with notebook(
-        f"%load_ext ranklab.ranks\nimport tempfile\ntempfile.tempdir = {str(folder)!r}"
-    ) as kernel:
-        assert not kernel.run(COUNT).error
-        assert list(folder.iterdir()) == []
-        folder.rmdir()
-        shown = kernel.run(
-            "%%ranks\ng = dist.new_group([0, 1]); x = torch.ones(1); dist.all_reduce(x,"
-            " group=g)\nx.item()"
-        )
-        assert not shown.error and shown.out == "[rank 0] 2.0\n[rank 1] 2.0\n"
+
+    def in_a_new_group():
+        import torch
+        import torch.distributed as dist
+
+        x = torch.ones(1)
+        dist.all_reduce(x, group=dist.new_group([0, 1]))
+        return x.item()
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with ranks(2, device="cpu", announce=False) as world:
+        assert world.run(in_a_new_group) == [2.0, 2.0]
+        (tmp_path / "temporary").rmdir()  # it is empty
+        assert world.run(in_a_new_group) == [2.0, 2.0]
 
 
 def test_the_magic():
@@ -121,10 +116,8 @@ def test_the_magic():
     own."""
     with notebook() as kernel:
         assert "how many ranks? Say %%ranks 4 the first time." in kernel.run("%%ranks\n1").err
-        assert (
-            kernel.run("%%ranks 2\nkept = rank").out
-            == "2 ranks on the CPU, 1 thread each; backend gloo\n"
-        )
+        said = "2 ranks on the CPU, 1 thread each; backend gloo\n"
+        assert kernel.run("%%ranks 2\nkept = rank").out == said
         assert kernel.run("%%ranks 2\nkept").out == "[rank 0] 0\n[rank 1] 1\n"
         error = kernel.run("%%ranks 2 --forbid-nan\nkept").error
         assert "name 'kept' is not defined" in error and "of the notebook" not in error
@@ -134,35 +127,25 @@ def test_the_magic():
             "\nmine is a variable of the notebook, and ranks have variables of their own: make or"
             " import it in a %%ranks cell, or hand it to a function with world.run(function, mine)."
         )
-        shown = kernel.run(
-            "%%ranks\nx = torch.ones(4); x[rank:2] = float('nan') if rank == 1 else"
-            " 1\ndist.all_reduce(x)"
-        )
-        assert "Rank 1 brings NaN to all_reduce sum of float32 [4]: 1 of 4 elements." in shown.error
-        assert (
-            "float32 [4]"
-            not in kernel.run(
-                "%%ranks\nx = torch.full((4,), float('nan')); dist.broadcast(x, 0)"
-            ).error
-        )
-        ranks = descendants(kernel.pid)
+        cell = "x = torch.ones(4); x[rank:2] = float('nan') if rank == 1 else 1\ndist.all_reduce(x)"
+        error = kernel.run(f"%%ranks\n{cell}").error
+        assert "Rank 1 brings NaN to all_reduce sum of float32 [4]: 1 of 4 elements." in error
+        cell = "x = torch.full((4,), float('nan')); dist.broadcast(x, 0)"
+        assert "float32 [4]" not in kernel.run(f"%%ranks\n{cell}").error
+        below = descendants(kernel.pid)
         assert not kernel.run("%ranks --close").error
-        assert len(set(ranks) - set(descendants(kernel.pid))) == 2
+        assert len(set(below) - set(descendants(kernel.pid))) == 2
         kernel.run(
             "from ranklab.ranks import ranks\nimport torch.distributed as dist\n"
             "def double(x):\n    return half(4 * x) + dist.get_rank()\n"
             "def half(x):\n    if x < 0:\n        raise ValueError(x)\n    return x // 2"
         )
-        shown = kernel.run(
-            "with ranks(2, announce=False) as world:\n    print(world.run(double, 21))\n   "
-            " world.run(double, -1)"
-        )
+        works = "    print(world.run(double, 21))\n    world.run(double, -1)"
+        shown = kernel.run(f"with ranks(2, announce=False) as world:\n{works}")
         assert shown.out == "[42, 43]\n"
-        assert (
-            "Ranks 0 and 1 raised ValueError: -4\n  a cell, line 4, double: return half(4 * x)"
-            in shown.error
-        )
-        assert "\n  a cell, line 7, half: raise ValueError(x)\n" in shown.error
+        for line in ("4, double: return half(4 * x)", "7, half: raise ValueError(x)\n"):
+            assert f"\n  a cell, line {line}" in shown.error
+        assert "Ranks 0 and 1 raised ValueError: -4\n  a cell, line 4" in shown.error
 
 
 class Screen:

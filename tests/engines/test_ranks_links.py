@@ -4,12 +4,16 @@ left."""
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from notebook_kernel import notebook
 
+from coursekit.formulas import evaluate
+from ranklab.measure.communication import CommunicationLog
 from ranklab.ranks import links, ranks
 from ranklab.ranks.links import LinksUnavailable, two_hosts
 
@@ -17,12 +21,21 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NBYTES = 4 * 2**20
 
 
-def network_or_skip(stack):
+@contextmanager
+def network():
+    """Two rehearsed hosts; without the right to make networks the test is skipped."""
     try:
-        return stack.enter_context(two_hosts(megabits_per_second=2000))
+        with two_hosts(megabits_per_second=2000) as hosts:
+            yield hosts
     except LinksUnavailable as error:
         assert str(error).startswith("slow links cannot be rehearsed here: ")
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def hosts():
+    with network() as hosts:
+        yield hosts
 
 
 def sent_bytes():
@@ -33,8 +46,6 @@ def sent_bytes():
 
 
 def all_reduce_once():
-    from ranklab.measure.communication import CommunicationLog
-
     x = torch.ones(NBYTES // 4)
     dist.all_reduce(x)  # connections are made
     dist.barrier()
@@ -45,26 +56,9 @@ def all_reduce_once():
     return x[0].item(), log.messages[0].nbytes, sent_bytes() - before
 
 
-def test_the_links_counter_agrees_with_the_log():
-    """Mutation: ranks left on the machine's own network, so that nothing crosses the link; bytes
-    counted twice or by the bit."""
-    from contextlib import ExitStack
-
-    with ExitStack() as stack:
-        hosts = network_or_skip(stack)
-        world = stack.enter_context(ranks(2, device="cpu", hosts=hosts, announce=False))
-        for total, logical, sent in world.run(all_reduce_once):
-            assert (total, logical) == (4.0, NBYTES)
-            # two ranks: each sends half of the array twice, 2 (n - 1) / n of it; headers and
-            # answers come on top
-            assert NBYTES <= sent <= 1.1 * NBYTES
-
-
 def steps_across_the_link():
     """(logical bytes, bytes that left this host) of one step of DDP and one of FSDP2."""
     from torch.distributed.fsdp import fully_shard
-
-    from ranklab.measure.communication import CommunicationLog
 
     def step(model):
         for _ in range(3):  # the last is counted: connections are made, and buckets arranged
@@ -80,77 +74,68 @@ def steps_across_the_link():
     for module in (*sharded, sharded):
         fully_shard(module)
     return (
+        all_reduce_once(),
         step(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 2048, bias=False))),
         step(sharded),
     )
 
 
-def test_the_links_counter_agrees_with_the_steps_of_pytorch():
-    """Mutation: a collective of DDP's reducer or of FSDP2 that the log does not see, or sees twice.
-    On gloo, FSDP2 sends a third more than a ring would: its reduce-scatter goes as an
-    all-reduce."""
-    from contextlib import ExitStack
-
-    from coursekit.formulas import evaluate
-
-    with ExitStack() as stack:
-        hosts = network_or_skip(stack)
-        world = stack.enter_context(ranks(2, device="cpu", hosts=hosts, announce=False))
-        parameters = 4 * 2 * 1024**2  # bytes, of either model
-        ring = evaluate(["data_parallel_sent_bytes"], data_parallel=2, reduced_bytes=parameters)[
-            "data_parallel_sent_bytes"
-        ]
-        for (logical, sent), (sharded_logical, sharded_sent) in world.run(steps_across_the_link):
+def test_the_links_counter_agrees_with_the_log(hosts):
+    """Mutations: ranks left on the machine's own network, so that nothing crosses the link; bytes
+    counted twice or by the bit; a collective of DDP's reducer or of FSDP2 that the log does not
+    see, or sees twice. On gloo, FSDP2 sends a third more than a ring would: its reduce-scatter goes
+    as an all-reduce."""
+    parameters = 4 * 2 * 1024**2  # bytes, of either model
+    ring = evaluate(["data_parallel_sent_bytes"], data_parallel=2, reduced_bytes=parameters)[
+        "data_parallel_sent_bytes"
+    ]
+    with ranks(2, device="cpu", hosts=hosts, announce=False) as world:
+        for (total, message, crossed), replicated, sharded in world.run(steps_across_the_link):
+            assert (total, message) == (4.0, NBYTES)
+            # two ranks: each sends half of the array twice, 2 (n - 1) / n of it; headers and
+            # answers come on top
+            assert NBYTES <= crossed <= 1.1 * NBYTES
+            logical, sent = replicated
             assert logical == parameters and ring <= sent <= 1.1 * ring
             # two gathers, as its backward gathers again, and a reduce-scatter
-            assert sharded_logical == 3 * parameters
+            logical, sent = sharded
+            assert logical == 3 * parameters
             gathered = parameters // 2  # each of two ranks sends its half
-            assert 2 * gathered + ring <= sharded_sent <= 1.1 * (2 * gathered + ring)
+            assert 2 * gathered + ring <= sent <= 1.1 * (2 * gathered + ring)
 
 
 def test_nothing_is_left_and_faults_have_names_there_too():
     """Mutation: a holder that outlives the `with`; ranks that cannot be reached where they have a
     network of their own."""
-    from contextlib import ExitStack
 
     def fail():
         if dist.get_rank() == 2:
             raise ValueError("there")
         dist.barrier()
 
-    with ExitStack() as stack:
-        hosts = network_or_skip(stack)
-        with ranks(4, device="cpu", hosts=hosts, announce=False) as world:
-            with pytest.raises(
-                ValueError, match="world_size = 3: 2 hosts want the same number of ranks each"
-            ):
-                ranks(3, hosts=hosts)
-            with pytest.raises(Exception, match="Rank 2 raised ValueError: there"):
-                world.run(fail)
-            assert world.run(dist.get_rank) == [0, 1, 2, 3]
-        holders = {path.split("/")[2] for host in hosts for path in host.namespaces}
+    with network() as hosts, ranks(4, device="cpu", hosts=hosts, announce=False) as world:
+        with pytest.raises(ValueError, match="= 3: 2 hosts want the same number of ranks each"):
+            ranks(3, hosts=hosts)
+        with pytest.raises(Exception, match="Rank 2 raised ValueError: there"):
+            world.run(fail)
+        assert world.run(dist.get_rank) == [0, 1, 2, 3]
+    holders = {path.split("/")[2] for host in hosts for path in host.namespaces}
     running = subprocess.run(
         ["ps", "-o", "pid=", "-p", ",".join(sorted(holders))], capture_output=True, text=True
     ).stdout
     assert running.split() == []
 
 
-def test_the_magic_rehearses_hosts_too():
+def test_the_magic_rehearses_hosts_too(hosts):
     """Mutation: the option dropped, or the hosts gone when the cell that made them has ended."""
-    from contextlib import ExitStack
-
-    from notebook_kernel import notebook
-
-    with ExitStack() as stack:
-        network_or_skip(stack)
-        kernel = stack.enter_context(notebook())
+    with notebook() as kernel:
         shown = kernel.run("%ranks 2 --link 1000")
         assert shown.out == "2 ranks on the CPU, 1 thread each; backend gloo; 2 rehearsed hosts\n"
         shown = kernel.run(
             "%%ranks\nx = torch.ones(1); dist.all_reduce(x)\ntext ="
             " open('/proc/self/net/dev').read()\nprint(x.item(), 'near:' in text, 'far:' in text)"
         )
-        assert shown.out.splitlines() == ["[rank 0] 2.0 True False", "[rank 1] 2.0 False True"]
+    assert shown.out.splitlines() == ["[rank 0] 2.0 True False", "[rank 1] 2.0 False True"]
 
 
 SCRIPT = """
@@ -169,79 +154,50 @@ print("ended well")
 """
 
 
-def test_torchrun_on_two_hosts(tmp_path):
+@pytest.mark.nightly  # by day: test_the_same_script_where_torchrun_made_the_ranks, of two nodes
+def test_torchrun_on_two_hosts(tmp_path, hosts):
     """Mutation: the rank on its machine taken for the rank in the world, so that two ranks have the
     same number."""
-    from contextlib import ExitStack
-
     (tmp_path / "script.py").write_text(SCRIPT)
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nnodes",
-        "2",
-        "--nproc-per-node",
-        "2",
-        "--master-addr",
-        # a port of a network of its own
-        links.ADDRESSES[0].partition("/")[0],
-        "--master-port",
-        "29511",
-        "--node-rank",
-    ]
-    with ExitStack() as stack:
-        hosts = network_or_skip(stack)
-        agents = []
-        for node, host in enumerate(hosts):
-            holder = host.namespaces[0].split("/")[2]
-            enter = [
-                "nsenter",
-                f"--target={holder}",
-                *(f"--{path.rpartition('/')[2]}" for path in host.namespaces),
-            ]
-            enter += ["--preserve-credentials"] * (len(host.namespaces) > 1)
-            agents.append(
-                subprocess.Popen(
-                    [*enter, *torchrun, str(node), str(tmp_path / "script.py")],
-                    text=True,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    env={
-                        **os.environ,
-                        "GLOO_SOCKET_IFNAME": host.interface,
-                        "OMP_NUM_THREADS": "1",
-                    },
-                )
+    address = links.ADDRESSES[0].partition("/")[0]  # its port is of a network of its own
+    options = f"--nnodes 2 --nproc-per-node 2 --master-addr {address} --master-port 29511"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *options.split(), "--node-rank"]
+    agents = []
+    for node, host in enumerate(hosts):
+        holder = host.namespaces[0].split("/")[2]
+        kinds = (f"--{path.rpartition('/')[2]}" for path in host.namespaces)
+        enter = ["nsenter", f"--target={holder}", *kinds]
+        enter += ["--preserve-credentials"] * (len(host.namespaces) > 1)
+        agents.append(
+            subprocess.Popen(
+                [*enter, *torchrun, str(node), str(tmp_path / "script.py")],
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=os.environ | dict(GLOO_SOCKET_IFNAME=host.interface, OMP_NUM_THREADS="1"),
             )
-        said = [agent.communicate(timeout=150)[0] for agent in agents]
+        )
+    said = [agent.communicate(timeout=150)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(said)
     assert [text.count("ended well") for text in said] == [2, 2]
-    assert [text.count("are compared within each machine, not between them.") for text in said] == [
-        1,
-        0,
-    ]
+    between = "are compared within each machine, not between them."
+    assert [text.count(between) for text in said] == [1, 0]
 
 
 def test_where_it_cannot_be_done_one_sentence_says_so(monkeypatch):
     """Mutation: a missing program or a refused namespace shown as FileNotFoundError or as a return
     code."""
-    with pytest.raises(ValueError, match="megabits_per_second = 0: a link's speed is above 0"):
-        two_hosts(0).__enter__()
-    monkeypatch.setattr(links.shutil, "which", lambda name: None if name == "tc" else name)
-    with pytest.raises(
-        LinksUnavailable, match="cannot be rehearsed here: the programs tc are not installed"
-    ):
-        two_hosts(100).__enter__()
-    monkeypatch.undo()
-    monkeypatch.setattr(links, "holding", lambda command: _refused())
-    monkeypatch.setattr(links.shutil, "which", lambda name: name)
-    with pytest.raises(
-        LinksUnavailable,
-        match=r"does not let us make network namespaces \(unshare: unshare failed: no\)",
-    ):
-        two_hosts(100).__enter__()
 
+    def refused(command):
+        raise links._unavailable("unshare: unshare failed: no\n")
 
-def _refused():
-    raise links._unavailable("unshare: unshare failed: no\n")
+    monkeypatch.setattr(links, "holding", refused)
+    for speed, missing, error, words in (
+        (0, "", ValueError, "megabits_per_second = 0: a link's speed is above 0"),
+        (100, "tc", LinksUnavailable, "be rehearsed here: the programs tc are not installed"),
+        (100, "", LinksUnavailable, r"make network namespaces \(unshare: unshare failed: no\)"),
+    ):
+        there = lambda name, missing=missing: None if name == missing else name
+        monkeypatch.setattr(links.shutil, "which", there)
+        with pytest.raises(error, match=words):
+            two_hosts(speed).__enter__()

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ranklab.ranks import RankRaised, ranks, staging
+from ranklab.ranks import RankRaised, staging
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -40,9 +40,8 @@ def test_what_is_staged(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def three():
-    with ranks(3, device="cpu", announce=False) as world:
-        yield world
+def three(worlds):
+    return worlds(3)
 
 
 @contextmanager

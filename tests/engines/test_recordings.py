@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import cases, given
 
 from coursekit.recordings.recordings import (
     Hardware,
@@ -130,45 +131,37 @@ def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "spoil, sentence",
-    [
-        (lambda r: r.update(schema=2), "schema = 2: this version reads schema 1"),
-        (lambda r: r.update(schema=True), "schema = True: this version reads schema 1"),
-        (lambda r: r.update(date="20261121"), "date = '20261121': a day as 2026-11-21"),
-        (lambda r: r.update(date="2026-W47-6"), "date = '2026-W47-6': a day as 2026-11-21"),
-        (lambda r: r.update(date="21.11.2026"), "date = '21.11.2026': a day as 2026-11-21"),
-        (
-            lambda r: r["versions"].pop("torch"),
-            "versions: torch = None: each recording names the version it ran with",
-        ),
-        (
-            lambda r: r["hardware"].update(kind="tpu"),
-            "hardware: kind = 'tpu': gpu or cpu or virtual",
-        ),
-        (
-            lambda r: r["hardware"].update(count=0),
-            "hardware: count = 0: a whole number of at least 1",
-        ),
-        (lambda r: r["rows"][0].update(value="many"), "step.peak: value = 'many': a finite number"),
-        (lambda r: r["rows"][0].update(unit="GB"), "step.peak: unit = 'GB': one of bytes, seconds"),
-        (lambda r: r["rows"][0].update(formula=""), "a prediction names its formula"),
-        (
-            lambda r: r["rows"][0].update(name="step peak"),
-            "name = 'step peak': a row is named by words",
-        ),
-        (lambda r: r["rows"][0].update(colour="red"), "colour"),
-        (lambda r: r["rows"][0].update(suspect=True), "step.peak: suspect = True: why the value"),
-        (lambda r: r["rows"].append(r["rows"][0]), "each name and case stands once"),
-        (lambda r: r.update(rows=[]), "rows = (): at least one"),
-        (lambda r: r.update(command=""), "command = '': the command that anyone can run again"),
-        (lambda r: r.pop("hardware"), "hardware"),
-    ],
+    "place, change, sentence",
+    cases("""
+file | schema=2 | schema = 2: this version reads schema 1
+file | schema=True | schema = True: this version reads schema 1
+file | date='20261121' | date = '20261121': a day as 2026-11-21
+file | date='2026-W47-6' | date = '2026-W47-6': a day as 2026-11-21
+file | date='21.11.2026' | date = '21.11.2026': a day as 2026-11-21
+versions | torch=absent | versions: torch = None: each recording names the version it ran with
+hardware | kind='tpu' | hardware: kind = 'tpu': gpu or cpu or virtual
+hardware | count=0 | hardware: count = 0: a whole number of at least 1
+row | value='many' | step.peak: value = 'many': a finite number
+row | unit='GB' | step.peak: unit = 'GB': one of bytes, seconds
+row | formula='' | a prediction names its formula
+row | name='step peak' | name = 'step peak': a row is named by words
+row | colour='red' | colour
+row | suspect=True | step.peak: suspect = True: why the value
+file | rows=twice | each name and case stands once
+file | rows=[] | rows = (): at least one
+file | command='' | command = '': the command that anyone can run again
+file | hardware=absent | hardware
+"""),
 )
-def test_a_broken_recording_is_refused_by_name(tmp_path, spoil, sentence):
+def test_a_broken_recording_is_refused_by_name(tmp_path, place, change, sentence):
     """Must catch: any one check of the schema taken out."""
     path = Recording(**GOOD).write(tmp_path)
     content = json.loads(path.read_text())
-    spoil(content)
+    part = {"file": content, "row": content["rows"][0]}.get(place) or content[place]
+    ((name, value),) = given(change).items()
+    part[name] = 2 * part[name] if value == "twice" else value
+    if value == "absent":
+        del part[name]
     path.write_text(json.dumps(content))
     with pytest.raises(InvalidRecording) as caught:
         read_recording(path)

@@ -110,15 +110,9 @@ def test_slips_of_any_quantity(name, predicted, measured, ranks, words):
 def test_the_nearest_slip_wins():
     """Must catch: the first of the list said, or the general one before the quantity's own; the
     number of another prediction that is not measured yet taken for zero."""
-    own = Slips(
-        (
-            Slip("the other one.", of="other", times=2),
-            Slip("four.", times=4),
-            Slip("four and a bit.", times=4.1),
-            Slip("less", of="other", more=30),
-        ),
-        ranks=4,
-    )
+    fours = Slip("four.", times=4), Slip("four and a bit.", times=4.1)
+    others = Slip("the other one.", of="other", times=2), Slip("less", of="other", more=30)
+    own = Slips((others[0], *fours, others[1]), ranks=4)
 
     def said(predicted, **known):
         return cause("sent, bytes", predicted, 100, known, own)
