@@ -4,8 +4,8 @@
 
 A door puts a model under a technique, trains it beside the plain model and has it whole again. A
 row is what a user does behind a door. It ends as in the plain model, which sees the parts of all
-ranks, or in a sentence. A technique's test names its doors, the rows that it takes, and what is
-said there; where nothing else is named, the row is right.
+ranks, or in a sentence. rows.md has the rows, their doors and what is said there; a row of one
+technique alone is in a test of that technique.
 """
 
 import copy
@@ -623,13 +623,14 @@ def loaded_between(door, rule=SGD, dtype=torch.float64, **settings):
 
 
 def with_a_scheduler(door):
-    """It changes learning rate and momentum. Must catch: param_groups that are copies of those of
-    the optimizer inside."""
+    """It changes learning rate and momentum, also once a state was loaded. Must catch: param_groups
+    that are copies of those of the optimizer inside, or still those from before the load."""
     beside = Beside(door, momentum=0.9)
     optimizers = beside.optimizer, beside.plain_optimizer
     made = [torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.2, total_steps=5) for o in optimizers]
     for _ in range(3):
         beside.steps(1)
+        beside.optimizer.load_state_dict(beside.optimizer.state_dict())
         for scheduler in made:
             scheduler.step()
     return beside.verdict()

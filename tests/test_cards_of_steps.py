@@ -4,6 +4,7 @@ import re
 
 import pytest
 from small_books import builder
+from told import told
 
 from bookkit import pairs, shards, stepper
 from coursekit.topics.collectives.steps import COLLECTIVES, stepper_steps
@@ -46,15 +47,7 @@ def test_the_first_move_that_is_shown_of_shards():
 
 @pytest.mark.parametrize(
     "steps, given, sentence",
-    [
-        (stepper_steps, ("all reduce", 4), "no collective is named 'all reduce'; there are broad"),
-        (stepper_steps, ("scatter", 9), "n = 9: the stepper draws 2 to 8 ranks."),
-        (shard_steps, (4, 4, 1), "stage = 4: the card shows 0 to 3."),
-        (shard_steps, (1, 9, 1), "ranks = 9: the card shows 2 to 8."),
-        (shard_steps, (1, 4, 3), "microbatches = 3: the card shows 1 to 2."),
-        (pair_steps, ("pipeline", 4), "way = 'pipeline': the card shows tensor, then sequence"),
-        (pair_steps, ("tensor", 3), "ranks = 3: the card shows 2, 4, 8."),
-    ],
+    told("test_cards_of_steps::test_what_there_is_not", globals()),
 )
 def test_what_there_is_not(steps, given, sentence):
     """Must catch: a KeyError or an IndexError; 9 ranks with the letters of 8; three ranks that are

@@ -16,6 +16,7 @@ from shutil import copytree, ignore_patterns
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from told import told
 
 from bookkit.learner import INSTALL_CELL, has_tag
 
@@ -233,16 +234,7 @@ def with_widget_state(lab):
 
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
-    [
-        (never_run, "not run from top to bottom"),
-        (out_of_order, "not run from top to bottom"),
-        (with_error, "stored with an error"),
-        (with_stderr, "on stderr"),
-        (without_output, "no output to compare"),
-        (nothing_compared, "compared with nothing"),
-        (another_install_cell, "not the install cell"),
-        (with_widget_state, "state of widgets"),
-    ],
+    told("test_labs::test_each_problem_is_seen", globals()),
 )
 def test_each_problem_is_seen(spoil, sentence):
     """Must catch: one of the checks in `stored_problems` taken out."""
@@ -283,15 +275,7 @@ def change(cell, **parts):
 
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
-    [
-        (lambda lab: None, ""),
-        (change(-1, source="print(42)"), "cell 5 ('print(6 * 7)') has another source"),
-        (change(1, metadata={}), "cell 2 ('A | b') has another metadata"),
-        (change(2, cell_type="raw"), "cell 3 ('%%ranks 2') has another cell_type"),
-        (change(3, source="import shardlab"), "has another source"),
-        (lambda lab: lab.cells.pop(), "has 4 cells and lab.md 5"),
-        (lambda lab: lab.metadata.update(shardlab={"ranks": 4}), "has other metadata"),
-    ],
+    told("test_labs::test_a_text_makes_its_notebook_and_a_difference_is_seen", globals()),
 )
 def test_a_text_makes_its_notebook_and_a_difference_is_seen(spoil, sentence, tmp_path):
     """Must catch: a tag, a magic or the needs of a lab lost on the way into the text and back; a

@@ -18,39 +18,10 @@ def prose():
     return module
 
 
-STUMBLES = [
-    "The shards come in the place of whole tensors.",
-    "We have it from the paper.",
-    "The test holds the seconds against a measurement.",
-    "It works. Who needs the rest, asks for it.",
-    "What nobody needs, is freed.",
-    "It checks, and who sees a difference raises an error.",
-    "Sixteen copies, of which fifteen differ in nothing.",
-    "More than half of it stands in no table so far.",
-    "A switch that adds while it forwards is no rank.",
-    "Beneath all of them lie two calls that are none.",
-    "It hardly differs.",
-    "A race of PyTorch's ring and ours.",
-    "Look what offload takes away.",
-    "At its fullest, what has a rank beside its shards?",
-    "Two cores: no word about GPUs.",
-    "Other rates stand on the first formula sheet.",
-    "Our own rule is the same.",
-    "Check yours with the exercise.",
-]
-FINE = [
-    "The shards replace whole tensors, instead of copying them.",
-    "Whoever needs the rest asks for it.",
-    "Who needs the rest, and when?",
-    "What does a rank hold, once the update is over?",
-    "There is no rank that waits, and no table is wrong.",
-    "The rest is 0 where there is none.",
-    "Its own value is none of them.",
-    "Seven of the eight copies are redundant.",
-    "The test compares the seconds with a measurement.",
-    "It depends on who sends to whom.",
-    "`in the place of` is code here.",
-]
+STUMBLES, FINE = (
+    [line[2:] for line in part.splitlines() if line.startswith("- ")]
+    for part in (ROOT / "tests" / "stumbles.md").read_text("utf-8").split("\n## ")[1:]
+)
 
 
 @pytest.mark.parametrize("sentence", STUMBLES)

@@ -252,7 +252,7 @@ def test_a_plan_on_our_gpt():
         assert (share == 1) == (plan.recomputed == [])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by day all combinations of four layers
 def test_llama_7b_beside_every_subset():
     """Four layers of Llama 7B in bf16 on fake tensors: at budgets between the peaks of all 16
     subsets, the plan's step has at most 2 percent more operations than that of the cheapest subset

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from told import told
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -123,7 +124,7 @@ def test_kept_bytes_of_every_policy():
     compare_with_formulas(random.Random(5), 4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # the four steps above are the first of them
 def test_peak_of_every_policy():
     """Within a percent, on more of them; and the place of the peak differs from step to step.
 
@@ -487,14 +488,7 @@ def test_link_that_hides_the_copies():
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [
-        (dict(recompute_policy=4), "recompute_policy must be a whole number of at least 0 and at"),
-        (dict(recompute_every=0), "recompute_every must be a whole number of at least 1"),
-        (
-            dict(partition_activations=1, sequence_parallel=1),
-            "partition_activations = 1 with sequence parallelism",
-        ),
-    ],
+    told("test_recompute_formulas::test_what_is_refused", globals()),
 )
 def test_what_is_refused(wrong, message):
     """Must catch: a policy that no formula has; a part of what is a part already."""

@@ -2,26 +2,18 @@
 
 import pytest
 
+from coursekit.formulas import evaluate, quantities
 from coursekit.lab import batches, small_gpt
-from coursekit.topics.activation_checkpointing import lab
+from coursekit.show.drawing import decimal_bytes
+from coursekit.topics.activation_checkpointing import lab, pictures
 from coursekit.topics.activation_checkpointing.exercises import peak_of_blocks
 from coursekit.topics.activation_checkpointing.figures import (
     DRAWN_PARTS,
     live_figure,
-    tradeoff_figure,
 )
 from ranklab.measure.ledger import Ledger
 from shardlab.gpt import next_token_loss
 from shardlab.recompute.layers import checkpoint_some
-
-
-def test_every_rung_is_a_mark_of_its_own():
-    """Must catch: seconds and bytes exchanged; two rungs with one mark and one colour."""
-    figure = tradeoff_figure("", {str(n): (0.01 * n, 2e6 * n) for n in range(1, 6)})
-    assert [(mark.x[0], mark.y[0]) for mark in figure.data] == [
-        (10.0 * n, 2.0 * n) for n in range(1, 6)
-    ]
-    assert len({(mark.marker.symbol, mark.marker.color) for mark in figure.data}) == 5
 
 
 def test_a_long_step_is_drawn_as_high_as_it_gets():
@@ -51,3 +43,41 @@ def test_what_a_plan_starts_from(blocks):
     layers, *of, standing = lab.bytes_of_blocks(model.config)
     peak = standing + peak_of_blocks(blocks, layers, *of)
     assert peak == pytest.approx(ledger.peak.bytes.total, rel=0.01)
+
+
+# --- picture of a step with checkpoints -----------------------------------------------------------
+
+
+POLICIES = pictures.DRAWN_POLICIES
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_outline_is_the_formulas(name):
+    """Must catch: the input of a checkpoint counted beside its layers; a second run as long as the
+    first; activations that outlive their layer."""
+    step = pictures.layers_over_step(**POLICIES[name])
+    given = quantities(**pictures.CHECKPOINTED_STEP, **POLICIES[name])
+    names = ("rank_layers_kept_bytes", "rank_layers_bytes", "step_flops", "recomputed_flops")
+    kept, most, work, twice = evaluate(names, allow_unused=True, **given).values()
+    assert max(point.kept for point in step.points) == kept
+    assert max(map(pictures.alive, step.points)) == most
+    assert step.points[-1] == (pytest.approx(work + twice, rel=1e-12), 0, 0)
+    assert min(min(point) for point in step.points) == 0
+    shown = pictures.draw_steps()
+    assert (
+        f"{decimal_bytes(most)}</text>" in shown and f"forward keeps {decimal_bytes(kept)}" in shown
+    )
+
+
+def test_a_tooth_for_each_checkpoint():
+    """Must catch: one layer too many in a checkpoint; a checkpoint that stays while the next one is
+    computed again."""
+    for name, teeth in (
+        ("nothing computed again", 0),
+        ("each layer in a checkpoint", 32),
+        ("eight layers in each", 4),
+    ):
+        again = [point.again for point in pictures.layers_over_step(**POLICIES[name]).points]
+        rises = sum(before == 0 < after for before, after in zip(again, again[1:]))
+        falls = sum(before > 0 == after for before, after in zip(again, again[1:]))
+        assert rises == falls == teeth

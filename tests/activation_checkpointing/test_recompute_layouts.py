@@ -10,7 +10,6 @@ import torch
 
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
-from ranklab.ranks import ranks
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.mesh import Mesh
 from shardlab.pipelines.hardened.pipeline import Pipeline
@@ -31,10 +30,9 @@ from shardlab.tensor_parallel import (
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module")
-def pair():
-    with ranks(2, device="cpu", announce=False, patience_seconds=30) as world:
-        yield world
+@pytest.fixture
+def pair(worlds):
+    return worlds(2, patience_seconds=30)
 
 
 SIZES = dict(layers=3, hidden=24, heads=4, feed_forward=31, vocabulary=53, max_sequence=8)
@@ -197,10 +195,9 @@ def test_pipelines_and_split_backward(pair, kind, name):
 # --- tensor parallelism, pipelines and a split backward at once -----------------------------------
 
 
-@pytest.fixture(scope="module")
-def four():
-    with ranks(4, device="cpu", announce=False, patience_seconds=30) as world:
-        yield world
+@pytest.fixture
+def four(worlds):
+    return worlds(4, patience_seconds=30)
 
 
 def split_step_of_parts(style, call=None):

@@ -30,12 +30,8 @@ def test_published_rows():
     the other."""
     text = " ".join(CHAPTER.read_text(encoding="utf-8").split())
     every = []
-    print()
     for row in rows():
         every += row.pairs
-        print(f"{row.median:.2f}  {row.name}: {row.assumed} [{row.source}]")
-        for pair in row.outliers:
-            print(f"      outlier {pair.ratio:.2f} at {pair.what}")
         assert [pair.what for pair in row.outliers] == OUTLIERS.get(row.name, [])
         assert row.name in OFF or 0.8 <= row.median <= 1.15, row.name
         assert re.search(rf"\| {re.escape(row.name)} \|[^|]*\| {row.median:.2f} \|", text), row

@@ -100,44 +100,6 @@ def test_shares_are_the_formulas(name, n):
     assert parts * n == max(sent) * of
 
 
-def test_what_a_step_says():
-    """Mutations: `keeps` where a partial sum is overwritten; the end said at every step; the digit
-    of an all-to-all left out."""
-    ring, everyone = stepper_steps("ring all-reduce", 3), stepper_steps("all-to-all", 3)
-    assert (
-        ring[0].sentence
-        == "Before step 1 of 4: each rank has an array of its own, cut into 3 chunks, and all want"
-        " the sum."
-    )
-    assert (
-        ring[1].sentence
-        == "Step 1 of 4: rank 0 sends chunk C to rank 1, rank 1 chunk A to rank 2 and rank 2 chunk"
-        " B to rank 0. Each adds what arrives to its own."
-    )
-    assert (
-        ring[1].detail
-        == "Sent by the rank that sends most: 1/3 of the array so far, 4/3 in the end. 0 of 9"
-        " chunks are complete."
-    )
-    assert ring[4].sentence.endswith("its own with what arrives. Now all have the sum.")
-    assert (
-        everyone[1].sentence
-        == "Step 1 of 2: rank 0 sends chunk B0 to rank 1, rank 1 chunk C1 to rank 2 and rank 2"
-        " chunk A2 to rank 0. Each keeps what arrives."
-    )
-    reduce, naive = stepper_steps("reduce", 2), stepper_steps("naive all-reduce", 2)
-    assert (
-        reduce[1].sentence
-        == "Step 1 of 1: rank 1 sends what it has to rank 0, which adds it to its own. "
-        "Now rank 0 has the sum."
-    )
-    assert (
-        naive[2].detail
-        == "Sent by the rank that sends most: the array once so far, once in the end. 2 of 2"
-        " ranks have the sum."
-    )
-
-
 @pytest.mark.parametrize("n", RANKS)
 def test_how_far_it_is(n):
     """From what was there at first to all that is wanted. Mutations: chunks counted where nobody

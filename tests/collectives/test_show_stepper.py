@@ -87,28 +87,6 @@ def test_an_exchange_shows_what_one_has_and_what_one_got():
             ) == bool(moves)
 
 
-def test_the_words_are_there_too():
-    """Mutation: a picture without words for who does not see it; colours that a dark page
-    swallows."""
-    picture = step_picture("ring all-reduce", 4, 2)
-    step = stepper_steps("ring all-reduce", 4)[2]
-    assert step.sentence in picture._repr_html_()
-    assert step.detail in picture._repr_html_()
-    assert repr(picture).startswith(step.sentence)
-    assert f'aria-label="{step.sentence}"' in picture.svg()
-    assert 'fill="currentColor"' in picture.svg()
-
-
-def test_a_slider_over_the_steps():
-    """Mutation: a slider that ends one step early, or draws the step before."""
-    found = stepper("reduce-scatter", 3)
-    assert (found.slider.min, found.slider.max) == (0, 2)
-    for number in range(3):
-        found.slider.value = number
-        assert found.picture.value == step_picture("reduce-scatter", 3, number)._repr_html_()
-    assert repr(found).startswith("reduce-scatter on 3 ranks: Step 2 of 2: ")
-
-
 def test_a_plan_of_ones_own():
     """Mutations: the book's plan drawn in its place; `now each has` said of a plan that does not
     get there; a wrong plan drawn."""

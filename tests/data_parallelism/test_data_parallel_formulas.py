@@ -5,6 +5,7 @@ import math
 import random
 
 import pytest
+from told import told
 
 from coursekit.formulas import InvalidQuantity, evaluate, quantities
 
@@ -153,16 +154,7 @@ def test_presets_go_in():
 
 @pytest.mark.parametrize(
     "given, sentence",
-    [
-        (
-            dict(bucket_bytes=0, gradient_bytes=8, parameter_tensors=1),
-            "bucket_bytes = 0: bucket_bytes must be a whole number of at least 1.",
-        ),
-        (
-            dict(bucket_bytes=8, gradient_bytes=8, parameter_tensors=1, backward_seconds=-1),
-            "backward_seconds = -1: backward_seconds must be a number of at least 0.",
-        ),
-    ],
+    told("test_data_parallel_formulas::test_bad_input", globals()),
 )
 def test_bad_input(given, sentence):
     """Mutation: a quantity without its least value."""

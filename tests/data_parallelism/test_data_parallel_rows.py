@@ -1,6 +1,5 @@
-"""Rows of tables.py that the ladder of data parallelism takes, and rows of its own: right as the
-plain model, or one sentence; how values are handed out, and how a bucket is filled.
-"""
+"""Rows that the ladder of data parallelism alone takes: right as the plain model, or one sentence;
+how values are handed out, and how a bucket is filled. Rows of all techniques are in rows.md."""
 
 import copy
 import sys
@@ -11,28 +10,7 @@ import pytest
 import tables
 import torch
 import torch.distributed as dist
-from tables import (
-    REPLICAS,
-    RIGHT,
-    Beside,
-    assigned,
-    by_the_former,
-    check,
-    copied,
-    frozen_later,
-    in_16_bits,
-    loaded,
-    loss_of,
-    made_of,
-    made_twice,
-    masked,
-    of_any_strides,
-    sparse,
-    takes,
-    two_steps,
-    unfrozen_later,
-    with_a_graph,
-)
+from tables import Beside, check, loss_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -43,7 +21,7 @@ from shardlab.data_parallel import DistributedDataParallel, FlatBucket
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(tables)
-LADDER = REPLICAS[1:]  # without the server
+LADDER = tables.REPLICAS[1:]  # without the server
 
 
 class Towers(nn.Module):
@@ -126,58 +104,23 @@ def copied_in_a_group(door):
     copy.deepcopy(DistributedDataParallel(nn.Linear(4, 2), group=dist.new_group([0, 1])))
 
 
-NEWER = "CannotReplicate: a newer {} averages gradients of this module: call that one."
-OTHER = "CannotReplicate: 0.weight is trained, and was frozen or another parameter when these"
-OTHER += " replicas were made: make them anew after a change to the module."
-NAMES = dict(zip(REPLICAS, ("ParameterServer", "PerTensor", "Bucketed", "DistributedDataParallel")))
-ROWS = takes(
-    REPLICAS,
-    made_twice,
-    (by_the_former, {door: NEWER.format(name) for door, name in NAMES.items()}),
-    (unfrozen_later, dict.fromkeys(REPLICAS, OTHER)),
-    (assigned, dict.fromkeys(REPLICAS, OTHER)),
-    frozen_later,
-    (copied, copy.deepcopy),
-    (copied, loaded),
+ROWS = tables.takes(
+    tables.REPLICAS,
     accumulated,
     without_a_name,
-    of_any_strides,
-    *((masked, when) for when in ("before", "after", "after a step")),
-    in_16_bits,
-    (
-        sparse,
-        dict.fromkeys(REPLICAS, "CannotReplicate: a gradient is torch.sparse_coo"),
-    ),
-    (with_a_graph, dict.fromkeys(REPLICAS, "NotOurGradient: backward(create_graph=True): ")),
-)
-ROWS += takes(("core 0",), (copied, copy.deepcopy, {"core 3": RIGHT}), (copied, loaded))
-ODD = {
-    "another shape": "0 has weight [3, 2] torch.float64, rank 1 has weight [4, 2] torch.float64: ",
-    "a layer more": "0 has nothing more, rank 1 has 1.weight [2, 2] torch.float64: all ranks",
-    "another order": "0 has a.weight [6, 4] torch.float64, rank 1 has b.weight [4, 6]",
-    "frozen on one rank": "0 has bias [2] torch.float64, rank 1 has bias [2] torch.float64 frozen:",
-    "lazy": "0: 0.weight has no shape yet: call the module once first.",
-    "lazy on one rank": "1: weight has no shape yet: call the module once first.",
-    "no parameters": "0: no parameter of this Tanh requires a gradient: there is nothing to",
-    "two devices": "0: the parameters are on 2 devices, cpu and meta: a replica has one.",
-    "replicas inside": "0: this Sequential has replicas in it already: make new ones of their .mod",
-    "rows that change": "1: 0 has max_norm = 1.0: each rank would shorten the rows of its own",
-    "rows of bags": "1: 0 has max_norm = 1.0: each rank would shorten the rows of its own",
-    "inference mode": "1: 0.weight was made in inference mode: make the module outside",
-    "a table of inference mode": "0: table was made in inference mode: make the module outside",
-}
-ROWS += takes(
-    (),
-    *((made_of, name, {"replicas": f"CannotReplicate: rank {said}"}) for name, said in ODD.items()),
-    (made_of, "frozen rows", {"replicas": "no word"}),
-    (made_twice, "bucketed", {"replicas": RIGHT}),
-    (made_twice, "per tensor", {"bucketed": RIGHT}),
-    (made_twice, "server", dict.fromkeys(LADDER, RIGHT)),
-    (recomputed, dict.fromkeys(LADDER, RIGHT)),
+    (recomputed, {"server": None}),
     (
         stepped_within_backward,
-        dict.fromkeys(LADDER, "NotOurGradient: a hook took away the gradient of a parameter of"),
+        {
+            **dict.fromkeys(
+                LADDER, "NotOurGradient: a hook took away the gradient of a parameter of"
+            ),
+            "server": None,
+        },
     ),
+)
+ROWS += tables.takes(
+    (),
     (
         more_after_its_bucket_had_left,
         {"replicas": "CannotReplicate: ...more gradient after its bucket had left"},
@@ -193,15 +136,6 @@ ROWS += takes(
 def test_a_row(worlds, door, row, args, expected):
     """Must catch: what the row says."""
     check(worlds(2, patience_seconds=30), door, row, args, expected)
-
-
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("door", REPLICAS)
-def test_two_steps(worlds, door, n):
-    """One rank alone, and an odd number. Other models are in test_random_models.py.
-
-    Must catch: what the row says."""
-    check(worlds(n), door, two_steps, (), RIGHT)
 
 
 # --- how values are handed out, and how a bucket is filled ----------------------------------------

@@ -7,15 +7,7 @@ from functools import cache
 
 import pytest
 
-from coursekit.formulas import MODELS, evaluate, quantities
-from coursekit.formulas.events import (
-    Operation,
-    end_seconds,
-    exposed_phase_seconds,
-    operations,
-    play,
-    quantities_of,
-)
+from coursekit.formulas import MODELS, evaluate, events, quantities
 from coursekit.topics.data_parallelism.timeline import STEP
 
 MIB = 1 << 20
@@ -105,16 +97,16 @@ def test_closed_form_is_the_simulation():
         "exposed_seconds",
         "data_parallel_step_seconds",
         "all_buckets_seconds",
-        *quantities_of(STEP),
+        *events.quantities_of(STEP),
     ]
     for _ in range(200):
         found = evaluate(names, allow_unused=True, **random_step(draw))
-        ran = play(operations(STEP, found))
-        by_phase = exposed_phase_seconds(ran)
+        ran = events.play(events.operations(STEP, found))
+        by_phase = events.exposed_phase_seconds(ran)
         near = dict(rel=1e-9, abs=1e-12)
         assert sum(by_phase.values()) == pytest.approx(found["exposed_seconds"], **near)
         assert by_phase["forward"] == by_phase["update"] == 0
-        assert end_seconds(ran) == pytest.approx(found["data_parallel_step_seconds"], **near)
+        assert events.end_seconds(ran) == pytest.approx(found["data_parallel_step_seconds"], **near)
         on_the_link = sum(one.end - one.start for one in ran if one.stream == "link")
         assert on_the_link == pytest.approx(found["all_buckets_seconds"], **near)
 
@@ -194,11 +186,13 @@ def exposed_of_the_list(given, found):
             given["latency_seconds"]
             + nbytes / given["data_parallel"] / given["link_bytes_per_second"]
         )
-        played.append(Operation("backward", "compute", "backward", max(ready - now, 0.0), ()))
-        played.append(Operation("bucket", "link", "backward", seconds, (len(played) - 1,)))
+        played.append(
+            events.Operation("backward", "compute", "backward", max(ready - now, 0.0), ())
+        )
+        played.append(events.Operation("bucket", "link", "backward", seconds, (len(played) - 1,)))
         now = max(now, ready)
-    played.append(Operation("backward", "compute", "backward", backward - now, ()))
-    return exposed_phase_seconds(play(played))["backward"]
+    played.append(events.Operation("backward", "compute", "backward", backward - now, ()))
+    return events.exposed_phase_seconds(events.play(played))["backward"]
 
 
 def test_the_bucket_that_nobody_can_hide():

@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from coursekit.formulas import evaluate
-from coursekit.topics.data_parallelism.published import (
-    BACKWARD_SECONDS,
-    FORWARD_SECONDS,
-    OVERLAPS,
-    SOURCE,
-    hidden_share,
-    most_hidden_share,
-)
+from coursekit.topics.data_parallelism import published
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTER = " ".join((ROOT / "chapters" / "data-parallelism.md").read_text("utf-8").split())
@@ -26,18 +19,16 @@ def test_published_overlap():
 
     Must catch: a speed-up printed as the share that was hidden; a model that hides forward's time
     too, or nothing."""
-    most = most_hidden_share()
-    step = FORWARD_SECONDS + 2 * BACKWARD_SECONDS
-    assert most == pytest.approx(BACKWARD_SECONDS / step, rel=0.01)
-    assert f"at most {100 * most:.0f}%" in CHAPTER and "quoted" in SOURCE
-    print()
-    for row in OVERLAPS:
+    most = published.most_hidden_share()
+    step = published.FORWARD_SECONDS + 2 * published.BACKWARD_SECONDS
+    assert most == pytest.approx(published.BACKWARD_SECONDS / step, rel=0.01)
+    assert f"at most {100 * most:.0f}%" in CHAPTER and "quoted" in published.SOURCE
+    for row in published.OVERLAPS:
         share = 100 * row.hidden_share
-        print(f"{share:.1f} % hidden of at most {100 * most:.1f} %: {row.name} [{SOURCE}]")
         assert row.hidden_share <= most
         line = rf"\| {re.escape(row.name)} \| {100 * row.speed_up:.1f}% \| {share:.1f}% \|"
         assert re.search(line, CHAPTER), row.name
-    assert hidden_share(0.5) < most > hidden_share(8)
+    assert published.hidden_share(0.5) < most > published.hidden_share(8)
 
 
 @pytest.mark.parametrize("contention", (0.0, 0.16, 0.29))

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from told import told
 
 from coursekit.show.palette import TIMELINE
 from coursekit.topics.data_parallelism.figures import step_figure, trace_figure
@@ -29,13 +30,6 @@ def test_bars_stand_where_things_ran():
     assert bucket.text[1] == "bucket 1: 300 ms from 250 ms on"
 
 
-def test_one_scale_for_two_figures():
-    """Mutations: until_seconds ignored; a bar that ends after it cut off."""
-    assert trace_figure("A step", ROWS).layout.xaxis.range == (0, 600)
-    assert trace_figure("A step", ROWS, until_seconds=0.9).layout.xaxis.range == (0, 1000)
-    assert trace_figure("A step", ROWS, until_seconds=0.3).layout.xaxis.range == (0, 600)
-
-
 def test_a_traced_step():
     """Mutations: backward drawn until all sums are there; messages that share a row, where one
     hides the other."""
@@ -56,13 +50,7 @@ def test_a_traced_step():
 
 @pytest.mark.parametrize(
     "rows, sentence",
-    [
-        ([], "a trace has at least one row: (name, colour, pairs of begin and duration)."),
-        (
-            [("backward", "backward", [(0.1, -0.2)])],
-            "backward: a bar of -0.2 s from 0.1 s: nothing takes less than no time.",
-        ),
-    ],
+    told("test_show_trace_figures::test_bad_rows", globals()),
 )
 def test_bad_rows(rows, sentence):
     """Mutation: a bar drawn to the left."""

@@ -10,7 +10,6 @@ import torch
 from coursekit.topics.hardware import probes as roofline
 from ranklab.measure import links
 from ranklab.measure.communication import CommunicationLog
-from ranklab.ranks import ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CPU = torch.device("cpu")
@@ -22,17 +21,17 @@ def ping_pong():
     return seconds, [(m.operation, m.peer) for m in log.messages if m.nbytes == 1000]
 
 
-def test_ping_pong():
+def test_ping_pong(worlds):
     """Between the two ranks that were named, there and back, as often as said; every rank is told
     the same.
 
     Mutations: both halves in one direction; a rank between that takes part; the time of the rank
     that waits."""
-    with ranks(3, device="cpu", announce=False) as world:
-        found = world.run(ping_pong)
-        timings = world.run(links.all_reduce_timings, [4000, 40], repeats=2)
-        with pytest.raises(RuntimeError, match="a link joins two ranks of the group's 3: not 1"):
-            world.run(links.time_message, 4, 1, 1)
+    world = worlds(3)
+    found = world.run(ping_pong)
+    timings = world.run(links.all_reduce_timings, [4000, 40], repeats=2)
+    with pytest.raises(RuntimeError, match="a link joins two ranks of the group's 3: not 1"):
+        world.run(links.time_message, 4, 1, 1)
     times, messages = zip(*found)
     rounds = links.WARM_UP + 4
     assert times[0] > 0 and len(set(times)) == 1
@@ -48,14 +47,13 @@ def test_ping_pong():
         assert timing.bus_bytes_per_second == pytest.approx(4 / 3 * nbytes / timing.seconds)
 
 
-def test_link():
+def test_link(worlds):
     """Mutation: the bandwidth of the small message, or the latency not taken off."""
 
     def with_a_known_link():
         return links.measure_link(timed=lambda nbytes, *_: 1e-5 + nbytes / 2e9)
 
-    with ranks(1, device="cpu", announce=False) as world:
-        link = world.run(with_a_known_link)[0]
+    link = worlds(1).run(with_a_known_link)[0]
     assert link.latency_seconds == pytest.approx(1e-5, rel=1e-3)
     assert link.bytes_per_second == pytest.approx(2e9, rel=1e-3)
 

@@ -19,7 +19,7 @@ def test_each_rung_trains_alike():
     assert [*found.values()][3:] == pytest.approx([[*found.values()][3]] * 5, abs=2e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by day test_blocks_are_compiled_once
 def test_blocks_in_cuda_graphs_train_alike(monkeypatch):
     """Without CUDA the mode compiles as without it.
 

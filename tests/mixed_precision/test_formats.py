@@ -5,14 +5,9 @@ import math
 
 import pytest
 import torch
+from told import told
 
-from coursekit.topics.mixed_precision.explorer import (
-    EXAMPLES,
-    bits_data,
-    sentence,
-    words_of_all,
-    written,
-)
+from coursekit.topics.mixed_precision import explorer
 from coursekit.topics.mixed_precision.formats import CARD_FORMATS
 
 IN_TORCH = {
@@ -105,35 +100,26 @@ def test_a_pattern_has_so_many_bits():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (0.1, "0.1"),
-        (2.0**-14, "6.10351563e-5"),
-        (2.0**-24, "5.96046448e-8"),
-        (65504.0, "65504"),
-        (123456789.0, "123456789"),
-        (2.0**30, "1.07374182e9"),
-        (-0.0, "-0"),
-        (-math.inf, "-infinity"),
-        (math.nan, "NaN"),
-        (9.9999999999e8, "1e9"),
-        (100.0, "100"),
-    ],
+    told("test_formats::test_numbers_as_the_card_writes_them", globals()),
 )
 def test_numbers_as_the_card_writes_them(value, text):
     """Must catch: zeros cut off a whole number, a carry that leaves ten digits."""
-    assert written(value) == text
+    assert explorer.written(value) == text
 
 
 def test_the_card_in_words():
     """Must catch: a lost step called a move; a step that underflows called too small a step."""
-    shown = words_of_all(1.0, -0.001)
+    shown = explorer.words_of_all(1.0, -0.001)
     assert [name for name, words in shown.items() if words.moves] == ["fp32", "tf32", "fp16"]
     assert shown["bf16"].sum == "plus -0.001 it stays: less than half a spacing"
-    assert words_of_all(2e-8, 1e-8)["fp16"].sum == "plus 1e-8 it stays: 1e-8 is 0 in this format"
-    assert words_of_all(2e-8, 1e-8)["fp16"].error == "lost: it becomes 0"
-    assert words_of_all(40_000.0, 40_000.0)["fp16"].sum == "plus 40000 it becomes infinity"
-    assert words_of_all(0.1, 0.0)["fp32"].bits == "0 01111011 10011001100110011001101"
-    assert "too large" in words_of_all(70_000.0, 1.0)["fp16"].error
-    assert sentence(1.0, -0.001).endswith("Add -0.001: only fp32, tf32 and fp16 notice.")
-    assert bits_data()["formats"][4] == ["e4m3", 4, 3, 0]
-    assert len(bits_data()["examples"]) == len(EXAMPLES)
+    assert (
+        explorer.words_of_all(2e-8, 1e-8)["fp16"].sum
+        == "plus 1e-8 it stays: 1e-8 is 0 in this format"
+    )
+    assert explorer.words_of_all(2e-8, 1e-8)["fp16"].error == "lost: it becomes 0"
+    assert explorer.words_of_all(40_000.0, 40_000.0)["fp16"].sum == "plus 40000 it becomes infinity"
+    assert explorer.words_of_all(0.1, 0.0)["fp32"].bits == "0 01111011 10011001100110011001101"
+    assert "too large" in explorer.words_of_all(70_000.0, 1.0)["fp16"].error
+    assert explorer.sentence(1.0, -0.001).endswith("Add -0.001: only fp32, tf32 and fp16 notice.")
+    assert explorer.bits_data()["formats"][4] == ["e4m3", 4, 3, 0]
+    assert len(explorer.bits_data()["examples"]) == len(explorer.EXAMPLES)

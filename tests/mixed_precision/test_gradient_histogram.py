@@ -1,25 +1,17 @@
 """Gradients counted by powers of two, what a format makes of them, the recording of the page."""
 
+import re
+from math import log2
 from pathlib import Path
 
 import pytest
 import torch
 
 from coursekit.recordings.recordings import Hardware, Recording, read_all
+from coursekit.topics.mixed_precision import histogram, pictures
 from coursekit.topics.mixed_precision.formats import CARD_FORMATS
 from coursekit.topics.mixed_precision.gradients import count_binades, gradients, watched_gradients
-from coursekit.topics.mixed_precision.histogram import (
-    HISTOGRAM_FORMATS,
-    START,
-    WORDS_OF,
-    Sizes,
-    largest_scale,
-    percent,
-    recorded_sizes,
-    share_detail,
-    share_sentence,
-    shares,
-)
+from coursekit.topics.mixed_precision.histogram import Sizes, shares
 from coursekit.topics.mixed_precision.trainings import build_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,16 +21,6 @@ IN_TORCH = {
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
 }
-
-
-def test_a_share_that_is_not_whole():
-    """Must catch: 100% of the gradients that become 0, beside others that do not."""
-    assert [percent(share) for share in (0.0, 0.5, 0.999713, 1.0)] == [
-        "none",
-        "50%",
-        "over 99.9%",
-        "100%",
-    ]
 
 
 def test_binades_count_every_element_once():
@@ -51,7 +33,7 @@ def test_binades_count_every_element_once():
     assert count_binades([torch.zeros(3)]).zeros == 3
 
 
-@pytest.mark.parametrize("name", HISTOGRAM_FORMATS)
+@pytest.mark.parametrize("name", histogram.HISTOGRAM_FORMATS)
 @pytest.mark.parametrize("exponent", [-30, -11, 0, 9])
 def test_shares_are_those_of_pytorchs_cast(name, exponent):
     """Beyond the largest number but below the next power of two an element counts as kept; the
@@ -67,7 +49,7 @@ def test_shares_are_those_of_pytorchs_cast(name, exponent):
     inside = (sizes <= kind.largest_number) | (sizes >= 2.0 ** (kind.greatest_exponent + 1))
     values, sizes = values[inside], sizes[inside]
     binades = count_binades([values])
-    found = shares(Sizes(binades.first, tuple(binades.counts)), kind, exponent)
+    found = histogram.shares(histogram.Sizes(binades.first, tuple(binades.counts)), kind, exponent)
     cast = sizes.clamp(max=kind.largest_number).to(torch.float64)
     rounded = torch.tensor([kind.nearest(value) for value in cast.tolist()])
     assert found.lost == (rounded == 0).sum().item() / len(values)
@@ -80,12 +62,12 @@ def test_shares_are_those_of_pytorchs_cast(name, exponent):
 
 def test_the_largest_scale_overflows_nothing_and_the_next_does():
     """Must catch: one place too much or too little; the microbatches left out."""
-    sizes = Sizes(-40, (3, 0, 5, 1))
-    for name in HISTOGRAM_FORMATS:
+    sizes = histogram.Sizes(-40, (3, 0, 5, 1))
+    for name in histogram.HISTOGRAM_FORMATS:
         kind = CARD_FORMATS[name]
-        best = largest_scale(sizes, kind, 3)
-        assert shares(sizes, kind, best - 3).overflow == 0
-        assert shares(sizes, kind, best + 1 - 3).overflow == 1 / 9
+        best = histogram.largest_scale(sizes, kind, 3)
+        assert histogram.shares(sizes, kind, best - 3).overflow == 0
+        assert histogram.shares(sizes, kind, best + 1 - 3).overflow == 1 / 9
 
 
 def test_gradients_come_from_every_linear_layer_norm_and_table():
@@ -107,24 +89,78 @@ def test_rows_are_a_recording():
     versions = {"python": "3", "torch": "2", "shardlab": "0"}
     hardware = Hardware("a machine", "cpu", 1, 2**30)
     recording = Recording(hardware, versions, "2026-01-01", "a test", tuple(rows))
-    found, where = recorded_sizes([recording])
-    assert where is recording and set(found) == {(of, n) for of in WORDS_OF for n in (0, 1)}
+    found, where = histogram.recorded_sizes([recording])
+    assert where is recording and set(found) == {
+        (of, n) for of in histogram.WORDS_OF for n in (0, 1)
+    }
     for row in rows:
         sizes = found[row.case["of"], row.case["steps"]]
         assert sum(sizes.counts) + row.case["zeros"] == row.value
         assert sizes.counts[0] and sizes.counts[-1]
-    assert recorded_sizes([]) == ({}, None)
+    assert histogram.recorded_sizes([]) == ({}, None)
 
 
 def test_the_repository_has_a_recording_for_the_page():
     """Must catch: the recording gone or renamed, so that the page silently has no card; a start
     that no recording has."""
-    found, recording = recorded_sizes(read_all(ROOT / "measured"))
-    assert recording is not None and (START["of"], START["steps"]) in found
+    found, recording = histogram.recorded_sizes(read_all(ROOT / "measured"))
+    assert recording is not None and (histogram.START["of"], histogram.START["steps"]) in found
     sizes, half = found["activations", 150], CARD_FORMATS["fp16"]
-    assert shares(sizes, half, 0).lost < 0.02 < 0.5 < shares(sizes, half, -11).lost
-    words = share_sentence(sizes, half, 11, 0)
+    assert (
+        histogram.shares(sizes, half, 0).lost < 0.02 < 0.5 < histogram.shares(sizes, half, -11).lost
+    )
+    words = histogram.share_sentence(sizes, half, 11, 0)
     assert "divided by 2,048" in words and "none overflows" in words
-    best = largest_scale(sizes, half, 11)
-    assert f"2^{best}" in share_detail(sizes, half, 11)
-    assert shares(sizes, half, best - 11).lost < 1e-3
+    best = histogram.largest_scale(sizes, half, 11)
+    assert f"2^{best}" in histogram.share_detail(sizes, half, 11)
+    assert histogram.shares(sizes, half, best - 11).lost < 1e-3
+
+
+# --- picture of ranges ----------------------------------------------------------------------------
+
+
+TYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "e5m2": torch.float8_e5m2,
+    "e4m3": torch.float8_e4m3fn,
+}
+UNIT = pictures.PICTURE_WIDTH / (pictures.MOST_DRAWN - pictures.LEAST_DRAWN)
+
+
+def boxes(svg, look):
+    """(left, right) of the boxes of a look, as powers of two."""
+    found = re.findall(rf'<rect x="([\d.]+)"[^>]* width="([\d.]+)" height="14" class="{look}"', svg)
+    exponent = lambda x: x / UNIT + pictures.LEAST_DRAWN
+    return [(exponent(float(x)), exponent(float(x) + float(wide))) for x, wide in found]
+
+
+def test_ranges_are_those_of_pytorch():
+    """Must catch: tf32 with the digits of fp32, e4m3 with infinities, the bit that is not stored
+    left out."""
+    found = pictures.ranges()
+    assert list(found) == ["fp32", "tf32", "bf16", "fp16", "e5m2", "e4m3"]
+    for name, kind in TYPES.items():
+        least, normal, most, bits, _ = found[name]
+        info = torch.finfo(kind)
+        assert least == log2(info.smallest_normal * info.eps)
+        assert (normal, most) == (log2(info.smallest_normal), log2(info.max))
+        assert bits == 1 - log2(info.eps)
+    assert found["tf32"][1] == found["fp32"][1] and found["tf32"][3] == found["fp16"][3]
+
+
+def test_gradients_are_wider_than_fp16_and_lie_within_bf16():
+    """The recorded counts are as the caption says.
+
+    Must catch: a band that ends where the counts do not; counts of other gradients."""
+    first, counts, _ = pictures.recorded_gradients()
+    found, last = pictures.ranges(), first + len(counts)
+    assert counts[0] and counts[-1] and len(counts) > found["fp16"][4]
+    assert first < found["fp16"][0] and last < found["fp16"][2]
+    assert found["bf16"][1] < first and last < found["bf16"][2]
+    assert shares(Sizes(first, counts), CARD_FORMATS["fp16"], 0).fewer_bits > 0.5
+    svg = pictures.draw_ranges()
+    (band,) = re.findall(r'<rect x="([\d.]+)"[^>]* width="([\d.]+)"[^>]* class="quiet"', svg)
+    assert float(band[0]) / UNIT + pictures.LEAST_DRAWN == pytest.approx(first, abs=0.1)
+    assert float(band[1]) / UNIT == pytest.approx(len(counts), abs=0.1)

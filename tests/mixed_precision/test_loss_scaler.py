@@ -7,24 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from shardlab.common.torch_internals import TorchDispatchMode
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.mixed_precision.hardened.loss_scaler import CannotScale, OverflowEveryStep
 
 BAD = (math.inf, -math.inf, math.nan)
 UNBOUNDED = 10**9
-
-
-class Counted(TorchDispatchMode):
-    """Counts the operations of these names."""
-
-    def __init__(self, *names):
-        super().__init__()
-        self.names, self.count = names, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function.overloadpacket.__name__ in self.names
-        return function(*args, **(kwargs or {}))
 
 
 def weight_and_optimizer(values=(1.0, -2.0, 0.5)):

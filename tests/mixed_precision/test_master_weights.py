@@ -567,30 +567,6 @@ def test_consumed_gradients_are_gone():
     assert found[-1] == 0
 
 
-def test_bytes_of_megatron():
-    """The three rows of the user guide of Megatron-LM's distributed optimizer, which is stage 1:
-    4 + 16/d, 6 + 12/d and 8 + 8/d bytes a parameter; 20, 18 and 16 where it is not distributed.
-
-    Must catch: the fp32 copy of the gradient counted as whole on every rank."""
-    guide = {
-        "fp16 + fp32 gradients": (4, 16),
-        "bf16 + fp32 gradients": (6, 12),
-        "fp32 Adam": (8, 8),
-    }
-    parameters = 10**9
-    for recipe, (whole, cut) in guide.items():
-        for d in (1, 2, 8, 64, 1000):
-            found = evaluate(
-                ["zero_states_bytes"],
-                recipe=recipe,
-                zero_stage=1,
-                data_parallel=d,
-                parameters=parameters,
-            )
-            shard = -(-parameters // d)
-            assert found["zero_states_bytes"] == whole * parameters + cut * shard
-
-
 # --- smaller than a master ------------------------------------------------------------------------
 
 

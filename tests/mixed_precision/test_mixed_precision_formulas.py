@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from coursekit import formulas
-from coursekit.formulas import PRESETS
 from coursekit.topics.mixed_precision.bits import number_format
 from ranklab.measure.ledger import Ledger
 from shardlab.mixed_precision.float8 import to_float8
@@ -21,7 +20,6 @@ DTYPES = {
     "fp8 e4m3": torch.float8_e4m3fn,
     "fp8 e5m2": torch.float8_e5m2,
 }
-FORMATS = list(PRESETS["number_format"])
 
 
 def patterns_of(dtype):

@@ -4,21 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from coursekit.recordings.races import TINY
+from coursekit.topics.mixed_precision import policy_runs
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.mixed_precision import LossScaler, MasterWeights, policies
-from shardlab.mixed_precision.policies import (
-    AUTOCAST_BF16,
-    AUTOCAST_FP16,
-    BF16,
-    FP16,
-    FP32,
-    POLICIES,
-    TF32,
-    CannotCompute,
-    Unscaled,
-    has_units,
-    refusal,
-)
 
 CPU = torch.device("cpu")
 CONFIG = GPTConfig(layers=1, hidden=16, heads=2, vocabulary=13, max_sequence=8)
@@ -47,7 +36,7 @@ def trained(policy, steps=3):
     return losses, seen, gradients, optimizer
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("policy", policies.POLICIES.values(), ids=policies.POLICIES)
 def test_what_a_policy_computes_in(policy):
     """Types of products, of gradients and of what the optimizer updates, and whether there is a
     scale. Losses fall as those of fp32 do: three steps at a relative distance of u times the 40 or
@@ -62,7 +51,7 @@ def test_what_a_policy_computes_in(policy):
     assert isinstance(optimizer, MasterWeights) == (policy.weights is not torch.float32)
     assert isinstance(policy.scaler(), LossScaler) == (policy.computes_in is torch.float16)
     assert policy.scaler(init_scale=8.0).factor == 8 if policy.needs_scale else True
-    wanted, *_ = trained(FP32)
+    wanted, *_ = trained(policies.FP32)
     # a CPU may take tf32 by its word, and has then the digits of fp16
     near = 40 * torch.finfo(torch.float16 if policy.tf32 else policy.computes_in).eps / 2
     assert losses == pytest.approx(wanted, rel=near) and losses[-1] < losses[0]
@@ -74,12 +63,12 @@ def test_tf32_is_a_setting_of_a_step():
     Must catch: a setting that stays for the rest of the process."""
     before = "highest"  # PyTorch's default, whatever a test before this one left
     torch.set_float32_matmul_precision(before)
-    with TF32.step():
+    with policies.TF32.step():
         assert torch.get_float32_matmul_precision() == "high"
-    with pytest.raises(KeyError), TF32.step():
+    with pytest.raises(KeyError), policies.TF32.step():
         raise KeyError
     assert torch.get_float32_matmul_precision() == before
-    with FP32.step():
+    with policies.FP32.step():
         assert torch.get_float32_matmul_precision() == before
 
 
@@ -91,7 +80,7 @@ def test_a_context_for_each_forward():
     seen = []
     for value in (1.0, 2.0, 3.0):
         nn.init.constant_(layer.weight, value)
-        with AUTOCAST_BF16.forward("cpu"):
+        with policies.AUTOCAST_BF16.forward("cpu"):
             seen += [layer(torch.ones(1, 1)).item(), layer(torch.ones(1, 1)).item()]
     assert seen == [1, 1, 2, 2, 3, 3]
 
@@ -103,10 +92,10 @@ def test_a_device_that_cannot_run_a_policy(monkeypatch):
 
     Must catch: bf16 taken for real on a T4, as torch.cuda.is_bf16_supported() has it; a policy
     named that the device cannot run either; emulation refused where nobody asked for units."""
-    with pytest.raises(CannotCompute, match="TF32 on this cpu: it has no tf32.*Take FP32"):
-        TF32.check("cpu")
-    FP32.check("cpu", units=True)
-    for policy in (BF16, FP16, AUTOCAST_BF16, AUTOCAST_FP16):
+    with pytest.raises(policies.CannotCompute, match="TF32 on this cpu: it has no tf32.*Take FP32"):
+        policies.TF32.check("cpu")
+    policies.FP32.check("cpu", units=True)
+    for policy in (policies.BF16, policies.FP16, policies.AUTOCAST_BF16, policies.AUTOCAST_FP16):
         policy.check("cpu")  # slowly, perhaps
 
     def refused(dtype, device):
@@ -114,8 +103,8 @@ def test_a_device_that_cannot_run_a_policy(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(policies, "refusal", refused)
-        with pytest.raises(CannotCompute, match=r"BF16 on this cpu.*not today.*Take FP16"):
-            BF16.check("cpu")
+        with pytest.raises(policies.CannotCompute, match=r"BF16 on this cpu.*not today.*Take FP16"):
+            policies.BF16.check("cpu")
 
     def pretend(patch, name, capability):
         patch.setattr(torch.cuda, "get_device_name", lambda device: name)
@@ -124,21 +113,25 @@ def test_a_device_that_cannot_run_a_policy(monkeypatch):
 
     with monkeypatch.context() as patch:
         pretend(patch, "Tesla T4", (7, 5))
-        for policy in (FP32, FP16, AUTOCAST_FP16, BF16):
+        for policy in (policies.FP32, policies.FP16, policies.AUTOCAST_FP16, policies.BF16):
             policy.check("cuda")
-        for policy, instead in ((BF16, "FP16"), (AUTOCAST_BF16, "AUTOCAST_FP16"), (TF32, "FP32")):
+        for policy, instead in (
+            (policies.BF16, "FP16"),
+            (policies.AUTOCAST_BF16, "AUTOCAST_FP16"),
+            (policies.TF32, "FP32"),
+        ):
             with pytest.raises(
-                CannotCompute, match=f"^{policy.name} on Tesla T4: .*Take {instead} "
+                policies.CannotCompute, match=f"^{policy.name} on Tesla T4: .*Take {instead} "
             ):
                 policy.check("cuda", units=True)
-            POLICIES[instead].check("cuda", units=True)
-        with pytest.raises(CannotCompute, match="no tf32"):
-            TF32.check("cuda")
+            policies.POLICIES[instead].check("cuda", units=True)
+        with pytest.raises(policies.CannotCompute, match="no tf32"):
+            policies.TF32.check("cuda")
     with monkeypatch.context() as patch:
         pretend(patch, "A100", (8, 0))
-        for policy in POLICIES.values():
+        for policy in policies.POLICIES.values():
             policy.check("cuda", units=True)
-        assert not has_units(torch.float8_e4m3fn, torch.device("cuda"))
+        assert not policies.has_units(torch.float8_e4m3fn, torch.device("cuda"))
 
 
 def test_probes_ask_the_device(monkeypatch):
@@ -146,27 +139,70 @@ def test_probes_ask_the_device(monkeypatch):
     are faster than fp32's.
 
     Must catch: a capability read from a list of names; a slow type taken for a fast one."""
-    assert refusal(torch.bfloat16, CPU) == "" == refusal(torch.float16, CPU)
+    assert policies.refusal(torch.bfloat16, CPU) == "" == policies.refusal(torch.float16, CPU)
     with monkeypatch.context() as patch:
         error = RuntimeError('"addmm" not implemented for this type\nand more')
         patch.setattr(torch.Tensor, "__matmul__", lambda a, b: (_ for _ in ()).throw(error))
-        assert refusal(torch.float32, CPU).endswith('("addmm" not implemented for this type)')
+        assert policies.refusal(torch.float32, CPU).endswith(
+            '("addmm" not implemented for this type)'
+        )
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: a)
-    assert "is wrong" in refusal(torch.float32, CPU)
+    assert "is wrong" in policies.refusal(torch.float32, CPU)
     for seconds, real in ((0.5, True), (2.0, False)):
         times = {torch.float32: 1.0, torch.bfloat16: seconds}
         monkeypatch.setattr(policies, "seconds_of_product", times.__getitem__)
-        assert has_units(torch.bfloat16, CPU) is real
-    assert has_units(torch.float32, CPU) and not has_units("tf32", CPU)
+        assert policies.has_units(torch.bfloat16, CPU) is real
+    assert policies.has_units(torch.float32, CPU) and not policies.has_units("tf32", CPU)
 
 
 def test_unscaled_is_a_scaler():
     """Must catch: a loop that needs an `if` for policies without a scale."""
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    scaler = Unscaled()
+    scaler = policies.Unscaled()
     scaler.scale(weight.sum()).backward()
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.update()
     assert weight.tolist() == [0, 0]
+
+
+# --- race of master weights beside torch.amp on CPUs with units for 16 bits and without -----------
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_every_cpu_races(monkeypatch, units):
+    """bf16 and fp16 both have a step and a peak, for the hardened classes and the core. A CPU that
+    emulates races the smallest task, and the rows say what it lacks.
+
+    Must catch: types without units left out, so that nothing is recorded; the large tasks, a step
+    of which takes seconds there; rows that hide the emulation."""
+    larger = TINY._replace(name="larger", sizes={**TINY.sizes, "hidden": 32})
+    monkeypatch.setattr(policy_runs, "has_units", lambda dtype, device: units)
+    monkeypatch.setattr(policy_runs, "EMULATED_TASK", TINY)
+    found = policy_runs.race_precision(tasks=(larger,), turns=2)
+    assert [result.row for result in found] == ["precision_race.step", "precision_race.peak"] * 4
+    name, tail = ("larger", "") if units else ("tiny", " on a CPU without units for it")
+    both = [f"{name}, {kind}{tail}" for kind in ("bf16", "fp16")]
+    whats = [f"{way}{what}" for what in both for way in ("", "core, ") for _ in ("step", "peak")]
+    assert [result.case["what"] for result in found] == whats
+    assert [result.most for result in found] == [1, 1, None, None] * 2
+
+
+def test_slow_steps_get_fewer_turns():
+    """Must catch: a race of hours; fewer turns where there is time for all."""
+    assert policy_runs.turns_in_time(0.01, works=3, turns=31) == 31
+    assert policy_runs.turns_in_time(1.0, works=3, turns=31) == 20
+    assert policy_runs.turns_in_time(100.0, works=3, turns=31) == policy_runs.LEAST_TURNS
+
+
+def test_both_ways_compute_in_the_same_type():
+    """Must catch: torch.amp raced in the other 16-bit type, or without its scaler."""
+    device = torch.device("cpu")
+    for name in ("BF16", "FP16"):
+        losses = [
+            policy_runs.build_training(policy_runs.POLICIES[name], TINY, device, theirs).step()
+            for theirs in (False, True)
+        ]
+        near = 40 * torch.finfo(policy_runs.POLICIES[name].computes_in).eps / 2
+        assert losses[0].item() == pytest.approx(losses[1].item(), rel=near)

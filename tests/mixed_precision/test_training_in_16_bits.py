@@ -3,19 +3,9 @@ mend, and the small sums of the page."""
 
 import pytest
 import torch
-from trainings_that_fail import (
-    ACCUMULATED,
-    SCALE,
-    adamw_rounded_stochastically,
-    adamw_with_master,
-    bf16_training,
-    losses_of,
-    mean_of_last,
-    plain_adamw,
-    representable_and_lost,
-)
+import trainings_that_fail as failing
 
-from coursekit.topics.mixed_precision.trainings import build_model, outputs_of_a_loop, training_data
+from coursekit.topics.mixed_precision import trainings
 from shardlab.gpt import next_token_loss
 from shardlab.mixed_precision.float8 import from_float8, to_float8
 
@@ -25,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def wanted():
     """The losses in fp32."""
-    return losses_of(torch.float32)
+    return failing.losses_of(torch.float32)
 
 
 @pytest.mark.slow
@@ -40,25 +30,32 @@ def test_fp16_needs_a_scale(wanted):
 
     Must catch: a scale that is not divided out; masters left in fp16; gradients scaled after they
     were cast."""
-    unscaled, scaled = losses_of(torch.float16), losses_of(torch.float16, SCALE)
-    assert mean_of_last(unscaled) > mean_of_last(wanted) + 0.25 and max(unscaled) > 4.5
-    assert mean_of_last(wanted) < wanted[0] - 0.8
+    unscaled, scaled = (
+        failing.losses_of(torch.float16),
+        failing.losses_of(torch.float16, failing.SCALE),
+    )
+    assert (
+        failing.mean_of_last(unscaled) > failing.mean_of_last(wanted) + 0.25 and max(unscaled) > 4.5
+    )
+    assert failing.mean_of_last(wanted) < wanted[0] - 0.8
     assert max(abs(ours - theirs) for ours, theirs in zip(scaled, wanted)) < 0.02
     assert len(wanted) == 150
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # that a scale is what fp16 lacks is tested above
 def test_one_microbatch_needs_none(wanted):
     """At k = 1 the same model trains without a scale; bf16 trains without one at k = 2,048. Ends
     were 0.001 apart; the room is for other kernels, and a run that fails is 0.7 away.
 
     Must catch: a demonstration that fails for another reason than the division by k."""
-    end = mean_of_last(wanted)
-    assert mean_of_last(losses_of(torch.float16, microbatches=1)) == pytest.approx(end, abs=0.05)
-    assert mean_of_last(losses_of(torch.bfloat16)) == pytest.approx(end, abs=0.05)
+    end = failing.mean_of_last(wanted)
+    assert failing.mean_of_last(failing.losses_of(torch.float16, microbatches=1)) == pytest.approx(
+        end, abs=0.05
+    )
+    assert failing.mean_of_last(failing.losses_of(torch.bfloat16)) == pytest.approx(end, abs=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by day test_the_three_sums_of_the_page and the masters' parity
 def test_norms_never_move():
     """160 of 160 weights stay without a copy and 16 with one, and the losses end 0.05 apart, on the
     machine of the page. AdamW is chaotic, so the bounds leave room for a machine that adds in
@@ -66,18 +63,18 @@ def test_norms_never_move():
 
     Must catch: bf16 weights that are updated through an fp32 copy that nobody asked for; a copy
     that is rounded after each update."""
-    alone = bf16_training(plain_adamw)
+    alone = failing.bf16_training(failing.plain_adamw)
     assert alone.norm_weights_unmoved > 0.9
-    for optimizer_of in (adamw_with_master, adamw_rounded_stochastically):
-        found = bf16_training(optimizer_of)
+    for optimizer_of in (failing.adamw_with_master, failing.adamw_rounded_stochastically):
+        found = failing.bf16_training(optimizer_of)
         assert found.norm_weights_unmoved < 0.5
-        assert mean_of_last(found.losses) < mean_of_last(alone.losses)
+        assert failing.mean_of_last(found.losses) < failing.mean_of_last(alone.losses)
 
 
 def test_a_step_has_half_a_million_tokens():
     """Must catch: a k that no longer is what the page says."""
-    tokens, _ = next(training_data(seed=0)[1])
-    assert ACCUMULATED == 2048 and tokens.numel() * ACCUMULATED == 524_288
+    tokens, _ = next(trainings.training_data(seed=0)[1])
+    assert failing.ACCUMULATED == 2048 and tokens.numel() * failing.ACCUMULATED == 524_288
 
 
 # --- the small sums of the page -------------------------------------------------------------------
@@ -86,7 +83,7 @@ def test_a_step_has_half_a_million_tokens():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_update_fits_and_the_sum_does_not(dtype):
     """Must catch: an update that is lost because it is no number of the format."""
-    w, u, total = representable_and_lost(dtype)
+    w, u, total = failing.representable_and_lost(dtype)
     assert total == w and u > torch.finfo(dtype).smallest_normal and torch.tensor(u).to(dtype) == u
 
 
@@ -122,8 +119,8 @@ def test_adam_in_fp16_is_not_a_number():
 
     Must catch: an eps that survives, with which the claim would be wrong."""
     assert torch.tensor(1e-8).half() == 0
-    vocabulary, data = training_data(seed=0)
-    model = build_model(vocabulary, torch.float16)
+    vocabulary, data = trainings.training_data(seed=0)
+    model = trainings.build_model(vocabulary, torch.float16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(30):
         tokens, targets = next(data)
@@ -142,9 +139,9 @@ def test_a_loop_inside_one_autocast_computes_with_old_weights():
     """The page's trap: outputs stay while the weight moves.
 
     Must catch: a version of PyTorch whose cache hears of updates: then the page is wrong."""
-    weights, outputs = outputs_of_a_loop(context_around_loop=True)
+    weights, outputs = trainings.outputs_of_a_loop(context_around_loop=True)
     assert weights == [1, 0, -1, -2] and outputs == [1, 1, 1, 1]
-    weights, outputs = outputs_of_a_loop(context_around_loop=False)
+    weights, outputs = trainings.outputs_of_a_loop(context_around_loop=False)
     assert weights == outputs == [1, 0, -1, -2]
 
 

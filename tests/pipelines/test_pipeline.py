@@ -7,30 +7,18 @@ equality.
 """
 
 import builtins
-import copy
 import os
 import re
 import signal
 import sys
 import time
-from functools import partial
 
 import cloudpickle
 import pytest
-import tables
 import torch
 import torch.distributed as dist
-from tables import (
-    assigned,
-    check,
-    copied,
-    frozen_later,
-    loaded,
-    made_before,
-    replicated_afterwards,
-    takes,
-    unfrozen_later,
-)
+from night import at_night
+from told import told
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -46,7 +34,6 @@ from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
-from shardlab.mixed_precision import MasterWeights
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import CannotPipeline, plan_pipeline
 from shardlab.pipelines.schedules import (
@@ -59,11 +46,10 @@ from shardlab.pipelines.schedules import (
     schedule,
 )
 from shardlab.pipelines.simulation import Costs, in_flight, simulate
-from shardlab.recompute.layers import checkpoint_every
+from shardlab.recompute.layers import checkpoint_every  # noqa: F401 (told.md names it)
 from shardlab.zero.hardened import stage1, stage2
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(tables)
 NUMBER = {name: number for number, name in enumerate(SCHEDULES, 1)}
 M = 8  # microbatches
 CLIP = 0.1  # below every norm
@@ -264,45 +250,6 @@ def test_losses_and_gradients(worlds, name, n):
         assert bits.setdefault(tuple(plan.cuts), got) == got, kind
         assert all(step == [] for r, f in enumerate(found) if r != at for step in f[0])
         agrees([f[1] for f in found], gradients, gradients)
-
-
-class Copies(MasterWeights):
-    """Copies of float64, where MasterWeights would need none."""
-
-    def copy_of(self, parameter):
-        return nn.Parameter(parameter.detach().clone())
-
-
-COPIES = partial(Copies, of=torch.optim.SGD, lr=0.1)
-BEFORE = "CannotShard: {} was made before Pipeline, and would clip by the norm of this rank's"
-REPLACED = "CannotPipeline: parameters were replaced since this pipeline was made"
-NO_COPY = "CannotPipeline: a pipeline has process groups of its own"
-ROWS = takes(
-    ("pipeline",),
-    # what other ranks have gets no gradient
-    (made_before, partial(torch.optim.SGD, lr=0.1)),
-    (made_before, COPIES, {"pipeline": BEFORE.format("Copies")}),
-    (
-        made_before,
-        lambda own: stage1.ShardedOptimizer(own, torch.optim.SGD, Mesh(dp=1, pp=2).dp.group),
-        {"pipeline": BEFORE.format("ShardedOptimizer")},
-    ),
-    unfrozen_later,
-    frozen_later,
-    (assigned, {"pipeline": REPLACED}),
-    *((copied, how, {"pipeline": NO_COPY}) for how in (copy.deepcopy, loaded)),
-    (
-        replicated_afterwards,
-        {"pipeline": "CannotReplicate: rank 0: layers.0.weight is in part"},
-    ),
-)
-
-
-@pytest.mark.parametrize("door, row, args, expected", ROWS)
-def test_a_row(worlds, door, row, args, expected):
-    """Must catch: what the row says; a norm of one rank's stages; tied weights that were replaced,
-    and are no longer added up; a copy that shares messages."""
-    check(worlds(2), door, row, args, expected)
 
 
 def add_up(name, plan):
@@ -832,7 +779,9 @@ def impatient():
         yield world
 
 
-@pytest.mark.parametrize("kind, rank", [("1F1B", 1), ("GPipe", 2), ("zero-bubble H2", 0)])
+@pytest.mark.parametrize(
+    "kind, rank", [("1F1B", 1), *at_night(("GPipe", 2), ("zero-bubble H2", 0))]
+)
 def test_a_stage_that_hangs_is_named(impatient, kind, rank):
     """All ranks have posted receives, and wait or compute: named is the one that does not come.
 
@@ -868,32 +817,7 @@ LINEAR = [nn.Linear(3, 3) for _ in range(4)]
 
 @pytest.mark.parametrize(
     "layers, lists, size, counts, words",
-    [
-        (LINEAR, "1F1B", 8, None, "schedule = '1F1B' is a name"),
-        (LINEAR, one_f_one_b(5, 8), 8, None, "5 stages, but the model has 4 layers"),
-        (LINEAR, one_f_one_b(2, 8), 12, None, "a batch of 12 cannot be cut into microbatches = 8"),
-        (LINEAR, one_f_one_b(2, 8), 4, None, "a batch of 4 cannot be cut into microbatches = 8"),
-        (LINEAR, one_f_one_b(2, 8), 8, [1, 2], "layers_of_stages = [1, 2]: the schedule has 2"),
-        (LINEAR, one_f_one_b(2, 8), 8, [4, 0], "each stage needs one at least"),
-        (
-            [LINEAR[0], Two(), LINEAR[1]],
-            one_f_one_b(2, 8),
-            8,
-            None,
-            "stage 0 (Linear, Two) returns 2 things, a tuple: a stage hands one tensor to the",
-        ),
-        ([*LINEAR[:2], Two()], gpipe(2, 8), 8, [1, 2], "stage 1 (Linear, Two) returns 2 things"),
-        ([LINEAR[0], Counts(), LINEAR[1]], gpipe(2, 8), 8, None, "returns torch.int64, through"),
-        (LINEAR[:1] + [nn.Tanh()], gpipe(2, 8), 8, None, "the layers of rank 1 (Tanh) have no"),
-        (
-            [*checkpoint_every(nn.Sequential(*LINEAR), 2)],
-            gpipe(2, 8),
-            8,
-            None,
-            "layer 0 is a Layer",
-        ),
-        (LINEAR, [[*gpipe(2, 2)[0]], []], 8, None, "at least one action"),
-    ],
+    told("test_pipeline::test_bad_input_is_refused_before_a_rank_starts", globals()),
 )
 def test_bad_input_is_refused_before_a_rank_starts(layers, lists, size, counts, words):
     """Here, in a process that is not a rank.

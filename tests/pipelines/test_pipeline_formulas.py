@@ -4,6 +4,8 @@ the simulation of the lists that ranks run; known figures; what is refused."""
 from fractions import Fraction
 
 import pytest
+from night import at_night
+from told import told
 
 from coursekit.formulas import InvalidQuantity, evaluate
 from shardlab.pipelines.schedules import SCHEDULES, schedule
@@ -45,11 +47,7 @@ def costs_of(forward, input, weight, v, transfer=0):
     return Costs(*(Fraction(seconds, v) for seconds in (forward, input, weight)), transfer)
 
 
-TIMES = [
-    (1, 1, 1),
-    (2, 3, 2),
-    *(pytest.param(times, marks=pytest.mark.slow) for times in [(3, 2, 1), (5, 6, 4)]),
-]
+TIMES = [(1, 1, 1), (2, 3, 2), *at_night(((3, 2, 1),), ((5, 6, 4),))]
 
 
 @pytest.mark.parametrize("times", TIMES, ids=str)
@@ -153,23 +151,7 @@ def test_known_figures():
 
 @pytest.mark.parametrize(
     "targets, given, words",
-    [
-        (
-            ["pipeline_in_flight"],
-            dict(pipeline_rank=4, pipeline_parallel=4, microbatches=8, pipeline_schedule=2),
-            "pipeline_rank = 4 is not a rank of a pipeline of 4",
-        ),
-        (
-            ["pipeline_in_flight"],
-            dict(pipeline_rank=0, pipeline_parallel=4, microbatches=6, pipeline_schedule=4),
-            "microbatches = 6 is not a multiple of pipeline_parallel = 4",
-        ),
-        (
-            ["pipeline_transfers"],
-            dict(pipeline_parallel=4, microbatches=6, pipeline_schedule=5),
-            "pipeline_schedule = 5: how often the zero-bubble schedules wait",
-        ),
-    ],
+    told("test_pipeline_formulas::test_what_is_refused", globals()),
 )
 def test_what_is_refused(targets, given, words):
     """Must catch: a rank behind the last one; a number for a schedule that there is not; a formula

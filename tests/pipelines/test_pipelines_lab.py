@@ -2,18 +2,22 @@
 
 import pytest
 
-from coursekit.topics.pipelines.figures import losses_figure, pipeline_figure
+from coursekit.formulas import evaluate, quantities
+from coursekit.show.format import format_as
+from coursekit.topics.pipelines import pictures
+from coursekit.topics.pipelines.figures import pipeline_figure
 from coursekit.topics.pipelines.lab import idle_percent
 from coursekit.topics.pipelines.sleeping import median_step, seconds_of, stage_costs
 from shardlab.pipelines.schedules import (
+    SCHEDULES,
     Action,
     Kind,
-    gpipe,
     interleaved,
     one_f_one_b,
+    schedule,
     zero_bubble_h1,
 )
-from shardlab.pipelines.simulation import Costs, Span, simulate
+from shardlab.pipelines.simulation import Costs, Span, in_flight, simulate
 
 
 def test_measured_spans_fill_the_simulated_outlines():
@@ -45,22 +49,6 @@ def step_of(lists, costs, begin=0.0, slower=1.0):
 
 def at(bar):
     return bar.base, bar.text, bar.y
-
-
-def test_a_figure_without_measurements_is_filled():
-    """Must catch: outlines alone, on which no number can be read."""
-    figure = pipeline_figure("GPipe", gpipe(3, 2))
-    assert [bar.name for bar in figure.data] == ["F", "B"]
-    assert all(bar.showlegend and list(bar.text) for bar in figure.data)
-
-
-def test_figures_to_compare_have_one_axis():
-    """Must catch: `until` in another unit than the costs; an axis shorter than the step."""
-    costs = Costs(0.02, 0.02, 0.02)
-    lists = gpipe(3, 2)
-    for until, end in (1, 1000), (0, 250):
-        figure = pipeline_figure("GPipe", lists, costs, step_of(lists, costs), until)
-        assert figure.layout.xaxis.range[1] == end
 
 
 def test_ranks_that_wake_up_late_are_said(capsys):
@@ -102,8 +90,38 @@ def test_idle_is_the_mean_over_ranks():
     assert idle_percent([[Span(action, 10, 20)], [Span(action, 10, 15)]]) == 25
 
 
-def test_each_training_has_its_line():
-    """Must catch: lines that only their colour tells apart."""
-    figure = losses_figure({"once": [3.0, 2.0], "twice": [3.0, 2.5]})
-    assert [line.name for line in figure.data] == ["once", "twice"]
-    assert len({line.line.dash for line in figure.data}) == 2
+# --- picture of what ranks hold over a step -------------------------------------------------------
+
+
+RANKS, MICROBATCHES = (
+    pictures.HELD_MODEL["pipeline_parallel"],
+    pictures.HELD_MODEL["microbatches"],
+)
+
+
+@pytest.mark.parametrize("name", pictures.HELD_SCHEDULES)
+def test_peaks_are_the_formulas(name):
+    """Must catch: the layers of the whole model on each rank; another schedule's list; a last rank
+    without the head and the loss."""
+    held, _ = pictures.microbatches_over_time(name)
+    peaks = [max(count for _, count in points) for points in held]
+    assert peaks == in_flight(schedule(name, ranks=RANKS, microbatches=MICROBATCHES))
+    for rank, peak in enumerate(peaks):
+        given = quantities(
+            **pictures.HELD_MODEL,
+            pipeline_rank=rank,
+            pipeline_schedule=list(SCHEDULES).index(name) + 1,
+        )
+        nbytes = evaluate(["held_bytes"], allow_unused=True, **given)["held_bytes"]
+        assert nbytes == peak * pictures.microbatch_bytes(rank)
+        assert format_as(nbytes, "bytes") in pictures.draw_held()
+
+
+def test_all_is_released():
+    """Must catch: a step that ends with activations; a microbatch released before its backward
+    ends."""
+    for name in pictures.HELD_SCHEDULES:
+        held, seconds = pictures.microbatches_over_time(name)
+        assert all(points[-1][1] == 0 and points[-1][0] <= seconds for points in held)
+        assert held[0][-1] == (seconds, 0)  # the first rank ends last
+        assert all(min(count for _, count in points) == 0 for points in held)

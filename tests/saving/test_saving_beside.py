@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from told import told
 from torch import nn
 
-from ranklab.ranks import ranks
 from shardlab.saving import Damaged, SaveFailed, durable, resume, save
 from shardlab.saving.together import reason
 from shardlab.zero.hardened import stage3
@@ -22,10 +22,9 @@ from shardlab.zero.hardened import stage3
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module")
-def two():
-    with ranks(2, device="cpu", announce=False) as world:
-        yield world
+@pytest.fixture
+def two(worlds):
+    return worlds(2)
 
 
 def made(seed=0, rule=torch.optim.SGD):
@@ -118,27 +117,7 @@ PART = dict(ranks=[0, 1], flats=[], contents={})
 
 @pytest.mark.parametrize(
     "changes, sentence",
-    [
-        (dict(format=99), "has format 99, this shardlab reads format 2 and older"),
-        (dict(step=2), "is the one of step 2"),
-        *(
-            (changes, "manifest.json is not one that save() wrote.")
-            for changes in (
-                dict(parts=None),
-                dict(parts=[]),
-                dict(parts=[7]),
-                dict(parts=[{**PART, "flats": None}]),
-                dict(parts=[{**PART, "ranks": 10**9}]),
-                dict(parts=[{**PART, "ranks": [0, 0]}]),
-                dict(parts=[{**PART, "ranks": [0]}]),
-                dict(parts=[PART, PART]),
-                dict(files={name: [1, ""] for name in ("rank-0.pt", "rank-7.pt", "rest.pt")}),
-                dict(files={"rank-0.pt": ["s", ""], "rank-1.pt": [1, ""], "rest.pt": [1, ""]}),
-                {**PART, "format": 1, "ranks": 3},
-                {**PART, "format": 1, "ranks": 10**9},
-            )
-        ),
-    ],
+    told("test_saving_beside::test_a_manifest_that_nobody_wrote", globals()),
 )
 def test_a_manifest_that_nobody_wrote(changes, sentence, two, tmp_path):
     """With a checksum that fits.
@@ -213,7 +192,7 @@ def own_states(folder):
     return model[1].running_mean.tolist()
 
 
-def test_buffers_and_generators_of_every_rank(two, tmp_path):
+def test_buffers_and_generators_of_every_rank(two, worlds, tmp_path):
     """Must catch: rank 0's running means given to all; Python's and NumPy's generators left where
     they were."""
     ours, theirs = two.run(own_states, str(tmp_path))
@@ -224,8 +203,7 @@ def test_buffers_and_generators_of_every_rank(two, tmp_path):
         resume(folder, model, optimizer)
         return model[1].running_mean.tolist()
 
-    with ranks(1, device="cpu", announce=False) as world:
-        assert world.run(alone, str(tmp_path)) == [ours]
+    assert worlds(1).run(alone, str(tmp_path)) == [ours]
 
 
 class Remembers(torch.optim.SGD):

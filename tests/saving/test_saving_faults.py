@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from night import at_night
 
 from ranklab.ranks import RankDied
 from shardlab import zero
@@ -85,12 +86,7 @@ def last(losses, begin):
 
 @pytest.mark.parametrize(
     "stage, dropout",
-    [
-        pytest.param(1, 0.0, marks=pytest.mark.nightly),
-        (2, 0.0),
-        pytest.param(3, 0.0, marks=pytest.mark.nightly),
-        (3, 0.1),
-    ],
+    [(2, 0.0), (3, 0.1), *at_night((1, 0.0), (3, 0.0))],
 )
 def test_killed_in_a_step(stage, dropout, worlds, tmp_path):
     """Rank 1 of three is killed in step 7, after saves at 3 and 6. On three ranks the losses of
@@ -148,10 +144,11 @@ def dies_in_the_save(stage, folder, rank, where):
     "rank, where, begin",
     [
         (1, "in its file", 3),
-        pytest.param(0, "before the manifest", 3, marks=pytest.mark.nightly),
-        pytest.param(0, "before the move", 3, marks=pytest.mark.nightly),
-        pytest.param(0, "after the move", 6, marks=pytest.mark.nightly),
         (0, "while it removes the older one", 6),
+        *at_night(
+            *((0, f"before the {what}", 3) for what in ("manifest", "move")),
+            (0, "after the move", 6),
+        ),
     ],
 )
 def test_killed_in_the_save(rank, where, begin, worlds, tmp_path):

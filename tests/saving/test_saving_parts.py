@@ -10,6 +10,7 @@ import compositions
 import pytest
 import torch
 import torch.distributed as dist
+from told import told
 from torch import nn
 
 from shardlab import zero
@@ -114,13 +115,7 @@ def test_a_buffer_on_one_rank(technique, worlds):
 
 @pytest.mark.parametrize(
     "case, said",
-    [
-        (replicas_that_differ, "rank 1 has other values of weight than rank 0: a save has one"),
-        (other_steps, "rank 0 gives step 0 for {}, rank 1 step 1 for {}: all ranks save together"),
-        (other_folders, "rank 0 gives step 1 for {}/0, rank 1 step 1 for {}/1: all ranks save"),
-        (averages_of_shards, "rank 1 has other values of the tensors in extra than rank 0: a save"),
-        (a_buffer_on_one, "seen is not there on rank 0, and torch.float32 [2] as a buffer on rank"),
-    ],
+    told("test_saving_parts::test_refused_before_anything_is_written", globals()),
 )
 def test_refused_before_anything_is_written(case, said, worlds, tmp_path):
     """Must catch: parts of two models sewn together; older saves pruned for one that cannot be

@@ -2,11 +2,14 @@
 the functions in the order in which a rank calls them."""
 
 import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 import torch
 
 from coursekit.formulas import evaluate, quantities
+from coursekit.show.format import format_as
 from coursekit.topics.tensor_parallelism import pictures
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.fake_ranks import fake_ranks
@@ -33,29 +36,6 @@ def test_boxes_add_up_to_the_layer(way, printed):
     assert pictures.sum_of_a_block(found) == printed
     assert number == sum(kept.values()) / sbh
     assert f"{number:.3g} sbh</text>" in pictures.draw_block()
-
-
-def test_boxes_are_as_large_as_their_bytes():
-    """All but the scores, which are cut short.
-
-    Must catch: boxes of different scales; a part of another size than the rank's; a row of one way
-    drawn in the column of another."""
-    svg = pictures.draw_block()
-    box = r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h-"
-    (outlines,) = re.findall(r'<path d="(\S[^"]*)" class="frame dashed"', svg)
-    (fills,) = re.findall(r'<path d="(\S[^"]*)" class="activations"', svg)
-    drawn = [
-        [float(wide) * float(high) for _, _, wide, high in re.findall(box, path)]
-        for path in (outlines, fills)
-    ]
-    whole, _ = pictures.kept_of_a_block(1, **pictures.CUT_WAYS[0].given)
-    kept = [pictures.kept_of_a_block(**way.given)[0] for way in pictures.CUT_WAYS]
-    rows = [(tensor, way) for tensor in whole for way in range(3)]
-    unit = drawn[0][0] / whole["norm"]
-    for (tensor, way), outline, fill in zip(rows, *drawn, strict=True):
-        assert fill / outline == pytest.approx(kept[way][tensor] / whole[tensor], rel=0.08)
-        if tensor != "scores":
-            assert outline == pytest.approx(whole[tensor] * unit, rel=0.01)
 
 
 def ran(way):
@@ -98,3 +78,69 @@ def test_pairs_stand_where_a_rank_sends(way):
     assert forward == [SENT_BY.get(name, name) for name in drawn if name in (*SENT_BY, *PRODUCTS)]
     mirrored = 2 * way.given["sequence_parallel"]  # a reduce-scatter goes back as an all-gather
     assert backward.count("all_gather") == mirrored + 2 * (again == "twice")
+
+
+# --- chapter's pictures of an MLP and of attention ------------------------------------------------
+
+
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "draw_cuts.py"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = spec_from_file_location("draw_cuts", TOOL)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def figures(tool):
+    found = tool.counted()
+    return {block.name: tool.draw(block, found) for block in tool.blocks(found)}
+
+
+def words(figure):
+    return " | ".join(re.findall(r"<text[^>]*>([^<]*)</text>", figure))
+
+
+def test_the_committed_figures_are_what_the_tool_draws(tool, figures):
+    """Must catch: a formula or the drawing changed without drawing the figures anew."""
+    for name, figure in figures.items():
+        path = tool.FIGURES / f"{name}.svg"
+        assert path.read_text(encoding="utf-8") == figure, "run tools/draw_cuts.py"
+
+
+def test_weights_are_those_of_a_rank(tool, figures):
+    """The shapes in the picture are those that apply_tensor_parallel cuts, of a model of these
+    sizes on the meta device.
+
+    Must catch: rows where columns belong; a part of one matrix of queries, keys and values."""
+    import torch
+
+    from ranklab.measure.fake_ranks import fake_ranks
+
+    sizes = ("hidden", "heads", "key_value_heads", "feed_forward", "vocabulary")
+    given = {name: tool.GIVEN[name] for name in sizes}
+    config = GPTConfig(layers=1, max_sequence=8, **given)
+    with torch.device("meta"), fake_ranks(tool.GIVEN["tensor_parallel"], 0):
+        block = apply_tensor_parallel(GPT(config), gpt_plan(config)).blocks[0]
+    cut = {
+        "mlp-cut": (block.mlp.up, block.mlp.down),
+        "attention-cut": (block.attention.qkv, block.attention.output),
+    }
+    for name, layers in cut.items():
+        for layer in layers:
+            outputs, inputs = layer.weight.shape
+            assert f"[{inputs:,} × {outputs:,}]" in words(figures[name])
+
+
+def test_what_is_sent_is_the_formulas(tool, figures):
+    """Both blocks together send what a layer sends.
+
+    Must catch: an all-reduce as one pass of the ring."""
+    name = "tensor_layer_forward_sent_bytes"
+    sent = evaluate([name], allow_unused=True, **tool.GIVEN)[name] // 2
+    for figure in figures.values():
+        said = f"all-reduce, sends {format_as(sent, 'decimal bytes')}"
+        assert words(figure).count(said) == 2

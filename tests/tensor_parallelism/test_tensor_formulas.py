@@ -6,6 +6,8 @@ from itertools import product
 
 import pytest
 import torch
+from night import at_night
+from told import told
 from torch_has import needs_fused_groups
 
 from coursekit.formulas import InvalidQuantity, evaluate, quantities
@@ -94,6 +96,7 @@ class Rank:
 
 
 one_of_many = pytest.mark.ranks  # on fake ranks: seconds, not milliseconds
+RECIPES = ["fp32 Adam", *at_night("bf16, no master")]
 STYLES = (
     dict(),
     dict(learned_positions=0),
@@ -122,7 +125,7 @@ def test_bytes_of_each_rank(t, rank):
 
 @one_of_many
 @pytest.mark.parametrize("way", (PLAIN, NAIVE, AGAIN), ids=("tensor", "sequence", "again"))
-@pytest.mark.parametrize("recipe", ("fp32 Adam", "bf16, no master"))
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_saved_activations(way, recipe):
     """A rank keeps the formulas' bytes for backward exactly: every kind of attention, both styles,
     groups of queries, one rank and several.
@@ -156,7 +159,7 @@ SHAPES = {
 
 
 @one_of_many
-@pytest.mark.parametrize("recipe", ("fp32 Adam", "bf16, no master"))
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_peak_of_a_rank(shape, recipe):
     """The fullest point of a later step, within a fifth of a percent; which place it is at differs
@@ -300,12 +303,7 @@ def test_share_of_a_layer():
 
 @pytest.mark.parametrize(
     "wrong, message",
-    [
-        (dict(tensor_rank=4), "tensor_rank = 4 is not a rank of a tensor-parallel group of 4"),
-        (dict(key_value_heads=6), "key_value_heads = 6 is not divisible by tensor_parallel = 4"),
-        (dict(sequence=14), "sequence = 14 is not divisible by tensor_parallel = 4"),
-        (dict(sequence_parallel=0), "regather = 1 without sequence parallelism"),
-    ],
+    told("test_tensor_formulas::test_what_is_refused", globals()),
 )
 def test_what_is_refused(wrong, message):
     """Must catch: a rule that is never asked, so that a count is rounded down."""

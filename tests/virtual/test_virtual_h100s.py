@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from night import at_night
 
 from coursekit.formulas import PRESETS
 from coursekit.lab.virtual import gpt_in_bf16, virtual_gpus, virtual_step
@@ -75,7 +76,10 @@ def waits_for_messages(width, sequence, chunks):
 
 @pytest.mark.parametrize(
     "width, sequence, shares",
-    [(2048, False, [43, 40, 50]), (2048, True, [51, 47, 54]), (8192, False, [23, 14, 11])],
+    [
+        (2048, False, [43, 40, 50]),
+        *at_night((2048, True, [51, 47, 54]), (8192, False, [23, 14, 11])),
+    ],
 )
 def test_what_the_page_says_of_overlap(width, sequence, shares):
     """The dropdown of chunks in the chapter on tensor parallelism has these numbers.
@@ -85,7 +89,7 @@ def test_what_the_page_says_of_overlap(width, sequence, shares):
     assert [waits_for_messages(width, sequence, chunks) for chunks in (0, 1, 4)] == shares
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by day its closed form
 def test_what_the_page_says_of_offload():
     """The dropdown of offload in the chapter on ZeRO in time has these milliseconds.
 

@@ -6,19 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import rungs
+from bench import rungs, virtual
 from bench.published import DENSE, Beside, able_rows, virtual_seconds
-from bench.virtual import (
-    MODELS,
-    NODE,
-    SCHEDULES,
-    SMALL,
-    TECHNIQUES,
-    Race,
-    all_races,
-    cut_of,
-    microbatches_of,
-)
 from coursekit.lab.virtual import virtual_gpus
 from coursekit.recordings.recordings import read_all
 from coursekit.topics.pipelines.peers import TorchPipeline
@@ -41,7 +30,7 @@ same_kernels = pytest.mark.skipif(
 def test_a_row_of_the_race_is_the_same_each_time():
     """Must catch: a step or a peak that depends on the machine or its load; a recording that was
     made by other code."""
-    race = Race("ZeRO 3", SMALL, 8)
+    race = virtual.Race("ZeRO 3", virtual.SMALL, 8)
     for row in race.rows(*race.run()):
         assert RECORDED.find(row.name, **row.case) == [row]
 
@@ -69,15 +58,15 @@ def test_no_technique_waits_longer_than_pytorchs():
             waits.append(exposed.value)
             steps.append(one.value)
         assert steps[0] <= 1.001 * steps[1], step.case
-        if step.case["model"] != SMALL:
+        if step.case["model"] != virtual.SMALL:
             shares = [wait / one for wait, one in zip(waits, steps)]
             technique, gpus = step.case["technique"], step.case["gpus"]
             shorter = technique == "zero-bubble H1"
-            shorter |= (technique, gpus) == ("tensor parallelism", 2 * NODE)
+            shorter |= (technique, gpus) == ("tensor parallelism", 2 * virtual.NODE)
             ours, theirs = waits if shorter else shares
             assert ours <= 1.001 * theirs, step.case
-        raced.add(tuple(step.case[name] for name in Race._fields))
-    assert raced == set(all_races())
+        raced.add(tuple(step.case[name] for name in virtual.Race._fields))
+    assert raced == set(virtual.all_races())
 
 
 def test_no_step_of_the_race_makes_the_host_wait():
@@ -86,25 +75,27 @@ def test_no_step_of_the_race_makes_the_host_wait():
     assert len(waits) >= 16 and {row.value for row in waits} == {0}
 
 
-PIPELINES = [race for race in all_races() if race.technique in SCHEDULES]
+PIPELINES = [race for race in virtual.all_races() if race.technique in virtual.SCHEDULES]
 
 
 @pytest.mark.parametrize("race", PIPELINES, ids=str)
 def test_every_pipeline_of_the_race_is_legal(race):
     """Must catch: fewer microbatches than PyTorch's 1F1B or interleaving takes; stages that do not
     add up to the model."""
-    blocks = MODELS[race.model].sizes["layers"]
-    lists, counts = cut_of(race.technique, race.gpus, blocks)
+    blocks = virtual.MODELS[race.model].sizes["layers"]
+    lists, counts = virtual.cut_of(race.technique, race.gpus, blocks)
     with virtual_gpus(race.gpus):
         layers = [torch.nn.Linear(1, 1) for _ in range(blocks + 2)]
-        batch = torch.zeros(microbatches_of(race.gpus), 1)
+        batch = torch.zeros(virtual.microbatches_of(race.gpus), 1)
         plan = plan_pipeline(layers, lists, batch, counts)
-        TorchPipeline(layers, plan, torch.nn.functional.mse_loss, SCHEDULES[race.technique][1])
+        TorchPipeline(
+            layers, plan, torch.nn.functional.mse_loss, virtual.SCHEDULES[race.technique][1]
+        )
 
 
 def test_the_race_has_every_technique_and_schedule():
     """Must catch: a schedule whose every case is left out as impossible."""
-    assert {race.technique for race in all_races()} == {*TECHNIQUES}
+    assert {race.technique for race in virtual.all_races()} == {*virtual.TECHNIQUES}
 
 
 def test_every_published_run_that_can_run_is_recorded():
@@ -121,7 +112,9 @@ def test_every_published_run_that_can_run_is_recorded():
     "name",
     [
         ("Megatron-LM on A100", "K 22B full"),
-        ("FSDP on A100", "MPT-13b, 2048 tokens, 16 x A100 SXM 40GB"),
+        pytest.param(
+            ("FSDP on A100", "MPT-13b, 2048 tokens, 16 x A100 SXM 40GB"), marks=pytest.mark.nightly
+        ),
     ],
     ids=str,
 )

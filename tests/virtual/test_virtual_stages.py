@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from night import at_night
 from torch import nn
 
 from coursekit.formulas import evaluate
@@ -122,8 +123,9 @@ def test_a_bucket_of_small_parameters_of_all_layers_holds_up_none(stage):
 
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, MasterWeights])
-@pytest.mark.parametrize("copy", [0.3, 1.1])
-@pytest.mark.parametrize("message", [0.4, 1.7])
+@pytest.mark.parametrize(
+    "copy, message", [(0.3, 1.7), *at_night((0.3, 0.4), (1.1, 0.4), (1.1, 1.7))]
+)
 def test_an_offloaded_optimizer_exposes_what_its_closed_form_says(stage, kind, copy, message):
     """In times of a unit's forward. When all gradients are on the host, parameters come back, and
     are gathered unit by unit.

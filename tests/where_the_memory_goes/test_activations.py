@@ -136,7 +136,7 @@ def test_each_module_keeps_what_its_formula_says(recipe, attention):
         )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # test_random_steps has some of these shapes by day
 def test_shapes_in_which_a_view_takes_the_place_of_a_copy():
     """One sequence, one token, one head, one group, one column: PyTorch then copies less or more.
     The formulas follow, but for one shape: a single token with a single key-value head and rotary

@@ -50,19 +50,3 @@ def test_the_figure_says_what_the_formulas_say(tool, timeline):
     )
     assert f"temporaries {format_bytes(loss['temporaries'])} | no gradients" in words
     assert loss["gradients"] == 0
-
-
-def test_areas_are_to_scale_and_end_with_the_optimizer(tool, timeline):
-    """The upper edge of the stack is highest where the peak is, and as high as its bytes.
-
-    Mutations: the axis cut off; the sum of the categories below left out; the lines after the
-    optimizer drawn."""
-    totals = [line.bytes.total for line in timeline]
-    path = re.search(
-        r'<path d="([^"]*)" style="fill: var\(--memory-temporaries\)', tool.draw(timeline)
-    )[1]
-    edge = [float(height) for height in re.findall(r"V([\d.]+)", path)[:-1]]
-    height = max(totals) / (tool.MOST_MIB * 2**20) * (tool.BOTTOM - tool.TOP)
-    assert min(edge) == pytest.approx(tool.BOTTOM - height, abs=0.06)
-    assert timeline[-1].phase == "optimizer"
-    assert timeline[-1].bytes.gradients == timeline[-1].bytes.parameters

@@ -4,21 +4,12 @@ import pytest
 import torch
 
 from coursekit.machine import limit
-from coursekit.machine.limit import (
-    Attempt,
-    Tried,
-    attempt_each,
-    cannot_try,
-    control_groups,
-    free_bytes,
-    try_within,
-)
 
 CPU = torch.device("cpu")
 MIB, GIB = 2**20, 2**30
 can_limit = pytest.mark.skipif(
-    bool(cannot_try(256 * MIB, CPU)),
-    reason=cannot_try(256 * MIB, CPU) or "a CPU that can be limited",
+    bool(limit.cannot_try(256 * MIB, CPU)),
+    reason=limit.cannot_try(256 * MIB, CPU) or "a CPU that can be limited",
 )
 
 
@@ -37,7 +28,7 @@ def test_the_memory_of_a_container(tmp_path):
 
     def found(lines):
         (tmp_path / "own").write_text(lines)
-        return list(control_groups(tmp_path / "own", tmp_path / "mounted"))
+        return list(limit.control_groups(tmp_path / "own", tmp_path / "mounted"))
 
     one, two = limit.VERSIONS[1], limit.VERSIONS[2]
     slurm = tmp_path / "mounted" / "memory" / "slurm" / "job_7"
@@ -51,7 +42,7 @@ def test_the_memory_of_a_container(tmp_path):
     assert found("0::/gone/since/then\n") == []
     group(tmp_path / "mounted", 3 * GIB, GIB, 0, two)
     assert found("0::/elsewhere/docker-1234.scope\n") == [(3 * GIB, GIB)]
-    assert list(control_groups(tmp_path / "nowhere")) == []
+    assert list(limit.control_groups(tmp_path / "nowhere")) == []
 
 
 @pytest.mark.slow
@@ -65,7 +56,7 @@ def test_the_first_that_does_not_fit_is_the_last():
         circle = [torch.zeros(mib * MIB // 4)]
         circle.append(circle)  # dies only when Python looks for circles
 
-    attempts = try_within(
+    attempts = limit.try_within(
         256 * MIB, CPU, take, [dict(mib=128), dict(mib=160), dict(mib=1024), dict(mib=1)]
     )
     assert [attempt.case["mib"] for attempt in attempts] == [128, 160, 1024]
@@ -74,7 +65,7 @@ def test_the_first_that_does_not_fit_is_the_last():
     torch.zeros(1024 * MIB // 4)  # this process is not limited
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # the test above limits a process
 @can_limit
 def test_what_a_first_step_loads_is_not_the_works():
     """Must catch: memory counted before a first backward and update have loaded what they need,
@@ -85,21 +76,21 @@ def test_what_a_first_step_loads_is_not_the_works():
         layer(torch.ones(4, 3)).sum().backward()
         torch.optim.AdamW(layer.parameters()).step()
 
-    assert try_within(16 * MIB, CPU, step, [{}]) == [Attempt({}, "")]
+    assert limit.try_within(16 * MIB, CPU, step, [{}]) == [limit.Attempt({}, "")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by day test_a_gpus_share_is_put_back
 @can_limit
 def test_another_error_is_no_lack_of_memory():
     """Must catch: any exception reported as "does not fit"."""
     with pytest.raises(RuntimeError, match="the process that tried it failed: ZeroDivisionError:"):
-        try_within(64 * MIB, CPU, lambda: 1 / 0, [{}])
+        limit.try_within(64 * MIB, CPU, lambda: 1 / 0, [{}])
 
     def wrong_shape():
         torch.zeros(2) @ torch.zeros(3)
 
     with pytest.raises(RuntimeError, match="size"):
-        attempt_each(wrong_shape, [{}])
+        limit.attempt_each(wrong_shape, [{}])
 
 
 def test_the_machine_is_asked_first(monkeypatch):
@@ -107,18 +98,20 @@ def test_the_machine_is_asked_first(monkeypatch):
     not tell taken for a free one."""
     monkeypatch.setattr(limit.sys, "platform", "linux")
     monkeypatch.setattr(limit, "free_bytes", lambda device: 3 * 2**30)
-    assert cannot_try(2**30, CPU) == ""
+    assert limit.cannot_try(2**30, CPU) == ""
     assert (
-        cannot_try(2 * 2**30, CPU)
+        limit.cannot_try(2 * 2**30, CPU)
         == "not tried: 3.0 GiB are free, and 2 times the limit of 2.0 GiB should be."
     )
     with pytest.raises(ValueError, match="3.0 GiB are free"):
-        try_within(2 * 2**30, CPU, lambda: None, [{}])
+        limit.try_within(2 * 2**30, CPU, lambda: None, [{}])
     monkeypatch.setattr(limit, "free_bytes", lambda device: None)
-    assert cannot_try(1, CPU) == "not tried: this system does not tell how much memory is free."
+    assert (
+        limit.cannot_try(1, CPU) == "not tried: this system does not tell how much memory is free."
+    )
     monkeypatch.setattr(limit.sys, "platform", "win32")
     assert (
-        cannot_try(1, CPU)
+        limit.cannot_try(1, CPU)
         == "not tried: on this system a process cannot be held to a limit of memory."
     )
 
@@ -139,13 +132,13 @@ def test_a_container_has_no_more_than_its_limit(monkeypatch):
         return files[str(path)]
 
     monkeypatch.setattr(limit.Path, "read_text", read_text)
-    assert free_bytes(CPU) == 3000
+    assert limit.free_bytes(CPU) == 3000
     files["/sys/fs/cgroup/memory.max"] = "max\n"
-    assert free_bytes(CPU) == 8192
+    assert limit.free_bytes(CPU) == 8192
     del files["/sys/fs/cgroup/memory.max"]
-    assert free_bytes(CPU) == 8192
+    assert limit.free_bytes(CPU) == 8192
     files.clear()
-    assert free_bytes(CPU) is None
+    assert limit.free_bytes(CPU) is None
 
 
 @pytest.mark.slow
@@ -175,13 +168,13 @@ def test_a_gpus_share_is_put_back(monkeypatch):
             raise KeyError(batch)
 
     gpu = torch.device("cuda", 0)
-    assert try_within(300, gpu, work, [dict(batch=1), dict(batch=2)]) == [
-        Attempt(dict(batch=1), ""),
-        Attempt(dict(batch=2), "CUDA out of memory. Tried to allocate 2 GiB."),
+    assert limit.try_within(300, gpu, work, [dict(batch=1), dict(batch=2)]) == [
+        limit.Attempt(dict(batch=1), ""),
+        limit.Attempt(dict(batch=2), "CUDA out of memory. Tried to allocate 2 GiB."),
     ]
     assert share == [1.0, 0.4, 1.0]
     with pytest.raises(KeyError):
-        try_within(300, gpu, work, [dict(batch=3)])
+        limit.try_within(300, gpu, work, [dict(batch=3)])
     assert share[-1] == 1.0
 
 
@@ -189,12 +182,16 @@ def test_an_allocators_message_is_said_in_words():
     """Must catch: the raw line of PyTorch's allocator shown; a message that names no bytes lost; a
     batch called fitting that did not."""
     raw = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 411705344 bytes."  # noqa: E501
-    tried = Tried([Attempt(dict(batch=4), ""), Attempt(dict(batch=8), raw)], "")
+    tried = limit.Tried([limit.Attempt(dict(batch=4), ""), limit.Attempt(dict(batch=8), raw)], "")
     assert " ".join(str(tried).split()) == (
         "fitted: 4; 8 did not: no room for a tensor of 411,705,344 bytes"
     )
     assert tried.fitted == [4]
-    gpu = Tried([Attempt(dict(batch=1), "CUDA out of memory. Tried to allocate 2 GiB.")], "")
+    gpu = limit.Tried(
+        [limit.Attempt(dict(batch=1), "CUDA out of memory. Tried to allocate 2 GiB.")], ""
+    )
     assert "fitted: nothing; 1 did not: CUDA out of memory. Tried" in " ".join(str(gpu).split())
-    assert str(Tried([Attempt(dict(batch=4), "")], "")) == "fitted: 4, and nothing failed"
-    assert "not tried" in str(Tried([], "not tried: no memory is free."))
+    assert (
+        str(limit.Tried([limit.Attempt(dict(batch=4), "")], "")) == "fitted: 4, and nothing failed"
+    )
+    assert "not tried" in str(limit.Tried([], "not tried: no memory is free."))

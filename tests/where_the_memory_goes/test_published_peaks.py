@@ -19,21 +19,9 @@ from coursekit.planner.fits import (
     fits,
 )
 from coursekit.planner.speeds import BANDWIDTH_SHARE, PUBLISHED_SECONDS, SPEEDS
-from coursekit.topics.which_layout.referee import (
-    CLASSES,
-    bytes_error,
-    held_out,
-    mean,
-    measured_bytes,
-    numbers_in,
-    peak_bytes,
-    published_layout,
-    published_rows,
-    seconds_error,
-    seconds_rows,
-)
+from coursekit.topics.which_layout import referee
 
-ROWS = published_rows(PEAKS)
+ROWS = referee.published_rows(PEAKS)
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "chapters" / "referee.md"
 OTHERS = {  # rows, mean and worst error in percent: of the rows to which a tool's formula applies
@@ -63,11 +51,11 @@ def test_published_peaks(kernels):
     there is dropout; states of experts sharded over all ranks; the activations of experts in a
     layer that has none; a row left out."""
     said = PUBLISHED[kernels]
-    errors = [bytes_error(row) for row in held_out(kernels)]
+    errors = [referee.bytes_error(row) for row in referee.held_out(kernels)]
     assert said.rows == len(errors)
-    found = [round(number, 2) for number in (mean(errors), min(errors), max(errors))]
+    found = [round(number, 2) for number in (referee.mean(errors), min(errors), max(errors))]
     assert found == [said.mean, said.lowest, said.highest]
-    assert kernels != FUSED_LOSS or (mean(errors) <= 0.3 and len(errors) == 19)
+    assert kernels != FUSED_LOSS or (referee.mean(errors) <= 0.3 and len(errors) == 19)
 
 
 def test_what_ran_fits():
@@ -78,9 +66,9 @@ def test_what_ran_fits():
     whose first rank waits for one less; a fit that is right on average and far too large once."""
     errors = []
     for row in ROWS:
-        layout, peak = published_layout(row), peak_bytes(row)
+        layout, peak = referee.published_layout(row), referee.peak_bytes(row)
         memory = GPUS[row["gpu"]].quantities["gpu_memory_bytes"]
-        memory = numbers_in(row["more"]).get("gpu_memory_bytes", memory)
+        memory = referee.numbers_in(row["more"]).get("gpu_memory_bytes", memory)
         degrees = ("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_parallel")
         asked = (*degrees, "context_parallel", "experts")
         given = {name: layout.given.get(name, 0) for name in asked}
@@ -89,7 +77,7 @@ def test_what_ran_fits():
         outside = sum(values[name] for name in NO_TENSOR)
         assert peak + layout.reserved(values) + outside <= memory, row["name"]
         if row["kernels"].startswith("Megatron"):
-            errors.append(abs(peak / measured_bytes(row) - 1))
+            errors.append(abs(peak / referee.measured_bytes(row) - 1))
     assert len(errors) == 32 and sum(errors) / len(errors) <= 0.02
 
 
@@ -107,26 +95,30 @@ def test_a_pipeline_of_as_many_microbatches_as_ranks():
     assert many["rank_peak_bytes"] - few["rank_peak_bytes"] < 2**20
 
 
-@pytest.mark.parametrize("group", CLASSES)
+@pytest.mark.parametrize("group", referee.CLASSES)
 def test_other_planners(group):
     """The formulas of four other tools are as far from the rows as this table says, and farther
     than the ledger in every class.
 
     Must catch: a formula asked for another layout than the row's; a row that a tool cannot express
     counted; bytes of one formula taken for another's."""
-    rows = [row for kernels in CLASSES[group] for row in held_out(kernels)]
-    ledger = [bytes_error(row) for row in rows]
+    rows = [row for kernels in referee.CLASSES[group] for row in referee.held_out(kernels)]
+    ledger = [referee.bytes_error(row) for row in rows]
     found = {}
     for tool, formula in TOOLS.items():
         errors = []
         for row in rows:
-            layout = published_layout(row)
+            layout = referee.published_layout(row)
             counted = BOOK.evaluate(["parameters"], allow_unused=True, **layout.sizes)
             if said := formula(Asked(layout, counted["parameters"])):
-                errors.append(100 * (said / measured_bytes(row) - 1))
+                errors.append(100 * (said / referee.measured_bytes(row) - 1))
         if errors:
-            found[tool] = (len(errors), round(mean(errors), 1), round(max(errors, key=abs), 1))
-            assert mean(errors) > mean(ledger)
+            found[tool] = (
+                len(errors),
+                round(referee.mean(errors), 1),
+                round(max(errors, key=abs), 1),
+            )
+            assert referee.mean(errors) > referee.mean(ledger)
     assert found == OTHERS[group]
 
 
@@ -156,7 +148,7 @@ def test_what_is_set_aside():
     for row in ROWS:
         if row["allocated_GiB"] and row["reserved_GiB"]:
             share = float(row["reserved_GiB"]) / float(row["allocated_GiB"]) - 1
-            shares.setdefault(published_layout(row).kind, []).append(share)
+            shares.setdefault(referee.published_layout(row).kind, []).append(share)
     assert sum(map(len, shares.values())) == PUBLISHED[FUSED_LOSS].rows
     most = {kind: math.ceil(1000 * max(found)) / 1000 for kind, found in shares.items()}
     assert most == RESERVED_SHARES
@@ -202,10 +194,12 @@ def test_dropout_under_fused_attention():
 
 def error_of_best(name, speed):
     """The mean error of a class whose share of FLOP/s alone is fitted, to every second row."""
-    rows = seconds_rows(name)
+    rows = referee.seconds_rows(name)
     speeds = [replace(speed, utilisation=share / 100) for share in range(30, 70)]
-    best = min(speeds, key=lambda one: mean([seconds_error(row, one) for row in rows[::2]]))
-    return mean([seconds_error(row, best) for row in rows])
+    best = min(
+        speeds, key=lambda one: referee.mean([referee.seconds_error(row, one) for row in rows[::2]])
+    )
+    return referee.mean([referee.seconds_error(row, best) for row in rows])
 
 
 def test_the_page_prints_these_numbers():
@@ -216,12 +210,14 @@ def test_the_page_prints_these_numbers():
     page leaves out."""
 
     def span(rows):
-        errors = [bytes_error(row) for row in rows]
-        return len(errors), mean(errors), errors
+        errors = [referee.bytes_error(row) for row in rows]
+        return len(errors), referee.mean(errors), errors
 
     said = []
-    for group, names in CLASSES.items():
-        count, average, errors = span([row for kernels in names for row in held_out(kernels)])
+    for group, names in referee.CLASSES.items():
+        count, average, errors = span(
+            [row for kernels in names for row in referee.held_out(kernels)]
+        )
         lines = {"this book": (count, average, max(errors, key=abs)), **OTHERS[group]}
         for tool, (rows, average, worst) in lines.items():
             said.append(f"| {group} | {tool} | {rows} | {average:.1f} | {worst:+.1f} |")
@@ -229,17 +225,17 @@ def test_the_page_prints_these_numbers():
         numbers = f"{speed.mean} | {speed.other_half} | {speed.lowest:+} | {speed.highest:+}"
         said.append(f"| {name} | {speed.rows} | {numbers} |")
 
-    wide = [row for row in held_out("nanotron") if int(row["tensor_parallel"]) >= 4]
-    low = [row for row in wide if bytes_error(row) < -20]
+    wide = [row for row in referee.held_out("nanotron") if int(row["tensor_parallel"]) >= 4]
+    low = [row for row in wide if referee.bytes_error(row) < -20]
     low_count, _, low_errors = span(low)
-    kept_errors = [bytes_error(row, regather=0) for row in low]
+    kept_errors = [referee.bytes_error(row, regather=0) for row in low]
     near_count, near, _ = span([row for row in wide if row not in low])
     assert min(int(row["tensor_parallel"]) for row in low) == 16
     said += [
         f"The errors of the {len(wide)} rows with $t \\ge 4$ are on two levels. The planner misses"
         f" {near_count} by {near:.1f}% on average. The other {low_count}, all with $t \\ge 16$, it"
         f" puts {-max(low_errors):.0f}% to {-min(low_errors):.0f}% too low.",
-        f"the {low_count} are off by {mean(kept_errors):.1f}% on average, from"
+        f"the {low_count} are off by {referee.mean(kept_errors):.1f}% on average, from"
         f" {min(kept_errors):+.1f}% to {max(kept_errors):+.1f}%",
     ]
     experts = [row for row in ROWS if "golden_values" in row["source"] and "experts" in row["name"]]
@@ -262,7 +258,7 @@ def test_the_page_prints_these_numbers():
     # The 20 of 26 below is the least of test_the_published_best_is_among_five.
     twentieth = len(of_kernels["nanotron"])
     assert twentieth == math.ceil(1751 / 20)
-    seconds = published_rows(PUBLISHED_SECONDS)
+    seconds = referee.published_rows(PUBLISHED_SECONDS)
     chosen = sum(bool(row["chosen"]) for row in seconds)
     nanotron, fsdp, deepspeed = (
         SPEEDS[name] for name in ("nanotron on H100", "FSDP on H100", "DeepSpeed on A100")
@@ -270,7 +266,7 @@ def test_the_page_prints_these_numbers():
     without = {"FSDP on H100": replace(fsdp, score_share=1)}
     without["DeepSpeed on A100"] = replace(deepspeed, network_share=BANDWIDTH_SHARE)
     without = {name: error_of_best(name, speed) for name, speed in without.items()}
-    gpus = [int(row["gpus"]) for row in seconds_rows("DeepSpeed on A100")]
+    gpus = [int(row["gpus"]) for row in referee.seconds_rows("DeepSpeed on A100")]
     said += [
         f"The bytes are compared on {len(ROWS)} rows",
         f"1,751 runs: sorted by model, degrees and microbatch, each twentieth was taken,"

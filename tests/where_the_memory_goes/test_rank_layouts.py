@@ -9,13 +9,13 @@ from unittest import mock
 
 import pytest
 from cases import cases, given
+from night import at_night
 
 import shardlab.pipelines.hardened.step_checks
 from coursekit.formulas import MODELS, InvalidQuantity, evaluate, rank_peak_bytes
 from coursekit.topics.which_layout.lab import quantities_of_rank
 from coursekit.topics.which_layout.runs import RunLayout, RunningRank, planned, weigh_rank
 from ranklab.measure.fake_ranks import fake_ranks
-from ranklab.ranks import ranks
 from shardlab.pipelines.partition import PipelinePlan
 from shardlab.tensor_parallel.hardened import pairs
 from shardlab.zero.hardened import checks
@@ -204,8 +204,14 @@ STAGES = (
 )
 
 
+def every_third(layouts):
+    """The layouts of the day; test_random_layouts has others, and the night has all."""
+    rest = (one for number, one in enumerate(layouts) if number % 3)
+    return [*layouts[::3], *at_night(*rest)]
+
+
 @pytest.mark.ranks
-@pytest.mark.parametrize("layout", STAGES, ids=str)
+@pytest.mark.parametrize("layout", every_third(STAGES), ids=str)
 def test_peak_of_a_stage(layout):
     """Every rank of a pipeline, under four schedules, also where layers are cut and beside ZeRO: to
     the byte.
@@ -228,6 +234,7 @@ AGAIN = (
     Layout(d=2, stage=1, policy=3, every=2, **WIDE),
     Layout(d=2, stage=2, policy=3, every=3, **WIDE),
     Layout(d=2, stage=3, policy=3, every=2, **WIDE),
+    *(Layout(d=2, stage=stage, policy=2, **WIDE) for stage in (1, 2, 3)),
     Layout(d=4, stage=3, policy=1, **UNFUSED),
     Layout(t=2, policy=3, **WIDE),
     Layout(t=2, policy=3, every=2, **WIDE),
@@ -249,7 +256,7 @@ AGAIN = (
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("layout", AGAIN, ids=str)
+@pytest.mark.parametrize("layout", every_third(AGAIN), ids=str)
 def test_peak_of_a_layout_that_recomputes(layout):
     """Every policy, several layers in a checkpoint, with data, tensor and pipeline parallelism and
     each stage of ZeRO, on every rank of a pipeline: to the byte where layers are recomputed and
@@ -331,12 +338,6 @@ def test_random_layouts():
 # --- on ranks that run ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def four():
-    with ranks(4, device="cpu", announce=False) as world:
-        yield world
-
-
 REAL = (
     Layout(t=2, d=2, m=2, stage=1),
     Layout(t=2, d=2, stage=3, sequence=True, regather=True),
@@ -346,13 +347,12 @@ REAL = (
 )
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("layout", REAL, ids=str)
-def test_peak_of_ranks_that_run(four, layout):
+def test_peak_of_ranks_that_run(worlds, layout):
     """Ranks that send to each other, to the byte.
 
     Must catch: a number that only a rank without others has."""
-    found = [counts.total for counts in four.run(weigh_rank, layout)]
+    found = [counts.total for counts in worlds(4).run(weigh_rank, layout)]
     stages = range(layout.pipeline_parallel)
     of_stages = [found[rank * layout.tensor_parallel] for rank in stages]  # of the first copy
     for rank, peak in enumerate(of_stages):
@@ -378,6 +378,10 @@ pipeline_parallel=4, shorter_ends=6 | shorter_ends = 6 of 6 layers in a stage: t
     last stage need at least
 pipeline_parallel=2, zero_stage=3 | this book's pipelines compose with stages 0 to
 tensor_parallel=2, recipe=autocast Adam | what autocast copies is counted for
+recompute_policy=3, recipe=autocast Adam | = 3 under autocast: the copies
+recompute_policy=1, recipe=autocast Adam | = 1 under autocast: the copies
+recompute_policy=2, kernels=Megatron-LM with Transformer Engine, recipe=bf16 + fp32 master | = 2
+    under a library's kernels: a choice by operators
 tensor_parallel=3, sequence_parallel=1, sequence=1000 | sequence = 1,000 is not divisible by
     tensor_parallel = 3
 """),

@@ -83,17 +83,6 @@ def test_the_peak_is_named():
     assert "before the step" in words(timeline_figure(STEP[:1]))
 
 
-def test_phases_are_marked_where_they_begin():
-    """Mutation: a line at the end of each phase."""
-    figure = timeline_figure(STEP)
-    assert [shape.x0 for shape in figure.layout.shapes] == [3, 5]
-    assert [note.text for note in figure.layout.annotations][:3] == [
-        "forward",
-        "backward",
-        "optimizer",
-    ]
-
-
 def test_a_long_timeline_is_thinned_and_keeps_its_peak():
     """Mutations: every n-th line drawn; parts of the timeline left out at its end; places counted
     after thinning."""
@@ -137,12 +126,3 @@ def test_nothing_to_draw_is_refused():
     """Mutation: let max() fail on an empty list, in words about arguments."""
     with pytest.raises(ValueError, match="the timeline has 0 lines: run the step inside the"):
         timeline_figure([])
-
-
-def test_the_json_is_the_same_each_time():
-    """Mutation: plotly's template or random ids left in."""
-    text = timeline_figure(STEP).to_json()
-    assert text == timeline_figure(STEP).to_json()
-    assert len(text) < 9000
-    assert "uid" not in text
-    assert "bdata" not in text

@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from cases import cases, given
+from night import at_night
 
 from coursekit.__main__ import main
 from coursekit.formulas import BOOK, InvalidQuantity
@@ -22,10 +23,9 @@ ASKED = dict(gpu="H100 SXM 80GB", gpus=16, batch=64, sequence=4096)
 @pytest.mark.parametrize(
     "model, contexts, each",
     [
-        ("Llama 3 8B", (1,), 97),
         ("Llama 3 8B", (1, 2, 8), 293),
         ("DeepSeek-V3 671B", (1, 4), 293),
-        ("Qwen3 30B-A3B", (1,), 97),
+        *at_night(("Llama 3 8B", (1,), 97), ("Qwen3 30B-A3B", (1,), 97)),
     ],
 )
 def test_many_are_what_each_is(model, contexts, each):

@@ -8,18 +8,10 @@ import pytest
 from coursekit.planner.plan import Search
 from coursekit.planner.speeds import NETWORK_CLASSES, PUBLISHED_SECONDS, SCORE_CLASSES, SPEEDS
 from coursekit.show.drawing import PICTURE_WIDTH
+from coursekit.topics.which_layout import referee
 from coursekit.topics.which_layout.pictures import PICTURES
-from coursekit.topics.which_layout.referee import (
-    CLASSES,
-    held_out,
-    mean,
-    peak_rows,
-    published_layout,
-    published_rows,
-    seconds_error,
-)
 
-ROWS = published_rows(PUBLISHED_SECONDS)
+ROWS = referee.published_rows(PUBLISHED_SECONDS)
 
 
 @pytest.mark.parametrize("name", SPEEDS)
@@ -31,8 +23,8 @@ def test_published_seconds(name):
     Must catch: a pipeline without bubble; messages of tensor parallelism forgotten, or not sent
     again where layers are recomputed; a constant that was fitted to all rows; a row left out."""
     said, rows = SPEEDS[name], [row for row in ROWS if row["speed"] == name]
-    errors = [seconds_error(row) for row in rows]
-    found = (len(rows), mean(errors), mean(errors[1::2]), min(errors), max(errors))
+    errors = [referee.seconds_error(row) for row in rows]
+    found = (len(rows), referee.mean(errors), referee.mean(errors[1::2]), min(errors), max(errors))
     stated = (said.rows, said.mean, said.other_half, said.lowest, said.highest)
     assert [round(number, 1) for number in found] == list(stated)
     others = [replace(said, utilisation=said.utilisation + step) for step in (-0.01, 0.01)]
@@ -42,7 +34,9 @@ def test_published_seconds(name):
         step = 0.05 if name.startswith("nanotron") else 0.01
         others += [replace(said, network_share=said.network_share + by) for by in (-step, step)]
     for other in others:
-        assert mean(errors[::2]) <= mean([seconds_error(row, other) for row in rows[::2]])
+        assert referee.mean(errors[::2]) <= referee.mean(
+            [referee.seconds_error(row, other) for row in rows[::2]]
+        )
 
 
 def test_rows_say_where_they_are_from():
@@ -67,10 +61,14 @@ def test_a_dot_for_each_run(name):
     filled, hollow = re.findall(r'<path d="([^"]*a[^"]*)" class="(?:accent|line)"', drawn)
     rows, fitted = len(ROWS), sum(-(-speed.rows // 2) for speed in SPEEDS.values())
     if name == "bytes":
-        groups = [peak_rows(kernels) for names in CLASSES.values() for kernels in names]
+        groups = [
+            referee.peak_rows(kernels) for names in referee.CLASSES.values() for kernels in names
+        ]
         rows = sum(map(len, groups))
         fitted = rows - sum(
-            len(held_out(kernels)) for names in CLASSES.values() for kernels in names
+            len(referee.held_out(kernels))
+            for names in referee.CLASSES.values()
+            for kernels in names
         )
     assert (filled.count("M"), hollow.count("M")) == (rows - fitted, fitted)
     for x in re.findall(r"M(-?[\d.]+) ", filled + hollow):
@@ -87,7 +85,7 @@ def test_the_published_best_is_among_five():
     known, fixed = 0, dict(recompute_policy=(0,), stages_per_rank=(1,), shorter_ends=(0,))
     fixed["zero_stage"] = (0, 1)
     for row in (row for row in ROWS if row["speed"] == "nanotron on H100"):
-        layout = published_layout(row)
+        layout = referee.published_layout(row)
         asked = replace(
             layout, tensor_parallel=1, pipeline_parallel=1, microbatch=1, sequence_parallel=None
         )

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from coursekit.topics.zero.building import build_sharded, build_with_fsdp2
-from ranklab.ranks import ranks
 from shardlab.gpt import GPT, GPTConfig
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -19,10 +18,9 @@ SIZES = dict(
 TOKENS = torch.arange(14).reshape(2, 7) % 17
 
 
-@pytest.fixture(scope="module")
-def three():
-    with ranks(3, device="cpu", announce=False) as started:
-        yield started
+@pytest.fixture
+def three(worlds):
+    return worlds(3)
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """Stage 3 where users stand: on every path the result is the plain model's. Refusals are in
-test_zero_misuses.py; what other techniques share in test_zero_rows.py; modules, outputs and
+test_zero_misuses.py; what other techniques share in rows.md; modules, outputs and
 checkpoints of every kind in random_models.py.
 
 Each case failed on stage 3 as it was at commit 7ab9e30: with wrong numbers, with a crash of the
@@ -16,14 +16,15 @@ import tables
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from tables import RIGHT, Beside, check, drawn, far, linears, loss_of, right, two_steps
+from tables import Beside, check, drawn, far, linears, loss_of, right, two_steps  # noqa: F401
+from told import told
 from torch import nn
 from torch.optim import SGD, swa_utils
 
 from shardlab import zero
 from shardlab.common.optimizer_checks import averaged_by_hand
 from shardlab.data_parallel import DistributedDataParallel
-from shardlab.recompute import checkpoint_by_function
+from shardlab.recompute import checkpoint_by_function  # noqa: F401 (told.md names it)
 from shardlab.saving.resharding import flats_of
 from shardlab.zero.hardened import stage1, stage2, stage3
 from shardlab.zero.hardened.arriving import is_coming
@@ -493,97 +494,12 @@ def after_replicas(door):
     door.shard(net, SGD)
 
 
-LOST = "CannotShard: a backward raised, and stage 3 may have lost gradients of the unit in"
-KEPT = "NotGathered: ... of a parameter that was kept from before fully_shard"
-BESIDE = "CannotShard: a parameter of shape {} is trained beside shards"
-STEPPED = "after a step"
 tables.DOORS["one unit"] = tables.Stage3(partial(zero.shard, stage=3, units=()))
 
 
 @pytest.mark.parametrize(
     "door, row, args, expected",
-    [
-        # memory that is given back while the unit computes, by a backward of its own
-        ("one unit", two_steps, (partial(Penalised, 8, 8),), RIGHT),
-        ("one unit", two_steps, (partial(BackwardInside, 8, 8),), RIGHT),
-        # a compiler that traces the gathering ("Output 0 of T is a view")
-        ("stage 3", two_steps, (compiled_deep,), RIGHT),
-        # a unit that is met twice, because a compiled module passes attributes on
-        ("stage 3", two_steps, (with_a_compiled_child,), RIGHT),
-        # a list of parameters taken for a unit, which nobody calls; one that is lost
-        ("stage 3", two_steps, (Prompted,), RIGHT),
-        # a layer that computes with the parameters prefetched for the layer dropped before it
-        ("stage 3 ahead", dropped_layers, (), RIGHT),
-        # a unit that is filled, or freed, while it computes, because it was expected next
-        ("stage 3 ahead", two_steps, (lambda: Repeated(*linears(8, 8, 4)),), RIGHT),
-        # gradients of a broken backward that arrive in the next one
-        ("stage 3 ahead", stopped_backward, (), RIGHT),
-        ("stage 2 ahead", stopped_backward, (), RIGHT),
-        # gradients of a unit, on their way, or of a hook's neighbours, that plain PyTorch keeps
-        # (Landing.check left out, in forward or in a step, or blind to what zero_grad() forgot)
-        ("stage 2 ahead", goes_on, (deeper, "backward", "step"), RIGHT),
-        ("stage 3", goes_on, (hook_stops, "backward", "step"), LOST),
-        ("stage 3 ahead", goes_on, (Stopping.of_three, "backward", "step"), LOST),
-        ("stage 3", goes_on, (deeper, "backward", "step"), LOST),
-        ("stage 3 ahead", goes_on, (deeper, "step"), LOST),
-        ("stage 3 ahead", goes_on, (deeper, "zero_grad", "step", "backward", "step"), RIGHT),
-        # what autograd adds to a gradient that has not come yet (no hooks in as_gradients)
-        ("stage 3 ahead", penalty_afterwards, (), RIGHT),
-        # `encode` with values of nobody; a unit freed when encode is called within forward
-        (
-            "one unit",
-            another_method,
-            (False,),
-            "NotGathered: linear of first.weight [8, 8]: ",
-        ),
-        ("one unit", another_method, (True,), RIGHT),
-        # hooks on shards that nobody calls (add_gradients without them)
-        ("stage 3", hooked_shards, (reentrant, twice), RIGHT),
-        ("stage 3 ahead", hooked_shards, (reentrant, step_in_backward), RIGHT),
-        ("stage 3 offload", hooked_shards, (checkpoint_by_function, twice), RIGHT),
-        # a placeholder that refuses its shape; the root's own weights are there for all of it
-        ("one unit", read_while_gone, (), RIGHT),
-        # a copy that computes with the original's unit
-        ("stage 3", average_of_weights, (), RIGHT),
-        # a refusal of what is right; a state that reaches no shard
-        ("one unit", loaded_in_place, (), RIGHT),
-        # `write` that rounds shards to 16 bits; memory that is shrunk under an array; an inner
-        # `unsharded` that closes the outer one's model
-        ("one unit", shown_as_it_rests, (), RIGHT),
-        # whole numbers, flags and complex numbers that are cast (1j became 0)
-        ("one unit", other_dtypes, (), RIGHT),
-        # a model that stays open
-        ("one unit", after_a_backward_within, (), RIGHT),
-        # a unit that is met twice
-        ("stage 3", saved_once, (), RIGHT),
-        # penalties of values that never change, where FSDP2 computes with the dead original; memory
-        # that a list keeps; an optimizer whose sentence is another's
-        ("one unit", kept_from_before, (lambda model, *_: model(ONES),), KEPT),
-        ("one unit", kept_from_before, (lambda _, kept, __: kept[1].abs(),), KEPT),
-        ("one unit", kept_from_before, (lambda _, kept, __: torch.norm(kept[0]),), KEPT),
-        ("one unit", kept_from_before, (stepped,), "CannotShard: SGD was made before fully_shard"),
-        ("one unit", kept_from_before, (weighed,), RIGHT),
-        # PyTorch's own words about two dtypes; a refusal of what is right
-        (
-            "one unit",
-            computed_in_16_bits,
-            (nn.BatchNorm1d(4),),
-            "CannotShard: rank 0: 0 is a BatchNorm1d with running statistics in",
-        ),
-        ("one unit", computed_in_16_bits, (nn.BatchNorm1d(4).eval(),), "no word"),
-        ("one unit", computed_in_16_bits, (ByRows(4, 4),), "no word"),
-        # parameters that differ between ranks from the first step on; an optimizer that is looked
-        # at once
-        *(("one unit", beside_shards, (when,), BESIDE.format("[8, 2]")) for when in ("", STEPPED)),
-        *(("one unit", beside_shards, (when,), "no word") for when in ("before", "frozen")),
-        # a refusal that nobody can answer; an answer that is taken for granted
-        ("one unit", averaged_elsewhere, (True,), RIGHT),
-        ("one unit", averaged_elsewhere, (False,), BESIDE.format("[5]")),
-        # a rule that finds nothing without a word
-        ("stage 3", empty_group, (), "CannotShard: parameter group 0 of AdamW is empty: a shard"),
-        # hooks that are shardlab's own refused
-        ("one unit", after_replicas, (), "no word"),
-    ],
+    told("test_defects_stage3::test_a_row", globals()),
 )
 def test_a_row(worlds, door, row, args, expected):
     """Must catch: what is said at each."""

@@ -11,6 +11,7 @@ import pytest
 import tables
 import torch
 import torch.distributed as dist
+from night import at_night
 from torch import nn
 
 from coursekit.lab import small_gpt
@@ -211,9 +212,7 @@ class Branches(nn.Module):
         return self.last(self.maybe(self.first(x), used)).pow(2).sum()
 
 
-@pytest.mark.parametrize(
-    "shard", [pytest.param(fsdp2, marks=pytest.mark.nightly), stage3.fully_shard]
-)
+@pytest.mark.parametrize("shard", [stage3.fully_shard, *at_night(fsdp2)])
 def test_a_unit_that_one_rank_does_not_use(pair, shard):
     """Both call it, and the data of rank 1 leave its parameters out: its gradient is missing, in
     FSDP2 and in stage 3. The board names it. A unit that no rank uses has none.

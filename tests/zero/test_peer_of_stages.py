@@ -11,17 +11,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchReplicas
 
-from ranklab.ranks import ranks
 from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
 from shardlab.zero.hardened import stage1
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module")
-def two():
-    with ranks(2, device="cpu", announce=False) as world:
-        yield world
+@pytest.fixture
+def two(worlds):
+    return worlds(2)
 
 
 def layers(*sizes):
@@ -54,25 +52,6 @@ def test_frozen_parameters_that_are_not_given_stay_each_ranks_own(two):
     for kind in (redundancy, stage1.ShardedOptimizer):
         first, second = two.run(frozen, kind)
         assert first != second
-
-
-def test_stage_1_under_data_parallelism(two):
-    """Must catch: a step that is not ZeroRedundancyOptimizer's."""
-
-    def step(replicas, kind):
-        net = layers(8, 8, 2).double()
-        model = replicas(net)
-        optimizer = kind(model.parameters(), torch.optim.AdamW, lr=0.1)
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(own_input(8).double()).tanh().sum().backward()
-            optimizer.step()
-        return torch.cat([p.detach().flatten() for p in net.parameters()])
-
-    theirs = two.run(step, TorchReplicas, redundancy)
-    for replicas in (TorchReplicas, DistributedDataParallel):
-        for ours in two.run(step, replicas, stage1.ShardedOptimizer):
-            assert torch.allclose(ours, theirs[0], rtol=1e-12, atol=1e-12)
 
 
 def test_a_gradient_that_is_missing_counts_as_zeros(two):

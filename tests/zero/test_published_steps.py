@@ -8,7 +8,7 @@ import pytest
 
 from coursekit.formulas import evaluate, quantities
 
-_SOURCE = "llm-foundry@8c8dd48 scripts/train/benchmarking/README.md"
+# From llm-foundry@8c8dd48 scripts/train/benchmarking/README.md.
 # name: (parameters, layers, tokens of a microbatch, dense FLOP/s, bandwidth of the rings, MFU of
 # the small run, rows of (ranks, MFU)). Rings have 0.9 of all cards of a node: 1,600 Gbit/s for
 # A100, as the source says; eight of 400 Gbit/s are assumed for H100.
@@ -58,13 +58,10 @@ def test_fully_sharded_runs(name):
 
     Must catch: one card for a node's rings; gathering that nothing hides."""
     run = RUNS[name]
-    print()
     for ranks, published in run[-1]:
         predicted = mfu(run, ranks)
-        print(f"{predicted / published:.2f}  {name}: {ranks} GPUs [{_SOURCE}]")
         assert predicted / published == pytest.approx(1, abs=0.06), ranks
     if name == ODD[0]:
-        print(f"{mfu(run, ODD[1]) / ODD[2]:.2f}  {name}: {ODD[1]} GPUs, an outlier of the source")
         assert mfu(run, ODD[1]) / ODD[2] < 1.5
     if "13b, H100" in name:
         assert mfu(run, 64, card=50e9) / 39.86 < 0.8

@@ -1,5 +1,5 @@
 """ZeRO's options beside the plain model; bytes kept and sent against the formulas. Parity of all
-kinds of models and trainings is in test_random_models.py, what users do in test_zero_rows.py.
+kinds of models and trainings is in test_random_models.py, what users do in rows.md.
 """
 
 import math

@@ -4,6 +4,7 @@ figures, what is refused."""
 import math
 
 import pytest
+from told import told
 
 from coursekit.formulas import (
     RECIPES,
@@ -79,16 +80,7 @@ def test_published_figures():
 
 @pytest.mark.parametrize(
     "given, sentence",
-    [
-        (
-            dict(rank=4, data_parallel=4),
-            "rank = 4 is not a rank of a data-parallel group of 4: ranks count from 0.",
-        ),
-        (
-            dict(zero_stage=4),
-            "zero_stage = 4: zero_stage must be a whole number of at least 0 and at most 3.",
-        ),
-    ],
+    told("test_zero_formulas::test_bad_input", globals()),
 )
 def test_bad_input(given, sentence):
     """Mutation: the rule or the range left out: a shard of a rank that does not exist, a stage 4

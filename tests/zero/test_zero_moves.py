@@ -8,6 +8,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from told import told
 from torch import nn
 
 from coursekit.formulas import evaluate
@@ -27,7 +28,6 @@ from coursekit.topics.zero.moves import (
 )
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
-from ranklab.ranks import ranks
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.zero.hardened import stage1, stage2, stage3
 
@@ -245,10 +245,9 @@ def watched(stage, microbatches):
     )
 
 
-@pytest.fixture(scope="module", params=(2, 4))
-def world(request):
-    with ranks(request.param, device="cpu", announce=False) as world:
-        yield world
+@pytest.fixture(params=(2, 4))
+def world(request, worlds):
+    return worlds(request.param)
 
 
 def said(pictures, field, n):
@@ -371,43 +370,7 @@ WHOLE, SHARD = HeldPart.WHOLE, HeldPart.SHARD
 
 @pytest.mark.parametrize(
     "stage, moves, sentence",
-    [
-        (
-            3,
-            [Forward(0)],
-            (
-                "move 1, Forward(unit=0), unit 0: it computes with all its parameters, as they are"
-                " now."
-            ),
-        ),
-        (
-            0,
-            [Backward(1), Update()],
-            "move 2, Update(unit=None), unit 0: an update takes gradients where the states are",
-        ),
-        (
-            1,
-            [Backward(0), AllReduce(0), Update()],
-            "move 3, Update(unit=None), unit 0: an update takes gradients where the states are",
-        ),
-        (
-            1,
-            [Backward(0), ReduceScatter(0), Update(0), Forward(0)],
-            "move 4, Forward(unit=0), unit 0: it computes with all its parameters",
-        ),
-        (
-            2,
-            [ReduceScatter(1)],
-            "move 1, ReduceScatter(unit=1), unit 1: its gradients are not there.",
-        ),
-        (2, [AllGather(0)], "move 1, AllGather(unit=0), unit 0: every rank has them already."),
-        (
-            3,
-            [AllGather(0), AllGather(0)],
-            "move 2, AllGather(unit=0), unit 0: it is gathered already.",
-        ),
-        (3, [Free(0)], "move 1, Free(unit=0), unit 0: it is not gathered."),
-    ],
+    told("test_zero_moves::test_moves_that_cannot_be", globals()),
 )
 def test_moves_that_cannot_be(stage, moves, sentence):
     """Each is refused with the move and the rule. Mutation: any of the checks left out."""

@@ -27,17 +27,6 @@ def test_the_bars_are_the_formulas():
         assert f"sends {format_as(each['zero_sent_bytes'], 'decimal bytes')}" in shown
 
 
-def test_bars_are_as_long_as_their_bytes():
-    """Must catch: parts drawn to different scales."""
-    found = pictures.four_stages()
-    svg = pictures.draw_stages()
-    boxes = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="26"', svg)
-    widths = [float(wide) for _, _, wide in boxes]
-    want = [each[name] for each in found for name in pictures.KINDS]
-    unit = widths[2] / want[2]
-    assert widths == pytest.approx([nbytes * unit for nbytes in want], abs=0.06)
-
-
 def test_the_step_ends_where_the_formula_says():
     """Must catch: another step than the chapter computes; a unit numbered in the wrong order."""
     found, values = pictures.stage_3_step()

@@ -5,14 +5,7 @@ import random
 
 import pytest
 
-from coursekit.formulas import evaluate, quantities
-from coursekit.formulas.events import (
-    end_seconds,
-    exposed_phase_seconds,
-    operations,
-    play,
-    quantities_of,
-)
+from coursekit.formulas import evaluate, events, quantities
 from coursekit.topics.zero.timeline import BACKWARD, FORWARD, MICROBATCH
 
 FIVE = quantities(
@@ -65,15 +58,15 @@ def test_closed_forms_are_the_simulation():
     gathers parameters; k forgotten."""
     draw = random.Random(6)
     phases = dict(zero_gathered_forward_seconds=FORWARD, zero_reducing_backward_seconds=BACKWARD)
-    names = [*phases, *quantities_of(MICROBATCH), "zero_quiet_backward_seconds"]
+    names = [*phases, *events.quantities_of(MICROBATCH), "zero_quiet_backward_seconds"]
     names += ["zero_step_seconds", "zero_exposed_seconds", "zero_compute_seconds"]
     names += ["zero_forward_gatherings", "zero_reductions", "unit_backward_gather_seconds"]
     for _ in range(400):
         given = random_step(draw)
         found = evaluate(names, allow_unused=True, **given)
         near = dict(rel=1e-9, abs=1e-12 + 1e-9 * found["zero_step_seconds"])
-        forward = end_seconds(play(operations((FORWARD,), found)))
-        backward = end_seconds(play(operations((BACKWARD,), found)))
+        forward = events.end_seconds(events.play(events.operations((FORWARD,), found)))
+        backward = events.end_seconds(events.play(events.operations((BACKWARD,), found)))
         if given["zero_stage"]:
             assert forward == pytest.approx(found["zero_gathered_forward_seconds"], **near)
         assert backward == pytest.approx(found["zero_reducing_backward_seconds"], **near)
@@ -82,7 +75,7 @@ def test_closed_forms_are_the_simulation():
             found["unit_backward_seconds"]
             + given.get("contention", 0) * (found["unit_backward_gather_seconds"])
         )
-        quiet = end_seconds(play(operations((BACKWARD,), quiet)))
+        quiet = events.end_seconds(events.play(events.operations((BACKWARD,), quiet)))
         assert quiet == pytest.approx(found["zero_quiet_backward_seconds"], **near)
         k = given["accumulation_steps"]
         gathering, reducing = found["zero_forward_gatherings"], found["zero_reductions"]
@@ -90,7 +83,7 @@ def test_closed_forms_are_the_simulation():
         step = gathering * forward + (k - gathering) * plain
         step += reducing * backward + (k - reducing) * quiet
         assert found["zero_step_seconds"] == pytest.approx(step, **near)
-        exposed = exposed_phase_seconds(play(operations(MICROBATCH, found)))
+        exposed = events.exposed_phase_seconds(events.play(events.operations(MICROBATCH, found)))
         if k == 1 and not given.get("contention") and given.get("gradient_sync", 1):
             assert found["zero_exposed_seconds"] == pytest.approx(sum(exposed.values()), **near)
 
