@@ -41,3 +41,25 @@ def test_a_page_is_shown_thing_by_thing(browser, book_html, screen):
     assert not page.locator(".presented").count()
     assert not watch.errors and not watch.failed
     context.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"), [("labs/04-collectives.html", ""), ("workshop/plans.html", "plan-90")]
+)
+def test_a_lab_and_a_plan_are_slides(browser, book_html, path, asked):
+    """Must catch: a lab's questions that are not shown; a plan whose rows are not, or come with
+    those of another plan; an empty cell with its head."""
+    page = browser.new_page(viewport=DESKTOP)
+    watch = Watch.of(page)
+    page.goto(f"{(book_html / path).as_uri()}?present={asked}")
+    page.wait_for_selector(".present-bar")
+    rows = page.locator(f"section:has(> #{asked}) tbody tr").count() if asked else 5
+    of = int(page.locator(".present-bar span").first.inner_text().split()[-1])
+    assert of == rows if asked else of >= rows
+    for _ in range(1, of):
+        page.keyboard.press("PageDown")
+        assert page.locator(".presented").is_visible()
+        cells = page.locator(".presented td:visible").all()
+        assert all(cell.get_attribute("data-head") and cell.inner_text() for cell in cells)
+    assert not watch.errors and not watch.failed
+    page.close()

@@ -270,6 +270,32 @@ def test_a_report_is_handed_in_once(labs, shared, monkeypatch):
     assert len(found.reports) == 1 and list(found.predictions) == ["04-ring"] and not damaged
 
 
+def test_the_gradebook_has_the_best_report_of_each_assignment(labs, shared, tmp_path):
+    """Must catch: a later and worse report that counts; a report without points, or with points of
+    another type, that ends the class's report; a name that a spreadsheet would compute."""
+    for number, (topic, right) in enumerate([("zero", 38), ("zero", 2), ("zero", "9"), (["x"], 1)]):
+        report = dict(topic=topic, right=right, count=38)
+        (labs / f"{number}.report.json").write_text(json.dumps(report))
+    (labs / "9.report.json").write_text("{}")
+    room.hand_in(shared, "=1+1", labs)
+    heads, rows = room.gradebook(room.read_folder(shared)[0])
+    assert heads[2:] == ["zero", "of"] and rows[0][2:] == [38, 38]
+    assert "zero" in room.class_report(shared)
+    room.write_gradebook(shared, tmp_path / "book.csv")
+    assert (tmp_path / "book.csv").read_text().splitlines()[1].startswith("'=1+1,")
+
+
+def test_one_folder_is_one_learner(labs, shared, capsys):
+    """Must catch: a learner who hands in under a second name counted twice; a damaged file that is
+    left out without a word."""
+    (labs / "04-ring.predictions.json").write_text('{"a": "many"}')
+    for name in ("Ada", "Ada L."):
+        room.hand_in(shared, name, labs)
+    (found,), damaged = room.read_folder(shared)
+    assert found.name == "Ada L." and not found.predictions and not damaged
+    assert "04-ring.predictions.json is damaged, and left out" in capsys.readouterr().out
+
+
 @pytest.mark.ranks
 def test_the_script_of_two_nodes_runs(tmp_path):
     """Must catch: a call of the package that the script knows by an older name."""

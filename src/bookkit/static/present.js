@@ -1,11 +1,11 @@
-/* One thing of a page on the whole screen: an explorer, a stepper, a figure, a question. `f` over it or its button opens
-   it; ?present in the address shows all of the page, one after the other, and ?present=NAME begins with that card. Arrows
+/* One thing of a page on the whole screen: an explorer, a stepper, a figure, a question, a row of a plan. `f` over it
+   or its button opens it; ?present in the address shows all of the page, one after the other, and ?present=NAME begins with that card. Arrows
    and a clicker's keys go on where nothing on the screen takes them; `a` shows the answer, Escape leaves. book.js loads
    this script when somebody asks for it, and calls BOOK_PRESENT. */
 (function () {
   "use strict";
   var root = document.documentElement;
-  var THINGS = ":is(.explorer, .figure.picture, figure, .box-predict.asks)";
+  var THINGS = ":is(.explorer, .figure.picture, figure, .box-predict, .plotly-figure, section:has(> [id^=plan-]) tbody tr)";
   var things = Array.prototype.slice.call(document.querySelectorAll(".bd-article " + THINGS))
     .filter(function (thing) { return !thing.parentElement.closest(THINGS + ", .answer"); });  /* an answer comes with its question */
   var shown = null, before = null, bar = null, over = null;
@@ -25,7 +25,7 @@
   }
   /* What answers a predict box is marked on the page; on the screen it is a copy, so that the page stays as it is. */
   function answerOf(box) {
-    var marked = Array.prototype.slice.call(document.querySelectorAll(".box-predict.asks, .answer"));
+    var marked = Array.prototype.slice.call(document.querySelectorAll(".box-predict, .answer"));
     var next = marked[marked.indexOf(box) + 1];
     return next && next.matches(".answer") ? next : null;
   }
@@ -34,6 +34,9 @@
     shown = thing;
     root.classList.add("presenting");
     thing.classList.add("presented");
+    if (thing.matches("tr")) thing.closest("table").querySelectorAll("th").forEach(function (head, place) {
+      if (thing.cells[place].textContent.trim()) thing.cells[place].dataset.head = head.textContent;
+    });
     var answer = thing.matches(".box-predict") ? answerOf(thing) : thing.querySelector(".explorer-words, .stepper-words");
     bar = make("div", "present-bar");
     bar.setAttribute("role", "toolbar");
@@ -98,9 +101,12 @@
 
   /* The thing around an element, or of that name, or the first: on the whole screen where the browser allows it. */
   window.BOOK_PRESENT = function (asked) {
-    var inside = things.filter(function (thing) {
-      return typeof asked === "string" ? asked && (thing.id === asked || thing.dataset.explorer === asked) : thing.contains(asked);
-    })[0];
+    var named = things.filter(function (thing) {
+      var own = [thing.id, thing.dataset.explorer, thing.matches("tr") && thing.closest("section").querySelector("[id^=plan-]").id];
+      return typeof asked === "string" ? asked && own.indexOf(asked) >= 0 : thing.contains(asked);
+    });
+    var inside = named[0];
+    if (named.length > 1) things = named;  /* the rows of one plan are a deck */
     if (typeof asked === "string" && things.length) open(inside || things[0]);
     else if (inside && inside === shown) leave();
     else if (inside) whole(inside);

@@ -8,6 +8,7 @@ name that they typed.
 here, where each lab stands, which exercises are right, and the predictions. No code is in it.
 """
 
+import csv
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import statistics
 import tempfile
 from bisect import bisect
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ TOKEN = ".room"  # beside the labs: which file of the shared folder is this lear
 BINS, BAR = 8, 30  # of a histogram: how many, and signs of the longest
 WIDE_RANGE = 8  # factor between the least and the largest number from which bins are factors, too
 NEAR_MEASURED = 0.1  # of the measured number
+FIRST_OF_BOOK = 2  # columns of a gradebook before those of assignments
 FEWEST = 3  # predictions that make a histogram
 NOT_ONE = ValueError, KeyError, TypeError, AttributeError, OSError  # of a file that is no notebook
 
@@ -92,15 +94,15 @@ def hand_in(shared: Path, name: str, labs: Path, doctor: dict | None = None) -> 
     states, predictions, reports = [], {}, []
     saved = sorted(filter(Path.is_file, labs.glob("[0-9]*.ipynb")), key=_when_saved)
     for path in saved:  # the one that was saved last is where the learner is
-        with suppress(*NOT_ONE):
+        with _left_out_if_damaged(path):
             states.append(typed(state_of(path)._asdict(), LabState)._asdict())
     for path in sorted(labs.glob("*.predictions.json")):
-        with suppress(ValueError, OSError):
+        with _left_out_if_damaged(path):
             locked = typed(regular_json(path), dict[str, float])
             predictions[path.name.removesuffix(".predictions.json")] = locked
     found = {os.path.realpath(p) for where in (labs, Path()) for p in where.glob("*.report.json")}
     for report in sorted(found):
-        with suppress(ValueError, OSError):
+        with _left_out_if_damaged(Path(report)):
             reports.append(typed(regular_json(Path(report)), dict[str, Any]))
     written = dict(
         schema=HANDED_IN_SCHEMA,
@@ -115,14 +117,26 @@ def hand_in(shared: Path, name: str, labs: Path, doctor: dict | None = None) -> 
         raise CannotCollect(
             f"{len(reports)} reports in {labs} are more than {LARGEST_FILE_BYTES:,} bytes."
         )
-    target = shared / f"{re.sub(r'[^0-9A-Za-z]+', '-', name)}-{_token(labs)}.json"
+    token = _token(labs)
+    target = shared / f"{re.sub(r'[^0-9A-Za-z]+', '-', name)}-{token}.json"
     with tempfile.NamedTemporaryFile(
         "w", dir=shared, prefix=".", delete=False, encoding="utf-8"
     ) as file:
         file.write(content)
     os.chmod(file.name, 0o644)
     os.replace(file.name, target)
+    for before in set(shared.glob(f"*-{token}.json")) - {target}:  # of these labs, by another name
+        with suppress(OSError):
+            before.unlink()
     return target
+
+
+@contextmanager
+def _left_out_if_damaged(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except NOT_ONE as error:
+        print(printable(f"{path.name} is damaged, and left out ({str(error)[:80]})."))
 
 
 def _when_saved(path: Path) -> tuple[float, str]:
@@ -173,6 +187,7 @@ def class_report(shared: Path, lab: str = "") -> str:
     ]
     if lab and not any(name.startswith(lab) for name in known):
         parts.append(f"Nobody has a lab {printable(lab)}; there are {', '.join(known) or 'none'}.")
+    parts += [repr(Table(*book))] if len((book := gradebook(learners))[0]) > FIRST_OF_BOOK else []
     parts += [repr(table) for table in exercises_of(learners, lab)]
     parts += histograms(learners, lab)
     return "\n\n".join([*parts, *(["\n".join(damaged)] if damaged else [])])
@@ -195,6 +210,34 @@ def _row(learner: HandedIn) -> list[str]:
         at,
         *(str(said.count(v)) for v in ("right", "not yet")),
     ]
+
+
+def gradebook(learners: list[HandedIn]) -> tuple[list[str], list[list]]:
+    """Heads and rows: each learner's exercises that are right and, of each assignment, the trials
+    that are right in the best report, and how many there are."""
+    best: list[dict[str, tuple[int, int]]] = [{} for _ in learners]
+    for learner, own in zip(learners, best):
+        for report in learner.reports:
+            topic, *found = (report.get(key) for key in ("topic", "right", "count"))
+            if type(topic) is str and [type(one) for one in found] == [int, int]:
+                topic = printable(topic)[:LONGEST_NAME]
+                own[topic] = max(own.get(topic, (0, 0)), tuple(found))
+    topics = sorted({topic for own in best for topic in own})
+    heads = ["learner", "exercises", *(part for topic in topics for part in (topic, "of"))]
+    rows = []
+    for learner, own in zip(learners, best):
+        right = sum(s == "right" for lab in learner.labs for s in lab.exercises.values())
+        rows.append([learner.name, right, *(n for t in topics for n in own.get(t, ("", "")))])
+    return heads, rows
+
+
+def write_gradebook(shared: Path, path: Path) -> None:
+    """The gradebook as CSV. A name that a spreadsheet would compute is text there, too."""
+    heads, rows = gradebook(read_folder(shared)[0])
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(heads)
+        table.writerows([f"'{row[0]}" if row[0][0] in "=+-@" else row[0], *row[1:]] for row in rows)
 
 
 def exercises_of(learners: list[HandedIn], lab: str = "") -> Iterator[Table]:
@@ -299,9 +342,13 @@ def add_collect(commands):
     )
     parser.add_argument("shared", type=Path, metavar="SHARED", help="the folder of the whole room")
     parser.add_argument("--lab", default="", metavar="NN", help="one lab alone, such as 04")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the gradebook there, too")
     parser.set_defaults(run=run_collect)
 
 
 def run_collect(asked) -> int:
     print(class_report(asked.shared, asked.lab))
+    if asked.csv:
+        write_gradebook(asked.shared, asked.csv)
+        print(f"the gradebook is in {asked.csv}")
     return 0
