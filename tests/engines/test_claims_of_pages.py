@@ -111,6 +111,47 @@ def test_memory_is_what_a_program_may_use():
     assert int(said[1]) == round(memory["B300 SXM"] / memory["V100 SXM2 32GB"])
 
 
+def test_the_optima_of_the_scaling_law():
+    """Both fits at Chinchilla's budget. Must catch: an optimum of rounded or exchanged exponents; a
+    split that another split of the same budget beats."""
+    rows = re.findall(
+        r"^\| [^|]*cite[^|]*\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| (\d+)B \| ([\d.]+)T"
+        r" \| (\d+) \|$",
+        PAGES["why-one-gpu"],
+        re.MULTILINE,
+    )
+    assert len(rows) == 2
+    budget = 70e9 * 1.4e12
+    for row in rows:
+        a, b, alpha, beta, billions, trillions, each = map(float, row)
+        scale = (alpha * a / (beta * b)) ** (1 / (alpha + beta))
+        size = scale * budget ** (beta / (alpha + beta))
+        loss = lambda psi, a=a, b=b, alpha=alpha, beta=beta: (
+            a / psi**alpha + b / (budget / psi) ** beta
+        )
+        assert loss(size) < min(loss(0.9 * size), loss(1.1 * size))
+        assert round(size / 1e9) == billions and round(budget / size / size) == each
+        assert f"{budget / size / 1e12:.1f}" == f"{trillions:.1f}"
+
+
+def test_the_update_of_adam():
+    """The formula of chapter 3 beside two steps of PyTorch's. Must catch: a bias correction left
+    out, epsilon under the root."""
+    assert (
+        r"\frac{m / (1-\beta_1^n)}{\sqrt{v / (1-\beta_2^n)} + \epsilon}"
+        in (PAGES["where-the-memory-goes"])
+    )
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = torch.optim.Adam([weight], lr=0.1, betas=(0.9, 0.99), eps=1e-3)
+    theta, m, v = weight.detach().clone(), 0, 0
+    for n, gradient in ((1, torch.tensor([0.5, -1.0])), (2, torch.tensor([-2.0, 0.1]))):
+        weight.grad = gradient.double()
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * weight.grad, 0.99 * v + 0.01 * weight.grad**2
+        theta = theta - 0.1 * (m / (1 - 0.9**n)) / ((v / (1 - 0.99**n)).sqrt() + 1e-3)
+    torch.testing.assert_close(weight.detach(), theta)
+
+
 def test_the_ridges_rise_fall_and_rise():
     """The sentence above the table of ridges. Must catch: a row that changes and a sentence that
     does not."""
@@ -129,7 +170,8 @@ def test_from_how_many_ranks_a_model_fits():
     name = "zero_states_bytes"
     held = lambda ranks: evaluate([name], allow_unused=True, data_parallel=ranks, **given)[name]
     said = re.search(r"Stage 3 fits from (\d+) ranks up, with", words("zero"))
-    assert int(said[1]) == next(ranks for ranks in range(1, 100) if held(ranks) <= 80e9)
+    memory = GPUS["H100 SXM 80GB"].quantities["gpu_memory_bytes"]
+    assert int(said[1]) == next(ranks for ranks in range(1, 100) if held(ranks) <= memory)
 
 
 def test_one_edition_of_a_source():

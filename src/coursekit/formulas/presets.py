@@ -85,6 +85,7 @@ def _gpus():
             for column, name, unit in (
                 ("dense_tflops_fp8", "fp8_flops_per_second", 1e12),
                 ("dense_tflops_fp4", "fp4_flops_per_second", 1e12),
+                ("measured_matmul_tflops_bf16", "measured_flops_per_second", 1e12),
                 ("chip_to_chip_GBps", "chip_to_chip_bytes_per_second", 1e9),
             )
             if row[column]
@@ -100,7 +101,7 @@ def _gpus():
                 )
             ),
             row["source"],
-            f"sold as {row['memory_GB']} GB, {dense_tflops:g} dense {kind} TFLOP/s",
+            f"{row['memory_GB']} GB, {dense_tflops:g} dense {kind} TFLOP/s",
             row["verified"],
             row["read_on"],
         )

@@ -41,8 +41,8 @@ class RankBar:
 
     @property
     def room_bytes(self) -> float:
-        """What tensors may take of the card beside what no tensor holds: published runs reserved
-        so much more than they took."""
+        """Bytes of the card that tensors may take: published runs reserved more than their tensors
+        took, and some bytes no tensor holds."""
         room = self.values["gpu_memory_bytes"] - sum(self.values[name] for name in NO_TENSOR)
         return room / (1 + RESERVED_SHARES["dense models"])
 

@@ -571,16 +571,16 @@ class WhatIsSetAside(
 
 class WhatTheTensorsDoNotHold(
     BOOK.section(
-        source="ml-engineering@744d01e training/performance/README.md (A100s: 0.47 GiB, and 1.45"
-        " GiB more with NCCL); NVIDIA/nccl issues 964 (A100s: 688 MiB for a group) and 1685 (H100s:"
-        " 3.28 GB for an all-to-all)",
+        source="the context as recorded on an H100 (account.row); ml-engineering@744d01e"
+        " training/performance/README.md (1.45 GiB with NCCL), NVIDIA/nccl issues 964 (688 MiB for"
+        " a group of A100s) and 1685 (3.28 GB for an all-to-all of H100s)",
         measured_by="tests/where_the_memory_goes/test_published_peaks.py"
         "::test_what_no_tensor_holds",
     )
 ):
     def rank_context_bytes(q):
-        r"""M_\text{ctx} | bytes | bytes of the CUDA context: kernels and the driver's own state"""
-        return 504_658_658
+        r"""M_\text{ctx} | bytes | bytes of the CUDA context, with the kernels that a step loads"""
+        return 787_283_968
 
     def rank_groups(q):
         r"""n_\text{grp} | count | groups of ranks in which this one talks"""
