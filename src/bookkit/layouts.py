@@ -21,7 +21,14 @@ from bookkit.explorer import explorer
 from coursekit.formulas.presets import GPUS, MODELS
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import format_as
-from coursekit.topics.which_layout.planner_page import PLAN_COLUMNS, binds, cells, data, published
+from coursekit.topics.which_layout.planner_page import (
+    PLAN_COLUMNS,
+    binds,
+    cells,
+    data,
+    plan_command,
+    published,
+)
 
 CONFIG = "a config.json ..."
 
@@ -94,7 +101,8 @@ def _answer(ident, spec):
     start = spec.start()
     asked = dict(gpu=spec.begin["gpu"], gpus=_gpus(start), sequence=start["sequence"])
     asked |= {name: spec.begin[name] for name in ("recipe", "kernels")}
-    found = plan(spec.begin["model"], **asked, batch=_batch(start))
+    asked |= dict(model=spec.begin["model"], batch=_batch(start))
+    found = plan(**asked)
     heads = "".join(
         f'<th scope="col" title="{words}"{" class=number" if place > 5 else ""}>{head}</th>'
         for place, (head, words) in enumerate(PLAN_COLUMNS)
@@ -114,7 +122,9 @@ def _answer(ident, spec):
 <div class="planner-nearest" hidden></div>
 <p class="explorer-detail">How far such answers were off. Bytes:
  <span class="planner-bytes">{escape(published(compared["bytes"]))}</span>. Seconds:
- <span class="planner-seconds">{escape(published(compared["seconds"]))}</span>.</p>"""
+ <span class="planner-seconds">{escape(published(compared["seconds"]))}</span>.</p>
+<p class="explorer-detail">In a shell:
+ <code class="planner-command">{escape(plan_command(**asked))}</code></p>"""
 
 
 def _cell(head, text):

@@ -1,6 +1,7 @@
 """The chapter "Which layout?": its numbers that are typed, its bars, its runs and its tree."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from coursekit.formulas import InvalidQuantity, quantities
 from coursekit.planner.fits import FUSED_LOSS
 from coursekit.planner.plan import plan
 from coursekit.planner.runs_published import PUBLISHED_RUNS
-from coursekit.planner.speeds import SPEEDS, pace
+from coursekit.planner.speeds import SPEEDS, pace, step_values
 from coursekit.topics.which_layout.lab import WeighedRun, predicted, weigh_layout
 from coursekit.topics.which_layout.moves import (
     ASKED_BATCH,
@@ -107,9 +108,36 @@ def test_the_planner_agrees():
     assert f"There are {found.legal:,} for this question, and {found.fitting}" in PAGE
 
 
+def test_the_order_on_a100s():
+    """The answer about A100s: their runs' habits turn the order of the layouts round, and the
+    planner's first is the one that the page names.
+
+    Must catch: "the order stays", where the planner says another; a number of another speed."""
+    speed = SPEEDS["Megatron-LM on A100"]
+    names = "t = 4, stage 3", "t = 8, p = 2, stage 1"
+    asked = dict(gpu="A100 SXM 80GB", gpus=ASKED_GPUS, batch=ASKED_BATCH, sequence=ASKED_SEQUENCE)
+    (best,) = plan(ASKED_MODEL, **asked, kernels=FUSED_LOSS, most=1).best
+    degrees = lambda one: (one.tensor_parallel, one.pipeline_parallel, one.zero_stage)
+    assert degrees(best.layout) == degrees(MOVES[names[1]].layout)
+    reached = [
+        step_values(replace(MOVES[name].layout, gpu="A100 SXM 80GB"), habits)[
+            "layout_tokens_per_second"
+        ]
+        for habits in (speed, replace(speed, overlap=True))
+        for name in names
+    ]
+    assert reached[0] < reached[1] and reached[2] > reached[3]
+    on_page = given_on_the_page()
+    given = {**quantities(**on_page["t4"]), **quantities(**on_page["a100"])}
+    wanted = pace("A100 SXM 80GB", speed)
+    assert {name: given[name] for name in wanted if name in given} == {
+        name: wanted[name] for name in wanted if name in given
+    }
+
+
 TOLD = {  # as the page's table says
     "model states, 1.27 TB": layout(),
-    "the whole rank, 231 GB": layout(zero_stage=3),
+    "the whole rank, 232 GB": layout(zero_stage=3),
     "19% computed again": layout(zero_stage=3, recompute_policy=3),
     "32% exposed": layout(zero_stage=3, tensor_parallel=8),
     "39% exposed": layout(zero_stage=3, tensor_parallel=4, ranks_per_node=4),

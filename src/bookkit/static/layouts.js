@@ -252,11 +252,23 @@
         const asFast = left.map((there, k) => there && same[k] && found.seconds[k] <= (1 + facts.worth) * found.seconds[fastest]);
         const most = Math.max(...found.layouts.filter((_, k) => asFast[k]).map(rowsOf));
         yield;
-        chosen.push(candidate(found, argmin(found.needed, asFast.map((there, k) => there && rowsOf(found.layouts[k]) === most)), same));
+        const alike = asFast.map((there, k) => there && rowsOf(found.layouts[k]) === most);
+        chosen.push(candidate(found, simplest(found, alike), same));
+        chosen[chosen.length - 1].stages = [0, 1, 2, 3].filter(stage => alike.some((there, k) => there && found.layouts[k].zero_stage === stage));
         same.forEach((there, k) => { if (there) left[k] = false; });
         yield;
       }
       return chosen;
+    }
+
+    /* The first of the least, by facts.simplest and then by bytes. */
+    function simplest(found, among) {
+      const key = k => facts.simplest.map(name => found.layouts[k][name]).concat(found.needed[k]);
+      return among.reduce((best, there, k) => {
+        if (!there || best < 0) return there ? k : best;
+        const mine = key(k), theirs = key(best), differs = mine.findIndex((value, n) => value !== theirs[n]);
+        return differs >= 0 && mine[differs] < theirs[differs] ? k : best;
+      }, -1);
     }
 
     function candidate(found, place, same) {

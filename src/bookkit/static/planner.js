@@ -45,7 +45,8 @@
       refuse(name + " has a quantization_config: the formulas count weights in the precision of the recipe; delete the field to ask about training in that precision.");
     }
     Object.entries(config).forEach(([field, value]) => {
-      if (field.includes("expert") && holds(value) && !read.has(field)) refuse(name + ": " + field + " = " + json(value) + ": the formulas know " + kind + " without it.");
+      const again = config[known.said_again[field]] === value;
+      if (field.includes("expert") && holds(value) && !read.has(field) && !again) refuse(name + ": " + field + " = " + json(value) + ": the formulas know " + kind + " without it.");
     });
     Object.entries(architecture.only).forEach(([field, wanted]) => {
       const found = field in config ? config[field] : wanted;
@@ -109,7 +110,7 @@
       const gpus = count(asked.gpus), batch = count(asked.batch), sequence = count(asked.sequence), recipes = hands.presets.recipe;
       const recipe = facts.without_bf16.includes(gpu) && chosen.recipe.startsWith("bf16") ? known.fp16 : chosen.recipe;
       const values = Object.assign({}, start, sizes, recipes[recipe], hands.presets.kernels[chosen.kernels], hands.presets.gpu[gpu],
-        sizes.experts ? known.speed_of_experts : {});
+        sizes.experts ? known.speed_of_experts[gpu] : {});
       if (sizes.learned_positions && sequence > sizes.max_sequence) {
         throw new Refusal("“tokens in a sequence” = " + format(sequence, "exact") + ": " + model + " has a table of " + format(sizes.max_sequence, "exact") + " positions, so its sequences are not longer.");
       }
@@ -125,13 +126,13 @@
     // -- the answer
 
     /* The texts of a row: cells of planner_page.py. */
-    function cells({ layout, bytes, seconds, tokens }) {
+    function cells({ layout, stages, bytes, seconds, tokens }) {
       const t = layout.tensor_parallel, p = layout.pipeline_parallel, v = layout.stages_per_rank, c = layout.context_parallel, e = layout.expert_parallel;
       return [
         t + (t > 1 && !layout.sequence_parallel ? ", whole tokens" : ""),
         v > 1 ? p + " × " + v + " stages" : p + (layout.shorter_ends ? ", short ends" : ""),
         layout.gpus / (t * p * c) + (c > 1 ? " × " + c + " that share" : "") + (e > 1 ? ", experts over " + e : ""),
-        "" + layout.zero_stage, layout.microbatch + " × " + layout.accumulation_steps, facts.again[layout.recompute_policy],
+        stages.join(" or "), layout.microbatch + " × " + layout.accumulation_steps, facts.again[layout.recompute_policy],
         format(bytes, "decimal bytes"), format(seconds, "short duration"), format(tokens, "number")
       ];
     }
@@ -174,11 +175,19 @@
         (plan.best.length ? "The fastest, one for each pair of t and p; with " : "With ") + question.recipe + ", " + question.kernels + ".");
       const speed = question.values.experts ? known.experts : known.speed_of[question.gpu], family = question.gpu.split(" ")[0];
       write(find(".planner-bytes"), known.compared[question.kernels]);
-      write(find(".planner-seconds"), known.speeds[speed] + (known.measured[speed].includes(family + "s") ? "" : ", none of them on a " + family));
+      write(find(".planner-seconds"), known.speeds[speed] + (known.measured[speed].includes(family + "s") ? "" : ", none of them on a " + family + (known.elsewhere[speed] && "; " + known.elsewhere[speed])));
+      write(find(".planner-command"), commandOf(question));
       shown = { plan, question };
       addButtons();
       root.dataset.took = took.toFixed(0);
       status.textContent = sentence.textContent;
+    }
+
+    /* The question from a shell: plan_command of planner_page.py. */
+    function commandOf(question) {
+      const texts = { model: question.model === CONFIG ? "config.json" : question.model, gpu: question.gpu, recipe: question.recipe, kernels: question.kernels };
+      const counts = ["gpus", "sequence", "batch"].map(name => "--" + name + " " + question[name]);
+      return ["python -m shardlab plan"].concat(["gpu", "recipe", "kernels", "model"].map(name => "--" + name + ' "' + texts[name] + '"'), counts).join(" ");
     }
 
     /* The first cell of a row is a button; all of the row takes a click. */

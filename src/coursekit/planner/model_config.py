@@ -17,6 +17,8 @@ from types import MappingProxyType
 from coursekit.formulas.asking import close_names
 from coursekit.formulas.registry import BOOK, InvalidQuantity
 
+SAID_AGAIN = {"experts_per_token": "num_experts_per_tok"}  # in gpt-oss: a field, and its double
+
 
 class InvalidModelConfig(ValueError):
     """Why a file is not the config.json of a model that the formulas know: one sentence."""
@@ -110,7 +112,8 @@ def _refuse_what_is_not_counted(config, architecture, name):
         )
     read = {field_name for fields in architecture.names.values() for field_name in several(fields)}
     for field_name, value in config.items():
-        if "expert" in field_name and value and field_name not in read:
+        again = config.get(SAID_AGAIN.get(field_name)) == value
+        if "expert" in field_name and value and field_name not in read and not again:
             raise InvalidModelConfig(
                 f"{name}: {field_name} = {json.dumps(value)}: the formulas know {kind} without it."
             )

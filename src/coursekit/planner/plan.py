@@ -54,7 +54,17 @@ NOT_TRIED = (
 )
 CONTEXTS = (1, 2, 4, 8)  # tried where nothing fits in whole sequences
 
-WORTH = 0.005  # a difference of seconds that is worth bytes
+WORTH = 0.005  # a difference of seconds that is no difference: formulas are not that exact
+# Of layouts that are alike the simplest is shown: the one with less of these, in this order.
+SIMPLEST = (
+    "offload",
+    "zero_stage",
+    "shard_groups",
+    "recompute_policy",
+    "shorter_ends",
+    "stages_per_rank",
+    "accumulation_steps",
+)
 ENOUGH_ROWS = 4096  # of a product that keeps a GPU busy: no formula has the cost of smaller ones
 
 
@@ -62,7 +72,8 @@ ENOUGH_ROWS = 4096  # of a product that keeps a GPU busy: no formula has the cos
 RULES = {
     "tensor_parallel": "tensor_parallel divides the heads of keys and values; it divides the GPUs"
     " that NVLink joins, or they divide it",
-    "pipeline_parallel": "pipeline_parallel x tensor_parallel divides the GPUs; what they leave is"
+    "pipeline_parallel": "pipeline_parallel x tensor_parallel divides the GPUs, and"
+    " pipeline_parallel the layers, or layers + 2 with shorter ends; what they leave is"
     " data_parallel",
     "stages_per_rank": "pipeline_parallel x stages_per_rank divides the layers, or layers + 2 with"
     " shorter ends; more than one stage on a rank asks for a number of microbatches that"
@@ -70,8 +81,9 @@ RULES = {
     "shorter_ends": "shorter_ends is 0, or 1 where pipeline_parallel x stages_per_rank divides"
     " layers + 2; in eager PyTorch with one stage on a rank",
     "context_parallel": "context_parallel divides the data-parallel ranks and, with"
-    " tensor_parallel, the heads of keys and values; twice of it divides the sequence; in eager"
-    " PyTorch it is 1",
+    " tensor_parallel, the heads of keys and values, which its ranks exchange (keys and values"
+    " that are gathered or passed in a ring, as in Llama 3, are not known); twice of it divides the"
+    " sequence; in eager PyTorch it is 1",
     "expert_parallel": "expert_parallel divides the experts and the data-parallel ranks; without"
     " experts it is 1",
     "microbatch": "microbatch x data_parallel divides the batch, and a pipeline has at least as"
@@ -101,6 +113,7 @@ class Candidate:
     utilisation: float
     parts: dict  # of PARTS -> seconds
     binds: str  # what makes the step longer, or what the memory rules out
+    stages: tuple  # of ZeRO with which these degrees are as fast, within WORTH
 
     def __str__(self):
         asked, steps = self.layout, self.layout.steps
@@ -111,12 +124,14 @@ class Candidate:
             for name, taken in shares
             if taken > 0.01 * self.seconds
         )
+        said_stages = ", ".join(map(str, self.stages))
         return "\n".join(
             (
                 f"{self.seconds:.3g} s, {self.tokens_per_second:,.0f} tokens/s a GPU, MFU"
                 f" {self.utilisation:.1%}, {gigabytes(self.needed_bytes)} of"
                 f" {gigabytes(self.memory_bytes)}",
                 f"   {options(asked)}",
+                *([f"   within {WORTH:.1%}: ZeRO {said_stages}"] if len(self.stages) > 1 else []),
                 f"   {copies:,} data-parallel {'rank' if copies == 1 else 'ranks'}, {steps:,}"
                 f" {'microbatch' if steps == 1 else 'microbatches'} each",
                 f"   {said}",
@@ -148,7 +163,7 @@ class LayoutPlan:
         known = PUBLISHED.get(self.asked.kernels)
         bytes_said = str(known or "no published peak of these kernels is among our rows")
         family = self.asked.gpu.split()[0]
-        other = "" if f"{family}s" in self.speed.measured else f", none of them on a {family}"
+        other = "" if f"{family}s" in self.speed.measured else self.speed.not_on(family)
         return {"bytes": bytes_said, "seconds": f"{self.speed}{other}"}
 
     def __str__(self) -> str:
@@ -173,10 +188,12 @@ class LayoutPlan:
         yield "Assumed:"
         for name in ("recipe", "kernels"):
             yield f"  {name} = {getattr(asked, name)}"
+        reached = pace(asked.gpu, self.speed)["utilisation"]
         yield (
-            f"  products reach {self.speed.utilisation:.0%} of the GPU's FLOP/s, memory and links"
+            f"  products reach {reached:.0%} of the GPU's FLOP/s, memory and links"
             f" {BANDWIDTH_SHARE:.0%} of their bandwidth"
         )
+        yield f"  {self.speed.habits(asked.gpu)}"
         yield f"  not tried: {NOT_TRIED}"
         yield "Compared:"
         for said in self.compared.values():
@@ -198,6 +215,7 @@ class LayoutPlan:
                     memory_bytes=one.memory_bytes,
                     parts=one.parts,
                     binds=one.binds,
+                    zero_stages_as_fast=one.stages,
                 )
                 for one in self.best
             ],
@@ -378,20 +396,34 @@ class Search:
         return GPUS[self.asked.gpu].quantities["gpu_memory_bytes"]
 
     def _refuse(self):
-        """Raises InvalidQuantity for the first fixed knob that no layout has."""
-        rows = list(self._rows())
+        """Raises InvalidQuantity for the first fixed knob that no layout has, whatever the others
+        and the batch are; where each alone has one, for all together."""
         said = {name: " or ".join(map(str, values)) for name, values in self.fixed.items()}
         for name, values in self.fixed.items():
-            if all(row[name] not in values for row in rows):
+            alone = replace(self, fixed={name: values}, batch=64 * self.asked.gpus)
+            if not any(row[name] in values for row in alone._rows()):
                 raise InvalidQuantity(
-                    name, values, f"{name} = {said[name]} is in no legal layout: {RULES[name]}."
+                    name,
+                    values,
+                    f"{name} = {said[name]} is in no legal layout: {RULES[name]}. Here are"
+                    f" {self._sizes}.",
                 )
         fixed = ", ".join(f"{name} = {values}" for name, values in said.items())
         given = f"batch = {show(self.batch)} on gpus = {show(self.asked.gpus)}"
         why = "; ".join(RULES[name] for name in (*self.fixed, "microbatch"))
+        why += f". Here are {self._sizes}" if fixed else ""
         raise InvalidQuantity(
             "batch", self.batch, f"{given}{' with ' if fixed else ''}{fixed}: no layout: {why}."
         )
+
+    @property
+    def _sizes(self) -> str:
+        """The numbers that degrees must divide."""
+        sizes, heads = self.asked.sizes, "heads of keys and values"
+        counts = {"layers": sizes["layers"], heads: sizes["key_value_heads"]}
+        counts |= {"experts": sizes["experts"]} if sizes.get("experts") else {}
+        counts |= {"GPUs": self.asked.gpus, "sequences in a step": self.batch}
+        return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
     def given(self, columns) -> dict:
         """The quantities of layouts; of one layout where the columns are numbers."""
@@ -448,7 +480,7 @@ class Search:
     def best(self, most: int) -> Iterator[Candidate]:
         """The fastest layouts that fit, one for each pair of degrees. Layouts within WORTH of the
         fastest count as equally fast. The first choice among them has a microbatch nearest to
-        ENOUGH_ROWS tokens, the second needs the fewest bytes."""
+        ENOUGH_ROWS tokens; of those the simplest is shown."""
         needed, seconds, _ = self._found
         rows = np.minimum(ENOUGH_ROWS, self.columns["microbatch"] * self.asked.sequence)
         left = self._fit.copy()
@@ -459,7 +491,11 @@ class Search:
             alike = left & self._alike(fastest)
             as_fast = alike & (seconds <= (1 + WORTH) * seconds[fastest])
             as_fast &= rows == rows[as_fast].max()
-            yield self.candidate(int(np.argmin(np.where(as_fast, needed, np.inf))))
+            stages = np.unique(self.columns["zero_stage"][as_fast])
+            keys = [needed, *(self.columns[name] for name in reversed(SIMPLEST))]
+            order = np.lexsort([key[as_fast] for key in keys])
+            place = int(np.flatnonzero(as_fast)[order[0]])
+            yield self.candidate(place, tuple(map(int, stages)))
             left &= ~alike
 
     def _alike(self, place):
@@ -467,8 +503,8 @@ class Search:
         names = ("tensor_parallel", "pipeline_parallel", "context_parallel")
         return np.all([self.columns[name] == self.columns[name][place] for name in names], axis=0)
 
-    def candidate(self, place: int) -> Candidate:
-        """One layout, computed again by itself."""
+    def candidate(self, place: int, stages: tuple) -> Candidate:
+        """One layout, computed again by itself; `stages` of ZeRO are as fast."""
         layout = self.layout(place)
         values = step_values(layout, self.speed)
         held = layout.solved()
@@ -482,6 +518,7 @@ class Search:
             values["layout_utilisation"],
             parts,
             self._binds(place, parts),
+            stages,
         )
 
     def _binds(self, place, parts) -> str:

@@ -46,12 +46,26 @@ class Speed:
     highest: float
     score_share: float = 1.0  # of all scores' work: less if the masked half is skipped
     network_share: float = BANDWIDTH_SHARE  # of the datasheet's figure that the network reaches
+    elsewhere: str = ""  # how far such seconds were from rows of other GPUs than the class's
 
     def __str__(self):
         return (
             f"on {self.rows} published rows ({self.measured}) the seconds were off by"
             f" {self.mean:.1f}% on average, {self.other_half:.1f}% on the half that nothing was"
             f" fitted to, from {self.lowest:+.1f}% to {self.highest:+.1f}% ({PUBLISHED_SECONDS})"
+        )
+
+    def not_on(self, family) -> str:
+        """The end of the sentence for a GPU that the class does not have."""
+        return f", none of them on a {family}" + (f"; {self.elsewhere}" if self.elsewhere else "")
+
+    def habits(self, gpu) -> str:
+        """Assumptions about messages, which are those of the runs and not of the GPU."""
+        hidden = pace(gpu, self)["hidden_message_share"]
+        return (
+            f"{hidden:.0%} of the tensor-parallel messages hide behind products, data-parallel"
+            f" messages travel {'' if self.overlap else 'not '}beside computing: habits of these"
+            " runs, not fitted"
         )
 
 
@@ -61,10 +75,10 @@ EXPERTS = "Megatron-LM's experts on B200"
 def _speeds() -> Iterator[tuple[str, Speed]]:
     table = files("coursekit").joinpath("data", "speeds.csv").read_text("utf-8")
     for row in csv.DictReader(table.splitlines()):
-        name, measured = row.pop("speed"), row.pop("measured")
+        name, measured, elsewhere = (row.pop(key) for key in ("speed", "measured", "elsewhere"))
         numbers = {key: float(number) for key, number in row.items() if number}
         numbers |= dict(rows=int(row["rows"]), overlap=row["overlap"] == "1")
-        yield name, Speed(measured, **numbers)
+        yield name, Speed(measured, **numbers, elsewhere=elsewhere)
 
 
 SPEEDS = dict(_speeds())
@@ -123,6 +137,27 @@ def joined_gpus(gpu, ranks_per_node=USUAL_RANKS_PER_NODE) -> int:
     return max(ranks_per_node, NVLINK_DOMAIN.get(gpu.split()[0], 0))
 
 
+def _measured_share(gpu) -> float | None:
+    """The best that somebody measured for products on a GPU, as a share of its datasheet."""
+    chip = GPUS[gpu].quantities
+    best = chip.get("measured_flops_per_second")
+    return best and best / chip["flops_per_second"]
+
+
+def _utilisation(gpu, speed: Speed) -> float:
+    """The share that products reach: less where the GPU's best measured product falls further short
+    of its datasheet than that of the GPUs on which the share was fitted."""
+    name, family = speed.measured, gpu.split()[0]
+    fitted = next((one for one in FITTED_ON if f"{one.split()[0]}s" in name), None)
+    mine, theirs = _measured_share(gpu), fitted and _measured_share(fitted)
+    if not mine or not theirs or f"{family}s" in name:
+        return speed.utilisation
+    return speed.utilisation * min(1.0, mine / theirs)
+
+
+FITTED_ON = ("A100 SXM 80GB", "H100 SXM 80GB", "B200 SXM")
+
+
 def pace(gpu, speed: Speed, ranks_per_node=USUAL_RANKS_PER_NODE) -> dict:
     """The quantities of a GPU and its links at a fitted speed."""
     family, node = gpu.split()[0], joined_gpus(gpu, ranks_per_node)
@@ -137,8 +172,8 @@ def pace(gpu, speed: Speed, ranks_per_node=USUAL_RANKS_PER_NODE) -> dict:
         latency_seconds=card["latency_seconds"],
         link_bytes_per_second=cards * speed.network_share * card["link_bytes_per_second"],
         ranks_per_node=node,
-        utilisation=speed.utilisation,
-        hidden_message_share=speed.hidden_message_share,
+        utilisation=_utilisation(gpu, speed),
+        hidden_message_share=speed.hidden_message_share * (family in LINKS_OF_GPU),
         score_share=speed.score_share,
         reduce_early=int(speed.overlap),
         prefetch_units=int(speed.overlap),

@@ -68,7 +68,8 @@ def interleaving_takes_groups(q):
 
 @BOOK.rule(
     "pipeline_parallel = {pipeline_parallel} makes {pipeline_stages} stages of layers = {layers}:"
-    " each stage needs at least one layer.",
+    " each stage needs at least one layer; stages of the embedding or the head alone, as in Llama 3"
+    " 405B, are counted as layers.",
     marks="pipeline_parallel",
     concerns="stage_layers",
 )

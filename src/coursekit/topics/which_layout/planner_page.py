@@ -14,7 +14,7 @@ PLAN_COLUMNS = (
     ("t", "tensor-parallel ranks"),
     ("p", "pipeline ranks"),
     ("d", "data-parallel ranks"),
-    ("ZeRO", "ZeRO stage"),
+    ("ZeRO", "ZeRO stage, the simplest of those that are as fast within 0.5% first"),
     ("microbatch", "sequences in a microbatch, and microbatches"),
     ("computed again", "what backward computes again"),
     ("needs", "bytes of the fullest rank, with what is set aside"),
@@ -36,7 +36,7 @@ def cells(one):
         f"{copies}"
         + (f" × {c} that share" if c > 1 else "")
         + (f", experts over {e}" if e > 1 else ""),
-        f"{layout.zero_stage}",
+        " or ".join(map(str, one.stages)),
         f"{layout.microbatch} × {layout.steps}",
         RECOMPUTED_WORDS[layout.recompute_policy],
         format_as(one.needed_bytes, "decimal bytes"),
@@ -51,6 +51,13 @@ def binds(one):
         RECOMPUTED_WORDS[int(knob[2])] if knob[1] == "recompute_policy" else knob[2]
     )
     return "binds: " + re.sub(r"(\w+) = (\d+)", words, one.binds)
+
+
+def plan_command(**asked):
+    """The question of the card from a shell: commandOf of planner.js."""
+    options = (f'--{name} "{text}"' for name, text in asked.items() if isinstance(text, str))
+    counts = (f"--{name} {count}" for name, count in asked.items() if isinstance(count, int))
+    return " ".join(("python -m shardlab plan", *options, *counts))
 
 
 def words_of_change(change):
@@ -97,7 +104,7 @@ KNOB_WORDS = dict(
 
 def facts():
     """The planner's numbers and names, for static/layouts.js."""
-    from coursekit.planner.plan import CONTEXTS, ENOUGH_ROWS, RULES, WORTH
+    from coursekit.planner.plan import CONTEXTS, ENOUGH_ROWS, RULES, SIMPLEST, WORTH
 
     larger = sorted(GPUS, key=lambda name: GPUS[name].quantities["gpu_memory_bytes"])
     return dict(
@@ -114,6 +121,7 @@ def facts():
         interleaved=fits.INTERLEAVED,
         contexts=CONTEXTS,
         worth=WORTH,
+        simplest=SIMPLEST,
         enough_rows=ENOUGH_ROWS,
         most=5,
         knobs=list(RULES),
@@ -150,7 +158,11 @@ def data():
         speeds={name: published(SPEEDS[name]) for name in sorted(speeds)},
         measured={name: SPEEDS[name].measured for name in sorted(speeds)},
         experts=EXPERTS,
-        speed_of_experts={name: pace(next(iter(GPUS)), SPEEDS[EXPERTS])[name] for name in of_speed},
+        speed_of_experts={
+            gpu: {name: pace(gpu, SPEEDS[EXPERTS])[name] for name in of_speed} for gpu in GPUS
+        },
+        elsewhere={name: SPEEDS[name].elsewhere for name in sorted(speeds)},
+        said_again=config.SAID_AGAIN,
         compared={name: published(fits.PUBLISHED.get(name, NO_ROW)) for name in KERNELS},
         fp16=fits.LIBRARY_RECIPE_FP16,
         names=tables,
