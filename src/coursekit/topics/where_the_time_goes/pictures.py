@@ -3,6 +3,7 @@ apart, from the datasheet's rate to what was measured."""
 
 from typing import NamedTuple
 
+from coursekit.formulas.presets import GPUS
 from coursekit.planner.runs_published import PUBLISHED_RUNS
 from coursekit.show.drawing import Drawing
 
@@ -76,7 +77,7 @@ def draw_one_read():
 
 LEAST_BAR = 0.005  # of a step: what rounds to 0 % has no bar
 STEPS_DOWN = (  # words, look, parts of the step
-    ("products, own rate", "forward pale", ("products",)),
+    ("products, as measured", "forward pale", ("products",)),
     ("bytes moved, head, update", "weight-gradient", ("moving", "head", "update", "launching")),
     ("computed again", "backward", ("recomputing",)),
     ("messages", "communication", ("messages", "passing", "exposed", "experts", "exchange")),
@@ -86,13 +87,17 @@ STEPS_DOWN = (  # words, look, parts of the step
 
 def waterfall(run):
     """(the least seconds of a step, [(words, look, seconds)] that add up to what is
-    predicted, but for bars too small to see)."""
+    predicted, but for bars too small to see). Products lose what the best that anybody measured on
+    this GPU loses; the rest of the fitted share is unexplained."""
     least = run.step["layout_utilisation"] * run.predicted_seconds
     rows = [
         (words, look, sum(run.parts[part] for part in parts)) for words, look, parts in STEPS_DOWN
     ]
+    chip = GPUS[run.layout.gpu].quantities
+    reached = chip["measured_flops_per_second"] / chip["flops_per_second"]
     words, look, products = rows[0]
-    rows[0] = words, look, products - least
+    at_best = products * run.step["utilisation"] / reached
+    rows[:1] = [(words, look, at_best - least), ("unexplained", "quiet", products - at_best)]
     return least, [row for row in rows if row[2] > LEAST_BAR * run.predicted_seconds]
 
 
