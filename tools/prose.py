@@ -61,6 +61,8 @@ at the begin\b || at the beginning
 \bsimply\b || nothing: leave it out
 \b[Oo]ur (own|model|GPT|ring|rule|line|emulation|buckets|code|version)\b || this book's
 \b[Cc]heck yours\b || check your function
+\b(the|The|a|A) (dark|light|pale|white|black|bright|grey|gray)(er|est)? (staircase|band|bar|bars|box|boxes|cell|cells|hatching|line|lines|outline|part|parts|row|rows|square|squares|staircases)\b || name the place or the pattern: in dark mode lightness turns round
+\b([Ww]hite|[Bb]lack|[Pp]ale|[Dd]ark|[Bb]right|[Gg]rey) (is|are|means|marks|stands for)\b|\b[Pp]ale: || name the place or the pattern: in dark mode lightness turns round
 \bfor ever\b || forever
 """.strip().splitlines()  # noqa: E501
 ]

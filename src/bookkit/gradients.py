@@ -61,8 +61,8 @@ def card(found, label):
     inside = f"""<div class="explorer-menus">
 {menu(f"{IDENT}-of", "Gradients", _histogram.WORDS_OF, start["of"])}{chosen}{formats}</div>
 <div class="explorer-picture"><p class="explorer-caption">Gradients by size, in powers of two. Small
-GPT of two layers, fp32, {escape(label)}. Filled: kept; pale: with fewer bits; outline only: 0 or
-infinity.</p><div class="explorer-drawing"></div></div>
+GPT of two layers, fp32, {escape(label)}. Filled: kept; outline only: 0 or
+infinity; between them: with fewer bits.</p><div class="explorer-drawing"></div></div>
 <div class="explorer-controls">
 {_slider("microbatches", "loss divided by k =", _histogram.MOST_MICROBATCHES, start)}
 {_slider("scale", "loss scale", _histogram.MOST_SCALE, start)}</div>
