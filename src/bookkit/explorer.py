@@ -232,10 +232,17 @@ def _marked(name):
 SHORT = {"duration": "short duration"}  # in a sum
 
 
+PLAYED = (  # what a simulator says above its formulas
+    ("A simulated step takes", "simulated_seconds"),
+    (", in which a rank works for", "simulated_work_seconds"),
+    (" and is idle for the rest,", "simulated_idle_seconds"),
+)
+
+
 def why(spec, sheet):
     """The sentence as a sum, of which each number opens its own equations; behind it the given
     quantities, then every equation in the order in which one needs the other."""
-    computed = spec.compute(spec.start())
+    computed = spec.with_derived(spec.compute(spec.start()))
 
     def item(name, math):
         found, style = BOOK.find(name), default_style(name)
@@ -259,13 +266,20 @@ def why(spec, sheet):
         f"<small>{escape(words)}</small></button></span>"
         for name, words in spec.sum
     )
+    played = "".join(
+        f'{words} <b data-simulated="{name}">{format_as(computed[name], "short duration")}</b>'
+        for words, name in PLAYED
+        if name in computed
+    )
+    if played:
+        played = f"<p>{played}. The formulas below know no messages and no slow rank.</p>"
     rest = [name for name in spec.formulas if name not in spec.explained]
     place = sheet(rest[0]) if sheet and rest else None
     where = _linked(place and place.partition("#")[0], "formula sheets")
     more = f"<p>{len(rest)} more formulas stand behind these; they are on the {where}.</p>"
     more *= bool(rest)
     return (
-        f'<div class="explorer-equations"><div class="explorer-sum">{terms}</div>'
+        f'<div class="explorer-equations">{played}<div class="explorer-sum">{terms}</div>'
         f'<div class="explorer-own"></div><details class="explorer-all"><summary>Every'
         " formula, from what is given</summary>"
         f'<p>Given</p><ul class="explorer-given">{given}</ul>'

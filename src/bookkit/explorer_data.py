@@ -9,7 +9,7 @@ import rjsmin
 from coursekit.formulas.events import COMPUTE, LINK, Event, Repeat
 from coursekit.formulas.render import javascript
 from coursekit.show.palette import LINES
-from coursekit.show.schedule_pictures import lists
+from coursekit.show.schedule_pictures import PLAYS, lists
 from coursekit.show.spec import default_style
 from coursekit.topics.which_layout.planner_page import facts
 
@@ -152,6 +152,7 @@ def _picture(spec, drawn):
             seconds=drawn.seconds,
             ideal=drawn.ideal,
             idle=drawn.idle,
+            plays=PLAYS,
             lists={
                 sizes: " ".join(map(packed, ranks))
                 for sizes, ranks in lists(drawn, _sizes(spec, drawn)).items()

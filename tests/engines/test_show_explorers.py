@@ -13,6 +13,7 @@ from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import STYLES, format_to_type, parse_number
 from coursekit.show.links import AtLeast, AtMost, Divides
 from coursekit.show.pictures import MemoryBar
+from coursekit.show.schedule_pictures import simulated
 from coursekit.show.spec import PRESETS, Choice, ExplorerTable, Hand, Say
 from coursekit.show.stops import powers_of_two, steps_of_ten
 
@@ -424,6 +425,12 @@ def test_the_call_computes_the_same(explorer):
             continue
         tried += 1
         header, _, call = explorer.call(values, chosen).partition("\n\n")
+        if explorer is EXPLORERS["schedule"]:  # what drew the picture, messages and all
+            assert header == "from coursekit.show.schedule_pictures import simulated"
+            played = eval(call, {"simulated": simulated})
+            drawn = explorer.with_derived(shown)
+            assert played == {name: drawn[name] for name in played} and len(played) == 9
+            continue
         assert header == "from coursekit.formulas import explain"
         assert eval(call, {"explain": explain}) == {name: shown[name] for name in explorer.outputs}
 

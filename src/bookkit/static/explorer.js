@@ -414,6 +414,7 @@
     // -- the same call in Python
 
     function call() {
+      if (spec.pictures[0].plays) return BOOK.schedules.callOf(spec.pictures[0], values);
       const preset = Object.assign({}, ...menus.map(menu => partOf(menu, false))), asked = spec.asked.map(place => spec.inputs[place]);
       const own = asked.filter(name => preset[name] !== values[name]);
       const gives = menu => Object.keys(partOf(menu, false)).some(name => asked.includes(name) && !own.includes(name));

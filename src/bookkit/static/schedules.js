@@ -101,7 +101,7 @@
     const cleaned = idle => idle > 1e-9 * seconds ? idle : 0; // of what rounding leaves where no rank is idle
     const idle = cleaned(total(busy.map(one => seconds - one)));
     const found = {
-      simulated_seconds: seconds, simulated_idle_seconds: idle / ranks,
+      simulated_seconds: seconds, simulated_work_seconds: total(busy) / ranks, simulated_idle_seconds: idle / ranks,
       simulated_share_of_total: idle ? idle / (ranks * seconds) : 0, simulated_share_of_ideal: idle ? idle / total(busy) : 0,
       simulated_own_idle_seconds: cleaned(total(spans.map((own, rank) => own[own.length - 1][2] - own[0][1] - busy[rank]))) / ranks,
       first_in_flight: held[0], last_in_flight: held[ranks - 1], first_held_models: held[0] / (ranks * chunksOf(plan)),
@@ -197,7 +197,14 @@
     };
   }
 
-  BOOK.schedules = { planOf, costsOf, simulate, inFlight };
+  /* SchedulePicture.call: what "Copy as Python" gives. */
+  function callOf(spec, values) {
+    const sizes = spec.sizes.map(name => BOOK.pythonNumber(values[name])), words = ["forward", "input", "weight", "transfer", "last"];
+    const times = words.map((word, k) => word + "=" + BOOK.pythonNumber(values[spec.seconds[k]]));
+    return spec.plays + "(" + sizes.join(", ") + ",\n          " + times.join(", ") + ")";
+  }
+
+  BOOK.schedules = { planOf, costsOf, simulate, inFlight, callOf };
   BOOK.derived = { schedule: derived };
   BOOK.pictures.schedule = schedule;
 })();

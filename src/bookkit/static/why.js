@@ -11,6 +11,7 @@
 
     function fillEquations() {
       fillSum();
+      why.querySelectorAll("[data-simulated]").forEach(node => write(node, unbroken(format(shown()[node.dataset.simulated], "short duration"))));
       find(".explorer-equations").querySelectorAll("li").forEach(item => {
         const name = item.dataset.quantity;
         write(item.querySelector(".explorer-value"), format(shown()[name], item.dataset.style));

@@ -21,9 +21,12 @@ from shardlab.pipelines.schedules import (
 )
 from shardlab.pipelines.simulation import Costs, Timeline, in_flight, simulate
 
+from .format import as_code
+
 # What a simulated schedule gives an explorer's sentences, and how it is printed.
 SIMULATED_WORDS = {
     "simulated_seconds": "short duration",  # of the step
+    "simulated_work_seconds": "short duration",  # of a rank in the step, the mean of all ranks
     "simulated_idle_seconds": "short duration",  # of a rank in the step, the mean of all ranks
     "simulated_share_of_total": "percent",
     "simulated_share_of_ideal": "percent",
@@ -76,27 +79,48 @@ class SchedulePicture:
 
     def derived(self, values: Mapping) -> dict[str, float]:
         """The names of SIMULATED_WORDS."""
-        timeline, held = self.timeline(values), in_flight(self.plan(values))
-        ranks, busy, seconds = len(held), sum(timeline.busy), timeline.seconds
-        predicted = values[self.ideal] + values[self.idle]
+        found = simulated(*(values[name] for name in (*self.sizes, *self.seconds)))
+        seconds, predicted = found["simulated_seconds"], values[self.ideal] + values[self.idle]
+        return {**found, "as_by_formula": float(abs(seconds - predicted) <= SAME * seconds)}
 
-        def cleaned(idle):  # of what rounding leaves where no rank is idle
-            return idle if idle > SAME * seconds else 0.0
+    def call(self, values: Mapping) -> str:
+        """Python that plays the picture: what "Copy as Python" gives."""
+        numbers = ", ".join(as_code(values[name]) for name in self.sizes)
+        seconds = ", ".join(f"{name}={as_code(values[getattr(self, name)])}" for name in _TIMES)
+        return f"{PLAYS}({numbers},\n          {seconds})"
 
-        idle = cleaned(sum(timeline.idle_of_step))
-        found = dict(
-            simulated_seconds=seconds,
-            simulated_idle_seconds=idle / ranks,
-            simulated_share_of_total=idle / (ranks * seconds) if idle else 0.0,
-            simulated_share_of_ideal=idle / busy if idle else 0.0,
-            simulated_own_idle_seconds=cleaned(sum(timeline.idle_of_rank)) / ranks,
-            first_in_flight=held[0],
-            last_in_flight=held[-1],
-            first_held_models=held[0] / (ranks * chunks(self.plan(values))),
-            as_by_formula=int(abs(seconds - predicted) <= SAME * seconds),
-        )
-        # sums differ in the last digits by the order in which they are taken
-        return {name: float(f"{value:.12g}") for name, value in found.items()}
+
+_TIMES = ("forward", "input", "weight", "transfer", "last")
+PLAYS = "from coursekit.show.schedule_pictures import simulated\n\nsimulated"
+
+
+def simulated(
+    number, ranks, microbatches, stages_per_rank, forward, input, weight, transfer=0, last=1
+) -> dict[str, float]:
+    """Numbers of a schedule that is played, by the place of its name in SCHEDULES from 1: seconds
+    of the step, and of a rank's work and idle time in it."""
+    plan = _plan(number, ranks, microbatches, stages_per_rank)
+    times = forward, input, weight, transfer, last
+    timeline = _played(number, ranks, microbatches, stages_per_rank, *times)
+    held, busy, seconds = in_flight(plan), sum(timeline.busy), timeline.seconds
+
+    def cleaned(idle):  # of what rounding leaves where no rank is idle
+        return idle if idle > SAME * seconds else 0.0
+
+    idle = cleaned(sum(timeline.idle_of_step))
+    found = dict(
+        simulated_seconds=seconds,
+        simulated_work_seconds=busy / ranks,
+        simulated_idle_seconds=idle / ranks,
+        simulated_share_of_total=idle / (ranks * seconds) if idle else 0.0,
+        simulated_share_of_ideal=idle / busy if idle else 0.0,
+        simulated_own_idle_seconds=cleaned(sum(timeline.idle_of_rank)) / ranks,
+        first_in_flight=held[0],
+        last_in_flight=held[-1],
+        first_held_models=held[0] / (ranks * chunks(plan)),
+    )
+    # sums differ in the last digits by the order in which they are taken
+    return {name: float(f"{value:.12g}") for name, value in found.items()}
 
 
 def chunks(plan: Schedule) -> int:

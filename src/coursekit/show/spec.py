@@ -18,19 +18,12 @@ from coursekit.formulas import BOOK, PRESETS, InvalidQuantity, evaluate
 from coursekit.formulas.events import holds
 from coursekit.formulas.registry import show
 
-from .format import DIGITS_BELOW, STYLE_OF_UNIT, format_as, format_to_type
+from .format import STYLE_OF_UNIT, as_code, format_as, format_to_type
 from .links import Divides, settle
 from .pictures import MemoryBar
 from .schedule_pictures import SIMULATED_WORDS
 
 # --- what an explorer is made of ------------------------------------------------------------------
-
-
-def as_code(value):
-    """A value as Python code; text that is not a number, as the reader typed it."""
-    if isinstance(value, int) and abs(value) >= DIGITS_BELOW:
-        value = float(value)
-    return f"{value:_}" if isinstance(value, (int, float)) else repr(value)
 
 
 def spelled(name):
@@ -413,7 +406,10 @@ class Explorer:
 
     def call(self, values, chosen=None):
         """Python that explains the outputs: the presets last chosen, where the outputs depend on
-        them, and by name every value that they do not give."""
+        them, and by name every value that they do not give. A picture that is simulated says
+        itself how."""
+        if played := getattr(self.pictures[0], "call", None):
+            return played(values)
         chosen = {**self.chosen_at_start(), **(chosen or {})}
         presets = {menu.kind: self._in_preset(menu, chosen[menu.kind]) for menu in self.menus}
         given = {name: value for preset in presets.values() for name, value in preset.items()}
