@@ -38,12 +38,7 @@ from .host_copies import Copies, copies_on
 @contextmanager
 def offload_activations(least_bytes: int = 65_536, ahead: int = 1) -> Iterator["Offload"]:
     """Within, what autograd saves goes to the host, from `least_bytes` on. In backward, `ahead`
-    storages are fetched before they are asked for; each takes its place on the device.
-
-    Raises ValueError for a negative number."""
-    for name, number in dict(least_bytes=least_bytes, ahead=ahead).items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise ValueError(f"{name} = {number!r}: a whole number of at least 0.")
+    storages are fetched before they are asked for; each takes its place on the device."""
     offload = Offload(least_bytes, ahead)
     with saved_tensors_hooks(offload.pack, offload.unpack):
         yield offload
