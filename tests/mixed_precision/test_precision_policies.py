@@ -155,11 +155,11 @@ def test_probes_ask_the_device(monkeypatch):
     assert policies.has_units(torch.float32, CPU) and not policies.has_units("tf32", CPU)
 
 
-def test_unscaled_is_a_scaler():
+def test_a_policy_without_a_scale_has_a_scaler():
     """Must catch: a loop that needs an `if` for policies without a scale."""
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    scaler = policies.Unscaled()
+    scaler = policies.FP32.scaler()
     scaler.scale(weight.sum()).backward()
     scaler.unscale_(optimizer)
     scaler.step(optimizer)

@@ -32,7 +32,7 @@ from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .hardened.loss_scaler import LossScaler
 from .hardened.master_weights import MasterWeights
@@ -49,22 +49,6 @@ UNITS_SINCE = {
 
 class CannotCompute(RuntimeError):
     """Which policy a device cannot run, why, and which one it can."""
-
-
-class Unscaled:
-    """A scaler that does nothing, so that every policy has one loop."""
-
-    def scale(self, loss: Tensor) -> Tensor:
-        return loss
-
-    def unscale_(self, optimizer: torch.optim.Optimizer):
-        """Gradients are what they are."""
-
-    def step(self, optimizer: torch.optim.Optimizer, *args, **named):
-        return optimizer.step(*args, **named)
-
-    def update(self):
-        """There is no scale."""
 
 
 class Policy(NamedTuple):
@@ -95,8 +79,9 @@ class Policy(NamedTuple):
             return of(params, **settings)
         return MasterWeights(params, of, **settings)
 
-    def scaler(self, **settings) -> LossScaler | Unscaled:
-        return LossScaler(**settings) if self.needs_scale else Unscaled()
+    def scaler(self, **settings) -> torch.amp.GradScaler:
+        """Without a scale one that does nothing, so that every policy has one loop."""
+        return LossScaler(**settings) if self.needs_scale else torch.amp.GradScaler(enabled=False)
 
     def forward(self, device: torch.device | str):
         """A context for one forward and its loss."""
