@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import importlib
 
 import pytest
 import torch
@@ -12,27 +11,6 @@ from coursekit import topics
 from coursekit.exercises import checker
 from coursekit.exercises.checker import Exercise, same
 from coursekit.exercises.decisions import DecisionList
-
-TOPICS = sorted(path.stem for path in FOLDER.glob("*.txt"))
-
-
-def test_there_are_enough_answers():
-    """Must catch: a file that is not read, a line of it that counts as part of another."""
-    right = [answer.right for answer in answers()]
-    assert right.count(False) >= WRONG and right.count(True) >= RIGHT
-    assert {answer.topic for answer in answers()} == set(TOPICS) and len(TOPICS) >= 10
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of PyTorch, about wrong answers
-@pytest.mark.parametrize("topic", TOPICS)
-def test_checks_name_the_misconception(topic):
-    """Must catch: a check that calls one of the wrong answers right or refuses one of the right
-    ones, a misconception taken out."""
-    found = shares(answer for answer in answers() if answer.topic == topic)
-    assert found.called_right == [] and found.refused == []
-    assert found.named >= NAMED * found.wrong
-
 
 # by a check, too; a name that nobody gives is none of these
 PASSED_OVER = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -46,20 +24,27 @@ UNREACHED = dict(  # lines for which nobody has written an answer yet: none come
     where_the_memory_goes=11,
     which_layout=1,
 )
+EXERCISES = {one.__name__.split(".")[2]: one for one in topics.modules("exercises")}
+
+
+def test_there_are_enough_answers():
+    """Must catch: a file that is not read, a line of it that counts as part of another."""
+    right = [answer.right for answer in answers()]
+    assert right.count(False) >= WRONG and right.count(True) >= RIGHT
+    of_topics = {answer.topic for answer in answers()}
+    assert of_topics == {path.stem for path in FOLDER.glob("*.txt")} <= set(EXERCISES)
+    assert len(of_topics) >= 10
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    "topic", [one.__name__.split(".")[2] for one in topics.modules("exercises")]
-)
-def test_each_line_of_a_list_answers_somebody(topic):
-    """Must catch: a line of a decision list that one above it hides, or whose condition is never
-    true."""
-    module = importlib.import_module(f"coursekit.topics.{topic}.exercises")
-    wrong = [(one.exercise, one.solution) for one in answers() if one.topic == topic]
-    exercises = [one for one in vars(module).values() if isinstance(one, Exercise)]
-    wrong += [(one, each.solution) for one in exercises for each in one.misconceptions]
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of PyTorch, about wrong answers
+@pytest.mark.parametrize("topic", EXERCISES)
+def test_checks_name_the_misconception(topic):
+    """Must catch: a check that calls one of the wrong answers right or refuses one of the right
+    ones, a misconception taken out; a line of a decision list that one above it hides, or whose
+    condition is never true."""
+    of_topic = [answer for answer in answers() if answer.topic == topic]
+    exercises = [one for one in vars(EXERCISES[topic]).values() if isinstance(one, Exercise)]
     silent = {
         (exercise.name, line.condition, line.sentence)
         for exercise in exercises
@@ -70,6 +55,11 @@ def test_each_line_of_a_list_answers_somebody(topic):
         if line.sentence not in ("", "...")
     }
     with tried_once(), torch.enable_grad():  # an answer may have turned gradients off
+        found = shares(of_topic)
+        assert found.called_right == [] and found.refused == []
+        assert found.named >= NAMED * found.wrong
+        wrong = [(one.exercise, one.solution) for one in of_topic]
+        wrong += [(one, each.solution) for one in exercises for each in one.misconceptions]
         for exercise, solution in wrong:
             silent -= set(spoken_of(exercise, solution))
     told = "\n".join(map(str, sorted(silent)))

@@ -30,7 +30,6 @@ from coursekit.topics.pipelines import runs as pipeline_runs
 from coursekit.topics.tensor_parallelism import runs as tensor_runs
 from coursekit.topics.zero import runs as zero_runs
 from ranklab.measure.timing import median_ratio
-from ranklab.ranks import ranks
 from shardlab.pipelines.schedules import SCHEDULES, schedule
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -159,9 +158,8 @@ def sending(net, optimizer_cls, keeps=0, **settings):
 
 
 @pytest.fixture(scope="module")
-def two():
-    with ranks(2, device="cpu", announce=False) as world:
-        yield world
+def two(worlds):
+    return worlds(2)
 
 
 def test_what_a_way_weighs(two):
@@ -206,6 +204,7 @@ def test_a_way_is_weighed_on_an_empty_gpu(monkeypatch):
     assert kept.me is kept
 
 
+@pytest.mark.ranks
 def test_no_row_behind_a_way_that_fails_is_lost(monkeypatch):
     """Must catch: one way that fails and takes the rows of later ways with it, or the times of all;
     a failure that does not name the way."""
@@ -233,6 +232,7 @@ def test_all_ways_train_the_same(two):
     assert list(times) == ["a", "b", "a" + AGAIN]
 
 
+@pytest.mark.ranks
 def test_races_are_recorded(tmp_path):
     """`python -m bench data-parallel zero --record` has what the pages' boxes show: for each row of
     a step its interval and one peak; bytes are the formulas'.
@@ -260,10 +260,7 @@ def test_races_are_recorded(tmp_path):
 def test_what_cannot_be_tried(capsys):
     """Must catch: --record of a part that has no rows, and a name that there is not, measured for
     minutes and refused then."""
-    for arguments, said in (
-        (["ranks", "--record", "x"], "--record is for"),
-        (["none"], "unknown:"),
-    ):
+    for command, said in (("ranks --record x", "--record is for"), ("none", "unknown:")):
         with pytest.raises(SystemExit):
-            main(arguments)
+            main(command.split())
         assert said in capsys.readouterr().err

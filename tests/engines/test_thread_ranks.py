@@ -1,22 +1,24 @@
 """Thread ranks: what a check of an exercise runs on. Nothing that a reader writes there can
 hang."""
 
+import sys
 import threading
 import time
 
+import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
+from cases import cases
 
 from coursekit.exercises import thread_ranks as thread_ranks
-from coursekit.exercises.checker import judge
 from coursekit.exercises.thread_ranks import Stuck, answer_of_ranks, on_threads, value_of_ranks
 from coursekit.topics.collectives.exercises import (
-    all_reduce_from_send_and_recv,
-    chunks_that_do_not_divide,
-    one_place_around_the_ring,
     pass_on,
 )
 from shardlab import collectives
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_messages_arrive_in_order_and_are_copies():
@@ -42,28 +44,12 @@ def test_messages_arrive_in_order_and_are_copies():
     ]
 
 
-def test_a_batch_of_messages():
-    """Must catch: a right ring refused because it is a batch; a batch whose messages wait for each
-    other; a function that is no isend or irecv of this rank called."""
-
-    def around(outgoing, room, dist):
-        n, me = dist.get_world_size(), dist.get_rank()
-        arriving = torch.empty_like(room)
-        ring = [
-            dist.P2POp(dist.irecv, arriving, (me - 1) % n),
-            dist.P2POp(dist.isend, outgoing, (me + 1) % n),
-        ]
-        for work in dist.batch_isend_irecv(ring):
-            work.wait()
-        return arriving
-
-    assert judge(one_place_around_the_ring, around)
-    batches = ([1], lambda dist: [dist.P2POp(dist.send, torch.ones(1), 0)])
-    for batch in batches:
+def test_what_is_no_batch():
+    """A right ring made of a batch is among tests/answers. Must catch: a function that is no isend
+    or irecv of this rank called."""
+    for batch in (lambda dist: [1], lambda dist: [dist.P2POp(dist.send, torch.ones(1), 0)]):
         with pytest.raises(ValueError, match="wants a list of P2POp.dist.isend or dist.irecv"):
-            on_threads(
-                2, lambda dist, b=batch: dist.batch_isend_irecv(b(dist) if callable(b) else b)
-            )
+            on_threads(2, lambda dist, batch=batch: dist.batch_isend_irecv(batch(dist)))
 
 
 def test_a_reduction_is_by_number():
@@ -79,61 +65,27 @@ def test_a_reduction_is_by_number():
     assert on_threads(2, work) == [([21, 12], 1), ([12, 21], 1)]
 
 
-@pytest.mark.parametrize(
-    "work, error, sentence",
-    [
-        (
-            lambda dist: dist.recv(torch.empty(1), 1 - dist.get_rank()),
-            Stuck,
-            "rank 0 waits for rank 1; rank 1 waits for rank 0: nobody can go on.",
-        ),
-        (
-            lambda dist: dist.send(torch.ones(1), 1 - dist.get_rank()),
-            Stuck,
-            "rank 0 waits until rank 1 takes its message; rank 1 waits until rank 0 takes its",
-        ),
-        (
-            lambda dist: dist.get_rank() or dist.all_reduce(torch.ones(1)),
-            Stuck,
-            "rank 0 waits in all-reduce 1: nobody can go on.",
-        ),
-        (
-            lambda dist: time.sleep(0.2) if dist.get_rank() else dist.all_reduce(torch.ones(1)),
-            Stuck,
-            "rank 0 waits in all-reduce 1",
-        ),
-        (
-            lambda dist: dist.all_reduce(torch.ones(1 + dist.get_rank())),
-            ValueError,
-            "all-reduce 1: the ranks bring 1, 2 elements.",
-        ),
-        (
-            lambda dist: dist.isend(torch.ones(1), 2),
-            ValueError,
-            "has no peer 2: there are ranks 0 to 1.",
-        ),
-        (
-            lambda dist: (
-                dist.isend(torch.ones(3), 1)
-                if dist.get_rank() == 0
-                else dist.recv(torch.ones(2), 0)
-            ),
-            ValueError,
-            "rank 0 sent 3 elements to rank 1, which made room for 2.",
-        ),
-        (
-            lambda dist: (
-                1 / dist.get_rank() if dist.get_rank() == 0 else dist.recv(torch.empty(1), 0)
-            ),
-            ZeroDivisionError,
-            "division",
-        ),
-    ],
-)
-def test_no_fault_hangs(work, error, sentence):
+FAULTS = """
+dist.recv(torch.empty(1), 1 - me) | Stuck | rank 0 waits for rank 1; rank 1 waits for rank 0: nobody
+    can go on.
+dist.send(torch.ones(1), 1 - me) | Stuck | rank 0 waits until rank 1 takes its message; rank 1 waits
+    until rank 0 takes its
+me or dist.all_reduce(torch.ones(1)) | Stuck | rank 0 waits in all-reduce 1: nobody can go on.
+time.sleep(0.2) if me else dist.all_reduce(torch.ones(1)) | Stuck | rank 0 waits in all-reduce 1
+dist.all_reduce(torch.ones(1 + me)) | ValueError | all-reduce 1: the ranks bring 1, 2 elements.
+dist.isend(torch.ones(1), 2) | ValueError | has no peer 2: there are ranks 0 to 1.
+dist.recv(torch.ones(2), 0) if me else dist.isend(torch.ones(3), 1) | ValueError | rank 0 sent 3
+    elements to rank 1, which made room for 2.
+dist.recv(torch.empty(1), 0) if me else 1 / 0 | ZeroDivisionError | division
+"""
+
+
+@pytest.mark.parametrize("call, error, sentence", cases(FAULTS))
+def test_no_fault_hangs(call, error, sentence):
     """Mutations: no look at who waits when a rank ends; a send that never waits."""
-    with pytest.raises(error, match=sentence):
-        on_threads(2, work)
+    names = dict(torch=torch, time=time, Stuck=Stuck)
+    with pytest.raises(eval(error, names), match=sentence):
+        on_threads(2, lambda dist: eval(call, names, dict(dist=dist, me=dist.get_rank())))
 
 
 def test_what_runs_on_and_on_is_stopped():
@@ -172,20 +124,15 @@ def test_a_rank_that_raises_is_named():
             raise KeyError("mine")
         dist.all_reduce(torch.ones(1))
 
-    for _ in range(5):
-        assert answer_of_ranks(3, lambda dist: work(dist, [1])) == "KeyError on rank 1: 'mine'"
-        assert (
-            answer_of_ranks(3, lambda dist: work(dist, [0, 2])) == "KeyError on ranks 0, 2: 'mine'"
-        )
-        assert answer_of_ranks(3, lambda dist: work(dist, [0, 1, 2])) == "KeyError: 'mine'"
-        assert answer_of_ranks(3, lambda dist: {}[dist.get_rank()]) == "KeyError on rank 0: 0"
-        assert (
-            answer_of_ranks(3, lambda dist: dist.all_reduce(torch.ones(1)) or 1 / 0)
-            == "ZeroDivisionError: division by zero"
-        )
-        assert answer_of_ranks(
-            2, lambda dist: dist.recv(torch.empty(1), 1 - dist.get_rank())
-        ).startswith("Stuck: rank 0 waits")
+    for one, said in 5 * [
+        (lambda dist: work(dist, [1]), "KeyError on rank 1: 'mine'"),
+        (lambda dist: work(dist, [0, 2]), "KeyError on ranks 0, 2: 'mine'"),
+        (lambda dist: work(dist, [0, 1, 2]), "KeyError: 'mine'"),
+        (lambda dist: {}[dist.get_rank()], "KeyError on rank 0: 0"),
+        (lambda dist: dist.all_reduce(torch.ones(1)) or 1 / 0, "ZeroDivisionError: division by"),
+        (lambda dist: dist.recv(torch.empty(1), (dist.get_rank() + 1) % 3), "Stuck: rank 0 waits"),
+    ]:
+        assert answer_of_ranks(3, one).startswith(said)
     assert answer_of_ranks(2, lambda dist: dist.get_rank() / ...) is ...
 
 
@@ -273,73 +220,14 @@ def learners_ring(full, dist, chunks=None):
         into.copy_(pass_on(chunks[(me - step) % n], into, dist))
 
 
-def uneven(full, dist):
-    """Another cut that loses nothing: the last chunk takes the rest."""
-    n = dist.get_world_size()
-    each = full.numel() // n
-    learners_ring(full, dist, [*full[: (n - 1) * each].view(n - 1, each), full[(n - 1) * each :]])
-
-
-def whole(full, dist):
-    """No chunks at all: everybody sends everything to everybody."""
-    n, me = dist.get_world_size(), dist.get_rank()
-    for other in range(n):
-        if other != me:
-            dist.isend(full, other)
-    for other in range(n):
-        if other != me:
-            dist.recv(arriving := torch.empty_like(full), other)
-            full += arriving
-
-
-def test_every_right_solution_is_right():
-    """A check looks at what the ranks hold and send, not at how. Mutation: the reference's cut or
-    order asked for."""
-    for exercise, *solutions in (
-        (all_reduce_from_send_and_recv, learners_ring, uneven),
-        (chunks_that_do_not_divide, learners_ring, uneven, whole),
-    ):
-        for solution in solutions:
-            assert judge(exercise, solution), judge(exercise, solution)
-
-
-def test_a_sum_without_a_ring_gets_a_sentence():
-    """Mutation: what is sent not compared."""
-    assert "whole arrays travel" in judge(all_reduce_from_send_and_recv, whole).sentence
-
-
-def test_a_solution_that_deadlocks_gets_a_sentence():
-    """Mutation: Stuck let through, or a check that waits."""
-
-    def everybody_receives_first(full, dist):
-        dist.recv(torch.empty_like(full), (dist.get_rank() - 1) % dist.get_world_size())
-
-    verdict = judge(all_reduce_from_send_and_recv, everybody_receives_first)
-    assert (
-        "Stuck: rank 0 waits for rank 1; rank 1 waits for rank 0: nobody can go on."
-        in verdict.sentence
-    )
-
-
-@pytest.mark.ranks
-def test_the_same_code_runs_on_real_ranks():
+def test_the_same_code_runs_on_real_ranks(worlds):
     """Mutation: a stand-in for torch.distributed that wants other arguments."""
-    import sys
-
-    import cloudpickle
-
-    from ranklab.ranks import ranks
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
     def work():
-        import torch.distributed as dist
-
         ours = torch.arange(10.0) * (1 + dist.get_rank())
         theirs = ours.clone()
         learners_ring(ours, dist)
         collectives.all_reduce(theirs)
         return torch.equal(ours, theirs)
 
-    with ranks(3, device="cpu", announce=False) as world:
-        assert world.run(work) == [True] * 3
+    assert worlds(3).run(work) == [True] * 3
