@@ -36,6 +36,9 @@ from ranklab.ranks.wire import ParentsEnd, RanksEnd, packed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.ranks
+NIGHTLY = pytest.mark.nightly
+# by day, spawn: test_spawn_does_the_same
+METHODS = pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=NIGHTLY)])
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +133,19 @@ def test_two_threads_take_turns(two):
     assert found == [True] * 40
 
 
-def test_a_message_in_pieces():
-    """Must catch: half a message taken for a whole one; one of earlier work taken for an answer."""
+@pytest.fixture
+def ends():
+    """The parent's end of a connection, and the socket of the other one."""
     ours, theirs = socket.socketpair()
     end = ParentsEnd(ours.detach())
+    yield end, theirs
+    theirs.close()
+    end.close()
+
+
+def test_a_message_in_pieces(ends):
+    """Must catch: half a message taken for a whole one; one of earlier work taken for an answer."""
+    end, theirs = ends
     frame = packed(7, b"y" * 1000)
     theirs.sendall(frame[:500])
     assert end.read() == [] and not end.closed
@@ -150,7 +162,6 @@ def test_a_message_in_pieces():
     assert received == [(9, b"z" * 10**7)]
     theirs.close()
     assert end.read() == [] and end.closed
-    end.close()
 
 
 class Touches:
@@ -164,54 +175,27 @@ class Touches:
 
 
 @pytest.mark.parametrize("make", [lambda ran: packed(7, Touches(ran)), lambda ran: b"\xff" * 16])
-def test_an_answer_runs_no_code(make, tmp_path):
+def test_an_answer_runs_no_code(ends, make, tmp_path):
     """Must catch: bytes that a rank has made up, and that run in the parent or take all its
     memory."""
-    ours, theirs = socket.socketpair()
-    end = ParentsEnd(ours.detach())
+    end, theirs = ends
     theirs.sendall(make(tmp_path / "ran"))
     assert end.read() == [] and end.closed and not list(tmp_path.iterdir())
-    end.close()
-    theirs.close()
 
 
-def test_an_answer_to_earlier_work():
+def test_an_answer_to_earlier_work(ends):
     """Must catch: an answer taken for one to this work because it came first: the number unread."""
-    ours, theirs = socket.socketpair()
-    member = Member(SimpleNamespace(exitcode=None), ParentsEnd(ours.detach()), None, None)
-    watch = Watch([member], 5, None, [])
+    end, theirs = ends
+    watch = Watch([Member(SimpleNamespace(exitcode=None), end, None, None)], 5, None, [])
     theirs.sendall(packed(4, Returned(b"of earlier work")))
     watch.receive(0)
     assert watch.outcome.ends == [None]
     theirs.sendall(packed(5, Returned(b"of this")))
     watch.receive(0)
     assert watch.outcome.ends == [Returned(b"of this")]
-    member.wire.close()
-    theirs.close()
 
 
 # --- what work leaves behind ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "import sys; sys.stdout.close()",
-        "import sys; sys.stdout = None",
-        "import os; os.close(1); os.close(2)",
-        "import os, tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())",
-        "import os; os.environ.clear()",
-        "dist.destroy_process_group()",
-        "if rank == 1:\n    dist.destroy_process_group()",
-    ],
-)
-def test_the_next_cell(two, capsys, cell):
-    """Must catch: what one cell closed is closed in the next: nothing is printed, or the process
-    group is missing."""
-    two.cell("mark = 5")
-    two.cell(cell)
-    two.cell("x = torch.ones(1)\ndist.all_reduce(x)\nprint(x.item(), mark)")
-    assert capsys.readouterr().out == "[rank 0] 2.0 5\n[rank 1] 2.0 5\n"
 
 
 def test_a_line_without_an_end_is_shown(two, capsys):
@@ -220,7 +204,7 @@ def test_a_line_without_an_end_is_shown(two, capsys):
     assert capsys.readouterr().out == "[rank 0] half\n[rank 1] half\n"
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@METHODS
 def test_what_a_rank_starts_ends_with_it(method):
     """Programs, forked processes, programs in a session of their own, programs whose parent has
     ended, in a session of their own or not: when the world is closed, and when the ranks are ended.
@@ -271,7 +255,7 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@METHODS
 def test_a_killed_parent(tmp_path, method):
     """Must catch: a rank that never lets go of the interpreter outlives its parent, or is killed
     without the programs it has started."""
@@ -400,97 +384,6 @@ def test_the_first_call_of_a_channel_may_take_longer():
     assert first_finding(one, [None, None], 2.0, 63.0, start_seconds=60.0).patience_seconds == 62.0
 
 
-# --- what contexts set ----------------------------------------------------------------------------
-
-
-def settings():
-    import warnings
-
-    import torch
-
-    x = torch.ones(2, requires_grad=True)
-    return (
-        (type(x).__name__, (x * x).requires_grad),
-        torch.is_inference_mode_enabled(),
-        [(torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")],
-        torch.autocast_increment_nesting() + torch.autocast_decrement_nesting(),
-        (torch.get_default_dtype(), torch.get_default_device(), x.device, torch.get_num_threads()),
-        (torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()),
-        len(warnings.filters),
-    )
-
-
-LEAVES = {
-    "stopped within __exit__": """
-from ranklab.ranks.stopping import Stopped
-class Left(torch.no_grad):
-    def __exit__(self, *error): raise Stopped
-if rank:
-    with Left(): ...
-""",
-    "grad mode": "torch.set_grad_enabled(False)",
-    "inference mode": "left = torch.inference_mode(); left.__enter__()",
-    "autocast": "torch.autocast('cpu', torch.float16).__enter__()",
-    "default dtype": "torch.set_default_dtype(torch.float16)",
-    "default device": "torch.set_default_device('meta')",
-    "a device's context": "torch.device('meta').__enter__()",
-    "threads": "torch.set_num_threads(3)",
-    "anomalies": "torch.autograd.set_detect_anomaly(True)",
-    "deterministic": "torch.use_deterministic_algorithms(True)",
-    "a mode of functions": """
-class Prints(torch.overrides.TorchFunctionMode):
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        print(function)
-        return function(*args, **(kwargs or {}))
-Prints().__enter__()
-""",
-    "a mode of operators": "from shardlab.common.torch_internals import FakeTensorMode\n"
-    "FakeTensorMode().__enter__()",
-    "torch.func": "left = torch._C._functorch._grad_increment_nesting()",
-    "saved tensors": "torch.autograd.graph.saved_tensors_hooks(print, print).__enter__()",
-    "warnings": "import warnings; warnings.catch_warnings(record=True).__enter__()\n"
-    "warnings.simplefilter('error')",
-}
-
-
-@pytest.mark.parametrize("cell", LEAVES.values(), ids=LEAVES)
-def test_a_fault_leaves_no_settings_behind(two, cell, capsys):
-    """Must catch: no `self.restore()` before a job, or one setting left out of
-    settings_of_contexts: a rank that was stopped while it left no_grad() makes no gradients."""
-    before = two.run(settings)
-    with pytest.raises(RankError):
-        two.cell(cell + "\n1 / 0")
-    assert two.run(settings) == before
-    assert not capsys.readouterr().out  # hooks that print
-
-
-def test_settings_of_a_job_that_ended_well_stay():
-    """They stay after a fault, and in the thread that works on while the first one is stuck in C++.
-
-    Must catch: settings of the rank's beginning set again; threads set anew with each process
-    group; settings taken over from the thread that is stuck, or none of them."""
-
-    def stuck():
-        import torch
-        import torch.distributed as dist
-
-        torch.set_grad_enabled(True)
-        torch.futures.Future().wait() if dist.get_rank() else 1 / 0
-
-    with ranks(2, device="cpu", announce=False) as world:
-        plain = world.run(settings)
-        world.cell(
-            "torch.set_grad_enabled(False); torch.set_default_dtype(torch.float64)\n"
-            "torch.set_default_device('meta'); torch.set_num_threads(2)"
-        )
-        chosen = world.run(settings)
-        assert chosen != plain
-        for fails in (lambda: 1 / 0, stuck):
-            with pytest.raises(RankError, match="All ranks live on"):
-                world.run(fails)
-            assert world.run(settings) == chosen
-
-
 # --- output ---------------------------------------------------------------------------------------
 
 
@@ -577,43 +470,38 @@ def test_surroundings_in_which_ranks_work(tmp_path):
     assert worked, said
 
 
+LISTED = ("queue", "cloudpickle")
+NO_FOLDER = """
+import os, tempfile
+os.chdir(tempfile.mkdtemp())
+os.rmdir("../" + os.path.basename(os.getcwd()))
+"""
+
+
 @pytest.mark.parametrize(
-    "options, file, sentence",
+    "before, sentence",
     [
-        (dict(), "torch.py", HIDES.format("torch")),
-        (dict(), "queue.py", HIDES.format("queue")),
-        (dict(), "cloudpickle.py", HIDES.format("cloudpickle")),
-        (dict(prefix="ulimit -n 20;"), "", "More open files must be allowed"),
-        (dict(prefix="ulimit -v 500000;"), "", "Memory is the probable reason"),
+        ("torch.py", HIDES.format("torch")),
+        # by day, torch: these are in the same list
+        *(pytest.param(f"{name}.py", HIDES.format(name), marks=NIGHTLY) for name in LISTED),
+        ("ulimit -n 20;", "More open files must be allowed"),
+        ("ulimit -v 500000;", "Memory is the probable reason"),
         (
-            dict(before="import tempfile\ntempfile.tempdir = '/not/there'\n"),
-            "",
+            "import tempfile\ntempfile.tempdir = '/not/there'\n",
             "There must be a folder for temporary files: set TMPDIR to one.",
         ),
-        (
-            dict(
-                before="import os, tempfile\nos.chdir(tempfile.mkdtemp())\nos.rmdir('../' + "
-                "os.path.basename(os.getcwd()))\n"
-            ),
-            "",
-            "The current folder was deleted: change to one that is there.",
-        ),
-    ],
-    ids=[
-        "torch.py",
-        "queue.py",
-        "cloudpickle.py",
-        "too few files",
-        "memory",
-        "no TMPDIR",
-        "no folder",
+        (NO_FOLDER, "The current folder was deleted: change to one that is there."),
     ],
 )
-def test_surroundings_in_which_they_cannot(tmp_path, options, file, sentence):
-    """Must catch: an exit code, "unexpected EOF" or a file that was not found, and nothing else."""
-    if file:
-        (tmp_path / file).write_text("x = 1\n")
-    worked, said = run_script(tmp_path, **options)
+def test_surroundings_in_which_they_cannot(tmp_path, before, sentence):
+    """A file beside the script, a limit of the shell, or the script's first lines. Must catch: an
+    exit code, "unexpected EOF" or a file that was not found, and nothing else."""
+    if before.endswith(".py"):
+        (tmp_path / before).write_text("x = 1\n")
+        worked, said = run_script(tmp_path)
+    else:
+        kind = "prefix" if before.startswith("ulimit") else "before"
+        worked, said = run_script(tmp_path, **{kind: before})
     # the last line may be of a process of multiprocessing, which finds no folder either
     assert not worked and any(sentence in line for line in said), said
 
@@ -715,15 +603,15 @@ def test_nccl_is_told_an_interface(two, monkeypatch):
         assert world.run(interface) == ["eth7"]
 
 
-@pytest.mark.parametrize(
-    "limit, error", [("1", TypeError), (1e-9, ValueError), (-1, ValueError), (True, TypeError)]
-)
-def test_limits(two, limit, error):
+def test_limits(two):
     """Must catch: a limit that cannot be kept, so that "rank none had not ended"."""
-    with pytest.raises(error, match="limit_seconds = "):
-        two.run(rank_of_two, limit_seconds=limit)
-    with pytest.raises(error, match="limit_seconds = "):
-        two.cell("1", limit)
+    for limit, error in (("1", TypeError), (1e-9, ValueError), (-1, ValueError), (True, TypeError)):
+        for run in (
+            partial(two.run, rank_of_two, limit_seconds=limit),
+            partial(two.cell, "1", limit),
+        ):
+            with pytest.raises(error, match="limit_seconds = "):
+                run()
 
 
 @pytest.mark.parametrize("make, argument", [(int, "not a number"), (sys.exit, 3)])
