@@ -1,5 +1,7 @@
-"""Numbers as the book prints them, and as a reader types them. The browser test holds the page's
-twin against these."""
+"""Numbers as the book prints them and as a reader types them, and the labs' small table. The
+browser test holds the page's twin against these."""
+
+from typing import NamedTuple
 
 import pytest
 
@@ -12,6 +14,7 @@ from coursekit.show.format import (
     format_to_type,
     parse_number,
 )
+from coursekit.show.tables import Table, table_by_rank
 
 
 @pytest.mark.parametrize(
@@ -246,3 +249,53 @@ def test_a_difference_of_equal_times_is_nothing():
     for seconds, text in ((0, "0 s"), (4.34e-19, "0 s"), (-4.34e-19, "0 s")):
         assert format_as(seconds, "short duration") == text
     assert format_as(1.5e-15, "short duration") != "0 s"
+
+
+BYTES = Table(
+    ["part", "predicted", "so"],
+    [["parameters", 2448896, "equal"], ["step | counters", 160, "4 | 4"], ["none", "–", ""]],
+)
+
+
+def test_cells():
+    """Mutations: the alignment taken from the first row, or the first column set to the right
+    because a name starts with a digit; a bar in a cell that starts a new one, which Markdown drops;
+    numbers printed to three digits, so that a table of exact bytes could hide a difference."""
+    lines = BYTES._repr_markdown_().splitlines()
+    assert lines[1] == "| :-- | --: | :-- |"
+    mixed = Table(["layers", "time"], [["3", "1 day"], ["12", "never"]])
+    assert mixed._repr_markdown_().splitlines()[1] == "| :-- | :-- |"
+    assert "| step \\| counters | 160 | 4 \\| 4 |" in lines
+    assert "| parameters | 2,448,896 | equal |" in lines
+
+
+def test_text_is_aligned():
+    """Mutation: padding on the wrong side, or the rule as wide as the head only."""
+    assert repr(
+        Table(["part", "bytes"], [["parameters", 2448896], ["steps", 160]])
+    ).splitlines() == [
+        "part            bytes",
+        "----------  ---------",
+        "parameters  2,448,896",
+        "steps             160",
+    ]
+
+
+def test_a_row_of_another_length_is_refused():
+    """Mutation: rows zipped with heads, which would drop the last cell in silence."""
+    with pytest.raises(ValueError, match=r"\['a', '1', '2'\] has 3 cells, but there are 2 heads"):
+        Table(["name", "value"], [["a", 1, 2]])
+
+
+def test_a_row_for_each_rank():
+    """Mutation: rounding printed with its digits, which differ between machines; rows counted from
+    1."""
+
+    class Found(NamedTuple):
+        bytes_sent: int
+        difference: float
+
+    found = [Found(6144, 3.4567e-16), Found(6140, 0.74567)]
+    for table in (table_by_rank(found), table_by_rank([own._asdict() for own in found])):
+        assert table.heads == ["", "bytes sent", "difference"]
+        assert table.rows == [["rank 0", "6,144", "< 1e-12"], ["rank 1", "6,140", "0.75"]]
