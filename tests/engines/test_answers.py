@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 
-from bench.answers import FOLDER, NAMED, RIGHT, WRONG, answers, shares, tried_once
+from bench.answers import FOLDER, RIGHT, WRONG, answers, shares, tried_once
 from coursekit import topics
 from coursekit.exercises import checker
 from coursekit.exercises.checker import Exercise, same
@@ -24,6 +24,8 @@ UNREACHED = dict(  # lines for which nobody has written an answer yet: none come
     where_the_memory_goes=11,
     which_layout=1,
 )
+# wrong answers that hear another sentence than their own: none comes on top
+UNNAMED = dict(activation_checkpointing=9, mixed_precision=3, pipelines=2, tensor_parallelism=1)
 EXERCISES = {one.__name__.split(".")[2]: one for one in topics.modules("exercises")}
 
 
@@ -57,7 +59,7 @@ def test_checks_name_the_misconception(topic):
     with tried_once(), torch.enable_grad():  # an answer may have turned gradients off
         found = shares(of_topic)
         assert found.called_right == [] and found.refused == []
-        assert found.named >= NAMED * found.wrong
+        assert found.wrong - found.named <= UNNAMED.get(topic, 0)
         wrong = [(one.exercise, one.solution) for one in of_topic]
         wrong += [(one, each.solution) for one in exercises for each in one.misconceptions]
         for exercise, solution in wrong:
