@@ -53,11 +53,13 @@ def activations_on_the_host() -> Step:
 def recomputed_with_dropout(name: str) -> Step:
     """A second run that draws the first one's numbers gives the same gradients, bit by bit. On a
     GPU the numbers are those of the device's own generator."""
-    by = dict(
-        hooks=recompute.checkpoint,
-        function=recompute.checkpoint_by_function,
-        selective=checkpoint_selective,
-    )[name]
+    by = {
+        "hooks": recompute.checkpoint,
+        "function": recompute.checkpoint_by_function,
+        "selective": checkpoint_selective,
+        "core, hooks": recompute.core.checkpoint,
+        "core, function": recompute.core.checkpoint_by_function,
+    }[name]
     gradients = []
     for way in (None, by):
         net, tokens = model(dropout=0.3), batch()

@@ -1,8 +1,9 @@
-"""Techniques that share a training among ranks, each beside the plain model."""
+"""Techniques that share a training among ranks, hardened and core, each beside the plain model."""
 
 import shutil
 import tempfile
 from contextlib import nullcontext
+from copy import deepcopy
 from functools import partial
 
 import torch
@@ -14,8 +15,9 @@ from shardlab import collective_plans, collectives, collectives_fast, data_paral
 from shardlab.gpt import next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
+from shardlab.mixed_precision import core as mixed_precision
 from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
-from shardlab.pipelines import core
+from shardlab.pipelines import core as pipelines
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import schedule
@@ -23,18 +25,22 @@ from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.partitioned import checkpoint_partitioned
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
+    core_sequence,
     gpt_plan,
     overlapped,
     sequence_parallel,
     sum_gradients,
     vocabulary_parallel_loss,
 )
+from shardlab.tensor_parallel import core as tensor_core
 from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
+from shardlab.zero import core, core_stage3
 from shardlab.zero.hardened.flat import FastRing, Native
 from shardlab.zero.hardened.full_parameters import unsharded
 
 BUCKET_BYTES = 4096  # several buckets, the last of which is not full
 CLIP = 0.05  # below every norm
+MOMENTUM = dict(lr=0.1, momentum=0.9)
 
 
 # --- data parallelism and ZeRO --------------------------------------------------------------------
@@ -42,9 +48,10 @@ CLIP = 0.05  # below every norm
 
 def data_parallel_as(kind: str) -> Step:
     net, tokens = model(seed=dist.get_rank()), part()
-    buckets = kind in ("Bucketed", "DistributedDataParallel")
+    buckets = kind in ("core", "Bucketed", "DistributedDataParallel")
     options = dict(bucket_bytes=BUCKET_BYTES) if buckets else {}
-    replica = getattr(data_parallel, kind)(net, **options)
+    by_core = data_parallel.core.DistributedDataParallel
+    replica = (by_core if kind == "core" else getattr(data_parallel, kind))(net, **options)
     step = train(lambda: next_token_loss(replica(tokens), tokens).backward(), sgd(net.parameters()))
     if kind != "ParameterServer" or dist.get_rank() == 0:  # the server's, until the next forward
         assert_close(dict(net.named_parameters()), trained())
@@ -67,9 +74,10 @@ def zero_as(stage: int, variant: str = "plain", scaled_by: str = "") -> Step:
     if stage < 3:
         options["bucket_bytes"] = BUCKET_BYTES
     net, tokens = model(seed=dist.get_rank(), dtype=dtype), part()
-    called, optimizer = zero.shard(
-        net, torch.optim.SGD, stage=stage, lr=0.1, momentum=0.9, **options
-    )
+    if variant == "core":
+        called, optimizer = net, sharded_by_the_core(net, stage)
+    else:
+        called, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, **MOMENTUM, **options)
     clip = CLIP if "clip" in variant else 0.0
     scaler = {
         "": None,
@@ -91,12 +99,23 @@ def zero_as(stage: int, variant: str = "plain", scaled_by: str = "") -> Step:
         stop_a_backward(net.blocks[0], backward)
         optimizer.zero_grad()
     step = train(backward, optimizer, before_step, scaler)
+    if variant == "core" and stage == 3:
+        assert_close(core_stage3.whole_parameters(net), trained())
+        return step
     with unsharded(net) if stage == 3 else nullcontext():
         assert_close(dict(net.named_parameters()), trained(clip, dtype=dtype), within)
         if variant == "bf16":
             pairs = zip(net.parameters(), trained(clip, dtype=dtype).parameters())
             assert max((mine.cpu() - plain).abs().max().item() for mine, plain in pairs) > 1e-6
     return step
+
+
+def sharded_by_the_core(net, stage: int):
+    if stage == 3:
+        core_stage3.fully_shard(net, [net.embedding, *net.blocks, net.head])
+        return sgd(net.parameters())
+    kind = {1: core.ShardedStates, 2: core.ShardedGradients}[stage]
+    return kind(net.parameters(), torch.optim.SGD, bucket_bytes=BUCKET_BYTES, **MOMENTUM)
 
 
 def mean_in_16_bits() -> Step:
@@ -130,8 +149,7 @@ def saved_and_resumed(stage: int) -> Step:
 
     def training(seed):
         net = model(seed)
-        options = dict(stage=stage, lr=0.1, momentum=0.9)
-        return net, *zero.shard(net, torch.optim.SGD, **options)
+        return net, *zero.shard(net, torch.optim.SGD, stage=stage, **MOMENTUM)
 
     def step_of(called, optimizer):
         next_token_loss(called(tokens), tokens).backward()
@@ -198,15 +216,38 @@ def mesh_of_data_and_tensor_parallelism() -> Step:
     return step
 
 
+def core_tensor_parallel(tied: int, by_tokens: bool) -> Step:
+    cut = core_sequence.split_gpt_by_tokens if by_tokens else tensor_core.split_gpt
+    net, tokens = cut(model(tied_head=tied)), batch()
+
+    def backward():
+        tensor_core.vocabulary_parallel_loss(net(tokens), tokens, net.config.vocabulary).backward()
+        if by_tokens:
+            core_sequence.sum_gradients(net)
+
+    step = train(backward, sgd(net.parameters()))
+    assert_close(dict(net.named_parameters()), cut(deepcopy(trained(tied_head=tied))))
+    return step
+
+
 # --- pipelines ------------------------------------------------------------------------------------
 
 
-def pipelined(name: str, tied: int = 0, microbatches: int = 4) -> Step:
+def pipelined(name: str, tied: int = 0, by_core: bool = False) -> Step:
     n = dist.get_world_size()
     sizes = dict(layers=2 * n, tied_head=tied)
     net, tokens = model(**sizes), batch(sequences=4)
     layers = [net.embedding, *net.blocks, net.head]
-    lists = schedule(name, n, microbatches)
+    lists = schedule(name, n, 4)
+    if by_core:  # two halves of a step
+        halved = lambda y, targets: next_token_loss(y, targets) / 2
+        pipeline = pipelines.Pipeline(layers, lists, tokens, halved)
+        halves = lambda: [pipeline.step(tokens, tokens) for _ in range(2)]
+        step = train(halves, sgd(pipeline.parameters()))
+        own = {id(p) for p in pipeline.parameters()}
+        found = {name: p for name, p in net.named_parameters() if id(p) in own}
+        assert_close(found, trained(sequences=4, **sizes))
+        return step
     stages = 1 + max(action.stage for own in lists for action in own)
     counts = [2 * n // stages] * stages
     counts[0] += 1  # the embedding
@@ -230,7 +271,7 @@ def pipelines_again(make: str):
     layers, lists = [net.embedding, *net.blocks, net.head], schedule("1F1B", n, 4)
     for _ in range(10):
         if make == "core":
-            core.Pipeline(layers, lists, tokens, next_token_loss).step(tokens, tokens)
+            pipelines.Pipeline(layers, lists, tokens, next_token_loss).step(tokens, tokens)
         else:
             plan = plan_pipeline(layers, lists, tokens)
             Pipeline(layers, plan, next_token_loss).step(tokens, tokens)
@@ -281,4 +322,18 @@ def hierarchical() -> Step:
     with watched() as step:
         collectives_fast.hierarchical_all_reduce(numbers, mesh.tp.group, mesh.dp.group)
     assert torch.equal(numbers.cpu(), dist.get_world_size() * torch.arange(11.0))
+    return step
+
+
+# --- mixed precision ------------------------------------------------------------------------------
+
+
+def core_masters_and_a_scale() -> Step:
+    net, tokens = model(dtype=torch.float32).half(), part()  # draws of fp16 are other numbers
+    optimizer = mixed_precision.MasterWeights(net.parameters(), torch.optim.SGD, **MOMENTUM)
+    scaler = mixed_precision.LossScaler(init_scale=8.0)
+    replica = data_parallel.core.DistributedDataParallel(net, BUCKET_BYTES)
+    backward = lambda: scaler.scale(next_token_loss(replica(tokens), tokens)).backward()
+    step = train(backward, optimizer, scaler=scaler)
+    assert_close(dict(net.named_parameters()), trained(dtype=torch.float32), within=4e-3)
     return step

@@ -1,13 +1,12 @@
 """Techniques on pretended GPUs, and these GPUs themselves. All in one file, so that the ranks are
 started once.
 
-Techniques that share a training among ranks run on 1, 2 and 4 GPUs: the plain model's values, one
-order of calls on all ranks, and a budget for the host's waits in a step. The cores and PyTorch's
-own are here as well; those are known to be right on real GPUs, so where one fails, the pretence is
-wrong. What a GPU and NCCL refuse is refused, and what makes a host wait is counted: otherwise all
-these tests would pass whatever a technique does."""
+Techniques that share a training among ranks run on 1, 2 and 4 GPUs (by day on one of these
+numbers): the plain model's values, one order of calls on all ranks, and a budget for the host's
+waits in a step. The cores and PyTorch's own are here as well; those are known to be right on real
+GPUs, so where one fails, the pretence is wrong. What a GPU and NCCL refuse is refused, and what
+makes a host wait is counted: otherwise all these tests would pass whatever a technique does."""
 
-import cases_cores as cores
 import cases_device as device
 import cases_offload as offload
 import cases_one_gpu as one_gpu
@@ -16,6 +15,7 @@ import cases_ranks as cases
 import pytest
 import torch
 from asking import no_gpus
+from night import at_night
 from pretended import are_real, build
 
 from coursekit.topics.activation_checkpointing.runs import ON_CPU, WAYS
@@ -23,9 +23,15 @@ from shardlab.mixed_precision.policies import POLICIES
 
 pytestmark = pytest.mark.ranks
 
-COUNTS = (1, 2, 4)
-LADDER = ("ParameterServer", "PerTensor", "Bucketed", "DistributedDataParallel")
-VARIANTS = ("plain", "ring", "fp32 sums", "clip", "ahead")
+
+def by_day(*counts):
+    """1, 2 and 4 GPUs; each case runs by day on these alone."""
+    return [case for n in (1, 2, 4) for case in ([n] if n in counts else at_night(n))]
+
+
+COUNTS = by_day(2)
+LADDER = ("core", "ParameterServer", "PerTensor", "Bucketed", "DistributedDataParallel")
+VARIANTS = ("core", "plain", "ring", "fp32 sums", "clip", "ahead")
 pretended_only = pytest.mark.skipif(are_real(), reason="nothing is pretended")
 SCALER = 3  # a loss scaler asks once whether all gradients are finite
 # when all copies are under way: before the update, in stage 3 at the end of backward
@@ -36,7 +42,8 @@ OFFLOAD = 1
 @pytest.mark.parametrize("gpus", COUNTS)
 def test_data_parallelism(on_gpus, gpus, kind):
     """Must catch: a bucket that is read before its all-reduce has ended (drop a wait()), calls in
-    the order in which gradients come on each rank, an .item() in a step."""
+    the order in which gradients come on each rank, an .item() in a step; in the core, flags that
+    are read on the host where every parameter was used."""
     on_gpus(gpus, cases.data_parallel_as, kind).is_right()
 
 
@@ -45,7 +52,8 @@ def test_data_parallelism(on_gpus, gpus, kind):
 @pytest.mark.parametrize("gpus", COUNTS)
 def test_zero(on_gpus, gpus, stage, variant):
     """Must catch: a shard that is gathered from memory that nobody wrote (drop the update), sums
-    without the division by the ranks, a norm that is read on the host."""
+    without the division by the ranks, a norm that is read on the host; in the core, a shard that is
+    a copy, a full tensor that is not gathered again before backward."""
     on_gpus(gpus, cases.zero_as, stage, variant).is_right()
 
 
@@ -110,7 +118,17 @@ def test_tensor_parallelism(on_gpus, gpus, variant):
     on_gpus(gpus, cases.tensor_parallel_as, variant).is_right()
 
 
-@pytest.mark.parametrize("gpus", [2, 4])
+@pytest.mark.parametrize("by_tokens", [False, True])
+@pytest.mark.parametrize("tied", [0, 1])
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_core_tensor_parallelism(on_gpus, gpus, tied, by_tokens):
+    """Must catch: a bias that every rank adds, a question on the host whether a token is known;
+    gradients of norms that are not added up, all tokens kept under the address of another
+    tensor."""
+    on_gpus(gpus, cases.core_tensor_parallel, tied, by_tokens).is_right()
+
+
+@pytest.mark.parametrize("gpus", by_day(4)[1:])
 def test_data_and_tensor_parallelism(on_gpus, gpus):
     """Must catch: groups of a mesh that ranks make in different orders."""
     on_gpus(gpus, cases.mesh_of_data_and_tensor_parallelism).is_right()
@@ -124,26 +142,34 @@ def test_collectives(on_gpus, gpus, module):
     on_gpus(gpus, cases.collectives_of, module).is_right()
 
 
-@pytest.mark.parametrize("gpus", [2, 4])
+@pytest.mark.parametrize("gpus", by_day(4)[1:])
 def test_a_hierarchical_all_reduce(on_gpus, gpus):
     """Must catch: a leader that sends in the group of its node before the node's sum is there."""
     on_gpus(gpus, cases.hierarchical).is_right()
 
 
+OF_THE_CORE = ("GPipe", "1F1B", "eager 1F1B", "interleaved 1F1B")
+
+
 @pytest.mark.parametrize(
-    "name", ["GPipe", "1F1B", "eager 1F1B", "interleaved 1F1B", "zero-bubble H1", "zero-bubble H2"]
+    "name, by_core",
+    [
+        *((name, False) for name in (*OF_THE_CORE, "zero-bubble H1", "zero-bubble H2")),
+        *((name, True) for name in OF_THE_CORE),
+    ],
 )
 @pytest.mark.parametrize("tied", [0, 1])
-@pytest.mark.parametrize("gpus", COUNTS)
-def test_pipelines(on_gpus, gpus, name, tied):
+@pytest.mark.parametrize("gpus", by_day(4))
+def test_pipelines(on_gpus, gpus, tied, name, by_core):
     """NCCL makes the communicator of a pair at its first message, and the host waits there for the
     peer.
 
     Must catch: no first message of each pair when a pipeline is made (drop Wire.connect()). A
     tied weight then hangs in a batch among some ranks, the group's first use; with messages posted
     ahead (`self.ahead = True`) an untied model hangs too, in a receive before the send that its
-    gradient needs."""
-    on_gpus(gpus, cases.pipelined, name, tied).is_right()
+    gradient needs. In the core, one group for both directions, tied gradients that count an earlier
+    sum twice."""
+    on_gpus(gpus, cases.pipelined, name, tied, by_core).is_right()
 
 
 @pretended_only
@@ -158,57 +184,10 @@ def test_activations_are_let_go(on_gpus):
     on_gpus(1, offload.activations_are_let_go).is_right()
 
 
-# --- the cores ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("gpus", COUNTS)
-def test_core_data_parallelism(on_gpus, gpus):
-    """Must catch: a bucket that is read before its all-reduce has ended (drop the wait), flags that
-    are read on the host where every parameter was used."""
-    on_gpus(gpus, cores.averaged_gradients).is_right()
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("gpus", COUNTS)
-def test_core_zero(on_gpus, gpus, stage):
-    """Must catch: a sum that is not divided, a shard that is a copy, a full tensor that is not
-    gathered again before backward."""
-    on_gpus(gpus, cores.sharded, stage).is_right()
-
-
-@pytest.mark.parametrize("tied", [0, 1])
-@pytest.mark.parametrize("gpus", COUNTS)
-def test_core_tensor_parallelism(on_gpus, gpus, tied):
-    """Must catch: a bias that every rank adds, a question on the host whether a token is known."""
-    on_gpus(gpus, cores.split, tied).is_right()
-
-
-@pytest.mark.parametrize("tied", [0, 1])
-@pytest.mark.parametrize("gpus", COUNTS)
-def test_core_sequence_parallelism(on_gpus, gpus, tied):
-    """Must catch: gradients of norms that are not added up, all tokens kept under the address of
-    another tensor."""
-    on_gpus(gpus, cores.split_by_tokens, tied).is_right()
-
-
-@pytest.mark.parametrize("name", ["GPipe", "1F1B", "eager 1F1B", "interleaved 1F1B"])
-@pytest.mark.parametrize("tied", [0, 1])
-@pytest.mark.parametrize("gpus", COUNTS)
-def test_core_pipelines(on_gpus, gpus, name, tied):
-    """Must catch: one group for both directions, tied gradients that count an earlier sum twice."""
-    on_gpus(gpus, cores.pipelined, name, tied).is_right()
-
-
 @pytest.mark.parametrize("gpus", COUNTS)
 def test_core_mixed_precision(on_gpus, gpus):
     """Must catch: a question on the host for each gradient, a flag on the CPU."""
-    on_gpus(gpus, cores.masters_and_a_scale).is_right(1)  # whether all gradients are finite
-
-
-@pytest.mark.parametrize("name", ["checkpoint", "checkpoint_by_function"])
-def test_core_recomputation(on_gpus, name):
-    """Must catch: a second run that restores the CPU's random state alone."""
-    on_gpus(1, cores.recomputed_with_dropout, name).is_right()
+    on_gpus(gpus, cases.core_masters_and_a_scale).is_right(1)  # whether all gradients are finite
 
 
 # --- PyTorch's own --------------------------------------------------------------------------------
@@ -220,7 +199,7 @@ OFFLOADED = 28  # FSDP2 waits for each gradient that goes to the host
 @pytest.mark.parametrize(
     "options", [{}, dict(gradient_as_bucket_view=True, static_graph=True)], ids=["plain", "tuned"]
 )
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", by_day(2)[:2])
 def test_pytorchs_data_parallelism(on_gpus, gpus, options):
     """Must catch: a future that C++ finds complete while the sum is on its way."""
     on_gpus(gpus, peers.torch_data_parallel, **options).is_right(0 if options else REBUILT)
@@ -240,7 +219,7 @@ def whole_parameters_need_nccl(gpus: int):
 
 
 @pytest.mark.parametrize("options", [{}, dict(reshard=True), dict(offload=True)], ids=str)
-@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("gpus", by_day(4)[::2])
 def test_pytorchs_zero_3(on_gpus, gpus, options):
     """Must catch: streams and events without the methods that FSDP2 calls, memory that resize_ does
     not give back."""
@@ -249,7 +228,7 @@ def test_pytorchs_zero_3(on_gpus, gpus, options):
 
 
 @pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", by_day(2)[:2])
 def test_pytorchs_tensor_parallelism(on_gpus, gpus, sequence):
     """Must catch: coalesced collectives, which functional collectives are, without a kernel."""
     whole_parameters_need_nccl(gpus)
@@ -265,7 +244,7 @@ def test_pytorchs_tensor_parallelism(on_gpus, gpus, sequence):
         ("zero-bubble H1", "ScheduleInterleavedZeroBubble"),
     ],
 )
-@pytest.mark.parametrize("gpus", [2, 4])
+@pytest.mark.parametrize("gpus", by_day(4)[1:])
 def test_pytorchs_pipelines(on_gpus, gpus, name, kind):
     """Must catch: a batch of messages that waits for some of them before all are under way."""
     on_gpus(gpus, peers.torch_pipeline, name, kind).is_right()
@@ -299,7 +278,9 @@ def test_activations_on_the_host(on_gpus):
     on_gpus(1, one_gpu.activations_on_the_host).is_right()
 
 
-@pytest.mark.parametrize("name", ["hooks", "function", "selective"])
+@pytest.mark.parametrize(
+    "name", ["hooks", "function", "selective", "core, hooks", "core, function"]
+)
 def test_dropout_in_a_recomputation(on_gpus, name):
     """Must catch: a second run that restores the CPU's random state alone."""
     on_gpus(1, one_gpu.recomputed_with_dropout, name).is_right()

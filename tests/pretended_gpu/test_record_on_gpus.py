@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from asking import environment_or_skip
+from night import at_night
 
 from coursekit.recordings.recordings import read_all
 
@@ -21,7 +22,9 @@ ON_A_CPU_ONLY = {"mixed_precision.refused"}
 LAYOUTS = {1: {(1, "nccl"), (2, "gloo")}, 2: {(2, "nccl")}}
 
 
-@pytest.mark.parametrize("gpus, groups", [(1, ()), (2, OF_RANKS)])
+@pytest.mark.parametrize(
+    "gpus, groups", [(2, ("data_parallel", "rank_starts")), *at_night((1, ()), (2, OF_RANKS))]
+)
 def test_make_gpu(gpus, groups, tmp_path):
     """Must catch: a tensor left on the CPU, a message into a leaf that requires grad, a model with
     too few heads or blocks for the ranks, an optimizer that refuses DTensors among others, a peer
@@ -33,7 +36,7 @@ def test_make_gpu(gpus, groups, tmp_path):
     assert [row.case for row in recording.find("record.failed")] == []
     off = [row for row in recording.rows if row.formula and row.value != row.predicted]
     assert [row for row in off if row.name not in OF_ATTENTION] == []
-    for group in OF_RANKS[:4]:
+    for group in set(OF_RANKS[:4]) & set(groups or OF_RANKS):
         steps = recording.find(f"{group}.step")
         assert {(step.case["ranks"], step.case["backend"]) for step in steps} == LAYOUTS[gpus]
     if not groups:
