@@ -5,14 +5,11 @@ from functools import partial
 
 import cloudpickle
 import pytest
-import tables
 import torch
 import torch.distributed as dist
-from tables import check, in_16_bits, infinite_on_one_rank, takes
+from night import at_night
 from torch import nn
-from torch.optim import SGD
 
-from ranklab.ranks import ranks
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
@@ -30,16 +27,15 @@ from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import fully_shard
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(tables)
 pytestmark = pytest.mark.usefixtures("one_thread")  # as a rank: 16-bit sums depend on threads
 CONFIG = dict(layers=4, hidden=8, heads=4, vocabulary=11, max_sequence=6)
 M = 4  # microbatches
+BOTH = [torch.float16, *at_night(torch.bfloat16)]
 
 
-@pytest.fixture(scope="module")
-def eight():
-    with ranks(8, device="cpu", announce=False) as world:
-        yield world
+@pytest.fixture
+def eight(worlds):
+    return worlds(8)
 
 
 # --- one overflow, all ranks ----------------------------------------------------------------------
@@ -227,7 +223,7 @@ def pairs_of_ranks(how, dtype):
     return torch.cat([w.flatten() for w in weights]).float(), held
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("how", ["replicas", "stage 1", "stage 2", "stage 3"])
 def test_parity_of_techniques(eight, how, dtype):
     """The 16-bit weights after three steps of AdamW are those of one process, bit for bit: two
@@ -317,7 +313,7 @@ def norm_on_parts(dtype, theirs):
 
 
 @pytest.mark.parametrize("theirs", [False, True], ids=["ours", "GradScaler"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", BOTH)
 def test_gradients_of_parts(eight, dtype, theirs):
     """The norm of all gradients, parts and whole ones, is that of one process in fp32. Each
     gradient is behind some 90 roundings of 4 layers, forward and backward, each off by half of eps
@@ -330,25 +326,6 @@ def test_gradients_of_parts(eight, dtype, theirs):
     wanted = torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item()
     tolerance = 3 * torch.finfo(dtype).eps / 2 * 90**0.5
     assert eight.run(norm_on_parts, dtype, theirs) == [pytest.approx(wanted, rel=tolerance)] * 8
-
-
-ROWS = takes(
-    ("stage 1", "stage 2"),
-    *(
-        (partial(infinite_on_one_rank, rule=MasterWeights, dtype=torch.float16, of=SGD), way)
-        for way in (True, False)
-    ),
-)
-ROWS += takes(("replicas", "stage 1", "stage 2"), in_16_bits)
-ROWS += takes(("stage 3",), partial(in_16_bits, compute_dtype=torch.float16))
-
-
-@pytest.mark.parametrize("door, row, args, expected", ROWS)
-def test_a_row(eight, door, row, args, expected):
-    """A mean of eight gradients in fp16, whose sum is infinite; PyTorch's scaler beside masters.
-
-    Must catch: what the row says; GradScaler that meets fp16 shards."""
-    check(eight, door, row, args, expected)
 
 
 # --- what other techniques have cut ---------------------------------------------------------------

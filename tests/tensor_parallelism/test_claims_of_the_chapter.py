@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from coursekit.formulas import evaluate, quantities
 from coursekit.topics.tensor_parallelism import runs
 from ranklab.measure.fake_ranks import fake_ranks
-from ranklab.ranks import ranks
 from shardlab.gpt import GPT, GPTConfig
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
@@ -195,16 +194,13 @@ def biased_term(layer, x):
     return layer.join(F.linear(x, layer.weight, layer.bias), group=layer.group)
 
 
-def test_signs_of_faults():
+def test_signs_of_faults(worlds):
     """Three faults show what the chapter says, and nothing raises.
 
     Must catch: a fault that shows at once, or replicas that stay equal although the page says that
     they drift."""
-    with ranks(2, device="cpu", announce=False) as world:
-        found = {
-            fault: world.run(trained, fault)[1]
-            for fault in ("none", "bias before the sum", "not summed", "seeds apart")
-        }
+    faults = ("none", "bias before the sum", "not summed", "seeds apart")
+    found = {fault: worlds(2).run(trained, fault)[1] for fault in faults}
     right, drift = found["none"]
     assert drift == 0
     wrong, _ = found["bias before the sum"]

@@ -8,8 +8,6 @@ import pytest
 import random_models
 from random_models import case_of, outcomes
 
-from ranklab.ranks import ranks
-
 cloudpickle.register_pickle_by_value(random_models)
 # Chosen so that together they have each technique with each piece, inside a unit of stage 3 and in
 # its root, with each output, optimizer, scaler and collective, and on each number of ranks.
@@ -72,7 +70,7 @@ def may_be_refused(case):
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_parity_or_a_typed_refusal(count):
+def test_parity_or_a_typed_refusal(worlds, count):
     """Tied, shared, frozen and unused parameters, branches, modules and outputs of many kinds,
     accumulation, clipping, two precisions, checkpointing: each comes out as the plain model does.
     Stage 3 refuses a weight that is used outside of its unit, or in a method besides forward, in
@@ -82,9 +80,8 @@ def test_parity_or_a_typed_refusal(count):
     of what is right."""
     cases = [case for case in CASES if case.ranks == count]
     found = {}
-    with ranks(count, device="cpu", announce=False) as world:
-        for first in range(0, len(cases), TOGETHER):
-            found |= outcomes(world, cases[first : first + TOGETHER])
+    for first in range(0, len(cases), TOGETHER):
+        found |= outcomes(worlds(count), cases[first : first + TOGETHER])
     wrong = {
         case: said
         for case in cases
