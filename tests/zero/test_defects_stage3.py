@@ -16,6 +16,7 @@ import tables
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from night import at_night
 from tables import Beside, check, drawn, far, linears, loss_of, right, two_steps  # noqa: F401
 from told import told
 from torch import nn
@@ -499,7 +500,10 @@ tables.DOORS["one unit"] = tables.Stage3(partial(zero.shard, stage=3, units=()))
 
 @pytest.mark.parametrize(
     "door, row, args, expected",
-    told("test_defects_stage3::test_a_row", globals()),
+    [
+        *told("test_defects_stage3::test_a_row", globals()),
+        *at_night(*told("test_defects_stage3::test_a_row at night", globals())),
+    ],
 )
 def test_a_row(worlds, door, row, args, expected):
     """Must catch: what is said at each."""

@@ -162,35 +162,43 @@ def test_what_both_have_right(pair, row, args):
     tables.check(pair, "FSDP2", row, args, tables.RIGHT)
 
 
-def test_different_units_on_different_ranks(pair):
+def crosswise(shard, width=8, frozen=False, before=0):
+    """On a rank: how far the output of the unit with the rank's number is from its own."""
+    model, x = linears(width, width, width, bias=False), torch.ones(1, width)
+    want = model[dist.get_rank()](x).sum().item()
+    shard(model.requires_grad_(not frozen), list(model))
+    dist.barrier()
+    for _ in range(before):
+        model[0](x)
+    return abs(model[dist.get_rank()](x).sum().item() - want)
+
+
+NATIVE = partial(stage3.fully_shard, collectives=Native())
+AHEAD = partial(stage3.fully_shard, collectives=tables.LastMoment(), prefetch=True)
+
+
+@pytest.mark.parametrize(
+    "said, shard, model",
+    [
+        ("wait for each other", stage3.fully_shard, ()),
+        ("disagree", NATIVE, (7,)),
+        *at_night(
+            ("disagree", NATIVE, ()),
+            ("disagree", NATIVE, (8, True)),
+            ("disagree", AHEAD, (8, False, 2)),
+        ),
+    ],
+)
+def test_different_units_on_different_ranks(pair, said, shard, model):
     """LayerDrop by each rank's own number, experts, a branch by data: FSDP2 gathers units of one
     size crosswise, without a word, and the outputs are of neither.
 
     Must catch: a stage 3 that does so too (both ranks are named), because messages of two units fit
     each other (a Ring without numbered, Native without named: even, of odd size, frozen, twice)."""
-
-    def crosswise(shard, width=8, frozen=False, before=0):
-        model, x = linears(width, width, width, bias=False), torch.ones(1, width)
-        want = model[dist.get_rank()](x).sum().item()
-        shard(model.requires_grad_(not frozen), list(model))
-        dist.barrier()
-        for _ in range(before):
-            model[0](x)
-        return abs(model[dist.get_rank()](x).sum().item() - want)
-
     assert min(pair.run(crosswise, fsdp2)) > 0.01
-    native = partial(stage3.fully_shard, collectives=Native())
-    ahead = partial(stage3.fully_shard, collectives=tables.LastMoment(), prefetch=True)
-    for said, shard, *model in (
-        ("wait for each other", stage3.fully_shard),
-        ("disagree", native),
-        ("disagree", native, 7),
-        ("disagree", native, 8, True),
-        ("disagree", ahead, 8, False, 2),
-    ):
-        with pytest.raises(RankError, match=said) as caught:
-            pair.run(crosswise, shard, *model)
-        assert "of unit 1" in str(caught.value) and "of unit 2" in str(caught.value)
+    with pytest.raises(RankError, match=said) as caught:
+        pair.run(crosswise, shard, *model)
+    assert "of unit 1" in str(caught.value) and "of unit 2" in str(caught.value)
 
 
 class Maybe(nn.Module):
