@@ -5,7 +5,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from shutil import copy, copytree
 
-from visit import DESKTOP, Watch
+from visit import DESKTOP, Watch, until
+
+from coursekit.recordings.recordings import read_all
+from coursekit.topics.collectives.steps import stepper_steps
+from coursekit.topics.mixed_precision.formats import CARD_FORMATS
+from coursekit.topics.mixed_precision.histogram import recorded_sizes, share_detail, share_sentence
+from coursekit.topics.tensor_parallelism.steps import pair_steps
+from coursekit.topics.zero.steps import name_of, shard_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,9 +26,9 @@ CARDS = {
 }
 
 
-def build_cards(folder, cards, recordings=True):
-    """Name -> path of the page that has that card only, in a book made as the real one is, with its
-    recordings or without. `cards`: name -> directive and argument."""
+def build_pages(folder, pages, recordings=False):
+    """Name -> path of each page, name -> text, in a book made as the real one is, with its
+    recordings or without."""
     from bookkit.build import build_book
 
     source = folder / "book"
@@ -31,13 +38,23 @@ def build_cards(folder, cards, recordings=True):
     if recordings:
         copytree(ROOT / "measured", source / "measured")
     (source / "index.md").write_text("# A book\n\nRead on.\n")
-    for name, card in cards.items():
-        page = f"# A page\n\nWords.\n\n```{card}\n```\n\nMore words.\n"
-        (source / "chapters" / f"{name}.md").write_text(page)
-    files = "".join(f"  - file: chapters/{name}\n" for name in cards)
+    for name, text in pages.items():
+        (source / "chapters" / f"{name}.md").write_text(text)
+    files = "".join(f"  - file: chapters/{name}\n" for name in pages)
     (source / "_toc.yml").write_text(f"format: jb-book\nroot: index\nchapters:\n{files}")
     build_book(source, folder / "html")
-    return {name: folder / "html" / "chapters" / f"{name}.html" for name in cards}
+    return {name: folder / "html" / "chapters" / f"{name}.html" for name in pages}
+
+
+def build_cards(folder, cards, recordings=True):
+    """`build_pages` of pages that have one card each: name -> directive and argument."""
+    page = "# A page\n\nWords.\n\n```{}\n```\n\nMore words.\n"
+    pages = {name: page.format(card) for name, card in cards.items()}
+    return build_pages(folder, pages, recordings)
+
+
+AS_WIDE = """[...document.querySelectorAll(".explorer-drawing")].every(
+  place => +place.querySelector("svg").getAttribute("width") === place.clientWidth)"""
 
 
 class Card:
@@ -51,6 +68,10 @@ class Card:
 
     def find(self, selector):
         return self.root.locator(selector)
+
+    def until_as_wide(self):
+        """Wait until every picture is as wide as its place."""
+        until(self.page, AS_WIDE)
 
     def rows(self):
         """The table that stands for the card where there is no script, as texts."""
@@ -94,21 +115,86 @@ class StepperCard(Card):
             assert above["y"] + above["height"] <= below["y"] + 1
         assert boxes[0]["height"] + boxes[1]["height"] <= self.page.viewport_size["height"]
 
-    def assert_texts_apart(self):
-        """Texts of the picture keep their size, stay inside, and do not run into one another."""
-        texts = self.find("svg text").evaluate_all(
-            """texts => texts.map(text => { const box = text.getBoundingClientRect();
-          const svg = text.ownerSVGElement.getBoundingClientRect();
-          return [text.textContent, parseFloat(getComputedStyle(text).fontSize),
-            box.left - svg.left, svg.right - box.right, box.left, box.right,
-            Math.round(box.top)]; })"""
+    def until_shown(self, *of):
+        """Wait until the card shows a choice's steps on its ranks."""
+        until(self.page, SHOWN, arg=[len(self.steps(*of)) - 1, of[1]])
+
+
+# The last step of the slider, and the ranks that are drawn.
+SHOWN = """([last, ranks]) => +document.querySelector(".stepper [type=range]").max === last
+  && document.querySelectorAll(".stepper svg .strong").length === ranks"""
+
+
+class Stepper(StepperCard):
+    steps = staticmethod(stepper_steps)
+
+    def choose(self, name, n):
+        """Choose as a reader does, from the menu and by a click on a number."""
+        if name != self.find("select").input_value():
+            self.find("select").select_option(name)
+            until(
+                self.page,
+                """name => document.querySelector(".explorer-title").textContent
+                  .toLowerCase().startsWith(name + ",")""",
+                arg=name,
+            )
+        self.find(f"[type=radio][value='{n}']").check()
+        self.until_shown(name, n)
+
+
+class Shards(StepperCard):
+    steps = staticmethod(shard_steps)
+
+    def choose(self, stage, ranks, microbatches):
+        times = name_of(0, microbatches).split(", ")[1]
+        for group, value in (("stage", f"stage {stage}"), ("n", ranks), ("microbatches", times)):
+            self.find(f"[name=shards-{group}][value='{value}']").check()
+            until(
+                self.page,
+                """value => document.querySelector(".stepper [value='" + value + "']").checked
+                && document.querySelector(".explorer-title").textContent.endsWith(
+                  document.querySelector("[name=shards-stage]:checked").value)""",
+                arg=str(value),
+            )
+        self.until_shown(stage, ranks, microbatches)
+
+
+class Pairs(StepperCard):
+    steps = staticmethod(pair_steps)
+
+    def choose(self, way, ranks):
+        self.find(f"[name=pairs-way][value='{way}']").check()
+        self.find(f"[name=pairs-n][value='{ranks}']").check()
+        self.until_shown(way, ranks)
+
+
+STEPPED = {"stepper": Stepper, "shards": Shards, "pairs": Pairs}
+
+
+FOUND, _ = recorded_sizes(read_all(ROOT / "measured"))
+
+
+class GradientCard(Card):
+    root_selector = ".explorer.gradients"
+
+    def choose(self, of=None, steps=None, kind=None, microbatches=None, scale=None):
+        if of is not None:
+            self.find("select").select_option(of)
+        for name, value in (("steps", steps), ("kind", kind)):
+            if value is not None:
+                self.find(f"[name=gradients-{name}][value='{value}']").check()
+        for name, value in (("microbatches", microbatches), ("scale", scale)):
+            if value is not None:
+                self.find(f"#gradients-{name}").fill(str(value))
+
+    def shows(self, of, steps, kind, microbatches, scale):
+        sizes, kind = FOUND[of, steps], CARD_FORMATS[kind]
+        words = share_sentence(sizes, kind, microbatches, scale)
+        assert self.find(".explorer-sentence").text_content() == words
+        assert self.find(".explorer-detail").text_content() == share_detail(
+            sizes, kind, microbatches
         )
-        for words, size, left, right, *_ in texts:
-            assert size >= 11 and left >= -1 and right >= -1, (words, size, left, right)
-        for one in texts:
-            for other in texts:
-                if one[6] == other[6] and one[4] < other[4]:
-                    assert one[5] < other[4], (one, other)
+        return True
 
 
 @contextmanager
@@ -123,10 +209,6 @@ def opener(browser, path, kind, **usual):
         contexts.append(browser.new_context(**{**given, **usual, **options}))
         page = contexts[-1].new_page()
         page.watch = Watch.of(page)
-        page.add_init_script(
-            "addEventListener('explorer:ready', () => { window.readyWhile = document.readyState; },"
-            " true)"
-        )
         page.goto(path.as_uri())
         if options.get("java_script_enabled", True):
             page.wait_for_selector(f"{kind.root_selector} svg[width]")

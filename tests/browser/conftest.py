@@ -4,17 +4,15 @@ found."""
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import copytree
 
 import pytest
 from cards import CARDS, build_cards
-from visit import new_context, page_paths, visit
+from visit import in_every_way, new_context, page_paths, visit, visitor
 
 from coursekit.show.explorers import EXPLORERS
 
 pytest.register_assert_rewrite("every_page")
 
-SPOILED_PAGE = "index.html"  # it has an explorer and is quickly looked at
 SPOILS = (
     """
 <style>
@@ -116,24 +114,49 @@ KINDS = (
 )
 
 
+# An element with its attributes. Of what a drawing, a formula and coloured code are made of, axe
+# says nothing, and no key goes there.
+ELEMENT = re.compile(r'<([a-z][\w-]*)((?:\s+[\w-]+(?:="[^"]*")?)*)\s*/?>')
+WITHIN = {*"path g rect line polygon polyline circle text mo mi mn mrow span".split()}
+
+
+@pytest.fixture(scope="session")
+def with_new_elements(book_html, paths):
+    """Pages with an element, by name and class, that no page before them has: by day axe and the
+    Tab key go through these."""
+    known, found = set(), set()
+    for path in paths:
+        text = (book_html / path).read_text(encoding="utf-8")
+        here = {
+            (name, kind)
+            for name, attributes in ELEMENT.findall(text[text.find("<article") :])
+            for kind in (re.search(r'class="([^"]*)"|$', attributes)[1] or "").split() or [""]
+            if name not in WITHIN
+        }
+        if here - known:
+            found.add(path)
+        known |= here
+    return found
+
+
 @pytest.fixture(scope="module")
-def visits(request, browser, homes, paths):
-    """Path -> Visit of every page of the module's share, opened as a file."""
-    looks, found = {}, {}
-    with new_context(browser, color_scheme="dark") as context:
+def visits(request, browser, homes, paths, with_new_elements):
+    """Path -> Visit of every page of the module's share, opened as a file, in its colours."""
+    looks, found, mode = {}, {}, request.module.COLOURS
+    with new_context(browser) as context:
+        page = visitor(context)
         for path in paths[request.module.SHARE]:
-            seen = CONTENTS if found else ""
-            alike = path not in KINDS
-            found[path] = visit(context, f"{homes['file']}/{path}", looks, seen, alike)
+            inert = CONTENTS if found else ""
+            address, thorough = f"{homes['file']}/{path}", path in with_new_elements
+            found[path] = visit(page, address, mode, looks, inert, thorough)
     return found
 
 
 @pytest.fixture(scope="session")
-def spoiled(book_html, tmp_path_factory):
-    """A copy of the book with one page spoiled in every way the tests have to see."""
-    folder = tmp_path_factory.mktemp("spoiled") / "html"
-    copytree(book_html, folder)
-    page = folder / SPOILED_PAGE
+def spoiled(tmp_path_factory):
+    """A page with an explorer, spoiled in every way the tests have to see."""
+    folder = tmp_path_factory.mktemp("spoiled")
+    page = build_cards(folder, {"spoiled": "{explorer} does-it-fit"}, recordings=False)["spoiled"]
     text = page.read_text(encoding="utf-8")
     text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)  # it stops spoils
     page.write_text(text.replace("</article>", f"{SPOILS}</article>"), encoding="utf-8")
@@ -142,6 +165,6 @@ def spoiled(book_html, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def spoiled_visit(browser, spoiled):
-    """The findings of `visit` there."""
-    with new_context(browser, color_scheme="dark") as context:
-        return visit(context, spoiled)
+    """The findings of `visit` there, and of axe in every way."""
+    with new_context(browser) as context:
+        return visit(visitor(context), spoiled, "dark"), in_every_way(context, spoiled, {})

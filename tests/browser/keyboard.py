@@ -42,7 +42,7 @@ FOCUSED = """moved_elsewhere => {
       + style.backgroundColor !== node.dataset.unfocused,
     inView: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth,
     id: card ? card.id : "",
-    kind: card ? (node.type || node.tagName).toLowerCase() : "",
+    kind: card && !node.closest(".explorer-tabs") ? (node.type || node.tagName).toLowerCase() : "",
     value: String(node.tagName === "SUMMARY" ? node.parentNode.open : node.value),
     card: card && !moved_elsewhere.includes(card.id)
       && [...card.querySelectorAll("svg, .explorer-words, .explorer-error, .explorer-python")]
@@ -56,8 +56,9 @@ FROM_THE_START = """() => {
   getSelection().setPosition(document.body, 0);
 }"""
 
-# What the controls of cards hold.
-VALUES = """() => [...document.querySelectorAll(".explorer :is(input, select)")].map(
+# What the controls of cards hold; which picture is in front is no value.
+VALUES = """() => [...document.querySelectorAll(
+  ".explorer :is(input, select):not(.explorer-tabs *)")].map(
   control => control.type === "radio" ? control.checked : control.value)"""
 
 # The keys that move a control of each kind. A choice may show what was shown before (two GPUs with

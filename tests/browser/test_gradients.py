@@ -4,49 +4,21 @@ sliders, keys, a phone."""
 import random
 
 import pytest
-from cards import CARDS, ROOT, Card, build_cards, opener
+from cards import CARDS, FOUND, GradientCard, build_cards, opener
 from visit import (
-    PHONE,
     click,
 )
 
-from coursekit.recordings.recordings import read_all
 from coursekit.topics.mixed_precision.formats import CARD_FORMATS
 from coursekit.topics.mixed_precision.histogram import (
     HISTOGRAM_FORMATS,
     MOST_MICROBATCHES,
     MOST_SCALE,
     START,
-    recorded_sizes,
     share_detail,
     share_sentence,
     shares,
 )
-
-FOUND, _ = recorded_sizes(read_all(ROOT / "measured"))
-
-
-class GradientCard(Card):
-    root_selector = ".explorer.gradients"
-
-    def choose(self, of=None, steps=None, kind=None, microbatches=None, scale=None):
-        if of is not None:
-            self.find("select").select_option(of)
-        for name, value in (("steps", steps), ("kind", kind)):
-            if value is not None:
-                self.find(f"[name=gradients-{name}][value='{value}']").check()
-        for name, value in (("microbatches", microbatches), ("scale", scale)):
-            if value is not None:
-                self.find(f"#gradients-{name}").fill(str(value))
-
-    def shows(self, of, steps, kind, microbatches, scale):
-        sizes, kind = FOUND[of, steps], CARD_FORMATS[kind]
-        words = share_sentence(sizes, kind, microbatches, scale)
-        assert self.find(".explorer-sentence").text_content() == words
-        assert self.find(".explorer-detail").text_content() == share_detail(
-            sizes, kind, microbatches
-        )
-        return True
 
 
 @pytest.fixture
@@ -132,19 +104,3 @@ def test_without_a_recording_there_is_no_card(card_pages, tmp_path):
     bare = build_cards(tmp_path, {"gradients": CARDS["gradients"]}, recordings=False)
     assert 'class="explorer gradients' in card_pages["gradients"].read_text(encoding="utf-8")
     assert 'class="explorer' not in bare["gradients"].read_text(encoding="utf-8")
-
-
-def test_on_a_phone(open_card):
-    """Heads do not run into one another.
-
-    Mutation: heads at the middle of their zones, however narrow."""
-    card = open_card(viewport=PHONE, has_touch=True, is_mobile=True)
-    for scale in range(0, MOST_SCALE + 1, 5):
-        card.choose(kind=HISTOGRAM_FORMATS[scale // 5 % 4], scale=scale)
-        boxes = card.find("svg text:is(.key, .strong)").evaluate_all(
-            """texts => texts.map(text => { const box = text.getBoundingClientRect();
-              return [Math.round(box.top), box.left, box.right]; })"""
-        )
-        for top, left, right in boxes:
-            assert left >= 0 and right <= PHONE["width"]
-            assert not any(other[0] == top and left < other[1] < right for other in boxes), boxes

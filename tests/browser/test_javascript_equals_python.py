@@ -15,26 +15,14 @@ from coursekit.show.format import STYLES, UNITS, format_as, format_to_type, pars
 from shardlab.pipelines.schedules import Kind
 from shardlab.pipelines.simulation import in_flight
 
+# one worker builds the small book of explorers
+pytestmark = pytest.mark.xdist_group("explorers")
+
 # half from the controls' grid, half arbitrary; one in five of these with a value that has to be
 # refused
 CONFIGURATIONS = 10_700
-BAD = [
-    "",
-    "many",
-    "12 GB",
-    0,
-    -1,
-    2.5,
-    -0.5,
-    float("nan"),
-    float("inf"),
-    -float("inf"),
-    2**53,
-    2**53 + 2,
-    1.125e16,
-    3e300,
-    1e-7,
-]
+BAD = ["", "many", "12 GB", 0, -1, 2.5, -0.5, math.nan, math.inf, -math.inf]
+BAD += [2**53, 2**53 + 2, 1.125e16, 3e300, 1e-7]
 
 # What goes to the page is written as JavaScript, since JSON has neither NaN nor infinity; what
 # comes back is JSON.
@@ -45,19 +33,25 @@ RUN = """([name, configurations]) => configurations.map(q => {
 })"""
 
 
+@pytest.fixture(scope="module")
+def one_page(browser):
+    """A page for all tests: a new one for each costs more than its answers."""
+    page = browser.new_page()
+    yield page
+    page.close()
+
+
 @pytest.fixture
-def open_page(browser, explorer_places):
-    """open_page(name, protocol) opens the first page with that explorer."""
-    opened = []
+def open_page(one_page, explorers_alone):
+    """open_page(name, protocol) opens the page with that explorer."""
 
     def open_it(name, protocol):
-        opened.append(browser.new_page())
-        opened[-1].goto(explorer_places[name].address(protocol))
-        return opened[-1]
+        address = explorers_alone[name].address(protocol)
+        if one_page.url != address:
+            one_page.goto(address)
+        return one_page
 
-    yield open_it
-    for page in opened:
-        page.close()
+    return open_it
 
 
 def from_the_grid(spec, chance):
@@ -195,6 +189,30 @@ def test_functions_and_refusals(open_page, name):
     assert not list(differences(spec, configurations, expected, got))[:3]
 
 
+def pictures_of(kind):
+    """(explorer, place) of every picture of a kind, as rows of a test."""
+    return pytest.mark.parametrize(
+        ("name", "place"),
+        [
+            (name, place)
+            for name, spec in EXPLORERS.items()
+            for place, picture in enumerate(spec.pictures)
+            if picture.kind == kind
+        ],
+    )
+
+
+def valid(spec, chance, count):
+    """What Python computes for so many configurations that a reader can reach."""
+    found = []
+    while len(found) < count:
+        try:
+            found.append(spec.compute(from_the_grid(spec, chance)))
+        except InvalidQuantity:
+            continue
+    return found
+
+
 SWEEP = """([model, sweep, stops, lines, configurations]) =>
   configurations.map(values => stops.map(stop => {
   try { return lines.map(([name, given]) =>
@@ -203,27 +221,14 @@ SWEEP = """([model, sweep, stops, lines, configurations]) =>
 }))"""
 
 
-@pytest.mark.parametrize(
-    "name, place",
-    [
-        (name, place)
-        for name, spec in EXPLORERS.items()
-        for place, picture in enumerate(spec.pictures)
-        if picture.kind == "curves"
-    ],
-)
+@pictures_of("curves")
 def test_the_lines_of_curves(open_page, name, place):
     """Lines are drawn from Python's values at each stop, for a few dozen configurations.
 
     Mutations: the swept quantity left out of the function's inputs, so that it is computed; a stop
     that is refused ends the line."""
     spec, chance = EXPLORERS[name], random.Random(name)
-    curves, configurations = spec.pictures[place], []
-    while len(configurations) < 40:
-        try:
-            configurations.append(spec.compute(from_the_grid(spec, chance)))
-        except InvalidQuantity:
-            continue
+    curves, configurations = spec.pictures[place], valid(spec, chance, 40)
     lines = [(line.quantity, dict(line.given)) for line in curves.lines]
     got = ask(
         open_page(name, "file"),
@@ -255,15 +260,7 @@ PLAY = """([name, place, configurations]) => {
 }"""
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        (name, place)
-        for name, spec in EXPLORERS.items()
-        for place, picture in enumerate(spec.pictures)
-        if picture.kind == "streams"
-    ],
-)
+@pictures_of("streams")
 def test_the_events_of_streams(open_page, name, place):
     """The page plays the same list as the simulator that the formulas are tested against, to the
     last bit, and hatches the same spans.
@@ -271,12 +268,7 @@ def test_the_events_of_streams(open_page, name, place):
     Must catch: a condition read as its opposite; a phase that does not wait for the link; an event
     that waits for the first of a name, not for the latest."""
     spec, chance = EXPLORERS[name], random.Random(name)
-    step, configurations = spec.pictures[place].step, []
-    while len(configurations) < 60:
-        try:
-            configurations.append(spec.compute(from_the_grid(spec, chance)))
-        except InvalidQuantity:
-            continue
+    step, configurations = spec.pictures[place].step, valid(spec, chance, 60)
     got = ask(open_page(name, "file"), PLAY, name, place, configurations)
     for configuration, (played, idle) in zip(configurations, got, strict=True):
         ran = play(operations(step, configuration))
@@ -315,15 +307,7 @@ def configurations_of_schedules(spec, picture, chance):
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        (name, place)
-        for name, spec in EXPLORERS.items()
-        for place, picture in enumerate(spec.pictures)
-        if picture.kind == "schedule"
-    ],
-)
+@pictures_of("schedule")
 def test_the_schedules(open_page, name, place):
     """The page plays the lists that ranks run as the simulator does, to the last bit: every
     schedule that the card offers, with messages, unequal halves and a slow last rank. What it holds
@@ -349,19 +333,32 @@ def test_the_schedules(open_page, name, place):
         assert derived == pytest.approx(picture.derived(configuration), rel=1e-9)
 
 
+def order_of_checks(spec):
+    """The inputs in the order in which Python names those that are refused."""
+    values, order = dict.fromkeys(spec.inputs, "many"), []
+    while True:
+        try:
+            spec.compute(values)
+            return order
+        except InvalidQuantity as refused:
+            order.append(refused.quantity)
+            values[refused.quantity] = spec.start()[refused.quantity]
+
+
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_every_kind_of_refusal_at_every_input(open_page, name):
-    """One bad value at a time, at each input, with the first of several that is named.
+    """One bad value at a time, at each input, and the first that is named of two that Python checks
+    one after the other: where the page has another order, one of these pairs is turned round.
 
     Mutation: swap the order of two checks in `given`, or check the inputs in another order than
     Python."""
     spec = EXPLORERS[name]
     configurations = [{**spec.start(), input_: bad} for input_ in spec.inputs for bad in BAD]
-    configurations += [
-        {**spec.start(), first: "many", second: 0}
-        for first in spec.inputs
-        for second in spec.inputs
-    ]
+    order = order_of_checks(spec)
+    assert sorted(order) == sorted(spec.inputs)
+    for pair in zip(order, order[1:]):
+        for first, second in (pair, pair[::-1]):
+            configurations.append({**spec.start(), first: "many", second: 0})
     expected = [answer(spec, configuration) for configuration in configurations]
     got = ask(open_page(name, "file"), RUN, name, configurations)
     assert not list(differences(spec, configurations, expected, got))[:3]
@@ -369,50 +366,11 @@ def test_every_kind_of_refusal_at_every_input(open_page, name):
 
 def numbers(chance):
     """Thousands of values of every size, ties of rounding and edges of units among them."""
-    yield from (
-        0,
-        1,
-        2.5,
-        1.125,
-        9.995,
-        9.996,
-        999.5,
-        999.4999,
-        0.001,
-        0.0009995,
-        0.00099949,
-        999_999.5,
-        999_500,
-        1e6,
-        1e15,
-        2**53 - 1,
-        2**30,
-        2**40,
-        1023 * 2**20,
-        1024 * 1023.9,
-        1e16,
-        1e21,
-        1e22,
-        1.125e16,
-        1.135e16,
-        0.29,
-        86_400,
-        31_536_000,
-        1e-7,
-        1e-5,
-        0.0001,
-        4.34e-19,  # a difference of equal times
-        1e-15,
-        -5,
-        -0.005,
-        -25 * 2**20,
-        -1234.5,
-        -999.9996,
-        1e-9,
-        1e99,
-        -1e99,
-        1e20,
-    )
+    yield from (0, 2.5, 1.125, 9.995, 9.996, 999.5, 999.4999, 0.001, 0.0009995, 0.00099949, 0.29)
+    yield from (999_999.5, 999_500, 1e6, 1e15, 2**53 - 1, 2**30, 2**40, 1023 * 2**20, 1, 1e-5)
+    yield from (1024 * 1023.9, 1e16, 1e21, 1e22, 1.125e16, 1.135e16, 86_400, 31_536_000, 1e-7)
+    yield from (1e-15, -5, -0.005, -25 * 2**20, -1234.5, -999.9996, 1e-9, 1e99, -1e99, 1e20)
+    yield from (0.0001, 4.34e-19)  # a difference of equal times
     for _ in range(1500):
         yield chance.randrange(2 ** chance.randint(1, 53))
         yield 10 ** chance.uniform(-12, 30)
@@ -460,40 +418,10 @@ def test_typed_numbers(open_page):
     """A typed number is the same number, or the same text, on the page and in a lab.
 
     Mutation: parseFloat, which takes 12 out of "12 GB"; \\d without ASCII in Python."""
-    texts = [
-        "12,288",
-        "175B",
-        "300e9",
-        "1.5T",
-        "40%",
-        "0.27t",
-        " 1_000 ",
-        "1 000",
-        "",
-        "abc",
-        ".",
-        "5.",
-        ".5",
-        "-3",
-        "+7",
-        "1e400",
-        "NaN",
-        "Infinity",
-        "1,2",
-        "12,2888",
-        "0x10",
-        "1.1.1",
-        "12 GB",
-        "1e-3k",
-        "1,000.5",
-        "\u0661",
-        "1e",
-        "--1",
-        "0",
-        "-0",
-        "00012",
-        "9007199254740993",
-    ]
+    texts = ["12,288", "175B", "300e9", "1.5T", "40%", "0.27t", " 1_000 ", "1 000", "", "abc", "."]
+    texts += ["5.", ".5", "-3", "+7", "1e400", "NaN", "Infinity", "1,2", "12,2888", "0x10", "1.1.1"]
+    texts += ["12 GB", "1e-3k", "1,000.5", "\u0661", "1e", "--1", "0", "-0", "00012"]
+    texts += ["9007199254740993"]
     texts += [
         f"{number}{unit}"
         for units in UNITS.values()

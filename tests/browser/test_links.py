@@ -4,6 +4,7 @@ needed."""
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -103,6 +104,7 @@ def problem_of(tag: str, address: str, path: Path, folder: Path, pages: dict[Pat
     return ""
 
 
+@cache
 def read_pages(folder: Path) -> dict[Path, Page]:
     return {path: Page.read(path) for path in sorted(folder.resolve().rglob("*.html"))}
 

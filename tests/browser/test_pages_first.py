@@ -5,6 +5,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from every_page import *  # noqa: F403
 
+COLOURS = "dark"
 SHARE = slice(0, None, 2)
 
 # Files no page loads or links to, each with the reason for which the book carries it.

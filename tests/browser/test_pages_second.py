@@ -2,4 +2,5 @@
 
 from every_page import *  # noqa: F403
 
+COLOURS = "light"
 SHARE = slice(1, None, 2)

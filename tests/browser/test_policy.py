@@ -7,7 +7,6 @@ a browser reports what it refuses as an error on the console.
 import re
 
 import pytest
-from conftest import SPOILED_PAGE
 from visit import Watch, new_context, open_page
 
 POLICY = re.compile(
@@ -40,7 +39,7 @@ def intruded(request, book_html, serve, tmp_path_factory):
     are not the book's). It has a folder of its own: other tests look at the book."""
     folder, guarded = tmp_path_factory.mktemp("intruded"), request.param == "with the policy"
     (folder / "_static").symlink_to(book_html / "_static")
-    text = (book_html / SPOILED_PAGE).read_text(encoding="utf-8")
+    text = (book_html / "index.html").read_text(encoding="utf-8")
     text = text.replace("<title>", "<script></script><title>").replace(
         "</article>", "".join(INTRUDERS.values()) + "</article>"
     )

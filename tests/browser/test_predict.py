@@ -1,30 +1,10 @@
 """A predict box as a reader meets it: an answer is locked, what follows opens, and the browser
 remembers."""
 
-import re
-from pathlib import Path
-from shutil import copy
-
 import pytest
+from cards import build_pages
 from visit import BEYOND, DESKTOP, PAPER, PHONE, Watch, axe_findings, click
 
-# the text of each answer that is hidden, of its box, and of what follows in the section without it
-ANSWERS = """() => [...document.querySelectorAll(".box-predict.asks")].map(box => {
-  const marked = [...document.querySelectorAll(".box-predict.asks, .answer")];
-  const answer = marked[marked.indexOf(box) + 1];
-  if (!answer || !answer.matches(".answer")) return null;
-  let beside = "", next = box;
-  while (next = next.nextElementSibling) {
-    if (next.matches("section, .box-predict, .answer")) continue;
-    const shown = next.cloneNode(true);
-    shown.querySelectorAll(".answer, .explorer").forEach(part => part.remove());
-    beside += shown.textContent + " ";
-  }
-  return [answer.textContent, box.textContent, beside];
-}).filter(Boolean)"""
-NUMBER = re.compile(r"\b\d[\d,.]*\d (?:[kMGT]?i?B|ms|s|bytes)\b|\b\d+\.\d%")
-DEFINES = re.compile(r"[^.]*\bis called\b[^.]*\.")
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = """# A page
 
 ```{predict}
@@ -77,19 +57,7 @@ Words.
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The page of a small book, made as the real one is."""
-    from bookkit.build import build_book
-
-    folder = tmp_path_factory.mktemp("predict")
-    (folder / "book" / "chapters").mkdir(parents=True)
-    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
-        copy(path, folder / "book")
-    (folder / "book" / "index.md").write_text("# A book\n\nRead on.\n")
-    (folder / "book" / "chapters" / "page.md").write_text(PAGE)
-    (folder / "book" / "_toc.yml").write_text(
-        "format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n"
-    )
-    build_book(folder / "book", folder / "html")
-    return (folder / "html" / "chapters" / "page.html").as_uri()
+    return build_pages(tmp_path_factory.mktemp("predict"), {"page": PAGE})["page"].as_uri()
 
 
 @pytest.fixture
@@ -167,30 +135,6 @@ def test_a_fold_opens_and_nothing_else_hides(open_context, built):
     assert page.get_by_text("Nine, says").is_visible()
 
 
-def test_no_number_of_an_answer_is_beside_its_box(open_context, book_html):
-    """In every chapter: numbers with their units, in the section of a box
-    whose answer is hidden.
-
-    Must catch: an answer that is marked in part, so that a table or a formula beside it gives it
-    away; a definition inside of an answer, which whoever scrolls on would miss."""
-    page = open_context().new_page()
-    given_away, boxes = [], 0
-    for path in sorted((book_html / "chapters").glob("*.html")):
-        if "box-predict" not in path.read_text(encoding="utf-8"):
-            continue
-        page.goto(path.as_uri())
-        for answer, question, beside in page.evaluate(ANSWERS):
-            boxes += 1
-            known = set(NUMBER.findall(question))
-            given_away += [
-                f"{path.stem}: {number}"
-                for number in set(NUMBER.findall(answer)) - known
-                if number in beside
-            ]
-            given_away += [f"{path.stem}: {said}" for said in DEFINES.findall(answer)]
-    assert not given_away and boxes > 12
-
-
 def test_without_a_script_the_text_is_there(open_context, built):
     """Must catch: an answer that only a script shows."""
     page = opened(open_context(java_script_enabled=False), built)
@@ -218,7 +162,15 @@ def test_where_nothing_can_be_kept(open_context, built):
     assert page.get_by_text("Seven, as").is_visible() and not page.watch.errors
 
 
-@pytest.mark.parametrize("options", [{}, {"color_scheme": "dark"}, {"viewport": PHONE}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"color_scheme": "dark", "viewport": PHONE},
+        pytest.param({}, marks=pytest.mark.nightly),
+        pytest.param({"viewport": PHONE}, marks=pytest.mark.nightly),
+        pytest.param({"color_scheme": "dark"}, marks=pytest.mark.nightly),
+    ],
+)
 def test_access_and_widths(open_context, built, options):
     """Must catch: a field without a name, pale words, a row that a phone cuts off."""
     page = opened(open_context(**options), built)

@@ -8,9 +8,10 @@ import pytest
 from conftest import KINDS
 from visit import HOLD_CARDS, Watch, lines, moved_by_scripts, new_context, open_all, open_page
 
-WIDTHS = (390, 1280)
+at_night = pytest.mark.nightly
 DRAWN_BY_SCRIPTS = re.compile('class="(explorer|predict|plotly-figure)')
 CARD = re.compile('class="(explorer |planner|trace-card)')
+FEW = re.compile('class="(planner|trace-card|explorer bits|explorer gradients)')
 
 
 @pytest.fixture(scope="module")
@@ -19,14 +20,12 @@ def texts(book_html, paths):
     return {path: (book_html / path).read_text(encoding="utf-8") for path in paths}
 
 
-@pytest.fixture(scope="module")
-def web_watches(browser, homes, texts):
-    """Path -> Watch of the pages on which scripts draw, and of one of each kind, with everything
-    unfolded and every stepper asked for another picture, as `visit` does with files."""
-    drawn = [path for path, text in texts.items() if DRAWN_BY_SCRIPTS.search(text)]
+def watched(browser, homes, paths):
+    """Path -> Watch of pages, with everything unfolded and every stepper asked for another picture,
+    as `visit` does with files."""
     watches = {}
     with new_context(browser, reduced_motion="no-preference") as context:
-        for path in sorted({*KINDS, *drawn}):
+        for path in sorted(paths):
             page = context.new_page()
             watches[path] = Watch.of(page)
             open_page(page, f"{homes['http']}/{path}")
@@ -35,18 +34,22 @@ def web_watches(browser, homes, texts):
     return watches
 
 
-def test_the_web_pages_ask_for_nothing_outside_the_book(web_watches, homes):
-    """Must catch: an address that is right on a disk and leads elsewhere on the web, such as
-    //cdn.example.org/x.js."""
-    assert not lines({path: watch.outside(homes["http"]) for path, watch in web_watches.items()})
+@pytest.mark.parametrize("of", ["a page of each kind", pytest.param("all", marks=at_night)])
+def test_web_pages_load_without_failures_and_ask_for_nothing_outside(browser, homes, texts, of):
+    """Of pages on which scripts draw, and of one of each kind. (By day test_links.py reads every
+    address, and each page is opened as a file.)
 
-
-def test_the_web_pages_load_without_failures_and_errors(web_watches):
-    """With everything unfolded and every stepper asked for another picture.
-
-    Must catch: a missing file (404), a script that throws only over http; a script that is fetched
-    on demand and refused by the page's policy."""
-    assert not lines({path: watch.failed + watch.errors for path, watch in web_watches.items()})
+    Must catch: an address that is right on a disk and leads elsewhere on the web, such as
+    //cdn.example.org/x.js; a missing file (404), a script that throws only over http; a script that
+    is fetched on demand and refused by the page's policy."""
+    drawn = {path for path, text in texts.items() if DRAWN_BY_SCRIPTS.search(text)}
+    watches = watched(browser, homes, {*KINDS, *(drawn if of == "all" else ())})
+    assert not lines(
+        {
+            path: watch.outside(homes["http"]) + watch.failed + watch.errors
+            for path, watch in watches.items()
+        }
+    )
 
 
 def held_page(browser, width):
@@ -56,8 +59,12 @@ def held_page(browser, width):
     return context.new_page()
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_moves_when_scripts_draw(browser, homes, texts, width):
+@pytest.mark.parametrize(
+    ("width", "of"),
+    [(390, CARD), (1280, FEW), pytest.param(1280, CARD, marks=at_night)],
+    ids=["phone", "desk", "desk-all"],
+)
+def test_nothing_moves_when_scripts_draw(browser, homes, texts, width, of):
     """Every heading, paragraph, control and picture is where it is before the scripts of the page's
     cards have run, and as high.
 
@@ -65,8 +72,8 @@ def test_nothing_moves_when_scripts_draw(browser, homes, texts, width):
     table until its script comes. That no font swaps is said by
     test_pages_ask_for_the_faces_they_show, in tests/engines."""
     page = held_page(browser, width)
-    pages = [path for path, text in texts.items() if CARD.search(text)]
-    assert len(pages) >= len(KINDS)
+    pages = [path for path, text in texts.items() if of.search(text)]
+    assert len(pages) >= 3
     found = {path: moved_by_scripts(page, f"{homes['http']}/{path}")[:4] for path in pages}
     page.context.close()
     assert not lines(found)
@@ -89,7 +96,7 @@ SPOILS = {
 }
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=at_night)])
 @pytest.mark.parametrize("spoil", SPOILS)
 def test_what_moves_when_scripts_draw_is_seen(browser, homes, texts, width, spoil):
     """Must catch: a measure that sees nothing, or only what is on the first screen."""

@@ -7,6 +7,7 @@ printed. What it finds wrong stands in lists of sentences; the tests say which l
 import json
 import time
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -209,6 +210,44 @@ COLLISIONS = """() => [
   return found;
 })"""
 
+# What is wrong with how a card is laid out: texts of a picture that are smaller than 11 px, beyond
+# its edges or over one another; what is wider than its control, or than the window; controls in
+# which a finger (`touch`) finds less than 44 px, or a pointer less than 24, as a bit has for both.
+CARD_PROBLEMS = """(root, touch) => {
+  const found = [], seen = node => node.checkVisibility({visibilityProperty: true});
+  const box = node => node.getBoundingClientRect();
+  const say = (why, ...nodes) => found.push([why,
+    ...nodes.map(node => (node.textContent.trim() || node.outerHTML).slice(0, 60))].join(": "));
+  for (const svg of root.querySelectorAll("svg")) {
+    const edge = box(svg), scale = edge.width / svg.width.baseVal.value;
+    const texts = [...svg.querySelectorAll("text")].filter(text => text.textContent && seen(text));
+    const boxes = texts.map(box);
+    boxes.forEach((one, k) => {
+      if (parseFloat(getComputedStyle(texts[k]).fontSize) * scale < 11) say("small", texts[k]);
+      if (one.left < edge.left - 1 || one.right > edge.right + 1) say("cut off", texts[k]);
+      boxes.slice(k + 1).forEach((other, j) => {
+        if (Math.min(one.right, other.right) - Math.max(one.left, other.left) > 1
+          && Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 4)
+          say("over one another", texts[k], texts[k + 1 + j]);
+      });
+    });
+  }
+  for (const part of root.querySelectorAll(".explorer-control *")) {
+    const edge = box(part.closest(".explorer-control")), own = box(part);
+    if (own.width && (own.right > edge.right + 1 || own.left < edge.left - 1))
+      say("wider than its control", part);
+  }
+  for (const node of root.querySelectorAll("input, select, button, summary, [role=switch]")) {
+    const own = box(node), least = touch && !node.matches("[role=switch]") ? 44 : 24;
+    if (seen(node) && (own.height < least || own.width < Math.min(least, 40)))
+      say(`${own.width} x ${own.height} px`, node);
+    if (seen(node) && (own.left < 0 || own.right > innerWidth)) say("beyond the window", node);
+  }
+  const wide = document.documentElement.scrollWidth;
+  if (wide > innerWidth) found.push(`the page has ${wide} px in ${innerWidth}`);
+  return found;
+}"""
+
 # What there is to read, block by block, except in the explorers and figures, which a script may
 # draw.
 BLOCKS = """() => [...document.querySelectorAll(
@@ -237,6 +276,33 @@ EXPLORERS_AT_REST = """() => [...document.querySelectorAll(".explorer")].flatMap
       found.push(`${name}: <${control.tagName.toLowerCase()}> that does nothing`); break; }
   return found;
 })"""
+
+# The first screen of a page that opens with a picture.
+FIRST_SCREEN = """() => {
+  const box = node => node.getBoundingClientRect(), opening = document.querySelector(".opening");
+  if (!opening) return null;
+  const [aside, ...parts] = opening.children, title = box(document.querySelector("h1"));
+  const live = opening.querySelector(".explorer, .figure");
+  return {seen: live ? (innerHeight - box(live).top) / box(live).height : 0,
+    beside: box(aside).left >= Math.max(title.right, ...parts.filter(part =>
+      !part.matches(".wide")).map(part => box(part).right)) && box(aside).top < title.bottom,
+    after: live && box(aside).top >= box(live).bottom};
+}"""
+
+# The text of each answer that is hidden, of its box, and of what follows in the section without it
+ANSWERS = """() => [...document.querySelectorAll(".box-predict.asks")].map(box => {
+  const marked = [...document.querySelectorAll(".box-predict.asks, .answer")];
+  const answer = marked[marked.indexOf(box) + 1];
+  if (!answer || !answer.matches(".answer")) return null;
+  let beside = "", next = box;
+  while (next = next.nextElementSibling) {
+    if (next.matches("section, .box-predict, .answer")) continue;
+    const shown = next.cloneNode(true);
+    shown.querySelectorAll(".answer, .explorer").forEach(part => part.remove());
+    beside += shown.textContent + " ";
+  }
+  return [answer.textContent, box.textContent, beside];
+}).filter(Boolean)"""
 
 PAPER_PROBLEMS = """() => {
   const found = [], seen = node => node.checkVisibility({visibilityProperty: true});
@@ -369,13 +435,14 @@ class Visit:
     blocks: list[str]  # what there is to read, block by block
     links: list[str]  # addresses it links to
     icons: list[str]  # addresses of its icon
-    light: list[str]  # findings of axe, at 390 px of the rules about colour alone
-    dark: list[str]  # the same, at 1280 px of the rules about colour alone
-    phone: list[str]  # what is too wide for 390 px
+    late: list[str]  # cards that were not alive while the page was still read
+    axe: list[str]  # its findings on a phone
+    screens: list[dict]  # FIRST_SCREEN on a phone and on a desk, of a page that has one
+    answers: list[list[str]]  # ANSWERS
+    phone: list[str]  # what is too wide for 320 px
     collisions: list[str]  # texts of figures that run into one another there
     keyboard: list[str]  # what is wrong on the way through it with the Tab key
     paper: list[str]
-    explorers_on_paper: list[str]
 
 
 def until(page, expression: str, arg=None, seconds: float = 30) -> None:
@@ -435,6 +502,9 @@ def drawing_processes() -> list:
     ]
 
 
+LOADED_WHEN_NEAR = ".plotly-figure, .explorer, .planner, .trace-card, [loading=lazy]"
+
+
 def scroll_through(page) -> None:
     """Come past everything, in a window that is high meanwhile: few long pictures are drawn sooner
     than many short ones."""
@@ -476,7 +546,8 @@ def open_page(page, address: str) -> None:
 
 def come_past(page) -> None:
     """Come past everything that loads when it is near, and wait until it is drawn."""
-    scroll_through(page)
+    if page.locator(LOADED_WHEN_NEAR).count():
+        scroll_through(page)
     until(page, "!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
     until(page, "[...document.querySelectorAll('.explorer')].every(card => card.dataset.ready)")
 
@@ -492,6 +563,13 @@ def open_all(page):
     )
 
 
+WHEN_READY = """addEventListener("explorer:ready", event => {
+  event.target.dataset.readyWhile = document.readyState;
+}, true)"""
+# Whatever is not written before a card's own script is there, such as `defer`, is late.
+LATE = """[...document.querySelectorAll(".explorer")]
+  .filter(card => card.dataset.readyWhile !== "loading")
+  .map(card => `${card.id} was ready while ${card.dataset.readyWhile}`)"""
 EXPLORERS_DRAWN = """[...document.querySelectorAll('.explorer-drawing svg')].every(
   svg => svg.hasAttribute('width'))"""
 
@@ -545,12 +623,12 @@ BRING_BACK = (
 
 
 class Readers:
-    """Readers who come to pages, one after another. `script` runs on each page before its own. A
-    window of its own costs a browser up to a second, so a reader may come `again`: one who was on
-    other pages of the folder before, and has the eyes and the window of the start again."""
+    """Readers who come to pages, one after another. A window of its own costs a browser up to a
+    second, so a reader may come `again`: one who was on other pages of the folder before, and has
+    the eyes and the window of the start again."""
 
-    def __init__(self, browser, script: str):
-        self.browser, self.script, self.idle = browser, script, {}
+    def __init__(self, browser):
+        self.browser, self.idle = browser, {}
 
     @contextmanager
     def reader(self, address: str, again: bool, **options):
@@ -560,7 +638,6 @@ class Readers:
         page = self.idle.pop(kind, None) if again else None
         if page is None:
             page = new_context(self.browser, **options).new_page()
-            page.add_init_script(self.script)
             page.watch = Watch.of(page)
         page.watch.forget()
         if page.url.partition("#")[0] != address or not page.evaluate(BRING_BACK):
@@ -579,10 +656,9 @@ class Readers:
         self.idle[kind] = page
 
 
-def axe_findings(page, looks: dict | None = None, only_colours=False, alike=False) -> list[str]:
+def axe_findings(page, looks: dict | None = None) -> list[str]:
     """Findings on the page as it is now, a sentence each; at most five for one rule. `looks` counts
-    the looks seen on other pages in this mode, and then those of this page. Where the page is
-    `alike` others, targets are measured if there is a small one."""
+    the looks seen on other pages in the same way, and then those of this page."""
     looks = {} if looks is None else looks
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE.axe_script)
@@ -603,11 +679,10 @@ def axe_findings(page, looks: dict | None = None, only_colours=False, alike=Fals
         violations.extend(found)
         page.evaluate(SHOW_OTHERS)
 
-    if not only_colours:
-        others = (*COLOUR_RULES, *SIZE_RULES, "region")
-        run(rules=dict.fromkeys(others, {"enabled": False}))
-        if not alike or page.evaluate(SMALL_TARGETS, TARGETS):
-            run(TARGETS, runOnly=SIZE_RULES)
+    others = (*COLOUR_RULES, *SIZE_RULES, "region")
+    run(rules=dict.fromkeys(others, {"enabled": False}))
+    if page.evaluate(SMALL_TARGETS, TARGETS):
+        run(TARGETS, runOnly=SIZE_RULES)
     if marked:
         run(LOOKS, runOnly=COLOUR_RULES)
     return [
@@ -620,41 +695,69 @@ def axe_findings(page, looks: dict | None = None, only_colours=False, alike=Fals
     ]
 
 
-def visit(context, address: str, looks: dict | None = None, inert="", alike=False) -> Visit:
-    """Open the page at `address` in a dark `context` and look at it: on a phone, then on a desktop
-    and with the Tab key, then on paper. `looks` remembers for the next page which texts axe has
-    seen: {mode: {look: count}}; `inert` finds what Tab need not go through. A page that is `alike`
-    others has been seen by axe when it has been seen on a phone: a desktop shows it what those
-    others show there, in the same colours."""
-    looks = {} if looks is None else looks
-    page = context.new_page()
-    watch = Watch.of(page)
+def in_every_way(context, address: str, looks: dict, inert="") -> dict[str, list[str]]:
+    """Findings of axe at `address` in both colours, on a phone and on a desk, everything unfolded:
+    {"dark at 390 px": findings, ...}; and {"by keyboard": what `walk` finds}. `looks` remembers
+    those of the pages before."""
+    page, found = context.new_page(), {}
     page.set_viewport_size(PHONE)
     open_page(page, address)
-    collisions = page.evaluate(COLLISIONS)
     values = page.evaluate(VALUES)
     open_all(page)
+    for window in (PHONE, DESKTOP):
+        page.set_viewport_size(window)
+        scroll_through(page)
+        for mode in ("dark", "light"):
+            in_colours(page, mode)
+            way = f"{mode} at {window['width']} px"
+            found[way] = axe_findings(page, looks.setdefault(way, {}))
+    found["by keyboard"] = walk(page, values, EXPLORER_IDS, inert)
+    page.close()
+    return found
+
+
+def visitor(context):
+    """A page that visits one address after another: a new one each time costs more than a look."""
+    page = context.new_page()
+    page.watch = Watch.of(page)
+    page.add_init_script(WHEN_READY)
+    return page
+
+
+def visit(
+    page, address: str, mode: str, looks: dict | None = None, inert="", thorough: bool = True
+) -> Visit:
+    """Let a `visitor` open the page at `address` in the colours of a mode and look at it: on a
+    phone, then on a desktop with the Tab key, then on paper; axe and the Tab key only where the
+    visit is `thorough`. `looks` remembers for the next page how often axe has seen texts of a look;
+    `inert` finds what Tab need not go through."""
+    page.goto("about:blank")
+    page.watch.forget()
+    page.set_viewport_size(PHONE)
+    page.emulate_media(media="screen", color_scheme=mode)
+    open_page(page, address)
+    late, screens = page.evaluate(LATE), [page.evaluate(FIRST_SCREEN)]
+    collisions = page.evaluate(COLLISIONS)
+    values, answers = page.evaluate(VALUES), page.evaluate(ANSWERS)
+    if screens[0]:
+        page.set_viewport_size({**DESKTOP, "height": 900})
+        screens.append(page.evaluate(FIRST_SCREEN))
+    open_all(page)
+    page.set_viewport_size({**PHONE, "width": 320})  # to which WCAG has a page reflow
     phone = page.evaluate(BEYOND)
-    dark = axe_findings(page, looks.setdefault("dark", {}), alike=alike)
-    in_colours(page, "light")
-    light = axe_findings(page, looks.setdefault("light", {}), only_colours=True)
+    page.set_viewport_size(PHONE)
+    axe = axe_findings(page, looks) if thorough else []
     page.set_viewport_size(DESKTOP)
     until(page, ONLY_WIDE_BOXES_HAVE_STOPS)
     blocks = page.evaluate(BLOCKS)
     links = page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")
     icons = page.eval_on_selector_all("link[rel~=icon]", "links => links.map(link => link.href)")
-    if not alike:
-        scroll_through(page)
-        light += axe_findings(page, looks["light"])
-        in_colours(page, "dark")
-        dark += axe_findings(page, looks["dark"], only_colours=True)
-    keyboard = walk(page, values, moved_elsewhere=EXPLORER_IDS, inert=inert)
+    keyboard = walk(page, values, EXPLORER_IDS, inert) if thorough else []
     on_paper(page, color_scheme="dark")  # nobody scrolls through a page before it is printed
-    paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS)
-    explorers = page.evaluate(EXPLORERS_AT_REST)
-    page.close()
+    paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS) + page.evaluate(EXPLORERS_AT_REST)
     return Visit(
-        watch, blocks, links, icons, light, dark, phone, collisions, keyboard, paper, explorers
+        *(deepcopy(page.watch), blocks, links, icons, late, axe, screens, answers),
+        *(phone, collisions, keyboard, paper),
     )
 
 

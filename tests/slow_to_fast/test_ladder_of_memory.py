@@ -80,8 +80,9 @@ def test_every_rung_to_the_byte(alone):
     assert sorted(found.values(), reverse=True) == list(found.values())
 
 
+@pytest.mark.nightly
 def test_real_widths(alone):
-    """GPT-2 1.5B with two layers, under fake tensors: the same six rungs.
+    """GPT-2 1.5B with two layers, under fake tensors: the same six rungs. (By day: the small one.)
 
     Must catch: a place that only a wide model reaches."""
     wanted = by_formula(WIDE, 8)
