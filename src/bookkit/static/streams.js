@@ -137,7 +137,8 @@
         });
         if (refused) hide(swatch, key); else place(swatch, key, spec.idle);
         label(exposed, refused || BOOK.format(seconds, "short duration") + " of " + BOOK.format(end, "short duration") + " " + spec.idle, x(end), width, "end");
-        const step = roundUp(most / (TICKS - 1)), shown = ticks.map((_, k) => k * step).filter(tick => tick <= most * 1.0001 && !refused);
+        const room = Math.max(2, Math.min(TICKS, Math.floor((width - LEFT) / 60))); // for ticks
+        const step = roundUp(most / (room - 1)), shown = ticks.map((_, k) => k * step).filter(tick => tick <= most * 1.0001 && !refused);
         set(axis, { d: refused ? "" : "M" + LEFT + " " + AXIS + "H" + x(most) + shown.map(tick => "M" + x(tick) + " " + AXIS + "v5").join("") });
         ticks.forEach((tick, k) => {
           label(tick, k < shown.length ? BOOK.format(shown[k], "short duration") : "", k < shown.length ? x(shown[k]) : 0, width, "middle");
