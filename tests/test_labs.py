@@ -300,6 +300,45 @@ def test_a_text_makes_its_notebook_and_a_difference_is_seen(spoil, sentence, tmp
     assert not store_lab.edited(text, notebook)
 
 
+def test_a_number_of_a_text_comes_from_the_run(tmp_path):
+    """Must catch: a number typed into a predict box that the run does not give; the printing cell
+    left in the notebook; a role lost when the text is written from the notebook."""
+    lab = new_notebook(
+        cells=[
+            new_markdown_cell("It has {ran}`1000 * size:,` bytes, each of {ran}`size` B."),
+            new_code_cell("size = 4"),
+            new_markdown_cell("Nothing is asked here."),
+        ]
+    )
+    store_lab.normalise(lab)
+    text = tmp_path / "lab.md"
+    text.write_text(store_lab.text_of(lab))
+    told = [cell.source for cell in store_lab.lab_in(text).cells]
+    store_lab.store(text)
+    notebook = tmp_path / "lab.ipynb"
+    stored = nbformat.read(notebook, as_version=4)
+    assert [cell.source for cell in stored.cells][0] == "It has 4,000 bytes, each of 4 B."
+    assert len(stored.cells) == 3 and not store_lab.difference(text, notebook)
+    assert store_lab.text_of(stored, told) == text.read_text()
+    stored.cells[0].source = "It has 5,000 bytes."
+    nbformat.write(stored, notebook)
+    assert "another source" in store_lab.difference(text, notebook)
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
+def test_an_untouched_bug_hunt_hears_its_symptom(lab):
+    """Must catch: a check that names the bug when the cell is run as it stands."""
+    hunting = False
+    for cell in nbformat.read(lab, as_version=4).cells:
+        if cell.cell_type == "markdown" and "## " in cell.source:
+            hunting = "## Bug hunt" in cell.source
+        elif hunting and has_tag(cell, "blank"):
+            said = "".join(
+                output.get("data", {}).get("text/markdown", "") for output in cell.outputs
+            )
+            assert said.startswith("**not yet:** as it was: "), said
+
+
 def test_a_large_lab_is_seen():
     """Must catch: the limit on the size taken out."""
     (problem,) = stored_problems(small_lab(), SIZE_LIMIT_BYTES + 1)

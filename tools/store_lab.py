@@ -4,6 +4,9 @@ same outputs: ``make store LAB=labs/01-name.md``.
 The text, MyST Markdown with ``{code-cell}`` blocks, is what a person edits and reviews. Whoever has
 edited the notebook instead takes the edits over with ``python tools/store_lab.py --text LAB``.
 
+A number of a text comes from the run, where the text says so: ``{ran}`peak / 10**6:.1f` MB`` is
+what this expression is after the next code cell. The notebook has the number in its place.
+
 What changes from run to run without meaning is dropped or numbered: the state of widgets
 (megabytes; a stored widget is dead anyway), times, ids of cells and widgets, versions of the
 kernel. So is what no page shows (`bookkit.lab_pages.kept`). A cell that fails leaves the notebook
@@ -12,7 +15,9 @@ as it was. The lab runs on the CPU, in a copy of its folder without your own pre
 
 import argparse
 import os
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 from tempfile import TemporaryDirectory
@@ -23,6 +28,7 @@ import torch
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbclient.output_widget import OutputWidget
+from nbformat.v4 import new_code_cell
 
 from bookkit.lab_pages import kept
 from bookkit.learner import INSTALL_CELL, has_tag
@@ -31,6 +37,7 @@ from bookkit.skeletons import text_of_skeletons
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 TEXT_FORMAT = "md:myst"
 IN_TEXT = "# tools/store_lab.py writes the install cell here"
+RAN = re.compile(r"\{ran\}`([^`]+)`")
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 CELL_TIMEOUT_SECONDS = 600
 
@@ -81,10 +88,21 @@ def lab_in(text: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def text_of(notebook: nbformat.NotebookNode) -> str:
-    """The text from which `lab_in` makes the cells of `notebook`."""
+def told_as(source: str, stored: str) -> bool:
+    """Whether the `stored` source of a cell is what a text says, with any number where it asks the
+    run for one."""
+    words = map(re.escape, RAN.split(source)[::2])
+    return re.fullmatch("[^`\\n]+?".join(words), stored) is not None
+
+
+def text_of(notebook: nbformat.NotebookNode, before: Sequence[str] = ()) -> str:
+    """The text from which `lab_in` makes the cells of `notebook`. Sources that the text had
+    `before` stay where they ask the run for a number."""
     notebook = nbformat.from_dict(notebook)
     normalise(notebook)
+    for cell in notebook.cells:
+        asked = (one for one in before if RAN.search(one) and told_as(one, cell.source))
+        cell.source = next(asked, cell.source)
     in_head = "kernelspec,shardlab,-jupytext"
     notebook.metadata["jupytext"] = {"notebook_metadata_filter": in_head}
     for cell in notebook.cells:
@@ -102,6 +120,8 @@ def difference(text: Path, notebook: Path) -> str:
         return f"{notebook.name} has {len(stored.cells)} cells and {text.name} {len(told.cells)}"
     for number, (ours, theirs) in enumerate(zip(told.cells, stored.cells), start=1):
         for part in ("cell_type", "metadata", "source"):
+            if part == "source" and told_as(ours[part], theirs[part]):
+                continue
             if ours[part] != theirs[part]:
                 begin = (ours.source or theirs.source or "nothing").splitlines()[0][:40]
                 return f"cell {number} ({begin!r}) has another {part} in {text.name}"
@@ -123,10 +143,36 @@ def copy_place(path: Path, folder: Path) -> Path:
     return place
 
 
+def asked_of_the_run(notebook: nbformat.NotebookNode) -> list[tuple]:
+    """(text, printing cell) of each text that asks for numbers: the cell is put after the code cell
+    that follows, in place."""
+    cells, asked, waiting = [], [], []
+    for cell in notebook.cells:
+        cells.append(cell)
+        if RAN.search(cell.source):
+            lines = [f"print(f'{{{one}}}')" for one in RAN.findall(cell.source)]
+            waiting.append((cell, new_code_cell("\n".join(lines))))
+        elif waiting and cell.cell_type == "code":
+            cells += [printing for _, printing in waiting]
+            asked, waiting = asked + waiting, []
+    notebook.cells = cells
+    return asked
+
+
+def take_answers(notebook: nbformat.NotebookNode, asked: list[tuple]) -> None:
+    """Put what was printed into the texts, in place, and take the printing cells away."""
+    for cell, printing in asked:
+        numbers = iter("".join(output.text for output in printing.outputs).split("\n"))
+        for _ in RAN.findall(cell.source):
+            cell.source = RAN.sub(next(numbers), cell.source, count=1)
+        notebook.cells.remove(printing)
+
+
 def store(text: Path) -> None:
     """Execute the lab that `text` describes in a copy of its folder and write its notebook beside
     it. Raises CellExecutionError when a cell fails."""
     notebook = lab_in(text)
+    asked = asked_of_the_run(notebook)
     # Not with store_widget_state=False: then nbclient fails on an Output widget. normalise drops
     # the state.
     with TemporaryDirectory() as folder:
@@ -141,6 +187,7 @@ def store(text: Path) -> None:
         )
         client.widget_registry["@jupyter-widgets/output"]["OutputModel"] = QuietOutput
         client.execute()
+    take_answers(notebook, asked)
     normalise(notebook)
     nbformat.validate(notebook)
     nbformat.write(notebook, text.with_suffix(".ipynb"))
@@ -178,7 +225,9 @@ def main() -> int:
         if not source.is_file():
             parser.error(f"{source}: no such lab")
         if arguments.text:
-            text.write_text(text_of(nbformat.read(notebook, as_version=4)), encoding="utf-8")
+            before = [cell.source for cell in lab_in(text).cells] if text.is_file() else []
+            told = text_of(nbformat.read(notebook, as_version=4), before)
+            text.write_text(told, encoding="utf-8")
             print(f"lab:    {text} has what {notebook} says")
             continue
         if edited(text, notebook):

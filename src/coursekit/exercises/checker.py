@@ -243,21 +243,23 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
     written = exercise.written(wrong, solution)
     if given[wrong] is ...:
         return Verdict(False, f"{written} gave Ellipsis: fill in the blank.")
+    for misconception in exercise.misconceptions:
+        if all(same(*pair) for pair in zip(given, exercise.answers(misconception.solution))):
+            return Verdict(False, misconception.sentence)
     if given[wrong] is None:
         said = (
             "A value that is printed, or has a name, is not handed back: end with return, and the"
         )
         return Verdict(False, f"{written} returns nothing. {said} result.")
-    for misconception in exercise.misconceptions:
-        if all(same(*pair) for pair in zip(given, exercise.answers(misconception.solution))):
-            return Verdict(False, misconception.sentence)
     if isinstance(given[wrong], Failure):
         return Verdict(False, _raised(exercise, wrong, solution, given[wrong]))
-    tries = map(CaseTried, exercise.cases, given, wanted)
-    tries = [tried for tried in tries if not same(tried.found, tried.right)]
-    if lacks := _lacks(exercise, tries):
+    every = [*map(CaseTried, exercise.cases, given, wanted)]
+    tries = [tried for tried in every if not same(tried.found, tried.right)]
+    if lacks := _lacks(exercise, every, tries):
         return Verdict(False, lacks)
     said = _words_for_a_difference(written, wanted[wrong], given[wrong])
+    if exercise.of_a_value and "yours gives" in said:  # a task's answer is not said
+        said = f"{written} is not {_around_the_difference(_show(given[wrong]))[0]}."
     if _is_number(wanted[wrong]) and not _is_number(plain_number(given[wrong])):
         return Verdict(False, f"{said.removesuffix('.')}: a number is wanted.")
     if "yours gives" not in said and "and is" not in said:
@@ -266,14 +268,18 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
     return Verdict(False, f"{said.removesuffix('.')}: {how}." if how else said)
 
 
-def _lacks(exercise: Exercise, tries: list[CaseTried]) -> str:
-    """The sentence of the exercise's property that holds in most of the wrong cases."""
-    said = [
-        [_asked(asked, tried) for tried in tries if _alike_in_form(tried.found, tried.right)]
-        for asked in exercise.properties
-    ]
-    most = max(said, key=lambda each: sum(map(bool, each)), default=[])
-    return next(filter(None, most), "")
+def _lacks(exercise: Exercise, every: list[CaseTried], wrong: list[CaseTried]) -> str:
+    """The sentence of the exercise's property that holds in most of the wrong cases; a formula
+    gives the answers of every case, or is not meant."""
+    said = []
+    for asked in exercise.properties:
+        formula = getattr(asked, "of_all", False)
+        tries = [t for t in (every if formula else wrong) if _alike_in_form(t.found, t.right)]
+        each = [_asked(asked, tried) for tried in tries]
+        if all(each) or not formula:
+            said.append((sum(map(bool, each)), formula, each))
+    most = max(said, key=lambda one: one[:2], default=(0, False, []))
+    return next(filter(None, most[-1]), "")
 
 
 def _asked(asked: Callable[..., str | None], tried: CaseTried) -> str | None:

@@ -16,7 +16,8 @@ condition for all below it, whose sentences begin with the words after its arrow
 true, and the sentence `...` says nothing and ends the list. Conditions and braces are Python: they
 know `found`, `right`, the arguments of the `case`, the names of the topic's exercises.py and GIVEN.
 A rule, `---`, begins another list: of several, the one that speaks in most of the wrong cases is
-heard. Below `### each alone` every line is a list of its own; below `### errors` a term is a
+heard. Below `### each alone` every line is a list of its own, a formula that is named only where it
+gives the answer in every wrong case; below `### errors` a term is a
 pattern in the text of an error. `## one, another` heads the lists of two exercises.
 """
 
@@ -63,6 +64,7 @@ class DecisionList:
     module: str  # whose names the conditions know
     where: str  # file and heading, for tracebacks
     groups: tuple[DecisionGroup, ...]
+    of_all: bool = False  # a cause that must be true of every wrong case, as a formula is
 
     def __post_init__(self):
         for group in self.groups:
@@ -118,13 +120,13 @@ class Decisions(NamedTuple):
 def decisions_of(blocks: Iterable[str], module: str, where: str) -> Decisions:
     """The decisions in the blocks of an exercise."""
     begun = [DecisionGroup("", "", [])]
-    lists, errors, kind = [begun], [], _RULE
+    lists, errors, kind = [(begun, False)], [], _RULE
     for block in blocks:
         term, colon, sentence = (" ".join(part.split()) for part in block.partition("\n: "))
         line = DecisionLine(term, sentence) if colon else DecisionLine("", assignment=term)
         if block in (_RULE, _EACH_ALONE, _ERRORS):
             kind, begun = block, [DecisionGroup("", "", [])]
-            lists.append(begun)
+            lists.append((begun, False))
         elif kind == _ERRORS:
             errors.append((term, sentence))
         elif block.startswith("### "):
@@ -132,8 +134,12 @@ def decisions_of(blocks: Iterable[str], module: str, where: str) -> Decisions:
             begun.append(DecisionGroup(condition, beginning, []))
         elif kind == _EACH_ALONE and colon:
             *before, last = begun
-            lists.append([*before, last._replace(lines=[*last.lines, line])])
+            lists.append(([*before, last._replace(lines=[*last.lines, line])], True))
         else:
             begun[-1].lines.append(line)
-    told = [one for one in lists if any(line.sentence for group in one for line in group.lines)]
-    return Decisions(tuple(DecisionList(module, where, tuple(one)) for one in told), tuple(errors))
+    told = [
+        DecisionList(module, where, tuple(groups), of_all)
+        for groups, of_all in lists
+        if any(line.sentence for group in groups for line in group.lines)
+    ]
+    return Decisions(tuple(told), tuple(errors))

@@ -25,6 +25,7 @@ from ..show.tables import Table
 from .missing_names import ShownAlone, explain_missing_names
 from .numbers import plain_number
 from .slips import cause, may_be_negative
+from .wrong_numbers import slips_of
 
 
 class NoNumber(ShownAlone, ValueError):
@@ -170,4 +171,5 @@ class Predictions:
 
     def _ratio(self, name):
         measured = self._measured.get(name)
-        return f"{self._locked[name] / measured:.3g}" if measured else "–"
+        number = measured and slips_of(name).unit != "choice"
+        return f"{self._locked[name] / measured:.3g}" if number else "–"

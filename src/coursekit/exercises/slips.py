@@ -20,6 +20,7 @@ OWN_FIT = 0.03  # a slip of the quantity explains a number that is so near to it
 GENERAL_HANDICAP = 0.005  # of two slips that fit alike, the quantity's own is the likelier
 SPAN_HANDICAP = 0.05  # of many numbers: said where no slip of one fits; of two, the first
 EXACT = 0.002
+NEAR_A_SLIP = 0.05  # further from it a number is about so many times the measured one
 SAID_AT_MOST = 3  # causes of one number
 ORDERS = 100  # times as much or as little: a unit, whose guess was a rough one
 FEW_RANKS = 16
@@ -87,7 +88,7 @@ def _own(given, predicted, measured, known, points) -> Iterator[tuple[float, flo
         beside_right, nearest = (min(max(one, ends[0]), ends[1]) for one in (measured, predicted))
         if abs(beside_right - measured) > points / 2:
             handicap = SPAN_HANDICAP * (ends[0] < ends[1])
-            fit = 0.0 if handicap else OWN_FIT
+            fit = 0.0 if handicap or given.within == 0 else OWN_FIT
             yield handicap, _apart(predicted, nearest), fit, _sentence(slip.sentence)
 
 
@@ -108,7 +109,10 @@ def _of_any(given, unit, predicted, measured, points) -> Iterator[tuple[float, f
         two, nearest, times, _ = min(fitting)
         words = [w for t, apart, _, w in fitting if t == two and apart <= nearest + given.fit / 2]
         said = ", or ".join(list(dict.fromkeys(words))[:SAID_AT_MOST])
-        said = f"{_how_much(float(f'{times:.9g}'))} the measured number: {said}?"
+        ratio = _how_much(float(f"{times:.9g}"))
+        if nearest > NEAR_A_SLIP:
+            ratio = f"about {_how_much(float(f'{predicted / measured:.2g}'))}".capitalize()
+        said = f"{ratio} the measured number: {said}?"
         yield GENERAL_HANDICAP, nearest, 1.0, said
 
 

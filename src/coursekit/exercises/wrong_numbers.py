@@ -15,9 +15,9 @@
 
 Indented lines name numbers that several sentences need. The line below a heading says what the
 prediction is, if anything: the number of `ranks` that share it, its `unit` where its name says
-another one (or `none`), how near is right (`within`) and explained (`fit`), the `parts` that add up
-to it, the `factors` in it (`4 heads * 512 tokens`), and `these alone` where no slip of any quantity
-is tried.
+another one (`none`, or `choice` for a number that stands for something, of which no ratio is told),
+how near is right (`within`) and explained (`fit`), the `parts` that add up to it, the `factors` in
+it (`4 heads * 512 tokens`), and `these alone` where no slip of any quantity is tried.
 """
 
 import re

@@ -46,8 +46,14 @@ read_time = topic.exercise(
         dict(kernels=100, launch=5, kernel=2, every=1),
         dict(kernels=100, launch=5, kernel=2, every=20),
         dict(kernels=100, launch=5, kernel=20, every=10),
+        dict(kernels=60, launch=3, kernel=7, every=4),
     ),
-    words=("short kernels, each read", "short kernels, every 20th", "long kernels, every 10th"),
+    words=(
+        "short kernels, each read",
+        "short kernels, every 20th",
+        "long kernels, every 10th",
+        "60 long kernels, every 4th",
+    ),
     hint="How many reads are there? And from one read to the next, how long?",
     right="a read empties the queue, and costs one launch; between reads the slower sets the pace.",
 )
@@ -126,8 +132,14 @@ budget_of_a_step = topic.exercise(
 # --- bug hunt of the lab: a loop that reads too often ---------------------------------------------
 
 
+class _Waits(int):
+    """How many, and the lines of the function in which the host waits step after step."""
+
+    lines = ""
+
+
 class _Trained(NamedTuple):
-    waits: int
+    waits: _Waits
     mean_loss: float
     largest_norm: float
 
@@ -135,7 +147,7 @@ class _Trained(NamedTuple):
 def _train(solution, steps):
     """The waits before the last update, and what the loop returns."""
     model, stream = small_gpt(layers=1, hidden=16, heads=2), batches(2, 16)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=3.0)  # the largest norm comes later
     with HostWaits(cuda=False) as waits:
         before = [0]
         optimizer.register_step_pre_hook(lambda *_: before.append(waits.total()))
@@ -144,7 +156,10 @@ def _train(solution, steps):
         return "two numbers are wanted: the mean loss and the largest norm."
     if any(isinstance(number, torch.Tensor) for number in found):
         return "these are tensors, which nobody has read: read both after the last step."
-    return _Trained(before[-1], *(round(float(number), 5) for number in found))
+    counted, first = _Waits(before[-1]), solution.__code__.co_firstlineno
+    again = {wait.line - first + 1 for wait, often in waits.found.items() if often >= steps - 1}
+    counted.lines = " and ".join(map(str, sorted(again)))
+    return _Trained(counted, *(round(float(number), 5) for number in found))
 
 
 read_at_the_end = topic.exercise(

@@ -39,39 +39,6 @@ copies_and_their_microbatches = topic.exercise(
 # --- the time of a gather -------------------------------------------------------------------------
 
 
-def _microseconds(solution, **case):
-    found = plain_numbers(solution(**case))
-    return round(1e6 * found, 3) if isinstance(found, (int, float)) else found
-
-
-def _what_the_ring_has(found, right, parameters, tensor, copies, node, card):
-    """Cards, bytes and parts that were forgotten, one at a time."""
-    if not isinstance(found, (int, float)) or right == 0:
-        return None
-    cards = max(1, node // tensor)
-    told = {
-        cards: "each rank of a ring has a card in its node: node // tensor of them share the work,"
-        " at least one.",
-        cards / node: "tensor-parallel ranks gather at the same time, each over its own cards:"
-        " a ring has node // tensor cards, not all of the node's.",
-        tensor: "a rank has the layers cut by tensor parallelism: it gathers parameters / tensor.",
-        1 / 2: "those are elements: a parameter takes 2 bytes in bf16.",
-        2: "parameters are gathered in bf16, of 2 bytes: 4 are those of fp32.",
-        copies / (copies - 1): "one of the copies' shards is the rank's own: (copies - 1) / copies"
-        " of the bytes arrive.",
-        copies - 1: "each of the others sends its shard, and a shard is 1 / copies of the bytes.",
-        1 / copies: "that is one shard, and all other ranks' shards arrive.",
-    }
-    return next(
-        (
-            said
-            for times, said in told.items()
-            if times != 1 and abs(found / right / times - 1) < 1e-6
-        ),
-        None,
-    )
-
-
 seconds_of_a_gather = topic.exercise(
     "seconds_of_a_gather",
     cases=(
@@ -84,45 +51,83 @@ seconds_of_a_gather = topic.exercise(
         "70 billion parameters, t = 8, 8 copies, nodes of 8, cards of 40 GB/s",
         "8 billion parameters, t = 1, 64 copies, nodes of 4, cards of 10 GB/s",
     ),
-    answer=_microseconds,
+    unit="seconds",
     hint="Bytes over bytes per second. What does a rank still need of its part of the model? And"
     " how many ranks of one ring are in a node, each with a network card?",
-    properties=(_what_the_ring_has,),
     right="bytes of a rank's part, less its own shard, over the cards of its ring.",
+)
+
+
+# --- groups of a rank -----------------------------------------------------------------------------
+
+
+def groups_of(rank, dp, pp, tp):
+    copy = pp * tp
+    first, begin = rank - rank % tp, rank - rank % copy
+    layers = list(range(first, first + tp))
+    pipeline = list(range(begin + rank % tp, begin + copy, tp))
+    return layers, pipeline, list(range(rank % copy, dp * copy, copy))
+
+
+groups_on_a_mesh = topic.exercise(
+    "groups_on_a_mesh",
+    groups_of,
+    cases=(
+        dict(rank=5, dp=2, pp=2, tp=2),
+        dict(rank=17, dp=2, pp=3, tp=4),
+        dict(rank=0, dp=3, pp=2, tp=1),
+    ),
+    answer=lambda solution, **case: [
+        list(one) if hasattr(one, "__iter__") else one for one in solution(**case)
+    ],
+    hint="Write down the ranks as a grid of [dp, pp, tp], in order. How far apart are two ranks"
+    " that differ by one in a single axis?",
+    right="tp neighbours, stages that are tp apart, copies that are pp x tp apart.",
 )
 
 
 # --- bug hunt: a planner that looks away ----------------------------------------------------------
 
 _GB = 10**9
-_LAYOUTS = [  # name, bytes of each pipeline rank, seconds
-    ("A", [60 * _GB, 78 * _GB], 10.0),
-    ("B", [70 * _GB, 55 * _GB], 12.0),
-    ("C", [40 * _GB, 40 * _GB], 14.0),
-    ("D", [79 * _GB, 20 * _GB], 9.0),
-    ("E", [50 * _GB, 50 * _GB], 16.0),
-]
+_LAYOUTS = {  # bytes of each pipeline rank, seconds
+    "A": ([60 * _GB, 78 * _GB], 10.0),
+    "B": ([70 * _GB, 55 * _GB], 12.0),
+    "C": ([40 * _GB, 40 * _GB], 14.0),
+    "D": ([79 * _GB, 20 * _GB], 9.0),
+    "E": ([50 * _GB, 50 * _GB], 16.0),
+    "F": ([30 * _GB, 77 * _GB, 30 * _GB], 8.0),  # full in the middle
+    "G": ([75 * _GB] * 4, 7.0),
+    "H": ([90 * _GB, 70 * _GB, 90 * _GB], 6.0),
+}
+_FULL = round(1.066 * 75 * _GB)  # a card that G fills
 
 
-def _chosen(solution, layouts, card_bytes):
-    return solution(list(layouts), card_bytes)
+def _given(names, card_bytes=80 * _GB):
+    return dict(layouts=[(name, *_LAYOUTS[name]) for name in names], card_bytes=card_bytes)
 
 
 planner_of_the_first_rank = topic.exercise(
     "planner_of_the_first_rank",
     cases=(
-        dict(layouts=_LAYOUTS[:3], card_bytes=76 * _GB),
-        dict(layouts=_LAYOUTS[2:4], card_bytes=80 * _GB),
-        dict(layouts=[*_LAYOUTS[1:3], _LAYOUTS[0]], card_bytes=80 * _GB),
-        dict(layouts=[*_LAYOUTS[1:3], _LAYOUTS[4]], card_bytes=80 * _GB),
+        _given("ABC", 76 * _GB),
+        _given("CD"),
+        _given("BCA"),
+        _given("BCE"),
+        _given("ECB"),
+        _given("EFC"),
+        _given("BG", _FULL),
+        _given("ADH"),
     ),
     words=(
         "three layouts on cards of 76 GB",
         "two layouts on cards of 80 GB",
         "three layouts on cards of 80 GB",
         "three other layouts on cards of 80 GB",
+        "the slowest first",
+        "three ranks, the fullest in the middle",
+        "a layout that fills the card",
+        "three layouts of which none fits",
     ),
-    answer=_chosen,
     hint="Of a pipeline of two ranks, which one has the head and the loss? What does the planner"
     " know of that rank?",
     right="the fullest rank decides, whichever it is.",
