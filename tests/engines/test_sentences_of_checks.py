@@ -5,7 +5,6 @@ import pytest
 from coursekit.exercises.checker import Exercise, Misconception, judge
 from coursekit.exercises.decisions import decisions_of
 
-
 BLOCKS = [
     "### each alone",
     "same(found, one + other)\n:   the sum.",
