@@ -203,7 +203,7 @@ def pictures_of(kind):
 
 
 def valid(spec, chance, count):
-    """What Python computes for so many configurations that a reader can reach."""
+    """Results of Python for that many configurations that a reader can reach."""
     found = []
     while len(found) < count:
         try:

@@ -251,7 +251,7 @@ SHARD_COLUMNS = ("parameters", "gradients", "optimizer", "gathered")
 
 
 def shards_drawn(step, rank, n, stage):
-    """What one rank's cells of shards show at a step: (grid, marked as moved or None: whatever)."""
+    """Cells of shards of one rank at a step: (grid, marked as moved or None: whatever)."""
     for column in SHARD_COLUMNS:
         for unit in range(len(UNIT_LETTERS)):
             has = step.picture[unit]
@@ -271,7 +271,7 @@ def shards_drawn(step, rank, n, stage):
 
 
 def pairs_drawn(step, rank, n, way):
-    """What one rank's cells of a block show at a step."""
+    """Cells of a block of one rank at a step."""
     places = {
         Extent.NOTHING: lambda row, column: 0,
         Extent.COLUMNS: lambda row, column: 2 * (column == rank),
@@ -480,7 +480,7 @@ def test_steps_are_announced_when_the_reader_rests(playing):
 
 def test_space_plays_to_the_end_and_stops_there(playing):
     """The end is announced, the way is not; played again from the end it begins anew; space, or any
-    step, or the wish for no motion, stops it, and who has that wish finds no button to play.
+    step, or the wish for no motion, stops it; a reader with that wish finds no button to play.
 
     Must catch: play on beyond the end; an interval left running; every step announced; the wish
     looked up once."""

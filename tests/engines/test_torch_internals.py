@@ -73,9 +73,6 @@ BESIDE_THE_DOOR = {
     "tests/zero/test_defects_stage3.py": {
         "_parameters": "a script's own rule, as Hugging Face's",
     },
-    "tests/zero/test_zero_misuses.py": {
-        "_saved_mat2": "a reader who looks at what autograd has saved",
-    },
 }
 
 
