@@ -47,7 +47,7 @@ class PlannerDirective(CardDirective):
 
 
 def card(spec):
-    """The card below an explorer, as HTML."""
+    """The planner of an explorer, as HTML."""
     ident = f"planner-{spec.name}"
     start = spec.start()
     fields = (
@@ -120,7 +120,7 @@ def _answer(ident, spec):
 <table class="table planner-best" aria-labelledby="{ident}-title">
 <thead><tr>{heads}</tr></thead>{rows}</table>
 <div class="planner-nearest" hidden></div>
-<p class="explorer-detail">How far such answers were off. Bytes:
+<p class="explorer-detail">How accurate is this? Bytes:
  <span class="planner-bytes">{escape(published(compared["bytes"]))}</span>. Seconds:
  <span class="planner-seconds">{escape(published(compared["seconds"]))}</span>.</p>
 <p class="explorer-detail">In a shell:

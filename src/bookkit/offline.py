@@ -5,8 +5,8 @@ Four things happen here.
 
 1. What the theme loads and this book does not use is taken off the pages: its scripts (menus, side
 bars, search box and colour mode are ``static/book.js``) and its icon fonts (``icons.py``).
-2. After the build, files in ``_static`` that no page refers to are deleted, and the book's own lose
-comments and white space.
+2. After the build, files in ``_static`` that no page refers to are deleted, the theme's sheets lose
+the rules that no page needs, and the book's own files lose comments and white space.
 3. plotly figures stored in notebooks, which MyST-NB drops without a word, are written into the
 page; the one local
    copy of plotly.js is fetched when the first of them comes near the screen. A stored ipywidgets
@@ -49,14 +49,7 @@ UNUSED_SCRIPTS = {
 }
 UNUSED_STYLES = {"styles/theme.css"}
 ASKED_FOR = ("present.js", "present.css")  # no page names them: book.js loads them
-THEME_STYLES = (
-    "styles/pydata-sphinx-theme.css",
-    "styles/sphinx-book-theme.css",
-    "sphinx-design.min.css",
-    "basic.css",
-    "mystnb*.css",
-    "pygments.css",
-)
+THEME_STYLES = ("styles/*.css", "sphinx-design.min.css", "mystnb*.css", "pygments.css")
 
 # The theme's rules stand in a cascade layer of their own: whatever book.css says then counts,
 # however it is said.
@@ -269,10 +262,16 @@ def looked_at(output, cache, look):
 
 
 def _references(page):
-    """The addresses to which a page refers, and those that are loaded with it."""
+    """The addresses to which a page refers, those that are loaded with it, and the names of classes
+    and elements in it."""
     references = _References()
     references.feed(page)
-    return {"addresses": sorted(references.addresses), "loaded": sorted(references.loaded)}
+    names = set(" ".join(re.findall(r'\b(?:class|id)="([^"]*)"', page)).split())
+    return {
+        "addresses": sorted(references.addresses),
+        "loaded": sorted(references.loaded),
+        "names": sorted(names),
+    }
 
 
 def _warn(file, address):
@@ -286,10 +285,11 @@ def _tidy(app, output):
     output = output.resolve()
     static = output / "_static"
     used = {static / name for name in ASKED_FOR}
-    for page, references in looked_at(
-        output, Path(app.doctreedir) / "references.json", _references
-    ).items():
+    names = set(re.findall(r"[\w-]+", "".join(map(Path.read_text, OURS.glob("*.js")))))
+    pages = looked_at(output, Path(app.doctreedir) / "pages.json", _references)
+    for page, references in pages.items():
         folder = (output / page).parent
+        names.update(references["names"])
         used.update(_local(address, folder) for address in references["addresses"])
         for address in filter(_is_external, references["loaded"]):
             _warn(page, address)
@@ -297,7 +297,7 @@ def _tidy(app, output):
         for sheet in static.glob(pattern):
             text = sheet.read_text(encoding="utf-8")
             if not text.startswith(LAYER):  # else it is what an earlier build left
-                sheet.write_text(theme_css(text), encoding="utf-8")
+                sheet.write_text(theme_css(text, names), encoding="utf-8")
     for sheet in sorted(static.rglob("*.css")):
         if sheet not in used:
             continue
@@ -320,16 +320,28 @@ def _tidy(app, output):
             path.unlink()
 
 
-def theme_css(text):
-    """A style sheet of the theme in a cascade layer of its own: without its fonts, and without
-    ``!important``, which would win over book.css from inside a layer.
+RULE = re.compile(r"""([^{}'"]+(?:"[^"]*"[^{}'"]*)*)\{(?:[^{}'"]|'[^']*'|"[^"]*")*\}""")
+SELECTOR = re.compile(r"(?:[^,(]|\((?:[^()]|\([^()]*\))*\))+")
+ASIDE = re.compile(r"\((?:[^()]|\([^()]*\))*\)|\[[^\]]*\]")  # what :not() and [] hold
+NAME = re.compile(r"[.#]([\w-]+)")
 
-    Every other rule stays, whether a page uses it or not: a page without the theme's fonts and its
-    ``!important`` would look different, so this is no purging of rules. An ``@font-face`` has no
-    braces inside, so an expression finds its end; a parser of CSS is no dependency of the build.
-    """
+
+def theme_css(text, names):
+    """A style sheet of the theme in a cascade layer of its own: without its fonts, without
+    ``!important``, which would win over book.css from inside a layer, and without the selectors
+    that ask for a class or an element that no page and no script of the book names."""
+
+    needed = lambda one: names.issuperset(NAME.findall(ASIDE.sub("", one)))
+
+    def kept(rule):
+        if rule[1][0].isdigit() or "@" in rule[1]:  # a step of keyframes, a page
+            return rule[0]
+        shown = ",".join(filter(needed, SELECTOR.findall(rule[1])))
+        return shown and shown + rule[0][len(rule[1]) :]
+
     text = re.sub(r"@font-face\s*\{[^}]*\}|@charset[^;]*;|\s*!important", "", text)
-    return f"{LAYER}{rcssmin.cssmin(text)}}}"
+    text = RULE.sub(kept, rcssmin.cssmin(text))
+    return f"{LAYER}{re.sub(r'@(?:media|supports)[^{};]*{}', '', text)}}}"
 
 
 def setup(app):

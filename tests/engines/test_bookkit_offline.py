@@ -331,10 +331,16 @@ def test_another_theme_is_refused_by_name(book, monkeypatch):
 
 def test_the_theme_stays_below_the_book():
     """Mutations: leave ``!important``, which wins over book.css from inside a layer; leave the
-    theme's fonts, which the book does not carry; drop a rule."""
+    theme's fonts, which the book does not carry; drop a rule that a page needs, also one that
+    `:not()` names; keep one that none needs, or a media query without rules."""
     sheet = """/* a */ @font-face { src: url(a.woff2) }
-      .a { x: 1 !important; y: '}' } @media print { .b { z: 2 } }"""
-    assert offline.theme_css(sheet) == "@layer theme{.a{x:1;y:'}'}@media print{.b{z:2}}}"
+      .a, .c { x: 1 !important; y: '}' } @media print { .b { z: 2 } } @media screen { .c { z: 3 } }
+      p:not(.c), [class~="c"] { k: 1 } @keyframes in { 0% { o: 0 } to { o: 1 } }"""
+    assert offline.theme_css(sheet, {"a", "b"}) == (
+        "@layer theme{.a{x:1;y:'}'}@media print{.b{z:2}}"
+        'p:not(.c),[class~="c"]{k:1}@keyframes in{0%{o:0}to{o:1}}}'
+    )
+
 
 
 # sha256 of "go()", as `printf 'go()' | openssl dgst -sha256 -binary | base64` prints it

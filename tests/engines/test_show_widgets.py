@@ -184,7 +184,7 @@ def test_a_slider_follows_the_hand():
 def test_lines_are_asked_for_again_where_they_move(monkeypatch):
     """Moving the reader's place along a line moves no line.
 
-    Must catch: each stop computed again for each place that a hand passes; lines of the values
+    Must catch: each stop recomputed for each place that a hand passes; lines of the values
     before."""
     widget, asked = explorer("collective-cost"), []
     sampled = type(widget.spec).sampled
@@ -259,7 +259,7 @@ def test_bad_input_is_one_sentence_at_its_control(fit, typed, said):
     nobody sees what was wrong."""
     fit.boxes["layers"].value = typed
     assert said in message(fit, "layers") and fit.values["layers"] != 32
-    assert "of model states" in fit.sentence
+    assert "for model states" in fit.sentence
     fit.sliders["layers"].value = 12
     assert message(fit, "layers") == "" and fit.boxes["layers"].value == "12"
 

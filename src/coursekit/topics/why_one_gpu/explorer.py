@@ -2,7 +2,7 @@
 
 from coursekit.show.links import HEADS_FOLLOW, Divides, Product, Ratio
 from coursekit.show.pictures import MemoryBar, Part, TimeAxis
-from coursekit.show.spec import Control, Explorer, ExplorerTable, Menu, Say
+from coursekit.show.spec import Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from coursekit.show.stops import HEADS, HIDDEN_SIZES, powers_of_two, steps_of_ten
 
 STATES_OF_ONE_GPU = MemoryBar(
@@ -18,22 +18,15 @@ STATES_OF_ONE_GPU = MemoryBar(
 )
 
 STATES_IN_WORDS = (
-    Say("One GPU holds ", when=(("gpus_per_copy", 1),)),
+    Say("One GPU needs ", when=(("gpus_per_copy", 1),)),
     Say(
-        "Each of the {gpus_per_copy:exact} GPUs that share a copy holds ",
+        "Each of the {gpus_per_copy:exact} GPUs that share a copy needs ",
         unless=(("gpus_per_copy", 1),),
     ),
-    Say("{states_bytes_per_gpu} ({states_bytes_per_gpu:bytes}) of model states"),
-    Say(
-        "; a card of {gpu_memory_bytes} is {missing_bytes} short. "
-        "Share each copy between at least {gpus_to_hold_states:exact} GPUs.",
-        when=(("fits", 0),),
-    ),
-    Say(
-        "; a card of {gpu_memory_bytes} has {free_bytes} left for activations, temporaries and"
-        " buffers.",
-        when=(("fits", 1),),
-    ),
+    Say("{states_bytes_per_gpu} ({states_bytes_per_gpu:bytes}) for model states"),
+    Say(", {missing_bytes} more than it has. ", when=(("fits", 0),)),
+    Say("Share each copy between at least {gpus_to_hold_states:exact} GPUs.", when=(("fits", 0),)),
+    Say("; {free_bytes} are left for activations, temporaries and buffers.", when=(("fits", 1),)),
 )
 
 PARTS_IN_WORDS = (
@@ -60,6 +53,7 @@ DOES_IT_FIT = Explorer(
         Control("gpus_per_copy", "GPUs that share one copy", powers_of_two(1, 1024)),
     ),
     links=(Ratio("feed_forward", "hidden"), *HEADS_FOLLOW),
+    groups=(ControlGroup("Layers and their sizes", ("layers", "hidden", "heads"), folded=True),),
     begin=dict(model="Llama 7B", recipe="bf16 + fp32 master", gpu="A100 SXM 80GB", gpus_per_copy=1),
     pictures=(STATES_OF_ONE_GPU,),
     sentence=STATES_IN_WORDS,
