@@ -85,19 +85,32 @@ def _icon(*names):
     return Markup("")
 
 
+# Parts of the contents that are folded until a reader opens them or is on one of their pages.
+FOLDED = re.compile(
+    r'<p [^>]*"caption"[^>]*>(<span[^>]*>(?:Teach|Reference)</span>)</p>\s*(<ul.*?)(?=<p |\Z)',
+    re.DOTALL,
+)
+
+
 def with_sections(contents, sections):
     """The book's contents, with the sections of the page one is on under its entry; both are HTML
     of Sphinx's making.
 
     (The theme shows a page's sections in the right margin, which here belongs to notes.)
     """
+    contents = FOLDED.sub(_fold, str(contents))
     current = re.search(
         r'<a class="current reference internal" href="#">.*?</a>', contents, flags=re.DOTALL
     )
     inner = re.search(r"</a>(.*)</li>", sections or "", flags=re.DOTALL)
     if not current or not inner:
-        return contents
+        return Markup(contents)
     return Markup(contents[: current.end()] + inner.group(1) + contents[current.end() :])
+
+
+def _fold(part):
+    here = " open" * ('class="current' in part[2])
+    return f'<details{here}><summary class="caption">{part[1]}</summary>{part[2]}</details>'
 
 
 def _without_roles(body):

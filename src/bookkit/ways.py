@@ -35,14 +35,16 @@ def question_of(page: Path) -> str:
 
 def parts(folder: Path) -> dict[str, list[Path]]:
     """Caption -> pages of each part of the contents that has chapters, in the order of the
-    contents. A list without a caption continues the part above it; one with numbers, or whose pages
-    all ask a question, makes its part one of chapters."""
+    contents, and those under them that ask a question. A list without a caption continues the part
+    above it; one with numbers, or whose pages all ask one, makes its part one of chapters."""
     contents = yaml.safe_load((folder / "_toc.yml").read_text("utf-8"))
     caption, pages, numbered = "", {}, set()
     for part in contents["parts"]:
         caption = part.get("caption", caption)
         listed = [folder / f"{page['file']}.md" for page in part["chapters"]]
-        pages.setdefault(caption, []).extend(listed)
+        for page, entry in zip(listed, part["chapters"]):
+            below = [folder / f"{each['file']}.md" for each in entry.get("sections", ())]
+            pages.setdefault(caption, []).extend([page, *filter(question_of, below)])
         if part.get("numbered") or all(map(question_of, listed)):
             numbered.add(caption)
     return {caption: pages[caption] for caption in pages if caption in numbered}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from small_books import builder
 
 from bookkit.lab_pages import numbered
-from bookkit.ways import labs_of_chapters, onward, parts, question_of, summary
+from bookkit.ways import labs_of_chapters, onward, parts, question_of, summary, title_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = SimpleNamespace(
@@ -21,12 +21,25 @@ ENV = SimpleNamespace(
 
 def test_every_chapter_asks_a_question_and_is_on_the_front_page():
     """Must catch: a question taken off a page, a page of the contents that the front page leaves
-    out, a caption lost where a list continues a part, labs among the chapters."""
+    out, a caption lost where a list continues a part, labs among the chapters; a lab that does not
+    stand under its chapter, or has another name or number."""
     found = parts(ROOT)
-    contents = (ROOT / "_toc.yml").read_text("utf-8").partition("caption: Labs")[0]
-    assert [page.stem for pages in found.values() for page in pages] == re.findall(
-        r"file: chapters/(\S+)", contents
-    )
+    contents = (ROOT / "_toc.yml").read_text("utf-8").partition("caption: Teach")[0]
+    listed = [page.stem for pages in found.values() for page in pages]
+    assert listed == [
+        name
+        for name in re.findall(r"file: chapters/(\S+)", contents)
+        if question_of(ROOT / "chapters" / f"{name}.md")
+    ]
+    for number, name in enumerate(re.findall(r"^      - file: (\S+)", contents, re.MULTILINE), 1):
+        page = ROOT / f"{name}.md"
+        lab = re.search(r"^lab: labs/((\d+)\S+)", page.read_text("utf-8"), re.MULTILINE)
+        title = re.sub(r"^\d+\. |\?$", "", title_of(page))
+        if lab:
+            below = contents.partition(f"      - file: {name}\n")[2]
+            assert f"labs/{lab[1]}\n" in below.partition("\n      - file")[0] + "\n"
+            assert title_of(ROOT / "labs" / f"{lab[1]}.md").startswith(title)
+            assert int(lab[2]) in (number, int(re.sub(r"\..*|\D+", "", title_of(page)) or 0))
     assert list(found) == re.findall(r"caption: (.*?) *(?:#.*)?\n", contents)
     assert all(question_of(page).endswith("?") for pages in found.values() for page in pages)
     assert "```{chapters-and-questions}\n```\n" in (ROOT / "index.md").read_text("utf-8")

@@ -112,8 +112,8 @@ def repository(tmp_path_factory):
         ("chapters/zero\n", "chapters/pretended\n"),
         ("labs/06-zero\n", "labs/90-pretended\n"),
     ):
-        assert text.count(f"      - file: {last}") == 1
-        text = text.replace(f"      - file: {last}", f"      - file: {new}      - file: {last}")
+        text, times = re.subn(f"( +- file: ){last}", rf"\g<1>{new}\g<1>{last}", text)
+        assert times == 1
     contents.write_text(text)
     git(folder, "add", "--all", "--intent-to-add")  # now tests of the copy find the new files, too
     (folder / ".venv").mkdir()  # `make` makes it
