@@ -18,8 +18,11 @@ shows the answer once a prediction is locked. Definitions stay outside of the an
 scrolls on needs them.
 
 A notebook has no directives outside the book. There a quotation that begins with a label, ``>
-**Predict.** How many?``, is the box.
+**Predict.** How many?``, is the box; what the next cell shows, and the text that follows, is the
+answer.
 """
+
+from itertools import takewhile
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -27,6 +30,8 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
 from bookkit.cards import add_files, classed
+
+SAID = (nodes.paragraph, nodes.bullet_list, nodes.enumerated_list, nodes.table, nodes.math_block)
 
 LABELS = {
     "predict": "Predict",
@@ -123,6 +128,25 @@ class QuotedBox(SphinxTransform):
             box.source, box.line = quotation.source, quotation.line
             box += quotation.children
             quotation.replace_self(box)
+            if kind == "predict":
+                gate(box)
+
+
+def gate(box):
+    """The output of the cell after a question, and what is said about it, become its answer."""
+    page = box.parent
+    after = page[page.index(box) + 1 :]
+    cell = next((node for node in after if "cell" in node.get("classes", ())), None)
+    if cell is None or "cell_output" not in cell[-1].get("classes", ()):
+        return
+    said = takewhile(lambda node: isinstance(node, SAID), after[after.index(cell) + 1 :])
+    answer = nodes.container("", nodes.container("", cell.pop(), classes=["cell"]))
+    for node in list(said):
+        page.remove(node)
+        answer += node
+    answer["classes"] = ["answer"]
+    page.insert(page.index(cell) + 1, answer)
+    box["classes"].append("asks")
 
 
 def setup(app):

@@ -1,6 +1,8 @@
 """A lab's page leaves predictions to its reader: the guesses of the stored lab are taken off, and
 what was measured stays. The learner's edition (see learner.py) has neither. Its title begins with
-the number that the notebook's name gives. A call in a verdict is printed as code.
+the number that the notebook's name gives. A call in a verdict is printed as code; the verdict of a
+blank that nobody has filled is left out. Where the lab has a live explorer or stepper, its page has
+the book's.
 """
 
 import json
@@ -8,6 +10,7 @@ import re
 from copy import copy
 
 from .learner import GUESS, has_tag
+from .offline import WIDGET
 
 # the head of a table of predictions.py, its rule, and its rows
 PREDICTIONS = re.compile(
@@ -16,6 +19,8 @@ PREDICTIONS = re.compile(
 ROW = re.compile(r"^\|([^|\n]*)\|[^|\n]*\|([^|\n]*)\|[^|\n]*\|", re.MULTILINE)
 LOCKED = re.compile(r"^predicted: .*\n?", re.MULTILINE)  # what `Predictions.lock` prints
 ESCAPED = re.compile(r"\\(.)")
+LIVE = re.compile(r'^(?:display\()?(explorer|stepper)\(\s*"([\w -]+)"', re.MULTILINE)
+UNFILLED = "gave Ellipsis"
 # a call with a quoted argument, in Markdown
 CALL = re.compile(r"""[\w.\\]+\([^()`\n]*['"][^()`\n]*\)""")
 
@@ -49,7 +54,13 @@ def without_guesses(lab: dict) -> dict:
     for cell in lab["cells"]:
         if has_tag(cell, "predict"):
             cell["source"] = GUESS.sub(r"\1...", "".join(cell["source"]))
-        for output in cell.get("outputs", []):
+        live = LIVE.search("".join(cell["source"]))
+        for output in [*cell.get("outputs", [])]:
+            if live and WIDGET in output.get("data", {}):
+                output["data"] = {"text/markdown": f"```{{{live[1]}}} {live[2]}\n```"}
+                continue
+            if UNFILLED in json.dumps(output.get("data")):
+                cell["outputs"].remove(output)
             for kind, text in output.get("data", {}).items():
                 if kind == "text/markdown":
                     output["data"][kind] = calls_as_code(_without_predictions("".join(text)))

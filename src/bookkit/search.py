@@ -29,7 +29,7 @@ SKIPPED = {
     "headerlink", "math-block", "explorer-fallback", "explorer-controls", "explorer-menus",
     "explorer-foot", "explorer-picture", "explorer-words", "lab-links", "box-label",
     "formula-facts", "collapsed", "expanded", "unseen", "trace-card",
-    "said-elsewhere",
+    "said-elsewhere", "highlight-diff",
 }  # fmt: skip
 
 

@@ -71,9 +71,9 @@ def test_the_outline_is_the_formulas(name):
 
 def test_a_tooth_for_each_checkpoint():
     """Must catch: one layer too many in a checkpoint; a checkpoint that stays while the next one is
-    computed again."""
+    recomputed."""
     for name, teeth in (
-        ("nothing computed again", 0),
+        ("nothing recomputed", 0),
         ("each layer in a checkpoint", 32),
         ("eight layers in each", 4),
     ):

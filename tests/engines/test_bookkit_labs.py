@@ -41,6 +41,19 @@ def test_a_page_leaves_predictions_to_its_reader(tmp_path):
     assert "quarter" in tables[0] and "quarter" not in first
 
 
+def test_a_page_has_the_books_explorer_and_no_blank_verdict():
+    """Must catch: a sentence about a dead control where the book has its explorer; the verdict of
+    a blank that waits for its reader."""
+    view = {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "Explorer"}
+    blank = {"text/markdown": "**not yet:** f(1) gave Ellipsis: fill in the blank."}
+    outputs = [nbformat.v4.new_output("display_data", data) for data in (blank, view)]
+    cell = nbformat.v4.new_code_cell('display(explorer(\n    "zero", n=1))', outputs=outputs)
+    [found] = without_guesses({"cells": [cell]})["cells"]
+    assert [out["data"] for out in found["outputs"]] == [
+        {"text/markdown": "```{explorer} zero\n```"}
+    ]
+
+
 def test_a_call_in_a_verdict_is_code():
     """Must catch: a call left in the sentence, where its quotes become curly; the backslash that
     protects an underscore kept in code, where it would show; a call without quotes touched."""

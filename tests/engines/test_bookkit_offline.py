@@ -342,7 +342,6 @@ def test_the_theme_stays_below_the_book():
     )
 
 
-
 # sha256 of "go()", as `printf 'go()' | openssl dgst -sha256 -binary | base64` prints it
 GO = "'sha256-5KYv+PUboo5h+0+YAtGRPbwv5d/QxzHslP4YGnUaxRw='"
 WITH_A_SCRIPT = '<head>\n<meta charset="utf-8" /><title>a</title><script>go()</script></head>'

@@ -68,8 +68,9 @@ def test_a_second_race_of_a_day_goes_on_in_the_recording():
 
 
 def test_rows_are_found_by_name_and_case():
-    """Must catch: a case that is ignored."""
+    """Must catch: a case that is ignored; a rate printed as 7.9e+14 FLOP/s."""
     recording = Recording(**GOOD)
+    assert recorded([recording], "matmul.rate").startswith("790 TFLOP/s on NVIDIA H200")
     assert [row.value for row in recording.find("step.peak")] == [536_550_616, 600_000_000]
     assert [row.value for row in recording.find("step.peak", optimizer="foreach")] == [600_000_000]
     assert recording.find("step.peak", optimizer="fused") == []
@@ -117,7 +118,7 @@ def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
         recorded(recordings, "step.peak", optimizer="loop")
         == "536,550,616 bytes on NVIDIA H200, 2026-11-21"
     )
-    assert recorded(recordings, "matmul.rate") == "7.9e+14 FLOP/s on NVIDIA H200, 2026-11-21"
+    assert recorded(recordings, "matmul.rate") == "790 TFLOP/s on NVIDIA H200, 2026-11-21"
     assert recorded(recordings, "step.peak", optimizer="fused") == "not yet recorded on a GPU"
     assert recorded([on_cpu], "step.peak") == "not yet recorded on a GPU"
     (tmp_path / "labs").mkdir()

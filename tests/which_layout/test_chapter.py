@@ -138,7 +138,7 @@ def test_the_order_on_a100s():
 TOLD = {  # as the page's table says
     "model states, 1.27 TB": layout(),
     "the whole rank, 232 GB": layout(zero_stage=3),
-    "19% computed again": layout(zero_stage=3, recompute_policy=3),
+    "19% recomputed": layout(zero_stage=3, recompute_policy=3),
     "32% exposed": layout(zero_stage=3, tensor_parallel=8),
     "39% exposed": layout(zero_stage=3, tensor_parallel=4, ranks_per_node=4),
     "none": layout(zero_stage=3, tensor_parallel=4),
@@ -224,7 +224,7 @@ def test_every_rank_to_the_byte(worlds, layout):
     """Each rank's bytes at its fullest, by category, on ranks that send to each other.
 
     Must catch: the batch left out of activations on a rank that saves none of it; a layer that is
-    computed again counted as kept; the losses of earlier microbatches forgotten; the optimizer's
+    recomputed counted as kept; the losses of earlier microbatches forgotten; the optimizer's
     counters of every parameter where they are of buckets; one rank's bytes said of all; stage 2's
     new gradients, which wait whole for their bucket, taken for a part of the shard's."""
     found = worlds(layout.ranks).run(weigh_rank, layout)

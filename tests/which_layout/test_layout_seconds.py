@@ -120,7 +120,7 @@ def test_a_shared_sequence_by_hand(c, bandwidth, policy, times):
 
     Must catch: attention among a rank's own tokens alone; queries that are exchanged without keys,
     values and outputs; messages of heads that other tensor-parallel ranks have, or none where
-    attention is computed again; a step that is measured by shorter sequences."""
+    attention is recomputed; a step that is measured by shorter sequences."""
     asked = dict(SMALL, **MACHINE, data_parallel=4, tensor_parallel=2, pipeline_parallel=1)
     asked |= dict(context_parallel=c, pipeline_rank=0, zero_stage=1, score_share=0.5)
     asked |= dict(recompute_policy=policy, key_value_heads=2, kept_attention_outputs=2)

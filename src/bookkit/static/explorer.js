@@ -42,10 +42,10 @@
       if (place(leader) === place(follower) || preset[follower] === undefined || !whole(values[leader])) return;
       set(follower, Math.max(preset[follower], values[leader]));
     },
-    most({ follower, leader, less }, values, place, set) { // NaN and text are above nothing
+    most({ follower, leader, less, least }, values, place, set) { // NaN and text are above nothing
       if (!whole(values[follower]) || typeof values[leader] !== "number" || !(values[follower] + less > values[leader])) return;
       if (place(follower) < place(leader)) set(leader, values[follower] + less);
-      else if (place(leader) < Infinity) set(follower, values[leader] - less);
+      else if (place(leader) < Infinity) set(follower, Math.max(least, values[leader] - less));
     },
     back(link, values, place, set) {
       if (place(link.follower) === Infinity && link.leaders.some(name => place(name) < Infinity)) set(link.follower, link.value);

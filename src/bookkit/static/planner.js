@@ -107,20 +107,19 @@
       const usual = Object.fromEntries(known.family.map((quantity, k) => [quantity, known.usual[k]]).filter(([, value]) => value !== null));
       if (model === CONFIG && !pasted.value.trim()) throw new Refusal("Paste a config.json, or choose the file.");
       const sizes = model === CONFIG ? Object.assign(usual, BOOK.readConfig(pasted.value, known, "the config.json")) : sizesOf(model);
-      const gpus = count(asked.gpus), batch = count(asked.batch), sequence = count(asked.sequence), recipes = hands.presets.recipe;
+      const gpus = count(asked.gpus), batch = count(asked.batch), typed = count(asked.sequence), recipes = hands.presets.recipe;
       const recipe = facts.without_bf16.includes(gpu) && chosen.recipe.startsWith("bf16") ? known.fp16 : chosen.recipe;
       const values = Object.assign({}, start, sizes, recipes[recipe], hands.presets.kernels[chosen.kernels], hands.presets.gpu[gpu],
         sizes.experts ? known.speed_of_experts[gpu] : {});
-      if (sizes.learned_positions && sequence > sizes.max_sequence) {
-        throw new Refusal("“tokens in a sequence” = " + format(sequence, "exact") + ": " + model + " has a table of " + format(sizes.max_sequence, "exact") + " positions, so its sequences are not longer.");
-      }
+      const sequence = sizes.learned_positions ? Math.min(typed, sizes.max_sequence) : typed; // as long as its table of positions
+      if (sequence < typed) asked.sequence.value = format(sequence, "exact");
       try { // what no layout can mend
         BOOK.models[name](Object.assign({}, values, { data_parallel: 1, tensor_parallel: 1, pipeline_parallel: 1, pipeline_rank: 0, sequence: sequence, microbatch: 1, zero_stage: 0, accumulation_steps: 1 }));
       } catch (refused) {
         if (!(refused instanceof BOOK.InvalidQuantity)) throw refused;
         throw new Refusal((model === CONFIG ? "the config.json: " : "") + refused.message);
       }
-      return { model, gpu, gpus, batch, sequence, recipe, kernels: chosen.kernels, values };
+      return { model, gpu, gpus, batch, sequence, cut: sequence < typed, recipe, kernels: chosen.kernels, values };
     }
 
     // -- the answer
@@ -140,9 +139,9 @@
     function bindsWords(binds) {
       if (binds.memory) {
         const turned = BOOK.inWords(binds.memory, { words: Object.assign({}, facts.words, facts.more_words), again: facts.again });
-        return "binds: memory: " + turned + " would take " + format(binds.seconds, "short duration") + " and " + (binds.missing / 1e9).toFixed(2) + " GB more than there is";
+        return "Limited by memory: " + turned + " would take " + format(binds.seconds, "short duration") + " and " + (binds.missing / 1e9).toFixed(2) + " GB more than there is";
       }
-      return "binds: " + (binds.part ? facts.parts[binds.part] + ", " + Math.round(100 * binds.share) + "% of the step" : "nothing but the GPU's own work");
+      return "Limited by " + (binds.part ? facts.parts[binds.part] + ", " + Math.round(100 * binds.share) + "% of the step" : "nothing but the GPU's own work");
     }
 
     function take(one, question) {
@@ -172,7 +171,8 @@
       near.hidden = !!plan.best.length;
       if (!plan.best.length) BOOK.nearestButtons(near, plan.nearest, facts, one => take(one, question));
       write(sentence, format(plan.legal, "exact") + " legal layouts, " + format(plan.fitting, "exact") + " fit. " +
-        (plan.best.length ? "The fastest, one for each pair of t and p; with " : "With ") + question.recipe + ", " + question.kernels + ".");
+        (plan.best.length ? "The fastest, one for each pair of t and p; with " : "With ") + question.recipe + ", " + question.kernels + "." +
+        (question.cut ? " The model has a table of " + format(question.sequence, "exact") + " positions, so its sequences are no longer than that." : ""));
       const speed = question.values.experts ? known.experts : known.speed_of[question.gpu], family = question.gpu.split(" ")[0];
       write(find(".planner-bytes"), known.compared[question.kernels]);
       write(find(".planner-seconds"), known.speeds[speed] + (known.measured[speed].includes(family + "s") ? "" : ", none of them on a " + family + (known.elsewhere[speed] && "; " + known.elsewhere[speed])));
@@ -207,8 +207,12 @@
       else search(() => take(shown.plan.best[place], shown.question));
     }
 
+    const LABELS = [["batch = ", "“sequences in a step” = "], [" on gpus = ", " on “GPUs” = "],
+      ["microbatch x data_parallel divides the batch", "copies times sequences in a microbatch divide the sequences in a step"]];
+
     function refuse(message) {
-      write(error, message);
+      write(error, LABELS.reduce((text, [name, label]) => text.replace(name, label), message));
+      if (message) table.hidden = near.hidden = true; // they answer another question
       error.hidden = !message;
       root.classList.toggle("stale", !!message);
     }

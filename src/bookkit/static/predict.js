@@ -87,7 +87,7 @@
       show();
       (said === null ? field : again).focus();
     }
-    function enter() { if (field.value.trim()) set(field.value.trim()); else field.focus(); }
+    function enter() { if (field.value.trim()) set(field.value.trim()); else { field.placeholder = "a guess first"; field.focus(); } }
     lock.addEventListener("click", enter);
     field.addEventListener("keydown", function (event) {
       if (event.key !== "Enter") return;

@@ -1,14 +1,16 @@
-/* One thing of a page on the whole screen: an explorer, a stepper, a figure, a question, a row of a plan. `f` over it
-   or its button opens it; ?present in the address shows all of the page, one after the other, and ?present=NAME begins with that card. Arrows
+/* One thing of a page on the whole screen: an explorer, a stepper, a figure, a trace, the planner, a question, a row of a plan. `f` over it or its button opens
+   it; ?present in the address shows all of the page, one after the other, and ?present=NAME begins with that card. Arrows
    and a clicker's keys go on where nothing on the screen takes them; `a` shows the answer, Escape leaves. book.js loads
    this script when somebody asks for it, and calls BOOK_PRESENT. */
 (function () {
   "use strict";
   var root = document.documentElement;
-  var THINGS = ":is(.explorer, .figure.picture, figure, .box-predict, .plotly-figure, section:has(> [id^=plan-]) tbody tr)";
+  var THINGS = ":is(.explorer, .planner, .figure, figure, .plotly-figure, .cell_output svg, .box-predict.asks, section:has(> [id^=plan-]) tbody tr)";
   var things = Array.prototype.slice.call(document.querySelectorAll(".bd-article " + THINGS))
-    .filter(function (thing) { return !thing.parentElement.closest(THINGS + ", .answer"); });  /* an answer comes with its question */
-  var shown = null, before = null, bar = null, over = null;
+    .filter(function (thing) {  /* an answer comes with its question; the figures of a lab, which it waits for, come after it */
+      return !thing.parentElement.closest(THINGS + (thing.matches(".plotly-figure") ? "" : ", .answer"));
+    });
+  var shown = null, before = null, bar = null, over = null, hidden = null;
 
   function make(name, className, text) {
     var element = document.createElement(name);
@@ -37,6 +39,8 @@
     if (thing.matches("tr")) thing.closest("table").querySelectorAll("th").forEach(function (head, place) {
       if (thing.cells[place].textContent.trim()) thing.cells[place].dataset.head = head.textContent;
     });
+    hidden = thing.closest(".answer[hidden]");
+    if (hidden) hidden.removeAttribute("hidden");
     var answer = thing.matches(".box-predict") ? answerOf(thing) : thing.querySelector(".explorer-words, .stepper-words");
     bar = make("div", "present-bar");
     bar.setAttribute("role", "toolbar");
@@ -53,6 +57,7 @@
   }
   function close(going) {
     shown.classList.remove("presented");
+    if (hidden) hidden.setAttribute("hidden", "until-found");
     root.classList.remove("presenting", "answered");
     bar.remove();
     if (over) over.remove();

@@ -82,7 +82,7 @@
     function group(from, step, count) {
       const all = Array.from({ length: Math.min(count, 4) }, (_, k) => from + k * step), last = from + (count - 1) * step;
       const text = step === 1 && count > 2 ? from + " to " + last : count > 4 ? all.slice(0, 3).join(", ") + " ... " + last : all.join(", ");
-      const nodes = new Set(Array.from({ length: count }, (_, k) => nodeOf(from + k * step))).size;
+      const nodes = step > sizes.node ? count : nodeOf(last) - nodeOf(from) + 1;
       return "ranks " + text + (nodes > 1 ? ", on " + BOOK.format(nodes, "exact") + " nodes" : ", inside a node");
     }
 

@@ -34,7 +34,7 @@
     ["microbatch", "micro batch"],
     ["1F1B", "one forward one backward", "PipeDream"]
   ];
-  var SMALL = /^(a|an|and|are|as|at|be|by|do|does|for|from|how|i|in|is|it|of|on|or|that|the|to|what|when|which|why|with)$/i;
+  var SMALL = /^(an?|and|are|as|at|be|by|can|do|does|for|from|how|i|in|is|it|many|much|my|needs?|of|on|or|should|that|the|to|versus|vs|what|when|which|why|with)\.?$/i;
   var MOST_PAGES = 40, MOST_HITS = 3, LINE = 190; // LINE: letters of a line of text
 
   function words(text) { return text.toLowerCase().match(/[\p{L}\p{N}]+/gu) || []; }
@@ -129,10 +129,14 @@
 
   function search(query) {
     var room = document.getElementById("search-results"), names = termsOf(query);
-    if (!names.length) return;
+    if (!names.length) {
+      room.append(make("p", "search-summary", "There is no word to look for in “" + query + "”."));
+      return;
+    }
+    var asked = key(names.map(function (group) { return group[0]; }).join(" ")); // "what is a rank" asks for "rank"
     var terms = names.map(anyOf), all = anyOf([].concat.apply([], names));
     var typed = names.map(function (group) { return anyOf(group.slice(0, 1)); });
-    var pages = BOOK_TEXT.map(function (page) { return look(page, terms, typed, key(query)); }).filter(Boolean);
+    var pages = BOOK_TEXT.map(function (page) { return look(page, terms, typed, asked); }).filter(Boolean);
     pages.sort(function (a, b) { return b.rank - a.rank || a.kind - b.kind || b.times - a.times; });
 
     var also = [].concat.apply([], names.map(function (group) { return group.slice(1); }));

@@ -33,7 +33,7 @@ LAYOUT_HELP = {
     "microbatch": "sequences on a GPU at a time, by default 1",
     "accumulation-steps": "microbatches in a step, by default 1, and four for each stage of a"
     " pipeline",
-    "recompute-policy": "what is computed again in backward: 0, by default, nothing; 1 the core of"
+    "recompute-policy": "what backward recomputes: 0, by default, nothing; 1 the core of"
     " attention; 2 all but matrix products, in eager PyTorch; 3 each layer",
 }
 

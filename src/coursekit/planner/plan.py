@@ -504,7 +504,7 @@ class Search:
         return np.all([self.columns[name] == self.columns[name][place] for name in names], axis=0)
 
     def candidate(self, place: int, stages: tuple) -> Candidate:
-        """One layout, computed again by itself; `stages` of ZeRO are as fast."""
+        """One layout, recomputed by itself; `stages` of ZeRO are as fast."""
         layout = self.layout(place)
         values = step_values(layout, self.speed)
         held = layout.solved()

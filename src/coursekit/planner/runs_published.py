@@ -43,7 +43,7 @@ class PublishedRun:
 
 
 def _published(flops_per_second, gpus, tokens, **sizes):
-    """Seconds of a step of so many tokens, at the FLOP/s of each GPU that are in print."""
+    """Seconds of a step of so many tokens, at the published FLOP/s of each GPU."""
     names = ("matmul_flops_per_token",)
     flops = BOOK.solve(names, {**sizes, "causal_half": 0}, allow_unused=True)[names[0]]
     return flops * tokens / (gpus * flops_per_second)
@@ -110,7 +110,7 @@ PUBLISHED_RUNS = {
 
 SECONDS_BY_LOOK = {  # look of palette.TIMELINE -> (label, parts of the step)
     "forward": ("work", ("products", "moving", "head", "update", "launching")),
-    "weight-gradient": ("computed again", ("recomputing",)),
+    "weight-gradient": ("recomputed", ("recomputing",)),
     "communication": ("messages", ("messages", "passing", "exposed", "experts", "exchange")),
     "idle": ("bubble", ("bubble",)),
 }

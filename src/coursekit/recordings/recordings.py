@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..show.format import STYLE_OF_UNIT, format_as
+
 SCHEMA = 1
 # a wheel carries the repository's recordings there: see setup.py
 SHIPPED = Path(__file__).resolve().parents[1] / "data"
@@ -268,9 +270,10 @@ def recorded(recordings: Iterable[Recording], name: str, /, **case) -> str:
     for recording in recordings:
         rows = recording.find(name, **case) if recording.hardware.kind == "gpu" else []
         if rows:
-            value, where = rows[0].value, recording.label.removeprefix("recorded ")
-            shown = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
-            return f"{shown} {rows[0].unit} {where}"
+            value, unit = rows[0].value, rows[0].unit
+            said = f"{value:,} {unit}" if isinstance(value, int) else f"{value:.3g} {unit}"
+            said = format_as(value, STYLE_OF_UNIT[unit]) if unit in ("bytes/s", "FLOP/s") else said
+            return f"{said} {recording.label.removeprefix('recorded ')}"
     return NOT_RECORDED
 
 

@@ -56,11 +56,13 @@ class AtLeast:
 @dataclass(frozen=True)
 class AtMost:
     """`follower` is never above `leader` - `less`: the one that moves takes the other along. A
-    switch that needs another switch; a rank among a number of ranks, counted from 0."""
+    switch that needs another switch; a rank among a number of ranks, counted from 0. A follower
+    that is a count is never below 1: then what is wrong is the leader."""
 
     follower: str
     leader: str
     less: int = 0
+    least: int = 0
 
     @property
     def quantities(self):
@@ -72,7 +74,7 @@ class AtMost:
             return {}
         if _place(moved, self.follower) < _place(moved, self.leader):
             return {self.leader: ours + self.less}
-        return {self.follower: theirs - self.less} if self.leader in moved else {}
+        return {self.follower: max(self.least, theirs - self.less)} if self.leader in moved else {}
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class VirtualGPU(TorchDispatchMode):
         self.updating = False
 
     def phase(self) -> str:
-        """The part of the step that the host is in. Within backward only what is computed again
+        """The part of the step that the host is in. Within backward only what is recomputed
         records: it is a forward. Between backward and the update gradients are averaged and
         clipped, without autograd."""
         if self.updating:

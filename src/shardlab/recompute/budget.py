@@ -25,7 +25,7 @@ class LayerOption(NamedTuple):
 
     kept_bytes: int  # from forward to backward
     work_bytes: int  # at most while the layer goes backward, with all that is recomputed for it
-    seconds: float  # of computing again
+    seconds: float  # of recomputing
 
 
 class RecomputePlan(NamedTuple):

@@ -103,7 +103,7 @@ class RunTwice(torch.autograd.Function):
 
 
 def checkpoint_by_function(function: Callable, *args):
-    """function(*args), a tensor or a tuple of tensors, whose activations are computed again."""
+    """function(*args), a tensor or a tuple of tensors, whose activations are recomputed."""
     # parameters get gradients even if no argument requires one: something must
     return RunTwice.apply(function, torch.empty(0, requires_grad=True), *args)
 
@@ -169,7 +169,7 @@ class Recomputation:
 
 
 def checkpoint(function: Callable, *args, **named):
-    """function(*args, **named), whose activations are computed again in backward."""
+    """function(*args, **named), whose activations are recomputed in backward."""
     if not torch.is_grad_enabled():
         return function(*args, **named)
     return Recomputation(function).first_run(args, named)

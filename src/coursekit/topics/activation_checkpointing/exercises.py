@@ -103,13 +103,13 @@ selective_kept = topic.exercise(
             (
                 _not_named,
                 True,
-                "these are the ones that are computed again. The policy names what is kept: what is"
+                "these are the ones that are recomputed. The policy names what is kept: what is"
                 " expensive.",
             ),
             (
                 _not_named,
                 False,
-                "these are computed again: keep names what is kept, beside the input.",
+                "these are recomputed: keep names what is kept, beside the input.",
             ),
             (
                 lambda operations, keep: [elements for _, elements in operations],

@@ -1,4 +1,4 @@
-"""The explorer of chapter 10: what layers keep and what they are computed again for, by policy."""
+"""The explorer of chapter 10: what layers keep and what they are recomputed for, by policy."""
 
 from coursekit.show.links import HEADS_FOLLOW, AtLeast, Divides
 from coursekit.show.pictures import CurveAxis, Curves, Line, MemoryBar, Part, StreamsPicture
@@ -26,7 +26,7 @@ RECOMPUTE = Explorer(
         Menu("gpu", "GPU"),
     ),
     controls=(
-        Choice("recompute_policy", "computed again", RECOMPUTED),
+        Choice("recompute_policy", "recompute", RECOMPUTED),
         Control("recompute_every", "layers in a checkpoint n", EVERY),
         Control("layers", "layers L", range(1, 129)),
         Control("microbatch", "sequences in a microbatch", powers_of_two(1, 256)),
@@ -103,7 +103,7 @@ RECOMPUTE = Explorer(
             " most, without head and logits: {tensor_states_bytes} of model states and"
             " {rank_layers_bytes} of its {layers:exact} layer{layers:s}"
         ),
-        Say("; a card of {gpu_memory_bytes} is {missing_bytes} short. ", when=(("fits", 0),)),
+        Say(", {missing_bytes} more than the GPU has. ", when=(("fits", 0),)),
         Say("; a card of {gpu_memory_bytes} has {free_bytes} left. ", when=(("fits", 1),)),
         Say(
             "With {recomputed_share} more operations a step takes {recompute_step_seconds:short"
@@ -128,7 +128,7 @@ RECOMPUTE = Explorer(
             ("layers", "layers", "count"),
             ("kept, GB", "rank_layers_kept_bytes", "GB"),
             ("at most, GB", "rank_layers_bytes", "GB"),
-            ("nothing computed again, GB", "rank_layers_bytes", "GB", (("recompute_policy", 0),)),
+            ("nothing recomputed, GB", "rank_layers_bytes", "GB", (("recompute_policy", 0),)),
             ("more operations", "recomputed_share", "percent"),
         ),
     ),

@@ -26,7 +26,7 @@ from coursekit.formulas.subset import (
 
 BOOK.given(
     r"""
-recompute_policy | i_\text{pol} | count, from 0 to 3, usually 0 | what is computed again in
+recompute_policy | i_\text{pol} | count, from 0 to 3, usually 0 | what is recomputed in
     backward: 0 nothing, 1 the core of attention, 2 all but the products of linear
     layers and fused attention, 3 whole layers
 recompute_every | n_\text{ck} | count, usually 1 | layers in one checkpoint, where whole layers are
@@ -139,7 +139,7 @@ class OneLayerAtWork(BOOK.section(source=_OURS, measured_by=_PEAK)):
         r"""W_\text{core}^\text{again} | bytes | bytes of a layer while the core of unfused
         attention is computed a second time: the scores, the gradient of the core's output, and the
         gradients of the MLP and of the output product. With dropout the scores take most before the
-        last product, whose output is not computed again"""
+        last product, whose output is not recomputed"""
         return q.keeps_scores * (
             q.temporaries_at_scores_bytes
             - (1 - q.learned_positions) * q.query_key_value_bytes
@@ -264,7 +264,7 @@ class OneLayerAtWork(BOOK.section(source=_OURS, measured_by=_PEAK)):
         )
 
     def recompute_layers_bytes(q):
-        r"""R_\text{layers} | bytes | bytes while a layer is computed again or goes backward"""
+        r"""R_\text{layers} | bytes | bytes while a layer is recomputed or goes backward"""
         return (
             q.recompute_floor_bytes
             + q.batch_bytes
@@ -500,7 +500,7 @@ class ARankAmongSeveral(BOOK.section(source=_KORTHIKANTI, measured_by=_RANK)):
     def tensor_products_kept_bytes(q):
         r"""A_\ell^{\text{prod},t} | bytes | bytes that a rank keeps of a layer when all but the
         products of linear layers and fused attention is recomputed. A product that an all-reduce
-        changes in place is computed again; a product that a reduce-scatter reads is kept whole"""
+        changes in place is recomputed; a product that a reduce-scatter reads is kept whole"""
         return (
             q.checkpoint_input_bytes
             + floor_div(
@@ -605,7 +605,7 @@ class ARankAmongSeveral(BOOK.section(source=_KORTHIKANTI, measured_by=_RANK)):
     @BOOK.own(measured_by=f"{_FILE}::test_kept_in_flight")
     def held_working_bytes(q):
         r"""A_\text{held}^\text{work} | bytes | most bytes of activations on a rank of a pipeline:
-        the kept bytes, and the other activations of the layers at work, which are computed again"""
+        the kept bytes, and the other activations of the layers at work, which are recomputed"""
         return q.held_kept_bytes + where(
             q.recompute_policy < 1,
             0,

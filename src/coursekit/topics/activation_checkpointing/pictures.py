@@ -21,7 +21,7 @@ CHECKPOINTED_STEP = dict(  # the step of the chapter's first table
     regather=0,
 )
 DRAWN_POLICIES = {
-    "nothing computed again": dict(recompute_policy=0, recompute_every=1),
+    "nothing recomputed": dict(recompute_policy=0, recompute_every=1),
     "each layer in a checkpoint": dict(recompute_policy=3, recompute_every=1),
     "eight layers in each": dict(recompute_policy=3, recompute_every=8),
 }
@@ -29,7 +29,7 @@ DRAWN_POLICIES = {
 
 class StepPoint(NamedTuple):
     """A point of the step: operations since the step began, bytes that forward has kept, and bytes
-    that were computed again."""
+    that were recomputed."""
 
     operations: float
     kept: int
@@ -122,7 +122,7 @@ def draw_steps():
             f"{name}: forward keeps {most}, at most {words} are alive, and a step has"
             f" {format_as(step.share, 'percent')} more operations"
         )
-    key = (("activations", "kept since forward"), ("activations pale", "computed again"))
+    key = (("activations", "kept since forward"), ("activations pale", "recomputed"))
     drawing.legend(left, floor + 10, key)
     words = (
         "Three outlines on one scale, operations to the right and bytes of the layers' activations"

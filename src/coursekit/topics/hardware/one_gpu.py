@@ -56,7 +56,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "TF32": dict(policy=TF32),
     "autocast to bf16": dict(policy=AUTOCAST_BF16),
     "bf16 weights, fp32 masters": dict(policy=BF16, optimizer_cls=core.MasterWeights),
-    "masters in piles": dict(optimizer_cls=partial(fast.MasterWeights, consume_gradients=True)),
+    "master copies in groups": dict(
+        optimizer_cls=partial(fast.MasterWeights, consume_gradients=True)
+    ),
     "vocabulary padded": dict(loss=padded_loss),
     "loss in chunks": dict(loss=chunked_loss),
     "AdamW fused": dict(fused=True),

@@ -79,7 +79,7 @@ SLOW_TO_FAST = Explorer(
     ),
     controls=(
         Choice("accumulation_steps", "microbatches", tuple((k, str(k)) for k in (1, 2, 4, 8, 16))),
-        Choice("recompute_policy", "computed again", ((0, "nothing"), (3, "each layer"))),
+        Choice("recompute_policy", "recompute", ((0, "nothing"), (3, "every layer"))),
         Choice("optimizer_mode", "update", ((0, "loop"), (1, "foreach"), (2, "fused"))),
         Choice("zero_stage", "ZeRO stage", tuple((stage, str(stage)) for stage in range(4))),
         Control("data_parallel", "GPUs", powers_of_two(1, 64)),
@@ -133,7 +133,7 @@ SLOW_TO_FAST = Explorer(
         Say(
             "; it fits a card of {gpu_memory_bytes} with {free_bytes} to spare", when=(("fits", 1),)
         ),
-        Say("; a card of {gpu_memory_bytes} is {missing_bytes} short", when=(("fits", 0),)),
+        Say(", {missing_bytes} more than the GPU has", when=(("fits", 0),)),
         Say("."),
     ),
     detail=(
@@ -142,7 +142,7 @@ SLOW_TO_FAST = Explorer(
             " sequence{microbatch:s}"
         ),
         Say(
-            "; what is computed again adds {recomputed_share} to its operations",
+            "; recomputation adds {recomputed_share} to its operations",
             unless=(("recompute_policy", 0),),
         ),
         Say(". Each of {data_parallel:exact} GPU{data_parallel:s} takes so many"),
@@ -150,7 +150,7 @@ SLOW_TO_FAST = Explorer(
         Say("."),
     ),
     table=ExplorerTable(
-        "16 sequences of 1,024 tokens on one H100 of 80 GB: fp32, foreach, nothing computed again",
+        "16 sequences of 1,024 tokens on one H100 of 80 GB: fp32, foreach, nothing recomputed",
         "model",
         (
             ("parameters", "parameters", "count"),
@@ -162,7 +162,7 @@ SLOW_TO_FAST = Explorer(
                 (("microbatch", 4), ("accumulation_steps", 4)),
             ),
             (
-                "and layers computed again, GB",
+                "and layers recomputed, GB",
                 "rank_peak_bytes",
                 "GB",
                 (("microbatch", 4), ("accumulation_steps", 4), ("recompute_policy", 3)),

@@ -120,7 +120,7 @@ TENSOR_PARALLEL = Explorer(
         Say("Each of {tensor_parallel:exact} ranks ", unless=(("tensor_parallel", 1),)),
         Say("One rank alone ", when=(("tensor_parallel", 1),)),
         Say("needs {tensor_peak_bytes} ({tensor_peak_bytes:bytes}) at its peak"),
-        Say("; a card of {gpu_memory_bytes} is {missing_bytes} short. ", when=(("fits", 0),)),
+        Say(", {missing_bytes} more than the GPU has. ", when=(("fits", 0),)),
         Say("; a card of {gpu_memory_bytes} has {free_bytes} left. ", when=(("fits", 1),)),
         Say(
             "Each rank sends {tensor_sent_bytes} in a step, and waits for messages for"

@@ -101,7 +101,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
         Say(
             "; it fits a card of {gpu_memory_bytes} with {free_bytes} to spare", when=(("fits", 1),)
         ),
-        Say("; a card of {gpu_memory_bytes} is {missing_bytes} short", when=(("fits", 0),)),
+        Say(", {missing_bytes} more than the GPU has", when=(("fits", 0),)),
         Say(", before libraries, the CUDA context and what the allocator rounds up."),
     ),
     detail=(

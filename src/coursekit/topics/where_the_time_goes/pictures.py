@@ -79,7 +79,7 @@ LEAST_BAR = 0.005  # of a step: what rounds to 0 % has no bar
 STEPS_DOWN = (  # words, look, parts of the step
     ("products, as measured", "forward pale", ("products",)),
     ("bytes moved, head, update", "weight-gradient", ("moving", "head", "update", "launching")),
-    ("computed again", "backward", ("recomputing",)),
+    ("recomputed", "backward", ("recomputing",)),
     ("messages", "communication", ("messages", "passing", "exposed", "experts", "exchange")),
     ("bubble", "idle", ("bubble",)),
 )

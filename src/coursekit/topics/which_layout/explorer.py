@@ -51,8 +51,8 @@ RANK_OF_ANY_LAYOUT = Explorer(
         Choice("zero_stage", "ZeRO stage", tuple((stage, str(stage)) for stage in range(4))),
         Choice(
             "recompute_policy",
-            "computed again",
-            ((0, "nothing"), (1, "core of attention"), (3, "each layer")),
+            "recompute",
+            ((0, "nothing"), (1, "attention core"), (3, "every layer")),
         ),
         Control("pipeline_rank", "rank of the pipeline, from 0", range(16)),
         Control("microbatch", "sequences in a microbatch", powers_of_two(1, 64)),
@@ -78,7 +78,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
     ),
     links=(
         AtMost("pipeline_rank", "pipeline_parallel", less=1),
-        AtMost("pipeline_parallel", "accumulation_steps"),
+        AtMost("pipeline_parallel", "accumulation_steps", least=1),
         AtLeast("max_sequence", "sequence"),
         *(Back(name, value, _LAYOUT) for name, value in _PLANNED.items()),
     ),
@@ -111,7 +111,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
                 Part("gathered_at_rank_peak_bytes", "gathered", "gathered"),
                 *memory_parts(temporaries="temporaries_at_rank_peak_bytes"),
                 Part("rank_workspace_bytes", "workspaces", "temporaries"),
-                Part("rank_reserve_bytes", "set aside", "gathered"),
+                Part("rank_reserve_bytes", "reserve", "gathered"),
                 Part("rank_context_bytes", "CUDA", "temporaries"),
                 Part("rank_communicator_bytes", "NCCL", "temporaries"),
             ),
@@ -122,20 +122,20 @@ RANK_OF_ANY_LAYOUT = Explorer(
     sentence=(
         Say(
             "Rank {pipeline_rank:exact} of the pipeline, one of {layout_gpus:exact}"
-            " GPU{layout_gpus:s}, needs {rank_needed_bytes}: {rank_peak_bytes} at its fullest, "
+            " GPU{layout_gpus:s}, needs {rank_needed_bytes}: {rank_peak_bytes} at its peak, "
         ),
-        Say("in the loss", when=(("rank_peak_place", _LOSS),)),
-        Say("in the backward of a layer", when=(("rank_peak_place", _LAYER),)),
-        Say("in the optimizer's step", when=(("rank_peak_place", _UPDATE),)),
+        Say("during the loss", when=(("rank_peak_place", _LOSS),)),
+        Say("during the backward of a layer", when=(("rank_peak_place", _LAYER),)),
+        Say("during the optimizer's step", when=(("rank_peak_place", _UPDATE),)),
         Say(
-            ", {rank_reserve_bytes} set aside, and {rank_context_bytes} for CUDA and"
-            " {rank_communicator_bytes} for NCCL. "
+            ", plus {rank_reserve_bytes} that the allocator holds in reserve,"
+            " {rank_context_bytes} for CUDA and {rank_communicator_bytes} for NCCL. "
         ),
         Say("It fits: {free_bytes} of {gpu_memory_bytes} are to spare.", when=(("fits", 1),)),
-        Say("A card of {gpu_memory_bytes} is {missing_bytes} short.", when=(("fits", 0),)),
+        Say("That is {missing_bytes} more than the GPU has.", when=(("fits", 0),)),
         Say(
             " A step takes {layout_seconds:short duration}: {layout_tokens_per_second:count}"
-            " tokens per second and GPU."
+            " tokens per second per GPU."
         ),
     ),
     detail=(
@@ -231,7 +231,7 @@ def beside_a_run(begin: dict[str, int]) -> Explorer:
             Control("pipeline_parallel", "pipeline ranks p", (1, 2, 4)),
             Choice("zero_stage", "ZeRO stage", tuple((stage, str(stage)) for stage in range(4))),
             Choice("sequence_parallel", "tokens cut between products", _SWITCH),
-            Choice("recompute_policy", "computed again", ((0, "nothing"), (3, "each layer"))),
+            Choice("recompute_policy", "recompute", ((0, "nothing"), (3, "every layer"))),
             Control("accumulation_steps", "microbatches in a step", powers_of_two(1, 64)),
             Control("microbatch", "sequences in a microbatch", powers_of_two(1, 64)),
             Control("pipeline_rank", "rank of the pipeline, from 0", range(4)),
@@ -239,7 +239,7 @@ def beside_a_run(begin: dict[str, int]) -> Explorer:
         groups=(),
         links=(
             AtMost("pipeline_rank", "pipeline_parallel", less=1),
-            AtMost("pipeline_parallel", "accumulation_steps"),
+            AtMost("pipeline_parallel", "accumulation_steps", least=1),
             AtMost("regather", "sequence_parallel"),
         ),
         begin={},

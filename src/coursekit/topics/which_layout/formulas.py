@@ -39,7 +39,7 @@ class AMicrobatch(BOOK.section(source="definition", measured_by=_COUNTED)):
 
     def layer_moving_seconds(q):
         r"""\tau_\ell^\text{move} | seconds | time in which a layer's elementwise operations wait
-        for memory; what is computed again, all of it or all but products, is written and read once
+        for memory; what is recomputed, all of it or all but products, is written and read once
         more"""
         return (
             where(q.recompute_policy < 2, 1, 4 / 3)
@@ -50,7 +50,7 @@ class AMicrobatch(BOOK.section(source="definition", measured_by=_COUNTED)):
     @BOOK.own(source="Korthikanti et al. 2022, section 4")
     def layer_waiting_seconds(q):
         r"""\tau_\ell^\text{ar} | seconds | time for which a layer waits for its tensor-parallel
-        messages: all but the share that products hide; a layer that is computed again sends those
+        messages: all but the share that products hide; a layer that is recomputed sends those
         of its forward again"""
         return (
             (1 - q.hidden_message_share)
@@ -73,7 +73,7 @@ class AMicrobatch(BOOK.section(source="definition", measured_by=_COUNTED)):
         r"""\tau_\ell^e | seconds | time of a layer's messages to and from experts on other ranks:
         an all-to-all there and one back, in forward and in backward, each with a copy of a token
         for each of its experts; the mean of the layers where some have no experts; a layer that is
-        computed again sends those of its forward again"""
+        recomputed sends those of its forward again"""
         return (
             where(q.recompute_policy < 3, 4, 6)
             * (q.layers - q.dense_layers)
@@ -123,7 +123,7 @@ class AMicrobatch(BOOK.section(source="definition", measured_by=_COUNTED)):
     def layer_context_seconds(q):
         r"""\tau_\ell^c | seconds | time of a layer's messages between ranks that share a sequence:
         all-to-alls of queries, keys, values and outputs in forward, and of their gradients in
-        backward; attention that is computed again sends those of its forward again"""
+        backward; attention that is recomputed sends those of its forward again"""
         return where(q.recompute_policy < 1, 2, 3) * ring_pass(
             q.context_parallel,
             where(
@@ -427,7 +427,7 @@ class AStep(BOOK.section(source=_MEGATRON, measured_by=_PUBLISHED)):
 
     def layout_utilisation(q):
         r"""\eta_\text{MFU} | fraction | share of the datasheet's rate that the layout achieves,
-        with all attention scores and without what is computed again"""
+        with all attention scores and without what is recomputed"""
         return (
             (
                 q.matmul_flops_per_token

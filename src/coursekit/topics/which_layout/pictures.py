@@ -146,7 +146,7 @@ PICTURES = {
     "layout-shards": _bars(
         "layout-shards", "Stages of ZeRO on 64 GPUs", "stage 1", "stage 2", "stage 3"
     ),
-    "layout-again": _bars("layout-again", "Each layer computed again", "each layer again"),
+    "layout-again": _bars("layout-again", "Each layer recomputed", "each layer again"),
     "layout-tensor": _bars("layout-tensor", "Four tensor-parallel ranks", "t = 4, stage 3"),
     "layout-pipeline": _bars("layout-pipeline", "Two pipeline ranks", "t = 8, p = 2, stage 1"),
     "layout-runs": draw_runs,

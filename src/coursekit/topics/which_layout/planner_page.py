@@ -16,12 +16,12 @@ PLAN_COLUMNS = (
     ("d", "data-parallel ranks"),
     ("ZeRO", "ZeRO stage, the simplest of those that are as fast within 0.5% first"),
     ("microbatch", "sequences in a microbatch, and microbatches"),
-    ("computed again", "what backward computes again"),
+    ("recompute", "what backward recomputes"),
     ("needs", "bytes of the fullest rank, with what is set aside"),
     ("a step", "seconds of a step"),
-    ("tokens/s", "tokens per second and GPU"),
+    ("tokens/s", "tokens per second per GPU"),
 )
-RECOMPUTED_WORDS = {0: "nothing", 1: "attention's core", 2: "all but products", 3: "each layer"}
+RECOMPUTED_WORDS = {0: "nothing", 1: "attention core", 2: "all but products", 3: "every layer"}
 
 
 def cells(one):
@@ -50,7 +50,7 @@ def binds(one):
     words = lambda knob: CHANGE_WORDS.get(knob[1], KNOB_WORDS.get(knob[1], "")).format(
         RECOMPUTED_WORDS[int(knob[2])] if knob[1] == "recompute_policy" else knob[2]
     )
-    return "binds: " + re.sub(r"(\w+) = (\d+)", words, one.binds)
+    return "Limited by " + re.sub(r"(\w+) = (\d+)", words, one.binds)
 
 
 def plan_command(**asked):

@@ -113,7 +113,7 @@ QUESTIONS = (
         ),
     ),
     Question(
-        "Is little computed again?",
+        "Is little recomputed?",
         "recomputation ≤ 5% of the step",
         _share("recomputing"),
         lambda seen: WORTH_A_MOVE,

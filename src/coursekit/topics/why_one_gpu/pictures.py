@@ -158,7 +158,7 @@ def techniques():
         ("data parallelism", many, "a sum of all gradients"),
         ("ZeRO, stage 1", replace(many, zero_stage=1), "nothing more"),
         ("ZeRO, stage 2", replace(many, zero_stage=2), "a sum in each microbatch"),
-        ("ZeRO, stage 3", replace(many, zero_stage=3), "half as many bytes again"),
+        ("ZeRO, stage 3", replace(many, zero_stage=3), "1.5 times as many bytes"),
         (
             "tensor parallelism",
             replace(many, tensor_parallel=MAPPED_GPUS),

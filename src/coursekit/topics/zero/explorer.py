@@ -61,10 +61,10 @@ ZERO = Explorer(
     sentence=(
         Say(
             "In stage {zero_stage:exact} each of {data_parallel:exact} rank{data_parallel:s} keeps"
-            " {zero_states_bytes} ({zero_states_bytes:bytes}) of model states; a card of"
-            " {gpu_memory_bytes} "
+            " {zero_states_bytes} ({zero_states_bytes:bytes}) of model states; the GPU"
+            " of {gpu_memory_bytes} "
         ),
-        Say("is {missing_bytes} short, and needs room for activations", when=(("fits", 0),)),
+        Say("lacks {missing_bytes}, and room for activations", when=(("fits", 0),)),
         Say("has {free_bytes} left for activations", when=(("fits", 1),)),
         Say(" and for the units that are whole for a moment", when=(("zero_stage", 3),)),
         Say("."),

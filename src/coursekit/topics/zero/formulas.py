@@ -1,7 +1,7 @@
 """ZeRO: what each rank keeps, sends and waits for, by stage. Bytes are exact for each rank of one
 flat tensor that is cut into shards, also where the ranks do not divide it: rank 0 has the fullest
 shard. A model that is cut as several flat tensors, which are buckets or units, has the sum over
-them: give each one's size as `parameters`.
+them: give each one's size as parameters.
 
 Seconds are those of events (timeline.py), phase by phase: units of one size, one ring, whose
 bandwidth is `link_bytes_per_second`. The update is left out.
@@ -253,7 +253,7 @@ class OneUnit(BOOK.section(source="definition", measured_by=_EVENTS)):
             / (q.zero_flat_tensors * q.link_bytes_per_second),
         )
 
-    @BOOK.own(source="2 operations for each parameter and token")
+    @BOOK.own(source="2 operations per parameter per token")
     def unit_forward_seconds(q):
         r"""\tau_\text{unit}^\text{fwd} | seconds | time that a unit computes in forward"""
         return (
@@ -263,7 +263,7 @@ class OneUnit(BOOK.section(source="definition", measured_by=_EVENTS)):
             / (q.zero_flat_tensors * q.utilisation * q.flops_per_second)
         )
 
-    @BOOK.own(source="4 operations for each parameter and token")
+    @BOOK.own(source="4 operations per parameter per token")
     def unit_backward_seconds(q):
         r"""\tau_\text{unit}^\text{bwd} | seconds | time that a unit computes in backward"""
         return 2 * q.unit_forward_seconds
@@ -426,7 +426,7 @@ class StatesOnTheHost(BOOK.section(source="Ren et al. 2021 (ZeRO-Offload)", meas
 # --- from how many tokens on a phase hides its own messages ---------------------------------------
 class HidingTokens(
     BOOK.section(
-        source="2 and 4 operations for each parameter and token (Kaplan et al. 2020)",
+        source="2 and 4 operations per parameter per token (Kaplan et al. 2020)",
         measured_by=_HIDES,
     )
 ):

@@ -40,7 +40,7 @@ A_TENSOR = object()  # where a tensor was among arguments
 
 
 def checkpoint(function: Callable, *args, same: bool = False, **named):
-    """function(*args, **named), whose activations are computed again in backward.
+    """function(*args, **named), whose activations are recomputed in backward.
 
     same   compare the elements of each activation with those of the first run, which costs time
            and the rest of the second run
@@ -168,7 +168,7 @@ HIDDEN_FROM_AUTOGRAD = (
 
 
 def checkpoint_by_function(function: Callable, *args):
-    """function(*args), whose activations are computed again in backward. The function returns a
+    """function(*args), whose activations are recomputed in backward. The function returns a
     tensor or a tuple of tensors.
 
     The runs are not compared, because the first one records nothing: call backward() before eval()

@@ -49,7 +49,7 @@ class Ahead:
         root.register_forward_hook(self.forward_ends, always_call=True)
 
     def forward_begins(self, *_):
-        if current_backward() is None:  # no checkpoint that computes again
+        if current_backward() is None:  # no checkpoint that recomputes
             self.let_go()
             self.before, self.called, self.in_forward = self.called, [], True
 

@@ -117,7 +117,7 @@ class Unit:
         return self.forward(compute, *inputs, **named)
 
     def again(self, compute: Callable, *inputs, **named):
-        """A method that was called within another one is computed again by a checkpoint that is in
+        """A method that was called within another one is recomputed by a checkpoint that is in
         there too. Backward has gathered the parameters."""
         self.computing = True
         try:

@@ -22,7 +22,7 @@ BOOK.given(
 expert_parallel | e | count, usually 1 | expert-parallel degree: data-parallel ranks that divide the
     experts of a layer among them
 context_parallel | c | count, usually 1 | context-parallel degree: ranks that share the tokens of
-    each sequence; `sequence` is then what one of them has
+    each sequence; a sequence is then what one of them has
 shard_groups | d_\text{rep} | count, usually 1 | groups of data-parallel ranks, each of which holds
     all states once: HSDP's replicas, Megatron-LM's optimizer instances
 offload | 1_\text{off} | count, from 0 to 1, usually 0 | 1 if optimizer states lie in the host's
@@ -534,7 +534,7 @@ class WhatALayerKeeps(BOOK.section(source=_OURS, measured_by=_LEDGER)):
     @BOOK.own(measured_by=_AGAIN)
     def rank_recomputed_layer_bytes(q):
         r"""A_\ell^{\text{again},r} | bytes | bytes that one layer keeps on the rank when it is
-        computed again, by policy; under a library's kernels, all but the core of attention, or the
+        recomputed, by policy; under a library's kernels, all but the core of attention, or the
         layer's input"""
         return where(
             q.library_kernels > 0,
@@ -548,13 +548,13 @@ class WhatALayerKeeps(BOOK.section(source=_OURS, measured_by=_LEDGER)):
 
     def rank_waiting_layer_bytes(q):
         r"""A_\ell^\text{wait} | bytes | bytes that one layer keeps from its forward to its
-        backward: everything that backward needs, or the tensors from which the layer is computed
-        again"""
+        backward: everything that backward needs, or the tensors from which the layer is
+        recomputed"""
         return where(q.recompute_policy < 1, q.rank_layer_bytes, q.rank_recomputed_layer_bytes)
 
     @BOOK.own(measured_by=_AGAIN)
     def rank_checkpoint_layers(q):
-        r"""n_\text{ck}^r | count | layers of a stage that are computed again together: one, or
+        r"""n_\text{ck}^r | count | layers of a stage that are recomputed together: one, or
         those of a checkpoint where whole layers are recomputed"""
         return where(q.recompute_policy < 3, 1, minimum(q.rank_stage_layers, q.recompute_every))
 
@@ -763,7 +763,7 @@ class WhatALayerKeeps(BOOK.section(source=_OURS, measured_by=_LEDGER)):
     @BOOK.own(measured_by=_AGAIN)
     def rank_again_bytes(q):
         r"""A_\text{again}^r | bytes | bytes of the other layers of a stage's last checkpoint, which
-        were computed again with its last layer"""
+        were recomputed with its last layer"""
         return (q.rank_last_checkpoint_layers - 1) * q.rank_layer_bytes
 
     def rank_behind_bytes(q):
@@ -882,7 +882,7 @@ class WhatALayerKeeps(BOOK.section(source=_OURS, measured_by=_LEDGER)):
     @BOOK.own(measured_by=_AGAIN)
     def rank_received_at_core_bytes(q):
         r"""U_\text{held}^{\text{core},r} | bytes | bytes of the received gradient in a stage's last
-        layer, while the core of its unfused attention is computed again"""
+        layer, while the core of its unfused attention is recomputed"""
         return where(
             q.pipeline_parallel > 1,
             where(

@@ -49,7 +49,7 @@ RANK = Places(
     there="at the rank's peak",
 )
 
-# Which layers run: whole ones of eager PyTorch, parts of them, several computed again together, or
+# Which layers run: whole ones of eager PyTorch, parts of them, several recomputed together, or
 # a library's.
 eager_place = partial(RANK.place, phase="backward", when="eager_kernels")
 plain_place = partial(RANK.place, phase="backward", when="plain_kernels")
@@ -322,14 +322,14 @@ def rank_cut_first_layer(q):
 
 @joined_place("rank_checkpoint", symbol=r"_{18}^r")
 def rank_checkpoint(q):
-    """when a stage's second-to-last checkpoint has been computed again and its last layer goes
+    """when a stage's second-to-last checkpoint has been recomputed and its last layer goes
     backward"""
     return live(activations=q.rank_before_bytes, finished=q.finished_checkpoint_bytes)
 
 
 @joined_place("rank_first_checkpoint", symbol=r"_{19}^r")
 def rank_first_checkpoint(q):
-    """when the first checkpoint has been computed again, after all others"""
+    """when the first checkpoint has been recomputed, after all others"""
     return live(activations=q.rank_behind_bytes, finished=q.finished_before_first_bytes)
 
 
@@ -354,7 +354,7 @@ def rank_library_loss(q):
     )
 
 
-# A layer that is computed again counts with all of its activations, the core of attention too.
+# A layer that is recomputed counts with all of its activations, the core of attention too.
 @library_place("rank_library_layer", symbol=r"_{21}^r")
 def rank_library_layer(q):
     """under a library's kernels, in the last layer's MLP: the gradients of its inner tensors; with

@@ -309,14 +309,14 @@ class AtWork(BOOK.section(source=_OURS, measured_by=_LEDGER)):
     @BOOK.own(measured_by=_AGAIN)
     def cut_core_kept_bytes(q):
         r"""A_\text{kept}^{\text{core},r} | bytes | bytes that a cut layer has kept when it goes
-        backward, if the core of its attention is computed again: all but the mask, which is done
+        backward, if the core of its attention is recomputed: all but the mask, which is done
         first"""
         return q.tensor_core_recomputed_bytes - q.tensor_mask_bytes
 
     @BOOK.own(measured_by=_AGAIN)
     def rank_work_activation_bytes(q):
-        r"""A_\text{work}^r | bytes | bytes that a layer at work has kept or computed again; only
-        the kept bytes, if just the core of its attention is computed again"""
+        r"""A_\text{work}^r | bytes | bytes that a layer at work has kept or recomputed; only
+        the kept bytes, if just the core of its attention is recomputed"""
         return where(
             q.tensor_parallel > 1,
             where(
@@ -358,7 +358,7 @@ class AtWork(BOOK.section(source=_OURS, measured_by=_LEDGER)):
     @BOOK.own(source="torch.autograd", measured_by=_AGAIN)
     def early_bias_bytes(q):
         r"""U_\text{bias} | bytes | bytes of the gradient of the MLP's last bias where the layer is
-        computed again: its product's input, of which nobody else has a copy, is gone before that
+        recomputed: its product's input, of which nobody else has a copy, is gone before that
         gradient comes. A new gradient stays, as in a unit of stage 3"""
         return where(
             q.recompute_policy < 3 + floor_div(q.zero_stage, 3),
@@ -375,7 +375,7 @@ class AtWork(BOOK.section(source=_OURS, measured_by=_LEDGER)):
     @BOOK.own(measured_by=_AGAIN)
     def rank_work_temporary_bytes(q):
         r"""U_\text{work}^r | bytes | bytes that come and go in a layer at its fullest place; if the
-        core of attention is computed again, the core and the gradients that are done by then"""
+        core of attention is recomputed, the core and the gradients that are done by then"""
         return where(
             q.tensor_parallel > 1,
             where(

@@ -29,7 +29,7 @@ class Time(
 ):
     @BOOK.own(source=_KAPLAN, measured_by="tests/engines/test_formulas.py::test_matmul_flops")
     def training_flops(q):
-        """C | FLOP | operations of the whole training: 2 for each parameter and token forward, 4
+        """C | FLOP | operations of the whole training: 2 per parameter per token forward, 4
         backward; no attention scores"""
         return 6 * q.parameters * q.tokens
 
@@ -71,7 +71,7 @@ class Time(
 class Backwards(BOOK.section(source=_DEFINITION, measured_by=_FOUNDRY)):
     def model_flops_utilisation(q):
         r"""\eta_\text{run} | fraction | share of the datasheet's rate that a run achieves, at 6
-        operations for each parameter and token; recomputation does not count"""
+        operations per parameter per token; recomputation does not count"""
         return 6 * q.parameters * q.tokens_per_second / (q.gpus * q.flops_per_second)
 
     @BOOK.own(source="Chowdhery et al. 2022 (PaLM), appendix B")
