@@ -49,6 +49,7 @@ CHECKED = re.compile(r"\bcheck\((?:exercises\.)?(\w+)")
 LOCKED = re.compile(r"""\.lock\(\s*f?(["'])(.+?)\1""")
 ASKED = re.compile(r"^> \*\*Predict\.\*\* ((?:.+\n?(?:> ?)?)+)", re.MULTILINE)
 MARKED = re.compile(r"([\\`*_{}\[\]<>$|])")
+KEPT = re.compile(r"(`[^`\n]+`|(?<![\w*])\*\w[^*\n]*(?<=\w)\*(?![\w*]))")
 
 
 class Section(NamedTuple):
@@ -202,7 +203,7 @@ def _wrong_numbers(name: str, numbers: dict[str, str]) -> list[str]:
         if wrong is not None:
             span = " to ".join(to_three_digits(float(number)) for number in dict.fromkeys(wrong))
             said.append(f"- {span}: {_plain(slip.sentence)}")
-    return [f"Who says of *{_plain(name)}*", "", *said[:SLIPS], ""] if said else []
+    return [f"**Wrong numbers** for *{_plain(name)}*", "", *said[:SLIPS], ""] if said else []
 
 
 def _mistakes(topic: str, name: str) -> list[str]:
@@ -223,8 +224,11 @@ def _number(text: str) -> float | None:
 
 
 def _plain(text: str) -> str:
-    """Text in which no sign is Markdown's."""
-    return MARKED.sub(r"\\\1", text)
+    """Text in which no sign is Markdown's, but names in code and words in italics stay so."""
+    parts = KEPT.split(text)
+    return "".join(
+        MARKED.sub(r"\\\1", part) if k % 2 == 0 else part for k, part in enumerate(parts)
+    )
 
 
 def instructors_edition(

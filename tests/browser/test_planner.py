@@ -271,7 +271,8 @@ def test_somebody_with_a_config_and_gpus(page):
     explorer to that layout, and nothing was asked of a network.
 
     Must catch: knobs that the explorer does not take; another rank than the fullest; experts at the
-    speed of dense models; a refusal that leaves the table as if it answered."""
+    speed of dense models; a refusal that leaves the table as if it answered, or has the names of
+    Python's arguments; GPT-2's own config.json refused for the tokens that were asked before."""
     card, above = page.locator(".planner"), page.locator(f"#explorer-{NAME}")
     config = next(m["config"] for m in PUBLISHED if m["name"] == "Qwen3 30B-A3B")
     card.locator("[data-asked=model]").select_option("a config.json ...")
@@ -279,6 +280,14 @@ def test_somebody_with_a_config_and_gpus(page):
     error.filter(has_text="Paste a config.json").wait_for()
     card.locator("textarea").fill(json.dumps({**config, "num_hidden_layers": None}))
     error.filter(has_text="has no num_hidden_layers").wait_for()
+    assert card.locator(".planner-best").is_hidden()
+    gpt2 = next(m["config"] for m in PUBLISHED if m["config"]["model_type"] == "gpt2")
+    card.locator("textarea").fill(json.dumps(gpt2))
+    card.locator(".explorer-sentence").filter(has_text="a table of 1,024 positions").wait_for()
+    assert card.locator("[data-asked=sequence]").input_value() == "1,024"
+    card.locator("[data-asked=gpus]").fill("1,000,000")
+    error.filter(has_text="“sequences in a step” = 128 on “GPUs” = 1,000,000").wait_for()
+    card.locator("[data-asked=sequence]").fill("8,192")
     card.locator("[data-asked=gpus]").fill("16")
     card.locator("[data-asked=batch]").fill("48")
     card.locator("textarea").fill(json.dumps(config))

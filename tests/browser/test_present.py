@@ -63,3 +63,41 @@ def test_a_lab_and_a_plan_are_slides(browser, book_html, path, asked):
         assert all(cell.get_attribute("data-head") and cell.inner_text() for cell in cells)
     assert not watch.errors and not watch.failed
     page.close()
+
+
+COUNT = """() => [
+  [...document.querySelectorAll(".bd-article p")].filter(one => !one.closest(".answer")
+    && /^Figure \\d+\\./.test(one.textContent)).length,
+  document.querySelectorAll(".bd-article :is(.planner, .plotly-figure)").length,
+  +document.querySelector(".present-bar span").textContent.split(" of ")[1]]"""
+SLIDES = """() => { const seen = [];
+  for (;;) {
+    const one = document.querySelector(".presented");
+    seen.push(/^Figure \\d+\\./.test([...one.querySelectorAll("p")].map(p => p.textContent)
+      .filter(text => text.startsWith("Figure"))[0] ?? "") ? "figure" : one.className);
+    const [, on] = document.querySelectorAll(".present-bar button");
+    on.click();
+    if (document.querySelector(".presented") === one) return seen;
+  } }"""
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["pipelines", "where-the-time-goes", "hardware", "zero-in-time", "any-layout", "lab"],
+)
+def test_the_deck_has_every_figure(browser, book_html, page):
+    """Captions and slides are equal in number, traces and planner among them.
+
+    Must catch: a figure of another kind that the deck leaves out; a figure inside another shown
+    twice; the figures of a lab left out."""
+    path = "labs/06-zero.html" if page == "lab" else f"chapters/{page}.html"
+    context = browser.new_context(viewport=DESKTOP, reduced_motion="reduce")
+    shown = context.new_page()
+    shown.goto((book_html / path).as_uri() + "?present")
+    shown.wait_for_selector(".present-bar")
+    captions, others, slides = shown.evaluate(COUNT)
+    seen = shown.evaluate(SLIDES)
+    assert len(seen) == slides and sum(one == "figure" for one in seen) == captions
+    assert sum("planner" in one or "plotly-figure" in one for one in seen) == others
+    assert captions + others >= 1
+    context.close()

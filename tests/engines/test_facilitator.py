@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
-from facilitator import card, instructors_edition, measured_numbers, sections
+from facilitator import _plain, card, instructors_edition, measured_numbers, sections
 
 from coursekit import topics
 from coursekit.exercises.elsewhere import (
@@ -41,7 +41,7 @@ def test_a_card_knows_its_lab(path):
     assert locked and set(locked) <= set(numbers)
     exercises = [each for part in parts for each in part.exercises]
     assert len(exercises) >= 4 and "Where learners get stuck" in text and "**Solution**" in text
-    assert any(slips_of(name).slips for name in locked) and "Who says of" in text
+    assert any(slips_of(name).slips for name in locked) and "**Wrong numbers** for" in text
     headings = [
         found[1]
         for cell in lab.cells
@@ -50,6 +50,13 @@ def test_a_card_knows_its_lab(path):
     ]
     assert [part.title for part in parts] == headings
     assert all(f"{{rubric}} {title} (" in text for title in headings)
+
+
+def test_code_and_italics_of_a_sentence_stay():
+    """Must catch: the marks of code and of italics printed; a product taken for italics."""
+    assert _plain("Take it out of `kept`, *its* sum: a_b * c") == (
+        "Take it out of `kept`, *its* sum: a\\_b \\* c"
+    )
 
 
 def test_the_instructors_edition_is_the_stored_lab_with_notes():

@@ -199,7 +199,7 @@ def test_the_nearest_layouts_fit_and_differ_in_one_thing():
 
 
 def test_recomputing_is_among_the_nearest():
-    """Long sequences: each layer computed again in backward makes them fit, and the ledger is that
+    """Long sequences: each layer recomputed in backward makes them fit, and the ledger is that
     of the formula.
 
     Must catch: recomputing that is never offered, or offered where it is asked already; a policy
@@ -217,7 +217,7 @@ def test_recomputing_is_among_the_nearest():
 
 def test_layouts_of_published_runs():
     """Llama 3 405B as its report trains it: one layer less at both ends, so the second rank is the
-    fullest. GPT-3 with the core of attention computed again, as Korthikanti et al. 2022 train it.
+    fullest. GPT-3 with the core of attention recomputed, as Korthikanti et al. 2022 train it.
 
     Must catch: an option that is not handed on; scores that wait although they are made again."""
     asked = dict(gpu="H100 SXM 80GB", gpus=8192, sequence=8192, zero_stage=1)

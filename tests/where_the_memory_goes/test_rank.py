@@ -164,7 +164,7 @@ def test_published_layer():
 def test_a_layer_that_is_cut():
     """Korthikanti et al. 2022, Table 2, in a library's kernels: b s h (10 + 24/t + 5 a s / h t)
     with tensor parallelism, b s h (34 + 5 a s / h)/t with sequence parallelism and inputs that
-    are gathered again; the statistics of norms apart. Where the core of attention is computed again
+    are gathered again; the statistics of norms apart. Where the core of attention is recomputed
     the layer keeps no scores while it waits.
 
     Must catch: an input or a mask that tensor parallelism cuts, or that sequence parallelism does

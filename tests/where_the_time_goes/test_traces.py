@@ -18,7 +18,7 @@ from ranklab.measure.slim_trace import COMPUTES, SlimSpan, SlimTrace, SpanKind, 
 )
 def test_a_virtual_trace_is_the_same_again(name):
     """Must catch: a stored trace that is not what today's code does; one that depends on the
-    machine; a layer that is computed again, drawn as backward."""
+    machine; a layer that is recomputed, drawn as backward."""
     stored = (FOLDER / f"{name}.json").read_text(encoding="utf-8")
     assert VIRTUAL[name]().as_json() == stored, f"python tools/store_traces.py {name}"
 
