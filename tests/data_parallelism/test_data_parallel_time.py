@@ -2,13 +2,15 @@
 make_buckets, and the figures that the chapter prints."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
 import pytest
+import torch
 
 from coursekit.formulas import MODELS, evaluate, events, quantities
 from coursekit.topics.data_parallelism.timeline import STEP
+from shardlab.data_parallel import make_buckets
+from shardlab.gpt import GPT, GPTConfig
 
 MIB = 1 << 20
 GPT2 = quantities(
@@ -25,46 +27,16 @@ GPT2 = quantities(
 )
 
 
-def gradient_tensors(given: Mapping[str, int]) -> Iterator[int]:
-    """Elements of each parameter tensor of the GPT of gpt.py, in the order in which backward makes
-    their gradients: the reverse of model.parameters()."""
-    hidden, inner = given["hidden"], given["feed_forward"]
-    columns = hidden + 2 * given["key_value_heads"] * (hidden // given["heads"])
-
-    def linear(rows, columns):
-        yield from [rows] * given["biases"]
-        yield rows * columns
-
-    def norm():
-        yield from [hidden] * (1 + given["biases"])
-
-    if not given["tied_head"]:
-        yield given["vocabulary"] * hidden
-    yield from norm()
-    for _ in range(given["layers"]):
-        yield from linear(hidden, inner)  # down
-        for _ in range(given["gated_mlp"]):
-            yield from linear(inner, hidden)
-        yield from linear(inner, hidden)  # up
-        yield from norm()
-        yield from linear(hidden, hidden)  # the output of attention
-        yield from linear(columns, hidden)  # queries, keys and values
-        yield from norm()
-    yield given["vocabulary"] * hidden
-    if given["learned_positions"]:
-        yield given["max_sequence"] * hidden
+@cache
+def net_of(model):
+    with torch.device("meta"):
+        return GPT(GPTConfig(**quantities(model=model)))
 
 
-def bucket_list(tensor_bytes: Iterable[int], bucket_bytes: int) -> list[int]:
-    """Bytes of each bucket. The rule is that of data_parallel.make_buckets: a bucket is closed once
-    it holds `bucket_bytes` or more."""
-    buckets, filling = [], 0
-    for nbytes in tensor_bytes:
-        filling += nbytes
-        if filling >= bucket_bytes:
-            buckets.append(filling)
-            filling = 0
-    return buckets + [filling] * (filling > 0)
+def real_buckets(model, bucket_bytes):
+    """Bytes of each bucket that make_buckets cuts, in the order of backward."""
+    cut = make_buckets(reversed(list(net_of(model).parameters())), bucket_bytes)
+    return [sum(tensor.nbytes for tensor in bucket) for bucket in cut]
 
 
 def random_step(draw):
@@ -112,41 +84,23 @@ def test_closed_form_is_the_simulation():
 
 
 def test_the_list_of_a_model():
-    """The buckets of GPT-2 124M are those that make_buckets cuts: twelve layers, the token table,
-    the positions; the formulas have the same bytes. For other models and sizes the list stays exact
-    and the formulas keep every byte.
+    """The buckets of GPT-2 124M that make_buckets cuts are twelve layers, the token table and the
+    positions; the formulas have the same bytes, and keep every byte for other models and sizes.
 
     Must catch: 19 buckets; the table counted as 16 equal parts; positions in the table's bucket;
     the old order of queries and MLP."""
-    import torch
-
-    from shardlab.data_parallel import make_buckets
-    from shardlab.gpt import GPT, GPTConfig
-
-    @cache
-    def net_of(model):
-        with torch.device("meta"):
-            return GPT(GPTConfig(**quantities(model=model)))
-
-    def real(model, bucket_bytes):
-        net = net_of(model)
-        cut = make_buckets(reversed(list(net.parameters())), bucket_bytes)
-        return [sum(tensor.nbytes for tensor in bucket) for bucket in cut]
-
     names = ["equal_buckets", "equal_bucket_bytes", "last_bytes", "last_messages"]
     names += ["gradient_buckets", "head_bucket_bytes", "gradient_bytes"]
     for model in ("GPT-2 124M", "GPT-2 355M", "Llama 7B"):
         given = quantities(model=model, recipe="fp32 Adam")
-        tensors = [4 * size for size in gradient_tensors(given)]
         for bucket_bytes in (64 * 1024, MIB, 16 * MIB, 25 * MIB, 500 * MIB):
-            assert bucket_list(tensors, bucket_bytes) == real(model, bucket_bytes)
             found = evaluate(names, allow_unused=True, **given, bucket_bytes=bucket_bytes)
             layers = found["equal_buckets"] * found["equal_bucket_bytes"]
-            assert layers + found["last_bytes"] + found["head_bucket_bytes"] == pytest.approx(
-                found["gradient_bytes"]
-            )
+            total = layers + found["last_bytes"] + found["head_bucket_bytes"]
+            assert total == pytest.approx(sum(real_buckets(model, bucket_bytes)))
+            assert total == pytest.approx(found["gradient_bytes"])
     found = evaluate(names, allow_unused=True, **GPT2)
-    assert real("GPT-2 124M", 25 * MIB) == [28_351_488] * 12 + [154_395_648, 3_145_728]
+    assert real_buckets("GPT-2 124M", 25 * MIB) == [28_351_488] * 12 + [154_395_648, 3_145_728]
     assert (found["equal_buckets"], found["equal_bucket_bytes"]) == (12, 28_351_488)
     assert (found["last_bytes"], found["last_messages"]) == (154_395_648 + 3_145_728, 2)
     assert found["gradient_buckets"] == 14
@@ -165,20 +119,18 @@ def test_equal_buckets_are_close_to_the_list():
                 names = ["exposed_seconds", "equal_bucket_seconds", "rank_backward_seconds"]
                 names += ["head_backward_seconds", "layers_gradient_bytes", "head_bucket_bytes"]
                 found = evaluate(names, allow_unused=True, **given)
-                exposed = exposed_of_the_list(given, found)
+                exposed = exposed_of_the_list(given, found, real_buckets(model, bucket_bytes))
                 difference = abs(exposed - found["exposed_seconds"])
                 assert difference <= 1.5 * found["equal_bucket_seconds"], (model, bucket_bytes)
                 assert difference <= 0.06 * exposed, (model, bucket_bytes, strong)
 
 
-def exposed_of_the_list(given, found):
-    """Seconds after backward, of the real buckets around a ring."""
+def exposed_of_the_list(given, found, buckets):
+    """Seconds after backward, of these buckets around a ring."""
     ring = 2 * (given["data_parallel"] - 1)
     backward, head = found["rank_backward_seconds"], found["head_backward_seconds"]
     played, before, now = [], 0, 0.0
-    for nbytes in bucket_list(
-        (4 * size for size in gradient_tensors(given)), given["bucket_bytes"]
-    ):
+    for nbytes in buckets:
         before += nbytes
         share = (before - found["head_bucket_bytes"]) / found["layers_gradient_bytes"]
         ready = head + min(max(share, 0.0), 1.0) * (backward - head)

@@ -24,10 +24,8 @@ def read_source(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise CannotGrade(f"{path} cannot be read: {error}.") from None
     if len(source) > SOURCE_CHARACTERS:
-        raise CannotGrade(
-            f"{path} has {len(source):,} characters: an assignment has at most"
-            f" {SOURCE_CHARACTERS:,}."
-        )
+        most = f"an assignment has at most {SOURCE_CHARACTERS:,}"
+        raise CannotGrade(f"{path} has {len(source):,} characters: {most}.")
     return source
 
 
@@ -71,9 +69,8 @@ def _line_of_todo(function: ast.FunctionDef) -> int:
     """The line of `raise NotImplementedError` if the function does nothing else, or 0; a class of
     PyTorch's has its super().__init__() before."""
     docstring = ast.get_docstring(function, clean=False) is not None
-    statements = [
-        line for line in function.body[docstring:] if ast.unparse(line) != "super().__init__()"
-    ]
+    body = function.body[docstring:]
+    statements = [line for line in body if ast.unparse(line) != "super().__init__()"]
     if len(statements) != 1 or not isinstance(statements[0], ast.Raise):
         return 0
     raised = statements[0].exc

@@ -36,13 +36,10 @@ def hint(exercise: Exercise | None = None) -> Hint:
         exercise = failed[-1]
         named = f"{exercise.name}: "
     if not isinstance(exercise, Exercise):
-        raise NoExercise(
-            "no check has failed since this kernel started, so hint needs the exercise: give it"
-            " the first argument of the check."
-            if exercise is None
-            else f"hint wants an exercise, this is a {type(exercise).__name__}: give it the first"
-            " argument of the check."
-        )
+        said = f"hint wants an exercise, this is a {type(exercise).__name__}"
+        if exercise is None:
+            said = "no check has failed since this kernel started, so hint needs the exercise"
+        raise NoExercise(f"{said}: give it the first argument of the check.")
     steps = [Hint(f"{named}What is right: {exercise.right} {WHERE}")]
     if code := exercise.skeleton or _skeleton(exercise):
         half = f"{named}This is half of one solution; the dots are yours. {MORE}"

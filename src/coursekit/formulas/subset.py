@@ -46,10 +46,8 @@ def _as_symbols(name, *arguments):
 def _whole_division(name, a, b):
     for value in (a, b):
         if not isinstance(value, int):
-            raise TypeError(
-                f"{name}({a}, {b}): both must be whole numbers, {value!r} is a"
-                f" {type(value).__name__}."
-            )
+            said = f"{value!r} is a {type(value).__name__}."
+            raise TypeError(f"{name}({a}, {b}): both must be whole numbers, {said}")
     if a > EXACT_LIMIT:  # the page cannot divide it exactly, so Python does not either
         raise DividendTooLarge(a)
 
@@ -200,11 +198,8 @@ def returned(function):
     """The expression that a formula returns, as a tree. TypeError, naming the line, where the body
     is more than one `return`."""
     tree = definition(function)
-    body = [
-        node
-        for node in tree.body
-        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-    ]
+    text = lambda node: isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    body = [node for node in tree.body if not text(node)]
     if len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None:
         last = ast.unparse(tree.body[-1])
         raise TypeError(

@@ -130,10 +130,9 @@ def control_groups(
         if not version:
             continue
         root = mounted / "memory" if version == 1 else mounted
-        inside = [
-            root / part for part in (Path(place.lstrip("/")), *Path(place.lstrip("/")).parents)
-        ]
-        for folder in dict.fromkeys([*inside, root]):  # a container sees its own as the root
+        inside = Path(place.lstrip("/"))
+        folders = [root / part for part in (inside, *inside.parents)]
+        for folder in dict.fromkeys([*folders, root]):  # a container sees its own as the root
             if group := control_group(folder, version):
                 yield group
 
@@ -200,16 +199,13 @@ def attempt_each(work: Callable, cases: Sequence[dict]) -> list[Attempt]:
 
 def _on_gpu(limit_bytes, device, work, cases):
     torch.cuda.empty_cache()
-    total, reserved = (
-        torch.cuda.get_device_properties(device).total_memory,
-        torch.cuda.memory_reserved(device),
-    )
+    total = torch.cuda.get_device_properties(device).total_memory
+    reserved = torch.cuda.memory_reserved(device)
     # older versions do not report it: the whole GPU
     tell = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
     before = tell(device)
-    torch.cuda.set_per_process_memory_fraction(
-        min(before, (reserved + limit_bytes) / total), device
-    )
+    share = min(before, (reserved + limit_bytes) / total)
+    torch.cuda.set_per_process_memory_fraction(share, device)
     try:
         return attempt_each(work, cases)
     finally:
@@ -219,12 +215,10 @@ def _on_gpu(limit_bytes, device, work, cases):
 
 def _in_child(limit_bytes, device, work, cases):
     sent = cloudpickle.dumps((limit_bytes, work, list(cases)))
-    ended = subprocess.run(
-        [sys.executable, "-c", _CHILD], input=sent, capture_output=True, timeout=CHILD_SECONDS
-    )
+    child, options = [sys.executable, "-c", _CHILD], dict(capture_output=True)
+    ended = subprocess.run(child, input=sent, timeout=CHILD_SECONDS, **options)
     if ended.returncode:
-        said = ended.stderr.decode(errors="replace").strip().splitlines() or [
-            f"it ended with {ended.returncode}"
-        ]
-        raise RuntimeError(f"the process that tried it failed: {said[-1]}")
+        said = ended.stderr.decode(errors="replace").strip().splitlines()
+        last = said[-1] if said else f"it ended with {ended.returncode}"
+        raise RuntimeError(f"the process that tried it failed: {last}")
     return [Attempt(*attempt) for attempt in pickle.loads(ended.stdout)]

@@ -94,17 +94,11 @@ def _gpus(number: int, learners: int, gpus: list[str]) -> tuple[list[str], int]:
 
 def report(found: list[Seat]) -> str:
     heads = ["seat", "GPUs", "of a GPU, each rank", "cores", "GiB", "port"]
-    rows = [
-        [
-            str(seat.number),
-            seat.gpus or "none",
-            "all" if seat.fraction is None else f"{seat.fraction:.0%}",
-            str(seat.cores),
-            f"{seat.memory_gib:.0f}",
-            str(seat.port),
-        ]
-        for seat in found
-    ]
+    rows = []
+    for seat in found:
+        each = "all" if seat.fraction is None else f"{seat.fraction:.0%}"
+        row = [seat.number, seat.gpus or "none", each, seat.cores, f"{seat.memory_gib:.0f}"]
+        rows.append(list(map(str, [*row, seat.port])))
     return "\n\n".join([repr(Table(heads, rows)), *(seat.line() for seat in found)])
 
 

@@ -133,9 +133,8 @@ def _number(config, field_name, name, optional):
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1:
-        raise InvalidModelConfig(
-            f"{name}: {field_name} = {json.dumps(value)} is not a whole number."
-        )
+        said = f"{field_name} = {json.dumps(value)} is not a whole number."
+        raise InvalidModelConfig(f"{name}: {said}")
     return int(value)
 
 
@@ -152,16 +151,12 @@ def _quantities(config, architecture, name):
     config = {**{new: config.get(old) for old, new in architecture.older.items()}, **config}
     sizes = {}
     for quantity, fields in architecture.names.items():
-        values = [
-            _number(config, field_name, name, quantity in OPTIONAL)
-            for field_name in several(fields)
-        ]
+        optional = quantity in OPTIONAL
+        values = [_number(config, one, name, optional) for one in several(fields)]
         if None not in values:
             sizes[quantity] = math.prod(values)
-    sizes |= {
-        quantity: int(bool(config.get(field_name)))
-        for quantity, field_name in architecture.flags.items()
-    }
+    flags = architecture.flags.items()
+    sizes |= {quantity: int(bool(config.get(field_name))) for quantity, field_name in flags}
     sizes.setdefault("key_value_heads", sizes["heads"])
     sizes.setdefault("head_size", architecture.head_size)
     if "feed_forward" not in sizes:
@@ -172,9 +167,8 @@ def _quantities(config, architecture, name):
         sizes["max_sequence"] += architecture.more_positions
     tied = config.get("tie_word_embeddings")
     if not (tied is None or isinstance(tied, bool)):
-        raise InvalidModelConfig(
-            f"{name}: tie_word_embeddings = {json.dumps(tied)}: it is true, false or absent."
-        )
+        said = f"tie_word_embeddings = {json.dumps(tied)}: it is true, false or absent."
+        raise InvalidModelConfig(f"{name}: {said}")
     tied = architecture.tied if tied is None else tied
     try:
         return BOOK.validate(**sizes, **architecture.fixed, tied_head=int(tied))

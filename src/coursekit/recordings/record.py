@@ -87,10 +87,8 @@ def record(
                 recording = Recording(*about, (*rows, row))
             rows.append(row)
             keep(recording)
-        print(
-            f"gpu:    {group.name}: {len(rows)} rows so far, {time.perf_counter() - start:.0f} s",
-            flush=True,
-        )
+        took = f"{time.perf_counter() - start:.0f} s"
+        print(f"gpu:    {group.name}: {len(rows)} rows so far, {took}", flush=True)
     return recording
 
 
@@ -152,9 +150,8 @@ def run_for(
 
 
 def main(arguments=None, groups: Sequence[Run] = ALL) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m coursekit.recordings.record", description=__doc__.split("\n\n")[0]
-    )
+    module = "python -m coursekit.recordings.record"
+    parser = argparse.ArgumentParser(prog=module, description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cpu", action="store_true", help="measure the CPU, to try the program")
     parser.add_argument("--apart", action="store_true", help="a process for each group")
@@ -169,16 +166,14 @@ def main(arguments=None, groups: Sequence[Run] = ALL) -> int:
         parser.error(f"{parsed.folder} cannot be made ({error.strerror}): name another folder")
     tried = ["--cpu"] * parsed.cpu + ["--quick"] * parsed.quick
     asked = tried + (["--only", *parsed.only] if parsed.only != names else [])
-    command = " ".join(["python -m coursekit.recordings.record", *asked]) if asked else "make gpu"
+    command = " ".join([module, *asked]) if asked else "make gpu"
     device = torch.device("cpu" if parsed.cpu else "cuda")
     # a closer look would take memory on the GPU
     if not parsed.cpu and not (parsed.apart and torch.cuda.is_available()):
         device, why_not = find_device()
         if device.type == "cpu":
-            print(
-                f'nothing was recorded: {why_not}. The pages say "not yet recorded on a GPU".',
-                file=sys.stderr,
-            )
+            said = f'{why_not}. The pages say "not yet recorded on a GPU".'
+            print(f"nothing was recorded: {said}", file=sys.stderr)
             return 1
     chosen = [group for group in groups if group.name in parsed.only]
 
@@ -186,10 +181,8 @@ def main(arguments=None, groups: Sequence[Run] = ALL) -> int:
         return recording.write(parsed.folder)
 
     if parsed.apart:
-        signal.signal(
-            signal.SIGTERM,
-            lambda *_: sys.exit("gpu:    ended from outside; what was measured is written"),
-        )
+        said = "gpu:    ended from outside; what was measured is written"
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(said))
         done = record_apart(command, [group.name for group in chosen], tried, keep)
     else:
         done = record(device, command, chosen, keep, parsed.quick)
