@@ -87,7 +87,7 @@ def test_fp16_needs_a_scale(wanted):
     assert len(wanted) == 150
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # that a scale is what fp16 lacks is tested above
 def test_one_microbatch_needs_none(wanted):
     """At k = 1 the same model trains without a scale; bf16 trains without one at k = 2,048. Ends
     were 0.001 apart; the room is for other kernels, and a run that fails is 0.7 away.
@@ -98,7 +98,7 @@ def test_one_microbatch_needs_none(wanted):
     assert mean_of_last(losses_of(torch.bfloat16)) == pytest.approx(end, abs=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by day test_the_three_sums_of_the_page and the masters' parity
 def test_norms_never_move():
     """160 of 160 weights stay without a copy and 16 with one, and the losses end 0.05 apart, on the
     machine of the page. AdamW is chaotic, so the bounds leave room for a machine that adds in
