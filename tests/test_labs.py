@@ -308,6 +308,7 @@ def test_a_number_of_a_text_comes_from_the_run(tmp_path):
             new_markdown_cell("It has {ran}`1000 * size:,` bytes, each of {ran}`size` B."),
             new_code_cell("size = 4"),
             new_markdown_cell("Nothing is asked here."),
+            new_code_cell("size"),
         ]
     )
     store_lab.normalise(lab)
@@ -318,7 +319,10 @@ def test_a_number_of_a_text_comes_from_the_run(tmp_path):
     notebook = tmp_path / "lab.ipynb"
     stored = nbformat.read(notebook, as_version=4)
     assert [cell.source for cell in stored.cells][0] == "It has 4,000 bytes, each of 4 B."
-    assert len(stored.cells) == 3 and not store_lab.difference(text, notebook)
+    assert [cell.execution_count for cell in code_cells(stored)] == [1, 2]
+    assert stored.cells[3].outputs[0].execution_count == 2 and not store_lab.difference(
+        text, notebook
+    )
     assert store_lab.text_of(stored, told) == text.read_text()
     stored.cells[0].source = "It has 5,000 bytes."
     nbformat.write(stored, notebook)

@@ -166,6 +166,17 @@ def take_answers(notebook: nbformat.NotebookNode, asked: list[tuple]) -> None:
         for _ in RAN.findall(cell.source):
             cell.source = RAN.sub(next(numbers), cell.source, count=1)
         notebook.cells.remove(printing)
+    number_the_cells(notebook)
+
+
+def number_the_cells(notebook: nbformat.NotebookNode) -> None:
+    """Count the code cells from 1, in place, as a run without the printing cells does."""
+    code = (cell for cell in notebook.cells if cell.cell_type == "code")
+    for number, cell in enumerate(code, start=1):
+        cell.execution_count = number
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output.execution_count = number
 
 
 def store(text: Path) -> None:

@@ -17,8 +17,9 @@ true, and the sentence `...` says nothing and ends the list. Conditions and brac
 know `found`, `right`, the arguments of the `case`, the names of the topic's exercises.py and GIVEN.
 A rule, `---`, begins another list: of several, the one that speaks in most of the wrong cases is
 heard. Below `### each alone` every line is a list of its own, a formula that is named only where it
-gives the answer in every wrong case; below `### errors` a term is a
-pattern in the text of an error. `## one, another` heads the lists of two exercises.
+gives the answer in every case, or, below a heading with a condition, evidence of the cases that
+meet it. Below `### errors` a term is a pattern in the text of an error. `## one, another` heads the
+lists of two exercises.
 """
 
 import math
@@ -64,7 +65,7 @@ class DecisionList:
     module: str  # whose names the conditions know
     where: str  # file and heading, for tracebacks
     groups: tuple[DecisionGroup, ...]
-    of_all: bool = False  # a cause that must be true of every wrong case, as a formula is
+    of_all: bool = False  # whether it must speak in every case, as a formula does
 
     def __post_init__(self):
         for group in self.groups:
@@ -134,7 +135,8 @@ def decisions_of(blocks: Iterable[str], module: str, where: str) -> Decisions:
             begun.append(DecisionGroup(condition, beginning, []))
         elif kind == _EACH_ALONE and colon:
             *before, last = begun
-            lists.append(([*before, last._replace(lines=[*last.lines, line])], True))
+            alone = [*before, last._replace(lines=[*last.lines, line])]
+            lists.append((alone, not last.condition))
         else:
             begun[-1].lines.append(line)
     told = [
