@@ -433,13 +433,12 @@ class Visit:
 
     watch: Watch
     blocks: list[str]  # what there is to read, block by block
-    links: list[str]  # addresses it links to
     icons: list[str]  # addresses of its icon
     late: list[str]  # cards that were not alive while the page was still read
     axe: list[str]  # its findings on a phone
     screens: list[dict]  # FIRST_SCREEN on a phone and on a desk, of a page that has one
     answers: list[list[str]]  # ANSWERS
-    phone: list[str]  # what is too wide for 320 px
+    phone: list[str]  # what is too wide for 390 px
     collisions: list[str]  # texts of figures that run into one another there
     keyboard: list[str]  # what is wrong on the way through it with the Tab key
     paper: list[str]
@@ -736,27 +735,26 @@ def visit(
     page.set_viewport_size(PHONE)
     page.emulate_media(media="screen", color_scheme=mode)
     open_page(page, address)
-    late, screens = page.evaluate(LATE), [page.evaluate(FIRST_SCREEN)]
-    collisions = page.evaluate(COLLISIONS)
+    screens = [page.evaluate(FIRST_SCREEN)]
+    late, collisions = page.evaluate(LATE), page.evaluate(COLLISIONS)
     values, answers = page.evaluate(VALUES), page.evaluate(ANSWERS)
-    if screens[0]:
-        page.set_viewport_size({**DESKTOP, "height": 900})
-        screens.append(page.evaluate(FIRST_SCREEN))
     open_all(page)
-    page.set_viewport_size({**PHONE, "width": 320})  # to which WCAG has a page reflow
     phone = page.evaluate(BEYOND)
-    page.set_viewport_size(PHONE)
     axe = axe_findings(page, looks) if thorough else []
     page.set_viewport_size(DESKTOP)
     until(page, ONLY_WIDE_BOXES_HAVE_STOPS)
     blocks = page.evaluate(BLOCKS)
-    links = page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")
     icons = page.eval_on_selector_all("link[rel~=icon]", "links => links.map(link => link.href)")
     keyboard = walk(page, values, EXPLORER_IDS, inert) if thorough else []
     on_paper(page, color_scheme="dark")  # nobody scrolls through a page before it is printed
     paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS) + page.evaluate(EXPLORERS_AT_REST)
+    if screens[0]:  # everything folded again
+        page.emulate_media(media="screen")
+        page.set_viewport_size({**DESKTOP, "height": 900})
+        page.goto(address)
+        screens.append(page.evaluate(FIRST_SCREEN))
     return Visit(
-        *(deepcopy(page.watch), blocks, links, icons, late, axe, screens, answers),
+        *(deepcopy(page.watch), blocks, icons, late, axe, screens, answers),
         *(phone, collisions, keyboard, paper),
     )
 
