@@ -81,7 +81,8 @@
         set(mark, { d: "M" + middle(highest) + " " + (y(values[highest.total]) - 1) + "l-5 -7h10z" });
         const above = y(values[highest.total]) - 13, across = near && Math.abs(above - 4 - y(room)) < 11; // the card's line
         set(peak, { y: across ? y(room) - 6 : above, class: values[highest.total] > room ? "strong warn" : "strong" });
-        label(peak, "peak " + format(values[highest.total], "decimal bytes"), middle(highest), width, "middle");
+        const words = "peak " + format(values[highest.total], "decimal bytes");
+        label(peak, words, Math.max(middle(highest), LEFT + 3.5 * words.length), width, "middle"); // right of the axis' numbers
 
         let left = 0, row = 0;
         key.forEach(entry => {
