@@ -543,8 +543,13 @@ def open_page(page, address: str) -> None:
     come_past(page)
 
 
+SHOW_FIGURES = """() => document.querySelectorAll(".answer:has(.plotly-figure)")
+  .forEach(part => part.removeAttribute("hidden"))"""
+
+
 def come_past(page) -> None:
     """Come past everything that loads when it is near, and wait until it is drawn."""
+    page.evaluate(SHOW_FIGURES)  # those of a lab wait for a prediction
     if page.locator(LOADED_WHEN_NEAR).count():
         scroll_through(page)
     until(page, "!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
