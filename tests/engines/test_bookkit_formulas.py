@@ -274,7 +274,7 @@ def test_symbols_on_the_right_are_explained_once(build):
     means = {name: " ".join(known.meaning.split()) for name, known in BOOK.formulas.items()}
     left = f"{means['achieved_flops_per_second']}; {means['training_seconds']}."
     rate = BOOK.find("flops_per_second").meaning.replace("'", "\u2019")
-    assert said == [left, f"On the right: {rate}; {means['training_flops']}.", left]
+    assert said == [f"{left} On the right: {rate}; {means['training_flops']}.", left]
 
 
 def test_small_print_and_exact_forms_are_folded(build):

@@ -61,7 +61,7 @@ seconds_of_a_gather = topic.exercise(
 # --- groups of a rank -----------------------------------------------------------------------------
 
 
-def groups_of(rank, dp, pp, tp):
+def mesh_groups(rank, dp, pp, tp):
     copy = pp * tp
     first, begin = rank - rank % tp, rank - rank % copy
     layers = list(range(first, first + tp))
@@ -71,7 +71,7 @@ def groups_of(rank, dp, pp, tp):
 
 groups_on_a_mesh = topic.exercise(
     "groups_on_a_mesh",
-    groups_of,
+    mesh_groups,
     cases=(
         dict(rank=5, dp=2, pp=2, tp=2),
         dict(rank=17, dp=2, pp=3, tp=4),
