@@ -110,12 +110,12 @@ class FormulaSheetDirective(SphinxDirective):
 
     def _entry(self, formula):
         links = [formula_link("", "", _code(need), name=need) for need in formula.needs]
-        from_these = [node for link in links for node in (link, nodes.Text(", "))][:-1]
-        said = nodes.Text(f". Unit: {formula.unit}. Source: {formula.source}. Measured by ")
+        parts = [node for link in links for node in (nodes.Text(", "), link)][1:]
+        from_these = [nodes.Text("From "), *parts, nodes.Text(". ")] if parts else []
+        said = nodes.Text(f"Unit: {formula.unit}. Source: {formula.source}. Measured by ")
         facts = nodes.paragraph(
             "",
             "",
-            nodes.Text("From "),
             *from_these,
             said,
             _code(formula.measured_by),

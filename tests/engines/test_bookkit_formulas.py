@@ -4,6 +4,7 @@ wrong call stops the build."""
 import ast
 import json
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -344,7 +345,7 @@ def test_the_sheet_holds_everything(sheet):
         ends = r'</div>\s*(?=<div class="[^"]*formula|</section>)'
         entry = re.search(f"{begins}(.*?){ends}", sheet, re.S)
         assert entry and "<math" in entry[1], name
-        plain = re.sub(r"<[^>]*>", "", entry[1]).replace("’", "'").replace("&lt;", "<")
+        plain = unescape(re.sub(r"<[^>]*>", "", entry[1])).replace("’", "'")
         said = (formula.measured_by, f"Unit: {formula.unit}.", formula.source, formula.meaning)
         assert all(words in plain for words in said)
         for need in formula.needs:
