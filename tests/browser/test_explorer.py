@@ -94,11 +94,19 @@ class Card:
     def find(self, selector):
         return self.root.locator(selector)
 
+    def shown(self, quantity):
+        """The control, whose group a reader unfolds first."""
+        control = self.find(f".explorer-control[data-quantity={quantity}]")
+        control.evaluate(
+            "one => { const group = one.closest('details'); if (group) group.open = 1; }"
+        )
+        return control
+
     def slider(self, quantity):
-        return self.find(f".explorer-control[data-quantity={quantity}] [type=range]")
+        return self.shown(quantity).locator("[type=range]")
 
     def box(self, quantity):
-        return self.find(f".explorer-control[data-quantity={quantity}] [type=text]")
+        return self.shown(quantity).locator("[type=text]")
 
     def error(self, quantity):
         return self.find(f".explorer-control[data-quantity={quantity}] .explorer-error")

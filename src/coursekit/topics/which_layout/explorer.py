@@ -128,8 +128,8 @@ RANK_OF_ANY_LAYOUT = Explorer(
         Say("during the backward of a layer", when=(("rank_peak_place", _LAYER),)),
         Say("during the optimizer's step", when=(("rank_peak_place", _UPDATE),)),
         Say(
-            ", plus {rank_reserve_bytes} that the allocator holds in reserve,"
-            " {rank_context_bytes} for CUDA and {rank_communicator_bytes} for NCCL. "
+            ", plus {rank_reserve_bytes} in reserve, {rank_context_bytes} for CUDA and"
+            " {rank_communicator_bytes} for NCCL. "
         ),
         Say("It fits: {free_bytes} of {gpu_memory_bytes} are to spare.", when=(("fits", 1),)),
         Say("That is {missing_bytes} more than the GPU has.", when=(("fits", 0),)),
