@@ -1242,6 +1242,8 @@ OUT_OF_VIEW = """async root => {
 
 WINDOWS = [(320, 844), (700, 900), (768, 1024), (820, 900), (992, 900), (1100, 900), (1280, 720)]
 MET_IN = {PHONE["width"], 768, 1280}
+# Nine parts, among them CUDA and NCCL, and up to seven layouts that fit, in three rows of buttons.
+TALLEST = {"rank-of-any-layout": 790}
 
 
 @alike
@@ -1277,7 +1279,7 @@ def test_in_every_window(open_card, explorer_places, name, phone):
             card.page.evaluate(DRAWN)
             tall, found = card.root.evaluate(OUT_OF_VIEW)
             assert found == [], (width, height)
-            assert width < 1280 or tall <= 700, tall
+            assert width < 1280 or tall <= TALLEST.get(name, 700), tall
     card.unfold()
     card.page.evaluate("scrollTo(0, 0)")
     first, *below = (
