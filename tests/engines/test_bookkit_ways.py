@@ -38,7 +38,8 @@ def test_every_chapter_asks_a_question_and_is_on_the_front_page():
         if lab:
             below = contents.partition(f"      - file: {name}\n")[2]
             assert f"labs/{lab[1]}\n" in below.partition("\n      - file")[0] + "\n"
-            assert title_of(ROOT / "labs" / f"{lab[1]}.md").startswith(title)
+            stored = (ROOT / "labs" / f"{lab[1]}.ipynb").read_text("utf-8")
+            assert re.search(r'"# ([^"\\\n]+)', stored)[1].startswith(title)
             assert int(lab[2]) in (number, int(re.sub(r"\..*|\D+", "", title_of(page)) or 0))
     assert list(found) == re.findall(r"caption: (.*?) *(?:#.*)?\n", contents)
     assert all(question_of(page).endswith("?") for pages in found.values() for page in pages)

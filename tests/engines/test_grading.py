@@ -253,10 +253,13 @@ def test_exit_codes(worlds, monkeypatch, tmp_path, capsys):
         (FORGED.format("ranklab.ranks.messages", "dumps"), "messages.dumps, which grades"),
     ],
 )
-def test_code_that_misbehaves(worlds, source, sentence):
-    """Must catch: a traceback of the grader, a run without end, output without a bound, or a file
+def test_code_that_misbehaves(source, sentence):
+    """On ranks of its own: a rank keeps what a stranger's file did to it.
+
+    Must catch: a traceback of the grader, a run without end, output without a bound, or a file
     that is right because it puts its own function where the verdict is."""
-    found = results(worlds(4), "collectives", source, RING, "bytes_of_a_ring", trial_seconds=2.0)
+    with ranks(4, device="cpu", announce=False) as world:
+        found = results(world, "collectives", source, RING, "bytes_of_a_ring", trial_seconds=2.0)
     assert [result.said for result in found] == ["not yet"] * 2
     assert sentence in found[0].sentence
     assert all(len(result.sentence) < 1_000 and len(result.printed) < 2_000 for result in found)

@@ -66,7 +66,7 @@ def pretended_lab():
     lab.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     made = nbformat.v4.new_output("execute_result", {"text/plain": "2"}, execution_count=1)
     lab.cells = [
-        nbformat.v4.new_markdown_cell("# A pretended lab"),
+        nbformat.v4.new_markdown_cell("# Pretending: a lab"),
         nbformat.v4.new_code_cell("1 + 1", execution_count=1, outputs=[made]),
     ]
     return lab
@@ -107,14 +107,12 @@ def repository(tmp_path_factory):
         made.writestr("shardlab/__init__.py", "")
 
     contents = folder / "_toc.yml"
-    text = contents.read_text()
-    for last, new in (
-        ("chapters/zero\n", "chapters/pretended\n"),
-        ("labs/06-zero\n", "labs/90-pretended\n"),
-    ):
-        text, times = re.subn(f"( +- file: ){last}", rf"\g<1>{new}\g<1>{last}", text)
-        assert times == 1
-    contents.write_text(text)
+    last = "          - file: labs/11-where-the-time-goes\n"
+    new = (
+        "      - file: chapters/pretended\n        sections:\n          - file: labs/90-pretended\n"
+    )
+    before, after = contents.read_text().split(last)
+    contents.write_text(before + last + new + after)
     git(folder, "add", "--all", "--intent-to-add")  # now tests of the copy find the new files, too
     (folder / ".venv").mkdir()  # `make` makes it
     return folder
@@ -194,7 +192,7 @@ def test_the_book_shows_it(book):
     sheet = (book / "chapters" / "formula-sheet.html").read_text("utf-8")
     for name in ("pretended-bytes", "pretended-copies"):
         assert f'id="formula-{name}"' in sheet
-    assert "A pretended lab" in (book / "labs" / "90-pretended.html").read_text("utf-8")
+    assert "Pretending: a lab" in (book / "labs" / "90-pretended.html").read_text("utf-8")
     contents = (book / "chapters" / "zero.html").read_text("utf-8")
     assert 'href="pretended.html"' in contents
     assert 'href="../labs/90-pretended.html"' in contents
