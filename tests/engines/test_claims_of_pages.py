@@ -137,10 +137,8 @@ def test_the_optima_of_the_scaling_law():
 def test_the_update_of_adam():
     """The formula of chapter 3 beside two steps of PyTorch's. Must catch: a bias correction left
     out, epsilon under the root."""
-    assert (
-        r"\frac{m / (1-\beta_1^n)}{\sqrt{v / (1-\beta_2^n)} + \epsilon}"
-        in (PAGES["where-the-memory-goes"])
-    )
+    update = r"\frac{m_n / (1-\beta_1^n)}{\sqrt{v_n / (1-\beta_2^n)} + \epsilon}"
+    assert update in PAGES["where-the-memory-goes"]
     weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
     optimizer = torch.optim.Adam([weight], lr=0.1, betas=(0.9, 0.99), eps=1e-3)
     theta, m, v = weight.detach().clone(), 0, 0
