@@ -19,7 +19,7 @@ scrolls on needs them.
 
 A notebook has no directives outside the book. There a quotation that begins with a label, ``>
 **Predict.** How many?``, is the box; what the next cell shows, and the text that follows, is the
-answer.
+answer, with the cells in it that ask for what was measured.
 """
 
 from itertools import takewhile
@@ -132,14 +132,21 @@ class QuotedBox(SphinxTransform):
                 gate(box)
 
 
+def is_said(node):
+    """Whether a node belongs to what is said about a measured number."""
+    asks = "cell" in node.get("classes", ()) and "predictions.measured(" in node.astext()
+    return asks or isinstance(node, SAID)
+
+
 def gate(box):
-    """The output of the cell after a question, and what is said about it, become its answer."""
+    """The output of the cell after a question, and what is said about it, become its answer, with
+    cells that a reader cannot run before: `predictions.measured` raises there."""
     page = box.parent
     after = page[page.index(box) + 1 :]
     cell = next((node for node in after if "cell" in node.get("classes", ())), None)
     if cell is None or "cell_output" not in cell[-1].get("classes", ()):
         return
-    said = takewhile(lambda node: isinstance(node, SAID), after[after.index(cell) + 1 :])
+    said = takewhile(is_said, after[after.index(cell) + 1 :])
     answer = nodes.container("", nodes.container("", cell.pop(), classes=["cell"]))
     for node in list(said):
         page.remove(node)

@@ -48,7 +48,7 @@ def test_a_page_is_shown_thing_by_thing(browser, book_html, screen):
 )
 def test_a_lab_and_a_plan_are_slides(browser, book_html, path, asked):
     """Must catch: a lab's questions that are not shown; a plan whose rows are not, or come with
-    those of another plan; an empty cell with its head."""
+    those of another plan; an empty cell with its head; a solution that nobody asked for."""
     page = browser.new_page(viewport=DESKTOP)
     watch = Watch.of(page)
     page.goto(f"{(book_html / path).as_uri()}?present={asked}")

@@ -575,7 +575,7 @@ LATE = """[...document.querySelectorAll(".explorer")]
   .filter(card => card.dataset.readyWhile !== "loading")
   .map(card => `${card.id} was ready while ${card.dataset.readyWhile}`)"""
 EXPLORERS_DRAWN = """[...document.querySelectorAll('.explorer-drawing svg')].every(
-  svg => svg.hasAttribute('width'))"""
+  svg => svg.hasAttribute('width') || !svg.checkVisibility())"""
 
 
 def stop_clock(page):

@@ -85,6 +85,12 @@ def sums(mesh, stage, group):
     return sum_gradients(optimizer, group), model  # a model that is let go has nothing to sum
 
 
+def sums_beside_shards(mesh, group):
+    """While another model lives, whose shards know the group."""
+    kept = shard(cut(mesh), stage=1, group=mesh.dp.group)
+    return sums(mesh, None, group), kept
+
+
 def staged(mesh, parts=False):
     """A pipeline over the group that tensor parallelism has in the other cases."""
     model, layers = drawn(seed=1), lambda: [model.embedding, *model.blocks, model.head]

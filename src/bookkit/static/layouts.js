@@ -252,9 +252,9 @@
         const asFast = left.map((there, k) => there && same[k] && found.seconds[k] <= (1 + facts.worth) * found.seconds[fastest]);
         const most = Math.max(...found.layouts.filter((_, k) => asFast[k]).map(rowsOf));
         yield;
-        const alike = asFast.map((there, k) => there && rowsOf(found.layouts[k]) === most);
-        chosen.push(candidate(found, simplest(found, alike), same));
-        chosen[chosen.length - 1].stages = [0, 1, 2, 3].filter(stage => alike.some((there, k) => there && found.layouts[k].zero_stage === stage));
+        const equal = asFast.map((there, k) => there && rowsOf(found.layouts[k]) === most);
+        chosen.push(candidate(found, simplest(found, equal), same));
+        chosen[chosen.length - 1].stages = [0, 1, 2, 3].filter(stage => equal.some((there, k) => there && found.layouts[k].zero_stage === stage));
         same.forEach((there, k) => { if (there) left[k] = false; });
         yield;
       }

@@ -7,8 +7,8 @@
   var root = document.documentElement;
   var THINGS = ":is(.explorer, .planner, .figure, figure, .plotly-figure, .cell_output svg, .box-predict.asks, section:has(> [id^=plan-]) tbody tr)";
   var things = Array.prototype.slice.call(document.querySelectorAll(".bd-article " + THINGS))
-    .filter(function (thing) {  /* an answer comes with its question; the figures of a lab, which it waits for, come after it */
-      return !thing.parentElement.closest(THINGS + (thing.matches(".plotly-figure") ? "" : ", .answer"));
+    .filter(function (thing) {  /* an answer comes with its question; the figures of a lab, which it waits for, come after it; no solution comes */
+      return !thing.parentElement.closest(THINGS + ", .tag_solution" + (thing.matches(".plotly-figure") ? "" : ", .answer"));
     });
   var shown = null, before = null, bar = null, over = null, hidden = null;
 

@@ -41,7 +41,7 @@ class TrialResult(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether it is more than a measured speed."""
+        """True for a verdict that is more than a measured speed."""
         return self.trial.group != "speed"
 
 

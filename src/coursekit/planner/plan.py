@@ -55,7 +55,7 @@ NOT_TRIED = (
 CONTEXTS = (1, 2, 4, 8)  # tried where nothing fits in whole sequences
 
 WORTH = 0.005  # a difference of seconds that is no difference: formulas are not that exact
-# Of layouts that are alike the simplest is shown: the one with less of these, in this order.
+# The simplest of layouts that are alike is shown: the one with less of these, in this order.
 SIMPLEST = (
     "offload",
     "zero_stage",

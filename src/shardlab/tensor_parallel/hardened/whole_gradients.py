@@ -24,9 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...common.agreement import unlogged
 from ...common.shards import (
-    Groups,
     groups_of,
-    groups_of_shards,
     of_own_tokens,
     ranks_in_both,
     updated_by,
@@ -52,7 +50,7 @@ def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
     which the model was cut, for a plan without sequence_parallel, and for gradients that were
     summed already, as after each microbatch."""
     group, updated = group or dist.group.WORLD, updated_by(optimizer)
-    check_cut_over(group, set(map(groups_of, updated)))
+    check_cut_over(group, updated)
     check_own_tokens(updated)
     flats: dict[torch.dtype, list[Tensor]] = {}
     for parameter in updated:
@@ -122,13 +120,14 @@ def first_of_own_tokens(optimizer: torch.optim.Optimizer) -> Tensor | None:
     return next(whole, None)
 
 
-def check_cut_over(group: dist.ProcessGroup, cuts: set[Groups]):
-    """Raise CannotSplit unless the group is the one over which a model was cut. ZeRO cuts a part
-    once more: its group is a later one."""
+def check_cut_over(group: dist.ProcessGroup, updated: list[Tensor]):
+    """Raise CannotSplit unless the group is the one over which this optimizer's model was cut. ZeRO
+    cuts a part once more: its group is a later one."""
+    cuts = set(map(groups_of, updated))
     cut_over = {groups[0] for groups in cuts if groups}
     others = [other for other in cut_over - {group} if ranks_in_both(other, group)]
-    known = group in cut_over or any(group in groups for groups in groups_of_shards.values())
-    if others or not known or any(group in groups[1:] for groups in cuts):
+    known = {of_own_tokens[p] for p in updated if p in of_own_tokens} or cut_over
+    if others or group not in known or any(group in groups[1:] for groups in cuts):
         ranks = dist.get_process_group_ranks(group)
         raise CannotSplit(
             f"no tensor parallelism cut this model over the ranks {ranks} of this group: give"
