@@ -260,7 +260,7 @@ def test_the_search_writes_what_python_wrote(page):
     texts = """() => [...document.querySelector(".planner").querySelectorAll(
       "td, .explorer-sentence, .explorer-detail")].map(node => node.textContent.trim())"""
     before = page.evaluate(texts)
-    assert len(before) == 2 + 5 * 10
+    assert len(before) == 3 + 5 * 10
     page.locator(".planner [data-asked=batch]").fill("128")
     page.locator(".planner[data-took]").wait_for()
     assert page.evaluate(texts) == before
