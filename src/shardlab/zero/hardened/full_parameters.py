@@ -28,7 +28,8 @@ from .unit_shards import Flat
 def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
     """A context in which the units inside the module (without `recurse` only the module) have their
     parameters whole and under their own names, as in the plain model. With `write`, the shards take
-    rank 0's values at the end. All ranks enter it."""
+    rank 0's values at the end. A hook on a whole parameter ends with the block: register hooks on
+    shards. All ranks enter it."""
     units = [unit.sharded_unit for unit in (sharded_units(module) if recurse else [module])]
     opened = []
     try:

@@ -50,8 +50,9 @@ def fully_shard(
                    unit waits for its own
 
     A norm of gradients that you make by hand is this rank's alone, and nothing raises:
-    clip_gradients and PyTorch's clip_grad_norm_ know all. Raises CannotShard for a unit that is not
-    inside the module, is sharded or is never called."""
+    clip_gradients and PyTorch's clip_grad_norm_ know all. After a backward that raised call
+    zero_grad(): gradients of the unit in which it did are gone. Raises CannotShard for a unit that
+    is not inside the module, is sharded or is never called."""
     ahead = Ahead(module) if prefetch else None
     how = How(group, device, shard_device, compute_dtype, ahead, Landing())
     units = list(dict.fromkeys([*units, module]))
