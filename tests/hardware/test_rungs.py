@@ -47,12 +47,15 @@ def test_blocks_in_cuda_graphs_train_alike(monkeypatch):
         ("NVIDIA H100 80GB HBM3", 85, "H100 SXM 80GB, 80 GB, 989 dense bf16 TFLOP/s"),
         ("NVIDIA A100-SXM4-40GB", 42, "A100 SXM 40GB, 40 GB, 312 dense bf16 TFLOP/s"),
         ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 42, "measured: bf16 product of size 8"),
+        ("NVIDIA GeForce RTX 4090", 25.4, "RTX 4090, 24 GB, 165.2 dense bf16 TFLOP/s"),
+        ("NVIDIA GeForce RTX 4090 D", 25.4, "measured: bf16 product of size 8"),
         ("NVIDIA H100 PCIe", 85, "measured: bf16 product of size 8"),
     ],
 )
 def test_the_rate_of_this_gpu(monkeypatch, called, gigabytes, over):
     """Must catch: a part of a GPU, or a slower board of the same name, compared with the whole of
-    the fast one; a GPU of another size; an A100, which the book has in two sizes, profiled without
+    the fast one; a GPU of another size; an RTX 4090
+    taken for any RTX; an A100, which the book has in two sizes, profiled without
     its peak."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: called)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -62,4 +65,4 @@ def test_the_rate_of_this_gpu(monkeypatch, called, gigabytes, over):
     monkeypatch.setattr(one_gpu, "products", on_cpu)
     assert one_gpu.rate_and_source(torch.device("cuda"), 8)[1] == over
     rate = profiling.peak_rate(None)
-    assert rate is None if "measured" in over else f"{rate / 1e12:.0f} dense" in over
+    assert rate is None if "measured" in over else f"{rate / 1e12:g} dense" in over

@@ -49,13 +49,13 @@ def memory_bytes(device: torch.device) -> int | None:
 
 def preset_of(device: torch.device):
     """The book's preset of a GPU, which has its name and its memory; None where there is none. PCIe
-    and NVL boards have the name too, and lower rates: they have none."""
+    and NVL boards and the RTX 4090 D have the name too, and lower rates: they have none."""
     from coursekit.formulas.presets import GPUS  # all formulas
 
     words = set(re.split(r"\W+", torch.cuda.get_device_name(device)))
-    for gpu in {} if words & {"PCIe", "PCIE", "NVL"} else GPUS.values():
+    for gpu in {} if words & {"PCIe", "PCIE", "NVL", "D"} else GPUS.values():
         share = memory_bytes(device) / gpu.quantities["gpu_memory_bytes"]
-        if gpu.name.split()[0] in words and abs(share - 1) < 0.1:
+        if {*gpu.name.split(" SXM")[0].split()} <= words and abs(share - 1) < 0.1:
             return gpu
     return None
 

@@ -178,6 +178,10 @@ class RankLayout:
     recompute_policy: int = 0
 
     @property
+    def family(self) -> str:
+        return family_of(self.gpu)
+
+    @property
     def steps(self) -> int:
         """Microbatches that are accumulated."""
         if self.accumulation_steps is not None:
@@ -330,7 +334,7 @@ class RankLayout:
     def crossing(self) -> str:
         """The cost of a layer's messages where its ranks are on several nodes, or on several
         domains of NVLink where these are larger; empty where they are on one."""
-        t, family = self.tensor_parallel, self.gpu.split()[0]
+        t, family = self.tensor_parallel, self.family
         node = max(self.ranks_per_node, NVLINK_DOMAIN.get(family, 0))
         if t <= node:
             return ""
@@ -536,7 +540,7 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
             f"{show(sequence // c)} of {show(sequence)} tokens on each rank, whose attention"
             " exchanges heads (all-to-all)"
         )
-    if domain := NVLINK_DOMAIN.get(gpu.split()[0]) if "ranks_per_node" in assumed else None:
+    if domain := NVLINK_DOMAIN.get(layout.family) if "ranks_per_node" in assumed else None:
         assumed["ranks_per_node"] += f"; NVLink joins {domain} GPUs of these nodes"
     stages = layout.pipeline_parallel * layout.stages_per_rank
     layers = layout.sizes["layers"]
@@ -552,6 +556,11 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     if answer.warning:
         warnings.warn(answer.warning, CrossesNodes, stacklevel=2)
     return answer if answer.fits else replace(answer, nearest=tuple(nearest(layout)))
+
+
+def family_of(gpu) -> str:
+    """The chip's name, without the board and the memory: H100, RTX 4090."""
+    return gpu.split(" SXM")[0]
 
 
 def reserve_in_bytes(reserve_gb) -> int | None:

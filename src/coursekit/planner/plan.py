@@ -162,7 +162,7 @@ class LayoutPlan:
         """How far such answers were from published measurements."""
         known = PUBLISHED.get(self.asked.kernels)
         bytes_said = str(known or "no published peak of these kernels is among our rows")
-        family = self.asked.gpu.split()[0]
+        family = self.asked.family
         other = "" if f"{family}s" in self.speed.measured else self.speed.not_on(family)
         return {"bytes": bytes_said, "seconds": f"{self.speed}{other}"}
 

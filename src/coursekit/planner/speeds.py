@@ -19,10 +19,13 @@ from .fits import (
     NVLINK_DOMAIN,
     USUAL_RANKS_PER_NODE,
     RankLayout,
+    family_of,
     in_library,
 )
 
-HOST_LINKS = {"A100": "PCIe 4 x16"} | dict.fromkeys(("H100", "H200", "B200"), "PCIe 5 x16")
+HOST_LINKS = dict.fromkeys(("A100", "RTX 4090"), "PCIe 4 x16") | dict.fromkeys(
+    ("H100", "H200", "B200", "RTX 5090"), "PCIe 5 x16"
+)
 BANDWIDTH_SHARE = 0.8  # of a datasheet's figure that memory and links reach: assumed, not fitted
 PUBLISHED_SECONDS = "tests/which_layout/published_seconds.csv"
 
@@ -57,7 +60,7 @@ class Speed:
 
     def not_on(self, family) -> str:
         """The end of the sentence for a GPU that the class does not have."""
-        return f", none of them on a {family}" + (f"; {self.elsewhere}" if self.elsewhere else "")
+        return f", none of them on the {family}" + (f"; {self.elsewhere}" if self.elsewhere else "")
 
     def habits(self, gpu) -> str:
         """Assumptions about messages, which are those of the runs and not of the GPU."""
@@ -134,7 +137,7 @@ _SECONDS = (
 
 def joined_gpus(gpu, ranks_per_node=USUAL_RANKS_PER_NODE) -> int:
     """GPUs that NVLink joins."""
-    return max(ranks_per_node, NVLINK_DOMAIN.get(gpu.split()[0], 0))
+    return max(ranks_per_node, NVLINK_DOMAIN.get(family_of(gpu), 0))
 
 
 def _measured_share(gpu) -> float | None:
@@ -147,8 +150,8 @@ def _measured_share(gpu) -> float | None:
 def _utilisation(gpu, speed: Speed) -> float:
     """The share that products reach: less where the GPU's best measured product falls further short
     of its datasheet than that of the GPUs on which the share was fitted."""
-    name, family = speed.measured, gpu.split()[0]
-    fitted = next((one for one in FITTED_ON if f"{one.split()[0]}s" in name), None)
+    name, family = speed.measured, family_of(gpu)
+    fitted = next((one for one in FITTED_ON if f"{family_of(one)}s" in name), None)
     mine, theirs = _measured_share(gpu), fitted and _measured_share(fitted)
     if not mine or not theirs or f"{family}s" in name:
         return speed.utilisation
@@ -160,7 +163,7 @@ FITTED_ON = ("A100 SXM 80GB", "H100 SXM 80GB", "B200 SXM")
 
 def pace(gpu, speed: Speed, ranks_per_node=USUAL_RANKS_PER_NODE) -> dict:
     """The quantities of a GPU and its links at a fitted speed."""
-    family, node = gpu.split()[0], joined_gpus(gpu, ranks_per_node)
+    family, node = family_of(gpu), joined_gpus(gpu, ranks_per_node)
     inside, card = (LINKS[name].quantities for name in LINKS_OF_GPU.get(family, LINKS_OF_OTHERS))
     chip = GPUS[gpu].quantities
     cards = node if family in LINKS_OF_GPU else 1
@@ -216,13 +219,13 @@ def parts_of(values) -> dict:
 def host_rate(gpu: str) -> float:
     """Bytes per second between a preset's GPU and its host, each way, at four fifths of the
     datasheet; 0 where the book has no link for it."""
-    link = HOST_LINKS.get(gpu.split()[0])
+    link = HOST_LINKS.get(family_of(gpu))
     return BANDWIDTH_SHARE * LINKS[link].quantities["link_bytes_per_second"] if link else 0.0
 
 
 def link_rates(gpu: str) -> tuple[float, float]:
     """Bytes a second that the links of a preset's GPU reach: inside a node, and of its network
     card."""
-    names = LINKS_OF_GPU.get(gpu.split()[0], LINKS_OF_OTHERS)
+    names = LINKS_OF_GPU.get(family_of(gpu), LINKS_OF_OTHERS)
     node, card = (LINKS[name].quantities["link_bytes_per_second"] for name in names)
     return BANDWIDTH_SHARE * node, BANDWIDTH_SHARE * card
