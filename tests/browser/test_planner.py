@@ -272,7 +272,8 @@ def test_somebody_with_a_config_and_gpus(page):
 
     Must catch: knobs that the explorer does not take; another rank than the fullest; experts at the
     speed of dense models; a refusal that leaves the table as if it answered, or has the names of
-    Python's arguments; GPT-2's own config.json refused for the tokens that were asked before."""
+    Python's arguments, or other batches than Python's; GPT-2's own config.json refused for the
+    tokens that were asked before."""
     card, above = page.locator(".planner"), page.locator(f"#explorer-{NAME}")
     config = next(m["config"] for m in PUBLISHED if m["name"] == "Qwen3 30B-A3B")
     card.locator("[data-asked=model]").select_option("a config.json ...")
@@ -287,6 +288,10 @@ def test_somebody_with_a_config_and_gpus(page):
     assert card.locator("[data-asked=sequence]").input_value() == "1,024"
     card.locator("[data-asked=gpus]").fill("1,000,000")
     error.filter(has_text="“sequences in a step” = 128 on “GPUs” = 1,000,000").wait_for()
+    with pytest.raises(InvalidQuantity) as refused:
+        plan("GPT-2 124M", gpu="H100 SXM 80GB", gpus=1_000_000, batch=128, sequence=1024)
+    hint = str(refused.value)[str(refused.value).index("A batch of ") :]
+    assert error.text_content().endswith(hint)
     card.locator("[data-asked=sequence]").fill("8,192")
     card.locator("[data-asked=gpus]").fill("16")
     card.locator("[data-asked=batch]").fill("48")

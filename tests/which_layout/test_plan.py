@@ -291,7 +291,12 @@ tensor_parallel=3 | tensor_parallel = 3 is in no legal layout: {RULES["tensor_pa
 tensor_parallel=16 | tensor_parallel = 16 is in no legal layout: {RULES["tensor_parallel"]}.
 batch=0 | batch = 0: it must be a whole number of sequences from 1 to 1,000,000.
 batch=2.5 | batch = 2.5: it must be a whole number of sequences
-batch=7, gpus=64 | batch = 7 on gpus = 64: no layout: microbatch x data_parallel divides
+batch=128, gpus=7 | batch = 128 on gpus = 7: no layout: {RULES["microbatch"]}. A batch of 126 or
+    133 has one.
+batch=7, gpus=64 | batch = 7 on gpus = 64: no layout: {RULES["microbatch"]}. A batch of 8 has one.
+batch=100, gpus=48, tensor_parallel=8 | batch = 100 on gpus = 48 with tensor_parallel = 8: no
+    layout: {RULES["tensor_parallel"]}; {RULES["microbatch"]}. Here are 32 layers, 8 heads of keys
+    and values, 48 GPUs, 100 sequences in a step. A batch of 99 or 102 has one.
 gpus=0 | gpus = 0: gpus must be a whole number of at least 1.
 most=0 | most = 0: it must be a whole number of layouts of at least 1.
 speed=fast | speed = fast: it must be one of Megatron-LM on A100,
@@ -315,7 +320,8 @@ gpu=T4, recipe=bf16 + fp32 master | recipe = bf16 + fp32 master on a T4,
 """),
 )
 def test_what_cannot_be(changes, sentence):
-    """Must catch: an empty list, or a traceback out of NumPy, for what one sentence can say."""
+    """Must catch: an empty list, or a traceback out of NumPy, for what one sentence can say; a
+    batch that no layout has either."""
     asked = {"model": "Llama 3 8B", **ASKED, **given(changes)}
     with pytest.raises(InvalidQuantity) as refused:
         plan(asked.pop("model"), **asked)

@@ -241,6 +241,14 @@
       return found;
     }
 
+    /* The nearest smaller and larger batch that have a layout: _near_batches of plan.py. */
+    function nearBatches(asked) {
+      const legal = batch => batch > 0 && batch <= facts.most_batch && !rows(Object.assign({}, asked, { batch: batch }), [1]).next().done;
+      const below = divisors(asked.gpus).map(copies => Math.floor(asked.batch / copies) * copies);
+      const above = divisors(asked.gpus).map(copies => (Math.floor(asked.batch / copies) + 1) * copies);
+      return [below.sort((a, b) => b - a).find(legal), above.sort((a, b) => a - b).find(legal)].filter(Boolean);
+    }
+
     function alike(one, other) {
       return ["tensor_parallel", "pipeline_parallel", "context_parallel"].every(name => one[name] === other[name]);
     }
@@ -313,7 +321,9 @@
         if (shared.fitting) found = shared;
       }
       if (!found.layouts.length) {
-        throw new BOOK.InvalidQuantity("batch", asked.batch, "batch = " + BOOK.show(asked.batch) + " on gpus = " + BOOK.show(asked.gpus) + ": no layout: " + facts.rule + ".");
+        const near = nearBatches(asked).map(BOOK.show);
+        throw new BOOK.InvalidQuantity("batch", asked.batch, "batch = " + BOOK.show(asked.batch) + " on gpus = " + BOOK.show(asked.gpus) + ": no layout: " + facts.rule +
+          (near.length ? ". A batch of " + near.join(" or ") + " has one." : "."));
       }
       const chosen = yield* best(found, asked), smallest = argmin(found.needed, found.right);
       return { legal: found.legal, fitting: found.fitting, tried: found.layouts.length, best: chosen,

@@ -9,7 +9,7 @@ rank and the seconds of a step of each, and the best of those that fit.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import islice, product
 from math import gcd, isqrt
 
 import numpy as np
@@ -293,11 +293,11 @@ class Search:
     @cached_property
     def rows(self) -> list:
         """The knobs of every layout that RULES and what is fixed allow."""
-        return [
-            row
-            for row in self._rows()
-            if all(row[name] in values for name, values in self.fixed.items())
-        ]
+        return list(self._allowed())
+
+    def _allowed(self) -> Iterator[dict]:
+        fixed = self.fixed.items()
+        yield from (row for row in self._rows() if all(row[name] in of for name, of in fixed))
 
     @cached_property
     def columns(self) -> dict:
@@ -412,9 +412,20 @@ class Search:
         given = f"batch = {show(self.batch)} on gpus = {show(self.asked.gpus)}"
         why = "; ".join(RULES[name] for name in (*self.fixed, "microbatch"))
         why += f". Here are {self._sizes}" if fixed else ""
+        near = " or ".join(f"{batch:,}" for batch in self._near_batches())
+        why += f". A batch of {near} has one" if near else ""
         raise InvalidQuantity(
             "batch", self.batch, f"{given}{' with ' if fixed else ''}{fixed}: no layout: {why}."
         )
+
+    def _near_batches(self) -> Iterator[int]:
+        """The nearest smaller and larger batch that have a layout: multiples of its copies."""
+        copies = divisors(self.asked.gpus)
+        below = {self.batch // n * n for n in copies} - {0}
+        above = {(self.batch // n + 1) * n for n in copies} - {self.batch}
+        for some in (sorted(below, reverse=True), sorted(above)):
+            legal = (b for b in some if any(replace(self, batch=b)._allowed()) and b <= MOST_BATCH)
+            yield from islice(legal, 1)
 
     @property
     def _sizes(self) -> str:

@@ -104,7 +104,7 @@ KNOB_WORDS = dict(
 
 def facts():
     """The planner's numbers and names, for static/layouts.js."""
-    from coursekit.planner.plan import CONTEXTS, ENOUGH_ROWS, RULES, SIMPLEST, WORTH
+    from coursekit.planner.plan import CONTEXTS, ENOUGH_ROWS, MOST_BATCH, RULES, SIMPLEST, WORTH
 
     larger = sorted(GPUS, key=lambda name: GPUS[name].quantities["gpu_memory_bytes"])
     return dict(
@@ -115,6 +115,7 @@ def facts():
         without_bf16=sorted(WITHOUT_BF16),
         kernels=[fits.USUAL_KERNELS, fits.FUSED_LOSS],
         most_gpus=fits.MOST_GPUS,
+        most_batch=MOST_BATCH,
         most_tensor=fits.MOST_TENSOR_PARALLEL,
         most_pipeline=fits.MOST_PIPELINE_PARALLEL,
         one_f_one_b=fits.ONE_F_ONE_B,
