@@ -138,7 +138,11 @@ class FormulaSheetDirective(SphinxDirective):
             "Moments": lambda recipe: "{optimizer_moments} × {moment_element_bytes}".format(
                 **recipe.quantities
             ),
-            "All": lambda recipe: compute(f'bytes_per_parameter(recipe="{recipe.name}") exact')[0],
+            "All": lambda recipe: (
+                DASH  # of the adapters' parameters, beside frozen ones
+                if recipe.quantities.get("adapter_rank")
+                else compute(f'bytes_per_parameter(recipe="{recipe.name}") exact')[0]
+            ),
             "Measured": lambda recipe: "yes" if recipe.verified else "not yet",
             "What it is": lambda recipe: (
                 f"{recipe.note} ({recipe.source}, read on {recipe.read_on})"

@@ -288,10 +288,10 @@
 
     /* Seconds of each part of a step: parts_of of speeds.py. */
     function partsOf(values) {
-      const layer = values.layer_seconds, forward = values.layer_forward_seconds, steps = values.accumulation_steps;
+      const layer = values.layer_seconds, gradient = values.layer_gradient_seconds, steps = values.accumulation_steps;
       const head = values.slowest_rank_seconds > values.middle_rank_layers * layer ? 1 : 0;
       const layers = values[head ? "last_rank_layers" : "middle_rank_layers"];
-      const parts = { products: 3 * forward, recomputing: values.layer_backward_seconds - 2 * forward, moving: values.layer_moving_seconds,
+      const parts = { products: values.layer_forward_seconds + gradient, recomputing: values.layer_backward_seconds - gradient, moving: values.layer_moving_seconds,
         messages: values.layer_waiting_seconds, experts: values.layer_expert_seconds + values.layer_expert_tensor_seconds, exchange: values.layer_context_seconds };
       parts.launching = Math.max(0, layer - Object.values(parts).reduce((sum, one) => sum + one, 0));
       Object.keys(parts).forEach(part => { parts[part] *= steps * layers; });

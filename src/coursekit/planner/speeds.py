@@ -196,10 +196,9 @@ def parts_of(values) -> dict:
     steps, layer = values["accumulation_steps"], values["layer_seconds"]
     has_head = values["slowest_rank_seconds"] > values["middle_rank_layers"] * layer
     layers = values["last_rank_layers" if has_head else "middle_rank_layers"]
-    forward = values["layer_forward_seconds"]
     of_a_layer = dict(
-        products=3 * forward,
-        recomputing=values["layer_backward_seconds"] - 2 * forward,
+        products=values["layer_forward_seconds"] + values["layer_gradient_seconds"],
+        recomputing=values["layer_backward_seconds"] - values["layer_gradient_seconds"],
         moving=values["layer_moving_seconds"],
         messages=values["layer_waiting_seconds"],
         experts=values["layer_expert_seconds"] + values["layer_expert_tensor_seconds"],

@@ -22,7 +22,7 @@ RECOMPUTE = Explorer(
         Menu(
             "model", "Model", without=("head_size", "query_key_norms", "norms_per_layer", "experts")
         ),
-        Menu("recipe", "Recipe", but=("autocast Adam",)),
+        Menu("recipe", "Recipe", without=("adapter_rank",), but=("autocast Adam",)),
         Menu("gpu", "GPU"),
     ),
     controls=(

@@ -410,9 +410,9 @@ class InSeconds(BOOK.section(source="definition", measured_by=_TIME)):
         return q.layer_forward_flops / (q.tensor_parallel * q.utilisation * q.flops_per_second)
 
     def layer_backward_seconds(q):
-        r"""\tau_\ell^\text{bwd} | seconds | time of a layer's backward: twice its forward, plus its
+        r"""\tau_\ell^\text{bwd} | seconds | time of a layer's backward: its gradients, plus its
         share of the recomputation"""
-        return 2 * q.layer_forward_seconds + q.recompute_seconds / q.layers
+        return q.layer_gradient_seconds + q.recompute_seconds / q.layers
 
     def layer_copy_seconds(q):
         r"""\tau_\ell^\text{copy} | seconds | time to copy a layer's kept bytes to the host, or

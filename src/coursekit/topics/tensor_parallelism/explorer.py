@@ -24,7 +24,7 @@ TENSOR_PARALLEL = Explorer(
             without=("query_key_norms", "norms_per_layer", "experts"),
             but=UNEVEN_HEADS,
         ),
-        Menu("recipe", "Recipe"),
+        Menu("recipe", "Recipe", without=("adapter_rank",)),
         Menu("gpu", "GPU"),
         Menu("node_link", "Inside a node"),
         Menu("link", "Between nodes"),

@@ -23,7 +23,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
     title="Where does the memory go?",
     menus=(
         Menu("model", "Model", without=("query_key_norms", "norms_per_layer", "experts")),
-        Menu("recipe", "Recipe"),
+        Menu("recipe", "Recipe", without=("adapter_rank",)),
         Menu("gpu", "GPU"),
     ),
     controls=(
@@ -168,7 +168,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
 BYTES_PER_PARAMETER = Explorer(
     name="bytes-per-parameter",
     title="How many bytes for one parameter?",
-    menus=(Menu("recipe", "Recipe"),),
+    menus=(Menu("recipe", "Recipe", without=("adapter_rank",)),),
     controls=(
         Choice("parameter_element_bytes", "parameter", ((1, "1 B"), (2, "2 B"), (4, "4 B"))),
         Choice("gradient_element_bytes", "gradient", ((1, "1 B"), (2, "2 B"), (4, "4 B"))),

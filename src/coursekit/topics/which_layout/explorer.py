@@ -167,7 +167,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
         Say(" {expert_parallel:exact} ranks divide the experts.", unless=(("expert_parallel", 1),)),
         Say(" States of the optimizer", unless=(("offload", 0),)),
         Say(", parameters and gradients", when=(("zero_stage", 3),), unless=(("offload", 0),)),
-        Say(" lie on the host.", unless=(("offload", 0),)),
+        Say(" lie on the host: {rank_host_bytes}.", unless=(("offload", 0),)),
     ),
     table=ExplorerTable(
         "The first rank on 64 H100s of 80 GB, t = 8 and stage 1",

@@ -34,8 +34,8 @@ class AMicrobatch(BOOK.section(source="definition", measured_by=_COUNTED)):
     def layer_moved_bytes(q):
         r"""S_\ell^\text{move} | bytes | bytes that a layer's elementwise operations move: each byte
         that backward needs is written in forward and read in backward, which writes as many of its
-        gradient"""
-        return 6 * q.rank_layer_bytes
+        gradient; and weights of four bits that are dequantised"""
+        return 6 * q.rank_layer_bytes + q.dequantised_moved_bytes
 
     def layer_moving_seconds(q):
         r"""\tau_\ell^\text{move} | seconds | time in which a layer's elementwise operations wait
@@ -155,10 +155,10 @@ class AMicrobatch(BOOK.section(source="definition", measured_by=_COUNTED)):
 
     @BOOK.own(source="2 operations for each weight and token, thrice")
     def head_seconds(q):
-        r"""\tau_V | seconds | time of the head and the loss for one microbatch: the product, and
-        three passes over the logits"""
+        r"""\tau_V | seconds | time of the head and the loss for one microbatch: the product,
+        without a gradient of a frozen head's weight, and three passes over the logits"""
         return (
-            6
+            where(q.adapter_rank > 0, 4, 6)
             * q.microbatch_tokens
             * q.hidden
             * q.vocabulary
@@ -399,7 +399,7 @@ class AStep(BOOK.section(source=_MEGATRON, measured_by=_PUBLISHED)):
                 + q.gradient_element_bytes
                 + q.parameter_element_bytes
             )
-            * where(q.zero_stage < 1, q.rank_parameters, q.rank_shard_parameters)
+            * q.rank_moment_parameters
             / where(q.offload < 1, q.memory_bytes_per_second, q.offload_bytes_per_second)
         )
 
@@ -431,6 +431,7 @@ class AStep(BOOK.section(source=_MEGATRON, measured_by=_PUBLISHED)):
         return (
             (
                 q.matmul_flops_per_token
+                - where(q.adapter_rank > 0, 2 * q.matrix_parameters, 0)
                 + 6 * (q.context_parallel - 1) * q.layers * q.attended_columns * q.sequence
             )
             * q.layout_tokens_per_second

@@ -43,7 +43,7 @@ DOES_IT_FIT = Explorer(
     title="Does it fit?",
     menus=(
         Menu("model", "Model", without=("dense_layers",)),
-        Menu("recipe", "Recipe"),
+        Menu("recipe", "Recipe", without=("adapter_rank",)),
         Menu("gpu", "GPU"),
     ),
     controls=(
@@ -82,7 +82,7 @@ FITS_AND_HOW_LONG = Explorer(
     title="Does it fit, and how long will it take?",
     menus=(
         Menu("model", "Model", without=("experts",)),
-        Menu("recipe", "Recipe"),
+        Menu("recipe", "Recipe", without=("adapter_rank",)),
         Menu("gpu", "GPU"),
     ),
     controls=(

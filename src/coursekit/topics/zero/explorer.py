@@ -26,7 +26,11 @@ def columns_by_stage(quantity):
 ZERO = Explorer(
     name="zero",
     title="What does a rank keep?",
-    menus=(Menu("model", "Model"), Menu("recipe", "Recipe"), Menu("gpu", "GPU")),
+    menus=(
+        Menu("model", "Model"),
+        Menu("recipe", "Recipe", without=("adapter_rank",)),
+        Menu("gpu", "GPU"),
+    ),
     controls=(STAGE, PARAMETERS, DATA_PARALLEL_RANKS),
     begin=dict(
         model="Llama 7B",

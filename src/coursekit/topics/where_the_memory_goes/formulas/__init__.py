@@ -2,6 +2,7 @@
 
 from . import (  # they fill the registry
     activations,
+    adapters,
     kernels,
     layout,
     rank,
@@ -10,4 +11,13 @@ from . import (  # they fill the registry
     working_sets,
 )
 
-__all__ = ["activations", "kernels", "layout", "rank", "rank_at_work", "step", "working_sets"]
+__all__ = [
+    "activations",
+    "adapters",
+    "kernels",
+    "layout",
+    "rank",
+    "rank_at_work",
+    "step",
+    "working_sets",
+]

@@ -146,4 +146,9 @@ class Kernels(BOOK.section(source=_SOURCE, measured_by=_CHECKED)):
     def library_layer_bytes(q):
         r"""A_\ell^\text{lib} | bytes | bytes that one layer keeps for backward under a library's
         kernels"""
-        return q.library_norm_bytes + q.library_attention_bytes + q.library_mlp_bytes
+        return (
+            q.library_norm_bytes
+            + q.library_attention_bytes
+            + q.library_mlp_bytes
+            + q.adapter_kept_bytes
+        )

@@ -339,9 +339,9 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
 
     @BOOK.own(measured_by=_PEAKS)
     def rank_common_parameters(q):
-        r"""\Psi_\text{common}^r | parameters | parameters that all data-parallel ranks of a copy
-        have"""
-        return q.rank_parameters - q.rank_expert_parameters
+        r"""\Psi_\text{common}^r | parameters | parameters that are trained and that all
+        data-parallel ranks of a copy have"""
+        return q.rank_trained_parameters - q.rank_expert_parameters
 
     def shard_ranks(q):
         r"""d_\text{shard} | count | data-parallel ranks that share the states"""
@@ -387,7 +387,7 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
         of weights: one for each shape of a layer's weights, which all layers share, and one of the
         head's"""
         return (
-            q.dummy_weight_gradients
+            where(q.adapter_rank > 0, 0, q.dummy_weight_gradients)
             * q.parameter_element_bytes
             * (
                 q.dummy_attention_parameters
@@ -410,8 +410,11 @@ class StatesOfARank(
     def rank_parameter_bytes(q):
         r"""M_\text{param}^r | bytes | bytes of the parameters that the rank keeps on its GPU: from
         stage 3 on, those of its shard, unless they lie on the host"""
-        return q.parameter_element_bytes * where(
-            q.zero_stage < 3, q.rank_parameters, (1 - q.offload) * q.rank_shard_parameters
+        return where(
+            q.adapter_rank > 0,
+            q.rank_frozen_bytes,
+            q.parameter_element_bytes
+            * where(q.zero_stage < 3, q.rank_parameters, (1 - q.offload) * q.rank_shard_parameters),
         )
 
     def rank_gradient_bytes(q):
@@ -419,7 +422,7 @@ class StatesOfARank(
         reduced: from stage 2 on, those of its shard"""
         return q.gradient_element_bytes * where(
             q.zero_stage < 2,
-            q.rank_parameters,
+            q.rank_trained_parameters,
             where(q.zero_stage < 3, 1, 1 - q.offload) * q.rank_shard_parameters,
         )
 
@@ -433,15 +436,25 @@ class StatesOfARank(
         done"""
         return q.gradient_element_bytes * where(
             q.rank_reducing_stage < 2,
-            q.rank_parameters,
+            q.rank_trained_parameters,
             where(q.zero_stage < 3, 1, 1 - q.offload) * q.rank_shard_parameters,
         )
 
     def rank_moment_bytes(q):
         r"""M_\text{sharded}^{\text{opt},r} | bytes | bytes of the optimizer states that the rank
-        keeps: the master copy, if the recipe has one, and the moments"""
-        return (q.master_element_bytes + q.optimizer_moments * q.moment_element_bytes) * where(
-            q.zero_stage < 1, q.rank_parameters, q.rank_shard_parameters
+        keeps: the master copy, if the recipe has one, and the moments with their scales"""
+        return (
+            q.master_element_bytes + q.optimizer_moments * q.moment_element_bytes
+        ) * q.rank_moment_parameters + q.moment_scale_bytes
+
+    @BOOK.own(measured_by="tests/where_the_memory_goes/test_adapters.py::test_bytes_of_the_host")
+    def rank_host_bytes(q):
+        r"""M_\text{host}^r | bytes | bytes of the rank that lie in the host's memory: optimizer
+        states, and from stage 3 on its shard of parameters and gradients"""
+        return q.offload * (
+            q.rank_moment_bytes
+            + where(q.zero_stage < 3, 0, q.parameter_element_bytes + q.gradient_element_bytes)
+            * q.rank_shard_parameters
         )
 
     def rank_parameter_tensors(q):
@@ -493,7 +506,7 @@ class StatesOfARank(
         tensor"""
         return (1 - q.offload) * q.rank_moment_bytes + q.step_counter_element_bytes * where(
             equal(minimum(q.zero_stage, 3 - q.zero_stage), 0),
-            q.rank_parameter_tensors,
+            q.trained_tensors,
             q.rank_buckets,
         )
 

@@ -515,6 +515,12 @@ def library_unit(q):
     )
 
 
+@RANK.term("rank_library_layer")
+def weight_in_16_bits(q):
+    """a frozen matrix of four bits, for one product"""
+    return live(temporaries=q.dequantised_bytes)
+
+
 # --- terms: pipelines -----------------------------------------------------------------------------
 
 
