@@ -10,7 +10,14 @@ import pytest
 
 from coursekit.formulas import InvalidQuantity
 from coursekit.formulas.presets import GPUS, KERNELS, MODELS, RECIPES
-from coursekit.planner.fits import RankLayout, model_sizes, nearest, usual_recipe
+from coursekit.planner.fits import (
+    ADAPTED,
+    SMALL_MOMENTS,
+    RankLayout,
+    model_sizes,
+    nearest,
+    usual_recipe,
+)
 from coursekit.planner.model_config import InvalidModelConfig, read_config
 from coursekit.planner.plan import RULES, Search, plan
 from coursekit.planner.speeds import SPEEDS, pace, usual_speed
@@ -63,10 +70,10 @@ QUESTIONS = (
 )
 
 
-def asked_of(model, gpu, gpus, batch, sequence, kernels):
+def asked_of(model, gpu, gpus, batch, sequence, kernels, recipe=""):
     sizes = model_sizes(model)
     speed = SPEEDS[usual_speed(gpu, kernels, experts=bool(sizes["experts"]))]
-    recipe = usual_recipe(gpu, kernels)
+    recipe = recipe or usual_recipe(gpu, kernels)
     values = {**SPEC.start(), **sizes, **RECIPES[recipe].quantities}
     values |= {**KERNELS[kernels].quantities, **GPUS[gpu].quantities, **pace(gpu, speed)}
     names = dict(model=model, gpu=gpu, recipe=recipe, kernels=kernels)
@@ -141,7 +148,7 @@ def changes(found):
 
 @pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.nightly)])
 def test_the_nearest_that_fits_is_pythons(page, count):
-    """Layouts that a reader can set, experts and interleaving among them.
+    """Layouts that a reader can set, experts and interleaving among them; a third on one GPU.
 
     Must catch: a change that is not tried, or tried in another order; a layout that does not fit
     called the nearest; sequence parallelism that a degree of 2 does not take along."""
@@ -150,17 +157,21 @@ def test_the_nearest_that_fits_is_pythons(page, count):
         model = chance.choice(list(MODELS))
         gpu, kernels = chance.choice(list(GPUS)), chance.choice(SPEC.menus[3].names)
         t, p = chance.choice((1, 1, 2, 8)), chance.choice((1, 1, 2, 4))
+        gpus, recipe = t * p * chance.choice((1, 2, 8, 64)), usual_recipe(gpu, kernels)
+        if len(asked) % 3 == 0:
+            t, p, gpus, recipe = 1, 1, 1, chance.choice((recipe, recipe, *SMALL_MOMENTS, *ADAPTED))
         layout = RankLayout(
             model=model,
             sizes=model_sizes(model),
             gpu=gpu,
-            gpus=t * p * chance.choice((1, 2, 8, 64)),
+            gpus=gpus,
             sequence=chance.choice((1024, 8192, 65_536)),
             zero_stage=chance.choice((0, 1) if p > 1 else (0, 1, 2, 3)),
             microbatch=chance.choice((1, 4, 6)),
             accumulation_steps=chance.choice((8, 64)),
-            recipe=usual_recipe(gpu, kernels),
+            recipe=recipe,
             kernels=kernels,
+            offload=chance.choice((0, 0, 1)) if gpus == 1 else 0,
             tensor_parallel=t,
             pipeline_parallel=p,
             stages_per_rank=chance.choice((1, 1, 2)) if p > 1 else 1,
@@ -180,7 +191,7 @@ def test_the_nearest_that_fits_is_pythons(page, count):
         )
         names = ("model", "gpu", "recipe", "kernels", "gpus", "sequence", "microbatch")
         names += tuple(name for name in RULES if name != "microbatch")
-        question = asked_of(model, gpu, layout.gpus, 1, layout.sequence, kernels)
+        question = asked_of(model, gpu, layout.gpus, 1, layout.sequence, kernels, recipe)
         question |= {name: getattr(layout, name) for name in names}
         question |= dict(sequence_parallel=1, accumulation_steps=layout.steps)
         asked.append(question)

@@ -203,6 +203,43 @@ def test_the_nearest_layouts_fit_and_differ_in_one_thing():
     assert "--zero-stage 2: " in str(answer)
 
 
+AGAIN = "--recompute-policy 3"
+
+
+@pytest.mark.parametrize(
+    "model, gpu, sequence, repairs",
+    cases(f"""
+Llama 3 8B | H100 SXM 80GB | 4096 | --offload 1; --recipe "bf16, 8-bit Adam";
+    --recipe "LoRA, rank 16"
+Llama 3 8B | H100 SXM 80GB | 8192 | --offload 1 {AGAIN}; --recipe "bf16, 8-bit Adam" {AGAIN};
+    --recipe "LoRA, rank 16"
+Llama 3 8B | RTX 4090 | 4096 | --zero-stage 3 --offload 1 {AGAIN}; --recipe "LoRA, rank 16" {AGAIN}
+Llama 3 70B | H100 SXM 80GB | 4096 | --zero-stage 3 --offload 1 {AGAIN}; --recipe "QLoRA, rank 16"
+    {AGAIN}
+GPT-2 1.5B | T4 | 1024 | --offload 1; --recipe "LoRA, rank 16"
+Qwen3 30B-A3B | H100 SXM 80GB | 4096 | --zero-stage 3 --offload 1
+"""),
+)
+def test_repairs_of_one_gpu(model, gpu, sequence, repairs):
+    """Must catch: another card as the only advice; recomputation where offload alone fits, or none
+    where both are needed; QLoRA where LoRA fits; bf16 on a T4; adapters beside experts."""
+    answer = fits(model, gpu=gpu, gpus=1, sequence=int(sequence))
+    mine = [change for change, _ in answer.nearest if "--gpu " not in change]
+    assert not answer.fits and mine == repairs.split("; ")
+    assert all(layout.fits and layout.gpus == 1 for _, layout in answer.nearest)
+    host = [one["host_bytes"] for one in answer.as_json()["nearest"]]
+    assert [nbytes > 0 for nbytes in host] == ["offload" in change for change, _ in answer.nearest]
+    assert f" GB, and {host[0] / 1e9:,.2f} GB on the host" in str(answer)
+
+
+def test_a_sequence_that_one_gpu_has_room_for():
+    """Must catch: thousands of GPUs as the only advice for a reader of one."""
+    answer = fits("Llama 3 405B", gpu="H100 SXM 80GB", gpus=1, sequence=8192)
+    (alone, layout), (several, _) = answer.nearest
+    assert layout.gpus == 1 and "--offload 1" in alone and "--sequence 4096" in alone
+    assert "--gpus" in several
+
+
 def test_recomputing_is_among_the_nearest():
     """Long sequences: each layer recomputed in backward makes them fit, and the ledger is that
     of the formula.

@@ -106,7 +106,7 @@
     }
 
     function changed(layout, changes) {
-      const values = Object.assign({}, layout.values, ...["kernels", "gpu"].filter(kind => kind in changes).map(kind => presets[kind][changes[kind]]));
+      const values = Object.assign({}, layout.values, ...["kernels", "gpu", "recipe"].filter(kind => kind in changes).map(kind => presets[kind][changes[kind]]));
       return Object.assign({}, layout, changes, { values: values });
     }
 
@@ -130,10 +130,11 @@
       const each = (quantity, values) => values.map(value => ({ [quantity]: value })), MOST = facts.most_gpus;
       return [
         each("zero_stage", range(layout.zero_stage + 1, 3)),
-        each("offload", layout.zero_stage ? [1] : []),
+        each("offload", layout.zero_stage && layout.gpus > 1 ? [1] : []),
         each("microbatch", halves(layout.microbatch, 1)),
         [fused(layout)],
         each("recompute_policy", range(layout.recompute_policy + 1, 3)),
+        ...repairs(layout),
         each("tensor_parallel", doubles(layout.tensor_parallel, facts.most_tensor)),
         each("expert_parallel", layout.values.experts ? doubles(layout.expert_parallel, MOST) : []),
         each("context_parallel", doubles(layout.context_parallel, Math.min(layout.gpus, MOST))),
@@ -142,6 +143,23 @@
         each("sequence", halves(layout.sequence, 128)),
         each("gpu", facts.gpus)
       ];
+    }
+
+    /* What one GPU can do, by its cost, each with no more recomputation than it needs. */
+    function repairs(layout) {
+      if (layout.gpus > 1) return [];
+      const recipes = [...facts.small_moments, ...facts.adapted], smaller = recipes.slice(recipes.indexOf(layout.recipe) + 1);
+      const there = (layout.offload ? [] : [{ offload: 1 }]).concat(layout.zero_stage < 3 ? [{ zero_stage: 3, offload: 1 }] : []);
+      const taken = [facts.small_moments, facts.adapted].map(some => smaller.filter(name => some.includes(name)).map(name => ({ recipe: name })));
+      const policies = range(layout.recompute_policy, 3).map(policy => ({ recompute_policy: policy }));
+      return [there, ...taken].map(steps => steps.flatMap(step => policies.map(again => Object.assign({}, step, again))));
+    }
+
+    function frugalOnOneGpu(layout) {
+      return [layout.sequence, ...halves(layout.sequence, 1)].flatMap(sequence => {
+        const frugal = Object.assign({ microbatch: 1, sequence: sequence }, fused(layout));
+        return repairs(layout).flat().map(changes => Object.assign({}, frugal, changes));
+      });
     }
 
     function frugalChanges(layout) {
@@ -166,8 +184,8 @@
       return Object.fromEntries(CHANGED.filter(name => layout[name] !== other[name]).map(name => [name, other[name]]));
     }
 
-    /* The smallest change that fits, for each thing that can change; where none does, all at once that costs no time. It stops after
-       every layout that it tried, as the search does. */
+    /* The smallest change that fits, for each thing that can change, and on one GPU with recomputation; where none does, all at once that
+       costs no time. It stops after every layout that it tried, as the search does. */
     function* nearest(layout) {
       const found = [];
       for (const tries of singleChanges(layout)) {
@@ -175,14 +193,15 @@
         if (other) found.push(other);
       }
       if (found.length) return found;
+      const alone = yield* first(layout, frugalOnOneGpu(layout)), near = alone ? [alone] : [];
       for (const part of [1, 2, 4, 8, 16]) {
         const sequence = Math.floor(layout.sequence / part);
         for (let gpus = layout.gpus; sequence && gpus <= facts.most_gpus; gpus *= 2) {
           const asked = Object.assign({}, layout, { sequence: sequence, gpus: gpus }), other = yield* first(asked, frugalChanges(asked));
-          if (other) return [Object.assign(other, { changes: difference(layout, other.layout) })];
+          if (other) return near.concat(Object.assign(other, { changes: difference(layout, other.layout) }));
         }
       }
-      return [];
+      return near;
     }
 
     // --- plan.py: all legal layouts, and the best

@@ -145,7 +145,7 @@
     }
 
     function take(one, question) {
-      const menus = { gpu: one.layout.gpu, recipe: question.recipe, kernels: one.layout.kernels };
+      const menus = { gpu: one.layout.gpu, recipe: one.layout.recipe, kernels: one.layout.kernels };
       if (question.model in hands.presets.model) menus.model = question.model;
       hands.set(layouts.knobs(one.layout, one.fullest), menus);
       above.scrollIntoView({ block: "nearest" });

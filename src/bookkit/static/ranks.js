@@ -40,7 +40,7 @@
         if (now === known) return; // a button that has the focus keeps it
         known = now;
         BOOK.inSlices(layouts.nearest(layout), () => now === known, found => BOOK.nearestButtons(box, found, facts, one => {
-          const menus = Object.fromEntries(["gpu", "kernels"].filter(kind => kind in one.changes).map(kind => [kind, one.changes[kind]]));
+          const menus = Object.fromEntries(["gpu", "kernels", "recipe"].filter(kind => kind in one.changes).map(kind => [kind, one.changes[kind]]));
           hands.set(layouts.knobs(one.layout, one.fullest), menus);
         }), error => { throw error; });
       }, REST_MS);

@@ -20,6 +20,7 @@ from .model_config import InvalidModelConfig, read_config
 
 RANK_PEAK, RANK_PLACE = "rank_peak_bytes", "rank_peak_place"
 RANK_NEEDED, RANK_RESERVE = "rank_needed_bytes", "rank_reserve_bytes"
+ON_THE_HOST = "rank_host_bytes"
 NO_TENSOR = ("rank_context_bytes", "rank_communicator_bytes")
 USUAL_KERNELS, FUSED_LOSS = "Megatron-LM with Transformer Engine", "Megatron-LM, fused loss"
 EAGER_RECIPE = "bf16 + fp32 master"
@@ -44,6 +45,9 @@ LINKS_OF_OTHERS = ("PCIe 4 x16", "network, 100 Gbit/s")
 NVLINK_DOMAIN = {"GB200": 72, "GB300": 72}  # GPUs that NVLink joins beyond a node: NVL72
 MICROBATCHES_PER_STAGE = 4  # assumed of a pipeline: from one on, more of them change no byte
 WHOLE_LAYERS = 3  # of recompute_policy
+SMALL_MOMENTS = ("bf16, 8-bit Adam",)  # recipes that one GPU may need
+NO_ADAPTERS = "; none of them trains adapters"
+ADAPTED = ("LoRA, rank 16", "QLoRA, rank 16")
 ONE_F_ONE_B, INTERLEAVED = 2, 4  # of pipeline_schedule
 PEAKS = "tests/where_the_memory_goes/published_peaks.csv"
 
@@ -323,7 +327,8 @@ class RankLayout:
                 f"sequence = {show(self.sequence)}: {self.model} has a table of {show(positions)}"
                 " positions, so its sequences are not longer.",
             )
-        targets = (RANK_NEEDED, RANK_PLACE, "parameters", "active_parameters", "gpu_memory_bytes")
+        targets = (RANK_NEEDED, RANK_PLACE, ON_THE_HOST)
+        targets += ("parameters", "active_parameters", "gpu_memory_bytes")
         p = self.pipeline_parallel
         found = [
             BOOK.solve(targets, {**self.given, "pipeline_rank": rank}, allow_unused=True)
@@ -383,8 +388,8 @@ class LedgerLine:
 
 @dataclass(frozen=True)
 class Answer:
-    """`nearest` are layouts that fit and differ in one thing, or as a last resort in several: pairs
-    (what changes, layout)."""
+    """`nearest` are layouts that fit and differ in one thing, on one GPU with recomputation, or as
+    a last resort in several: pairs (what changes, layout)."""
 
     layout: RankLayout
     values: dict
@@ -412,7 +417,8 @@ class Answer:
         if not (found := PUBLISHED.get(asked.kernels)):
             return "no published peak of these kernels is among our rows"
         again = asked.recompute_policy and not found.recomputes
-        return f"{found}{', none of which recomputes' if again else ''}"
+        said = f"{found}{', none of which recomputes' if again else ''}"
+        return f"{said}{NO_ADAPTERS if asked.recipe in ADAPTED else ''}"
 
     @property
     def memory_bytes(self) -> int:
@@ -450,6 +456,8 @@ class Answer:
         if self.reserve_bytes:
             yield f"{'set aside':<12}{gigabytes(self.reserve_bytes):>12}"
         yield f"{'together':<12}{gigabytes(self.needed_bytes):>12}"
+        if nbytes := self.values[ON_THE_HOST]:
+            yield f"{'on the host':<12}{gigabytes(nbytes):>12}"
         yield ""
         yield "Assumed:"
         for name, why in self.assumed.items():
@@ -458,9 +466,7 @@ class Answer:
         if not self.fits:
             yield ""
             yield "Nearest that fits:" if self.nearest else "Nothing near fits."
-            for change, layout in self.nearest:
-                values = layout.solved()
-                yield f"  {change}: {gigabytes(layout.needed_bytes(values))}"
+            yield from lines_of_nearest(self.nearest)
 
     def as_json(self) -> dict:
         return dict(
@@ -476,11 +482,22 @@ class Answer:
             compared=self.compared,
             assumed=self.assumed,
             warning=self.warning,
-            nearest=[
-                dict(change=change, needed_bytes=layout.needed_bytes(layout.solved()))
-                for change, layout in self.nearest
-            ],
+            host_bytes=self.values[ON_THE_HOST],
+            nearest=list(json_of_nearest(self.nearest)),
         )
+
+
+def lines_of_nearest(found) -> Iterator[str]:
+    for one in json_of_nearest(found):
+        host = f", and {gigabytes(one['host_bytes'])} on the host" if one["host_bytes"] else ""
+        yield f"  {one['change']}: {gigabytes(one['needed_bytes'])}{host}"
+
+
+def json_of_nearest(found) -> Iterator[dict]:
+    for change, layout in found:
+        values = layout.solved()
+        needed = layout.needed_bytes(values)
+        yield dict(change=change, needed_bytes=needed, host_bytes=values[ON_THE_HOST])
 
 
 def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more) -> Answer:
@@ -631,12 +648,15 @@ def _lines(values) -> Iterator[LedgerLine]:
 
 
 def nearest(layout: RankLayout) -> Iterator[tuple[str, RankLayout]]:
-    """The smallest change that fits, for each thing that can change; where no single change does,
-    all at once that cost no time, then ever more GPUs, then ever shorter sequences."""
+    """The smallest change that fits, for each thing that can change, and on one GPU with
+    recomputation; where no such change does, all at once that cost no time: on one GPU for ever
+    shorter sequences, then on ever more GPUs, then for shorter sequences there."""
     found = [tried for changes in _single_changes(layout) if (tried := _first_that_fits(changes))]
     yield from ((difference(layout, tried), tried) for tried in found)
     if found:
         return
+    if tried := _first_that_fits(_frugal_on_one_gpu(layout)):
+        yield difference(layout, tried), tried
     for sequence in (layout.sequence // step for step in (1, 2, 4, 8, 16)):
         gpus = layout.gpus
         while sequence and gpus <= MOST_GPUS:
@@ -645,6 +665,34 @@ def nearest(layout: RankLayout) -> Iterator[tuple[str, RankLayout]]:
                 yield difference(layout, tried), tried
                 return
             gpus *= 2
+
+
+def _repairs(layout):
+    """What one GPU can do, by its cost: states on the host, and parameters and gradients, too;
+    smaller moments; adapters. Each with no more recomputation than it needs."""
+    if layout.gpus > 1:
+        return
+    policies = range(layout.recompute_policy, WHOLE_LAYERS + 1)
+    there = [] if layout.offload else [dict(offload=1)]
+    there += [dict(zero_stage=3, offload=1)] if layout.zero_stage < 3 else []
+    recipes = (*SMALL_MOMENTS, *ADAPTED)
+    smaller = recipes[recipes.index(layout.recipe) + 1 if layout.recipe in recipes else 0 :]
+    taken = [
+        [dict(recipe=name) for name in smaller if name in of] for of in (SMALL_MOMENTS, ADAPTED)
+    ]
+    for steps in (there, *taken):
+        yield [
+            replace(layout, recompute_policy=policy, **step)
+            for step in steps
+            for policy in policies
+        ]
+
+
+def _frugal_on_one_gpu(layout):
+    for sequence in (layout.sequence, *_halves(layout.sequence)):
+        frugal = replace(layout, microbatch=1, kernels=_fused(layout.kernels), sequence=sequence)
+        for changes in _repairs(frugal):
+            yield from changes
 
 
 def _frugal(layout):
@@ -665,12 +713,13 @@ def _frugal(layout):
 
 def _single_changes(layout):
     yield [replace(layout, zero_stage=z) for z in range(layout.zero_stage + 1, 4)]
-    if layout.zero_stage:
+    if layout.zero_stage and layout.gpus > 1:
         yield [replace(layout, offload=1)]
     yield [replace(layout, microbatch=b) for b in _halves(layout.microbatch)]
     yield [replace(layout, kernels=_fused(layout.kernels))]
     policies = range(layout.recompute_policy + 1, WHOLE_LAYERS + 1)
     yield [replace(layout, recompute_policy=policy) for policy in policies]
+    yield from _repairs(layout)
     yield [
         replace(layout, tensor_parallel=t)
         for t in _doubles(layout.tensor_parallel)
@@ -702,8 +751,8 @@ def _first_that_fits(layouts):
 def difference(layout: RankLayout, other: RankLayout) -> str:
     """The change from one layout to the other, as options of the command."""
     degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
-    names = ("zero_stage", "offload", *degrees, "microbatch", "kernels", "recompute_policy")
-    names += ("gpus", "sequence", "gpu")
+    names = ("zero_stage", "offload", *degrees, "microbatch", "kernels", "recipe")
+    names += ("recompute_policy", "gpus", "sequence", "gpu")
     changed = [name for name in names if getattr(layout, name) != getattr(other, name)]
     values = {name: getattr(other, name) for name in changed}
     return " ".join(

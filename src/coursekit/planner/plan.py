@@ -18,7 +18,9 @@ from coursekit.formulas.presets import GPUS, KERNELS
 from coursekit.formulas.registry import InvalidQuantity, show
 
 from .fits import (
+    ADAPTED,
     INTERLEAVED,
+    NO_ADAPTERS,
     ONE_F_ONE_B,
     PUBLISHED,
     RANK_NEEDED,
@@ -26,6 +28,8 @@ from .fits import (
     RankLayout,
     gigabytes,
     in_library,
+    json_of_nearest,
+    lines_of_nearest,
     model_sizes,
     nearest,
     reserve_in_bytes,
@@ -93,7 +97,7 @@ RULES = {
     " eager PyTorch not at all",
     "shard_groups": "shard_groups divides the data-parallel ranks, and expert_parallel those of a"
     " group; more than 1 asks for a stage of ZeRO and a library's kernels",
-    "offload": "offload is 0, or 1 with a stage of ZeRO",
+    "offload": "offload is 0, or 1 with a stage of ZeRO or on a single GPU",
     "sequence_parallel": "sequence_parallel is for tensor_parallel of at least 2, which divides the"
     " sequence; in models of experts it is 1 there",
     "recompute_policy": "recompute_policy is 0, 1 or 3 under a library's kernels, and any in eager"
@@ -162,9 +166,13 @@ class LayoutPlan:
         """How far such answers were from published measurements."""
         known = PUBLISHED.get(self.asked.kernels)
         bytes_said = str(known or "no published peak of these kernels is among our rows")
+        adapted = NO_ADAPTERS if self.asked.recipe in ADAPTED else ""
         family = self.asked.family
         other = "" if f"{family}s" in self.speed.measured else self.speed.not_on(family)
-        return {"bytes": bytes_said, "seconds": f"{self.speed}{other}"}
+        return {
+            "bytes": bytes_said + (adapted if known else ""),
+            "seconds": f"{self.speed}{other}{adapted}",
+        }
 
     def __str__(self) -> str:
         return "\n".join(self._texts())
@@ -181,9 +189,7 @@ class LayoutPlan:
             yield f"{number}. {candidate}"
         if not self.best:
             yield "Nearest that fits:" if self.nearest else "Nothing near fits."
-            for change, layout in self.nearest:
-                values = layout.solved()
-                yield f"  {change}: {gigabytes(layout.needed_bytes(values))}"
+            yield from lines_of_nearest(self.nearest)
         yield ""
         yield "Assumed:"
         for name in ("recipe", "kernels"):
@@ -219,10 +225,7 @@ class LayoutPlan:
                 )
                 for one in self.best
             ],
-            nearest=[
-                dict(change=change, needed_bytes=layout.needed_bytes(layout.solved()))
-                for change, layout in self.nearest
-            ],
+            nearest=list(json_of_nearest(self.nearest)),
             recipe=self.asked.recipe,
             kernels=self.asked.kernels,
             compared=self.compared,
@@ -353,7 +356,8 @@ class Search:
     def _places(self, stage, d) -> list:
         """(groups, offload): where states of ZeRO may lie."""
         if stage == 0:
-            return [(1, 0)]
+            alone = self.asked.gpus == 1
+            return [(1, o) for o in (self.fixed.get("offload", (0,)) if alone else (0,))]
         groups = self.fixed.get("shard_groups", (1,)) if in_library(self.asked.kernels) else (1,)
         groups = [g for g in groups if g in divisors(d)]
         return list(product(groups, self.fixed.get("offload", (0,))))
