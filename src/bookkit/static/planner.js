@@ -174,8 +174,9 @@
         (plan.best.length ? "The fastest, one for each pair of t and p; with " : "With ") + question.recipe + ", " + question.kernels + "." +
         (question.cut ? " The model has a table of " + format(question.sequence, "exact") + " positions, so its sequences are no longer than that." : ""));
       const speed = question.values.experts ? known.experts : known.speed_of[question.gpu], family = question.gpu.split(" SXM")[0];
-      write(find(".planner-bytes"), known.compared[question.kernels]);
-      write(find(".planner-seconds"), known.speeds[speed] + (known.measured[speed].includes(family + "s") ? "" : ", none of them on the " + family + (known.elsewhere[speed] && "; " + known.elsewhere[speed])));
+      const adapters = facts.adapted.includes(question.recipe) ? facts.no_adapters : "";
+      write(find(".planner-bytes"), known.compared[question.kernels] + adapters);
+      write(find(".planner-seconds"), known.speeds[speed] + (known.measured[speed].includes(family + "s") ? "" : ", none of them on the " + family + (known.elsewhere[speed] && "; " + known.elsewhere[speed])) + adapters);
       write(find(".planner-command"), commandOf(question));
       shown = { plan, question };
       addButtons();

@@ -117,6 +117,7 @@ def facts():
         kernels=[fits.USUAL_KERNELS, fits.FUSED_LOSS],
         small_moments=fits.SMALL_MOMENTS,
         adapted=fits.ADAPTED,
+        no_adapters=fits.NO_ADAPTERS,
         most_gpus=fits.MOST_GPUS,
         most_batch=MOST_BATCH,
         most_tensor=fits.MOST_TENSOR_PARALLEL,
