@@ -47,6 +47,9 @@ zero-in-time | It costs nothing: the same bytes | the same bytes, not the same s
 zero-in-time | DeepSpeed hpZ | hpZ keeps the states sharded over all ranks
 zero | \$\(P \+ G \+ S\) | S is a message
 zero-in-time | More ranks make it cheaper | the copies, not the update
+activation-checkpointing | policy=1\) as percent` \| 7% | Megatron-LM makes both products again
+which-layout | `\. It is about 0\.4 s | with 80% of a card of 400 Gbit/s
+mixed-precision | a factor that all of them share\. | eps is not divided
 saving | 2 TB/s.{100,300}as percent`\.\s+## | a restart is part of what a failure costs
 saving | A file system renames at once or not at all | POSIX does, object stores do not
 tensor-parallelism | tensor_peak_bytes.{0,120}tensor_activation_bytes | other points of the step
