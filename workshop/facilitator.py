@@ -201,7 +201,8 @@ def _wrong_numbers(name: str, numbers: dict[str, str]) -> list[str]:
     for slip in slips.slips:
         wrong = slip.ends(right, known)
         if wrong is not None:
-            span = " to ".join(to_three_digits(float(number)) for number in dict.fromkeys(wrong))
+            whole = [int(number) if number == int(number) else number for number in wrong]
+            span = " to ".join(map(to_three_digits, dict.fromkeys(whole)))
             said.append(f"- {span}: {_plain(slip.sentence)}")
     return [f"**Wrong numbers** for *{_plain(name)}*", "", *said[:SLIPS], ""] if said else []
 

@@ -30,7 +30,8 @@ PLANS = {"45 minutes": 45, "90 minutes": 90, "Half a day": 210, "One day": 465, 
 @pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
 def test_a_card_knows_its_lab(path):
     """Must catch: a lab without a card, a prediction without its number, an exercise without the
-    sentences of its wrong answers, a section that is lost."""
+    sentences of its wrong answers, a section that is lost, 2,005 written as 2,000, which is another
+    wrong number."""
     lab = nbformat.read(path, as_version=4)
     text, numbers = card(lab, RECORDINGS), measured_numbers(lab)
     assert (ROOT / "workshop" / "cards" / f"{path.stem}.md").is_file()
@@ -42,6 +43,7 @@ def test_a_card_knows_its_lab(path):
     exercises = [each for part in parts for each in part.exercises]
     assert len(exercises) >= 4 and "Where learners get stuck" in text and "**Solution**" in text
     assert any(slips_of(name).slips for name in locked) and "**Wrong numbers** for" in text
+    assert not re.search(r"^(- [\d,.]+:).*\n(?:- .*\n)*?\1", text, re.MULTILINE)
     headings = [
         found[1]
         for cell in lab.cells
