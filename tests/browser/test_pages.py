@@ -59,6 +59,29 @@ def test_the_front_page_is_a_door(browser, homes):
     assert 40 < words <= 80 and 4 <= controls <= 8, (words, controls)
 
 
+KEYS = """() => {
+  const boxes = [...document.querySelectorAll(".bd-article :is(pre:not([hidden]), .math-scroll)")];
+  const keys = (seen, rest) => boxes.some(one => one.checkVisibility() === seen && rest(one));
+  return [keys(false, one => one.tabIndex === 0),
+    keys(true, one => one.scrollWidth > one.clientWidth && one.tabIndex !== 0)];
+}"""
+
+
+def test_what_is_folded_gets_its_keys_when_it_opens(browser, homes):
+    """Must catch: boxes in folds measured with the page, each with a layout of its own, half a
+    second of a slow phone; wide code in an answer or a fold that no key reaches once it is open."""
+    with new_context(browser, viewport={"width": 390, "height": 844}) as context:
+        page = context.new_page()
+        page.goto(f"{homes['file']}/chapters/collectives.html")
+        page.wait_for_selector(".copy-button", state="attached")
+        page.wait_for_function(f"!({KEYS})()[1]")
+        assert page.evaluate(KEYS) == [False, False]
+        for skip in page.get_by_role("button", name="Look without one").all():
+            skip.click()
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        page.wait_for_function(f"!({KEYS})()[1]")
+
+
 def test_the_pages_of_labs_ask_before_they_tell(book_html):
     """Must catch: what was measured in sight below its question; a question that hides nothing."""
     for path in sorted((book_html / "labs").glob("*.html")):

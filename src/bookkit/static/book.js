@@ -130,9 +130,10 @@
 
   /* What scrolls sideways can be reached and scrolled with the keyboard. */
   function reachable() {
-    all("pre, .math-scroll, .pst-scrollable-table-container, .cell_output > .output").forEach(function (box) {
-      if (box.scrollWidth > box.clientWidth) box.tabIndex = 0; else box.removeAttribute("tabindex");
-    });
+    var boxes = all("pre, .math-scroll, .pst-scrollable-table-container, .cell_output > .output")
+      .filter(function (box) { return !box.checkVisibility || box.checkVisibility(); }); // to measure a fold lays it out by itself
+    var wider = boxes.map(function (box) { return box.scrollWidth > box.clientWidth; }); // one layout: nothing is written between
+    boxes.forEach(function (box, k) { if (wider[k]) box.tabIndex = 0; else box.removeAttribute("tabindex"); });
   }
 
   /* Code to copy, without prompts and without what is not code. */

@@ -31,17 +31,18 @@
       shown: function () { return next.open; },
       watch: function (changed) { next.addEventListener("toggle", changed); }
     };
+    function reveal() { next.removeAttribute("hidden"); next.dispatchEvent(new Event("toggle")); } // as details say it: book.js hears
     return {
-      show: function () { next.removeAttribute("hidden"); },
+      show: reveal,
       hide: function () { next.setAttribute("hidden", "until-found"); },
       shown: function () { return !next.hasAttribute("hidden"); },
       watch: function (changed) {
-        next.addEventListener("beforematch", function () { setTimeout(changed); });
+        next.addEventListener("beforematch", function () { setTimeout(function () { reveal(); changed(); }); });
         addEventListener("hashchange", open);
         open();
         function open() {
           var found = target();
-          if (found && next.contains(found)) { next.removeAttribute("hidden"); changed(); found.scrollIntoView(); }
+          if (found && next.contains(found)) { reveal(); changed(); found.scrollIntoView(); }
         }
       }
     };
