@@ -35,8 +35,10 @@ def test_a_row_of_the_race_is_the_same_each_time():
         assert RECORDED.find(row.name, **row.case) == [row]
 
 
-def test_no_technique_waits_longer_than_pytorchs():
-    """No step is longer. Pipelines wait as long, up to a thousandth of a share: their products take
+def test_no_technique_waits_longer_than_its_peer():
+    """No step is longer than that of the peer in its race, which is not always PyTorch's fastest:
+    the chapter on ZeRO in time names these. Pipelines wait as long, up to
+    a thousandth of a share: their products take
     0.3 % less time. That of tensor parallelism on two nodes is 6 % shorter, and so waits for less
     time and for a larger share, 71.2 % beside DTensor's 70.6 %; so does zero bubble's. There the
     last stage, which has the head, computes without a pause once the first microbatch has come, in
