@@ -182,6 +182,10 @@ HOSTED = dict(rule=cpu_offload(torch.optim.AdamW))
         ((1, 3, NATIVE), (2, 2, {})),
         ((1, 2, {}), (1, 3, NATIVE)),
         ((2, 3, NATIVE), (3, 2, {})),
+        # or of a unit
+        ((3, 3, NATIVE), (3, 2, NATIVE)),
+        ((3, 2, NATIVE), (1, 3, NATIVE)),
+        ((3, 3, NATIVE), (0, 2, {})),
         # other flat tensors, or none
         ((0, 3, {}), (1, 2, {})),
         ((1, 3, {}), (3, 2, {})),

@@ -23,7 +23,6 @@ from shardlab.recompute.host_copies import HELD
 from shardlab.recompute.offload import offload_activations
 from shardlab.tensor_parallel import apply_tensor_parallel, overlapped, sequence_parallel
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
-from shardlab.zero.hardened.arriving import ChunkOfSum
 from shardlab.zero.hardened.flat import Native
 from shardlab.zero.hardened.unit_shards import Landing
 
@@ -105,6 +104,25 @@ def test_a_stage_exposes_what_its_closed_form_says(stage, ahead, early, link):
         ends = products[:UNITS] + products[UNITS + 1 :: 2]
         assert len(gathers) == len(ends) == 2 * UNITS
         assert all(start >= end for start, end in zip(gathers[2:], ends))
+
+
+@pytest.mark.parametrize("ranks", [7, 8])
+def test_a_unit_that_ranks_do_not_divide_computes_as_long(ranks):
+    """Bytes of kernels beside the products, in bytes of the whole parameters: gradients of a weight
+    with its bias are copied once, that is read and written, and gathering copies nothing.
+
+    Must catch: chunks that are copied before or after they are gathered, or gradients twice."""
+    gpu = GPU({torch.float32: 1e18}, 1e9, Links(1e9), launch_seconds=0)
+    with VirtualGPUs(ranks, gpu) as own:
+        model = nn.Sequential(*[nn.Linear(HIDDEN, HIDDEN) for _ in range(2)])
+        options = dict(stage=3, units=[*model], prefetch=True, lr=0.1)
+        model, optimizer = zero.shard(model, torch.optim.SGD, **options)
+        x = torch.ones(1, HIDDEN, requires_grad=True)
+        for _ in range(2):
+            with own.step() as step:
+                model(x).mean().backward()
+    taken = sum(s.end - s.start for s in step.spans if s.name in ("cat", "mul", "mul_", "copy_"))
+    assert taken == pytest.approx(2 * 2 * UNIT_BYTES, rel=0.01)
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -255,18 +273,6 @@ def test_a_gradient_is_copied_once_at_most(bias, passes, transposed):
             Native().reduce_scatter(gradients, share=1 / RANKS)
     passes = 2 if transposed else passes
     assert step.computing_seconds == pytest.approx(passes * nbytes / 1e9, rel=1e-6)
-
-
-@pytest.mark.parametrize("elements", [3, 4])
-def test_a_chunk_leaves_the_zero_behind_it(elements):
-    """A chunk of four elements, the last of which may be a zero that makes chunks equal.
-
-    Mutations: a chunk that keeps the zero's memory; a whole chunk that is copied."""
-    made = torch.arange(4.0)
-    (chunk,) = ChunkOfSum(made[:elements], made, lambda: None)()
-    assert chunk.tolist() == list(range(elements))
-    assert chunk.untyped_storage().nbytes() == chunk.nbytes
-    assert (chunk.data_ptr() == made.data_ptr()) == (elements == 4)
 
 
 TOKENS = 1024  # which all numbers of ranks and chunks divide

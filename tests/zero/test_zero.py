@@ -135,15 +135,19 @@ def far(ours, plain):
 # --- parity ---------------------------------------------------------------------------------------
 
 
-def copied_by_native():
-    """(elements that Native makes, elements of the flat tensor): where n does not divide them."""
-    tensors, made = [torch.randn(size) for size in (700, 1, 0, 299)], Made()
-    flat = torch.cat(tensors)
-    with made:
-        Native().reduce_scatter(list(tensors))
-        halfway = made.elements
-        Native().all_gather(flat)
-    return halfway, made.elements - halfway, len(flat)
+def copied_by_a_unit(size):
+    """Elements that forward copies, that backward copies, that the memory of the shards' gradients
+    has beyond these, and all that are gathered."""
+    net = nn.Linear(size, 1)
+    stage3.fully_shard(net, collectives=Native())
+    (flat,) = net.sharded_unit.flats
+    with Made() as there:
+        found = net(torch.ones(1, size))
+    with Made() as back:
+        found.sum().backward()
+    gradient = flat.shards[0].grad.untyped_storage()
+    mine = sum(shard.grad.numel() for shard in flat.shards)
+    return there.elements, back.elements, gradient.nbytes() // 4 - mine, flat.full.numel()
 
 
 class Made(TorchDispatchMode):
@@ -153,17 +157,23 @@ class Made(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        if function.overloadpacket.__name__ in ("cat", "copy_", "clone", "new_zeros", "zero_"):
+        made = "cat", "copy_", "clone", "mul", "mul_", "new_zeros", "zero_"
+        if function.overloadpacket.__name__ in made:
             self.elements += result.numel()
         return result
 
 
-def test_native_pads_while_it_copies(three):
-    """1,000 elements on 3 ranks: one copy of them, and a few of the shard.
+def test_a_unit_of_any_size_is_copied_as_one_that_ranks_divide(three):
+    """999, 1,000 and 1,001 elements on 3 ranks: the zeros behind them are made once, and as many
+    for the gradients.
 
-    Must catch: a padded copy of the flat copy; a copy of all chunks before they are gathered."""
-    for scattered, gathered, elements in three.run(copied_by_native):
-        assert max(scattered, gathered) < 2 * elements
+    Must catch: a copy of all chunks before or after they are gathered; a second copy of gradients;
+    a whole padded gradient that lives on behind the shard's."""
+    for rank, even in enumerate(three.run(copied_by_a_unit, 998)):
+        for size, zeros in ((999, 2), (1000, 1)):
+            there, back, behind, elements = three.run(copied_by_a_unit, size)[rank]
+            assert (there, elements) == (even[0], size + 1 + zeros)
+            assert back <= even[1] + 4 * zeros + 2 and behind <= zeros
 
 
 def gathered_in_place():
@@ -262,14 +272,13 @@ def test_with_activation_checkpointing(three):
 
 
 def with_both_collectives():
-    """PyTorch's own collectives instead of the ring: chunks of one size and, with 3 ranks,
-    others."""
+    """PyTorch's own collectives, where chunks have one size, and the rings."""
     torch.set_default_dtype(torch.float64)
     n, me = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(me)
     found = []
     for size in (4 * n, 4 * n + 1, n - 1):
-        for chosen in (Ring(), Native(), FastRing(), in_small_parts()):
+        for chosen in (Ring(), FastRing(), in_small_parts(), *[Native()] * (size % n == 0)):
             flat = torch.arange(size, dtype=torch.float64) + me
             given, kept = list(flat.clone().split([size // 2, size - size // 2])), flat.clone()
             own = torch.cat(chosen.reduce_scatter(list(given)))
@@ -290,8 +299,7 @@ def with_both_collectives():
 
 
 def test_both_kinds_of_collectives(world):
-    """Mutations: the padding counted as elements; a chunk put where the one before ends without its
-    padding; sums made in the given tensors."""
+    """Mutation: sums made in the given tensors."""
     assert all(world.run(with_both_collectives))
 
 

@@ -34,6 +34,8 @@ LIBRARIES = "aten", "fsdp"  # fully_shard has operators of its own, which copy
 READ_VALUES = operators("_local_scalar_dense equal allclose")
 RETURN_TRUE = operators("equal allclose")
 WRITE_ONLY = operators("copy_ fill_ zero_ normal_ uniform_ _foreach_copy_ _foreach_zero_")
+# of their first tensor they take the shape or the dtype
+READ_NOTHING = operators("new_zeros new_ones new_full zeros_like ones_like full_like")
 # of their first tensor they read as many elements as they return
 READ_ROWS = operators("embedding index index_select gather")
 # of their scores [T, V] they read one for each target, or none
@@ -65,6 +67,8 @@ def cost(function, args: tuple, named: dict, result) -> Cost | None:
     read = list(given.values())
     if packet in WRITE_ONLY:
         out, read = tensors_in(args[0]), read[1:]
+    elif packet in READ_NOTHING:
+        read = []
     elif packet in READ_ROWS:
         read = [*read[1:], *out]
     elif packet in READ_ONE_A_ROW:

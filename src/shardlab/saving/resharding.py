@@ -112,7 +112,8 @@ def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
         for each in unit.flats:
             for shard in each.shards:
                 names.pop(id(shard))
-            yield flat([next(parameters) for _ in each.shapes], *each.shards)
+            zeros = each.zeros.numel()
+            yield flat([next(parameters) for _ in each.shapes], *each.shards, zeros=zeros)
     for name, p in model.named_parameters():  # parameters that all ranks hold whole
         if id(p) in names:
             yield flat([[name, list(p.shape)]], p, whole=True)

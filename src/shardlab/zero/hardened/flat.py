@@ -3,8 +3,8 @@ two collectives on them.
 
 Many tensors are laid one after the other in one flat tensor, which is cut into n chunks as
 collectives.py cuts: chunk r belongs to rank r, and where n does not divide the elements, the first
-chunks have one more. Nothing is padded, so bytes are exact; but where Native gathers a bucket in
-place, fewer than n zeros behind the parameters make its chunks equal, as in the core.
+chunks have one more. A ring pads nothing, so bytes are exact; Native needs equal chunks, so fewer
+than n zeros are behind the parameters, as in the core, and no chunk is copied on its way.
 
 There are two collectives on it:
 
@@ -20,7 +20,6 @@ A stage calls them on an object: Ring(), FastRing(), Native(), or one of your ow
 methods. `best_collectives` chooses between the first and the last.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable
 from itertools import groupby
 
@@ -81,7 +80,7 @@ class Ring:
         return [len(chunk_of(me, sum(tensor.numel() for tensor in tensors), n))]
 
     def zeros_behind(self, elements: int, group: Group = None) -> int:
-        """The zeros that these elements have behind them in a bucket."""
+        """The zeros that these elements have behind them in a bucket or unit."""
         return 0
 
     def __repr__(self):
@@ -141,9 +140,9 @@ class FastRing(Ring):
 
 
 class Native(Ring):
-    """PyTorch's own collectives: on GPUs, NCCL's rings. They need chunks of one size: if n does not
-    divide the elements, each chunk that is smaller than the first has a zero behind it on its
-    way. A lone gradient leaves from its own memory where the backend makes means."""
+    """PyTorch's own collectives: on GPUs, NCCL's rings. They need chunks of one size: whoever calls
+    them has put zeros_behind the elements. A lone gradient leaves from its own memory where the
+    backend makes means."""
 
     def reduce_scatter(
         self, tensors: list[Tensor], group: Group = None, share: float = 1.0
@@ -154,17 +153,13 @@ class Native(Ring):
         self.begin_all_gather(flat, group)()
 
     def zeros_behind(self, elements: int, group: Group = None) -> int:
-        """Elements to add so that all chunks have one size, and no chunk is copied on its way."""
         return -elements % place(group)[0]
 
     def begin_reduce_scatter(self, tensors: list[Tensor], group: Group, share: float) -> ChunkOfSum:
         """Returns a function that waits and returns what reduce_scatter does."""
-        n, me = place(group)
-        elements = sum(tensor.numel() for tensor in tensors)
+        n, _ = place(group)
         mean = share == 1 / n and multiplies_first(tensors[0], group)
-        if elements % n:
-            even = padded(tensors, n) if mean else padded(tensors, n).mul_(share)
-        elif mean and len(tensors) == 1 and tensors[0].is_contiguous():
+        if mean and len(tensors) == 1 and tensors[0].is_contiguous():
             even = tensors[0].detach().view(-1)
         else:
             even, mean = flattened(tensors, share), False
@@ -173,48 +168,16 @@ class Native(Ring):
         shard.unit = self.unit
         op = dist.ReduceOp.AVG if mean else dist.ReduceOp.SUM
         work = reduce_scatter_single(shard, even, op=op, group=group, async_op=True)
-        return ChunkOfSum(shard[: len(chunk_of(me, elements, n))], even, work.wait)
+        return ChunkOfSum(shard, even, work.wait)
 
     def begin_all_gather(
         self, flat: Tensor, group: Group, own: Tensor | None = None
     ) -> Callable[[], object]:
         """Returns a function that waits until the flat tensor is whole. `own` is this rank's chunk
         if it is somewhere else until then."""
-        n, me = place(group)
         own = own_chunk(flat, group) if own is None else own
-        if flat.numel() % n == 0:
-            own.unit = self.unit
-            return all_gather_single(flat, own, group=group, async_op=True).wait
-        rows = flat.new_empty(n, flat.numel() // n + 1)
-        rows[me, : own.numel()] = own
-        own = rows[me]
         own.unit = self.unit
-        work = all_gather_single(rows.view(-1), own, group=group, async_op=True)
-
-        def arrived():
-            work.wait()
-            chunks = zip(rows, flat.tensor_split(n))
-            torch.cat([row[: chunk.numel()] for row, chunk in chunks], out=flat)
-
-        return arrived
-
-
-def padded(tensors: list[Tensor], n: int) -> Tensor:
-    """A copy of the tensors, one after the other, in n chunks of one size: a zero ends each chunk
-    that is smaller than the first."""
-    elements = sum(tensor.numel() for tensor in tensors)
-    smaller = range(elements % n or n, n)
-    ends = [chunk_of(rank, elements, n).stop for rank in smaller]
-    zero, parts, begin = tensors[0].new_zeros(1), [], 0
-    for tensor in tensors:
-        end = begin + tensor.numel()
-        inside = ends[bisect_right(ends, begin) : bisect_right(ends, end)]
-        first, *others = tensor.detach().reshape(-1).tensor_split([e - begin for e in inside])
-        parts.append(first)
-        for part in others:
-            parts += [zero, part]
-        begin = end
-    return torch.cat(parts)
+        return all_gather_single(flat, own, group=group, async_op=True).wait
 
 
 def multiplies_first(tensor: Tensor, group: Group) -> bool:

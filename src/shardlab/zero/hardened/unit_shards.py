@@ -51,7 +51,7 @@ class How(NamedTuple):
     def device_of(self, parameter: nn.Parameter) -> torch.device:
         return torch.device(self.device or parameter.device)
 
-    def joined(self, parameters: list[nn.Parameter]) -> Tensor:
+    def joined(self, parameters: list[Tensor]) -> Tensor:
         """[E]: rank 0's parameters, one after the other; with any values for a model on the meta
         device."""
         first = parameters[0]
@@ -78,15 +78,17 @@ class How(NamedTuple):
 class Flat(core_stage3.Flat):
     """Parameters of one dtype, all trained or all frozen. `full` [E] comes and goes as in the core;
     `coming` waits for it while it is on its way.
-    This rank's `chunk` [about E/n] stays: it is cut without zeros at its end, and the optimizer has
-    its views `shards`, one for each parameter."""
+    This rank's `chunk` [about E/n] stays, and the optimizer has its views `shards`, one for each
+    parameter: what is of the zeros at the end is in none of them."""
 
     def __init__(self, parameters: list[nn.Parameter], how: How, collectives: Ring):
         self.group, self.collectives = how.group, collectives
         self.ahead, self.landing = how.ahead, how.landing
         self.shapes = [parameter.shape for parameter in parameters]
-        self.sizes = sizes_of(self.shapes, how.group)
-        full = how.joined(parameters)
+        elements = sum(shape.numel() for shape in self.shapes)
+        self.zeros = torch.Size([collectives.zeros_behind(elements, how.group)])
+        self.sizes = sizes_of([*self.shapes, self.zeros], how.group)[:-1]
+        full = how.joined([*parameters, parameters[0].detach().new_zeros(self.zeros)])
         self.chunk = how.resting(full)
         self.shards = [
             as_shard(part, how.group, parameter.requires_grad, of=[parameter])
@@ -99,7 +101,8 @@ class Flat(core_stage3.Flat):
 
     def parts(self, chunk: Tensor) -> list[Tensor]:
         """The part of each parameter that a chunk has, in the shape of its shard."""
-        parts = chunk.split([elements for elements, *_ in self.sizes])
+        sizes = [elements for elements, *_ in self.sizes]
+        parts = chunk[: sum(sizes)].split(sizes)
         return [part.view(size) for part, size in zip(parts, self.sizes)]
 
     def holds(self, tensor: Tensor) -> bool:
@@ -144,6 +147,8 @@ class Flat(core_stage3.Flat):
         if not any(shard.requires_grad for shard in self.shards):
             return [None for _ in self.shards]
         gradients = filled(gradients, self.shapes, self.full)
+        if self.zeros.numel():
+            gradients.append(self.full.new_zeros(self.zeros))
         share = 1 / dist.get_world_size(self.group)
         begin = getattr(self.collectives, "begin_reduce_scatter", None)
         if self.ahead and begin and may_come_late(self.shards):
