@@ -31,7 +31,7 @@ THEME_SCRIPT = """(function (root) {
 })(document.documentElement);"""
 
 
-COLUMN_LETTERS = 64  # of code, on a line of the column
+COLUMN_LETTERS = 62  # of code, on a line of the column
 WIDE_COLUMNS = 5  # of a table
 
 

@@ -277,16 +277,16 @@ EXPLORERS_AT_REST = """() => [...document.querySelectorAll(".explorer")].flatMap
   return found;
 })"""
 
-# The first screen of a page that opens with a picture.
+# The first screen of a page that opens with a picture, and how many screens the whole page has.
 FIRST_SCREEN = """() => {
   const box = node => node.getBoundingClientRect(), opening = document.querySelector(".opening");
   if (!opening) return null;
   const [aside, ...parts] = opening.children, title = box(document.querySelector("h1"));
-  const live = opening.querySelector(".explorer, .figure");
+  const live = opening.querySelector(".explorer, .figure"), article = opening.closest("article");
   return {seen: live ? (innerHeight - box(live).top) / box(live).height : 0,
     beside: box(aside).left >= Math.max(title.right, ...parts.filter(part =>
       !part.matches(".wide")).map(part => box(part).right)) && box(aside).top < title.bottom,
-    after: live && box(aside).top >= box(live).bottom};
+    after: live && box(aside).top >= box(live).bottom, tall: box(article).height / innerHeight};
 }"""
 
 # The text of each answer that is hidden, of its box, and of what follows in the section without it

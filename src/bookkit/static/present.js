@@ -10,7 +10,7 @@
     .filter(function (thing) {  /* an answer comes with its question; the figures of a lab, which it waits for, come after it; no solution comes */
       return !thing.parentElement.closest(THINGS + ", .tag_solution" + (thing.matches(".plotly-figure") ? "" : ", .answer"));
     });
-  var shown = null, before = null, bar = null, over = null, hidden = null;
+  var shown = null, before = null, bar = null, over = null, hidden = null, folded = null;
 
   function make(name, className, text) {
     var element = document.createElement(name);
@@ -41,6 +41,8 @@
     });
     hidden = thing.closest(".answer[hidden]");
     if (hidden) hidden.removeAttribute("hidden");
+    folded = thing.closest("details:not([open])");
+    if (folded) folded.open = true;
     var answer = thing.matches(".box-predict") ? answerOf(thing) : thing.querySelector(".explorer-words, .stepper-words");
     bar = make("div", "present-bar");
     bar.setAttribute("role", "toolbar");
@@ -58,6 +60,7 @@
   function close(going) {
     shown.classList.remove("presented");
     if (hidden) hidden.setAttribute("hidden", "until-found");
+    if (folded) folded.open = false;
     root.classList.remove("presenting", "answered");
     bar.remove();
     if (over) over.remove();

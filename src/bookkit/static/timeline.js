@@ -49,7 +49,9 @@
         });
         const box = (column, from, to) => "M" + x(column) + " " + y(to) + "h" + wide + "v" + (y(from) - y(to)) + "H" + x(column) + "z";
         let hatch = "", down = "";
-        shown.forEach((column, k) => {
+        const ends = { 0: width, 16: width }; // a name ends before the next of its row begins
+        for (let k = shown.length - 1; k >= 0; k--) {
+          const column = shown[k];
           let from = 0;
           column.parts.forEach(part => {
             const bytes = values[part.quantity];
@@ -60,8 +62,10 @@
           const low = pitch < CLOSE && k % 2 ? 16 : 0; // close names stand in two rows
           if (low) down += "M" + middle(column) + " " + (under + 3) + "v" + (low - 1);
           set(column.text, { class: column === highest ? "name strong" : "name", y: NAMES + low });
-          label(column.text, column.name, middle(column), width, "middle");
-        });
+          const half = 3.5 * column.name.length, at = Math.min(middle(column), ends[low] - half);
+          label(column.text, column.name, at, width, "middle");
+          ends[low] = at - half - 2;
+        }
         columns.forEach(column => { if (!shown.includes(column)) label(column.text, "", 0, width, "middle"); });
         kinds.forEach(kind => { set(kind.path, { d: kind.boxes }); kind.boxes = ""; });
         set(over, { d: hatch });
