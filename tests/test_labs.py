@@ -169,7 +169,8 @@ def of_the_core(cells):
     [pytest.param(lab, marks=pytest.mark.xdist_group(lab.stem), id=lab.stem) for lab in LABS],
 )
 def test_a_lab_runs_again_and_finds_the_same(lab, path, tmp_path):
-    """By day the path of half an hour: nothing in it uses a cell of the rest.
+    """Labs run on the path of half an hour by day, whose cells use none of the rest, and whole at
+    night.
 
     Must catch: a change in shardlab that breaks a lab or changes a compared output."""
     notebook = nbformat.read(lab, as_version=4)

@@ -150,7 +150,7 @@ SCROLL_THROUGH = (
 # Tab stops at boxes that can be scrolled. book.js looks again a moment after a change of width.
 ONLY_WIDE_BOXES_HAVE_STOPS = """[...document.querySelectorAll(
     ":is(pre, .math-scroll, .pst-scrollable-table-container, .output)[tabindex='0']")]
-  .every(box => box.scrollWidth > box.clientWidth)"""
+  .every(box => box.scrollWidth > box.clientWidth || !box.checkVisibility())"""
 
 # What stands beyond the window's right edge and is in no box that scrolls. `overflow-x: clip` or
 # `hidden` on the way up does not excuse it: then it is not even reached by scrolling.

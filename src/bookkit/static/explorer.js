@@ -48,7 +48,8 @@
       else if (place(leader) < Infinity) set(follower, Math.max(least, values[leader] - less));
     },
     back(link, values, place, set) {
-      if (place(link.follower) === Infinity && link.leaders.some(name => place(name) < Infinity)) set(link.follower, link.value);
+      if (place(link.follower) === Infinity && link.leaders.some(name =>
+        place(name) < Infinity && (link.above === null || typeof values[name] === "number" && values[name] > link.above))) set(link.follower, link.value);
     },
     divides(link, values, place, set) {
       const divisor = values[link.divisor], multiple = values[link.multiple], rest = multiple % divisor;

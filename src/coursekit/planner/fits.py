@@ -649,8 +649,8 @@ def _lines(values) -> Iterator[LedgerLine]:
 
 def nearest(layout: RankLayout) -> Iterator[tuple[str, RankLayout]]:
     """The smallest change that fits, for each thing that can change, and on one GPU with
-    recomputation; where no such change does, all at once that cost no time: on one GPU for ever
-    shorter sequences, then on ever more GPUs, then for shorter sequences there."""
+    recomputation; where no such change does, all at once that cost no time: on one GPU for
+    sequences halved again and again, then on more GPUs, then for shorter sequences there."""
     found = [tried for changes in _single_changes(layout) if (tried := _first_that_fits(changes))]
     yield from ((difference(layout, tried), tried) for tried in found)
     if found:
@@ -668,8 +668,8 @@ def nearest(layout: RankLayout) -> Iterator[tuple[str, RankLayout]]:
 
 
 def _repairs(layout):
-    """What one GPU can do, by its cost: states on the host, and parameters and gradients, too;
-    smaller moments; adapters. Each with no more recomputation than it needs."""
+    """Changes of one GPU by their cost, each with no more recomputation than it needs: states on
+    the host, and parameters and gradients, too; smaller moments; adapters."""
     if layout.gpus > 1:
         return
     policies = range(layout.recompute_policy, WHOLE_LAYERS + 1)

@@ -79,20 +79,25 @@ class AtMost:
 
 @dataclass(frozen=True)
 class Back:
-    """`follower`, which has no control, is `value` again when one of `leaders` moves: what was set
-    for one layout does not suit the next."""
+    """`follower` is `value` again when one of `leaders` moves, or moves `above` a number: what was
+    set for one layout does not suit the next."""
 
     follower: str
     value: int
     leaders: tuple
+    above: int | None = None
 
     @property
     def quantities(self):
         return (self.follower,)
 
     def follow(self, values, moved, preset):
-        leads = {*self.leaders} & {*moved} and self.follower not in moved
-        return {self.follower: self.value} if leads else {}
+        leads = any(self.leads(values[name]) for name in {*self.leaders} & {*moved})
+        return {self.follower: self.value} if leads and self.follower not in moved else {}
+
+    def leads(self, value):
+        number = isinstance(value, (int, float))
+        return self.above is None or (number and value > self.above)
 
 
 @dataclass(frozen=True)

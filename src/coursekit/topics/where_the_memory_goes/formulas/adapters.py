@@ -18,8 +18,8 @@ adapted_mlp | 1_\text{ad} | count, from 0 to 1, usually 0 | 1 if the MLP's produ
 four_bit_weights | 1_\text{NF4} | count, from 0 to 1, usually 0 | 1 if the layers' frozen matrices
     have four bits an element: NormalFloat in blocks of 64, each with a scale of 8 bits, and 4 bytes
     for each 256 of these
-moment_block | n_\text{block} | count, from 0, usually 0 | elements of a moment that share a scale
-    of 4 bytes; 0 without scales
+moment_block | n_\text{block}^\text{opt} | count, from 0, usually 0 | elements of a moment that
+    share a scale of 4 bytes; 0 without scales
 """
 )
 
@@ -55,7 +55,7 @@ class Adapters(
     )
 ):
     def adapter_ranks(q):
-        r"""R_\text{ad} | count | columns of all adapters of a layer between their two products"""
+        r"""r_\text{layer} | count | columns of a layer's adapters between their two products"""
         return q.adapter_rank * (4 + q.adapted_mlp * (2 + q.gated_mlp))
 
     def adapter_parameters(q):
@@ -113,11 +113,13 @@ class Adapters(
     def dequantised_bytes(q):
         r"""U_\text{NF4} | bytes | bytes of the largest matrix of a layer while a product takes it
         in 16 bits"""
-        return (
+        return where(
+            q.adapter_rank > 0,
             q.four_bit_weights
             * q.compute_element_bytes
             * q.hidden
-            * maximum(q.feed_forward, q.query_size)
+            * maximum(q.feed_forward, q.query_size),
+            0,
         )
 
     def rank_trained_parameters(q):
