@@ -100,7 +100,7 @@ def arbitrary(spec, chance):
             values["pipeline_rank"] = chance.randint(0, p - 1)
             values["layers"] = p * values["stages_per_rank"] * chance.randint(1, 16)
             values["rank"] = chance.randint(0, values["data_parallel"] - 1)
-            values["expert_parallel"] = 1
+            values["expert_parallel"] = values["shard_groups"] = 1
             for name in ("shorter_ends", "partition_activations"):
                 values[name] = 0
             # Python refuses a dividend beyond 2^53 in a branch, too, that is not taken
