@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from coursekit.formulas import InvalidQuantity, evaluate
+from coursekit.formulas import RECIPES, InvalidQuantity, evaluate
 from coursekit.planner.fits import fits
 
 RANK, SEQUENCE = 16, 32
@@ -152,7 +152,7 @@ def in_four_bits(weight):
 
 def test_weights_in_four_bits():
     """Must catch: scales in fp32, 4.5 bits; embedding or head in four bits, too; bits of a model of
-    8 billion parameters other than the paper's 4.127."""
+    8 billion parameters other than the paper's 4.127; four bits where no adapter is."""
     model, names = Model().to(torch.bfloat16), ["four_bit_bytes", "rank_parameter_bytes"]
     matrices = [m.weight for layer in model.layers for m in layer.matrices.values()]
     found = evaluate([*names, "adapter_parameters"], recipe=QLORA, **STEP)
@@ -164,7 +164,10 @@ def test_weights_in_four_bits():
     size, each = evaluate(names, model="Llama 3 8B").values()
     assert round(8 * size / (32 * each), 3) == 4.127
     given = dict(STEP, recipe=QLORA)
-    assert evaluate(["dequantised_bytes"], **given) == {"dequantised_bytes": 2 * 256 * 512}
+    names = ["dequantised_bytes", "dequantised_moved_bytes", "rank_frozen_bytes"]
+    assert evaluate(names[:1], **given) == {"dequantised_bytes": 2 * 256 * 512}
+    without = evaluate(names, **STEP, **RECIPES[QLORA].quantities | {"adapter_rank": 0})
+    assert list(without.values()) == [0, 0, 0]  # a card whose layout moved beside QLoRA
 
 
 def test_moments_in_eight_bits():

@@ -145,7 +145,7 @@
       ];
     }
 
-    /* What one GPU can do, by its cost, each with no more recomputation than it needs. */
+    /* Changes of one GPU by their cost, each with no more recomputation than it needs. */
     function repairs(layout) {
       if (layout.gpus > 1) return [];
       const recipes = [...facts.small_moments, ...facts.adapted], smaller = recipes.slice(recipes.indexOf(layout.recipe) + 1);

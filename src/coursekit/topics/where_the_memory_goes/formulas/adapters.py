@@ -178,4 +178,4 @@ class TimeOfAdapters(
     def dequantised_moved_bytes(q):
         r"""S_\text{NF4} | bytes | bytes that move while a layer's matrices are dequantised, once
         in forward and once in backward: half a byte read and 2 written for each element"""
-        return 5 * q.four_bit_weights * q.frozen_matrix_parameters
+        return where(q.adapter_rank > 0, 5 * q.four_bit_weights * q.frozen_matrix_parameters, 0)
