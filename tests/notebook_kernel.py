@@ -3,13 +3,14 @@
 import re
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from queue import Empty
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from jupyter_client.manager import KernelManager
 
-CELL_SECONDS = 300  # against a cell that hangs; a busy machine may well take a third of it
+CELL_SECONDS = 900  # against a cell that hangs: a busy machine has taken more than a third of it
 
 
 class Shown(NamedTuple):
@@ -33,7 +34,7 @@ class Kernel:
     def run(self, cell: str, interrupt_when=None) -> Shown:
         """Run a cell. `interrupt_when()` is asked now and then; when it is true, the stop button is
         pressed, once."""
-        self.client.execute(cell)
+        asked = self.client.execute(cell)
         out, err, error, name = "", "", "", ""
         deadline = time.monotonic() + CELL_SECONDS
         while time.monotonic() < deadline:
@@ -44,6 +45,8 @@ class Kernel:
                 message = self.client.get_iopub_msg(timeout=0.2)
             except Empty:
                 continue
+            if message["parent_header"].get("msg_id") != asked:
+                continue  # the kernel still answers whoever asked whether it was ready
             content = message["content"]
             if message["msg_type"] == "stream":
                 out, err = (
@@ -71,16 +74,16 @@ class Kernel:
 
 @contextmanager
 def notebook(first_cell="%load_ext ranklab.ranks"):
-    """A kernel of its own; nothing of it is left afterwards."""
-    manager = KernelManager(kernel_name="python3")
-    manager.start_kernel()
-    kernel = Kernel(manager)
-    try:
+    """A kernel of its own; nothing of it is left afterwards. It listens at files: of two kernels
+    that look for a free port at one time, one may find it taken."""
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        manager = KernelManager(kernel_name="python3", transport="ipc", ip=f"{folder}/kernel")
+        manager.start_kernel()
+        stack.callback(manager.shutdown_kernel, now=False)
+        kernel = Kernel(manager)
+        stack.callback(kernel.client.stop_channels)
         assert not kernel.run(first_cell).error
         yield kernel
-    finally:
-        kernel.client.stop_channels()
-        manager.shutdown_kernel(now=False)
 
 
 def gone(pids, seconds=30) -> bool:

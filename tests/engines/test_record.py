@@ -166,7 +166,7 @@ def test_groups_in_processes_of_their_own(tmp_path, monkeypatch, capfd):
 
     monkeypatch.setattr(record, "run_for", dies_the_second_time)
     tried = ["--cpu", "--quick"]
-    done = record.record_apart("make gpu", ["rates", "machine"], tried, kept.append)
+    done = record.record_apart("make gpu", ["rates", "machine"], tried, kept.append, 3000, 3000)
     rows = "matmul.rate matmul.rate record.failed"
     assert [row.name for row in done.rows] == rows.split() and done.command == "make gpu"
     assert done.rows[-1].case == dict(part="machine", error="ended after 9 s")
