@@ -134,16 +134,21 @@ def test_an_import_that_computes_ends_after_a_stop(three, tmp_path):
 def test_a_stop_while_one_waits_for_an_import(three, tmp_path):
     """Mutation: the stop raises in a thread that waits for another's import of the same module. The
     lock of the module is lost then, and a later cell that imports it waits forever."""
-    slow = "import time\nfor _ in range(40):\n    time.sleep(0.1)\n"
+    go, wait = tmp_path / "go", "while not go.exists():\n    time.sleep(0.1)\n"
+    slow = f"import pathlib, time\ngo = pathlib.Path({str(go)!r})\n{wait}"
     (tmp_path / "long_to_import.py").write_text(slow)
     three.run(
         f"%%ranks\nimport sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
         "def load():\n    import long_to_import"
     )
-    for _ in range(3):
-        begin = time.monotonic()
-        shown = three.run("%%ranks\nload()", lambda begin=begin: time.monotonic() > begin + 0.7)
+    for number in range(3):
+        begun = tmp_path / f"begun {number}"
+        shown = three.run(
+            f"%%ranks\nimport pathlib\npathlib.Path({str(begun)!r}).touch()\nload()",
+            lambda begun=begun: begun.exists() and time.time() > begun.stat().st_mtime + 0.7,
+        )
         assert "The ranks were interrupted." in shown.error and ALIVE in shown.error
+    go.touch()
     assert not three.run("%%ranks\nload()").error
     all_reduce_works(three, kept=True)
 

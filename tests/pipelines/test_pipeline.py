@@ -775,7 +775,7 @@ def step_with_a_fault(plan, rank, how):
 
 @pytest.fixture(scope="module")
 def impatient():
-    with ranks(3, device="cpu", patience_seconds=2, announce=False) as world:
+    with ranks(3, device="cpu", patience_seconds=8, announce=False) as world:
         yield world
 
 

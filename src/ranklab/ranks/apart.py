@@ -20,6 +20,7 @@ import cloudpickle
 from ranklab.ranks.server import start_fork_server, start_method, without_main
 
 PRINTED_CHARACTERS = 20_000  # of the work's output
+START_SECONDS = 300.0  # for the fork server to import torch, and the work to arrive
 PR_SET_PDEATHSIG = 1
 
 
@@ -33,7 +34,7 @@ class Ended(RuntimeError):
 
 def apart(work: Callable, *args, seconds: float):
     """The result of work(*args), whose output is printed here. Raises TimeoutError after so many
-    seconds, Ended, CannotGoApart. The process is gone in any case."""
+    seconds of work, Ended, CannotGoApart. The process is gone in any case."""
     try:
         if start_method() != "forkserver":  # elsewhere a process costs seconds
             raise CannotGoApart("only a fork server starts a process in no time.")
@@ -50,11 +51,12 @@ def apart(work: Callable, *args, seconds: float):
     except Exception as error:  # anything that a pickler can meet in a reader's code
         raise CannotGoApart(str(error)) from error
     try:
-        ready = wait([here, process.sentinel], seconds)
-        if not ready:
-            raise TimeoutError(f"it had not ended after {seconds:g} s.")
         try:
-            printed, result = unpack(here.recv_bytes())
+            for limit in (START_SECONDS, seconds):
+                if not wait([here, process.sentinel], limit):
+                    raise TimeoutError(f"it had not ended after {limit:g} s.")
+                sent = here.recv_bytes()
+            printed, result = unpack(sent)
         except EOFError:
             process.join()
             raise Ended(f"it ended the process with exit code {process.exitcode}.") from None
@@ -98,12 +100,13 @@ def _live(connection, travelling: bytes):
     ctypes.CDLL(None).prctl(
         PR_SET_PDEATHSIG, signal.SIGKILL
     )  # this process ends with the fork server
-    printed = io.StringIO()
+    printed, work = io.StringIO(), None
     try:
         work, args = unpack(travelling)
     except Exception as error:
         result = CannotGoApart(f"{type(error).__name__}: {error}")
-    else:
+    connection.send_bytes(b"the work begins")
+    if work is not None:
         with contextlib.redirect_stdout(printed):
             result = work(*args)
     connection.send_bytes(pack((printed.getvalue()[:PRINTED_CHARACTERS], result)))
