@@ -272,17 +272,21 @@ def test_a_report_is_handed_in_once(labs, shared, monkeypatch):
 
 def test_the_gradebook_has_the_best_report_of_each_assignment(labs, shared, tmp_path):
     """Must catch: a later and worse report that counts; a report without points, or with points of
-    another type, that ends the class's report; a name that a spreadsheet would compute."""
-    for number, (topic, right) in enumerate([("zero", 38), ("zero", 2), ("zero", "9"), (["x"], 1)]):
+    another type, that ends the class's report; a name or a topic that a spreadsheet would compute;
+    a traceback for a name that is empty."""
+    given = [("zero", 38), ("zero", 2), ("zero", "9"), (["x"], 1), ("=1", 1)]
+    for number, (topic, right) in enumerate(given):
         report = dict(topic=topic, right=right, count=38)
         (labs / f"{number}.report.json").write_text(json.dumps(report))
     (labs / "9.report.json").write_text("{}")
     room.hand_in(shared, "=1+1", labs)
     heads, rows = room.gradebook(room.read_folder(shared)[0])
-    assert heads[2:] == ["zero", "of"] and rows[0][2:] == [38, 38]
+    assert heads[2:] == ["=1", "of", "zero", "of"] and rows[0][2:] == [1, 38, 38, 38]
     assert "zero" in room.class_report(shared)
+    (shared / "nobody.json").write_text(json.dumps({**GOOD, "name": ""}))
     room.write_gradebook(shared, tmp_path / "book.csv")
-    assert (tmp_path / "book.csv").read_text().splitlines()[1].startswith("'=1+1,")
+    heads, *rows = (tmp_path / "book.csv").read_text().splitlines()
+    assert heads.split(",")[2:4] == ["'=1", "of"] and any(row.startswith("'=1+1,") for row in rows)
 
 
 def test_one_folder_is_one_learner(labs, shared, capsys):

@@ -232,12 +232,14 @@ def gradebook(learners: list[HandedIn]) -> tuple[list[str], list[list]]:
 
 
 def write_gradebook(shared: Path, path: Path) -> None:
-    """The gradebook as CSV. A name that a spreadsheet would compute is text there, too."""
+    """The gradebook as CSV. What a spreadsheet would compute is text there, too."""
     heads, rows = gradebook(read_folder(shared)[0])
     with open(path, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(heads)
-        table.writerows([f"'{row[0]}" if row[0][0] in "=+-@" else row[0], *row[1:]] for row in rows)
+        for row in [heads, *rows]:
+            table.writerow(
+                [f"'{one}" if str(one).startswith(tuple("=+-@")) else one for one in row]
+            )
 
 
 def exercises_of(learners: list[HandedIn], lab: str = "") -> Iterator[Table]:
