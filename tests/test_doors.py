@@ -25,19 +25,21 @@ def program(folder: Path, name: str, text: str) -> None:
 
 def test_a_job_of_jupyter_keeps_its_token_and_its_port_to_itself(tmp_path):
     """Must catch: a server that a whole cluster reaches, or a token in a file that all may read,
-    also where an older file of that name was open to all."""
+    also where an older file of that name was open to all, or the home is not on the node."""
     program(tmp_path / "bin", "jupyter", f'echo "$@"; umask; echo "{TOKEN}"')
     private = tmp_path / "jupyter-42.txt"
     private.touch(mode=0o666)
-    own = dict(HOME=str(tmp_path), SLURM_JOB_ID="42", USER="ada")
-    done = subprocess.run(
-        ["bash", ROOT / "workshop/jupyter.slurm"],
-        env={**own, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        umask=0o022,
-    )
-    assert str(private) in done.stdout and "SECRET" not in done.stdout + done.stderr
+    own = dict(SLURM_JOB_ID="42", USER="ada")
+    for home in (tmp_path / "nowhere", tmp_path):
+        done = subprocess.run(
+            ["bash", ROOT / "workshop/jupyter.slurm"],
+            env={**own, "HOME": str(home), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            umask=0o022,
+        )
+        assert str(home / private.name) in done.stdout
+        assert "SECRET" not in done.stdout + done.stderr
     said = private.read_text()
     assert stat.S_IMODE(private.stat().st_mode) == 0o600 and TOKEN in said and "0077" in said
     assert "--ip 127.0.0.1 --port 20042" in said and "-L 20042:127.0.0.1:20042" in said
