@@ -184,6 +184,7 @@ WAYS = {
     "as_tensor": lambda net: torch.as_tensor(net[0].weight) * 1,
     "traced": lambda net: net.traced(net[0].weight),
     "scripted": lambda net: net.scripted(torch.ones(3)),
+    "while it is traced": lambda net: torch.jit.trace(net[0], torch.ones(3))(torch.ones(3)),
     "jacrev": jacobian,
     "hessian": lambda net: hessian(lambda p: p.pow(3).sum())(net[0].bias),
     "jvp": lambda net: jvp(doubled, (net[0].weight,), (torch.ones(4, 3),))[0],

@@ -12,6 +12,7 @@
     torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
                                                          the mean gradients of this rank's shards,
                                                          in all stages
+    torch.nn.parallel.DistributedDataParallel(model)     refused over ranks that have other parts
 
 A norm that you make by hand of gradients, or of their copies, is this rank's alone, and nothing
 raises. torch.nn.utils.get_total_norm knows the .grad of shards and parts, and refuses where a
@@ -23,7 +24,7 @@ are for tensors that are not shards.
 
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from weakref import ref
 
 import torch
@@ -40,8 +41,14 @@ from .shards import (
     stages_of,
     stages_of_parameters,
     updated_by,
+    would_mix,
 )
-from .torch_internals import watch_clipping, watch_unscaling, watch_value_clipping
+from .torch_internals import (
+    watch_clipping,
+    watch_replicas,
+    watch_unscaling,
+    watch_value_clipping,
+)
 
 
 def watch_steps():
@@ -65,6 +72,13 @@ def watch_once():
     watch_unscaling(updated_in_order, agree_on_infinities, loss_is_elsewhere)
     watch_clipping(norm_over_ranks, refuse_clipping, refuse_norm)
     watch_value_clipping(with_shards)
+    watch_replicas(refuse_parts)
+
+
+def refuse_parts(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None):
+    """Refuse PyTorch's replicas of parts over ranks that have other parts."""
+    if why := would_mix(named, group):
+        raise CannotShard(f"rank {dist.get_rank()}: {why}")
 
 
 def updated_in_order(optimizer: torch.optim.Optimizer) -> list[Tensor]:

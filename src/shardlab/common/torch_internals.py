@@ -6,10 +6,11 @@ repair here and nowhere else. Tested with torch 2.8 and 2.13.
 """
 
 import functools
+import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -193,6 +194,22 @@ def watch_clipping(
     module._clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_ = seen_first
 
 
+def watch_replicas(refuse: Callable[[Iterable[tuple[str, Tensor]], object], None]) -> None:
+    """PyTorch's DistributedDataParallel calls `refuse(named_parameters, group)` first. Without it,
+    rank 0's part of a weight is written over the parts of other ranks."""
+    cls = torch.nn.parallel.DistributedDataParallel
+    make = cls.__init__
+
+    @functools.wraps(make)
+    def refuse_first(*args, **named):
+        given = inspect.signature(make).bind(*args, **named).arguments
+        mesh, group = given.get("device_mesh"), given.get("process_group")
+        refuse(given["module"].named_parameters(), mesh.get_group(0) if mesh is not None else group)
+        make(*args, **named)
+
+    cls.__init__ = refuse_first
+
+
 def watch_value_clipping(tensors_of: Callable[[list[Tensor]], list[Tensor]]) -> None:
     """torch.nn.utils.clip_grad_value_(parameters, ...) clips the gradients of
     tensors_of(parameters), also for whoever has imported it before. Without it, stage 1 clips
@@ -256,10 +273,10 @@ READ_NO_VALUES = {Tensor.grad.__set__} | {
 
 
 def watch_blind(seen: Callable[[], object]) -> None:
-    """Calls `seen` before TorchScript runs or a transform of torch.func begins. These take tensors
-    without asking their class. Without it, they compute with values that are on their way."""
+    """Calls `seen` before TorchScript traces or runs, or a transform of torch.func begins. These
+    take tensors without asking their class. Without it, they compute with what is on its way."""
     blind = [(kind, "__call__") for kind in (torch._C.ScriptFunction, torch.jit.ScriptModule)]
-    blind += [(torch._functorch.eager_transforms, "_grad_increment_nesting")]
+    blind += [(torch.jit, "trace"), (torch._functorch.eager_transforms, "_grad_increment_nesting")]
     for owner, name in [*blind, (torch._functorch.vmap, "_vmap_increment_nesting")]:
         original = getattr(owner, name)
 
