@@ -106,9 +106,7 @@ WAYS["on the host, every 2"] = lambda model: offloaded(1, each_layer(model, chec
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_are_those_without(kind, way):
-    """To the last bit, with dropout, and with fused attention; names stay.
-
-    Must catch: the state of the random numbers not restored for the second run, or not put back
+    """Must catch: the state of the random numbers not restored for the second run, or not put back
     after it; a parameter that gets no gradient because no argument requires one; the last group
     dropped where n does not divide the layers; a layer after the chosen ones left out; kept outputs
     handed out in another order; a view from the host with other strides, or for another one."""
@@ -134,9 +132,7 @@ def test_the_smallest_versions_on_the_page(hooks):
 
 
 def test_a_checkpointed_list_is_a_list():
-    """Copied, saved, wrapped twice, indexed; nn.Sequential runs its groups itself.
-
-    Must catch: groups put into groups by a second call; a class that cannot be saved."""
+    """Must catch: groups put into groups by a second call; a class that cannot be saved."""
     model = gpt(dropout=0.0)
     blocks = checkpoint_every(checkpoint_every(model.blocks, 2), 3)
     assert len(list(blocks)) == 2 and len(blocks) == 5 and blocks[4] is model.blocks[4]
@@ -229,9 +225,7 @@ def weighed(model):
     ],
 )
 def test_bytes_are_not_more_than_torchs(ours, theirs):
-    """Kept after forward, and at the peak; both much less than without.
-
-    Must catch: an activation of the second run that stays until the graph dies; inputs kept by a
+    """Must catch: an activation of the second run that stays until the graph dies; inputs kept by a
     closure as well; a second run that does not stop at the last activation; a kept output that
     stays after it was taken, or is copied."""
     whole = ours is not checkpoint_selective
@@ -322,10 +316,8 @@ def nest(call, calls):
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of torch's
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_nested(reentrant):
-    """Checkpoints in checkpoints run as often as torch runs them, and give the same gradients.
-
-    Must catch: inputs of inner checkpoints read in forward, which runs the outer one at once; inner
-    inputs kept although an outer checkpoint could make them again."""
+    """Must catch: inputs of inner checkpoints read in forward, which runs the outer one at once;
+    inner inputs kept although an outer checkpoint could make them again."""
     ours = checkpoint_by_function if reentrant else checkpoint
     counts, gradients = [], []
     for call in (ours, partial(torchs, use_reentrant=reentrant), lambda f, x: f(x)):
@@ -473,9 +465,7 @@ class Clamped(nn.Linear):
 
 
 def test_parameters_in_whose_use_nothing_is_wrong():
-    """A function writes its own, in each run; a parameter is an argument and the function's, too.
-
-    Must catch: writes of the second run that the next backward takes for the user's; a parameter
+    """Must catch: writes of the second run that the next backward takes for the user's; a parameter
     that came as an argument and is taken for a replaced one."""
 
     def gradients(call):

@@ -100,10 +100,7 @@ def of_all(layers, **beside):
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_the_best_of_all_combinations(alike):
-    """At every budget that changes anything, with gradients and a loss: not within some percent of
-    the best, but the best.
-
-    Must catch: a layer's backward that counts the layer twice, or layers that are done; a choice
+    """Must catch: a layer's backward that counts the layer twice, or layers that are done; a choice
     dropped because it costs more, although it keeps less; the loss left out."""
     draw = random.Random(4)
     for _ in range(4):
@@ -236,10 +233,7 @@ def peak_with(model, tokens, recomputed):
 
 
 def test_a_plan_on_our_gpt():
-    """Options from the formulas; the ledger finds the peak within a percent of what the plan says,
-    and within the budget.
-
-    Must catch: a plan whose layers are not the ones that are recomputed."""
+    """Must catch: a plan whose layers are not the ones that are recomputed."""
     config = GPTConfig(layers=6, hidden=64, heads=4, vocabulary=64, max_sequence=32)
     of = of_model(config, 8, 32, "fp32 SGD momentum")
     model, tokens = GPT(config), torch.zeros(8, 32, dtype=torch.long)

@@ -116,21 +116,17 @@ def weighed(config, policy, given):
 
 @pytest.mark.slow
 def test_kept_bytes_of_every_policy():
-    """To the byte, on steps drawn at random, every style and both element sizes.
-
-    Must catch: the batch's last checkpoint forgotten where n does not divide the layers; a second
-    copy of an input; an output of a product kept as a view of something larger; the scores kept
-    although the core is recomputed."""
+    """Must catch: the batch's last checkpoint forgotten where n does not divide the layers; a
+    second copy of an input; an output of a product kept as a view of something larger; the scores
+    kept although the core is recomputed."""
     compare_with_formulas(random.Random(5), 4)
 
 
 @pytest.mark.nightly  # the four steps above are the first of them
 def test_peak_of_every_policy():
-    """Within a percent, on more of them; and the place of the peak differs from step to step.
-
-    Must catch: a recomputed layer that stays until the next is done; kept products that are there
-    beside what was made of them; gradients of earlier layers left out; the second run's scores
-    left out."""
+    """Must catch: a recomputed layer that stays until the next is done; kept products that are
+    there beside what was made of them; gradients of earlier layers left out; the second run's
+    scores left out."""
     places = compare_with_formulas(random.Random(5), 12)
     assert len(places) >= 4
 
@@ -174,9 +170,7 @@ def test_autocast_is_refused():
     ],
 )
 def test_operations_that_are_done_twice(style):
-    """Products of a step, counted by PyTorch: forward, backward, and what a policy adds.
-
-    Must catch: the last product counted although the second run ends before it; a kept product
+    """Must catch: the last product counted although the second run ends before it; a kept product
     that is made again."""
     sizes = dict(layers=5, hidden=24, heads=4, vocabulary=31, max_sequence=8, feed_forward=50)
     config = GPTConfig(**{**sizes, **style})
@@ -224,9 +218,7 @@ def test_operations_beside_the_race():
 
 
 def test_fused_attention_is_kept_or_made_again():
-    """How often the kernel of attention runs in a step of 3 layers.
-
-    Must catch: kept attention that runs again; the core recomputed half, as if it had two
+    """Must catch: kept attention that runs again; the core recomputed half, as if it had two
     products."""
     config = GPTConfig(layers=3, hidden=16, heads=2, vocabulary=31, max_sequence=8)
 
@@ -335,9 +327,7 @@ def ledger_at_the_loss(ledger):
 @pytest.mark.ranks  # on fake ranks: seconds, not milliseconds
 @pytest.mark.parametrize("policy", [CORE, PRODUCTS, WHOLE])
 def test_kept_bytes_of_a_rank(policy):
-    """A rank of a tensor-parallel group keeps the formulas' bytes: every way, four styles.
-
-    Must catch: the whole input kept by each rank with sequence parallelism, or when it is
+    """Must catch: the whole input kept by each rank with sequence parallelism, or when it is
     partitioned; a product that is changed in place kept beside its change; scores of all heads."""
     sizes = dict(layers=3, hidden=48, heads=12, feed_forward=53, vocabulary=101, max_sequence=16)
     for number, (way, style) in enumerate((way, s) for way in (PLAIN, OWN, AGAIN) for s in STYLES):
@@ -380,11 +370,8 @@ def test_one_rank_is_one_gpu():
     [(NOTHING, 1, 8, 1), (CORE, 1, 32, 0), (PRODUCTS, 1, 8, 1), (WHOLE, 1, 8, 1), (WHOLE, 2, 8, 1)],
 )
 def test_kept_in_flight(policy, n, sequence, fused):
-    """A stage keeps the formulas' bytes of its microbatches, and within a percent those while one
-    of them is recomputed.
-
-    Must catch: an input for each layer where two share a checkpoint; the recomputed layers counted
-    for every microbatch in flight; the layer at work left out where a part of each layer is
+    """Must catch: an input for each layer where two share a checkpoint; the recomputed layers
+    counted for every microbatch in flight; the layer at work left out where a part of each layer is
     recomputed."""
     sizes = dict(layers=10, hidden=24, heads=4, vocabulary=31, max_sequence=sequence)
     config = GPTConfig(**sizes, fused_attention=bool(fused))

@@ -32,9 +32,7 @@ def test_a_long_step_is_drawn_as_high_as_it_gets():
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("blocks", [[0, 1, 2, 3, 4, 5], [13, 14, 15]], ids=str)
 def test_what_a_plan_starts_from(blocks):
-    """The bytes that the reader's function is given say the ledger's peak within a percent.
-
-    Must catch: gradients of the first microbatch left out, or counted for each block."""
+    """Must catch: gradients of the first microbatch left out, or counted for each block."""
     model = small_gpt(layers=16, hidden=64, heads=4, max_sequence=64)
     model.blocks = checkpoint_some(model.blocks, blocks)
     for _, (inputs, targets) in zip(range(2), batches(8, 64)):

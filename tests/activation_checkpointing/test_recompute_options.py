@@ -38,10 +38,8 @@ class Ran(TorchDispatchMode):
 
 
 def test_kept_operators_run_once():
-    """And run again in a second backward through the same graph, whose gradients are right.
-
-    Must catch: a product made although it was kept; a second backward that takes what is gone, or
-    the output of another call."""
+    """Must catch: a product made although it was kept; a second backward that takes what is gone,
+    or the output of another call."""
     layers, function = chain()
     x = x_of()
     y = checkpoint_selective(function, x).sum()
@@ -159,9 +157,7 @@ def test_some_layers():
 
 
 def test_modules_of_a_kind():
-    """The core of attention alone; a copy computes with its own parameters.
-
-    Must catch: names of parameters that change; a forward that is the original's in a copy."""
+    """Must catch: names of parameters that change; a forward that is the original's in a copy."""
     for kind, by in product((CoreAttention, Block), (checkpoint, checkpoint_by_function)):
         ours, plain = gpt(fused_attention=False), gpt(fused_attention=False)
         checkpoint_modules(ours, kind, by)
@@ -190,11 +186,8 @@ class NumPyCopies(Copies):
 
 
 def test_what_is_moved_and_what_stays(monkeypatch):
-    """All activations go, and each storage once; parameters stay; at the peak the device has far
-    less, and a storage more for each that is fetched ahead.
-
-    Must catch: parameters that travel as a transpose; a storage that travels for each of its views;
-    a copy on the device that stays until the graph is gone."""
+    """Must catch: parameters that travel as a transpose; a storage that travels for each of its
+    views; a copy on the device that stays until the graph is gone."""
     monkeypatch.setattr("shardlab.recompute.host_copies.Copies", NumPyCopies)
     config = GPTConfig(**{**SMALL, "dropout": 0.0, "layers": 6, "hidden": 64})
     model = GPT(config)

@@ -124,9 +124,7 @@ def test_no_number_of_an_answer_is_beside_its_box(visits):
 
 
 def test_texts_of_figures_keep_apart(visits):
-    """On a phone.
-
-    Must catch: a label of the peak in the line of the title, or longer than the figure is wide;
+    """Must catch: a label of the peak in the line of the title, or longer than the figure is wide;
     digits of 7 px in the grid of a schedule."""
     assert not lines({path: visit.collisions for path, visit in visits.items()})
 

@@ -200,9 +200,7 @@ def test_keys(card):
 
 
 def test_the_picture_has_the_number_where_it_is(card):
-    """Each format's sizes as rectangles, the number as a line: fp16's line is outside for 1e-9.
-
-    Mutations: the line at the exponent of another number; subnormal sizes left out."""
+    """Mutations: the line at the exponent of another number; subnormal sizes left out."""
 
     def places():
         return card.page.evaluate(

@@ -161,9 +161,7 @@ def phones(browser, card_pages):
 
 @pytest.mark.parametrize(("name", "of"), SHOWN)
 def test_words_keep_apart_on_a_phone(phones, name, of):
-    """At every step.
-
-    Must catch: a picture as wide as on a desktop; labels of 9 px; letters or heads that run into
+    """Must catch: a picture as wide as on a desktop; labels of 9 px; letters or heads that run into
     one another."""
     card = phones[name]
     card.choose(*of)

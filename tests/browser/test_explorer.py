@@ -458,12 +458,8 @@ EVERY_STOP = """(root, linked) => {
 
 @same
 def test_a_control_never_refuses_its_own_stops(card):
-    """Every stop of every control, from the start and from every preset, through the card's own
-    functions; what follows is what follows in Python, where tests/engines/test_show_explorers.py
-    looks at every explorer.
-
-    Must catch: a link that only one of both languages has; a follower that stays where it divides
-    nothing; the nearest divisor below in one language and above in the other."""
+    """Must catch: a link that only one of both languages has; a follower that stays where it
+    divides nothing; the nearest divisor below in one language and above in the other."""
     spec = card.spec
     linked = list(dict.fromkeys(name for link in spec.links for name in link.quantities))
     found, refused = card.root.evaluate(EVERY_STOP, linked)
@@ -489,10 +485,7 @@ def test_a_control_never_refuses_its_own_stops(card):
 
 @alike
 def test_every_control_by_keyboard_alone(card):
-    """Tab reaches each slider, box, menu, tab, group and button; a key moves each of them, and the
-    card says something else; arrows turn to another picture and go from rank to rank.
-
-    Must catch: tabindex="-1" on the boxes; a slider drawn with divs; no ArrowUp in the boxes."""
+    """Must catch: tabindex="-1" on the boxes; a slider drawn with divs; no ArrowUp in the boxes."""
     values, press = card.page.evaluate(VALUES), card.page.keyboard.press
     open_all(card.page)
     # the nearest layouts come anew with each move: every_page.py reaches them
@@ -533,9 +526,7 @@ def test_arrow_keys_in_a_box_go_to_the_next_stop(open_card):
     ],
 )
 def test_typed_values(open_card, name, quantity, text, value, shown):
-    """A typed value may lie beyond the slider's ends and between its stops.
-
-    Mutation: take the nearest stop for what was typed."""
+    """Mutation: take the nearest stop for what was typed."""
     card = open_card(name)
     card.type(quantity, text)
     assert card.box(quantity).input_value() == shown
@@ -588,10 +579,7 @@ EXACT = "from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it 
     ],
 )
 def test_a_refusal_stands_beside_its_control(open_card, name, quantity, text, sentence):
-    """One sentence, Python's; the last valid picture and sentence stay and are marked; mending it
-    takes everything back.
-
-    Mutations: draw what could not be computed; mark the control that moved; leave aria-invalid
+    """Mutations: draw what could not be computed; mark the control that moved; leave aria-invalid
     behind."""
     card = open_card(name)
     pictures, words = card.pictures, card.words
@@ -708,10 +696,7 @@ def test_menus_set_values_and_show_when_they_are_left(card):
 
 @alike
 def test_reset(card):
-    """A reset gives back every value, and the name of a preset with the same quantities as another:
-    an H100 has the memory of an A100.
-
-    Mutation: forget the menus, the presets last chosen, or the refusal."""
+    """Mutation: forget the menus, the presets last chosen, or the refusal."""
     pictures, words = card.pictures, card.words
     for menu in card.spec.menus:
         at_start = card.spec.preset(menu.kind, card.spec.begin[menu.kind])
@@ -749,10 +734,7 @@ def assert_to_scale(pairs, within=0.05):
 
 
 def test_the_bar_is_to_scale(open_card):
-    """Parts lie from zero on, one after the other; the line stands at the capacity; what is over
-    begins there.
-
-    Mutation: start the bar at the axis' margin plus one part, or draw the capacity in GiB."""
+    """Mutation: start the bar at the axis' margin plus one part, or draw the capacity in GiB."""
     card, edges = (
         open_card("does-it-fit"),
         "nodes => nodes.map(node => { const box = node.getBBox();",
@@ -777,11 +759,8 @@ def test_the_bar_is_to_scale(open_card):
 
 
 def test_the_bar_of_one_parameter_is_to_scale(open_card):
-    """Tensor by tensor in bytes, on an axis that does not jump while the recipes take 20 bytes at
-    most.
-
-    Mutations: an axis as long as the bar; ticks at every tenth of it; a line of a card that nobody
-    chose."""
+    """Mutations: an axis as long as the bar; ticks at every tenth of it; a line of a card that
+    nobody chose."""
     card = open_card("bytes-per-parameter")
     widths = {}
     for recipe in card.spec.menus[0].names:
@@ -822,11 +801,8 @@ COLUMNS = """drawing => {
     ],
 )
 def test_the_columns_of_the_timeline_are_to_scale(open_card, moves):
-    """A column for each point of the step, its parts from zero up, the highest marked, the card's
-    line at its height, and what is above the line hatched.
-
-    Mutations: parts from the top down; a column of fused attention; the hatch from zero; the last
-    column marked; a logarithmic axis."""
+    """Mutations: parts from the top down; a column of fused attention; the hatch from zero; the
+    last column marked; a logarithmic axis."""
     card, values = open_card("where-the-memory-goes"), EXPLORERS["where-the-memory-goes"].start()
     for quantity, value in moves.items():
         values = card.spec.move(values, quantity, value)
@@ -866,9 +842,7 @@ def test_a_card_far_above_is_named_and_not_drawn(open_card):
 
 
 def test_the_marker_of_time_is_logarithmic(open_card):
-    """A year's tick is where a year is; twice as long moves the marker as far everywhere.
-
-    Mutation: a linear axis."""
+    """Mutation: a linear axis."""
     card = open_card("fits-and-how-long")
     at = lambda: float(card.find(".marker[cx]").get_attribute("cx"))
     places = []
@@ -925,10 +899,7 @@ def test_a_picture_out_of_sight_is_drawn_later(open_card, comes):
 
 
 def test_the_ghost_of_the_picture_before(open_card):
-    """It appears with the first move of a drag, stays where the picture was, and goes after the
-    release.
-
-    Mutation: take the ghost anew at every step of the drag, or never take it away."""
+    """Mutation: take the ghost anew at every step of the drag, or never take it away."""
     card = open_card("does-it-fit", reduced_motion="no-preference")
     ghost, total = (
         card.find(".ghost >> nth=1"),
@@ -1108,11 +1079,8 @@ def test_a_point_whose_lines_are_refused_has_its_axis(open_card):
 
 
 def test_the_ghost_of_lines(open_card):
-    """While the hand moves, lines and point are seen as they were, on the scales of now; a line
-    that did not move has no ghost.
-
-    Mutations: the ghost of the step before; lines as pixels, which a new scale would leave behind;
-    a ghost over lines that stayed."""
+    """Mutations: the ghost of the step before; lines as pixels, which a new scale would leave
+    behind; a ghost over lines that stayed."""
     card = open_card("collective-cost", reduced_motion="no-preference")
     slide = (
         "(slider, position) => { slider.value = position; slider.dispatchEvent(new"

@@ -37,10 +37,8 @@ COMPUTED = """([formats, cases]) => cases.map(([name, first, counts, microbatche
 
 
 def test_the_page_computes_what_python_does(card):
-    """Every recorded kind under random scales in every format.
-
-    Mutations: a place counted as lost that rounds up; e4m3 with an exponent for infinities; commas
-    that begin from the front; `none become`."""
+    """Mutations: a place counted as lost that rounds up; e4m3 with an exponent for infinities;
+    commas that begin from the front; `none become`."""
     draw, cases, expected = random.Random(3), [], []
     for sizes in FOUND.values():
         for name in HISTOGRAM_FORMATS:

@@ -387,10 +387,8 @@ def numbers(chance):
 
 
 def test_printed_numbers(open_page):
-    """Every style, the numbers of refusals, and what stands in a box, on thousands of values.
-
-    Mutations: toFixed instead of toPrecision; halves up in `threeDigits`; a unit chosen from
-    the rounded value alone."""
+    """Mutations: toFixed instead of toPrecision; halves up in `threeDigits`; a unit chosen from the
+    rounded value alone."""
     values, styles, typed = (
         list(numbers(random.Random(3))),
         list(STYLES),

@@ -163,9 +163,7 @@ def bare(text):
 @pytest.mark.parametrize("scripts", [True, False])
 @pytest.mark.parametrize("path", ["chapters/collectives.html", "labs/04-collectives.html"])
 def test_what_is_folded_is_printed(browser, homes, path, scripts):
-    """The answer to a predict box, a proof, an exact form and a solution; code of a lab.
-
-    Must catch: no rule for `::details-content` in book.css, or none for an answer on paper; code
+    """Must catch: no rule for `::details-content` in book.css, or none for an answer on paper; code
     that fades in."""
     with new_context(
         browser, java_script_enabled=scripts, reduced_motion="no-preference"

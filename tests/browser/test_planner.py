@@ -148,9 +148,7 @@ def changes(found):
 
 @pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.nightly)])
 def test_the_nearest_that_fits_is_pythons(page, count):
-    """Layouts that a reader can set, experts and interleaving among them; a third on one GPU.
-
-    Must catch: a change that is not tried, or tried in another order; a layout that does not fit
+    """Must catch: a change that is not tried, or tried in another order; a layout that does not fit
     called the nearest; sequence parallelism that a degree of 2 does not take along."""
     chance, asked, wanted = random.Random(5), [], []
     while len(asked) < count:
@@ -240,11 +238,9 @@ WRONG = (
 
 
 def test_a_config_is_read_as_in_python(page, tmp_path):
-    """Every published model, and every kind of refusal in the same sentence.
-
-    Must catch: a field of one architecture read for another's; an absent field guessed; the product
-    of two fields, a position table's extra rows or a tied head forgotten; a size in a list, or
-    true, taken for a number; a field that is empty taken for one that says something."""
+    """Must catch: a field of one architecture read for another's; an absent field guessed; the
+    product of two fields, a position table's extra rows or a tied head forgotten; a size in a list,
+    or true, taken for a number; a field that is empty taken for one that says something."""
     path = tmp_path / "config.json"
     texts = [json.dumps(model["config"]) for model in PUBLISHED] + list(WRONG)
     found = ask(
@@ -278,12 +274,9 @@ def test_the_search_writes_what_python_wrote(page):
 
 
 def test_somebody_with_a_config_and_gpus(page):
-    """A pasted config.json, GPUs, a batch: a table with the error beside it; a row's click sets the
-    explorer to that layout, and nothing was asked of a network.
-
-    Must catch: knobs that the explorer does not take; another rank than the fullest; experts at the
-    speed of dense models; a refusal that leaves the table as if it answered, or has the names of
-    Python's arguments, or other batches than Python's; GPT-2's own config.json refused for the
+    """Must catch: knobs that the explorer does not take; another rank than the fullest; experts at
+    the speed of dense models; a refusal that leaves the table as if it answered, or has the names
+    of Python's arguments, or other batches than Python's; GPT-2's own config.json refused for the
     tokens that were asked before."""
     card, above = page.locator(".planner"), page.locator(f"#explorer-{NAME}")
     config = next(m["config"] for m in PUBLISHED if m["name"] == "Qwen3 30B-A3B")
@@ -333,9 +326,7 @@ def test_somebody_with_a_config_and_gpus(page):
 
 
 def test_a_button_makes_it_fit(page):
-    """The buttons go where it fits and come back where it does not.
-
-    Must catch: a button whose knobs give other bytes than it says."""
+    """Must catch: a button whose knobs give other bytes than it says."""
     above = page.locator(f"#explorer-{NAME}")
     above.locator(".explorer-reset").click()
     button = above.locator(".explorer-nearest button").first
@@ -351,10 +342,8 @@ def test_a_button_makes_it_fit(page):
 
 
 def test_ranks_light_up_who_shares_what(page):
-    """Eight ranks, 2 x 2 x 2: keys and clicks choose a rank; its stage's bar is shown.
-
-    Must catch: data-parallel ranks taken for neighbours; a group of another stage; colours without
-    letters; a click that leaves the bar of another stage."""
+    """Must catch: data-parallel ranks taken for neighbours; a group of another stage; colours
+    without letters; a click that leaves the bar of another stage."""
     above = page.locator(f"#explorer-{NAME}")
     values = f"document.getElementById('explorer-{NAME}').hands"
     degrees = "data_parallel: 2, tensor_parallel: 2, pipeline_parallel: 2"

@@ -86,9 +86,7 @@ SLIDES = """() => { const seen = [];
     ["pipelines", "where-the-time-goes", "hardware", "zero-in-time", "any-layout", "lab"],
 )
 def test_the_deck_has_every_figure(browser, book_html, page):
-    """Captions and slides are equal in number, traces and planner among them.
-
-    Must catch: a figure of another kind that the deck leaves out; a figure inside another shown
+    """Must catch: a figure of another kind that the deck leaves out; a figure inside another shown
     twice; the figures of a lab left out; a figure in a fold that stays folded."""
     path = "labs/06-zero.html" if page == "lab" else f"chapters/{page}.html"
     context = browser.new_context(viewport=DESKTOP, reduced_motion="reduce")

@@ -76,10 +76,8 @@ DATA = {
 
 @of_all
 def test_the_page_has_pythons_data(card, name):
-    """They come when they are asked for.
-
-    Must catch: the words of one number of ranks for another; all data in the page; the script of an
-    older build."""
+    """Must catch: the words of one number of ranks for another; all data in the page; the script of
+    an older build."""
     first, choice, data = DATA[name]
     assert card.page.evaluate("Object.keys(BOOK.steppers.known)") == [first]
     card.choose(*choice)
@@ -112,9 +110,7 @@ FOLLOWED = """() => Object.entries(BOOK.steppers.known).flatMap(([name, sizes]) 
 
 @of_collectives
 def test_the_page_follows_the_moves_as_python_does(card):
-    """Every collective on every number of ranks: what every rank holds after every step.
-
-    Must catch: `=` for `+=`; moves of one step seen by each other; a barrier without hearsay."""
+    """Must catch: `=` for `+=`; moves of one step seen by each other; a barrier without hearsay."""
     card.choose("scatter", 4)
     for name, n, pictures in card.page.evaluate(FOLLOWED):
         assert pictures == [
@@ -163,11 +159,7 @@ DRAWN = """() => {
     ],
 )
 def test_what_is_drawn_is_what_is_held(card, of, n):
-    """Each step is drawn as it is held: a cell for each rank and chunk, at its row and column, its
-    words, a bar for each part, what came marked, a sign for each move at its target, + where parts
-    are added.
-
-    Must catch: rows and columns exchanged; the parts before the step; every bar fresh; a sign at
+    """Must catch: rows and columns exchanged; the parts before the step; every bar fresh; a sign at
     the sender; + for =."""
     card.choose(of, n)
     shown, places, steps = COLLECTIVES[of], None, stepper_steps(of, n)
@@ -306,10 +298,7 @@ def pairs_drawn(step, rank, n, way):
     ],
 )
 def test_what_is_drawn_is_what_every_rank_has(card, name, of):
-    """At every move each chunk of each unit, or each tensor, on each rank; a collective is marked
-    where it fills cells, on all ranks, and nowhere else.
-
-    Must catch: rank r's shard at r + 1; old parameters solid; the shard of the first microbatch
+    """Must catch: rank r's shard at r + 1; old parameters solid; the shard of the first microbatch
     hidden behind whole gradients; units and columns, or rows and columns, exchanged; a term drawn
     as a whole; a mark on one rank only; the picture of the move before."""
     card.choose(*of)
@@ -375,10 +364,7 @@ KNOBS = {
 
 @of_all
 def test_knobs(card, name):
-    """Another collective, stage or way begins at its own first step; other ranks keep a valid one;
-    Reset brings back what was there.
-
-    Must catch: step 6 of 2; the first step whenever the ranks change; a stage that forgets the
+    """Must catch: step 6 of 2; the first step whenever the ranks change; a stage that forgets the
     microbatches, a way that forgets the ranks; two ways checked at once."""
     (first, number), moves = KNOBS[name]
     steps, of, before = STEPPED[name].steps, first, card.page.evaluate(VALUES)
@@ -398,11 +384,8 @@ def test_knobs(card, name):
 @of_all
 @pytest.mark.parametrize("place", [".explorer-picture", "[type=range]", "[data-to=last]"])
 def test_keys(card, name, place):
-    """Arrows step, Home and End go to the ends and no further, space is a step for who wants no
-    motion; the page does not scroll; on another control arrows turn that.
-
-    Must catch: two steps where the slider has the focus; a step beyond the last; Home left to the
-    page; arrows on the stages or numbers of ranks that step."""
+    """Must catch: two steps where the slider has the focus; a step beyond the last; Home left to
+    the page; arrows on the stages or numbers of ranks that step."""
     (first, number), _ = KNOBS[name]
     steps = STEPPED[name].steps(*first)
     card.find(place).focus()
@@ -424,9 +407,7 @@ def test_keys(card, name, place):
 
 @of_collectives
 def test_buttons_and_slider(card):
-    """At an end a button says that it does nothing, and keeps the focus.
-
-    Must catch: `disabled`, which drops the focus to the page."""
+    """Must catch: `disabled`, which drops the focus to the page."""
     steps = stepper_steps(FIRST, 4)
     for button, number in (("last", 6), ("forward", 6), ("back", 5), ("first", 0), ("forward", 1)):
         # Playwright would wait until it does something
@@ -479,10 +460,7 @@ def test_steps_are_announced_when_the_reader_rests(playing):
 
 
 def test_space_plays_to_the_end_and_stops_there(playing):
-    """The end is announced, the way is not; played again from the end it begins anew; space, or any
-    step, or the wish for no motion, stops it; a reader with that wish finds no button to play.
-
-    Must catch: play on beyond the end; an interval left running; every step announced; the wish
+    """Must catch: play on beyond the end; an interval left running; every step announced; the wish
     looked up once."""
     card, steps = playing
     status, run = card.find(".explorer-status"), card.page.clock.run_for

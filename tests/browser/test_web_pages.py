@@ -65,11 +65,8 @@ def held_page(browser, width):
     ids=["phone", "desk", "desk-all"],
 )
 def test_nothing_moves_when_scripts_draw(browser, homes, texts, width, of):
-    """Every heading, paragraph, control and picture is where it is before the scripts of the page's
-    cards have run, and as high.
-
-    Must catch: a picture without the room that bookkit/room.py keeps, on any page; a card that is a
-    table until its script comes. That no font swaps is said by
+    """Must catch: a picture without the room that bookkit/room.py keeps, on any page; a card that
+    is a table until its script comes. That no font swaps is said by
     test_pages_ask_for_the_faces_they_show, in tests/engines."""
     page = held_page(browser, width)
     pages = [path for path, text in texts.items() if of.search(text)]

@@ -256,10 +256,7 @@ def test_bad_input(wrong, sentence):
 
 
 def test_roofline():
-    """Left of the ridge time is bytes over bandwidth, right of it operations over rate, at the
-    ridge both.
-
-    Mutation: maximum for minimum; bytes over operations."""
+    """Mutation: maximum for minimum; bytes over operations."""
     card = dict(flops_per_second=312e12, memory_bytes_per_second=2.0e12)
     targets = [
         "operation_seconds",

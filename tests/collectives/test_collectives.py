@@ -188,11 +188,8 @@ def sums_in_lists():
 
 
 def test_chunks_in_lists(world):
-    """A ring over lists of pieces adds up into what arrives, leaves what was given alone, and keeps
-    nothing that it has sent.
-
-    Mutations: sums made in the pieces given; sent pieces kept, which would be all of a bucket; the
-    pieces of a chunk exchanged."""
+    """Mutations: sums made in the pieces given; sent pieces kept, which would be all of a bucket;
+    the pieces of a chunk exchanged."""
     n = world.world_size
     assert world.run(sums_in_lists) == [
         ([2 * (chunk == rank) for chunk in range(n)], True, True) for rank in range(n)

@@ -73,9 +73,7 @@ TIMES = {"nothing": 0, "once": 1}
 
 @pytest.mark.parametrize(("name", "n"), EVERY)
 def test_shares_are_the_formulas(name, n):
-    """The number of a step, and the share of the array that the rank has sent that sends most.
-
-    Mutations: count a step's messages over all ranks; shares of n - 1."""
+    """Mutations: count a step's messages over all ranks; shares of n - 1."""
     steps = stepper_steps(name, n)
     assert [step.sentence.partition(":")[0] for step in steps] == [
         f"Before step 1 of {len(steps) - 1}",

@@ -48,9 +48,7 @@ def backward(model):
 
 
 def test_a_backward():
-    """Each backward is told from beginning to end, in autograd's order.
-
-    Must catch: the end told when the next backward begins; the beginning told once for all."""
+    """Must catch: the end told when the next backward begins; the beginning told once for all."""
     model = net()
     diary = Diary(model)
     backward(model)
@@ -73,9 +71,7 @@ class Raises(torch.autograd.Function):
 
 
 def test_a_backward_that_raises():
-    """The next backward begins anew, also where nobody tidies up.
-
-    Must catch: a listener that remembers by a flag that it is in a backward."""
+    """Must catch: a listener that remembers by a flag that it is in a backward."""
     model = net()
     diary = Diary(model)
     with pytest.raises(ArithmeticError) as error:
@@ -171,10 +167,7 @@ def test_a_stop_between_an_inner_backward_and_the_rest():
 
 
 def test_the_newest_owns():
-    """The newest of two listeners is told, and nobody of one that is gone; the older knows who has
-    taken its parameters.
-
-    Must catch: both told; the first told; a listener kept alive by its parameters."""
+    """Must catch: both told; the first told; a listener kept alive by its parameters."""
     model = net()
     first = Diary(model)
     second = Diary(model[1])
@@ -191,9 +184,7 @@ def test_the_newest_owns():
 
 
 def test_a_copied_parameter():
-    """A copy has no owner, and can get one.
-
-    Must catch: owners kept in the parameter, where a copy inherits them."""
+    """Must catch: owners kept in the parameter, where a copy inherits them."""
     model = net()
     diary = Diary(model)
     twin = copy.deepcopy(model)
@@ -205,9 +196,7 @@ def test_a_copied_parameter():
 
 
 def test_for_techniques_that_act_before():
-    """The first gradient of a tensor, and the end of that backward.
-
-    Must catch: a call for each gradient and not for the first; a call when all have come; an end
+    """Must catch: a call for each gradient and not for the first; a call when all have come; an end
     that comes early."""
     model, told = net(), []
     running = []

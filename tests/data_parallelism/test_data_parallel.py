@@ -181,9 +181,7 @@ def step_of(make):
 
 @pytest.mark.parametrize("make", [plain, frozen, Twice, SmallGPT])
 def test_what_each_kind_sends(world, make):
-    """Every message and every byte is the formulas'.
-
-    Mutations: a message for each parameter where buckets are promised; buckets that carry a
+    """Mutations: a message for each parameter where buckets are promised; buckets that carry a
     parameter twice or pad; gradients sent to the server that are not its own; a rank that is
     counted in where rank 0 talks to the others."""
     n, step = world.world_size, step_of(make)
@@ -339,10 +337,7 @@ def test_a_small_last_bucket_joins_a_large_one(worlds):
 
 @pytest.mark.parametrize("bucket_bytes", [1, 8, 400, 1000, 10**9])
 def test_buckets(bucket_bytes):
-    """Each parameter once, in the given order within its dtype; closed as soon as the size is
-    reached; one dtype in each.
-
-    Mutations: closed before the size is reached; the last bucket lost; a float16 gradient in a
+    """Mutations: closed before the size is reached; the last bucket lost; a float16 gradient in a
     float32 bucket."""
     generator = torch.Generator().manual_seed(bucket_bytes)
     sizes = torch.randint(1, 200, (40,), generator=generator).tolist()

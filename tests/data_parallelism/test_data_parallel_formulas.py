@@ -22,9 +22,7 @@ def around_a_ring(ranks, nbytes):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
 def test_seconds(ranks):
-    """A message of a ring, of a tensor and of the server, step by step.
-
-    Must catch: the latency paid once; messages that travel side by side; a server that talks to
+    """Must catch: the latency paid once; messages that travel side by side; a server that talks to
     all ranks at once."""
     nbytes, tensors = 10_000_000, 60
     given = dict(
@@ -49,10 +47,7 @@ def test_seconds(ranks):
 
 
 def test_step():
-    """One rank has nothing to wait for. With overlap, a step is never longer, and saves no more
-    than backward takes.
-
-    Mutations: hidden and exposed exchanged; the update left out; efficiency upside down; a step
+    """Mutations: hidden and exposed exchanged; the update left out; efficiency upside down; a step
     without overlap that hides something."""
     given = dict(
         forward_seconds=0.1,

@@ -59,11 +59,8 @@ def random_step(draw):
 
 @pytest.mark.slow
 def test_closed_form_is_the_simulation():
-    """200 random steps: exposed time, step and communication of the formulas are those of the
-    event list that the page draws.
-
-    Must catch: the table hidden under backward; a first bucket ready at the beginning; the head's
-    message left out of the maximum; an update divided among the ranks; latency paid once."""
+    """Must catch: the table hidden under backward; a first bucket ready at the beginning; the
+    head's message left out of the maximum; an update divided among the ranks; latency paid once."""
     draw = random.Random(15)
     names = [
         "exposed_seconds",
@@ -167,10 +164,7 @@ def test_the_bucket_that_nobody_can_hide():
 
 
 def test_the_link_that_keeps_up():
-    """At the bandwidth of the formula the exposed time is that of the last layer and the tables; on
-    a link half as fast it is more.
-
-    Must catch: a whole backward taken as cover, with the head's part."""
+    """Must catch: a whole backward taken as cover, with the head's part."""
     given = {**GPT2, "latency_seconds": 0}
     name = "hiding_link_bytes_per_second"
     speed = evaluate([name], allow_unused=True, **given)[name]

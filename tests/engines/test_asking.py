@@ -53,10 +53,7 @@ def test_a_value_that_overrules_a_preset_is_refused_beside_it():
 
 
 def test_presets_are_descriptions():
-    """A preset given whole may have more than a target needs, under its kind or as quantities;
-    the rules compare what they can.
-
-    Must catch: a GPU beside a question that needs no GPU refused; gpus refused where the rule of
+    """Must catch: a GPU beside a question that needs no GPU refused; gpus refused where the rule of
     degrees compares it with what is used."""
     assert states_bytes(**GPT2, gpu="T4") == states_bytes(**quantities(**GPT2, gpu="T4"))
     assert BOOK.evaluate(["gpus_per_copy"], gpus=8, data_parallel=2, tensor_parallel=4) == dict(
@@ -114,9 +111,8 @@ def test_close_names():
 
 
 def test_an_explanation_is_the_tree_with_its_numbers(capsys):
-    """Every number in it is what evaluate() gives, and every formula, unit and source is there.
-
-    Must catch: a tree that stops, a number of another quantity, an assumption that is not named."""
+    """Must catch: a tree that stops, a number of another quantity, an assumption that is not
+    named."""
     returned = explain("spare_bytes", **GPT2, gpu="T4")
     text = capsys.readouterr().out
     wanted, _ = BOOK.resolve(["spare_bytes"], quantities(**GPT2, gpu="T4"))

@@ -68,9 +68,7 @@ def shown(html):
 
 
 def test_the_page_shows_both_whole(build):
-    """Every line of both, in order, with sign and indent; nothing else of the file.
-
-    Mutations: a decorator or the last line left out; `<` unescaped; a line that both have shown
+    """Mutations: a decorator or the last line left out; `<` unescaped; a line that both have shown
     twice; the indent lost when elements are put behind it; the two texts exchanged, or lines of one
     change shuffled; a page that does not depend on the file."""
     html, warnings = build(PAGE)
@@ -146,9 +144,7 @@ def test_broken_source():
 
 
 def test_folded(build):
-    """Lines that both have are counted, but for as many around each change as are asked for.
-
-    Mutations: lines before a change folded too; a fold of one line that swallows the next."""
+    """Mutations: lines before a change folded too; a fold of one line that swallows the next."""
     page = PAGE.replace(":to: Second", ":to: Second\n:context: 1")
     html, warnings = build(page)
     assert not warnings

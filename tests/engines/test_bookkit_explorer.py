@@ -61,9 +61,7 @@ def test_the_card_is_whole(explorer):
 
 
 def test_the_card_speaks_before_any_script(explorer):
-    """Sentence, table and equations are in the page as Python computed them.
-
-    Mutation: leave the sentence to the script."""
+    """Mutation: leave the sentence to the script."""
     text = written(explorer.name)
     shown = explorer.compute(explorer.start())
     assert f'<p class="explorer-sentence">{escape(unbroken(explorer.say(shown)))}</p>' in text
@@ -76,9 +74,8 @@ def test_the_card_speaks_before_any_script(explorer):
 
 
 def test_the_scripts_data_are_the_explorers(explorer):
-    """Every stop and preset arrives, and "Why?" knows how to print its values.
-
-    Mutations: sort the values of a preset; leave the style of what "Why?" shows to the script."""
+    """Mutations: sort the values of a preset; leave the style of what "Why?" shows to the
+    script."""
     text = written(explorer.name)
     raw = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1]
     data = json.loads(raw)
@@ -110,10 +107,8 @@ def test_nothing_in_the_data_ends_the_script():
 
 @pytest.mark.parametrize("group", sorted({formula.group for formula in BOOK.formulas.values()}))
 def test_every_symbol_of_an_equation_is_marked(group):
-    """The equation reads as everywhere else, and each quantity in it has a place for its number.
-
-    Mutation: replace symbols in the finished equation by text search (the h of h_kv would be taken
-    for h)."""
+    """Mutation: replace symbols in the finished equation by text search (the h of h_kv would be
+    taken for h)."""
     plain = lambda markup: re.sub(r"<[^>]*>", "", markup)
     for name, formula in BOOK.formulas.items():
         if formula.group == group:

@@ -137,11 +137,8 @@ def test_a_peak_is_printed_with_its_place(name, mode, right, wrong):
 
 
 def test_numbers_on_a_page(build):
-    """In text, in a table and in a heading; with the origin for the hover, and no line end before
-    the unit.
-
-    Mutation: print without escaping, or a space that breaks; an input with the number of another.
-    """
+    """Mutation: print without escaping, or a space that breaks; an input with the number of
+    another."""
     index = f"# It takes {{bytes}}`states_bytes({GPT3}) as TB`\n\n"
     index += "{number}`training_days(training_seconds=86400)`\n\n"
     index += f"| a |\n|--|\n| {{bytes}}`parameter_bytes({GPT3}) as GB` |\n"
@@ -176,11 +173,8 @@ def test_a_wrong_call_is_a_warning_with_page_and_line(build):
 
 
 def test_quantities_with_a_name(build):
-    """A page names quantities once and calls with the name; what stands in the call wins; the name
-    ends with the page.
-
-    Mutation: let the named quantities come after the keywords of the call; keep the names for the
-    next page."""
+    """Mutation: let the named quantities come after the keywords of the call; keep the names for
+    the next page."""
     small = '```{given} small\nparameters=1_000,\nrecipe="fp32 Adam"\n```\n\n'
     calls = "small", "small, parameters=2_000", "wide"
     pages, warnings = build(
@@ -245,9 +239,7 @@ def test_an_equation_with_a_number_given(build):
 
 @pytest.mark.slow
 def test_an_equation_with_its_meaning(book):
-    """Numbered, referred to, aligned when there are several, linked to the sheet.
-
-    Mutation: number every formula of a block, or link to a sheet that the book does not have."""
+    """Mutation: number every formula of a block, or link to a sheet that the book does not have."""
     page = book["equations"]
     # three blocks, three symbols on the left before meanings, five on the right
     assert page.count("<math") == 11 and page.count('<mtable displaystyle="true"') == 1
@@ -258,10 +250,7 @@ def test_an_equation_with_its_meaning(book):
 
 
 def test_symbols_on_the_right_are_explained_once(build):
-    """Symbols that the page's text or an equation above names are not said again; the others are,
-    in the order of the formula.
-
-    Must catch: the symbols on the right left out, said with every equation, or said although the
+    """Must catch: the symbols on the right left out, said with every equation, or said although the
     text names them; an equation without new symbols that says "On the right"."""
     equations = "```{equation} achieved_flops_per_second training_seconds\n```\n"
     pages, warnings = build(
@@ -303,9 +292,7 @@ def test_small_print_and_exact_forms_are_folded(build):
 
 
 def test_a_long_sum_goes_on_in_the_next_line():
-    """Broken between terms only, with the sign in front; short ones stay in one line.
-
-    Mutation: split at a plus inside brackets, or at the minus of a first term."""
+    """Mutation: split at a plus inside brackets, or at the minus of a first term."""
     first, second = r"a_\text{first}", r"+ \left(1 + b\right)\,c_\text{second and long}"
     third = r"- \begin{cases} d + e & \text{if } k > 1 \\ 0 & \text{otherwise} \end{cases}"
     last = r"+ z_\text{the last and the longest of all}"
@@ -337,9 +324,7 @@ def sheet(book):
 
 @pytest.mark.slow
 def test_the_sheet_holds_everything(sheet):
-    """Every formula with equation, meaning, unit, source and test; every quantity; every preset.
-
-    Mutation: skip a module, or the formulas that have no test yet."""
+    """Mutation: skip a module, or the formulas that have no test yet."""
     for name, formula in BOOK.formulas.items():
         begins = rf'<div class="[^"]*formula[^"]*" id="{anchor(name)}">'
         ends = r'</div>\s*(?=<div class="[^"]*formula|</section>)'
@@ -364,9 +349,7 @@ OTHERS = "---\norphan: true\n---\n# Sheet\n\n```{{formula-sheet}} {}\n```\n"
 
 @pytest.mark.slow
 def test_a_sheet_of_several_pages(build):
-    """Links lead to the page that prints a formula.
-
-    Mutation: remember only the last sheet of the book."""
+    """Mutation: remember only the last sheet of the book."""
     groups = dict.fromkeys(formula.group for formula in BOOK.formulas.values())
     rest = " ".join(group for group in groups if group != "time")
     sheet = OTHERS.format(f"given recipes models gpus links {rest}")
@@ -392,10 +375,8 @@ def test_sheets_that_forget_or_repeat_are_warnings(build):
 
 @pytest.mark.slow
 def test_the_sheets_numbers_of_recipes_and_gpus(sheet):
-    """Which recipes were compared with a run; GB that the card reports, and the same in GiB.
-
-    Mutation: say yes for all; swap the two columns; bytes of all parameters for recipes that train
-    adapters alone."""
+    """Mutation: say yes for all; swap the two columns; bytes of all parameters for recipes that
+    train adapters alone."""
 
     def cells(name):
         row = re.search(rf"<tr[^>]*><td><p>{re.escape(name)}</p></td>(.*?)</tr>", sheet, re.S)

@@ -16,11 +16,8 @@ LABS = Path(__file__).resolve().parents[2] / "labs"
 
 
 def test_a_page_leaves_predictions_to_its_reader(tmp_path):
-    """The guess is gone from the code, from the words and from both columns of the table; what was
-    measured stays, and other tables stay as they are.
-
-    Must catch: a guess that stays in one of them, or in a sentence that says what it comes from; a
-    measured number taken off, too."""
+    """Must catch: a guess that stays in one of them, or in a sentence that says what it comes from;
+    a measured number taken off, too."""
     predictions = Predictions("a lab", folder=tmp_path)
     predictions.lock("bytes", 153)
     tables = [

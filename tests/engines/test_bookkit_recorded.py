@@ -167,9 +167,7 @@ def test_a_race_shows_times_beside_what_identical_work_differs_by(build):
 
 
 def test_a_race_shows_what_a_technique_costs(build):
-    """Step time over a step without it, beside what its operations say.
-
-    Must catch: a ratio printed as a percentage of itself, the two columns exchanged."""
+    """Must catch: a ratio printed as a percentage of itself, the two columns exchanged."""
     what = dict(what="by hooks, 6 layers")
     rows = (
         Row("zero_race.step", 1.016, "ratio", dict(what, identical_low=0.8, identical_high=1.1)),

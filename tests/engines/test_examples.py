@@ -75,10 +75,8 @@ def test_hello(by_torchrun, tmp_path):
 
 @pytest.mark.parametrize("script", ["train_ddp.py", "train_fsdp2.py"])
 def test_a_run_that_goes_on(script, one_process, tmp_path):
-    """Two ranks save after two steps, and one rank goes on from there: the losses of one process.
-
-    Must catch: averages over microbatches or ranks that are sums; no_sync in the last microbatch; a
-    sampler that begins anew; optimizer states that are not loaded."""
+    """Must catch: averages over microbatches or ranks that are sums; no_sync in the last
+    microbatch; a sampler that begins anew; optimizer states that are not loaded."""
     saved = ("--save", tmp_path / "save")
     first = losses(in_forks(tmp_path, script, "--steps", 2, *saved, ranks=2))
     second = losses(in_forks(tmp_path, script, "--steps", 4, *saved))
@@ -88,9 +86,7 @@ def test_a_run_that_goes_on(script, one_process, tmp_path):
 
 @WAYS
 def test_two_nodes(by_torchrun, one_process, tmp_path):
-    """Two machines with one rank each: two torchruns meet, or ranks are told so.
-
-    Must catch: a global rank taken for the number of a GPU or of a window."""
+    """Must catch: a global rank taken for the number of a GPU or of a window."""
     script = ("train_ddp.py", "--steps", 2)
     if by_torchrun:
         with socket.socket() as free:

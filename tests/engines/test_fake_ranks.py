@@ -37,10 +37,7 @@ def on_a_real_rank(recompute):
 
 @pytest.mark.parametrize("recompute", (False, True))
 def test_a_fake_rank_is_as_full_as_a_real_one(worlds, recompute):
-    """To the byte, at rest and at the peak, which falls on the same operation; and its messages are
-    the same.
-
-    Mutation: weights whose memory the fake side does not give back."""
+    """Mutation: weights whose memory the fake side does not give back."""
     real = worlds(2).run(on_a_real_rank, recompute)[1]
     fake = rank_of_many(SMALL, 2, rank=1, recompute=recompute)
     assert fake.resting == real.resting and fake.peak == real.peak

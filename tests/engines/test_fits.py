@@ -64,11 +64,8 @@ def test_the_peak_is_the_formulas():
 
 
 def test_the_fullest_rank_of_a_pipeline():
-    """Every rank of four needs at most what is said, and one needs just that; four microbatches for
-    each stage are assumed.
-
-    Must catch: the first rank taken where the last has the head and its logits; degrees that do not
-    divide the GPUs."""
+    """Must catch: the first rank taken where the last has the head and its logits; degrees that do
+    not divide the GPUs."""
     both = dict(zero_stage=1, sequence=2048, tensor_parallel=2, pipeline_parallel=4)
     given = MEGATRON | dict(sequence_parallel=1, regather=1, data_parallel=2)
     for steps in (1, 16):
@@ -86,10 +83,8 @@ def test_the_fullest_rank_of_a_pipeline():
 
 
 def test_tensor_parallelism_across_nodes(capsys):
-    """Warned of with the formulas' number, by its type, before any rank starts: here, with none.
-
-    Must catch: silence, or a warning where all is well; the share of a node's link for that of the
-    network's; a warning in the middle of JSON."""
+    """Must catch: silence, or a warning where all is well; the share of a node's link for that of
+    the network's; a warning in the middle of JSON."""
     asked = dict(gpus=32, tensor_parallel=16, zero_stage=1, gpu="A100 SXM 80GB", sequence=2048)
     with pytest.warns(CrossesNodes) as caught:
         answer = fits("GPT-3 175B", **asked)
@@ -151,9 +146,7 @@ def test_links_of_a_gpu():
 
 
 def test_the_usual_recipe():
-    """Gradients of 4 bytes where the kernels keep four, and no bf16 on a GPU without it.
-
-    Must catch: 2-byte gradients under Megatron-LM without a word; a T4 that trains in bf16."""
+    """Must catch: 2-byte gradients under Megatron-LM without a word; a T4 that trains in bf16."""
     for gpu, kernels, recipe in (
         ("H100 SXM 80GB", "Megatron-LM with Transformer Engine", "bf16 + fp32 gradients"),
         ("H100 SXM 80GB", "PyTorch eager", "bf16 + fp32 master"),
@@ -241,10 +234,7 @@ def test_a_sequence_that_one_gpu_has_room_for():
 
 
 def test_recomputing_is_among_the_nearest():
-    """Long sequences: each layer recomputed in backward makes them fit, and the ledger is that
-    of the formula.
-
-    Must catch: recomputing that is never offered, or offered where it is asked already; a policy
+    """Must catch: recomputing that is never offered, or offered where it is asked already; a policy
     that is not handed on."""
     asked = dict(gpu="H100 SXM 80GB", gpus=64, sequence=16_384, reserve_gb=0)
     answer = fits("Llama 3 70B", **asked)

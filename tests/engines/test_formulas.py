@@ -299,10 +299,7 @@ def test_equations_keep_the_written_order():
 
 
 def test_long_equations_are_stacked():
-    """A `where` instead of `no` is one more row; long arguments of a maximum stand one under
-    the other, in the written order.
-
-    Mutation: print nested cases, or leave maximum to sympy.Max, which sorts its arguments."""
+    """Mutation: print nested cases, or leave maximum to sympy.Max, which sorts its arguments."""
     from coursekit.formulas import maximum, minimum, where
 
     registry = Registry()
@@ -359,9 +356,7 @@ def test_every_formula_prints_in_both_languages():
 
 
 def test_short_names_of_variables():
-    """Each its own, none a word of JavaScript, none the function's argument or result.
-
-    Mutation: `do` and `if`, which come after 150 names; `r`, which would be overwritten."""
+    """Mutation: `do` and `if`, which come after 150 names; `r`, which would be overwritten."""
     names = [f"name_{k}" for k in range(2000)]
     short = render._letters(names)
     assert list(short) == names
@@ -497,9 +492,8 @@ def test_degrees():
 
 
 def test_what_is_given_is_a_table():
-    """A line for each quantity, an indented one goes on; the range in words.
-
-    Must catch: `from` taken for `above`; a float that stops at 2^53; a range that nobody reads."""
+    """Must catch: `from` taken for `above`; a float that stops at 2^53; a range that nobody
+    reads."""
     registry = Registry()
     registry.given(
         r"""
@@ -520,10 +514,7 @@ wait | \tau | seconds, from 0 | a time
 
 @pytest.mark.parametrize("gpu_memory_bytes", [1, 999, 1000, 1001, 10**9])
 def test_fit(gpu_memory_bytes):
-    """The spare bytes are those of the card beyond the states, and never less than nothing; so many
-    cards hold the states that one fewer would not.
-
-    Mutation: the two of the difference swapped; gpus_to_hold_states rounded down."""
+    """Mutation: the two of the difference swapped; gpus_to_hold_states rounded down."""
     given = dict(
         parameters=250,
         gpus_per_copy=4,
@@ -540,10 +531,7 @@ def test_fit(gpu_memory_bytes):
 
 
 def test_time_is_work_over_rate():
-    """Dimensional truth by doubling: twice the tokens take twice as long, twice the GPUs half as
-    long; a day is 86,400 s.
-
-    Mutation: multiply by the utilisation instead of dividing, or divide days by 3600."""
+    """Mutation: multiply by the utilisation instead of dividing, or divide days by 3600."""
     base = dict(
         parameters=10**9, tokens=20 * 10**9, gpus=8, flops_per_second=312e12, utilisation=0.4
     )

@@ -208,9 +208,7 @@ def test_categories_at_each_phase():
 
 
 def test_who_allocated():
-    """Each activation is filed under the innermost module that made it.
-
-    Mutation: never pop the module on the way out."""
+    """Mutation: never pop the module on the way out."""
     model, optimizer, _ = training()
     with Ledger(model) as ledger:
         logits = model(torch.zeros(3, 7, dtype=torch.long))
@@ -227,10 +225,7 @@ def hooks_of(model):
 
 
 def test_a_step_that_raises_leaves_nothing_patched():
-    """The error comes out as it is; hooks, resize_ and the dispatch mode are gone; the next ledger
-    counts as the first did.
-
-    Mutation: unhook only when no error came."""
+    """Mutation: unhook only when no error came."""
     model, optimizer, step = training()
     step()
     before = hooks_of(model), torch.UntypedStorage.resize_
@@ -269,10 +264,7 @@ def test_a_model_on_two_devices_is_refused():
 
 
 def test_any_module_can_be_weighed():
-    """Not only this book's: a convolution with a buffer, an LSTM, no optimizer, a frozen parameter
-    without a gradient.
-
-    Mutation: take p.grad of every parameter as there."""
+    """Mutation: take p.grad of every parameter as there."""
     conv = torch.nn.Sequential(torch.nn.Conv1d(3, 5, 3), torch.nn.BatchNorm1d(5))
     model = torch.nn.ModuleDict(dict(conv=conv, lstm=torch.nn.LSTM(5, 7)))
     model.lstm.bias_hh_l0.requires_grad_(False)

@@ -43,9 +43,7 @@ WAYS = {"ours": Way(None, peers=("slow", "quick", "absent")), "slow": Way(None)}
 
 
 def test_what_times_say():
-    """A ratio is the median of the turns' ratios, a peer the one with the smallest median.
-
-    Must catch: the ratio of medians, which is 4/3 here; means; the ratio upside down; the slower
+    """Must catch: the ratio of medians, which is 4/3 here; means; the ratio upside down; the slower
     peer; an interval of other works than the one that ran twice; an excess called noise that the
     same code twice does not show."""
     assert median_ratio(TIMES, "ours", "quick") == 2.0
@@ -163,9 +161,7 @@ def two(worlds):
 
 
 def test_what_a_way_weighs(two):
-    """Messages are those of one step, in bytes; what the wrapping keeps is in the peak.
-
-    Must catch: messages of the whole warm-up, a model wrapped before the ledger looks, a way's
+    """Must catch: messages of the whole warm-up, a model wrapped before the ledger looks, a way's
     options left out."""
     nbytes = sum(parameter.nbytes for parameter in TINY.model().parameters())
     found = two.run(weighed, Way(sending), TINY)[0]

@@ -89,9 +89,7 @@ def test_a_bar_knows_its_card(card, found):
 
 
 def test_lines_and_columns_with_a_given_value():
-    """A line, or a column of the table, of one stage is that stage, whatever the reader's is.
-
-    Mutation: the reader's stage in all lines; one line's value in the next; the value that was
+    """Mutation: the reader's stage in all lines; one line's value in the next; the value that was
     given to a column left for the columns after it."""
     for name, quantity in (("zero", "zero_states_bytes"), ("zero-time", "zero_sent_bytes")):
         spec = EXPLORERS[name]
@@ -112,9 +110,7 @@ def test_lines_and_columns_with_a_given_value():
 
 
 def test_they_start_with_a_question(explorer):
-    """The first thing a reader sees does not fit, and says what would.
-
-    Mutation: start with a model that fits and has nothing to say."""
+    """Mutation: start with a model that fits and has nothing to say."""
     shown = explorer.compute(explorer.start())
     if "states_bytes_per_gpu" in shown:
         assert shown["fits"] == 0
@@ -190,9 +186,7 @@ def test_positions_follow_a_long_sequence():
 
 
 def test_a_switch_takes_the_one_that_it_needs_along():
-    """Gathering again needs own tokens: no setting of the two is refused.
-
-    Mutation: the follower pulled down when it moves up; a comparison of text with a number."""
+    """Mutation: the follower pulled down when it moves up; a comparison of text with a number."""
     tensor = EXPLORERS["tensor-parallel"]
     on = tensor.move(tensor.start(), "regather", 1)
     assert (on["regather"], on["sequence_parallel"]) == (1, 1)
@@ -322,9 +316,7 @@ def test_a_divisor_too_far_away_is_not_looked_for():
 
 
 def test_what_followed_comes_back_with_the_control():
-    """Moves of one control are one move; another control starts where it finds the rest.
-
-    Must catch: heads that stay at 1 because a reader who types 1600 types a 1 first; followers
+    """Must catch: heads that stay at 1 because a reader who types 1600 types a 1 first; followers
     named although nothing moved them, or after another control has moved."""
     hand = Hand(FITS, FITS.start(), FITS.chosen_at_start())
     hand.choose("model", "GPT-2 1.5B")
@@ -358,9 +350,7 @@ zero | parameters | 9007199254740991 | zero shard parameters = 9.01e+15: from 2^
 """),
 )
 def test_a_refusal_speaks_the_readers_words(name, quantity, value, said):
-    """Labels and not Python's names, values as in the boxes.
-
-    Must catch: operation_rows, gpus_per_copy; 100 digits; at most 1 where the box has 5,000%."""
+    """Must catch: operation_rows, gpus_per_copy; 100 digits; at most 1 where the box has 5,000%."""
     spec = EXPLORERS[name]
     values = {**spec.start(), **given(f"{quantity}={value}")}
     with pytest.raises(InvalidQuantity) as refused:
@@ -406,9 +396,7 @@ def test_a_refusal_is_marked_where_the_reader_can_mend_it():
 
 
 def test_the_call_computes_the_same(explorer):
-    """Copy as Python, run as Python, after random moves.
-
-    Mutation: leave out a value that is not the preset's, or name the preset before it was
+    """Mutation: leave out a value that is not the preset's, or name the preset before it was
     changed."""
     chance = random.Random(5)
     tried = 0

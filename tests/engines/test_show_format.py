@@ -40,9 +40,7 @@ from coursekit.show.tables import Table, table_by_rank
     ],
 )
 def test_three_significant_digits(value, text):
-    """Zeros stay where they are digits of a rounded number, and go where the number is exact.
-
-    Mutation: strip zeros always (79.96 -> 80), or round halves to even (1.125 -> 1.12)."""
+    """Mutation: strip zeros always (79.96 -> 80), or round halves to even (1.125 -> 1.12)."""
     assert format_number(value) == text
 
 
@@ -178,10 +176,8 @@ def test_typed_numbers(text, value):
     ],
 )
 def test_typed_units(text, style, value):
-    """A unit is taken where the quantity is printed in one, and only a unit of that style.
-
-    Mutations: 64B as 64 billion bytes; 3.4 * 1e-6, which is another float than 3.4e-6; units taken
-    everywhere."""
+    """Mutations: 64B as 64 billion bytes; 3.4 * 1e-6, which is another float than 3.4e-6; units
+    taken everywhere."""
     assert parse_number(text, style) == value
 
 
@@ -218,9 +214,7 @@ def test_a_bare_number_takes_the_unit_on_show(text, style, shown, value):
     "text", ["", *"abc . NaN Infinity 1,2 0x10 1.1.1 1e --1 \u0661\u0662".split(), "12 GB"]
 )
 def test_what_is_no_number_stays_text(text):
-    """The registry then refuses it with its own sentence.
-
-    Mutation: drop re.ASCII, and Arabic digits are taken in Python and refused on the page."""
+    """Mutation: drop re.ASCII, and Arabic digits are taken in Python and refused on the page."""
     assert parse_number(text) == text.strip()
 
 

@@ -153,10 +153,7 @@ def test_a_rank_that_hands_back_nothing():
 
 
 def test_what_torch_lets_one_say():
-    """op, async_op, a receive that is waited for, a parameter that wants a gradient: as on real
-    ranks.
-
-    Mutations: a sum where a mean or the largest was asked for; irecv that waits at once, which
+    """Mutations: a sum where a mean or the largest was asked for; irecv that waits at once, which
     deadlocks; autograd's objection to a parameter."""
 
     def work(dist):

@@ -97,10 +97,8 @@ def test_nothing_but_padding():
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_small_gradients_in_16_bits(autocast):
-    """The scale of mixed precision saves gradients that fp16 would take for zero.
-
-    Must catch: a division by the number of targets in 16 bits, before the scale; a loss in 16 bits;
-    autocast that the chunks do not hear of."""
+    """Must catch: a division by the number of targets in 16 bits, before the scale; a loss in 16
+    bits; autocast that the chunks do not hear of."""
     exact = random_model(vocabulary=19, tied_head=0)
     with torch.no_grad():
         exact.head.scores.weight.mul_(1e-4)

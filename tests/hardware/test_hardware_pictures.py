@@ -25,9 +25,7 @@ def test_each_connection_has_its_links_rate():
 
 
 def test_rounds_of_tiles():
-    """The rounds are those of tiles dealt out one at a time.
-
-    Must catch: rounds that are cut off, or a last round that is full."""
+    """Must catch: rounds that are cut off, or a last round that is full."""
     for rows, columns in ((4096, 4096), (4097, 4097), (128, 256), (128 * 108, 256)):
         product = {**pictures.TILED_PRODUCT, "rows": rows, "columns": columns}
         count = sum(

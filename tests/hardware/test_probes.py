@@ -22,10 +22,7 @@ def ping_pong():
 
 
 def test_ping_pong(worlds):
-    """Between the two ranks that were named, there and back, as often as said; every rank is told
-    the same.
-
-    Mutations: both halves in one direction; a rank between that takes part; the time of the rank
+    """Mutations: both halves in one direction; a rank between that takes part; the time of the rank
     that waits."""
     world = worlds(3)
     found = world.run(ping_pong)

@@ -30,10 +30,7 @@ def gradients_like(size=65_536):
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @pytest.mark.parametrize("block", [None, 32, 100])
 def test_cast_and_back(dtype, block):
-    """Each element is PyTorch's cast of element / scale, where the scale moves the largest of its
-    block to the format's largest; what is representable with a scale of 1 stays; shapes too.
-
-    Must catch: the scale of another block, where the block does not divide the size; a largest
+    """Must catch: the scale of another block, where the block does not divide the size; a largest
     element that overflows; a scale of zero for a block of zeros."""
     tensor = gradients_like(1000).view(8, 125)
     tensor[2] = 0
@@ -140,9 +137,7 @@ def test_gradients_of_gradients_are_refused():
 
 
 def test_the_same_as_a_scaled_product():
-    """PyTorch's own product of 8-bit factors, which adds in fp32.
-
-    Must catch: a scale that is divided where it is to be multiplied."""
+    """Must catch: a scale that is divided where it is to be multiplied."""
     torch.manual_seed(0)
     x, w = torch.randn(32, 64), torch.randn(16, 64) * 1e-3
     x8, w8 = to_float8(x, E4M3), to_float8(w, E4M3)
@@ -156,9 +151,7 @@ def test_the_same_as_a_scaled_product():
 
 
 def test_which_layers_compute_in_8_bits():
-    """All linear layers but those that are kept, and subclasses with a forward of their own.
-
-    Must catch: the head in 8 bits; a recipe that all layers share."""
+    """Must catch: the head in 8 bits; a recipe that all layers share."""
 
     class Own(nn.Linear):
         pass
@@ -174,9 +167,7 @@ def test_which_layers_compute_in_8_bits():
 
 
 def test_gradients_that_a_scale_saves():
-    """A gradient below e5m2's smallest number: zero without scales, its rounding with them.
-
-    Must catch: scales for weights and activations alone."""
+    """Must catch: scales for weights and activations alone."""
     found = []
     for scaled in (False, True):
         layer = use_float8(nn.Sequential(nn.Linear(8, 8)), Float8Recipe(scaled=scaled))

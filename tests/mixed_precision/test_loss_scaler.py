@@ -66,9 +66,7 @@ def test_events_of_grad_scaler():
 
 
 def test_a_step_overflows_on_one_of_two_optimizers():
-    """The other one steps, and the common scale halves, as GradScaler has it.
-
-    Must catch: one flag for both; the overflow of the first forgotten."""
+    """Must catch: one flag for both; the overflow of the first forgotten."""
     found = []
     for scaler in two_scalers(init_scale=2.0**10):
         pairs = [weight_and_optimizer() for _ in range(2)]
@@ -83,9 +81,7 @@ def test_a_step_overflows_on_one_of_two_optimizers():
 
 
 def test_states_are_grad_scalers():
-    """Each continues the other's run.
-
-    Must catch: a name of its own in the state; the count of good steps not restored."""
+    """Must catch: a name of its own in the state; the count of good steps not restored."""
     theirs, ours = two_scalers(growth_interval=3)
     later, again = two_scalers(growth_interval=7)
     weight, optimizer = weight_and_optimizer()
@@ -100,9 +96,7 @@ def test_states_are_grad_scalers():
 
 
 def test_order_of_calls():
-    """Each call that comes twice, too early or too late is refused, as GradScaler refuses it.
-
-    Must catch: gradients divided by the scale twice, in silence."""
+    """Must catch: gradients divided by the scale twice, in silence."""
     wrong = {
         "unscale twice": lambda s, o: (s.unscale_(o), s.unscale_(o)),
         "unscale after step": lambda s, o: (s.step(o), s.unscale_(o)),
@@ -156,9 +150,7 @@ def test_a_floor():
 
 
 def test_a_static_scale():
-    """Factors of 1: it skips an overflow, and stays.
-
-    Must catch: factors of 1 refused; a static scale that steps with infinities."""
+    """Must catch: factors of 1 refused; a static scale that steps with infinities."""
     scaler = LossScaler(2.0**8, growth_factor=1.0, backoff_factor=1.0, growth_interval=1)
     weight, optimizer = weight_and_optimizer()
     for value in (math.nan, 2.0**8, 2.0**8):
@@ -231,9 +223,7 @@ def test_what_is_refused():
 
 
 def test_bf16_gradients_pass():
-    """Gradients in bf16 pass, as in GradScaler: bf16 has the range for them.
-
-    Must catch: all 16-bit gradients refused."""
+    """Must catch: all 16-bit gradients refused."""
     found = []
     for scaler in two_scalers(init_scale=2.0**4):
         weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))

@@ -49,9 +49,7 @@ def loss_of(model, x, dtype=None):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_smallest_versions_train_as_the_core(dtype):
-    """To the last bit, while no gradient overflows and each step has one microbatch.
-
-    Must catch: gradients divided by the scale in 16 bits; a copy that is not written back."""
+    """Must catch: gradients divided by the scale in 16 bits; a copy that is not written back."""
     ended = []
     for masters, scaler in (
         (SmallestMasters, SmallestScaler(2.0**8)),
@@ -74,10 +72,7 @@ def test_the_smallest_versions_train_as_the_core(dtype):
 @pytest.mark.parametrize("of", OPTIMIZERS)
 @pytest.mark.parametrize("at_once_bytes", [1, 200, 1 << 20])
 def test_parity_with_copies_by_hand(dtype, of, at_once_bytes):
-    """An optimizer of fp32 copies, gradients cast and weights rounded by hand: the same bits, for
-    however many parameters at a time, one of them frozen and one tied.
-
-    Must catch: states of the first pile that are updated once for each pile; an update of the
+    """Must catch: states of the first pile that are updated once for each pile; an update of the
     rounded weight instead of the master; a master made of a weight that has changed."""
     ours, theirs = net_of(dtype), net_of(dtype)
     for model in (ours, theirs):
@@ -170,10 +165,7 @@ def test_gradients_of_a_gpt(dtype):
 
 
 def test_a_parameter_that_was_written_to():
-    """A checkpoint is loaded into the model after the optimizer was made: the master follows where
-    the weight differs, and keeps its low bits where it does not.
-
-    Must catch: the loaded weights overwritten by the old masters, in silence."""
+    """Must catch: the loaded weights overwritten by the old masters, in silence."""
     weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
     optimizer = MasterWeights([weight], torch.optim.SGD, lr=2.0**-12)
     weight.grad = -torch.ones_like(weight)
@@ -223,9 +215,7 @@ class Counting(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("of", (Counting, torch.optim.NAdam), ids=lambda of: of.__name__)
 def test_a_step_is_counted_once(of):
-    """In a group or beside each parameter; hooks of all optimizers hear of no other step.
-
-    Must catch: a step that is counted once a pile; a trial that is heard of."""
+    """Must catch: a step that is counted once a pile; a trial that is heard of."""
     heard = []
     handle = register_optimizer_step_post_hook(lambda *_: heard.append(1))
     plain = [nn.Parameter(torch.ones(4)) for _ in range(6)]
@@ -246,9 +236,7 @@ def test_a_step_is_counted_once(of):
 
 
 def test_gradients_that_come_late():
-    """Two microbatches are taken and the last one is not; then gradients are set to zero, not None.
-
-    Must catch: a gradient that is left out because its master has one, or zeros, already."""
+    """Must catch: a gradient that is left out because its master has one, or zeros, already."""
     weight = nn.Parameter(torch.zeros((), dtype=torch.bfloat16))
     optimizer = MasterWeights([weight], torch.optim.SGD, lr=1.0)
     for step in (1, 2):
@@ -266,10 +254,7 @@ def test_gradients_that_come_late():
 
 
 def test_a_run_that_is_continued():
-    """State to a file and back into a model that began otherwise: the following steps are the same
-    bits.
-
-    Must catch: masters begun anew from rounded weights; moments lost."""
+    """Must catch: masters begun anew from rounded weights; moments lost."""
     runs = []
     for stop in (None, 3):
         model = net_of(torch.bfloat16)
@@ -292,10 +277,8 @@ def test_a_run_that_is_continued():
 
 
 def test_groups_schedulers_and_closures():
-    """Parameter groups with settings of their own, a scheduler, a closure, a group that is added.
-
-    Must catch: param_groups of the parameters, whose learning rates nobody reads; a closure that is
-    evaluated without gradients."""
+    """Must catch: param_groups of the parameters, whose learning rates nobody reads; a closure that
+    is evaluated without gradients."""
     model = net_of(torch.bfloat16)
     groups = [dict(params=[model[0].weight], lr=0.5), dict(params=[("late", model[2].weight)])]
     with pytest.raises(ValueError):  # names for all of a torch optimizer's groups, or for none
@@ -393,10 +376,7 @@ def one_step(recipe):
     ],
 )
 def test_state_bytes(recipe):
-    """The storages of parameters, gradients and optimizer states after a step, to the byte, without
-    step counters.
-
-    Must catch: 16-bit gradients that stay beside the fp32 ones, or fp32 ones that stay after an
+    """Must catch: 16-bit gradients that stay beside the fp32 ones, or fp32 ones that stay after an
     update; a master of a parameter that has none; moments that stay in fp32."""
     model, optimizer = one_step(recipe)
     parameters = list(model.parameters())
@@ -538,11 +518,8 @@ def test_few_piles_on_a_gpu():
 
 
 def test_consumed_gradients_are_gone():
-    """A step that consumes the gradients: each 16-bit gradient goes when the fp32 one is there, and
-    the pile of the largest tensor comes last. A step that overflows leaves them all.
-
-    Must catch: gradients kept to the end of the step; the largest tensor updated first; gradients
-    consumed by a step that was skipped."""
+    """Must catch: gradients kept to the end of the step; the largest tensor updated first;
+    gradients consumed by a step that was skipped."""
     layers = [nn.Linear(16, 16, bias=False) for _ in range(16)]
     model = nn.Sequential(nn.Embedding(64, 16), *layers).half()
     elements = sum(p.numel() for p in model.parameters())
@@ -598,9 +575,7 @@ def test_stochastic_rounding_is_one_of_two_neighbours():
 
 
 def test_stochastic_rounding_moves_what_nearest_loses():
-    """100 updates of a sixteenth of a spacing on 4,096 weights: their mean moves by the sum.
-
-    Must catch: rounding to nearest; a master that stays between updates."""
+    """Must catch: rounding to nearest; a master that stays between updates."""
     weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
     update = 2.0**-7 / 16
     optimizer = StochasticRounding(

@@ -35,11 +35,8 @@ def value_of(name, **given):
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if name != "fp32"])
 def test_every_pattern(name):
-    """Each pattern decodes to PyTorch's number, encoding gives the pattern back, and the formulas'
-    ends of the range are those of the finite ones and of torch.finfo.
-
-    Must catch: a bias of 2^(e-1); subnormal numbers with a 1 before their fraction; an e4m3 whose
-    top exponent is kept for infinities; the largest number without its fraction."""
+    """Must catch: a bias of 2^(e-1); subnormal numbers with a 1 before their fraction; an e4m3
+    whose top exponent is kept for infinities; the largest number without its fraction."""
     torch_values = patterns_of(DTYPES[name]).float()
     ours = number_format(name)
     for pattern, value in enumerate(torch_values.tolist()):
@@ -88,10 +85,8 @@ def neighbours(value):
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if name != "fp32"])
 def test_thresholds(name):
-    """A cast from fp32 just below, at and just above the thresholds.
-
-    Must catch: the smallest number taken for the threshold, whose half still rounds up to it; a tie
-    taken for an overflow in e4m3."""
+    """Must catch: the smallest number taken for the threshold, whose half still rounds up to it; a
+    tie taken for an overflow in e4m3."""
     dtype = DTYPES[name]
     low = value_of("underflow_threshold", number_format=name)
     assert [v.to(dtype).item() > 0 for v in neighbours(low)] == [False, False, True]
@@ -108,11 +103,8 @@ def test_thresholds(name):
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("exponent", [-20, -7, 0, 3])
 def test_spacing_and_lost_updates(name, exponent):
-    """Every number of one exponent has the spacing to the next, and an update below half of it
-    leaves each of them as it is.
-
-    Must catch: the spacing of the exponent above; half a spacing lost twice; the spacing below the
-    normal numbers going on shrinking."""
+    """Must catch: the spacing of the exponent above; half a spacing lost twice; the spacing below
+    the normal numbers going on shrinking."""
     dtype = DTYPES[name]
     given = dict(number_format=name, value_exponent=exponent)
     gap = value_of("number_spacing", **given)
@@ -131,9 +123,7 @@ def test_spacing_and_lost_updates(name, exponent):
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("loss_scale, k", [(1, 1), (1, 64), (2.0**10, 64), (2.0**16, 2048)])
 def test_loss_scale_of_a_backward(name, loss_scale, k):
-    """A backward in 16 bits: a gradient becomes zero, or infinite, where the formulas say.
-
-    Must catch: k dividing instead of multiplying; the scale on the wrong side; the tie taken for
+    """Must catch: k dividing instead of multiplying; the scale on the wrong side; the tie taken for
     a survivor."""
     dtype = DTYPES[name]
     given = dict(number_format=name, loss_scale=loss_scale, accumulation_steps=k)
@@ -208,9 +198,7 @@ def test_noise_of_stochastic_rounding(update):
 
 
 def test_bytes_with_a_scale_per_block():
-    """The storages of a tensor that is packed in blocks, for sizes that the block divides or not.
-
-    Must catch: floor instead of ceil."""
+    """Must catch: floor instead of ceil."""
     for elements in (1, 255, 256, 257, 1000):
         for block in (32, 256):
             packed = to_float8(torch.randn(elements), torch.float8_e4m3fn, block=block)
@@ -243,10 +231,7 @@ def test_bytes_of_mx_and_nvfp4():
 
 
 def test_cache_of_autocast():
-    """Without gradients, what is alive after a forward is what the cache holds; it goes when the
-    context ends.
-
-    Must catch: fp32 copies counted; biases forgotten; the input's copy counted."""
+    """Must catch: fp32 copies counted; biases forgotten; the input's copy counted."""
     model = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 7))
     x = torch.randn(3, 24)
     parameters = sum(parameter.numel() for parameter in model.parameters())

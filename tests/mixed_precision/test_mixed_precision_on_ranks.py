@@ -381,9 +381,7 @@ def eight_bits_after(how):
 
 
 def test_8_bits_after_a_cut(eight):
-    """A layer that would go on as before is refused; stage 3 around a layer changes nothing.
-
-    Must catch: layers that print as Float8Linear and compute in 32 bits; parts that are left as
+    """Must catch: layers that print as Float8Linear and compute in 32 bits; parts that are left as
     they are without a word; a refusal of a layer inside of a unit."""
     assert "embedding" not in (said := eight.run(eight_bits_after, "tensor parallelism")[0])
     assert said.startswith("blocks.0.attention.qkv is a part of tensor parallelism"), said

@@ -73,9 +73,7 @@ def test_tf32_is_a_setting_of_a_step():
 
 
 def test_a_context_for_each_forward():
-    """Each forward casts the weight anew, so an update is seen.
-
-    Must catch: one autocast context that is made once and entered for all steps."""
+    """Must catch: one autocast context that is made once and entered for all steps."""
     layer = nn.Linear(1, 1, bias=False)
     seen = []
     for value in (1.0, 2.0, 3.0):
@@ -135,10 +133,7 @@ def test_a_device_that_cannot_run_a_policy(monkeypatch):
 
 
 def test_probes_ask_the_device(monkeypatch):
-    """A product that raises or is wrong is a refusal; a CPU has units for a type if its products
-    are faster than fp32's.
-
-    Must catch: a capability read from a list of names; a slow type taken for a fast one."""
+    """Must catch: a capability read from a list of names; a slow type taken for a fast one."""
     assert policies.refusal(torch.bfloat16, CPU) == "" == policies.refusal(torch.float16, CPU)
     with monkeypatch.context() as patch:
         error = RuntimeError('"addmm" not implemented for this type\nand more')

@@ -180,9 +180,7 @@ def test_the_loss_is_too_large_for_fp16():
 
 
 def test_a_loop_inside_one_autocast_computes_with_old_weights():
-    """The page's trap: outputs stay while the weight moves.
-
-    Must catch: a version of PyTorch whose cache hears of updates: then the page is wrong."""
+    """Must catch: a version of PyTorch whose cache hears of updates: then the page is wrong."""
     weights, outputs = outputs_of_a_loop(context_around_loop=True)
     assert weights == [1, 0, -1, -2] and outputs == [1, 1, 1, 1]
     weights, outputs = outputs_of_a_loop(context_around_loop=False)

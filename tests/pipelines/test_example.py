@@ -16,9 +16,7 @@ def lines(ranks, folder):
 
 @pytest.mark.ranks
 def test_as_many_ranks_as_you_like(tmp_path):
-    """On 1, 2 and 4 ranks the same losses, digit for digit, and they fall.
-
-    Must catch: a gradient that does not cross a cut; a loss that is not divided by the number of
+    """Must catch: a gradient that does not cross a cut; a loss that is not divided by the number of
     microbatches; a stage that is left out."""
     alone = lines(1, tmp_path)
     assert lines(2, tmp_path) == lines(4, tmp_path) == alone

@@ -52,11 +52,7 @@ TIMES = [(1, 1, 1), (2, 3, 2), *at_night(((3, 2, 1),), ((5, 6, 4),))]
 
 @pytest.mark.parametrize("times", TIMES, ids=str)
 def test_idle_time_is_what_is_simulated(times):
-    """Every rank is idle as long as is simulated, in the step and between its own first and last
-    action, with both shares; the zero-bubble schedules where they have the microbatches that they
-    need.
-
-    Must catch: (p - 1)(F + B) for H1; v forgotten; W taken off H1 twice; p ranks for p - 1; one
+    """Must catch: (p - 1)(F + B) for H1; v forgotten; W taken off H1 twice; p ranks for p - 1; one
     share for the other; a last rank that is idle between its own actions."""
     least = {"zero-bubble H1": lambda p: p, "zero-bubble H2": lambda p: 2 * p - 1}
     for name, p, m, v in cases():
@@ -97,11 +93,8 @@ def test_the_slowest_rank_sets_the_pace():
 
 @pytest.mark.parametrize("transfer", [Fraction(1, 7), Fraction(1, 2), 1], ids=str)
 def test_transfer_time_is_what_is_simulated(transfer):
-    """A step is longer by the formula's time if messages take time, up to that of a stage's
-    forward.
-
-    Must catch: 1F1B as fast as GPipe, or waiting in every pair; an eager warm-up that waits; hops
-    between stages of one rank that are paid; a way there without the way back."""
+    """Must catch: 1F1B as fast as GPipe, or waiting in every pair; an eager warm-up that waits;
+    hops between stages of one rank that are paid; a way there without the way back."""
     for name, p, m, v in cases():
         if name.startswith("zero-bubble"):
             continue
@@ -114,9 +107,7 @@ def test_transfer_time_is_what_is_simulated(transfer):
 
 
 def test_in_flight_is_what_the_lists_hold():
-    """On every rank of every schedule; that the executor holds as many is in test_pipeline.py.
-
-    Must catch: p - r - 1 or p - r + 1 for 1F1B; zero-bubble that holds less on later ranks; a
+    """Must catch: p - r - 1 or p - r + 1 for 1F1B; zero-bubble that holds less on later ranks; a
     warm-up of more microbatches than there are."""
     for name, p, m, v in cases():
         found = [

@@ -275,9 +275,7 @@ def test_one_forward_too_few_costs_time_and_one_too_many_memory():
 
 
 def test_a_slow_stage_sets_the_pace():
-    """One stage 1.3 times as long: each microbatch of the steady state takes that long.
-
-    Must catch: costs of one stage given to another; an average over the stages."""
+    """Must catch: costs of one stage given to another; an average over the stages."""
     for stage in range(4):
         factor = [13 if s == stage else 10 for s in range(4)]
         timeline = simulate(one_f_one_b(4, 16), Costs(factor, factor, factor))

@@ -65,9 +65,7 @@ def gradients(split, microbatches=3, **options):
 @pytest.mark.parametrize("recompute", (False, True))
 @pytest.mark.parametrize("biases", (1, 0))
 def test_the_same_bits(recompute, biases):
-    """Three microbatches give the same bits, with and without activation checkpointing.
-
-    Must catch: W that writes .grad of a saved tensor instead of the parameter's, under
+    """Must catch: W that writes .grad of a saved tensor instead of the parameter's, under
     checkpointing; a weight that is used twice, whose sums have another order; a bias left out; the
     gradient of a frozen layer's input left out."""
     options = dict(recompute=recompute, biases=biases, gated_mlp=1 - biases)
@@ -175,11 +173,8 @@ def parts_on_ranks(way):
 
 @pytest.mark.parametrize("way", ("tensor", "sequence"))
 def test_parts_of_layers_in_two_halves(worlds, way):
-    """A rank's parts of a gated GPT with a tied head, two microbatches: the undivided backward's
-    bits, and nothing that a column or row layer's W makes is there before.
-
-    Must catch: parts whose whole backward is done in I; the bias of a row layer left out; a part of
-    a tied weight whose other gradient is overwritten; own tokens taken for all."""
+    """Must catch: parts whose whole backward is done in I; the bias of a row layer left out; a part
+    of a tied weight whose other gradient is overwritten; own tokens taken for all."""
     for whole, halves, products, early in worlds(2).run(parts_on_ranks, way):
         # the table's gradient is in I
         assert products == 2 * (5 + 3) + 1 and early == ["head.scores"]
@@ -202,11 +197,8 @@ def test_evaluation_puts_nothing_off():
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_weights_that_cannot_wait():
-    """A weight and a bias with hooks on their gradients, a frozen bias, and a weight that is
-    computed from two others.
-
-    Must catch: a hook that finds no gradient, or is not called; a gradient of what is frozen; the
-    product added to .grad of a tensor that is computed, so that the two others have none."""
+    """Must catch: a hook that finds no gradient, or is not called; a gradient of what is frozen;
+    the product added to .grad of a tensor that is computed, so that the two others have none."""
 
     def trained(split):
         torch.manual_seed(0)
@@ -227,9 +219,7 @@ def test_weights_that_cannot_wait():
 
 
 def test_autocast():
-    """16-bit products, fp32 parameters: the gradients that autocast gives the undivided layer.
-
-    Must catch: a product of fp32 with bf16, which raises; a bf16 gradient of an fp32 weight."""
+    """Must catch: a product of fp32 with bf16, which raises; a bf16 gradient of an fp32 weight."""
 
     def trained(split):
         torch.manual_seed(0)

@@ -50,9 +50,7 @@ def resume_from(folder):
 
 
 def test_another_run_saves(two, tmp_path):
-    """A lock on the folder, as another run holds it while it saves.
-
-    Must catch: no lock: the two saves would clear away each other's files."""
+    """Must catch: no lock: the two saves would clear away each other's files."""
     handle = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     sentence = (
@@ -66,9 +64,7 @@ def test_another_run_saves(two, tmp_path):
 
 
 def test_what_is_the_readers_stays(two, tmp_path):
-    """Links, files, folders with other things in them: neither removed nor in the way of saves.
-
-    Must catch: a partial folder taken by its name alone; a link followed, or refused by rmtree
+    """Must catch: a partial folder taken by its name alone; a link followed, or refused by rmtree
     forever; an empty folder counted as a save when old ones are removed; digits of other scripts
     taken for a step."""
     (tmp_path / "elsewhere").mkdir()

@@ -189,9 +189,7 @@ def two_halves(stage, folder, begin):
 
 @pytest.mark.parametrize("stage", (1, 3))
 def test_groups_of_ranks(stage, worlds, tmp_path):
-    """A model that half of the ranks share is cut among these.
-
-    Mutation: shards cut by the world instead of the group that the model or the optimizer
+    """Mutation: shards cut by the world instead of the group that the model or the optimizer
     has."""
     saved, resumed = (worlds(4).run(two_halves, stage, str(tmp_path), begin) for begin in (0, 9))
     for before, after in zip(saved, resumed):

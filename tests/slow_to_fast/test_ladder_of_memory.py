@@ -68,11 +68,8 @@ def by_formula(config, ranks):
 
 
 def test_every_rung_to_the_byte(alone):
-    """Six rungs of the lab's model on a CPU, the last one on one of 4 ranks: every rung frees
-    bytes, and ledger and formula are equal.
-
-    Must catch: a rung that changes what the formulas do not; fp32 gradients of masters forgotten;
-    step counters of stage 3 counted by units."""
+    """Must catch: a rung that changes what the formulas do not; fp32 gradients of masters
+    forgotten; step counters of stage 3 counted by units."""
     wanted = by_formula(SMALL, 4)
     with fake_ranks(4):
         found = {rung: peak_of(SMALL, rung) for rung in MEMORY_RUNGS}

@@ -112,10 +112,7 @@ def test_the_committed_figures_are_what_the_tool_draws(tool, figures):
 
 
 def test_weights_are_those_of_a_rank(tool, figures):
-    """The shapes in the picture are those that apply_tensor_parallel cuts, of a model of these
-    sizes on the meta device.
-
-    Must catch: rows where columns belong; a part of one matrix of queries, keys and values."""
+    """Must catch: rows where columns belong; a part of one matrix of queries, keys and values."""
     import torch
 
     from ranklab.measure.fake_ranks import fake_ranks
@@ -136,9 +133,7 @@ def test_weights_are_those_of_a_rank(tool, figures):
 
 
 def test_what_is_sent_is_the_formulas(tool, figures):
-    """Both blocks together send what a layer sends.
-
-    Must catch: an all-reduce as one pass of the ring."""
+    """Must catch: an all-reduce as one pass of the ring."""
     name = "tensor_layer_forward_sent_bytes"
     sent = evaluate([name], allow_unused=True, **tool.GIVEN)[name] // 2
     for figure in figures.values():

@@ -73,10 +73,7 @@ def run_block(way, t):
 @pytest.mark.ranks
 @pytest.mark.parametrize(("way", "t"), EVERY)
 def test_the_moves_are_what_the_code_does(way, t):
-    """The collectives of the block in their order, and what a rank has of each tensor outside of
-    the collectives.
-
-    Must catch: enter before the norm; an all-gather after the product; a norm of all tokens."""
+    """Must catch: enter before the norm; an all-gather after the product; a norm of all tokens."""
     messages, shapes = run_block(way, t)
     moves = [step.move for step in pair_steps(way, t)[1:]]
     wanted = [move.collective for move in moves if move.sends]
@@ -97,10 +94,7 @@ def test_the_moves_are_what_the_code_does(way, t):
 
 @pytest.mark.parametrize(("way", "t"), EVERY)
 def test_what_is_kept_and_sent_is_the_formulas(way, t):
-    """Forward keeps the formulas' tensors for backward, without the statistics of the norm, and a
-    rank sends the formulas' tensors for half a layer; in tensors of all tokens.
-
-    Must catch: the gathered n kept although it is gathered again; an all-reduce sent once."""
+    """Must catch: the gathered n kept although it is gathered again; an all-reduce sent once."""
     given = dict(
         layers=1,
         hidden=64,

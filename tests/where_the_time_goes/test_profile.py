@@ -95,9 +95,7 @@ def test_options_behind_the_script_are_the_scripts(tmp_path, capsys):
 
 
 def test_a_step_without_the_profiler_has_its_share_of_a_slow_batch():
-    """Two workers bring two batches at once, so every other step waits for a loader.
-
-    Must catch: a median, which is that of the steps that did not wait."""
+    """Must catch: a median, which is that of the steps that did not wait."""
     budget = StepBudget()
     budget.plain = [(1, 1), (31, 1), (1, 1), (31, 1), (1, 1)]
     assert budget.seconds == 13 and budget.cpu_seconds_of_step == 1
@@ -150,10 +148,8 @@ def event(cat, name, ts, dur, tid=1, pid=0, **args):
 
 
 def test_a_gpu_is_taken_apart_by_its_kernels():
-    """Two kernels, a message that half of one hides, a copy, and a wait of the host.
-
-    Must catch: inner operators kept; a kernel that is launched outside of the step; a message under
-    a kernel counted as exposed; operators of the host counted as computing."""
+    """Must catch: inner operators kept; a kernel that is launched outside of the step; a message
+    under a kernel counted as exposed; operators of the host counted as computing."""
     events = [
         event("cpu_op", "aten::linear", 0, 20),
         event("cpu_op", "aten::addmm", 2, 10),

@@ -61,9 +61,7 @@ def test_each_kind_of_wait_has_its_line():
     "mode", [dict(foreach=False), dict(foreach=True), dict(fused=True)], ids=str
 )
 def test_counters_of_an_optimizer_stay_on_the_host(mode):
-    """The loop of AdamW reads a counter for each tensor: on a GPU it is on the host.
-
-    Must catch: 28 waits for 28 tensors; a real wait of an optimizer, left out with them."""
+    """Must catch: 28 waits for 28 tensors; a real wait of an optimizer, left out with them."""
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters(), **mode)
 

@@ -34,9 +34,7 @@ ASKED = dict(gpu="H100 SXM 80GB", gpus=16, batch=64, sequence=4096)
     ],
 )
 def test_many_are_what_each_is(model, contexts, each):
-    """Arrays give the bytes, the seconds and the refusals that numbers give.
-
-    Must catch: a function of the subset that is another on arrays; a rule that is not asked; the
+    """Must catch: a function of the subset that is another on arrays; a rule that is not asked; the
     first rank's bytes for the fullest rank's; the whole sequence on each rank that shares it; the
     reserve of whole sequences for shared ones."""
     found = plan(model, **ASKED)
@@ -66,10 +64,8 @@ def test_illegal_places_are_refused_one_by_one():
 
 
 def test_the_best_is_the_best_that_is_legal_and_fits():
-    """Every layout that a loop finds legal, asked one by one.
-
-    Must catch: a degree that is never tried; the fastest of all instead of those that fit; two of
-    the five with the same degrees; parts that do not add up to the step."""
+    """Must catch: a degree that is never tried; the fastest of all instead of those that fit; two
+    of the five with the same degrees; parts that do not add up to the step."""
     kept = dict(recompute_policy=0, sequence_parallel=(0, 1), zero_stage=(0, 1), stages_per_rank=1)
     asked_for = {**ASKED, "batch": 16}
     found = plan("Llama 3 8B", **asked_for, **kept, shorter_ends=0, microbatch=1)
@@ -354,10 +350,8 @@ def test_commands_of_the_page_ask_what_the_cards_ask(capsys):
 
 
 def test_the_explorer_has_the_planners_bytes_and_seconds():
-    """On every GPU of the menu.
-
-    Must catch: a bandwidth of a datasheet in the page, where the planner takes a share of it; links
-    or a speed of another GPU; a rank that fits in the page alone."""
+    """Must catch: a bandwidth of a datasheet in the page, where the planner takes a share of it;
+    links or a speed of another GPU; a rank that fits in the page alone."""
     card = EXPLORERS["rank-of-any-layout"]
     for gpu in GPUS:
         shown = card.compute(card.choose(card.start(), "gpu", gpu))
@@ -381,9 +375,7 @@ def test_the_explorer_has_the_planners_bytes_and_seconds():
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_pipeline_reduces_once(stage):
-    """Gradients are reduced once in a step of a pipeline, in the explorer as in the planner.
-
-    Must catch: messages for each microbatch in one of them."""
+    """Must catch: messages for each microbatch in one of them."""
     card = EXPLORERS["rank-of-any-layout"]
     for p, times in ((1, 16), (2, 1)):
         knobs = dict(pipeline_parallel=p, zero_stage=stage)

@@ -47,10 +47,7 @@ def weigh(model, optimizer):
 
 
 def test_moments_one_by_one():
-    """Adam keeps two tensors of each parameter's size and momentum one: the first, and what comes
-    after it, read off a real step.
-
-    Mutations: the second moment counted for momentum too; both moments in the first."""
+    """Mutations: the second moment counted for momentum too; both moments in the first."""
     for name, moments in (
         ("fp32 Adam", ["exp_avg", "exp_avg_sq"]),
         ("bf16, no master", ["exp_avg", "exp_avg_sq"]),
@@ -80,10 +77,7 @@ VERIFIED = [
 
 
 def test_states_of_a_training_run():
-    """Every recipe that is marked verified, to the byte, after a real step of a model with odd
-    sizes and grouped keys.
-
-    Mutations: momentum counted as two moments; step counters of SGD not zero; gradients of the
+    """Mutations: momentum counted as two moments; step counters of SGD not zero; gradients of the
     autocast recipe taken as 16-bit."""
     assert VERIFIED == ["fp32 Adam", "autocast Adam", "fp32 SGD momentum", "bf16, no master"]
     assert all(recipe.verified for recipe in RECIPES.values())
@@ -98,11 +92,7 @@ def test_states_of_a_training_run():
 
 @pytest.mark.parametrize("gpus_per_copy", [1, 2, 3, 7])
 def test_share_of_one_gpu(gpus_per_copy):
-    """The flat states of a real model, dealt out as evenly as torch can: the fullest share is what
-    the formula says.
-
-    Mutation: floor instead of ceil in parameters_per_gpu (an element would belong to
-    nobody)."""
+    """Mutation: floor instead of ceil in parameters_per_gpu (an element would belong to nobody)."""
     model, optimizer = train_one_step("fp32 Adam")
     moments = [
         [optimizer.state[p][name].flatten() for p in model.parameters()]

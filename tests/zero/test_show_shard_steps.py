@@ -29,11 +29,8 @@ EVERY = [
 
 @pytest.mark.parametrize(("stage", "ranks", "microbatches"), EVERY)
 def test_the_steps_are_the_moves_and_the_formulas(stage, ranks, microbatches):
-    """Moves and pictures; bytes between steps and when backward is done, elements sent in all: to
-    the digits that are printed.
-
-    Mutations: a picture too late; whole gradients at the price of shards; an all-gather taken for
-    an all-reduce."""
+    """Mutations: a picture too late; whole gradients at the price of shards; an all-gather taken
+    for an all-reduce."""
     steps = shard_steps(stage, ranks, microbatches)
     assert [step.move for step in steps] == [
         None,

@@ -560,10 +560,7 @@ def weighed(stage, recipe):
 
 
 def test_bytes_of_each_rank(world):
-    """Every rank keeps the formulas' bytes exactly, in every stage and (three of them) recipe, with
-    flat tensors that the ranks do not divide; the model's parameters are all in them.
-
-    Mutations: ceil_div for floor_div; the last shards the larger ones; whole gradients kept in
+    """Mutations: ceil_div for floor_div; the last shards the larger ones; whole gradients kept in
     stage 2; a flat tensor of gradients kept alive by a view that is the shard's gradient; gathered
     parameters kept after backward."""
     n, parameters = world.world_size, sum(p.numel() for p in MODELS["gated"]().parameters())
@@ -763,10 +760,7 @@ def filled_from_meta():
 
 
 def test_filled_from_meta(three):
-    """Units are whole one at a time; rank 0's values are everyone's, in the plain model's order and
-    with its statistics.
-
-    Mutations: every rank keeps its own values; a unit left open."""
+    """Mutations: every rank keeps its own values; a unit left open."""
     plain, found = MODELS["gated"](), three.run(filled_from_meta)
     largest = max(sum(p.numel() for p in unit.parameters()) for unit in units_of(plain))
     for most, parameters, finite in found:

@@ -226,9 +226,7 @@ def backward_within(model, optimizer):
     "stages, does, make, sentence", told("test_zero_misuses::test_a_misuse", globals())
 )
 def test_a_misuse(worlds, stages, does, make, sentence):
-    """Every rank says the sentence, and the ranks go on.
-
-    Must catch: any of the checks left out, or made by one rank alone."""
+    """Must catch: any of the checks left out, or made by one rank alone."""
     for stage in stages:
         for found in worlds(2, patience_seconds=30).run(said, does, make, stage):
             assert re.match(re.escape(sentence).replace(r"\.\.\.", ".*"), found), (stage, found)
@@ -294,7 +292,5 @@ def initialised():
 
 
 def test_initialised_within_unsharded(worlds):
-    """Each way changes the whole parameter: each rank's shard of rank 0's values.
-
-    Must catch: a write that reaches a placeholder alone; each rank's own random numbers."""
+    """Must catch: a write that reaches a placeholder alone; each rank's own random numbers."""
     assert worlds(2, patience_seconds=30).run(initialised) == [[True] * 4] * 2

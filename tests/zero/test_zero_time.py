@@ -50,10 +50,7 @@ def random_step(draw):
 
 @pytest.mark.slow
 def test_closed_forms_are_the_simulation():
-    """400 random steps, any stage, switches and sides that are far slower than the other: each
-    phase of the formulas is the event list that the page draws, and the step is made of phases.
-
-    Must catch: a reduction hidden under forward; stage 3 without its first gathering or its last
+    """Must catch: a reduction hidden under forward; stage 3 without its first gathering or its last
     reduction; a gathering beside a reduction on one link; one unit taken for two; stage 0 that
     gathers parameters; k forgotten."""
     draw = random.Random(6)
