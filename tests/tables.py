@@ -24,12 +24,7 @@ from torch.optim import SGD
 
 from ranklab.measure.communication import CommunicationLog
 from shardlab import data_parallel, zero
-from shardlab.data_parallel import (
-    Bucketed,
-    DistributedDataParallel,
-    ParameterServer,
-    PerTensor,
-)
+from shardlab.data_parallel import Bucketed, DistributedDataParallel, ParameterServer, PerTensor
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import MasterWeights
 from shardlab.pipelines.hardened.pipeline import Pipeline

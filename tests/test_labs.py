@@ -249,8 +249,7 @@ def with_widget_state(lab):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "sentence"),
-    told("test_labs::test_each_problem_is_seen", globals()),
+    ("spoil", "sentence"), told("test_labs::test_each_problem_is_seen", globals())
 )
 def test_each_problem_is_seen(spoil, sentence):
     """Must catch: one of the checks in `stored_problems` taken out."""

@@ -474,8 +474,7 @@ def test_link_that_hides_the_copies():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
-    told("test_recompute_formulas::test_what_is_refused", globals()),
+    ("wrong", "message"), told("test_recompute_formulas::test_what_is_refused", globals())
 )
 def test_what_is_refused(wrong, message):
     """Must catch: a policy that no formula has; a part of what is a part already."""

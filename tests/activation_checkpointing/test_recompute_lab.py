@@ -7,10 +7,7 @@ from coursekit.lab import batches, small_gpt
 from coursekit.show.drawing import decimal_bytes
 from coursekit.topics.activation_checkpointing import lab, pictures
 from coursekit.topics.activation_checkpointing.exercises import peak_of_blocks
-from coursekit.topics.activation_checkpointing.figures import (
-    DRAWN_PARTS,
-    live_figure,
-)
+from coursekit.topics.activation_checkpointing.figures import DRAWN_PARTS, live_figure
 from ranklab.measure.ledger import Ledger
 from shardlab.gpt import next_token_loss
 from shardlab.recompute.layers import checkpoint_some

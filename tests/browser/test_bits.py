@@ -6,10 +6,7 @@ import random
 
 import pytest
 from cards import Card, opener
-from visit import (
-    PHONE,
-    click,
-)
+from visit import PHONE, click
 
 from coursekit.topics.mixed_precision.explorer import EXAMPLES, format_words, sentence, words_of_all
 from coursekit.topics.mixed_precision.formats import CARD_FORMATS

@@ -5,9 +5,7 @@ import random
 
 import pytest
 from cards import CARDS, FOUND, GradientCard, build_cards, opener
-from visit import (
-    click,
-)
+from visit import click
 
 from coursekit.topics.mixed_precision.formats import CARD_FORMATS
 from coursekit.topics.mixed_precision.histogram import (

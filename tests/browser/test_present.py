@@ -82,8 +82,7 @@ SLIDES = """() => { const seen = [];
 
 
 @pytest.mark.parametrize(
-    "page",
-    ["pipelines", "where-the-time-goes", "hardware", "zero-in-time", "any-layout", "lab"],
+    "page", ["pipelines", "where-the-time-goes", "hardware", "zero-in-time", "any-layout", "lab"]
 )
 def test_the_deck_has_every_figure(browser, book_html, page):
     """Must catch: a figure of another kind that the deck leaves out; a figure inside another shown

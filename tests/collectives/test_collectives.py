@@ -94,8 +94,7 @@ def test_plan_of_the_barrier(n):
 
 
 @pytest.mark.parametrize(
-    "plan, sentence",
-    told("test_collectives::test_a_plan_that_cannot_be", globals()),
+    "plan, sentence", told("test_collectives::test_a_plan_that_cannot_be", globals())
 )
 def test_a_plan_that_cannot_be(plan, sentence):
     """Mutation: any of the three checks left out of follow()."""

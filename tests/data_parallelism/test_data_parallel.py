@@ -326,13 +326,7 @@ def test_a_small_last_bucket_joins_a_large_one(worlds):
     Must catch: a small bucket behind an ordinary one, which then leaves later; two dtypes in one
     tensor."""
     for found in worlds(1).run(last_buckets):
-        assert found == [
-            [[50, 1700, 99]],
-            [[50, 1700], [110]],
-            [[5, 50]],
-            [[1700], [99]],
-            [[7]],
-        ]
+        assert found == [[[50, 1700, 99]], [[50, 1700], [110]], [[5, 50]], [[1700], [99]], [[7]]]
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 8, 400, 1000, 10**9])
@@ -405,8 +399,7 @@ def refused(bucket_bytes):
 
 
 @pytest.mark.parametrize(
-    "bucket_bytes, sentence",
-    told("test_data_parallel::test_refused_on_all_ranks", globals()),
+    "bucket_bytes, sentence", told("test_data_parallel::test_refused_on_all_ranks", globals())
 )
 def test_refused_on_all_ranks(three, bucket_bytes, sentence):
     """One sentence, the same on every rank, also where only one of them is at fault: nobody is left

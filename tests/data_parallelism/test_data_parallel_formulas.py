@@ -148,8 +148,7 @@ def test_presets_go_in():
 
 
 @pytest.mark.parametrize(
-    "given, sentence",
-    told("test_data_parallel_formulas::test_bad_input", globals()),
+    "given, sentence", told("test_data_parallel_formulas::test_bad_input", globals())
 )
 def test_bad_input(given, sentence):
     """Mutation: a quantity without its least value."""

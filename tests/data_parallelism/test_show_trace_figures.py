@@ -49,8 +49,7 @@ def test_a_traced_step():
 
 
 @pytest.mark.parametrize(
-    "rows, sentence",
-    told("test_show_trace_figures::test_bad_rows", globals()),
+    "rows, sentence", told("test_show_trace_figures::test_bad_rows", globals())
 )
 def test_bad_rows(rows, sentence):
     """Mutation: a bar drawn to the left."""

@@ -420,10 +420,7 @@ def test_what_the_registry_does_not_say_is_refused(left, call):
     [
         ("4*parameters + 12*parameters/data_parallel", r"4\,\Psi + 12\,\Psi / d"),
         ("(accumulation_steps + 1)*parameters", r"(k + 1)\,\Psi"),
-        (
-            "(pipeline_parallel - 1)/(microbatches + pipeline_parallel - 1)",
-            "(p - 1) / (m + p - 1)",
-        ),
+        ("(pipeline_parallel - 1)/(microbatches + pipeline_parallel - 1)", "(p - 1) / (m + p - 1)"),
         ("ranks/(gpus*tokens)", r"N / (n\,D)"),
         ("ranks - (gpus - tokens)", "N - (n - D)"),
     ],

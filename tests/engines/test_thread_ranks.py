@@ -13,9 +13,7 @@ from cases import cases
 
 from coursekit.exercises import thread_ranks as thread_ranks
 from coursekit.exercises.thread_ranks import Stuck, answer_of_ranks, on_threads, value_of_ranks
-from coursekit.topics.collectives.exercises import (
-    pass_on,
-)
+from coursekit.topics.collectives.exercises import pass_on
 from shardlab import collectives
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -21,18 +21,18 @@ PRETENDED = "a part of PyTorch that the pretended GPUs take the place of"
 # What a file may use beside the door, and why: a peer, or a look at PyTorch's own state.
 BESIDE_THE_DOOR = {
     "src/coursekit/exercises/missing_names.py": {
-        "_showtraceback": "of IPython: a sentence where its custom handler prints a traceback",
+        "_showtraceback": "of IPython: a sentence where its custom handler prints a traceback"
     },
     "src/ranklab/ranks/stopping.py": {
-        "_forkserver_alive_fd": "of Python's multiprocessing, under another name than its module's",
+        "_forkserver_alive_fd": "of Python's multiprocessing, under another name than its module's"
     },
     "tests/collectives/test_collectives.py": {
-        "_get_default_store": "what a rank says to others without a collective",
+        "_get_default_store": "what a rank says to others without a collective"
     },
     "tests/data_parallelism/test_backward.py": {"_post_accumulate_grad_hooks": HOOKS_LEFT},
     "tests/data_parallelism/test_data_parallel.py": {"_post_accumulate_grad_hooks": HOOKS_LEFT},
     "tests/engines/test_communication.py": {
-        "_functional_collectives": "a peer, whose messages are logged too",
+        "_functional_collectives": "a peer, whose messages are logged too"
     },
     "tests/engines/test_ledger.py": {
         "_forward_hooks": HOOKS_LEFT,
@@ -50,7 +50,7 @@ BESIDE_THE_DOOR = {
         "_validate_schedule": "a peer: PyTorch's check of schedules",
     },
     "tests/pipelines/test_split_backward.py": {
-        "_backward": "a peer: PyTorch's two halves of a backward",
+        "_backward": "a peer: PyTorch's two halves of a backward"
     },
     "tests/pretended_gpu/pretended/cuda.py": {
         "_C": PRETENDED,
@@ -70,9 +70,7 @@ BESIDE_THE_DOOR = {
         "_schema": PRETENDED,
         "_start_coalescing": PRETENDED,
     },
-    "tests/zero/test_defects_stage3.py": {
-        "_parameters": "a script's own rule, as Hugging Face's",
-    },
+    "tests/zero/test_defects_stage3.py": {"_parameters": "a script's own rule, as Hugging Face's"},
 }
 
 

@@ -99,8 +99,7 @@ def test_a_pattern_has_so_many_bits():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    told("test_formats::test_numbers_as_the_card_writes_them", globals()),
+    ("value", "text"), told("test_formats::test_numbers_as_the_card_writes_them", globals())
 )
 def test_numbers_as_the_card_writes_them(value, text):
     """Must catch: zeros cut off a whole number, a carry that leaves ten digits."""

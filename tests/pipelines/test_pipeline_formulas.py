@@ -141,8 +141,7 @@ def test_known_figures():
 
 
 @pytest.mark.parametrize(
-    "targets, given, words",
-    told("test_pipeline_formulas::test_what_is_refused", globals()),
+    "targets, given, words", told("test_pipeline_formulas::test_what_is_refused", globals())
 )
 def test_what_is_refused(targets, given, words):
     """Must catch: a rank behind the last one; a number for a schedule that there is not; a formula

@@ -51,12 +51,7 @@ def every_schedule(ranks, microbatches):
 def accepted_by_pytorch(plan, stages, microbatches):
     from torch.distributed.pipelining import schedules as peer
 
-    kinds = {
-        Kind.FORWARD: peer.F,
-        Kind.BACKWARD: peer.B,
-        Kind.INPUT: peer.I,
-        Kind.WEIGHT: peer.W,
-    }
+    kinds = {Kind.FORWARD: peer.F, Kind.BACKWARD: peer.B, Kind.INPUT: peer.I, Kind.WEIGHT: peer.W}
     actions = {
         rank: [peer._Action(a.stage, kinds[a.kind], a.microbatch) for a in own]
         for rank, own in enumerate(plan)
@@ -160,10 +155,7 @@ def test_interleaved_is_ordered_as_megatron_core_orders_it():
 # --- what is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "make, words",
-    told("test_schedules::test_what_is_no_schedule", globals()),
-)
+@pytest.mark.parametrize("make, words", told("test_schedules::test_what_is_no_schedule", globals()))
 def test_what_is_no_schedule(make, words):
     """Must catch: a schedule of no microbatch, which is an empty list; a misspelt name that is
     another schedule; an option that is ignored."""

@@ -112,8 +112,7 @@ PART = dict(ranks=[0, 1], flats=[], contents={})
 
 
 @pytest.mark.parametrize(
-    "changes, sentence",
-    told("test_saving_beside::test_a_manifest_that_nobody_wrote", globals()),
+    "changes, sentence", told("test_saving_beside::test_a_manifest_that_nobody_wrote", globals())
 )
 def test_a_manifest_that_nobody_wrote(changes, sentence, two, tmp_path):
     """With a checksum that fits.

@@ -52,12 +52,7 @@ def built(build, config, path, tokens):
 
 
 @pytest.mark.parametrize(
-    "build, tied",
-    [
-        (build_sharded, True),
-        (build_sharded, False),
-        (build_with_fsdp2, False),
-    ],
+    "build, tied", [(build_sharded, True), (build_sharded, False), (build_with_fsdp2, False)]
 )
 def test_a_model_from_the_meta_device(three, saved, build, tied):
     """Every rank computes the plain model's logits, and keeps about a third of its bytes: FSDP2

@@ -73,10 +73,7 @@ GATED = dict(
     # its units have 126, 525 and 98 parameters: 2, 3 and 4 ranks each fail to divide some
     tied_head=0,
 )
-MODELS = {
-    "tied": lambda: GPT(GPTConfig(**TIED)),
-    "gated": lambda: GPT(GPTConfig(**GATED)),
-}
+MODELS = {"tied": lambda: GPT(GPTConfig(**TIED)), "gated": lambda: GPT(GPTConfig(**GATED))}
 
 
 def units_of(model):

@@ -78,10 +78,7 @@ def test_published_figures():
     ] == [2, 2, 2, 3]
 
 
-@pytest.mark.parametrize(
-    "given, sentence",
-    told("test_zero_formulas::test_bad_input", globals()),
-)
+@pytest.mark.parametrize("given, sentence", told("test_zero_formulas::test_bad_input", globals()))
 def test_bad_input(given, sentence):
     """Mutation: the rule or the range left out: a shard of a rank that does not exist, a stage 4
     that is stage 3."""
