@@ -7,7 +7,8 @@ import cloudpickle
 import pytest
 import tables
 import torch
-from tables import RIGHT, STAGES, Beside, check
+from night import at_night
+from tables import RIGHT, Beside, check
 from torch import nn
 
 from shardlab.recompute import checkpoint, checkpoint_by_function
@@ -83,8 +84,16 @@ def offloaded(function, *args):
 CALLS = (checkpoint, checkpoint_by_function, checkpoint_selective, offloaded)
 
 
-@pytest.mark.parametrize("place", [inside, around, of_forward, in_groups])
-@pytest.mark.parametrize("door", ["replicas", *STAGES])
+PLACES = (inside, around, of_forward, in_groups)
+
+
+@pytest.mark.parametrize(
+    "door, place",
+    [(door, place) for door in ("replicas", "stage 3") for place in PLACES]
+    + [("stage 2", around)]  # whose hooks find gradients of the second run
+    + at_night(*(("stage 1", place) for place in PLACES))
+    + at_night(*(("stage 2", place) for place in (inside, of_forward, in_groups))),
+)
 def test_the_parameters_of_the_plain_model(worlds, door, place):
     """Must catch: what the row says."""
     for call in CALLS:

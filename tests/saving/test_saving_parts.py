@@ -10,15 +10,14 @@ import compositions
 import pytest
 import torch
 import torch.distributed as dist
+from night import at_night
 from told import told
 from torch import nn
 
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.saving import Damaged, SaveFailed, resume, save
-from shardlab.tensor_parallel import (
-    apply_tensor_parallel,
-)
+from shardlab.tensor_parallel import apply_tensor_parallel
 from shardlab.tensor_parallel.hardened.plan import Whole
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -36,19 +35,15 @@ def outcome(work, *args, **options):
 @pytest.mark.parametrize(
     "axes, before, after",  # (data-parallel ranks, stage)
     [
-        (dict(tp=2), (1, 0), (2, 1)),
         (dict(tp=2), (2, 0), (2, 3)),
         (dict(tp=2), (2, 3), (1, 0)),
-        (dict(pp=2, microbatches=2), (2, 0), (2, 2)),
         (dict(pp=2, microbatches=2), (2, 1), (1, 0)),
+        *at_night((dict(tp=2), (1, 0), (2, 1)), (dict(pp=2, microbatches=2), (2, 0), (2, 2))),
     ],
 )
 def test_all_parts_in_one_folder(axes, before, after, worlds, tmp_path):
-    """Cut by tensor parallelism or by a pipeline, saved by all ranks without a group, resumed in
-    another stage and by more or fewer replicas: two steps later the plain model's weights.
-
-    Must catch: each rank's half of its own part sewn together; one part given to all ranks; a part
-    known by the rank that saved it; a save by the group of the ranks that hold the same."""
+    """Must catch: each rank's half of its own part sewn together; one part given to all ranks; a
+    part known by the rank that saved it; a save by the group of the ranks that hold the same."""
     case = compositions.layout(*before, after=after, optimizer="AdamW", clip=0, **axes)
     started = lambda n: nullcontext(worlds(n))
     assert compositions.outcome_on(started, case, str(tmp_path)) == "parity"
@@ -114,8 +109,7 @@ def test_a_buffer_on_one_rank(technique, worlds):
 
 
 @pytest.mark.parametrize(
-    "case, said",
-    told("test_saving_parts::test_refused_before_anything_is_written", globals()),
+    "case, said", told("test_saving_parts::test_refused_before_anything_is_written", globals())
 )
 def test_refused_before_anything_is_written(case, said, worlds, tmp_path):
     """Must catch: parts of two models sewn together; older saves pruned for one that cannot be
@@ -204,10 +198,8 @@ def through_wrappers(folder):
 
 
 def test_names_without_wrappers(worlds, tmp_path):
-    """One model, saved and resumed within wrapper after wrapper.
-
-    Must catch: "module." or "_orig_mod." of a parameter or of a buffer in a file; a compiled unit
-    of stage 3 counted twice."""
+    """Must catch: "module." or "_orig_mod." of a parameter or of a buffer in a file; a compiled
+    unit of stage 3 counted twice."""
     assert worlds(2).run(through_wrappers, str(tmp_path)) == [True] * 2
     manifest = (tmp_path / "step-7" / "manifest.json").read_text()
     assert "1.running_mean" in manifest and "mod" not in manifest

@@ -9,6 +9,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from night import at_night
 from torch import nn
 from torch.nn import functional as F
 
@@ -178,13 +179,18 @@ def plainly():
     return lambda kind: found.get(kind) or found.setdefault(kind, trained(kind))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", MODELS)
-def test_a_model_of_transformers(worlds, plainly, kind, way):
-    """Losses and all weights after three steps.
+# By day each model is cut in pieces and is a unit's, and one model or another goes each other way.
+EACH = ("tensor, overlapped, checkpoint every", "stage 3, checkpoint every")
+BY_DAY = [(kind, way) for kind in MODELS for way in EACH]
+BY_DAY += [("Qwen3", "tensor"), ("GPT2", "tensor, checkpoint"), ("Qwen2", "stage 1")]
+BY_DAY += [("Gemma", "stage 2, checkpoint"), ("Llama", "stage 3")]
+REST = [(kind, way) for kind in MODELS for way in WAYS if (kind, way) not in BY_DAY]
 
-    Must catch: gradients of Qwen3's norms that are of one rank's heads; attention that is called by
-    names; a slice of layers, over which their loop goes, without its checkpoints."""
+
+@pytest.mark.parametrize("kind, way", BY_DAY + at_night(*REST))
+def test_a_model_of_transformers(worlds, plainly, kind, way):
+    """Must catch: gradients of Qwen3's norms that are of one rank's heads; attention that is called
+    by names; a slice of layers, over which their loop goes, without its checkpoints."""
     losses, weights = plainly(kind)
     for found, own in worlds(2).run(trained, kind, way):
         assert (found - losses).abs().max() < CLOSE

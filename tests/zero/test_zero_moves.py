@@ -8,6 +8,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from night import at_night
 from told import told
 from torch import nn
 
@@ -245,7 +246,7 @@ def watched(stage, microbatches):
     )
 
 
-@pytest.fixture(params=(2, 4))
+@pytest.fixture(params=[2, *at_night(4)])
 def world(request, worlds):
     return worlds(request.param)
 
@@ -319,10 +320,7 @@ def test_the_moves_are_what_the_code_does(world, stage, microbatches):
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("units, microbatches", [(1, 1), (3, 1), (4, 3)])
 def test_the_moves_add_up_to_the_formulas(stage, units, microbatches):
-    """The moves of a step add up to the formulas: what is sent, and what a rank has when backward
-    is done (in stage 1, before it reduces).
-
-    Mutations: a gathering more in stage 3; stage 2 that keeps whole gradients; a unit left
+    """Mutations: a gathering more in stage 3; stage 2 that keeps whole gradients; a unit left
     whole."""
     size, n = 60, 4
     sent = {AllReduce: 2 * size, ReduceScatter: size, AllGather: size}
@@ -369,8 +367,7 @@ WHOLE, SHARD = HeldPart.WHOLE, HeldPart.SHARD
 
 
 @pytest.mark.parametrize(
-    "stage, moves, sentence",
-    told("test_zero_moves::test_moves_that_cannot_be", globals()),
+    "stage, moves, sentence", told("test_zero_moves::test_moves_that_cannot_be", globals())
 )
 def test_moves_that_cannot_be(stage, moves, sentence):
     """Each is refused with the move and the rule. Mutation: any of the checks left out."""
@@ -380,10 +377,7 @@ def test_moves_that_cannot_be(stage, moves, sentence):
 
 
 def test_gradients_of_two_microbatches():
-    """In stage 2 whole gradients of the second stand beside the shard of the first, until they are
-    reduced.
-
-    Mutation: a backward that forgets what was there."""
+    """Mutation: a backward that forgets what was there."""
     had = Has(WHOLE, SHARD, gradients=SHARD)
     assert Backward(0).then(had) == Has(WHOLE, SHARD, own=WHOLE, gradients=SHARD)
     assert ReduceScatter(0).then(Backward(0).then(had)) == had
