@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
+from pathlib import Path
 
 from .asking import (
     Described,
@@ -243,11 +244,11 @@ class Registry:
         self.quantities[name] = Quantity(name, symbol, unit, meaning, **limits)
 
     def given(self, table):
-        """Declare what the reader gives, a line for each: name | symbol | unit, range | meaning.
-        An indented line goes on with the meaning. The range is `from 0`, `above 0`, `to 1` or two
-        of them; without one it is whole numbers from 1, or any number from 1 for other units.
-        `usually 1` after the range is what is assumed where nobody gives it."""
-        for line in re.sub(r"\n +", " ", table).strip().splitlines():
+        """Declare what the reader gives, a line for each: name | symbol | unit, range | meaning,
+        below headings or none. An indented line goes on with the meaning. The range is `from 0`,
+        `above 0`, `to 1` or two of them; without one it is whole numbers from 1, or any number from
+        1 for other units. `usually 1` after the range is what is assumed where nobody gives it."""
+        for line in re.findall(r"(?m)^[^#\n].*", re.sub(r"\n +", " ", table)):
             name, symbol, unit, meaning = line.split(" | ")
             unit, _, words = unit.partition(", ")
             limits = re.fullmatch(
@@ -266,6 +267,11 @@ class Registry:
                 above=kind == "above",
                 usual=None if usual is None else int(usual),
             )
+
+    def given_beside(self, module):
+        """Declare the table in Markdown beside a module of formulas, which has the module's name.
+        `module` is its __file__."""
+        self.given(Path(module).with_suffix(".md").read_text("utf-8"))
 
     def section(self, *, source, measured_by):
         """The base of a class whose functions are formulas that share these. A docstring begins as

@@ -13,29 +13,8 @@ from coursekit.formulas.presets import GPUS, KERNELS, RECIPES
 from shardlab.common.cross_node_warning import CrossesNodes
 
 from .fits import USUAL_KERNELS, fits
-from .plan import RULES, plan
+from .plan import RULES, plan, words_of_knobs
 from .speeds import SPEEDS
-
-LAYOUT_HELP = {
-    "zero-stage": "0 to 3; by default 3, and 0 for a single GPU",
-    "tensor-parallel": "ranks that cut each layer by width, by default 1",
-    "pipeline-parallel": "ranks that cut the model by depth, by default 1",
-    "stages-per-rank": "stages on each of these ranks, by default 1: more make interleaved 1F1B",
-    "shorter-ends": "layers that the first and the last stage have less than the others,"
-    " by default 0",
-    "context-parallel": "ranks that share each sequence's tokens, by default 1",
-    "expert-parallel": "data-parallel ranks that divide a layer's experts, by default 1",
-    "shard-groups": "groups of data-parallel ranks, each of which has all states once,"
-    " by default 1",
-    "offload": "1: states lie in the host's memory, by default 0",
-    "ranks-per-node": "GPUs of a node, by default 8: warns where tensor parallelism has more;"
-    " NVLink joins 72 on GB200 and GB300",
-    "microbatch": "sequences on a GPU at a time, by default 1",
-    "accumulation-steps": "microbatches in a step, by default 1, and four for each stage of a"
-    " pipeline",
-    "recompute-policy": "what backward recomputes: 0, by default, nothing; 1 the core of"
-    " attention; 2 all but matrix products, in eager PyTorch; 3 each layer",
-}
 
 
 def add_fits(commands):
@@ -49,8 +28,8 @@ def add_fits(commands):
         " --gpu 'H100 SXM 80GB' --gpus 64 --sequence 8192",
     )
     _add_question(parser, "how many; what the two degrees below leave are data-parallel ranks")
-    for name, words in LAYOUT_HELP.items():
-        parser.add_argument(f"--{name}", type=int, help=words)
+    for name, words in words_of_knobs("help of fits").items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=words)
     parser.add_argument(
         "--sequence-parallel",
         action=argparse.BooleanOptionalAction,

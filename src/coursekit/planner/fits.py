@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coursekit.formulas.presets import GPUS, KERNELS, LINKS, MODELS, RECIPES, WITHOUT_BF16
+from coursekit.formulas.presets import (
+    GPUS,
+    KERNELS,
+    LINKS,
+    MODELS,
+    RECIPES,
+    WITHOUT_BF16,
+    rows_of,
+)
 from coursekit.formulas.registry import BOOK, InvalidQuantity, show
 from coursekit.formulas.subset import ceil_div, expression_of
 from shardlab.common.cross_node_warning import CrossesNodes
@@ -73,53 +81,15 @@ class Published:
         )
 
 
-PUBLISHED = {
-    FUSED_LOSS: Published(
-        19,
-        "allocated bytes, SimuMax v1.2 on eight B200s, Transformer Engine 2.11, models cut to 4 and"
-        " 12 layers",
-        0.11,
-        -0.44,
-        0.08,
-    ),
-    USUAL_KERNELS: Published(
-        10,
-        "allocated bytes, Megatron-LM's golden values on H100s, small models",
-        2.82,
-        -10.09,
-        -0.09,
-    ),
-    "Megatron-LM without Transformer Engine": Published(
-        3, "allocated bytes, Megatron-LM's golden values on H100s, small models", 2.03, -5.06, -0.51
-    ),
-    "PyTorch eager": Published(
-        2,
-        "reserved bytes, torchtitan's compiled Llama 3.1 in fp8 on H100s",
-        28.69,
-        -39.17,
-        -18.21,
-        reserved=True,
-        recomputes=True,
-    ),
-    "nanotron": Published(
-        44,
-        "allocated bytes, the Ultra-Scale Playbook's runs on H100s; two values of the kernels are"
-        " fitted to 44 others",
-        13.30,
-        -57.14,
-        23.40,
-    ),
-    "FSDP2, compiled": Published(
-        5,
-        "reserved bytes, torchtitan's Llama 3.1 in fp8 on H100s of 96 GB, all layers recomputed;"
-        " two values of the kernels are fitted to 6 others",
-        5.98,
-        -1.67,
-        14.56,
-        reserved=True,
-        recomputes=True,
-    ),
-}
+def _peaks() -> Iterator[tuple[str, Published]]:
+    for row in rows_of("peaks.csv"):
+        kernels, measured, rows = (row.pop(key) for key in ("kernels", "measured", "rows"))
+        of_rows = {key: row.pop(key) == "1" for key in ("reserved", "recomputes")}
+        numbers = {key: float(number) for key, number in row.items()}
+        yield kernels, Published(int(rows), measured, **numbers, **of_rows)
+
+
+PUBLISHED = dict(_peaks())
 # The allocator's reserve beyond what is allocated, as a share of it: the most of the runs behind
 # FUSED_LOSS, which publish both.
 RESERVED_SHARES = {

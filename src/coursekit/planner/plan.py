@@ -6,6 +6,7 @@ rank and the seconds of a step of each, and the best of those that fit.
     found.best[0].layout            # a RankLayout; .seconds, .tokens_per_second, .parts ...
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +15,7 @@ from math import gcd, isqrt
 
 import numpy as np
 
-from coursekit.formulas.presets import GPUS, KERNELS
+from coursekit.formulas.presets import DATA, GPUS, KERNELS
 from coursekit.formulas.registry import InvalidQuantity, show
 
 from .fits import (
@@ -72,37 +73,14 @@ SIMPLEST = (
 ENOUGH_ROWS = 4096  # of a product that keeps a GPU busy: no formula has the cost of smaller ones
 
 
+def words_of_knobs(heading: str) -> dict[str, str]:
+    """Knob -> words, below a heading of data/knobs.md."""
+    text = DATA.joinpath("knobs.md").read_text("utf-8").partition(f"## {heading}\n")[2]
+    return dict(re.findall(r"(?m)^- (\w+): (.+)", text.partition("\n#")[0].replace("\n  ", " ")))
+
+
 # Knobs of a layout, each with its rule. The book's own rules hold beside these.
-RULES = {
-    "tensor_parallel": "tensor_parallel divides the heads of keys and values; it divides the GPUs"
-    " that NVLink joins, or they divide it",
-    "pipeline_parallel": "pipeline_parallel x tensor_parallel divides the GPUs, and"
-    " pipeline_parallel the layers, or layers + 2 with shorter ends; what they leave is"
-    " data_parallel",
-    "stages_per_rank": "pipeline_parallel x stages_per_rank divides the layers, or layers + 2 with"
-    " shorter ends; more than one stage on a rank asks for a number of microbatches that"
-    " pipeline_parallel divides",
-    "shorter_ends": "shorter_ends is 0, or 1 where pipeline_parallel x stages_per_rank divides"
-    " layers + 2; in eager PyTorch with one stage on a rank",
-    "context_parallel": "context_parallel divides the data-parallel ranks and, with"
-    " tensor_parallel, the heads of keys and values, which its ranks exchange (keys and values"
-    " that are gathered or passed in a ring, as in Llama 3, are not known); twice of it divides the"
-    " sequence; in eager PyTorch it is 1",
-    "expert_parallel": "expert_parallel divides the experts and the data-parallel ranks; without"
-    " experts it is 1",
-    "microbatch": "microbatch x data_parallel divides the batch, and a pipeline has at least as"
-    " many microbatches as ranks",
-    "zero_stage": "zero_stage is 0 without data parallelism; a pipeline reduces gradients once a"
-    " step, so that 2 would be 1 there, and with 3 it gathers parameters for each microbatch, in"
-    " eager PyTorch not at all",
-    "shard_groups": "shard_groups divides the data-parallel ranks, and expert_parallel those of a"
-    " group; more than 1 asks for a stage of ZeRO and a library's kernels",
-    "offload": "offload is 0, or 1 with a stage of ZeRO or on a single GPU",
-    "sequence_parallel": "sequence_parallel is for tensor_parallel of at least 2, which divides the"
-    " sequence; in models of experts it is 1 there",
-    "recompute_policy": "recompute_policy is 0, 1 or 3 under a library's kernels, and any in eager"
-    " PyTorch",
-}
+RULES = words_of_knobs("rules of plan")
 
 
 @dataclass(frozen=True)

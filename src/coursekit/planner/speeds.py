@@ -5,12 +5,10 @@ runs, which were fitted, and how far the seconds are from those that were publis
     values["layout_seconds"], parts_of(values)
 """
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 
-from coursekit.formulas.presets import GPUS, LINKS
+from coursekit.formulas.presets import GPUS, LINKS, rows_of
 from coursekit.formulas.registry import BOOK
 
 from .fits import (
@@ -76,8 +74,7 @@ EXPERTS = "Megatron-LM's experts on B200"
 
 
 def _speeds() -> Iterator[tuple[str, Speed]]:
-    table = files("coursekit").joinpath("data", "speeds.csv").read_text("utf-8")
-    for row in csv.DictReader(table.splitlines()):
+    for row in rows_of("speeds.csv"):
         name, measured, elsewhere = (row.pop(key) for key in ("speed", "measured", "elsewhere"))
         numbers = {key: float(number) for key, number in row.items() if number}
         numbers |= dict(rows=int(row["rows"]), overlap=row["overlap"] == "1")

@@ -22,22 +22,7 @@ from coursekit.formulas.subset import (
     where,
 )
 
-# --- what the reader gives
-
-BOOK.given(
-    r"""
-recompute_policy | i_\text{pol} | count, from 0 to 3, usually 0 | what is recomputed in
-    backward: 0 nothing, 1 the core of attention, 2 all but the products of linear
-    layers and fused attention, 3 whole layers
-recompute_every | n_\text{ck} | count, usually 1 | layers in one checkpoint, where whole layers are
-    recomputed
-score_share | \eta_\text{score} | fraction, from 0 to 2, usually 1 | work of attention's core, as a
-    share of that of all scores: about half where its kernel skips what the mask hides; a speed that
-    was fitted may say more than 1, of a kernel that is slower than other products
-partition_activations | 1_\text{part} | count, from 0 to 1, usually 0 | 1 if each rank of a
-    tensor-parallel group keeps a part of a checkpoint's input, 0 if every rank keeps all of it
-"""
-)
+BOOK.given_beside(__file__)
 
 _CHEN = "Chen et al. 2016"
 _KORTHIKANTI = "Korthikanti et al. 2022, section 5"

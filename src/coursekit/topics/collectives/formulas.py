@@ -21,26 +21,7 @@ from coursekit.formulas.subset import (
     where,
 )
 
-# --- what the reader gives
-
-BOOK.given(
-    r"""
-message_elements | E | count, from 0 | elements of the whole array that a collective works on
-message_element_bytes | \beta_\text{msg} | bytes | bytes of one element of the array
-node_latency_seconds | \alpha_\text{node} | seconds, from 0 | latency between ranks of one node
-node_bytes_per_second | B_\text{node} | bytes/s, above 0 | bandwidth between ranks of one node
-base_latency_seconds | \alpha_0 | seconds, from 0, usually 0 | latency of a collective before its
-    first step
-carried_share | \eta_\text{wire} | fraction, above 0 to 1, usually 1 | share of a message on the
-    wire that is data: protocols for short messages send flags, too
-switch_seconds | \alpha_\text{switch} | seconds, from 0 | latency of a collective whose sums a
-    switch computes
-switch_share | \eta_\text{switch} | fraction, above 0 to 1, usually 1 | share of a link's bandwidth
-    that a collective keeps busy when a switch computes the sums
-bus_bytes_per_second | B_\text{bus} | bytes/s, above 0 | bus bandwidth that a report quotes
-collective_seconds | \tau | seconds, above 0 | measured time of a collective
-"""
-)
+BOOK.given_beside(__file__)
 
 _OURS = "shardlab.collectives"
 _RING = "Patarasuk and Yuan 2009"

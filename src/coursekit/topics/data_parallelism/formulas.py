@@ -10,16 +10,7 @@ for another list give `equal_buckets`, `equal_bucket_bytes`, `last_bytes` and `l
 from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import ceil_div, floor_div, maximum, minimum, ring_pass, where
 
-# --- what the reader gives
-
-BOOK.given(
-    r"""
-bucket_bytes | S_\text{bkt} | bytes, usually 26214400 | bytes of gradients at which a bucket is
-    closed and may leave
-strong_scaling | 1_\text{strong} | count, from 0 to 1, usually 0 | 1 if the ranks share the batch
-    of one GPU, 0 if each rank has a microbatch as large as that of one GPU
-"""
-)
+BOOK.given_beside(__file__)
 
 _OURS = "shardlab.data_parallel"
 _LI = "Li et al. 2020, section 3.2"

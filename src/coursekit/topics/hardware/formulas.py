@@ -6,31 +6,7 @@ these bytes are lower bounds and these rates upper bounds.
 from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import maximum, minimum, where
 
-# --- what the reader gives
-
-BOOK.given(
-    r"""
-operation_rows | e_\text{row} | count | rows of an operation's result
-operation_columns | e_\text{col} | count | columns of an operation's result
-operation_depth | e_\text{in} | count | inner size of a matrix product; for an elementwise
-    operation, the number of operations on each element
-operation_element_bytes | \beta_\text{op} | bytes | bytes of one element that an operation reads or
-    writes
-matrix_product | 1_\text{mm} | count, from 0 to 1 | 1 if the operation is a matrix product, 0 if it
-    is elementwise
-fp8_flops_per_second | F_8 | FLOP/s, above 0 | dense rate of a GPU in 8 bits, for matrix products
-fp4_flops_per_second | F_4 | FLOP/s, above 0 | dense rate of a GPU in 4 bits, for matrix products
-chip_to_chip_bytes_per_second | B_\text{C2C} | bytes/s, above 0 | bandwidth, one way, between a GPU
-    and the CPU beside it in one package
-measured_flops_per_second | F_\text{meas} | FLOP/s, above 0 | measured rate of an operation
-multiprocessors | n_\text{SM} | count | streaming multiprocessors of the GPU
-multiprocessor_flops_per_cycle | C_\text{SM} | FLOP, above 0 | operations that one multiprocessor
-    does in one cycle
-cycles_per_second | \nu_\text{clock} | 1/s, above 0 | cycles of the GPU's clock in a second
-launch_seconds | \tau_\text{launch} | seconds, from 0 | time the CPU takes to hand one operation to
-    the GPU
-"""
-)
+BOOK.given_beside(__file__)
 
 _ROOFLINE = "Williams, Waterman and Patterson 2009"
 _DEFINITION = "definition"

@@ -8,38 +8,7 @@ added, so they are exact in Python and on the page.
 from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import ceil_div, maximum, power_of_two, square_root, where
 
-# --- what the reader gives ------------------------------------------------------------------------
-BOOK.given(
-    r"""
-exponent_bits | n_E | count, from 2 to 11 | exponent bits of a number, which set the range
-fraction_bits | n_F | count, to 52 | fraction bits of a number, without the leading bit that is not
-    stored; they set the spacing
-infinities | 1_\text{inf} | count, from 0 to 1, usually 1 | 1 if the top exponent is reserved for
-    infinities and NaN, as in IEEE 754; 0 if the top exponent holds numbers and only its last
-    pattern is NaN
-value_exponent | x_w | exponent, from -1074 to 1023 | exponent of a number: -7 for sizes from 2^-7
-    up to, but not including, 2^-6
-loss_scale | \lambda | number, above 0, usually 1 | factor that multiplies the loss before backward;
-    a power of two, so that the division after backward is exact
-largest_gradient | g_\text{max} | number, above 0 | size of the largest gradient of the run, without
-    a loss scale
-update_size | u | number, above 0 | size of the change that an update makes to a weight
-updates | n_\text{upd} | count | number of updates in a row
-growth_interval | n_\text{grow} | count, usually 2000 | steps without an overflow after which a
-    dynamic loss scale is doubled
-block_elements | n_\text{block} | count, usually 256 | elements that share a scale, in a tensor with
-    a scale for each block
-scaled_elements | n_\text{elem} | count | elements of a tensor with a scale for each block
-scaled_element_bits | n_\text{low} | count, from 1 to 8, usually 8 | bits of an element that has a
-    scale: 8 in fp8, 4 in fp4
-scale_bytes | \beta_\text{scale} | bytes, from 1, usually 4 | bytes of a scale: 4 in fp32; 1 in
-    e8m0, a power of two, or in e4m3
-tensor_scale_bytes | \beta_\text{tensor} | bytes, from 0, usually 0 | bytes of a second scale that
-    all blocks of a tensor share: 4 in NVFP4
-cached_parameters | \Psi_\text{cast} | parameters, from 0 | parameters that autocast casts: weights
-    and biases of linear layers
-"""
-)
+BOOK.given_beside(__file__)
 
 _IEEE = "IEEE 754-2019; Micikevicius et al. 2022 for e4m3"
 _SCALING = "Micikevicius et al. 2018, section 3.2"

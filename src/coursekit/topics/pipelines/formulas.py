@@ -10,25 +10,7 @@ on the last, where a tied weight is a second time."""
 from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import ceil_div, choose, equal, floor_div, maximum, minimum, where
 
-# --- what the reader gives
-
-BOOK.given(
-    r"""
-pipeline_schedule | i_\text{sched} | count, from 1 to 6, usually 2 | the schedule: 1 GPipe, 2 1F1B,
-    3 eager 1F1B, 4 interleaved 1F1B, 5 zero-bubble H1, 6 zero-bubble H2
-stages_per_rank | v | count, usually 1 | stages of each rank in the interleaved schedule; the other
-    schedules have one stage on a rank
-pipeline_rank | r_p | count, from 0, usually 0 | one rank of the pipeline, counted from 0
-microbatch_forward_seconds | \tau_\text{F} | seconds, from 0 | time of one microbatch's forward
-    through a rank's layers
-input_gradient_seconds | \tau_\text{I} | seconds, from 0 | time to compute the gradients of the
-    layers' inputs, for one microbatch on one rank
-weight_gradient_seconds | \tau_\text{W} | seconds, from 0 | time to compute the gradients of the
-    layers' weights, for one microbatch on one rank
-last_rank_share | \varphi_\text{last} | fraction, from 1, usually 1 | time of the last rank, which
-    has the head, divided by the time of another rank
-"""
-)
+BOOK.given_beside(__file__)
 
 _SIMULATED = "tests/pipelines/test_pipeline_formulas.py::test_idle_time_is_what_is_simulated"
 _TRANSFER = "tests/pipelines/test_pipeline_formulas.py::test_transfer_time_is_what_is_simulated"

@@ -3,18 +3,7 @@
 from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import square_root, where
 
-# --- what the reader gives
-
-BOOK.given(
-    r"""
-storage_bytes_per_second | B_\text{disk} | bytes/s, above 0 | bandwidth at which all ranks together
-    write to storage
-failure_seconds | \tau_\text{fail} | seconds, above 0 | mean time between failures that end the run,
-    over all machines together
-restart_seconds | \tau_\text{back} | seconds, from 0 | time from a failure to the next useful step:
-    notice the failure, start the ranks, read the checkpoint, warm up
-"""
-)
+BOOK.given_beside(__file__)
 
 _YOUNG = "Young 1974; Daly 2006 for the terms that Young leaves out"
 _BYTES = "tests/saving/test_saving.py::test_bytes_of_a_checkpoint"

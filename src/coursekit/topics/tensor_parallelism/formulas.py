@@ -18,18 +18,7 @@ from coursekit.formulas.subset import (
     where,
 )
 
-# --- what the reader gives
-
-BOOK.given(
-    r"""
-tensor_rank | r_t | count, from 0, usually 0 | one rank of a tensor-parallel group, counted from 0
-sequence_parallel | 1_\text{sp} | count, from 0 to 1, usually 0 | 1 if the activations that tensor
-    parallelism leaves whole are cut by tokens, 0 if not
-regather | 1_\text{again} | count, from 0 to 1, usually 0 | 1 if a rank with sequence parallelism
-    keeps only its own tokens for backward and gathers the others again, 0 if the rank keeps all
-    tokens
-"""
-)
+BOOK.given_beside(__file__)
 
 _OURS = "shardlab.tensor_parallel"
 _SHOEYBI = "Shoeybi et al. 2019 (Megatron-LM), section 3"

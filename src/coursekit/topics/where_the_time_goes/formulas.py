@@ -8,42 +8,7 @@ slower of host and GPU sets its pace. A wait empties the queue, so the host has 
 from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import ceil_div, floor_div, maximum, where
 
-# --- what the reader gives
-
-BOOK.given(
-    r"""
-queued_kernels | n_k | count | kernels of a step, all of one length
-kernels_per_wait | k_w | count | kernels after which the host waits for the GPU, again and again
-kernel_seconds | \tau_k | seconds, above 0 | time that one kernel runs
-reads_value | 1_\text{read} | count, from 0 to 1, usually 1 | 1 if a wait brings a value back, as
-    .item() does, which is one launch more; 0 if it waits and no more, as synchronize() does
-long_kernels | n_1 | count | kernels before a read, each at least as long as a launch
-long_kernel_seconds | \tau_\text{long} | seconds, above 0 | time of one of these long kernels
-short_kernels | n_2 | count | kernels after the read, each at most as long as a launch
-short_kernel_seconds | \tau_\text{short} | seconds, above 0 | time of one of these short kernels
-unwatched_seconds | \tau_\text{bare} | seconds, above 0 | time of a step without a profiler
-profiled_events | n_\text{ev} | count, from 0 | events of a step that the profiler writes down
-event_seconds | \tau_\text{ev} | seconds, from 0 | time that one event costs: probe it
-sample_microseconds | n_\text{sample} | count | microseconds of one worker for one sample
-loader_batch | b_w | count | samples of a batch that a loader makes
-loader_workers | n_\text{workers} | count, from 0 | worker processes of the loader; 0: the loop
-    loads by itself
-fed_step_microseconds | n_\text{fed} | count | microseconds of a step whose batch is there
-model_flops | C_m | FLOP, above 0 | operations of the model's matrix products in a step on one GPU,
-    without those that are done again
-repeated_flops | C_r | FLOP, from 0, usually 0 | operations of a step that are done again
-kernel_share | \eta_k | fraction, above 0 to 1 | share of the datasheet's rate that matrix
-    products reach while they run
-moving_seconds | \tau_\text{mov} | seconds, from 0, usually 0 | time of a step in which kernels move
-    bytes and multiply nothing: elementwise operations, norms, the update
-launch_wait_seconds | \tau_\text{lau} | seconds, from 0, usually 0 | time of a step in which the
-    GPU waits for the host: launches, Python, the loader
-message_wait_seconds | \tau_\text{com} | seconds, from 0, usually 0 | time of a step in which the
-    GPU waits for messages
-rank_wait_seconds | \tau_\text{ranks} | seconds, from 0, usually 0 | time of a step in which the
-    GPU waits for other ranks: the pipeline's bubble, stragglers
-"""
-)
+BOOK.given_beside(__file__)
 
 _QUEUE = "a queue with one server; counted on the virtual device"
 _VIRTUAL = "tests/where_the_time_goes/test_time_formulas.py::test_waits_on_the_virtual_device"

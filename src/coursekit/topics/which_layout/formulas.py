@@ -9,19 +9,7 @@ are what memory and links achieve, and `link_bytes_per_second` is of all network
 from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import floor_div, maximum, minimum, ring_pass, where
 
-# --- what the reader gives
-
-BOOK.given(
-    r"""
-layer_launch_seconds | \tau_\text{host} | seconds, from 0, usually 0 | time that the CPU takes to
-    launch a layer's forward and backward: a layer is never faster
-offload_bytes_per_second | B_\text{out} | bytes/s, above 0, usually 25000000000 | bandwidth with
-    which a rank reaches states on the host: the slower of its PCIe link and its share of the host's
-    memory
-hidden_message_share | \eta_\text{hid} | fraction, from 0 to 1, usually 0 | share of the
-    tensor-parallel messages that travel while matrix products run
-"""
-)
+BOOK.given_beside(__file__)
 
 _PUBLISHED = "tests/which_layout/test_published_seconds.py::test_published_seconds"
 _COUNTED = "tests/which_layout/test_layout_seconds.py::test_a_step_by_hand"

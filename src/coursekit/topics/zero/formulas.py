@@ -10,31 +10,7 @@ bandwidth is `link_bytes_per_second`. The update is left out.
 from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import maximum, next_rank, ring_pass, shard_of, where
 
-# --- what the reader gives
-
-BOOK.given(
-    r"""
-zero_stage | z | count, from 0 to 3, usually 0 | what ZeRO shards: 0 nothing, 1 optimizer states, 2
-    gradients too, 3 parameters too
-zero_flat_tensors | n_\text{flat} | count | flat tensors that are cut into shards: buckets, or units
-    in stage 3
-zero_unit_parameters | \Psi_\text{unit} | parameters | parameters of the largest unit that stage 3
-    gathers
-zero_root_parameters | \Psi_\text{root} | parameters, from 0 | parameters of stage 3's root, which
-    stay whole while units come and go
-prefetch_units | n_\text{pre} | count, from 0 to 1, usually 1 | units whose parameters travel while
-    an earlier unit computes: 1, the next unit, or 0, if each unit waits for its parameters
-reduce_early | 1_\text{early} | count, from 0 to 1, usually 1 | 1 if gradients travel while backward
-    continues, 0 if backward or the step waits for the gradients
-pcie_bytes_per_second | B_\text{PCIe} | bytes/s, above 0 | bandwidth between a GPU and its host,
-    each way
-host_memory_bytes_per_second | B_\text{host} | bytes/s, above 0 | bandwidth of a host's memory,
-    which all its ranks share
-ranks_on_a_host | n_\text{host} | count, usually 8 | ranks that update on one host at the same time
-contention | \varphi | fraction, from 0 to 1, usually 0 | share of its speed that computing loses
-    while a message is under way: 0.16 on average and 0.29 at most in arXiv 2507.03114
-"""
-)
+BOOK.given_beside(__file__)
 
 _STATES = "Rajbhandari et al. 2020 (ZeRO), section 5"
 _TRAFFIC = "Rajbhandari et al. 2020 (ZeRO), section 7"

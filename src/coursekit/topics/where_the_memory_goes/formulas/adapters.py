@@ -9,19 +9,7 @@ in eight bits with a scale for each block.
 from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import ceil_div, equal, floor_div, maximum, where
 
-BOOK.given(
-    r"""
-adapter_rank | r_\text{ad} | count, from 0, usually 0 | rank of the adapters beside frozen weights;
-    0 where the weights themselves are trained
-adapted_mlp | 1_\text{ad} | count, from 0 to 1, usually 0 | 1 if the MLP's products have adapters,
-    too, beside those of queries, keys, values and attention's output; 0 if not
-four_bit_weights | 1_\text{NF4} | count, from 0 to 1, usually 0 | 1 if the layers' frozen matrices
-    have four bits an element: NormalFloat in blocks of 64, each with a scale of 8 bits, and 4 bytes
-    for each 256 of these
-moment_block | n_\text{block}^\text{opt} | count, from 0, usually 0 | elements of a moment that
-    share a scale of 4 bytes; 0 without scales
-"""
-)
+BOOK.given_beside(__file__)
 
 
 @BOOK.rule(

@@ -11,24 +11,7 @@ for Megatron-LM with Transformer Engine and for FSDP2 with fused kernels, in 16 
 from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import ceil_div, equal, minimum, where
 
-BOOK.given(
-    r"""
-library_kernels | 1_\text{lib} | count, from 0 to 1, usually 0 | 0 where eager PyTorch runs this
-    book's GPT, counted to the byte; 1 where a library's fused kernels run
-loss_logit_bytes | \beta_V | bytes, usually 12 | bytes that a logit takes while the loss goes
-    backward: 12 in eager PyTorch, 6 with an in-place loss, 2 with a loss that is fused into the
-    head
-kept_gated_tensors | n_\text{gated} | count, usually 4 | inner tensors that a gated MLP keeps: 4 in
-    eager PyTorch, 3 where one kernel computes the gate
-kept_attention_outputs | n_\text{copy}^\text{attn} | count, usually 1 | copies of attention's output
-    that are kept: 1, or 2 where the kernel and the output product keep one each
-dummy_weight_gradients | 1_\text{dummy} | count, from 0 to 1, usually 0 | 1 where the product that
-    makes a weight's gradient adds it to the gradient that is there, and autograd gets a tensor
-    without values in its place, one for all weights of a shape; 0 if not
-workspace_bytes | M_\text{work} | bytes, from 0, usually 0 | scratch memory of the matrix products:
-    on a GPU, cuBLAS keeps one workspace for each thread that multiplies, forward and backward
-"""
-)
+BOOK.given_beside(__file__)
 
 _SOURCE = "Korthikanti et al. 2022, Table 2; Megatron-LM, theoretical_memory_usage.py"
 _CHECKED = "tests/where_the_memory_goes/test_rank.py::test_published_layer"

@@ -17,20 +17,7 @@ _LEDGER = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_stag
 _TE = "Transformer Engine, module/base.py; Megatron-LM, tensor_parallel/layers.py"
 _PEAKS = "tests/where_the_memory_goes/test_published_peaks.py::test_published_peaks"
 
-BOOK.given(
-    r"""
-expert_parallel | e | count, usually 1 | expert-parallel degree: data-parallel ranks that divide the
-    experts of a layer among them
-context_parallel | c | count, usually 1 | context-parallel degree: ranks that share the tokens of
-    each sequence; a sequence is then what one of them has
-shard_groups | d_\text{rep} | count, usually 1 | groups of data-parallel ranks, each of which holds
-    all states once: HSDP's replicas, Megatron-LM's optimizer instances
-offload | 1_\text{off} | count, from 0 to 1, usually 0 | 1 if optimizer states lie in the host's
-    memory, in stage 3 parameters and gradients as well
-shorter_ends | L_\text{less} | count, from 0, usually 0 | layers that the first and the last stage
-    have less than each other stage, beside the embedding and the head
-"""
-)
+BOOK.given_beside(__file__)
 
 
 @BOOK.rule(

@@ -4,17 +4,7 @@ not exact counts."""
 from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import equal
 
-# --- what the reader gives
-
-BOOK.given(
-    r"""
-tokens_per_second | \nu_\text{tok} | tokens/s, above 0 | measured tokens per second of a training
-    run, over all GPUs
-causal_half | 1_\text{half} | count, from 0 to 1, usually 0 | 1 if only the half of the attention
-    scores that a causal mask leaves is counted, as Megatron-Bridge counts; 0 if all scores are
-    counted
-"""
-)
+BOOK.given_beside(__file__)
 
 _KAPLAN = "Kaplan et al. 2020, section 2.1"
 _FOUNDRY = "tests/why_one_gpu/test_utilisation.py::test_published_utilisations"
