@@ -16,58 +16,7 @@ import nbformat
 # The cell tagged `install` of every lab, word for word (a test holds them together). In the stored
 # lab SHARDLAB is empty; the learner's edition names the repository there, where the book knows it.
 INSTALL_LINE = 'SHARDLAB = ""'
-INSTALL_CELL = f"""\
-# Install shardlab if it is missing, or if the wheel has another version. The wheel is
-# beside this notebook or, on Kaggle, among the inputs. A PyTorch that fits is kept.
-import importlib.metadata
-import importlib.util
-import pathlib
-import shutil
-import subprocess
-import sys
-import tempfile
-
-{INSTALL_LINE}  # filled in where the book knows its repository
-
-places = [pathlib.Path.cwd(), *pathlib.Path("/kaggle/input").glob("**/")]
-wheels = [wheel for place in places for wheel in place.glob("shardlab-*.whl")]
-wheel = max(wheels, key=lambda found: found.stat().st_mtime, default=None)
-wanted = wheel.name.split("-")[1] if wheel else ""
-found = importlib.metadata.distributions(name="shardlab")
-here = next((one.version for one in found), "")
-missing = importlib.util.find_spec("shardlab") is None
-
-if missing or (wheel and here and here != wanted):
-    if not (wheel or SHARDLAB):
-        raise ModuleNotFoundError(
-            "shardlab is not installed. This lab's page in the book offers its wheel: "
-            "upload the wheel beside this notebook, then run this cell again."
-        )
-    state = "is missing" if missing else f"{{here}} is here"
-    source = wanted or "it from its repository"
-    print(f"shardlab {{state}}; installing {{source}}", flush=True)
-    if importlib.util.find_spec("torch") is None:
-        print("PyTorch is missing, too: minutes, without a word", flush=True)
-    legal = f"shardlab-{{wanted}}-py3-none-any.whl"  # a browser may have added " (1)"
-    if wheel and wheel.name != legal:
-        wheel = shutil.copy(wheel, pathlib.Path(tempfile.mkdtemp(), legal))
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--retries=1"]
-    beside = f"--find-links={{places[0]}}"
-    if subprocess.run([*pip, beside, str(wheel or SHARDLAB)]).returncode:
-        raise RuntimeError(
-            "pip could not install shardlab; the lines above say why. Without a "
-            "network, bring the wheels of the packages that shardlab needs: on a "
-            "machine with a network, pip download shardlab-*.whl fetches them. Put "
-            "them all beside this notebook."
-        )
-    importlib.invalidate_caches()
-    if "shardlab" in sys.modules:
-        print("restart the kernel: it still has the shardlab that was here")
-
-if importlib.util.find_spec("coursekit"):
-    from coursekit.exercises.missing_names import explain_missing_names
-
-    explain_missing_names()  # of a cell that did not run: a sentence, no traceback"""
+INSTALL_CELL = Path(__file__).with_name("install_cell.txt").read_text("utf-8").rstrip()
 
 # Metadata by which Colab opens a notebook on a GPU. Kaggle documents none for a notebook.
 COLABS_GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4"}}

@@ -17,7 +17,7 @@ from ranklab.virtual import GPU, Links, VirtualGPU, VirtualGPUs, VirtualStep
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 from ..formulas import quantities
-from ..formulas.presets import WITHOUT_BF16
+from ..formulas.presets import WITHOUT_BF16, rows_of
 from ..show.svg.virtual import virtual_step_svg
 
 VIRTUAL_SIZES = dict(
@@ -35,28 +35,17 @@ def virtual_gpu(gpu: str = "H100 SXM 80GB", ranks_per_node: int = 8) -> VirtualG
     return VirtualGPU(preset_gpu(gpu, ranks_per_node))
 
 
-# Dense FLOP/s of products in fp32, and in TF32 or 0 where a GPU has none. H100, A100 and MI300X:
-# torch 2.13.0 _inductor/analysis/device_info.py, which cites the makers' datasheets, H100's TF32
-# without sparsity; an H200 has an H100's chip. V100 and T4: lightning
-# fabric/utilities/throughput.py, which cites NVIDIA's datasheets. Read on 2026-11-28.
-FP32_AND_TF32 = {
-    "V100 SXM2 32GB": (15.7e12, 0),
-    "T4": (8.1e12, 0),
-    "A100 SXM 40GB": (19.5e12, 156e12),
-    "A100 SXM 80GB": (19.5e12, 156e12),
-    "H100 SXM 80GB": (67e12, 494.5e12),
-    "H200 SXM": (67e12, 494.5e12),
-    "MI300X": (163.4e12, 653.7e12),
-}
+HARDWARE = {row["name"]: row for row in rows_of("hardware.csv")}
 
 
 def preset_gpu(name: str, ranks_per_node: int = 8) -> GPU:
     """Everything runs at four fifths of its datasheet: large products, memory and links. Products
-    have a rate in 16 bits, and in fp32 where FP32_AND_TF32 has one."""
+    have a rate in 16 bits, and in fp32 and TF32 where data/hardware.csv has one."""
     chip = quantities(gpu=name)
     formats = [torch.float16] + [torch.bfloat16] * (name not in WITHOUT_BF16)
     rates = dict.fromkeys(formats, BANDWIDTH_SHARE * chip["flops_per_second"])
-    fp32, tf32 = FP32_AND_TF32.get(name, (0, 0))
+    of_fp32 = (HARDWARE[name][f"dense_tflops_{kind}"] for kind in ("fp32", "tf32"))
+    fp32, tf32 = (float(f"{tflops or 0}e12") for tflops in of_fp32)
     return GPU(
         rates | ({torch.float32: BANDWIDTH_SHARE * fp32} if fp32 else {}),
         BANDWIDTH_SHARE * chip["memory_bytes_per_second"],

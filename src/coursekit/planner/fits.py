@@ -37,20 +37,6 @@ MOST_GPUS = 65_536
 MOST_RESERVE_GB = 1_000_000
 MOST_TENSOR_PARALLEL, MOST_PIPELINE_PARALLEL = 8, 64
 USUAL_RANKS_PER_NODE, USUAL_UTILISATION = 8, 0.5
-LINKS_OF_GPU = {  # by how its name begins: inside a node, and of each GPU's network card
-    "V100": ("NVLink 2 (V100)", "network, 100 Gbit/s"),
-    "A100": ("NVLink 3 (A100)", "network, 200 Gbit/s"),
-    "H100": ("NVLink 4 (H100)", "network, 400 Gbit/s"),
-    "H200": ("NVLink 4 (H100)", "network, 400 Gbit/s"),
-    "B200": ("NVLink 5 (B200)", "network, 400 Gbit/s"),
-    "GB200": ("NVLink 5 (B200)", "network, 400 Gbit/s"),
-    "B300": ("NVLink 5 (B200)", "network, 800 Gbit/s"),
-    "GB300": ("NVLink 5 (B200)", "network, 800 Gbit/s"),
-    "MI300X": ("xGMI (MI300X)", "network, 400 Gbit/s"),
-    "MI355X": ("xGMI (MI355X)", "network, 400 Gbit/s"),
-}
-LINKS_OF_OTHERS = ("PCIe 4 x16", "network, 100 Gbit/s")
-NVLINK_DOMAIN = {"GB200": 72, "GB300": 72}  # GPUs that NVLink joins beyond a node: NVL72
 MICROBATCHES_PER_STAGE = 4  # assumed of a pipeline: from one on, more of them change no byte
 WHOLE_LAYERS = 3  # of recompute_policy
 SMALL_MOMENTS = ("bf16, 8-bit Adam",)  # recipes that one GPU may need
@@ -58,6 +44,19 @@ NO_ADAPTERS = "; none of them trains adapters"
 ADAPTED = ("LoRA, rank 16", "QLoRA, rank 16")
 ONE_F_ONE_B, INTERLEAVED = 2, 4  # of pipeline_schedule
 PEAKS = "tests/where_the_memory_goes/published_peaks.csv"
+
+
+def family_of(gpu) -> str:
+    """The chip's name, without the board and the memory: H100, RTX 4090."""
+    return gpu.split(" SXM")[0]
+
+
+CHIPS = {family_of(row["name"]): row for row in rows_of("hardware.csv")}
+# family -> links inside a node, and of each GPU's network card
+LINKS_OF_GPU = {f: (row["node_link"], row["network"]) for f, row in CHIPS.items() if row["network"]}
+LINKS_OF_OTHERS = ("PCIe 4 x16", "network, 100 Gbit/s")
+# family -> GPUs that NVLink joins beyond a node: NVL72
+NVLINK_DOMAIN = {f: int(row["nvlink_gpus"]) for f, row in CHIPS.items() if row["nvlink_gpus"]}
 
 
 @dataclass(frozen=True)
@@ -543,11 +542,6 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     if answer.warning:
         warnings.warn(answer.warning, CrossesNodes, stacklevel=2)
     return answer if answer.fits else replace(answer, nearest=tuple(nearest(layout)))
-
-
-def family_of(gpu) -> str:
-    """The chip's name, without the board and the memory: H100, RTX 4090."""
-    return gpu.split(" SXM")[0]
 
 
 def reserve_in_bytes(reserve_gb) -> int | None:

@@ -12,6 +12,7 @@ from coursekit.formulas.presets import GPUS, LINKS, rows_of
 from coursekit.formulas.registry import BOOK
 
 from .fits import (
+    CHIPS,
     LINKS_OF_GPU,
     LINKS_OF_OTHERS,
     NVLINK_DOMAIN,
@@ -21,9 +22,6 @@ from .fits import (
     in_library,
 )
 
-HOST_LINKS = dict.fromkeys(("A100", "RTX 4090"), "PCIe 4 x16") | dict.fromkeys(
-    ("H100", "H200", "B200", "RTX 5090"), "PCIe 5 x16"
-)
 BANDWIDTH_SHARE = 0.8  # of a datasheet's figure that memory and links reach: assumed, not fitted
 PUBLISHED_SECONDS = "tests/which_layout/published_seconds.csv"
 
@@ -215,7 +213,7 @@ def parts_of(values) -> dict:
 def host_rate(gpu: str) -> float:
     """Bytes per second between a preset's GPU and its host, each way, at four fifths of the
     datasheet; 0 where the book has no link for it."""
-    link = HOST_LINKS.get(family_of(gpu))
+    link = CHIPS[family_of(gpu)]["host_link"]
     return BANDWIDTH_SHARE * LINKS[link].quantities["link_bytes_per_second"] if link else 0.0
 
 

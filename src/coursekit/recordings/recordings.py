@@ -42,6 +42,12 @@ def _require(condition, where, value, rule):
         raise InvalidRecording(f"{where} = {value!r}: {rule}.")
 
 
+def _check(of, where, **rules):
+    """Require each attribute to keep its rule: name=(whether it does, the rule)."""
+    for name, (condition, rule) in rules.items():
+        _require(condition, f"{where}{name}", getattr(of, name), rule)
+
+
 def _is_number(value):
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -64,44 +70,23 @@ class Row:
     suspect: str = ""  # why the value is not that of its name
 
     def __post_init__(self):
-        _require(
-            isinstance(self.name, str)
-            and all(part.isidentifier() for part in self.name.split(".")),
-            "name",
-            self.name,
-            "a row is named by words joined by dots, such as step.peak",
+        words = isinstance(self.name, str) and all(map(str.isidentifier, self.name.split(".")))
+        _check(self, "", name=(words, "a row is named by words joined by dots, such as step.peak"))
+        plain = isinstance(self.case, dict) and all(
+            isinstance(v, (str, int, float, bool)) for v in self.case.values()
         )
-        _require(_is_number(self.value), f"{self.name}: value", self.value, "a finite number")
-        _require(
-            self.unit in ROW_UNITS,
-            f"{self.name}: unit",
-            self.unit,
-            f"one of {', '.join(ROW_UNITS)}",
-        )
-        _require(
-            self.predicted is None or _is_number(self.predicted),
-            f"{self.name}: predicted",
-            self.predicted,
-            "a finite number or null",
-        )
-        _require(
-            bool(self.formula) == (self.predicted is not None),
-            f"{self.name}: formula",
-            self.formula,
-            "a prediction names its formula, and a formula gives a prediction",
-        )
-        _require(
-            isinstance(self.case, dict)
-            and all(isinstance(v, (str, int, float, bool)) for v in self.case.values()),
-            f"{self.name}: case",
-            self.case,
-            "names with text, numbers or true and false",
-        )
-        _require(
-            isinstance(self.suspect, str),
-            f"{self.name}: suspect",
-            self.suspect,
-            "why the value is wrong, in words, or an empty text",
+        predicted = self.predicted is not None
+        both = "a prediction names its formula, and a formula gives a prediction"
+        in_words = "why the value is wrong, in words, or an empty text"
+        _check(
+            self,
+            f"{self.name}: ",
+            value=(_is_number(self.value), "a finite number"),
+            unit=(self.unit in ROW_UNITS, f"one of {', '.join(ROW_UNITS)}"),
+            predicted=(not predicted or _is_number(self.predicted), "a finite number or null"),
+            formula=(bool(self.formula) == predicted, both),
+            case=(plain, "names with text, numbers or true and false"),
+            suspect=(isinstance(self.suspect, str), in_words),
         )
 
     @property
@@ -121,21 +106,15 @@ class Hardware:
     memory_bytes: int
 
     def __post_init__(self):
-        _require(
-            isinstance(self.device, str) and self.device.strip(),
-            "hardware: device",
-            self.device,
-            "the device's name",
+        counted = lambda value: type(value) is int and value >= 1
+        _check(
+            self,
+            "hardware: ",
+            device=(isinstance(self.device, str) and self.device.strip(), "the device's name"),
+            kind=(self.kind in DEVICE_KINDS, " or ".join(DEVICE_KINDS)),
+            count=(counted(self.count), "a whole number of at least 1"),
+            memory_bytes=(counted(self.memory_bytes), "a whole number of at least 1"),
         )
-        _require(self.kind in DEVICE_KINDS, "hardware: kind", self.kind, " or ".join(DEVICE_KINDS))
-        for name in ("count", "memory_bytes"):
-            value = getattr(self, name)
-            _require(
-                isinstance(value, int) and not isinstance(value, bool) and value >= 1,
-                f"hardware: {name}",
-                value,
-                "a whole number of at least 1",
-            )
 
 
 @dataclass(frozen=True)
@@ -160,14 +139,14 @@ class Recording:
             plain = datetime.date.fromisoformat(self.date).isoformat() == self.date
         except (TypeError, ValueError):
             plain = False
-        _require(plain, "date", self.date, "a day as 2026-11-21, so that days sort as text")
-        _require(
-            isinstance(self.command, str) and self.command,
-            "command",
-            self.command,
-            "the command that anyone can run again",
+        again = isinstance(self.command, str) and self.command
+        _check(
+            self,
+            "",
+            date=(plain, "a day as 2026-11-21, so that days sort as text"),
+            command=(again, "the command that anyone can run again"),
+            rows=(len(self.rows) > 0, "at least one"),
         )
-        _require(len(self.rows) > 0, "rows", self.rows, "at least one")
         keys = [row.key for row in self.rows]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         _require(twice is None, "rows", twice, "each name and case stands once")
