@@ -1,6 +1,6 @@
 """Answers of a check that exercises of several topics make of tensors and of solutions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,20 @@ def drawn(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
 def unless_blank(answers: Iterable) -> Any:
     """The answers; None or `...` alone where one of them is that, so that a check says it."""
     return next((answer for answer in answers if answer is None or answer is ...), answers)
+
+
+def list_of_ranks(given: Callable[[], Any], *forms: tuple[Callable[[Any], bool], str]) -> Any:
+    """What a task found on each rank: a list; or a sentence about its form, that of the first of
+    `forms`, (condition, sentence), whose condition is true of some rank's."""
+    found = given()
+    if found is None or found is ...:
+        return found
+    if not isinstance(found, (list, tuple)):
+        return (
+            "one number is one rank's: run(function) gives a list of what each rank returned, and"
+            " check wants the list."
+        )
+    return next((said for holds, said in forms if any(map(holds, found))), list(found))
 
 
 def times_of_parts(found: list[float], parts: Iterable[Tensor]) -> list[float] | None:

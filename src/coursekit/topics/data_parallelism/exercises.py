@@ -10,7 +10,13 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from coursekit.exercises.answers import drawn, nine_digits, times_of_parts, unless_blank
+from coursekit.exercises.answers import (
+    drawn,
+    list_of_ranks,
+    nine_digits,
+    times_of_parts,
+    unless_blank,
+)
 from coursekit.exercises.checker import same
 from coursekit.exercises.edits import Topic
 from coursekit.exercises.thread_ranks import answer_of_ranks, value_of_ranks
@@ -656,18 +662,8 @@ ranks_that_drift_apart = topic.exercise(
 
 
 def _list_of_ranks(given):
-    """The numbers that were found, or a sentence about their form."""
-    found = given()
-    if found is None or found is ...:
-        return found
-    if not isinstance(found, (list, tuple)):
-        return (
-            "one number is one rank's: run(function) gives a list of what each rank returned, and"
-            " check wants the list."
-        )
-    if any(isinstance(one, (dict, tuple, list)) for one in found):
-        return "those are all operations: return log.totals()['all_reduce'].nbytes on each rank."
-    return list(found)
+    many = "those are all operations: return log.totals()['all_reduce'].nbytes on each rank."
+    return list_of_ranks(given, (lambda one: isinstance(one, (dict, tuple, list)), many))
 
 
 reduced_by_two_ranks = topic.exercise(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry
 
-from coursekit.exercises.answers import drawn, nine_digits, share_of_each
+from coursekit.exercises.answers import drawn, list_of_ranks, nine_digits, share_of_each
 from coursekit.exercises.checker import OfRanks
 from coursekit.exercises.edits import Topic
 from coursekit.exercises.thread_ranks import value_of_ranks
@@ -765,25 +765,12 @@ def copies_apart(model):
 # --- task: two ranks of the reader's own ----------------------------------------------------------
 
 
-def _list_of_bytes(given):
-    """The numbers that were found, or a sentence about their form."""
-    found = given()
-    if found is None or found is ...:
-        return found
-    if not isinstance(found, (list, tuple)):
-        return (
-            "one number is one rank's: run(function) gives a list of what each rank returned, and"
-            " check wants the list."
-        )
-    return list(found)
-
-
 parameters_on_two_ranks = topic.exercise(
     "parameters_on_two_ranks",
     [184_608, 184_608],
     name="found",
     cases=({},),
-    answer=_list_of_bytes,
+    answer=list_of_ranks,
     of_a_value=True,
     hint="A function that splits the model and adds up parameter.nbytes; ranks(2); run; close.",
     right="two ranks of your own, and each keeps a little more than half of the model.",

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from coursekit.exercises.answers import nine_digits
+from coursekit.exercises.answers import list_of_ranks, nine_digits
 from coursekit.exercises.checker import Failure
 from coursekit.exercises.edits import Topic
 from coursekit.exercises.numbers import plain_numbers
@@ -243,20 +243,13 @@ def trained_plainly(part_loss, steps, n, **sizes):
 
 
 def _list_of_bytes(given):
-    """The numbers that were found, or a sentence about their form."""
-    found = given()
-    if found is None or found is ...:
-        return found
-    if not isinstance(found, (list, tuple)):
-        return (
-            "one number is one rank's: run(function) gives a list of what each rank returned, and"
-            " check wants the list."
-        )
-    if any(hasattr(one, "optimizer") for one in found):
-        return "those are all kinds of bytes: take .optimizer of them on each rank."
-    if not all(isinstance(one, (int, float)) for one in found):
-        return "numbers are wanted: each rank returns ledger.bytes.optimizer, which is one."
-    return list(found)
+    kinds = "those are all kinds of bytes: take .optimizer of them on each rank."
+    wanted = "numbers are wanted: each rank returns ledger.bytes.optimizer, which is one."
+    return list_of_ranks(
+        given,
+        (lambda one: hasattr(one, "optimizer"), kinds),
+        (lambda one: not isinstance(one, (int, float)), wanted),
+    )
 
 
 states_on_two_ranks = topic.exercise(
