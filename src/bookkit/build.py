@@ -14,7 +14,7 @@ import shardlab
 from bookkit import words
 
 SOURCES = Path(__file__).resolve().parents[1]
-SHOWN = {".py", ".md", ".csv", ".json", ".css", ".js", ".html", ".svg"}
+SHOWN = {".py", ".md", ".txt", ".csv", ".json", ".css", ".js", ".html", ".svg"}
 
 
 def build_book(source, output, quiet=True, overrides=None):
