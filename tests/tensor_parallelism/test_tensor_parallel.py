@@ -883,6 +883,9 @@ def apart(case, way):
         model.blocks[0].dropout.p = 0.1 + me / 10
     if case == "batches":
         tokens = tokens.roll(me, -1)
+    for parameter in model.parameters() if case == "drawn anew" else ():
+        torch.manual_seed(5)
+        nn.init.normal_(parameter)
     if case == "evaluation":
         model.eval()
         model(tokens)
@@ -907,19 +910,21 @@ def apart(case, way):
         ("one evaluates", "dropout of 0.1 from a generator", "no dropout: the ranks of a tensor"),
         ("rates", "dropout of 0.1 from a generator", "dropout of 0.1, 0.2 from a generator"),
         ("batches", "a batch [3, 4] ", "a batch [3, 4] "),
+        ("drawn anew", "all ranks have one part of TokenEmbedding.weight", "initialise before"),
         ("evaluation", "dropout of 0.1 from a generator with seed 100", "seed 101 and state"),
         ("alike", "", ""),
         ("no dropout", "", ""),
     ],
 )
 def test_what_ranks_have_alike(worlds, case, way, first, second):
-    """Other masks, or other batches, give equal losses and copies that drift apart.
+    """Other masks, or other batches, give equal losses and copies that drift apart; equal parts are
+    half a model.
 
     Must catch: a comparison that only ranks with dropout make, so that they wait for the others;
     one that a refusal, or an evaluation, ends; a refusal of seeds that nothing is drawn from."""
     for every in worlds(2).run(apart, case, way):
         for said in every:
-            assert said.startswith(f"rank 0 has {first}" if first else "") and second in said, said
+            assert said.removeprefix("rank 0 has ").startswith(first) and second in said, said
             assert bool(said) == bool(first)
 
 
@@ -941,10 +946,10 @@ def compared():
 
 
 def test_ranks_compare_once(worlds):
-    """Sizes and facts: two all-gathers, which no log of a step has.
+    """Sizes and facts, sizes and parts: four all-gathers, which no log of a step has.
 
     Must catch: a comparison in each step, for which a GPU's host would wait."""
-    assert worlds(2).run(compared) == [[(0, 2), (0, 0)]] * 2
+    assert worlds(2).run(compared) == [[(0, 4), (0, 0)]] * 2
 
 
 # --- the gradient of an input that somebody else has as well --------------------------------------

@@ -1,7 +1,7 @@
 """Two things that ranks of tensor parallelism must have alike, and that no loss shows: the batch,
-and the random numbers of dropout.
+and the random numbers of dropout. And one that they must not: parts of weights.
 
-The first forward of training compares both over the group, once. Training means that gradients are
+The first forward of training compares them over the group, once. Training means that gradients are
 on and, where the model drops elements at all, that some dropout is on. All ranks of the group pass
 the place of the comparison in the same order, whether they drop elements or not, so none waits in
 vain. Later steps compare nothing: a rank that draws numbers alone after the first step, for a
@@ -17,7 +17,7 @@ from ...common.agreement import agree, batch_of, fingerprint, unlogged
 from ...common.torch_internals import active_fake_mode, disable_modes, never_compiled
 from ...gpt import Dropout
 from .checks import CannotSplit
-from .layers import AmongRanks, OwnDropout, TokenEmbedding
+from .layers import AmongRanks, CutModule, OwnDropout, TokenEmbedding
 
 DROPS = (
     Dropout,
@@ -33,6 +33,7 @@ RULE = (
     "the ranks of a tensor-parallel group see the same batch and drop the same elements; choose the"
     " batch by the data-parallel rank, and the seed too, as torch.manual_seed(seed + dp_rank) does"
 )
+SAMPLED = 64  # elements of a part
 
 
 class FirstForward(AmongRanks):
@@ -57,11 +58,31 @@ class FirstForward(AmongRanks):
             facts = [batch_of(x) for x in given if whole and not x.requires_grad]
             facts.append(self.numbers_for_dropout(given))
             agree(facts, self.group, CannotSplit, RULE)
+            self.check_parts(module)
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
         if self.rates() and not self.rates(on=True):  # an evaluation, with gradients on
             self.watch(module)
+
+    def check_parts(self, module: nn.Module):
+        """Every rank has its own parts of what the module computes with."""
+        cut = {
+            f"{name}.{key}": part.flatten()[:SAMPLED]
+            for name, child in module.named_modules(prefix=type(module).__name__)
+            if isinstance(child, CutModule)
+            for key, part in child.named_parameters(recurse=False)
+            if key in child.cuts
+        }
+        own = {name: some.tolist() for name, some in cut.items() if (some != some[:1]).any()}
+        every = [own] * dist.get_world_size(self.group)
+        dist.all_gather_object(every, own, self.group)
+        if own and len(every) > 1 and all(theirs == own for theirs in every):
+            raise CannotSplit(
+                f"all ranks have one part of {', '.join(own)}: they were drawn or handed out anew"
+                " after apply_tensor_parallel, as by DDP or FSDP over ranks that have other parts:"
+                " initialise before, and replicate over mesh.dp.group."
+            )
 
     def rates(self, on: bool = False) -> list[float]:
         dropping = [module for module in self.dropping if module.training or not on]
