@@ -24,7 +24,7 @@ are for tensors that are not shards.
 
 import functools
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from weakref import ref
 
 import torch
@@ -43,12 +43,7 @@ from .shards import (
     updated_by,
     would_mix,
 )
-from .torch_internals import (
-    watch_clipping,
-    watch_replicas,
-    watch_unscaling,
-    watch_value_clipping,
-)
+from .torch_internals import watch_clipping, watch_unscaling, watch_value_clipping
 
 
 def watch_steps():
@@ -72,13 +67,23 @@ def watch_once():
     watch_unscaling(updated_in_order, agree_on_infinities, loss_is_elsewhere)
     watch_clipping(norm_over_ranks, refuse_clipping, refuse_norm)
     watch_value_clipping(with_shards)
-    watch_replicas(refuse_parts)
+    watch_replicas()
 
 
-def refuse_parts(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None):
-    """Refuse PyTorch's replicas of parts over ranks that have other parts."""
-    if why := would_mix(named, group):
-        raise CannotShard(f"rank {dist.get_rank()}: {why}")
+def watch_replicas():
+    """PyTorch's DistributedDataParallel refuses parts where it would write rank 0's over those of
+    other ranks."""
+    make = torch.nn.parallel.DistributedDataParallel.__init__
+
+    @functools.wraps(make)
+    def refuse_first(self, module, *args, **named):
+        mesh = named.get("device_mesh")
+        group = mesh.get_group(0) if mesh else named.get("process_group")
+        if why := would_mix(module.named_parameters(), group):
+            raise CannotShard(f"rank {dist.get_rank()}: {why}")
+        make(self, module, *args, **named)
+
+    torch.nn.parallel.DistributedDataParallel.__init__ = refuse_first
 
 
 def updated_in_order(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -6,11 +6,10 @@ repair here and nowhere else. Tested with torch 2.8 and 2.13.
 """
 
 import functools
-import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -192,22 +191,6 @@ def watch_clipping(
 
     module._get_total_norm, torch.nn.utils.get_total_norm = total_norm, asked_first
     module._clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_ = seen_first
-
-
-def watch_replicas(refuse: Callable[[Iterable[tuple[str, Tensor]], object], None]) -> None:
-    """PyTorch's DistributedDataParallel calls `refuse(named_parameters, group)` first. Without it,
-    rank 0's part of a weight is written over the parts of other ranks."""
-    cls = torch.nn.parallel.DistributedDataParallel
-    make = cls.__init__
-
-    @functools.wraps(make)
-    def refuse_first(*args, **named):
-        given = inspect.signature(make).bind(*args, **named).arguments
-        mesh, group = given.get("device_mesh"), given.get("process_group")
-        refuse(given["module"].named_parameters(), mesh.get_group(0) if mesh is not None else group)
-        make(*args, **named)
-
-    cls.__init__ = refuse_first
 
 
 def watch_value_clipping(tensors_of: Callable[[list[Tensor]], list[Tensor]]) -> None:

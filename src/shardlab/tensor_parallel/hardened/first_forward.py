@@ -17,7 +17,7 @@ from ...common.agreement import agree, batch_of, fingerprint, unlogged
 from ...common.torch_internals import active_fake_mode, disable_modes, never_compiled
 from ...gpt import Dropout
 from .checks import CannotSplit
-from .layers import AmongRanks, CutModule, OwnDropout, TokenEmbedding
+from .layers import AmongRanks, OwnDropout, TokenEmbedding
 
 DROPS = (
     Dropout,
@@ -33,7 +33,6 @@ RULE = (
     "the ranks of a tensor-parallel group see the same batch and drop the same elements; choose the"
     " batch by the data-parallel rank, and the seed too, as torch.manual_seed(seed + dp_rank) does"
 )
-SAMPLED = 64  # elements of a part
 
 
 class FirstForward(AmongRanks):
@@ -67,21 +66,19 @@ class FirstForward(AmongRanks):
 
     def check_parts(self, module: nn.Module):
         """Every rank has its own parts of what the module computes with."""
-        cut = {
-            f"{name}.{key}": part.flatten()[:SAMPLED]
+        own = {
+            f"{name}.{key}": part.flatten()[:64].tolist()
             for name, child in module.named_modules(prefix=type(module).__name__)
-            if isinstance(child, CutModule)
             for key, part in child.named_parameters(recurse=False)
-            if key in child.cuts
+            if key in getattr(child, "cuts", ())
         }
-        own = {name: some.tolist() for name, some in cut.items() if (some != some[:1]).any()}
+        own = {name: some for name, some in own.items() if len({*some}) > 1}
         every = [own] * dist.get_world_size(self.group)
         dist.all_gather_object(every, own, self.group)
-        if own and len(every) > 1 and all(theirs == own for theirs in every):
+        if own and every.count(own) == len(every) > 1:
             raise CannotSplit(
-                f"all ranks have one part of {', '.join(own)}: they were drawn or handed out anew"
-                " after apply_tensor_parallel, as by DDP or FSDP over ranks that have other parts:"
-                " initialise before, and replicate over mesh.dp.group."
+                f"all ranks have one part of {', '.join(own)}: initialise before the cut, and give"
+                " DDP and FSDP the group of the ranks with the same part, such as mesh.dp.group."
             )
 
     def rates(self, on: bool = False) -> list[float]:
