@@ -263,13 +263,13 @@ def pipelined(name: str, tied: int = 0, by_core: bool = False) -> Step:
 
 
 def pipelines_again(make: str):
-    """The communicators that one pipeline makes, and those after ten."""
+    """The communicators that one pipeline makes, and those after three."""
     from pretended import nccl
 
     n, tokens, counts = dist.get_world_size(), batch(sequences=4), []
     net = model(layers=2 * n)
     layers, lists = [net.embedding, *net.blocks, net.head], schedule("1F1B", n, 4)
-    for _ in range(10):
+    for _ in range(3):
         if make == "core":
             pipelines.Pipeline(layers, lists, tokens, next_token_loss).step(tokens, tokens)
         else:

@@ -149,18 +149,23 @@ def test_a_hierarchical_all_reduce(on_gpus, gpus):
 
 
 OF_THE_CORE = ("GPipe", "1F1B", "eager 1F1B", "interleaved 1F1B")
+ZERO_BUBBLE = ("zero-bubble H1", "zero-bubble H2")
 
 
 @pytest.mark.parametrize(
-    "name, by_core",
+    "name, by_core, tied",
     [
-        *((name, False) for name in (*OF_THE_CORE, "zero-bubble H1", "zero-bubble H2")),
-        *((name, True) for name in OF_THE_CORE),
+        *((name, False, 1) for name in (*OF_THE_CORE, *ZERO_BUBBLE)),
+        *((name, True, 1) for name in OF_THE_CORE),
+        ("eager 1F1B", False, 0),
+        *at_night(
+            *((name, False, 0) for name in ("GPipe", "1F1B", "interleaved 1F1B", *ZERO_BUBBLE)),
+            *((name, True, 0) for name in OF_THE_CORE),
+        ),
     ],
 )
-@pytest.mark.parametrize("tied", [0, 1])
 @pytest.mark.parametrize("gpus", by_day(4))
-def test_pipelines(on_gpus, gpus, tied, name, by_core):
+def test_pipelines(on_gpus, gpus, name, by_core, tied):
     """NCCL makes the communicator of a pair at its first message, and the host waits there for the
     peer.
 
@@ -239,9 +244,8 @@ def test_pytorchs_tensor_parallelism(on_gpus, gpus, sequence):
     "name, kind",
     [
         ("GPipe", "ScheduleGPipe"),
-        ("1F1B", "Schedule1F1B"),
-        ("interleaved 1F1B", "ScheduleInterleaved1F1B"),
         ("zero-bubble H1", "ScheduleInterleavedZeroBubble"),
+        *at_night(("1F1B", "Schedule1F1B"), ("interleaved 1F1B", "ScheduleInterleaved1F1B")),
     ],
 )
 @pytest.mark.parametrize("gpus", by_day(4)[1:])

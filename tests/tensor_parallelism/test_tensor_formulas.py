@@ -109,9 +109,7 @@ STYLES = (
 @one_of_many
 @pytest.mark.parametrize("t, rank", [(1, 0), (3, 0), (3, 2), (4, 3)])
 def test_bytes_of_each_rank(t, rank):
-    """Parameters, gradients and optimizer states of a rank, in every style of the model.
-
-    Must catch: a bias of a row layer cut, or one of a column layer whole; a tied head counted
+    """Must catch: a bias of a row layer cut, or one of a column layer whole; a tied head counted
     twice; parts of one size on all ranks."""
     for changes in STYLES:
         found = Rank(t, rank, PLAIN, **changes)
@@ -127,12 +125,9 @@ def test_bytes_of_each_rank(t, rank):
 @pytest.mark.parametrize("way", (PLAIN, NAIVE, AGAIN), ids=("tensor", "sequence", "again"))
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_saved_activations(way, recipe):
-    """A rank keeps the formulas' bytes for backward exactly: every kind of attention, both styles,
-    groups of queries, one rank and several.
-
-    Must catch: the gathered input kept although it is gathered again, by autograd or by a hook of
-    this book, or kept twice; a mask of the whole kept for its part; angles of rotary positions cut;
-    the scores gathered."""
+    """Must catch: the gathered input kept although it is gathered again, by autograd or by a hook
+    of this book, or kept twice; a mask of the whole kept for its part; angles of rotary positions
+    cut; the scores gathered."""
     attention = (dict(), dict(fused_attention=False), dict(fused_attention=False, dropout=0.1))
     for number, (kind, changes) in enumerate(product(attention, STYLES)):
         t, rank = ((3, 2), (4, 0), (1, 0))[number % 3]
@@ -160,7 +155,9 @@ SHAPES = {
 
 @one_of_many
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", ["the loss", "layers", "a long sequence", "states", *at_night("gated layers")]
+)
 def test_peak_of_a_rank(shape, recipe):
     """The fullest point of a later step, within a fifth of a percent; which place it is at differs
     from shape to shape and from way to way.
@@ -194,9 +191,7 @@ def test_saved_activations_of_grouped_queries(kind):
 @one_of_many
 @pytest.mark.parametrize("way", (PLAIN, NAIVE, AGAIN), ids=("tensor", "sequence", "again"))
 def test_what_is_sent(way):
-    """Messages and their bytes, by operation, in both styles; and what rings send of them.
-
-    Must catch: an all-reduce of gate and up each; one for each norm; scores gathered; an input
+    """Must catch: an all-reduce of gate and up each; one for each norm; scores gathered; an input
     gathered a third time; the table of positions not added up."""
     for t, changes in product([2, 4], [dict(), dict(biases=0, gated_mlp=1, learned_positions=0)]):
         found = Rank(t, 0, way, "bf16, no master", **changes)
@@ -302,8 +297,7 @@ def test_share_of_a_layer():
 
 
 @pytest.mark.parametrize(
-    "wrong, message",
-    told("test_tensor_formulas::test_what_is_refused", globals()),
+    "wrong, message", told("test_tensor_formulas::test_what_is_refused", globals())
 )
 def test_what_is_refused(wrong, message):
     """Must catch: a rule that is never asked, so that a count is rounded down."""

@@ -642,7 +642,7 @@ def decayed(stage, groups_of_model):
     return distance, same, stage != 2 or all(p.grad is None for p in ours.parameters())
 
 
-@pytest.mark.parametrize("n", (2, 3))
+@pytest.mark.parametrize("n", [3, *at_night(2)])
 def test_groups_by_dims_and_by_names(worlds, n):
     """Weight decay as training scripts choose it equals the plain model's (AdamW: 1e-9, as it
     divides by roots of squares), without a change of the script: in stages 1 and 2 parameters are
