@@ -19,10 +19,7 @@ SEEDS = [2303, 2370, 6055, 8660, *at_night(4, 6160, 6805, 6809, 8679, 10881)]
 @pytest.mark.ranks
 @pytest.mark.parametrize("seed", SEEDS)
 def test_parity_on_every_axis_at_once(seed):
-    """A run on 4 or 8 ranks, saved and resumed on another layout, is the plain model's; a group
-    forgotten, an optimizer made too early and a save of one part are refused on every rank.
-
-    Must catch: DistributedDataParallel or a stage of ZeRO over ranks that hold other parts; an
+    """Must catch: DistributedDataParallel or a stage of ZeRO over ranks that hold other parts; an
     optimizer that steps on parameters that were cut meanwhile; a save of one of several parts; any
     gradient, norm or state that two techniques count twice, or neither counts."""
     assert outcome(case_of(seed)) == "parity", case_of(seed)

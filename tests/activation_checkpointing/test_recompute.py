@@ -239,9 +239,7 @@ def test_bytes_are_not_more_than_torchs(ours, theirs):
 
 @pytest.mark.parametrize("call", BOTH)
 def test_nothing_is_alive_after_a_step(call):
-    """Without the garbage collector's help.
-
-    Must catch: the second run's hook returning an activation with its graph, a circle that no
+    """Must catch: the second run's hook returning an activation with its graph, a circle that no
     collector sees."""
     model, alive = each_layer(gpt(), call), WeakSet()
 

@@ -123,10 +123,7 @@ def messages_of(name):
 
 
 def test_messages_of_the_second_run(pair):
-    """A layer's two all-reduces run again, but the one that ends a checkpoint: backward does not
-    need it. A partitioned input costs one gathering for each checkpoint.
-
-    Must catch: an all-reduce of the second run that the other rank does not make."""
+    """Must catch: an all-reduce of the second run that the other rank does not make."""
     again = {"all_reduce": 2 * SIZES["layers"] - 2}  # 3 layers in 2 checkpoints
     assert pair.run(messages_of, "by hooks") == [again] * 2
     assert pair.run(messages_of, "partitioned") == [{**again, "all_gather": 2}] * 2

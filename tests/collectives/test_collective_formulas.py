@@ -117,10 +117,7 @@ def test_seconds(n, nbytes):
 
 @pytest.mark.parametrize("n", [n for n in MANY if n > 1])
 def test_bandwidths(n):
-    """Without latency the bus bandwidth of a ring is its link's, for any number of ranks: that is
-    what it is for.
-
-    Mutation: 2n/(n - 1) for 2(n - 1)/n; the bytes of one rank's chunk for the whole array."""
+    """Mutation: 2n/(n - 1) for 2(n - 1)/n; the bytes of one rank's chunk for the whole array."""
     given = dict(ranks=n, message_bytes=10**9, latency_seconds=0, link_bytes_per_second=25e9)
     for seconds, bus in (
         ("ring_all_reduce_seconds", "all_reduce_bus_bytes_per_second"),
@@ -139,11 +136,8 @@ def test_bandwidths(n):
 
 @pytest.mark.parametrize("nodes, each", [(1, 4), (2, 1), (2, 2), (2, 8), (3, 4), (4, 2)])
 def test_hierarchical(nodes, each):
-    """Bytes over a node's link are counted in the plans; the time is the sum of three clocks; a
-    node's ranks share its link.
-
-    Mutation: the whole array across nodes instead of the chunk; the bandwidths of the two
-    links exchanged."""
+    """Mutation: the whole array across nodes instead of the chunk; the bandwidths of the two links
+    exchanged."""
     n, nbytes = nodes * each, 5040 * 16
     found = evaluate(
         ["nodes", "flat_link_share", "hierarchical_link_share", "hierarchical_all_reduce_seconds"],

@@ -83,9 +83,7 @@ def test_a_backward_that_raises():
 
 
 def test_a_forward_within_backward():
-    """Recomputed layers: one backward all the same.
-
-    Must catch: a forward that resets what is known of the backward under way."""
+    """Must catch: a forward that resets what is known of the backward under way."""
     model = net()
     diary = Diary(model)
     x = torch.ones(1, 2, requires_grad=True)
@@ -119,10 +117,7 @@ def test_a_backward_within_a_backward(depth):
 
 
 def test_an_outer_backward_that_raises():
-    """An operation before a reentrant checkpoint raises, once the inner backward is over: the next
-    backward begins anew, also while the error is looked at.
-
-    Must catch: hooks that keep the end of a backward alive that was given up."""
+    """Must catch: hooks that keep the end of a backward alive that was given up."""
     model = net()
     diary = Diary(model)
     x = torch.ones(1, 2, requires_grad=True)
@@ -220,11 +215,8 @@ def test_for_techniques_that_act_before():
 
 
 def test_several_backwards_as_one():
-    """Three backwards, and a gradient that autograd has not made, are told once; a parameter
-    without a gradient is not told; nothing is told within no_sync, and nothing of one that raised.
-
-    Must catch: each backward told; a listener that hears nothing forever after; a gradient said to
-    be complete before the last backward."""
+    """Must catch: each backward told; a listener that hears nothing forever after; a gradient said
+    to be complete before the last backward."""
     model = net()
     model.extra, model.unused = extra, _ = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
     diary = Diary(model)

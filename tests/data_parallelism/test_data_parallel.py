@@ -255,10 +255,7 @@ def order_of_events(overlap):
 
 
 def test_overlap_is_real(world):
-    """Buckets leave while backward has gradients to make, and wait for its end where they are told
-    to. By order of events.
-
-    Mutations: buckets sent in backward_ends(); buckets in the order of parameters, of which the
+    """Mutations: buckets sent in backward_ends(); buckets in the order of parameters, of which the
     first is full last; `overlap` ignored."""
     # the third has the last gradient in it
     assert world.run(order_of_events, True) == [(2, 3, 3)] * world.world_size
@@ -299,11 +296,8 @@ def memory_of_gradients(set_to_none):
 
 
 def test_gradients_are_memory_of_their_bucket(three):
-    """And of nothing else: no second copy, and nothing is left when they are gone. The peak is less
-    than the gradients and one bucket more, as a bucket is made when it is full.
-
-    Mutations: results copied back from the bucket to gradients of their own; a bucket that is kept
-    for the next step; all of them made at once."""
+    """Mutations: results copied back from the bucket to gradients of their own; a bucket that is
+    kept for the next step; all of them made at once."""
     every, bucket, activations = 4 * (4 * 32 * 33 + 8), 2 * 4 * 32 * 33, 8 * 4 * 32
     for strangers, after, left, peak in three.run(memory_of_gradients, True):
         assert (strangers, after, left) == (0, every, 0) and peak <= every + bucket + activations
@@ -321,9 +315,7 @@ def last_buckets():
 
 
 def test_a_small_last_bucket_joins_a_large_one(worlds):
-    """Both leave at the end of backward, as the table of tokens does and what is behind it.
-
-    Must catch: a small bucket behind an ordinary one, which then leaves later; two dtypes in one
+    """Must catch: a small bucket behind an ordinary one, which then leaves later; two dtypes in one
     tensor."""
     for found in worlds(1).run(last_buckets):
         assert found == [[[50, 1700, 99]], [[50, 1700], [110]], [[5, 50]], [[1700], [99]], [[7]]]
@@ -452,11 +444,7 @@ def traced(overlap):
 
 
 def test_trace(three):
-    """Phases follow each other, every message is there and done before backward() returns; with
-    overlap the first is handed over before the last gradient, in one of five steps at least on a
-    busy machine; without it none is. No hook of the trace stays.
-
-    Mutations: a hook left behind; the first gradient instead of the last."""
+    """Mutations: a hook left behind; the first gradient instead of the last."""
     for overlap, steps in ((True, 5), (False, 1)):
         early = []
         for trace, buckets, hooks, missing in chain.from_iterable(

@@ -100,11 +100,7 @@ def test_step():
 
 
 def test_number_of_buckets():
-    """Never more than the most that the formula says, for any tensors; exactly so many where a
-    bucket holds a whole number of alike tensors, where each tensor fills one, and where one holds
-    all.
-
-    Mutation: rounded down; tensors left out of the minimum."""
+    """Mutation: rounded down; tensors left out of the minimum."""
     import torch
 
     from shardlab.data_parallel import make_buckets

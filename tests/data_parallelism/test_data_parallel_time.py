@@ -81,10 +81,7 @@ def test_closed_form_is_the_simulation():
 
 
 def test_the_list_of_a_model():
-    """The buckets of GPT-2 124M that make_buckets cuts are twelve layers, the token table and the
-    positions; the formulas have the same bytes, and keep every byte for other models and sizes.
-
-    Must catch: 19 buckets; the table counted as 16 equal parts; positions in the table's bucket;
+    """Must catch: 19 buckets; the table counted as 16 equal parts; positions in the table's bucket;
     the old order of queries and MLP."""
     names = ["equal_buckets", "equal_bucket_bytes", "last_bytes", "last_messages"]
     names += ["gradient_buckets", "head_bucket_bytes", "gradient_bytes"]
@@ -178,10 +175,7 @@ def test_the_link_that_keeps_up():
 
 
 def test_the_share_of_the_head():
-    """The operations of the head over those of all products and of attention: PyTorch's own counter
-    sees them all.
-
-    Must catch: a head that is left out because it is tied; attention counted once."""
+    """Must catch: a head that is left out because it is tied; attention counted once."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

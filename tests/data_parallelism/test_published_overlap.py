@@ -14,11 +14,8 @@ CHAPTER = " ".join((ROOT / "chapters" / "data-parallelism.md").read_text("utf-8"
 
 
 def test_published_overlap():
-    """No published share is above the most that the model can hide, and the page prints each row
-    with its share and its part of the most.
-
-    Must catch: a speed-up printed as the share that was hidden; a model that hides forward's time
-    too, or nothing."""
+    """Must catch: a speed-up printed as the share that was hidden; a model that hides forward's
+    time too, or nothing."""
     most = published.most_hidden_share()
     step = published.FORWARD_SECONDS + 2 * published.BACKWARD_SECONDS
     assert most == pytest.approx(published.BACKWARD_SECONDS / step, rel=0.01)
@@ -33,10 +30,7 @@ def test_published_overlap():
 
 @pytest.mark.parametrize("contention", (0.0, 0.16, 0.29))
 def test_a_hidden_second_costs(contention):
-    """Computing that goes on at a part of its speed while a message is under way, in small steps
-    of time, against the formula.
-
-    Must catch: the share of speed taken for the share of time; exposed seconds counted, in which
+    """Must catch: the share of speed taken for the share of time; exposed seconds counted, in which
     nothing is computed."""
     work, message, step = 0.9, 0.4, 1e-4
     time = done = 0.0

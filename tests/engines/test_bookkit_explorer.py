@@ -119,10 +119,7 @@ def test_every_symbol_of_an_equation_is_marked(group):
 
 
 def test_a_page_carries_what_it_uses(build):
-    """Plain scripts in the head, formulas first, only where there is an explorer; the function of
-    that explorer only.
-
-    Mutation: add the scripts to every page, that of curves or of the time axis where there are
+    """Mutation: add the scripts to every page, that of curves or of the time axis where there are
     none, or with `defer`, so that nothing moves until the whole page is read."""
     pages, warnings = build(
         index="# One\n\n```{explorer} does-it-fit\n```\n\n[two](two.md) [three](three.md)\n",

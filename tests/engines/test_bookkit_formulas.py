@@ -119,10 +119,7 @@ ALONE = (
     ],
 )
 def test_a_peak_is_printed_with_its_place(name, mode, right, wrong):
-    """The peak of a step and what it is made of are at the place that the sentence names, or the
-    build stops.
-
-    Must catch: any place taken; a peak, or a part of one, printed without a place."""
+    """Must catch: any place taken; a peak, or a part of one, printed without a place."""
     call = f"{name}({ALONE}, optimizer_mode={mode})"
     assert compute(f"{call} at {right} as GB")[1].endswith(f" bytes, at {right}")
     for text, said in (
@@ -216,9 +213,7 @@ def book(build_once):
 
 
 def test_an_equation_with_a_number_given(build):
-    """Each of ZeRO's stages has its own equation, out of the one formula.
-
-    Mutation: `where` left with both sides, or `choose` with all of its values; the parts that
+    """Mutation: `where` left with both sides, or `choose` with all of its values; the parts that
     depend on the stage not written out; the z of "if z = 1" not explained below; an unknown name
     given and no warning."""
     assert right_hand_side("zero_states_bytes", given={"zero_stage": 2}) == (

@@ -266,19 +266,14 @@ def test_the_allocator_had_another_name():
 
 
 def test_sources_that_were_not_read():
-    """A claim whose source nobody read is in the table of the last page.
-
-    Must catch: a claim on Daly, PaLM, ZeRO-Infinity or quoted numbers that is named nowhere."""
+    """Must catch: a claim on Daly, PaLM, ZeRO-Infinity or quoted numbers that is named nowhere."""
     said = words("about").split("could not be read at its source", 1)[1]
     for cited in ("Daly 2006", "PaLM", "ZeRO-Infinity", "Li et al. 2020", "2507.03114", "SHARP"):
         assert cited in said, cited
 
 
 def test_presets_are_dated():
-    """Each preset says where its numbers are from and when that was read; the formula sheets print
-    both.
-
-    Must catch: a model, a recipe, a GPU, a link or a protocol without a source or a day."""
+    """Must catch: a model, a recipe, a GPU, a link or a protocol without a source or a day."""
     for kind, presets in PRESETS.items():
         for preset in presets.values():
             assert preset.source, (kind, preset.name)

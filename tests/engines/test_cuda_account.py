@@ -92,10 +92,7 @@ def test_the_arithmetic_of_another():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_holds_at_every_point(seed):
-    """Counters of the model: requested <= in use <= reserved, nothing negative, all is free in the
-    end and the cache can go whole.
-
-    Mutations: a free neighbour forgotten, or joined over the end of its segment; a block cut off
+    """Mutations: a free neighbour forgotten, or joined over the end of its segment; a block cut off
     without being counted."""
     draw, simulator, live, asked = random.Random(seed), Simulator(), [], 0
     for _ in range(400):
@@ -222,12 +219,7 @@ def a_step(changes=(), surprise=0):
     [{}, dict(dropout=0.1, fused_attention=False), dict(gated_mlp=1, biases=0, tied_head=0)],
 )
 def test_the_account_of_a_step(changes):
-    """The ledger's own trace of a real training step goes through the allocator: the rows add up to
-    what the driver has, none is below 0, nothing is left unexplained, and what is known to be there
-    stands in its row: a tensor of nobody's, the batch until the ledger meets it, the workspaces of
-    two threads, the loss's scratch, the context.
-
-    Mutations: counters read at their own peaks and not at the ledger's; the batch counted twice,
+    """Mutations: counters read at their own peaks and not at the ledger's; the batch counted twice,
     because the ledger meets it when autograd keeps it; workspaces counted among what was there
     before."""
     account, ledger, gpu = a_step(changes)
@@ -286,10 +278,7 @@ def test_other_streams_hold_blocks_longer():
 
 
 def test_the_counters_exist():
-    """The counters that are read exist by the names of PyTorch's documentation, in the version that
-    is installed.
-
-    Mutation: a counter misspelt, which would show on a GPU first."""
+    """Mutation: a counter misspelt, which would show on a GPU first."""
     for name in ("requested_bytes", "active_bytes", "reserved_bytes"):
         assert f"{name}.{{all," in torch.cuda.memory_stats.__doc__, name
     functions = "get_allocator_backend memory_stats_as_nested_dict reset_peak_memory_stats"

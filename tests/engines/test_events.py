@@ -58,9 +58,7 @@ def test_a_step_that_fits_on_paper():
 
 
 def test_waiting_inside_a_phase():
-    """Computing that waits for a message is exposed too, and what nobody waits for costs nothing.
-
-    Must catch: only the end of a phase looked at."""
+    """Must catch: only the end of a phase looked at."""
     step = (
         Phase(
             "forward",

@@ -57,11 +57,7 @@ def allocator_history(step):
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("changes", TRAPS)
 def test_ledger_equals_the_allocators_events(changes, foreach):
-    """Every total that the ledger writes down is one the allocator passed through; the highest
-    differs by nothing but numbers that an operation turned into tensors inside itself, also from
-    the highest of a step that nobody watched; the step ends where it began.
-
-    Mutation: enter a storage without a weak reference (nothing is ever freed), or count views as
+    """Mutation: enter a storage without a weak reference (nothing is ever freed), or count views as
     new storages."""
     model, optimizer, step = training(foreach=foreach, **changes)
     step()
@@ -97,10 +93,7 @@ def test_fake_tensors_give_the_same_timeline(changes):
 
 
 def test_gradients_that_are_assigned():
-    """A gradient without autograd, as a sum over ranks or a hand-written backward makes it, is one
-    from the operation on that made it; without a step too.
-
-    Must catch: gradients called temporaries until an optimizer steps, or forever; lines before
+    """Must catch: gradients called temporaries until an optimizer steps, or forever; lines before
     they were found that still call them so."""
     model = torch.nn.Linear(30, 20)
     sizes = [4 * p.numel() for p in model.parameters()]
@@ -136,11 +129,8 @@ class OnCopies(torch.optim.SGD):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_copies_that_an_optimizer_updates_are_states(known):
-    """Copies of parameters in fp32 that an optimizer updates are its own: from the beginning where
-    the ledger was given the optimizer, else from the operation on that made them.
-
-    Must catch: copies called temporaries; parameters of the model called states; copies that were
-    states from the step on only."""
+    """Must catch: copies called temporaries; parameters of the model called states; copies that
+    were states from the step on only."""
     model = torch.nn.Linear(30, 20).bfloat16()
     elements = sum(p.numel() for p in model.parameters())
 
@@ -168,10 +158,7 @@ def test_copies_that_an_optimizer_updates_are_states(known):
 
 
 def test_copies_for_one_step_alone_and_another_model():
-    """Copies that an optimizer inside another makes for a step and drops are temporaries, and what
-    backward keeps of another model is an activation, although an optimizer updates it.
-
-    Must catch: a category by the class of an optimizer, or by the step that is innermost."""
+    """Must catch: a category by the class of an optimizer, or by the step that is innermost."""
     model, other = torch.nn.Linear(30, 20), torch.nn.Linear(20, 5, bias=False)
     optimizer = OnCopies(model.parameters(), (), inside=True)
     with Ledger(model, optimizer) as ledger:
@@ -183,11 +170,7 @@ def test_copies_for_one_step_alone_and_another_model():
 
 
 def test_categories_at_each_phase():
-    """Parameters are there from the start; after backward all gradients are; after the first step
-    the optimizer's states are, and they are called so from the operation that made them on; saved
-    activations are gone when backward is done.
-
-    Mutation: leave _keep_states' correction of earlier lines out: the states would count as
+    """Mutation: leave _keep_states' correction of earlier lines out: the states would count as
     temporaries during the step."""
     model, optimizer, step = training()
     config = {**model.config.quantities(), **quantities(recipe="fp32 Adam")}
@@ -316,12 +299,8 @@ def bytes_now(watching, kind="current"):
 
 @pytest.mark.slow
 def test_the_same_bytes():
-    """At rest, each category; at the peak, the sum, to the byte. They differ in names: MemTracker
-    is told of the batch and calls it OTH, where the ledger finds that autograd keeps it; and the
-    ledger alone says when the peak is and what made it.
-
-    Must catch: a gradient or a state counted twice or not at all; a temporary that the ledger does
-    not see."""
+    """Must catch: a gradient or a state counted twice or not at all; a temporary that the ledger
+    does not see."""
     ledger, tokens, rest = adam_step(lambda model, optimizer, _: Ledger(model, optimizer))
     theirs, _, their_rest = adam_step(mem_tracker)
     assert rest.parameters == their_rest["PARAM"] > 0

@@ -230,11 +230,8 @@ def test_all_ways_train_the_same(two):
 
 @pytest.mark.ranks
 def test_races_are_recorded(tmp_path):
-    """`python -m bench data-parallel zero --record` has what the pages' boxes show: for each row of
-    a step its interval and one peak; bytes are the formulas'.
-
-    Must catch: a stage, its readable arm or a core that does not race; this book's code as a peer;
-    a step without its peak; a quick recording that calls itself a real one."""
+    """Must catch: a stage, its readable arm or a core that does not race; this book's code as a
+    peer; a step without its peak; a quick recording that calls itself a real one."""
     command = ["data-parallel", "zero", "--quick"]
     assert main([*command, "--record", str(tmp_path)], folder=tmp_path / "build") == 0
     (recording,) = read_all(tmp_path)

@@ -170,10 +170,7 @@ def test_the_sentences_of_the_memory_explorers():
 
 
 def test_positions_follow_a_long_sequence():
-    """The table of positions is the model's, unless the sequence is longer: then it is as long,
-    whatever moved last.
-
-    Mutations: the table cut to a short sequence; a model chosen later that brings its own short
+    """Mutations: the table cut to a short sequence; a model chosen later that brings its own short
     table."""
     chosen = {"model": "GPT-2 1.5B"}
     long = MEMORY.move(GPT2, "sequence", 8192, chosen)
@@ -222,11 +219,8 @@ def test_a_preset_sets_what_is_an_input():
 
 
 def test_a_ratio_follows_the_chosen_preset():
-    """11,008 / 4,096 of Llama 7B at hidden 5,120 is 13,760 exactly; 8 of 64 key-value heads at 24
-    heads are 3, at 2 heads 1, not 0.
-
-    Mutation: take the ratio of the current values (it drifts while one drags), or round down to 0
-    heads."""
+    """Mutation: take the ratio of the current values (it drifts while one drags), or round down to
+    0 heads."""
     assert FITS.move(FITS.start(), "hidden", 5120)["feed_forward"] == 13_760
     grouped, chosen = FITS.choose(FITS.start(), "model", "Llama 2 70B"), {"model": "Llama 2 70B"}
     assert FITS.move(grouped, "heads", 24, chosen)["key_value_heads"] == 3
@@ -288,10 +282,8 @@ def test_a_control_never_refuses_its_own_stops(explorer, every):
     ],
 )
 def test_what_must_divide_follows_the_hand(name, moves, found):
-    """The nearest that suits what moved, link after link; `moves` come one after another.
-
-    Must catch: the first divisor found below, not the nearest; a multiple rounded up where the one
-    below is nearer; a chain that ends after one link, such as key-value heads without heads;
+    """Must catch: the first divisor found below, not the nearest; a multiple rounded up where the
+    one below is nearer; a chain that ends after one link, such as key-value heads without heads;
     GPUs of a copy that follow where they divide; a quotient that is rounded."""
     hand = Hand(EXPLORERS[name], EXPLORERS[name].start(), EXPLORERS[name].chosen_at_start())
     if name == "where-the-memory-goes":
@@ -362,9 +354,7 @@ TYPED = ("7", "0", "-5", "1e99", "1e400", "", "many", "-1e99", "0.5", "12 apples
 
 
 def test_whatever_is_typed_is_taken_or_refused_in_words(explorer):
-    """Bare numbers, units, rubbish, negative and huge numbers in every box.
-
-    Must catch: a bare number without the unit on show; a Python name in a message; an integer of
+    """Must catch: a bare number without the unit on show; a Python name in a message; an integer of
     100 digits in a message, a sentence, a box or the Python; -5e9 ns for -5 s."""
     for control in explorer.controls:
         if isinstance(control, Choice):

@@ -173,10 +173,7 @@ def test_rates_of_eight_and_four_bits():
 
 @pytest.mark.parametrize("launch, operation", [(5.0, 2.0), (5.0, 5.0), (5.0, 200.0), (0.0, 3.0)])
 def test_pace(launch, operation):
-    """Play a queue: a launch after the other, an operation as soon as it was launched and the one
-    before is done.
-
-    Mutations: the sum, or the smaller of the two."""
+    """Mutations: the sum, or the smaller of the two."""
     done = 0.0
     for number in range(1000):
         done = max(done, (number + 1) * launch) + operation

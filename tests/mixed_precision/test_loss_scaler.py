@@ -24,12 +24,9 @@ def two_scalers(**settings):
 
 
 def test_events_of_grad_scaler():
-    """Forty random sequences of gradients, some of which are not finite: after each step the scale,
-    the count of good steps, the unscaled gradients and the weights are GradScaler's, bit for bit.
-
-    Must catch: the growth tracker kept at a skip; growth to infinity; growth before the interval is
-    full; a product of the scale in another precision; a gradient that is unscaled only after
-    a skip; a step that is not skipped for NaN."""
+    """Must catch: the growth tracker kept at a skip; growth to infinity; growth before the interval
+    is full; a product of the scale in another precision; a gradient that is unscaled only after a
+    skip; a step that is not skipped for NaN."""
     chance, draw = random.Random(0), torch.Generator().manual_seed(0)
     skips = grown = 0
     for _ in range(40):
@@ -174,11 +171,8 @@ def overflow(scaler, named=False, weight_value=1.0, loss=1.0):
 
 
 def test_overflow_on_every_step():
-    """After so many skips in a row a sentence names the cause: the loss, a weight, or the first
-    gradient that is not finite.
-
-    Must catch: the scale halved to zero in silence; skips counted that were not in a row; one skip
-    too early or too late."""
+    """Must catch: the scale halved to zero in silence; skips counted that were not in a row; one
+    skip too early or too late."""
     scaler = LossScaler(most_skips=7)
     with pytest.raises(OverflowEveryStep, match=r"^8 steps in a row.*blocks.0.bias of shape \[3\]"):
         overflow(scaler, named=True)
@@ -235,10 +229,8 @@ def test_bf16_gradients_pass():
 
 
 def test_grad_scaler_takes_master_weights():
-    """PyTorch's scaler and its clipping with our optimizer: the gradients are unscaled in fp32.
-
-    Must catch: GradScaler that finds no gradient, or fp16 ones; clip_grad_norm_ of parameters whose
-    gradients are gone, which would clip nothing and say 0; clip_grad_value_ of the same."""
+    """Must catch: GradScaler that finds no gradient, or fp16 ones; clip_grad_norm_ of parameters
+    whose gradients are gone, which would clip nothing and say 0; clip_grad_value_ of the same."""
     updated = []
     for scaler in two_scalers(init_scale=2.0**12):
         torch.manual_seed(0)

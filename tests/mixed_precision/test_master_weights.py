@@ -178,11 +178,7 @@ def test_a_parameter_that_was_written_to():
 
 @pytest.mark.parametrize("load", [False, True])
 def test_a_write_that_no_version_counts(load):
-    """Through .data, as many loops write the first weights, and as collectives write: found before
-    the first step, and before the first one after a state was loaded. Another memory is found
-    always.
-
-    Must catch: a master made before ranks begin alike, which overwrites what they begin with."""
+    """Must catch: a master made before ranks begin alike, which overwrites what they begin with."""
     weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
     optimizer = MasterWeights([weight], torch.optim.SGD, lr=2.0**-12)
     weight.grad = -torch.ones_like(weight)
@@ -445,12 +441,7 @@ def test_peak_of_a_step(phase):
 @pytest.mark.parametrize("how", ["plain", "looked at", "accumulated", "fp64 beside it"])
 @pytest.mark.parametrize("consumes", [False, True])
 def test_unscaled_pile_by_pile(dtype, how, consumes):
-    """Scaler and master weights: weights, masters and scales are those of PyTorch's scaler beside
-    masters of one pile, bit for bit, with overflows, with gradients that somebody looks at or adds
-    up in fp32 before the step, with a layer that is its own master, and where the step consumes
-    the gradients.
-
-    Must catch: a pile that is not unscaled, or twice; gradients of fp32 or fp64 that keep the
+    """Must catch: a pile that is not unscaled, or twice; gradients of fp32 or fp64 that keep the
     scale; an overflow that only fp32 gradients would show; an inverse that outlives its step; a
     pile that is sorted away."""
     runs = []

@@ -58,9 +58,7 @@ def test_what_a_policy_computes_in(policy):
 
 
 def test_tf32_is_a_setting_of_a_step():
-    """Within the step, backward included, and not after it, also if the step fails.
-
-    Must catch: a setting that stays for the rest of the process."""
+    """Must catch: a setting that stays for the rest of the process."""
     before = "highest"  # PyTorch's default, whatever a test before this one left
     torch.set_float32_matmul_precision(before)
     with policies.TF32.step():
@@ -84,11 +82,7 @@ def test_a_context_for_each_forward():
 
 
 def test_a_device_that_cannot_run_a_policy(monkeypatch):
-    """A sentence says which policy, on which device, why, and what to take: for a refused product,
-    for tf32 where there is none, for a type that a T4 emulates. The GPUs are pretended: this
-    package asks for their compute capability, and a T4's is 7.5, an A100's 8.0.
-
-    Must catch: bf16 taken for real on a T4, as torch.cuda.is_bf16_supported() has it; a policy
+    """Must catch: bf16 taken for real on a T4, as torch.cuda.is_bf16_supported() has it; a policy
     named that the device cannot run either; emulation refused where nobody asked for units."""
     with pytest.raises(policies.CannotCompute, match="TF32 on this cpu: it has no tf32.*Take FP32"):
         policies.TF32.check("cpu")
@@ -167,11 +161,8 @@ def test_a_policy_without_a_scale_has_a_scaler():
 
 @pytest.mark.parametrize("units", [True, False])
 def test_every_cpu_races(monkeypatch, units):
-    """bf16 and fp16 both have a step and a peak, for the hardened classes and the core. A CPU that
-    emulates races the smallest task, and the rows say what it lacks.
-
-    Must catch: types without units left out, so that nothing is recorded; the large tasks, a step
-    of which takes seconds there; rows that hide the emulation."""
+    """Must catch: types without units left out, so that nothing is recorded; the large tasks, a
+    step of which takes seconds there; rows that hide the emulation."""
     larger = TINY._replace(name="larger", sizes={**TINY.sizes, "hidden": 32})
     monkeypatch.setattr(policy_runs, "has_units", lambda dtype, device: units)
     monkeypatch.setattr(policy_runs, "EMULATED_TASK", TINY)

@@ -758,9 +758,8 @@ def impatient():
     "kind, rank", [("1F1B", 1), *at_night(("GPipe", 2), ("zero-bubble H2", 0))]
 )
 def test_a_stage_that_hangs_is_named(impatient, kind, rank):
-    """All ranks have posted receives, and wait or compute: named is the one that does not come.
-
-    Must catch: a receive that is posted ahead taken for waiting; a neighbour of the guilty rank."""
+    """Must catch: a receive that is posted ahead taken for waiting; a neighbour of the guilty
+    rank."""
     with pytest.raises(RankAbsent) as caught:
         impatient.run(step_with_a_fault, plan_of("tied", kind, 3), rank, hang)
     said = str(caught.value)
@@ -921,10 +920,8 @@ def losses_refused(plan):
 
 
 def test_losses_that_are_no_number(worlds):
-    """On one rank, and a step after one that was cut short; [1] is a number, too.
-
-    Must catch: a complaint of autograd's; a loss without a graph, by which nothing is trained; an
-    activation of the step before taken for one of this step."""
+    """Must catch: a complaint of autograd's; a loss without a graph, by which nothing is trained;
+    an activation of the step before taken for one of this step."""
     [(found, shape)] = worlds(1).run(losses_refused, plan_of("tied", "interleaved 1F1B", 1))
     assert found == [True] * len(LOSSES) and list(shape) == [M]
 

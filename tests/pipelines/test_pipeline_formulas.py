@@ -76,10 +76,7 @@ def test_idle_time_is_what_is_simulated(times):
 
 
 def test_the_slowest_rank_sets_the_pace():
-    """A last rank that takes 3/2 of the others' time: no schedule is faster than its work, and with
-    many microbatches 1F1B comes close.
-
-    Must catch: the share of the last rank taken off, or of one microbatch alone."""
+    """Must catch: the share of the last rank taken off, or of one microbatch alone."""
     factor = [1, 1, 1, Fraction(3, 2)]
     for m in (4, 64):
         given = dict(microbatches=m, last_rank_share=1.5, **seconds_of(1, 1, 1))

@@ -137,9 +137,7 @@ print(json.dumps([get_schedule_table(m, v, p) for p, m, v in sizes]))
     reason="megatron-core has wheels for Linux alone, up to Python 3.13",
 )
 def test_interleaved_is_ordered_as_megatron_core_orders_it():
-    """The order is that of the peer itself, in a process of its own, which its imports may change.
-
-    Must catch: what the test above would miss if its rule were wrong."""
+    """Must catch: what the test above would miss if its rule were wrong."""
     sizes = interleaved_sizes()
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", TABLES, json.dumps(sizes)],  # no Transformer Engine
@@ -220,11 +218,8 @@ def test_an_action_that_nobody_does_is_named():
 
 
 def test_the_simulation_obeys_its_rules():
-    """Uneven costs: a rank does one thing at a time, in the order of its list; nothing begins
-    before what it needs has come, nor later; a link carries one message at a time.
-
-    Must catch: a message of which the time is left out, or paid between stages of one rank; a link
-    that carries two at a time; an action that begins late."""
+    """Must catch: a message of which the time is left out, or paid between stages of one rank; a
+    link that carries two at a time; an action that begins late."""
     costs = Costs(forward=[3, 5, 2, 4, 1, 6], input=[2] * 6, weight=[4, 1, 1, 1, 1, 3], transfer=7)
     for plan in (interleaved(3, 6, 2), interleaved(2, 4, 3), interleaved(1, 4, 2)):
         home = {action.stage: rank for rank, own in enumerate(plan) for action in own}

@@ -295,12 +295,8 @@ ADAMW = dict(of=torch.optim.AdamW)
     [(torch.optim.AdamW, {}, torch.float64), (MasterWeights, ADAMW, torch.bfloat16)],
 )
 def test_any_layout_to_any_other(rule, settings, dtype, seed, worlds, tmp_path):
-    """Saved, resumed and saved again in random stages on random numbers of ranks, resumed once
-    more: the weights that were saved, and those of the uninterrupted run two steps later. With
-    masters bit by bit, but for the steps of three ranks: a third of a bf16 is rounded.
-
-    Must catch: masters that begin anew from rounded weights, or are not found beside a model that
-    has no shards; "module." in a file; decay of another group."""
+    """Must catch: masters that begin anew from rounded weights, or are not found beside a model
+    that has no shards; "module." in a file; decay of another group."""
     chance = random.Random(f"{rule.__name__} {seed}")
     close, want = 1e-12 if dtype is torch.float64 else 0, None
     for number in range(3):
@@ -313,10 +309,7 @@ def test_any_layout_to_any_other(rule, settings, dtype, seed, worlds, tmp_path):
 
 
 def test_offloaded_master_weights(worlds, tmp_path):
-    """Masters on the host and on the device, in stages and beside whole models, each resumed from
-    the one before: the same weights, bit by bit.
-
-    Must catch: masters that are not found beside a model whose parameters are elsewhere."""
+    """Must catch: masters that are not found beside a model whose parameters are elsewhere."""
     hosted, want = cpu_offload(MasterWeights), None
     layouts = ((1, hosted), (0, hosted), (2, MasterWeights), (None, hosted))
     for number, (stage, rule) in enumerate(layouts):
@@ -371,12 +364,8 @@ def full_disk(folder, guilty, phase):
     [(1, "write_own"), (0, "write_rest"), (0, "finish"), *at_night((0, "write_own"))],
 )
 def test_full_disk(guilty, phase, two, tmp_path):
-    """Files that may not grow (RLIMIT_FSIZE: it is the system that refuses to write) on one rank,
-    in its shard, in what rank 0 writes beside it, in the manifest: all ranks say whose; no save of
-    that step is there; the one before is; with room it can be saved.
-
-    Mutations: the other rank goes on, and waits forever or calls the save whole; leftovers in the
-    way of the next save."""
+    """Mutations: the other rank goes on, and waits forever or calls the save whole; leftovers in
+    the way of the next save."""
     whole = two.run(run_and_save, 3, str(tmp_path), (4,))[0]
     for said, found in two.run(full_disk, str(tmp_path), guilty, phase, limit_seconds=600):
         assert said == f"rank {guilty} could not write to {tmp_path}: File too large."
@@ -528,11 +517,7 @@ def flip(path, place):
 
 
 def test_every_flipped_bit(two, tmp_path):
-    """Flipped bits are found in a rank's file (header, weights, directory), in what rank 0 writes
-    beside it, and in the manifest with its checksum: bits of every place and of every value; and so
-    are files that were cut.
-
-    Mutations: a checksum of the weights only, or of the size; the manifest without one of its
+    """Mutations: a checksum of the weights only, or of the size; the manifest without one of its
     own."""
     two.run(run_and_save, 3, str(tmp_path))
     place = tmp_path / "step-4"
@@ -557,10 +542,7 @@ def test_every_flipped_bit(two, tmp_path):
 
 
 def test_a_damaged_save(two, tmp_path):
-    """Refused on all ranks with the file and what is wrong with it, nothing changed, the older save
-    named; and only when the reader has moved the damaged one away does the run go on from there.
-
-    Mutations: the checksum not compared; compared after the first parameter was overwritten; the
+    """Mutations: the checksum not compared; compared after the first parameter was overwritten; the
     older save taken by itself; one rank that raises while the other waits."""
     whole = two.run(run_and_save, 3, str(tmp_path))[0]
     newest, older = tmp_path / "step-4", tmp_path / "step-2"

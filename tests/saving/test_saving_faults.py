@@ -149,11 +149,8 @@ def dies_in_the_save(stage, folder, rank, where):
     ],
 )
 def test_killed_in_the_save(rank, where, begin, worlds, tmp_path):
-    """Whatever the moment: there is a whole save, from which the losses are those of the
-    undisturbed run, bit for bit; and the next save clears away what was left.
-
-    Mutations: files written into the folder with the final name; the older save removed before the
-    new one is whole; the older one removed under its name, so that a half of it looks like a
+    """Mutations: files written into the folder with the final name; the older save removed before
+    the new one is whole; the older one removed under its name, so that a half of it looks like a
     whole."""
     whole = worlds(2).run(train, 2, str(tmp_path / "whole"), keep=1)[0]
     folder = tmp_path / "disturbed"

@@ -119,12 +119,9 @@ def said_of_all(misuses):
 
 
 def test_groups_that_mix_parts(worlds):
-    """Two ranks of a group have other parts, or other layers, of what the group would replicate,
-    shard or sum. Each is refused on all ranks, so all of them go on.
-
-    Must catch: the guard left out of data parallelism, of stages 1 and 2, of stage 3, of a pipeline
-    or of sums; a group that is compared by identity, not by its ranks; layers of a pipeline taken
-    for whole; ZeRO's group taken for the one that has cut the model."""
+    """Must catch: the guard left out of data parallelism, of stages 1 and 2, of stage 3, of a
+    pipeline or of sums; a group that is compared by identity, not by its ranks; layers of a
+    pipeline taken for whole; ZeRO's group taken for the one that has cut the model."""
     misuses, sentences = zip(*told("test_layouts::test_groups_that_mix_parts", globals()))
     for said in worlds(4).run(said_of_all, misuses):
         for sentence, text in zip(sentences, said, strict=True):

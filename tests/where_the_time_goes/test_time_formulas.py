@@ -135,10 +135,7 @@ def test_fp32_was_fast():
 
 @pytest.mark.parametrize("name", PUBLISHED_RUNS)
 def test_the_largest_loss_is_unexplained(name):
-    """The fitted share of products holds all that formulas do not know: beside the loss of the
-    best measured products it has a bar of its own.
-
-    Must catch: one bar for both, which blames the products; bars that do not add up."""
+    """Must catch: one bar for both, which blames the products; bars that do not add up."""
     run = PUBLISHED_RUNS[name]
     least, rows = waterfall(run)
     lost = {words: seconds for words, _, seconds in rows}

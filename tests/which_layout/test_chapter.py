@@ -108,10 +108,7 @@ def test_the_planner_agrees():
 
 
 def test_the_order_on_a100s():
-    """The answer about A100s: their runs' habits turn the order of the layouts round, and the
-    planner's first is the one that the page names.
-
-    Must catch: "the order stays", where the planner says another; a number of another speed."""
+    """Must catch: "the order stays", where the planner says another; a number of another speed."""
     speed = SPEEDS["Megatron-LM on A100"]
     names = "t = 4, stage 3", "t = 8, p = 2, stage 1"
     asked = dict(gpu="A100 SXM 80GB", gpus=ASKED_GPUS, batch=ASKED_BATCH, sequence=ASKED_SEQUENCE)
@@ -222,11 +219,8 @@ LAYOUTS = (
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_rank_to_the_byte(worlds, layout):
-    """Each rank's bytes at its fullest, by category, on ranks that send to each other. A stage
-    also keeps a message that a slow receiver has not taken.
-
-    Must catch: the batch left out of activations on a rank that saves none of it; a layer that is
-    recomputed counted as kept; the losses of earlier microbatches forgotten; the optimizer's
+    """Must catch: the batch left out of activations on a rank that saves none of it; a layer that
+    is recomputed counted as kept; the losses of earlier microbatches forgotten; the optimizer's
     counters of every parameter where they are of buckets; one rank's bytes said of all; stage 2's
     new gradients, which wait whole for their bucket, taken for a part of the shard's."""
     found = worlds(layout.ranks).run(weigh_rank, layout)

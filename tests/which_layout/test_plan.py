@@ -331,10 +331,7 @@ def test_python_takes_only_what_there_is():
 
 
 def test_commands_of_the_page_ask_what_the_cards_ask(capsys):
-    """The command on the page gives the bytes with which the explorer begins; the planner's card
-    writes its own from its question.
-
-    Must catch: other kernels, another batch or another layout than the card's."""
+    """Must catch: other kernels, another batch or another layout than the card's."""
     page = (Path(__file__).parents[2] / "chapters" / "any-layout.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     command = shlex.split(block.replace("\\\n", " "))

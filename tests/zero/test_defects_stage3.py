@@ -644,11 +644,7 @@ def decayed(stage, groups_of_model):
 
 @pytest.mark.parametrize("n", [3, *at_night(2)])
 def test_groups_by_dims_and_by_names(worlds, n):
-    """Weight decay as training scripts choose it equals the plain model's (AdamW: 1e-9, as it
-    divides by roots of squares), without a change of the script: in stages 1 and 2 parameters are
-    the model's own, in stage 3 a shard has its parameter's name and number of dims.
-
-    Must catch: buckets that mix groups; the settings of the first group for all; an added group
+    """Must catch: buckets that mix groups; the settings of the first group for all; an added group
     without its hooks in stage 2; a flat shard, of which a rule by dims decays nothing; a rule by
     name that finds the unit; a name that moves to the unit; a tied weight with two shards."""
     for stage in (1, 2, 3):

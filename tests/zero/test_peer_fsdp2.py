@@ -59,9 +59,7 @@ def said(function, *args) -> str:
 
 
 def test_what_fsdp2_refuses(pair):
-    """A list as a unit, a deep copy, a weight outside of its unit, gradients of gradients.
-
-    Must catch: a sentence of this book that says so and is out of date."""
+    """Must catch: a sentence of this book that says so and is out of date."""
 
     def refusals():
         x = torch.ones(1, 8, requires_grad=True)
@@ -156,9 +154,7 @@ tables.DOORS["FSDP2"] = Fsdp2(by_fsdp2)
     ],
 )
 def test_what_both_have_right(pair, row, args):
-    """Rows that stage 3 takes, too, with PyTorch's own clipping and scaler.
-
-    Must catch: a sentence of this book that says FSDP2 has them, and is out of date."""
+    """Must catch: a sentence of this book that says FSDP2 has them, and is out of date."""
     tables.check(pair, "FSDP2", row, args, tables.RIGHT)
 
 

@@ -99,9 +99,7 @@ def test_a_gradient_that_is_missing_counts_as_zeros(two):
 
 
 def test_copies_of_replicas(two):
-    """PyTorch's copy averages, and one with a group of its own is refused.
-
-    Must catch: a copy of this book's that does otherwise."""
+    """Must catch: a copy of this book's that does otherwise."""
 
     def copied(replicas):
         twin = copy.deepcopy(replicas(layers(4, 2)))

@@ -263,14 +263,7 @@ def said(pictures, field, n):
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("microbatches", (1, 2))
 def test_the_moves_are_what_the_code_does(world, stage, microbatches):
-    """The real data_parallel.py, stage1.py, stage2.py and stage3.py make these moves in this order,
-    with these collectives of these sizes, and have after each the bytes of parameters, optimizer
-    states, gathered parameters and gradients that the list says, exactly; what else there is is
-    smaller than any shard. (Whole gradients of stage 3 are nobody's `.grad`: they are part of what
-    else there is, and taken off.) Where the list says that parameters are old, ranks differ, and
-    only there. (In stage 0 a bucket sends a flag for each of its parameters along.)
-
-    Mutations, in the list: stage 1 reduces in backward; stage 2 reduces after it; a unit freed
+    """Mutations, in the list: stage 1 reduces in backward; stage 2 reduces after it; a unit freed
     after its gradients are reduced; the last unit not gathered again; units updated before they are
     reduced; stage 0 reduces in each microbatch. In the code: stage 1 reduces forwards; stage 2
     keeps whole gradients; stage 3 does not free in forward."""

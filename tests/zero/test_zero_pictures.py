@@ -44,10 +44,7 @@ def test_the_step_ends_where_the_formula_says():
 
 
 def test_memory_beneath_is_shards_and_whole_units():
-    """Without gathering ahead, the most is the chapter's formula: a unit's parameters and its
-    gradients; with it, one unit's parameters more.
-
-    Must catch: gradients that go before they are reduced, gathered parameters that stay."""
+    """Must catch: gradients that go before they are reduced, gathered parameters that stay."""
     found, values = pictures.stage_3_step()
     held = pictures.held_over_time(found, values)
     assert held[-1][1:] == (0, 0) and min(min(each[1:]) for each in held) >= 0

@@ -123,10 +123,7 @@ def test_the_depth_of_prefetch_changes_nothing():
     ],
 )
 def test_how_often_a_step_communicates(stage, forward, backward, sync, counts):
-    """Forwards and backwards that gather, reductions, and their sum, in a step of 8 microbatches.
-    With parameters and gradients left whole between microbatches FSDP2 is stage 2, then stage 1.
-
-    Must catch: 3k as the only number of stage 3."""
+    """Must catch: 3k as the only number of stage 3."""
     switches = dict(
         reshard_after_forward=forward, reshard_after_backward=backward, gradient_sync=sync
     )
