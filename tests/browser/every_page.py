@@ -108,9 +108,7 @@ DEFINES = re.compile(r"[^.]*\bis called\b[^.]*\.")
 
 
 def test_no_number_of_an_answer_is_beside_its_box(visits):
-    """Numbers with their units, in the section of a box whose answer is hidden.
-
-    Must catch: an answer that is marked in part, so that a table or a formula beside it gives it
+    """Must catch: an answer that is marked in part, so that a table or a formula beside it gives it
     away; a definition inside of an answer, which whoever scrolls on would miss."""
     given_away, boxes = [], 0
     for path, visit in visits.items():

@@ -79,12 +79,9 @@ def compare(page, cases):
 
 
 def test_the_page_computes_what_python_does(card):
-    """Every pattern of the 8-bit formats, many of the others, and numbers of every size, half-way
-    between neighbours and beside powers of two.
-
-    Mutations: Math.round for halves; Math.log2 without a look at the power beside it; a subnormal
-    number with an implied one; toPrecision, which writes 0.00001; a step that is not rounded
-    before it is added."""
+    """Mutations: Math.round for halves; Math.log2 without a look at the power beside it; a
+    subnormal number with an implied one; toPrecision, which writes 0.00001; a step that is not
+    rounded before it is added."""
     draw = random.Random(7)
     steps = (0.0, 1e-8, -0.001, 1.0, 3e4, 1e-40, math.inf)
     cases = []
@@ -172,9 +169,7 @@ def test_a_nan_keeps_the_bits_that_were_turned(card):
 
 
 def test_keys(card):
-    """Tab goes from format to format, arrows from bit to bit, space turns; in a box, up doubles.
-
-    Mutations: every bit a stop of Tab; space and Enter exchanged for the arrows."""
+    """Mutations: every bit a stop of Tab; space and Enter exchanged for the arrows."""
     card.find("select").focus()
     for name in NAMES:
         card.page.keyboard.press("Tab")

@@ -7,18 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 from cards import FOUND, STEPPED, GradientCard, StepperCard, opener
-from visit import (
-    BEYOND,
-    CARD_PROBLEMS,
-    DESKTOP,
-    EXPLORERS_AT_REST,
-    NO_SCRIPT_PROBLEMS,
-    PAPER_PROBLEMS,
-    PHONE,
-    axe_findings,
-    in_colours,
-    on_paper,
-)
+from night import at_night
+from visit import DESKTOP, JS, PHONE, axe_findings, in_colours, on_paper
 
 from coursekit.topics.mixed_precision import histogram
 from coursekit.topics.mixed_precision.explorer import EXAMPLES, words_of_all
@@ -76,8 +66,8 @@ def seen(browser, card_pages, name):
     with opener(browser, card_pages[name], AnyCard, color_scheme="dark", **TOUCH) as open_it:
         card = open_it()
         page = card.page
-        problems = f"root => ({CARD_PROBLEMS})(root, 1)"
-        phone = card.root.evaluate(problems) + page.evaluate(BEYOND)
+        problems = f"root => ({JS.CARD_PROBLEMS})(root, 1)"
+        phone = card.root.evaluate(problems) + page.evaluate(JS.BEYOND)
         found = Seen({"dark": axe_findings(page)}, phone, [], [])
         in_colours(page, "light")
         found.axe["light"] = axe_findings(page, {})
@@ -93,7 +83,7 @@ def seen(browser, card_pages, name):
         there = card.find("table").is_visible() and card.find("svg").first.is_visible()
         found.paper = [] if there else ["no table below a picture"]
         found.paper += ["a switch"] * card.find("[role=switch]:visible").count()
-        for script in (EXPLORERS_AT_REST, PAPER_PROBLEMS, BEYOND):
+        for script in (JS.EXPLORERS_AT_REST, JS.PAPER_PROBLEMS, JS.BEYOND):
             found.paper += page.evaluate(script)
         assert not page.watch.errors and not page.watch.failed
         return found
@@ -132,20 +122,24 @@ def test_without_javascript_the_table_stands_there(browser, card_pages, name):
         card = open_it(java_script_enabled=False)
         assert card.rows() == TABLES[name]() and card.find("table").is_visible()
         assert not card.find("[role=switch]:visible").count()
-        assert not card.page.evaluate(EXPLORERS_AT_REST) + card.page.evaluate(NO_SCRIPT_PROBLEMS)
+        assert not card.page.evaluate(JS.EXPLORERS_AT_REST) + card.page.evaluate(
+            JS.NO_SCRIPT_PROBLEMS
+        )
 
 
 # What is shown on a phone, and at how many of its steps: most ranks, columns, chunks; fewest.
 SHOWN = [
     ("stepper", ("ring all-reduce", 8)),
-    ("stepper", ("all-to-all", 8)),
-    ("stepper", ("barrier", 8)),
-    ("stepper", ("tree all-reduce", 7)),
     ("stepper", ("broadcast", 2)),
-    ("shards", (3, 2, 2)),
     ("shards", (3, 8, 2)),
-    ("pairs", ("gathered again", 2)),
     ("pairs", ("gathered again", 8)),
+    *at_night(
+        ("stepper", ("all-to-all", 8)),
+        ("stepper", ("barrier", 8)),
+        ("stepper", ("tree all-reduce", 7)),
+        ("shards", (3, 2, 2)),
+        ("pairs", ("gathered again", 2)),
+    ),
 ]
 
 
@@ -167,12 +161,12 @@ def test_words_keep_apart_on_a_phone(phones, name, of):
     card.choose(*of)
     for number in range(len(card.steps(*of))):
         card.step(number)
-        assert card.root.evaluate(f"root => ({CARD_PROBLEMS})(root, 1)") == [], number
+        assert card.root.evaluate(f"root => ({JS.CARD_PROBLEMS})(root, 1)") == [], number
 
 
 def test_heads_of_zones_keep_apart_on_a_phone(phones):
     """Must catch: heads at the middle of their zones, however narrow."""
     for scale in range(0, MOST_SCALE + 1, 5):
         phones["gradients"].choose(kind=HISTOGRAM_FORMATS[scale // 5 % 4], scale=scale)
-        found = phones["gradients"].root.evaluate(f"root => ({CARD_PROBLEMS})(root, 1)")
+        found = phones["gradients"].root.evaluate(f"root => ({JS.CARD_PROBLEMS})(root, 1)")
         assert found == [], scale

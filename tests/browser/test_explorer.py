@@ -11,16 +11,9 @@ from html import unescape
 import pytest
 from cards import AS_WIDE
 from keyboard import VALUES, walk
-from visit import (
-    CARD_PROBLEMS,
-    DRAWN,
-    PHONE,
-    Readers,
-    click,
-    open_all,
-    stop_clock,
-    until,
-)
+from page_scripts import page_scripts
+from visit import DRAWN, PHONE, Readers, click, open_all, stop_clock, until
+from visit import JS as ON_PAGES
 
 from coursekit.formulas import BOOK, InvalidQuantity, evaluate
 from coursekit.show.explorers import EXPLORERS
@@ -29,59 +22,9 @@ from coursekit.show.schedule_pictures import PLAYS, simulated
 from coursekit.show.spec import Choice, Hand, default_style, fill_in
 from coursekit.show.svg import drawings
 
+JS = page_scripts("explorer")
 # one worker builds the small book of explorers
 pytestmark = pytest.mark.xdist_group("explorers")
-
-# Words of a card, refusals by control, and what boxes and choices hold.
-STATE = """root => {
-  const rows = [...root.querySelectorAll(".explorer-control")],
-    by = (rows, text) => Object.fromEntries(
-    rows.map(row => [row.dataset.quantity, text(row)]));
-  // the script makes them
-  const refused = row => !!row.querySelector(".explorer-error")?.checkVisibility();
-  return [[...root.querySelectorAll(".explorer-words p")]
-    .map(p => p.textContent.replaceAll("\\u00a0", " ")).join(" "),
-    by(rows.filter(refused), row => row.querySelector(".explorer-error").textContent),
-    by(rows, row => row.querySelector("[type=text]")
-      ? row.querySelector("[type=text]").value
-      : [...row.querySelectorAll("[type=radio]")].findIndex(button => button.checked))];
-}"""
-
-# What a reader does, move after move, and what `look` sees after each: a message to the browser for
-# each of them would take longer than the moves.
-FOLLOW = """(root, moves) => moves.map(([what, name, to, of]) => {
-  const row = `.explorer-control[data-quantity=${name}]`, tell = (node, ...events) =>
-    events.forEach(event => node.dispatchEvent(new Event(event, {bubbles: true})));
-  if (what === "reset") root.querySelector(".explorer-reset").click();
-  else if (what === "choose") {
-    const menu = root.querySelector(`[data-kind=${name}]`);
-    menu.value = [...menu.options].find(one => one.value === to || one.label === to).value;
-    tell(menu, "input", "change");
-  } else {
-    const buttons = root.querySelectorAll(`${row} [type=radio]`);
-    if (what === "type") {
-      const box = root.querySelector(`${row} [type=text]`);
-      tell(box, "focus");
-      box.value = to;
-      tell(box, "input", "change");
-    } else if (buttons.length) { buttons[to].checked = true; tell(buttons[to], "change"); }
-    else {
-      const slider = root.querySelector(`${row} [type=range]`);
-      slider.value = to;
-      tell(slider, "input", "change");
-    }
-  }
-  dispatchEvent(new Event("beforeprint")); // pictures out of sight are drawn at once
-  return [(STATE)(root), (LOOK)(root, of)];
-})"""
-
-
-# What there is to see of a card, unless the ghost of the picture before is drawn into a picture.
-SEE = """root => {
-  dispatchEvent(new Event("beforeprint")); // pictures out of sight are drawn at once
-  return document.querySelector(".ghosted") ? null : [(STATE)(root),
-    [...root.querySelectorAll(".explorer-drawing")].map(place => place.innerHTML)];
-}"""
 
 
 class Card:
@@ -135,7 +78,7 @@ class Card:
     def state(self):
         """(words with ordinary spaces, visible refusals by control, values in the boxes and choices
         by control) in one look."""
-        return self._said(self.root.evaluate(STATE))
+        return self._said(self.root.evaluate(JS.STATE))
 
     def _said(self, state):
         words, errors, values = state
@@ -160,7 +103,7 @@ class Card:
         """[(state, what the script `look` sees)] after each of the moves ("slide", quantity, stop),
         ("type", quantity, text), ("choose", kind, name) and ("reset",). `look` is given what stands
         behind these."""
-        script = FOLLOW.replace("STATE", STATE).replace("LOOK", look)
+        script = JS.FOLLOW.replace("STATE", JS.STATE).replace("LOOK", look)
         seen = self.root.evaluate(script, [self.move(*move) for move in moves])
         return [(self._said(state), found) for state, found in seen]
 
@@ -181,7 +124,7 @@ class Card:
     def seen(self):
         """(state, pictures) in one look, once there is no ghost."""
         end = time.monotonic() + 30
-        while (found := self.root.evaluate(SEE.replace("STATE", STATE))) is None:
+        while (found := self.root.evaluate(JS.SEE.replace("STATE", JS.STATE))) is None:
             assert time.monotonic() < end, "the ghost of a picture stays"
             self.page.wait_for_timeout(20)
         return self._said(found[0]), found[1]
@@ -310,11 +253,6 @@ class Both:
 
 TYPED = ("7", "0", "-5", "1e99", "1e400", "many", "-1e99", "0.5", "12 apples", "300,000")
 NONSENSE = re.compile(r"\w*[a-z]_[a-z]\w*|(?:\d,?){30}|e\d+ [nµm]s|NaN|undefined|Infinity")
-# Nonsense in a picture or a sentence; texts of pictures; the Python that is copied.
-LOOK = """(root, of) => [of === "typed" ? null : (root.innerText
-    + [...root.querySelectorAll(".explorer-drawing")].map(place => place.innerHTML).join(""))
-    .match(/.{0,40}(NaN|undefined|null|Infinity|\\binf\\b).{0,40}/),
-  of === "drawn" ? (TEXTS)(root) : null, root.querySelector(".explorer-python").textContent]"""
 
 
 def walk_of(both, chance):
@@ -350,11 +288,7 @@ def walk_of(both, chance):
 
 @same
 def test_page_and_python_say_the_same(card):
-    """After each of some hundred moves: what follows from it, the sentence, the refusal and its
-    place, what the boxes hold; at some of them the pictures' words are those of a notebook, and
-    the Python to be copied runs and gives the page's numbers. Nothing ever shows nonsense.
-
-    Must catch: the ratio's follower rounded down; `when` for `unless`; a bare number without the
+    """Must catch: the ratio's follower rounded down; `when` for `unless`; a bare number without the
     unit on show; Python's name of a quantity in a message; an integer of 100 digits; a total or a
     line that only one of both draws; a bar without width; Python that keeps the old values."""
     spec, both = card.spec, Both(card)
@@ -368,7 +302,7 @@ def test_page_and_python_say_the_same(card):
     notes = {""}.union(*({p.note[1]} for p in spec.pictures if p.kind == "curves" and p.note))
     tried = 0
     for move, (words, refused, values), ((said, errors, boxes), (nonsense, texts, code)) in zip(
-        both.moves, both.said, card.follow(both.moves, LOOK.replace("TEXTS", TEXTS)), strict=True
+        both.moves, both.said, card.follow(both.moves, JS.LOOK.replace("TEXTS", TEXTS)), strict=True
     ):
         what, changed, to, of = move
         assert (said, errors, nonsense) == (words, refused, None), move
@@ -404,11 +338,8 @@ def test_page_and_python_say_the_same(card):
 
 
 def test_a_step_of_too_many_pieces_says_so(open_card):
-    """1,000 layers are drawn; from 1,001 on the picture says why it is empty, the sentence stays,
-    and neither page nor notebook plays four million operations.
-
-    Must catch: no limit (page and notebook hang); a limit that only one of both has; the numbers of
-    the step before left in the picture."""
+    """Must catch: no limit (page and notebook hang); a limit that only one of both has; the numbers
+    of the step before left in the picture."""
     card, layers = open_card("recompute"), ("1000", "1001", "1_000_000")
     moves = [("type", "microbatch", "1"), *(("type", "layers", number) for number in layers)]
     for number, (state, texts) in zip(layers, card.follow(moves, TEXTS)[1:], strict=True):
@@ -423,46 +354,13 @@ def test_a_step_of_too_many_pieces_says_so(open_card):
         assert len(said) == (number != "1000"), number
 
 
-# What a link may move after each stop of each control, from the start and from every preset, and
-# the refusals of all that.
-EVERY_STOP = """(root, linked) => {
-  const spec = JSON.parse(root.querySelector("script[type='application/json']").textContent);
-  const row = (menu, name) => Object.fromEntries(
-    menu.quantities.map((quantity, k) => [quantity, menu.presets[name][k]]));
-  const chosen = Object.fromEntries(spec.menus.map(menu => [menu.kind, spec.chosen[menu.kind]]));
-  const begins = [[spec.values, chosen]], found = [], refused = [];
-  spec.menus.forEach(menu => Object.keys(menu.presets).forEach(name => {
-    const preset = row(menu, name), from = {...spec.values, ...preset};
-    begins.push([BOOK.follow(spec.links, from, Object.keys(preset), preset),
-      {...chosen, [menu.kind]: name}]);
-  }));
-  begins.forEach(([values, chosen], k) => {
-    found.push([]);
-    const preset = Object.assign({}, ...spec.menus.map(menu => row(menu, chosen[menu.kind])));
-    spec.controls.forEach(({quantity, stops}) => {
-      const range = stops.range;
-      if (range) stops = [...Array(range[1] - range[0] + 1).keys()].map(k => k + range[0]);
-      stops.forEach(stop => {
-        const from = {...values, [quantity]: stop};
-        const moved = BOOK.follow(spec.links, from, [quantity], preset);
-        found[k].push(linked.map(name => moved[name]));
-        try {
-          BOOK.models[spec.name](moved);
-          if (moved[quantity] !== stop) refused.push([quantity, stop, moved[quantity]]);
-        } catch (error) { refused.push([quantity, stop, error.message]); }
-      });
-    });
-  });
-  return [found, refused]; }"""
-
-
 @same
 def test_a_control_never_refuses_its_own_stops(card):
     """Must catch: a link that only one of both languages has; a follower that stays where it
     divides nothing; the nearest divisor below in one language and above in the other."""
     spec = card.spec
     linked = list(dict.fromkeys(name for link in spec.links for name in link.quantities))
-    found, refused = card.root.evaluate(EVERY_STOP, linked)
+    found, refused = card.root.evaluate(JS.EVERY_STOP, linked)
     assert refused == []
     begins = [({}, spec.start())] + [
         ({menu.kind: name}, spec.choose(spec.start(), menu.kind, name))
@@ -540,10 +438,7 @@ def test_typed_values(open_card, name, quantity, text, value, shown):
 
 
 def test_typing_is_not_interrupted(open_card):
-    """While a reader types, the box keeps what was typed; an empty box is no mistake yet, but one
-    that is left empty is.
-
-    Mutation: write the box at every input, or refuse an empty box at once."""
+    """Mutation: write the box at every input, or refuse an empty box at once."""
     card = open_card("does-it-fit")
     box = card.box("layers")
     box.fill("")
@@ -625,10 +520,7 @@ def test_what_is_refused_is_not_folded_away(open_card):
 
 
 def test_the_sentence_is_announced_once_the_reader_rests(open_card):
-    """A screen reader hears one sentence for a whole drag, politely, with what moved along; and the
-    refusal where there is one.
-
-    Mutations: make the visible sentence live, which would be read at every step; an announcement
+    """Mutations: make the visible sentence live, which would be read at every step; an announcement
     that the next step does not put off."""
     card = open_card("does-it-fit", fresh=True)
     stop_clock(card.page)
@@ -778,19 +670,6 @@ def test_the_bar_of_one_parameter_is_to_scale(open_card):
     assert not card.find(".capacity").get_attribute("d")
 
 
-# [name, strong, then for each path of parts and for the hatch [y, height] where it has a box over
-# that name, else [0, 0]]
-COLUMNS = """drawing => {
-  const boxes = [...drawing.querySelectorAll("path.part, path.over")]
-    .map(path => [...path.getAttribute("d").matchAll(
-    /M([-\\d.]+) ([-\\d.]+)h([\\d.]+)v([-\\d.e]+)H/g)].map(found => found.slice(1).map(Number)));
-  return [...drawing.querySelectorAll(".name")].filter(text => text.textContent)
-    .map(text => [text.textContent, text.classList.contains("strong"),
-    ...boxes.map(path => (path.find(([x, y, wide]) =>
-      Math.abs(x + wide / 2 - text.getAttribute("x")) < wide / 2) || [0, 0, 0, 0])
-        .filter((_, k) => k % 2))]); }"""
-
-
 @pytest.mark.parametrize(
     "moves",
     [
@@ -813,7 +692,7 @@ def test_the_columns_of_the_timeline_are_to_scale(open_card, moves):
     kinds = [(part.label, part.colour) for column in picture.columns for part in column.parts]
     kinds, pairs = list(dict.fromkeys(kinds)), [(room, line)]
     for column, (name, strong, *boxes) in zip(
-        picture.shown(shown), drawing.evaluate(COLUMNS), strict=True
+        picture.shown(shown), drawing.evaluate(JS.COLUMNS), strict=True
     ):
         assert name == column.name and strong == (shown[column.total] == shown["peak_bytes"])
         total = 0
@@ -837,7 +716,9 @@ def test_a_card_far_above_is_named_and_not_drawn(open_card):
         not drawing.locator(".capacity").get_attribute("d")
         and "85.1 GB card: far above" in drawing.text_content()
     )
-    tops = [min(y for y, height in parts if height) for _, _, *parts in drawing.evaluate(COLUMNS)]
+    tops = [
+        min(y for y, height in parts if height) for _, _, *parts in drawing.evaluate(JS.COLUMNS)
+    ]
     assert min(tops) < 80, "the columns fill the picture"
 
 
@@ -868,32 +749,14 @@ def test_the_marker_of_time_is_logarithmic(open_card):
     assert at() == pytest.approx(marks[ticks[1:].index("year")], abs=0.05)
 
 
-MOVE_AND_LOOK = """([slider, comes, waits]) => {
-  const card = document.querySelector(".explorer"), look = place => place.innerHTML;
-  const pictures = [...card.querySelectorAll(".explorer-drawing")], before = pictures.map(look);
-  if (!waits) window.setTimeout = () => 0; // no timer ends
-  slider.value = +slider.value === 0 ? 1 : 0;
-  slider.dispatchEvent(new Event("input"));
-  const moved = () => pictures.map((place, k) => look(place) !== before[k]);
-  window.moved = () => moved()[pictures.length - 1];
-  const at_once = moved();
-  if (comes === "paper") dispatchEvent(new Event("beforeprint"));
-  if (comes === "sight") pictures[pictures.length - 1].scrollIntoView();
-  return [at_once[0], at_once[pictures.length - 1]];
-}"""
-
-
 @pytest.mark.parametrize("comes", ["rest", "sight", "paper"])
 def test_a_picture_out_of_sight_is_drawn_later(open_card, comes):
-    """Pictures that the reader sees are drawn at once; the others when the hand rests, when the
-    reader comes near, and before a page is printed.
-
-    Mutations: all pictures drawn at once; a picture out of sight never drawn, or not for one of the
-    three."""
+    """Mutations: all pictures drawn at once; a picture out of sight never drawn, or not for one of
+    the three."""
     card = open_card("zero", fresh=True, viewport={"width": 1280, "height": 320})
     card.page.evaluate(DRAWN)
     slider = card.slider("parameters").element_handle()
-    first, last = card.page.evaluate(MOVE_AND_LOOK, [slider, comes, comes == "rest"])
+    first, last = card.page.evaluate(JS.MOVE_AND_LOOK, [slider, comes, comes == "rest"])
     assert first and not last
     until(card.page, "moved()")
 
@@ -926,14 +789,6 @@ def test_the_ghost_of_the_picture_before(open_card):
     until(card.page, "document.querySelectorAll('.ghost')[1].getAttribute('d') === ''")
 
 
-# Uses a control as a reader does, and looks before the page has a moment to do anything else.
-AT_ONCE = """(root, [selector, event]) => { const control = root.querySelector(selector);
-  if (event === "change") control.dispatchEvent(new Event("input"));
-  control.dispatchEvent(new Event(event));
-  const ghosts = [...root.querySelectorAll(".ghost")];
-  return [root.className, ...ghosts.map(node => node.getAttribute("d") || "")].join(" "); }"""
-
-
 @pytest.mark.parametrize(
     ("selector", "event"),
     [("[type=range]", "change"), ("[data-kind=gpu]", "change"), (".explorer-reset", "click")],
@@ -945,29 +800,14 @@ def test_who_wants_no_motion_sees_no_ghost_go(open_card, selector, event):
     Mutations: drop the ghost in a timer of 0 ms; forget to draw the picture anew without it."""
     calm = open_card("does-it-fit", reduced_motion="reduce")
     calm.slide("layers", 64)
-    found = calm.root.evaluate(AT_ONCE, [selector, event])
+    found = calm.root.evaluate(JS.AT_ONCE, [selector, event])
     assert "ghosted" not in found and "M" not in found
     moving = open_card("does-it-fit", reduced_motion="no-preference")
-    found = moving.root.evaluate(AT_ONCE, [selector, event])
+    found = moving.root.evaluate(JS.AT_ONCE, [selector, event])
     assert "ghosted" in found and "M" in found, "the reader who minds no motion sees one"
 
 
 # --- curves ---------------------------------------------------------------------------------------
-
-CURVES = """drawing => {
-  const seen = text => text.textContent,
-    numbers = text => (text.match(/-?[\\d.]+/g) || []).map(Number);
-  return {
-    lines: [...drawing.querySelectorAll(".curve")]
-      .map(line => line.getAttribute("d") ? numbers(line.getAttribute("d")) : null),
-    dashes: [...drawing.querySelectorAll(".curve")].filter(line => line.getAttribute("d"))
-      .map(line => line.getAttribute("stroke-dasharray")),
-    point: numbers(drawing.querySelector(".marker").getAttribute("d")).slice(0, 2),
-    arrow: drawing.querySelector(".marker").getAttribute("d").includes("v14"),
-    ticks: [...drawing.querySelectorAll(".tick[text-anchor=end]")].filter(seen)
-      .map(text => [text.textContent, +text.getAttribute("y") - 4]),
-    texts: [...drawing.querySelectorAll("text")].filter(seen).map(text => text.textContent),
-    ghost: drawing.querySelector(".ghost:not(.halo)").getAttribute("d")}; }"""
 
 
 WITH_CURVES = [
@@ -991,7 +831,7 @@ def places(card, values):
         shown,
         curves,
         list(card.spec.swept(curves, shown)),
-        card.find(f".explorer-drawing >> nth={place}").evaluate(CURVES),
+        card.find(f".explorer-drawing >> nth={place}").evaluate(JS.CURVES),
     )
 
 
@@ -1005,11 +845,7 @@ def on_axis(text, axis):
 
 @pytest.mark.parametrize("name", WITH_CURVES, indirect=True)
 def test_lines_are_to_scale(open_card, name):
-    """Every point of every line, the marked point and the ticks lie on the same two scales, which
-    are what the axes say. A line that is not there is not drawn, and no two lines have the same
-    dashes.
-
-    Mutations: a linear axis for a logarithmic one; a scale for each line; the hierarchical line
+    """Mutations: a linear axis for a logarithmic one; a scale for each line; the hierarchical line
     drawn over the ring's with one rank on a node; the point at the stop below."""
     card = open_card(name)
     values = card.spec.start()
@@ -1058,7 +894,7 @@ def test_a_point_beyond_the_axis_is_an_arrow(open_card):
     inside = places(card, card.spec.start())[3]["point"][0]
     for quantity in ("operation_rows", "operation_columns", "operation_depth"):
         card.type(quantity, "200,000")
-    drawn = card.find(".explorer-drawing >> nth=0").evaluate(CURVES)
+    drawn = card.find(".explorer-drawing >> nth=0").evaluate(JS.CURVES)
     assert drawn["arrow"] and drawn["point"][0] > inside and not card.errors
 
 
@@ -1074,8 +910,8 @@ def test_a_point_whose_lines_are_refused_has_its_axis(open_card):
         card.slide(quantity, stop)
     assert not places(card, values)[2]
     drawing = card.find(".explorer-drawing").nth(first_curves(card.spec))
-    assert "500 TB" in [text for text, _ in drawing.evaluate(CURVES)["ticks"]]
-    assert not drawing.evaluate(CARD_PROBLEMS, 0)
+    assert "500 TB" in [text for text, _ in drawing.evaluate(JS.CURVES)["ticks"]]
+    assert not drawing.evaluate(ON_PAGES.CARD_PROBLEMS, 0)
 
 
 def test_the_ghost_of_lines(open_card):
@@ -1087,11 +923,11 @@ def test_the_ghost_of_lines(open_card):
         " Event('input')); }"
     )
     drawing = card.find(".explorer-drawing >> nth=0")
-    before = drawing.evaluate(CURVES)
+    before = drawing.evaluate(JS.CURVES)
     stops = list(card.control("message_bytes").stops)
     for stop in (2**22, 2**16):
         card.slider("message_bytes").evaluate(slide, stops.index(stop))
-    drawn = drawing.evaluate(CURVES)
+    drawn = drawing.evaluate(JS.CURVES)
     assert drawn["lines"] == before["lines"] and drawn["ghost"].count("M") == 1, (
         "only the point moved"
     )
@@ -1099,7 +935,7 @@ def test_the_ghost_of_lines(open_card):
     assert numbers[:2] == before["point"] and drawn["point"] != before["point"]
     ranks = list(card.control("ranks").stops)
     card.slider("ranks").evaluate(slide, ranks.index(4096))
-    drawn = drawing.evaluate(CURVES)
+    drawn = drawing.evaluate(JS.CURVES)
     assert (
         drawn["ghost"].count("M") == len(before["lines"]) + 1 and drawn["lines"] != before["lines"]
     )
@@ -1111,14 +947,6 @@ def test_the_ghost_of_lines(open_card):
     )
 
 
-# The sum that "Why?" begins with: quantities, and what each opens when it is pressed.
-SUM = """root => [...root.querySelectorAll(".explorer-sum > span:not([hidden]) > button")]
-  .map(term => {
-    if (term.getAttribute("aria-expanded") === "false") term.click();
-    const own = [...root.querySelectorAll(".explorer-own li")];
-    return [term.dataset.quantity, own.map(line => line.dataset.quantity),
-      own[0].querySelector(".explorer-value").textContent];
-  })"""
 EQUATIONS = """root => [...root.querySelectorAll(".explorer-all ol > li")].map(item =>
   [item.dataset.quantity, [...item.querySelectorAll(".explorer-numbers [data-quantity]")].map(
     place => [place.getAttribute("data-quantity"), place.textContent])])"""
@@ -1126,11 +954,7 @@ EQUATIONS = """root => [...root.querySelectorAll(".explorer-all ol > li")].map(i
 
 @alike
 def test_why(open_card, explorer_places, name):
-    """At first the sentence as a sum, 165 = 27.0 + 53.9 + 81.9 + 2.10 GB, of which each number
-    opens its own line; folded away, every formula behind the card, once, with its own value left of
-    the equals sign and the reader's numbers, and a link that leads to the formula sheet.
-
-    Must catch: terms that do not add up; a term of zero bytes shown; a click that leaves another
+    """Must catch: terms that do not add up; a term of zero bytes shown; a click that leaves another
     line open; all formulas open; numbers filled in only when it opens; a symbol unfilled; a link to
     no place; the equations twice when it is opened, closed and opened."""
     card = open_card(name, places=explorer_places)
@@ -1141,7 +965,7 @@ def test_why(open_card, explorer_places, name):
     until(card.page, "document.querySelector('.explorer-why[open] .explorer-sum b').textContent")
     shown = card.spec.compute(card.spec.start())
     total, *terms = (quantity for quantity, _ in card.spec.sum)
-    found = card.root.evaluate(SUM)
+    found = card.root.evaluate(JS.SUM)
     assert [quantity for quantity, *_ in found] == [total, *filter(shown.get, terms)]
     for quantity, own, value in found:
         assert own[0] == quantity and len(own) == len(set(own))
@@ -1173,40 +997,6 @@ def test_why(open_card, explorer_places, name):
 
 # --- in every window ------------------------------------------------------------------------------
 
-# Controls with which less than nine tenths of the first picture, or of the sentence, can be seen:
-# as they come to the middle of the screen, and as they get the focus from far above.
-OUT_OF_VIEW = """async root => {
-  const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
-  const first = root.querySelector(".explorer-drawing"), found = [];
-  const sentence = root.querySelector(".explorer-sentence");
-  const share = node => { // of points at which nothing lies over it
-    const box = node.getBoundingClientRect(), points = [];
-    for (let k = 0; k < 10; k++) for (let j = 0; j < 10; j++)
-      points.push([box.left + (k + 0.5) / 10 * box.width, box.top + (j + 0.5) / 10 * box.height]);
-    return points.filter(([x, y]) => x >= 0 && y >= 0 && x < innerWidth && y < innerHeight
-      && node.contains(document.elementFromPoint(x, y))).length / points.length; };
-  let most = root.offsetHeight;
-  for (const row of root.querySelectorAll(".explorer-menu, .explorer-control")) {
-    const group = row.closest("details");
-    if (group) group.open = true;
-    most = Math.max(most, root.offsetHeight);
-    const input = row.querySelector("select, [type=range], :checked");
-    const meet = {
-      middle: () => row.scrollIntoView({block: "center"}),
-      focus: () => { scrollTo(0, 0); input.focus(); }
-    };
-    for (const how of Object.keys(meet)) {
-      document.activeElement.blur();
-      meet[how]();
-      await frame();
-      const seen = [share(first), share(sentence), share(input)];
-      if (seen[0] < 0.9 || seen[1] < 0.9 || seen[2] < 0.5)
-        found.push([row.textContent.trim().slice(0, 30), how, ...seen]);
-    }
-  }
-  return [most, found];
-}"""
-
 
 WINDOWS = [(320, 844), (700, 900), (768, 1024), (820, 900), (992, 900), (1100, 900), (1280, 720)]
 MET_IN = {PHONE["width"], 768, 1280}
@@ -1228,7 +1018,10 @@ def test_in_every_window(open_card, explorer_places, name, phone):
     phone, groups that open beside one another."""
     how = {"viewport": PHONE, "has_touch": True, "is_mobile": True} if phone else {}
     card, chance = open_card(name, places=explorer_places, **how), random.Random(name)
-    problems, controls = f"root => ({CARD_PROBLEMS})(root, {int(phone)})", card.spec.controls
+    problems, controls = (
+        f"root => ({ON_PAGES.CARD_PROBLEMS})(root, {int(phone)})",
+        card.spec.controls,
+    )
     ends = [
         move
         for control in controls
@@ -1245,7 +1038,7 @@ def test_in_every_window(open_card, explorer_places, name, phone):
         if width in MET_IN:
             card.page.set_viewport_size({"width": width, "height": height})
             card.page.evaluate(DRAWN)
-            tall, found = card.root.evaluate(OUT_OF_VIEW)
+            tall, found = card.root.evaluate(JS.OUT_OF_VIEW)
             assert found == [], (width, height)
             assert width < 1280 or tall <= TALLEST.get(name, 700), tall
     card.unfold()

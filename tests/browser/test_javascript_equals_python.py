@@ -231,10 +231,8 @@ SWEEP = """([model, sweep, stops, lines, configurations]) =>
 
 @pictures_of("curves")
 def test_the_lines_of_curves(open_page, name, place):
-    """Lines are drawn from Python's values at each stop, for a few dozen configurations.
-
-    Mutations: the swept quantity left out of the function's inputs, so that it is computed; a stop
-    that is refused ends the line."""
+    """Mutations: the swept quantity left out of the function's inputs, so that it is computed; a
+    stop that is refused ends the line."""
     spec, chance = EXPLORERS[name], random.Random(name)
     curves, configurations = spec.pictures[place], valid(spec, chance, 40)
     lines = [(line.quantity, dict(line.given)) for line in curves.lines]
@@ -270,11 +268,8 @@ PLAY = """([name, place, configurations]) => {
 
 @pictures_of("streams")
 def test_the_events_of_streams(open_page, name, place):
-    """The page plays the same list as the simulator that the formulas are tested against, to the
-    last bit, and hatches the same spans.
-
-    Must catch: a condition read as its opposite; a phase that does not wait for the link; an event
-    that waits for the first of a name, not for the latest."""
+    """Must catch: a condition read as its opposite; a phase that does not wait for the link; an
+    event that waits for the first of a name, not for the latest."""
     spec, chance = EXPLORERS[name], random.Random(name)
     step, configurations = spec.pictures[place].step, valid(spec, chance, 60)
     got = ask(open_page(name, "file"), PLAY, name, place, configurations)
@@ -317,11 +312,7 @@ def configurations_of_schedules(spec, picture, chance):
 
 @pictures_of("schedule")
 def test_the_schedules(open_page, name, place):
-    """The page plays the lists that ranks run as the simulator does, to the last bit: every
-    schedule that the card offers, with messages, unequal halves and a slow last rank. What it holds
-    and what the sentences say follow from them.
-
-    Must catch: a message that does not wait for the one before it on its link; a stage of the
+    """Must catch: a message that does not wait for the one before it on its link; a stage of the
     neighbour taken for one of the own rank; a head on every stage of the last rank; memory that is
     free after I."""
     spec, chance = EXPLORERS[name], random.Random(name)
@@ -355,10 +346,7 @@ def order_of_checks(spec):
 
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_every_kind_of_refusal_at_every_input(open_page, name):
-    """One bad value at a time, at each input, and the first that is named of two that Python checks
-    one after the other: where the page has another order, one of these pairs is turned round.
-
-    Mutation: swap the order of two checks in `given`, or check the inputs in another order than
+    """Mutation: swap the order of two checks in `given`, or check the inputs in another order than
     Python."""
     spec = EXPLORERS[name]
     configurations = [{**spec.start(), input_: bad} for input_ in spec.inputs for bad in BAD]

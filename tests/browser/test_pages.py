@@ -15,8 +15,8 @@ from conftest import KINDS
 from keyboard import VALUES, walk
 from pdf_text import pdf_text
 from visit import (
-    COLLISIONS,
     DESKTOP,
+    JS,
     PHONE,
     Watch,
     new_context,
@@ -48,10 +48,8 @@ FOLD = """() => {
 
 
 def test_the_front_page_is_a_door(browser, homes):
-    """At most 80 words and 8 controls on the first screen.
-
-    Must catch: an explorer of four menus and six groups at the top; two explorers above the fold;
-    buttons for authors beside Reset."""
+    """Must catch: an explorer of four menus and six groups at the top; two explorers above the
+    fold; buttons for authors beside Reset."""
     with new_context(browser, viewport={"width": 1280, "height": 900}) as context:
         page = context.new_page()
         page.goto(f"{homes['file']}/index.html")
@@ -142,7 +140,7 @@ def test_a_collision_is_seen(browser):
             'one text</text><text x="30" y="22">another</text><text x="180" y="60">beyond the'
             ' edge</text><text x="5" y="90" font-size="8">tiny</text></svg></div>'
         )
-        found = page.evaluate(COLLISIONS)
+        found = page.evaluate(JS.COLLISIONS)
     assert ["tiny: 8.0 px high" in found[0], "runs into" in found[1]] == [True, True]
     assert len(found) == 3 and "beyond the edge" in found[2]
 
@@ -344,12 +342,8 @@ def test_an_address_with_a_broken_escape(browser, homes, asked):
     ],
 )
 def test_search_puts_titles_first(search_page, homes, typed, first, then):
-    """Titles, then headings, then the text, chapters before other pages; the definition of a word
-    stands before all but a page of that very title, also asked for in a sentence; a page without
-    one of the words is not found.
-
-    Must catch: pages in the order of the contents, or sorted by how often a word stands there; any
-    one of the words is enough."""
+    """Must catch: pages in the order of the contents, or sorted by how often a word stands there;
+    any one of the words is enough."""
     found = found_pages(search_page, homes, typed)
     others = [text for text in found if not text.startswith("Glossary")]
     marked = [k for k, text in enumerate(others) if "[" in text.split("\n")[0]]

@@ -82,12 +82,9 @@ def asked_of(model, gpu, gpus, batch, sequence, kernels, recipe=""):
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda asked: "-".join(map(str, asked[:3])))
 def test_the_search_is_pythons(page, question):
-    """Every layout in its order with bytes, seconds and refusals, and the same answer: more than
-    10,000 layouts in all.
-
-    Must catch: a degree that is never tried; the first rank's bytes for the fullest rank's; another
-    layout of those that are as fast; a share of memory that binds where nothing faster is beyond
-    it."""
+    """Must catch: a degree that is never tried; the first rank's bytes for the fullest rank's;
+    another layout of those that are as fast; a share of memory that binds where nothing faster is
+    beyond it."""
     model, gpu, gpus, batch, sequence, kernels = question
     given = dict(gpu=gpu, gpus=gpus, batch=batch, sequence=sequence, kernels=kernels)
     found, asked = plan(model, **given), asked_of(*question)

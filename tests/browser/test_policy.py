@@ -52,10 +52,8 @@ def intruded(request, book_html, serve, tmp_path_factory):
 
 @pytest.mark.parametrize("scheme", ["file", "http"])
 def test_what_is_put_into_a_page_does_nothing(browser, intruded, scheme):
-    """With the policy none of the intruders runs; without it each one does, so the policy is what
-    stops them.
-
-    Must catch: `script-src 'unsafe-inline'`; `default-src *`; a policy that a browser ignores."""
+    """Must catch: `script-src 'unsafe-inline'`; `default-src *`; a policy that a browser
+    ignores."""
     guarded, addresses = intruded
     with new_context(browser) as context:
         page = context.new_page()

@@ -3,7 +3,7 @@ remembers."""
 
 import pytest
 from cards import build_pages
-from visit import BEYOND, DESKTOP, PAPER, PHONE, Watch, axe_findings, click
+from visit import DESKTOP, JS, PAPER, PHONE, Watch, axe_findings, click
 
 PAGE = """# A page
 
@@ -103,6 +103,7 @@ def test_an_answer_is_locked_and_opens_what_follows(open_context, built):
     for _ in range(20):  # what a page keeps reaches others when the browser has time
         if box(page, 0).locator("q").is_visible():
             break
+        page.wait_for_timeout(200)
         page.reload()
     locked.close()
     assert page.get_by_text("Seven, as").is_visible() and box(page, 0).locator("q").is_visible()
@@ -174,7 +175,7 @@ def test_where_nothing_can_be_kept(open_context, built):
 def test_access_and_widths(open_context, built, options):
     """Must catch: a field without a name, pale words, a row that a phone cuts off."""
     page = opened(open_context(**options), built)
-    assert not axe_findings(page) and not page.evaluate(BEYOND)
+    assert not axe_findings(page) and not page.evaluate(JS.BEYOND)
     box(page, 0).get_by_label("Your prediction").fill("a long prediction " * 8)
     click(box(page, 0).get_by_role("button", name="Lock it and look"))
-    assert not axe_findings(page) and not page.evaluate(BEYOND)
+    assert not axe_findings(page) and not page.evaluate(JS.BEYOND)

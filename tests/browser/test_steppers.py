@@ -86,9 +86,7 @@ def test_the_page_has_pythons_data(card, name):
 
 @pytest.mark.parametrize("name", ["pairs"])
 def test_a_second_choice_before_the_first_is_there(card):
-    """A reader chooses a way, and ranks while the data are on their way: both count.
-
-    Must catch: the second choice made from what is still shown, so that the first is lost."""
+    """Must catch: the second choice made from what is still shown, so that the first is lost."""
     card.page.evaluate(
         """() => { const append = document.head.append.bind(document.head), held = [];
         document.head.append = node => held.push(node);
@@ -522,11 +520,8 @@ COLOURS = """([selector, property]) => [...document.querySelectorAll(selector)].
 
 @of_all
 def test_what_is_drawn_is_seen(card, name):
-    """In both colours: lines and stripes 3:1 against the page, letters and digits 4.5:1 against
-    what they stand on.
-
-    Must catch: the palette's fill for the line; the page's ink on a full cell in the dark; a band
-    or a mark in a pale ink."""
+    """Must catch: the palette's fill for the line; the page's ink on a full cell in the dark; a
+    band or a mark in a pale ink."""
     numbers, strokes, texts = SEEN[name]
     for mode in ("light", "dark"):
         in_colours(card.page, mode)
