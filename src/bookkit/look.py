@@ -21,14 +21,7 @@ STATIC = Path(__file__).parent / "static"
 TEMPLATES = Path(__file__).parent / "templates"
 
 # Runs before anything is drawn, so that no page flashes in the wrong colours.
-THEME_SCRIPT = """(function (root) {
-  var mode = "auto";
-  try { mode = localStorage.getItem("mode") || mode; }
-  catch (refused) { /* private windows, some file:// pages */ }
-  root.dataset.mode = mode;
-  var dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = mode === "auto" ? (dark ? "dark" : "light") : mode;
-})(document.documentElement);"""
+THEME_SCRIPT = (TEMPLATES / "theme.js").read_text(encoding="utf-8")
 
 
 COLUMN_LETTERS = 62  # of code, on a line of the column

@@ -25,25 +25,13 @@ from sphinx.util.docutils import SphinxDirective
 from bookkit.cards import FULL_SCREEN, after_pages
 from bookkit.explorer import card, drawing_scripts
 from bookkit.explorer_data import functions_of
-from bookkit.look import STATIC, palette_css
+from bookkit.look import STATIC, TEMPLATES, palette_css
 from coursekit.show.explorers import EXPLORERS
 
 FOLDER = "_static/explorers"
 REM_PX = 16  # a page around may have made its own of it
 GLOBAL = "window.BOOK = window.BOOK || {};"  # how scripts of a page find one another
-PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<div id="here"></div>
-<script type="module">
-{module}
-const asked = new URLSearchParams(location.hash.slice(1));
-render({{ el: document.getElementById("here"), options: Object.fromEntries(asked) }});
-</script>
-"""
+PAGE = (TEMPLATES / "explorer.html").read_text(encoding="utf-8")
 
 
 def module(spec):
