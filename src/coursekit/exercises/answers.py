@@ -24,8 +24,8 @@ def unless_blank(answers: Iterable) -> Any:
 
 
 def list_of_ranks(given: Callable[[], Any], *forms: tuple[Callable[[Any], bool], str]) -> Any:
-    """What a task found on each rank: a list; or a sentence about its form, that of the first of
-    `forms`, (condition, sentence), whose condition is true of some rank's."""
+    """A task's findings, a list with one of each rank; or the sentence of the first of `forms`,
+    (condition, sentence), whose condition is true of one of them."""
     found = given()
     if found is None or found is ...:
         return found
