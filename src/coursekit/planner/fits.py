@@ -478,17 +478,8 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     if zero_stage is None:
         zero_stage = 3 if gpus > 1 else 0
         assumed["zero_stage"] = f"{zero_stage} (--zero-stage)"
-    kernels = more.get("kernels", USUAL_KERNELS)
-    layout = RankLayout(
-        model=str(model),
-        sizes=model_sizes(model),
-        gpu=gpu,
-        gpus=gpus,
-        sequence=sequence,
-        zero_stage=zero_stage,
-        reserve_bytes=reserve_in_bytes(reserve_gb),
-        **{"recipe": usual_recipe(gpu, kernels), **more},
-    )
+    where = dict(gpu=gpu, gpus=gpus, sequence=sequence, zero_stage=zero_stage)
+    layout = layout_of(model, reserve_gb, **where, **more)
     values = layout.solved()
     taken = dict(vars(layout), accumulation_steps=layout.steps)
     taken |= dict(sequence_parallel=int(layout.cuts_tokens))
@@ -542,6 +533,14 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     if answer.warning:
         warnings.warn(answer.warning, CrossesNodes, stacklevel=2)
     return answer if answer.fits else replace(answer, nearest=tuple(nearest(layout)))
+
+
+def layout_of(model, reserve_gb, **asked) -> RankLayout:
+    """The layout that is asked about; its recipe is the usual one where none is given."""
+    recipe = usual_recipe(asked["gpu"], asked.get("kernels", USUAL_KERNELS))
+    sizes, reserve = model_sizes(model), reserve_in_bytes(reserve_gb)
+    asked = {"recipe": recipe, **asked}
+    return RankLayout(model=str(model), sizes=sizes, reserve_bytes=reserve, **asked)
 
 
 def reserve_in_bytes(reserve_gb) -> int | None:

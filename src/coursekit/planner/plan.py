@@ -25,16 +25,13 @@ from .fits import (
     ONE_F_ONE_B,
     PUBLISHED,
     RANK_NEEDED,
-    USUAL_KERNELS,
     RankLayout,
     gigabytes,
     in_library,
     json_of_nearest,
+    layout_of,
     lines_of_nearest,
-    model_sizes,
     nearest,
-    reserve_in_bytes,
-    usual_recipe,
 )
 from .many import solve_many
 from .speeds import (
@@ -221,17 +218,8 @@ def plan(
     fixed = {name: _choices(more.pop(name)) for name in RULES if more.get(name) is not None}
     if unknown := set(more) - {"recipe", "kernels", "ranks_per_node"}:
         raise TypeError(f"plan() knows no {min(unknown)}; knobs are {', '.join(RULES)}.")
-    kernels = more.get("kernels", USUAL_KERNELS)
-    asked = RankLayout(
-        model=str(model),
-        sizes=model_sizes(model),
-        gpu=gpu,
-        gpus=gpus,
-        sequence=sequence,
-        zero_stage=0,
-        reserve_bytes=reserve_in_bytes(reserve_gb),
-        **{"recipe": usual_recipe(gpu, kernels), **more},
-    )
+    where = dict(gpu=gpu, gpus=gpus, sequence=sequence, zero_stage=0)
+    asked = layout_of(model, reserve_gb, **where, **more)
     asked.solved()  # refuses what no layout can mend
     if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
         raise InvalidQuantity(
@@ -246,7 +234,7 @@ def plan(
             most,
             f"most = {show(most)}: it must be a whole number of layouts of at least 1.",
         )
-    name = speed or usual_speed(gpu, kernels, experts=bool(asked.sizes.get("experts")))
+    name = speed or usual_speed(gpu, asked.kernels, experts=bool(asked.sizes.get("experts")))
     if name not in SPEEDS:
         raise InvalidQuantity(
             "speed", name, f"speed = {name}: it must be one of {', '.join(SPEEDS)}."
