@@ -14,9 +14,8 @@ FARTHEST = 100_000  # how far a divisor is looked for
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """`follower` keeps the ratio to `leader` that the chosen preset has, rounded to a whole number
-    of at least 1."""
+class Follower:
+    """A link of two quantities, by which one follows the other."""
 
     follower: str
     leader: str
@@ -24,6 +23,12 @@ class Ratio:
     @property
     def quantities(self):
         return self.follower, self.leader
+
+
+@dataclass(frozen=True)
+class Ratio(Follower):
+    """`follower` keeps the ratio to `leader` that the chosen preset has, rounded to a whole number
+    of at least 1."""
 
     def follow(self, values, moved, preset):
         leads = self.leader in moved and self.follower not in moved
@@ -34,16 +39,9 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class AtLeast:
+class AtLeast(Follower):
     """`follower`, which has no control, is the chosen preset's, or `leader` where that is more: a
     table of positions as long as the sequence."""
-
-    follower: str
-    leader: str
-
-    @property
-    def quantities(self):
-        return self.follower, self.leader
 
     def follow(self, values, moved, preset):
         if not {self.follower, self.leader} & {*moved}:
@@ -54,19 +52,13 @@ class AtLeast:
 
 
 @dataclass(frozen=True)
-class AtMost:
+class AtMost(Follower):
     """`follower` is never above `leader` - `less`: the one that moves takes the other along. A
     switch that needs another switch; a rank among a number of ranks, counted from 0. A follower
     that is a count is never below 1: then what is wrong is the leader."""
 
-    follower: str
-    leader: str
     less: int = 0
     least: int = 0
-
-    @property
-    def quantities(self):
-        return self.follower, self.leader
 
     def follow(self, values, moved, preset):
         ours, theirs = values[self.follower], values[self.leader]
