@@ -4,7 +4,7 @@ import pytest
 
 from coursekit.formulas import evaluate, quantities
 from coursekit.lab import batches, small_gpt
-from coursekit.show.drawing import decimal_bytes
+from coursekit.show.format import decimal_bytes
 from coursekit.topics.activation_checkpointing import lab, pictures
 from coursekit.topics.activation_checkpointing.exercises import peak_of_blocks
 from coursekit.topics.activation_checkpointing.figures import DRAWN_PARTS, live_figure

@@ -19,7 +19,7 @@ from ranklab.ranks.apart import CannotGoApart, Ended, apart
 
 from .common_mistakes import about_an_error, about_numbers
 from .missing_names import ShownAlone
-from .numbers import plain_number
+from .numbers import is_number, plain_number
 from .patience import at_most
 from .properties import CaseTried, how_they_differ
 
@@ -166,14 +166,10 @@ def same(a, b) -> bool:
             return len(a) == len(b) and all(map(same, a, b))
         a, b = plain_number(a), plain_number(b)
         if isinstance(a, float) or isinstance(b, float):
-            return _is_number(a) and _is_number(b) and math.isclose(a, b, rel_tol=1e-9)
+            return is_number(a) and is_number(b) and math.isclose(a, b, rel_tol=1e-9)
         return type(a) is type(b) and bool(a == b)
     except Exception:  # a tensor of several elements, 10**5000, a list of a million lists
         return False
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 # of the checks so far, in this process, without those that passed since
@@ -260,7 +256,7 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
     said = _words_for_a_difference(written, wanted[wrong], given[wrong])
     if exercise.of_a_value and "yours gives" in said:  # a task's answer is not said
         said = f"{written} is not {_around_the_difference(_show(given[wrong]))[0]}."
-    if _is_number(wanted[wrong]) and not _is_number(plain_number(given[wrong])):
+    if is_number(wanted[wrong]) and not is_number(plain_number(given[wrong])):
         return Verdict(False, f"{said.removesuffix('.')}: a number is wanted.")
     if "yours gives" not in said and "and is" not in said:
         return Verdict(False, said)  # the answer's own sentence
@@ -297,7 +293,7 @@ def _alike_in_form(found: Any, right: Any) -> bool:
     if hasattr(right, "_fields") or isinstance(right, (list, tuple)):
         lists = {type(found), type(right)} <= {list, tuple}
         return lists or type(found) is type(right)
-    return _is_number(right) == _is_number(found)
+    return is_number(right) == is_number(found)
 
 
 def _raised(exercise: Exercise, number: int, solution: Callable, failure: Failure) -> str:
@@ -316,7 +312,7 @@ def _words_for_a_difference(written: str, wanted: Any, given: Any) -> str:
         first = next(said, None)
         if isinstance(first, str) and first.endswith(".") and not isinstance(wanted[0], str):
             return f"{written}: {first}"
-    if isinstance(given, str) and not _is_number(wanted) and given.endswith("."):
+    if isinstance(given, str) and not is_number(wanted) and given.endswith("."):
         return f"{written}: {given}"
     if hasattr(wanted, "_fields") and type(given) is type(wanted):
         differing = [

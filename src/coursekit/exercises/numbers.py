@@ -15,6 +15,10 @@ def plain_number(value):
         return value
 
 
+def is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def plain_numbers(result):
     """The result of a reader's function with Python's numbers, also within tuples and lists."""
     if type(result) in (tuple, list):

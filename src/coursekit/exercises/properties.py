@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .numbers import plain_number
+from .numbers import is_number, plain_number
 
 
 class CaseTried(NamedTuple):
@@ -99,7 +99,7 @@ def _form(fields: list[Field]) -> str | None:
     found, right = next(pair for pair in zip(field.found, field.right) if not _equal(*pair))
     if found is None:
         return "is missing, None"
-    if _is_number(right) and isinstance(found, (list, tuple)):
+    if is_number(right) and isinstance(found, (list, tuple)):
         return f"has {len(found)} values, and one number is wanted"
     if isinstance(right, (list, tuple)) and not isinstance(found, (list, tuple)):
         return f"is one {type(found).__name__}, and a list of {len(right)} is wanted"
@@ -338,12 +338,8 @@ def _flat(value) -> list | None:
     return [value] if isinstance(value, (int, float, str)) else None
 
 
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _numbers(values: list | None) -> bool:
-    return bool(values) and all(map(_is_number, values))
+    return bool(values) and all(map(is_number, values))
 
 
 def _near(one: float, other: float) -> bool:
@@ -357,7 +353,7 @@ def _equal(one, other) -> bool:
     one, other = plain_number(one), plain_number(other)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(_equal, one, other))
-    if _is_number(one) and _is_number(other):
+    if is_number(one) and is_number(other):
         return _near(one, other)
     return type(one) is type(other) and one == other
 

@@ -14,7 +14,6 @@ does not fill, `small` and `bold` set a text. So one drawing follows the light a
 from html import escape
 from math import hypot
 
-from .format import format_as
 from .palette import MEMORY, TIMELINE
 
 PICTURE_WIDTH = 400
@@ -45,11 +44,6 @@ LOOKS = {
     "white": "fill:#fff",
     "ink": "fill:#14171a",
 }
-
-
-def decimal_bytes(nbytes) -> str:
-    """Bytes as pictures say them: "23.8 GB"."""
-    return format_as(nbytes, "decimal bytes")
 
 
 class Drawing:

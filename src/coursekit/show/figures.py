@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from .format import DECIMAL, format_as, format_exact
+from .format import DECIMAL, decimal_bytes, format_exact
 from .palette import MEMORY, PAGE, TIMELINE
 from .svg.canvas import round_up
 
@@ -175,19 +175,15 @@ def _words(row):
     """The words beside a bar: its name, its bytes, and the prediction if it differs."""
     shown = row.measured if row.measured is not None else row.predicted
     differs = row.predicted not in (None, shown)
-    beside = f", predicted {_in_gigabytes(row.predicted)}" if differs else ""
-    return f"{row.label}<br>{_in_gigabytes(shown)}{beside}"
-
-
-def _in_gigabytes(size):
-    return format_as(size, "decimal bytes")
+    beside = f", predicted {decimal_bytes(row.predicted)}" if differs else ""
+    return f"{row.label}<br>{decimal_bytes(shown)}{beside}"
 
 
 def _bar(row, kind, place, base, size, scale):
     swatch = MEMORY.get(row.colour)
     fill, line = (swatch.light, swatch.line) if swatch else (INK, INK)
     filled = kind == "measured" or row.measured is None
-    words = f"{row.label}, {kind}: {_in_gigabytes(size)} = {format_exact(size)} B"
+    words = f"{row.label}, {kind}: {decimal_bytes(size)} = {format_exact(size)} B"
     return go.Bar(
         orientation="h",
         x=[size / scale],

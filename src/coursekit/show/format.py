@@ -152,6 +152,11 @@ def format_as(value, style):
     return STYLES[style](value)
 
 
+def decimal_bytes(nbytes) -> str:
+    """Bytes as pictures say them: "23.8 GB"."""
+    return format_as(nbytes, "decimal bytes")
+
+
 def format_to_type(value, style):
     """The value as a reader could have typed it: in the style if that loses nothing (175B, 64 MiB),
     else with all its digits."""

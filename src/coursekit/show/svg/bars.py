@@ -4,7 +4,7 @@ measured is filled inside the outline of what is predicted."""
 
 from itertools import accumulate
 
-from coursekit.show.format import format_as, format_exact
+from coursekit.show.format import decimal_bytes, format_exact
 from coursekit.show.palette import MEMORY
 
 from .canvas import AXIS, FAINT, KEY_ROW, SOFT, SVG_WIDTH, Canvas, one, round_up
@@ -14,10 +14,6 @@ INSIDE = 14  # from the outline of a prediction to what was measured
 FAR_RIGHT = 30  # a card of this many times the bytes is named at the edge: the bar would vanish
 FAR_ABOVE = 3  # the same for columns, which need their height; static/timeline.js draws the same
 COLUMNS_TALL, COLUMNS_LEFT, HEAD, NAMES_CLOSE = 176, 50, 30, 62
-
-
-def in_gigabytes(count):
-    return format_as(count, "decimal bytes")
 
 
 def memory_svg(picture, values, measured, _, measured_at=""):
@@ -44,17 +40,17 @@ def memory_svg(picture, values, measured, _, measured_at=""):
     for row, (part, size, at, start) in enumerate(zip(picture.parts, sizes, starts, places)):
         if not size and not measured.get(part.quantity):
             continue
-        swatch, predicted = MEMORY[part.colour], in_gigabytes(size)
+        swatch, predicted = MEMORY[part.colour], decimal_bytes(size)
         words = f"{part.label} {predicted}"
         ours = part in compared
         whole = f"{part.label}, predicted: {predicted} = {format_exact(size)} B"
         canvas.box(x(at), y, x(at + size) - x(at), PARTS_TALL, swatch, whole, filled=not ours)
         if ours:
             count = measured[part.quantity]
-            whole = f"{part.label}, measured: {in_gigabytes(count)} = {format_exact(count)} B"
+            whole = f"{part.label}, measured: {decimal_bytes(count)} = {format_exact(count)} B"
             inner = PARTS_TALL - 2 * INSIDE
             canvas.box(x(start), y + INSIDE, x(start + count) - x(start), inner, swatch, whole)
-            words += ", measured " + ("the same" if count == size else in_gigabytes(count))
+            words += ", measured " + ("the same" if count == size else decimal_bytes(count))
         middle, level = x(at + size / 2), y - 6 - PART_ROW * (len(picture.parts) - row)
         moved = canvas.label(words, middle + 5, level + 13)
         canvas.path(f"M{one(middle)} {y}V{level + (PART_ROW - 1 if moved else 2)}", opacity=SOFT)
@@ -62,9 +58,11 @@ def memory_svg(picture, values, measured, _, measured_at=""):
         _draw_card(canvas, x, used, room, y)
     else:
         _draw_axis(canvas, x, most, under)
-        canvas.label(in_gigabytes(used), x(used) + 8, y + PARTS_TALL / 2 + 5, kind="strong")
+        canvas.label(decimal_bytes(used), x(used) + 8, y + PARTS_TALL / 2 + 5, kind="strong")
         if room is not None:
-            words = f"{in_gigabytes(room)} card: far to the right, {in_gigabytes(room - used)} free"
+            words = (
+                f"{decimal_bytes(room)} card: far to the right, {decimal_bytes(room - used)} free"
+            )
             canvas.label(f"{words} →", SVG_WIDTH, under + 42, "end", "name")
     return canvas
 
@@ -81,13 +79,13 @@ def _draw_card(canvas, x, used, room, y):
     canvas.path(f"M{one(x(room))} {y - 5}V{under + 5}", width=2.5)
     if x(room) >= 70:
         canvas.text("0", 1, under + 18, kind="tick")
-    canvas.label(f"{in_gigabytes(room)} card", x(room), under + 19, "middle", "strong")
-    words = in_gigabytes(used)  # beyond the line where there is too little free space for them
+    canvas.label(f"{decimal_bytes(room)} card", x(room), under + 19, "middle", "strong")
+    words = decimal_bytes(used)  # beyond the line where there is too little free space for them
     past = fits and x(room) - x(used) < 8 * len(words) + 12
     canvas.label(words, x(room if past else used) + 8, y + PARTS_TALL / 2 + 5, kind="strong")
     gap = f"M{one(x(used))} {under + 26}v6H{one(x(room))}v-6"
     canvas.path(gap, opacity=AXIS)
-    words = in_gigabytes(abs(room - used)) + (" free" if fits else " too much")
+    words = decimal_bytes(abs(room - used)) + (" free" if fits else " too much")
     kind = "strong" if fits else "warn"
     canvas.label(words, (x(used) + x(room)) / 2, under + 48, "middle", kind)
 
@@ -97,7 +95,7 @@ def _draw_axis(canvas, x, most, under):
     step = round_up(most / 6)
     for count in range(1, int(most / step * 1.0001) + 1):
         canvas.path(f"M{one(x(count * step))} {under}v5", opacity=AXIS)
-        canvas.label(in_gigabytes(count * step), x(count * step), under + 18, "middle", "tick")
+        canvas.label(decimal_bytes(count * step), x(count * step), under + 18, "middle", "tick")
 
 
 def timeline_svg(picture, values, *_):
@@ -123,14 +121,14 @@ def timeline_svg(picture, values, *_):
     for count in range(int(most / step * 1.0001) + 1):
         level = y(count * step)
         canvas.path(f"M{COLUMNS_LEFT} {one(level)}H{one(SVG_WIDTH)}", opacity=FAINT)
-        words = in_gigabytes(count * step) if count else "0"
+        words = decimal_bytes(count * step) if count else "0"
         canvas.text(words, COLUMNS_LEFT - 6, level + 4, "end", "tick")
     for place, column in enumerate(shown):
         start = 0
         for part in column.parts:
             count = values[part.quantity]
             if count > 0:
-                name = f"{column.name}, {part.label}: {in_gigabytes(count)}"
+                name = f"{column.name}, {part.label}: {decimal_bytes(count)}"
                 top = y(start + count)
                 canvas.box(x(place), top, wide, y(start) - top, MEMORY[part.colour], name)
             start += count
@@ -165,11 +163,11 @@ def _draw_peak(canvas, place, count, tall, room, near, x, y, wide):
     if near:
         canvas.path(f"M{COLUMNS_LEFT} {one(y(room))}H{one(SVG_WIDTH)}", width=2.5)
     right = place >= count / 2
-    words = in_gigabytes(room) + (" card" if near else " card: far above")
+    words = decimal_bytes(room) + (" card" if near else " card: far above")
     level = y(room) - 6 if near else 13
     at, anchor = (COLUMNS_LEFT + 4, "start") if right else (SVG_WIDTH, "end")
     canvas.label(words, at, level, anchor, "strong")
     middle, top = x(place) + wide / 2, y(tall)
     canvas.path(f"M{one(middle)} {one(top - 1)}l-5 -7h10z", fill="currentColor")
     kind = "warn" if tall > room else "strong"
-    canvas.label(f"peak {in_gigabytes(tall)}", middle, top - 13, "middle", kind)
+    canvas.label(f"peak {decimal_bytes(tall)}", middle, top - 13, "middle", kind)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from coursekit.formulas import evaluate, quantities
 from coursekit.show.drawing import Drawing
-from coursekit.show.drawing import decimal_bytes as said
+from coursekit.show.format import decimal_bytes as said
 from coursekit.show.format import format_as
 
 CHECKPOINTED_STEP = dict(  # the step of the chapter's first table

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from coursekit.formulas.presets import GPUS
 from coursekit.recordings.recordings import nearby
-from coursekit.show.drawing import PICTURE_WIDTH, Drawing, decimal_bytes
-from coursekit.show.format import format_as
+from coursekit.show.drawing import PICTURE_WIDTH, Drawing
+from coursekit.show.format import decimal_bytes, format_as
 from coursekit.topics.slow_to_fast.rungs import LADDER_STEP, climb
 
 _CARD_BYTES = GPUS["H100 SXM 80GB"].quantities["gpu_memory_bytes"]

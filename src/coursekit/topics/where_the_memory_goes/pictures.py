@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from coursekit.formulas import evaluate, quantities
 from coursekit.show.drawing import Drawing
-from coursekit.show.drawing import decimal_bytes as said
+from coursekit.show.format import decimal_bytes as said
 
 DRAWN_MODEL = dict(model="GPT-2 124M", recipe="fp32 Adam", microbatch=8, sequence=1024)
 DRAWN_STEP = dict(dropout=0, fused_attention=1, accumulation_steps=1)

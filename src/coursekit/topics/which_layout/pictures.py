@@ -3,7 +3,7 @@ card; three published runs beside their predictions; and the tree of questions."
 
 from coursekit.planner.runs_published import PUBLISHED_RUNS, SECONDS_BY_LOOK
 from coursekit.show.drawing import Drawing
-from coursekit.show.drawing import decimal_bytes as said
+from coursekit.show.format import decimal_bytes as said
 from coursekit.topics.which_layout.moves import MOVES
 from coursekit.topics.which_layout.referee_pictures import draw_bytes_errors, draw_seconds_errors
 from coursekit.topics.which_layout.tree import DONE, QUESTIONS

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from coursekit.formulas import BOOK, MODELS, quantities, states_bytes
 from coursekit.planner.fits import RankLayout
 from coursekit.show.drawing import Drawing
-from coursekit.show.drawing import decimal_bytes as said
+from coursekit.show.format import decimal_bytes as said
 from coursekit.topics.why_one_gpu import where_we_stand
 
 GROWTH_RECIPE = "bf16 + fp32 master"  # 16 bytes a parameter

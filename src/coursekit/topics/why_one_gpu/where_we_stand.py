@@ -8,7 +8,7 @@ from typing import NamedTuple
 from coursekit.formulas import BOOK, MODELS, evaluate, quantities
 from coursekit.planner.fits import RankLayout
 from coursekit.show.drawing import Drawing
-from coursekit.show.drawing import decimal_bytes as said
+from coursekit.show.format import decimal_bytes as said
 
 # Four microbatches of one sequence on a rank: gradients live from one to the next.
 ONE_GPU = RankLayout(

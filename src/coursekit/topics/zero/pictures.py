@@ -7,7 +7,7 @@ from math import prod
 from coursekit.formulas import evaluate, quantities
 from coursekit.formulas.events import operations, play, quantities_of
 from coursekit.show.drawing import Drawing
-from coursekit.show.drawing import decimal_bytes as said
+from coursekit.show.format import decimal_bytes as said
 from coursekit.topics.zero.timeline import MICROBATCH
 
 FIVE = dict(  # the model that the chapter opens with
