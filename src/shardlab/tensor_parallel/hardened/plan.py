@@ -12,8 +12,8 @@ by itself where the ranks' first gradients differ; elsewhere they are refused.
 
 Two mistakes in a plan of your own raise nothing, because what runs between two modules is not in
 it. Dropout of parts, between Columns and Rows, is Drops(dim): as Whole(), all parts get one mask.
-What looks at all columns at once, such as a softmax or a norm, is right only behind Rows, or made
-for parts, as vocabulary_parallel_loss is.
+What looks at all columns at once, such as a softmax, a norm or chunk() of a fused gate and up, is
+right only behind Rows, or made for parts, as vocabulary_parallel_loss is.
 """
 
 from collections.abc import Callable, Mapping
