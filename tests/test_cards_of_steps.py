@@ -57,19 +57,7 @@ def test_what_there_is_not(steps, given, sentence):
 
 @pytest.mark.parametrize(
     "kind, text, sentence",
-    [
-        ("stepper", "```{stepper} rings\n```", "no collective is named 'rings'"),
-        (
-            "stepper",
-            "```{stepper} scatter\n:ranks: 1\n```",
-            "n = 1: the stepper draws 2 to 8 ranks.",
-        ),
-        ("stepper", "```{stepper} scatter\n```\n\n" * 2, "'scatter' is on this page already."),
-        ("shards", "```{shards} 5\n```", "stage = 5: the card shows 0 to 3."),
-        ("shards", "```{shards} 1\n:ranks: 1\n```", "ranks = 1: the card shows 2 to 8."),
-        ("shards", "```{shards} one\n```", "invalid literal"),
-        ("shards", "```{shards} 1\n```\n\n" * 2, "shards: the card is on this page already."),
-    ],
+    told("test_cards_of_steps::test_a_wrong_directive_is_a_warning", globals()),
 )
 def test_a_wrong_directive_is_a_warning(kind, text, sentence, tmp_path):
     """Must catch: an exception instead of a warning with page and line, or two cards with one

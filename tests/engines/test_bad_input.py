@@ -6,6 +6,7 @@ import os
 import re
 
 import pytest
+from told import told
 
 from coursekit.__main__ import main
 from coursekit.exercises import Predictions
@@ -28,13 +29,7 @@ STEP = dict(
 
 
 @pytest.mark.parametrize(
-    "wanted, changes, said",
-    [
-        ("gradients_at_embedding_bytes", dict(parameters=1), "parameters = 1 contradicts layers,"),
-        ("peak_bytes", dict(parameters=10**6), "which make it 124,439,808: leave one of them out."),
-        ("training_seconds", dict(tokens=True), "tokens = True: tokens must be a whole number"),
-        ("training_seconds", dict(flops_per_second=10**400), "no float holds that number."),
-    ],
+    "wanted, changes, said", told("test_bad_input::test_values_that_cannot_be", globals())
 )
 def test_values_that_cannot_be(wanted, changes, said):
     """Must catch: negative bytes out of values that contradict each other; True counted as 1;

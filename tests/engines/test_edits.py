@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from told import told
 
 from coursekit import topics
 from coursekit.exercises.answers import share_of_each
@@ -205,29 +206,7 @@ def said(found, right, ranks=True, **case):
 
 
 @pytest.mark.parametrize(
-    ("found", "right", "words"),
-    [
-        ([[1.0], [2.0]], [[3.0], [3.0]], "one rank's own part, and their sum is right"),
-        ([[2.0], [4.0]], [[3.0], [3.0]], "each rank's own, and their mean is right"),
-        ([[1.0, 2.0], [3.0, 9.0]], [[1.0, 5.0], [1.0, 5.0]], "differs from rank to rank"),
-        ([[3.0, 2.0], [9.0, 1.0]], [[3.0, 2.0], [3.0, 2.0]], "is right on rank 0 alone"),
-        ([[1.0], [1.0]], [[1.0], [4.0]], "is that of rank 0 on every rank"),
-        ([[1, 2], [1, 2]], [[1], [2]], "is the whole on every rank"),
-        ([[6.0, 2.0], [6.0, 2.0]], [[3.0, 1.0]] * 2, "the number of ranks (2) times"),
-        ([[1.5, 0.5], [1.5, 0.5]], [[3.0, 1.0]] * 2, "1/the number of ranks (2) of"),
-        ([[-3.0, -1.0]] * 2, [[3.0, 1.0]] * 2, "has the wrong sign everywhere"),
-        ([[0.0, 0.0]] * 2, [[3.0, 1.0]] * 2, "is zero everywhere"),
-        ([[float("nan"), 0.0]] * 2, [[3.0, 1.0]] * 2, "is not a number"),
-        ([[4, 6], [5, 9]], [[3, 5], [4, 8]], "is 1 too large, everywhere"),
-        ([None, [1.0]], [[3.0], [1.0]], "is missing, None"),
-        ([[3, 1, 2]] * 2, [[1, 2, 3]] * 2, "right, with each one place late"),
-        ([[3, 2, 1]] * 2, [[1, 2, 3]] * 2, "in reverse order"),
-        ([[[1, 3], [2, 4]]] * 2, [[[1, 2], [3, 4]]] * 2, "is transposed"),
-        ([[1, 2]] * 2, [[1, 2, 3]] * 2, "the last is missing"),
-        ([[1, 2, 3]] * 2, [[2, 3]] * 2, "the first is too much"),
-        ([[1, 2, 7]] * 2, [[1, 2, 3]] * 2, "is right but for the last"),
-        ([Two([1], [4])] * 2, [Two([1], [2])] * 2, "the output is right; the gradient is"),
-    ],
+    "found, right, words", told("test_edits::test_a_property_has_its_words", globals())
 )
 def test_a_property_has_its_words(found, right, words):
     """Must catch: a property that another hides, a sum taken for a mean, the wrong rank named."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import cases, given
+from told import told
 from torch import nn
 from torch_has import needs_fused_groups
 
@@ -561,13 +562,7 @@ def test_bad_calls_are_refused():
 
 @pytest.mark.parametrize(
     "tokens, name, value, words",
-    [
-        ([[1, 2]], "tokens", "a list", "takes a tensor of tokens"),
-        (torch.tensor([1, 2]), "tokens", "int64 [2]", "[sequences, tokens in each]"),
-        (torch.ones(1, 2), "tokens", "float32 [1, 2]", "int64 or int32"),
-        (torch.tensor([[0, 19]]), "token", 19, "tokens 0 to 18"),
-        (torch.tensor([[0, -1]]), "token", -1, "tokens 0 to 18"),
-    ],
+    told("test_gpt::test_tokens_it_cannot_read_are_refused", globals()),
 )
 def test_tokens_it_cannot_read_are_refused(tokens, name, value, words):
     """Must catch: IndexError "index out of range in self", AttributeError of a list."""

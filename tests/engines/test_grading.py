@@ -9,6 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 from graded import ROOT, results, skeleton
+from told import told
 
 from coursekit.__main__ import main
 from coursekit.exercises import assignments, grading, grading_command, grading_report, grading_text
@@ -43,25 +44,7 @@ def test_nothing_to_grade(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "source, sentence",
-    [
-        ("def f(:\n", "line 1: invalid syntax"),
-        ("x = 0\0", "Python cannot read the file"),
-        ("(" * 5000, "Python cannot read the file"),
-        ("from shardlab import collectives", "imports shardlab.collectives"),
-        ("import shardlab.collectives as c", "imports shardlab.collectives"),
-        ("c = __import__('shardlab.collectives')", "uses __import__"),
-        ("import importlib\nimportlib.import_module('shardlab')", "uses importlib"),
-        ("exec('import shardlab')", "uses exec"),
-        ("x = eval", "uses eval"),
-        ("import builtins\nbuiltins.exec('1')", "uses builtins"),
-        ("from sys import modules", "uses sys.modules"),
-        ("import sys as s\ns.modules['x'].y = 1", "line 2 uses sys.modules"),
-        (
-            "import torch.distributed as d\nd.nn.functional.all_reduce(1)",
-            "line 2 uses torch.distributed.nn",
-        ),
-    ],
+    "source, sentence", told("test_grading::test_rules_about_the_text", globals())
 )
 def test_rules_about_the_text(source, sentence, tmp_path, capsys):
     """Must catch: a file that imports its solution, or that does not compile, and runs."""
@@ -224,34 +207,7 @@ def test_exit_codes(worlds, monkeypatch, tmp_path, capsys):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    "source, sentence",
-    [
-        (written("while True: pass"), "had not ended"),
-        ("while True: pass", "had not ended"),
-        (written("import os; os._exit(3)"), "died"),
-        (written("raise SystemExit(2)"), "SystemExit"),
-        (written("return tensor.nothing"), "has no attribute 'nothing'"),
-        (written("1 / 0"), "all_reduce (collectives.py, line 2: 1 / 0) raised ZeroDivisionError"),
-        ("x = 1", "has no all_reduce"),
-        ("all_reduce = 5", "not callable"),
-        (
-            "class Odd(Exception):\n    def __str__(self): return 1 / 0\n" + written("raise Odd"),
-            "its text cannot be shown",
-        ),
-        (written("print('x' * 100_000)"), "should be"),
-        (
-            "import torch.distributed as dist\n"
-            + written("dist.recv(tensor.clone(), (dist.get_rank() + 1) % 4)"),
-            "wait for each other",
-        ),
-        (
-            FORGED.format("coursekit.exercises.on_a_rank", "graded"),
-            "on_a_rank.graded, which grades",
-        ),
-        (FORGED.format("trials_of_collectives", "expect"), "collectives.expect, which grades"),
-        (FORGED.format("torch", "allclose"), "the file changes torch.allclose, which grades"),
-        (FORGED.format("ranklab.ranks.messages", "dumps"), "messages.dumps, which grades"),
-    ],
+    "source, sentence", told("test_grading::test_code_that_misbehaves", globals())
 )
 def test_code_that_misbehaves(source, sentence):
     """On ranks of its own: a rank keeps what a stranger's file did to it.

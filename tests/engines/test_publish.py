@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from told import told
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -143,13 +144,7 @@ def test_the_branch_is_made_and_replaced(remote):
 
 
 @pytest.mark.parametrize(
-    ("branch", "words"),
-    [
-        ("main", "the branch of the book itself"),
-        ("trunk", "the branch of the book itself"),
-        ("mine", "was not made by this script (reader@example.org Made from hand for mine)"),
-        ("a..b", "is no name of a branch"),
-    ],
+    "branch, words", told("test_publish::test_no_other_branch_is_replaced", globals())
 )
 def test_no_other_branch_is_replaced(remote, branch, words):
     """Must catch: the force-push onto main, onto a default branch of another name, onto a branch

@@ -1,6 +1,7 @@
 """Checks of an answer that is a sentence."""
 
 import pytest
+from told import told
 
 from coursekit.exercises.checker import Exercise, Misconception, judge
 from coursekit.exercises.decisions import decisions_of
@@ -21,12 +22,10 @@ OF_A_PRODUCT = Exercise(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (lambda one, other: one + other, "the sum."),
-        (lambda one, other: max(one, other), "the larger one."),
-        (lambda one, other: one * other or 4, "should give 0, yours gives 4"),
-    ],
+    "wrong, said",
+    told(
+        "test_sentences_of_checks::test_a_formula_is_named_where_it_gives_every_answer", globals()
+    ),
 )
 def test_a_formula_is_named_where_it_gives_every_answer(wrong, said):
     """Must catch: a formula named for the one case that is wrong, though it would give another

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from told import told
 
 from coursekit.exercises import Predictions
 from coursekit.exercises.slips import cause, unit_in
@@ -191,24 +192,7 @@ def test_parts_factors_and_ranges(predicted, words):
 
 @pytest.mark.parametrize(
     "name, predicted, words",
-    [
-        ("server: messages that rank 0 sends", 21, "tensor by tensor"),
-        ("for each tensor: messages", 14, "Each of 28 tensors"),
-        ("buckets: messages", 4.485, "No tensor is cut"),
-        ("waiting that overlap saves, percent", 40, "Four of five buckets"),
-        ("all-reduces in a step", 5, "Each of three blocks"),
-        ("tensor parallel, percent kept", 12.5, "at least a quarter"),
-        ("gathered again in backward, percent kept", 60, "cut by four"),
-        ("weight after 300 steps", 0.998, "is rounded back"),
-        ("ten thousand times 0.001", 2, "the sum stops"),
-        ("norm weights at 1.0, your update", 0.4, "farther from 1.0"),
-        ("percent lost, k = 1", 30, "only its tail"),
-        ("steps skipped at the beginning", 24, "halves the scale"),
-        ("vectors that 16 blocks keep in a plain step", 80, "A block keeps about 16"),
-        ("forwards of blocks in a step", 64, "no forward itself"),
-        ("blocks recomputed for 70%", 9, "fewer are enough"),
-        ("all-reduces, each block", 30, "one of forward's two"),
-    ],
+    told("test_slips::test_a_number_of_no_slip_hears_what_moves_it", globals()),
 )
 def test_a_number_of_no_slip_hears_what_moves_it(name, predicted, words):
     """Must catch: a number between the listed ones that hears nothing, or that of any quantity."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from night import at_night
 from test_published_seconds import ROWS
+from told import told
 
 from bookkit.formulas import read_call
 from bookkit.words import MOST, main_line_words
@@ -248,14 +249,7 @@ def test_a_run_and_its_explorer():
 
 
 @pytest.mark.parametrize(
-    "wrong, message",
-    [
-        (dict(tensor_parallel=3), "key_value_heads = 4 is not divisible by tensor_parallel = 3"),
-        (dict(pipeline_parallel=2, zero_stage=3), "compose with stages 0 to 2"),
-        (dict(pipeline_parallel=3, microbatches=3), "pipeline_parallel = 3 with layers = 4: the"),
-        (dict(pipeline_parallel=2, schedule="zero-bubble H1"), "known about, not to the byte"),
-        (dict(data_parallel=2, microbatches=2), "zero_stage = 0 with data_parallel = 2 without a"),
-    ],
+    "wrong, message", told("test_chapter::test_a_layout_that_cannot_be_starts_no_rank", globals())
 )
 def test_a_layout_that_cannot_be_starts_no_rank(wrong, message):
     """Must catch: ranks that start, and say the same in eight tracebacks."""
