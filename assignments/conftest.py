@@ -24,7 +24,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    for mark in ("ranks", *GROUPS):  # those of pyproject.toml are not in a wheel
+    for mark in ("ranks", "nightly", *GROUPS):  # those of pyproject.toml are not in a wheel
         config.addinivalue_line("markers", f"{mark}: trials of assignments")
 
 
@@ -43,7 +43,10 @@ class Trials(pytest.File):
         for whose, grader in graders.items():
             for trial in (one for one in asked.trials if one.group != "speed"):
                 name = f"{trial.work.__name__}[{whose}]"
-                yield OneTrial.from_parent(self, name=name, trial=trial, grader=grader)
+                one = OneTrial.from_parent(self, name=name, trial=trial, grader=grader)
+                if whose == "hardened":  # by day its own tests say so
+                    one.add_marker("nightly")
+                yield one
 
     def of_mine(self, asked, path: Path) -> Grader:
         try:

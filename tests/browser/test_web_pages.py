@@ -61,8 +61,11 @@ def held_page(browser, width):
 
 @pytest.mark.parametrize(
     ("width", "of"),
-    [(390, CARD), (1280, FEW), pytest.param(1280, CARD, marks=at_night)],
-    ids=["phone", "desk", "desk-all"],
+    [
+        *((390, FEW), (1280, FEW)),
+        *(pytest.param(width, CARD, marks=at_night) for width in (390, 1280)),
+    ],
+    ids=["phone", "desk", "phone-all", "desk-all"],
 )
 def test_nothing_moves_when_scripts_draw(browser, homes, texts, width, of):
     """Must catch: a picture without the room that bookkit/room.py keeps, on any page; a card that

@@ -107,7 +107,7 @@ STYLES = (
 
 
 @one_of_many
-@pytest.mark.parametrize("t, rank", [(1, 0), (3, 0), (3, 2), (4, 3)])
+@pytest.mark.parametrize("t, rank", [(1, 0), (3, 2), *at_night((3, 0), (4, 3))])
 def test_bytes_of_each_rank(t, rank):
     """Must catch: a bias of a row layer cut, or one of a column layer whole; a tied head counted
     twice; parts of one size on all ranks."""

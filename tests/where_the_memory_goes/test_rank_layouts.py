@@ -338,13 +338,15 @@ def test_random_layouts():
 # --- on ranks that run ----------------------------------------------------------------------------
 
 
-REAL = (
-    Layout(t=2, d=2, m=2, stage=1),
-    Layout(t=2, d=2, stage=3, sequence=True, regather=True),
+REAL = [  # by day others, with tensor parallelism, run in tests/which_layout/test_chapter.py
     Layout(p=2, d=2, m=4, stage=1),
-    Layout(p=2, t=2, m=4, sequence=True, regather=True),
     Layout(p=4, m=8),
-)
+    *at_night(
+        Layout(t=2, d=2, m=2, stage=1),
+        Layout(t=2, d=2, stage=3, sequence=True, regather=True),
+        Layout(p=2, t=2, m=4, sequence=True, regather=True),
+    ),
+]
 
 
 @pytest.mark.parametrize("layout", REAL, ids=str)

@@ -9,6 +9,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from night import at_night
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -30,7 +31,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (1, 2, 3)
 
 
-@pytest.fixture(params=(2, 3, 4))
+@pytest.fixture(params=[2, 3, *at_night(4)])
 def world(request, worlds):
     """For what depends on the number of ranks: collectives, and bytes."""
     return worlds(request.param)
@@ -259,11 +260,7 @@ def recomputed(reentrant):
 
 
 def test_with_activation_checkpointing(three):
-    """Recomputing a unit in backward finds it whole and leaves it so: gathered twice, as without.
-    The reentrant kind computes in a backward of its own and pays a third time. Gradients are those
-    of test_recompute_on_ranks.py.
-
-    Must catch: a recomputed forward that gathers again."""
+    """Must catch: a recomputed forward that gathers again."""
     assert three.run(recomputed, False) == [[2, 2, 2]] * 3
     assert three.run(recomputed, True) == [[3, 3, 3]] * 3
 
@@ -467,10 +464,7 @@ def buckets_on_their_way(stage):
 
 @pytest.mark.parametrize("stage", (1, 2))
 def test_a_bucket_travels_under_the_next_ones_backward(worlds, stage):
-    """One bucket at a time is on its way, so that no more is held than without it; a bias goes with
-    its weight.
-
-    Mutations: all buckets waited for at the end, or each at once."""
+    """Mutations: all buckets waited for at the end, or each at once."""
     for seen, sizes in worlds(2).run(buckets_on_their_way, stage):
         one = ["begins", "ends"]
         assert sizes == [1, 2, 2, 2]
@@ -501,10 +495,7 @@ def in_16_bits():
 
 
 def test_16_bits_over_fp32_shards(three):
-    """Shards and their gradients rest in fp32, bf16 travels and computes. Gradients are sums of
-    numbers with 8 bits.
-
-    Mutation: shards rounded once and for all; gradients that travel in fp32."""
+    """Mutation: shards rounded once and for all; gradients that travel in fp32."""
     for me, (same, worst, dtypes, nbytes, sizes) in enumerate(three.run(in_16_bits)):
         given = dict(
             zero_stage=3,
@@ -665,13 +656,9 @@ def whole_at_a_time():
 
 
 def test_what_is_whole_at_a_time(world):
-    """Stage 3 has one unit and the root whole, in forward and in backward; between them, while the
-    graph is there, nothing. At its fullest it has besides the root's gradient and twice the unit's,
-    within what travels (a chunk that arrives, a chunk that is kept) and the activations of one
-    token.
-
-    Mutations: reshard left out after forward, or after backward; autograd keeps a copy of a weight
-    (views made with .clone()); the parameters freed only when their gradients have been reduced."""
+    """Mutations: reshard left out after forward, or after backward; autograd keeps a copy of a
+    weight (views made with .clone()); the parameters freed only when their gradients have been
+    reduced."""
     unit, root = 128 * 128, 128 * 64
     for most, after_forward, after, beside, phase in world.run(whole_at_a_time):
         given = dict(
