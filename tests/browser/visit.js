@@ -120,14 +120,14 @@ const BEYOND = () => {
 };
 
 // Texts of figures and still pictures that run into one another, or out of their figure; texts of
-// still pictures that are smaller than 9 px (plotly makes a text as small as its bar).
+// figures that are smaller than 9 px (plotly makes a text as small as its bar).
 const COLLISIONS = () => [
-  ...document.querySelectorAll(".plotly-figure, .picture svg, .schedule-grids")
+  ...document.querySelectorAll(".plotly-place, .picture svg, .schedule-grids")
 ].flatMap(figure => {
   const edge = figure.getBoundingClientRect(), found = [];
   const texts = [...figure.querySelectorAll("text")]
     .filter(text => text.textContent.trim() && text.checkVisibility({visibilityProperty: true}));
-  for (const text of figure.matches(".plotly-figure") ? [] : texts) {
+  for (const text of texts) {
     const {a, b} = text.getScreenCTM(); // some stand upright
     const size = Math.hypot(a, b) * parseFloat(getComputedStyle(text).fontSize);
     if (size < 8.95) found.push(`${text.textContent}: ${size.toFixed(1)} px high`);

@@ -60,7 +60,7 @@ SCROLL_THROUGH = (
 
 # Tab stops at boxes that can be scrolled. book.js looks again a moment after a change of width.
 ONLY_WIDE_BOXES_HAVE_STOPS = """[...document.querySelectorAll(
-    ":is(pre, .math-scroll, .pst-scrollable-table-container, .output)[tabindex='0']")]
+    ":is(pre,.math-scroll,.pst-scrollable-table-container,.output,.plotly-figure)[tabindex='0']")]
   .every(box => box.scrollWidth > box.clientWidth || !box.checkVisibility())"""
 
 

@@ -57,23 +57,51 @@
     return result;
   }
 
-  function draw(figure) {
-    plotly().then(function (Plotly) {
+  /* Plotly makes letters as small as the bar that they are in. A figure with letters below 9.8 px is drawn wider, and scrolls. */
+  var WIDER = ["40rem", "80rem"];
+  function readable(place) {
+    return Array.prototype.every.call(place.querySelectorAll("text"), function (text) {
+      var scale = text.getScreenCTM(), style = getComputedStyle(text);
+      return !scale || !text.textContent.trim() || style.visibility === "hidden"
+        || Math.hypot(scale.a, scale.b) * parseFloat(style.fontSize) >= 9.8;
+    });
+  }
+
+  function draw(figure, widths) {
+    return plotly().then(function (Plotly) {
       var stored = JSON.parse(figure.querySelector("script").textContent);
       var place = figure.querySelector(".plotly-place");
       if (!place) { place = document.createElement("div"); place.className = "plotly-place"; figure.appendChild(place); }
-      var config = Object.assign({ responsive: true, displaylogo: false, displayModeBar: false }, stored.config);
+      var config = Object.assign({ displaylogo: false, displayModeBar: false }, stored.config);
       delete config.plotlyServerURL;
-      Plotly.react(place, stored.data, dressed(stored.layout, place.clientWidth), config);
+      place.style.minWidth = "";
+      return widths.reduce(function (drawing, width) {
+        return drawing.then(function () {
+          if (readable(place)) return null;
+          place.style.minWidth = width;
+          return Plotly.Plots.resize(place);
+        });
+      }, Plotly.react(place, stored.data, dressed(stored.layout, place.clientWidth), config));
+    }).then(function () {
       figure.classList.add("drawn");
+      if (figure.scrollWidth > figure.clientWidth) figure.tabIndex = 0; else figure.removeAttribute("tabindex");
     }).catch(function (problem) { figure.classList.add("failed"); console.error(problem); });
   }
 
-  if (!("IntersectionObserver" in window)) { figures.forEach(draw); return; }
+  function again() {
+    figures.forEach(function (figure) { if (figure.classList.contains("drawn")) draw(figure, WIDER); });
+  }
+
+  if (!("IntersectionObserver" in window)) { figures.forEach(function (figure) { draw(figure, WIDER); }); return; }
   var observer = new IntersectionObserver(function (changes) {
-    changes.forEach(function (change) { if (change.isIntersecting) { observer.unobserve(change.target); draw(change.target); } });
+    changes.forEach(function (change) { if (change.isIntersecting) { observer.unobserve(change.target); draw(change.target, WIDER); } });
   }, { rootMargin: "400px" });
   figures.forEach(function (figure) { observer.observe(figure); });
-  document.addEventListener("themechange", function () { figures.filter(function (f) { return f.classList.contains("drawn"); }).forEach(draw); });
-  addEventListener("beforeprint", function () { figures.forEach(draw); });
+  document.addEventListener("themechange", again);
+  var width = innerWidth, timer = null;
+  addEventListener("resize", function () { // not when a phone hides its bar of addresses
+    if (innerWidth !== width) { width = innerWidth; clearTimeout(timer); timer = setTimeout(again, 100); }
+  });
+  addEventListener("beforeprint", function () { figures.forEach(function (figure) { draw(figure, []); }); });
+  addEventListener("afterprint", again);
 })();
