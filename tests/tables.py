@@ -876,9 +876,6 @@ class MyAdamW(torch.optim.AdamW):
     pass
 
 
-LOOKING = [torch.optim.Adafactor, MyAdafactor, ByNorm, ByNormLater, DecaysMatrices]
-
-
 def by_rule(door, rule, lr=0.1, bias=True, **settings):
     """Optimizers that look at more than an element are found by what they do.
 

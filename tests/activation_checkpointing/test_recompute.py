@@ -422,11 +422,6 @@ def of_a_graph(create_graph):
         assert all(parameter.grad is None for parameter in layers.parameters())
 
 
-def offloaded_with(**options):
-    with offload_activations(**options):
-        pass
-
-
 def loaded(layer, sgd):
     layer.load_state_dict({name: value + 1 for name, value in layer.state_dict().items()})
 

@@ -349,6 +349,22 @@ def test_a_stop_where_python_drops_exceptions(two, capsys, tmp_path, cell):
     assert shown.out == "[rank 0] 5\n[rank 1] 5\n" and not shown.err
 
 
+STOPPED_WHILE_IT_IMPORTS = """
+import os, signal, sys
+class Stop:
+    def find_spec(name, *_): name == "torch" and os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Stop); import ranklab.ranks.preload
+print("torch" in sys.modules, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_a_stop_while_the_server_imports():
+    """Must catch: a server that a notebook's stop in its first cell ends, so that the next run of
+    the cell waits for all imports once more; processes of checks that no stop reaches."""
+    command = [sys.executable, "-c", STOPPED_WHILE_IT_IMPORTS]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "True True\n"
+
+
 def test_ranks_of_a_group_are_named_as_those_of_the_world():
     """Must catch: "rank 0" for rank 1, the first of its group: the reader looks at the wrong
     rank."""

@@ -38,8 +38,7 @@ def from_chrome(
     phase: dict[tuple, str] = {}
 
     def inside(event):
-        after = begin is None or event["ts"] >= begin
-        return after and (end is None or event["ts"] < end)
+        return (begin is None or event["ts"] >= begin) and (end is None or event["ts"] < end)
 
     for event in whole:
         thread, category, name = (event["pid"], event["tid"]), event.get("cat"), event["name"]

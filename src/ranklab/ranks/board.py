@@ -222,9 +222,8 @@ class Board:
             return None
         at = self._post_at(rank, index, post.number)
         number, theirs, history = struct.unpack_from("<III", self.memory, at)
-        if number != post.number:
-            return None
-        if (theirs, history) == (digest, post.history) and not post.sends:
+        same = (theirs, history) == (digest, post.history) and not post.sends
+        if number != post.number or same:
             return None
         found = self.post(rank, post.channel, post.number)
         if found is not None and found.differs(post):

@@ -4,10 +4,14 @@ code, and with it torch.
 An import makes permanent objects. Garbage collection among them costs a seventh of the import's
 time, and a later collection in a rank would write to memory pages that the ranks share. So these
 objects are frozen out of collection.
+
+A notebook's stop reaches the server too, which would end during its imports and begin them again.
 """
 
 import gc
+import signal
 
+_before = signal.signal(signal.SIGINT, signal.SIG_IGN)
 gc.disable()
 
 import torch  # noqa: E402
@@ -21,3 +25,4 @@ torch.compiler.disable()
 
 gc.freeze()
 gc.enable()
+signal.signal(signal.SIGINT, _before)

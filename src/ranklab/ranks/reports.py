@@ -68,8 +68,8 @@ def message_of(error: BaseException) -> str:
         return f"<its text cannot be had: str() raised {type(failed).__name__}>"
     if len(text) > MOST_LETTERS:
         half = MOST_LETTERS // 2
-        left_out = len(text) - 2 * half
-        text = f"{text[:half]} ... {left_out:,} letters are left out here ... {text[-half:]}"
+        left_out = f"{len(text) - 2 * half:,} letters are left out here"
+        return f"{text[:half]} ... {left_out} ... {text[-half:]}"
     return text
 
 
