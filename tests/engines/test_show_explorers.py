@@ -309,7 +309,8 @@ def test_a_divisor_too_far_away_is_not_looked_for():
 
 def test_what_followed_comes_back_with_the_control():
     """Must catch: heads that stay at 1 because a reader who types 1600 types a 1 first; followers
-    named although nothing moved them, or after another control has moved."""
+    named although nothing moved them, or after another control has moved; a recipe that loses its
+    adapters without a word."""
     hand = Hand(FITS, FITS.start(), FITS.chosen_at_start())
     hand.choose("model", "GPT-2 1.5B")
     assert hand.along == ""
@@ -322,6 +323,10 @@ def test_what_followed_comes_back_with_the_control():
     hand.move("hidden", 2048)
     hand.move("layers", 3)
     assert hand.along == "" and hand.values["heads"] == 32
+    hand = Hand(rank := EXPLORERS["rank-of-any-layout"], rank.start(), rank.chosen_at_start())
+    hand.choose("recipe", "QLoRA, rank 16")
+    hand.move("tensor_parallel", 2)
+    assert hand.along == " Moved along: the recipe's adapter rank to 0."
 
 
 @pytest.mark.parametrize(

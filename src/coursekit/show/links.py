@@ -72,12 +72,13 @@ class AtMost(Follower):
 @dataclass(frozen=True)
 class Back:
     """`follower` is `value` again when one of `leaders` moves, or moves `above` a number: what was
-    set for one layout does not suit the next."""
+    set for one layout does not suit the next. `words` name a follower without a control."""
 
     follower: str
     value: int
     leaders: tuple
     above: int | None = None
+    words: str = ""
 
     @property
     def quantities(self):

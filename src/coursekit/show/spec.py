@@ -367,6 +367,8 @@ class Explorer:
         for link in self.links:
             if isinstance(link, Divides):
                 found |= {name: (spelled(name), "exact", {}) for name in link.quantities}
+            if getattr(link, "words", ""):
+                found[link.follower] = link.words, "exact", {}
         for control in self.controls:
             options = dict(getattr(control, "options", ()))
             found[control.quantity] = control.label, control.style, options

@@ -83,7 +83,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
         *(Back(name, value, _LAYOUT) for name, value in _PLANNED.items()),
         # adapters stand beside whole models, in stage 0
         Back("adapter_rank", 0, ("tensor_parallel", "pipeline_parallel"), above=1),
-        Back("adapter_rank", 0, ("zero_stage",), above=0),
+        Back("adapter_rank", 0, ("zero_stage",), 0, "the recipe's adapter rank"),
         Back("tensor_parallel", 1, ("adapter_rank",), above=0),
         Back("pipeline_parallel", 1, ("adapter_rank",), above=0),
         Back("zero_stage", 0, ("adapter_rank",), above=0),
