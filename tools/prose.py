@@ -72,6 +72,7 @@ at the begin\b || at the beginning
 \b[Ll]ook at (the|its|each) (dark|pale|light|white|bright|black)\w*\b || a place or a pattern: dark mode turns lightness round
 \b[Cc]ards? (above|below) || the explorer, the planner: a card is hardware
 \bknobs of the card\b || knobs of the explorer
+^Figure \d+: || the title of a fold names the subject: its caption has the number, which may change
 \bcard of \S+ is \S+ short\b || the bytes, and: more than the GPU has
 """.strip().splitlines()  # noqa: E501
 ]
