@@ -239,6 +239,13 @@ def test_typed_numbers_are_round_or_have_a_source():
                 )
 
 
+def test_every_test_that_a_page_names_exists():
+    """Must catch: a test renamed, and the page that names it as its proof left as it was."""
+    files = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    named = set(re.findall(r"`(?:tests/[\w/]+\.py::)?(test_\w+)`", "".join(PAGES.values())))
+    assert named and named <= {*re.findall(r"^def (test_\w+)\(", "".join(files), re.M)}
+
+
 # --- sources, and what a page must name -----------------------------------------------------------
 
 
