@@ -395,7 +395,8 @@ class Answer:
 
     @property
     def place(self) -> str:
-        return self._place.meaning.removeprefix("bytes ")
+        where = self._place.meaning.removeprefix("bytes ")
+        return where.partition(":")[0].partition(";")[0]
 
     @property
     def _place(self):

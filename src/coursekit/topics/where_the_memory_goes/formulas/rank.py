@@ -338,7 +338,7 @@ def rank_first_checkpoint(q):
 
 @library_place("rank_library_loss", symbol=r"_{20}^r")
 def rank_library_loss(q):
-    """under a library's kernels, in the loss: everything saved, the inputs of last norm and head,
+    """in the loss, under a library's kernels: everything saved, the inputs of last norm and head,
     and the logits in all their copies; where a fused loss takes a part of the vocabulary, the
     head's whole input and its gradient"""
     return live(
@@ -357,7 +357,7 @@ def rank_library_loss(q):
 # A layer that is recomputed counts with all of its activations, the core of attention too.
 @library_place("rank_library_layer", symbol=r"_{21}^r")
 def rank_library_layer(q):
-    """under a library's kernels, in the last layer's MLP: the gradients of its inner tensors; with
+    """in the last layer's MLP, under a library's kernels: the gradients of its inner tensors; with
     experts also those of the experts' inputs four times, as they are sorted, sent back and sorted
     again; in stage 3 also the unit that is gathered ahead, and the layer's gradients twice"""
     return live(
