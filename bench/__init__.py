@@ -5,6 +5,7 @@ measurements of `make bench`. It reports; no test depends on its numbers.
 - ``load``    from the start of a navigation to the repaint after the first input, and the tasks
   that come later
 - ``redraw``  one input on a slider, until everything that follows is drawn and said
+- ``blocking``  for how long each page does not answer while it loads on a slow CPU
 - ``weight``  what a page loads, in bytes, by kind
 - ``python``  what a lab waits for: imports, and the formulas
 - ``memory``  what the byte ledger costs, and how exact it is

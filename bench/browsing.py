@@ -13,6 +13,7 @@ from bench.building import pages_of_the_book
 from bench.pages import (
     Reader,
     cards_of,
+    measure_blocking,
     measure_exactness,
     measure_loads,
     measure_redraws,
@@ -21,7 +22,7 @@ from bench.pages import (
 from bench.sample import build_sample
 from coursekit.recordings.races import Result
 
-PAGES = ("exact", "load", "redraw", "weight")
+PAGES = ("exact", "load", "redraw", "blocking", "weight")
 
 
 class CannotBrowse(RuntimeError):
@@ -87,6 +88,8 @@ def measure_part(part: str, browser, root: Path, book: Path, homes: dict) -> lis
         return measure_redraws(reader, cards_of(book))
     from visit import page_paths
 
+    if part == "blocking":
+        return measure_blocking(reader, {path: book / path for path in page_paths(book)})
     static = (root / "src" / "bookkit" / "static").iterdir()
     our_files = {path.name for path in static} | {"palette.css"}
     return measure_weight(browser, book, page_paths(book), our_files)

@@ -451,6 +451,25 @@ def weigh(
     return weights
 
 
+def measure_blocking(reader: Reader, pages: dict[str, Path], loads: int = 3) -> list[Result]:
+    """For how long a page does not answer while it loads on a CPU slowed down four times: what each
+    of its tasks takes beyond 50 ms. The least of all loads, as neighbours only add."""
+    results = []
+    for name, path in pages.items():
+        seen = []
+        for _ in range(loads):
+            context, page, _ = reader.open(path.as_uri(), SLOWED[-1], FIRST_INPUT)
+            page.wait_for_timeout(2400)  # tasks that come later
+            tasks = page.evaluate("bench.tasks")
+            seen.append((sum(max(0, task - 50) for _, task in tasks), tasks))
+            context.close()
+        blocked, tasks = min(seen)
+        longest = max((task for _, task in tasks), default=0)
+        said = f"{len(tasks)} long tasks, the longest {longest:.0f} ms"
+        results.append(Result("blocking", f"{name}: CPU x{SLOWED[-1]}", blocked, "ms", 300, said))
+    return results
+
+
 def measure_weight(browser, folder: Path, paths: list[str], our_files: set[str]) -> list[Result]:
     results = []
     for path, kinds in weigh(browser, folder, paths, our_files).items():
