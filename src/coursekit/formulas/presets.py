@@ -72,13 +72,13 @@ def _without_usual(preset):
     return replace(preset, quantities=MappingProxyType(kept))
 
 
-def rows_of(name) -> list[dict]:
+def rows_of_table(name) -> list[dict]:
     """The rows of a table in data/."""
     return list(csv.DictReader(DATA.joinpath(name).read_text("utf-8").splitlines()))
 
 
 def _gpus():
-    for row in rows_of("hardware.csv"):
+    for row in rows_of_table("hardware.csv"):
         dense_tflops = float(row["dense_tflops_bf16"] or row["dense_tflops_fp16"])
         kind = "bf16" if row["dense_tflops_bf16"] else "fp16"
         more = {
@@ -110,7 +110,7 @@ def _gpus():
 
 GPUS = _by_name(_gpus())
 WITHOUT_BF16 = frozenset(
-    row["name"] for row in rows_of("hardware.csv") if not row["dense_tflops_bf16"]
+    row["name"] for row in rows_of_table("hardware.csv") if not row["dense_tflops_bf16"]
 )
 
 

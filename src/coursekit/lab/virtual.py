@@ -17,7 +17,7 @@ from ranklab.virtual import GPU, Links, VirtualGPU, VirtualGPUs, VirtualStep
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 from ..formulas import quantities
-from ..formulas.presets import WITHOUT_BF16, rows_of
+from ..formulas.presets import WITHOUT_BF16, rows_of_table
 from ..show.svg.virtual import virtual_step_svg
 
 VIRTUAL_SIZES = dict(
@@ -35,7 +35,7 @@ def virtual_gpu(gpu: str = "H100 SXM 80GB", ranks_per_node: int = 8) -> VirtualG
     return VirtualGPU(preset_gpu(gpu, ranks_per_node))
 
 
-HARDWARE = {row["name"]: row for row in rows_of("hardware.csv")}
+HARDWARE = {row["name"]: row for row in rows_of_table("hardware.csv")}
 
 
 def preset_gpu(name: str, ranks_per_node: int = 8) -> GPU:

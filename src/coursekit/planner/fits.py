@@ -18,7 +18,7 @@ from coursekit.formulas.presets import (
     MODELS,
     RECIPES,
     WITHOUT_BF16,
-    rows_of,
+    rows_of_table,
 )
 from coursekit.formulas.registry import BOOK, InvalidQuantity, show
 from coursekit.formulas.subset import ceil_div, expression_of
@@ -51,7 +51,7 @@ def family_of(gpu) -> str:
     return gpu.split(" SXM")[0]
 
 
-CHIPS = {family_of(row["name"]): row for row in rows_of("hardware.csv")}
+CHIPS = {family_of(row["name"]): row for row in rows_of_table("hardware.csv")}
 # family -> links inside a node, and of each GPU's network card
 LINKS_OF_GPU = {f: (row["node_link"], row["network"]) for f, row in CHIPS.items() if row["network"]}
 LINKS_OF_OTHERS = ("PCIe 4 x16", "network, 100 Gbit/s")
@@ -81,7 +81,7 @@ class Published:
 
 
 def _peaks() -> Iterator[tuple[str, Published]]:
-    for row in rows_of("peaks.csv"):
+    for row in rows_of_table("peaks.csv"):
         kernels, measured, rows = (row.pop(key) for key in ("kernels", "measured", "rows"))
         of_rows = {key: row.pop(key) == "1" for key in ("reserved", "recomputes")}
         numbers = {key: float(number) for key, number in row.items()}
@@ -480,7 +480,7 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
         zero_stage = 3 if gpus > 1 else 0
         assumed["zero_stage"] = f"{zero_stage} (--zero-stage)"
     where = dict(gpu=gpu, gpus=gpus, sequence=sequence, zero_stage=zero_stage)
-    layout = layout_of(model, reserve_gb, **where, **more)
+    layout = asked_layout(model, reserve_gb, **where, **more)
     values = layout.solved()
     taken = dict(vars(layout), accumulation_steps=layout.steps)
     taken |= dict(sequence_parallel=int(layout.cuts_tokens))
@@ -536,7 +536,7 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     return answer if answer.fits else replace(answer, nearest=tuple(nearest(layout)))
 
 
-def layout_of(model, reserve_gb, **asked) -> RankLayout:
+def asked_layout(model, reserve_gb, **asked) -> RankLayout:
     """The layout that is asked about; its recipe is the usual one where none is given."""
     recipe = usual_recipe(asked["gpu"], asked.get("kernels", USUAL_KERNELS))
     sizes, reserve = model_sizes(model), reserve_in_bytes(reserve_gb)

@@ -26,10 +26,10 @@ from .fits import (
     PUBLISHED,
     RANK_NEEDED,
     RankLayout,
+    asked_layout,
     gigabytes,
     in_library,
     json_of_nearest,
-    layout_of,
     lines_of_nearest,
     nearest,
 )
@@ -219,7 +219,7 @@ def plan(
     if unknown := set(more) - {"recipe", "kernels", "ranks_per_node"}:
         raise TypeError(f"plan() knows no {min(unknown)}; knobs are {', '.join(RULES)}.")
     where = dict(gpu=gpu, gpus=gpus, sequence=sequence, zero_stage=0)
-    asked = layout_of(model, reserve_gb, **where, **more)
+    asked = asked_layout(model, reserve_gb, **where, **more)
     asked.solved()  # refuses what no layout can mend
     if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
         raise InvalidQuantity(

@@ -8,7 +8,7 @@ runs, which were fitted, and how far the seconds are from those that were publis
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from coursekit.formulas.presets import GPUS, LINKS, rows_of
+from coursekit.formulas.presets import GPUS, LINKS, rows_of_table
 from coursekit.formulas.registry import BOOK
 
 from .fits import (
@@ -72,7 +72,7 @@ EXPERTS = "Megatron-LM's experts on B200"
 
 
 def _speeds() -> Iterator[tuple[str, Speed]]:
-    for row in rows_of("speeds.csv"):
+    for row in rows_of_table("speeds.csv"):
         name, measured, elsewhere = (row.pop(key) for key in ("speed", "measured", "elsewhere"))
         numbers = {key: float(number) for key, number in row.items() if number}
         numbers |= dict(rows=int(row["rows"]), overlap=row["overlap"] == "1")
