@@ -350,7 +350,7 @@ def test_a_stop_where_python_drops_exceptions(two, capsys, tmp_path, cell):
 
 
 STOPPED_WHILE_IT_IMPORTS = """
-import os, signal, sys
+import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)
 class Stop:
     def find_spec(name, *_): name == "torch" and os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Stop); import ranklab.ranks.preload
