@@ -10,6 +10,8 @@
                              pipelines.core
     mixed precision          mixed_precision.core              mixed_precision.MasterWeights
     activation checkpointing recompute.core                    recompute.checkpoint
+    data loading             data_loading.core,                data_loading.core.TokenLoader
+                             data_loading.core_packing
     sharded checkpoints      saving                            saving.checkpoint
 
 A core is the whole technique in at most 200 lines. A door gives the hardened class, which takes

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ROUNDS, WORD = 4, np.uint64  # of the permutation, and the numbers it computes with
+FEISTEL_ROUNDS, UINT = 4, np.uint64  # of the permutation, and what it computes with
 
 
 class BadTokens(ValueError):
@@ -80,10 +80,10 @@ class TokenFile:
 
 def mixed(x: np.ndarray, key: int) -> np.ndarray:
     """Other bits for each (x, key), all 64 of them: the end of MurmurHash3."""
-    x = x ^ WORD(key)
+    x = x ^ UINT(key)
     for shift, odd in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
-        x = (x ^ (x >> WORD(shift))) * WORD(odd)
-    return x ^ (x >> WORD(33))
+        x = (x ^ (x >> UINT(shift))) * UINT(odd)
+    return x ^ (x >> UINT(33))
 
 
 def shuffled(places: np.ndarray, count: int, key: int) -> np.ndarray:
@@ -92,16 +92,16 @@ def shuffled(places: np.ndarray, count: int, key: int) -> np.ndarray:
 
     A Feistel network permutes 0 ... 4^b - 1: the left half of the bits is changed by a function of
     the right half, and the halves trade places. A result of count or more goes through again."""
-    half = WORD(max(1, -(-int(count - 1).bit_length() // 2)))
-    low = (WORD(1) << half) - WORD(1)
-    found, beyond = places.astype(WORD), np.ones(len(places), bool)
-    keys = mixed(np.arange(ROUNDS * key, ROUNDS * (key + 1), dtype=WORD), 0)
+    half = UINT(max(1, -(-int(count - 1).bit_length() // 2)))
+    low = (UINT(1) << half) - UINT(1)
+    found, beyond = places.astype(UINT), np.ones(len(places), bool)
+    keys = mixed(np.arange(FEISTEL_ROUNDS * key, FEISTEL_ROUNDS * (key + 1), dtype=UINT), 0)
     while beyond.any():
         left, right = found[beyond] >> half, found[beyond] & low
         for round_key in keys:
             left, right = right, left ^ (mixed(right, round_key) & low)
         found[beyond] = left << half | right
-        beyond = found >= WORD(count)
+        beyond = found >= UINT(count)
     return found.astype(np.int64)
 
 
@@ -113,12 +113,7 @@ class TokenLoader:
     """
 
     def __init__(
-        self,
-        file: TokenFile,
-        sequence: int,
-        global_batch: int,
-        seed: int = 0,
-        epochs: int | None = None,
+        self, file: TokenFile, sequence: int, global_batch: int, seed=0, epochs: int | None = None
     ):
         self.file, self.sequence, self.global_batch, self.seed = file, sequence, global_batch, seed
         self.windows = (len(file) - 1) // sequence  # a window's last target is the next one's first
@@ -133,20 +128,20 @@ class TokenLoader:
         """Where the windows [B] of a rank's batch begin."""
         if step < 0 or (self.steps is not None and step >= self.steps):
             last = "" if self.steps is None else self.steps - 1
-            raise NoSuchBatch(f"step {step} is not one of 0 ... {last}")
+            raise NoSuchBatch(f"step {step} is not one of 0 ... {last}.")
         ends = [self.global_batch * part // world_size for part in (rank, rank + 1)]
         places = step * self.global_batch + np.arange(*ends)
         starts = np.empty(len(places), np.int64)
         for epoch in np.unique(places // self.windows):
             mine = places // self.windows == epoch
-            key = int(mixed(np.array([epoch], WORD), self.seed)[0] >> WORD(2))
+            key = int(mixed(np.array([epoch], UINT), self.seed)[0] >> UINT(2))
             starts[mine] = shuffled(places[mine] % self.windows, self.windows, key)
         return starts * self.sequence
 
     def batch(self, step: int, rank: int = 0, world_size: int = 1) -> tuple[Tensor, Tensor]:
         """Inputs and targets, [B, S] int64 each, targets one token further on."""
-        starts = self.starts(step, rank, world_size)
-        rows = torch.from_numpy(self.file.windows(starts, self.sequence + 1))
+        found = self.file.windows(self.starts(step, rank, world_size), self.sequence + 1)
+        rows = torch.from_numpy(found)
         return rows[:, :-1], rows[:, 1:]
 
     def batches(self, step: int, rank: int = 0, world_size: int = 1) -> Iterator:
@@ -157,7 +152,7 @@ class TokenLoader:
 
 
 def prefetched(batches: Iterable, device: torch.device | str, depth: int = 2) -> Iterator:
-    """The same batches, up to `depth` of them made ahead by a thread, which also starts their
+    """Yield the batches, up to `depth` of them made ahead by a thread, which also starts their
     copies: from pinned memory, on a stream of their own, so that neither the host nor the GPU's
     compute waits for a copy."""
     ready, stopped = queue.Queue(depth), threading.Event()

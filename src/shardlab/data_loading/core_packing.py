@@ -4,7 +4,7 @@ positions respect.
     rows = best_fit_crop([len(d) for d in documents], sequence)      # which documents share a row
     row = PackedRow()
     keep_within_documents(net, row)                                  # once
-    inputs, targets, row.document = packed(rows[:8], documents, sequence)
+    inputs, targets, row.document = tensors_of_rows(rows[:8], documents, sequence)
     loss = mean_loss(net(inputs), targets)
 
 A packer decides what is thrown away: tokens that are cut off, or places that are padded. A row is a
@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 from ..gpt import GPT, PADDING, CoreAttention, PositionIds
 
-Row = list[tuple[int, int]]
+PackedParts = list[tuple[int, int]]
 
 
-def padded(lengths: Sequence[int], sequence: int) -> list[Row]:
+def one_in_a_row(lengths: Sequence[int], sequence: int) -> list[PackedParts]:
     """A row for each document: the rest of the row is padding."""
     return [[(number, min(length, sequence))] for number, length in enumerate(lengths)]
 
 
-def greedy_crop(lengths: Sequence[int], sequence: int) -> list[Row]:
+def greedy_crop(lengths: Sequence[int], sequence: int) -> list[PackedParts]:
     """Documents as they come: the last one of a row loses what does not fit."""
     rows, room = [], 0
     for number, length in enumerate(lengths):
@@ -43,7 +43,7 @@ def greedy_crop(lengths: Sequence[int], sequence: int) -> list[Row]:
     return rows
 
 
-def best_fit_crop(lengths: Sequence[int], sequence: int) -> list[Row]:
+def best_fit_crop(lengths: Sequence[int], sequence: int) -> list[PackedParts]:
     """The longest document that fits, again and again; where none does, the shortest is cut."""
     left, rows = sorted((length, number) for number, length in enumerate(lengths)), []
     while left:
@@ -56,7 +56,7 @@ def best_fit_crop(lengths: Sequence[int], sequence: int) -> list[Row]:
     return rows
 
 
-def first_fit_decreasing(lengths: Sequence[int], sequence: int) -> list[Row]:
+def first_fit_decreasing(lengths: Sequence[int], sequence: int) -> list[PackedParts]:
     """The longest first, each in the first row that has room: what remains is padding."""
     rows, rooms = [], []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
@@ -69,7 +69,9 @@ def first_fit_decreasing(lengths: Sequence[int], sequence: int) -> list[Row]:
     return rows
 
 
-def packed(rows: list[Row], documents: Sequence[Tensor], sequence: int) -> tuple[Tensor, ...]:
+def tensors_of_rows(
+    rows: list[PackedParts], documents: Sequence[Tensor], sequence: int
+) -> tuple[Tensor, ...]:
     """Inputs, targets and document numbers, [B, S] each. Padding and the last token of a document
     have no target; padding is of document -1."""
     inputs = torch.zeros(len(rows), sequence, dtype=torch.int64)
@@ -100,8 +102,8 @@ class WithinDocuments(CoreAttention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.row.document is None:
             return self.core(q, k, v)
-        same = self.row.document[:, :, None] == self.row.document[:, None, :]  # [B, S, S]
-        mask = same.tril()[:, None]  # [B, 1, S, S]
+        mask = self.row.document[:, :, None] == self.row.document[:, None, :]  # [B, S, S]
+        mask = mask.tril()[:, None]  # [B, 1, S, S]
         return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=q.shape[1] != k.shape[1])
 
 

@@ -51,6 +51,7 @@ CHAPTER_MOVES = (
     ChapterMove("mixed-precision", "t = 2, stage 3, bf16", FEWER_BITS),
     ChapterMove("activation-checkpointing", "and recomputed", INPUTS_ONLY),
     ChapterMove("where-the-time-goes", "the same, timed", INPUTS_ONLY),
+    ChapterMove("feeding-the-gpu", "the same, fed", INPUTS_ONLY),
 )
 BAR_PARTS = {  # look of a part -> its words, its quantities, its quantity among model states
     "parameters": ("parameters", ("rank_parameter_bytes",), "parameter_bytes"),

@@ -165,7 +165,7 @@ def test_prefetching_changes_no_batch(file):
 
 
 def test_a_reader_who_leaves_stops_the_thread(file):
-    """Must catch: a thread that waits for ever to hand over a batch that nobody wants."""
+    """Must catch: a thread that waits forever to hand over a batch that nobody wants."""
     made = []
 
     def endless():
