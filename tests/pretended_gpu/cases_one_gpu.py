@@ -2,7 +2,9 @@
 bit."""
 
 from functools import partial
+from itertools import islice
 
+import pytest
 import torch
 from plainly import CLOSE, assert_close, batch, model, sgd, train, trained
 from pretended.step import Step, watched
@@ -11,6 +13,7 @@ from coursekit.topics.activation_checkpointing.runs import WAYS
 from ranklab.measure.cuda import UNEXPLAINED, CudaAccount
 from ranklab.measure.ledger import Ledger
 from shardlab import recompute
+from shardlab.data_loading.core import TokenLoader, prefetched
 from shardlab.gpt import next_token_loss
 from shardlab.mixed_precision.float8 import use_float8
 from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
@@ -146,6 +149,59 @@ def stochastic_rounding() -> Step:
         return step, net.parameters()
 
     return on_both(training, within=2 * spacing)
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def prefetched_batches() -> Step:
+    """Batches that a thread has copied: from memory that is pinned and has no gaps, on a stream of
+    their own. Before a batch is handed over, the stream that computes waits for its copy, and its
+    memory is marked as in use there."""
+    loader = TokenLoader(RandomTokens(), sequence=4, global_batch=6)
+    ends, waited, marked, sources, to = [], [], [], [], torch.Tensor.to
+    computes, wait_event = torch.cuda.current_stream(), torch.cuda.Stream.wait_event
+
+    def records(stream, event=None):
+        assert stream != computes
+        ends.append(record_event(stream, event))
+        return ends[-1]
+
+    def copies(part, *args, **named):
+        sources.append((part.is_pinned() and part.is_contiguous(), torch.cuda.current_stream()))
+        return to(part, *args, **named)
+
+    record_event = torch.cuda.Stream.record_event
+    with pytest.MonkeyPatch.context() as patch, watched() as step:
+        patch.setattr(torch.Tensor, "record_stream", lambda *both: marked.append(both))
+        patch.setattr(torch.Tensor, "to", copies)
+        patch.setattr(torch.cuda.Stream, "record_event", records)
+        patch.setattr(
+            torch.cuda.Stream,
+            "wait_event",
+            lambda stream, event: (waited.append((stream, event)), wait_event(stream, event)),
+        )
+        found = list(islice(prefetched(loader.batches(2), "cuda"), 3))
+    for number, parts in enumerate(found):
+        assert waited[number] == (computes, ends[number])
+        for part, wanted in zip(parts, loader.batch(2 + number), strict=True):
+            assert part.device == torch.device("cuda", torch.cuda.current_device())
+            assert torch.equal(part.cpu(), wanted)
+            assert any(part is mine and stream == computes for mine, stream in marked)
+    assert len(sources) >= 6 and all(good and on != computes for good, on in sources)
+    return step
+
+
+class RandomTokens:
+    """Instead of a file."""
+
+    path = "nowhere"
+
+    def __len__(self):
+        return 101
+
+    def windows(self, starts, length):
+        return (starts[:, None] + torch.arange(length).numpy()) * 7 % 19
 
 
 # --- bytes ----------------------------------------------------------------------------------------

@@ -307,6 +307,14 @@ def test_stochastic_rounding(on_gpus):
     on_gpus(1, one_gpu.stochastic_rounding).is_right()
 
 
+@pytest.mark.parametrize("gpus", by_day(2)[:2])
+def test_prefetched_batches(on_gpus, gpus):
+    """Must catch: memory that is not pinned, or a slice of it, so that the host copies; a batch
+    that is handed over before its copy has ended (drop wait_event), or whose memory is given away
+    while it is read (drop record_stream); a thread that takes GPU 0 for every rank's."""
+    on_gpus(gpus, one_gpu.prefetched_batches).is_right()
+
+
 def test_ledger_and_account(on_gpus):
     """Must catch: a counter of the allocator that is read at another moment than the ledger's."""
     on_gpus(1, one_gpu.ledger_and_account).is_right()

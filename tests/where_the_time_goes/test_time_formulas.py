@@ -92,7 +92,8 @@ def test_a_budget_adds_up():
         flops_per_second=1000e12,
         kernel_share=0.5,
         moving_seconds=0.3,
-        launch_wait_seconds=0.04,
+        launch_wait_seconds=0.03,
+        data_wait_seconds=0.01,
         message_wait_seconds=0.05,
         rank_wait_seconds=0.01,
     )

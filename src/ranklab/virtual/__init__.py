@@ -14,12 +14,15 @@ streams.py      streams and events, under torch's names
 messages.py     when a message starts and ends
 functional.py   messages of DTensor
 pinned.py       copies to the host's memory and back
+loading.py      a loader beside the GPU
 gpu.py          all of it around a program
 report.py       the table and the trace
 """
 
 from .gpu import VirtualGPU, VirtualGPUs
 from .hardware import GPU, Links, NoContents, UnknownSpeed
+from .loading import VirtualLoader
 from .report import VirtualStep
 
-__all__ = ["GPU", "Links", "NoContents", "UnknownSpeed", "VirtualGPU", "VirtualGPUs", "VirtualStep"]
+__all__ = ["GPU", "Links", "NoContents", "UnknownSpeed", "VirtualGPU", "VirtualGPUs"]
+__all__ += ["VirtualLoader", "VirtualStep"]

@@ -19,6 +19,7 @@ MAIN = "compute"
 
 # why a stream has nothing to do
 MESSAGE, OTHER_RANKS, STREAM, HOST = "message", "other ranks", "other stream", "host"
+DATA = "data"
 
 
 class StreamSpan(NamedTuple):
@@ -72,6 +73,12 @@ class VirtualClock:
         """The host waits."""
         self.waits += 1
         self.host = max(self.host, time)
+
+    def wait_for_data(self, time: int):
+        """The host waits for a batch. What the GPU has been given goes on meanwhile."""
+        self._idle_until(MAIN, self.host, HOST)
+        self.host = max(self.host, time)
+        self._idle_until(MAIN, self.host, DATA)
 
     def end(self) -> int:
         return max(self.host, *self.free.values(), 0)

@@ -154,8 +154,13 @@ class VirtualGPU(TorchDispatchMode):
             self.spend(function, args, named, result)
         elif packet is aten.copy_ and not all(on_host):
             waits = not named.get("non_blocking", args[2] if len(args) > 2 else False)
-            self.pinned.copy(self.streams.current, args[0], self.phase(), waits)
+            self.pinned.copy(self.streams.current, *args[:2], self.phase(), waits)
         return result
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """The tensor, which from now on is in memory of the host that is not pinned."""
+        self.pinned.add(tensor, pinned=False)
+        return tensor
 
     def spend(self, function, args: tuple, named: dict, result):
         """Launch the operator that has returned this."""

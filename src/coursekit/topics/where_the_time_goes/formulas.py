@@ -14,6 +14,7 @@ _QUEUE = "a queue with one server; counted on the virtual device"
 _VIRTUAL = "tests/where_the_time_goes/test_time_formulas.py::test_waits_on_the_virtual_device"
 _LEAD = "tests/where_the_time_goes/test_time_formulas.py::test_a_read_throws_the_lead_away"
 _BY_HAND = "tests/where_the_time_goes/test_time_formulas.py::test_by_hand"
+_LOADER = "tests/virtual/test_virtual_loading.py::test_a_step_waits_for_its_loader"
 _BUDGET = "tests/where_the_time_goes/test_time_formulas.py::test_a_budget_adds_up"
 
 
@@ -137,6 +138,11 @@ class LookingAndLoading(BOOK.section(source="definition", measured_by=_BY_HAND))
             ),
         )
 
+    @BOOK.own(source="Little 1961: batches in flight, rate and latency", measured_by=_LOADER)
+    def loader_wait_seconds(q):
+        r"""\tau_\text{late} | seconds | time of a step in which the GPU waits for a loader"""
+        return q.loaded_step_seconds - 1e-6 * q.fed_step_microseconds
+
     @BOOK.own(source="Little 1961: batches in flight, rate and latency")
     def workers_needed(q):
         r"""n_{w,\text{min}} | count | fewest workers with which no step waits for its batch"""
@@ -164,12 +170,13 @@ class BudgetOfAStep(
 
     def budget_seconds(q):
         r"""\tau_\text{bud} | seconds | time of a step: products, products again, bytes moved, and
-        three kinds of waiting"""
+        four kinds of waiting"""
         return (
             q.product_seconds
             + q.repeated_seconds
             + q.moving_seconds
             + q.launch_wait_seconds
+            + q.data_wait_seconds
             + q.message_wait_seconds
             + q.rank_wait_seconds
         )
@@ -190,6 +197,11 @@ class BudgetOfAStep(
         whatever they do"""
         return (
             1
-            - (q.launch_wait_seconds + q.message_wait_seconds + q.rank_wait_seconds)
+            - (
+                q.launch_wait_seconds
+                + q.data_wait_seconds
+                + q.message_wait_seconds
+                + q.rank_wait_seconds
+            )
             / q.budget_seconds
         )

@@ -1,0 +1,111 @@
+"""A loader and four kinds of copies, in virtual time."""
+
+import pytest
+import torch
+
+from coursekit.formulas import evaluate
+from ranklab.virtual import GPU, VirtualGPU, VirtualLoader
+from ranklab.virtual.clock import DATA
+
+# a kernel of 16,000,000 bytes takes 16 ms, a copy of as many pinned ones 32 ms, of others 64 ms
+SIMPLE = GPU(
+    {}, 1e9, launch_seconds=0, host_bytes_per_second=0.5e9, pageable_share=0.5, name="simple"
+)
+ELEMENTS = 2_000_000
+
+
+def loop(workers, batch_seconds, step_ms, steps, ahead=2):
+    """Steps of so many milliseconds, each of which takes a batch."""
+    with VirtualGPU(SIMPLE) as gpu:
+        x = torch.ones(step_ms * 125_000)
+        loader = VirtualLoader(gpu, batch_seconds, workers, ahead)
+        with gpu.step() as step:
+            for _ in loader.batches(steps):
+                x.add_(1)
+                gpu.clock.synchronize()
+    return step
+
+
+@pytest.mark.parametrize("step_us, sample_us", [(20_000, 5_000), (20_000, 1_000), (4_000, 9_000)])
+@pytest.mark.parametrize("workers", [0, 1, 2, 3, 4, 8])
+def test_a_step_waits_for_its_loader(workers, step_us, sample_us):
+    """After the first batches a step takes as long as the formula says, and waits for data for
+    what is left of it: within a tenth, here to the first batches of 200.
+
+    Must catch: a sum where workers load meanwhile; a worker that makes two batches at once; a
+    buffer that makes a loader faster; a wait that is taken for one for launches."""
+    given = dict(loader_batch=8, sample_microseconds=sample_us, fed_step_microseconds=step_us)
+    names = ["loaded_step_seconds", "loader_wait_seconds", "workers_needed"]
+    step_seconds, waits, needed = evaluate(names, loader_workers=workers, **given).values()
+    steps = 200
+    found = loop(workers, 8e-6 * sample_us, step_us // 1000, steps)
+    first = 8e-6 * sample_us  # nothing is ready when the loop begins
+    assert found.seconds / steps == pytest.approx(step_seconds, abs=first / steps, rel=1e-9)
+    assert found.idle_seconds(DATA) / steps == pytest.approx(waits, abs=1.01 * first / steps)
+    assert found.idle_seconds() == pytest.approx(found.idle_seconds(DATA))
+    assert (waits < 1e-9) == (workers >= needed)
+    assert ("waiting for data" in str(found)) == (found.idle_seconds(DATA) > 0)
+
+
+@pytest.mark.parametrize("late_ms", [0, 50, 100, 300])
+@pytest.mark.parametrize("workers, ahead", [(1, 2), (2, 2), (4, 2), (2, 8)])
+def test_a_late_batch_costs_what_the_buffer_does_not_carry(workers, ahead, late_ms):
+    """Must catch: a buffer of one worker alone; a delay that every later batch has, too."""
+    seconds = lambda number: 1e-3 * (1 + late_ms * (number == 100))
+    found = loop(workers, seconds, 20, 200, ahead)
+    plain = loop(workers, 1e-3, 20, 200, ahead)
+    given = dict(
+        loader_batch=1,
+        sample_microseconds=1_000,
+        loader_workers=workers,
+        fed_step_microseconds=20_000,
+        buffered_batches_per_worker=ahead,
+        hiccup_microseconds=1000 * late_ms,
+    )
+    (wait,) = evaluate(["hiccup_wait_seconds"], **given).values()
+    # the batch is begun when the reader takes an earlier one, and takes a millisecond itself
+    assert found.seconds - plain.seconds == pytest.approx(wait, abs=1.1e-3)
+
+
+def copied(kind):
+    """Three steps, each with a batch from the host. Every kind copies into two buffers in turns."""
+    with VirtualGPU(SIMPLE) as gpu:
+        x, to = torch.ones(2 * ELEMENTS), [torch.empty(2 * ELEMENTS) for _ in range(2)]
+        if "pinned" in kind:
+            host = torch.empty(2 * ELEMENTS, pin_memory=True)
+        else:
+            host = gpu.on_host(torch.empty(2 * ELEMENTS))
+        computes, copies = torch.cpu.current_stream(), torch.cpu.Stream()
+        with gpu.step() as step:
+            for number in range(3):
+                if "stream" in kind:
+                    with torch.cpu.stream(copies):
+                        to[number % 2].copy_(host, non_blocking=True)
+                        end = copies.record_event()
+                    computes.wait_event(end)
+                else:
+                    to[number % 2].copy_(host, non_blocking="non-blocking" in kind)
+                x.add_(1)
+    return step
+
+
+@pytest.mark.parametrize(
+    "kind, ms, waits",
+    [
+        ("pageable", 3 * (64 + 32), 3),
+        ("pageable, non-blocking", 3 * (64 + 32), 3),
+        ("pinned", 3 * (32 + 32), 3),
+        ("pinned, non-blocking", 3 * (32 + 32), 0),
+        ("pinned, own stream", 3 * 32 + 32, 0),
+        ("pageable, own stream", 3 * 64 + 32, 3),
+    ],
+)
+def test_four_kinds_of_copies(kind, ms, waits):
+    """The step and the waits of its host. A copy runs beside a step only on a stream of its own;
+    the host goes on only if memory is pinned as well.
+
+    Must catch: pageable memory that lets the host go on, because it was asked to; a copy at the
+    speed of pinned memory; a copy in the stream that computes, beside a kernel."""
+    step = copied(kind)
+    assert step.host_waits == waits
+    assert step.seconds == pytest.approx(1e-3 * ms)
