@@ -161,9 +161,10 @@ def prefetched(batches: Iterable, device: torch.device | str, depth: int = 2) ->
             return None
         if not on_gpu:
             return [part.to(device) for part in batch], None
-        with torch.cuda.stream(stream):  # which makes the stream's GPU the thread's, too
+        with torch.cuda.stream(stream):  # "cuda" alone would be GPU 0 in this thread
             pinned = [part.contiguous().pin_memory() for part in batch]
-            return [part.to(device, non_blocking=True) for part in pinned], stream.record_event()
+            parts = [part.to(stream.device, non_blocking=True) for part in pinned]
+            return parts, stream.record_event()
 
     ahead = deque(thread.submit(made) for _ in range(depth))
     try:
@@ -171,7 +172,7 @@ def prefetched(batches: Iterable, device: torch.device | str, depth: int = 2) ->
             ahead.append(thread.submit(made))
             parts, copied = found
             if copied is not None:
-                computes = torch.cuda.current_stream(device)
+                computes = torch.cuda.current_stream(stream.device)
                 computes.wait_event(copied)
                 for part in parts:  # its memory is not given away before this stream is done
                     part.record_stream(computes)
