@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from coursekit.formulas import evaluate
 from coursekit.topics.feeding_the_gpu.text_to_shards import (
     decoded,
     documents_of,
@@ -58,11 +59,28 @@ def test_the_encoder_gives_the_text_back():
 
 @pytest.mark.parametrize("packer", [one_in_a_row, greedy_crop, best_fit_crop, first_fit_decreasing])
 def test_what_the_packers_lose_of_the_text(packer):
-    """Must catch: a row of the page's table that the packers no longer give."""
+    """The page's table, and the formulas from the number of rows: equal, but for the last row of a
+    packer that crops.
+
+    Must catch: a row of the table that the packers no longer give; ends of long documents that the
+    formula leaves out; padding counted as tokens; fewer rows than tokens need."""
     lengths = [len(each) for each in DOCUMENTS]
     rows = packer(lengths, 512)
     tokens = sum(length for row in rows for _, length in row)
     padding, thrown = 1 - tokens / (512 * len(rows)), 1 - tokens / sum(lengths)
     cut = sum(length < lengths[number] for row in rows for number, length in row)
+    given = dict(
+        all_document_tokens=sum(lengths),
+        fitting_tokens=sum(min(length, 512) for length in lengths),
+        packed_rows=len(rows),
+        sequence=512,
+    )
+    names = ["packed_padding_share", "packed_thrown_share", "least_rows"]
+    shares = evaluate(names, allow_unused=True, **given)
+    last_row = 512 - sum(length for _, length in rows[-1]) if "crop" in packer.__name__ else 0
+    assert padding - shares["packed_padding_share"] == pytest.approx(last_row / (512 * len(rows)))
+    assert thrown - shares["packed_thrown_share"] == pytest.approx(last_row / sum(lengths))
+    assert "crop" in packer.__name__ or len(rows) >= shares["least_rows"]
+    assert packer is not first_fit_decreasing or len(rows) <= shares["least_rows"] + 1
     line = f"`{packer.__name__}` | {len(rows)} | {padding:.1%} | {thrown:.1%} | {cut} |"
     assert re.search(re.escape(line), PAGE.read_text("utf-8")), line

@@ -23,7 +23,8 @@ LAYOUTS = {1: {(1, "nccl"), (2, "gloo")}, 2: {(2, "nccl")}}
 
 
 @pytest.mark.parametrize(
-    "gpus, groups", [(2, ("data_parallel", "rank_starts")), *at_night((1, ()), (2, OF_RANKS))]
+    "gpus, groups",
+    [(2, ("data_parallel", "rank_starts", "feeding")), *at_night((1, ()), (2, OF_RANKS))],
 )
 def test_make_gpu(gpus, groups, tmp_path):
     """Must catch: a tensor left on the CPU, a message into a leaf that requires grad, a model with

@@ -5,7 +5,7 @@ import torch
 
 from coursekit.formulas import evaluate
 from ranklab.virtual import GPU, VirtualGPU, VirtualLoader
-from ranklab.virtual.clock import DATA
+from ranklab.virtual.clock import LATE_BATCH
 
 # a kernel of 16,000,000 bytes takes 16 ms, a copy of as many pinned ones 32 ms, of others 64 ms
 SIMPLE = GPU(
@@ -41,10 +41,10 @@ def test_a_step_waits_for_its_loader(workers, step_us, sample_us):
     found = loop(workers, 8e-6 * sample_us, step_us // 1000, steps)
     first = 8e-6 * sample_us  # nothing is ready when the loop begins
     assert found.seconds / steps == pytest.approx(step_seconds, abs=first / steps, rel=1e-9)
-    assert found.idle_seconds(DATA) / steps == pytest.approx(waits, abs=1.01 * first / steps)
-    assert found.idle_seconds() == pytest.approx(found.idle_seconds(DATA))
+    assert found.idle_seconds(LATE_BATCH) / steps == pytest.approx(waits, abs=1.01 * first / steps)
+    assert found.idle_seconds() == pytest.approx(found.idle_seconds(LATE_BATCH))
     assert (waits < 1e-9) == (workers >= needed)
-    assert ("waiting for data" in str(found)) == (found.idle_seconds(DATA) > 0)
+    assert ("waiting for data" in str(found)) == (found.idle_seconds(LATE_BATCH) > 0)
 
 
 @pytest.mark.parametrize("late_ms", [0, 50, 100, 300])

@@ -19,7 +19,7 @@ MAIN = "compute"
 
 # why a stream has nothing to do
 MESSAGE, OTHER_RANKS, STREAM, HOST = "message", "other ranks", "other stream", "host"
-DATA = "data"
+LATE_BATCH = "data"
 
 
 class StreamSpan(NamedTuple):
@@ -78,7 +78,7 @@ class VirtualClock:
         """The host waits for a batch. What the GPU has been given goes on meanwhile."""
         self._idle_until(MAIN, self.host, HOST)
         self.host = max(self.host, time)
-        self._idle_until(MAIN, self.host, DATA)
+        self._idle_until(MAIN, self.host, LATE_BATCH)
 
     def end(self) -> int:
         return max(self.host, *self.free.values(), 0)

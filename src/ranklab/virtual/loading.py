@@ -3,7 +3,7 @@
     with VirtualGPU(h100) as gpu, gpu.step() as step:
         for batch in VirtualLoader(gpu, seconds=0.04, workers=2).batches(10):
             train()
-    step.idle_seconds(DATA)                             # waited for data
+    step.idle_seconds(LATE_BATCH)                             # waited for data
 
 A worker makes whole batches, one after the other. It begins one when it is asked for: when the
 batch that is workers * ahead before it has been taken, as DataLoader does with prefetch_factor.

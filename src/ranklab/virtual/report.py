@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .clock import DATA, HOST, MAIN, MESSAGE, OTHER_RANKS, STREAM, StreamSpan
+from .clock import HOST, LATE_BATCH, MAIN, MESSAGE, OTHER_RANKS, STREAM, StreamSpan
 from .hardware import SECOND
 
 
@@ -48,7 +48,7 @@ class VirtualStep:
             ("waiting for a message", self.exposed_seconds),
             ("waiting for other ranks", self.idle_seconds(OTHER_RANKS)),
             ("waiting for the host's launches", self.idle_seconds(HOST)),
-            ("waiting for data", self.idle_seconds(DATA)),
+            ("waiting for data", self.idle_seconds(LATE_BATCH)),
             ("waiting for another stream", self.idle_seconds(STREAM)),
             ("the step, in virtual time", self.seconds),
         ]

@@ -23,6 +23,11 @@ hiccup_microseconds | n_\text{hic} | count, from 0 | microseconds by which one b
 shown_steps | n_\text{shown} | count, to 100 | steps in a picture, after those of a full buffer
 documents | n_\text{doc} | count | documents, all of one length, that a packer puts into rows
 document_tokens | n_\ell | count | tokens of each document
+all_document_tokens | n_{\ell,\text{all}} | count | tokens of all documents, of any lengths
+fitting_tokens | n_{\ell,\text{fit}} | count | the same, of each document as many as a row holds
+packed_rows | n_\text{pack} | count | rows that a packer has made
+object_bytes | S_\text{obj} | bytes | bytes of a Python object as the allocator gives them: a
+    multiple of 16
 """
 )
 
@@ -33,6 +38,8 @@ _SLEEPS = f"{_TESTS}::test_a_buffer_carries_over_a_hiccup"
 _ORDER = f"{_TESTS}::test_an_order_costs_memory"
 _PACKS = f"{_TESTS}::test_packers_of_equal_documents"
 _BY_HAND = f"{_TESTS}::test_by_hand"
+_SAMPLE = "tests/feeding_the_gpu/test_text_to_shards.py::test_what_the_packers_lose_of_the_text"
+_WORKERS = "tests/feeding_the_gpu/test_workers.py::test_workers_copy_what_they_read"
 
 
 class BytesAskedFor(BOOK.section(source="definition", measured_by=_BY_HAND)):
@@ -154,6 +161,12 @@ class WhoSeesWhat(BOOK.section(source="definition", measured_by=_ORDER)):
         ranks have equally many"""
         return q.dealt_samples - q.samples
 
+    @BOOK.own(source="CPython: a reference is counted in its object", measured_by=_WORKERS)
+    def copied_by_workers_bytes(q):
+        r"""M_\text{cow} | bytes | memory that forked workers add when each has read a list of
+        objects, one a sample: reading an object writes its count; an array adds none"""
+        return q.loader_workers * q.samples * q.object_bytes
+
     @BOOK.own(measured_by=_BY_HAND)
     def stream_copies(q):
         r"""n_\text{copies} | count | how often each sample of a stream comes, if the stream knows
@@ -184,3 +197,23 @@ class RowsOfEqualDocuments(
     def whole_rows(q):
         r"""n_\text{rows} | count | rows for all documents, with whole documents alone"""
         return ceil_div(q.documents, q.documents_in_row)
+
+
+class RowsOfAnyDocuments(
+    BOOK.section(source="a place of a row is a token or padding", measured_by=_SAMPLE)
+):
+    def least_rows(q):
+        r"""n_\text{least} | count | fewest rows that hold each document as far as one row can"""
+        return ceil_div(q.fitting_tokens, q.sequence)
+
+    def packed_padding_share(q):
+        r"""\pi_\text{pack} | fraction | padding of a packer's rows; rows that crop are full, but
+        for the last one"""
+        return 1 - minimum(q.fitting_tokens, q.packed_rows * q.sequence) / (
+            q.packed_rows * q.sequence
+        )
+
+    def packed_thrown_share(q):
+        r"""\pi_\text{thrown} | fraction | tokens that a packer throws away: the ends of documents
+        longer than a row, and what its rows have no place for"""
+        return 1 - minimum(q.fitting_tokens, q.packed_rows * q.sequence) / q.all_document_tokens
