@@ -113,8 +113,9 @@ wall_between_documents = topic.exercise(
         dict(row=[0, 1, 1, 2]),
         dict(row=[7, 7]),
         dict(row=[5, 3, 3]),
+        dict(row=[4, 4, 4, 9]),
     ),
-    words=("two documents", "three documents", "one document", "numbers that fall"),
+    words=("two documents", "three documents", "one document", "numbers that fall", "a longer one"),
     hint="Two conditions: no token sees a later one, and none sees another document.",
     right="of its own document, and not later.",
 )
@@ -123,20 +124,23 @@ wall_between_documents = topic.exercise(
 # --- bug hunt: the same noise ---------------------------------------------------------------------
 
 
-def _drawn(solution, seed, workers, samples=6, epochs=2):
+def _drawn(solution, seed, workers, samples=12, epochs=12):
     """The noise of each sample in each epoch: a copy of the data set for each worker, in each
-    epoch, as a DataLoader makes them."""
-    whole, found = solution(seed), {}
+    epoch, and another seed for the generator that all share, as a DataLoader does."""
+    whole, found, before = solution(seed), {}, random.getstate()
     for epoch in range(epochs):
-        copies = [copy.deepcopy(whole) for _ in range(workers)]
-        for index in range(samples):
-            own = copies[index % workers]
-            found[epoch, index] = round(own.sample(epoch, index) - index, 9)
-    return found
+        for worker in range(workers):
+            own = copy.deepcopy(whole)
+            random.seed(f"{epoch} {worker} of {workers}")
+            for index in range(worker, samples, workers):
+                found[epoch, index] = round(own.sample(epoch, index) - index, 9)
+    random.setstate(before)
+    return dict(sorted(found.items()))
 
 
 def _of_the_noise(solution, seed):
-    """Whether samples differ, epochs differ, workers make no difference, seeds do."""
+    """Whether samples differ, epochs differ, workers make no difference, seeds do, noise is in its
+    range, no two of all are alike."""
     by_workers = {workers: _drawn(solution, seed, workers) for workers in (1, 2, 3)}
     drawn = by_workers[3]
     first = [noise for (epoch, _), noise in drawn.items() if epoch == 0]
@@ -146,6 +150,7 @@ def _of_the_noise(solution, seed):
         len({tuple(each.values()) for each in by_workers.values()}) == 1,
         drawn != _drawn(solution, seed + 1, 3),
         all(0 <= noise < 1 for noise in drawn.values()),
+        len(set(drawn.values())) == len(drawn),
     )
 
 
