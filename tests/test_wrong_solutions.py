@@ -55,6 +55,7 @@ SOLUTIONS = {  # the right solution, and on how many ranks it is tried
     "activation_checkpointing": (text_of(recompute), 1),
     "collectives": (ANOTHER, 4),
     "data_parallelism": (text_of(data_parallel), 4),
+    "feeding_the_gpu": ((HERE / "feeding_the_gpu/another_solution.py").read_text("utf-8"), 1),
     "mixed_precision": (text_of(mixed_precision), 2),
     "pipelines": (text_of(schedules) + text_of(pipelines) + IN_WORDS, 4),
     "tensor_parallelism": (text_of(tensor_parallel), 4),

@@ -121,14 +121,16 @@ PACKING = Explorer(
             x=CurveAxis(
                 "tokens of a document, logarithmic", "exact", ticks=(16, 256, 4096, 65_536)
             ),
-            y=CurveAxis("share that is lost", "percent", scale="linear"),
+            y=CurveAxis(
+                "share that is lost", "percent", scale="linear", ticks=(0, 0.25, 0.5, 0.75, 1)
+            ),
             lines=(
                 Line("padded_row_share", "one in a row"),
                 Line("whole_row_share", "whole ones"),
                 Line("cropped_share", "filled, last cut"),
             ),
-            point="cropped_share",
-            words="{cropped_share:percent}",
+            point="padded_row_share",
+            words="{padded_row_share:percent}",
         ),
     ),
     sentence=(
