@@ -81,6 +81,7 @@ TORCH_IN_TOPICS = {
     "zero.building",
     "zero.rank_of_many",
     "where_the_time_goes.slow_programs",
+    "feeding_the_gpu.slow_store",
 }
 NEVER_TORCH = {"formulas", "explorer", "steps", "figures", "pictures"}  # as engines find them
 
