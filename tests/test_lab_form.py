@@ -470,6 +470,7 @@ TECHNIQUE = {
     "09-mixed-precision": "shardlab.mixed_precision",
     "10-activation-checkpointing": "shardlab.recompute",
     "11-where-the-time-goes": "ranklab.measure",
+    "12-feeding-the-gpu": "shardlab.data_loading",
     "20-which-layout": "shardlab",
     "21-slow-to-fast": "shardlab.zero",
 }
