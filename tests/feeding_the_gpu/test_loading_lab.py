@@ -37,7 +37,7 @@ def test_bytes_from_the_disk_are_counted(tmp_path):
 
 def test_copies_follow_their_document():
     """Must catch: rows whose documents are not copies; one document number twice in a row."""
-    rows, documents = lab.copies(2, length=5, documents=3)
+    rows, documents = lab.rows_of_copies(2, length=5, documents=3)
     assert rows == [[(0, 5), (1, 5), (2, 5)], [(3, 5), (4, 5), (5, 5)]]
     assert [(documents[at] == documents[at - 1]).all().item() for at in (1, 2, 4, 5)] == [True] * 4
 

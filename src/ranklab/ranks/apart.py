@@ -20,7 +20,7 @@ import cloudpickle
 from ranklab.ranks.server import start_fork_server, start_method, without_main
 
 PRINTED_CHARACTERS = 20_000  # of the work's output
-START_SECONDS = 300.0  # for the fork server to import torch, and the work to arrive
+ARRIVAL_SECONDS = 300.0  # for the fork server to import torch, and the work to arrive
 PR_SET_PDEATHSIG = 1
 
 
@@ -52,7 +52,7 @@ def apart(work: Callable, *args, seconds: float):
         raise CannotGoApart(str(error)) from error
     try:
         try:
-            for limit in (START_SECONDS, seconds):
+            for limit in (ARRIVAL_SECONDS, seconds):
                 if not wait([here, process.sentinel], limit):
                     raise TimeoutError(f"it had not ended after {limit:g} s.")
                 sent = here.recv_bytes()

@@ -67,10 +67,10 @@ def watch_once():
     watch_unscaling(updated_in_order, agree_on_infinities, loss_is_elsewhere)
     watch_clipping(norm_over_ranks, refuse_clipping, refuse_norm)
     watch_value_clipping(with_shards)
-    watch_replicas()
+    watch_torch_replicas()
 
 
-def watch_replicas():
+def watch_torch_replicas():
     """PyTorch's DistributedDataParallel refuses parts where it would write rank 0's over those of
     other ranks."""
     make = torch.nn.parallel.DistributedDataParallel.__init__

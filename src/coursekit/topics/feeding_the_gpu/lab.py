@@ -35,7 +35,7 @@ def megabytes_from_the_disk(path: Path, read) -> float | None:
     return (counted() - before) / 1e6
 
 
-def copies(rows: int, letters: int = 20, length: int = 8, documents: int = 4):
+def rows_of_copies(rows: int, letters: int = 20, length: int = 8, documents: int = 4):
     """(rows of one random document and its copies, the documents)."""
     first = torch.randint(letters, (rows, length)).repeat_interleave(documents, 0)
     numbers = torch.arange(len(first)).view(rows, documents)
