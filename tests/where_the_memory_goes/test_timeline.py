@@ -5,7 +5,7 @@ import random
 from functools import cache
 
 import pytest
-from test_step import REAL, STEPS, Step, compare, draw, fuses, measure
+from test_step import REAL, Step, compare, draw, fuses, measure
 from torch_has import needs_fused_groups
 
 from coursekit.formulas import BOOK, evaluate
@@ -151,13 +151,13 @@ def test_the_points_that_are_no_peak(name):
 
 
 def test_the_categories_of_every_point_are_all_of_it():
-    """500 random steps, no ledger: at every point nothing is negative and the sum is the point's
+    """200 random steps, no ledger: at every point nothing is negative and the sum is the point's
     bytes; the tallest is the peak.
 
     Mutations: temporaries that leave a category out; a point's total of another point; fused
     attention with a bar of its own."""
     generator = random.Random(5)
-    for _ in range(STEPS):
+    for _ in range(2 * RANDOM_STEPS):
         given = draw(generator, fake=True).quantities()
         totals = {}
         for point, categories in step_timeline(**given):
