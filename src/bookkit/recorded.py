@@ -175,11 +175,17 @@ def _made_by(recording, after):
 
 
 def _virtual_races(recording):
-    """(a table of all pairs of whole models, in how many of their steps the host waits)"""
+    """(a table of whole models, each beside the fastest of PyTorch's, in how many of their steps
+    the host waits)"""
 
     def value(name, row, implementation):
         case = {**row.case, "implementation": implementation}
         return recording.find(f"virtual.{name}", **case)[0].value
+
+    def best_peer(row):
+        case = {key: value for key, value in row.case.items() if key != "implementation"}
+        steps = [one for one in recording.find("virtual.step", **case) if one != row]
+        return min(steps, key=lambda step: step.value).case["implementation"]
 
     cells, before = [], None
     for row in recording.find("virtual.step", implementation="shardlab"):
@@ -187,21 +193,22 @@ def _virtual_races(recording):
         if model.startswith("two layers"):
             continue
         exposed, steps, peaks = (
-            [value(name, row, who) for who in ("shardlab", "PyTorch")]
+            [value(name, row, who) for who in ("shardlab", best_peer(row))]
             for name in ("exposed", "step", "peak")
         )
         shares = [wait / step for wait, step in zip(exposed, steps)]
         measured = (100, shares), (1000, steps), (1e-9, peaks)
         cells.append(
             [technique if technique != before else "", model.replace(" ", "\N{NO-BREAK SPACE}")]
-            + [f"{gpus}"]
+            + [f"{gpus}", best_peer(row)]
             + [
                 f"{scale * own:,.1f}\N{NO-BREAK SPACE}({scale * peer:,.1f})"
                 for scale, (own, peer) in measured
             ]
+            + [f"{steps[0] / steps[1]:.3f}"]
         )
         before = technique
-    heads = ["", "", "GPUs", "Waits, %", "Step, ms", "Peak, GB"]
+    heads = ["", "", "GPUs", "PyTorch's best", "Waits, %", "Step, ms", "Peak, GB", "Step, ratio"]
     waits = [
         row.value
         for row in recording.find("virtual.host_waits")
@@ -211,7 +218,7 @@ def _virtual_races(recording):
         f"The host waits for its GPU in {sum(map(bool, waits)) or 'none'} of these {len(waits)}"
         " steps. "
     )
-    return node_table(heads, cells, numeric=range(2, 6)), said
+    return node_table(heads, cells, numeric=[2, *range(4, 8)]), said
 
 
 def _virtual_published(recording):

@@ -64,7 +64,8 @@ class Bucket:
         share = 1 / dist.get_world_size(self.group)
         begin = getattr(self.collectives, "begin_reduce_scatter", None)
         if begin:
-            if current_backward() is None:  # nothing computes meanwhile: one bucket at a time
+            # where nothing computes meanwhile, and beside gradients that are copied: one at a time
+            if current_backward() is None or len(self.parameters) > 1:
                 self.late.arrive()
             mean = begin(self.take_gradients(), self.group, share)
             self.late.waits.append(lambda: self.add(mean()))
@@ -136,21 +137,15 @@ class Bucket:
                 )
 
 
-def is_full(pile: list[nn.Parameter], more: int, bucket_bytes: int) -> bool:
-    """A bias goes with its weight even if that is larger than a bucket: it is ready at the same
-    time, and alone it would be a message of its own that the weight's has to wait for."""
-    nbytes = [parameter.nbytes for parameter in pile]
-    most = max(bucket_bytes, 17 * max(nbytes) // 16)
-    return sum(nbytes) + more > most
-
-
 def into_buckets(
     parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int, *messages
 ) -> list[Bucket]:
     """Buckets of about bucket_bytes, each of one dtype and device, in the order of their first
     parameters: forward needs a bucket when it comes to its first one, and backward has completed it
-    then. The parameters of a bucket are parts of the same groups, and the same stages of a pipeline
-    count them in a norm. Frozen parameters stay out, but get rank 0's values as well."""
+    then. A parameter of more than half a bucket is alone, so that its gradient is sent from its own
+    memory; its bias travels with others'. The parameters of a bucket are parts of the same groups,
+    and the same stages of a pipeline count them in a norm. Frozen parameters stay out, but get rank
+    0's values as well."""
     piles: list[list[nn.Parameter]] = []
     open_piles: dict[tuple, list[nn.Parameter]] = {}
     frozen = []
@@ -158,9 +153,12 @@ def into_buckets(
         if not parameter.requires_grad:
             frozen.append(parameter)
             continue
+        if parameter.nbytes > bucket_bytes // 2:
+            piles.append([parameter])
+            continue
         kind = parameter.dtype, parameter.device, groups_of(parameter), stages_of(parameter)
         pile = open_piles.get(kind)
-        if pile is None or is_full(pile, parameter.nbytes, bucket_bytes):
+        if pile is None or sum(p.nbytes for p in pile) + parameter.nbytes > bucket_bytes:
             pile = open_piles[kind] = []
             piles.append(pile)
         pile.append(parameter)

@@ -34,8 +34,7 @@ class ShardedOptimizer(stage1.ShardedOptimizer, core.ShardedGradients):
     def gradient_arrives(self, p: nn.Parameter):
         bucket = self.bucket_of[p]
         if self.waiting and bucket is self.waiting[-1] and self.missing[bucket] == {p}:
-            # buckets that were complete together travel together: their gradients and the copies
-            # on their way have no more bytes than the gradients had
+            # lone gradients that were complete together travel together, from their own memory
             self.late.arrive()
         super().gradient_arrives(p)
 

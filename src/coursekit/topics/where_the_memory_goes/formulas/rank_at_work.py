@@ -100,11 +100,51 @@ class AtWork(BOOK.section(source=_OURS, measured_by=_LEDGER)):
             q.learned_positions * q.max_sequence * q.hidden,
         )
 
+    def half_bucket_parameters(q):
+        r"""\Psi_\text{half} | parameters | most parameters of a tensor that travels with others in
+        stages 1 and 2: half a bucket"""
+        return floor_div(q.bucket_bytes, 2 * q.parameter_element_bytes)
+
+    def lone_table_parameters(q):
+        r"""\Psi_\text{tok} | parameters | parameters of the rank's part of a token table, or of a
+        head, if it travels alone"""
+        return where(q.rank_table_parameters > q.half_bucket_parameters, q.rank_table_parameters, 0)
+
+    def lone_layer_parameters(q):
+        r"""\Psi_\text{wide} | parameters | parameters of a layer's matrices that travel alone"""
+        return (
+            where(
+                q.hidden * q.query_key_value_size > q.tensor_parallel * q.half_bucket_parameters,
+                floor_div(q.hidden * q.query_key_value_size, q.tensor_parallel),
+                0,
+            )
+            + where(
+                q.hidden * q.query_size > q.tensor_parallel * q.half_bucket_parameters,
+                floor_div(q.hidden * q.query_size, q.tensor_parallel),
+                0,
+            )
+            + (2 + q.gated_mlp)
+            * where(
+                q.hidden * q.tensor_feed_forward > q.half_bucket_parameters,
+                q.hidden * q.tensor_feed_forward,
+                0,
+            )
+        )
+
     def rank_bucket_parameters(q):
-        r"""\Psi_\text{bucket} | parameters | parameters of a bucket of stages 1 and 2 that no
-        tensor overfills"""
+        r"""\Psi_\text{bucket} | parameters | parameters of a bucket of stages 1 and 2 that several
+        tensors share"""
         return minimum(
-            q.rank_parameters - q.rank_apart_parameters,
+            maximum(
+                q.rank_parameters
+                - (
+                    q.rank_apart_parameters
+                    + q.rank_layers * q.lone_layer_parameters
+                    + (q.pipeline_is_first + q.pipeline_is_last * (1 - q.rank_tied_head))
+                    * q.lone_table_parameters
+                ),
+                0,
+            ),
             floor_div(q.bucket_bytes, q.parameter_element_bytes),
         )
 
@@ -122,11 +162,18 @@ class AtWork(BOOK.section(source=_OURS, measured_by=_LEDGER)):
 
     def rank_open_parameters(q):
         r"""\Psi_\text{wait} | parameters | parameters whose gradients stage 2 still has whole when
-        the last bucket of cut parameters is reduced: those that all tensor-parallel ranks have, for
-        the positions' gradient comes later"""
+        the last bucket of cut parameters is reduced: those that travel with the positions, whose
+        gradient comes later. They are those that all tensor-parallel ranks have, or the bucket
+        behind a table that travels alone"""
         return where(
             equal(q.rank_reducing_stage, 2),
-            q.pipeline_is_first * q.learned_positions * q.rank_same_parameters,
+            q.pipeline_is_first
+            * q.learned_positions
+            * where(
+                q.tensor_parallel > 1,
+                q.rank_same_parameters,
+                where(q.lone_table_parameters > 0, q.rank_bucket_parameters, 0),
+            ),
             0,
         )
 
