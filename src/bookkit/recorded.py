@@ -192,23 +192,22 @@ def _virtual_races(recording):
         technique, model, gpus = (row.case[name] for name in ("technique", "model", "gpus"))
         if model.startswith("two layers"):
             continue
+        peer = best_peer(row)
         exposed, steps, peaks = (
-            [value(name, row, who) for who in ("shardlab", best_peer(row))]
+            [value(name, row, who) for who in ("shardlab", peer)]
             for name in ("exposed", "step", "peak")
         )
         shares = [wait / step for wait, step in zip(exposed, steps)]
-        measured = (100, shares), (1000, steps), (1e-9, peaks)
+        step, wait, peak = (
+            f"{scale * own:,.1f}\N{NO-BREAK SPACE}({scale * theirs:,.1f})"
+            for scale, (own, theirs) in ((1000, steps), (100, shares), (1e-9, peaks))
+        )
         cells.append(
             [technique if technique != before else "", model.replace(" ", "\N{NO-BREAK SPACE}")]
-            + [f"{gpus}", best_peer(row)]
-            + [
-                f"{scale * own:,.1f}\N{NO-BREAK SPACE}({scale * peer:,.1f})"
-                for scale, (own, peer) in measured
-            ]
-            + [f"{steps[0] / steps[1]:.3f}"]
+            + [f"{gpus}", step, f"{steps[0] / steps[1]:.3f}", wait, peak, peer]
         )
         before = technique
-    heads = ["", "", "GPUs", "PyTorch's best", "Waits, %", "Step, ms", "Peak, GB", "Step, ratio"]
+    heads = ["", "", "GPUs", "Step, ms", "Ratio", "Waits, %", "Peak, GB", "PyTorch's best"]
     waits = [
         row.value
         for row in recording.find("virtual.host_waits")
@@ -218,7 +217,7 @@ def _virtual_races(recording):
         f"The host waits for its GPU in {sum(map(bool, waits)) or 'none'} of these {len(waits)}"
         " steps. "
     )
-    return node_table(heads, cells, numeric=[2, *range(4, 8)]), said
+    return node_table(heads, cells, numeric=range(2, 7)), said
 
 
 def _virtual_published(recording):
