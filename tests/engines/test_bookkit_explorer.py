@@ -67,7 +67,7 @@ def test_the_card_speaks_before_any_script(explorer):
     assert f'<p class="explorer-sentence">{escape(unbroken(explorer.say(shown)))}</p>' in text
     for name, cells in explorer.rows():
         numbers = "".join(f'<td class="number">{cell}</td>' for cell in cells)
-        assert f'<tr><th scope="row">{name}</th>{numbers}</tr>' in text
+        assert f'<tr><th scope="row">{escape(name)}</th>{numbers}</tr>' in text
     assert text.count("<math") == len(explorer.explained) + len(explorer.inputs)
     more = len(explorer.formulas) - len(explorer.explained)
     assert (f"{more} more formulas stand behind these" in text) == (more > 0)
