@@ -206,7 +206,8 @@ def _tried(exercise: Exercise, solution: Any, seconds: float) -> Verdict:
         kind = type(solution).__name__
         return Verdict(False, f"{exercise.name} wants a function, this is a {kind}.")
     try:
-        return apart(judge, exercise, solution, seconds, seconds=seconds)
+        # the limit within is for where there is no process: this one ends first
+        return apart(judge, exercise, solution, 2 * seconds, seconds=seconds)
     except CannotGoApart:
         return judge(exercise, solution, seconds)
     except (TimeoutError, Ended) as error:
