@@ -224,10 +224,13 @@ def test_a_file_travels_by_its_name(file):
     assert all(map(torch.equal, pickle.loads(travelled).batch(4), loader.batch(4)))
 
 
-def test_prefetching_changes_no_batch(file):
-    """Must catch: the last batches lost, the order changed, an error that nobody hears."""
+@pytest.mark.parametrize("depth", (0, 2))
+def test_prefetching_changes_no_batch(file, depth):
+    """Must catch: nothing ahead taken for no batches; the last batches lost, the order changed, an
+    error that nobody hears."""
     loader = TokenLoader(file, 10, global_batch=12, epochs=1)
-    for found, wanted in zip(prefetched(loader.batches(1), "cpu"), loader.batches(1), strict=True):
+    ahead = prefetched(loader.batches(1), "cpu", depth)
+    for found, wanted in zip(ahead, loader.batches(1), strict=True):
         assert all(map(torch.equal, found, wanted))
 
     def broken():

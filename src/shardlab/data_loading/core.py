@@ -166,7 +166,7 @@ def prefetched(batches: Iterable, device: torch.device | str, depth: int = 2) ->
             parts = [part.to(stream.device, non_blocking=True) for part in pinned]
             return parts, stream.record_event()
 
-    ahead = deque(thread.submit(made) for _ in range(depth))
+    ahead = deque(thread.submit(made) for _ in range(max(depth, 1)))
     try:
         while (found := ahead.popleft().result()) is not None:
             ahead.append(thread.submit(made))

@@ -142,10 +142,10 @@ def into_buckets(
 ) -> list[Bucket]:
     """Buckets of about bucket_bytes, each of one dtype and device, in the order of their first
     parameters: forward needs a bucket when it comes to its first one, and backward has completed it
-    then. A parameter of more than half a bucket is alone, so that its gradient is sent from its own
-    memory; its bias travels with others'. The parameters of a bucket are parts of the same groups,
-    and the same stages of a pipeline count them in a norm. Frozen parameters stay out, but get rank
-    0's values as well."""
+    then. A parameter of more than half a bucket is alone, so that its gradient needs no copy where
+    the backend makes means; its bias travels with others'. The parameters of a bucket are parts of
+    the same groups, and the same stages of a pipeline count them in a norm. Frozen parameters stay
+    out, but get rank 0's values as well."""
     piles: list[list[nn.Parameter]] = []
     open_piles: dict[tuple, list[nn.Parameter]] = {}
     frozen = []

@@ -34,7 +34,7 @@ class ShardedOptimizer(stage1.ShardedOptimizer, core.ShardedGradients):
     def gradient_arrives(self, p: nn.Parameter):
         bucket = self.bucket_of[p]
         if self.waiting and bucket is self.waiting[-1] and self.missing[bucket] == {p}:
-            # lone gradients that were complete together travel together, from their own memory
+            # lone gradients that were complete together travel together
             self.late.arrive()
         super().gradient_arrives(p)
 
