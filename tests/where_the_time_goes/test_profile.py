@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from coursekit.__main__ import main
 from ranklab.measure.chrome_trace import from_chrome
@@ -114,10 +114,11 @@ def test_a_loop_that_ends_early_leaves_nothing_behind():
         assert (found.waits.total(), found.flops.total) == total
 
 
-def steps(count):
+def steps(count, after=lambda: None):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     for _ in range(count):
         optimizer.step()
+        after()
 
 
 def test_a_second_profiler_is_refused():
@@ -141,6 +142,22 @@ def test_a_second_profiler_is_refused():
     with profiled_steps(**few) as found:
         steps(4)
     assert found.wanted == found.ended == 4
+
+
+@pytest.mark.parametrize("wait, warm_up", [(0, 9), (2, 1), (3, 1), (3, 9), (4, 1), (4, 9), (7, 1)])
+def test_a_profiler_with_a_schedule_is_refused(wait, warm_up):
+    """PyTorch tells of a profiler that records, but not of one that warms up.
+
+    Must catch: a warm-up that began before profiled_steps() records, or under it (a segmentation
+    fault); its recording under it; names of PyTorch that stay replaced."""
+    rhythm = schedule(wait=wait, warmup=warm_up, active=1, repeat=1)
+    cpu = dict(activities=[ProfilerActivity.CPU])
+    with pytest.raises(ProfilerInUse, match="torch.profiler (is at work already|began under)"):
+        with profile(**cpu, schedule=rhythm) as other, profiled_steps(steps=3, warm_up=0) as found:
+            steps(found.wanted, other.step)
+    with profile(**cpu) as alone:
+        steps(1)
+    assert alone.key_averages()
 
 
 def event(cat, name, ts, dur, tid=1, pid=0, **args):

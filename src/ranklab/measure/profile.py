@@ -27,12 +27,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import profile, record_function, supported_activities
 
 from ranklab.virtual.operators import multiplied_flops, named_arguments
-from shardlab.common.torch_internals import TorchDispatchMode, profiler_enabled
+from shardlab.common.torch_internals import (
+    TorchDispatchMode,
+    before_a_profiler,
+    profiler_enabled,
+)
 
 from .chrome_trace import from_chrome
 from .slim_trace import COMPUTES, SpanKind, covered
 from .waits import HostWaits
 
+ONE = "and a process has one profiler: leave profiled_steps() or the other one out."
 MARK = "shardlab: a step ends"
 WIDE = 34  # characters of a row's name
 ONE_AT_A_TIME = threading.Lock()  # of this process, as PyTorch's profiler
@@ -79,6 +84,7 @@ class StepBudget:
         self.plain: list[tuple[float, float]] = []
         self.profiled: list[tuple[float, float]] = []
         self.ended, self.optimizer, self.began = 0, None, (0.0, 0.0)
+        self.gave_way = False
         self.flops, self.waits, self.trace, self.chrome = CountedFlops(), HostWaits(), None, ""
         self.profiler, self.contexts = profile(activities=supported_activities()), ExitStack()
 
@@ -111,13 +117,13 @@ class StepBudget:
         elif place == 0:
             self.contexts.close()
             if profiler_enabled():
-                raise ProfilerInUse(
-                    "torch.profiler is at work already, and a process has one profiler: leave"
-                    " profiled_steps() or the other one out."
-                )
+                raise ProfilerInUse(f"torch.profiler is at work already, {ONE}")
             self.profiler.start()
             self.contexts.callback(self.profiler.stop)
+            self.contexts.enter_context(before_a_profiler(self.gives_way))
         elif place > 0:
+            if self.gave_way:
+                raise ProfilerInUse(f"torch.profiler began under profiled_steps(), {ONE}")
             if place in (1, self.steps + 1):
                 synchronize()
             with record_function(MARK):
@@ -127,6 +133,11 @@ class StepBudget:
             self.read_trace()
             if self.stop:
                 raise EnoughSteps
+
+    def gives_way(self):
+        """Ends the profiler before another one begins: the error of the next step is enough."""
+        self.gave_way = True
+        self.contexts.close()
 
     def read_trace(self):
         with tempfile.TemporaryDirectory() as folder:

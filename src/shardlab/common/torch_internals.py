@@ -6,6 +6,7 @@ repair here and nowhere else. Tested with torch 2.8 and 2.13.
 """
 
 import functools
+import gc
 import sys
 import threading
 import warnings
@@ -23,6 +24,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd.graph import increment_version, saved_tensors_hooks
+from torch.profiler import ProfilerAction, profile
 from torch.utils import _device, _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -470,8 +472,25 @@ def clear_cublas_workspaces() -> None:
 
 
 def profiler_enabled() -> bool:
-    """Whether a profiler is at work in this process. Without it, a second one ends Python."""
-    return torch.autograd._profiler_enabled()
+    """Whether a profiler is at work in this process, or one with a schedule warms up, which only
+    its own object tells. Without it, a second one ends Python."""
+    return torch.autograd._profiler_enabled() or any(
+        type(one) is profile
+        and one.step_rec_fn is not None
+        and one.current_action is ProfilerAction.WARMUP
+        for one in gc.get_objects()
+    )
+
+
+def before_a_profiler(call: Callable[[], object]) -> AbstractContextManager:
+    """A context in which `call` runs before a profiler begins or warms up. Without it, one whose
+    schedule begins under another profiler ends Python."""
+
+    def first(original):
+        return lambda *args, **named: [call(), original(*args, **named)][1]
+
+    module, names = torch.autograd.profiler, ("_prepare_profiler", "_enable_profiler")
+    return patch.multiple(module, **{name: first(getattr(module, name)) for name in names})
 
 
 def fake_store():
