@@ -5,6 +5,8 @@ Each case once returned a wrong number, or a sentence that named neither the thi
 """
 
 import gc
+import os
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -175,9 +177,18 @@ def jacobian(net):
     return jacrev(lambda p: functional_call(net, p, torch.ones(3)).sin())(state)["1.weight"]
 
 
+def in_a_child(net):
+    """Zeros if a forked process reads numbers. One that waits for what cannot come is ended."""
+    if not (child := os.fork()):
+        signal.alarm(60)
+        os._exit(net[0].weight.isnan().any())
+    return torch.tensor(float("nan") if os.waitpid(child, 0)[1] else 0.0)
+
+
 # What reads parameters on their way, and must catch in arriving.py: Arrival.arrive without a lock,
-# or that gives the class back first; without as_subclass; without watch_blind; a stale alias where
-# the docstring says that it is safe
+# or that gives the class back first; without as_subclass; without watch_blind; without
+# register_at_fork, so that a child waits forever; a stale alias where the docstring says that it
+# is safe
 WAYS = {
     "three threads": in_threads,
     "as_subclass": lambda net: net[0].weight.as_subclass(torch.Tensor) * 1,
@@ -185,6 +196,7 @@ WAYS = {
     "traced": lambda net: net.traced(net[0].weight),
     "scripted": lambda net: net.scripted(torch.ones(3)),
     "while it is traced": lambda net: torch.jit.trace(net[0], torch.ones(3))(torch.ones(3)),
+    "a forked child": in_a_child,
     "jacrev": jacobian,
     "hessian": lambda net: hessian(lambda p: p.pow(3).sum())(net[0].bias),
     "jvp": lambda net: jvp(doubled, (net[0].weight,), (torch.ones(4, 3),))[0],

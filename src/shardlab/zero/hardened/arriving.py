@@ -12,12 +12,14 @@ reader's. Until then the tensor has a class of its own, and PyTorch asks the cla
 function reads or writes the tensor. On a GPU the stream waits, not the host: so whoever uses
 parameters on several streams lets these wait for the first one.
 
-TorchScript and torch.func do not ask, so all tensors arrive before they begin. Nothing asks, and
-old or partial values are read, where zero.shard says it of an alias, where a tensor is made by
+TorchScript and torch.func do not ask, so all tensors arrive before they begin. So they do before
+os.fork: a child has none of the threads that carry messages, and would wait forever. Nothing asks,
+and old or partial values are read, where zero.shard says it of an alias, where a tensor is made by
 new_tensor(p), torch.Tensor(p) or nested_tensor([p]), and where code uses a pointer from before
 step(), as a CUDA graph does.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -69,7 +71,13 @@ coming: WeakKeyDictionary[Arrival, None] = WeakKeyDictionary()  # in the order o
 
 @cache
 def watch_blind_readers():
-    watch_blind(lambda: [arrival.arrive() for arrival in list(coming)])
+    def arrive():
+        for arrival in list(coming):
+            arrival.arrive()
+
+    watch_blind(arrive)
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(before=arrive)
 
 
 def wait_for(tensor: Tensor):
