@@ -69,7 +69,7 @@ at the begin\b || at the beginning
 \b(each|every|an?) parameter and token\b || per parameter per token
 \bhalf (as \w+ (\w+ )?)?again\b || 1.5 times as many
 \b([Aa]lso|is|are) in print\b || you will read
-\b[Ll]ook at (the|its|each) (dark|pale|light|white|bright|black)\w*\b || a place or a pattern: dark mode turns lightness round
+\bLook at\b || say what is to be seen: "The dashed line is the GPU's memory"
 \b[Cc]ards? (above|below) || the explorer, the planner: a card is hardware
 \bknobs of the card\b || knobs of the explorer
 ^Figure \d+: || the title of a fold names the subject: its caption has the number, which may change

@@ -4,7 +4,7 @@
     :from: PerTensor
     :to: Bucketed
 
-    What to look at.
+    What the change does.
     ```
 
 shows the whole of both, line by line: what only the first has, what only the second has, what both

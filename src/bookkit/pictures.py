@@ -2,7 +2,7 @@
 caption.
 
     ```{picture} zero-stages
-    **Figure 1.** What a rank keeps. Look at the first step: it is the largest.
+    **Figure 1.** What a rank keeps. The first step is the largest.
     ```
 
 The name is one of ``PICTURES``, name -> function that returns SVG, in the module ``pictures`` of

@@ -1,7 +1,7 @@
 """The ``{trace}`` directive: a stored trace of a step, lane by lane, to zoom into.
 
     ```{trace} zero-3 zero-3-prefetch
-    **Figure 2.** A step of stage 3. Look at the gaps of the upper lane.
+    **Figure 2.** A step of stage 3. Gaps in the upper lane are waits.
     ```
 
 The argument names one trace, or several on one scale of time, of ``coursekit/data/traces``

@@ -44,7 +44,7 @@ PAGE = """# Page
 :from: First
 :to: Second
 
-Look at the *loop*.
+Only the *loop* changes.
 ```
 """
 
@@ -79,7 +79,7 @@ def test_the_page_shows_both_whole(build):
         assert "\n".join(row[2:] for tag, row in rows if tag in tags) == source_of(CODE, name)
     signs = {"span": " ", "del": "\N{MINUS SIGN}", "ins": "+"}
     assert {(tag, row[0]) for tag, row in rows} == set(signs.items())
-    assert "Look at the <em>loop</em>." in html
+    assert "Only the <em>loop</em> changes." in html
     assert 'aria-label="From First to Second: 4 lines out, 5 in, 4 as before"' in html
     changed = [(tag, row[1:].strip()) for tag, row in rows if "send" in row or "for" in row]
     assert changed == [

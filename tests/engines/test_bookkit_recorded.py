@@ -15,7 +15,7 @@ PAGE = """# Page
 The peak is {recorded}`step.peak optimizer=foreach`.
 
 ```{recorded} step.peak matmul.rate
-Look at the rest.
+The rest is small.
 ```
 
 ```{recordings}
@@ -58,7 +58,7 @@ def test_a_page_shows_what_was_recorded(build):
     for words in (
         "The peak is 600 bytes on NVIDIA H200, 2026-11-21 .",
         "Recorded on NVIDIA H200, 2026-11-21, torch 2.13.0, by make gpu :",
-        "Look at the rest.",
+        "The rest is small.",
         "step, peak (foreach) 500 B 600 B +100 bytes",
         "step, peak (loop) 500 B 500 B equal",
         "matmul, rate (bf16) 790 TFLOP/s",
@@ -122,7 +122,7 @@ def test_without_a_recording_a_page_has_no_box(build):
     for recordings in ((), (CPU,)):
         text, warnings = build(PAGE, *recordings)
         assert not warnings and "600" not in text
-        assert "Look at the rest." not in text and "make gpu" not in text
+        assert "The rest is small." not in text and "make gpu" not in text
         assert text.lower().count(NOT_RECORDED.lower()) == 1  # the role, which is one number
         assert "Nothing in this edition has been recorded on a GPU." in text
         assert "once a GPU has made them: matmul.rate, step.peak." in text
