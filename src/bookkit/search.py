@@ -8,6 +8,7 @@ and *mixture of experts*, are a table in that script.
 """
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -20,16 +21,20 @@ BLOCKS = {
     "p", "li", "tr", "dt", "dd", "figcaption", "caption", "pre", "summary", "div", "table", "ul",
     "ol", "dl", "figure", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6",
 }  # fmt: skip
+NAME = re.compile(r"[^\W\d]\w+")
 HEADINGS = {"h1", "h2", "h3", "h4", "dt"}
 VOID = {"br", "hr", "img", "input", "meta", "link", "wbr", "source", "col"}
 # Left out of the search: drawings, scripts, equations, where a formula comes from, all of an
-# explorer but its title, and what another page says first.
+# explorer but its title, text that another page has first; of a lab its outputs, solutions and the
+# cells that install and import; a facilitator's card, which has every answer. Of code a line stays
+# if it has a name that is new to the page.
 SKIPPED_TAGS = {"script", "style", "svg", "noscript", "button", "select", "label"}
 SKIPPED = {
     "headerlink", "math-block", "explorer-fallback", "explorer-controls", "explorer-menus",
     "explorer-foot", "explorer-picture", "explorer-words", "lab-links", "box-label",
     "formula-facts", "collapsed", "expanded", "unseen", "trace-card",
     "said-elsewhere", "highlight-diff",
+    "cell_output", "tag_install", "tag_setup", "tag_solution", "facilitator-card",
 }  # fmt: skip
 
 
@@ -40,6 +45,7 @@ class _Sections(HTMLParser):
         super().__init__()
         self.found = [["", "", []]]
         self.open, self.line = [], ""
+        self.said = set()  # names of the lines so far
         self.inside = self.skipped = 0  # depths at which the article, and what is left out, begin
 
     def handle_starttag(self, tag, attributes):
@@ -76,7 +82,7 @@ class _Sections(HTMLParser):
         if self.inside and tag in ("td", "th"):
             self.line += " · "
         if self.inside and tag in BLOCKS and "tr" not in self.open:
-            self.end_line(heading=tag in HEADINGS)
+            self.end_line(heading=tag in HEADINGS, code=tag == "pre")
         self.inside *= len(self.open) >= self.inside
 
     def handle_data(self, data):
@@ -86,14 +92,18 @@ class _Sections(HTMLParser):
             *ended, data = data.split("\n")
             for line in ended:
                 self.line += line
-                self.end_line()
+                self.end_line(code=True)
         self.line += data
 
-    def end_line(self, heading=False):
+    def end_line(self, heading=False, code=False):
         line, self.line = " ".join(self.line.split()).strip(" ·"), ""
         if not line:
             return
         section = self.found[-1]
+        names = set(NAME.findall(line))
+        if code and names <= self.said:
+            return
+        self.said |= names
         if heading and not section[1]:
             section[1] = line
         elif section[0].startswith("formula-") and not section[1]:

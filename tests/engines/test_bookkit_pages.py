@@ -10,7 +10,7 @@ from docutils import nodes
 from docutils.utils import new_document
 from small_books import builder
 
-from bookkit import glossary, words
+from bookkit import glossary, search, words
 from bookkit.look import COLUMN_LETTERS, mend_tables, widen_code
 from bookkit.objectives import minutes
 
@@ -250,3 +250,22 @@ def test_definitions_fit_a_tooltip():
     linked = re.findall(r"\{term\}`(?:[^`<]*<)?([^`>]+)>?`", chapters)
     assert {"rank", "node", "group", "shard", "collective", "NCCL", "gloo"} <= set(linked)
     assert set(linked) <= set(known)
+
+
+def test_text_that_nobody_searches_is_left_out():
+    """A line of code stays if it has a name that is new to the page.
+
+    Must catch: outputs, solutions and installing cells searched; every line of code kept, or one
+    that alone has a name left out; prose left out because its words were said."""
+    cell = '<div class="cell {}"><div class="{}"><pre>{}</pre></div></div>'
+    page = "<article><section id=a><h1>Ring</h1><p>gather sends</p>" + "".join(
+        cell.format(*given)
+        for given in (
+            ("tag_install", "cell_input", "pip"),
+            ("tag_solution", "cell_input", "sends(x + 1)"),
+            ("", "cell_input", "gather = 1\nreturn gather\n)\nreturn 2"),
+            ("", "cell_output", "right: 3"),
+        )
+    )
+    said = search.sections(page + "<p>gather</p></section></article>")
+    assert said == [["", "Ring", "gather sends\nreturn gather\ngather"]]
