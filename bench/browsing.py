@@ -44,7 +44,7 @@ def load_module(name: str, path: Path):
 def measure_pages(parts: list[str], root: Path) -> tuple[list[Result], str]:
     """(results of these parts, the browser's version). Raises CannotBrowse."""
     # the tests' helpers and their configurations
-    sys.path.insert(0, str(root / "tests" / "browser"))
+    sys.path[:0] = [str(root / "tests" / "browser"), str(root / "tests")]
     settings = load_module("browser_settings", root / "tests" / "conftest.py")
     book, chromium = root / "build" / "html", settings.find_browser()
     if not chromium:
