@@ -76,7 +76,7 @@ def test_products_and_memory(monkeypatch):
     """On a clock that says one second for anything, rates are counts.
 
     Mutations: size^3 for 2 size^3; a matrix left out of the bytes; a copy's bytes counted once; a
-    launch's time not divided by the calls."""
+    launch's time not divided by the calls; results that are not read."""
 
     def one_second(work, device, repeats, calls=1):
         work()
@@ -88,6 +88,9 @@ def test_products_and_memory(monkeypatch):
     assert narrow.dtype == "bfloat16" and narrow.intensity == 2 * wide.intensity
     assert roofline.memory_bytes_per_second(CPU, 4096) == 4096
     assert roofline.launch_seconds(CPU, calls=8) == 1 / 8
+    read = []
+    monkeypatch.setattr(torch.Tensor, "item", lambda x: read.append(x))
+    assert roofline.launch_seconds(CPU, calls=8, reads=True) == 1 / 8 and len(read) == 8
 
 
 def test_a_copy_needs_two_devices():

@@ -71,13 +71,17 @@ def copy_bytes_per_second(
     )
 
 
-def launch_seconds(device: torch.device, calls: int = 200, repeats: int = 11) -> float:
+def launch_seconds(
+    device: torch.device, calls: int = 200, repeats: int = 11, reads: bool = False
+) -> float:
     """Time of one small operation when many are queued one after the other: on a GPU what a
-    kernel's launch costs."""
+    kernel's launch costs. With `reads` the host reads each result before the next launch."""
     x = torch.zeros(1, device=device)
 
     def many():
         for _ in range(calls):
             x.add_(1)
+            if reads:
+                x.item()
 
     return median_seconds(many, device, repeats, calls=calls)

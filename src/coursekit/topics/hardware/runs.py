@@ -34,6 +34,7 @@ def product_rates(device: torch.device, sizes: Sequence[int] | None) -> Iterator
 def memory_and_launch(device: torch.device, nbytes: int | None) -> Iterator[Row]:
     yield Row("roofline.memory", roofline.memory_bytes_per_second(device, nbytes), "bytes/s")
     yield Row("roofline.launch", roofline.launch_seconds(device), "seconds")
+    yield Row("roofline.launch_and_read", roofline.launch_seconds(device, reads=True), "seconds")
 
 
 def copies(device: torch.device, nbytes: int) -> Iterator[Row]:
