@@ -151,28 +151,26 @@ def prefetched(batches: Iterable, device: torch.device | str, depth: int = 2) ->
     An error in the thread is raised where its batch is asked for. When the reader leaves, the
     thread ends with the batch that it is making, and nobody waits for it."""
     batches, on_gpu = iter(batches), torch.device(device).type == "cuda"
-    stream = torch.cuda.Stream(device) if on_gpu else None
-    thread = ThreadPoolExecutor(1)
+    stream = torch.cuda.Stream(device) if on_gpu else None  # None: no other stream
+    target, thread = stream.device if on_gpu else device, ThreadPoolExecutor(1)
 
     def made():
         """The next batch on the device, and the end of its copy."""
-        batch = next(batches, None)
-        if batch is None:
+        if (batch := next(batches, None)) is None:
             return None
-        if not on_gpu:
-            return [part.to(device) for part in batch], None
+        if on_gpu:
+            batch = [part.contiguous().pin_memory() for part in batch]
         with torch.cuda.stream(stream):  # "cuda" alone would be GPU 0 in this thread
-            pinned = [part.contiguous().pin_memory() for part in batch]
-            parts = [part.to(stream.device, non_blocking=True) for part in pinned]
-            return parts, stream.record_event()
+            parts = [part.to(target, non_blocking=on_gpu) for part in batch]
+            return parts, stream.record_event() if on_gpu else None
 
     ahead = deque(thread.submit(made) for _ in range(max(depth, 1)))
     try:
         while (found := ahead.popleft().result()) is not None:
             ahead.append(thread.submit(made))
             parts, copied = found
-            if copied is not None:
-                computes = torch.cuda.current_stream(stream.device)
+            if on_gpu:
+                computes = torch.cuda.current_stream(target)
                 computes.wait_event(copied)
                 for part in parts:  # its memory is not given away before this stream is done
                     part.record_stream(computes)

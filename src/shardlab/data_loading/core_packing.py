@@ -3,7 +3,7 @@
     rows = best_fit_crop([len(d) for d in documents], sequence)      # which documents share a row
     row = PackedRow()
     keep_within_documents(net, row)                                  # once
-    inputs, targets, row.document = tensors_of_rows(rows[:8], documents, sequence)
+    inputs, targets, row.positions = tensors_of_rows(rows[:8], documents, sequence)
     loss = mean_loss(net(inputs), targets)
 
 A row is a list of (number of a document, tokens of it). Krell et al. 2021.
@@ -54,8 +54,8 @@ def first_fit_decreasing(lengths: list[int], sequence: int) -> list:
     rows, rooms = [], []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         length = min(lengths[number], sequence)
-        at = next((at for at, room in enumerate(rooms) if room >= length), len(rooms))
-        if at == len(rooms):
+        at = next((at for at, room in enumerate(rooms) if room >= length), len(rows))
+        if at == len(rows):
             rows.append([])
             rooms.append(sequence)
         rows[at].append((number, length))
@@ -64,55 +64,41 @@ def first_fit_decreasing(lengths: list[int], sequence: int) -> list:
 
 
 def tensors_of_rows(rows: list, documents: list[Tensor], sequence: int) -> tuple[Tensor, ...]:
-    """Inputs, targets and documents' numbers, [B, S] each. The last token of a document has no
-    target; padding has none, and number -1."""
+    """Inputs, targets and positions, [B, S] each. A document's positions begin at 0, and its last
+    token has no target. Padding has none, and position 0."""
     inputs = torch.zeros(len(rows), sequence, dtype=torch.int64)
-    targets, document = torch.full_like(inputs, PADDING), torch.full_like(inputs, -1)
+    targets, positions = torch.full_like(inputs, PADDING), torch.zeros_like(inputs)
     for b, row in enumerate(rows):
         begin = 0
         for number, length in row:
             own, after = slice(begin, begin + length), documents[number][1 : length + 1]
-            inputs[b, own], document[b, own] = documents[number][:length], number
+            inputs[b, own], positions[b, own] = documents[number][:length], torch.arange(length)
             targets[b, begin : begin + len(after)] = after
             begin += length
-    return inputs, targets, document
+    return inputs, targets, positions
 
 
-class PackedRow:
-    """The documents [B, S] of the rows that the model sees next; None: a row is one document."""
+class PackedRow(PositionIds):
+    """The rows that the model sees next: their positions [B, S], which begin at 0 in each document.
+    Rotary positions need no restart: they see differences alone."""
 
-    document: Tensor | None = None
+    def forward(self, table: Tensor, sequence: int) -> Tensor:
+        return table[self.positions]  # [B, S, H]
 
 
 class WithinDocuments(CoreAttention):
     """Attention to the tokens before this one, of its own document."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.row.document is None:
-            return super().forward(q, k, v)
-        mask = self.row.document[:, :, None] == self.row.document[:, None, :]  # [B, S, S]
-        mask, dropout = mask.tril()[:, None], self.dropout.p if self.training else 0.0
-        grouped = q.shape[1] != k.shape[1]
+        document = (self.row.positions == 0).cumsum(-1)  # [B, S], counted in each row
+        mask = (document[:, :, None] == document[:, None, :]).tril()[:, None]  # [B, 1, S, S]
+        dropout, grouped = self.dropout.p if self.training else 0.0, q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, enable_gqa=grouped)
-
-
-class RestartedPositions(PositionIds):
-    """Learned positions that count from 0 in each document. Rotary positions need no restart: they
-    see differences alone."""
-
-    def forward(self, table: Tensor, sequence: int) -> Tensor:
-        if self.row.document is None:
-            return super().forward(table, sequence)
-        places = torch.arange(sequence, device=table.device).expand_as(self.row.document)
-        begins = self.row.document.diff(prepend=self.row.document[:, :1] - 1) != 0
-        return table[places - (places * begins).cummax(-1).values]  # [B, S, H]
 
 
 def keep_within_documents(net: GPT, row: PackedRow):
     """Put the wall into a GPT. Its parameters and their names stay as they are."""
+    net.embedding.position_ids = row
     for block in net.blocks:
         block.attention.core = WithinDocuments(net.config).train(net.training)
         block.attention.core.row = row
-    if net.embedding.positions is not None:
-        net.embedding.position_ids = RestartedPositions()
-        net.embedding.position_ids.row = row
