@@ -12,7 +12,7 @@ from notebook_kernel import gone
 
 from coursekit.recordings import attempts, record
 from coursekit.recordings.races import Run, Way
-from coursekit.recordings.recordings import InvalidRecording, Row, read_all
+from coursekit.recordings.recordings import Hardware, InvalidRecording, Recording, Row, read_all
 from coursekit.topics.collectives.runs import replay
 from coursekit.topics.zero import runs as zero_runs
 from ranklab.ranks.links import LinksUnavailable, two_hosts
@@ -47,7 +47,8 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
         replay([recording], 5)
     known = {path.parent.name: rows_in(path) for path in TESTS.glob("*/recorded.txt")}
     assert found_of == known, "a topic's rows are not those in its tests' recorded.txt"
-    assert {row.name for row in recording.rows} == set().union(*found_of.values())
+    assert {row.name for row in recording.rows} == {record.TOOK}.union(*found_of.values())
+    assert [row.case["group"] for row in recording.find(record.TOOK, whole=True)] == [*topic_of]
     assert recording.command == "python -m coursekit.recordings.record --cpu --quick"
     ways = {row.case["implementation"] for row in recording.find("zero.step")}
     assert ways == set(zero_runs.FEW)
@@ -83,7 +84,9 @@ def test_a_part_alone(tmp_path):
     arguments = ["--cpu", "--quick", "--only", "all_reduces"]
     assert record.main([str(tmp_path), *arguments]) == 0
     (recording,) = read_all(tmp_path)
-    assert {row.name.partition(".")[0] for row in recording.rows} == {"collectives"}
+    *rows, took = recording.rows
+    assert {row.name.partition(".")[0] for row in rows} == {"collectives"}
+    assert (took.name, took.case) == (record.TOOK, dict(group="all_reduces", whole=True))
     assert {row.case.get("nbytes", 64) for row in recording.rows} == {64, 4096}
     assert recording.command == f"python -m coursekit.recordings.record {' '.join(arguments)}"
 
@@ -128,12 +131,14 @@ def test_a_part_that_fails_is_named_and_the_rest_goes_on(tmp_path, capsys):
     assert record.main(["--cpu", str(tmp_path)], groups) == 0
     (recording,) = read_all(tmp_path)
     assert seen == [{"good.before"}]
-    rows = "good.before record.failed good.twice record.failed record.failed good.after"
-    assert [row.name for row in recording.rows] == rows.split()
+    rows = "good.before record.failed took good.twice record.failed record.failed took good.after"
+    named = [row.name.replace(record.TOOK, "took") for row in recording.rows]
+    assert named == [*rows.split(), "took"]
+    assert [row.case["whole"] for row in recording.find(record.TOOK)] == [False, False, True]
     broken, twice, nan = (row.case for row in recording.find("record.failed"))
     said = "RuntimeError: CUDA error: unspecified launch failure"
     assert broken == dict(part="breaks", error=said)
-    assert twice["part"] == "doubles, row 3" and "stands once" in twice["error"]
+    assert twice["part"] == "doubles, row 4" and "stands once" in twice["error"]
     assert "a finite number" in nan["error"]
     assert "failed: breaks: RuntimeError: CUDA error" in capsys.readouterr().out
     with pytest.raises(InvalidRecording):
@@ -167,11 +172,54 @@ def test_groups_in_processes_of_their_own(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(record, "run_for", dies_the_second_time)
     tried = ["--cpu", "--quick"]
     done = record.record_apart("make gpu", ["rates", "machine"], tried, kept.append, 3000, 3000)
-    rows = "matmul.rate matmul.rate record.failed"
+    rows = "matmul.rate matmul.rate record.seconds record.failed record.seconds"
     assert [row.name for row in done.rows] == rows.split() and done.command == "make gpu"
-    assert done.rows[-1].case == dict(part="machine", error="ended after 9 s")
-    assert kept[-1].rows == done.rows[:2]
+    assert done.rows[-2].case == dict(part="machine", error="ended after 9 s")
+    assert kept[-1].rows == done.rows[:3]
     assert record.record_apart("make gpu", ["machine"], tried, kept.append) is None
+
+
+def test_the_same_command_goes_on(tmp_path, monkeypatch):
+    """Must catch: a second `make gpu` that begins anew; one that drops the rows of half a group
+    before it has others, or keeps its failure; groups of another command taken for its own."""
+
+    def runs(command, seconds, look):
+        group = command[command.index("--only") + 1]
+        asked.append(group)
+        problem = "ended after 9 s" * (asked.count(group) == 1 and group == "zero")
+        rows = [Row(f"{group}.step", len(asked), "count"), record.took(group, 1, [])]
+        Recording(*about, "a group", tuple(rows[: 1 if problem else 2])).write(command[3])
+        return problem
+
+    def keep(recording):
+        recording.write(tmp_path)
+
+    def before(command="make gpu"):
+        return record.begun_before(tmp_path, torch.device("cuda"), command)
+
+    versions = dict(python="3", torch="2", shardlab="0")
+    today = record.datetime.date.today().isoformat()
+    about, asked = (Hardware("a GPU", "gpu", 1, 2**30), versions, today), []
+    monkeypatch.setattr(record, "hardware", lambda device: about[0])
+    monkeypatch.setattr(record, "installed_versions", lambda device: about[1])
+    monkeypatch.setattr(record, "run_for", runs)
+    assert before() is None
+    first = record.record_apart("make gpu", ["rates", "zero"], [], keep)
+    keep(first)
+    assert len(first.find("record.failed")) == 1 and before("make gpu --quick") is None
+    assert [row.name for row in before().rows] == ["rates.step", record.TOOK, "zero.step"]
+    done = record.record_apart("make gpu", ["zero"], [], keep, earlier=before())
+    assert asked == ["rates", "zero", "zero"] and not done.find("record.failed")
+    steps = {row.name: row.value for row in done.rows if row.name != record.TOOK}
+    assert steps == {"rates.step": 1, "zero.step": 3}
+
+
+def test_what_matters_most_comes_first():
+    """Must catch: rates that wait for all others, as virtual GPUs need them; ZeRO's steps behind
+    those that compute on the host."""
+    names = [group.name for group in record.ALL]
+    assert names[:3] == ["machine", "rates", "rates_by_format"]
+    assert names.index("zero") < names.index("recompute") < names.index("zero_offloaded")
 
 
 def test_ended_from_outside(tmp_path, monkeypatch):
@@ -179,7 +227,7 @@ def test_ended_from_outside(tmp_path, monkeypatch):
     group's processes behind."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    def half_way(*_):
+    def half_way(*_, **__):
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(record, "record_apart", half_way)

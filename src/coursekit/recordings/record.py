@@ -8,7 +8,8 @@
 
 A part that fails leaves a row `record.failed` with its name and its error, and the others go on.
 With --apart each group has a process of its own and limited time, so that a broken CUDA context or
-a hang costs that group alone.
+a hang costs that group alone. Each group leaves its seconds, and the same command, on the same day
+and machine, goes on with the groups that failed or were not begun.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from shardlab import __version__
 
 from .attempts import FAILED, attempt, failure
 from .races import Run
-from .recordings import Hardware, InvalidRecording, Recording, read_all
+from .recordings import Hardware, InvalidRecording, Recording, Row, read_all
 
 ALL_GROUPS_SECONDS = 570  # for all groups together
 GROUP_SECONDS = 180  # for one
@@ -43,6 +44,7 @@ ALL = tuple(
     )
 )
 READ_EVERY_SECONDS = 1.0  # between two reads of a group's output
+TOOK = "record.seconds"  # the last row of a group, `whole` where nothing failed
 Keep = Callable[[Recording], object]
 
 
@@ -79,6 +81,7 @@ def record(
     rows, recording = [], None
     for group in groups:
         start, measured = time.perf_counter(), group.measure(device, **group.quick if quick else {})
+        begun = len(rows)
         for row in attempt(group.name, measured):
             try:
                 recording = Recording(*about, (*rows, row))
@@ -87,8 +90,12 @@ def record(
                 recording = Recording(*about, (*rows, row))
             rows.append(row)
             keep(recording)
-        took = f"{time.perf_counter() - start:.0f} s"
-        print(f"gpu:    {group.name}: {len(rows)} rows so far, {took}", flush=True)
+        seconds = time.perf_counter() - start
+        if measured_rows := rows[begun:]:
+            rows.append(took(group.name, seconds, measured_rows))
+            recording = Recording(*about, tuple(rows))
+            keep(recording)
+        print(f"gpu:    {group.name}: {len(rows)} rows so far, {seconds:.0f} s", flush=True)
     return recording
 
 
@@ -99,26 +106,56 @@ def record_apart(
     keep: Keep,
     seconds: float = ALL_GROUPS_SECONDS,
     group_seconds: float = GROUP_SECONDS,
+    earlier: Recording | None = None,
 ) -> Recording | None:
     """A recording like record()'s, with a process for each group, which gets these arguments
-    besides. This process leaves the GPU alone. None if no group came as far as a row."""
-    end, rows, about = time.monotonic() + seconds, [], ()
+    besides, after the rows of an earlier one. This process leaves the GPU alone. None if no group
+    came as far as a row."""
+    end, rows, about = time.monotonic() + seconds, (), ()
+    if earlier:
+        rows = earlier.rows
+        about = earlier.hardware, earlier.versions, earlier.date, command
     for name in names:
-        part = []
+        part, begun = [], time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
 
             def look(folder=folder, rows=rows):
                 nonlocal about, part
                 for found in read_all(folder):  # one at most
                     about, part = (found.hardware, found.versions, found.date, command), found.rows
-                    keep(Recording(*about, (*rows, *part)))
+                    keep(Recording(*about, instead(rows, part)))
 
             this = [sys.executable, "-m", "coursekit.recordings.record"]
             asked = [*this, folder, "--only", name, *arguments]
             problem = run_for(asked, min(group_seconds, end - time.monotonic()), look)
             look()
-        rows += [*part, *([failure(name, problem)] if problem else [])]
-    return Recording(*about, tuple(rows)) if about else None
+        if problem:
+            part = [row for row in part if row.name != TOOK] + [failure(name, problem)]
+            part.append(took(name, time.monotonic() - begun, part))
+        rows = instead(rows, part)
+    return Recording(*about, rows) if about else None
+
+
+def begun_before(folder: Path, device: torch.device, command: str) -> Recording | None:
+    """What this command has recorded today on this machine, without failures. The rows of a group
+    that is not whole stay until they are measured again."""
+    about = hardware(device), installed_versions(device), datetime.date.today().isoformat(), command
+    for found in read_all(folder):
+        if (found.hardware, found.versions, found.date, found.command) == about:
+            rows = [row for row in found.rows if row.name != FAILED and row.case.get("whole", True)]
+            return Recording(*about, tuple(rows)) if rows else None
+    return None
+
+
+def instead(rows: Iterable[Row], part: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows, and this part of them anew."""
+    keys = {row.key for row in part}
+    return *(row for row in rows if row.key not in keys), *part
+
+
+def took(group: str, seconds: float, rows: Iterable[Row]) -> Row:
+    whole = all(row.name != FAILED for row in rows)
+    return Row(TOOK, round(seconds, 1), "seconds", dict(group=group, whole=whole))
 
 
 def run_for(
@@ -176,6 +213,11 @@ def main(arguments=None, groups: Sequence[Run] = ALL) -> int:
             print(f"nothing was recorded: {said}", file=sys.stderr)
             return 1
     chosen = [group for group in groups if group.name in parsed.only]
+    earlier = parsed.apart and begun_before(parsed.folder, device, command)
+    if earlier:
+        chosen = [group for group in chosen if not earlier.find(TOOK, group=group.name)]
+        there = len(earlier.find(TOOK))
+        print(f"gpu:    goes on with {earlier.file_name}: {there} groups are there", flush=True)
 
     def keep(recording):
         return recording.write(parsed.folder)
@@ -183,7 +225,8 @@ def main(arguments=None, groups: Sequence[Run] = ALL) -> int:
     if parsed.apart:
         said = "gpu:    ended from outside; what was measured is written"
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(said))
-        done = record_apart(command, [group.name for group in chosen], tried, keep)
+        names = [group.name for group in chosen]
+        done = record_apart(command, names, tried, keep, earlier=earlier or None)
     else:
         done = record(device, command, chosen, keep, parsed.quick)
     if done is None:

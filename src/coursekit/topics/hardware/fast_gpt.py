@@ -63,10 +63,13 @@ def padded_head(model: GPT) -> Tensor:
     return F.pad(weight, (0, 0, 0, -len(weight) % PADDED_TO))  # [P, H]
 
 
-def padded_loss(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
-    """next_token_loss of the model; no row of the padding is a token."""
+def padded_loss(
+    model: GPT, tokens: Tensor, targets: Tensor, of_scores: Callable = next_token_loss
+) -> Tensor:
+    """next_token_loss of the model; no row of the padding is a token. `of_scores` is
+    next_token_loss, or what torch.compile has made of it: few passes over the scores."""
     scores = last_hidden(model, tokens) @ padded_head(model).t()  # [B, S, P]
-    return next_token_loss(scores[..., : model.config.vocabulary], targets)
+    return of_scores(scores[..., : model.config.vocabulary], targets)
 
 
 # --- 2: scores of a chunk of tokens at a time -----------------------------------------------------

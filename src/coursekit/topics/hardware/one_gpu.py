@@ -48,6 +48,7 @@ class Rung(NamedTuple):
     fused: bool = False
     compiled: bool = False
     graphs: bool = False  # CUDA graphs of the compiled blocks
+    batches: int = 1  # of the task's, at once
 
 
 # Rung -> what it changes in the one before it
@@ -63,7 +64,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "loss in chunks": dict(loss=chunked_loss),
     "AdamW fused": dict(fused=True),
     "blocks compiled": dict(compiled=True),
+    "loss whole again, compiled": dict(loss=padded_loss),
+    "twice the batch": dict(batches=2),
     "blocks in CUDA graphs": dict(graphs=True),
+}
+# a compiler makes fewer kernels of this argument of a loss
+COMPILED = {
+    chunked_loss: dict(of_chunk=loss_of_chunk),
+    padded_loss: dict(of_scores=next_token_loss),
 }
 
 
@@ -81,8 +89,9 @@ def one_gpu(
     for name, change in CHANGES.items():
         rung = rung._replace(**change)
         if rung.graphs <= (device.type == "cuda") and rung.compiled <= compiles:
-            case = dict(rung=name, task=task.name, batch=task.microbatch, device=device.type)
-            rows = rows_of_rung(rung, task, device, steps, case, losses, rate, over)
+            trained = task._replace(microbatch=rung.batches * task.microbatch)
+            case = dict(rung=name, task=task.name, batch=trained.microbatch, device=device.type)
+            rows = rows_of_rung(rung, trained, device, steps, case, losses, rate, over)
             yield from attempt(f"one_gpu, {name}", rows)
 
 
@@ -111,7 +120,8 @@ def build_step(rung: Rung, task: TrainingTask, device: torch.device) -> Callable
     tokens, loss_of = task.drawn(device), rung.loss
     if rung.compiled:
         compile_blocks(model, **(dict(mode="reduce-overhead") if rung.graphs else {}))
-        loss_of = partial(loss_of, of_chunk=torch.compile(loss_of_chunk))
+        part = {name: torch.compile(one) for name, one in COMPILED[loss_of].items()}
+        loss_of = partial(loss_of, **part)
     settings = dict(lr=1e-4, **(dict(fused=True) if rung.fused else {}))
     optimizer = rung.optimizer_cls(model.parameters(), torch.optim.AdamW, **settings)
 
@@ -157,10 +167,10 @@ def rows_of_rung(
         flops_per_second=rate,
     )
     yield Row("one_gpu.mfu", used, "ratio", dict(**case, over=over))
-    losses[case["rung"]] = step().item()
-    yield Row(
-        "one_gpu.loss_ratio", losses[case["rung"]] / next(iter(losses.values())), "ratio", case
-    )
+    if rung.batches == 1:  # others see other tokens
+        losses[case["rung"]] = step().item()
+        ratio = losses[case["rung"]] / next(iter(losses.values()))
+        yield Row("one_gpu.loss_ratio", ratio, "ratio", case)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         step()

@@ -48,5 +48,5 @@ def copies(device: torch.device, nbytes: int) -> Iterator[Row]:
 QUICK = dict(sizes=(8, 16), memory_bytes=2**20, copy_bytes=2**20)
 RUNS = (
     Run(25, one_gpu, dict(task=TINY, steps=2, product_size=32, compiles=False)),
-    Run(80, machine, QUICK),
+    Run(5, machine, QUICK),
 )

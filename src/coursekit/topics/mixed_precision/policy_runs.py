@@ -256,6 +256,6 @@ FORMAT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 POLICY_RUNS = (
     Run(35, precision, dict(task=TINY, steps=3)),
-    Run(75, rates_by_format, dict(size=32)),
+    Run(7, rates_by_format, dict(size=32)),
 )
 POLICY_BENCHES = (Bench("precision", race_precision, dict(tasks=(TINY,), turns=2)),)

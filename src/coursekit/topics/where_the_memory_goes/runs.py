@@ -131,5 +131,5 @@ SMALL = dict(layers=2, hidden=32, heads=4, vocabulary=101, max_sequence=32)
 RUNS = (
     Run(10, states, dict(sizes=SMALL)),
     Run(20, peaks, dict(sizes=SMALL)),
-    Run(70, rates, dict(size=64)),
+    Run(6, rates, dict(size=64)),
 )

@@ -111,20 +111,27 @@ def zero(
     task: TrainingTask | None = None,
     turns: int = 7,
     names: Iterable[str] = tuple(WAYS),
+    offload: bool = False,
 ) -> Iterator[Row]:
-    """Right parameters, bytes on the GPU and on the host, messages and times of these ways."""
+    """Right parameters, bytes on the GPU and on the host, messages and times of these ways, either
+    of those that offload or of the others."""
+    # PyTorch offloads from a GPU only
+    able = {name: WAYS[name] for name in names if device.type != "cpu" or name != FULLY_OFFLOADED}
+    ways = {name: way for name, way in able.items() if offload == ("offload" in way.options)}
     for case, trained in races.layouts(device, task):
-        part = f"zero, {case['ranks']} ranks"
-        yield from attempt(part, on_ranks(part, case, trained, turns, names))
+        part = f"zero{', offloaded' * offload}, {case['ranks']} ranks"
+        yield from attempt(part, on_ranks(part, case, trained, turns, ways))
+
+
+def zero_offloaded(device: torch.device, **settings) -> Iterator[Row]:
+    """A group of its own, and late: the host's optimizers take the time of all other ways."""
+    return zero(device, offload=True, **settings)
 
 
 def on_ranks(
-    part: str, case: dict, task: TrainingTask, turns: int, names: Iterable[str]
+    part: str, case: dict, task: TrainingTask, turns: int, ways: dict[str, Way]
 ) -> Iterator[Row]:
-    device = case["device"]
-    # PyTorch offloads from a GPU only
-    ways = {name: WAYS[name] for name in names if device != "cpu" or name != FULLY_OFFLOADED}
-    with ranks(case["ranks"], device=device, announce=False) as world:
+    with ranks(case["ranks"], device=case["device"], announce=False) as world:
         yield from races.rows_of_ways("zero", part, case, world, ways, task, turns, rows_of)
 
 
@@ -312,7 +319,8 @@ def pinned_bytes() -> dict[str, int]:
 
 
 FEW = ("stage 1", "stage 2, readable", "stage 3, shards on the host", REDUNDANCY[1], FULLY[0])
-RUNS = (Run(30, zero, dict(task=TINY, turns=1, names=FEW)),)
+LITTLE = dict(task=TINY, turns=1, names=FEW)
+RUNS = (Run(30, zero, LITTLE), Run(65, zero_offloaded, LITTLE))
 BENCHES = (
     Bench("zero", race, dict(tasks=(TINY,), counts=(2,), turns=2)),
     Bench(
