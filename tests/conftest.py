@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import threading
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -32,6 +33,7 @@ from ranklab.ranks import server
 sys.modules.setdefault("rfc3987_syntax", None)
 
 ROOT = Path(__file__).resolve().parents[1]
+ROWS = pytest.StashKey()  # test -> how many rows of it were collected
 BROWSERS = (
     # the same engine without windows, menus and tabs, which cost a second for each context
     "chromium-headless-shell",
@@ -93,6 +95,13 @@ def pytest_itemcollected(item):
         item.add_marker("browser")
     if "worlds" in item.fixturenames or starts_ranks(item.module):
         item.add_marker("ranks")
+    sampled = item.get_closest_marker("one_in")
+    if sampled and item.get_closest_marker("nightly") is None:
+        rows = item.session.stash.setdefault(ROWS, Counter())
+        test = item.nodeid.partition("[")[0]
+        if rows[test] % sampled.args[0]:
+            item.add_marker("nightly")
+        rows[test] += 1
     if item.get_closest_marker("xdist_group") is None:
         item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 

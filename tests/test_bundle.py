@@ -38,6 +38,7 @@ def stand_in(name: str, folder: Path, *needs: str) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
+@pytest.mark.nightly  # by day: what a bundle is made of
 @pytest.mark.skipif(not APART, reason="no network namespaces on this machine: unshare --net")
 def test_the_zip_installs_and_starts_without_a_network(tmp_path, monkeypatch):
     """Must catch: a package that pip looks for on an index, a start.sh that is not executable after

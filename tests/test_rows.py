@@ -1,4 +1,6 @@
-"""Rows of tables.py behind the doors of all techniques: users do them, and rows.md lists them."""
+"""Rows of tables.py behind the doors of all techniques: users do them, and rows.md lists them.
+
+By day one of the doors of a line, another in each line; at night all."""
 
 import copy
 import re
@@ -60,13 +62,16 @@ def rows(text: str) -> list:
         if "Muon" in heading and not hasattr(torch.optim, "Muon"):
             continue  # torch 2.8
         row, args, settings = called(heading)
-        for line in lines:
-            doors, sentence = line.removeprefix("- ").split(": ", 1)
-            for door in doors.split(", "):
+        for number, line in enumerate(lines, len(found)):
+            names, sentence = line.removeprefix("- ").split(": ", 1)
+            doors = names.split(", ")
+            for door in doors:
                 work = partial(row, **settings) if settings else row
-                group = pytest.mark.xdist_group(f"rows of {door.split()[0]}")
+                marks = [pytest.mark.xdist_group(f"rows of {door.split()[0]}")]
+                if door != doors[number % len(doors)]:
+                    marks.append(pytest.mark.nightly)
                 case = (door, work, args, sentence)
-                found.append(pytest.param(*case, id=f"{door} {heading}"[:60], marks=group))
+                found.append(pytest.param(*case, id=f"{door} {heading}"[:60], marks=marks))
     return found
 
 

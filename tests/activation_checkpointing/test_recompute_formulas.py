@@ -161,6 +161,7 @@ def test_autocast_is_refused():
 # --- operations -----------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "style",
@@ -322,6 +323,7 @@ def ledger_at_the_loss(ledger):
     return max(point.bytes.activations for point in ledger.timeline)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.ranks  # on fake ranks: seconds, not milliseconds
 @pytest.mark.parametrize("policy", [CORE, WHOLE, *at_night(PRODUCTS)])
 def test_kept_bytes_of_a_rank(policy):

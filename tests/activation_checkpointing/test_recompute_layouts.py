@@ -181,6 +181,7 @@ def beside_pipelines(kind, name):
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["by hooks", "by function", "selective", "on the host", "core"])
 @pytest.mark.parametrize("kind", ["1F1B", "zero-bubble H1"])
 def test_pipelines_and_split_backward(pair, kind, name):
@@ -231,6 +232,7 @@ def beside_split_parts(call):
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("call", ["partitioned", "by hooks", "selective"])
 def test_parts_of_layers_in_a_split_backward(four, call):
     """Must catch: an input that is partitioned over the ranks of the pipeline; a gathering of the

@@ -87,6 +87,7 @@ CALLS = (checkpoint, checkpoint_by_function, checkpoint_selective, offloaded)
 PLACES = (inside, around, of_forward, in_groups)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "door, place",
     [(door, place) for door in ("replicas", "stage 3") for place in PLACES]

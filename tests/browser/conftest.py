@@ -9,9 +9,11 @@ import pytest
 from cards import CARDS, build_cards
 from visit import in_every_way, new_context, page_paths, visit, visitor
 
+from bookkit.words import chapters
 from coursekit.show.explorers import EXPLORERS
 
 pytest.register_assert_rewrite("every_page")
+ROOT = Path(__file__).resolve().parents[2]
 
 SPOILS = (
     """
@@ -142,13 +144,17 @@ def with_new_elements(book_html, paths):
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["by day", pytest.param("all", marks=pytest.mark.nightly)])
 def visits(request, browser, homes, paths, with_new_elements):
-    """Path -> Visit of every page of the module's share, opened as a file, in its colours."""
+    """Path -> Visit of the pages of the module's share, opened as files, in its colours: by day
+    chapters and pages with new elements, at night all."""
     looks, found, mode = {}, {}, request.module.COLOURS
+    by_day = with_new_elements | {f"chapters/{chapter.stem}.html" for chapter in chapters(ROOT)}
     with new_context(browser) as context:
         page = visitor(context)
         for path in paths[request.module.SHARE]:
+            if request.param == "by day" and path not in by_day:
+                continue
             inert = CONTENTS if found else ""
             address, thorough = f"{homes['file']}/{path}", path in with_new_elements
             found[path] = visit(page, address, mode, looks, inert, thorough)

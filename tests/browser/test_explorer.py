@@ -354,6 +354,7 @@ def test_a_step_of_too_many_pieces_says_so(open_card):
         assert len(said) == (number != "1000"), number
 
 
+@pytest.mark.one_in(2)
 @same
 def test_a_control_never_refuses_its_own_stops(card):
     """Must catch: a link that only one of both languages has; a follower that stays where it
@@ -411,6 +412,7 @@ def test_arrow_keys_in_a_box_go_to_the_next_stop(open_card):
     assert box.input_value() == "32"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name, quantity, text, value, shown",
     [
@@ -459,6 +461,7 @@ A_SHARE = "it must be a number above 0% and at most 100%."
 EXACT = "from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it is refused."
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name, quantity, text, sentence",
     [
@@ -749,6 +752,7 @@ def test_the_marker_of_time_is_logarithmic(open_card):
     assert at() == pytest.approx(marks[ticks[1:].index("year")], abs=0.05)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("comes", ["rest", "sight", "paper"])
 def test_a_picture_out_of_sight_is_drawn_later(open_card, comes):
     """Mutations: all pictures drawn at once; a picture out of sight never drawn, or not for one of
@@ -789,6 +793,7 @@ def test_the_ghost_of_the_picture_before(open_card):
     until(card.page, "document.querySelectorAll('.ghost')[1].getAttribute('d') === ''")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("selector", "event"),
     [("[type=range]", "change"), ("[data-kind=gpu]", "change"), (".explorer-reset", "click")],
@@ -1004,6 +1009,7 @@ MET_IN = {PHONE["width"], 768, 1280}
 TALLEST = {"rank-of-any-layout": 790}
 
 
+@pytest.mark.one_in(2)
 @alike
 @pytest.mark.parametrize("phone", [True, False], ids=["phone", "desk"])
 def test_in_every_window(open_card, explorer_places, name, phone):

@@ -229,6 +229,7 @@ SWEEP = """([model, sweep, stops, lines, configurations]) =>
 }))"""
 
 
+@pytest.mark.one_in(2)
 @pictures_of("curves")
 def test_the_lines_of_curves(open_page, name, place):
     """Mutations: the swept quantity left out of the function's inputs, so that it is computed; a
@@ -266,6 +267,7 @@ PLAY = """([name, place, configurations]) => {
 }"""
 
 
+@pytest.mark.one_in(2)
 @pictures_of("streams")
 def test_the_events_of_streams(open_page, name, place):
     """Must catch: a condition read as its opposite; a phase that does not wait for the link; an
@@ -344,6 +346,7 @@ def order_of_checks(spec):
             values[refused.quantity] = spec.start()[refused.quantity]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_every_kind_of_refusal_at_every_input(open_page, name):
     """Mutation: swap the order of two checks in `given`, or check the inputs in another order than

@@ -158,6 +158,7 @@ def bare(text):
     return re.sub(r"[\s\u00ad]+", "", text)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scripts", [True, False])
 @pytest.mark.parametrize("path", ["chapters/collectives.html", "labs/04-collectives.html"])
 def test_what_is_folded_is_printed(browser, homes, path, scripts):
@@ -207,6 +208,7 @@ def test_numbers_say_where_they_are_from_and_code_is_not_translated(browser, hom
 # ---------------------------------------------------------------- what the reader can set and ask
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["file", "http"])
 def test_colour_mode(browser, homes, scheme):
     """Must catch: a page that does not follow the system, a button that does not turn it, a choice
@@ -258,6 +260,7 @@ def found_pages(page, homes, query, scheme="file"):
       return item.innerText; })""")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["file", "http"])
 def test_search(browser, homes, scheme):
     """Must catch: search-text.js not loaded, a search box that leads nowhere, a result whose
@@ -284,6 +287,7 @@ def test_search(browser, homes, scheme):
     assert [*failed, *watch.errors, *watch.outside(homes[scheme])] == []
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
@@ -319,6 +323,7 @@ def test_search_takes_every_word(search_page, homes, typed):
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("asked", ["#%E0%A4%A", "?present=%E0%A4%A", "?present", "?present=%"])
 def test_an_address_with_a_broken_escape(browser, homes, asked):
     """Must catch: a fragment or a name that decodeURIComponent refuses, which stops a script."""
@@ -330,6 +335,7 @@ def test_an_address_with_a_broken_escape(browser, homes, asked):
         assert not watch.errors
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("typed", "first", "then"),
     [

@@ -80,6 +80,7 @@ def asked_of(model, gpu, gpus, batch, sequence, kernels, recipe=""):
     return {**names, "gpus": gpus, "batch": batch, "sequence": sequence, "values": values}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda asked: "-".join(map(str, asked[:3])))
 def test_the_search_is_pythons(page, question):
     """Must catch: a degree that is never tried; the first rank's bytes for the fullest rank's;

@@ -50,6 +50,7 @@ def intruded(request, book_html, serve, tmp_path_factory):
         yield guarded, {"file": folder.as_uri(), "http": address}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["file", "http"])
 def test_what_is_put_into_a_page_does_nothing(browser, intruded, scheme):
     """Must catch: `script-src 'unsafe-inline'`; `default-src *`; a policy that a browser

@@ -4,6 +4,7 @@ import pytest
 from visit import DESKTOP, PHONE, Watch
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("screen", [DESKTOP, PHONE], ids=["desk", "phone"])
 def test_a_page_is_shown_thing_by_thing(browser, book_html, screen):
     """Must catch: an answer on the screen before its key; an arrow of a slider that goes to the
@@ -43,6 +44,7 @@ def test_a_page_is_shown_thing_by_thing(browser, book_html, screen):
     context.close()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("path", "asked"), [("labs/04-collectives.html", ""), ("workshop/plans.html", "plan-90")]
 )
@@ -81,6 +83,7 @@ SLIDES = """() => { const seen = [];
   } }"""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "page", ["pipelines", "where-the-time-goes", "hardware", "zero-in-time", "any-layout", "lab"]
 )

@@ -137,6 +137,7 @@ DRAWN = """() => {
     signs: paths(".operator").map(({ text, at }) => [at[1], text.split("v").length]) }; }"""
 
 
+@pytest.mark.one_in(2)
 @of_collectives
 @pytest.mark.parametrize(
     ("of", "n"),
@@ -276,6 +277,7 @@ def pairs_drawn(step, rank, n, way):
         yield grid, sends and name == step.move.moved
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "of"),
     [
@@ -379,6 +381,7 @@ def test_knobs(card, name):
     assert card.says(steps(*first), number) and card.page.evaluate(VALUES) == before
 
 
+@pytest.mark.one_in(2)
 @of_all
 @pytest.mark.parametrize("place", [".explorer-picture", "[type=range]", "[data-to=last]"])
 def test_keys(card, name, place):

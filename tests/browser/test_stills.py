@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from pdf_text import pdf_text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
@@ -13,6 +14,7 @@ import stills
 PAGE = "chapters/zero.html"
 
 
+@pytest.mark.nightly  # by day: the deck has every figure
 def test_a_chapter_becomes_sheets(browser, book_html, tmp_path):
     """Must catch: a figure in a fold or an answer left out, a stepper with its first step alone or
     with one step on all sheets, a sheet without its caption or its place, upright paper, letters of

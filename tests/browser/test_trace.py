@@ -32,6 +32,7 @@ def page(browser, book_html, request):
     context.close()
 
 
+@pytest.mark.one_in(2)
 def test_the_script_draws_what_the_build_drew(page, browser, book_html):
     """Must catch: other shapes with a script than without one, whole or zoomed in."""
     context = browser.new_context(java_script_enabled=False)
@@ -59,6 +60,7 @@ def test_the_script_draws_what_the_build_drew(page, browser, book_html):
     context.close()
 
 
+@pytest.mark.one_in(2)
 def test_the_script_draws_the_builds_arrows(page):
     """Must catch: an arrow that stays where it was when the reader zooms in; one to another
     kernel."""
@@ -71,6 +73,7 @@ def test_the_script_draws_the_builds_arrows(page):
     assert arrows.get_attribute("d") == traces.arrows(trace, *seen)
 
 
+@pytest.mark.one_in(2)
 def test_ways_to_zoom(page):
     """Must catch: a way in that does nothing; a zoom that leaves the step; a wheel that stops the
     page from scrolling before the reader has chosen the trace; a readout of another span, or one

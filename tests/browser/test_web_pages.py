@@ -96,6 +96,7 @@ SPOILS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [390, pytest.param(1280, marks=at_night)])
 @pytest.mark.parametrize("spoil", SPOILS)
 def test_what_moves_when_scripts_draw_is_seen(browser, homes, texts, width, spoil):

@@ -179,6 +179,7 @@ def step_of(make):
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("make", [plain, frozen, Twice, SmallGPT])
 def test_what_each_kind_sends(world, make):
     """Mutations: a message for each parameter where buckets are promised; buckets that carry a

@@ -361,6 +361,7 @@ def test_the_install_cell_finds_a_wheel_among_kaggles_inputs(tmp_path):
     assert run_install_cell(cell, work).stdout.splitlines()[-1] == str(inputs / WHEEL)
 
 
+@pytest.mark.nightly  # by day: what it installs
 @pytest.mark.slow
 def test_the_install_cell_really_installs_the_books_wheel(tmp_path):
     """Must catch: a wheel without modules, data or recordings; a cell after which `import shardlab`

@@ -53,6 +53,7 @@ def tried_once(monkeypatch):
     monkeypatch.setattr(Exercise, "tried", remembered)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("tried_once")
 @pytest.mark.parametrize("exercise", list(all_exercises()))
 def test_each_wrong_solution_gets_its_own_sentence(exercise):
@@ -65,6 +66,7 @@ def test_each_wrong_solution_gets_its_own_sentence(exercise):
         assert not verdict and verdict.sentence == misconception.sentence
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("exercise", list(all_exercises()))
 def test_the_reference_is_right_in_the_process_apart(exercise):

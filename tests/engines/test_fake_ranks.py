@@ -35,6 +35,7 @@ def on_a_real_rank(recompute):
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("recompute", (False, True))
 def test_a_fake_rank_is_as_full_as_a_real_one(worlds, recompute):
     """Mutation: weights whose memory the fake side does not give back."""
@@ -68,6 +69,7 @@ def resting(config, n, rank):
     return *sums[:2], sums[2] - of_one * zeros + counters
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rank", (0, 4))
 def test_the_rank_has_its_own_shard(rank):
     """Five ranks do not divide any unit, so the last shards are smaller. Mutation: the shard of
@@ -76,6 +78,7 @@ def test_the_rank_has_its_own_shard(rank):
     assert found == resting(SMALL, 5, rank) != resting(SMALL, 5, 4 - rank)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rank", (0, 1023))
 def test_one_of_a_thousand(rank):
     """A block of GPT-3's size on 1,024 ranks: what rests, what travels and how much is whole at a

@@ -44,6 +44,7 @@ def test_ranks_of_a_cell_that_runs_twice(capsys):
 FIRST_CELL = "from coursekit.lab import ranks_on\nworld = ranks_on(2)"
 
 
+@pytest.mark.nightly  # by day: the labs that run
 def test_cells_on_the_ranks_of_the_lab(tmp_path, monkeypatch):
     """Must catch: `%%ranks 2` that starts two ranks beside the lab's, or that nobody has loaded; a
     first cell that cannot run twice."""

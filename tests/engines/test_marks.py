@@ -6,7 +6,7 @@ import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -71,6 +71,36 @@ def test_what_a_module_imports_marks_it(conftest, statement, starts):
     module = ModuleType("test_some")
     exec(statement, vars(module))
     assert conftest.starts_ranks(module) == starts
+
+
+class Row:
+    """A collected row of a test, as conftest.py sees it."""
+
+    fixturenames, module = (), ModuleType("test_some")
+
+    def __init__(self, session, number, *marks):
+        self.session, self.nodeid, self.marks = session, f"test_some.py::test[{number}]", [*marks]
+
+    def get_closest_marker(self, name):
+        return next((mark for mark in self.marks if mark.name == name), None)
+
+    def add_marker(self, mark):
+        self.marks.append(mark if hasattr(mark, "name") else getattr(pytest.mark, mark).mark)
+
+
+def test_every_nth_row_runs_by_day(conftest):
+    """Must catch: a test without a row by day, as its first waits for the night, or waits already;
+    rows of two tests counted together."""
+    session, by_day = SimpleNamespace(stash=pytest.Stash()), []
+    for number in range(8):
+        night = [pytest.mark.nightly.mark] * (number < 2)
+        row = Row(session, number, pytest.mark.one_in(3).mark, *night)
+        other = Row(session, number, pytest.mark.one_in(3).mark)
+        other.nodeid = f"test_other.py::test[{number}]"
+        for item in (row, other):
+            conftest.pytest_itemcollected(item)
+        by_day += [row.nodeid] * (not row.get_closest_marker("nightly"))
+    assert by_day == ["test_some.py::test[2]", "test_some.py::test[5]"]
 
 
 @pytest.mark.slow

@@ -26,11 +26,8 @@ NAMED = ("names", "notation", "no_circles", "bookkit_ways")
 ASKED_ONCE_FOR_EACH = ("exercises", "pictures", "show_explorers")
 TESTS = (  # of the copy
     ["tests/test_repository.py", *(f"{ENGINES}{name}.py" for name in NAMED)],
-    pytest.param(
-        ["tests/pretended", *(f"{ENGINES}{name}.py" for name in ASKED_ONCE_FOR_EACH)]
-        + ["-k", "pretended"],
-        marks=pytest.mark.nightly,  # by day: the same tests of the book's own topics
-    ),
+    ["tests/pretended", *(f"{ENGINES}{name}.py" for name in ASKED_ONCE_FOR_EACH)]
+    + ["-k", "pretended"],
 )
 WHOLE = ("bibliography", "formula-sheet", "glossary", "pretended")  # chapters of the copy's book
 
@@ -127,11 +124,12 @@ def test_two_files_are_edited(repository):
     assert {name for kind, name in changes if kind == "A"} == {*FILES, LAB_FILE}
 
 
+@pytest.mark.nightly  # by day: the same tests of the book's own topics
 @pytest.mark.slow
 @pytest.mark.parametrize("tests", TESTS, ids=["names", "pretended"])
 def test_the_tests_of_the_copy_pass(repository, tests):
-    """The tests that list names, floors and rows pass, and at night those that look at every
-    explorer, picture and exercise. Must catch: a test that a new topic, a new row or a new module
+    """The tests that list names, floors and rows pass, and those that look at every explorer,
+    picture and exercise. Must catch: a test that a new topic, a new row or a new module
     of a topic breaks."""
     quiet = ("-q", "-m", "not slow")
     passed = in_copy(repository, "-m", "pytest", *quiet, *tests).splitlines()[-1]

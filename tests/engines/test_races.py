@@ -228,6 +228,7 @@ def test_all_ways_train_the_same(two):
     assert list(times) == ["a", "b", "a" + AGAIN]
 
 
+@pytest.mark.nightly  # by day: the pretended technique's race is
 @pytest.mark.ranks
 def test_races_are_recorded(tmp_path):
     """Must catch: a stage, its readable arm or a core that does not race; this book's code as a

@@ -24,7 +24,8 @@ FAULTS = dict(
 )
 
 
-@pytest.mark.parametrize("names", [["kill"], pytest.param([*FAULTS], marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # by day: one kernel's ranks
+@pytest.mark.parametrize("names", [["kill"], [*FAULTS]])
 def test_learners_on_one_box(names):
     """Mutation: a fixed port, a file with a fixed name, or a search for ranks to end that finds
     another notebook's. One learner has a rank killed, and at night one has a rank that hangs, and
@@ -56,6 +57,7 @@ def test_learners_on_one_box(names):
             assert at_once.out == "[rank 0] 0\n[rank 1] 1\n"
 
 
+@pytest.mark.nightly  # by day: a killed kernel
 def test_a_restarted_kernel_starts_anew():
     """Mutation: ranks in a session of their own that nobody ends; the fork server of the old kernel
     asked for new ones."""

@@ -126,6 +126,7 @@ def test_nothing_is_left_and_faults_have_names_there_too():
     assert running.split() == []
 
 
+@pytest.mark.nightly  # by day: the magic's options, and hosts of ranks()
 def test_the_magic_rehearses_hosts_too(hosts):
     """Mutation: the option dropped, or the hosts gone when the cell that made them has ended."""
     with notebook() as kernel:

@@ -102,6 +102,7 @@ def settings():
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_fault(three, fault, capsys):
     """Must catch: for each row, the mutation that brings back what was seen before it was mended: a

@@ -246,6 +246,7 @@ def from_every_preset(explorer):
             yield {menu.kind: name}, explorer.choose(explorer.start(), menu.kind, name)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_control_never_refuses_its_own_stops(explorer, every):
     """Every stop of every control, from the start and every fourth preset, at night from each: the

@@ -374,6 +374,7 @@ assert "HTML" in kinds and "Output" not in kinds, kinds
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
+@pytest.mark.nightly  # by day: what a widget holds
 @pytest.mark.ranks
 def test_the_pictures_are_in_the_html_of_a_notebook():
     """In a real kernel, as a front end sees it.

@@ -437,6 +437,7 @@ def test_peak_of_a_step(phase):
     assert found == pytest.approx(wanted["peak_bytes"], rel=0.01)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("how", ["plain", "looked at", "accumulated", "fp64 beside it"])
 @pytest.mark.parametrize("consumes", [False, True])

@@ -85,6 +85,7 @@ def train_on_three_axes(scaler_of, dtype, scale):
     return seen, norms
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("scaler_of", "dtype"),
     [
@@ -272,6 +273,7 @@ def through_stages(theirs):
     return {name: p.detach() for name, p in pipeline.layers.named_parameters()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("theirs", [False, True], ids=["ours", "GradScaler"])
 def test_parity_of_stages(four, theirs):
     """A GPT in fp16 cut by depth: three steps of AdamW give the weights of one process, bit for
@@ -312,6 +314,7 @@ def norm_on_parts(dtype, theirs):
     return clip_gradients(optimizer, 1e9).item()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("theirs", [False, True], ids=["ours", "GradScaler"])
 @pytest.mark.parametrize("dtype", BOTH)
 def test_gradients_of_parts(four, dtype, theirs):

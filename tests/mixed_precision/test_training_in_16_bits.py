@@ -68,6 +68,7 @@ def wanted():
     return losses_of(torch.float32)
 
 
+@pytest.mark.nightly  # by day: masters and scalers step by step
 @pytest.mark.slow
 def test_fp16_needs_a_scale(wanted):
     """Without a scale the loss rises above its start, 4.2, and ends above fp32's; scaled, each

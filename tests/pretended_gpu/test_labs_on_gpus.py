@@ -36,6 +36,7 @@ def test_the_labs_are_there():
     assert set(GPUS) <= {lab.stem for lab in LABS} and set(GPUS.values()) <= set(COUNTS)
 
 
+@pytest.mark.nightly  # as the labs on GPUs
 def test_a_cell_that_fails_is_seen(tmp_path):
     """Must catch: an error of a cell passed over; a blank that is run; what a blank imports for its
     solution lost."""

@@ -47,6 +47,7 @@ def test_data_parallelism(on_gpus, gpus, kind):
     on_gpus(gpus, cases.data_parallel_as, kind).is_right()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("gpus", COUNTS)
@@ -70,6 +71,7 @@ def test_zero_3_in_bf16(on_gpus, gpus):
     on_gpus(gpus, cases.zero_as, 3, "bf16").is_right()
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("scaler", ["GradScaler", "LossScaler"])
 @pytest.mark.parametrize("variant", ["plain", "offload"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -81,6 +83,7 @@ def test_zero_with_a_loss_scaler(on_gpus, gpus, stage, variant, scaler):
     on_gpus(gpus, cases.zero_as, stage, variant, scaler).is_right(waits)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("variant", ["offload", "offload, clip", "offload, ahead"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("gpus", COUNTS)
@@ -107,6 +110,7 @@ def test_saving(on_gpus, gpus, stage):
 OVERLAPS = ["overlap", "sequence, overlap", "sequence, regather, overlap, clip"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "variant", ["plain", "clip", "sequence", "sequence, regather, clip", "partitioned", *OVERLAPS]
 )
@@ -118,6 +122,7 @@ def test_tensor_parallelism(on_gpus, gpus, variant):
     on_gpus(gpus, cases.tensor_parallel_as, variant).is_right()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("by_tokens", [False, True])
 @pytest.mark.parametrize("tied", [0, 1])
 @pytest.mark.parametrize("gpus", COUNTS)
@@ -177,6 +182,7 @@ def test_pipelines(on_gpus, gpus, name, by_core, tied):
     on_gpus(gpus, cases.pipelined, name, tied, by_core).is_right()
 
 
+@pytest.mark.one_in(2)
 @pretended_only
 @pytest.mark.parametrize("make", ["core", "hardened"])
 def test_pipelines_share_communicators(on_gpus, make):
@@ -210,6 +216,7 @@ def test_pytorchs_data_parallelism(on_gpus, gpus, options):
     on_gpus(gpus, peers.torch_data_parallel, **options).is_right(0 if options else REBUILT)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tuned", [False, True])
 def test_pytorchs_zero_1(on_gpus, tuned):
     """Must catch: a broadcast whose tensors are not there when wait() returns."""
@@ -223,6 +230,7 @@ def whole_parameters_need_nccl(gpus: int):
         pytest.skip("gloo cannot gather a DTensor of a GPU")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{}, dict(reshard=True), dict(offload=True)], ids=str)
 @pytest.mark.parametrize("gpus", by_day(4)[::2])
 def test_pytorchs_zero_3(on_gpus, gpus, options):
@@ -232,6 +240,7 @@ def test_pytorchs_zero_3(on_gpus, gpus, options):
     on_gpus(gpus, peers.torch_zero_3, **options).is_right(OFFLOADED if "offload" in options else 0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("gpus", by_day(2)[:2])
 def test_pytorchs_tensor_parallelism(on_gpus, gpus, sequence):
@@ -240,6 +249,7 @@ def test_pytorchs_tensor_parallelism(on_gpus, gpus, sequence):
     on_gpus(gpus, peers.torch_tensor_parallel, sequence).is_right()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name, kind",
     [
@@ -265,6 +275,7 @@ POLICIES_BY_KIND = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name in WAYS if name != ON_CPU])
 def test_recomputation(on_gpus, name):
     """Must catch: a second run under other kernels than the first, a value that is read on the

@@ -144,6 +144,7 @@ def run_on(stage, folder, end=6, **options):
     return saved.step, steps(model, optimizer, scheduler, saved.step, end), model.seen.item()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stage", (0, 1, 2, 3))
 def test_the_run_goes_on(stage, two, three, tmp_path):
     """Mutations: the step counter, a moment or the learning rate not brought back; chunks put one
@@ -166,6 +167,7 @@ DIMS = dict(groups="by dims")
 HOSTED = dict(rule=cpu_offload(torch.optim.AdamW))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "before, after",
     [
@@ -359,6 +361,7 @@ def full_disk(folder, guilty, phase):
     return said, found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "guilty, phase",
     [(1, "write_own"), (0, "write_rest"), (0, "finish"), *at_night((0, "write_own"))],
@@ -689,6 +692,7 @@ def test_bad_input(two, tmp_path):
 # --- how large it is ------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stage", range(4))
 def test_bytes_of_a_checkpoint(stage, two, three, tmp_path):
     """Mutations: what all ranks have whole written by each of them; a chunk saved with the whole

@@ -111,6 +111,7 @@ def forge(manifest, **changes):
 PART = dict(ranks=[0, 1], flats=[], contents={})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "changes, sentence", told("test_saving_beside::test_a_manifest_that_nobody_wrote", globals())
 )

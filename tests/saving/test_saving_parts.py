@@ -32,6 +32,7 @@ def outcome(work, *args, **options):
         return f"{type(error).__name__}: {error}"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "axes, before, after",  # (data-parallel ranks, stage)
     [

@@ -174,6 +174,7 @@ ROWS = [(between, way) for between in BETWEEN for way in WAYS]
 BY_DAY = [row for k, row in enumerate(ROWS) if row[1] in ("found", "named") or k % 4 == 3]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "between, way", BY_DAY + at_night(*(row for row in ROWS if row not in BY_DAY))
 )
@@ -213,6 +214,7 @@ def apart_on_a_mesh(stage, folder):
     return max(float((own[k] - w).abs().max()) for k, w in want.items() if own[k].shape == w.shape)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stage", (0, 1, 2, 3))
 def test_beside_zero_and_saved(worlds, stage, tmp_path):
     """Must catch: views of parameters that a unit has given back; a norm of each head that counts

@@ -63,7 +63,7 @@ OVERLAPPED = ("tensor, 1 chunk", "tensor, 3 chunks", "sequence, 2 chunks")
 OVERLAPPED += ("sequence, gathered again, 3 chunks",)
 
 
-@pytest.fixture(params=[2, 3, *at_night(4)])
+@pytest.fixture(params=[3, *at_night(2, 4)])
 def world(request, worlds):
     return worlds(request.param)
 
@@ -205,6 +205,7 @@ def close(found):
     return all(error < CLOSE for error in found.values())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("model, n, way", but_four_at_night(PARITY))
 def test_parity(worlds, model, n, way):
     """Must catch: a collective left out or made twice, forward or backward; a bias added before the
@@ -215,6 +216,7 @@ def test_parity(worlds, model, n, way):
         assert close(found), found
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("way", ("tensor", "sequence, gathered again"))
 @pytest.mark.parametrize("model, n", but_four_at_night(ON_RANKS))
 def test_parity_of_the_core(worlds, model, n, way):
@@ -226,6 +228,7 @@ def test_parity_of_the_core(worlds, model, n, way):
             assert close(found), found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", PEERS)
 def test_the_peer_keeps_the_same_spec(worlds, way):
     """PyTorch's own plan of the same model, with its head tied again. Its layers want an inner size
@@ -261,6 +264,7 @@ def checkpointed(config, way, reentrant):
     return max(far(ours, plain) for ours, plain in zip(*found))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", (WAYS[2], *OVERLAPPED[1::2]))
 @pytest.mark.parametrize("reentrant", (False, True))
 def test_recomputed_blocks(worlds, reentrant, way):
@@ -290,6 +294,7 @@ def second_backward(way):
         return max(far(twice, 2 * once) for once, twice in zip(*found)), str(error)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", (WAYS[2], *OVERLAPPED[1:]))
 def test_a_second_backward(worlds, way):
     """A second backward of the same graph gathers once more; through the loss it raises, because
@@ -459,9 +464,7 @@ def copied(config, way, how, in_a_group):
     return norms == want and all(map(torch.equal, parameters, originals))
 
 
-@pytest.mark.parametrize(
-    "way", [WAYS[0], WAYS[1], OVERLAPPED[-1], *at_night(WAYS[2], *OVERLAPPED[:-1])]
-)
+@pytest.mark.parametrize("way", [OVERLAPPED[-1], *at_night(*WAYS, *OVERLAPPED[:-1])])
 def test_copies(worlds, way):
     """Must catch: parts of a copy that are taken for whole, so that clipping counts one rank's and
     sum_gradients adds different tokens' rows; memory or forward of the original; PyTorch's own
@@ -538,6 +541,7 @@ def trained_small(way):
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", WAYS + OVERLAPPED)
 def test_a_small_model(worlds, way):
     """Must catch: a gradient of the row for padding; the mask of the first tokens for those of all
@@ -623,6 +627,7 @@ def sent(config, way, tokens):
     return totals["send"].nbytes if "send" in totals else 0, totals["all_reduce"].nbytes
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("one_each", [False, True])
 @pytest.mark.parametrize("way", WAYS + OVERLAPPED)
 def test_bytes_on_the_wire(world, way, one_each):
@@ -766,6 +771,7 @@ def not_summed(kind):
     return str(raised.value)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "kind", ["plain", "whole alone", "masters", "stage 1", "stage 2", "stage 3"]
 )
@@ -870,6 +876,7 @@ def apart(case, way):
     return said
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS[:2])
 @pytest.mark.parametrize(
     "case, first, second",
@@ -979,6 +986,7 @@ def gradients_watched(hooked, added, sequence, chunks):
     return [x.grad, *(p.grad for p in model.parameters())]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("hooked, added", [(False, False), (True, False), (False, True)])
 def test_whoever_looks_at_the_gradient_of_an_input_sees_it(world, hooked, added, sequence):
@@ -1009,7 +1017,7 @@ def peak_of_layers(model, sequences, regather, chunks):
 @pytest.mark.parametrize(
     "model, sequences", [(gpt_2, 1), *at_night((gpt_2, 4), (llama, 1), (llama, 4))]
 )
-@pytest.mark.parametrize("regather", [None, False, True], ids=["tensor", *WAYS[1:]])
+@pytest.mark.parametrize("regather", [True, *at_night(None, False)], ids=[*WAYS[:0:-1], "tensor"])
 def test_peak_of_overlapped_layers(model, sequences, regather):
     """On eight ranks, a layer is the peak. Where one sequence is gathered again, the columns' bias
     has its gradient before their weight has, and two chunks of rows are over the peak by the

@@ -187,6 +187,7 @@ BY_DAY += [("Gemma", "stage 2, checkpoint"), ("Llama", "stage 3")]
 REST = [(kind, way) for kind in MODELS for way in WAYS if (kind, way) not in BY_DAY]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind, way", BY_DAY + at_night(*REST))
 def test_a_model_of_transformers(worlds, plainly, kind, way):
     """Must catch: gradients of Qwen3's norms that are of one rank's heads; attention that is called

@@ -119,6 +119,7 @@ class Names(TorchDispatchMode):
 ADAMW, SGD = torch.optim.AdamW, torch.optim.SGD
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "make, tensors, elements, launches",
     [

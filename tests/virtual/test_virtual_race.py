@@ -76,6 +76,7 @@ def test_no_step_of_the_race_makes_the_host_wait():
 PIPELINES = [race for race in virtual.all_races() if race.technique in virtual.SCHEDULES]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("race", PIPELINES, ids=str)
 def test_every_pipeline_of_the_race_is_legal(race):
     """Must catch: fewer microbatches than PyTorch's 1F1B or interleaving takes; stages that do not
@@ -123,6 +124,7 @@ def test_a_published_row_is_the_same_each_time(name):
     assert RECORDED.find(row.name, **row.case) == [row]
 
 
+@pytest.mark.nightly  # by day: a row of a race
 @same_kernels
 def test_a_rung_of_one_gpu_is_the_same_each_time():
     """Must catch: a rung in another dtype; a recording that was made by other code."""

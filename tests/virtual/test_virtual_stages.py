@@ -80,6 +80,7 @@ def exposed_by_formula(stage, link, ahead, early):
     return evaluate(["zero_exposed_seconds"], zero_stage=stage, allow_unused=True, **given)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize(
     "stage, ahead, early",
@@ -125,6 +126,7 @@ def test_a_unit_that_ranks_do_not_divide_computes_as_long(ranks):
     assert taken == pytest.approx(2 * 2 * UNIT_BYTES, rel=0.01)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_bucket_of_small_parameters_of_all_layers_holds_up_none(stage):
     """Norms that are whole among cut weights have a bucket of their own, as other dtypes have.
@@ -244,6 +246,7 @@ def peak_of(stage, prefetch, hidden):
         return bytes_of.peak, sum("arrival" in vars(p) for p in model.parameters())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("hidden", [64, 61])
 @pytest.mark.parametrize("stage", [1, 2])
 def test_messages_under_way_take_no_memory(stage, hidden):
@@ -309,6 +312,7 @@ def exposed_of_a_pair(link, chunks, sequence):
     return message + forward + rows_end - 2 + again + max(0, message - 1)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("sequence", [False, True], ids=["tensor", "sequence"])
 @pytest.mark.parametrize("chunks", [0, 1, 4])
 @pytest.mark.parametrize("link", [0.4, 1.7, 4.6])

@@ -71,6 +71,7 @@ def draw(generator, stage):
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", range(4))
 def test_peak_of_a_rank(stage, monkeypatch):

@@ -28,6 +28,7 @@ def virtual_nanoseconds(kernels, wait_after=(), reads=True):
     return step.end
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("reads", [True, False], ids=[".item()", "synchronize()"])
 @pytest.mark.parametrize("length", [2_000, 5_000, 20_000])
 @pytest.mark.parametrize("every", [1, 7, 100])

@@ -12,6 +12,7 @@ from coursekit.topics.where_the_time_goes.traces import FOLDER, STRAGGLER, TRACE
 from ranklab.measure.slim_trace import COMPUTES, SlimSpan, SlimTrace, SpanKind, joined_spans
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name",
     ["queue", "data-parallel", "zero-3-prefetch", "tensor-parallel-chunks", "offload-inputs"],

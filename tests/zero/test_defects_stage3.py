@@ -498,6 +498,7 @@ def after_replicas(door):
 tables.DOORS["one unit"] = tables.Stage3(partial(zero.shard, stage=3, units=()))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "door, row, args, expected",
     [

@@ -173,6 +173,7 @@ NATIVE = partial(stage3.fully_shard, collectives=Native())
 AHEAD = partial(stage3.fully_shard, collectives=tables.LastMoment(), prefetch=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "said, shard, model",
     [
@@ -267,6 +268,7 @@ def test_a_returned_parameter_ends_fsdp2(pair):
         pair.run(step)
 
 
+@pytest.mark.nightly  # about the peer alone
 def test_a_peak_is_not_of_a_copy_that_gloo_lets_go_of_late(pair):
     """gloo reduces a copy of a unit's gradients. Held until the next gather, as gloo's thread
     sometimes holds it, the copy raises the peak of a step under FSDP2. Lab 6 takes the lowest of

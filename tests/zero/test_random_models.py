@@ -6,6 +6,7 @@
 import cloudpickle
 import pytest
 import random_models
+from night import at_night
 from random_models import case_of, outcomes
 
 cloudpickle.register_pickle_by_value(random_models)
@@ -69,7 +70,7 @@ def may_be_refused(case):
     return case.technique == "stage 3" and bool(outside & set(case.pieces))
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("count", [3, *at_night(2, 4)])
 def test_parity_or_a_typed_refusal(worlds, count):
     """Tied, shared, frozen and unused parameters, branches, modules and outputs of many kinds,
     accumulation, clipping, two precisions, checkpointing: each comes out as the plain model does.

@@ -31,7 +31,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (1, 2, 3)
 
 
-@pytest.fixture(params=[2, 3, *at_night(4)])
+@pytest.fixture(params=[3, *at_night(2, 4)])
 def world(request, worlds):
     """For what depends on the number of ranks: collectives, and bytes."""
     return worlds(request.param)
