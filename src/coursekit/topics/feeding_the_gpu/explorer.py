@@ -115,19 +115,19 @@ PACKING = Explorer(
     begin=dict(document_kind="a web page", sequence=2048, documents=100_000),
     pictures=(
         Curves(
-            title="Lost, by the length of documents",
+            title="Padding, or thrown away, by the length of documents",
             sweep="document_tokens",
             stops=LENGTHS,
             x=CurveAxis(
                 "tokens of a document, logarithmic", "exact", ticks=(16, 256, 4096, 65_536)
             ),
             y=CurveAxis(
-                "share that is lost", "percent", scale="linear", ticks=(0, 0.25, 0.5, 0.75, 1)
+                "share of rows, or of tokens", "percent", scale="linear", ticks=(0, 0.25, 0.5, 0.75, 1)
             ),
             lines=(
-                Line("padded_row_share", "one in a row"),
-                Line("whole_row_share", "whole ones"),
-                Line("cropped_share", "filled, last cut"),
+                Line("padded_row_share", "single: padding"),
+                Line("whole_row_share", "whole: padding"),
+                Line("cropped_share", "cut: thrown away"),
             ),
             point="padded_row_share",
             words="{padded_row_share:percent}",
