@@ -89,7 +89,7 @@ def test_the_page_computes_what_python_does(card):
         patterns = (
             range(2**kind.bits)
             if kind.bits == 8
-            else [draw.randrange(2**kind.bits) for _ in range(400)]
+            else [draw.randrange(2**kind.bits) for _ in range(150)]
         )
         ends = [0, 1, kind.sign, kind.sign + 1, kind.largest_pattern, kind.largest_pattern + 1]
         for pattern in (*patterns, *ends):
@@ -107,7 +107,7 @@ def test_the_page_computes_what_python_does(card):
     for given in (math.nan, math.inf, -math.inf, -0.0, 1e308, 5e-324):
         cases += [(name, kind.encode(given), given, 1.0) for name, kind in CARD_FORMATS.items()]
     compare(card.page, cases)
-    assert len(cases) > 6000
+    assert len(cases) > 4000
 
 
 # --- what a reader does ---------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def test_the_page_computes_what_python_does(card):
     draw, cases, expected = random.Random(3), [], []
     for sizes in FOUND.values():
         for name in HISTOGRAM_FORMATS:
-            for _ in range(20):
+            for _ in range(8):
                 microbatches = draw.randint(0, MOST_MICROBATCHES)
                 scale, kind = draw.randint(0, MOST_SCALE), CARD_FORMATS[name]
                 cases.append([name, sizes.first, list(sizes.counts), microbatches, scale])

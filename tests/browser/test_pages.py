@@ -13,12 +13,14 @@ from urllib.parse import quote
 import pytest
 from conftest import KINDS
 from keyboard import VALUES, walk
+from night import at_night
 from pdf_text import pdf_text
 from visit import (
     DESKTOP,
     JS,
     PHONE,
     Watch,
+    in_every_way,
     new_context,
     open_all,
     open_page,
@@ -417,18 +419,22 @@ def test_the_contents_open_on_a_phone(browser, homes):
 )
 def test_a_spoiled_page_is_seen(spoiled_visit, look, words):
     """Must catch: one of the looks in visit.py taken out or no longer seeing what it is for."""
-    assert words in "\n".join(look(spoiled_visit[0]))
+    assert words in "\n".join(look(spoiled_visit))
 
 
 AXE_SEES = ("button-name", "target-size", "empty-table-header")
 
 
-def test_what_axe_finds_is_seen(spoiled_visit):
+@pytest.mark.parametrize("way", ["dark", *at_night("every way")])
+def test_what_axe_finds_is_seen(browser, spoiled, spoiled_visit, way):
     """Must catch: axe not run in one of the ways, its findings thrown away, or both colours looked
     at in the same."""
-    visit, ways = spoiled_visit
-    assert len(ways) == 5 and "skipped" in "".join(ways.pop("by keyboard"))
-    for way, problems in {**ways, "dark": visit.axe}.items():
+    ways = {"dark": spoiled_visit.axe}
+    if way == "every way":
+        with new_context(browser) as context:
+            ways = in_every_way(context, spoiled, {})
+        assert len(ways) == 5 and "skipped" in "".join(ways.pop("by keyboard"))
+    for way, problems in ways.items():
         pale, other = ("dark", "light") if way.startswith("dark") else ("light", "dark")
         text = "\n".join(problems)
         assert [words for words in (*AXE_SEES, f"pale-in-{pale}") if words not in text] == [], way
@@ -438,7 +444,7 @@ def test_what_axe_finds_is_seen(spoiled_visit):
 def test_a_page_spoiled_for_readers_without_javascript_is_seen(browser, spoiled, spoiled_visit):
     """Must catch: `without_scripts` no longer seeing late text, TeX, dead buttons."""
     with new_context(browser, java_script_enabled=False) as context:
-        problems = "\n".join(without_scripts(context.new_page(), spoiled, spoiled_visit[0].blocks))
+        problems = "\n".join(without_scripts(context.new_page(), spoiled, spoiled_visit.blocks))
     for words in ("written by a script", "left as TeX", "does nothing without JavaScript"):
         assert words in problems
 

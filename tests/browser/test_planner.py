@@ -144,7 +144,7 @@ def changes(found):
     return said
 
 
-@pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [9, pytest.param(60, marks=pytest.mark.nightly)])
 def test_the_nearest_that_fits_is_pythons(page, count):
     """Must catch: a change that is not tried, or tried in another order; a layout that does not fit
     called the nearest; sequence parallelism that a degree of 2 does not take along."""

@@ -113,6 +113,7 @@ def test_start_loads_no_torch(tmp_path):
     assert "pottery has no assignment: there are activation_checkpointing, " in done.stdout
 
 
+@pytest.mark.nightly  # by day the command tries one, and pytest the core
 @pytest.mark.slow
 def test_pytest_tries_a_learners_file(tmp_path):
     """Must catch: the book's own code tried instead of the learner's file; a traceback of the
@@ -215,8 +216,11 @@ def test_code_that_misbehaves(source, sentence):
 
     Must catch: a traceback of the grader, a run without end, output without a bound, or a file
     that is right because it puts its own function where the verdict is."""
+    seconds = 2.0 if sentence == "had not ended" else 30.0
     with ranks(4, device="cpu", announce=False) as world:
-        found = results(world, "collectives", source, RING, "bytes_of_a_ring", trial_seconds=2.0)
+        found = results(
+            world, "collectives", source, RING, "bytes_of_a_ring", trial_seconds=seconds
+        )
     assert [result.said for result in found] == ["not yet"] * 2
     assert sentence in found[0].sentence
     assert all(len(result.sentence) < 1_000 and len(result.printed) < 2_000 for result in found)

@@ -181,7 +181,8 @@ def book(repository):
 @pytest.mark.nightly  # by day: the sheet of all formulas, every explorer's card, the contents
 def test_the_book_shows_it(book):
     """Its chapter has the explorer, the number and the equation; its lab has a page; the formula is
-    on the formula sheet, beside what is given; every page's contents lead to it. Must catch: a
+    on the formula sheet, beside what is given; every page's contents lead to it, and its own to the
+    lab. Must catch: a
     sheet that names its topics and forgets this one."""
     page = (book / "chapters" / "pretended.html").read_text("utf-8")
     assert 'data-explorer="pretended-copies"' in page and 'BOOK.define("pretended-copies"' in page
@@ -191,6 +192,5 @@ def test_the_book_shows_it(book):
     for name in ("pretended-bytes", "pretended-copies"):
         assert f'id="formula-{name}"' in sheet
     assert "Pretending: a lab" in (book / "labs" / "90-pretended.html").read_text("utf-8")
-    contents = (book / "chapters" / "zero.html").read_text("utf-8")
-    assert 'href="pretended.html"' in contents
-    assert 'href="../labs/90-pretended.html"' in contents
+    assert 'href="pretended.html"' in (book / "chapters" / "zero.html").read_text("utf-8")
+    assert 'href="../labs/90-pretended.html"' in page

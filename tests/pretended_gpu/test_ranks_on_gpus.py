@@ -157,6 +157,7 @@ OF_THE_CORE = ("GPipe", "1F1B", "eager 1F1B", "interleaved 1F1B")
 ZERO_BUBBLE = ("zero-bubble H1", "zero-bubble H2")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name, by_core, tied",
     [

@@ -198,6 +198,7 @@ def through_wrappers(folder):
     return all(torch.equal(a, b) for other in found for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.nightly  # by day names beside replicas and stages, in test_any_layout_to_any_other
 def test_names_without_wrappers(worlds, tmp_path):
     """Must catch: "module." or "_orig_mod." of a parameter or of a buffer in a file; a compiled
     unit of stage 3 counted twice."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from night import at_night
 
 from bench import rungs, virtual
 from bench.published import DENSE, Beside, able_rows, virtual_seconds
@@ -27,10 +28,11 @@ same_kernels = pytest.mark.skipif(
 
 
 @same_kernels
-def test_a_row_of_the_race_is_the_same_each_time():
+@pytest.mark.parametrize("technique", ["data parallelism", *at_night("ZeRO 3")])
+def test_a_row_of_the_race_is_the_same_each_time(technique):
     """Must catch: a step or a peak that depends on the machine or its load; a recording that was
     made by other code."""
-    race = virtual.Race("ZeRO 3", virtual.SMALL, 8)
+    race = virtual.Race(technique, virtual.SMALL, 8)
     for row in race.rows(race.run()):
         assert RECORDED.find(row.name, **row.case) == [row]
 
