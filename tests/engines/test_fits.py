@@ -268,6 +268,36 @@ def test_layouts_of_published_runs():
     assert whole.needed_bytes - again.needed_bytes == pytest.approx(1.066 * waits * core, rel=1e-6)
 
 
+def test_stages_that_are_cut_by_their_products():
+    """nanotron's first stage of four has six of 16 layers, since the head costs as much as four;
+    --first-stage-layers says so to other kernels. FSDP2's chosen operators lie between nothing and
+    everything recomputed.
+
+    Must catch: an even share for nanotron; an option that is not handed on; a last stage as full as
+    the first; operators that cost as much as the layer."""
+    sizes = dict(layers=16, hidden=2048, feed_forward=8192, vocabulary=131_072)
+    asked = dict(gpu="H100 SXM 80GB", gpus=8, sequence=4096, pipeline_parallel=4, zero_stage=1)
+    found = fits("Llama 3 8B", **asked, kernels="nanotron")
+    layers = evaluate(
+        ["first_stage_layers", "last_stage_less"],
+        **{**found.layout.given, **sizes, "heads": 32, "key_value_heads": 32},
+        allow_unused=True,
+    )
+    assert layers == dict(first_stage_layers=6, last_stage_less=5)
+    assert found.values["first_stage_layers"] == 9 and "9 (--first" in str(found)
+    even, fuller = (
+        fits("Llama 3 8B", **asked, first_stage_layers=count).values for count in (8, 11)
+    )
+    assert "first_stage_layers" not in fits("Llama 3 8B", **asked).assumed
+    assert even["rank_layers"] == 8 and fuller["rank_layers"] == 11
+    del asked["pipeline_parallel"]
+    nothing, operators, layers = (
+        fits("Llama 3 8B", **asked, kernels="FSDP2, compiled", recompute_policy=policy).needed_bytes
+        for policy in (0, 2, 3)
+    )
+    assert layers < operators < nothing
+
+
 @pytest.mark.slow
 def test_where_one_change_is_not_enough():
     """Must catch: nothing offered; a layout that would take more GPUs than needed."""
@@ -334,8 +364,12 @@ def test_from_a_shell(tmp_path, capsys):
 --reserve-gb 1e300 | reserve_gb = 1e+300: it must be at least 0 and at most
 --model '' | model is empty; models by name are GPT-2 124M,
 --recompute-policy 7 | recompute_policy = 7: recompute_policy must be a whole
---recompute-policy 2 | recompute_policy = 2 under a library's kernels: a choice by operators is not
-    counted
+--recompute-policy 2 | recompute_policy = 2 under a library's kernels: a choice by operators is
+    counted only for FSDP2
+--recompute-policy 2 --kernels 'FSDP2, compiled' | a choice by operators is counted only for FSDP2
+    and gated models without experts;
+--pipeline-parallel 2 --first-stage-layers 5 | first_stage_layers = 5 with 2 stages of layers = 12:
+    the first stage has the most, so it needs at least 6.
 --shorter-ends 1 | shorter_ends = 1 with pipeline_parallel = 1: it takes layers
 --shorter-ends -1 | shorter_ends = -1: shorter_ends must be a whole number of at
 --model 'Qwen3 8B' --kernels 'PyTorch eager' | what eager PyTorch keeps is known for this book's GPT

@@ -73,10 +73,13 @@ class Published:
     recomputes: bool = False  # the rows' layers
 
     def __str__(self):
+        both = ""
+        if self.lowest * self.highest > 0:  # few rows, which happen to lie on one side
+            both = f", and may be by {max(-self.lowest, self.highest):.2f}% to either side"
         return (
             f"on {self.rows} published rows ({self.measured}) the ledger was off"
             f" by {self.mean:.2f}% on average, from {self.lowest:+.2f}% to {self.highest:+.2f}%"
-            f" ({PEAKS})"
+            f"{both} ({PEAKS})"
         )
 
 
@@ -110,6 +113,7 @@ LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
     "pipeline_parallel",
     "stages_per_rank",
     "shorter_ends",
+    "first_stage_layers",
     "context_parallel",
     "expert_parallel",
     "shard_groups",
@@ -142,6 +146,7 @@ class RankLayout:
     pipeline_parallel: int = 1
     stages_per_rank: int = 1  # more than one: interleaved 1F1B
     shorter_ends: int = 0  # layers that the first and the last stage have less than the others
+    first_stage_layers: int | None = None  # the most of a stage; None: as the kernels cut
     context_parallel: int = 1  # ranks that share each sequence's tokens
     expert_parallel: int = 1  # data-parallel ranks that divide a layer's experts
     shard_groups: int = 1  # groups of data-parallel ranks, each with all states once
@@ -203,6 +208,8 @@ class RankLayout:
         copy = self.tensor_parallel * self.pipeline_parallel
         if self.context_parallel > 1:
             values["kept_attention_outputs"] = 2
+        if self.first_stage_layers is not None:
+            values["first_stage_layers"] = self.first_stage_layers
         return {
             **self.sizes,
             **values,
@@ -484,11 +491,13 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     values = layout.solved()
     taken = dict(vars(layout), accumulation_steps=layout.steps)
     taken |= dict(sequence_parallel=int(layout.cuts_tokens))
+    taken |= dict(first_stage_layers=values["first_stage_layers"])
     for name in LAYOUT_OPTIONS:
         unasked = dict(
             ranks_per_node=layout.tensor_parallel == 1,
             stages_per_rank=layout.pipeline_parallel == 1,
             shorter_ends=layout.pipeline_parallel == 1,
+            first_stage_layers=values["first_stage_layers"] == values["stage_layers"],
             context_parallel=True,
             shard_groups=True,
             offload=True,

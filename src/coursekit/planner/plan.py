@@ -175,13 +175,28 @@ class LayoutPlan:
             f" {BANDWIDTH_SHARE:.0%} of their bandwidth"
         )
         yield f"  {self.speed.habits(asked.gpu)}"
+        yield from (f"  {said}" for said in self.sensitivity())
+        yield "  MFU counts all attention scores; NVIDIA's tables of TFLOP/s count half of them"
         yield f"  not tried: {NOT_TRIED}"
         yield "Compared:"
         for said in self.compared.values():
             yield f"  {said}."
 
+    def sensitivity(self) -> Iterator[str]:
+        """Seconds of these layouts with other habits, between which no row decides."""
+        if not self.best:
+            return
+        for changed, words in other_habits(self.speed, self.asked):
+            seconds = [step_values(one.layout, changed)["layout_seconds"] for one in self.best]
+            first = seconds.index(min(seconds)) + 1
+            yield (
+                f"{words}, layout 1 would take {seconds[0]:.3g} s, and layout {first} would be the"
+                " first of these"
+            )
+
     def as_json(self) -> dict:
         return dict(
+            sensitivity=list(self.sensitivity()),
             fits=self.fits,
             legal=self.legal,
             fitting=self.fitting,
@@ -206,6 +221,23 @@ class LayoutPlan:
             compared=self.compared,
             not_tried=NOT_TRIED,
         )
+
+
+LONG_SEQUENCE = 16_384  # rows of classes whose score_share is 1 are shorter
+
+
+def other_habits(speed: Speed, asked) -> Iterator[tuple[Speed, str]]:
+    """Speeds that differ from one in what its rows cannot tell, with the condition in words."""
+    today, blackwell = SPEEDS["Megatron-LM on H100"], SPEEDS["Megatron-LM on B200"]
+    if pace(asked.gpu, speed)["hidden_message_share"]:
+        yield replace(speed, hidden_message_share=0.0), "if no tensor-parallel message hid"
+    if not speed.overlap:
+        hidden = max(speed.hidden_message_share, today.hidden_message_share)
+        beside = replace(speed, overlap=True, hidden_message_share=hidden)
+        yield beside, "if messages travelled beside computing, as Megatron-LM sends them today"
+    if asked.sequence >= LONG_SEQUENCE and speed.score_share == 1:
+        skipped = replace(speed, score_share=blackwell.score_share)
+        yield skipped, "if attention skipped what is masked, as on B200s"
 
 
 def plan(
@@ -412,7 +444,7 @@ class Search:
         shared = (columns["context_parallel"] > 1) * 1
         kept = KERNELS[self.asked.kernels].quantities["kept_attention_outputs"]
         return {
-            **pace(self.asked.gpu, self.speed, self.asked.ranks_per_node),
+            **pace(self.asked.gpu, self.speed, self.asked.ranks_per_node, self.asked.gpus),
             **self.asked.sizes,
             **{name: getattr(self.asked, name) for name in ("recipe", "kernels")},
             **columns,

@@ -45,6 +45,11 @@ class Speed:
     highest: float
     score_share: float = 1.0  # of all scores' work: less if the masked half is skipped
     network_share: float = BANDWIDTH_SHARE  # of the datasheet's figure that the network reaches
+    network_latency: float = 0.0  # seconds of a message between nodes; 0: the link's
+    launch: float = 0.0  # seconds in which the CPU drives a layer
+    rank_wait: float = 0.0  # and, in a pipeline, waits for each further tensor-parallel rank
+    stall: float = 0.0  # seconds of a microbatch in a pipeline on STALLING_GPUS or more
+    shards_late: bool = False  # whether overlap is that of stage 0 alone
     elsewhere: str = ""  # how far such seconds were from rows of other GPUs than the class's
 
     def __str__(self):
@@ -68,7 +73,7 @@ class Speed:
         )
 
 
-EXPERTS = "Megatron-LM's experts on B200"
+EXPERTS = "Megatron-Bridge's experts"
 
 
 def _speeds() -> Iterator[tuple[str, Speed]]:
@@ -76,6 +81,7 @@ def _speeds() -> Iterator[tuple[str, Speed]]:
         name, measured, elsewhere = (row.pop(key) for key in ("speed", "measured", "elsewhere"))
         numbers = {key: float(number) for key, number in row.items() if number}
         numbers |= dict(rows=int(row["rows"]), overlap=row["overlap"] == "1")
+        numbers["shards_late"] = row["shards_late"] == "1"
         yield name, Speed(measured, **numbers, elsewhere=elsewhere)
 
 
@@ -156,7 +162,10 @@ def _utilisation(gpu, speed: Speed) -> float:
 FITTED_ON = ("A100 SXM 80GB", "H100 SXM 80GB", "B200 SXM")
 
 
-def pace(gpu, speed: Speed, ranks_per_node=USUAL_RANKS_PER_NODE) -> dict:
+STALLING_GPUS = 512  # of nanotron's runs: on 256, few microbatches stall
+
+
+def pace(gpu, speed: Speed, ranks_per_node=USUAL_RANKS_PER_NODE, gpus=1) -> dict:
     """The quantities of a GPU and its links at a fitted speed."""
     family, node = family_of(gpu), joined_gpus(gpu, ranks_per_node)
     inside, card = (LINKS[name].quantities for name in LINKS_OF_GPU.get(family, LINKS_OF_OTHERS))
@@ -167,21 +176,25 @@ def pace(gpu, speed: Speed, ranks_per_node=USUAL_RANKS_PER_NODE) -> dict:
         memory_bytes_per_second=BANDWIDTH_SHARE * chip["memory_bytes_per_second"],
         node_latency_seconds=inside["latency_seconds"],
         node_bytes_per_second=BANDWIDTH_SHARE * inside["link_bytes_per_second"],
-        latency_seconds=card["latency_seconds"],
+        latency_seconds=speed.network_latency or card["latency_seconds"],
+        layer_launch_seconds=speed.launch,
+        tensor_rank_wait_seconds=speed.rank_wait,
+        microbatch_stall_seconds=speed.stall * (gpus >= STALLING_GPUS),
         link_bytes_per_second=cards * speed.network_share * card["link_bytes_per_second"],
         ranks_per_node=node,
         utilisation=_utilisation(gpu, speed),
         hidden_message_share=speed.hidden_message_share * (family in LINKS_OF_GPU),
         score_share=speed.score_share,
         reduce_early=int(speed.overlap),
-        prefetch_units=int(speed.overlap),
+        prefetch_units=int(speed.overlap and not speed.shards_late),
+        shards_late=int(speed.shards_late),
     )
 
 
 def step_values(layout: RankLayout, speed: Speed, **more) -> dict:
     """The values of a step's seconds and of all that they follow from; `more` are quantities that
     the layout does not have, such as dropout."""
-    given = {**layout.given, **pace(layout.gpu, speed, layout.ranks_per_node), **more}
+    given = layout.given | pace(layout.gpu, speed, layout.ranks_per_node, layout.gpus) | more
     given["pipeline_rank"] = layout.pipeline_parallel - 1
     return BOOK.solve(_SECONDS, given, allow_unused=True)
 

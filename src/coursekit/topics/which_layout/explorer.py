@@ -26,7 +26,7 @@ _PLANNED = dict(
 )
 _LAYOUT = ("data_parallel", "tensor_parallel", "pipeline_parallel", "accumulation_steps", "layers")
 _UNEVEN = tuple(name for name, model in MODELS.items() if model.quantities["key_value_heads"] % 8)
-# The places of eager PyTorch have no words here; a workspace of 24 GiB fits large models alone.
+# The places of eager PyTorch have no words here; a workspace of 20 GiB fits large models alone.
 _OTHER_KERNELS = ("PyTorch eager", "FSDP2, compiled")
 _LOSS, _LAYER, _UPDATE = (
     1 + BOOK.formulas["rank_peak_bytes"].needs.index(f"live_at_rank_{name}_bytes")

@@ -7,7 +7,7 @@ are what memory and links achieve, and `link_bytes_per_second` is of all network
 """
 
 from coursekit.formulas.registry import BOOK
-from coursekit.formulas.subset import floor_div, maximum, minimum, ring_pass, where
+from coursekit.formulas.subset import ceil_div, floor_div, maximum, minimum, ring_pass, where
 
 BOOK.given_beside(__file__)
 
@@ -46,38 +46,51 @@ class AMicrobatch(BOOK.section(source="definition", measured_by=_COUNTED)):
             * (1 + where(q.recompute_policy < 3, 0, 2 / (4 + q.regather)))
         )
 
-    @BOOK.own(source="expert-parallel ranks are neighbours")
-    def expert_bytes_per_second(q):
-        """B_e | bytes/s | bandwidth between a rank and the ranks that have other experts: inside a
-        node, or of the rank's network card where they are on several nodes"""
+    def expert_nodes(q):
+        r"""n_e | count | nodes over which the experts of a layer are divided"""
+        return ceil_div(q.expert_parallel * q.tensor_parallel, q.ranks_per_node)
+
+    @BOOK.own(source="DeepEP, README.md: a copy for each node, forwarded inside it")
+    def expert_network_seconds(q):
+        r"""\tau_\text{net}^e | seconds | time in which a rank's network card sends a microbatch's
+        tokens to experts in other nodes: one copy of a token for each of them at most"""
         return where(
-            q.expert_parallel * q.tensor_parallel > q.ranks_per_node,
-            q.link_bytes_per_second / q.ranks_per_node,
-            q.node_bytes_per_second,
+            q.expert_nodes > 1,
+            q.latency_seconds
+            + minimum(
+                q.experts_per_token * (q.expert_nodes - 1) / q.expert_nodes, q.expert_nodes - 1
+            )
+            * q.compute_element_bytes
+            * q.tensor_own_tokens
+            * q.hidden
+            * q.ranks_per_node
+            / q.link_bytes_per_second,
+            0,
         )
 
     @BOOK.own(source="Lepikhin et al. 2020 (GShard), section 3")
     def layer_expert_seconds(q):
         r"""\tau_\ell^e | seconds | time of a layer's messages to and from experts on other ranks:
-        an all-to-all there and one back, in forward and in backward, each with a copy of a token
-        for each of its experts; the mean of the layers where some have no experts; a layer that is
-        recomputed sends those of its forward again"""
+        an all-to-all there and one back, in forward and in backward, with a copy of a token for
+        each of its experts inside a node, or the network's part where that takes longer; the mean
+        of the layers where some have no experts; a layer that is recomputed sends those of its
+        forward again"""
         return (
             where(q.recompute_policy < 3, 4, 6)
             * (q.layers - q.dense_layers)
             / q.layers
-            * ring_pass(
-                q.expert_parallel,
-                where(
-                    q.expert_parallel * q.tensor_parallel > q.ranks_per_node,
-                    q.latency_seconds,
-                    q.node_latency_seconds,
-                ),
-                q.experts_per_token
-                * q.compute_element_bytes
-                * q.tensor_own_tokens
-                * q.hidden
-                / q.expert_bytes_per_second,
+            * maximum(
+                q.expert_network_seconds,
+                ring_pass(
+                    q.expert_parallel,
+                    0,
+                    q.experts_per_token
+                    * q.compute_element_bytes
+                    * q.tensor_own_tokens
+                    * q.hidden
+                    / q.node_bytes_per_second,
+                )
+                + where(q.expert_parallel > 1, q.node_latency_seconds, 0),
             )
         )
 
@@ -126,12 +139,23 @@ class AMicrobatch(BOOK.section(source="definition", measured_by=_COUNTED)):
             / (q.tensor_parallel * q.context_bytes_per_second),
         )
 
+    @BOOK.own(source="fitted to nanotron's runs", measured_by=_PUBLISHED)
+    def layer_host_seconds(q):
+        r"""\tau_\ell^\text{host} | seconds | time in which the CPU drives a layer: launches, and in
+        pipelines over several nodes a wait for each further tensor-parallel rank"""
+        return q.layer_launch_seconds + where(
+            q.pipeline_parallel > 1,
+            where(q.layout_gpus > q.ranks_per_node, q.tensor_parallel - 1, 0)
+            * q.tensor_rank_wait_seconds,
+            0,
+        )
+
     def layer_seconds(q):
         r"""\tau_\ell | seconds | time of a layer for one microbatch, forward and backward:
         products, elementwise operations and messages one after the other, or the CPU, where it
         launches them more slowly"""
         return maximum(
-            q.layer_launch_seconds,
+            q.layer_host_seconds,
             q.layer_forward_seconds
             + q.layer_backward_seconds
             + q.layer_moving_seconds
@@ -172,7 +196,7 @@ class APipeline(BOOK.section(source="Narayanan et al. 2021, section 2.2", measur
 
     def last_rank_layers(q):
         r"""L_\text{tail} | count | layers of the last rank, which also has the head"""
-        return q.middle_rank_layers - q.shorter_ends
+        return q.middle_rank_layers - (q.shorter_ends + q.last_stage_less)
 
     def slowest_rank_seconds(q):
         r"""\tau_\text{slow} | seconds | time of one microbatch on the slowest rank of the pipeline,
@@ -205,8 +229,13 @@ class APipeline(BOOK.section(source="Narayanan et al. 2021, section 2.2", measur
     def pipeline_passing_time_seconds(q):
         r"""\tau_\text{hop} | seconds | time of the messages between stages that every rank waits
         for; each rank of a tensor-parallel group sends its part"""
-        return q.pipeline_transfers * (
-            q.latency_seconds + q.residual_bytes / (q.tensor_parallel * q.stage_bytes_per_second)
+        return (
+            q.pipeline_transfers
+            * (
+                q.latency_seconds
+                + q.residual_bytes / (q.tensor_parallel * q.stage_bytes_per_second)
+            )
+            + where(q.pipeline_parallel > 1, q.accumulation_steps, 0) * q.microbatch_stall_seconds
         )
 
 
@@ -358,7 +387,7 @@ class DataParallelism(
         r"""\tau_\text{red}^\text{exp} | seconds | time for which a backward waits for its messages:
         the last layer's, and what is longer than the backward"""
         return where(
-            q.reduce_early < 1,
+            q.reduce_early < 1 + q.shards_late * minimum(q.zero_stage, 1),
             q.backward_travel_seconds,
             maximum(
                 q.backward_travel_seconds / q.middle_rank_layers,

@@ -7,7 +7,7 @@ from coursekit.planner.speeds import SPEEDS
 from coursekit.show.drawing import PICTURE_WIDTH, Drawing
 from coursekit.topics.which_layout import referee
 
-_LEAST, _MOST = -80, 40  # percent
+_LEAST, _MOST = -100, 80  # percent; what is beyond is drawn at the edge
 _LEFT, _RIGHT = 8, PICTURE_WIDTH - 8
 _DOT, _PITCH = 1.9, 5  # radius and distance of dots
 _HEAD, _GAP = 20, 16  # the words above a class, and the room below it
@@ -15,7 +15,8 @@ _HEAD, _GAP = 20, 16  # the words above a class, and the room below it
 
 def _place(error):
     """x of an error in percent."""
-    return _LEFT + (_RIGHT - _LEFT) * (error - _LEAST) / (_MOST - _LEAST)
+    inside = max(_LEAST, min(error, _MOST))
+    return _LEFT + (_RIGHT - _LEFT) * (inside - _LEAST) / (_MOST - _LEAST)
 
 
 def _stacks(errors):

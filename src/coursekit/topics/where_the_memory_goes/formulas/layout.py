@@ -167,6 +167,16 @@ def data_parallel_ranks_divide_experts(q):
     return equal(q.expert_parallel * floor_div(q.data_parallel, q.expert_parallel), q.data_parallel)
 
 
+@BOOK.rule(
+    "first_stage_layers = {first_stage_layers} with {pipeline_stages} stages of layers = {layers}:"
+    " the first stage has the most, so it needs at least {stage_layers}.",
+    marks="first_stage_layers",
+    concerns="rank_stage_layers",
+)
+def the_first_stage_has_the_most(q):
+    return q.first_stage_layers >= q.stage_layers
+
+
 class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
     # --- parameters -------------------------------------------------------------------------------
     def rank_tied_head(q):
@@ -174,13 +184,46 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
         pipeline has a copy at each end"""
         return where(q.pipeline_parallel > 1, 0, q.tied_head)
 
+    @BOOK.own(source="nanotron@01de8d9, models/base.py", measured_by=_PEAKS, choice=True, least=1)
+    def first_stage_layers(q):
+        r"""L_\text{fullest} | count | layers of the first stage, the most that one has: an even
+        share, or where stages are cut by their products, with the head's, up to the layer that
+        exceeds the share"""
+        return where(
+            q.cut_by_products * q.pipeline_parallel > 1,
+            minimum(
+                q.layers,
+                1
+                + floor_div(
+                    q.layers * q.matrix_parameters, q.pipeline_stages * q.stack_matrix_parameters
+                ),
+            ),
+            q.stage_layers,
+        )
+
+    @BOOK.own(source="definition", measured_by=_PEAKS)
+    def filled_layers(q):
+        r"""L_\text{filled} | count | layers of the pipeline, if all stages had as many as
+        the first"""
+        return q.pipeline_stages * q.first_stage_layers
+
+    @BOOK.own(source="definition", measured_by=_PEAKS)
+    def last_stage_less(q):
+        r"""L_\text{last}^- | count | layers that the last stage has less than the first, where
+        stages are filled from the first on; the last has one at least"""
+        return where(
+            q.first_stage_layers > q.stage_layers,
+            minimum(q.first_stage_layers - 1, q.filled_layers - q.layers),
+            0,
+        )
+
     @BOOK.own(measured_by=_LEDGER)
     def middle_stage_layers(q):
         r"""L_\text{middle} | count | layers of a stage that is not at an end of the model"""
         return where(
             q.shorter_ends > 0,
             ceil_div(q.layers + 2 * q.shorter_ends, q.pipeline_stages),
-            q.stage_layers,
+            q.first_stage_layers,
         )
 
     @BOOK.own(measured_by=_LEDGER)
@@ -188,7 +231,9 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
         r"""L_\text{stage}^r | count | layers of the rank's fullest stage: of several, of one that
         is not at an end of the model"""
         return q.middle_stage_layers - where(
-            q.pipeline_chunks > 1, 0, q.shorter_ends * q.pipeline_ends
+            q.pipeline_chunks > 1,
+            0,
+            q.shorter_ends * q.pipeline_ends + q.pipeline_is_last * q.last_stage_less,
         )
 
     def rank_equal_layers(q):
@@ -523,25 +568,50 @@ class WhatALayerKeeps(BOOK.section(source=_OURS, measured_by=_LEDGER)):
 
     @BOOK.rule(
         "recompute_policy = {recompute_policy} under a library's kernels: a choice by operators"
-        " is not counted there; give 0, 1 for the core of attention, or 3 for whole layers.",
+        " is counted only for FSDP2 and gated models without experts; give 0, 1 for the core of"
+        " attention, or 3 for whole layers.",
         marks="recompute_policy",
         concerns="rank_waiting_layer_bytes",
         library_kernels=0,
+        chosen_operators=0,
+        experts=0,
+        key_value_latent=0,
+        gated_mlp=0,
     )
     def libraries_recompute_cores_or_layers(q):
-        return equal(where(equal(q.recompute_policy, 2), q.library_kernels, 0), 0)
+        return equal(
+            where(
+                equal(q.recompute_policy, 2),
+                q.library_kernels
+                - where(q.key_value_latent + q.experts > 0, 0, q.gated_mlp * q.chosen_operators),
+                0,
+            ),
+            0,
+        )
+
+    @BOOK.own(source="torchtitan@820504e, parallelize_llama.py", measured_by=_PEAKS)
+    def chosen_operator_bytes(q):
+        r"""A_\ell^\text{ops} | bytes | bytes that one layer keeps where operators are chosen, as
+        torchtitan does: its input, every second product, which are queries, values, the MLP's gate
+        and its output, and attention's output with what its core keeps"""
+        return (
+            2 * q.own_input_bytes
+            + ceil_div(2 * q.query_bytes + q.key_bytes, q.tensor_parallel)
+            + q.library_inner_bytes
+            + q.library_core_bytes
+        )
 
     @BOOK.own(measured_by=_AGAIN)
     def rank_recomputed_layer_bytes(q):
         r"""A_\ell^{\text{again},r} | bytes | bytes that one layer keeps on the rank when it is
-        recomputed, by policy; under a library's kernels, all but the core of attention, or the
-        layer's input"""
+        recomputed, by policy; under a library's kernels, all but the core of attention, the chosen
+        operators, or the layer's input"""
         return where(
             q.library_kernels > 0,
             where(
-                q.recompute_policy < 3,
+                q.recompute_policy < 2,
                 q.library_layer_bytes - q.library_core_bytes,
-                q.own_input_bytes,
+                where(q.recompute_policy < 3, q.chosen_operator_bytes, q.own_input_bytes),
             ),
             where(q.tensor_parallel > 1, q.tensor_kept_layer_bytes, q.kept_layer_bytes),
         )
