@@ -1,0 +1,1 @@
+"""Kernels: bytes moved, a tile language that runs Triton's source on the CPU, losses in parts."""

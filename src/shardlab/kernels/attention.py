@@ -1,0 +1,185 @@
+"""Attention that never stores its scores: FlashAttention-2 (Dao 2023), forward and backward.
+
+Online softmax: with m the largest score so far, l the sum of exp(score - m) and o the sum of
+exp(score - m) * value, a tile with a larger score m' multiplies l and o by exp(m - m') first. The
+result is o / l. Backward makes the probabilities again from m + log(l), one number a row.
+
+    B  sequences    A  query heads    G  key-value heads, R = A / G    S  queries    T  keys    D
+"""
+
+import torch
+from torch import Tensor
+
+from .launch import launch, operator, power_of_two, wide
+from .tiles import cdiv, tl
+
+
+def attention_kernel(
+    q, k, v, out, log_sums, queries, keys, scale, R, D: tl.constexpr, CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    head, d = tl.program_id(1), tl.arange(0, WIDTH)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = (head * queries + row[:, None]) * D + d[None, :]
+    inside = (row[:, None] < queries) & (d[None, :] < D)
+    q_tile = tl.load(q + at, mask=inside, other=0.0)  # [ROWS, WIDTH]
+    highest = tl.full((ROWS,), -float("inf"), WIDE)
+    total = tl.zeros((ROWS,), WIDE)
+    mixed = tl.zeros((ROWS, WIDTH), WIDE)
+    end = keys
+    if CAUSAL:  # later keys are not seen by these rows
+        end = tl.minimum(keys, (tl.program_id(0) + 1) * ROWS)
+    for start in range(0, end, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        k_at = (head // R * keys + column[:, None]) * D + d[None, :]
+        k_inside = (column[:, None] < keys) & (d[None, :] < D)
+        k_tile = tl.load(k + k_at, mask=k_inside, other=0.0)  # [COLUMNS, WIDTH]
+        v_tile = tl.load(v + k_at, mask=k_inside, other=0.0)
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale
+        seen = column[None, :] < keys
+        if CAUSAL:
+            seen = seen & (column[None, :] <= row[:, None])
+        scores = tl.where(seen, scores, -float("inf"))  # [ROWS, COLUMNS]
+        higher = tl.maximum(highest, tl.max(scores, axis=1))
+        p = tl.exp(scores - higher[:, None])
+        shrink = tl.exp(highest - higher)
+        total = total * shrink + tl.sum(p, axis=1)
+        p = tl.cast(p, v.dtype.element_ty)
+        mixed = mixed * shrink[:, None] + tl.dot(p, v_tile, input_precision="ieee")
+        highest = higher
+    tl.store(out + at, mixed / total[:, None], mask=inside)
+    tl.store(log_sums + head * queries + row, highest + tl.log(total), mask=row < queries)
+
+
+def grad_queries_kernel(
+    q, k, v, out, log_sums, grad, inner, grad_q, queries, keys, scale, R, D: tl.constexpr,
+    CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    head, d = tl.program_id(1), tl.arange(0, WIDTH)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = (head * queries + row[:, None]) * D + d[None, :]
+    inside = (row[:, None] < queries) & (d[None, :] < D)
+    q_tile = tl.load(q + at, mask=inside, other=0.0)
+    up = tl.load(grad + at, mask=inside, other=0.0)
+    o_tile = tl.load(out + at, mask=inside, other=0.0)
+    log_sum = tl.load(log_sums + head * queries + row, mask=row < queries, other=0.0)
+    along = tl.sum(tl.cast(up, WIDE) * tl.cast(o_tile, WIDE), axis=1)  # sum(p * dp) of a row
+    tl.store(inner + head * queries + row, along, mask=row < queries)
+    grad_tile = tl.zeros((ROWS, WIDTH), WIDE)
+    end = keys
+    if CAUSAL:
+        end = tl.minimum(keys, (tl.program_id(0) + 1) * ROWS)
+    for start in range(0, end, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        k_at = (head // R * keys + column[:, None]) * D + d[None, :]
+        k_inside = (column[:, None] < keys) & (d[None, :] < D)
+        k_tile = tl.load(k + k_at, mask=k_inside, other=0.0)
+        v_tile = tl.load(v + k_at, mask=k_inside, other=0.0)
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale
+        seen = column[None, :] < keys
+        if CAUSAL:
+            seen = seen & (column[None, :] <= row[:, None])
+        p = tl.where(seen, tl.exp(scores - log_sum[:, None]), 0.0)
+        grad_p = tl.dot(up, tl.trans(v_tile), input_precision="ieee")
+        grad_s = tl.cast(p * (grad_p - along[:, None]), k.dtype.element_ty)
+        grad_tile += tl.dot(grad_s, k_tile, input_precision="ieee")
+    tl.store(grad_q + at, grad_tile * scale, mask=inside)
+
+
+def grad_keys_kernel(
+    q, k, v, log_sums, grad, inner, grad_k, grad_v, queries, keys, scale, R, D: tl.constexpr,
+    CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    group, d = tl.program_id(1), tl.arange(0, WIDTH)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    k_at = (group * keys + column[:, None]) * D + d[None, :]
+    k_inside = (column[:, None] < keys) & (d[None, :] < D)
+    k_tile = tl.load(k + k_at, mask=k_inside, other=0.0)
+    v_tile = tl.load(v + k_at, mask=k_inside, other=0.0)
+    grad_k_tile = tl.zeros((COLUMNS, WIDTH), WIDE)
+    grad_v_tile = tl.zeros((COLUMNS, WIDTH), WIDE)
+    first = 0
+    if CAUSAL:  # earlier rows do not see these keys
+        first = tl.program_id(0) * COLUMNS // ROWS * ROWS
+    for head in range(group * R, (group + 1) * R):
+        for start in range(first, queries, ROWS):
+            row = start + tl.arange(0, ROWS)
+            at = (head * queries + row[:, None]) * D + d[None, :]
+            inside = (row[:, None] < queries) & (d[None, :] < D)
+            q_tile = tl.load(q + at, mask=inside, other=0.0)
+            up = tl.load(grad + at, mask=inside, other=0.0)
+            log_sum = tl.load(log_sums + head * queries + row, mask=row < queries, other=0.0)
+            along = tl.load(inner + head * queries + row, mask=row < queries, other=0.0)
+            scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale
+            seen = row[:, None] < queries
+            if CAUSAL:
+                seen = seen & (column[None, :] <= row[:, None])
+            p = tl.where(seen, tl.exp(scores - log_sum[:, None]), 0.0)
+            p_narrow = tl.cast(p, v.dtype.element_ty)
+            grad_v_tile += tl.dot(tl.trans(p_narrow), up, input_precision="ieee")
+            grad_p = tl.dot(up, tl.trans(v_tile), input_precision="ieee")
+            grad_s = tl.cast(p * (grad_p - along[:, None]), q.dtype.element_ty)
+            grad_k_tile += tl.dot(tl.trans(grad_s), q_tile, input_precision="ieee")
+    tl.store(grad_k + k_at, grad_k_tile * scale, mask=k_inside)
+    tl.store(grad_v + k_at, grad_v_tile, mask=k_inside)
+
+
+def sizes(q: Tensor, k: Tensor, causal: bool, tile: tuple[int, int]) -> tuple[tuple, dict]:
+    """(numbers that the kernels take, what they want to know when they are compiled)"""
+    (_, heads, queries, size), (_, groups, keys, _) = q.shape, k.shape
+    constants = dict(D=size, CAUSAL=causal, ROWS=tile[0], COLUMNS=tile[1])
+    constants |= dict(WIDTH=max(16, power_of_two(size)), WIDE=wide(q.dtype))
+    return (queries, keys, size**-0.5, heads // groups), constants
+
+
+@operator
+def attention_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, rows: int, columns: int
+) -> tuple[Tensor, Tensor]:
+    """(attention [B, A, S, D], log(sum(exp(scores))) [B, A, S])"""
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    numbers, constants = sizes(q, k, causal, (rows, columns))
+    out, log_sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
+    grid = (cdiv(q.shape[2], rows), q.shape[0] * q.shape[1])
+    launch(attention_kernel, grid, q, k, v, out, log_sums, *numbers, **constants)
+    return out, log_sums
+
+
+@operator
+def attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor, causal: bool,
+    rows: int, columns: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad, q, k, v = (x.contiguous() for x in (grad, q, k, v))
+    numbers, constants = sizes(q, k, causal, (rows, columns))
+    inner, grads = torch.empty_like(log_sums), tuple(torch.empty_like(x) for x in (q, k, v))
+    grid = (cdiv(q.shape[2], rows), q.shape[0] * q.shape[1])
+    given = (q, k, v, out, log_sums, grad, inner, grads[0])
+    launch(grad_queries_kernel, grid, *given, *numbers, **constants)
+    grid = (cdiv(k.shape[2], columns), k.shape[0] * k.shape[1])
+    given = (q, k, v, log_sums, grad, inner, *grads[1:])
+    launch(grad_keys_kernel, grid, *given, *numbers, **constants)
+    return grads
+
+
+def keep(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:3], *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.options = inputs[3:]
+
+
+def backward(ctx, grad, _):
+    return *attention_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None
+
+
+attention_forward.register_autograd(backward, setup_context=keep)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = True, tile: tuple[int, int] = (64, 64)
+) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v, of q [B, A, S, D], k and v [B, G, T, D]. A tile has so many rows
+    and columns."""
+    return attention_forward(q, k, v, causal, *tile)[0]

@@ -1,0 +1,123 @@
+"""A small tile language: it runs the source of a Triton kernel on the CPU, one program at a time.
+
+    def add(x, y, out, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
+
+    moved = run(add, (cdiv(1000, 64),), x, y, out, 1000, BLOCK=64)  # moved.read, moved.written
+
+A kernel finds `tl` among the names of its module, under Triton too. `run` gives the kernel a `tl`
+of its own, which knows the program and counts bytes; memory (watched.py) finds missing masks and
+races. launch.py lets Triton compile the same source.
+"""
+
+import itertools
+from types import FunctionType, SimpleNamespace
+
+import numpy as np
+import torch
+
+from .watched import BadArgument, Memory, bf16_rounded
+
+
+def cdiv(a: int, b: int) -> int:
+    """Tiles of b elements that cover a elements."""
+    return -(-a // b)
+
+
+class Pointer:
+    """Places in a tensor's memory: one, or a tile of them."""
+
+    def __init__(self, memory: Memory, at=0):
+        self.memory, self.at = memory, at
+        self.dtype = SimpleNamespace(element_ty=memory.element_type)
+
+    def __add__(self, offset):
+        if np.asarray(offset).dtype.kind not in "iu":
+            raise BadArgument(f"{self.memory.name} + {offset!r}: an offset is a whole number.")
+        return Pointer(self.memory, self.at + offset)
+
+
+class tl:
+    """The language. The class serves a kernel's signature, an instance the kernel."""
+
+    constexpr = type("constexpr", (), {})
+    float16, bfloat16, float32, float64 = np.float16, "bfloat16", np.float32, np.float64
+    int16, int32, int64 = np.int16, np.int32, np.int64
+
+    def __init__(self, grid: tuple[int, ...]):
+        self.grid, self.read, self.written = (*grid, 1, 1)[:3], 0, 0
+        self.number, self.program = 0, (0, 0, 0)  # of the program that runs
+
+    def program_id(self, axis: int):
+        return self.program[axis]
+
+    def num_programs(self, axis: int):
+        return self.grid[axis]
+
+    def load(self, pointer, mask=None, other=None):
+        """Elements, and `other` where the mask is false. Without `other` these are NaN, because
+        Triton promises nothing there."""
+        inside, places = pointer.memory.touch(self, "reads", pointer.at, mask)
+        self.read += len(places) * pointer.memory.element_bytes
+        return pointer.memory.load(inside, places, other)
+
+    def store(self, pointer, value, mask=None):
+        inside, places = pointer.memory.touch(self, "writes", pointer.at, mask)
+        self.written += len(places) * pointer.memory.element_bytes
+        pointer.memory.store(inside, places, value)
+
+    def atomic_add(self, pointer, value, mask=None):
+        """Adds in one piece: other programs may add to the same elements, in any order."""
+        inside, places = pointer.memory.touch(self, "adds to", pointer.at, mask)
+        self.read += len(places) * pointer.memory.element_bytes
+        self.written += len(places) * pointer.memory.element_bytes
+        np.add.at(pointer.memory.flat, places, np.broadcast_to(value, inside.shape)[inside])
+
+    @staticmethod
+    def arange(start: int, end: int):
+        if (size := end - start) < 1 or size & (size - 1):
+            raise BadArgument(f"tl.arange({start}, {end}): a block has a power of two of elements.")
+        return np.arange(start, end)
+
+    @staticmethod
+    def cast(x, dtype):
+        return bf16_rounded(x) if dtype == "bfloat16" else np.asarray(x).astype(dtype)[()]
+
+    @staticmethod
+    def dot(a, b, acc=0, input_precision=None):
+        return a @ b + acc
+
+    cdiv, zeros, full = map(staticmethod, (cdiv, np.zeros, np.full))
+    where, maximum, minimum, trans = map(
+        staticmethod, (np.where, np.maximum, np.minimum, np.transpose)
+    )
+    exp, log, sqrt, sum, max = map(staticmethod, (np.exp, np.log, np.sqrt, np.sum, np.max))
+
+
+def with_language(kernel: FunctionType, language) -> FunctionType:
+    """The kernel with another `tl`."""
+    names = {**kernel.__globals__, "tl": language}
+    other = FunctionType(kernel.__code__, names, kernel.__name__, kernel.__defaults__)
+    other.__annotations__, other.__module__ = kernel.__annotations__, kernel.__module__
+    return other
+
+
+def run(kernel: FunctionType, grid: tuple[int, ...], *arguments, **constants) -> tl:
+    """Run each program of a grid on CPU tensors. Returns what has counted .read and .written
+    bytes."""
+    names = kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
+    given = dict(zip(names, arguments, strict=False)) | constants
+    numbers, history = {value for value in given.values() if isinstance(value, int)}, {}
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor):
+            given[name] = Pointer(Memory(name, value, numbers, history))
+        elif isinstance(value, torch.dtype):
+            given[name] = getattr(tl, str(value).removeprefix("torch."))
+    language = tl(grid)
+    kernel = with_language(kernel, language)
+    with np.errstate(all="ignore"):
+        for number, program in enumerate(itertools.product(*map(range, language.grid))):
+            language.number, language.program = number, program
+            kernel(**given)
+    return language
