@@ -2,7 +2,8 @@
 
 Online softmax: with m the largest score so far, l the sum of exp(score - m) and o the sum of
 exp(score - m) * value, a tile with a larger score m' multiplies l and o by exp(m - m') first. The
-result is o / l. Backward makes the probabilities again from m + log(l), one number a row.
+result is o / l. Backward makes the probabilities again from m + log(l), one number a row; each
+program has a tile of keys, and all programs add to the gradients of the queries.
 
     B  sequences    A  query heads    G  key-value heads, R = A / G    S  queries    T  keys    D
 """
@@ -10,7 +11,7 @@ result is o / l. Backward makes the probabilities again from m + log(l), one num
 import torch
 from torch import Tensor
 
-from .launch import launch, operator, power_of_two, wide
+from .launch import block_of, launch, operator, wide
 from .tiles import cdiv, tl
 
 
@@ -51,55 +52,19 @@ def attention_kernel(
     tl.store(log_sums + head * queries + row, highest + tl.log(total), mask=row < queries)
 
 
-def grad_queries_kernel(
-    q, k, v, out, log_sums, grad, inner, grad_q, queries, keys, scale, R, D: tl.constexpr,
-    CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
-    head, d = tl.program_id(1), tl.arange(0, WIDTH)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    at = (head * queries + row[:, None]) * D + d[None, :]
-    inside = (row[:, None] < queries) & (d[None, :] < D)
-    q_tile = tl.load(q + at, mask=inside, other=0.0)
-    up = tl.load(grad + at, mask=inside, other=0.0)
-    o_tile = tl.load(out + at, mask=inside, other=0.0)
-    log_sum = tl.load(log_sums + head * queries + row, mask=row < queries, other=0.0)
-    along = tl.sum(tl.cast(up, WIDE) * tl.cast(o_tile, WIDE), axis=1)  # sum(p * dp) of a row
-    tl.store(inner + head * queries + row, along, mask=row < queries)
-    grad_tile = tl.zeros((ROWS, WIDTH), WIDE)
-    end = keys
-    if CAUSAL:
-        end = tl.minimum(keys, (tl.program_id(0) + 1) * ROWS)
-    for start in range(0, end, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        k_at = (head // R * keys + column[:, None]) * D + d[None, :]
-        k_inside = (column[:, None] < keys) & (d[None, :] < D)
-        k_tile = tl.load(k + k_at, mask=k_inside, other=0.0)
-        v_tile = tl.load(v + k_at, mask=k_inside, other=0.0)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale
-        seen = column[None, :] < keys
-        if CAUSAL:
-            seen = seen & (column[None, :] <= row[:, None])
-        p = tl.where(seen, tl.exp(scores - log_sum[:, None]), 0.0)
-        grad_p = tl.dot(up, tl.trans(v_tile), input_precision="ieee")
-        grad_s = tl.cast(p * (grad_p - along[:, None]), k.dtype.element_ty)
-        grad_tile += tl.dot(grad_s, k_tile, input_precision="ieee")
-    tl.store(grad_q + at, grad_tile * scale, mask=inside)
-
-
-def grad_keys_kernel(
-    q, k, v, log_sums, grad, inner, grad_k, grad_v, queries, keys, scale, R, D: tl.constexpr,
-    CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
-    WIDE: tl.constexpr,
+def attention_backward_kernel(
+    q, k, v, log_sums, grad, inner, grad_q, grad_k, grad_v, queries, keys, scale, R,
+    D: tl.constexpr, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     group, d = tl.program_id(1), tl.arange(0, WIDTH)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k_at = (group * keys + column[:, None]) * D + d[None, :]
     k_inside = (column[:, None] < keys) & (d[None, :] < D)
-    k_tile = tl.load(k + k_at, mask=k_inside, other=0.0)
+    k_tile = tl.load(k + k_at, mask=k_inside, other=0.0)  # [COLUMNS, WIDTH]
     v_tile = tl.load(v + k_at, mask=k_inside, other=0.0)
-    grad_k_tile = tl.zeros((COLUMNS, WIDTH), WIDE)
-    grad_v_tile = tl.zeros((COLUMNS, WIDTH), WIDE)
+    k_grad = tl.zeros((COLUMNS, WIDTH), WIDE)
+    v_grad = tl.zeros((COLUMNS, WIDTH), WIDE)
     first = 0
     if CAUSAL:  # earlier rows do not see these keys
         first = tl.program_id(0) * COLUMNS // ROWS * ROWS
@@ -108,29 +73,32 @@ def grad_keys_kernel(
             row = start + tl.arange(0, ROWS)
             at = (head * queries + row[:, None]) * D + d[None, :]
             inside = (row[:, None] < queries) & (d[None, :] < D)
-            q_tile = tl.load(q + at, mask=inside, other=0.0)
+            q_tile = tl.load(q + at, mask=inside, other=0.0)  # [ROWS, WIDTH]
             up = tl.load(grad + at, mask=inside, other=0.0)
             log_sum = tl.load(log_sums + head * queries + row, mask=row < queries, other=0.0)
             along = tl.load(inner + head * queries + row, mask=row < queries, other=0.0)
             scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale
-            seen = row[:, None] < queries
+            p = tl.exp(scores - log_sum[:, None])  # [ROWS, COLUMNS]
+            seen = (row[:, None] < queries) & (column[None, :] < keys)
             if CAUSAL:
                 seen = seen & (column[None, :] <= row[:, None])
-            p = tl.where(seen, tl.exp(scores - log_sum[:, None]), 0.0)
-            p_narrow = tl.cast(p, v.dtype.element_ty)
-            grad_v_tile += tl.dot(tl.trans(p_narrow), up, input_precision="ieee")
-            grad_p = tl.dot(up, tl.trans(v_tile), input_precision="ieee")
-            grad_s = tl.cast(p * (grad_p - along[:, None]), q.dtype.element_ty)
-            grad_k_tile += tl.dot(tl.trans(grad_s), q_tile, input_precision="ieee")
-    tl.store(grad_k + k_at, grad_k_tile * scale, mask=k_inside)
-    tl.store(grad_v + k_at, grad_v_tile, mask=k_inside)
+            p = tl.where(seen, p, 0.0)
+            p_grad = tl.dot(up, tl.trans(v_tile), input_precision="ieee")
+            s_grad = tl.cast(p * (p_grad - along[:, None]), k.dtype.element_ty)
+            p = tl.cast(p, v.dtype.element_ty)
+            v_grad += tl.dot(tl.trans(p), up, input_precision="ieee")
+            k_grad += tl.dot(tl.trans(s_grad), q_tile, input_precision="ieee")
+            q_grad = tl.dot(s_grad, k_tile, input_precision="ieee") * scale
+            tl.atomic_add(grad_q + at, q_grad, mask=inside)  # all programs of the row add
+    tl.store(grad_k + k_at, k_grad * scale, mask=k_inside)
+    tl.store(grad_v + k_at, v_grad, mask=k_inside)
 
 
 def sizes(q: Tensor, k: Tensor, causal: bool, tile: tuple[int, int]) -> tuple[tuple, dict]:
     """(numbers that the kernels take, what they want to know when they are compiled)"""
     (_, heads, queries, size), (_, groups, keys, _) = q.shape, k.shape
     constants = dict(D=size, CAUSAL=causal, ROWS=tile[0], COLUMNS=tile[1])
-    constants |= dict(WIDTH=max(16, power_of_two(size)), WIDE=wide(q.dtype))
+    constants |= dict(WIDTH=max(16, block_of(size)), WIDE=wide(q.dtype))
     return (queries, keys, size**-0.5, heads // groups), constants
 
 
@@ -154,14 +122,13 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     grad, q, k, v = (x.contiguous() for x in (grad, q, k, v))
     numbers, constants = sizes(q, k, causal, (rows, columns))
-    inner, grads = torch.empty_like(log_sums), tuple(torch.empty_like(x) for x in (q, k, v))
-    grid = (cdiv(q.shape[2], rows), q.shape[0] * q.shape[1])
-    given = (q, k, v, out, log_sums, grad, inner, grads[0])
-    launch(grad_queries_kernel, grid, *given, *numbers, **constants)
+    inner = (grad * out).sum(-1, dtype=log_sums.dtype)  # [B, A, S]: sum(p * grad of p) of each row
+    grad_q = torch.zeros_like(q, dtype=log_sums.dtype)  # programs add to it in any order
+    grad_k, grad_v = torch.empty_like(k), torch.empty_like(v)
     grid = (cdiv(k.shape[2], columns), k.shape[0] * k.shape[1])
-    given = (q, k, v, log_sums, grad, inner, *grads[1:])
-    launch(grad_keys_kernel, grid, *given, *numbers, **constants)
-    return grads
+    given = (q, k, v, log_sums, grad, inner, grad_q, grad_k, grad_v)
+    launch(attention_backward_kernel, grid, *given, *numbers, **constants)
+    return grad_q.to(q.dtype), grad_k, grad_v
 
 
 def keep(ctx, inputs, output):

@@ -43,7 +43,7 @@ def cross_entropy_backward_kernel(
     up = tl.where(target == padding, 0.0, tl.load(grad + row))
     x = tl.cast(tl.load(logits + row * columns + column, mask=inside, other=0.0), WIDE)
     p = tl.exp(x - tl.load(log_sums + row))
-    step = up * (p - tl.where(column == target, 1.0, 0.0))
+    step = up * tl.where(column == target, p - 1.0, p)
     tl.store(grad_logits + row * columns + column, step, mask=inside)
 
 

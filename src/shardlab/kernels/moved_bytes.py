@@ -1,24 +1,31 @@
-"""Bytes that a function's operators move between memory and the chip: each reads its operands and
-writes its results. Seen is each operator that PyTorch calls, in backward too, so a chain of small
-ones moves its tensors again and again, and a fused one moves them once.
+"""Bytes that a function moves between memory and chip. Each operator that PyTorch calls, in
+backward too, reads its operands and writes its results: a chain of small ones moves its tensors
+again and again, a fused one moves them once.
 
     moved = moved_bytes(lambda x: torch.relu(x + 1), torch.ones(1000))
     moved.read, moved.written, moved.total, moved.calls
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
 
-WRITES_ONLY = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"}
-PICKS = {"embedding", "index", "index_select", "gather"}  # the elements that a result has
+from ..common.torch_internals import (
+    TorchDispatchMode,
+    argument_names,
+    storage_key,
+    tree_leaves,
+    written_lists,
+)
+
+ONLY_WRITTEN = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"}
+PICKS = {"embedding", "index", "index_select", "gather"}  # as much as their result has
 
 
 class Call(NamedTuple):
-    """An operator's name, and the bytes that it reads and writes."""
+    """An operator's name, the bytes that it reads, and those that it writes."""
 
     name: str
     read: int
@@ -26,8 +33,9 @@ class Call(NamedTuple):
 
 
 class MovedBytes(TorchDispatchMode):
-    """Counts while it is entered. A tensor that stands twice among the operands of a call is read
-    once, and an element that is repeated by expand() too. Views and new memory move nothing."""
+    """Counts as long as it is entered. A tensor that is given twice to one call is read once, and
+    so is an element that expand() repeats. A view moves nothing, nor does new memory that nobody
+    fills. The loss that PyTorch takes out of log-softmax reads one element a row."""
 
     def __init__(self):
         super().__init__()
@@ -35,24 +43,25 @@ class MovedBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         results = func(*args, **(kwargs or {}))
-        name, given = func.overloadpacket.__name__, (args, kwargs or {})
-        changed, reads = [], []
-        for place, argument in enumerate(func._schema.arguments):
-            value = given[1].get(argument.name, args[place] if place < len(args) else None)
-            writes = argument.alias_info is not None and argument.alias_info.is_write
-            changed += tensors(value) if writes else []
-            if not (argument.is_out or writes and name in WRITES_ONLY):
-                reads += tensors(value)
-        made = [t for t in tensors(results) if not any(map(t.is_set_to, changed))]
-        memory = {t.untyped_storage()._cdata for t in reads}
-        if changed or not all(t.untyped_storage()._cdata in memory for t in made):  # no view
-            if not name.startswith(("empty", "new_empty")):
-                self.calls.append(Call(name, self.sizes(reads), self.sizes(made + changed)))
+        name = func.overloadpacket.__name__
+        given = dict(zip(argument_names(func), args)) | (kwargs or {})
+        written = {argument: tensors(given.get(argument)) for argument in written_lists(func)}
+        read = {argument: tensors(value) for argument, value in given.items()}
+        known = {storage_key(t.untyped_storage()) for t in tensors(given)}
+        made = [t for t in tensors(results) if storage_key(t.untyped_storage()) not in known]
+        if name in ONLY_WRITTEN:
+            del read["self"]
+        elif name in PICKS:
+            read[next(iter(read))] = made
+        elif name == "nll_loss_forward":
+            read["self"] = [given["self"][:, 0]]
+        elif name == "nll_loss_backward" or name.endswith("_like"):  # a shape alone
+            del read["self"]
+        changed = sum(written.values(), [])
+        if (made or changed) and not name.startswith(("empty", "new_empty")):
+            read = [t for argument in read.keys() - {"out"} for t in read[argument]]
+            self.calls.append(Call(name, distinct_bytes(read), distinct_bytes(made + changed)))
         return results
-
-    @staticmethod
-    def sizes(found: list[torch.Tensor]) -> int:
-        return sum(distinct_bytes(t) for t in {id(t): t for t in found}.values())
 
     @property
     def read(self) -> int:
@@ -67,20 +76,21 @@ class MovedBytes(TorchDispatchMode):
         return self.read + self.written
 
 
-def tensors(values) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+def tensors(values) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
-def distinct_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor without the copies that expand() pretends."""
-    count = tensor.element_size()
-    for size, stride in zip(tensor.shape, tensor.stride()):
-        count *= size if stride else min(size, 1)
-    return count
+def distinct_bytes(found: list[Tensor]) -> int:
+    """Bytes of some tensors, without repetitions."""
+    total = 0
+    for tensor in {id(tensor): tensor for tensor in found}.values():
+        sizes = (n for n, stride in zip(tensor.shape, tensor.stride()) if stride or not n)
+        total += math.prod(sizes) * tensor.element_size()
+    return total
 
 
 def moved_bytes(function: Callable, *inputs) -> MovedBytes:
-    """Call function(*inputs) and count."""
+    """Call function(*inputs), and count."""
     with MovedBytes() as moved:
         function(*inputs)
     return moved

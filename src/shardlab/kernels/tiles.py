@@ -17,7 +17,7 @@ from types import FunctionType, SimpleNamespace
 import numpy as np
 import torch
 
-from .watched import BadArgument, Memory, bf16_rounded
+from .watched import BadArgument, Memory, OutOfBounds, Race, rounded_to_bf16
 
 
 def cdiv(a: int, b: int) -> int:
@@ -34,7 +34,7 @@ class Pointer:
 
     def __add__(self, offset):
         if np.asarray(offset).dtype.kind not in "iu":
-            raise BadArgument(f"{self.memory.name} + {offset!r}: an offset is a whole number.")
+            raise BadArgument(f"moves {self.memory.name} by {offset!r}: offsets are whole numbers.")
         return Pointer(self.memory, self.at + offset)
 
 
@@ -46,7 +46,7 @@ class tl:
     int16, int32, int64 = np.int16, np.int32, np.int64
 
     def __init__(self, grid: tuple[int, ...]):
-        self.grid, self.read, self.written = (*grid, 1, 1)[:3], 0, 0
+        self.grid, self.read, self.written = (*grid, 1, 1)[:3], 0, 0  # bytes
         self.number, self.program = 0, (0, 0, 0)  # of the program that runs
 
     def program_id(self, axis: int):
@@ -56,43 +56,47 @@ class tl:
         return self.grid[axis]
 
     def load(self, pointer, mask=None, other=None):
-        """Elements, and `other` where the mask is false. Without `other` these are NaN, because
-        Triton promises nothing there."""
-        inside, places = pointer.memory.touch(self, "reads", pointer.at, mask)
+        """Elements, and `other` where the mask is false. Without `other` NaN is there, because
+        Triton promises nothing."""
+        inside, places = pointer.memory.touch(self.number, "reads", pointer.at, mask)
         self.read += len(places) * pointer.memory.element_bytes
         return pointer.memory.load(inside, places, other)
 
     def store(self, pointer, value, mask=None):
-        inside, places = pointer.memory.touch(self, "writes", pointer.at, mask)
+        inside, places = pointer.memory.touch(self.number, "writes", pointer.at, mask)
         self.written += len(places) * pointer.memory.element_bytes
         pointer.memory.store(inside, places, value)
 
     def atomic_add(self, pointer, value, mask=None):
-        """Adds in one piece: other programs may add to the same elements, in any order."""
-        inside, places = pointer.memory.touch(self, "adds to", pointer.at, mask)
+        """Adds to elements that other programs add to as well, in any order."""
+        inside, places = pointer.memory.touch(self.number, "adds to", pointer.at, mask)
         self.read += len(places) * pointer.memory.element_bytes
         self.written += len(places) * pointer.memory.element_bytes
-        np.add.at(pointer.memory.flat, places, np.broadcast_to(value, inside.shape)[inside])
+        pointer.memory.store(inside, places, value, added=True)
 
     @staticmethod
     def arange(start: int, end: int):
         if (size := end - start) < 1 or size & (size - 1):
-            raise BadArgument(f"tl.arange({start}, {end}): a block has a power of two of elements.")
+            raise BadArgument(f"asks for tl.arange({start}, {end}): blocks have powers of two.")
         return np.arange(start, end)
 
     @staticmethod
     def cast(x, dtype):
-        return bf16_rounded(x) if dtype == "bfloat16" else np.asarray(x).astype(dtype)[()]
+        return rounded_to_bf16(x) if dtype == "bfloat16" else np.asarray(x).astype(dtype)[()]
 
     @staticmethod
     def dot(a, b, acc=0, input_precision=None):
-        return a @ b + acc
+        """Sums in fp32 at least; `input_precision` asks a GPU for more bits than it would use."""
+        return np.matmul(a, b, dtype=np.promote_types(a.dtype, np.float32)) + acc
+
+    @staticmethod
+    def where(condition, yes, no):
+        literals = isinstance(yes, float) and isinstance(no, float)
+        return np.where(condition, np.float32(yes) if literals else yes, no)
 
     cdiv, zeros, full = map(staticmethod, (cdiv, np.zeros, np.full))
-    where, maximum, minimum, trans = map(
-        staticmethod, (np.where, np.maximum, np.minimum, np.transpose)
-    )
     exp, log, sqrt, sum, max = map(staticmethod, (np.exp, np.log, np.sqrt, np.sum, np.max))
+    maximum, minimum, trans = map(staticmethod, (np.maximum, np.minimum, np.transpose))
 
 
 def with_language(kernel: FunctionType, language) -> FunctionType:
@@ -104,10 +108,10 @@ def with_language(kernel: FunctionType, language) -> FunctionType:
 
 
 def run(kernel: FunctionType, grid: tuple[int, ...], *arguments, **constants) -> tl:
-    """Run each program of a grid on CPU tensors. Returns what has counted .read and .written
-    bytes."""
+    """Run each program of a grid, on CPU tensors. Returns what has counted: .read and .written
+    are bytes. A constant that is a type of PyTorch becomes the language's."""
     names = kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
-    given = dict(zip(names, arguments, strict=False)) | constants
+    given = dict(zip(names, arguments)) | constants
     numbers, history = {value for value in given.values() if isinstance(value, int)}, {}
     for name, value in given.items():
         if isinstance(value, torch.Tensor):
@@ -117,7 +121,11 @@ def run(kernel: FunctionType, grid: tuple[int, ...], *arguments, **constants) ->
     language = tl(grid)
     kernel = with_language(kernel, language)
     with np.errstate(all="ignore"):
-        for number, program in enumerate(itertools.product(*map(range, language.grid))):
-            language.number, language.program = number, program
-            kernel(**given)
+        programs = itertools.product(*map(range, language.grid))
+        for language.number, language.program in enumerate(programs):
+            try:
+                kernel(**given)
+            except (OutOfBounds, Race, BadArgument) as error:
+                error.args = (f"program {language.program} {error}",)
+                raise
     return language

@@ -1,13 +1,13 @@
-"""Memory that the programs of a kernel share. Each element knows which program has written it and
-which has read it. Programs run in any order, or at once: a program may touch no element that
-another one writes, unless both add to it atomically.
+"""Memory that the programs of a kernel share: each element knows which program has written it and
+which has read it. Programs run in any order, or at once. A program may therefore touch no element
+that another one writes, unless both add to it atomically.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
-NOBODY, MANY, ATOMIC = -1, -2, -3  # instead of a program's number
+NOBODY, SEVERAL, ADDED = -1, -2, -3  # instead of a program's number
 
 
 class OutOfBounds(IndexError):
@@ -19,28 +19,28 @@ class Race(RuntimeError):
 
 
 class BadArgument(ValueError):
-    """An argument that a kernel cannot take."""
+    """A kernel is given, or makes, what Triton cannot run or would silently get wrong."""
 
 
 class Memory:
     """A tensor's memory, from its first element to its last.
 
     numbers   whole numbers among the kernel's arguments: strides are wanted there
-    history   who has written and read each storage: views of one share it
+    history   of each storage, who has written and read: views of one share it
     """
 
     def __init__(self, name: str, tensor: Tensor, numbers: set, history: dict):
         self.name, self.element_bytes, strides = name, tensor.element_size(), tensor.stride()
         if tensor.device.type != "cpu" or tensor.is_complex() or self.element_bytes < 2:
             raise BadArgument(
-                f"{name} is {tensor.dtype} on {tensor.device}: tiles are made of numbers of 16 bits"
-                " or more, on the CPU."
+                f"{name} is {tensor.dtype} on {tensor.device}: tiles run on the CPU, with numbers"
+                " of 16 bits or more."
             )
         wanted = {step for n, step in zip(tensor.shape, strides) if n > 1} - {1}
         if not tensor.is_contiguous() and not wanted <= numbers:
             raise BadArgument(
-                f"{name} is not contiguous: its strides are {tuple(strides)}, and the kernel's"
-                " arguments lack them. Pass them, or the tensor's contiguous()."
+                f"{name} is not contiguous: its strides are {tuple(strides)}, and they are not"
+                " among the kernel's arguments. Pass them, or the tensor's contiguous()."
             )
         ends = [(n - 1) * step for n, step in zip(tensor.shape, strides)]
         self.size = 1 + sum(ends) if tensor.numel() else 0
@@ -55,63 +55,65 @@ class Memory:
             history[key] = np.full((2, size), NOBODY, np.int32)
         self.writer, self.reader = history[key][:, first : first + self.size]
 
-    def touch(self, language, does: str, at, mask) -> tuple[np.ndarray, np.ndarray]:
-        """(where the mask is true, in the shape of a tile; the places there, in a row)"""
+    def touch(self, program: int, does: str, at, mask) -> tuple[np.ndarray, np.ndarray]:
+        """(where the mask is true, in a tile's shape; the places there, in a row)"""
         at = np.asarray(at)
         inside = np.broadcast_to(True if mask is None else mask, at.shape)
         places = at[inside]
-        if places.size and not (0 <= places.min() and places.max() < self.size):
+        if places.size and not 0 <= places.min() <= places.max() < self.size:
             beyond = places[(places < 0) | (places >= self.size)][0]
             raise OutOfBounds(
-                f"program {language.program} {does} element {beyond:,} of {self.name}, which has"
-                f" {self.size:,}: a mask is missing, or is wrong."
+                f"{does} element {beyond:,} of {self.name}, which has {self.size:,}: a mask is"
+                " missing, or lets too much through."
             )
-        me, allowed = language.number, ATOMIC if does == "adds to" else NOBODY
         writer, reader = self.writer[places], self.reader[places]
-        self.no_race(language, does, "writes", places, writer, allowed)
+        self.refuse(does, "writes", places, writer, (NOBODY, program, ADDED * (does == "adds to")))
         if does == "reads":
-            self.reader[places] = np.where((reader == NOBODY) | (reader == me), me, MANY)
+            alone = (reader == NOBODY) | (reader == program)
+            self.reader[places] = np.where(alone, program, SEVERAL)
             return inside, places
-        self.no_race(language, does, "reads", places, reader, NOBODY)
-        self.writer[places] = np.where(writer == NOBODY, allowed, writer) if allowed else me
+        self.refuse(does, "reads", places, reader, (NOBODY, program))
+        if does == "writes" and len(np.unique(places)) < len(places):
+            raise Race(f"writes an element of {self.name} twice at once: strides are wrong.")
+        self.writer[places] = program if does == "writes" else ADDED
         return inside, places
 
-    def no_race(self, language, does: str, done: str, places, who, allowed: int) -> None:
-        """Refuse places that another program has touched."""
-        other = (who != NOBODY) & (who != language.number) & (who != allowed)
-        if other.any():
-            names = {MANY: "several others", ATOMIC: "another"}
-            found = int(who[other][0])
-            program = tuple(int(part) for part in np.unravel_index(max(found, 0), language.grid))
+    def refuse(self, does: str, done: str, places, by, allowed: tuple) -> None:
+        """A Race where another program has been."""
+        if (other := ~np.isin(by, allowed)).any():
+            name = {SEVERAL: "other programs", ADDED: "an atomic sum"}
+            found = name.get(int(by[other][0]), f"program number {by[other][0]}")
             raise Race(
-                f"program {language.program} {does} element {places[other][0]:,} of {self.name},"
-                f" which {names.get(found, f'program {program}')} {done}: programs run in any"
-                " order, or at once."
+                f"{does} element {places[other][0]:,} of {self.name}, which {found} {done}:"
+                " programs run in any order, or at once."
             )
 
     def load(self, inside, places, other) -> np.ndarray:
-        """A tile of the elements, with `other` where the mask is false."""
+        """A tile of elements, with `other` where the mask is false."""
         found = self.flat[places]
         if self.is_bf16:
             found = (found.astype(np.uint32) << 16).view(np.float32)
-        if len(places) == inside.size:
-            return found.reshape(inside.shape)[()]
         nothing = np.nan if found.dtype.kind == "f" else np.iinfo(found.dtype).min
         tile = np.full(inside.shape, nothing if other is None else other, found.dtype)
         tile[inside] = found
         return tile[()]
 
-    def store(self, inside, places, value) -> None:
+    def store(self, inside, places, value, added=False) -> None:
         """Write a tile's elements, rounded to the tensor's type."""
         value = np.broadcast_to(value, inside.shape)[inside]
-        if self.is_bf16:
-            value = (bf16_rounded(value).view(np.uint32) >> 16).astype(np.uint16)
-        self.flat[places] = value
+        if value.dtype.kind == "f" and self.flat.dtype.kind != "f" and not self.is_bf16:
+            raise BadArgument(f"writes {value.dtype} to {self.name}, which is {self.flat.dtype}.")
+        if added:
+            np.add.at(self.flat, places, value)
+        elif self.is_bf16:
+            self.flat[places] = rounded_to_bf16(value).view(np.uint32) >> 16
+        else:
+            self.flat[places] = value
 
 
-def bf16_rounded(x) -> np.ndarray:
-    """fp32 numbers that are the nearest of bf16, ties to even. NaN stays."""
+def rounded_to_bf16(x) -> np.ndarray:
+    """fp32 numbers, each the nearest of bf16, ties to even."""
     x = np.asarray(x, np.float32)
     bits = x.view(np.uint32)
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    return np.where(np.isnan(x), x, bits.view(np.float32))
+    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return np.where(np.isnan(x), x, nearest.view(np.float32))
