@@ -12,6 +12,8 @@
     activation checkpointing recompute.core                    recompute.checkpoint
     data loading             data_loading.core,                data_loading.core.TokenLoader
                              data_loading.core_packing
+    kernels                  kernels.tiles, kernels.attention  kernels.attention.attention,
+                             and each other file of kernels    kernels.moved_bytes.moved_bytes
     sharded checkpoints      saving                            saving.checkpoint
 
 A core is the whole technique in at most 200 lines. A door gives the hardened class, which takes

@@ -47,7 +47,7 @@ ITS_FUNCTION = "; and the autograd function of it, whose backward is its opposit
 FAST = "readable in one file and fast in another, behind the same interface"
 FAST_COLLECTIVES = (FAST, "collectives.py", "collectives_fast.py")
 THE_SAME_IN_ANOTHER_WAY = {
-    **dict.fromkeys(("all_gather", "all_reduce", "run", "Chunks"), FAST_COLLECTIVES),
+    **dict.fromkeys(("all_gather", "all_reduce", "Chunks"), FAST_COLLECTIVES),
     "reduce_scatter": (FAST + ITS_FUNCTION, *FAST_COLLECTIVES[1:], "tensor_parallel/*/pairs.py"),
     **dict.fromkeys(("all_to_all", "barrier", "scatter"), A_COLLECTIVE),
     "gather": (A_COLLECTIVE[0] + ITS_FUNCTION, *A_COLLECTIVE[1:], "tensor_parallel/*/pairs.py"),
@@ -75,6 +75,10 @@ THE_SAME_IN_ANOTHER_WAY = {
     "start": (OF_A_STEP, "topics/*/formulas/step.py", "ranks/server.py"),
     "STEP": (OF_A_STEP, "topics/*/formulas/step.py", "topics/*/timeline.py"),
     "HEAD": (OF_A_STEP, "topics/*/formulas/working_sets.py", "show/svg/bars.py"),
+    "run": (FAST + "; and a kernel's grid, in tiles", *FAST_COLLECTIVES[1:], "kernels/tiles.py"),
+    "add": ("a collective's sum, and the first kernel", "collectives_fast.py", "kernels/*"),
+    "softmax": (OF_A_STEP, "topics/*/formulas/working_sets.py", "kernels/softmax.py"),
+    "attention": (OF_A_STEP, "topics/*/formulas/step.py", "kernels/attention.py"),
     "main": ("a command", "__main__.py", "recordings/record.py"),
 }
 READ_ALONE = ({"formulas"}, {"elsewhere"})  # an engine finds their modules by the topic

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from shardlab.kernels import attention, cross_entropy, elementwise, rms_norm, softmax
-from shardlab.kernels.launch import block_of, wide
+from shardlab.kernels.launch import block_for, wide
 from shardlab.kernels.tiles import cdiv
 
 NAMES = (
@@ -33,16 +33,20 @@ class Launch(NamedTuple):
     constants: dict
 
 
-def launch_of(name, tile=32, dtype=torch.float32, rows=5, columns=77, sizes=(1, 4, 2, 70, 20)):
-    """rows, columns: of what has rows. sizes: B, A, G, S, D. tile: elements or rows of a tile, and
-    programs of RMSNorm's backward."""
+def launch_of(
+    name, tile=32, dtype=torch.float32, rows=5, columns=77, sizes=(1, 4, 2, 70, 20), pads=True
+):
+    """rows, columns: of what has rows. sizes: B, A, G, S, D. tile: elements of a block, rows of a
+    tile or both of its sides, programs of RMSNorm's backward. pads: whether a target is padding."""
     torch.manual_seed(0)
+    if name.startswith("attention"):
+        return attention_of(name, tile if type(tile) is tuple else (tile, 32), dtype, sizes)
     kind, random = wide(dtype), lambda *shape: torch.randn(*shape).to(dtype)
     x, grad, out = (random(rows, columns) for _ in range(3))
-    row = dict(BLOCK=max(tile, block_of(columns)), WIDE=kind)
+    row = dict(BLOCK=max(tile, block_for(columns)), WIDE=kind)
     if name == "add":
-        n, ends = x.numel(), (x.numel(), dict(BLOCK=tile))
-        return Launch(elementwise.add_kernel, (cdiv(n, tile),), (x, grad, out, n), ends[1])
+        given = (x, grad, out, x.numel())
+        return Launch(elementwise.add_kernel, (cdiv(x.numel(), tile),), given, dict(BLOCK=tile))
     if name == "softmax":
         given = (random(rows, columns + 3)[:, :columns], out, columns, columns + 3)
         return Launch(softmax.softmax_kernel, (rows,), given, row)
@@ -58,7 +62,7 @@ def launch_of(name, tile=32, dtype=torch.float32, rows=5, columns=77, sizes=(1, 
         given = (grad, x, weight, scale, out, scale.new_empty(programs, columns), rows, columns)
         return Launch(rms_norm.rms_norm_backward_kernel, (programs,), given, row)
     targets = torch.randint(0, columns, (rows,))
-    targets[1] = -100
+    targets[1:2] = -100 if pads else 0
     losses, sums, block = scale.clone(), scale.clone(), dict(BLOCK=tile, WIDE=kind)
     if name == "cross-entropy":
         given = (x, targets, losses, sums, columns, -100)
@@ -67,15 +71,19 @@ def launch_of(name, tile=32, dtype=torch.float32, rows=5, columns=77, sizes=(1, 
         given = (scale, x, targets, torch.logsumexp(x.to(kind), -1), out, columns, -100)
         grid = (rows, cdiv(columns, tile))
         return Launch(cross_entropy.cross_entropy_backward_kernel, grid, given, block)
-    b, heads, groups, length, size = sizes
+
+
+def attention_of(name, tile, dtype, sizes) -> Launch:
+    random, (b, heads, groups, length, size) = lambda *s: torch.randn(*s).to(dtype), sizes
     q, out, grad = (random(b, heads, length, size) for _ in range(3))
     k, v, k_grad, v_grad = (random(b, groups, length, size) for _ in range(4))
-    causal, sums = name.endswith("causal"), torch.randn(b, heads, length).to(kind) + 5
-    numbers, constants = attention.sizes(q, k, causal, tile if type(tile) is tuple else (tile, 32))
+    causal, sums = name.endswith("causal"), torch.randn(b, heads, length).to(wide(dtype)) + 5
+    numbers, constants = attention.kernel_arguments(q, k, causal, tile)
     if not name.startswith("attention backward"):
         grid = (cdiv(length, constants["ROWS"]), b * heads)
         given = (q, k, v, out, sums, *numbers)
         return Launch(attention.attention_kernel, grid, given, constants)
     grid = (cdiv(length, constants["COLUMNS"]), b * groups)
-    given = (q, k, v, sums, grad, sums.clone(), torch.zeros_like(q, dtype=kind), k_grad, v_grad)
-    return Launch(attention.attention_backward_kernel, grid, (*given, *numbers), constants)
+    q_grad, inner = torch.zeros_like(q, dtype=wide(dtype)), sums.clone()
+    given = (q, k, v, sums, grad, inner, q_grad, k_grad, v_grad, *numbers)
+    return Launch(attention.attention_backward_kernel, grid, given, constants)

@@ -11,7 +11,7 @@ program has a tile of keys, and all programs add to the gradients of the queries
 import torch
 from torch import Tensor
 
-from .launch import block_of, launch, operator, wide
+from .launch import block_for, launch, operator, wide
 from .tiles import cdiv, tl
 
 
@@ -94,11 +94,13 @@ def attention_backward_kernel(
     tl.store(grad_v + k_at, v_grad, mask=k_inside)
 
 
-def sizes(q: Tensor, k: Tensor, causal: bool, tile: tuple[int, int]) -> tuple[tuple, dict]:
+def kernel_arguments(
+    q: Tensor, k: Tensor, causal: bool, tile: tuple[int, int]
+) -> tuple[tuple, dict]:
     """(numbers that the kernels take, what they want to know when they are compiled)"""
     (_, heads, queries, size), (_, groups, keys, _) = q.shape, k.shape
     constants = dict(D=size, CAUSAL=causal, ROWS=tile[0], COLUMNS=tile[1])
-    constants |= dict(WIDTH=max(16, block_of(size)), WIDE=wide(q.dtype))
+    constants |= dict(WIDTH=max(16, block_for(size)), WIDE=wide(q.dtype))
     return (queries, keys, size**-0.5, heads // groups), constants
 
 
@@ -108,7 +110,7 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """(attention [B, A, S, D], log(sum(exp(scores))) [B, A, S])"""
     q, k, v = (x.contiguous() for x in (q, k, v))
-    numbers, constants = sizes(q, k, causal, (rows, columns))
+    numbers, constants = kernel_arguments(q, k, causal, (rows, columns))
     out, log_sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
     grid = (cdiv(q.shape[2], rows), q.shape[0] * q.shape[1])
     launch(attention_kernel, grid, q, k, v, out, log_sums, *numbers, **constants)
@@ -121,7 +123,7 @@ def attention_backward(
     rows: int, columns: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     grad, q, k, v = (x.contiguous() for x in (grad, q, k, v))
-    numbers, constants = sizes(q, k, causal, (rows, columns))
+    numbers, constants = kernel_arguments(q, k, causal, (rows, columns))
     inner = (grad * out).sum(-1, dtype=log_sums.dtype)  # [B, A, S]: sum(p * grad of p) of each row
     grad_q = torch.zeros_like(q, dtype=log_sums.dtype)  # programs add to it in any order
     grad_k, grad_v = torch.empty_like(k), torch.empty_like(v)
@@ -131,17 +133,17 @@ def attention_backward(
     return grad_q.to(q.dtype), grad_k, grad_v
 
 
-def keep(ctx, inputs, output):
+def _keep(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:3], *output)
     ctx.mark_non_differentiable(output[1])
     ctx.options = inputs[3:]
 
 
-def backward(ctx, grad, _):
+def _backward(ctx, grad, _):
     return *attention_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None
 
 
-attention_forward.register_autograd(backward, setup_context=keep)
+attention_forward.register_autograd(_backward, setup_context=_keep)
 
 
 def attention(

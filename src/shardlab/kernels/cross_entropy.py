@@ -70,17 +70,17 @@ def row_losses_backward(
     return grad_logits
 
 
-def keep(ctx, inputs, output):
+def _keep(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:2], output[1])
     ctx.mark_non_differentiable(output[1])
     ctx.padding = inputs[2]
 
 
-def backward(ctx, grad, _):
+def _backward(ctx, grad, _):
     return row_losses_backward(grad, *ctx.saved_tensors, ctx.padding), None, None
 
 
-row_losses.register_autograd(backward, setup_context=keep)
+row_losses.register_autograd(_backward, setup_context=_keep)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, padding: int = -100) -> Tensor:

@@ -42,7 +42,7 @@ def operator(function):
     return made
 
 
-def block_of(n: int) -> int:
+def block_for(n: int) -> int:
     """The smallest block that holds n elements: a power of two."""
     return 1 << (n - 1).bit_length()
 

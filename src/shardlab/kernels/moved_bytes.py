@@ -24,7 +24,7 @@ ONLY_WRITTEN = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "be
 PICKS = {"embedding", "index", "index_select", "gather"}  # as much as their result has
 
 
-class Call(NamedTuple):
+class OperatorCall(NamedTuple):
     """An operator's name, the bytes that it reads, and those that it writes."""
 
     name: str
@@ -39,7 +39,7 @@ class MovedBytes(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[OperatorCall] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         results = func(*args, **(kwargs or {}))
@@ -60,7 +60,9 @@ class MovedBytes(TorchDispatchMode):
         changed = sum(written.values(), [])
         if (made or changed) and not name.startswith(("empty", "new_empty")):
             read = [t for argument in read.keys() - {"out"} for t in read[argument]]
-            self.calls.append(Call(name, distinct_bytes(read), distinct_bytes(made + changed)))
+            self.calls.append(
+                OperatorCall(name, distinct_bytes(read), distinct_bytes(made + changed))
+            )
         return results
 
     @property

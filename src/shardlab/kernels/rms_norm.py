@@ -5,7 +5,7 @@ own rows, and a second sum adds the programs' parts. One number a row is kept fo
 import torch
 from torch import Tensor
 
-from .launch import block_of, launch, operator, wide
+from .launch import block_for, launch, operator, wide
 from .tiles import tl
 
 
@@ -43,7 +43,7 @@ def scaled_rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tens
     """(x [..., H] / its root mean square * weight [H], 1 / the root [...])"""
     x, weight, columns = x.contiguous(), weight.contiguous(), x.shape[-1]
     out, scale = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=wide(x.dtype))
-    constants = dict(BLOCK=block_of(columns), WIDE=wide(x.dtype))
+    constants = dict(BLOCK=block_for(columns), WIDE=wide(x.dtype))
     launch(rms_norm_kernel, (scale.numel(),), x, weight, out, scale, columns, eps, **constants)
     return out, scale
 
@@ -57,21 +57,21 @@ def rms_norm_backward(
     programs = min(programs, rows)
     grad_x, parts = torch.empty_like(x), scale.new_empty(programs, columns)
     given = (grad, x, weight, scale, grad_x, parts, rows, columns)
-    constants = dict(BLOCK=block_of(columns), WIDE=wide(x.dtype))
+    constants = dict(BLOCK=block_for(columns), WIDE=wide(x.dtype))
     launch(rms_norm_backward_kernel, (programs,), *given, **constants)
     return grad_x, parts.sum(0).to(weight.dtype)
 
 
-def keep(ctx, inputs, output):
+def _keep(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:2], output[1])
     ctx.mark_non_differentiable(output[1])
 
 
-def backward(ctx, grad, _):
+def _backward(ctx, grad, _):
     return *rms_norm_backward(grad, *ctx.saved_tensors, programs=64), None
 
 
-scaled_rms_norm.register_autograd(backward, setup_context=keep)
+scaled_rms_norm.register_autograd(_backward, setup_context=_keep)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .launch import block_of, launch, operator, wide
+from .launch import block_for, launch, operator, wide
 from .tiles import tl
 
 
@@ -26,7 +26,7 @@ def softmax_backward_kernel(grad, out, grad_x, columns, BLOCK: tl.constexpr, WID
 
 def shape_of(x: Tensor) -> tuple[int, dict]:
     """(columns, what a kernel wants to know when it is compiled)"""
-    return x.shape[-1], dict(BLOCK=block_of(x.shape[-1]), WIDE=wide(x.dtype))
+    return x.shape[-1], dict(BLOCK=block_for(x.shape[-1]), WIDE=wide(x.dtype))
 
 
 @operator

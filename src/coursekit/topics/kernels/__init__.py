@@ -1,0 +1,1 @@
+"""Chapter 13: kernels, fusion, compilation, operators of one's own."""
