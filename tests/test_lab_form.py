@@ -471,6 +471,7 @@ TECHNIQUE = {
     "10-activation-checkpointing": "shardlab.recompute",
     "11-where-the-time-goes": "ranklab.measure",
     "12-feeding-the-gpu": "shardlab.data_loading",
+    "13-kernels": "shardlab.kernels",
     "20-which-layout": "shardlab",
     "21-slow-to-fast": "shardlab.zero",
 }

@@ -56,6 +56,7 @@ SOLUTIONS = {  # the right solution, and on how many ranks it is tried
     "collectives": (ANOTHER, 4),
     "data_parallelism": (text_of(data_parallel), 4),
     "feeding_the_gpu": ((HERE / "feeding_the_gpu/another_solution.py").read_text("utf-8"), 1),
+    "kernels": ((HERE / "kernels/another_solution.py").read_text("utf-8"), 1),
     "mixed_precision": (text_of(mixed_precision), 2),
     "pipelines": (text_of(schedules) + text_of(pipelines) + IN_WORDS, 4),
     "tensor_parallelism": (text_of(tensor_parallel), 4),

@@ -1,7 +1,7 @@
 /* Makes the cards that bookkit/stepper.py and bookkit/shards.py wrote live: what goes step by step. Classic script, no fetch: it works
    from file://. The card calls BOOK.stepper(id, data); the script that the build writes calls BOOK.steppers.add(data) when the reader
    asks for another picture. What is drawn, and how steps follow from the data, is the affair of BOOK.steppers.kinds: chunks.js,
-   shards.js. A card has a menu, whose value is the name of what is shown, or radio buttons, whose values make it. Nothing moves unless
+   shards.js, frames.js. A card has a menu, whose value is the name of what is shown, or radio buttons, whose values make it. Nothing moves unless
    the reader moves it. */
 (function () {
   "use strict";
@@ -35,7 +35,7 @@
     const place = find(".explorer-drawing"), status = find(".explorer-status"), play = find(".stepper-play");
     const svg = draw(place, "svg", { role: "img", "aria-labelledby": id + "-words" });
     const rows = Array.from(root.querySelectorAll("tbody tr"), row => Array.from(row.cells, cell => cell.textContent));
-    const given = Object.values(Object.values(first)[0])[0], drawn = BOOK.steppers.kinds[given.shards ? "shards" : "chunks"];
+    const given = Object.values(Object.values(first)[0])[0], drawn = BOOK.steppers.kinds[given.kind || (given.shards ? "shards" : "chunks")];
     const start = { name: Object.keys(first)[0], n: +Object.keys(Object.values(first)[0])[0], number: given.first || 1 };
     let at = Object.assign({}, start), data, steps, drawStep = null, width = 0, playing = null, resting;
 

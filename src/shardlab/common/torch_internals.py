@@ -781,3 +781,22 @@ class ScalerThatAsks(torch.amp.GradScaler):
         overflow = self.asked(optimizer, any(flags) if flags else None)
         flag = torch.full((), float(overflow), device=self._scale.device)
         return {flag.device: flag}
+
+
+# --- torch.compile --------------------------------------------------------------------------------
+
+
+def generated_code(function: Callable, *inputs) -> str:
+    """The code that torch.compile generates for these inputs. Without it, no page and no lab shows
+    the loop."""
+    from torch._inductor.utils import run_and_get_code  # seconds of imports
+
+    torch.compiler.reset()
+    return "\n".join(run_and_get_code(torch.compile(function), *inputs)[1])
+
+
+def graph_breaks(function: Callable, *inputs) -> list[str]:
+    """Why torch.compile cuts the function, a reason for each cut. Without it, a lab counts graphs
+    and cannot say why there are several."""
+    torch.compiler.reset()
+    return [found.reason for found in torch._dynamo.explain(function)(*inputs).break_reasons]

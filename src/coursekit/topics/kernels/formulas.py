@@ -62,7 +62,8 @@ class RowKernels(BOOK.section(source="shardlab.kernels", measured_by=_ROWS)):
         return 2 * q.operation_element_bytes * q.kernel_elements
 
     def softmax_backward_bytes(q):
-        r"""S_\text{soft}' | bytes | bytes of its backward, which reads the result and the gradient
+        r"""S_\text{soft}^\text{back} | bytes | bytes of its backward, which reads the
+        result and the gradient
         of the result"""
         return 3 * q.operation_element_bytes * q.kernel_elements
 
@@ -75,7 +76,8 @@ class RowKernels(BOOK.section(source="shardlab.kernels", measured_by=_ROWS)):
         )
 
     def rms_norm_backward_bytes(q):
-        r"""S_\text{rms}' | bytes | bytes of its backward: each program reads the weight once, and
+        r"""S_\text{rms}^\text{back} | bytes | bytes of its backward: each program reads
+        the weight once, and
         writes its part of the weight's gradient"""
         return q.operation_element_bytes * q.operation_columns * (
             3 * q.operation_rows + q.row_programs
@@ -89,7 +91,8 @@ class RowKernels(BOOK.section(source="shardlab.kernels", measured_by=_ROWS)):
         ) + q.operation_rows * (8 + 2 * q.wide_element_bytes)
 
     def cross_entropy_backward_bytes(q):
-        r"""S_\text{ce}' | bytes | bytes of its backward: logits are read, their gradient is
+        r"""S_\text{ce}^\text{back} | bytes | bytes of its backward: logits are read, their
+        gradient is
         written, and each block reads three numbers of its row"""
         return 2 * q.operation_element_bytes * q.kernel_elements + q.operation_rows * ceil_div(
             q.operation_columns, q.kernel_block
@@ -187,7 +190,8 @@ class AttentionInTiles(
         return q.attention_read_bytes + q.attention_written_bytes
 
     def attention_backward_moved_bytes(q):
-        r"""S_\text{fl}' | bytes | bytes that it moves backward: keys, values and their gradients
+        r"""S_\text{fl}^\text{back} | bytes | bytes that it moves backward: keys, values and
+        their gradients
         once; for each tile of keys queries, the gradient of the result and two numbers a row are
         read, and the gradient of the queries is read and written"""
         return q.microbatch * (
@@ -297,3 +301,39 @@ class StepsOfAnOptimizer(BOOK.section(source="torch.optim.AdamW", measured_by=_S
             32 * q.parameters + 12 * q.optimizer_tensors,
             80 * q.parameters + 8 * q.optimizer_tensors + 4 * q.optimizer_mode,
         )
+
+
+class SecondsOfAChain(
+    BOOK.section(
+        source="launches one after the other, or bytes at the memory's rate",
+        measured_by="tests/kernels/test_kernels_page.py::test_seconds_of_a_chain",
+    )
+):
+    def chain_tensors(q):
+        r"""n_\text{trip} | tensors | tensors that a chain moves, as large as its input"""
+        return 2 * q.operation_depth + q.chain_operands
+
+    def chain_seconds(q):
+        r"""\tau_\text{chain} | seconds | shortest time of a chain: its launches or its bytes,
+        whichever take longer"""
+        return maximum(
+            q.operation_depth * q.launch_seconds, q.chain_bytes / q.memory_bytes_per_second
+        )
+
+    def fused_chain_seconds(q):
+        r"""\tau_\text{fuse} | seconds | shortest time of one kernel for the chain"""
+        return maximum(q.launch_seconds, q.fused_chain_bytes / q.memory_bytes_per_second)
+
+    def fused_times_faster(q):
+        r"""\varphi_\text{fast} | fraction, from 0 | times that the chain takes as long as one
+        kernel"""
+        return q.chain_seconds / q.fused_chain_seconds
+
+    def stored_scores_seconds(q):
+        r"""\tau_\text{plain} | seconds | shortest time of attention that stores its scores: its
+        bytes at the memory's rate"""
+        return q.scores_moved_bytes / q.memory_bytes_per_second
+
+    def tile_fits(q):
+        r"""1_\text{tile} | count | 1 if a tile fits the chip's memory, 0 if not"""
+        return where(q.tile_bytes <= q.shared_memory_bytes, 1, 0)

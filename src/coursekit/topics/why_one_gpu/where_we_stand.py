@@ -28,6 +28,7 @@ SPLIT = replace(SHARDED, tensor_parallel=2)
 STAGED = replace(SPLIT, pipeline_parallel=2, zero_stage=1, accumulation_steps=16)
 FEWER_BITS = replace(SPLIT, recipe="bf16 + fp32 master")
 INPUTS_ONLY = replace(FEWER_BITS, recompute_policy=3)
+FUSED = replace(INPUTS_ONLY, kernels="Megatron-LM, fused loss")
 
 
 class ChapterMove(NamedTuple):
@@ -52,6 +53,7 @@ CHAPTER_MOVES = (
     ChapterMove("activation-checkpointing", "and recomputed", INPUTS_ONLY),
     ChapterMove("where-the-time-goes", "the same, timed", INPUTS_ONLY),
     ChapterMove("feeding-the-gpu", "the same, fed", INPUTS_ONLY),
+    ChapterMove("kernels", "a fused loss", FUSED),
 )
 BAR_PARTS = {  # look of a part -> its words, its quantities, its quantity among model states
     "parameters": ("parameters", ("rank_parameter_bytes",), "parameter_bytes"),

@@ -3,8 +3,8 @@
 from . import (  # they fill the registry
     activations,
     adapters,
-    kernels,
     layout,
+    library_kernels,
     rank,
     rank_at_work,
     step,
@@ -14,8 +14,8 @@ from . import (  # they fill the registry
 __all__ = [
     "activations",
     "adapters",
-    "kernels",
     "layout",
+    "library_kernels",
     "rank",
     "rank_at_work",
     "step",

@@ -1,0 +1,90 @@
+"""Lab 13 beside its cells: a compiler if there is one, a C function as a library, two figures."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import mkdtemp
+
+import plotly.graph_objects as go
+import torch
+
+from coursekit.show.figures import axis, new_figure
+from coursekit.show.palette import TIMELINE
+from ranklab.measure.timing import cpu_seconds, median_ratio, seconds_in_turns
+from shardlab.common.torch_internals import generated_code
+
+NO_COMPILER = (
+    "This machine has no C++ compiler (g++ or clang++), so torch.compile cannot make a loop for its"
+    " CPU: the number below is the one of the chapter, and everything else of the lab runs."
+)
+
+SHORT_NAMES = {
+    "at::vec::Vectorized<float>": "vector",
+    "at::vec::": "",
+    "static_cast<int64_t>": "",
+    "static_cast<float>": "",
+    "int64_t": "long",
+}
+
+
+def cpp_compiler() -> str | None:
+    """The path of a C++ compiler, or None."""
+    return shutil.which("g++") or shutil.which("clang++")
+
+
+def times_faster(eager: Callable, compiled: Callable, *inputs, turns: int = 9) -> float:
+    """CPU time of eager over that of compiled, the median of turns; a turn is at least 1 ms."""
+    calls = max(1, round(0.001 / max(cpu_seconds(lambda: eager(*inputs)), 1e-7)))
+
+    def often(function):
+        def work():
+            for _ in range(calls):
+                function(*inputs)
+
+        return work
+
+    works = {"eager": often(eager), "compiled": often(compiled)}
+    return median_ratio(seconds_in_turns(works, cpu_seconds, turns), "eager", "compiled")
+
+
+def loop_of(function: Callable, *inputs) -> str:
+    """The C++ loop that torch.compile generates for these inputs, without its frame and with short
+    names for its types."""
+    code = generated_code(function, *inputs)
+    found = re.search(r"#pragma.*?(?=\n    }\n    inductor|\n    }\n}\n)", code, re.DOTALL)
+    lines = (found[0] if found else code).replace("\n        ", "\n")
+    lines = re.sub(r"static_cast<int64_t>\((-?\d+)L\)", r"\1", lines)
+    for long, short in SHORT_NAMES.items():
+        lines = lines.replace(long, short)
+    return "\n".join(
+        line.replace("    ", "  ") for line in lines.splitlines() if "LIKELY" not in line
+    )
+
+
+def c_function(source: str, name: str):
+    """A function of C source as Python calls it, compiled for this machine."""
+    folder = Path(mkdtemp())
+    (folder / "own.cpp").write_text(source, encoding="utf-8")
+    built = [cpp_compiler(), "-O3", "-shared", "-fPIC", "-o", folder / "own.so", folder / "own.cpp"]
+    subprocess.run(built, check=True)
+    return getattr(ctypes.CDLL(str(folder / "own.so")), name)
+
+
+def address(tensor: torch.Tensor) -> ctypes.c_void_p:
+    """Where a tensor begins in memory, as C takes it."""
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def figure_of_ratios(found: dict[str, float], by_bytes: float) -> go.Figure:
+    """How many times faster compiled is, by size: bars are measured, the line is the ratio of
+    bytes."""
+    figure = new_figure("CPU time, eager / compiled, by the size of the tensor", 300)
+    look = dict(color=TIMELINE["forward"].light, line=dict(color=TIMELINE["forward"].line))
+    ratios = [round(ratio, 2) for ratio in found.values()]
+    figure.add_trace(go.Bar(x=list(found), y=ratios, marker=look, width=0.5, name="measured"))
+    figure.add_hline(y=by_bytes, line_dash="dash", annotation_text=f"bytes: {by_bytes:.1f}")
+    figure.update_xaxes(axis(type="category"))
+    return figure.update_yaxes(axis(rangemode="tozero", showgrid=True))

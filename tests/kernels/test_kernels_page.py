@@ -1,0 +1,121 @@
+"""What the page and the lab of chapter 13 say, beside what runs: the stepper, the graph in the
+picture, seconds of a chain, reasons of breaks, the C function."""
+
+import math
+
+import pytest
+import torch
+
+from coursekit.formulas import evaluate
+from coursekit.topics.kernels import lab
+from coursekit.topics.kernels.exercises import memory_of, row
+from coursekit.topics.kernels.pictures import CODE, NODES
+from coursekit.topics.kernels.steps import SCORES, TILES, VALUES, tile_steps, tiles_data
+from shardlab.common.torch_internals import generated_code, graph_breaks
+from shardlab.kernels.moved_bytes import moved_bytes
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_the_stepper_ends_with_softmax_times_values(tile):
+    """Must catch: a sum that does not shrink, a key that no tile has, a step without a picture."""
+    steps = tile_steps(tile)
+    last, scores = steps[-1], torch.tensor(SCORES, dtype=torch.float64)
+    wanted = scores.softmax(0) @ torch.tensor(VALUES, dtype=torch.float64)
+    assert last.mixed / last.total == pytest.approx(wanted.item(), rel=1e-12)
+    assert last.largest + math.log(last.total) == pytest.approx(scores.logsumexp(0).item())
+    assert [key for step in steps for key in step.keys] == list(range(len(SCORES)))
+    tiles = [(SCORES[at : at + tile], VALUES[at : at + tile]) for at in range(0, 8, tile)]
+    assert row(tiles) == pytest.approx(wanted.item())
+    data = tiles_data(tile)
+    assert len(data["frames"]) == len(data["say"]) == len(steps) == 8 // tile + 2
+
+
+def test_a_tile_that_does_not_divide_the_row_is_refused():
+    """Must catch: keys that are lost at the end."""
+    with pytest.raises(ValueError, match="3 keys in a tile: there are 1, 2, 4, 8"):
+        tile_steps(3)
+
+
+def test_the_picture_has_autograds_graph():
+    """Must catch: a node left out, arrows in another order, a tensor that is kept and not drawn."""
+    names = {"x": torch.randn(4, 3)}
+    names |= {n: torch.randn(*s, requires_grad=True) for n, s in (("w", (3, 2)), ("b", (2,)))}
+    for line in CODE:
+        exec(line, names)
+    nodes, at = [names["loss"].grad_fn], 0
+    while at < len(nodes):
+        nodes += [n for n, _ in nodes[at].next_functions if n is not None and n not in nodes]
+        at += 1
+    drawn = sorted(node.name for node in NODES)
+    assert sorted(node.name().rpartition("::")[2] for node in nodes) == drawn
+    kept = {node.name(): node for node in nodes}
+    y = names["y"].detach()
+    assert kept["ReluBackward0"]._saved_result.data_ptr() == y.data_ptr()
+    assert kept["MulBackward0"]._saved_self.data_ptr() == y.data_ptr()
+    assert kept["MmBackward0"]._saved_self.data_ptr() == names["x"].data_ptr()
+    assert kept["MmBackward0"]._saved_mat2 is None
+
+
+def test_seconds_of_a_chain():
+    """By hand: four launches of 5 µs against 36 bytes an element at 1 TB/s. Must catch: launches
+    added to bytes; a fused chain that takes more than one launch."""
+    given = dict(operation_columns=1000, operation_element_bytes=4, operation_depth=4)
+    given |= dict(chain_operands=1, launch_seconds=5e-6, memory_bytes_per_second=1e12)
+    names = ("chain_tensors", "chain_seconds", "fused_chain_seconds", "fused_times_faster")
+    small = evaluate(names, **given, operation_rows=1)
+    assert small == pytest.approx(dict(zip(names, (9, 20e-6, 5e-6, 4))))
+    large = evaluate(names, **given, operation_rows=10_000)
+    assert large == pytest.approx(dict(zip(names, (9, 360e-6, 80e-6, 4.5))))
+
+
+def test_gelu_by_hand_moves_22_tensors():
+    """Must catch: an operand that is counted once for the whole chain."""
+    x = torch.randn(64, 64)
+    gelu = lambda x: 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.044715 * x * x * x)))
+    assert moved_bytes(gelu, x).total == 22 * x.nbytes
+
+
+def test_breaks_have_their_reasons():
+    """Must catch: a break that is not told; reasons of another function."""
+
+    def step(x):
+        y = torch.relu(x) * 2
+        if y.sum().item() > 0:
+            y = y + 1
+        print(end="")
+        return y * 3
+
+    reasons = graph_breaks(step, torch.ones(4))
+    assert len(reasons) == 2 and "item()" in reasons[0] and "print" in reasons[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(lab.cpp_compiler() is None, reason="no C++ compiler")
+def test_the_loop_is_one():
+    """Must catch: a chain that is not fused, a loop that is not found, a line that a lab's cell
+    would have to scroll."""
+    chain = lambda x, b: torch.relu(x + b) * 0.5 + x
+    given = torch.randn(64, 64), torch.randn(64)
+    assert generated_code(chain, *given).count("#pragma GCC ivdep") == 1
+    loop = lab.loop_of(chain, *given)
+    assert loop.count("loadu") == 2 and loop.count(".store(") == 1
+    assert max(map(len, loop.splitlines())) <= 66
+    double = "void twice(float* x, long n) { for (long i = 0; i < n; i++) x[i] *= 2; }"
+    x = torch.arange(4.0)
+    lab.c_function(f'extern "C" {double}', "twice")(lab.address(x), 4)
+    assert x.tolist() == [0, 2, 4, 6]
+
+
+def test_memory_is_what_lies_at_the_address():
+    """Must catch: the shape's order instead of the memory's."""
+    x = torch.arange(6.0).view(2, 3)
+    assert memory_of(x.t()).tolist() == [0, 1, 2, 3, 4, 5]
+    assert memory_of(x[:, 1:]).tolist() == [1, 2, 3, 4]
+
+
+def test_the_ratio_is_of_cpu_time():
+    """Must catch: eager and compiled exchanged; a figure that lacks a size."""
+    x = torch.randn(200, 200)
+    assert lab.times_faster(lambda x: (x @ x) @ x @ x @ x, lambda x: x, x, turns=3) > 1
+    bars = lab.figure_of_ratios({"4 KB": 0.5, "4 MB": 3.0}, 4.5).data[0]
+    assert list(bars.x) == ["4 KB", "4 MB"] and list(bars.y) == [0.5, 3.0]
