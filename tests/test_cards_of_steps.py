@@ -6,8 +6,9 @@ import pytest
 from small_books import builder
 from told import told
 
-from bookkit import pairs, shards, stepper
+from bookkit import pairs, shards, stepper, tiles
 from coursekit.topics.collectives.steps import COLLECTIVES, stepper_steps
+from coursekit.topics.kernels.steps import tile_steps
 from coursekit.topics.tensor_parallelism.steps import FIRST_SHOWN, pair_steps
 from coursekit.topics.zero.moves import Update
 from coursekit.topics.zero.steps import shard_steps
@@ -16,6 +17,7 @@ from coursekit.topics.zero.steps import shard_steps
 CARDS = {
     "shards": (shards.card, shard_steps, (1, 4), (1, 4, 1), 10),
     "pairs": (pairs.card, pair_steps, ("tensor", 4), ("tensor", 4), FIRST_SHOWN),
+    "tiles": (tiles.card, tile_steps, (2,), (2,), 1),
     **{name: (stepper.card, stepper_steps, (name, 5), (name, 5), 1) for name in COLLECTIVES},
 }
 

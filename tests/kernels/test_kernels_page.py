@@ -1,4 +1,4 @@
-"""What the page and the lab of chapter 13 say, beside what runs: the stepper, the graph in the
+"""The page and the lab of chapter 13 beside what runs: the stepper, the graph in the
 picture, seconds of a chain, reasons of breaks, the C function."""
 
 import math
@@ -42,10 +42,9 @@ def test_the_picture_has_autograds_graph():
     names |= {n: torch.randn(*s, requires_grad=True) for n, s in (("w", (3, 2)), ("b", (2,)))}
     for line in CODE:
         exec(line, names)
-    nodes, at = [names["loss"].grad_fn], 0
-    while at < len(nodes):
-        nodes += [n for n, _ in nodes[at].next_functions if n is not None and n not in nodes]
-        at += 1
+    nodes = [names["loss"].grad_fn]
+    for node in nodes:
+        nodes += {n for n, _ in node.next_functions if n is not None}.difference(nodes)
     drawn = sorted(node.name for node in NODES)
     assert sorted(node.name().rpartition("::")[2] for node in nodes) == drawn
     kept = {node.name(): node for node in nodes}
@@ -57,7 +56,7 @@ def test_the_picture_has_autograds_graph():
 
 
 def test_seconds_of_a_chain():
-    """By hand: four launches of 5 µs against 36 bytes an element at 1 TB/s. Must catch: launches
+    """Four launches of 5 µs against 36 bytes an element at 1 TB/s. Must catch: launches
     added to bytes; a fused chain that takes more than one launch."""
     given = dict(operation_columns=1000, operation_element_bytes=4, operation_depth=4)
     given |= dict(chain_operands=1, launch_seconds=5e-6, memory_bytes_per_second=1e12)

@@ -13,19 +13,19 @@ def trips(drawing, top, kernels):
     """Memory above, kernels below, an arrow for each tensor that one of them reads or writes."""
     drawing.box(0, top, PICTURE_WIDTH, 26, "parameters pale", 4)
     drawing.text(8, top + 18, "memory", "small")
-    drawing.text(0, top + 122, "chip", "small soft")
+    drawing.text(0, top + 98, "chip", "small soft")
     room = (PICTURE_WIDTH - 36) / len(kernels)
     for number, (words, reads) in enumerate(kernels):
         x, wide = 36 + number * room, room - 10
-        drawing.box(x, top + 98, wide, 34, "forward", 4)
-        drawing.text(x + wide / 2, top + 120, words, "middle white")
+        drawing.box(x, top + 74, wide, 34, "forward", 4)
+        drawing.text(x + wide / 2, top + 96, words, "middle white")
         arrows = reads + 1
         for place in range(arrows):
             at = x + wide * (place + 0.5) / arrows
             if place < reads:
-                drawing.arrow(at, top + 28, at, top + 96, "communication thick")
+                drawing.arrow(at, top + 28, at, top + 72, "communication thick")
             else:
-                drawing.arrow(at, top + 96, at, top + 28, "backward thick")
+                drawing.arrow(at, top + 72, at, top + 28, "backward thick")
 
 
 def draw_nine_trips():
@@ -34,15 +34,15 @@ def draw_nine_trips():
     moved = reads + len(CHAIN)
     drawing.text(0, 14, f"four kernels, {moved} tensors move", "bold small")
     trips(drawing, 24, CHAIN)
-    drawing.text(0, 188, "one kernel, 2 tensors move", "bold small")
-    trips(drawing, 198, (("relu(x + b) · 0.5 + x", 1),))
+    drawing.text(0, 162, "one kernel, 2 tensors move", "bold small")
+    trips(drawing, 172, (("relu(x + b) · 0.5 + x", 1),))
     drawing.legend(262, 4, (("communication", "read"), ("backward", "written")), 70)
     words = (
         f"Above, four kernels in a row below a band that is the memory: {reads} arrows down, which"
         f" are reads, and {len(CHAIN)} up, which are results. The last kernel has two reads. Below,"
         " one kernel for all four operations, with one arrow down and one up."
     )
-    return drawing.svg(332, words)
+    return drawing.svg(282, words)
 
 
 # --- the graph that autograd builds ---------------------------------------------------------------
