@@ -23,14 +23,14 @@ def cross_entropy_kernel(
         higher = tl.maximum(highest, tl.max(x, axis=0))
         total = total * tl.exp(highest - higher) + tl.sum(tl.exp(x - higher), axis=0)
         highest = higher
-    log_sum = highest + tl.log(total)
     one = tl.arange(0, 1)
     target = tl.load(targets + row + one)
     known = (target >= 0) & (target < columns)
     score = tl.load(logits + row * columns + target, mask=known, other=float("nan"))
-    loss = tl.where(target == padding, 0.0, log_sum - tl.cast(score, WIDE))
+    loss = highest - tl.cast(score, WIDE) + tl.log(total)  # exact also for large logits
+    loss = tl.where(target == padding, 0.0, loss)
     tl.store(losses + row + one, loss)
-    tl.store(log_sums + row + one, log_sum)
+    tl.store(log_sums + row + one, highest + tl.log(total))
 
 
 def cross_entropy_backward_kernel(

@@ -21,7 +21,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, head_weight, targets, chunk, padding):
-        count, kind = (targets != padding).sum(), wide(hidden.dtype)
+        kind = wide(hidden.dtype)
+        count = (targets != padding).sum(dtype=kind)
         loss = hidden.new_zeros((), dtype=kind)
         hidden_grad = torch.empty_like(hidden)
         weight_grad = torch.zeros_like(head_weight, dtype=kind)

@@ -33,8 +33,8 @@ class Pointer:
         self.dtype = SimpleNamespace(element_ty=memory.element_type)
 
     def __add__(self, offset):
-        if np.asarray(offset).dtype.kind not in "iu":
-            raise BadArgument(f"moves {self.memory.name} by {offset!r}: offsets are whole numbers.")
+        if (kind := np.asarray(offset).dtype).kind not in "iu":
+            raise BadArgument(f"moves {self.memory.name} by {kind}: offsets are whole numbers.")
         return Pointer(self.memory, self.at + offset)
 
 
@@ -58,18 +58,18 @@ class tl:
     def load(self, pointer, mask=None, other=None):
         """Elements, and `other` where the mask is false. Without `other` NaN is there, because
         Triton promises nothing."""
-        inside, places = pointer.memory.touch(self.number, "reads", pointer.at, mask)
+        inside, places = pointer.memory.touch(self, "reads", pointer.at, mask)
         self.read += len(places) * pointer.memory.element_bytes
         return pointer.memory.load(inside, places, other)
 
     def store(self, pointer, value, mask=None):
-        inside, places = pointer.memory.touch(self.number, "writes", pointer.at, mask)
+        inside, places = pointer.memory.touch(self, "writes", pointer.at, mask)
         self.written += len(places) * pointer.memory.element_bytes
         pointer.memory.store(inside, places, value)
 
     def atomic_add(self, pointer, value, mask=None):
         """Adds to elements that other programs add to as well, in any order."""
-        inside, places = pointer.memory.touch(self.number, "adds to", pointer.at, mask)
+        inside, places = pointer.memory.touch(self, "adds to", pointer.at, mask)
         self.read += len(places) * pointer.memory.element_bytes
         self.written += len(places) * pointer.memory.element_bytes
         pointer.memory.store(inside, places, value, added=True)

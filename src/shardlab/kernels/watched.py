@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 NOBODY, SEVERAL, ADDED = -1, -2, -3  # instead of a program's number
+WHOLE = (np.int16, np.int32, np.int64)
 
 
 class OutOfBounds(IndexError):
@@ -55,7 +56,7 @@ class Memory:
             history[key] = np.full((2, size), NOBODY, np.int32)
         self.writer, self.reader = history[key][:, first : first + self.size]
 
-    def touch(self, program: int, does: str, at, mask) -> tuple[np.ndarray, np.ndarray]:
+    def touch(self, language, does: str, at, mask) -> tuple[np.ndarray, np.ndarray]:
         """(where the mask is true, in a tile's shape; the places there, in a row)"""
         at = np.asarray(at)
         inside = np.broadcast_to(True if mask is None else mask, at.shape)
@@ -66,25 +67,26 @@ class Memory:
                 f"{does} element {beyond:,} of {self.name}, which has {self.size:,}: a mask is"
                 " missing, or lets too much through."
             )
-        writer, reader = self.writer[places], self.reader[places]
-        self.refuse(does, "writes", places, writer, (NOBODY, program, ADDED * (does == "adds to")))
+        me, writer, reader = language.number, self.writer[places], self.reader[places]
+        self.refuse(language, does, "writes", places, writer, ADDED if does == "adds to" else me)
         if does == "reads":
-            alone = (reader == NOBODY) | (reader == program)
-            self.reader[places] = np.where(alone, program, SEVERAL)
+            self.reader[places] = np.where((reader == NOBODY) | (reader == me), me, SEVERAL)
             return inside, places
-        self.refuse(does, "reads", places, reader, (NOBODY, program))
+        self.refuse(language, does, "reads", places, reader, me)
         if does == "writes" and len(np.unique(places)) < len(places):
             raise Race(f"writes an element of {self.name} twice at once: strides are wrong.")
-        self.writer[places] = program if does == "writes" else ADDED
+        self.writer[places] = me if does == "writes" else ADDED
         return inside, places
 
-    def refuse(self, does: str, done: str, places, by, allowed: tuple) -> None:
+    def refuse(self, language, does: str, done: str, places, by, allowed: int) -> None:
         """A Race where another program has been."""
-        if (other := ~np.isin(by, allowed)).any():
-            name = {SEVERAL: "other programs", ADDED: "an atomic sum"}
-            found = name.get(int(by[other][0]), f"program number {by[other][0]}")
+        other = (by != NOBODY) & (by != language.number) & (by != allowed)
+        if other.any():
+            name = {SEVERAL: "several programs", ADDED: "an atomic sum"}.get(who := by[other][0])
+            if name is None:
+                name = f"program {tuple(map(int, np.unravel_index(who, language.grid)))}"
             raise Race(
-                f"{does} element {places[other][0]:,} of {self.name}, which {found} {done}:"
+                f"{does} element {places[other][0]:,} of {self.name}, which {name} {done}:"
                 " programs run in any order, or at once."
             )
 
@@ -101,8 +103,11 @@ class Memory:
     def store(self, inside, places, value, added=False) -> None:
         """Write a tile's elements, rounded to the tensor's type."""
         value = np.broadcast_to(value, inside.shape)[inside]
-        if value.dtype.kind == "f" and self.flat.dtype.kind != "f" and not self.is_bf16:
-            raise BadArgument(f"writes {value.dtype} to {self.name}, which is {self.flat.dtype}.")
+        if places.size and value.dtype.kind == "f" and self.element_type in WHOLE:
+            raise BadArgument(
+                f"writes {value.dtype} to element {places[0]:,} of {self.name}, which is"
+                f" {self.flat.dtype}."
+            )
         if added:
             np.add.at(self.flat, places, value)
         elif self.is_bf16:

@@ -1,0 +1,127 @@
+"""The tile language: faults by name, bytes, types, and views of one tensor."""
+
+import re
+
+import pytest
+import torch
+from broken import BAD, BROKEN, launch_broken
+
+from shardlab.kernels.tiles import run, tl
+from shardlab.kernels.watched import BadArgument, Race, rounded_to_bf16
+
+
+@pytest.mark.parametrize("kernel", BROKEN, ids=lambda kernel: kernel.__name__)
+def test_broken_kernels_are_named(kernel):
+    """Must catch: a bound that is one too high; only the last reader remembered; a program that
+    takes its own work for another's; an atomic sum that plain stores may overwrite."""
+    kind, sentence = BROKEN[kernel]
+    with pytest.raises(kind, match=f"^{re.escape(f'program {sentence}')}$"):
+        launch_broken(kernel)
+
+
+@pytest.mark.parametrize("row", BAD, ids=lambda row: f"{row[0].__name__}-{row[1].dtype}")
+def test_bad_arguments_are_named(row):
+    """Must catch: a block of any size; a fraction that is cut off; strides that are ignored."""
+    kernel, x, out = row
+    with pytest.raises(BadArgument, match=f"^{re.escape(BAD[row])}$"):
+        run(kernel, (1,), x, out)
+
+
+def doubles_in_place(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def test_views_share_what_was_done():
+    """An element that one program reads and writes is no race, under one name or two. A view that
+    begins elsewhere is.
+
+    Must catch: a history of each argument instead of each storage; a view's place in its storage
+    left out."""
+    x = torch.arange(10.0)
+    run(doubles_in_place, (3,), x, x, 10, BLOCK=4)
+    assert torch.equal(x, 2 * torch.arange(10.0))
+    with pytest.raises(Race, match="writes element 2 of out, which program .0, 0, 0. reads"):
+        run(doubles_in_place, (2,), x[4:8], x[2:6], 4, BLOCK=2)
+
+
+def counts(x, out, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(out + tl.load(x + at), 1)
+
+
+def test_atomic_sums():
+    """A histogram: several elements of a tile, and of other tiles, add to one place.
+
+    Must catch: the last of several that is kept; bytes of the read left out."""
+    x, out = torch.randint(0, 5, (64,)), torch.zeros(5, dtype=torch.int32)
+    moved = run(counts, (8,), x, out, BLOCK=8)
+    assert torch.equal(out.long(), torch.bincount(x, minlength=5))
+    assert (moved.read, moved.written) == (64 * 8 + 64 * 4, 64 * 4)
+
+
+def sums_masked(x, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out, tl.sum(tl.load(x + at, mask=at < n), axis=0))
+
+
+def test_nothing_is_promised_beyond_a_mask():
+    """Must catch: zeros beyond a mask without `other`, under which a sum is right by luck."""
+    out = torch.zeros(1)
+    run(sums_masked, (1,), torch.ones(3), out, 3, BLOCK=4)
+    assert out.isnan().all()
+
+
+def copies(x, out, rows, row_stride, column_stride, COLUMNS: tl.constexpr):
+    row, column = tl.program_id(0), tl.arange(0, COLUMNS)
+    tile = tl.load(x + row * row_stride + column * column_stride)
+    tl.store(out + row * COLUMNS + column, tile)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(4, 6).t()[:4],
+        torch.randn(4, 9)[:, 1:9:2],
+        torch.randn(8, 4)[::2],
+        torch.randn(1, 4).expand(4, 4),
+        torch.randn(4, 4, 3)[..., 1],
+    ],
+    ids=["transposed", "every second", "rows", "expanded", "a slice"],
+)
+def test_strides_that_are_passed(x):
+    """Must catch: places counted from the storage's beginning; a size without the strides."""
+    out = torch.empty(4, 4)
+    run(copies, (4,), x, out, 4, *x.stride(), COLUMNS=4)
+    assert torch.equal(out, x)
+
+
+def casts(x, out, n, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.cast(tl.load(x + at), KIND))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64, torch.int32])
+def test_types_round_as_in_pytorch(kind):
+    """Must catch: bits that are cut off; ties away from even; NaN that becomes infinite."""
+    x = torch.randn(1024) * 100
+    x[:4] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, -0.0])
+    if kind is not torch.int32:
+        x[4:6] = torch.tensor([torch.nan, torch.inf])
+    x = x.clamp(-6e4, 6e4) if kind in (torch.float16, torch.int32) else x
+    for out in (torch.empty(1024), torch.empty(1024, dtype=kind)):
+        run(casts, (1,), x, out, 1024, KIND=kind, BLOCK=1024)
+        assert torch.equal(out.nan_to_num(7), x.to(kind).to(out.dtype).nan_to_num(7))
+    assert rounded_to_bf16(1.0) == 1
+
+
+def names_axes(out, WIDTH: tl.constexpr):
+    at = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * WIDTH + tl.program_id(2)
+    tl.store(out + at, at + tl.cdiv(7, 2))
+
+
+def test_a_grid_of_three_axes():
+    """Must catch: axes in another order; a program that runs twice or never."""
+    out = torch.zeros(24)
+    run(names_axes, (2, 3, 4), out, WIDTH=4)
+    assert torch.equal(out, torch.arange(24.0) + 4)
