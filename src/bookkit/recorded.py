@@ -250,19 +250,29 @@ def _virtual_published(recording):
 
 
 def _virtual_rungs(recording):
-    """(a table of the rungs of one GPU, nothing to say)"""
+    """(a table of the rungs of one GPU, how near those are that nothing was fitted to)"""
+    found = recording.find("virtual.rung")
     cells = [
         [
             row.case["rung"],
+            "fitted" if row.case["fitted"] else "held out",
             f"{1000 * row.case['recorded_seconds']:.1f} ms",
             f"{row.case['gpu_busy']:.0%}",
             f"{1000 * row.value * row.case['recorded_seconds']:.1f} ms",
             f"{row.value:.2f}",
         ]
-        for row in recording.find("virtual.rung")
+        for row in found
     ]
-    heads = ["", "Recorded", "GPU busy", "Virtual", "Virtual over recorded"]
-    return node_table(heads, cells, numeric=range(1, 5)), ""
+    heads = ["", "", "Recorded", "GPU busy", "Virtual", "Virtual over recorded"]
+    return node_table(heads, cells, numeric=range(2, 6)), said_of_rungs(found)
+
+
+def said_of_rungs(rows):
+    held = [row.value for row in rows if not row.case["fitted"]]
+    return (
+        f"The {len(held)} steps held out took {min(held):.2f} to {max(held):.2f} of their recorded"
+        " seconds. "
+    )
 
 
 def _shared_case(rows):

@@ -8,12 +8,14 @@ show_step(step, "stage 3")
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
 
+from coursekit.planner.fits import family_of
 from coursekit.planner.speeds import BANDWIDTH_SHARE, host_rate, link_rates
-from ranklab.virtual import GPU, Links, VirtualGPU, VirtualGPUs, VirtualStep
+from ranklab.virtual import GPU, Links, NCCLLinks, VirtualGPU, VirtualGPUs, VirtualStep
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 from ..formulas import quantities
@@ -35,6 +37,7 @@ def virtual_gpu(gpu: str = "H100 SXM 80GB", ranks_per_node: int = 8) -> VirtualG
     return VirtualGPU(preset_gpu(gpu, ranks_per_node))
 
 
+SWITCHES_ADD = "H100", "H200", "B200", "GB200", "B300", "GB300"  # NVLink's, NVLS
 HARDWARE = {row["name"]: row for row in rows_of_table("hardware.csv")}
 
 
@@ -53,6 +56,31 @@ def preset_gpu(name: str, ranks_per_node: int = 8) -> GPU:
         host_bytes_per_second=host_rate(name),
         tf32_flops_per_second=BANDWIDTH_SHARE * tf32,
         name=name,
+    )
+
+
+CLOCK = {row["name"]: float(row["value"]) for row in rows_of_table("virtual.csv")}
+
+
+def recorded_gpu(name: str, ranks_per_node: int = 8) -> GPU:
+    """A preset's GPU with the shares of its datasheet that were recorded on an H100, or fitted to
+    its steps (data/virtual.csv), and messages as NCCL sends them."""
+    whole, family = preset_gpu(name, ranks_per_node), family_of(name)
+    products = CLOCK["product_share"] / BANDWIDTH_SHARE
+    switch = CLOCK["switch_share_blackwell" if "B" in family else "switch_share_hopper"]
+    adds = whole.links.node_bytes_per_second / BANDWIDTH_SHARE * switch * (family in SWITCHES_ADD)
+    own = "attention_share", "unaligned_share", "product_seconds", "kernel_seconds"
+    own += "launch_seconds", "dtensor_seconds", "message_seconds", "contention"
+    return replace(
+        whole,
+        flops_per_second={of: products * rate for of, rate in whole.flops_per_second.items()},
+        tf32_flops_per_second=products * whole.tf32_flops_per_second,
+        memory_bytes_per_second=CLOCK["memory_share"]
+        / BANDWIDTH_SHARE
+        * whole.memory_bytes_per_second,
+        memory_share=CLOCK["other_share"],
+        links=NCCLLinks(*link_rates(name), ranks_per_node, switch_bytes_per_second=adds),
+        **{one: CLOCK[one] for one in own},
     )
 
 

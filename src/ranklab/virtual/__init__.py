@@ -8,6 +8,7 @@ contents, and a clock for every stream.
     print(step)
 
 hardware.py     the numbers of a GPU and its links
+nccl.py         which way NCCL takes for a message
 operators.py    bytes and operations of an operator
 clock.py        host, streams, spans
 streams.py      streams and events, under torch's names
@@ -22,7 +23,8 @@ report.py       the table and the trace
 from .gpu import VirtualGPU, VirtualGPUs
 from .hardware import GPU, Links, NoContents, UnknownSpeed
 from .loading import VirtualLoader
+from .nccl import NCCLLinks
 from .report import VirtualStep
 
 __all__ = ["GPU", "Links", "NoContents", "UnknownSpeed", "VirtualGPU", "VirtualGPUs"]
-__all__ += ["VirtualLoader", "VirtualStep"]
+__all__ += ["NCCLLinks", "VirtualLoader", "VirtualStep"]

@@ -20,6 +20,7 @@ MAIN = "compute"
 # why a stream has nothing to do
 MESSAGE, OTHER_RANKS, STREAM, HOST = "message", "other ranks", "other stream", "host"
 LATE_BATCH = "data"
+SLOWED = "slowed by messages"
 
 
 class StreamSpan(NamedTuple):
@@ -36,8 +37,14 @@ class StreamSpan(NamedTuple):
 
 
 class VirtualClock:
-    def __init__(self):
-        self.host = 0
+    """`contention` is the share of a message's time by which kernels take longer that run on MAIN
+    meanwhile."""
+
+    def __init__(self, contention: float = 0.0):
+        self.host, self.contention = 0, contention
+        self.sent: list[
+            tuple[int, int]
+        ] = []  # messages that may end after what MAIN has been given
         self.free: dict[Hashable, int] = defaultdict(int)  # stream -> when its last work ends
         self.spans: list[StreamSpan] = []
         self.gaps: list[StreamSpan] = []
@@ -55,9 +62,28 @@ class VirtualClock:
         """Occupy the stream; returns the end."""
         self._idle_until(stream, self.host, HOST)
         start = self.free[stream]
+        if stream == MAIN and self.sent:
+            self.sent = [one for one in self.sent if one[1] > start]
+            hidden = sum(shared(start, start + nanoseconds, *one) for one in self.sent)
+            nanoseconds += round(self.contention * hidden)
         end = self.free[stream] = start + nanoseconds
         self.spans.append(StreamSpan(stream, name, phase, start, end))
         return end
+
+    def slow(self, start: int, end: int, phase: str = ""):
+        """A message, of which the end is known now, slows the kernels that MAIN was given before,
+        and those that come."""
+        if not self.contention:
+            return
+        hidden = 0
+        for span in reversed(self.spans):
+            if span.stream == MAIN:
+                if span.end <= start:
+                    break
+                hidden += shared(span.start, span.end, start, end)
+        if longer := round(self.contention * hidden):
+            self.work(MAIN, SLOWED, longer, phase)
+        self.sent.append((start, end))
 
     def wait(self, stream: Hashable, until: int, reason: str = STREAM, others: int = 0):
         """Let the stream start nothing new before `until`. Before `others` it waits for other
@@ -96,3 +122,8 @@ class VirtualClock:
         if until > self.free[stream]:
             self.gaps.append(StreamSpan(stream, reason, "", self.free[stream], until))
             self.free[stream] = until
+
+
+def shared(start: int, end: int, other_start: int, other_end: int) -> int:
+    """The time that both spans have."""
+    return max(0, min(end, other_end) - max(start, other_start))

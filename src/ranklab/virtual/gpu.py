@@ -14,9 +14,9 @@ not exist; whatever reads one, as .item() does, waits for the GPU and gets a 1.
 PyTorch's own DDP, ZeroRedundancyOptimizer, fully_shard, DTensor and pipelining run here as this
 book's code does. fully_shard cannot offload: fake tensors have no pinned memory.
 
-Not modelled: kernels that slow each other or messages down, clocks that throttle, the rates of
-small matrices, Python's own time between two launches, memory and its limit, the host's memory but
-for copies to and from what is pinned.
+Not modelled: kernels of two streams that slow each other, or slow messages; clocks that throttle;
+Python's own time but around messages and DTensor's operators; memory and its limit; the host's
+memory but for copies to and from what is pinned.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,10 +47,9 @@ from shardlab.common.torch_internals import (
 
 from . import functional
 from .clock import VirtualClock
-from .hardware import GPU, NoContents
+from .hardware import GPU, NoContents, nanoseconds
 from .messages import Messages
 from .operators import (
-    ATTENTION,
     READ_VALUES,
     RETURN_TRUE,
     aten,
@@ -71,7 +70,7 @@ class VirtualGPU(TorchDispatchMode):
 
     def __init__(self, gpu: GPU):
         super().__init__()
-        self.gpu, self.clock = gpu, VirtualClock()
+        self.gpu, self.clock = gpu, VirtualClock(gpu.contention)
         self.streams = VirtualStreams(self.clock)
         self.messages = Messages(gpu, self.streams, self.phase)
         self.functional, self.pinned = functional.Functional(), PinnedMemory(gpu, self.clock)
@@ -123,10 +122,11 @@ class VirtualGPU(TorchDispatchMode):
         return self.latest
 
     def __torch_dispatch__(self, function, types, args=(), named=None):
-        if function.namespace == "prim" or not all(
-            issubclass(kind, OF_THIS_RANK) for kind in types
-        ):
-            return NotImplemented  # a property; DTensor, which calls again with this rank's part
+        if function.namespace == "prim":
+            return NotImplemented  # a property
+        if not all(issubclass(kind, OF_THIS_RANK) for kind in types):
+            self.clock.host += nanoseconds(self.gpu.dtensor_seconds)
+            return NotImplemented  # DTensor, which calls again with this rank's part
         named, packet = named or {}, function.overloadpacket
         given = tensors_in((args, named))
         if of_the_host(given, named):
@@ -168,10 +168,11 @@ class VirtualGPU(TorchDispatchMode):
         if spent and on_gpu(tensors_in((args, named, result))):
             self.clock.launch(self.gpu.launch_nanoseconds)
             packet = function.overloadpacket
-            how = packet in ATTENTION, rounds_to_tf32(packet)
-            duration = self.gpu.operator_nanoseconds(*spent, *how)
+            duration = self.gpu.operator_nanoseconds(*spent, tf32=rounds_to_tf32(packet))
+            kernels = launches(function, args, named, result)
+            duration += kernels * nanoseconds(self.gpu.kernel_seconds)
             self.clock.work(self.streams.current, packet.__name__, duration, self.phase())
-            for _ in range(launches(function, args, named, result) - 1):  # beside the first kernel
+            for _ in range(kernels - 1):  # beside the first
                 self.clock.launch(self.gpu.launch_nanoseconds)
 
     def functional_collective(self, name: str, x: Tensor, *args) -> Tensor:

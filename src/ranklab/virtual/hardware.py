@@ -11,6 +11,7 @@ coursekit.lab.virtual_gpus takes them from the book's presets.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
@@ -55,15 +56,6 @@ class Links:
         n, nodes = len(ranks), self.nodes(ranks)
         if n == 1:
             return 0.0
-        rate = self.node_bytes_per_second
-        if nodes > 1:
-            cards = n // nodes * self.network_bytes_per_second
-            if not cards:
-                raise UnknownSpeed(
-                    f"ranks {ranks[0]} to {ranks[-1]} are on {nodes} nodes of {self.ranks_per_node}"
-                    " ranks, and the links have no network_bytes_per_second: give it."
-                )
-            rate = min(rate, cards) if n > nodes else cards
         if operation in ROUNDS:
             steps_inside, steps_across, share = n - nodes, nodes - 1, (n - 1) / n
             rounds = ROUNDS[operation]
@@ -72,22 +64,53 @@ class Links:
         latency = (
             steps_inside * self.node_latency_seconds + steps_across * self.network_latency_seconds
         )
-        return rounds * (latency + share * nbytes / rate)
+        return rounds * (latency + share * nbytes / self.rate(ranks))
+
+    def rate(self, ranks: list[int]) -> float:
+        """Bytes per second of all rings through these ranks at once."""
+        n, nodes, rate = len(ranks), self.nodes(ranks), self.node_bytes_per_second
+        if nodes == 1:
+            return rate
+        cards = n // nodes * self.network_bytes_per_second
+        if not cards:
+            raise UnknownSpeed(
+                f"ranks {ranks[0]} to {ranks[-1]} are on {nodes} nodes of {self.ranks_per_node}"
+                " ranks, and the links have no network_bytes_per_second: give it."
+            )
+        return min(rate, cards) if n > nodes else cards
+
+
+class Kernel(Enum):
+    """Kinds of kernels, each of which reaches another share of a GPU's rates."""
+
+    STREAM = "copies, and operations on lists of tensors, as optimizers have"
+    OTHER = "elementwise, norms, softmax, sums"
+    PRODUCT = "matrix products"
+    ATTENTION = "fused attention"
 
 
 @dataclass(frozen=True)
 class GPU:
-    """The speed of a GPU and of its links. Rates are those of large matrices."""
+    """The speed of a GPU and of its links. Rates are those of large matrices and of a large copy;
+    by themselves all kernels reach them."""
 
     flops_per_second: Mapping[torch.dtype, float]
     memory_bytes_per_second: float
     links: Links | None = None
     launch_seconds: float = 5e-6  # of the host's time, for each operator and each message
+    message_seconds: float = 0.0  # of the host's time beside the launch: Python around a message
+    dtensor_seconds: float = 0.0  # of the host's time, for each operator on a DTensor
+    contention: float = 0.0  # of a message's time, by which kernels beside it take longer
     host_bytes_per_second: float = 0.0  # to the host's memory, each way at once
     # of this rate, where the host's memory is not pinned: an H100 copied 8.8 GB/s instead of 55.0
     pageable_share: float = 0.16
     tf32_flops_per_second: float = 0.0  # 0: this GPU has no TF32
     attention_share: float = 1.0  # of a product's rate, which fused attention reaches
+    # of a product's rate on tensor cores, where a matrix's rows are not whole pieces of 16 bytes
+    unaligned_share: float = 1.0
+    kernel_seconds: float = 0.0  # of each kernel beside its work, between one and the next
+    product_seconds: float = 0.0  # of each product beside its operations: to fill and drain the GPU
+    memory_share: float = 1.0  # of the memory's rate, which kernels of kind OTHER reach
     name: str = "a virtual GPU"
 
     @property
@@ -99,12 +122,14 @@ class GPU:
         flops: int,
         nbytes: int,
         dtype: torch.dtype | None,
-        attention: bool = False,
+        kernel: Kernel = Kernel.OTHER,
+        aligned: bool = True,
         tf32: bool = False,
     ) -> int:
         """Memory and arithmetic work at once: the slower of the two counts. With `tf32` PyTorch may
         round the factors of products in fp32."""
-        seconds = nbytes / self.memory_bytes_per_second
+        share = self.memory_share if kernel is Kernel.OTHER else 1.0
+        seconds = nbytes / (share * self.memory_bytes_per_second)
         if flops:
             rounded = tf32 and dtype is torch.float32 and self.tf32_flops_per_second
             rate = rounded or self.flops_per_second.get(dtype)
@@ -114,8 +139,10 @@ class GPU:
                     f"{self.name} has no rate for products of {dtype}: its flops_per_second has"
                     f" {known}."
                 )
-            share = self.attention_share if attention else 1.0
-            seconds = max(seconds, flops / (share * rate))
+            share = self.attention_share if kernel is Kernel.ATTENTION else 1.0
+            if not aligned and (rounded or dtype is not torch.float32):
+                share *= self.unaligned_share
+            seconds = max(seconds, flops / (share * rate)) + self.product_seconds
         return nanoseconds(seconds)
 
     def copy_nanoseconds(self, nbytes: int, pinned: bool = True) -> int:

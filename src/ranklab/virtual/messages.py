@@ -24,7 +24,7 @@ from shardlab.common.torch_internals import (
 )
 
 from .clock import MESSAGE
-from .hardware import GPU
+from .hardware import GPU, nanoseconds
 from .streams import VirtualStreams
 
 SINGLE = ("send", "recv")
@@ -45,6 +45,7 @@ class Messages:
         if not any(map(is_fake, call.own)):
             return None
         self.clock.launch(self.gpu.launch_nanoseconds)
+        self.clock.host += nanoseconds(self.gpu.message_seconds)
         work = VirtualWork(self, call)
         self.pending.setdefault(work.communicator, []).append(work)
         self.kept.append(work)
@@ -104,6 +105,8 @@ class VirtualWork(dist.Work):
         duration = self.messages.gpu.message_nanoseconds(call.name, call.nbytes, self.ranks)
         clock.wait(self.communicator, self.all_came)
         self.end = clock.work(self.communicator, call.name, duration, self.phase)
+        if call.name not in SINGLE:  # copies take no kernels
+            clock.slow(self.end - duration, self.end, self.phase)
         self.call = self.others = None
 
     def wait(self, *timeout) -> bool:

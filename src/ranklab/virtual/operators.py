@@ -18,6 +18,8 @@ from shardlab.common.torch_internals import (
     written_lists,
 )
 
+from .hardware import Kernel
+
 aten = torch.ops.aten
 
 
@@ -46,12 +48,16 @@ ATTENTION = {*FUSED_ATTENTION, *FUSED_ATTENTION_BACKWARD}
 # many chunks: ATen/native/cuda/MultiTensorApply.cuh of torch 2.13 for CUDA 13
 MOST_TENSORS, MOST_CHUNKS, CHUNK = (770, 448, 336, 252, 210), 2240, 65_536
 OF_LISTS = "_foreach_", "_fused_", "_amp_foreach_"
+STREAMED = operators("copy_ clone cat fill_ zero_")
+TENSOR_CORE_BYTES = 16  # of which a matrix's rows are whole multiples, for tensor cores
 
 
 class Cost(NamedTuple):
     flops: int
     nbytes: int
     dtype: torch.dtype | None  # in which it multiplies
+    kernel: Kernel = Kernel.STREAM
+    aligned: bool = True  # its matrices, for tensor cores
 
 
 def cost(function, args: tuple, named: dict, result) -> Cost | None:
@@ -82,7 +88,23 @@ def cost(function, args: tuple, named: dict, result) -> Cost | None:
     read = tensors_in(read)
     flops = multiplied_flops(packet, given, args, named, result)
     dtype = next((x.dtype for x in read if x.is_floating_point()), None) if flops else None
-    return Cost(flops, sum(map(different_bytes, [*read, *out])), dtype)
+    aligned = not flops or all(map(rows_are_aligned, [*read, *out]))
+    moved = sum(map(different_bytes, [*read, *out]))
+    return Cost(flops, moved, dtype, kind_of(function, flops), aligned)
+
+
+def kind_of(function, flops: int) -> Kernel:
+    packet = function.overloadpacket
+    if flops:
+        return Kernel.ATTENTION if packet in ATTENTION else Kernel.PRODUCT
+    copies = packet in STREAMED or function.namespace == "fsdp"
+    return Kernel.STREAM if copies or packet.__name__.startswith(OF_LISTS) else Kernel.OTHER
+
+
+def rows_are_aligned(matrix: Tensor) -> bool:
+    """A bias has one row, which begins where memory was given out."""
+    strides = matrix.stride()[-2:] if matrix.dim() > 1 else ()
+    return not max(strides, default=0) * matrix.element_size() % TENSOR_CORE_BYTES
 
 
 def rounds_to_tf32(packet) -> bool:

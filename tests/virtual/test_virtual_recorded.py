@@ -1,0 +1,132 @@
+"""How near a virtual H100 is to what was recorded on one and to what others published, and what
+each of its constants does."""
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_virtual_gpu import SIMPLE, spans_of
+from test_virtual_race import RECORDED
+
+from coursekit.lab.virtual import recorded_gpu
+from coursekit.topics.collectives import published
+from ranklab.virtual import Links, NCCLLinks, VirtualGPUs
+
+HELD_OUT = 0.15  # of the recorded or published seconds, at most
+
+
+def test_rungs_that_nothing_was_fitted_to():
+    """Must catch: a constant that fits one half of the rungs alone; a rung left out; every rung
+    fitted."""
+    held = RECORDED.find("virtual.rung", fitted=False)
+    assert len(held) == 6 == len(RECORDED.find("virtual.rung", fitted=True))
+    assert all(abs(row.value - 1) <= HELD_OUT for row in held), held
+
+
+@pytest.mark.parametrize(
+    "name, times, nodes, middle, widest",
+    [
+        ("A100 SXM 80GB", [1e-6 * time for time in published.A100], 1, (0.85, 1.0), (0.55, 1.1)),
+        ("H200 SXM", published.H200, 1, (0.9, 1.1), (0.75, 1.35)),
+        ("B200 SXM", published.B200, 1, (0.8, 1.1), (0.5, 1.2)),
+        ("B200 SXM", published.FOUR_B200, 4, (0.9, 1.15), (0.75, 1.25)),
+    ],
+)
+def test_messages_take_the_time_of_published_ones(name, times, nodes, middle, widest):
+    """All-reduces of 32 KiB (of four nodes 256 KiB) to 16 GiB as a framework timed them: with its
+    launch, 25 µs. Nothing is fitted. The four nodes have EFA.
+
+    Must catch: one protocol for all sizes; a ring of 14 steps for a short message; no switch that
+    adds; latencies of a node between nodes."""
+    links, n = replace(recorded_gpu(name).links, infiniband=False), 8 * nodes
+    nbytes = published.sizes((256 if nodes > 1 else 32) << 10, len(times))
+    if times[0] > 1e-2:  # GB/s of the bus
+        times = [published.from_bus(size, n, rate) for size, rate in zip(nbytes, times)]
+    found = [
+        (25e-6 + links.seconds("all_reduce", size, list(range(n)))) / time
+        for size, time in zip(nbytes, times)
+    ]
+    assert middle[0] <= median(found) <= middle[1], found
+    assert widest[0] <= min(found) and max(found) <= widest[1], found
+
+
+def test_a_tree_between_nodes_and_a_ring_for_what_is_gathered():
+    """256 A100 in 32 nodes summed 8 to 128 bytes in 62.0 to 65.6 µs (NCCL issue 652), where a ring
+    takes ten times as long.
+
+    Must catch: a ring alone between nodes; a tree for a gather, which has none."""
+    links, ranks = recorded_gpu("A100 SXM 40GB").links, list(range(256))
+    assert 62e-6 < links.seconds("all_reduce", 128, ranks) < 66e-6
+    assert links.seconds("all_gather", 128, ranks) > 200e-6
+    assert links.seconds("all_reduce", 1, [3]) == 0
+    lone = NCCLLinks(1e9, ranks_per_node=4)
+    assert lone.seconds("send", 1_000, [0, 1]) == pytest.approx(1e-6 + lone.node_latency_seconds)
+
+
+def test_each_kind_of_kernel_has_its_share():
+    """Must catch: a copy as slow as a norm; a product whose rows of 16 bytes are taken for odd, or
+    odd ones for whole; tensor cores blamed in fp32; a kernel, or one of a list's, without its own
+    time."""
+    shares = dict(memory_share=0.5, unaligned_share=0.25, product_seconds=2e-6)
+    rates = {torch.float32: 1e10, torch.bfloat16: 4e10}
+    gpu = replace(SIMPLE, **shares, kernel_seconds=1e-6, flops_per_second=rates)
+
+    def work(x, y, odd, even):
+        x + x
+        y.copy_(x)
+        torch._foreach_add([x, y], 1)
+        even @ even
+        odd @ odd
+        odd.float() @ odd.float()
+
+    def made():
+        squares = [torch.ones(size, size, dtype=torch.bfloat16) for size in (1001, 1000)]
+        return [torch.ones(1000), torch.ones(1000), *squares]
+
+    spans = [nanoseconds for _, nanoseconds in spans_of(work, gpu, made)[0]]
+    add, copy, lists, even, odd, *_, exact = spans
+    assert (add, copy, lists) == (1_000 + 2 * 12_000, 1_000 + 8_000, 1_000 + 16_000)
+    assert even == 3_000 + 2e9 * 1000**3 / 4e10
+    assert odd == exact == 3_000 + round(2e9 * 1001**3 / 1e10)
+
+
+def test_messages_slow_the_kernels_beside_them():
+    """A message of 1,000 µs beside two kernels of 600 µs: its end is known after the first.
+
+    Must catch: kernels slowed that run before or after the message; none slowed that were given
+    before its end is known, or after."""
+    gpu = replace(SIMPLE, launch_seconds=0, links=Links(1e9, node_latency_seconds=0))
+    found = []
+    for contention in (0, 0.5):
+        with VirtualGPUs(2, replace(gpu, contention=contention)) as own:
+            x, y = torch.ones(250_000), torch.ones(50_000)
+            with own.step() as step:
+                y + y
+                message = dist.all_reduce(x, async_op=True)
+                y + y
+                with torch.cpu.stream(torch.cpu.Stream()):
+                    message.wait()
+                y + y
+                y + y
+        found.append([s.end - s.start for s in step.spans if s.stream == "compute"])
+    assert found == [4 * [600_000], [600_000, 600_000, 300_000, 650_000, 600_000]]
+
+
+def test_the_host_dispatches_dtensors_slowly():
+    """Must catch: an operator on a DTensor that costs its host no more than a launch; the host of
+    a message forgotten."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate
+
+    gpu = replace(SIMPLE, launch_seconds=0, dtensor_seconds=1e-3, message_seconds=1e-2)
+    with VirtualGPUs(2, gpu) as own:
+        mesh = init_device_mesh("cpu", (2,))
+        x = DTensor.from_local(torch.ones(1), mesh, [Replicate()], run_check=False)
+        host = own.clock.host
+        x + x
+        assert own.clock.host - host == 1_000_000
+        host = own.clock.host
+        dist.all_reduce(torch.ones(1))
+        assert own.clock.host - host >= 10_000_000
