@@ -122,7 +122,10 @@ PACKING = Explorer(
                 "tokens of a document, logarithmic", "exact", ticks=(16, 256, 4096, 65_536)
             ),
             y=CurveAxis(
-                "share of rows, or of tokens", "percent", scale="linear", ticks=(0, 0.25, 0.5, 0.75, 1)
+                "share of rows, or of tokens",
+                "percent",
+                scale="linear",
+                ticks=(0, 0.25, 0.5, 0.75, 1),
             ),
             lines=(
                 Line("padded_row_share", "single: padding"),
