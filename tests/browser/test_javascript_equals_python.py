@@ -93,7 +93,7 @@ def arbitrary(spec, chance):
             values["sequence"] = t * chance.randint(1, 999)
             values["regather"] = chance.randint(0, values["sequence_parallel"])
         if "heads" in values:
-            values["heads"] = values["key_value_heads"] * chance.randint(1, 9)
+            values["heads"] = values.get("key_value_heads", 1) * chance.randint(1, 9)
             values["hidden"] = values["heads"] * chance.randint(1, 257)
         if "expert_parallel" in values:  # a rank of any layout
             p = values["pipeline_parallel"] = chance.randint(1, 8)

@@ -184,6 +184,14 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
         pipeline has a copy at each end"""
         return where(q.pipeline_parallel > 1, 0, q.tied_head)
 
+    @BOOK.own(source="definition", measured_by=_PEAKS)
+    def product_share_layers(q):
+        r"""L_\text{share} | count | whole layers in a stage's even share of all products, the head's
+        among them"""
+        return floor_div(
+            q.layers * q.matrix_parameters, q.pipeline_stages * q.stack_matrix_parameters
+        )
+
     @BOOK.own(source="nanotron@01de8d9, models/base.py", measured_by=_PEAKS, choice=True, least=1)
     def first_stage_layers(q):
         r"""L_\text{fullest} | count | layers of the first stage, the most that one has: an even
@@ -191,13 +199,7 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
         exceeds the share"""
         return where(
             q.cut_by_products * q.pipeline_parallel > 1,
-            minimum(
-                q.layers,
-                1
-                + floor_div(
-                    q.layers * q.matrix_parameters, q.pipeline_stages * q.stack_matrix_parameters
-                ),
-            ),
+            minimum(q.layers, 1 + q.product_share_layers),
             q.stage_layers,
         )
 
