@@ -401,6 +401,22 @@ def test_the_contents_open_on_a_phone(browser, homes):
         page.wait_for_url("**/hardware.html")
 
 
+LETTERS = """() => [...document.querySelectorAll(".plotly-figure text")]
+  .filter(text => text.textContent.trim() && getComputedStyle(text).visibility !== "hidden")
+  .map(text => [text.getScreenCTM(), parseFloat(getComputedStyle(text).fontSize)])
+  .map(([scale, size]) => size * Math.hypot(scale.a, scale.b))"""
+
+
+def test_letters_of_schedules_can_be_read_on_a_phone(browser, homes):
+    """Must catch: no wider figure for small letters; no higher one for a title of two lines, which
+    makes the bars lower and the letters in them smaller, however wide the figure is."""
+    with new_context(browser, viewport=PHONE, has_touch=True, is_mobile=True) as context:
+        page = context.new_page()
+        open_page(page, f"{homes['file']}/labs/08-pipelines.html")
+        letters = page.evaluate(LETTERS)
+    assert len(letters) > 100 and min(letters) > 9.8
+
+
 # ---------------------------------------------------------------- what the tests above can see
 
 

@@ -50,6 +50,7 @@
     });
     if (width < 520) {
       result.margin = Object.assign({}, result.margin, { l: 8, r: 8, t: 24 + 24 * lines });
+      if (result.height) result.height *= 1.1; // a title of two lines takes height from the bars, and letters from them
       result.legend = Object.assign({}, result.legend, { orientation: "h", x: 0, y: -0.2, yanchor: "top", xanchor: "left" });
     } else {
       result.margin = Object.assign({ l: 60, r: 20, t: 24 + 24 * lines, b: 50 }, result.margin);
