@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
@@ -159,6 +160,30 @@ def test_settings_of_a_job_that_ended_well_stay():
             with pytest.raises(RankError, match="All ranks live on"):
                 world.run(fails)
             assert world.run(settings) == chosen
+
+
+def test_a_broken_group_gives_its_threads_back():
+    """A rank whose group was cut gets another one. Threads of the old one end with its last holder.
+
+    Must catch: the old group kept by the worker, by an error or by a frame of it; a group that is
+    never destroyed."""
+
+    def threads():
+        import os
+
+        return len(os.listdir("/proc/self/task"))
+
+    fails = "kept = dist.group.WORLD\nif rank: raise ValueError\ndist.all_reduce(torch.ones(1))"
+    with ranks(2, device="cpu", announce=False) as world:
+        before = world.run(threads)
+        for _ in range(10):
+            with pytest.raises(RankError, match="All ranks live on"):
+                world.cell(fails)
+        world.cell("del kept")
+        deadline = time.monotonic() + BOUND  # a thread of its own ends them
+        while world.run(threads) != before and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert world.run(threads) == before
 
 
 def is_server(pid: int) -> bool:
