@@ -43,6 +43,20 @@ def test_bytes_of_stores(tmp_path, vocabulary, samples, tokens):
     assert value("small_files_bytes", **given) == 4096 * blocks
 
 
+@pytest.mark.parametrize("samples", [20, 1000, 3000])
+def test_bytes_of_an_arrow_file(tmp_path, samples):
+    """The page's words. Must catch: a list of lists, which keeps 4 bytes of an offset a sample."""
+    arrow = pytest.importorskip(
+        "pyarrow", reason="pyarrow is not installed: pip install pyarrow", exc_type=ImportError
+    )
+    whole, path = np.arange(samples * 256).astype(np.uint16), str(tmp_path / "all.arrow")
+    table = arrow.table({"tokens": arrow.FixedSizeListArray.from_arrays(arrow.array(whole), 256)})
+    with arrow.OSFile(path, "wb") as file, arrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+    flat = value("token_file_bytes", stored_tokens=len(whole), vocabulary=50_257)
+    assert (tmp_path / "all.arrow").stat().st_size == flat + 386 + 200 * -(-samples // 1000)
+
+
 def test_pages_that_windows_touch(tmp_path):
     """Pages of the file that windows of a loader's length lie on, counted from their places.
 

@@ -170,7 +170,8 @@
       ghost(values) { before = values && look(values); },
       draw(values, width) {
         const now = last = look(values), rangeY = rangeOf(before ? [now, before] : [now]);
-        const rows = ticksOf(rangeY, logY).slice(0, names.length), sizes = rows.map(value => tickText(spec.y, value));
+        const ofAWhole = spec.y.style === "percent" && rangeY[1] <= 1.2; // above the whole there is room for words alone
+        const rows = ticksOf(rangeY, logY).filter(value => !ofAWhole || value <= 1).slice(0, names.length), sizes = rows.map(value => tickText(spec.y, value));
         const longest = texts => Math.max(0, ...texts.map(text => text.length));
         const left = Math.round(longest(sizes) * DIGIT) + 10;
         const right = width - longest(now.shown.map(line => fill(line.words, values))) * LETTER - 15, wide = right - left;

@@ -41,7 +41,7 @@ LOADER = Explorer(
         ),
     ),
     begin=dict(
-        sample_kind="a slow store, as in the lab",
+        sample_kind="a slow store",
         loader_workers=1,
         buffered_batches_per_worker=2,
         hiccup_microseconds=0,
@@ -121,12 +121,7 @@ PACKING = Explorer(
             x=CurveAxis(
                 "tokens of a document, logarithmic", "exact", ticks=(16, 256, 4096, 65_536)
             ),
-            y=CurveAxis(
-                "share of rows, or of tokens",
-                "percent",
-                scale="linear",
-                ticks=(0, 0.25, 0.5, 0.75, 1),
-            ),
+            y=CurveAxis("share of rows, or of tokens", "percent", scale="linear"),
             lines=(
                 Line("padded_row_share", "single: padding"),
                 Line("whole_row_share", "whole: padding"),
@@ -146,8 +141,8 @@ PACKING = Explorer(
     ),
     detail=(
         Say(
-            "{documents:count} documents need {whole_rows:count} rows if none is cut. Documents of"
-            " one length are the hardest to pack: of mixed lengths, small ones fill the gaps."
+            "{documents:count} documents need {whole_rows:count} rows; a longer one is cut."
+            " Equal lengths are the hardest to pack: of mixed ones, small ones fill the gaps."
         ),
     ),
     table=ExplorerTable(
