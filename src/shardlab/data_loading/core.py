@@ -40,8 +40,9 @@ def write_tokens(path: str | Path, tokens, vocabulary: int) -> int:
     tokens = np.asarray(tokens)
     if tokens.dtype.kind not in "iu" or not tokens.size:
         raise BadTokens(f"{tokens.size} tokens of {tokens.dtype}: whole numbers are wanted.")
-    if len(bad := tokens[(tokens < 0) | (tokens >= vocabulary)]):
-        raise BadTokens(f"token {bad[0]} is not one of 0 ... {vocabulary - 1}.")
+    most = min(vocabulary, 1 << 32)
+    if len(bad := tokens[(tokens < 0) | (tokens >= most)]):
+        raise BadTokens(f"token {bad[0]} is not one of 0 ... {most - 1}.")
     tokens.astype(token_type(vocabulary)).tofile(path)
     return Path(path).stat().st_size
 
@@ -113,8 +114,10 @@ class TokenLoader:
         self, file: TokenFile, sequence: int, global_batch: int, seed=0, epochs: int | None = None
     ):
         self.file, self.sequence, self.global_batch, self.seed = file, sequence, global_batch, seed
-        self.windows = (len(file) - 1) // sequence  # a window's last target is the next one's first
-        if self.windows < 1 or global_batch < 1:
+        self.windows = (len(file) - 1) // max(
+            sequence, 1
+        )  # a window's last target is the next one's first
+        if min(self.windows, sequence, global_batch) < 1:
             raise NoSuchBatch(
                 f"{file.path} has {len(file):,} tokens: no {global_batch} windows of {sequence} and"
                 " a target."
@@ -123,7 +126,7 @@ class TokenLoader:
 
     def starts(self, step: int, rank: int = 0, world_size: int = 1) -> np.ndarray:
         """Where the windows [B] of a rank's batch begin."""
-        if not (0 <= step < self.steps and 0 <= rank < world_size <= self.global_batch):
+        if step % 1 or not (0 <= step < self.steps and 0 <= rank < world_size <= self.global_batch):
             raise NoSuchBatch(
                 f"step {step} of rank {rank} of {world_size}: there are {self.steps} steps of"
                 f" {self.global_batch} windows, and each rank needs one."
