@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from coursekit.formulas import quantities
-from coursekit.lab.virtual import virtual_gpu, virtual_gpus
+from coursekit.lab.virtual import preset_gpu, recorded_gpu
 from coursekit.recordings.races import Result, Way, step_by, train_step
 from coursekit.recordings.recordings import Hardware, Recording, Row, read_recording
 from coursekit.topics.data_parallelism import runs as data_parallelism
@@ -33,7 +33,7 @@ from coursekit.topics.tensor_parallelism import runs as tensor_parallelism
 from coursekit.topics.zero import runs as zero
 from ranklab.measure.ledger import Ledger
 from ranklab.ranks import ranks
-from ranklab.virtual import VirtualStep
+from ranklab.virtual import VirtualGPU, VirtualGPUs, VirtualStep
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.pipelines import schedules
 from shardlab.pipelines.hardened.pipeline import Pipeline
@@ -186,8 +186,10 @@ ALIKE: dict[str, tuple[Way, dict[str, Way], Callable]] = {  # this book's, and e
 OUTLIVE = "ZeRO 1", "ZeRO 2", "ZeRO 3"
 
 
-def step_of_alike(way: Way, step_of: Callable, outlives: bool, model: Model, gpus: int) -> Found:
-    with virtual_gpus(gpus, GPU) as gpu:
+def step_of_alike(
+    way: Way, step_of: Callable, outlives: bool, model: Model, gpus: int, clock=preset_gpu
+) -> Found:
+    with VirtualGPUs(gpus, clock(GPU)) as gpu:
 
         def training(net):
             built = way.build(net, torch.optim.AdamW, fused=True)
@@ -252,8 +254,10 @@ def cut_of(name: str, ranks: int, blocks: int) -> tuple[schedules.Schedule, list
     return SCHEDULES[name][0](ranks, microbatches_of(ranks), **options), counts
 
 
-def stage_of_a_pipeline(name: str, peer: bool, model: Model, warm_up: int = 1) -> Found:
-    with virtual_gpu(GPU) as gpu:
+def stage_of_a_pipeline(
+    name: str, peer: bool, model: Model, warm_up: int = 1, clock=preset_gpu
+) -> Found:
+    with VirtualGPU(clock(GPU)) as gpu:
         count, kind = dist.get_world_size(), SCHEDULES[name][1]
         lists, counts = cut_of(name, count, model.sizes["layers"])
         net, tokens = model.build(), model.batch(microbatches_of(count) * TOKENS)
@@ -299,7 +303,7 @@ def real_time(technique: str) -> Result:
             stages = world.run(cpu_of_a_stage, technique)
     else:
         way, _, step_of = ALIKE[technique]
-        with virtual_gpus(NODE, GPU) as gpu:
+        with VirtualGPUs(NODE, preset_gpu(GPU)) as gpu:
             built = way.build(TWELVE.build(), torch.optim.AdamW, fused=True)
             with gpu.step():
                 step_of(*built, TWELVE.batch())
@@ -329,15 +333,15 @@ class Race(NamedTuple):
             return tuple(ALIKE[self.technique][1])
         return (SCHEDULES[self.technique][1],)
 
-    def run(self) -> dict[str, Found]:
-        """This book's step, and each of PyTorch's."""
+    def run(self, clock=preset_gpu) -> dict[str, Found]:
+        """This book's step, and each of PyTorch's, on GPUs that `clock` gives."""
         if self.technique in ALIKE:
             ours, peers, step_of = ALIKE[self.technique]
-            of = step_of, self.technique in OUTLIVE, MODELS[self.model], self.gpus
+            of = step_of, self.technique in OUTLIVE, MODELS[self.model], self.gpus, clock
             ways = {OURS: ours} | peers
             return {name: step_of_alike(way, *of) for name, way in ways.items()}
         with ranks(self.gpus, device="cpu", announce=False) as world:
-            stage = partial(world.run, stage_of_a_pipeline, self.technique)
+            stage = partial(world.run, stage_of_a_pipeline, self.technique, clock=clock)
             model, names = MODELS[self.model], (OURS, *self.peers)
             return {name: of_all(stage(name != OURS, model)) for name in names}
 
@@ -354,7 +358,12 @@ class Race(NamedTuple):
             return sizes.get("key_value_heads", sizes["heads"]) % self.gpus == 0
         return self.technique != "interleaved 1F1B" or 2 * self.gpus <= sizes["layers"]
 
-    def rows(self, each: dict[str, Found]) -> Iterator[Row]:
+    def rows(self, each: dict[str, Found], clock=preset_gpu) -> Iterator[Row]:
+        if clock is recorded_gpu:
+            for implementation, found in each.items():
+                case = dict(**self._asdict(), implementation=implementation)
+                yield Row("virtual.step_as_recorded", found.seconds, "seconds", case)
+            return
         for implementation, found in each.items():
             case = dict(**self._asdict(), implementation=implementation)
             yield Row("virtual.step", found.seconds, "seconds", case)
@@ -413,7 +422,9 @@ def main(arguments=None) -> None:
     parser.add_argument("techniques", nargs="*", metavar="TECHNIQUE", help=", ".join(TECHNIQUES))
     parser.add_argument("--model", choices=MODELS)
     parser.add_argument("--gpus", type=int)
+    parser.add_argument("--as-recorded", action="store_true", help="the clock of recorded steps")
     given = parser.parse_args(arguments)
+    clock = recorded_gpu if given.as_recorded else preset_gpu
     for race in all_races():
         asked = given.techniques or TECHNIQUES, [given.model or race.model]
         if (
@@ -421,10 +432,10 @@ def main(arguments=None) -> None:
             and race.model in asked[1]
             and given.gpus in (None, race.gpus)
         ):
-            found = race.run()
+            found = race.run(clock)
             print(race.result(found).what, race.result(found).value, flush=True)
             print(" ", race.result(found).note, flush=True)
-            recorded(race.rows(found), given.folder)
+            recorded(race.rows(found, clock), given.folder)
 
 
 if __name__ == "__main__":

@@ -37,11 +37,12 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from bookkit.boxes import new_box
 from bookkit.cards import link_to, node_table, warn
-from coursekit.recordings.recordings import InvalidRecording, read_all, recorded
+from coursekit.recordings.recordings import NOT_RECORDED, InvalidRecording, read_all, recorded
 from coursekit.show.format import STYLE_OF_UNIT, format_as
 
 ASKED = re.compile(r"^(?:`{3,}|:{3,})\{recorded\} (.+)$|\{recorded\}`([^`]+)`", re.MULTILINE)
 ROUNDED = "rounded "
+CONTEXT_BYTES = 855_441_408  # of CUDA and cuBLAS: account.row of the recorded H100
 
 
 def _recordings(env, location, kind="gpu"):
@@ -187,6 +188,13 @@ def _virtual_races(recording):
         steps = [one for one in recording.find("virtual.step", **case) if one != row]
         return min(steps, key=lambda step: step.value).case["implementation"]
 
+    def as_recorded(row):
+        of = {key: row.case[key] for key in ("technique", "model", "gpus")}
+        found = recording.find("virtual.step_as_recorded", **of)
+        steps = {step.case["implementation"]: step.value for step in found}
+        own = steps.pop("shardlab", None)
+        return f"{own / min(steps.values()):.2f}" if own else ""
+
     cells, before = [], None
     for row in recording.find("virtual.step", implementation="shardlab"):
         technique, model, gpus = (row.case[name] for name in ("technique", "model", "gpus"))
@@ -204,20 +212,24 @@ def _virtual_races(recording):
         )
         cells.append(
             [technique if technique != before else "", model.replace(" ", "\N{NO-BREAK SPACE}")]
-            + [f"{gpus}", step, f"{steps[0] / steps[1]:.3f}", wait, peak, peer]
+            + [f"{gpus}", step, f"{steps[0] / steps[1]:.2f}", as_recorded(row), wait, peak, peer]
         )
         before = technique
-    heads = ["", "", "GPUs", "Step, ms", "Ratio", "Waits, %", "Peak, GB", "PyTorch's best"]
+    heads = ["", "", "GPUs", "Step, ms", "Ratio", "As recorded", "Waits, %", "Peak, GB"]
+    heads.append("PyTorch's best")
     waits = [
         row.value
         for row in recording.find("virtual.host_waits")
         if not row.case["model"].startswith("two layers")
     ]
+    fits, peaks = recording.hardware.memory_bytes - CONTEXT_BYTES, recording.find("virtual.peak")
+    many = sum(peak.value > fits for peak in peaks)
     said = (
         f"The host waits for its GPU in {sum(map(bool, waits)) or 'none'} of these {len(waits)}"
-        " steps. "
+        f" steps. {many} of all steps would run out of memory: beside its context the card has"
+        f" {fits / 1e9:.1f} GB. "
     )
-    return node_table(heads, cells, numeric=range(2, 7)), said
+    return node_table(heads, cells, numeric=range(2, 8)), said
 
 
 def _virtual_published(recording):
@@ -269,10 +281,19 @@ def _virtual_rungs(recording):
 
 def said_of_rungs(rows):
     held = [row.value for row in rows if not row.case["fitted"]]
-    return (
-        f"The {len(held)} steps held out took {min(held):.2f} to {max(held):.2f} of their recorded"
-        " seconds. "
-    )
+    return f"The {len(held)} steps held out took {span_of(held)} of their recorded seconds. "
+
+
+def span_of(ratios):
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def how_near(env, location):
+    """The span of virtual steps by a preset's clock over recorded seconds of one GPU."""
+    for recording in _recordings(env, location, "virtual"):
+        if rows := recording.find("virtual.rung_of_preset"):
+            return span_of([row.value for row in rows])
+    return NOT_RECORDED
 
 
 def _shared_case(rows):

@@ -24,6 +24,7 @@ from sphinx.util.docutils import SphinxRole
 
 from bookkit.cards import CardDirective, add_files, classed, json_in_html, live, table, warn
 from bookkit.formulas import unbroken
+from bookkit.recorded import how_near
 from ranklab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind, covered
 
 WIDTH, ROW, BAR = 1000, 20, 16  # units across; pixels down
@@ -251,9 +252,12 @@ class TraceDirective(CardDirective):
 
 
 class VirtualRole(SphinxRole):
-    """``exposed of zero-3`` as a number: of the stored trace of a step in virtual time."""
+    """``exposed of zero-3`` as a number: of the stored trace of a step in virtual time. ``how
+    near`` is what such steps took of recorded seconds."""
 
     def run(self):
+        if self.text == "how near":
+            return [nodes.Text(how_near(self.env, self.get_location()))], []
         what, _, name = self.text.partition(" of ")
         if what not in SAYS or name not in stored_names() or stored(name).machine:
             said = f"virtual: {self.text!r} is not one of {', '.join(SAYS)}, and of a trace in"

@@ -7,9 +7,11 @@ from statistics import median
 import pytest
 import torch
 import torch.distributed as dist
+from docutils import nodes
 from test_virtual_gpu import SIMPLE, spans_of
 from test_virtual_race import RECORDED
 
+from bookkit.recorded import _virtual_races, said_of_rungs, span_of
 from coursekit.lab.virtual import recorded_gpu
 from coursekit.topics.collectives import published
 from ranklab.virtual import Links, NCCLLinks, VirtualGPUs
@@ -130,3 +132,17 @@ def test_the_host_dispatches_dtensors_slowly():
         host = own.clock.host
         dist.all_reduce(torch.ones(1))
         assert own.clock.host - host >= 10_000_000
+
+
+def test_the_page_says_how_near_it_is():
+    """Must catch: an error of the fitted steps alone; a ratio by one clock taken for the other's;
+    seconds of a step that the card could not hold, without a word."""
+    rungs, presets = (RECORDED.find(f"virtual.rung{of}") for of in ("", "_of_preset"))
+    held = "The 6 steps held out took 0.91 to 1.00 of their recorded seconds. "
+    assert said_of_rungs(rungs) == held
+    assert span_of([row.value for row in presets]) == "0.44 to 0.88"
+    table, said = _virtual_races(RECORDED)
+    assert "2 of all steps would run out of memory" in said
+    rows = [[cell.astext() for cell in row] for row in table.findall(nodes.row)]
+    (ours,) = [row for row in rows if row[2:3] == ["8"] and row[0] == "tensor parallelism"][:1]
+    assert ours[4:6] == ["0.91", "0.90"]

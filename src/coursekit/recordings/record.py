@@ -137,8 +137,8 @@ def record_apart(
 
 
 def begun_before(folder: Path, device: torch.device, command: str) -> Recording | None:
-    """The rows that this command has recorded today on this machine, without failures. The rows of
-    a group that is not whole stay until they are measured again."""
+    """Rows that this command has recorded today on this machine, without failures. Those of a
+    group that is not whole stay until they are measured again."""
     about = hardware(device), installed_versions(device), datetime.date.today().isoformat(), command
     for found in read_all(folder):
         if (found.hardware, found.versions, found.date, found.command) == about:
