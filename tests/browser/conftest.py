@@ -147,17 +147,18 @@ def with_new_elements(book_html, paths):
 @pytest.fixture(scope="module", params=["by day", pytest.param("all", marks=pytest.mark.nightly)])
 def visits(request, browser, homes, paths, with_new_elements):
     """Path -> Visit of the pages of the module's share, opened as files, in its colours: by day
-    chapters and pages with new elements, at night all."""
-    looks, found, mode = {}, {}, request.module.COLOURS
+    chapters, and pages with new elements on paper too; at night all."""
+    looks, found, mode, all_pages = {}, {}, request.module.COLOURS, request.param == "all"
     by_day = with_new_elements | {f"chapters/{chapter.stem}.html" for chapter in chapters(ROOT)}
     with new_context(browser) as context:
         page = visitor(context)
         for path in paths[request.module.SHARE]:
-            if request.param == "by day" and path not in by_day:
+            if not all_pages and path not in by_day:
                 continue
-            inert = CONTENTS if found else ""
+            inert = CONTENTS if with_new_elements & found.keys() else ""
             address, thorough = f"{homes['file']}/{path}", path in with_new_elements
-            found[path] = visit(page, address, mode, looks, inert, thorough)
+            printed = thorough or all_pages
+            found[path] = visit(page, address, mode, looks, inert, thorough, printed)
     return found
 
 

@@ -57,7 +57,7 @@ def test_axe_finds_nothing(visits):
 
 def test_the_keyboard_alone_reaches_and_moves_everything(visits):
     """The controls of explorers are reached here, and moved in test_explorer.py. The book's
-    contents are gone through on the first page.
+    contents are gone through on the first page that Tab goes through.
 
     Must catch: tabindex="-1" on a button, `outline: none`, a slider that swallows arrow keys, a
     trap for Tab."""
@@ -134,15 +134,16 @@ def test_paper(visits):
     assert not lines({path: visit.paper for path, visit in visits.items()})
 
 
-@pytest.mark.parametrize("of", ["pages with new elements", pytest.param("all", marks=at_night)])
-def test_without_javascript(browser, visits, homes, with_new_elements, of):
-    """Must catch: text or a formula that only a script shows, an explorer without its table, a
+def test_without_javascript(browser, visits, homes):
+    """Pages that were looked at on a desk.
+
+    Must catch: text or a formula that only a script shows, an explorer without its table, a
     button that does nothing."""
     with new_context(browser, java_script_enabled=False) as context:
         page = context.new_page()
         problems = {
             path: without_scripts(page, f"{homes['file']}/{path}", visit.blocks)
             for path, visit in visits.items()
-            if of == "all" or path in with_new_elements
+            if visit.blocks
         }
     assert problems and not lines(problems)

@@ -12,6 +12,7 @@ import pytest
 from cards import AS_WIDE
 from keyboard import VALUES, walk
 from page_scripts import page_scripts
+from told import told
 from visit import DRAWN, PHONE, Readers, click, open_all, stop_clock, until
 from visit import JS as ON_PAGES
 
@@ -414,16 +415,7 @@ def test_arrow_keys_in_a_box_go_to_the_next_stop(open_card):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
-    "name, quantity, text, value, shown",
-    [
-        ("fits-and-how-long", "parameters", "70b", 70 * 10**9, "70B"),
-        ("fits-and-how-long", "tokens", "1.5T", 15 * 10**11, "1.5T"),
-        ("fits-and-how-long", "tokens", "300e9", 300 * 10**9, "300B"),
-        ("fits-and-how-long", "utilisation", "35", 0.35, "35%"),
-        ("fits-and-how-long", "utilisation", "52.5%", 0.525, "52.5%"),
-        ("does-it-fit", "hidden", "12,288", 12_288, "12,288"),
-        ("does-it-fit", "layers", " 1000 ", 1000, "1,000"),
-    ],
+    "name, quantity, text, value, shown", told("test_explorer::test_typed_values", globals())
 )
 def test_typed_values(open_card, name, quantity, text, value, shown):
     """Mutation: take the nearest stop for what was typed."""
@@ -848,6 +840,7 @@ def on_axis(text, axis):
     return parse_number(f"{text}{axis.unit}", axis.style)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", WITH_CURVES, indirect=True)
 def test_lines_are_to_scale(open_card, name):
     """Mutations: a linear axis for a logarithmic one; a scale for each line; the hierarchical line

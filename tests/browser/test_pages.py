@@ -15,6 +15,7 @@ from conftest import KINDS
 from keyboard import VALUES, walk
 from night import at_night
 from pdf_text import pdf_text
+from told import told
 from visit import (
     DESKTOP,
     JS,
@@ -291,22 +292,7 @@ def test_search(browser, homes, scheme):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("MoE", "mixture of experts"),
-        ("OOM", "out of memory"),
-        ("out of memory", "out-of-memory"),
-        ("FSDP", "ZeRO stage 3"),
-        ("activation checkpointing", "recompute"),
-        ("gradient checkpointing", "recomputation"),
-        ("gradient accumulation", "Accumulation"),
-        ("bubble", "idle"),
-        ("bfloat16", "bf16"),
-        ("utilization", "utilisation"),
-        ("allreduce", "all-reduce"),
-        ("sharding", "shards"),
-        ("fsdp vs ddp", "FSDP"),
-    ],
+    ("typed", "said"), told("test_pages::test_search_knows_other_names", globals())
 )
 def test_search_knows_other_names(search_page, homes, typed, said):
     """Must catch: a name taken out of the table in search.js, words compared letter by letter."""
@@ -421,17 +407,7 @@ def test_letters_of_schedules_can_be_read_on_a_phone(browser, homes):
 
 
 @pytest.mark.parametrize(
-    ("look", "words"),
-    [
-        (lambda visit: visit.watch.outside("file://"), "https://example.org/counter.png"),
-        (lambda visit: visit.watch.failed, "missing.png"),
-        (lambda visit: visit.watch.errors, "spoiled on the console"),
-        (lambda visit: visit.watch.errors, "nowhere is not defined"),
-        (lambda visit: visit.phone, "too wide"),
-        (lambda visit: visit.paper, "is printed on rgb(0, 0, 0)"),
-        (lambda visit: visit.paper, "is cut off on paper"),
-        (lambda visit: visit.paper, "no table"),
-    ],
+    ("look", "words"), told("test_pages::test_a_spoiled_page_is_seen", globals())
 )
 def test_a_spoiled_page_is_seen(spoiled_visit, look, words):
     """Must catch: one of the looks in visit.py taken out or no longer seeing what it is for."""

@@ -442,12 +442,18 @@ def visitor(context):
 
 
 def visit(
-    page, address: str, mode: str, looks: dict | None = None, inert="", thorough: bool = True
+    page,
+    address: str,
+    mode: str,
+    looks: dict | None = None,
+    inert="",
+    thorough: bool = True,
+    printed: bool = True,
 ) -> Visit:
     """Let a `visitor` open the page at `address` in the colours of a mode and look at it: on a
     phone, then on a desktop with the Tab key, then on paper; axe and the Tab key only where the
-    visit is `thorough`. `looks` remembers for the next page how often axe has seen texts of a look;
-    `inert` finds what Tab need not go through."""
+    visit is `thorough`, desktop and paper where it is `printed`. `looks` remembers for the next
+    page how often axe has seen texts of a look; `inert` finds what Tab need not go through."""
     page.goto("about:blank")
     page.watch.forget()
     page.set_viewport_size(PHONE)
@@ -459,17 +465,16 @@ def visit(
     open_all(page)
     phone = page.evaluate(JS.BEYOND)
     axe = axe_findings(page, looks) if thorough else []
-    page.set_viewport_size(DESKTOP)
-    until(page, ONLY_WIDE_BOXES_HAVE_STOPS)
-    blocks = page.evaluate(JS.BLOCKS)
     icons = page.eval_on_selector_all("link[rel~=icon]", "links => links.map(link => link.href)")
-    keyboard = walk(page, values, EXPLORER_IDS, inert) if thorough else []
-    on_paper(page, color_scheme="dark")  # nobody scrolls through a page before it is printed
-    paper = (
-        page.evaluate(JS.BEYOND)
-        + page.evaluate(JS.PAPER_PROBLEMS)
-        + page.evaluate(JS.EXPLORERS_AT_REST)
-    )
+    blocks, keyboard, paper = [], [], []
+    if printed:
+        page.set_viewport_size(DESKTOP)
+        until(page, ONLY_WIDE_BOXES_HAVE_STOPS)
+        blocks = page.evaluate(JS.BLOCKS)
+        keyboard = walk(page, values, EXPLORER_IDS, inert) if thorough else []
+        on_paper(page, color_scheme="dark")  # nobody scrolls through a page before it is printed
+        for script in (JS.BEYOND, JS.PAPER_PROBLEMS, JS.EXPLORERS_AT_REST):
+            paper += page.evaluate(script)
     if screens[0]:  # everything folded again
         page.emulate_media(media="screen")
         page.set_viewport_size({**DESKTOP, "height": 900})

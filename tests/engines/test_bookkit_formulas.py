@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cases import cases
+from told import told
 
 from bookkit.explorer import anchor
 from bookkit.formulas import WrongCall, _rows, _terms, compute, read_call
@@ -411,14 +412,7 @@ def test_what_the_registry_does_not_say_is_refused(left, call):
 
 
 @pytest.mark.parametrize(
-    "text, printed",
-    [
-        ("4*parameters + 12*parameters/data_parallel", r"4\,\Psi + 12\,\Psi / d"),
-        ("(accumulation_steps + 1)*parameters", r"(k + 1)\,\Psi"),
-        ("(pipeline_parallel - 1)/(microbatches + pipeline_parallel - 1)", "(p - 1) / (m + p - 1)"),
-        ("ranks/(gpus*tokens)", r"N / (n\,D)"),
-        ("ranks - (gpus - tokens)", "N - (n - D)"),
-    ],
+    "text, printed", told("test_bookkit_formulas::test_brackets_stand_where_they_must", globals())
 )
 def test_brackets_stand_where_they_must(text, printed):
     """Must catch: a divisor or a subtrahend without its brackets."""

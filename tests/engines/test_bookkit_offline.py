@@ -9,6 +9,7 @@ import nbformat
 import pytest
 from small_books import real_book
 from sphinx.errors import ExtensionError
+from told import told
 
 from bookkit import offline
 from bookkit.build import BuildFailed, build_book
@@ -227,13 +228,7 @@ def test_a_widget_is_a_sentence(book):
 
 
 @pytest.mark.parametrize(
-    "kind, label",
-    [
-        ("predict", "Predict"),
-        ("measured", "Measured"),
-        ("which-number", "Which number is right?"),
-        ("wild", "In the wild"),
-    ],
+    "kind, label", told("test_bookkit_offline::test_boxes_say_what_they_are", globals())
 )
 @pytest.mark.slow
 def test_boxes_say_what_they_are(book, kind, label):

@@ -4,6 +4,7 @@ browser test holds the page's twin against these."""
 from typing import NamedTuple
 
 import pytest
+from told import told
 
 from coursekit.show.format import (
     format_as,
@@ -18,46 +19,14 @@ from coursekit.show.tables import Table, table_by_rank
 
 
 @pytest.mark.parametrize(
-    "value, text",
-    [
-        (0, "0"),
-        (0.4, "0.4"),
-        (80, "80"),
-        (107.8146, "108"),
-        (79.96, "80.0"),
-        (2.5, "2.5"),
-        (1.125, "1.13"),
-        (9.996, "10.0"),
-        (12_345, "12,300"),
-        (999_499, "999,000"),
-        (999_500, "1.00e6"),
-        (3.15e23, "3.15e23"),
-        (1e6, "1e6"),
-        (0.00123, "0.00123"),
-        (0.000999, "9.99e-4"),
-        (-12_345, "-12,300"),
-        (1 / 3, "0.333"),
-    ],
+    "value, text", told("test_show_format::test_three_significant_digits", globals())
 )
 def test_three_significant_digits(value, text):
     """Mutation: strip zeros always (79.96 -> 80), or round halves to even (1.125 -> 1.12)."""
     assert format_number(value) == text
 
 
-@pytest.mark.parametrize(
-    "value, unit, text",
-    [
-        (80 * 10**9, "GB", "80 GB"),
-        (107_814_649_856, None, "100 GiB"),
-        (107_814_649_856, "GB", "108 GB"),
-        (2**30, None, "1 GiB"),
-        (2**30 - 1, None, "1,020 MiB"),
-        (0, None, "0 B"),
-        (1023, None, "1,020 B"),
-        (2_800_000_000_000, "TB", "2.8 TB"),
-        (5 * 2**70, None, "5,120 EiB"),
-    ],
-)
+@pytest.mark.parametrize("value, unit, text", told("test_show_format::test_bytes", globals()))
 def test_bytes(value, unit, text):
     """Mutation: choose the unit from the rounded value alone (2^30 would be 1,020 MiB)."""
     assert format_bytes(value, unit) == text
@@ -72,40 +41,13 @@ def test_rounding_never_leaves_a_thousand_of_a_smaller_unit():
     assert format_as(999.6e6, "bandwidth") == "1.00 GB/s"
 
 
-@pytest.mark.parametrize(
-    "value, text",
-    [
-        (12_288, "12,288"),
-        (999_999, "999,999"),
-        (1_000_000, "1M"),
-        (174_604_259_328, "175B"),
-        (15 * 10**12, "15T"),
-        (3.1429e23, "3.14e23"),
-        (0.5, "0.5"),
-    ],
-)
+@pytest.mark.parametrize("value, text", told("test_show_format::test_counts", globals()))
 def test_counts(value, text):
     """Mutation: print 12,288 as 12.3K, or 3.14e23 as 314,000,000,000T."""
     assert format_count(value) == text
 
 
-@pytest.mark.parametrize(
-    "seconds, text",
-    [
-        (0, "0 seconds"),
-        (7.4949e-10, "0.749 nanoseconds"),
-        (4.81e-9, "4.81 nanoseconds"),
-        (1e-6, "1 microsecond"),
-        (0.25, "250 milliseconds"),
-        (1, "1 second"),
-        (90, "1.5 minutes"),
-        (3600, "1 hour"),
-        (2_458_944, "28.5 days"),
-        (365 * 86_400, "1 year"),
-        (1.125e10, "357 years"),
-        (1e15, "3.17e7 years"),
-    ],
-)
+@pytest.mark.parametrize("seconds, text", told("test_show_format::test_durations", globals()))
 def test_durations(seconds, text):
     """Years of 365 days, so that a reader with a pocket calculator finds the same.
 

@@ -5,6 +5,7 @@ import re
 from fractions import Fraction
 
 import pytest
+from told import told
 
 from bookkit.explorer_data import data_of, packed
 from bookkit.schedules import LEFT, RIGHT, WIDTH, drawing, sentence, simulated
@@ -118,17 +119,7 @@ UNITS = dict(forward=1, input=1, weight=1, transfer=0)
 
 
 @pytest.mark.parametrize(
-    "line, words",
-    [
-        ("GPipe", "GPipe: 33 units, of which ranks are idle for 27.3%; forwards before the first"),
-        ("1F1B", "by rank: 4, 3, 2, 1; microbatches in flight: 4, 3, 2, 1."),
-        ("zero-bubble H1", "27 units, of which ranks are idle for 11.1%"),
-        ("interleaved 1F1B stages_per_rank=4", "stages_per_rank = 4: 26.25 units"),
-        (
-            "GPipe microbatches=1",
-            "GPipe, microbatches = 1: 12 units, of which ranks are idle for 75%",
-        ),
-    ],
+    "line, words", told("test_show_schedule_pictures::test_a_grid_in_words", globals())
 )
 def test_a_grid_in_words(line, words):
     """Must catch: a share of one rank; settings of one line that the next line has, too; a stage of

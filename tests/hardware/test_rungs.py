@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.utils.cpp_extension  # for the compiler; fails in a process that has imported pip
+from told import told
 
 from coursekit.machine import capabilities, profiling
 from coursekit.recordings.races import TINY
@@ -42,15 +43,7 @@ def test_blocks_in_cuda_graphs_train_alike(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "called, gigabytes, over",
-    [
-        ("NVIDIA H100 80GB HBM3", 85, "H100 SXM 80GB, 80 GB, 989 dense bf16 TFLOP/s"),
-        ("NVIDIA A100-SXM4-40GB", 42, "A100 SXM 40GB, 40 GB, 312 dense bf16 TFLOP/s"),
-        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 42, "measured: bf16 product of size 8"),
-        ("NVIDIA GeForce RTX 4090", 25.4, "RTX 4090, 24 GB, 165.2 dense bf16 TFLOP/s"),
-        ("NVIDIA GeForce RTX 4090 D", 25.4, "measured: bf16 product of size 8"),
-        ("NVIDIA H100 PCIe", 85, "measured: bf16 product of size 8"),
-    ],
+    "called, gigabytes, over", told("test_rungs::test_the_rate_of_this_gpu", globals())
 )
 def test_the_rate_of_this_gpu(monkeypatch, called, gigabytes, over):
     """Must catch: a part of a GPU, or a slower board of the same name, compared with the whole of

@@ -876,7 +876,6 @@ def apart(case, way):
     return said
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS[:2])
 @pytest.mark.parametrize(
     "case, first, second",
