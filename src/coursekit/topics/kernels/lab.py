@@ -15,6 +15,7 @@ from coursekit.show.figures import axis, new_figure
 from coursekit.show.palette import TIMELINE
 from ranklab.measure.timing import cpu_seconds, median_ratio, seconds_in_turns
 from shardlab.common.torch_internals import generated_code
+from shardlab.kernels.losses import chunked_cross_entropy
 
 NO_COMPILER = (
     "This machine has no C++ compiler (g++ or clang++), so torch.compile cannot make a loop for its"
@@ -28,6 +29,14 @@ SHORT_NAMES = {
     "static_cast<float>": "",
     "int64_t": "long",
 }
+MEAN_SQUARES = """
+extern "C" void mean_squares(const float* x, float* out, long rows, long columns) {
+    for (long r = 0; r < rows; r++) {
+        float sum = 0;
+        for (long c = 0; c < columns; c++) sum += x[r * columns + c] * x[r * columns + c];
+        out[r] = sum / columns;
+    }
+}"""
 
 
 def cpp_compiler() -> str | None:
@@ -76,6 +85,20 @@ def c_function(source: str, name: str):
 def address(tensor: torch.Tensor) -> ctypes.c_void_p:
     """Where a tensor begins in memory, as C takes it."""
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+def of_a_loss() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Vectors of 256 tokens, a head's weight for 4,096 words, targets."""
+    hidden, head = (torch.ones(n, 16, requires_grad=True) for n in (256, 4096))
+    return hidden, head, torch.arange(256)
+
+
+def in_one(hidden, head, targets):
+    torch.nn.functional.cross_entropy(hidden @ head.T, targets).backward()
+
+
+def in_chunks(hidden, head, targets):
+    chunked_cross_entropy(hidden, head, targets, chunk=32).backward()
 
 
 def figure_of_ratios(found: dict[str, float], by_bytes: float) -> go.Figure:
