@@ -8,9 +8,9 @@ import torch
 
 from coursekit.formulas import evaluate
 from coursekit.topics.kernels import lab
-from coursekit.topics.kernels.exercises import memory_of, row
+from coursekit.topics.kernels.exercises import floats_at, one_row_of_attention
 from coursekit.topics.kernels.pictures import CODE, NODES
-from coursekit.topics.kernels.steps import SCORES, TILES, VALUES, tile_steps, tiles_data
+from coursekit.topics.kernels.steps import ROW_SCORES, ROW_VALUES, TILES, tile_steps, tiles_data
 from shardlab.common.torch_internals import generated_code, graph_breaks
 from shardlab.kernels.moved_bytes import moved_bytes
 
@@ -19,13 +19,13 @@ from shardlab.kernels.moved_bytes import moved_bytes
 def test_the_stepper_ends_with_softmax_times_values(tile):
     """Must catch: a sum that does not shrink, a key that no tile has, a step without a picture."""
     steps = tile_steps(tile)
-    last, scores = steps[-1], torch.tensor(SCORES, dtype=torch.float64)
-    wanted = scores.softmax(0) @ torch.tensor(VALUES, dtype=torch.float64)
+    last, scores = steps[-1], torch.tensor(ROW_SCORES, dtype=torch.float64)
+    wanted = scores.softmax(0) @ torch.tensor(ROW_VALUES, dtype=torch.float64)
     assert last.mixed / last.total == pytest.approx(wanted.item(), rel=1e-12)
     assert last.largest + math.log(last.total) == pytest.approx(scores.logsumexp(0).item())
-    assert [key for step in steps for key in step.keys] == list(range(len(SCORES)))
-    tiles = [(SCORES[at : at + tile], VALUES[at : at + tile]) for at in range(0, 8, tile)]
-    assert row(tiles) == pytest.approx(wanted.item())
+    assert [key for step in steps for key in step.keys] == list(range(len(ROW_SCORES)))
+    tiles = [(ROW_SCORES[at : at + tile], ROW_VALUES[at : at + tile]) for at in range(0, 8, tile)]
+    assert one_row_of_attention.reference(tiles) == pytest.approx(wanted.item())
     data = tiles_data(tile)
     assert len(data["frames"]) == len(data["say"]) == len(steps) == 8 // tile + 2
 
@@ -108,8 +108,8 @@ def test_the_loop_is_one():
 def test_memory_is_what_lies_at_the_address():
     """Must catch: the shape's order instead of the memory's."""
     x = torch.arange(6.0).view(2, 3)
-    assert memory_of(x.t()).tolist() == [0, 1, 2, 3, 4, 5]
-    assert memory_of(x[:, 1:]).tolist() == [1, 2, 3, 4]
+    assert floats_at(x.t()).tolist() == [0, 1, 2, 3, 4, 5]
+    assert floats_at(x[:, 1:]).tolist() == [1, 2, 3, 4]
 
 
 def test_the_ratio_is_of_cpu_time():

@@ -2,11 +2,10 @@
 
 import math
 
-import numpy as np
 import torch
 
 from coursekit.exercises.edits import Topic
-from shardlab.kernels.tiles import run, tl
+from shardlab.kernels.tiles import run
 
 topic = Topic(__name__)
 
@@ -14,13 +13,13 @@ topic = Topic(__name__)
 # --- tensors that a chain moves -------------------------------------------------------------------
 
 
-def moved(operands):
+def moved_tensors(operands):
     return sum(read + 1 for read in operands)
 
 
 tensors_that_move = topic.exercise(
     "tensors_that_move",
-    moved,
+    moved_tensors,
     cases=(
         dict(operands=[1, 1, 1, 2]),
         dict(operands=[2, 2, 1]),
@@ -36,14 +35,6 @@ tensors_that_move = topic.exercise(
 # --- softmax in tiles -----------------------------------------------------------------------------
 
 
-def softmax(x, out, columns, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0), tl.arange(0, BLOCK)
-    inside = column < columns
-    scores = tl.load(x + row * columns + column, mask=inside, other=-float("inf"))
-    powers = tl.exp(scores - tl.max(scores, axis=0))
-    tl.store(out + row * columns + column, powers / tl.sum(powers, axis=0), mask=inside)
-
-
 def _by_tiles(solution, rows, columns, shift):
     """(the result, bytes read, bytes written) of a kernel in blocks of a power of two."""
     x = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns) % 7 + shift
@@ -55,7 +46,6 @@ def _by_tiles(solution, rows, columns, shift):
 
 softmax_in_tiles = topic.exercise(
     "softmax_in_tiles",
-    softmax,
     cases=(
         dict(rows=3, columns=5, shift=0),
         dict(rows=2, columns=8, shift=200),
@@ -71,25 +61,12 @@ softmax_in_tiles = topic.exercise(
 # --- one row of attention -------------------------------------------------------------------------
 
 
-def row(tiles):
-    highest, total, mixed = -math.inf, 0.0, 0.0
-    for scores, values in tiles:
-        higher = max(highest, *scores)
-        shrink = math.exp(highest - higher)
-        powers = [math.exp(score - higher) for score in scores]
-        total = total * shrink + sum(powers)
-        mixed = mixed * shrink + sum(p * v for p, v in zip(powers, values))
-        highest = higher
-    return mixed / total
-
-
 def _rounded(solution, tiles):
     return round(solution(tiles), 6)
 
 
 one_row_of_attention = topic.exercise(
     "one_row_of_attention",
-    row,
     cases=(
         dict(tiles=[([1.0, 3.0], [10.0, 20.0])]),
         dict(tiles=[([1.0, 3.0], [10.0, 20.0]), ([2.0, 5.0], [30.0, 40.0])]),
@@ -174,7 +151,7 @@ largest_result = topic.exercise(
 # --- bug hunt: strides ----------------------------------------------------------------------------
 
 
-def memory_of(tensor):
+def floats_at(tensor):
     """The numbers from a tensor's address on, as many as it has elements: a kernel's view."""
     return torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset()).numpy()
 
@@ -195,16 +172,8 @@ def _product(solution, kind, strided_weight):
     return solution(TENSORS[kind](x), weight).tolist()
 
 
-def scaled(x, weight):
-    x, weight = x.contiguous(), weight.contiguous()
-    out = torch.empty(x.shape)
-    memory_of(out)[:] = memory_of(x) * np.tile(memory_of(weight), len(x))
-    return out
-
-
 ignored_strides = topic.exercise(
     "ignored_strides",
-    scaled,
     cases=(
         *(dict(kind=kind, strided_weight=False) for kind in TENSORS),
         dict(kind="row by row", strided_weight=True),

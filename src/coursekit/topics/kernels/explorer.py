@@ -79,14 +79,14 @@ FUSION = Explorer(
     outputs=("chain_bytes", "fused_chain_bytes", "chain_seconds", "fused_chain_seconds"),
 )
 
-ROWS = powers_of_two(16, 256)
+ROWS_OF_A_TILE = powers_of_two(16, 256)
 SHARED = tuple((kib * 1024, f"{kib}") for kib in (64, 99, 163, 227))
 ATTENTION_TILES = Explorer(
     name="attention-tiles",
     title="How many bytes does attention move, by its tile?",
     menus=(Menu("attention_kind", "Attention"), Menu("gpu", "GPU")),
     controls=(
-        Control("tile_rows", "rows of a tile", ROWS),
+        Control("tile_rows", "rows of a tile", ROWS_OF_A_TILE),
         Control("head_size", "columns of a head (0: hidden / heads)", (0, 16, 32, 64, 128, 256)),
         Control("sequence", "tokens", powers_of_two(128, 1_048_576)),
         Choice("causal", "sees", ((0, "all tokens"), (1, "earlier ones"))),
@@ -107,8 +107,8 @@ ATTENTION_TILES = Explorer(
         Curves(
             title="Bytes by the rows of a tile",
             sweep="tile_rows",
-            stops=ROWS,
-            x=CurveAxis("rows of a tile, logarithmic", "exact", ticks=ROWS),
+            stops=ROWS_OF_A_TILE,
+            x=CurveAxis("rows of a tile, logarithmic", "exact", ticks=ROWS_OF_A_TILE),
             y=CurveAxis("bytes moved, logarithmic", "decimal bytes"),
             lines=(
                 Line("scores_moved_bytes", "scores stored"),

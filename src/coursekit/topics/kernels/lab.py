@@ -1,22 +1,19 @@
 """Lab 13 beside its cells: a compiler if there is one, a C function as a library, two figures."""
 
-import ctypes
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import mkdtemp
 
 import plotly.graph_objects as go
 import torch
 
 from coursekit.show.figures import axis, new_figure
 from coursekit.show.palette import TIMELINE
+from coursekit.topics.kernels.own_c import MEAN_SQUARES, address, c_function, cpp_compiler
 from ranklab.measure.timing import cpu_seconds, median_ratio, seconds_in_turns
 from shardlab.common.torch_internals import generated_code
 from shardlab.kernels.losses import chunked_cross_entropy
 
+__all__ = ["MEAN_SQUARES", "address", "c_function", "cpp_compiler"]
 NO_COMPILER = (
     "This machine has no C++ compiler (g++ or clang++), so torch.compile cannot make a loop for its"
     " CPU: the number below is the one of the chapter, and everything else of the lab runs."
@@ -29,19 +26,6 @@ SHORT_NAMES = {
     "static_cast<float>": "",
     "int64_t": "long",
 }
-MEAN_SQUARES = """
-extern "C" void mean_squares(const float* x, float* out, long rows, long columns) {
-    for (long r = 0; r < rows; r++) {
-        float sum = 0;
-        for (long c = 0; c < columns; c++) sum += x[r * columns + c] * x[r * columns + c];
-        out[r] = sum / columns;
-    }
-}"""
-
-
-def cpp_compiler() -> str | None:
-    """The path of a C++ compiler, or None."""
-    return shutil.which("g++") or shutil.which("clang++")
 
 
 def times_faster(eager: Callable, compiled: Callable, *inputs, turns: int = 9) -> float:
@@ -71,20 +55,6 @@ def loop_of(function: Callable, *inputs) -> str:
     return "\n".join(
         line.replace("    ", "  ") for line in lines.splitlines() if "LIKELY" not in line
     )
-
-
-def c_function(source: str, name: str):
-    """A function of C source as Python calls it, compiled for this machine."""
-    folder = Path(mkdtemp())
-    (folder / "own.cpp").write_text(source, encoding="utf-8")
-    built = [cpp_compiler(), "-O3", "-shared", "-fPIC", "-o", folder / "own.so", folder / "own.cpp"]
-    subprocess.run(built, check=True)
-    return getattr(ctypes.CDLL(str(folder / "own.so")), name)
-
-
-def address(tensor: torch.Tensor) -> ctypes.c_void_p:
-    """Where a tensor begins in memory, as C takes it."""
-    return ctypes.c_void_p(tensor.data_ptr())
 
 
 def of_a_loss() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -51,7 +51,7 @@ WAYS = {  # work -> way -> function
 }
 
 
-def inputs_of(work: str, device: torch.device, sizes: dict[str, int]) -> tuple:
+def tensors_of_work(work: str, device: torch.device, sizes: dict[str, int]) -> tuple:
     """Tensors of fp32 on a CPU, of bf16 on a GPU."""
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     random = lambda *shape: torch.randn(*shape, device=device, dtype=kind)
@@ -65,7 +65,7 @@ def inputs_of(work: str, device: torch.device, sizes: dict[str, int]) -> tuple:
 def seconds_of_ways(
     device: torch.device, work: str, turns: int, compiles: bool, sizes: dict[str, int]
 ) -> Iterator[Row]:
-    given = inputs_of(work, device, sizes)
+    given = tensors_of_work(work, device, sizes)
     ways = dict(WAYS[work])
     if device.type == "cuda" and not find_spec("triton"):
         del ways["tiles"]
@@ -98,5 +98,5 @@ def kernels(
         yield from attempt(f"kernels, {work}", rows_of)
 
 
-QUICK = dict(turns=1, compiles=False, rows=4, columns=33, heads=2, tokens=20)
-RUNS = (Run(80, kernels, QUICK),)
+SMALL_KERNELS = dict(turns=1, compiles=False, rows=4, columns=33, heads=2, tokens=20)
+RUNS = (Run(80, kernels, SMALL_KERNELS),)

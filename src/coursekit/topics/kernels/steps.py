@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from coursekit.show.drawing import Drawing
 
-SCORES = (1, 3, 2, 0, 5, 2, 4, 1)
-VALUES = (2, 6, 4, 8, 1, 3, 5, 7)
+ROW_SCORES = (1, 3, 2, 0, 5, 2, 4, 1)
+ROW_VALUES = (2, 6, 4, 8, 1, 3, 5, 7)
 TILES = (1, 2, 4, 8)  # keys of a tile
 HIGH = 218  # of a picture
 TILES_LOOK = (
@@ -36,7 +36,7 @@ class TileStep(NamedTuple):
     detail: str
 
 
-def short(number: float) -> str:
+def short_number(number: float) -> str:
     """At most three decimals; minus infinity as a sign."""
     if number == -inf:
         return "−∞"
@@ -47,7 +47,7 @@ def tile_steps(tile: int) -> list[TileStep]:
     """Before the first tile, after each, and the division. ValueError unless tile is in TILES."""
     if tile not in TILES:
         raise ValueError(f"{tile} keys in a tile: there are {', '.join(map(str, TILES))}.")
-    tiles, largest, total, mixed = len(SCORES) // tile, -inf, 0.0, 0.0
+    tiles, largest, total, mixed = len(ROW_SCORES) // tile, -inf, 0.0, 0.0
     steps = [
         TileStep(
             *(0, range(0), 1.0, (), largest, total, mixed),
@@ -58,14 +58,14 @@ def tile_steps(tile: int) -> list[TileStep]:
     ]
     for number in range(1, tiles + 1):
         keys = range(tile * (number - 1), tile * number)
-        top = max(SCORES[key] for key in keys)
+        top = max(ROW_SCORES[key] for key in keys)
         before, largest = largest, max(largest, top)
         shrink = exp(before - largest)
-        powers = tuple(exp(SCORES[key] - largest) for key in keys)
-        added, product = sum(powers), sum(p * VALUES[key] for p, key in zip(powers, keys))
+        powers = tuple(exp(ROW_SCORES[key] - largest) for key in keys)
+        added, product = sum(powers), sum(p * ROW_VALUES[key] for p, key in zip(powers, keys))
         detail = (
-            f"l = {short(shrink)} × {short(total)} + {short(added)}, and o = {short(shrink)} ×"
-            f" {short(mixed)} + {short(product)}."
+            f"l = {short_number(shrink)} × {short_number(total)} + {short_number(added)}, and o ="
+            f" {short_number(shrink)} × {short_number(mixed)} + {short_number(product)}."
         )
         total, mixed = shrink * total + added, shrink * mixed + product
         begin = f"Tile {number} of {tiles}: its largest score is {top}, "
@@ -80,8 +80,8 @@ def tile_steps(tile: int) -> list[TileStep]:
     steps.append(
         TileStep(
             *(tiles + 1, range(0), 1.0, (), largest, total, mixed),
-            f"The end: o / l = {short(mixed / total)}, the softmax of all eight scores times their"
-            " values. One division.",
+            f"The end: o / l = {short_number(mixed / total)}, the softmax of all eight scores times"
+            " their values. One division.",
             f"Forward keeps m + ln l as well, one number for the row: backward makes every"
             f" probability from it. The tiles were of {tile}; any other size gives the same.",
         )
@@ -92,8 +92,8 @@ def tile_steps(tile: int) -> list[TileStep]:
 def tile_picture(tile: int, step: TileStep) -> str:
     """The marks of one step, for a drawing as wide as any still picture and HIGH units high."""
     drawing = Drawing(f"tiles-{tile}-{step.number}", "")
-    left, pitch, last = 62, 42, step.number > len(SCORES) // tile
-    for y, words, numbers in ((26, "scores", SCORES), (60, "values", VALUES)):
+    left, pitch, last = 62, 42, step.number > len(ROW_SCORES) // tile
+    for y, words, numbers in ((26, "scores", ROW_SCORES), (60, "values", ROW_VALUES)):
         drawing.text(0, y + 17, words, "small")
         for key, number in enumerate(numbers):
             done = last or (step.number and key < tile * (step.number - 1))
@@ -102,9 +102,9 @@ def tile_picture(tile: int, step: TileStep) -> str:
             drawing.box(left + key * pitch, y, pitch - 6, 26, look)
             letters = "middle white" if here else "middle"
             drawing.text(left + key * pitch + 18, y + 18, number, letters)
-    for place in range(0, len(SCORES), tile):
+    for place in range(0, len(ROW_SCORES), tile):
         drawing.text(left + place * pitch, 18, f"tile {place // tile + 1}", "small soft")
-    powers = ", ".join(short(power) for power in step.powers[:4])
+    powers = ", ".join(short_number(power) for power in step.powers[:4])
     more = ", …" * (len(step.powers) > 4)
     if powers:
         drawing.text(left, 108, f"exp(score − m): {powers}{more}", "small")
@@ -113,12 +113,12 @@ def tile_picture(tile: int, step: TileStep) -> str:
         y = 122 + 32 * row
         drawing.text(0, y + 18, name, "bold")
         drawing.box(left, y, 88, 26, "activations")
-        drawing.text(left + 44, y + 18, short(number), "middle ink")
+        drawing.text(left + 44, y + 18, short_number(number), "middle ink")
     if step.shrink != 1 and step.number > 1:
-        drawing.text(left + 100, 172, f"× {short(step.shrink)} first", "small")
-        drawing.text(left + 100, 204, f"× {short(step.shrink)} first", "small")
+        drawing.text(left + 100, 172, f"× {short_number(step.shrink)} first", "small")
+        drawing.text(left + 100, 204, f"× {short_number(step.shrink)} first", "small")
     if last:
-        drawing.text(left + 100, 188, f"o / l = {short(step.mixed / step.total)}", "bold")
+        drawing.text(left + 100, 188, f"o / l = {short_number(step.mixed / step.total)}", "bold")
     return "".join(drawing.marks)
 
 
