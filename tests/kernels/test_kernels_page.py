@@ -48,6 +48,7 @@ def test_the_picture_has_autograds_graph():
     drawn = sorted(node.name for node in NODES)
     assert sorted(node.name().rpartition("::")[2] for node in nodes) == drawn
     kept = {node.name(): node for node in nodes}
+    saved = lambda name, what: getattr(kept[name], f"_saved_{what}")
     y = names["y"].detach()
     assert kept["ReluBackward0"]._saved_result.data_ptr() == y.data_ptr()
     assert kept["MulBackward0"]._saved_self.data_ptr() == y.data_ptr()
