@@ -50,10 +50,10 @@ def test_the_picture_has_autograds_graph():
     kept = {node.name(): node for node in nodes}
     saved = lambda name, what: getattr(kept[name], f"_saved_{what}")
     y = names["y"].detach()
-    assert kept["ReluBackward0"]._saved_result.data_ptr() == y.data_ptr()
-    assert kept["MulBackward0"]._saved_self.data_ptr() == y.data_ptr()
-    assert kept["MmBackward0"]._saved_self.data_ptr() == names["x"].data_ptr()
-    assert kept["MmBackward0"]._saved_mat2 is None
+    assert saved("ReluBackward0", "result").data_ptr() == y.data_ptr()
+    assert saved("MulBackward0", "self").data_ptr() == y.data_ptr()
+    assert saved("MmBackward0", "self").data_ptr() == names["x"].data_ptr()
+    assert saved("MmBackward0", "mat2") is None
 
 
 def test_seconds_of_a_chain():
