@@ -132,6 +132,10 @@ def offset_that_is_no_number_of_elements(x, out):
     tl.load(x + tl.load(x))
 
 
+def adds_in_few_bits(x, out):
+    tl.atomic_add(out, 1.0)
+
+
 def touches_nothing(x, out):
     pass
 
@@ -146,6 +150,9 @@ BAD = {  # kernel, first and second argument: the sentence
     ),
     (offset_that_is_no_number_of_elements, ONES, ONES): (
         "program (0, 0, 0) moves x by float32: offsets are whole numbers."
+    ),
+    (adds_in_few_bits, ONES, ONES.bfloat16()): (
+        "program (0, 0, 0) adds to out, which is bfloat16: sums want fp32."
     ),
     (touches_nothing, torch.ones(4, 5).t(), ONES): (
         "x is not contiguous: its strides are (1, 5), and they are not among the kernel's"

@@ -49,7 +49,7 @@ def attentions(causal, tile):
 
 
 OWN_NORM = partial(F.rms_norm, eps=1e-5)
-CASES = {  # this book's, PyTorch's, shapes
+CASES = {  # an operator of kernels, PyTorch's, shapes
     "add": (add, torch.add, [(3, 1001), (3, 1001)]),
     "softmax": (softmax, partial(torch.softmax, dim=-1), [(2, 5, 77)]),
     "softmax, one column": (softmax, partial(torch.softmax, dim=-1), [(3, 1)]),

@@ -50,14 +50,16 @@ def counts(x, out, BLOCK: tl.constexpr):
     tl.atomic_add(out + tl.load(x + at), 1)
 
 
-def test_atomic_sums():
+@pytest.mark.parametrize("places", [torch.int32, torch.int64])
+def test_atomic_sums(places):
     """A histogram: several elements of a tile, and of other tiles, add to one place.
 
     Must catch: the last of several that is kept; bytes of the read left out."""
-    x, out = torch.randint(0, 5, (64,)), torch.zeros(5, dtype=torch.int32)
+    x = torch.randint(0, 5, (64,), dtype=places)
+    out = torch.zeros(5, dtype=torch.int32)
     moved = run(counts, (8,), x, out, BLOCK=8)
     assert torch.equal(out.long(), torch.bincount(x, minlength=5))
-    assert (moved.read, moved.written) == (64 * 8 + 64 * 4, 64 * 4)
+    assert (moved.read, moved.written) == (64 * places.itemsize + 64 * 4, 64 * 4)
 
 
 def sums_masked(x, out, n, BLOCK: tl.constexpr):

@@ -48,5 +48,5 @@ def block_for(n: int) -> int:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a kernel computes: fp32 at least."""
+    """The type that a kernel computes in: fp32 at least."""
     return torch.promote_types(dtype, torch.float32)

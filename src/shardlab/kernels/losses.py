@@ -96,6 +96,6 @@ def cut_cross_entropy(
     hidden: Tensor, head_weight: Tensor, targets: Tensor, chunk: int = 1024, words: int = 4096,
     padding: int = -100,
 ) -> Tensor:  # fmt: skip
-    """The mean loss, with logits of chunk tokens and `words` words."""
+    """Mean loss, as above, with logits of chunk tokens and `words` words at a time."""
     given = (hidden.flatten(0, -2), head_weight, targets.flatten())
     return CutCrossEntropy.apply(*given, chunk, words, padding)

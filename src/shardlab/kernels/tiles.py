@@ -30,7 +30,10 @@ class Pointer:
 
     def __init__(self, memory: Memory, at=0):
         self.memory, self.at = memory, at
-        self.dtype = SimpleNamespace(element_ty=memory.element_type)
+
+    @property
+    def dtype(self):
+        return SimpleNamespace(element_ty=self.memory.element_type)
 
     def __add__(self, offset):
         if (kind := np.asarray(offset).dtype).kind not in "iu":
@@ -58,21 +61,21 @@ class tl:
     def load(self, pointer, mask=None, other=None):
         """Elements, and `other` where the mask is false. Without `other` NaN is there, because
         Triton promises nothing."""
-        inside, places = pointer.memory.touch(self, "reads", pointer.at, mask)
+        *tile, places = pointer.memory.touch(self, "reads", pointer.at, mask)
         self.read += len(places) * pointer.memory.element_bytes
-        return pointer.memory.load(inside, places, other)
+        return pointer.memory.load(*tile, places, other)
 
     def store(self, pointer, value, mask=None):
-        inside, places = pointer.memory.touch(self, "writes", pointer.at, mask)
+        *tile, places = pointer.memory.touch(self, "writes", pointer.at, mask)
         self.written += len(places) * pointer.memory.element_bytes
-        pointer.memory.store(inside, places, value)
+        pointer.memory.store(*tile, places, value)
 
     def atomic_add(self, pointer, value, mask=None):
         """Adds to elements that other programs add to as well, in any order."""
-        inside, places = pointer.memory.touch(self, "adds to", pointer.at, mask)
+        *tile, places = pointer.memory.touch(self, "adds to", pointer.at, mask)
         self.read += len(places) * pointer.memory.element_bytes
         self.written += len(places) * pointer.memory.element_bytes
-        pointer.memory.store(inside, places, value, added=True)
+        pointer.memory.store(*tile, places, value, added=True)
 
     @staticmethod
     def arange(start: int, end: int):
@@ -82,12 +85,17 @@ class tl:
 
     @staticmethod
     def cast(x, dtype):
-        return rounded_to_bf16(x) if dtype == "bfloat16" else np.asarray(x).astype(dtype)[()]
+        return (
+            rounded_to_bf16(x)
+            if dtype == "bfloat16"
+            else np.asarray(x).astype(dtype, copy=False)[()]
+        )
 
     @staticmethod
-    def dot(a, b, acc=0, input_precision=None):
+    def dot(a, b, acc=None, input_precision=None):
         """Sums in fp32 at least; `input_precision` asks a GPU for more bits than it would use."""
-        return np.matmul(a, b, dtype=np.promote_types(a.dtype, np.float32)) + acc
+        product = np.matmul(a, b, dtype=np.promote_types(a.dtype, np.float32))
+        return product if acc is None else product + acc
 
     @staticmethod
     def where(condition, yes, no):
@@ -112,12 +120,21 @@ def run(kernel: FunctionType, grid: tuple[int, ...], *arguments, **constants) ->
     are bytes. A constant that is a type of PyTorch becomes the language's."""
     names = kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
     given = dict(zip(names, arguments)) | constants
-    numbers, history = {value for value in given.values() if isinstance(value, int)}, {}
+    numbers, storages = {value for value in given.values() if isinstance(value, int)}, {}
     for name, value in given.items():
         if isinstance(value, torch.Tensor):
-            given[name] = Pointer(Memory(name, value, numbers, history))
+            given[name] = Pointer(Memory(name, value, numbers, storages))
         elif isinstance(value, torch.dtype):
             given[name] = getattr(tl, str(value).removeprefix("torch."))
+    language = run_programs(kernel, grid, given)
+    if any(storage.is_read and storage.before is not None for storage in storages.values()):
+        for storage in storages.values():
+            storage.begin_again()  # and now note who reads
+        language = run_programs(kernel, grid, given)
+    return language
+
+
+def run_programs(kernel: FunctionType, grid: tuple[int, ...], given: dict) -> tl:
     language = tl(grid)
     kernel = with_language(kernel, language)
     with np.errstate(all="ignore"):

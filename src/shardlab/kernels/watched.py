@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 NOBODY, SEVERAL, ADDED = -1, -2, -3  # instead of a program's number
-WHOLE = (np.int16, np.int32, np.int64)
 
 
 class OutOfBounds(IndexError):
@@ -23,14 +22,31 @@ class BadArgument(ValueError):
     """A kernel is given, or makes, what Triton cannot run or would silently get wrong."""
 
 
+class Storage:
+    """Memory of a tensor and its views, with the programs that have touched each element. Readers
+    matter only where somebody writes: `run` notes them in a second run, if any memory is read and
+    written."""
+
+    def __init__(self, tensor: Tensor):
+        self.whole = tensor.detach().new_empty(0).set_(tensor.untyped_storage())
+        self.before, self.is_read, self.reader = None, False, None
+        self.writer = np.full(len(self.whole), NOBODY, np.int32)
+
+    def begin_again(self) -> None:
+        if self.before is not None:
+            self.whole.copy_(self.before)
+        self.writer[:] = NOBODY
+        self.reader = self.writer.copy()
+
+
 class Memory:
     """A tensor's memory, from its first element to its last.
 
-    numbers   whole numbers among the kernel's arguments: strides are wanted there
-    history   of each storage, who has written and read: views of one share it
+    numbers    whole numbers among the kernel's arguments: strides are wanted there
+    storages   by their address
     """
 
-    def __init__(self, name: str, tensor: Tensor, numbers: set, history: dict):
+    def __init__(self, name: str, tensor: Tensor, numbers: set, storages: dict):
         self.name, self.element_bytes, strides = name, tensor.element_size(), tensor.stride()
         if tensor.device.type != "cpu" or tensor.is_complex() or self.element_bytes < 2:
             raise BadArgument(
@@ -48,40 +64,55 @@ class Memory:
         flat = tensor.detach().as_strided((self.size,), (1,))
         self.is_bf16 = flat.dtype is torch.bfloat16  # which NumPy lacks
         self.flat = (flat.view(torch.uint16) if self.is_bf16 else flat).numpy()
+        self.is_whole = not tensor.is_floating_point()
         self.element_type = "bfloat16" if self.is_bf16 else self.flat.dtype.type
-        storage, first = tensor.untyped_storage(), tensor.storage_offset()
-        key = storage.data_ptr(), self.element_bytes
-        if key not in history:
-            size = storage.nbytes() // self.element_bytes
-            history[key] = np.full((2, size), NOBODY, np.int32)
-        self.writer, self.reader = history[key][:, first : first + self.size]
+        key = tensor.untyped_storage().data_ptr(), self.element_bytes
+        if key not in storages:
+            storages[key] = Storage(tensor)
+        self.storage, self.first = storages[key], tensor.storage_offset()
 
-    def touch(self, language, does: str, at, mask) -> tuple[np.ndarray, np.ndarray]:
-        """(where the mask is true, in a tile's shape; the places there, in a row)"""
-        at = np.asarray(at)
-        inside = np.broadcast_to(True if mask is None else mask, at.shape)
-        places = at[inside]
-        if places.size and not 0 <= places.min() <= places.max() < self.size:
+    def touch(self, language, does: str, at, mask) -> tuple:
+        """(a tile's shape, where the mask is true or None for everywhere, the places in a row)"""
+        at, inside = np.asarray(at, np.int64), None
+        places = at.reshape(-1)
+        if mask is not None and not (mask := np.asarray(mask)).all():
+            inside = np.broadcast_to(mask, at.shape)
+            places = at[inside]
+        if len(places) and places.view(np.uint64).max() >= self.size:  # -1 is the largest, there
             beyond = places[(places < 0) | (places >= self.size)][0]
             raise OutOfBounds(
                 f"{does} element {beyond:,} of {self.name}, which has {self.size:,}: a mask is"
                 " missing, or lets too much through."
             )
-        me, writer, reader = language.number, self.writer[places], self.reader[places]
-        self.refuse(language, does, "writes", places, writer, ADDED if does == "adds to" else me)
+        self.watch(language, does, places)
+        return at.shape, inside, places
+
+    def watch(self, language, does: str, places) -> None:
+        """Note who touches what. A Race where another program has been."""
+        storage, me = self.storage, language.number
         if does == "reads":
-            self.reader[places] = np.where((reader == NOBODY) | (reader == me), me, SEVERAL)
-            return inside, places
-        self.refuse(language, does, "reads", places, reader, me)
-        if does == "writes" and len(np.unique(places)) < len(places):
-            raise Race(f"writes an element of {self.name} twice at once: strides are wrong.")
-        self.writer[places] = me if does == "writes" else ADDED
-        return inside, places
+            storage.is_read = True
+            if storage.before is None and storage.reader is None:
+                return  # nobody has written
+        elif storage.before is None:
+            storage.before = storage.whole.clone()
+        theirs = places + self.first
+        allowed = ADDED if does == "adds to" else me
+        self.refuse(language, does, "writes", places, storage.writer[theirs], allowed)
+        if does != "reads":
+            storage.writer[theirs] = allowed
+        if storage.reader is not None:
+            reader = storage.reader[theirs]
+            if does == "reads":
+                alone = (reader == NOBODY) | (reader == me)
+                storage.reader[theirs] = np.where(alone, me, SEVERAL)
+            else:
+                self.refuse(language, does, "reads", places, reader, me)
 
     def refuse(self, language, does: str, done: str, places, by, allowed: int) -> None:
         """A Race where another program has been."""
-        other = (by != NOBODY) & (by != language.number) & (by != allowed)
-        if other.any():
+        other = by != NOBODY
+        if other.any() and (other := other & (by != language.number) & (by != allowed)).any():
             name = {SEVERAL: "several programs", ADDED: "an atomic sum"}.get(who := by[other][0])
             if name is None:
                 name = f"program {tuple(map(int, np.unravel_index(who, language.grid)))}"
@@ -90,26 +121,36 @@ class Memory:
                 " programs run in any order, or at once."
             )
 
-    def load(self, inside, places, other) -> np.ndarray:
+    def load(self, shape, inside, places, other) -> np.ndarray:
         """A tile of elements, with `other` where the mask is false."""
         found = self.flat[places]
         if self.is_bf16:
             found = (found.astype(np.uint32) << 16).view(np.float32)
+        if inside is None:
+            return found.reshape(shape)[()]
         nothing = np.nan if found.dtype.kind == "f" else np.iinfo(found.dtype).min
-        tile = np.full(inside.shape, nothing if other is None else other, found.dtype)
+        tile = np.full(shape, nothing if other is None else other, found.dtype)
         tile[inside] = found
         return tile[()]
 
-    def store(self, inside, places, value, added=False) -> None:
+    def store(self, shape, inside, places, value, added=False) -> None:
         """Write a tile's elements, rounded to the tensor's type."""
-        value = np.broadcast_to(value, inside.shape)[inside]
-        if places.size and value.dtype.kind == "f" and self.element_type in WHOLE:
+        value = np.broadcast_to(value, shape)
+        value = value.reshape(-1) if inside is None else value[inside]
+        if len(places) and value.dtype.kind == "f" and self.is_whole:
             raise BadArgument(
                 f"writes {value.dtype} to element {places[0]:,} of {self.name}, which is"
                 f" {self.flat.dtype}."
             )
-        if added:
+        distinct = (places[1:] > places[:-1]).all() or len(np.unique(places)) == len(places)
+        if added and self.is_bf16:
+            raise BadArgument(f"adds to {self.name}, which is bfloat16: sums want fp32.")
+        if not (distinct or added):
+            raise Race(f"writes an element of {self.name} twice at once: strides are wrong.")
+        if added and not distinct:
             np.add.at(self.flat, places, value)
+        elif added:
+            self.flat[places] += value
         elif self.is_bf16:
             self.flat[places] = rounded_to_bf16(value).view(np.uint32) >> 16
         else:
