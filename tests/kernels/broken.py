@@ -60,6 +60,12 @@ def stores_over_an_atomic_sum(x, out, n, BLOCK: tl.constexpr):
         tl.atomic_add(out, 1.0)
 
 
+def begins_a_sum_that_others_add_to(x, out, n, BLOCK: tl.constexpr):
+    if tl.program_id(0) == 0:
+        tl.store(out, 0.0)
+    tl.atomic_add(out, 1.0)
+
+
 def rows_with_a_columns_stride(x, out, n, BLOCK: tl.constexpr):
     row, column = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
     tl.store(out + row[:, None] + column[None, :], 1.0)
@@ -104,6 +110,10 @@ BROKEN = {  # with n = 10 in blocks of 4, 3 programs: the fault, its sentence
     stores_over_an_atomic_sum: (
         Race,
         f"(1, 0, 0) writes element 0 of out, which an atomic sum writes: {ORDER}",
+    ),
+    begins_a_sum_that_others_add_to: (
+        Race,
+        f"(1, 0, 0) adds to element 0 of out, which program (0, 0, 0) writes: {ORDER}",
     ),
     rows_with_a_columns_stride: (
         Race,

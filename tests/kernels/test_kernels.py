@@ -52,6 +52,7 @@ OWN_NORM = partial(F.rms_norm, eps=1e-5)
 CASES = {  # an operator of kernels, PyTorch's, shapes
     "add": (add, torch.add, [(3, 1001), (3, 1001)]),
     "softmax": (softmax, partial(torch.softmax, dim=-1), [(2, 5, 77)]),
+    "softmax, two dims": (softmax, partial(torch.softmax, dim=-1), [(5, 77)]),
     "softmax, one column": (softmax, partial(torch.softmax, dim=-1), [(3, 1)]),
     "rms norm": (rms_norm, lambda x, w: OWN_NORM(x, w.shape, w), [(2, 35, 77), (77,)]),
     "cross-entropy": (lambda x: cross_entropy(x, targets_of(x)), plain_loss, [(3, 4, 5001)]),

@@ -98,9 +98,10 @@ class Memory:
             storage.before = storage.whole.clone()
         theirs = places + self.first
         allowed = ADDED if does == "adds to" else me
-        self.refuse(language, does, "writes", places, storage.writer[theirs], allowed)
-        if does != "reads":
-            storage.writer[theirs] = allowed
+        writer = storage.writer[theirs]
+        self.refuse(language, does, "writes", places, writer, allowed)
+        if does != "reads":  # a sum over a program's own element stays that program's
+            storage.writer[theirs] = np.where(writer == me, me, allowed)
         if storage.reader is not None:
             reader = storage.reader[theirs]
             if does == "reads":
