@@ -186,8 +186,8 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
 
     @BOOK.own(source="definition", measured_by=_PEAKS)
     def product_share_layers(q):
-        r"""L_\text{share} | count | whole layers in a stage's even share of all products, the head's
-        among them"""
+        r"""L_\text{share} | count | whole layers in an even share of all products, with the
+        head's"""
         return floor_div(
             q.layers * q.matrix_parameters, q.pipeline_stages * q.stack_matrix_parameters
         )
