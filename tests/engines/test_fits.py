@@ -256,6 +256,11 @@ def test_layouts_of_published_runs():
     asked |= dict(tensor_parallel=8, pipeline_parallel=16)
     even, shorter = (fits("Llama 3 405B", **asked, shorter_ends=ends) for ends in (0, 1))
     assert even.values["pipeline_rank"] == 0 and shorter.values["pipeline_rank"] == 1
+    interleaved = fits("Llama 3 405B", **asked, stages_per_rank=8, shorter_ends=1).values
+    ends = interleaved["pipeline_rank"] in (0, 15)  # the embedding's stage, and the head's
+    assert interleaved["rank_layers"] == 8 - ends
+    with pytest.raises(InvalidQuantity, match="ask for several stages on a rank and shorter ends"):
+        fits("Llama 3 405B", **asked, stages_per_rank=8)
     assert shorter.needed_bytes < even.needed_bytes
     assert "--shorter-ends" in fits("Llama 3 405B", **asked).assumed["stages"]
     with pytest.raises(InvalidQuantity, match="shorter_ends = 1 with 2 stages on a rank"):
@@ -290,6 +295,8 @@ def test_stages_that_are_cut_by_their_products():
     )
     assert "first_stage_layers" not in fits("Llama 3 8B", **asked).assumed
     assert even["rank_layers"] == 8 and fuller["rank_layers"] == 11
+    uneven = fits("Llama 3 8B", **{**asked, "pipeline_parallel": 8}, first_stage_layers=5)
+    assert "stages" not in uneven.assumed
     del asked["pipeline_parallel"]
     nothing, operators, layers = (
         fits("Llama 3 8B", **asked, kernels="FSDP2, compiled", recompute_policy=policy).needed_bytes
@@ -346,8 +353,8 @@ def test_from_a_shell(tmp_path, capsys):
 --context-parallel 0 | context_parallel = 0 with gpus = 2
 --context-parallel 2 --kernels 'PyTorch eager' | this book's GPT has whole sequences; take other
     kernels.
---gpus 16 --context-parallel 8 | context_parallel = 8 with tensor_parallel = 1 and key_value_heads =
-    12: the ranks
+--gpus 16 --context-parallel 8 | both degrees together must divide the heads of keys and values;
+    those that gather
 --shard-groups 3 | shard_groups = 3 with data_parallel = 2 and expert_parallel = 1
 --offload 2 | offload = 2: offload must be a whole number of at least 0
 --expert-parallel 2 | expert_parallel = 2 with experts = 0: ranks divide the

@@ -176,7 +176,7 @@
       const speed = question.values.experts ? known.experts : known.speed_of[question.gpu], family = question.gpu.split(" SXM")[0];
       const adapters = facts.adapted.includes(question.recipe) ? facts.no_adapters : "";
       write(find(".planner-bytes"), known.compared[question.kernels] + adapters);
-      write(find(".planner-seconds"), known.speeds[speed] + (known.measured[speed].includes(family + "s") ? "" : ", none of them on the " + family + (known.elsewhere[speed] && "; " + known.elsewhere[speed])) + adapters);
+      write(find(".planner-seconds"), known.speeds[speed] + (known.measured[speed].includes(family + "s") ? "" : ", none of them on the " + family) + adapters);
       write(find(".planner-command"), commandOf(question));
       shown = { plan, question };
       addButtons();

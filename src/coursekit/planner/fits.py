@@ -260,7 +260,8 @@ class RankLayout:
                 f"context_parallel = {c} with tensor_parallel = {t} and key_value_heads ="
                 f" {self.sizes['key_value_heads']}: the ranks that share a sequence exchange whole"
                 " heads in attention, so both degrees together must divide the heads of keys and"
-                " values.",
+                " values; those that gather keys and values or pass them in a ring, as in Llama 3,"
+                " have no such limit and are not known.",
             )
         if c > 1 and not in_library(self.kernels):
             raise InvalidQuantity(
@@ -492,12 +493,13 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     taken = dict(vars(layout), accumulation_steps=layout.steps)
     taken |= dict(sequence_parallel=int(layout.cuts_tokens))
     taken |= dict(first_stage_layers=values["first_stage_layers"])
+    even = values["first_stage_layers"] == values["stage_layers"]
     for name in LAYOUT_OPTIONS:
         unasked = dict(
             ranks_per_node=layout.tensor_parallel == 1,
             stages_per_rank=layout.pipeline_parallel == 1,
             shorter_ends=layout.pipeline_parallel == 1,
-            first_stage_layers=values["first_stage_layers"] == values["stage_layers"],
+            first_stage_layers=even,
             context_parallel=True,
             shard_groups=True,
             offload=True,
@@ -531,7 +533,7 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
         assumed["ranks_per_node"] += f"; NVLink joins {domain} GPUs of these nodes"
     stages = layout.pipeline_parallel * layout.stages_per_rank
     layers = layout.sizes["layers"]
-    if layers % stages and not layout.shorter_ends:
+    if layers % stages and even and not layout.shorter_ends:
         assumed["stages"] = (
             f"{stages} of {layers} layers: each is counted with {ceil_div(layers, stages)}, the"
             " most that one has"

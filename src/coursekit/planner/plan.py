@@ -143,7 +143,7 @@ class LayoutPlan:
         bytes_said = str(known or "no published peak of these kernels is among our rows")
         adapted = NO_ADAPTERS if self.asked.recipe in ADAPTED else ""
         family = self.asked.family
-        other = "" if f"{family}s" in self.speed.measured else self.speed.not_on(family)
+        other = "" if f"{family}s" in self.speed.measured else f", none of them on the {family}"
         return {
             "bytes": bytes_said + (adapted if known else ""),
             "seconds": f"{self.speed}{other}{adapted}",

@@ -30,7 +30,8 @@ PUBLISHED_SECONDS = "tests/which_layout/published_seconds.csv"
 class Speed:
     """Constants of published runs, and how far the seconds of a step are from the published ones,
     in percent; the test of published seconds computes each number again. `utilisation`, and for
-    SCORE_CLASSES or NETWORK_CLASSES one share more, are fitted to every second row of a class;
+    SCORE_CLASSES or NETWORK_CLASSES one share more, and the seconds of the host and of the network
+    where a class has them, are fitted to every second row of a class;
     `other_half` is the error of the rows between. The hidden share is set, not fitted: nine rows
     cannot tell 0.5 from 1, and 1 would make tensor parallelism free."""
 
@@ -50,7 +51,6 @@ class Speed:
     rank_wait: float = 0.0  # and, in a pipeline, waits for each further tensor-parallel rank
     stall: float = 0.0  # seconds of a microbatch in a pipeline on STALLING_GPUS or more
     shards_late: bool = False  # whether overlap is that of stage 0 alone
-    elsewhere: str = ""  # how far such seconds were from rows of other GPUs than the class's
 
     def __str__(self):
         return (
@@ -58,10 +58,6 @@ class Speed:
             f" {self.mean:.1f}% on average, {self.other_half:.1f}% on the half that nothing was"
             f" fitted to, from {self.lowest:+.1f}% to {self.highest:+.1f}% ({PUBLISHED_SECONDS})"
         )
-
-    def not_on(self, family) -> str:
-        """The end of the sentence for a GPU that the class does not have."""
-        return f", none of them on the {family}" + (f"; {self.elsewhere}" if self.elsewhere else "")
 
     def habits(self, gpu) -> str:
         """Assumptions about messages, which are those of the runs and not of the GPU."""
@@ -78,11 +74,11 @@ EXPERTS = "Megatron-Bridge's experts"
 
 def _speeds() -> Iterator[tuple[str, Speed]]:
     for row in rows_of_table("speeds.csv"):
-        name, measured, elsewhere = (row.pop(key) for key in ("speed", "measured", "elsewhere"))
+        name, measured = row.pop("speed"), row.pop("measured")
         numbers = {key: float(number) for key, number in row.items() if number}
         numbers |= dict(rows=int(row["rows"]), overlap=row["overlap"] == "1")
         numbers["shards_late"] = row["shards_late"] == "1"
-        yield name, Speed(measured, **numbers, elsewhere=elsewhere)
+        yield name, Speed(measured, **numbers)
 
 
 SPEEDS = dict(_speeds())

@@ -51,12 +51,13 @@ def interleaving_takes_groups(q):
 @BOOK.rule(
     "pipeline_parallel = {pipeline_parallel} makes {pipeline_stages} stages of layers = {layers}:"
     " each stage needs at least one layer; stages of the embedding or the head alone, as in Llama 3"
-    " 405B, are counted as layers.",
+    " 405B, ask for several stages on a rank and shorter ends.",
     marks="pipeline_parallel",
     concerns="stage_layers",
+    shorter_ends=0,
 )
 def each_stage_has_a_layer(q):
-    return q.pipeline_stages <= q.layers
+    return q.pipeline_stages <= q.layers + 2 * q.shorter_ends
 
 
 class MicrobatchesInFlight(BOOK.section(source=_OURS, measured_by=_FLIGHT)):

@@ -166,7 +166,6 @@ def data():
         speed_of_experts={
             gpu: {name: pace(gpu, SPEEDS[EXPERTS])[name] for name in of_speed} for gpu in GPUS
         },
-        elsewhere={name: SPEEDS[name].elsewhere for name in sorted(speeds)},
         said_again=config.SAID_AGAIN,
         compared={name: published(fits.PUBLISHED.get(name, NO_ROW)) for name in KERNELS},
         fp16=fits.LIBRARY_RECIPE_FP16,

@@ -78,13 +78,13 @@ def stages_between_are_equal(q):
 
 @BOOK.rule(
     "shorter_ends = {shorter_ends} of {middle_stage_layers} layers in a stage: the first and the"
-    " last stage need at least one layer.",
+    " last rank need at least one layer.",
     marks="shorter_ends",
     concerns="rank_parameters",
     shorter_ends=0,
 )
 def shorter_ends_have_a_layer(q):
-    return q.shorter_ends < q.middle_stage_layers
+    return q.shorter_ends < where(q.pipeline_chunks > 1, 1, 0) + q.middle_stage_layers
 
 
 @BOOK.rule(
