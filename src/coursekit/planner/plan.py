@@ -184,9 +184,7 @@ class LayoutPlan:
 
     def sensitivity(self) -> Iterator[str]:
         """Seconds of these layouts with other habits, between which no row decides."""
-        if not self.best:
-            return
-        for changed, words in other_habits(self.speed, self.asked):
+        for changed, words in other_habits(self.speed, self.asked) if self.best else ():
             seconds = [step_values(one.layout, changed)["layout_seconds"] for one in self.best]
             first = seconds.index(min(seconds)) + 1
             yield (

@@ -78,7 +78,7 @@ def stages_between_are_equal(q):
 
 @BOOK.rule(
     "shorter_ends = {shorter_ends} of {middle_stage_layers} layers in a stage: the first and the"
-    " last rank need at least one layer.",
+    " last stage need at least one layer.",
     marks="shorter_ends",
     concerns="rank_parameters",
     shorter_ends=0,
@@ -184,14 +184,6 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
         pipeline has a copy at each end"""
         return where(q.pipeline_parallel > 1, 0, q.tied_head)
 
-    @BOOK.own(source="definition", measured_by=_PEAKS)
-    def product_share_layers(q):
-        r"""L_\text{share} | count | whole layers in an even share of all products, with the
-        head's"""
-        return floor_div(
-            q.layers * q.matrix_parameters, q.pipeline_stages * q.stack_matrix_parameters
-        )
-
     @BOOK.own(source="nanotron@01de8d9, models/base.py", measured_by=_PEAKS, choice=True, least=1)
     def first_stage_layers(q):
         r"""L_\text{fullest} | count | layers of the first stage, the most that one has: an even
@@ -199,7 +191,14 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
         exceeds the share"""
         return where(
             q.cut_by_products * q.pipeline_parallel > 1,
-            minimum(q.layers, 1 + q.product_share_layers),
+            minimum(
+                q.layers,
+                1
+                + floor_div(
+                    q.matrix_parameters,
+                    q.pipeline_stages * floor_div(q.stack_matrix_parameters, q.layers),
+                ),
+            ),
             q.stage_layers,
         )
 
