@@ -74,7 +74,7 @@ def test_pages_that_windows_touch(tmp_path):
 @pytest.mark.parametrize("ahead", [2**17, 2**21])
 def test_around_each_missing_page(windows, ahead):
     """A file of 32,768 pages of which the system reads so many around each that is missing, as
-    Linux 6.18 did to 1% in 24 runs on a cold file.
+    Linux 6.18 did to 2% in 24 runs on a cold file.
 
     Must catch: windows whose pages came with earlier ones counted again; pages after alone."""
     pages, around, found = 2**15, ahead // 4096, []
