@@ -149,7 +149,9 @@ def test_a_wrong_name_and_a_second_card_are_warnings(build):
     ids."""
     card = "```{explorer} does-it-fit%s\n```\n\n"
     pages, warnings = build(index=f"# One\n\n{3 * card}" % ("t", "", ""))
-    words = "explorer: none is named 'does-it-fitt'; there are bytes-per-parameter,"
+    words = (
+        "explorer: none is named 'does-it-fitt'; there are attention-tiles, bytes-per-parameter,"
+    )
     assert f"index.md:3: WARNING: {words}" in warnings
     assert "index.md:9: WARNING: explorer: 'does-it-fit' is on this page already" in warnings
     assert pages["index"].count('id="explorer-does-it-fit"') == 1

@@ -34,7 +34,7 @@ def test_every_chapter_asks_a_question_and_is_on_the_front_page():
     for number, name in enumerate(re.findall(r"^      - file: (\S+)", contents, re.MULTILINE), 1):
         page = ROOT / f"{name}.md"
         lab = re.search(r"^lab: labs/((\d+)\S+)", page.read_text("utf-8"), re.MULTILINE)
-        title = re.sub(r"^\d+\. |\?$", "", title_of(page))
+        title = re.sub(r"^\d+\. |[?:].*$", "", title_of(page))
         if lab:
             below = contents.partition(f"      - file: {name}\n")[2]
             assert f"labs/{lab[1]}\n" in below.partition("\n      - file")[0] + "\n"

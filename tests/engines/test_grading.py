@@ -173,6 +173,10 @@ def test_an_untouched_skeleton_starts_no_ranks(topic, monkeypatch, tmp_path, cap
         ("def f(): pass", {}),
         ("class C:\n    def __init__(self):\n        raise NotImplementedError", {"C": 3}),
         ("class C:\n    def step(self):\n        raise NotImplementedError", {}),
+        (
+            "class F:\n    @staticmethod\n    def forward(ctx):\n        raise NotImplementedError",
+            {"F": 4},
+        ),
         ("if True:\n    def f():\n        raise NotImplementedError", {}),
     ],
 )

@@ -273,7 +273,12 @@ def test_what_is_typed_is_text_and_not_markup(fit):
 @pytest.mark.parametrize(
     "name, arguments, error, said",
     [
-        ("does-it-float", {}, TypeError, "no explorer is named 'does-it-float'; there are bytes-"),
+        (
+            "does-it-float",
+            {},
+            TypeError,
+            "no explorer is named 'does-it-float'; there are attention-tiles",
+        ),
         (FIT, dict(layer=3), TypeError, "the start: 'layer' is unknown here"),
         (FIT, dict(model="GPT-5"), TypeError, "model: 'GPT-5' is unknown here; there are GPT-2"),
         (FIT, dict(measured=dict(states_bytes=1)), TypeError, "measured: 'states_bytes' is unkn"),

@@ -19,6 +19,7 @@ OF_NOTEBOOKS = ("_repr_markdown_", "_repr_html_", "_render_traceback_")
 HOOKS_LEFT = "a hook that is left behind: PyTorch has no public count of hooks"
 PRETENDED = "a part of PyTorch that the pretended GPUs take the place of"
 # What a file may use beside the door, and why: a peer, or a look at PyTorch's own state.
+LISTS = "lists of tensors in one call, as PyTorch's optimizers have it"
 BESIDE_THE_DOOR = {
     "src/coursekit/exercises/missing_names.py": {
         "_showtraceback": "of IPython: a sentence where its custom handler prints a traceback"
@@ -44,6 +45,7 @@ BESIDE_THE_DOOR = {
     },
     "tests/engines/test_measuring_changes_nothing.py": {"_post_accumulate_grad_hooks": HOOKS_LEFT},
     "tests/engines/test_ranks.py": {"_world": "groups whose abort() fails, instead of NCCL's"},
+    "tests/kernels/test_moved_bytes.py": {"_foreach_add": LISTS, "_foreach_mul_": LISTS},
     "tests/mixed_precision/test_gradient_histogram.py": {"_forward_hooks": HOOKS_LEFT},
     "tests/pipelines/test_schedules.py": {
         "_Action": "a peer: a schedule in PyTorch's words",
@@ -71,6 +73,7 @@ BESIDE_THE_DOOR = {
         "_start_coalescing": PRETENDED,
     },
     "tests/zero/test_defects_stage3.py": {"_parameters": "a script's own rule, as Hugging Face's"},
+    "tests/virtual/test_virtual_recorded.py": {"_foreach_add": LISTS},
 }
 
 

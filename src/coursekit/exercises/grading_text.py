@@ -51,6 +51,9 @@ def rules_broken(asked: Assignment, source: str, path: str) -> Iterator[str]:
             yield f"line {line} uses {name}: write an import statement, which a reader can see."
 
 
+MAKERS = "__init__", "forward"  # how a class begins, and an autograd.Function
+
+
 def unwritten(source: str) -> dict[str, int]:
     """Functions and classes that are as in the skeleton, each with the line of its
     NotImplementedError: a function that raises nothing else, a class that no call can make."""
@@ -59,7 +62,7 @@ def unwritten(source: str) -> dict[str, int]:
         body = node
         if isinstance(node, ast.ClassDef):
             methods = (each for each in node.body if isinstance(each, ast.FunctionDef))
-            body = next((each for each in methods if each.name == "__init__"), None)
+            body = next((each for each in methods if each.name in MAKERS), None)
         if isinstance(body, ast.FunctionDef) and (line := _line_of_todo(body)):
             found[node.name] = line
     return found

@@ -37,7 +37,7 @@ from .chrome_trace import from_chrome
 from .slim_trace import COMPUTES, SpanKind, covered
 from .waits import HostWaits
 
-ONE = "and a process has one profiler: leave profiled_steps() or the other one out."
+ONE_PROFILER = "and a process has one profiler: leave profiled_steps() or the other one out."
 MARK = "shardlab: a step ends"
 WIDE = 34  # characters of a row's name
 ONE_AT_A_TIME = threading.Lock()  # of this process, as PyTorch's profiler
@@ -117,13 +117,13 @@ class StepBudget:
         elif place == 0:
             self.contexts.close()
             if profiler_enabled():
-                raise ProfilerInUse(f"torch.profiler is at work already, {ONE}")
+                raise ProfilerInUse(f"torch.profiler is at work already, {ONE_PROFILER}")
             self.profiler.start()
             self.contexts.callback(self.profiler.stop)
             self.contexts.enter_context(before_a_profiler(self.gives_way))
         elif place > 0:
             if self.gave_way:
-                raise ProfilerInUse(f"torch.profiler began under profiled_steps(), {ONE}")
+                raise ProfilerInUse(f"torch.profiler began under profiled_steps(), {ONE_PROFILER}")
             if place in (1, self.steps + 1):
                 synchronize()
             with record_function(MARK):

@@ -63,7 +63,7 @@ FUSION = Explorer(
         "chain_kind",
         (
             ("tensors moved", "chain_tensors", "exact"),
-            ("bytes", "chain_bytes", "decimal bytes"),
+            ("bytes, MB", "chain_bytes", "MB"),
             ("takes", "chain_seconds", "short duration"),
             ("fused", "fused_chain_seconds", "short duration"),
         ),
@@ -142,9 +142,9 @@ ATTENTION_TILES = Explorer(
         "Tiles of 64 rows, 2 bytes an element, one sequence, all tokens seen",
         "attention_kind",
         (
-            ("scores stored", "scores_moved_bytes", "decimal bytes"),
-            ("in tiles", "attention_moved_bytes", "decimal bytes"),
-            ("a tile", "tile_bytes", "KiB"),
+            ("scores stored, GB", "scores_moved_bytes", "GB"),
+            ("in tiles, GB", "attention_moved_bytes", "GB"),
+            ("a tile, KiB", "tile_bytes", "KiB"),
         ),
     ),
     adds=(

@@ -119,7 +119,7 @@ class AttentionInTiles(
         return floor_div(q.sequence - 1, q.long_side)
 
     def side_pairs(q):
-        r"""n_\text{pair} | count | 1 + 2 + ... up to the number of these sides"""
+        r"""n_\text{pair} | count | the sum of 1, 2, 3 and so on to the number of these sides"""
         return floor_div(q.sides_before * (q.sides_before + 1), 2)
 
     def rows_in_side(q):
