@@ -86,7 +86,7 @@ def notebook(first_cell="%load_ext ranklab.ranks"):
         yield kernel
 
 
-def gone(pids, seconds=30) -> bool:
+def gone(pids, seconds=180) -> bool:
     """Have all these processes ended, soon at least?"""
     import psutil
 

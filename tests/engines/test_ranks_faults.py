@@ -15,12 +15,15 @@ from notebook_kernel import descendants, gone, notebook
 
 from ranklab.ranks import stopping
 
+LONG_GRACE = "GRACE_SECONDS = 20"
 ALIVE = "All ranks live on with their variables; their process group was made anew."
 
 
 @pytest.fixture(scope="module")
 def kernel():
+    """A kernel that gives ranks longer to stop: beside busy neighbours they need it."""
     with notebook() as kernel:
+        assert not kernel.run(f"from ranklab.ranks import watch; watch.{LONG_GRACE}").error
         yield kernel
 
 
@@ -84,14 +87,14 @@ def test_an_import_is_not_cut_in_two(three, tmp_path):
     "defined twice" in every cell. And: after the import the thread works on for a moment, beside
     the one that has taken its place."""
     (tmp_path / "slow_to_import.py").write_text(
-        "import builtins, time\nbuiltins.begun = getattr(builtins, 'begun', 0) + 1\ntime.sleep(2)\n"
+        "import builtins, time\nbuiltins.begun = getattr(builtins, 'begun', 0) + 1\ntime.sleep(6)\n"
     )
     shown = three.run(
         "%%ranks\nimport sys\nif rank == 0:\n    raise ValueError('mine')\nsys.path.insert(0,"
         f" {str(tmp_path)!r})\nimport slow_to_import; torch.manual_seed(begun := 5)"
     )
     assert "Rank 0 raised ValueError: mine" in shown.error and ALIVE in shown.error
-    cell = "if rank:\n    import slow_to_import\n    print(begun)\ndist.barrier()"
+    cell = "if rank:\n    import slow_to_import\n    print(begun)"
     shown = three.run(f"%%ranks\n{cell}")
     assert shown.out.split("\n")[:2] == ["[rank 1] 1", "[rank 2] 1"] and not shown.error
     all_reduce_works(three, kept=True)
