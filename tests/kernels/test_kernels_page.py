@@ -1,7 +1,10 @@
 """The page and the lab of chapter 13 beside what runs: the stepper, the graph in the
 picture, seconds of a chain, reasons of breaks, the C function."""
 
+import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,3 +121,17 @@ def test_the_ratio_is_of_cpu_time():
     assert lab.times_faster(lambda x: (x @ x) @ x @ x @ x, lambda x: x, x, turns=3) > 1
     bars = lab.figure_of_ratios({"4 KB": 0.5, "4 MB": 3.0}, 4.5).data[0]
     assert list(bars.x) == ["4 KB", "4 MB"] and list(bars.y) == [0.5, 3.0]
+
+
+def test_the_page_has_the_ratios_of_the_stored_lab():
+    """Must catch: a lab that is stored anew beside a table of the run before."""
+    root = Path(__file__).resolve().parents[2]
+    lab_stored = json.loads((root / "labs" / "13-kernels.ipynb").read_text("utf-8"))
+    outputs = [out for cell in lab_stored["cells"] for out in cell.get("outputs", ())]
+    plots = [out.get("data", {}).get("application/vnd.plotly.v1+json") for out in outputs]
+    stored = next(plot["data"][0]["y"] for plot in plots if plot)
+    page = (root / "chapters" / "kernels.md").read_text("utf-8")
+    row = re.search(r"^\| CPU time, eager / compiled; bytes: 4.5 \|(.*)\|$", page, re.MULTILINE)[1]
+    assert [float(text.strip("* ")) for text in row.split("|")] == [
+        float(f"{ratio:.2g}") for ratio in stored
+    ]
