@@ -94,7 +94,7 @@ def test_breaks_have_their_reasons():
 
 @pytest.mark.slow
 @pytest.mark.skipif(lab.cpp_compiler() is None, reason="no C++ compiler")
-def test_the_loop_is_one():
+def test_the_loop_is_one(one_thread):
     """Must catch: a chain that is not fused, a loop that is not found, a line that a lab's cell
     would have to scroll."""
     chain = lambda x, b: torch.relu(x + b) * 0.5 + x
