@@ -1,18 +1,47 @@
-"""Refusals as text: told.md has what a test is given, or does, and the words that it waits for."""
+"""Cases as text: told.md has what a test is given, or does, and the words that it waits for; the
+folder samples has pages and lists that tests read or build."""
 
 import re
+from ast import literal_eval
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+
+def sample(name: str) -> str:
+    return Path(__file__).parent.joinpath("samples", name).read_text("utf-8")
 
 
 @cache
 def sections() -> dict[str, list[tuple[str, str]]]:
     text = Path(__file__).with_name("told.md").read_text("utf-8")
     parts = (part.split("\n", 1) for part in text.split("\n## ")[1:])
-    return {name: re.findall(r"^- `(.*)` => (.*)$", lines, re.M) for name, lines in parts}
+    return {name: re.findall(r"^- `(.*)` => ?(.*)$", lines, re.M) for name, lines in parts}
 
 
 def told(section: str, names: dict[str, Any]) -> list[tuple]:
     """The rows of a test: its values, in the names of its module, then the words."""
     return [(*eval(f"({values},)", names), words) for values, words in sections()[section]]
+
+
+def valued(section: str, names: dict[str, Any]) -> list[tuple]:
+    """The rows of a test whose last value stands in the place of words."""
+    return [(*given, eval(value, names)) for *given, value in told(section, names)]
+
+
+def cells(section: str, **names: str) -> list[tuple[str, ...]]:
+    """The rows of a test whose values are text, with bars between; `{name}` is one of the names."""
+    rows = [(*values.split(" | "), words) for values, words in sections()[section]]
+    return [tuple(cell.format_map(names) for cell in row) for row in rows] if names else rows
+
+
+def given(cell: str) -> dict[str, Any]:
+    """`layers=2.5, gpu=T4` as keyword arguments: what Python reads as a value is that value."""
+    return {name: _value(text) for name, text in (pair.split("=", 1) for pair in cell.split(", "))}
+
+
+def _value(text: str) -> Any:
+    try:
+        return literal_eval(text)
+    except (SyntaxError, ValueError):
+        return float(text) if text == "nan" else text

@@ -23,8 +23,6 @@ from shardlab.recompute.layers import checkpoint_some
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# --- simple rules, to compare with ----------------------------------------------------------------
-
 
 def first_layers(
     count: int, keep: LayerOption, again: LayerOption, budget_bytes: int, loss_bytes: int = 0
@@ -74,9 +72,6 @@ def by_rule(rule: str, layers: Layers, budget_bytes: int, **beside: int) -> Reco
         if plan.peak_bytes <= budget_bytes:
             return plan
     return None
-
-
-# --- the solver -----------------------------------------------------------------------------------
 
 
 def layers_of(draw, count, alike):

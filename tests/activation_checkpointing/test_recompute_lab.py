@@ -40,9 +40,6 @@ def test_what_a_plan_starts_from(blocks):
     assert peak == pytest.approx(ledger.peak.bytes.total, rel=0.01)
 
 
-# --- picture of a step with checkpoints -----------------------------------------------------------
-
-
 POLICIES = pictures.DRAWN_POLICIES
 
 

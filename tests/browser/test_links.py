@@ -144,9 +144,6 @@ def unreached(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in set(pages) - reached)
 
 
-# ---------------------------------------------------------------- the book
-
-
 def test_every_link_leads_somewhere(book_html):
     """Must catch: each line of SPOILS below, tried there one by one."""
     assert link_problems(book_html) == []
@@ -193,8 +190,6 @@ def test_llms_txt_lists_every_page(book_html):
     listed = (book_html / "llms.txt").read_text("utf-8")
     assert set(re.findall(r"\]\((.*?)\): .", listed)) == html - {"index.html"}
 
-
-# ---------------------------------------------------------------- what the tests above can see
 
 GOOD = (
     '<a href="#here">x</a><p id="here"><a href="b/other.html#there">x</a><a'

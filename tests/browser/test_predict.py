@@ -3,55 +3,10 @@ remembers."""
 
 import pytest
 from cards import build_pages
+from told import sample
 from visit import DESKTOP, JS, PAPER, PHONE, Watch, axe_findings, click
 
-PAGE = """# A page
-
-```{predict}
-How many?
-```
-
-A *dozen* is twelve.
-
-:::{answer}
-Seven, as [everybody](there) knows.
-:::
-
-```{predict}
-How many in a table?
-```
-
-A definition that the answer needs.
-
-:::{answer}
-| Things |
-|--:|
-| 9 |
-
-Nine, says the table.
-:::
-
-Another paragraph.
-
-```{predict}
-And how many in a fold?
-```
-
-:::{dropdown} Answer
-:class-container: answer
-
-Eight.
-:::
-
-(there)=
-```{predict}
-Nothing follows. Which number?
-```
-
-## The end
-
-Words.
-"""
+PAGE = sample("predict.md")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ has to wait for."""
 import math
 
 import pytest
-from cases import cases, given
+from told import cells, given
 
 from coursekit.formulas import InvalidQuantity, ceil_log2, evaluate, render
 from shardlab import collective_plans as plans
@@ -233,15 +233,7 @@ def test_the_fastest(n):
         assert nodes["fastest_all_reduce_seconds"] == nodes["hierarchical_all_reduce_seconds"]
 
 
-@pytest.mark.parametrize(
-    "wrong, sentence",
-    cases("""
-ranks=4, rank=4 | rank = 4 is not a rank of a group of 4: ranks count from 0.
-ranks=6, ranks_per_node=4 | ranks_per_node = 4 does not divide ranks = 6: every node has the same
-    number of ranks.
-ranks=0 | ranks = 0: ranks must be a whole number of at least 1 and at most 1,048,576.
-"""),
-)
+@pytest.mark.parametrize("wrong, sentence", cells("test_collective_formulas::test_bad_input"))
 def test_bad_input(wrong, sentence):
     """Mutation: a rule left out: a chunk of negative size, a node that is not full."""
     with pytest.raises(InvalidQuantity) as caught:

@@ -74,9 +74,6 @@ def test_what_crosses_a_nodes_border_is_the_formulas():
     assert "a rank sends 3/4 S over NVLink" in shown and "1/4 S over the network" in shown
 
 
-# --- figures of links -----------------------------------------------------------------------------
-
-
 SIZES, SECONDS = [4, 1_000, 1_000_000], [1e-4, 1.1e-4, 1.2e-3]
 
 

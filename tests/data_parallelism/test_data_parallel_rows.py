@@ -138,9 +138,6 @@ def test_a_row(worlds, door, row, args, expected):
     check(worlds(2, patience_seconds=30), door, row, args, expected)
 
 
-# --- how values are handed out, and how a bucket is filled ----------------------------------------
-
-
 def handed_out():
     """(values alike on all ranks, messages sent): 40 small tensors, of two dtypes and odd strides,
     and one that is larger than a message."""

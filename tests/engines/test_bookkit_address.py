@@ -11,10 +11,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from cases import cases
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from packaging.requirements import Requirement
 from small_books import ROOT, WHEEL, real_book
+from told import cells
 
 from bookkit import address
 from bookkit.address import Address, InvalidAddress, resolve_address
@@ -263,14 +263,7 @@ def test_addresses_are_resolved():
 
 @pytest.mark.parametrize(
     "key, value, sentence",
-    cases("""
-repo | https://github.com/ada/book | 'repo' is unknown
-book | ada.example | book is 'ada.example'
-repository | github.com/ada/book | 'github.com/ada/book'; it must look like https://
-repository | https://github.com/ada | it must look like https://
-repository | https://github.com/ada/b"ook | it must look like https://
-repository | https://example.org/ada/book | its host must be GitHub or GitLab
-"""),
+    cells("test_bookkit_address::test_a_wrong_address_gets_one_clear_sentence"),
 )
 def test_a_wrong_address_gets_one_clear_sentence(key, value, sentence):
     """Must catch: a misspelt key passed over in silence; a value that would break links or the
@@ -278,9 +271,6 @@ def test_a_wrong_address_gets_one_clear_sentence(key, value, sentence):
     with pytest.raises(InvalidAddress, match="_address.yml") as caught:
         resolve_address({key: value}, {})
     assert sentence in str(caught.value)
-
-
-# ---------------------------------------------------------------- the install cell
 
 
 def run_install_cell(

@@ -8,8 +8,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from cases import cases
-from told import told
+from told import cells, told
 
 from bookkit.explorer import anchor
 from bookkit.formulas import WrongCall, _rows, _terms, compute, read_call
@@ -69,23 +68,7 @@ def test_a_call_is_printed_with_its_origin(call, style, printed, exact):
 
 
 @pytest.mark.parametrize(
-    "text, message",
-    cases(f"""
-2.8 TB | '2.8 TB' is no call of a formula
-states_bytes | 'states_bytes' is no call of a formula
-states_bytes(175_000_000_000) | a formula is called with keywords only
-states_bytes(**given) | a formula is called with keywords only
-states_bytes(parameters=10**9) | malformed node or string
-states_bytes(parameters=) | states_bytes(parameters=): invalid syntax
-state_bytes(parameters=1) | no quantity or formula is named state_bytes; did you mean states_bytes?
-states_bytes(parameters=1000) | needed but not given: parameter_element_bytes
-states_bytes(parameters=1000, recipe="fp8") | no recipe is named 'fp8'; there are fp32 Adam
-states_bytes(parameters=0, recipe="fp32 Adam") | parameters = 0: parameters must be a whole number
-    of at least 1.
-states_bytes({GPT3}) as gigabytes | 'gigabytes' is no way to print a number; there are
-states_bytes({GPT3}) as years | states_bytes is in bytes, which cannot be printed as 'years'
-parameters(model="GPT-2 124M") as GB | parameters is in parameters, which cannot be printed as 'GB'
-"""),
+    "text, message", cells("test_bookkit_formulas::test_a_wrong_call_says_what_is_wrong", GPT3=GPT3)
 )
 def test_a_wrong_call_says_what_is_wrong(text, message):
     """Mutation: evaluate with eval, or print in any style that is asked for."""

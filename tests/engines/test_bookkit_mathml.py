@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from small_books import ROOT, builder, real_book
+from told import sample, sections
 
 from bookkit.mathml import CAPITAL_GREEK, COMMANDS, FUNCTIONS, UnsupportedMath, to_mathml
 
@@ -52,38 +53,7 @@ def check(root):
         assert "\\" not in (element.text or "")
 
 
-WRITTEN = {
-    r"16\,\Psi": '<mn>16</mn><mspace width="0.167em" /><mi mathvariant="normal">Ψ</mi>',
-    r"a_i": "<msub><mi>a</mi><mi>i</mi></msub>",
-    r"x^10": "<msup><mi>x</mi><mn>1</mn></msup><mn>0</mn>",
-    r"a = -b": '<mi>a</mi><mo>=</mo><mo form="prefix">−</mo><mi>b</mi>',
-    r"a - b": "<mi>a</mi><mo>−</mo><mi>b</mi>",
-    r"\left(a\right) + b": (
-        '<mrow><mo stretchy="true" fence="true" form="prefix">(</mo><mi>a</mi>'
-        '<mo stretchy="true" fence="true" form="postfix">)</mo></mrow><mo>+</mo><mi>b</mi>'
-    ),
-    r"(a) - b": (
-        '<mo stretchy="false">(</mo><mi>a</mi><mo stretchy="false">)</mo><mo>−</mo><mi>b</mi>'
-    ),
-    r"(-b)": (
-        '<mo stretchy="false">(</mo><mo form="prefix">−</mo><mi>b</mi><mo stretchy="false">)</mo>'
-    ),
-    r"\text{if } x": "<mtext>if\N{NO-BREAK SPACE}</mtext><mi>x</mi>",
-    r"a < b": "<mi>a</mi><mo>&lt;</mo><mi>b</mi>",
-    r"2 \cdot 3": "<mn>2</mn><mo>⋅</mo><mn>3</mn>",
-    r"a/b": '<mi>a</mi><mo lspace="0" rspace="0">/</mo><mi>b</mi>',
-    r"\log n": '<mo form="prefix" lspace="0" rspace="0.1667em">log</mo><mi>n</mi>',
-    r"\log_2 \left(n\right)": (
-        '<msub><mo form="prefix" lspace="0" rspace="0">log</mo><mn>2</mn></msub>'
-        '<mrow><mo stretchy="true" fence="true" form="prefix">(</mo><mi>n</mi>'
-        '<mo stretchy="true" fence="true" form="postfix">)</mo></mrow>'
-    ),
-    r"\tau_\text{max}": "<msub><mi>τ</mi><mtext>max</mtext></msub>",
-    r"\max_i t": (
-        '<munder><mo form="prefix" lspace="0" rspace="0.1667em" movablelimits="true">max</mo>'
-        "<mi>i</mi></munder><mi>t</mi>"
-    ),
-}
+WRITTEN = dict(sections()["test_bookkit_mathml::test_markup"])
 
 
 @pytest.mark.parametrize("latex", WRITTEN)
@@ -92,29 +62,10 @@ def test_markup(latex):
     leave italic the capital Greek; pass on the library's dot of ``\cdot``, which the font does not
     have and the explorers do not know; space ``log(n)`` like ``log n``; take a subscript that says
     "max" for the function; limits of ``\max`` beside it."""
-    assert markup(latex) == WRITTEN[latex]
+    assert markup(latex) == WRITTEN[latex].replace("&nbsp;", "\N{NO-BREAK SPACE}")
 
 
-SHAPED = [
-    r"\sum_{i=1}^{n} a_i",
-    r"\prod_{i} b_i",
-    r"\max_{0 \le i < p} t_i",
-    r"\frac{a+b}{c}",
-    r"\frac12",
-    r"\sqrt{x}",
-    r"\sqrt[3]{x+1}",
-    r"\left\lceil \frac{V}{128\,t} \right\rceil",
-    r"\left\lfloor x \right\rfloor",
-    r"\Big( x \Big)",
-    r"|x|",
-    r"\begin{cases} 1 & \text{if } z = 0 \\ 2 & \text{otherwise} \end{cases}",
-    r"\begin{aligned} a &= b \\ &= c \end{aligned}",
-    r"\begin{aligned} a &= \begin{cases} 1 & \text{if } b \\ c \end{cases} \end{aligned}",
-    r"A_\text{mlp}^\prime",
-    r"2(d-1)/d",
-    r"a\;b\:c\quad e\qquad f",
-    r"10^{-12}",
-]
+SHAPED = [latex for latex, _ in sections()["test_bookkit_mathml::test_shape"]]
 
 
 @pytest.mark.parametrize("latex", SHAPED)
@@ -152,36 +103,7 @@ def test_alignment():
     assert table[1][1][1].get("form") is None
 
 
-REFUSED = {
-    r"\foo{x}": r"the command '\foo'",
-    r"\frac{a}": "1 of 2 arguments",
-    r"\frac{a}{b": "'{' without '}'",
-    r"x^{a": "'{' without '}'",
-    r"a}": "'}' without '{'",
-    r"x_1_2": "latex2mathml's DoubleSubscriptsError",
-    r"x^1^2": "latex2mathml's DoubleSuperscriptsError",
-    r"_a": "a subscript or a superscript of nothing",
-    r"\left( a": "latex2mathml's ExtraLeftOrMissingRightError",
-    r"a \right)": "latex2mathml's ExtraLeftOrMissingRightError",
-    r"\left x \right)": "'x' as a delimiter",
-    r"\Big x": "'x' as a delimiter",
-    r"a & b": r"'&' outside of '\begin{aligned}'",
-    r"a = b \\ c = d": r"'\\' outside of '\begin{aligned}'",
-    r"\begin{aligned} a": "latex2mathml's MissingEndError",
-    r"\begin{aligned} a \end{cases}": "latex2mathml's MissingEndError",
-    r"\begin{tikzpicture} \end{tikzpicture}": "the environment 'tikzpicture'",
-    r"\begin{align*} a \end{align*}": "the environment 'align*'",
-    r"\text{a $x$ b}": r"'\text{a $x$ b}'",
-    r"\text{}": r"'\text{}'",
-    r"\mathrm{d}": r"the command '\mathrm'",
-    r"\not\sum": r"the command '\not'",
-    r"a % b": "the character '%'",
-    r"a # b": "the character '#'",
-    r"1\!2": r"the command '\!'",
-    r"": "nothing",
-    r"\label{x} a": r"the command '\label'",
-    r"\tag{1} a": r"the command '\tag'",
-}
+REFUSED = dict(sections()["test_bookkit_mathml::test_refusals_name_what_and_where"])
 
 
 @pytest.mark.parametrize("latex", REFUSED)
@@ -205,22 +127,7 @@ def test_the_registry_can_be_typeset():
         check(inner(latex(name), display=True))
 
 
-PAGE = r"""# A page
-
-Inline $\Psi < 3$, and in {eq}`one` and {eq}`two`:
-
-```{math}
-:label: one
-a = b
-```
-
-$$
-\begin{aligned}
-c &= d \\
-  &= e
-\end{aligned}
-$$ (two)
-"""
+PAGE = sample("formulas.md")
 
 
 def test_in_a_page(tmp_path):

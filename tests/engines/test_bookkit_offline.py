@@ -9,54 +9,14 @@ import nbformat
 import pytest
 from small_books import real_book
 from sphinx.errors import ExtensionError
-from told import told
+from told import sample, told
 
 from bookkit import offline
 from bookkit.build import BuildFailed, build_book
 from bookkit.described import listed
 from bookkit.policy import policy, with_policy
 
-CHAPTER = """# A chapter
-
-Some $x^2$ and a [link out](https://example.org/page), which is no request.
-
-```{predict}
-How many?
-```
-
-```{measured} On a laptop
-Two, not `three`.
-```
-
-```{which-number}
-Both.
-```
-
-```{wild}
-DeepSpeed calls it the same.
-```
-
-```{margin} Aside
-A note.
-```
-
-(here)=
-## A section
-
-Read [this](here), `in two words`.
-
-```python
-print("code", *self.names)
-```
-
-```{dropdown} More
-Folded.
-```
-
-| a | b |
-|:--|--:|
-| one | 1 |
-"""
+CHAPTER = sample("chapter.md")
 
 FIGURE = {
     "data": [{"type": "bar", "x": ["a</script><b>"], "y": [1]}],

@@ -9,6 +9,7 @@ import pytest
 from docutils import nodes
 from docutils.utils import new_document
 from small_books import builder
+from told import sample
 
 from bookkit import glossary, search, words
 from bookkit.look import COLUMN_LETTERS, mend_tables, widen_code
@@ -62,25 +63,7 @@ def test_the_role_says_the_place_in_the_contents(tmp_path):
     assert "'third' is not a page of a numbered part; there are first, index." in warnings
 
 
-OPENING = """---
-lab: lab
----
-# One
-
-A question.
-
-:::{objectives}
-:lab: 60
-
-- add.
-
-It runs anywhere.
-:::
-
-## First
-
-%s
-"""
+OPENING = sample("opening.md")
 
 
 @pytest.mark.parametrize(
@@ -176,24 +159,7 @@ def test_every_head_says_something():
     assert [entry.astext() for entry in head][1:] == ["Row", "Row", "t"]
 
 
-GLOSSARY = """# Glossary
-
-```{glossary}
-rank
-  One process, and *its*
-  number.
-
-model states
-  {number}`bytes(a=1)` of [these](notation.md).
-```
-
-Between.
-
-```{glossary}
-NCCL
-  A `library_of` _collectives_.
-```
-"""
+GLOSSARY = sample("glossary.md")
 
 
 def link(term, anchor):

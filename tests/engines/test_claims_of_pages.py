@@ -9,62 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from told import cells
 
 from coursekit.formulas import BOOK, GPUS, LINKS, PRESETS, evaluate, quantities
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "chapters").glob("*.md")}
 
-# page | what it said | why that was wrong
-WRONG = [
-    tuple(part.strip() for part in line.split(" | "))
-    for line in r"""
-hardware | seven to ten times as fast | 900 GB/s of a B200 are 14 times the 63 of its PCIe
-hardware | every time in this book was measured | some are assumed, and say so
-hardware | faster memory took some of that back | a B200's ridge is above an H200's again
-hardware | a memory of 192 KiB that the warps | L1 cache and shared memory, at most 164 KiB shared
-why-one-gpu | 288 GB \{cite\} | on the package; the other rows are what a program may use
-why-one-gpu | memory of a GPU grew 9 times | 270 GB over 32
-where-the-memory-goes | A third thing was never counted | the paper names it and drops it
-where-the-memory-goes | log-softmax, in fp32 whatever the recipe | of this GPT
-where-the-memory-goes | In practice it is 10 | nobody ran it
-where-the-memory-goes | 1,343 MiB on a V100 for one tensor | since PyTorch 1.13 kernels load lazily
-where-the-memory-goes | 32 MiB on Hopper \{cite\} | and on Blackwell
-where-the-memory-goes | 205,852,680 of temporaries, 0 of gradients; .{70,90} On a CPU | 4 less
-collectives | and a tree needs about | of one pipelined tree: 3S/B; two trees bring it to 2S/B
-collectives | can be held against a datasheet | only where a flat ring ran
-collectives | [Aa]ll ranks of a node share its link | a good node has a card for each GPU
-collectives | we found no published time of it | there are figures of SHARP
-data-parallelism | give each an eighth of the batch | beside numbers of weak scaling
-data-parallelism | 19 times | 14 buckets: a table is one tensor
-data-parallelism | The last bucket is never hidden | here the last two are not
-data-parallelism | until somebody clips gradients by their norm, | only between the two norms
-data-parallelism | Clipping by the norm, which sees | only between the two norms
-data-parallelism | gradients arrived \| | not under find_unused_parameters
-zero | Stage 3 from 16 on | from 14; 16 is the next stop of the slider
-zero-in-time | PCIe is slower than any of these links | PCIe 5 has 63 GB/s, 400 Gbit/s are 50
-zero-in-time | It costs nothing: the same bytes | the same bytes, not the same seconds
-zero-in-time | DeepSpeed hpZ | hpZ keeps the states sharded over all ranks
-zero | \$\(P \+ G \+ S\) | S is a message
-zero-in-time | More ranks make it cheaper | the copies, not the update
-activation-checkpointing | policy=1\) as percent` \| 7% | Megatron-LM makes both products again
-which-layout | `\. It is about 0\.4 s | with 80% of a card of 400 Gbit/s
-mixed-precision | a factor that all of them share\. | eps is not divided
-saving | 2 TB/s.{100,300}as percent`\.\s+## | a restart is part of what a failure costs
-saving | A file system renames at once or not at all | POSIX does, object stores do not
-tensor-parallelism | tensor_peak_bytes.{0,120}tensor_activation_bytes | other points of the step
-tensor-parallelism | so \$t\$ must divide | Megatron-Core copies keys and values
-tensor-parallelism | masks must not depend on \$t\$ | Megatron seeds a generator for each rank
-tensor-parallelism | last row has \*\*the number to remember | of a node with one card
-pipelines | activations, \w+ .{0,20}held_activation_bytes | the last stage has the head and the loss
-pipelines | - \$m\$ must be a multiple of \$p\$ | no longer in PyTorch and Megatron-Core
-mixed-precision | Products are summed in fp32 or wider | Hopper keeps about 14 bits
-mixed-precision | block_elements=32\) | an MX scale has one byte
-mixed-precision | Megatron `--accumulate-allreduce-grads-in-fp32` | set by --bf16 itself
-hardware | No accelerator was attached through PCIe 6 | the same source says both
-activation-checkpointing | made Megatron-LM's choice superfluous | of its default only
-""".strip().splitlines()
-]
+# page, what it said, why that was wrong
+WRONG = cells("test_claims_of_pages::test_what_was_wrong_stays_away")
 
 
 def words(page):

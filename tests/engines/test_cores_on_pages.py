@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from sphinx.directives.code import LiteralIncludeReader
+from told import valued
 
 from bookkit.diffs import compare, source_of
 
@@ -163,14 +164,7 @@ class B:
 
 @pytest.mark.parametrize(
     "directive, expected",
-    [
-        ("literalinclude} a.py\n:pyobject: A.second", {13, 14, 15}),
-        ("literalinclude} a.py\n:pyobject: A\n:end-before: '@property'", {*range(7, 13)}),
-        ("literalinclude} a.py\n:start-at: LIMIT\n:end-at: LIMIT", {4}),
-        ("literalinclude} a.py\n:lines: 4, 7-8\n:dedent: 4", {4, 7, 8}),
-        ("source-diff} a.py\n:from: A\n:to: B", {*range(7, 16), *range(18, 23)}),
-        ("source-diff} a.py\n:from: A.first\n:to: B.first\n:context: 1", {11, 22}),
-    ],
+    valued("test_cores_on_pages::test_the_lines_that_a_page_prints", globals()),
 )
 def test_the_lines_that_a_page_prints(tmp_path, directive, expected):
     """Must catch: a decorator left out, an option of Sphinx's not followed, what a diff folds taken

@@ -14,8 +14,6 @@ from ranklab.measure.ledger import Ledger
 from shardlab.common.torch_internals import current_backward, storage_key
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
-# --- the model of the allocator against what was printed ------------------------------------------
-
 
 def merlinite() -> list[int]:
     """Bytes of each tensor of a Mistral 7B with 32,008 tokens in 16 bits, in the order in which
@@ -142,9 +140,6 @@ def test_workspaces_of_later_products():
         rows = dict(account_rows(900, 50, 60, Reading(then, 1_536, 2 * MIB), peak, outside=7))
         assert (rows["workspaces of cuBLAS"], rows[UNEXPLAINED]) == (lent, unexplained)
         assert sum(rows.values()) == 2 * MIB + 7
-
-
-# --- the account of a step ------------------------------------------------------------------------
 
 
 class OnAGpu(Ledger):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from told import told
+from told import sample, told
 
 from coursekit import topics
 from coursekit.exercises.answers import share_of_each
@@ -17,76 +17,8 @@ from coursekit.exercises.mistakes import decisions_in, mistakes_in
 from coursekit.exercises.properties import CaseTried, how_they_differ
 
 MOST = 8  # listed wrong solutions of an exercise
-TEXT = """# Mistakes
-
-## triple
-
-that is
-the double. [page]
-
-    3 => 2
-
-    def triple(a):
-        return a + a
-
-one is added. [learner]
-
-    return => return 1 +
-
-## found
-
-those are elements. [learner]
-
-    [4, 4]
-
-## triple, found
-
-### errors
-
-NoneType
-:   nothing comes back.
-"""
-LISTS = """## triple
-
-times = found / a
-
-times == 1
-:   ...
-
-### a > 5 → of {a}: the answer
-
-found < right
-:   is {right - found} too small, {times:.1f}
-    times a.
-
-### else
-
-times > 4
-:   {{too large}}.
-
----
-
-found < 0
-:   negative.
-
-### each alone
-
-less = right - found
-
-### less > 0 → less:
-
-less == a
-:   the double.
-
-found == a * a
-:   the square.
-
-### errors
-
-None.*
-:   nothing
-    comes back.
-"""
+TEXT = sample("mistakes.md")
+LISTS = sample("decisions.md")
 
 
 def triple(a):

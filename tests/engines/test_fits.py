@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cases import cases
+from told import cells
 
 from coursekit.__main__ import main
 from coursekit.formulas import BOOK, InvalidQuantity, evaluate
@@ -200,18 +200,7 @@ AGAIN = "--recompute-policy 3"
 
 
 @pytest.mark.parametrize(
-    "model, gpu, sequence, repairs",
-    cases(f"""
-Llama 3 8B | H100 SXM 80GB | 4096 | --offload 1; --recipe "bf16, 8-bit Adam";
-    --recipe "LoRA, rank 16"
-Llama 3 8B | H100 SXM 80GB | 8192 | --offload 1 {AGAIN}; --recipe "bf16, 8-bit Adam" {AGAIN};
-    --recipe "LoRA, rank 16"
-Llama 3 8B | RTX 4090 | 4096 | --zero-stage 3 --offload 1 {AGAIN}; --recipe "LoRA, rank 16" {AGAIN}
-Llama 3 70B | H100 SXM 80GB | 4096 | --zero-stage 3 --offload 1 {AGAIN}; --recipe "QLoRA, rank 16"
-    {AGAIN}
-GPT-2 1.5B | T4 | 1024 | --offload 1; --recipe "LoRA, rank 16"
-Qwen3 30B-A3B | H100 SXM 80GB | 4096 | --zero-stage 3 --offload 1
-"""),
+    "model, gpu, sequence, repairs", cells("test_fits::test_repairs_of_one_gpu", AGAIN=AGAIN)
 )
 def test_repairs_of_one_gpu(model, gpu, sequence, repairs):
     """Must catch: another card as the only advice; recomputation where offload alone fits, or none
@@ -340,48 +329,7 @@ def test_from_a_shell(tmp_path, capsys):
     assert found["nearest"][0]["needed_bytes"] <= found["memory_bytes"]
 
 
-@pytest.mark.parametrize(
-    "changes, sentence",
-    cases("""
---gpus 0 | gpus = 0: gpus must be a whole number of at least 1.
---zero-stage 4 | zero_stage = 4: zero_stage must be a whole number
---sequence 0 | sequence = 0: sequence must be a whole number
---sequence 4096 | GPT-2 124M has a table of 1,024 positions
---gpu H200 | no gpu is named 'H200'; did you mean H200 SXM; there are
---model nothing.json | nothing.json cannot be read: No such file or directory;
---context-parallel 3 | context_parallel = 3 with gpus = 2, sequence = 512: it must
---context-parallel 0 | context_parallel = 0 with gpus = 2
---context-parallel 2 --kernels 'PyTorch eager' | this book's GPT has whole sequences; take other
-    kernels.
---gpus 16 --context-parallel 8 | both degrees together must divide the heads of keys and values;
-    those that gather
---shard-groups 3 | shard_groups = 3 with data_parallel = 2 and expert_parallel = 1
---offload 2 | offload = 2: offload must be a whole number of at least 0
---expert-parallel 2 | expert_parallel = 2 with experts = 0: ranks divide the
---stages-per-rank 2 | stages_per_rank = 2 with pipeline_parallel = 1: it
---recipe fp8 | no recipe is named 'fp8'
---recipe 'bf16 + fp32 gradients' | recipe = bf16 + fp32 gradients on a T4, which multiplies no bf16:
-    take fp16 + fp32
---tensor-parallel 3 | gpus = 2 is not a multiple of tensor_parallel x pipeline_parallel = 3 x 1 = 3
---gpus 8 --tensor-parallel 8 | key_value_heads = 12 is not divisible by
---gpus 13 --pipeline-parallel 13 | makes 13 stages of layers = 12
---pipeline-parallel 0 | pipeline_parallel = 0: pipeline_parallel must be
---reserve-gb -1 | reserve_gb = -1.0: it must be at least 0 and at most
---reserve-gb nan | reserve_gb = nan: it must be at least 0 and at most 1,000,000.
---reserve-gb 1e300 | reserve_gb = 1e+300: it must be at least 0 and at most
---model '' | model is empty; models by name are GPT-2 124M,
---recompute-policy 7 | recompute_policy = 7: recompute_policy must be a whole
---recompute-policy 2 | recompute_policy = 2 under a library's kernels: a choice by operators is
-    counted only for FSDP2
---recompute-policy 2 --kernels 'FSDP2, compiled' | a choice by operators is counted only for FSDP2
-    and gated models without experts;
---pipeline-parallel 2 --first-stage-layers 5 | first_stage_layers = 5 with 2 stages of layers = 12:
-    the first stage has the most, so it needs at least 6.
---shorter-ends 1 | shorter_ends = 1 with pipeline_parallel = 1: it takes layers
---shorter-ends -1 | shorter_ends = -1: shorter_ends must be a whole number of at
---model 'Qwen3 8B' --kernels 'PyTorch eager' | what eager PyTorch keeps is known for this book's GPT
-"""),
-)
+@pytest.mark.parametrize("changes, sentence", cells("test_fits::test_what_cannot_be"))
 def test_what_cannot_be(changes, sentence, capsys):
     """One sentence, exit code 2. Must catch: a traceback; an answer for a layout that cannot be."""
     asked = {"--model": "GPT-2 124M", "--gpu": "T4", "--gpus": "2", "--sequence": "512"}
@@ -407,18 +355,7 @@ def test_a_file_that_is_no_model(tmp_path, capsys):
     assert "'whisper' is an architecture that the formulas do not know" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "asked, sentence",
-    cases("""
-fits --gpus abc | fits: argument --gpus: invalid int value: 'abc'; --help says
-fits --gpu T4 | fits: the following arguments are required: --model, --gpus,
-frobnicate | argument COMMAND: invalid choice: 'frobnicate'
-explain | explain: the following arguments are required: QUANTITY; --help
-explain states_bytes =3 | =3: there is no name before the equals sign.
-explain states_bytes rank=1 rank=2 | rank is given twice: 1 and 2.
-explain states_bytes rank=1 --levels -1 | --levels -1: it must be at least 0.
-"""),
-)
+@pytest.mark.parametrize("asked, sentence", cells("test_fits::test_commands_that_cannot_be"))
 def test_commands_that_cannot_be(asked, sentence, capsys):
     """One sentence, exit code 2. Must catch: a page of usage instead of what is wrong; the
     last of two values taken without a word."""

@@ -7,8 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from cases import cases, given
-from told import told
+from told import cells, given, told
 
 from coursekit import formulas
 from coursekit.formulas import (
@@ -191,22 +190,7 @@ def test_names_that_python_or_javascript_reserves_are_refused():
 
 @pytest.mark.parametrize(
     "wrong, sentence",
-    cases("""
-layers=0 | layers = 0: layers must be a whole number of at least 1.
-layers=-3 | layers = -3: layers must be a whole number of at least 1.
-layers=2.5 | layers = 2.5: layers must be a whole number of at least 1.
-layers='12' | layers = 12: layers must be a whole number of at least 1.
-hidden=nan | hidden = nan: hidden must be a whole number of at least 1.
-biases=2 | biases = 2: biases must be a whole number of at least 0 and at most 1.
-heads=7 | heads = 7 does not divide hidden = 24: every head takes hidden / heads columns, so heads
-    must divide hidden.
-key_value_heads=4 | key_value_heads = 4 does not divide heads = 6: each key-value head serves the
-    same number of heads.
-utilisation=0 | utilisation = 0: utilisation must be a number above 0 and at most 1.
-utilisation=1.5 | utilisation = 1.5: utilisation must be a number above 0 and at most 1.
-gpus=64, data_parallel=8, gpus_per_copy=4 | data_parallel = 8 copies of 4 GPUs each do not make gpus
-    = 64: the degrees must multiply to the number of GPUs.
-"""),
+    cells("test_formulas::test_bad_input_gets_one_sentence_with_the_value_and_the_rule"),
 )
 def test_bad_input_gets_one_sentence_with_the_value_and_the_rule(wrong, sentence):
     """Mutation: `number < self.least` becomes `<=`, a rule is dropped, or a message loses its

@@ -8,8 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import cases, given
-from told import told
+from told import cells, given, told
 from torch import nn
 from torch_has import needs_fused_groups
 
@@ -242,25 +241,6 @@ def test_block_equals_pytorchs_encoder_layer():
         assert_same(mine.grad, other.grad)
     for mine, other in reordered:
         assert_same(mine.grad, ordered_by_head(other.grad))
-
-
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
-def test_grouped_queries_equal_repeated_heads(fused):
-    """Two key-value heads serve four query heads as four heads would whose keys and values come
-    twice. Must catch: query heads dealt to the key-value heads in turn."""
-    grouped = small_model(**LLAMA, key_value_heads=2, fused_attention=fused)
-    single = small_model(**LLAMA, fused_attention=fused)
-    weights = dict(grouped.named_parameters())
-    with torch.no_grad():
-        for name, parameter in single.named_parameters():
-            if name.endswith("qkv.weight"):
-                # two groups of [q, q, k, v], six rows each
-                rows, queries = weights[name].unflatten(0, (2, 4, 6)), (0, 1)
-                heads = [group[[query, 2, 3]].flatten(0, 1) for group in rows for query in queries]
-                parameter.copy_(torch.cat(heads))
-            else:
-                parameter.copy_(weights[name])
-    assert_same(grouped(some_tokens()), single(some_tokens()))
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
@@ -517,27 +497,7 @@ def test_config_fills_in_what_is_left_open():
         config.hidden = 128
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    cases("""
-heads=5 | heads must divide hidden
-key_value_heads=5 | must divide heads = 12
-key_value_heads=24 | must divide heads = 12
-head_size=3, learned_positions=0 | head_size must be even
-head_size=-1 | at least 0
-layers=0 | at least 1
-vocabulary=-1 | at least 1
-hidden=76.8 | whole number
-hidden='wide' | whole number
-hidden=None | whole number
-biases=2 | at most 1
-dropout=1.0 | below 1
-dropout=-0.1 | at least 0
-dropout='0.1' | a number
-fused_attention='no' | True or False
-heads=12, hidden=36, learned_positions=0 | must be even
-"""),
-)
+@pytest.mark.parametrize("change, words", cells("test_gpt::test_bad_sizes_are_refused"))
 def test_bad_sizes_are_refused(change, words):
     """One sentence with the value and the rule, as a typed error, before anything is built; the
     first of the sizes is named. Must catch: a check left out."""

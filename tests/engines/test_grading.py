@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 from graded import ROOT, results, skeleton
-from told import told
+from told import told, valued
 
 from coursekit.__main__ import main
 from coursekit.exercises import assignments, grading, grading_command, grading_report, grading_text
@@ -164,22 +164,7 @@ def test_an_untouched_skeleton_starts_no_ranks(topic, monkeypatch, tmp_path, cap
     assert said.count("not written yet") == len({t.part for t in assignment(topic).trials})
 
 
-@pytest.mark.parametrize(
-    "source, parts",
-    [
-        ("def f():\n    'Doc.'\n    raise NotImplementedError", {"f": 3}),
-        ("def f(x):\n    y = x\n    raise NotImplementedError('a case')", {}),
-        ("def f():\n    raise ValueError", {}),
-        ("def f(): pass", {}),
-        ("class C:\n    def __init__(self):\n        raise NotImplementedError", {"C": 3}),
-        ("class C:\n    def step(self):\n        raise NotImplementedError", {}),
-        (
-            "class F:\n    @staticmethod\n    def forward(ctx):\n        raise NotImplementedError",
-            {"F": 4},
-        ),
-        ("if True:\n    def f():\n        raise NotImplementedError", {}),
-    ],
-)
+@pytest.mark.parametrize("source, parts", valued("test_grading::test_unwritten_parts", globals()))
 def test_unwritten_parts(source, parts):
     """Must catch: a part that is begun, and is not tried; a docstring taken for code."""
     assert grading_text.unwritten(source) == parts

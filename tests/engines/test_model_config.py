@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cases import cases, given
+from told import cells, given
 
 from coursekit.formulas import BOOK, MODELS, evaluate, parameters, training_days
 from coursekit.planner.model_config import ARCHITECTURES, InvalidModelConfig, read_config
@@ -117,36 +117,7 @@ def test_what_does_not_change_the_count():
 
 
 CONFIGS = {"llama": LLAMA, "moe": QWEN_MOE, "opt": PUBLISHED["OPT 6.7B"]["config"], "none": {}}
-CHANGED = """
-llama | model_type='lama' | 'lama' is an architecture that the formulas do not know; did you mean
-    llama?
-none | model_type='gemma3', text_config={} | a model of several parts: give its text_config
-none | model_type='llama' | has no num_hidden_layers, which llama needs
-none | model_type=7 | has no model_type
-none | do_lower_case=True | has no model_type: it is not the config.json of a model
-llama | num_attention_heads=7 | heads = 7 does not divide hidden
-llama | hidden_size='4096' | hidden_size = "4096" is not a whole
-llama | hidden_size=768.5 | hidden_size = 768.5 is not a whole
-llama | hidden_size=True | hidden_size = true is not a whole
-llama | hidden_size=[32] | hidden_size = [32] is not a whole
-llama | num_hidden_layers=0 | layers = 0: layers must be a whole
-llama | attention_bias=True | attention_bias = true: the formulas know llama with false alone.
-llama | tie_word_embeddings='false' | it is true, false or absent
-llama | tie_word_embeddings=[0] | it is true, false or absent
-llama | tie_word_embeddings=2 | it is true, false or absent
-llama | tie_word_embeddings=1 | it is true, false or absent
-llama | tie_word_embeddings=0.0 | it is true, false or absent
-llama | tie_word_embeddings=nan | true, false or absent
-llama | architectures=['LlamaModel'] | head over the vocabulary
-llama | architectures=['LlamaForSequenceClassification'] | head over the vocabulary
-llama | architectures='LlamaModel' | head over the vocabulary
-llama | architectures=7 | head over the vocabulary
-llama | quantization_config={'bits': 4} | has a quantization_config
-opt | do_layer_norm_before=False | do_layer_norm_before = false: the formulas know opt with true
-    alone.
-llama | num_local_experts=8 | the formulas know llama without it
-moe | shared_expert_intermediate_size=9 | qwen3_moe without it
-"""
+CHANGED = cells("test_model_config::test_what_is_no_model")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +127,7 @@ moe | shared_expert_intermediate_size=9 | qwen3_moe without it
         ('{\n "model_type": "llama",\n}', "is not JSON (line "),
         ("[" * 100_000, "is not JSON"),
         ("[1, 2]", "holds a list, not an object with names"),
-        *((json.dumps({**CONFIGS[of], **given(one)}), said) for of, one, said in cases(CHANGED)),
+        *((json.dumps({**CONFIGS[of], **given(one)}), said) for of, one, said in CHANGED),
     ],
 )
 def test_what_is_no_model(content, sentence, tmp_path):

@@ -6,19 +6,14 @@ import math
 import re
 
 import pytest
-from cases import cases
+from told import cells
 
 from coursekit.show.palette import MEMORY, PAGE, TIMELINE
 
 # Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
 VISION = {
     name: [list(map(float, row.split())) for row in rows.split(", ")]
-    for name, rows in cases("""
-protanopia | 0.152286 1.052583 -0.204868, 0.114503 0.786281 0.099216, -0.003882 -0.048116 1.051998
-deuteranopia | 0.367322 0.860646 -0.227968, 0.280085 0.672501 0.047413, -0.011820 0.042940 0.968881
-tritanopia | 1.255528 -0.076749 -0.178779, -0.078411 0.930809 0.147602, 0.004733 0.691367 0.303900
-full colour | 1 0 0, 0 1 0, 0 0 1
-""")
+    for name, rows in cells("test_palette::VISION")
 }
 SWATCHES = {f"memory {name}": swatch for name, swatch in MEMORY.items()}
 SWATCHES |= {f"timeline {name}": swatch for name, swatch in TIMELINE.items()}

@@ -20,9 +20,6 @@ def steps(job):
     ]
 
 
-# --- the workflow ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
 def test_actions_are_named_by_commit(workflow):
     """Must catch: ``actions/checkout@v7``, a tag that its owner can move."""
@@ -69,9 +66,6 @@ def test_only_what_passed_is_published_and_pages_come_first():
         assert part in condition
     assert JOBS["pages"]["needs"] == "build" and JOBS["learners"]["needs"] == "pages"
     assert workflow["permissions"] == {}
-
-
-# --- the learners' branch -------------------------------------------------------------------------
 
 
 def git(folder, *arguments):

@@ -7,6 +7,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from told import valued
 
 from bench.__main__ import main
 from coursekit.recordings import races
@@ -82,14 +83,7 @@ def test_a_gpus_share_of_a_step():
 
 
 @pytest.mark.parametrize(
-    "gpus, gib, found",
-    [
-        (0, 80, [(2, "gloo", False, "16.9M parameters")]),
-        (1, 80, [(1, "nccl", False, "GPT-2 124M"), (2, "gloo", True, "16.9M parameters")]),
-        (1, 16, [(1, "nccl", False, "16.9M parameters"), (2, "gloo", True, "16.9M parameters")]),
-        (2, 80, [(2, "nccl", False, "GPT-2 124M")]),
-        (8, 80, [(8, "nccl", False, "GPT-2 124M")]),
-    ],
+    "gpus, gib, found", valued("test_races::test_layouts_of_a_machine", globals())
 )
 def test_layouts_of_a_machine(gpus, gib, found, monkeypatch):
     """Must catch: a single GPU on which nothing goes by NCCL; sixteen ranks on eight GPUs; a task
@@ -133,9 +127,6 @@ def test_turns():
     times = in_turns({name: lambda name=name: seen.append(name) for name in "ab"}, turns=4)
     assert "".join(seen) == "aba" * (WARM_UP_TURNS + 4)
     assert {name: len(of_it) for name, of_it in times.items()} == {"a": 4, "b": 4, "a" + AGAIN: 4}
-
-
-# --- on ranks -------------------------------------------------------------------------------------
 
 
 def plain(net, optimizer_cls, **settings):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cases import cases, given
+from told import cells, given
 
 from coursekit.recordings.recordings import (
     Hardware,
@@ -132,27 +132,7 @@ def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "place, change, sentence",
-    cases("""
-file | schema=2 | schema = 2: this version reads schema 1
-file | schema=True | schema = True: this version reads schema 1
-file | date='20261121' | date = '20261121': a day as 2026-11-21
-file | date='2026-W47-6' | date = '2026-W47-6': a day as 2026-11-21
-file | date='21.11.2026' | date = '21.11.2026': a day as 2026-11-21
-versions | torch=absent | versions: torch = None: each recording names the version it ran with
-hardware | kind='tpu' | hardware: kind = 'tpu': gpu or cpu or virtual
-hardware | count=0 | hardware: count = 0: a whole number of at least 1
-row | value='many' | step.peak: value = 'many': a finite number
-row | unit='GB' | step.peak: unit = 'GB': one of bytes, seconds
-row | formula='' | a prediction names its formula
-row | name='step peak' | name = 'step peak': a row is named by words
-row | colour='red' | colour
-row | suspect=True | step.peak: suspect = True: why the value
-file | rows=twice | each name and case stands once
-file | rows=[] | rows = (): at least one
-file | command='' | command = '': the command that anyone can run again
-file | hardware=absent | hardware
-"""),
+    "place, change, sentence", cells("test_recordings::test_a_broken_recording_is_refused_by_name")
 )
 def test_a_broken_recording_is_refused_by_name(tmp_path, place, change, sentence):
     """Must catch: any one check of the schema taken out."""

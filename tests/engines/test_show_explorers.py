@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from cases import cases, given
+from told import cells, given, valued
 
 from coursekit.formulas import BOOK, InvalidQuantity, evaluate, explain
 from coursekit.show.explorers import EXPLORERS
@@ -264,23 +264,8 @@ def test_a_control_never_refuses_its_own_stops(explorer, every):
 
 
 @pytest.mark.parametrize(
-    ("name", "moves", "found"),
-    [
-        ("where-the-memory-goes", dict(hidden=2048), dict(heads=32, key_value_heads=32)),
-        ("where-the-memory-goes", dict(hidden=1280), dict(heads=20, key_value_heads=20)),
-        ("where-the-memory-goes", dict(hidden=16_384, heads=12), dict(hidden=16_380)),
-        ("where-the-memory-goes", dict(key_value_heads=10), dict(heads=20, hidden=1600)),
-        ("does-it-fit", dict(hidden=4097), dict(heads=17, feed_forward=11_011)),
-        ("collective-cost", dict(ranks=12), dict(ranks_per_node=4)),
-        ("collective-cost", dict(ranks=2, ranks_per_node=8), dict(ranks=8)),
-        (LONG, dict(gpus=2048), dict(data_parallel=256, gpus_per_copy=8)),
-        (LONG, dict(gpus_per_copy=64), dict(gpus=1024, data_parallel=16)),
-        (LONG, dict(data_parallel=7), dict(gpus=56, gpus_per_copy=8)),
-        (LONG, dict(gpus=1001), dict(data_parallel=143, gpus_per_copy=7)),
-        (LONG, dict(gpus_per_copy=3), dict(gpus=1023, data_parallel=341)),
-        (LONG, dict(gpus_per_copy=4096), dict(gpus=4096, data_parallel=1)),
-        ("recompute", dict(tensor_parallel=3), dict(key_value_heads=33, heads=33, hidden=4092)),
-    ],
+    "name, moves, found",
+    valued("test_show_explorers::test_what_must_divide_follows_the_hand", globals()),
 )
 def test_what_must_divide_follows_the_hand(name, moves, found):
     """Must catch: the first divisor found below, not the nearest; a multiple rounded up where the
@@ -332,20 +317,7 @@ def test_what_followed_comes_back_with_the_control():
 
 @pytest.mark.parametrize(
     "name, quantity, value, said",
-    cases("""
-roofline | operation_rows | 0 | “rows” = 0: it must be a whole number of at least 1.
-step-time | latency_seconds | -5 | “latency of the link” = -5 s: it must be a number of at least 0
-    s.
-fits-and-how-long | utilisation | 50 | “utilisation” = 5,000%: it must be a number above 0% and at
-    most 100%.
-does-it-fit | layers | my own | “layers” = my own: it must be a whole number of at least 1.
-loss-scale | accumulation_steps | 1e+99 | “microbatches in a step k” = 1e99: from 2^53 =
-    9,007,199,254,740,992 on a count is no longer exact, so it is refused.
-tensor-parallel | sequence_parallel | 2 | “between the blocks” = 2: it must be a whole number of at
-    least 0 and at most 1.
-zero | parameters | 9007199254740991 | zero shard parameters = 9.01e+15: from 2^53 =
-    9,007,199,254,740,992 on a count is no longer exact, so it is refused.
-"""),
+    cells("test_show_explorers::test_a_refusal_speaks_the_readers_words"),
 )
 def test_a_refusal_speaks_the_readers_words(name, quantity, value, said):
     """Must catch: operation_rows, gpus_per_copy; 100 digits; at most 1 where the box has 5,000%."""

@@ -4,7 +4,7 @@ browser test holds the page's twin against these."""
 from typing import NamedTuple
 
 import pytest
-from told import told
+from told import told, valued
 
 from coursekit.show.format import (
     format_as,
@@ -69,25 +69,7 @@ def test_an_unknown_style_is_named():
         format_as(1, "gigs")
 
 
-@pytest.mark.parametrize(
-    "text, value",
-    [
-        ("12,288", 12_288),
-        ("175B", 175_000_000_000),
-        ("300e9", 300_000_000_000),
-        ("1.5T", 1_500_000_000_000),
-        ("0.27t", 270_000_000_000),
-        (" 1_000 ", 1000),
-        ("1 000", 1000),
-        ("40%", 0.4),
-        ("0.4", 0.4),
-        ("5.", 5),
-        (".5", 0.5),
-        ("-3", -3),
-        ("7k", 7000),
-        ("1,000.5", 1000.5),
-    ],
-)
+@pytest.mark.parametrize("text, value", valued("test_show_format::test_typed_numbers", globals()))
 def test_typed_numbers(text, value):
     """Mutation: multiply by the suffix in floats (0.27 * 1e12 is 270,000,000,000.00003), or take
     12,288 for 12.288."""
@@ -96,26 +78,7 @@ def test_typed_numbers(text, value):
 
 
 @pytest.mark.parametrize(
-    "text, style, value",
-    [
-        ("64 MiB", "bytes", 2**26),
-        ("64MiB", "bytes", 2**26),
-        ("1.5 kB", "bytes", 1500),
-        ("64B", "bytes", 64),
-        ("4096", "bytes", 4096),
-        ("2k", "bytes", 2000),
-        ("450 GB/s", "bandwidth", 450e9),
-        ("989 TFLOP/s", "rate", 989e12),
-        ("3.4 µs", "short duration", 3.4e-6),
-        ("3.4us", "short duration", 3.4e-6),
-        ("0.75 ns", "short duration", 7.5e-10),
-        ("12 ms", "short duration", 0.012),
-        ("2 s", "short duration", 2),
-        ("64 MiB", "exact", "64 MiB"),
-        ("3 GB", "bandwidth", "3 GB"),
-        ("MiB", "bytes", "MiB"),
-        ("64 MiBs", "bytes", "64 MiBs"),
-    ],
+    "text, style, value", valued("test_show_format::test_typed_units", globals())
 )
 def test_typed_units(text, style, value):
     """Mutations: 64B as 64 billion bytes; 3.4 * 1e-6, which is another float than 3.4e-6; units
@@ -125,26 +88,7 @@ def test_typed_units(text, style, value):
 
 @pytest.mark.parametrize(
     "text, style, shown, value",
-    [
-        ("90", "short duration", "80 ms", 0.09),
-        (" .5 ", "short duration", "80 ms", 0.0005),
-        ("100", "bandwidth", "50 GB/s", 1e11),
-        ("500", "rate", "989 TFLOP/s", 5e14),
-        ("1,000", "rate", "989 TFLOP/s", 1e15),
-        ("50", "percent", "40%", 0.5),
-        ("-5", "bytes", "25 MiB", -5 * 2**20),
-        ("2 GB", "bytes", "25 MiB", 2 * 10**9),
-        ("2k", "bytes", "25 MiB", 2000),
-        ("3e9", "bytes", "25 MiB", 3 * 10**9),
-        ("7", "bytes", "123,456", 7),
-        ("67108864", "bytes", "25 MiB", 2**26),
-        ("50", "count", "175B", 50 * 10**9),
-        ("7,000,000,000", "count", "6B", 7 * 10**9),
-        ("50", "count", "999,999", 50),
-        ("50", "exact", "64", 50),
-        ("x", "bytes", "25 MiB", "x"),
-        ("7", "bytes", "x MiB", 7),
-    ],
+    valued("test_show_format::test_a_bare_number_takes_the_unit_on_show", globals()),
 )
 def test_a_bare_number_takes_the_unit_on_show(text, style, shown, value):
     """Must catch: 90 typed over 80 ms taken for 90 s; a unit that was typed replaced by that on

@@ -12,8 +12,9 @@ from html import escape
 
 import nbformat
 import pytest
+from told import told
 
-from coursekit.formulas import InvalidQuantity, quantities, states_bytes
+from coursekit.formulas import InvalidQuantity, quantities, states_bytes  # noqa: F401 (told.md)
 from coursekit.show import widgets as module
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import format_as
@@ -272,19 +273,7 @@ def test_what_is_typed_is_text_and_not_markup(fit):
 
 @pytest.mark.parametrize(
     "name, arguments, error, said",
-    [
-        (
-            "does-it-float",
-            {},
-            TypeError,
-            "no explorer is named 'does-it-float'; there are attention-tiles",
-        ),
-        (FIT, dict(layer=3), TypeError, "the start: 'layer' is unknown here"),
-        (FIT, dict(model="GPT-5"), TypeError, "model: 'GPT-5' is unknown here; there are GPT-2"),
-        (FIT, dict(measured=dict(states_bytes=1)), TypeError, "measured: 'states_bytes' is unkn"),
-        (FIT, dict(measured=dict(gpu_memory_bytes=1)), TypeError, "'gpu_memory_bytes' is unknown"),
-        (FIT, dict(heads=7), InvalidQuantity, "heads = 7 does not divide hidden"),
-    ],
+    told("test_show_widgets::test_a_wrong_call_is_refused", globals()),
 )
 def test_a_wrong_call_is_refused(name, arguments, error, said):
     """Mutation: unknown names dropped: a measurement under a misspelt name would then vanish from

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from told import told
+from told import sample, told
 
 from coursekit.exercises import Predictions
 from coursekit.exercises.slips import cause, unit_in
@@ -65,42 +65,9 @@ def test_each_slip_is_heard_and_no_right_number_is_blamed(known):
             assert slip.sentence in heard, (name, several, right, heard)
 
 
-NAMED = [
-    # name, predicted, measured, ranks, words
-    ("sent, bytes", 250, 1_000, 1, "A quarter of the measured number: elements for bytes, of"),
-    ("sent, bytes", 250, 1_000, 4, "bytes, of which an element of fp32 has 4, or one of 4 ranks'"),
-    ("sent, bytes", 4_010, 1_000, 2, "4 times the measured number: 4 bytes an element, counted"),
-    ("sent, bytes", 750, 1_000, 4, "3/4 of the measured number: without a rank's own part"),
-    ("sent, bytes", 1_333, 1_000, 4, "4/3 of the measured number: with a rank's own part"),
-    ("messages", 56, 28, 2, "Twice the measured number: that of all 2 ranks, not of one?"),
-    ("rest, GiB", 2.73, 2.54, 1, "1.07 times the measured number: GB, where GiB are asked for?"),
-    ("rest, GiB", 2_600, 2.54, 1, "1,020 times the measured number: MiB, where GiB are asked"),
-    ("sent, bytes", 6.0, 6_004, 1, "1/1,000 of the measured number: kB, where bytes are asked"),
-    ("step, milliseconds", 0.06, 57.2, 1, "1/1,000 of the measured number: seconds, where"),
-    ("kept, percent", 0.25, 25, 1, "1/100 of the measured number: a share, where percent"),
-    ("kept, percent", 75, 25, 1, "3 times the measured number: the rest of the hundred percent?"),
-    ("idle percent", 37.5, 27.27, 1, "percent of what is left, not of the whole?"),
-    ("percent longer", 158, 58, 1, "2.72 times the measured number: the whole in percent, where"),
-    ("percent longer", 1.58, 58, 1, "a factor, where percent are asked for?"),
-    ("sent, bytes", 143_000_000, 1_000, 1, "About 140,000 times the measured number: look at"),
-    ("parameters", 600_000_000, 612_224, 1, "1,000 times the measured number: a prefix mixed up"),
-    ("link, GB/s", 2_400, 2.5, 1, "1,000 times the measured number: a prefix mixed up: k, M, G"),
-    ("link, GB/s", 1e-308, 2.5, 1, "Many orders of magnitude from the measured number: look at"),
-    ("sent, bytes", 10_000, 1_000, 1, "10 times the measured number: a zero too many?"),
-    ("sent, bytes", 0, 1_000, 1, "You predicted nothing, and there is something."),
-    ("gradients, bytes", 7, 0, 1, "Nothing at all was measured:"),
-    ("saved, percent", -21, 21, 1, "The measured number has the other sign"),
-    ("sent, bytes", 1_020, 1_000, 4, ""),
-    ("sent, bytes", 1_200, 1_000, 4, ""),
-    ("sent, bytes", 262, 1_000, 4, ""),  # no quarter: nearly 5 % from it
-    ("link, GB/s", 5, 2.5, 4, ""),
-    ("latency, microseconds", 0.3, 326, 1, ": milliseconds, where microseconds are asked for?"),
-    ("latency, microseconds", 50, 326, 1, ""),  # hours are a factor that rounds to nothing
-    ("messages", 56, 28, 1, ""),
-]
-
-
-@pytest.mark.parametrize("name, predicted, measured, ranks, words", NAMED)
+@pytest.mark.parametrize(
+    "name, predicted, measured, ranks, words", told("test_slips::test_slips_of_any_quantity", {})
+)
 def test_slips_of_any_quantity(name, predicted, measured, ranks, words):
     """Must catch: a cause taken out, or said of numbers that are far from it; the factor of the
     ranks said where nobody shares; what is timed called wrong because it is twice as fast."""
@@ -162,25 +129,7 @@ KEPT = Slips(
 
 
 @pytest.mark.parametrize(
-    "predicted, words",
-    [
-        (44, "0.423 times the measured number: without the moments?"),
-        (74, "0.712 times the measured number: without one of 2 moments?"),
-        (40, "0.385 times the measured number: the weights alone?"),
-        (20, "0.192 times the measured number: the weights alone, in elements of half their"),
-        (144, "1.38 times the measured number: with the copies, which are not there, or with"),
-        (134, "1.29 times the measured number: with 3 moments, not 2?"),
-        (114, "1.1 times the measured number: with the copies, which are not there and without"),
-        (936, "9 times the measured number: once more for each of 9 layers?"),
-        (11.56, "1/9 of the measured number: one of 9 layers?"),
-        (13.9, "fast."),
-        (159, "near."),
-        (104e3 * 1.2, "About 1,200 times the measured number: bytes, where kB are asked for?"),
-        (104e3 * 1.04, "1,000 times the measured number: bytes, where kB are asked for?"),
-        (103, ""),
-        (115.5, ""),  # two slips at a time fit exactly, or are not told
-        (145, "1.38 times the measured number: with the copies"),  # before the range of 150
-    ],
+    "predicted, words", told("test_slips::test_parts_factors_and_ranges", globals())
 )
 def test_parts_factors_and_ranges(predicted, words):
     """Must catch: a part that is not said, or another one; causes of one number of which only the
@@ -228,23 +177,7 @@ def test_the_cause_stands_below_the_table(tmp_path):
     assert predictions.summary().below == []
 
 
-TEXT = """# Wrong numbers that readers of lab 3 lock
-
-    logits = 2 * 1,000
-
-## peak, bytes
-
-ranks 4; unit none; fit 0.02; within 0; these alone; parts 0 gradients (logits
-each) + 3 of a kind (8 each); factors 4 heads, which share * 512 tokens
-
-- 1 x - 2 * logits: Less: two
-  are missing.
-- logits - 1, 1/3 x: One
-- 10 to 20 x, -3 to 1e9: Many.
-- `a: b, c`: Another's.
-
-## rest
-"""
+TEXT = sample("predictions.md")
 
 
 def test_slips_are_text():

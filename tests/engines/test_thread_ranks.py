@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from cases import cases
+from told import cells
 
 from coursekit.exercises import thread_ranks as thread_ranks
 from coursekit.exercises.thread_ranks import Stuck, answer_of_ranks, on_threads, value_of_ranks
@@ -63,22 +63,7 @@ def test_a_reduction_is_by_number():
     assert on_threads(2, work) == [([21, 12], 1), ([12, 21], 1)]
 
 
-FAULTS = """
-dist.recv(torch.empty(1), 1 - me) | Stuck | rank 0 waits for rank 1; rank 1 waits for rank 0: nobody
-    can go on.
-dist.send(torch.ones(1), 1 - me) | Stuck | rank 0 waits until rank 1 takes its message; rank 1 waits
-    until rank 0 takes its
-me or dist.all_reduce(torch.ones(1)) | Stuck | rank 0 waits in all-reduce 1: nobody can go on.
-time.sleep(0.2) if me else dist.all_reduce(torch.ones(1)) | Stuck | rank 0 waits in all-reduce 1
-dist.all_reduce(torch.ones(1 + me)) | ValueError | all-reduce 1: the ranks bring 1, 2 elements.
-dist.isend(torch.ones(1), 2) | ValueError | has no peer 2: there are ranks 0 to 1.
-dist.recv(torch.ones(2), 0) if me else dist.isend(torch.ones(3), 1) | ValueError | rank 0 sent 3
-    elements to rank 1, which made room for 2.
-dist.recv(torch.empty(1), 0) if me else 1 / 0 | ZeroDivisionError | division
-"""
-
-
-@pytest.mark.parametrize("call, error, sentence", cases(FAULTS))
+@pytest.mark.parametrize("call, error, sentence", cells("test_thread_ranks::test_no_fault_hangs"))
 def test_no_fault_hangs(call, error, sentence):
     """Mutations: no look at who waits when a rank ends; a send that never waits."""
     names = dict(torch=torch, time=time, Stuck=Stuck)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from sources import Source, is_private, source
+from told import told
 
 from shardlab.common import torch_internals
 
@@ -122,23 +123,7 @@ def test_one_file_names_what_is_private_in_pytorch():
     assert {name: names for name, names in found.items() if names} == allowed
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import torch._dynamo",
-        "from torch._guards import active_fake_mode",
-        "from torch.utils import _pytree",
-        "torch._C._current_graph_task_id()",
-        "dist.distributed_c10d._world.pg_map",
-        "tensor.untyped_storage()._cdata",
-        "getattr(tensor, '_local_tensor')",
-        "monkeypatch.setattr(dist.distributed_c10d, '_world', None)",
-        "class Pair(nn.ModuleList):\n    def names(self): return list(self._modules)",
-        "tensor._version = 2",
-        "SCRIPT = 'import torch\\ntorch._C'",
-        "from shardlab import address\nmodel._modules",
-    ],
-)
+@pytest.mark.parametrize("line", [line for line, _ in told("test_torch_internals::seen", {})])
 def test_each_way_to_a_private_name_is_seen(line):
     """Must catch: a check that looks at imports only, or at chains that begin with torch only; one
     that takes a store into a tensor's attribute for a definition, or that reads no text."""

@@ -13,6 +13,7 @@ from itertools import combinations, islice
 import numpy as np
 import pytest
 import torch
+from told import told
 
 from shardlab.data_loading.core import (
     BadTokens,
@@ -71,39 +72,11 @@ def read(step=0, rank=0, ranks=1, sequence=10, batch=4, vocabulary=777, epochs=N
 
 
 WRAPPED = np.array([5, 40_000]).astype(np.int16)
-REFUSED = {
-    "an odd length": (opened(bytes(5)), "has 5 bytes, and each token has 2."),
-    "half a token of four": (opened(bytes(6), 70_000), "has 6 bytes, and each token has 4."),
-    "an empty shard": (opened(b""), "has 0 bytes, and each token has 2."),
-    "a token beyond": (read(batch=100, vocabulary=700), "has token 7.., .* one of 0 ... 699."),
-    "two bytes read as four": (opened(bytes(2002), 70_000), "has 2,002 bytes, .* has 4."),
-    "a token to write": (written([3, 50_000]), "token 50000 is not one of 0 ... 49999."),
-    "a negative one": (written([-1]), "token -1 is not one of 0 ... 49999."),
-    "int16 overflow": (written(WRAPPED), "token -25536 is not one of 0 ... 49999."),
-    "uint16 overflow": (written([65_536], 65_536), "token 65536 is not one of 0 ... 65535."),
-    "uint32 overflow": (written([2**32], 2**33), "token 4294967296 is not one of 0 ... 4294967295"),
-    "more than 64 bits": (written([2**70]), "1 tokens of object: whole numbers are wanted."),
-    "half a number": (written([0.5]), "1 tokens of float64: whole numbers are wanted."),
-    "nothing to write": (written([]), "0 tokens of float64: whole numbers are wanted."),
-    "a file that shrinks": (resized(10), "had 2,002 bytes, and its size has changed."),
-    "a file that grows": (resized(2000), "had 2,002 bytes, and its size has changed."),
-    "too few tokens": (read(sequence=2000), "has 1,001 tokens: no 4 windows of 2000 and a target."),
-    "windows of nothing": (read(sequence=0), "has 1,001 tokens: no 4 windows of 0 and a target."),
-    "half a step": (read(1.5), "step 1.5 of rank 0 of 1: there are inf steps of 4 windows, and"),
-    "no windows": (read(batch=0), "has 1,001 tokens: no 0 windows of 10 and a target."),
-    "a step beyond the epoch": (
-        read(50, epochs=2),
-        "step 50 of rank 0 of 1: there are 50 steps of 4 windows, and each rank needs one.",
-    ),
-    "a step before": (read(-1), "step -1 of rank 0 of 1: there are inf steps of 4 windows, and"),
-    "a rank beyond": (read(0, 2, 2), "step 0 of rank 2 of 2: "),
-    "a rank before": (read(0, -1, 2), "step 0 of rank -1 of 2: "),
-    "more ranks than windows": (read(0, 4, 5), "step 0 of rank 4 of 5: there are inf steps of 4"),
-}
+REFUSED = told("test_loading_core::test_what_cannot_be_read_is_refused", globals())
 
 
-@pytest.mark.parametrize("does, words", REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_read_is_refused(file, does, words):
+@pytest.mark.parametrize("what, does, words", REFUSED, ids=[what for what, *_ in REFUSED])
+def test_what_cannot_be_read_is_refused(file, what, does, words):
     """Must catch: a token that wraps round; windows of the step after, for a rank beyond; a rank
     without a window, whose loss is a mean of nothing."""
     with pytest.raises((BadTokens, NoSuchBatch), match=words.replace("0 ... ", r"0 \.\.\. ")):

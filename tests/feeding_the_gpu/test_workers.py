@@ -73,9 +73,6 @@ def test_workers_copy_what_they_read(items, each):
         assert found < 0.05 * 2 * SAMPLES * 64
 
 
-# --- peers ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def loader(tmp_path):
     write_tokens(tmp_path / "t", np.arange(1001) * 7 % 777, 777)

@@ -50,9 +50,6 @@ def test_the_picture_and_its_caption_say_the_rounds():
     assert pictures.tile_rounds(**larger)[1] == rounds + 1
 
 
-# --- figure of a machine --------------------------------------------------------------------------
-
-
 MINE, CARD = Roof("this machine", 1e11, 4e10), Roof("A100", 312e12, 2.039e12)
 
 

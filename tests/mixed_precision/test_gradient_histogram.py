@@ -116,9 +116,6 @@ def test_the_repository_has_a_recording_for_the_page():
     assert histogram.shares(sizes, half, best - 11).lost < 1e-3
 
 
-# --- picture of ranges ----------------------------------------------------------------------------
-
-
 TYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,

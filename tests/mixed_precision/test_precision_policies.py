@@ -156,9 +156,6 @@ def test_a_policy_without_a_scale_has_a_scaler():
     assert weight.tolist() == [0, 0]
 
 
-# --- race of master weights beside torch.amp on CPUs with units for 16 bits and without -----------
-
-
 @pytest.mark.parametrize("units", [True, False])
 def test_every_cpu_races(monkeypatch, units):
     """Must catch: types without units left out, so that nothing is recorded; the large tasks, a

@@ -121,9 +121,6 @@ def test_a_step_has_half_a_million_tokens():
     assert ACCUMULATED == 2048 and tokens.numel() * ACCUMULATED == 524_288
 
 
-# --- the small sums of the page -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_update_fits_and_the_sum_does_not(dtype):
     """Must catch: an update that is lost because it is no number of the format."""

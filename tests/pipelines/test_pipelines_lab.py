@@ -90,9 +90,6 @@ def test_idle_is_the_mean_over_ranks():
     assert idle_percent([[Span(action, 10, 20)], [Span(action, 10, 15)]]) == 25
 
 
-# --- picture of what ranks hold over a step -------------------------------------------------------
-
-
 RANKS, MICROBATCHES = (
     pictures.HELD_MODEL["pipeline_parallel"],
     pictures.HELD_MODEL["microbatches"],

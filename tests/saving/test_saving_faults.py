@@ -165,9 +165,6 @@ def test_killed_in_the_save(rank, where, begin, worlds, tmp_path):
         assert os.listdir(folder) == ["step-6"]
 
 
-# --- ranks that are not the world -----------------------------------------------------------------
-
-
 def two_halves(stage, folder, begin):
     """Ranks 0 and 1, 2 and 3 have a model for each pair, which is saved in a folder of its own."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -194,9 +191,6 @@ def test_groups_of_ranks(stage, worlds, tmp_path):
         "rank-1.pt",
         "rest.pt",
     ]
-
-
-# --- what torch's own do, for the chapter ---------------------------------------------------------
 
 
 def overwrites(path, number):

@@ -134,9 +134,6 @@ def test_a_square_root_in_a_formula():
     assert "Math.sqrt(2*a)/3" in render.javascript(["b"], registry=book)
 
 
-# --- pictures of Saving ---------------------------------------------------------------------------
-
-
 class Killed(Exception):
     """Stands for the end of the process."""
 

@@ -51,9 +51,6 @@ def test_all_parts_in_one_folder(axes, before, after, worlds, tmp_path):
     assert os.listdir(tmp_path) == ["run"] and os.listdir(tmp_path / "run") == ["step-2"]
 
 
-# --- ranks that disagree --------------------------------------------------------------------------
-
-
 def saved(folder, model, step=1, **options):
     """Save and resume; the sentences of both, or None."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -163,9 +160,6 @@ def test_another_number_of_parts(worlds, tmp_path):
         for said in worlds(dp * axes.get("pp", 1)).run(resumed_on, str(tmp_path / "run"), dp, axes):
             assert said.startswith("ValueError: step-2: "), said
             assert "pp" in axes or (", part 1 of 2, now it is " in said and "whole_state" in said)
-
-
-# --- wrappers -------------------------------------------------------------------------------------
 
 
 def wrapped(kind, seed):

@@ -80,9 +80,6 @@ def test_pairs_stand_where_a_rank_sends(way):
     assert backward.count("all_gather") == mirrored + 2 * (again == "twice")
 
 
-# --- chapter's pictures of an MLP and of attention ------------------------------------------------
-
-
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "draw_cuts.py"
 
 

@@ -144,9 +144,6 @@ def test_pytorch_unties_a_tied_head():
     assert untied(retie=True) == (116_672, 116_672)
 
 
-# --- where it breaks ------------------------------------------------------------------------------
-
-
 def trained(fault):
     """On a rank: (losses of three steps, how far what is whole is from rank 0's)."""
     torch.set_num_threads(1)

@@ -66,9 +66,6 @@ def test_training_beside_zero(worlds, dp, tp, stage, sequence, chunks):
     assert compositions.parity_in(worlds(dp * tp), case) == "parity"
 
 
-# --- groups that mix parts ------------------------------------------------------------------------
-
-
 shard = partial(zero.shard, optimizer_cls=torch.optim.SGD, lr=0.1)
 
 

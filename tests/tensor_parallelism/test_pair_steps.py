@@ -128,9 +128,6 @@ def test_what_is_kept_and_sent_is_the_formulas(way, t):
     assert len(set(said)) == 1 and said[0] == pytest.approx(sent, rel=5e-3)
 
 
-# --- the card -------------------------------------------------------------------------------------
-
-
 def test_the_script_has_every_picture():
     """Must catch: the words of one number of ranks for another."""
     from bookkit import pairs

@@ -878,18 +878,7 @@ def apart(case, way):
 
 @pytest.mark.parametrize("way", WAYS[:2])
 @pytest.mark.parametrize(
-    "case, first, second",
-    [
-        ("seeds", "dropout of 0.1 from a generator with seed 100", "seed 101 and state"),
-        ("one draws", "dropout of 0.1 from a generator with seed 1 ", "seed 1 and state"),
-        ("one evaluates", "dropout of 0.1 from a generator", "no dropout: the ranks of a tensor"),
-        ("rates", "dropout of 0.1 from a generator", "dropout of 0.1, 0.2 from a generator"),
-        ("batches", "a batch [3, 4] ", "a batch [3, 4] "),
-        ("drawn anew", "all ranks have one part of TokenEmbedding.weight", "initialise before"),
-        ("evaluation", "dropout of 0.1 from a generator with seed 100", "seed 101 and state"),
-        ("alike", "", ""),
-        ("no dropout", "", ""),
-    ],
+    "case, first, second", told("test_tensor_parallel::test_what_ranks_have_alike", {})
 )
 def test_what_ranks_have_alike(worlds, case, way, first, second):
     """Other masks, or other batches, give equal losses and copies that drift apart; equal parts are

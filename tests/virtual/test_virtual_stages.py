@@ -327,8 +327,6 @@ def test_a_pair_exposes_what_its_closed_form_says(link, chunks, sequence):
     assert step.host_waits == 0
 
 
-# --- activations on the host ----------------------------------------------------------------------
-
 LAYERS = 12
 
 

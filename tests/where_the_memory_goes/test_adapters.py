@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cases import given
+from told import given
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode

@@ -8,8 +8,8 @@ from random import Random
 from unittest import mock
 
 import pytest
-from cases import cases, given
 from night import at_night
+from told import cells, given
 
 import shardlab.pipelines.hardened.step_checks
 from coursekit.formulas import MODELS, InvalidQuantity, evaluate, rank_peak_bytes
@@ -369,28 +369,7 @@ def test_peak_of_ranks_that_run(worlds, layout):
 GPT2 = dict(model="GPT-2 124M", recipe="fp32 Adam", microbatch=1, sequence=1024, data_parallel=2)
 
 
-@pytest.mark.parametrize(
-    "wrong, message",
-    cases("""
-tensor_parallel=5 | key_value_heads = 12 is not divisible by tensor_parallel = 5
-pipeline_parallel=13 | pipeline_parallel = 13 makes 13 stages of layers = 12
-pipeline_parallel=4, pipeline_rank=4 | pipeline_rank = 4 is not a rank of a pipeline
-pipeline_parallel=4, microbatches=8 | microbatches = 8 beside accumulation_steps = 1: a pipeline
-    accumulates its
-pipeline_parallel=4, shorter_ends=1 | shorter_ends = 1 with 4 stages of layers = 12: the stages
-    between the ends would not
-pipeline_parallel=4, shorter_ends=6 | shorter_ends = 6 of 6 layers in a stage: the first and the
-    last stage need at least
-pipeline_parallel=2, zero_stage=3 | this book's pipelines compose with stages 0 to
-tensor_parallel=2, recipe=autocast Adam | what autocast copies is counted for
-recompute_policy=3, recipe=autocast Adam | = 3 under autocast: the copies
-recompute_policy=1, recipe=autocast Adam | = 1 under autocast: the copies
-recompute_policy=2, kernels=Megatron-LM with Transformer Engine, recipe=bf16 + fp32 master | = 2
-    under a library's kernels: a choice by operators
-tensor_parallel=3, sequence_parallel=1, sequence=1000 | sequence = 1,000 is not divisible by
-    tensor_parallel = 3
-"""),
-)
+@pytest.mark.parametrize("wrong, message", cells("test_rank_layouts::test_layouts_that_cannot_be"))
 def test_layouts_that_cannot_be(wrong, message):
     """Must catch: a rule about what is assumed, such as the first rank, that is never asked."""
     with pytest.raises(InvalidQuantity, match=message):

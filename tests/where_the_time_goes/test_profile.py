@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from told import told
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from coursekit.__main__ import main
@@ -50,13 +51,7 @@ def test_a_script_is_taken_apart(tmp_path, capfd, monkeypatch):
 
 @pytest.mark.parametrize(
     "source, sentence",
-    [
-        (None, "train.py is not there: name the script that trains."),
-        ("1 / 0", "train.py:1 raised ZeroDivisionError: division by zero"),
-        ("def f(:", "train.py:1 raised SyntaxError: "),
-        ("raise SystemExit(3)", "train.py left with exit code 3."),
-        ("print('no step')", "an optimizer's step() was called 0 times, and 15 steps are wanted"),
-    ],
+    told("test_profile::test_a_script_that_cannot_be_taken_apart_gets_a_sentence", globals()),
 )
 def test_a_script_that_cannot_be_taken_apart_gets_a_sentence(tmp_path, capsys, source, sentence):
     """Must catch: a traceback; exit code 0."""

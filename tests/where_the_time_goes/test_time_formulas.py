@@ -105,9 +105,6 @@ def test_a_budget_adds_up():
     assert [found[name] for name in shares] == pytest.approx([0.3, 0.4])
 
 
-# --- numbers that are typed on the page of chapter 11 follow from a recording or from a formul-----
-
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "chapters" / "where-the-time-goes.md").read_text(encoding="utf-8")
 

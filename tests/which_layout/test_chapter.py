@@ -186,9 +186,6 @@ def test_every_technique_of_the_tree_is_reached():
     assert found == wanted, wanted - found
 
 
-# --- layout of data -------------------------------------------------------------------------------
-
-
 CUBE = dict(data_parallel=2, tensor_parallel=2, pipeline_parallel=2, microbatches=4)
 OWN_TOKENS = dict(sequence_parallel=True, regather=True)
 LAYOUTS = (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import cases, given
 from night import at_night
+from told import cells, given
 
 from bookkit import layouts
 from coursekit.__main__ import main
@@ -268,41 +268,7 @@ def test_from_a_shell(capsys):
     assert json.loads(capsys.readouterr().out)["nearest"]
 
 
-@pytest.mark.parametrize(
-    "changes, sentence",
-    cases(f"""
-tensor_parallel=3 | tensor_parallel = 3 is in no legal layout: {RULES["tensor_parallel"]}.
-tensor_parallel=16 | tensor_parallel = 16 is in no legal layout: {RULES["tensor_parallel"]}.
-batch=0 | batch = 0: it must be a whole number of sequences from 1 to 1,000,000.
-batch=2.5 | batch = 2.5: it must be a whole number of sequences
-batch=128, gpus=7 | batch = 128 on gpus = 7: no layout: {RULES["microbatch"]}. A batch of 126 or
-    133 has one.
-batch=7, gpus=64 | batch = 7 on gpus = 64: no layout: {RULES["microbatch"]}. A batch of 8 has one.
-batch=100, gpus=48, tensor_parallel=8 | batch = 100 on gpus = 48 with tensor_parallel = 8: no
-    layout: {RULES["tensor_parallel"]}; {RULES["microbatch"]}. Here are 32 layers, 8 heads of keys
-    and values, 48 GPUs, 100 sequences in a step. A batch of 99 or 102 has one.
-gpus=0 | gpus = 0: gpus must be a whole number of at least 1.
-most=0 | most = 0: it must be a whole number of layouts of at least 1.
-speed=fast | speed = fast: it must be one of Megatron-LM on A100,
-model=Mixtral 8x7B, tensor_parallel=2, sequence_parallel=0 | batch = 64 on gpus = 16 with
-    tensor_parallel = 2, sequence_parallel = 0: no layout
-zero_stage=2, pipeline_parallel=2 | batch = 64 on gpus = 16 with pipeline_parallel = 2, zero_stage =
-    2: no layout
-model=DeepSeek-V3 671B, gpus=1024, batch=1024, pipeline_parallel=16 | pipeline_parallel = 16 is in
-    no legal layout: {RULES["pipeline_parallel"]}. Here are 61 layers,
-model=Llama 3 405B, gpus=16384, batch=128, sequence=131072, tensor_parallel=8,
-    pipeline_parallel=16, context_parallel=16 | context_parallel = 16 is in no legal layout:
-    {RULES["context_parallel"]}. Here are 126 layers, 8 heads of keys and values,
-shard_groups=3 | shard_groups = 3 is in no legal layout: {RULES["shard_groups"]}.
-offload=1, zero_stage=0 | batch = 64 on gpus = 16 with zero_stage = 0, offload = 1: no layout
-expert_parallel=2 | expert_parallel = 2 is in no legal layout: {RULES["expert_parallel"]}.
-context_parallel=16 | context_parallel = 16 is in no legal layout: {RULES["context_parallel"]}.
-context_parallel=2, kernels=PyTorch eager | context_parallel = 2 is in no legal layout:
-    {RULES["context_parallel"]}.
-sequence=8192, model=GPT-2 124M | sequence = 8,192: GPT-2 124M has a table of
-gpu=T4, recipe=bf16 + fp32 master | recipe = bf16 + fp32 master on a T4,
-"""),
-)
+@pytest.mark.parametrize("changes, sentence", cells("test_plan::test_what_cannot_be", **RULES))
 def test_what_cannot_be(changes, sentence):
     """Must catch: an empty list, or a traceback out of NumPy, for what one sentence can say; a
     batch that no layout has either."""

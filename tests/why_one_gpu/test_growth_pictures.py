@@ -67,9 +67,6 @@ def test_the_map_says_what_the_formulas_say():
         assert format_as(sum(found.values()), "decimal bytes") in shown
 
 
-# --- where we stand -------------------------------------------------------------------------------
-
-
 def test_each_chapter_adds_one_row_to_the_bar():
     """Must catch: a chapter without its bar, a row out of the contents' order, a bar that is not
     the fullest rank's peak, states that stage 3 does not divide by eight."""

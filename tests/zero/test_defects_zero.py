@@ -36,9 +36,6 @@ def own_input(features):
     return torch.full((1, features), 1.0 + dist.get_rank(), dtype=torch.float64)
 
 
-# --- clipping and loss scaling --------------------------------------------------------------------
-
-
 def half_replicated(door):
     """A sharded layer, and one that is replicated, in one optimizer."""
     makes = partial(nn.Linear, 4, 4), partial(nn.Linear, 4, 2)

@@ -77,9 +77,6 @@ def test_the_steps_are_the_moves_and_the_formulas(stage, ranks, microbatches):
     )
 
 
-# --- the card -------------------------------------------------------------------------------------
-
-
 def test_the_script_has_every_picture():
     """Once for all ranks what does not depend on them. Mutation: the details of two ranks for
     all."""

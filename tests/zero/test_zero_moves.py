@@ -42,9 +42,6 @@ SMALL = 12_000  # bytes of activations and their gradients: less than the smalle
 STEPS = 3
 
 
-# --- the real code, watched -----------------------------------------------------------------------
-
-
 class Block(nn.Module):
     """A unit, and a bucket: a weight."""
 
@@ -306,9 +303,6 @@ def test_the_moves_are_what_the_code_does(world, stage, microbatches):
                     moves[number],
                     unit,
                 )
-
-
-# --- the list alone -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stage", range(4))
