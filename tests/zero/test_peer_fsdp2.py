@@ -1,9 +1,9 @@
-"""PyTorch's FSDP2 beside stage 3, where stage 3 says that FSDP2 does the same, and where it says
-that FSDP2 does not."""
+"""PyTorch's FSDP2 beside stage 3, and its first FSDP beside stage 1, where these say that PyTorch
+does the same, or that it does not."""
 
-import copy
 import sys
 import time
+from contextlib import nullcontext
 from functools import partial
 
 import cloudpickle
@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 from night import at_night
 from torch import nn
+from torch.optim import SGD
 
 from coursekit.lab import small_gpt
 from coursekit.topics.zero import lab
 from ranklab.measure.ledger import Ledger
 from ranklab.ranks import RankDied, RankError, ranks
 from shardlab.common.torch_internals import TorchDispatchMode
-from shardlab.zero.hardened import stage3
+from shardlab.zero.hardened import stage1, stage3
 from shardlab.zero.hardened.flat import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -51,38 +52,6 @@ def whole(parameter):
     return parameter.full_tensor()
 
 
-def said(function, *args) -> str:
-    try:
-        return f"nothing, and {function(*args)}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def test_what_fsdp2_refuses(pair):
-    """Must catch: a sentence of this book that says so and is out of date."""
-
-    def refusals():
-        x = torch.ones(1, 8, requires_grad=True)
-        alone = fsdp2(linears(8, 8, 8, bias=False), [])
-
-        def penalty():
-            (g,) = torch.autograd.grad(alone(x).tanh().sum(), x, create_graph=True)
-            g.pow(2).sum().backward()
-
-        return dict(
-            container=said(lambda: fsdp2(nn.ModuleList(linears(4, 4)))),
-            copied=said(lambda: copy.deepcopy(fsdp2(linears(4, 2)))),
-            outside=said(lambda: alone[1](alone[0](x))),
-            penalty=said(penalty),
-        )
-
-    for found in pair.run(refusals):
-        assert "does not support" in found["container"] and "ModuleList" in found["container"]
-        assert "FSDP does not support deepcopy" in found["copied"]
-        assert "mixed torch.Tensor and DTensor" in found["outside"]
-        assert "setStorage" in found["penalty"]
-
-
 def test_what_fsdp2_allows(pair):
     """Initialisation after sharding, another method than forward by its name, old weight_norm on a
     unit. Must catch: the same."""
@@ -106,56 +75,6 @@ def test_what_fsdp2_allows(pair):
         return zero, list(encoded), all(p.grad is not None for p in normed.parameters())
 
     assert pair.run(allowed) == [(True, [1, 8], True)] * 2
-
-
-class Clamped(nn.Linear):
-    def forward(self, x):
-        with torch.no_grad():
-            self.weight.clamp_(-0.1, 0.1)
-        return super().forward(x)
-
-
-def test_a_parameter_that_forward_changes_is_forgotten_by_fsdp2(pair):
-    """Stage 3 refuses it. Must catch: the same."""
-
-    def clamped():
-        torch.manual_seed(0)
-        model = nn.Sequential(Clamped(8, 8))
-        fsdp2(model, list(model))
-        model(torch.ones(1, 8))
-        return whole(model[0].weight).abs().max().item() > 0.2
-
-    assert pair.run(clamped) == [True] * 2
-
-
-class Fsdp2(tables.Door):
-    """Ranks keep their own beginnings."""
-
-    alike = True
-
-    def whole(self, net):
-        return {name: whole(p) for name, p in net.named_parameters()}
-
-
-def by_fsdp2(net, rule, **settings):
-    fsdp2(net, list(net.children()))
-    return net, rule(net.parameters(), **settings)
-
-
-tables.DOORS["FSDP2"] = Fsdp2(by_fsdp2)
-
-
-@pytest.mark.parametrize(
-    "row, args",
-    [
-        (tables.two_steps, ()),
-        (tables.clipped_by_torch, ()),
-        (tables.infinite_on_one_rank, (False,)),
-    ],
-)
-def test_what_both_have_right(pair, row, args):
-    """Must catch: a sentence of this book that says FSDP2 has them, and is out of date."""
-    tables.check(pair, "FSDP2", row, args, tables.RIGHT)
 
 
 def crosswise(shard, width=8, frozen=False, before=0):
@@ -254,6 +173,7 @@ class Positions(nn.Module):
         return self.layer(x + self.table(3)).sum()
 
 
+@pytest.mark.nightly  # about the peer alone
 def test_a_returned_parameter_ends_fsdp2(pair):
     """Its memory is given back. Stage 3 copies it: test_defects_stage3.py.
 
@@ -266,6 +186,33 @@ def test_a_returned_parameter_ends_fsdp2(pair):
 
     with pytest.raises(RankDied, match="SIGSEGV"):
         pair.run(step)
+
+
+def decayed(by_fsdp1):
+    """The square of an unused layer's norm after a step, over that before."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    torch.manual_seed(0)
+    net = nn.ModuleDict(dict(used=nn.Linear(4, 2), unused=nn.Linear(4, 4)))
+    net.forward = net["used"].forward
+    rule = SGD if by_fsdp1 else partial(stage1.ShardedOptimizer, optimizer_cls=SGD)
+    squares = lambda: sum(p.norm().item() ** 2 for p in net["unused"].parameters())
+    before = squares()
+    model = FullyShardedDataParallel(net, device_id=torch.device("cpu")) if by_fsdp1 else net
+    optimizer = rule(model.parameters(), lr=0.1, weight_decay=0.5)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    whole = FullyShardedDataParallel.summon_full_params(model) if by_fsdp1 else nullcontext()
+    with whole:
+        return squares() / before
+
+
+def test_a_gradient_that_is_missing_counts_as_zeros(pair):
+    """So the parameter decays, as in a flat parameter of PyTorch's first FSDP.
+
+    Must catch: a parameter of a shared flat tensor that decay leaves alone."""
+    for by_fsdp1 in (True, False):
+        assert pair.run(decayed, by_fsdp1) == pytest.approx([0.95**2] * 2)
 
 
 @pytest.mark.nightly  # about the peer alone

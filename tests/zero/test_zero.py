@@ -680,39 +680,6 @@ def test_what_is_whole_at_a_time(world):
 # --- what else can happen -------------------------------------------------------------------------
 
 
-def resumed(stage):
-    """Whether two more steps after loading the state are those of the run that went on."""
-    torch.set_default_dtype(torch.float32)
-    runs = []
-    for restart in (False, True):
-        model = random_values(MODELS["tied"], 0)
-        optimizer = shard(stage, model, torch.optim.AdamW, lr=0.1)
-        for step, batch in enumerate(batches(model, 4, 2)):
-            if restart and step == 2:
-                saved = (
-                    {key: value.clone() for key, value in model.state_dict().items()},
-                    optimizer.state_dict(),
-                )
-                model = random_values(MODELS["tied"], 5)
-                optimizer = shard(stage, model, torch.optim.AdamW, lr=0.3)
-                model.load_state_dict(saved[0])
-                optimizer.load_state_dict(saved[1])
-            if step == 3:  # as a scheduler does
-                optimizer.param_groups[0]["lr"] /= 2
-            optimizer.zero_grad()
-            loss_of(model, batch).backward()
-            optimizer.step()
-        runs.append(whole_parameters(stage, model))
-    return all(torch.equal(runs[0][key], runs[1][key]) for key in runs[0])
-
-
-def test_state_of_the_shard(three):
-    """Mutation: after loading, param_groups that are still those from before: what a scheduler
-    changes there reaches nobody."""
-    for stage in STAGES:
-        assert all(three.run(resumed, stage)), stage
-
-
 def draw(module):
     for p in module.parameters():
         p.normal_()
