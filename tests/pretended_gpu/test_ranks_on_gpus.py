@@ -38,6 +38,7 @@ SCALER = 3  # a loss scaler asks once whether all gradients are finite
 OFFLOAD = 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", LADDER)
 @pytest.mark.parametrize("gpus", COUNTS)
 def test_data_parallelism(on_gpus, gpus, kind):
@@ -157,7 +158,7 @@ OF_THE_CORE = ("1F1B", "GPipe", "interleaved 1F1B", "eager 1F1B")
 ZERO_BUBBLE = ("zero-bubble H1", "zero-bubble H2")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "name, by_core, tied",
     [
@@ -294,6 +295,7 @@ def test_activations_on_the_host(on_gpus):
     on_gpus(1, one_gpu.activations_on_the_host).is_right()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", ["hooks", "function", "selective", "core, hooks", "core, function"]
 )
