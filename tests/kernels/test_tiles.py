@@ -45,6 +45,20 @@ def test_views_share_what_was_done():
         run(doubles_in_place, (2,), x[4:8], x[2:6], 4, BLOCK=2)
 
 
+def swaps(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here, there = tl.load(x + at, mask=at < n), tl.load(out + at, mask=at < n)
+    tl.store(x + at, there, mask=at < n)
+    tl.store(out + at, here, mask=at < n)
+
+
+def test_what_was_loaded_stays():
+    """Must catch: a tile that is a view of memory, which a store changes."""
+    x, out = torch.arange(6.0), torch.arange(6.0) + 10
+    run(swaps, (2,), x, out, 6, BLOCK=4)
+    assert torch.equal(x, torch.arange(6.0) + 10) and torch.equal(out, torch.arange(6.0))
+
+
 def counts(x, out, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.atomic_add(out + tl.load(x + at), 1)

@@ -65,17 +65,9 @@ class MovedBytes(TorchDispatchMode):
             )
         return results
 
-    @property
-    def read(self) -> int:
-        return sum(call.read for call in self.calls)
-
-    @property
-    def written(self) -> int:
-        return sum(call.written for call in self.calls)
-
-    @property
-    def total(self) -> int:
-        return self.read + self.written
+    read = property(lambda self: sum(call.read for call in self.calls))
+    written = property(lambda self: sum(call.written for call in self.calls))
+    total = property(lambda self: self.read + self.written)
 
 
 def tensors(values) -> list[Tensor]:

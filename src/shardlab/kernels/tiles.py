@@ -61,21 +61,15 @@ class tl:
     def load(self, pointer, mask=None, other=None):
         """Elements, and `other` where the mask is false. Without `other` NaN is there, because
         Triton promises nothing."""
-        *tile, places = pointer.memory.touch(self, "reads", pointer.at, mask)
-        self.read += len(places) * pointer.memory.element_bytes
-        return pointer.memory.load(*tile, places, other)
+        return pointer.memory.load(*pointer.memory.touch(self, "reads", pointer.at, mask), other)
 
     def store(self, pointer, value, mask=None):
-        *tile, places = pointer.memory.touch(self, "writes", pointer.at, mask)
-        self.written += len(places) * pointer.memory.element_bytes
-        pointer.memory.store(*tile, places, value)
+        pointer.memory.store(*pointer.memory.touch(self, "writes", pointer.at, mask), value)
 
     def atomic_add(self, pointer, value, mask=None):
         """Adds to elements that other programs add to as well, in any order."""
-        *tile, places = pointer.memory.touch(self, "adds to", pointer.at, mask)
-        self.read += len(places) * pointer.memory.element_bytes
-        self.written += len(places) * pointer.memory.element_bytes
-        pointer.memory.store(*tile, places, value, added=True)
+        tile = pointer.memory.touch(self, "adds to", pointer.at, mask)
+        pointer.memory.store(*tile, value, added=True)
 
     @staticmethod
     def arange(start: int, end: int):
@@ -85,11 +79,9 @@ class tl:
 
     @staticmethod
     def cast(x, dtype):
-        return (
-            rounded_to_bf16(x)
-            if dtype == "bfloat16"
-            else np.asarray(x).astype(dtype, copy=False)[()]
-        )
+        if dtype == "bfloat16":
+            return rounded_to_bf16(x)
+        return np.asarray(x).astype(dtype, copy=False)[()]
 
     @staticmethod
     def dot(a, b, acc=None, input_precision=None):

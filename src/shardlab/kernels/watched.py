@@ -72,22 +72,31 @@ class Memory:
         self.storage, self.first = storages[key], tensor.storage_offset()
 
     def touch(self, language, does: str, at, mask) -> tuple:
-        """(a tile's shape, where the mask is true or None for everywhere, the places in a row)"""
+        """(a tile's shape, where the mask is true or None for everywhere, the places in a row, the
+        same as an index: a slice, which is faster, where they have no gap)"""
         at, inside = np.asarray(at, np.int64), None
         places = at.reshape(-1)
-        if mask is not None and not (mask := np.asarray(mask)).all():
+        if mask is not None and np.count_nonzero(mask) < np.size(mask):
             inside = np.broadcast_to(mask, at.shape)
             places = at[inside]
-        if len(places) and places.view(np.uint64).max() >= self.size:  # -1 is the largest, there
+        n, index = len(places), places
+        if n and places[-1] - places[0] == n - 1 == np.count_nonzero(places[1:] > places[:-1]):
+            index = slice(places[0], places[-1] + 1)
+            beyond = places[0] < 0 or places[-1] >= self.size
+        else:  # -1 is the largest, without a sign
+            beyond = n and places.view(np.uint64).max() >= self.size
+        if beyond:
             beyond = places[(places < 0) | (places >= self.size)][0]
             raise OutOfBounds(
                 f"{does} element {beyond:,} of {self.name}, which has {self.size:,}: a mask is"
                 " missing, or lets too much through."
             )
-        self.watch(language, does, places)
-        return at.shape, inside, places
+        self.watch(language, does, places, index)
+        language.read += (does != "writes") * n * self.element_bytes
+        language.written += (does != "reads") * n * self.element_bytes
+        return at.shape, inside, places, index
 
-    def watch(self, language, does: str, places) -> None:
+    def watch(self, language, does: str, places, index) -> None:
         """Note who touches what. A Race where another program has been."""
         storage, me = self.storage, language.number
         if does == "reads":
@@ -96,24 +105,26 @@ class Memory:
                 return  # nobody has written
         elif storage.before is None:
             storage.before = storage.whole.clone()
-        theirs = places + self.first
         allowed = ADDED if does == "adds to" else me
-        writer = storage.writer[theirs]
-        self.refuse(language, does, "writes", places, writer, allowed)
+        writer = storage.writer[self.first :]
+        by = writer[index]
+        self.refuse(language, does, "writes", places, by, allowed)
         if does != "reads":  # a sum over a program's own element stays that program's
-            storage.writer[theirs] = np.where(writer == me, me, allowed)
+            writer[index] = me if allowed == me else np.where(by == me, me, ADDED)
         if storage.reader is not None:
-            reader = storage.reader[theirs]
+            reader = storage.reader[self.first :]
+            by = reader[index]
             if does == "reads":
-                alone = (reader == NOBODY) | (reader == me)
-                storage.reader[theirs] = np.where(alone, me, SEVERAL)
+                reader[index] = np.where((by == NOBODY) | (by == me), me, SEVERAL)
             else:
-                self.refuse(language, does, "reads", places, reader, me)
+                self.refuse(language, does, "reads", places, by, me)
 
     def refuse(self, language, does: str, done: str, places, by, allowed: int) -> None:
         """A Race where another program has been."""
         other = by != NOBODY
-        if other.any() and (other := other & (by != language.number) & (by != allowed)).any():
+        if np.count_nonzero(other):
+            other &= (by != language.number) & (by != allowed)
+        if np.count_nonzero(other):
             name = {SEVERAL: "several programs", ADDED: "an atomic sum"}.get(who := by[other][0])
             if name is None:
                 name = f"program {tuple(map(int, np.unravel_index(who, language.grid)))}"
@@ -122,9 +133,9 @@ class Memory:
                 " programs run in any order, or at once."
             )
 
-    def load(self, shape, inside, places, other) -> np.ndarray:
+    def load(self, shape, inside, places, index, other) -> np.ndarray:
         """A tile of elements, with `other` where the mask is false."""
-        found = self.flat[places]
+        found = self.flat[index].copy()  # which stays, if the kernel stores there
         if self.is_bf16:
             found = (found.astype(np.uint32) << 16).view(np.float32)
         if inside is None:
@@ -134,28 +145,29 @@ class Memory:
         tile[inside] = found
         return tile[()]
 
-    def store(self, shape, inside, places, value, added=False) -> None:
+    def store(self, shape, inside, places, index, value, added=False) -> None:
         """Write a tile's elements, rounded to the tensor's type."""
-        value = np.broadcast_to(value, shape)
+        if (value := np.asarray(value)).shape != shape:
+            value = np.broadcast_to(value, shape)
         value = value.reshape(-1) if inside is None else value[inside]
-        if len(places) and value.dtype.kind == "f" and self.is_whole:
+        if len(value) and value.dtype.kind == "f" and self.is_whole:
             raise BadArgument(
                 f"writes {value.dtype} to element {places[0]:,} of {self.name}, which is"
                 f" {self.flat.dtype}."
             )
-        distinct = (places[1:] > places[:-1]).all() or len(np.unique(places)) == len(places)
+        distinct = index is not places or len(np.unique(places)) == len(places)
         if added and self.is_bf16:
             raise BadArgument(f"adds to {self.name}, which is bfloat16: sums want fp32.")
         if not (distinct or added):
             raise Race(f"writes an element of {self.name} twice at once: strides are wrong.")
         if added and not distinct:
-            np.add.at(self.flat, places, value)
+            np.add.at(self.flat, index, value)
         elif added:
-            self.flat[places] += value
+            self.flat[index] += value
         elif self.is_bf16:
-            self.flat[places] = rounded_to_bf16(value).view(np.uint32) >> 16
+            self.flat[index] = rounded_to_bf16(value).view(np.uint32) >> 16
         else:
-            self.flat[places] = value
+            self.flat[index] = value
 
 
 def rounded_to_bf16(x) -> np.ndarray:
