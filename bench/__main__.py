@@ -15,6 +15,7 @@ from bench.memory import measure_memory
 from bench.random_models import measure_random_models
 from bench.ranks import measure_ranks
 from bench.report import machine, recording, table, write
+from bench.tiles import measure_tiles
 from bench.virtual import NODE, SMALL, Race, measure_virtual
 from coursekit import topics
 from coursekit.recordings.races import Bench
@@ -28,6 +29,7 @@ ENGINES = (
     Bench("build", partial(measure_building, ROOT, ROOT / "build" / "bench-copy")),
     Bench("ranks", measure_ranks),
     Bench("random-models", measure_random_models),
+    Bench("tiles", measure_tiles),
     Bench("exposed", measure_exposed, dict(cases=CASES[1:3], turns=1)),
     Bench("virtual", measure_virtual, dict(races=[Race("ZeRO 3", SMALL, NODE)], timed=())),
 )
@@ -60,12 +62,19 @@ def main(arguments=None, folder: Path = ROOT / "build") -> int:
     parser.add_argument(
         "--quick", action="store_true", help=f"of {', '.join(raced)}, exposed: little of everything"
     )
+    parser.add_argument(
+        "--pages",
+        metavar="PAGE",
+        nargs="+",
+        help="of blocking: these pages alone, named as chapters/zero; all of the book by default",
+    )
     given = parser.parse_args(arguments)
     chosen = given.parts or parts
     if unknown := set(chosen) - set(parts):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
     small = [name for name, bench in benches.items() if bench.quick]
-    for option, wanted, fit in (("record", given.record, raced), ("quick", given.quick, small)):
+    options = ("record", given.record, raced), ("quick", given.quick, small)
+    for option, wanted, fit in (*options, ("pages", given.pages, ["blocking"])):
         if wanted and not set(chosen) <= set(fit):
             parser.error(f"--{option} is for {', '.join(fit)}; chosen: {', '.join(chosen)}")
     described, results = machine(ROOT), []
@@ -76,7 +85,7 @@ def main(arguments=None, folder: Path = ROOT / "build") -> int:
     )
     if pages := [part for part in PAGES if part in chosen]:
         try:
-            results, described["chromium"] = measure_pages(pages, ROOT)
+            results, described["chromium"] = measure_pages(pages, ROOT, given.pages)
         except CannotBrowse as error:
             sys.exit(f"bench: {error}")
     for name in (part for part in chosen if part in benches):

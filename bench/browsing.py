@@ -41,8 +41,11 @@ def load_module(name: str, path: Path):
     return module
 
 
-def measure_pages(parts: list[str], root: Path) -> tuple[list[Result], str]:
-    """(results of these parts, the browser's version). Raises CannotBrowse."""
+def measure_pages(
+    parts: list[str], root: Path, names: list[str] | None = None
+) -> tuple[list[Result], str]:
+    """(results of these parts, the browser's version). `names` are the pages that may block, all
+    of them by default. Raises CannotBrowse."""
     # the tests' helpers and their configurations
     sys.path[:0] = [str(root / "tests" / "browser"), str(root / "tests")]
     settings = load_module("browser_settings", root / "tests" / "conftest.py")
@@ -51,6 +54,12 @@ def measure_pages(parts: list[str], root: Path) -> tuple[list[Result], str]:
         raise CannotBrowse(settings.HOW_TO_GET_ONE)
     if not (book / "index.html").exists():
         raise CannotBrowse("the book is not built: run make book")
+    from visit import page_paths
+
+    paths = page_paths(book)
+    chosen = [f"{name.removesuffix('.html')}.html" for name in names or paths]
+    if unknown := sorted(set(chosen) - set(paths)):
+        raise CannotBrowse(f"the book has no page {', '.join(unknown)}; it has {', '.join(paths)}")
 
     results = []
     with (
@@ -62,7 +71,11 @@ def measure_pages(parts: list[str], root: Path) -> tuple[list[Result], str]:
         homes = {"http": f"http://127.0.0.1:{server.server_port}", "file": book.as_uri()}
         for part in parts:
             print(f"bench:  {part}", file=sys.stderr, flush=True)
-            results += measure_part(part, browser, root, book, homes)
+            if part == "blocking":
+                pages = {path: book / path for path in chosen}
+                results += measure_blocking(Reader(browser), pages)
+            else:
+                results += measure_part(part, browser, root, book, homes)
         version = browser.version
         browser.close()
         server.shutdown()
@@ -88,8 +101,6 @@ def measure_part(part: str, browser, root: Path, book: Path, homes: dict) -> lis
         return measure_redraws(reader, cards_of(book))
     from visit import page_paths
 
-    if part == "blocking":
-        return measure_blocking(reader, {path: book / path for path in page_paths(book)})
     static = (root / "src" / "bookkit" / "static").iterdir()
     our_files = {path.name for path in static} | {"palette.css"}
     return measure_weight(browser, book, page_paths(book), our_files)
