@@ -15,6 +15,7 @@ from ranklab.measure.ledger import Ledger
 from shardlab import recompute
 from shardlab.data_loading.core import TokenLoader, prefetched
 from shardlab.gpt import next_token_loss
+from shardlab.kernels.losses import chunked_cross_entropy, cut_cross_entropy
 from shardlab.mixed_precision.float8 import use_float8
 from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
@@ -74,6 +75,24 @@ def recomputed_with_dropout(name: str) -> Step:
             next_token_loss(net(tokens), tokens).backward()
         gradients.append([parameter.grad for parameter in net.parameters()])
     assert all(map(torch.equal, *gradients))
+    return step
+
+
+# --- losses without logits ------------------------------------------------------------------------
+
+LOSSES = {
+    "chunked": partial(chunked_cross_entropy, chunk=5),
+    "cut": partial(cut_cross_entropy, chunk=5, words=7),
+}
+
+
+def without_logits(name: str) -> Step:
+    """The head's product is in the loss."""
+    net, tokens = model(), batch()
+    net.head.forward = net.head.norm.forward
+    loss = lambda: LOSSES[name](net(tokens), net.head.scores.weight, tokens)
+    step = train(lambda: loss().backward(), sgd(net.parameters()))
+    assert_close(dict(net.named_parameters()), trained())
     return step
 
 

@@ -304,6 +304,13 @@ def test_dropout_in_a_recomputation(on_gpus, name):
     on_gpus(1, one_gpu.recomputed_with_dropout, name).is_right()
 
 
+@pytest.mark.parametrize("name", one_gpu.LOSSES)
+def test_losses_without_logits(on_gpus, name):
+    """Must catch: a number of known targets that the host reads; words of a tile that are counted
+    on the CPU."""
+    on_gpus(1, one_gpu.without_logits, name).is_right()
+
+
 @pytest.mark.parametrize("name, kind", POLICIES_BY_KIND)
 def test_policies(on_gpus, name, kind):
     """Must catch: gradients that are not unscaled, a scaler that asks the host about each
