@@ -22,12 +22,13 @@ BLOCKS = {
     "ol", "dl", "figure", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6",
 }  # fmt: skip
 NAME = re.compile(r"[^\W\d]\w+")
+DOTTED = re.compile(r"[^\W\d][\w.]*\w")  # a name with the names that it belongs to
 HEADINGS = {"h1", "h2", "h3", "h4", "dt"}
 VOID = {"br", "hr", "img", "input", "meta", "link", "wbr", "source", "col"}
 # Left out of the search: drawings, scripts, equations, where a formula comes from, all of an
 # explorer but its title, text that another page has first; of a lab its outputs, solutions and the
-# cells that install and import; a facilitator's card, which has every answer. Of code a line stays
-# if it has a name that is new to the page.
+# cells that install and import; a facilitator's card, which has every answer; solutions that are
+# folded. Of code a line stays if it has a name that is new to the page, of a lab's code that name.
 SKIPPED_TAGS = {"script", "style", "svg", "noscript", "button", "select", "label"}
 SKIPPED = {
     "headerlink", "math-block", "explorer-fallback", "explorer-controls", "explorer-menus",
@@ -46,7 +47,8 @@ class _Sections(HTMLParser):
         self.found = [["", "", []]]
         self.open, self.line = [], ""
         self.said = set()  # names of the lines so far
-        self.inside = self.skipped = 0  # depths at which the article, and what is left out, begin
+        # depths at which the article, what is left out, and code of a cell begin
+        self.inside = self.skipped = self.cell = 0
 
     def handle_starttag(self, tag, attributes):
         if tag in VOID:
@@ -62,6 +64,8 @@ class _Sections(HTMLParser):
         if tag in SKIPPED_TAGS or classes & SKIPPED:
             self.skipped = len(self.open)
             return
+        if "cell_input" in classes:
+            self.cell = len(self.open)
         if tag in BLOCKS and "tr" not in self.open[:-1]:
             self.end_line()
         anchor = given.get("id", "")
@@ -81,9 +85,13 @@ class _Sections(HTMLParser):
             return
         if self.inside and tag in ("td", "th"):
             self.line += " · "
+        if tag == "summary" and self.line.strip() == "Solution":
+            self.line, self.skipped = "", len(self.open)
+            return
         if self.inside and tag in BLOCKS and "tr" not in self.open:
             self.end_line(heading=tag in HEADINGS, code=tag == "pre")
         self.inside *= len(self.open) >= self.inside
+        self.cell *= len(self.open) >= self.cell
 
     def handle_data(self, data):
         if not self.inside or self.skipped:
@@ -103,6 +111,9 @@ class _Sections(HTMLParser):
         names = set(NAME.findall(line))
         if code and names <= self.said:
             return
+        if code and self.cell:
+            new = [word for word in DOTTED.findall(line) if set(NAME.findall(word)) - self.said]
+            line = " ".join(dict.fromkeys(new))
         self.said |= names
         if heading and not section[1]:
             section[1] = line

@@ -219,19 +219,21 @@ def test_definitions_fit_a_tooltip():
 
 
 def test_text_that_nobody_searches_is_left_out():
-    """A line of code stays if it has a name that is new to the page.
+    """A line of code stays if it has a name that is new to the page; of a cell that name.
 
     Must catch: outputs, solutions and installing cells searched; every line of code kept, or one
-    that alone has a name left out; prose left out because its words were said."""
+    that alone has a name left out; prose left out because its words were said; what follows a
+    folded solution left out, too."""
     cell = '<div class="cell {}"><div class="{}"><pre>{}</pre></div></div>'
     page = "<article><section id=a><h1>Ring</h1><p>gather sends</p>" + "".join(
         cell.format(*given)
         for given in (
             ("tag_install", "cell_input", "pip"),
             ("tag_solution", "cell_input", "sends(x + 1)"),
-            ("", "cell_input", "gather = 1\nreturn gather\n)\nreturn 2"),
+            ("", "cell_input", "gather = 1\nreturn gather\n)\nreturn 2\ntorch.cat(gather)"),
             ("", "cell_output", "right: 3"),
         )
     )
-    said = search.sections(page + "<p>gather</p></section></article>")
-    assert said == [["", "Ring", "gather sends\nreturn gather\ngather"]]
+    page += "<pre>yield gather\nyield</pre><details><summary>Solution</summary><p>2 (d - 1)</p>"
+    said = search.sections(page + "</details><p>gather</p></section></article>")
+    assert said == [["", "Ring", "gather sends\nreturn\ntorch.cat\nyield gather\ngather"]]
