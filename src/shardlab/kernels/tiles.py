@@ -75,7 +75,7 @@ class tl:
     def arange(start: int, end: int):
         if (size := end - start) < 1 or size & (size - 1):
             raise BadArgument(f"asks for tl.arange({start}, {end}): blocks have powers of two.")
-        return np.arange(start, end)
+        return np.arange(start, end, dtype=np.int32)
 
     @staticmethod
     def cast(x, dtype):

@@ -74,7 +74,7 @@ class Memory:
     def touch(self, language, does: str, at, mask) -> tuple:
         """(a tile's shape, where the mask is true or None for everywhere, the places in a row, the
         same as an index: a slice, which is faster, where they have no gap)"""
-        at, inside = np.asarray(at, np.int64), None
+        at, inside = np.asarray(at), None
         places = at.reshape(-1)
         if mask is not None and np.count_nonzero(mask) < np.size(mask):
             inside = np.broadcast_to(mask, at.shape)
@@ -83,8 +83,8 @@ class Memory:
         if n and places[-1] - places[0] == n - 1 == np.count_nonzero(places[1:] > places[:-1]):
             index = slice(places[0], places[-1] + 1)
             beyond = places[0] < 0 or places[-1] >= self.size
-        else:  # -1 is the largest, without a sign
-            beyond = n and places.view(np.uint64).max() >= self.size
+        else:
+            beyond = n and (places.min() < 0 or places.max() >= self.size)
         if beyond:
             beyond = places[(places < 0) | (places >= self.size)][0]
             raise OutOfBounds(
