@@ -110,35 +110,6 @@ class AMicrobatch(BOOK.section(source="definition", measured_by=_COUNTED)):
             )
         )
 
-    @BOOK.own(source="context-parallel ranks are neighbours")
-    def context_bytes_per_second(q):
-        """B_c | bytes/s | bandwidth between ranks that share a sequence: inside a node, or of the
-        rank's network card where they are on several nodes"""
-        return where(
-            q.context_parallel * q.tensor_parallel > q.ranks_per_node,
-            q.link_bytes_per_second / q.ranks_per_node,
-            q.node_bytes_per_second,
-        )
-
-    @BOOK.own(source="Jacobs et al. 2023 (Ulysses), section 3")
-    def layer_context_seconds(q):
-        r"""\tau_\ell^c | seconds | time of a layer's messages between ranks that share a sequence:
-        all-to-alls of queries, keys, values and outputs in forward, and of their gradients in
-        backward; attention that is recomputed sends those of its forward again"""
-        return where(q.recompute_policy < 1, 2, 3) * ring_pass(
-            q.context_parallel,
-            where(
-                q.context_parallel * q.tensor_parallel > q.ranks_per_node,
-                q.latency_seconds,
-                q.node_latency_seconds,
-            ),
-            2
-            * q.compute_element_bytes
-            * q.microbatch_tokens
-            * where(q.key_value_latent > 0, q.attended_columns, q.query_size + q.key_value_size)
-            / (q.tensor_parallel * q.context_bytes_per_second),
-        )
-
     @BOOK.own(source="fitted to nanotron's runs", measured_by=_PUBLISHED)
     def layer_host_seconds(q):
         r"""\tau_\ell^\text{host} | seconds | time in which the CPU drives a layer: launches, and in

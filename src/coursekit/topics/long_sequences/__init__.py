@@ -1,0 +1,1 @@
+"""Chapter 14: long sequences, context parallelism, windows and tiles."""
