@@ -12,15 +12,17 @@ heads in G = 8 groups.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .experts.core import Experts, MixtureOfExperts, Router
 from .gpt_checks import check_settings, check_tokens, complete, unknown_token
 from .rms_norm import normalize_rms
 
+OF_EXPERTS = ("experts", "experts_per_token", "shared_feed_forward")  # formulas assume 0
 PADDING = -100  # a target that does not count, as in torch.nn.functional.cross_entropy
 
 
@@ -42,18 +44,26 @@ class GPTConfig:
     biases: int = 1  # 1: biases and LayerNorm, 0: no biases and RMSNorm
     gated_mlp: int = 0  # 1: SwiGLU, 0: GELU
     tied_head: int = 1  # 1: the head's weight is the embedding's
+    experts: int = 0  # MLPs of a layer that see some tokens; 0: one MLP, which sees all
+    experts_per_token: int = 0
+    shared_experts: int = 0  # as wide as the others, and of all tokens
     dropout: float = 0.0
     fused_attention: bool = True  # False: attention weights [B, A, S, S] are in memory
 
     def __post_init__(self):
         check_settings(self.dropout, self.fused_attention)
-        for name, value in complete(self.quantities()).items():
+        for name, value in complete(self.sizes()).items():
             object.__setattr__(self, name, value)  # the one way to complete a frozen dataclass
+
+    def sizes(self) -> dict[str, int]:
+        names = [field.name for field in fields(self)]
+        return {name: getattr(self, name) for name in names[: names.index("dropout")]}
 
     def quantities(self) -> dict[str, int]:
         """The arguments of formulas: parameters(**config.quantities())."""
-        names = [field.name for field in fields(self)]
-        return {name: getattr(self, name) for name in names[: names.index("dropout")]}
+        found = self.sizes()
+        found["shared_feed_forward"] = found.pop("shared_experts") * self.feed_forward
+        return found if self.experts else {k: v for k, v in found.items() if k not in OF_EXPERTS}
 
 
 class Dropout(nn.Module):
@@ -194,13 +204,25 @@ class MLP(nn.Module):
         return self.down(inner)  # [B, S, H]
 
 
+def make_mlp(config: GPTConfig) -> nn.Module:
+    """A layer's MLP, or its experts."""
+    if not config.experts:
+        return MLP(config)
+    sizes = config.hidden, config.feed_forward, bool(config.gated_mlp), bool(config.biases)
+    shared = None
+    if config.shared_experts:
+        shared = MLP(replace(config, feed_forward=config.shared_experts * config.feed_forward))
+    router = Router(config.hidden, config.experts, config.experts_per_token)
+    return MixtureOfExperts(router, Experts(config.experts, *sizes), shared)
+
+
 class Block(nn.Module):
     """One layer: attention, then the MLP, each on a normalized copy and added to its input."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.attention_norm, self.attention = make_norm(config), Attention(config)
-        self.mlp_norm, self.mlp = make_norm(config), MLP(config)
+        self.mlp_norm, self.mlp = make_norm(config), make_mlp(config)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -272,10 +294,12 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
             elif name.endswith("norm.weight"):
                 nn.init.ones_(parameter)
-            elif name.endswith(("attention.output.weight", "mlp.down.weight")):
+            elif name.endswith(("attention.output.weight", "down.weight", "experts.down")):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.layers))
             else:
                 nn.init.normal_(parameter, std=0.02)
+        for buffer in self.buffers():  # loads of experts
+            nn.init.zeros_(buffer)
 
     def forward(self, tokens: Tensor) -> Tensor:  # [B, S]
         x = self.embedding(tokens)  # [B, S, H]

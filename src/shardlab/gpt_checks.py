@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .common.torch_internals import active_fake_mode
 
+MAY_BE_NONE = ("head_size", "experts", "experts_per_token", "shared_experts")
 SWITCHES = ("learned_positions", "biases", "gated_mlp", "tied_head")
 
 
@@ -27,8 +28,17 @@ def complete(sizes: dict[str, int | None]) -> dict[str, int]:
             sizes[name] = sizes["heads"]
         if name == "feed_forward" and sizes[name] is None:
             sizes[name] = 4 * sizes["hidden"]
-        limits = (0, 1) if name in SWITCHES else (0 if name == "head_size" else 1, None)
+        limits = (0, 1) if name in SWITCHES else (0 if name in MAY_BE_NONE else 1, None)
         sizes[name] = whole_number(name, sizes[name], *limits)
+    experts, per_token = sizes["experts"], sizes["experts_per_token"]
+    if not min(experts, 1) <= per_token <= experts:
+        rule = f"a token goes through 1 to experts = {experts} of them."
+        if not experts:
+            rule = "a model with experts = 0 has one MLP, of all tokens."
+        raise InvalidInput("experts_per_token", per_token, rule)
+    if sizes["shared_experts"] and not experts:
+        rule = "a model with experts = 0 has one MLP, of all tokens."
+        raise InvalidInput("shared_experts", sizes["shared_experts"], rule)
     hidden, heads, key_value_heads = (
         sizes[name] for name in ("hidden", "heads", "key_value_heads")
     )

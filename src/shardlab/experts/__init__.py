@@ -1,0 +1,6 @@
+"""Mixture of experts: many MLPs in a layer, of which each token goes through a few.
+
+core.py            the layer in one process: router, dispatch, experts, combine; what balances
+                   loads
+core_parallel.py   experts divided among ranks: rows travel by all-to-all
+"""

@@ -1,0 +1,168 @@
+"""The core of a mixture of experts: a layer of many MLPs, of which each token goes through a few.
+
+    model = GPT(GPTConfig(experts=8, experts_per_token=2))      # each block has one for its MLP
+    loss = next_token_loss(model(inputs), targets)
+    loss.backward()
+    move_biases(model)                                # once a step, where a bias balances experts
+
+A token's way (Shazeer et al. 2017):
+
+    route       scores of all experts, the K largest, their shares as gates
+    dispatch    a row for each expert of each token, in the order of experts
+    compute     each expert its rows
+    combine     the sum of a token's rows, weighted by its gates
+
+In core_parallel.py the experts are on several ranks, and rows travel before and after `compute`.
+
+Letters: T tokens, H hidden, F inner, E experts, K of them a token, R = TK rows, C rows that an
+expert takes at most.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Routed(torch.autograd.Function):
+    """The gates. Backward, a loss joins their gradient, without a way through the rest of the
+    model, and the rows are counted: once each, whatever is recomputed or only looked at."""
+
+    @staticmethod
+    def forward(ctx, gates, loss, load, counts):
+        ctx.load, ctx.counts = load, counts
+        return gates.view_as(gates)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.load.add_(ctx.counts)
+        return gradient, gradient.new_ones(()), None, None
+
+
+class Router(nn.Module):
+    """Chooses the experts of each token. `moves` [E] is the bias of DeepSeek-V3 in steps: whole
+    numbers, which no dtype rounds. `load` [E] are the rows that went backward since the last
+    move."""
+
+    sigmoid = False  # scores by a softmax over experts, or each by itself
+    balance = 0.0  # weight of the loss that is 1 where loads are equal
+    z = 0.0  # weight of the loss that keeps logits small (Zoph et al. 2022)
+    loss_scale = 1.0  # of both: 1/k for k microbatches, times the scale of a scaler
+    bias_step = 0.0  # of the bias that chooses, and is in no gate; 0.001 in DeepSeek-V3
+
+    def __init__(self, hidden: int, experts: int, per_token: int):
+        super().__init__()
+        self.per_token, self.total = per_token, nn.Identity()  # of counts; on ranks, Total
+        self.weight = nn.Parameter(torch.empty(experts, hidden))
+        self.register_buffer("moves", torch.zeros(experts, dtype=torch.int64))
+        self.register_buffer("load", torch.zeros(experts, dtype=torch.int64), persistent=False)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # [T, H]
+        """(gates [T, K] in fp32 at least, experts [T, K], rows of each expert [E])"""
+        with torch.autocast(tokens.device.type, enabled=False):
+            wide = torch.promote_types(tokens.dtype, torch.float32)
+            logits = F.linear(tokens.to(wide), self.weight.to(wide))  # [T, E]
+        scores = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
+        chosen = (scores + self.bias_step * self.moves).topk(self.per_token).indices
+        gates = scores.gather(-1, chosen)
+        if self.per_token > 1:  # a lone gate of 1 would teach the router nothing
+            gates = gates / gates.sum(-1, keepdim=True)
+        ones = torch.ones_like(chosen).flatten()
+        counts = torch.zeros_like(self.load).scatter_add(0, chosen.flatten(), ones)
+        loss = gates.new_zeros(())
+        if self.balance or self.z:
+            rows = self.total(counts).to(wide)  # of everyone: the loss is a product of means
+            mean = (scores / scores.sum(-1, keepdim=True)).mean(0)  # [E]
+            loss = loss + self.balance * len(rows) * (rows / rows.sum() * mean).sum()
+            loss = loss + self.z * logits.logsumexp(-1).square().mean()
+        return Routed.apply(gates, self.loss_scale * loss, self.load, counts), chosen, counts
+
+
+def product(rows: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor | None) -> Tensor:
+    """Runs of rows [R, in], each by the weight of its expert [E, in, out]: of counts [E] rows, or,
+    with None, of equally many."""
+    kind, each = rows.device.type, weight.element_size()
+    if torch.is_autocast_enabled(kind):
+        rows, weight = (x.to(torch.get_autocast_dtype(kind)) for x in (rows, weight))
+    if counts is None:
+        y = rows.unflatten(0, (len(weight), -1)) @ weight  # [E, R/E, out]
+        return (y if bias is None else y + bias.to(y.dtype).unsqueeze(1)).flatten(0, 1)
+    even = all(size * each % 16 == 0 for size in weight.shape[1:])
+    if even and rows.dtype is torch.bfloat16 and hasattr(F, "grouped_mm"):
+        y = F.grouped_mm(rows, weight, offs=counts.cumsum(0).int())
+    else:
+        runs = rows.split(counts.tolist())  # the host waits for the counts
+        y = torch.cat([run @ own for run, own in zip(runs, weight)])
+    if bias is None:
+        return y
+    return y + bias.to(y.dtype).repeat_interleave(counts, 0, output_size=len(y))
+
+
+class Experts(nn.Module):
+    """E MLPs like gpt.MLP, whose weights are [E, in, out]."""
+
+    def __init__(self, experts: int, hidden: int, inner: int, gated: bool, biases: bool):
+        super().__init__()
+        for name in ("up", "gate", "down"):
+            sizes, there = (hidden, inner), gated or name != "gate"
+            sizes = sizes[::-1] if name == "down" else sizes
+            weight = nn.Parameter(torch.empty(experts, *sizes)) if there else None
+            bias = nn.Parameter(torch.empty(experts, sizes[1])) if there and biases else None
+            self.register_parameter(name, weight)
+            self.register_parameter(f"{name}_bias", bias)
+
+    def forward(self, rows: Tensor, counts: Tensor | None) -> Tensor:  # [R, H], [E]
+        inner = product(rows, self.up, self.up_bias, counts)  # [R, F]
+        if self.gate is None:
+            inner = F.gelu(inner, approximate="tanh")
+        else:
+            inner = F.silu(product(rows, self.gate, self.gate_bias, counts)) * inner
+        return product(inner, self.down, self.down_bias, counts)  # [R, H]
+
+
+class MixtureOfExperts(nn.Module):
+    """Some experts for each token, and the MLP `shared`, if any, for all. With a `capacity` an
+    expert takes C = capacity R/E rows of this rank, the first ones, and `dropped` counts the
+    others: sizes of memory and messages are then known before the router has chosen."""
+
+    capacity: float | None = None
+    dropped: Tensor | None = None
+
+    def __init__(self, router: Router, experts: Experts, shared: nn.Module | None = None):
+        super().__init__()
+        self.router, self.experts, self.shared = router, experts, shared
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., H]
+        if x.is_meta:  # a shape, and no rows to count
+            return torch.empty_like(x)
+        gates, chosen, counts = self.router(x.flatten(0, -2))
+        rows = x.flatten(0, -2).repeat_interleave(chosen.shape[1], 0)  # [R, H]
+        place = chosen.flatten().argsort(stable=True).argsort()  # of each row, by experts
+        if self.capacity is None:
+            made = self.experts(torch.empty_like(rows).index_copy(0, place, rows), counts)
+        else:
+            most = math.ceil(self.capacity * len(rows) / len(counts))  # C
+            number = place - (counts.cumsum(0) - counts)[chosen.flatten()]  # among its expert's
+            kept = number < most
+            self.dropped, gates = (~kept).sum(), gates * kept.view_as(gates)
+            place = torch.where(kept, chosen.flatten() * most + number, 0)
+            slots = rows.new_zeros(len(counts) * most, rows.shape[1])  # [EC, H]
+            made = self.experts(slots.index_add(0, place, rows * kept.unsqueeze(1)), None)
+        made = made[place].unflatten(0, chosen.shape)  # [T, K, H]
+        y = (gates.unsqueeze(1).to(made.dtype) @ made).view_as(x).to(x.dtype)
+        return y if self.shared is None else y + self.shared(x)
+
+
+def mixtures(model: nn.Module) -> list[MixtureOfExperts]:
+    return [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+
+
+@torch.no_grad()
+def move_biases(model: nn.Module):
+    """Each expert's bias one step up where its load is below the mean, one down where it is above
+    (Wang et al. 2024). `load` begins again."""
+    for router in (layer.router for layer in mixtures(model)):
+        load = router.total(router.load)
+        router.moves += (load.sum() - load * len(load)).sign()
+        router.load.zero_()
