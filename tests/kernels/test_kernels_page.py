@@ -4,18 +4,25 @@ picture, seconds of a chain, reasons of breaks, the C function."""
 import json
 import math
 import re
+import resource
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from coursekit.formulas import evaluate
+from coursekit.lab import batches, small_gpt
 from coursekit.topics.kernels import lab
 from coursekit.topics.kernels.exercises import floats_at, one_row_of_attention
 from coursekit.topics.kernels.pictures import CODE, NODES
 from coursekit.topics.kernels.steps import ROW_SCORES, ROW_VALUES, TILES, tile_steps, tiles_data
 from shardlab.common.torch_internals import graph_breaks
+from shardlab.gpt import next_token_loss
 from shardlab.kernels.moved_bytes import moved_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "chapters" / "kernels.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("tile", TILES)
@@ -69,6 +76,41 @@ def test_seconds_of_a_chain():
     assert small == pytest.approx(dict(zip(names, (9, 20e-6, 5e-6, 4))))
     large = evaluate(names, **given, operation_rows=10_000)
     assert large == pytest.approx(dict(zip(names, (9, 360e-6, 80e-6, 4.5))))
+
+
+def test_what_a_batch_moves():
+    """Must catch: a step whose calls grow with the batch; another GPT in the lab."""
+    net, found = small_gpt(seed=0), []
+    for sequences in (1, 8, 32):
+        tokens, targets = next(batches(sequences))
+        step = lambda t=tokens, u=targets: next_token_loss(net(t), u).backward()
+        found.append(moved_bytes(step))
+        net.zero_grad()
+    one, eight, many = (moved.total for moved in found)
+    each = (many - one) / 31
+    assert eight == one + 7 * each
+    (calls,) = {len(moved.calls) for moved in found}
+    assert f"{calls} calls forward and backward, for one sequence as for 32" in PAGE
+    assert f"moves {(one - each) / 1e6:.1f} MB and {each / 1e6:.1f} MB a sequence" in PAGE
+
+
+def faults(work) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    work()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages of Linux")
+def test_new_memory_costs_page_faults():
+    """Other threads fault as well, and a kernel with large pages faults seldom.
+
+    Must catch: a claim about memory that is kept; a tensor that is made on top of an old one."""
+    anew = lambda: torch.ones(2**24)
+    x = anew()
+    if faults(anew) < 100:
+        pytest.skip("large pages")
+    assert faults(anew) >= 16_384 and "64 MiB made anew are 16,385 faults" in PAGE
+    assert faults(lambda: x.fill_(2)) < 1000
 
 
 def test_gelu_by_hand_moves_22_tensors():
@@ -125,13 +167,11 @@ def test_the_ratio_is_of_cpu_time():
 
 def test_the_page_has_the_ratios_of_the_stored_lab():
     """Must catch: a lab that is stored anew beside a table of the run before."""
-    root = Path(__file__).resolve().parents[2]
-    lab_stored = json.loads((root / "labs" / "13-kernels.ipynb").read_text("utf-8"))
+    lab_stored = json.loads((ROOT / "labs" / "13-kernels.ipynb").read_text("utf-8"))
     outputs = [out for cell in lab_stored["cells"] for out in cell.get("outputs", ())]
     plots = [out.get("data", {}).get("application/vnd.plotly.v1+json") for out in outputs]
     stored = next(plot["data"][0]["y"] for plot in plots if plot)
-    page = (root / "chapters" / "kernels.md").read_text("utf-8")
-    row = re.search(r"^\| CPU time, eager / compiled; bytes: 4.5 \|(.*)\|$", page, re.MULTILINE)[1]
+    row = re.search(r"^\| CPU time, eager / compiled; bytes: 4.5 \|(.*)\|$", PAGE, re.MULTILINE)[1]
     assert [float(text.strip("* ")) for text in row.split("|")] == [
         float(f"{ratio:.2g}") for ratio in stored
     ]

@@ -387,8 +387,7 @@ class AtWork(BOOK.section(source=_OURS, measured_by=_LEDGER)):
 
     @BOOK.own(measured_by=_AGAIN)
     def rank_work_again_bytes(q):
-        r"""U_\text{again}^r | bytes | bytes that a layer at work has because it was computed
-        again"""
+        r"""U_\text{again}^r | bytes | bytes that a layer at work has because it is recomputed"""
         return q.rank_work_activation_bytes - q.rank_work_kept_bytes
 
     @BOOK.own(measured_by=_AGAIN)
