@@ -305,12 +305,13 @@ def _shared_case(rows):
 
 
 def _words(case):
-    """A case in words: a name beside numbers, which would not say what they count."""
+    """A case in words: a name beside numbers, which would not say what they count; a ratio is over
+    its peer."""
     words = []
     for name, value in case.items():
         name = "bytes" if name == "nbytes" else name.replace("_", " ")
         if isinstance(value, str):
-            words.append(value)
+            words.append(f"over {value}" if name == "peer" else value)
         elif not isinstance(value, bool):
             words.append(f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.3g}")
         elif value:
@@ -325,7 +326,7 @@ def _table(rows):
     cells = []
     for row in rows:
         case = _words({name: row.case[name] for name in row.case if name not in shared})
-        name = row.name.replace(".", ", ").replace("_", " ")
+        name = row.name.removesuffix(".row").replace(".", ", ").replace("_", " ")
         formula = rest = ""
         if row.predicted is not None:
             formula = _value(row.predicted, row.unit)

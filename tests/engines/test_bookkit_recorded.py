@@ -14,7 +14,7 @@ PAGE = """# Page
 
 The peak is {recorded}`step.peak optimizer=foreach`.
 
-```{recorded} step.peak matmul.rate
+```{recorded} step.peak matmul.rate account.row
 The rest is small.
 ```
 
@@ -26,7 +26,8 @@ ROWS = (
     Row("step.peak", 600, "bytes", dict(optimizer="foreach"), "peak_bytes", 500),
     Row("step.peak", 500, "bytes", dict(optimizer="loop"), "peak_bytes", 500),
     Row("matmul.rate", 7.9e14, "FLOP/s", dict(dtype="bf16")),
-    Row("other.row", 1, "count"),
+    Row("account.row", 1, "ratio", dict(implementation="core", peer="PyTorch")),
+    Row("other.rows", 1, "count"),
 )
 
 
@@ -52,7 +53,7 @@ CPU = gpu(hardware=Hardware("AMD EPYC, 2 cores", "cpu", 1, 2**34), command="pyth
 
 def test_a_page_shows_what_was_recorded(build):
     """Must catch: the difference left out or tuned away, rows of other names, a recording without
-    its hardware, date, version."""
+    its hardware, date, version; a ratio that does not say over what."""
     text, warnings = build(PAGE, GPU)
     assert not warnings
     for words in (
@@ -62,10 +63,11 @@ def test_a_page_shows_what_was_recorded(build):
         "step, peak (foreach) 500 B 600 B +100 bytes",
         "step, peak (loop) 500 B 500 B equal",
         "matmul, rate (bf16) 790 TFLOP/s",
-        "1 × NVIDIA H200 2026-11-21 python 3.12.3, torch 2.13.0, shardlab 0.1.0 make gpu 4",
+        "account (core, over PyTorch) 1",
+        "1 × NVIDIA H200 2026-11-21 python 3.12.3, torch 2.13.0, shardlab 0.1.0 make gpu 5",
     ):
         assert words in text
-    assert "other, row" not in text and NOT_RECORDED.lower() not in text.lower()
+    assert "other, rows" not in text and NOT_RECORDED.lower() not in text.lower()
 
 
 def test_a_suspect_row_is_on_no_page(build):
@@ -74,7 +76,7 @@ def test_a_suspect_row_is_on_no_page(build):
     rows = [replace(row, suspect="wrong") if row.name == "step.peak" else row for row in ROWS]
     text, warnings = build(PAGE, gpu(rows=tuple(rows)))
     assert not warnings and "600" not in text and "500" not in text
-    assert f"The peak is {NOT_RECORDED}" in text and "make gpu 2" in text
+    assert f"The peak is {NOT_RECORDED}" in text and "make gpu 3" in text
     assert "once a GPU has made them: step.peak." in text
 
 
@@ -125,14 +127,14 @@ def test_without_a_recording_a_page_has_no_box(build):
         assert "The rest is small." not in text and "make gpu" not in text
         assert text.lower().count(NOT_RECORDED.lower()) == 1  # the role, which is one number
         assert "Nothing in this edition has been recorded on a GPU." in text
-        assert "once a GPU has made them: matmul.rate, step.peak." in text
+        assert "once a GPU has made them: account.row, matmul.rate, step.peak." in text
 
 
 def test_what_one_recording_lacks_is_listed(build):
     """Must catch: a list of what is missing that a recording of something else empties."""
     text, warnings = build(PAGE, gpu(rows=ROWS[:2]))
     assert not warnings and "step, peak (loop)" in text
-    assert "once a GPU has made them: matmul.rate." in text
+    assert "once a GPU has made them: account.row, matmul.rate." in text
 
 
 RACE = """# Page

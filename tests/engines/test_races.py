@@ -243,9 +243,13 @@ def test_races_are_recorded(tmp_path):
 
 
 def test_what_cannot_be_tried(capsys):
-    """Must catch: --record of a part that has no rows, and a name that there is not, measured for
-    minutes and refused then."""
-    for command, said in (("ranks --record x", "--record is for"), ("none", "unknown:")):
+    """Must catch: --record of a part that has no rows, pages of a part that looks at none, and a
+    name that there is not, measured for minutes and refused then."""
+    for command, said in (
+        ("ranks --record x", "--record is for"),
+        ("weight --pages index", "--pages is for blocking"),
+        ("none", "unknown:"),
+    ):
         with pytest.raises(SystemExit):
             main(command.split())
         assert said in capsys.readouterr().err
