@@ -2,17 +2,23 @@
 book's kernels, which are compiled by Triton where a GPU is."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from statistics import median
 
 import torch
 import torch.nn.functional as F
 
+from coursekit.formulas import model_flops_utilisation_with_scores
+from coursekit.machine.capabilities import preset_of
 from coursekit.recordings.attempts import attempt
-from coursekit.recordings.races import Run
+from coursekit.recordings.races import TINY, Run, TrainingTask, gpu_task
 from coursekit.recordings.recordings import Row
+from ranklab.measure.clock import median_seconds
 from ranklab.measure.timing import cpu_seconds, gpu_seconds, seconds_in_turns
+from shardlab.gpt import GPTConfig, next_token_loss
 from shardlab.kernels import attention, cross_entropy, softmax
+from shardlab.kernels.losses import cut_cross_entropy
 
 
 def softmax_by_hand(x):
@@ -28,18 +34,10 @@ def attention_by_hand(q, k, v):
     return torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, -1) @ v
 
 
-def fused_attention(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v)
-
-
-def in_tiles(q, k, v):
-    return attention.attention(q, k, v, causal=False)
-
-
 WAYS = {  # work -> way -> function
     "softmax": {
         "by hand": softmax_by_hand,
-        "PyTorch": lambda x: torch.softmax(x, -1),
+        "PyTorch": partial(torch.softmax, dim=-1),
         "tiles": softmax.softmax,
     },
     "cross_entropy": {
@@ -47,8 +45,18 @@ WAYS = {  # work -> way -> function
         "PyTorch": F.cross_entropy,
         "tiles": cross_entropy.cross_entropy,
     },
-    "attention": {"by hand": attention_by_hand, "PyTorch": fused_attention, "tiles": in_tiles},
+    "attention": {
+        "by hand": attention_by_hand,
+        "PyTorch": F.scaled_dot_product_attention,
+        "tiles": partial(attention.attention, causal=False),
+    },
 }
+
+
+def possible(device: torch.device) -> list[str]:
+    """The ways that run there."""
+    by_triton = device.type != "cuda" or find_spec("triton")
+    return ["by hand", "PyTorch", "tiles"][: 3 if by_triton else 2]
 
 
 def tensors_of_work(work: str, device: torch.device, sizes: dict[str, int]) -> tuple:
@@ -66,9 +74,7 @@ def seconds_of_ways(
     device: torch.device, work: str, turns: int, compiles: bool, sizes: dict[str, int]
 ) -> Iterator[Row]:
     given = tensors_of_work(work, device, sizes)
-    ways = dict(WAYS[work])
-    if device.type == "cuda" and not find_spec("triton"):
-        del ways["tiles"]
+    ways = {way: WAYS[work][way] for way in WAYS[work] if way in possible(device)}
     if compiles:
         ways["compiled"] = torch.compile(ways["by hand"], dynamic=False)
     works: dict[str, Callable] = {
@@ -82,6 +88,40 @@ def seconds_of_ways(
         yield Row(f"kernels.{work}", median(seconds), "seconds", case)
 
 
+def gpt_step(task: TrainingTask, device: torch.device, way: str) -> Callable[[], None]:
+    """A training step of a GPT, bf16 on a GPU, whose attention and loss are PyTorch's or tiles."""
+    model = task.model(device).to(torch.bfloat16 if device.type == "cuda" else torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens, head, loss = task.drawn(device), model.head, next_token_loss
+    if way == "tiles":
+        for block in model.blocks:
+            block.attention.core.forward = attention.attention
+        head.forward = head.norm.forward
+        loss = lambda hidden, tokens: cut_cross_entropy(hidden, head.scores.weight, tokens)
+
+    def step():
+        loss(model(tokens), tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def utilisation(device: torch.device, task: TrainingTask, turns: int) -> Iterator[Row]:
+    """MFU with PyTorch's kernels and with this book's; where the rate of the device is not known,
+    the share of a TFLOP/s."""
+    gpu = preset_of(device) if device.type == "cuda" else None
+    rate, over = (gpu.quantities["flops_per_second"], gpu.name) if gpu else (1e12, "1 TFLOP/s")
+    config = GPTConfig(**task.sizes)
+    given = dict(**config.quantities(), sequence=config.max_sequence, gpus=1, flops_per_second=rate)
+    for way in possible(device)[1:]:
+        seconds = median_seconds(gpt_step(task, device, way), device, turns)
+        made = task.drawn().numel() / seconds
+        used = model_flops_utilisation_with_scores(**given, tokens_per_second=made)
+        case = dict(way=way, task=task.name, over=over, device=device.type)
+        yield Row("kernels.mfu", used, "ratio", case)
+
+
 def kernels(
     device: torch.device,
     turns: int = 21,
@@ -90,13 +130,15 @@ def kernels(
     columns: int = 50_257,
     heads: int = 12,
     tokens: int = 4096,
+    task: TrainingTask | None = None,
 ) -> Iterator[Row]:
     """Seconds of each way; bytes follow from the formulas."""
     sizes = dict(rows=rows, columns=columns, heads=heads, tokens=tokens)
     for work in WAYS:
         rows_of = seconds_of_ways(device, work, turns, compiles, sizes)
         yield from attempt(f"kernels, {work}", rows_of)
+    yield from attempt("kernels, MFU", utilisation(device, task or gpu_task(device), turns))
 
 
-SMALL_KERNELS = dict(turns=1, compiles=False, rows=4, columns=33, heads=2, tokens=20)
+SMALL_KERNELS = dict(turns=1, compiles=False, rows=4, columns=33, heads=2, tokens=20, task=TINY)
 RUNS = (Run(80, kernels, SMALL_KERNELS),)
