@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._guards import active_fake_mode as active_fake_mode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -366,6 +367,52 @@ FUSED_ATTENTION, FUSED_ATTENTION_BACKWARD = (
     )
     for of in ("", "_backward")
 )
+
+
+@functools.cache
+def fuses_groups() -> bool:
+    """Whether a CPU fuses attention of queries that share keys; torch 2.8 fuses equal heads."""
+    q, k = torch.zeros(1, 2, 1, 1, requires_grad=True), torch.zeros(1, 1, 1, 1)
+    with torch.enable_grad():
+        attended = F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+    return "FlashAttention" in attended.grad_fn.name()
+
+
+def has_fused_blocks(q: Tensor, k: Tensor) -> bool:
+    """Whether fused_block takes q [B, A, S, D] and k [B, G, T, D]: on the meta device it has no
+    place, on a GPU it takes 16 bits and heads of a multiple of 8."""
+    if q.device.type == "cpu":
+        with disable_modes():
+            return q.shape[1] == k.shape[1] or fuses_groups()
+    return q.is_cuda and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+
+
+def fused_block(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention [B, A, S, D] and its log-sum-exp [B, A, S], which the public function keeps to
+    itself. Without it, a ring has the scores of each block in memory."""
+    cuda, cpu = (FUSED_ATTENTION[at] for at in (1, 0))
+    return (cuda if q.is_cuda else cpu)(q, k, v, 0.0, causal)[:2]
+
+
+def fused_block_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v; out and lse may be of more keys than these."""
+    given = grad, q, k, v, out, lse
+    if not q.is_cuda:
+        return FUSED_ATTENTION_BACKWARD[0](*given, 0.0, causal)
+    unused = torch.empty(0, dtype=torch.int64, device=q.device)  # numbers of dropout
+    sizes = None, None, q.shape[2], k.shape[2]
+    return FUSED_ATTENTION_BACKWARD[1](*given, *sizes, 0.0, causal, unused, unused)
+
+
+def torch_ring() -> tuple[Callable, Callable]:
+    """PyTorch's ring attention, forward and backward, which its context_parallel gives to GPUs
+    alone. Without it, races of context parallelism have no peer."""
+    from torch.distributed.tensor.experimental._attention import _templated_ring_attention
+
+    module = sys.modules[_templated_ring_attention.__module__]
+    return _templated_ring_attention, module._templated_ring_attention_backward
 
 
 def is_fake(tensor: Tensor) -> bool:

@@ -27,7 +27,7 @@ from ..common.collective_wire import Group
 from ..gpt import GPT, PADDING, CoreAttention, PositionIds
 from ..tensor_parallel.core_sequence import gather
 from .core_masks import Causal
-from .core_ring import Blocks, Ring
+from .core_ring import Blocks, RingOfKeys
 
 
 class Context(PositionIds):
@@ -103,7 +103,7 @@ class Mix(CoreAttention):
 
 class RingAttention(Mix):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return Ring.apply(q, k, v, Blocks(self.context))
+        return RingOfKeys.apply(q, k, v, Blocks(self.context))
 
 
 class GatheredAttention(Mix):

@@ -79,7 +79,7 @@ class Blocks:
         return dscores @ k, dk.sum(2, keepdim=True), dv.sum(2, keepdim=True)
 
 
-class Ring(torch.autograd.Function):
+class RingOfKeys(torch.autograd.Function):
     """Keys and values go round in c - 1 turns. Backward, their gradients follow, home after c."""
 
     @staticmethod
@@ -94,10 +94,9 @@ class Ring(torch.autograd.Function):
             coming = blocks.passing(pair, context, by=int(turn < ctx.turns - 1))
             for own, far, seen in blocks.at(turn, q):
                 block, log_sum = blocks.attend(q[..., own, :], *pair[..., far, :], seen)
-                both = torch.logaddexp(lse[..., own, :], log_sum)
-                mixed[..., own, :] *= (lse[..., own, :] - both).exp()
-                mixed[..., own, :] += block * (log_sum - both).exp()
-                lse[..., own, :] = both
+                share = (log_sum - lse[..., own, :]).sigmoid()  # of these keys in all until now
+                mixed[..., own, :].lerp_(block.to(mixed.dtype), share)
+                lse[..., own, :] = torch.logaddexp(lse[..., own, :], log_sum)
             pair = coming.wait()
         mixed = mixed.to(q.dtype)
         ctx.save_for_backward(q, k, v, mixed, lse)

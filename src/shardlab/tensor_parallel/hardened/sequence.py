@@ -62,19 +62,20 @@ class OwnTokens(Whole):
     def split(self, module: nn.Module, parts: Parts) -> nn.Module:
         if isinstance(module, Dropout | nn.Dropout):
             return OwnDropout(module.p, 1, parts.group)  # of [B, S/t, H]
-        return OwnRows(parts.group) if isinstance(module, PositionIds) else module
+        return OwnRows(parts.group, module) if isinstance(module, PositionIds) else module
 
 
 class OwnRows(CutModule):
-    """gpt.PositionIds of a rank's own tokens."""
+    """gpt.PositionIds of a rank's own tokens, of those whose positions another one knows."""
 
-    def __init__(self, group):
+    def __init__(self, group, rows: PositionIds):
         super().__init__(group, {})
+        self.rows = rows
 
     def forward(self, table: Tensor, sequence: int) -> Tensor:
         n, me = place(self.group)
         own = sequence // n
-        return table[me * own : (me + 1) * own]
+        return self.rows(table, sequence)[..., me * own : (me + 1) * own, :]
 
 
 @dataclass(frozen=True)
