@@ -118,29 +118,40 @@ def test_a_layer_of_experts_by_hand(e, bandwidth, policy, times):
 
 @pytest.mark.parametrize("policy, times", [(0, 2), (1, 3)])
 @pytest.mark.parametrize("c, bandwidth", [(2, 8e9), (4, 1e9)])
-def test_a_shared_sequence_by_hand(c, bandwidth, policy, times):
+@pytest.mark.parametrize("mix", [1, 2, 3])
+def test_a_shared_sequence_by_hand(mix, c, bandwidth, policy, times):
     """Two tensor-parallel ranks, and ranks that share a sequence, on nodes of four GPUs.
 
     Must catch: attention among a rank's own tokens alone; queries that are exchanged without keys,
     values and outputs; messages of heads that other tensor-parallel ranks have, or none where
-    attention is recomputed; a step that is measured by shorter sequences."""
+    attention is recomputed; a step that is measured by shorter sequences; a ring that waits for all
+    of its messages, or for none; a gather of the rank's own keys."""
     asked = dict(SMALL, **MACHINE, data_parallel=4, tensor_parallel=2, pipeline_parallel=1)
     asked |= dict(context_parallel=c, pipeline_rank=0, zero_stage=1, score_share=0.5)
-    asked |= dict(recompute_policy=policy, key_value_heads=2, kept_attention_outputs=2)
+    asked |= dict(recompute_policy=policy, key_value_heads=2, context_mix=mix)
+    if mix == 3:  # whole heads
+        asked |= dict(heads=16, key_value_heads=8)
     found = BOOK.solve(["layout_seconds", "layout_utilisation"], asked, allow_unused=True)
     tokens, whole = 64, 32 * c
     weights = 2 * 64 * (64 + 32) + 2 * 64 * 256
     forward = (2 * tokens * weights + 0.5 * 4 * tokens * whole * 64) / 1e12
     assert found["layer_forward_seconds"] == pytest.approx(forward)
     message = 2 * tokens * (2 * 64 + 2 * 32) / 2 * (c - 1) / c / bandwidth
-    assert found["layer_context_seconds"] == pytest.approx(times * message)
+    waited = times * (message if mix == 3 else 2 * tokens * 2 * 32 / 2 * (c - 1) / bandwidth)
+    if mix == 1:
+        turn = 0.5 * 4 * tokens * 32 * 64 / 1e12
+        keys, gradients = (size * tokens * 2 * 32 / 2 / bandwidth for size in (2, 4))
+        waited = (times - 1) * (c - 1) * max(0, keys - turn) - c * 2.5 * turn
+        waited += max(2.5 * turn, keys) + (c - 2) * max(2.5 * turn, keys + gradients)
+        waited += max(2.5 * turn, gradients) + gradients
     sent = (
         3 * forward
         + found["recompute_seconds"] / 8
         + found["layer_moving_seconds"]
         + found["layer_waiting_seconds"]
     )
-    assert found["layer_seconds"] == pytest.approx(sent + times * message)
+    assert found["layer_context_seconds"] == pytest.approx(waited)
+    assert found["layer_seconds"] == pytest.approx(sent + waited)
     every = 6 * (8 * weights + 64 * 1000) + 12 * 8 * whole * 64
     rate = every * found["layout_tokens_per_second"] / 1e12
     assert found["layout_utilisation"] == pytest.approx(rate)

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from html import unescape
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,15 @@ from bookkit import layouts
 from coursekit.__main__ import main
 from coursekit.formulas import BOOK, InvalidQuantity
 from coursekit.formulas.presets import GPUS
-from coursekit.planner.fits import FUSED_LOSS, RankLayout, fits, model_sizes
+from coursekit.planner.fits import (
+    EXCHANGED,
+    FUSED_LOSS,
+    GATHERED,
+    RING,
+    RankLayout,
+    fits,
+    model_sizes,
+)
 from coursekit.planner.many import solve_many
 from coursekit.planner.plan import RULES, WORTH, Search, divisors, plan
 from coursekit.planner.speeds import EXPERTS, SPEEDS, pace, step_values, usual_speed
@@ -42,6 +51,7 @@ def test_many_are_what_each_is(model, contexts, each):
     needed, seconds, right = search._found
     degrees = search.columns["expert_parallel"]
     assert {*search.columns["context_parallel"]} == {*contexts}
+    assert {*search.columns["context_mix"]} == ({3} if contexts == (1,) else {1, 2, 3})
     assert {*degrees} == ({1, 2, 4, 8, 16} if found.asked.sizes["experts"] else {1})
     for place in range(0, len(needed), each):
         layout = search.layout(place)
@@ -196,7 +206,28 @@ def test_sequences_are_shared_where_nothing_else_fits():
     for one in long.best:
         tokens = 16 * 524_288 / (64 * one.seconds)
         assert one.tokens_per_second == pytest.approx(tokens)
-        assert f"--context-parallel {one.layout.context_parallel}" in str(one)
+        shared = f"--context-parallel {one.layout.context_parallel}"
+        assert f"{shared} --context-mix {one.layout.mix}" in str(one)
+
+
+def test_ranks_that_share_sequences_beside_all_heads():
+    """Llama 3's layout of 2024, 16 ranks for a sequence beside one rank for each key-value head, is
+    legal by a ring or by gathering, and exchanged heads are where degrees divide the heads.
+
+    Must catch: a limit of heads for a ring; heads cut by an exchange; a mix that `fits` takes and
+    `plan` does not try."""
+    asked = dict(gpu="H100 SXM 80GB", gpus=16384, batch=128, sequence=131072)
+    degrees = dict(tensor_parallel=8, pipeline_parallel=16, context_parallel=16)
+    found = plan("Llama 3 405B", **asked, **degrees, zero_stage=1)
+    assert found.fits and found.best[0].layout.mix == RING
+    mixes = {}
+    for c in (4, 16):
+        fixed = dict(context_parallel=(c,), tensor_parallel=(2,))
+        small = replace(found.asked, sizes=plan("Llama 3 8B", **ASKED).asked.sizes, gpus=32)
+        mixes[c] = {row["context_mix"] for row in Search(small, 32, found.speed, fixed).rows}
+    assert mixes == {4: {RING, GATHERED, EXCHANGED}, 16: {RING, GATHERED}}
+    layout = replace(found.best[0].layout, context_mix=None)
+    assert layout.mix == RING and replace(layout, context_parallel=1).mix == EXCHANGED
 
 
 def test_experts_are_planned():

@@ -57,6 +57,12 @@
   BOOK.layouts = function (name, presets, facts) {
     const one = quick(name), CHANGED = Object.keys(facts.words);
 
+    /* How ranks that share a sequence may attend: _mixes of plan.py. */
+    function mixes(layout, t, c) {
+      if (c === 1) return [facts.exchanged];
+      return facts.mixes.filter(mix => mix !== facts.exchanged || layout.values.key_value_heads % (t * c) === 0);
+    }
+
     /* The quantities of a layout: RankLayout.given. */
     function given(layout) {
       const t = layout.tensor_parallel, c = layout.context_parallel, cut = t > 1 ? layout.sequence_parallel : 0;
@@ -65,9 +71,9 @@
         data_parallel: Math.floor(layout.gpus / (t * layout.pipeline_parallel)), zero_stage: layout.zero_stage,
         microbatch: layout.microbatch, accumulation_steps: layout.accumulation_steps, recompute_policy: layout.recompute_policy,
         sequence: Math.floor(layout.sequence / c), sequence_parallel: cut, regather: cut, offload: layout.offload, stages_per_rank: layout.stages_per_rank,
-        shorter_ends: layout.shorter_ends, pipeline_schedule: layout.stages_per_rank > 1 ? facts.interleaved : facts.one_f_one_b
+        shorter_ends: layout.shorter_ends, pipeline_schedule: layout.stages_per_rank > 1 ? facts.interleaved : facts.one_f_one_b,
+        context_mix: layout.context_mix || (layout.values.key_value_heads % (t * c) === 0 ? facts.exchanged : facts.mixes[0])
       });
-      if (c > 1) values.kept_attention_outputs = 2;
       return values;
     }
 
@@ -95,7 +101,7 @@
       const { gpus, tensor_parallel: t, pipeline_parallel: p, context_parallel: c } = layout;
       if (facts.without_bf16.includes(layout.gpu) && layout.recipe.startsWith("bf16")) return false;
       if (gpus % (t * p) || (c > 1 && (gpus % (t * p * c) || layout.sequence % (2 * c) || !layout.values.library_kernels))) return false;
-      if (c > 1 && layout.values.key_value_heads % (t * c)) return false;
+      if (c > 1 && layout.context_mix && !mixes(layout, t, c).includes(layout.context_mix)) return false;
       if (p === 1 && (layout.stages_per_rank !== 1 || layout.shorter_ends > 0)) return false;
       return !layout.values.learned_positions || layout.sequence <= layout.values.max_sequence;
     }
@@ -217,9 +223,9 @@
           for (const b of divisors(batch / copies)) {
             const m = batch / (copies * b);
             if (m < p || (v > 1 && m % p)) continue;
-            for (const z of stages) for (const cut of cuts) for (const policy of policies) for (const e of shares) {
+            for (const z of stages) for (const cut of cuts) for (const policy of policies) for (const e of shares) for (const mix of mixes(asked, t, c)) {
               yield { tensor_parallel: t, pipeline_parallel: p, stages_per_rank: v, shorter_ends: ends, context_parallel: c,
-                expert_parallel: e, microbatch: b, zero_stage: z, sequence_parallel: cut, recompute_policy: policy, accumulation_steps: m,
+                context_mix: c > 1 ? mix : 0, expert_parallel: e, microbatch: b, zero_stage: z, sequence_parallel: cut, recompute_policy: policy, accumulation_steps: m,
                 shard_groups: 1, offload: 0 }; // others are for whoever fixes them
             }
           }
@@ -240,7 +246,7 @@
     }
 
     function mayShare(asked, t, c) {
-      return c === 1 || (asked.values.library_kernels && asked.sequence % (2 * c) === 0 && asked.values.key_value_heads % (t * c) === 0);
+      return c === 1 || (asked.values.library_kernels && asked.sequence % (2 * c) === 0);
     }
 
     /* Search of plan.py. It stops after every layout that it tried, so that whoever asks can let the page breathe. */
@@ -359,7 +365,8 @@
     /* The layout that an explorer shows. */
     function shown(values, chosen) {
       const copy = values.tensor_parallel * values.pipeline_parallel;
-      return Object.assign({}, values, chosen, { values: values, gpus: values.data_parallel * copy, sequence: values.sequence * values.context_parallel });
+      return Object.assign({}, values, chosen, { values: values, gpus: values.data_parallel * copy, sequence: values.sequence * values.context_parallel,
+        context_mix: values.context_parallel > 1 ? values.context_mix : 0 });
     }
 
     return { plan, tried, nearest, knobs, shown };

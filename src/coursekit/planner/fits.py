@@ -43,6 +43,12 @@ SMALL_MOMENTS = ("bf16, 8-bit Adam",)  # recipes that one GPU may need
 NO_ADAPTERS = "; none of them trains adapters"
 ADAPTED = ("LoRA, rank 16", "QLoRA, rank 16")
 ONE_F_ONE_B, INTERLEAVED = 2, 4  # of pipeline_schedule
+RING, GATHERED, EXCHANGED = 1, 2, 3  # of context_mix
+MIXES = {
+    RING: "passes keys and values in a ring",
+    GATHERED: "gathers all keys and values",
+    EXCHANGED: "exchanges heads (all-to-all)",
+}
 PEAKS = "tests/where_the_memory_goes/published_peaks.csv"
 
 
@@ -115,6 +121,7 @@ LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
     "shorter_ends",
     "first_stage_layers",
     "context_parallel",
+    "context_mix",
     "expert_parallel",
     "shard_groups",
     "offload",
@@ -125,6 +132,11 @@ LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
     "ranks_per_node",
     "recompute_policy",
 )
+
+
+def divides_heads(sizes, t, c) -> bool:
+    """Whether ranks that share a sequence can exchange whole heads beside tensor parallelism."""
+    return sizes["key_value_heads"] % (t * c) == 0
 
 
 @dataclass(frozen=True)
@@ -148,6 +160,9 @@ class RankLayout:
     shorter_ends: int = 0  # layers that the first and the last stage have less than the others
     first_stage_layers: int | None = None  # the most of a stage; None: as the kernels cut
     context_parallel: int = 1  # ranks that share each sequence's tokens
+    context_mix: int | None = (
+        None  # of MIXES; None: heads are exchanged where the ranks divide them
+    )
     expert_parallel: int = 1  # data-parallel ranks that divide a layer's experts
     shard_groups: int = 1  # groups of data-parallel ranks, each with all states once
     offload: int = 0  # 1: states lie on the host
@@ -190,6 +205,12 @@ class RankLayout:
         return "models of experts" if self.sizes.get("experts") else "dense models"
 
     @property
+    def mix(self) -> int:
+        """How ranks that share a sequence attend: of MIXES."""
+        whole = divides_heads(self.sizes, self.tensor_parallel, self.context_parallel)
+        return self.context_mix or (EXCHANGED if whole else RING)
+
+    @property
     def cuts_tokens(self) -> bool:
         """Whether there is sequence parallelism; a library gathers again in backward."""
         asked = self.sequence_parallel
@@ -199,20 +220,18 @@ class RankLayout:
     def given(self) -> dict:
         """The quantities that formulas take. The GPUs that tensor parallelism and pipelines leave
         are data-parallel ranks. With context parallelism a rank has the bytes of a shorter
-        sequence, and shards states with all that share it; the exchange of heads in attention
-        keeps its output a second time."""
+        sequence, and shards states with all that share it."""
         named = ("recipe", "kernels", "gpu", "zero_stage", "microbatch", "recompute_policy")
         degrees = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "context_parallel")
         degrees += ("shard_groups", "offload")
         values = {name: getattr(self, name) for name in (*named, *degrees)}
         copy = self.tensor_parallel * self.pipeline_parallel
-        if self.context_parallel > 1:
-            values["kept_attention_outputs"] = 2
         if self.first_stage_layers is not None:
             values["first_stage_layers"] = self.first_stage_layers
         return {
             **self.sizes,
             **values,
+            "context_mix": self.mix,
             "sequence": self.sequence // self.context_parallel,
             "accumulation_steps": self.steps,
             "data_parallel": self.gpus // copy,
@@ -253,15 +272,16 @@ class RankLayout:
                 " ranks has two pieces of a sequence, so twice its number must divide the sequence,"
                 " and all degrees together the GPUs.",
             )
-        if c > 1 and self.sizes["key_value_heads"] % (t * c):
+        if self.context_mix is not None:
+            BOOK.validate(context_mix=self.context_mix)
+        if c > 1 and self.mix == EXCHANGED and not divides_heads(self.sizes, t, c):
             raise InvalidQuantity(
                 "context_parallel",
                 c,
                 f"context_parallel = {c} with tensor_parallel = {t} and key_value_heads ="
-                f" {self.sizes['key_value_heads']}: the ranks that share a sequence exchange whole"
-                " heads in attention, so both degrees together must divide the heads of keys and"
-                " values; those that gather keys and values or pass them in a ring, as in Llama 3,"
-                " have no such limit and are not known.",
+                f" {self.sizes['key_value_heads']}: ranks that exchange heads have whole ones, so"
+                " both degrees together must divide the heads of keys and values; a ring, with"
+                " context_mix = 1, has no such limit.",
             )
         if c > 1 and not in_library(self.kernels):
             raise InvalidQuantity(
@@ -501,6 +521,7 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
             shorter_ends=layout.pipeline_parallel == 1,
             first_stage_layers=even,
             context_parallel=True,
+            context_mix=True,
             shard_groups=True,
             offload=True,
             expert_parallel=not layout.sizes.get("experts"),
@@ -527,7 +548,7 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     if (c := layout.context_parallel) > 1:
         assumed["sequence"] = (
             f"{show(sequence // c)} of {show(sequence)} tokens on each rank, whose attention"
-            " exchanges heads (all-to-all)"
+            f" {MIXES[layout.mix]}"
         )
     if domain := NVLINK_DOMAIN.get(layout.family) if "ranks_per_node" in assumed else None:
         assumed["ranks_per_node"] += f"; NVLink joins {domain} GPUs of these nodes"

@@ -15,18 +15,23 @@ from math import gcd, isqrt
 
 import numpy as np
 
-from coursekit.formulas.presets import DATA, GPUS, KERNELS
+from coursekit.formulas.presets import DATA, GPUS
 from coursekit.formulas.registry import InvalidQuantity, show
 
 from .fits import (
     ADAPTED,
+    EXCHANGED,
+    GATHERED,
     INTERLEAVED,
+    MIXES,
     NO_ADAPTERS,
     ONE_F_ONE_B,
     PUBLISHED,
     RANK_NEEDED,
+    RING,
     RankLayout,
     asked_layout,
+    divides_heads,
     gigabytes,
     in_library,
     json_of_nearest,
@@ -329,7 +334,8 @@ class Search:
                     m = self.batch // (copies * b)
                     if m < p or (v > 1 and m % p):
                         continue
-                    for (z, g, o), cut, policy, e in product(states, cuts, policies, shares):
+                    choices = product(states, cuts, policies, shares, self._mixes(t, c))
+                    for (z, g, o), cut, policy, e, mix in choices:
                         if d % (g * e):
                             continue
                         yield dict(
@@ -338,6 +344,7 @@ class Search:
                             stages_per_rank=v,
                             shorter_ends=ends,
                             context_parallel=c,
+                            context_mix=mix,
                             expert_parallel=e,
                             microbatch=b,
                             zero_stage=z,
@@ -383,13 +390,14 @@ class Search:
             c
             for c in divisors(d)
             if c in self.fixed.get("context_parallel", self.contexts)
-            and (
-                c == 1
-                or in_library(asked.kernels)
-                and asked.sequence % (2 * c) == 0
-                and asked.sizes["key_value_heads"] % (t * c) == 0
-            )
+            and (c == 1 or in_library(asked.kernels) and asked.sequence % (2 * c) == 0)
         ]
+
+    def _mixes(self, t, c) -> tuple:
+        """How ranks that share a sequence may attend; one that is not used where none do."""
+        if c == 1:
+            return (EXCHANGED,)
+        return (*MIXES,) if divides_heads(self.asked.sizes, t, c) else (RING, GATHERED)
 
     @property
     def memory_bytes(self) -> int:
@@ -439,15 +447,12 @@ class Search:
     def given(self, columns) -> dict:
         """The quantities of layouts; of one layout where the columns are numbers."""
         several = (columns["stages_per_rank"] > 1) * 1
-        shared = (columns["context_parallel"] > 1) * 1
-        kept = KERNELS[self.asked.kernels].quantities["kept_attention_outputs"]
         return {
             **pace(self.asked.gpu, self.speed, self.asked.ranks_per_node, self.asked.gpus),
             **self.asked.sizes,
             **{name: getattr(self.asked, name) for name in ("recipe", "kernels")},
             **columns,
             "sequence": self.asked.sequence // columns["context_parallel"],
-            "kept_attention_outputs": kept + (2 - kept) * shared,
             "regather": columns["sequence_parallel"],
             "pipeline_schedule": ONE_F_ONE_B + (INTERLEAVED - ONE_F_ONE_B) * several,
         }
@@ -485,6 +490,7 @@ class Search:
     def layout(self, place: int) -> RankLayout:
         row = {name: int(column[place]) for name, column in self.columns.items()}
         del row["data_parallel"]
+        row["context_mix"] = row["context_mix"] if row["context_parallel"] > 1 else None
         cut = bool(row.pop("sequence_parallel"))
         return replace(self.asked, **row, sequence_parallel=cut)
 
@@ -569,6 +575,7 @@ def knobs(layout: RankLayout) -> dict:
     """The knobs of RULES, and the microbatches, as a layout has them."""
     return {
         **{name: getattr(layout, name) for name in RULES},
+        "context_mix": layout.mix,
         "sequence_parallel": int(layout.cuts_tokens),
         "accumulation_steps": layout.steps,
     }
@@ -580,6 +587,7 @@ def options(layout: RankLayout) -> str:
     cut = values.pop("sequence_parallel")
     still = dict(stages_per_rank=1, shorter_ends=0, recompute_policy=0)
     still |= dict(context_parallel=1, expert_parallel=1, shard_groups=1, offload=0)
+    still |= dict(context_mix=layout.mix if layout.context_parallel == 1 else None)
     said = [
         f"--{name.replace('_', '-')} {value}"
         for name, value in values.items()

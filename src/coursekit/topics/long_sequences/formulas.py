@@ -25,6 +25,7 @@ _WORK = f"{_TESTS}::test_work_of_a_rank"
 _TURNS = f"{_TESTS}::test_seconds_of_a_ring"
 _FEWER = f"{_TESTS}::test_pairs_of_masks"
 _TILES = f"{_TESTS}::test_bytes_of_tiles"
+_PEAKS = f"{_TESTS}::test_published_peaks_of_long_sequences"
 
 
 @BOOK.rule(
@@ -58,7 +59,7 @@ def exchanged_heads_are_whole(q):
 
 class BytesOfAMix(BOOK.section(source=_OURS, measured_by=_BYTES)):
     def whole_sequence(q):
-        r"""S | count | tokens of a sequence, on all ranks that share it"""
+        r"""s_\text{whole} | count | tokens of a sequence, on all ranks that share it"""
         return q.context_parallel * q.sequence
 
     def key_value_elements(q):
@@ -138,7 +139,17 @@ class BytesOfAMix(BOOK.section(source=_OURS, measured_by=_BYTES)):
             q.context_parallel > 1, choose(q.context_mix, 3 * (q.context_parallel - 1) + 1, 2, 8), 0
         )
 
-    @BOOK.own(source="torch.autograd keeps what attention reads")
+    def exchanges_heads(q):
+        r"""1_\text{heads} | count | 1 where ranks that share a sequence exchange heads, 0 if not"""
+        return where(q.context_parallel > 1, where(q.context_mix > 2, 1, 0), 0)
+
+    @BOOK.own(source="Transformer Engine", measured_by=_PEAKS)
+    def more_attention_outputs(q):
+        r"""n_\text{more} | count | copies of attention's output that a library's kernels keep
+        beside one, and none of them where the exchange of heads makes a new one"""
+        return where(q.exchanges_heads > 0, 0, q.kept_attention_outputs - 1)
+
+    @BOOK.own(source="torch.autograd keeps what attention reads", measured_by=_PEAKS)
     def context_kept_bytes(q):
         r"""A_c | bytes | bytes that a mix keeps for backward beside those of attention on the
         rank's tokens: keys and values of all other ranks where they are gathered; where heads are
@@ -186,8 +197,8 @@ class WorkOfARank(
         return floor_div(q.whole_sequence * (q.whole_sequence + 1), 2)
 
     def rank_units(q):
-        r"""u_r | fraction, from 0 | work of a rank in squares of half its tokens, where a masked
-        half counts as half: 2(2r + 1) if contiguous, 2c in zigzag"""
+        r"""\varphi_r | fraction, from 0 | work of a rank in squares of half its tokens, where a
+        masked half counts as half: 2(2r + 1) if contiguous, 2c in zigzag"""
         return 4 * q.rank_pairs / q.sequence**2
 
     @BOOK.own(source="ranks wait for the slowest in each turn")
@@ -305,7 +316,7 @@ class SecondsOfARing(BOOK.section(source="Liu et al. 2023 (Ring Attention)", mea
         )
 
     def hiding_tokens(q):
-        r"""s_\text{hide} | tokens/GPU | tokens of a rank from which on the forward of a balanced
+        r"""T_c^\text{hide} | tokens/GPU | tokens of a rank from which on the forward of a balanced
         ring hides its messages, whatever the batch; with half of the scores masked, in 16 bits,
         2(F/B)(h_kv/h)"""
         return (
@@ -338,7 +349,7 @@ class AttentionOfFewerPairs(
 
     def sink_pairs(q):
         r"""n_\text{sinks} | count | pairs with sinks that a window has left out (Xiao et al.
-        2024)"""
+        2023)"""
         return floor_div(
             minimum(q.sink_tokens, q.tokens_beyond_window)
             * (minimum(q.sink_tokens, q.tokens_beyond_window) + 1),
@@ -346,7 +357,7 @@ class AttentionOfFewerPairs(
         ) + q.sink_tokens * maximum(q.tokens_beyond_window - q.sink_tokens, 0)
 
     def window_pairs(q):
-        r"""n_\text{local} | count | pairs of a window and its sinks"""
+        r"""n_\text{ws} | count | pairs of a window and its sinks"""
         return q.near_pairs + q.sink_pairs
 
     def window_share(q):

@@ -19,7 +19,6 @@ _PLANNED = dict(
     pipeline_schedule=2,
     shorter_ends=0,
     expert_parallel=1,
-    context_parallel=1,
     sequence_parallel=1,
     regather=1,
     offload=0,
@@ -48,6 +47,8 @@ RANK_OF_ANY_LAYOUT = Explorer(
             "tensor_parallel", "tensor-parallel ranks t", tuple((t, str(t)) for t in (1, 2, 4, 8))
         ),
         Control("pipeline_parallel", "pipeline ranks p", powers_of_two(1, 16)),
+        Control("context_parallel", "ranks c that share a sequence", powers_of_two(1, 16)),
+        Choice("context_mix", "they attend by", ((1, "a ring"), (2, "gathering"), (3, "heads"))),
         Choice("zero_stage", "ZeRO stage", tuple((stage, str(stage)) for stage in range(4))),
         Choice(
             "recompute_policy",
@@ -56,7 +57,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
         ),
         Control("pipeline_rank", "rank of the pipeline, from 0", range(16)),
         Control("microbatch", "sequences in a microbatch", powers_of_two(1, 64)),
-        Control("sequence", "tokens in a sequence", powers_of_two(512, 131_072)),
+        Control("sequence", "tokens of a sequence on a rank", powers_of_two(512, 131_072)),
         Control("accumulation_steps", "microbatches in a step", powers_of_two(1, 1024)),
     ),
     groups=(
@@ -71,8 +72,11 @@ RANK_OF_ANY_LAYOUT = Explorer(
             ),
         ),
         ControlGroup(
+            "Long sequences", ("sequence", "context_parallel", "context_mix"), folded=True
+        ),
+        ControlGroup(
             "Batch, and which rank",
-            ("microbatch", "sequence", "accumulation_steps", "pipeline_rank"),
+            ("microbatch", "accumulation_steps", "pipeline_rank"),
             folded=True,
         ),
     ),
@@ -81,6 +85,9 @@ RANK_OF_ANY_LAYOUT = Explorer(
         AtMost("pipeline_parallel", "accumulation_steps", least=1),
         AtLeast("max_sequence", "sequence"),
         *(Back(name, value, _LAYOUT) for name, value in _PLANNED.items()),
+        # data-parallel ranks count those that share a sequence; any degrees make a ring
+        AtMost("context_parallel", "data_parallel", least=1),
+        Back("context_mix", 1, ("context_parallel", "tensor_parallel", "key_value_heads")),
         # adapters stand beside whole models, in stage 0
         Back("adapter_rank", 0, ("tensor_parallel", "pipeline_parallel"), above=1),
         Back("adapter_rank", 0, ("zero_stage",), 0, "the recipe's adapter rank"),
@@ -102,6 +109,8 @@ RANK_OF_ANY_LAYOUT = Explorer(
         microbatch=1,
         sequence=8192,
         accumulation_steps=16,
+        context_parallel=1,
+        context_mix=1,
         **_PLANNED,
     ),
     pictures=(
@@ -167,7 +176,8 @@ RANK_OF_ANY_LAYOUT = Explorer(
             unless=(("shorter_ends", 0),),
         ),
         Say(
-            " {context_parallel:exact} ranks share each sequence.",
+            " {context_parallel:exact} ranks share each sequence of {whole_sequence:exact} tokens;"
+            " in a layer they wait for their messages for {layer_context_seconds:short duration}.",
             unless=(("context_parallel", 1),),
         ),
         Say(" {expert_parallel:exact} ranks divide the experts.", unless=(("expert_parallel", 1),)),

@@ -100,6 +100,7 @@ KNOB_WORDS = dict(
     stages_per_rank="{} stages on a rank",
     shorter_ends="ends shorter by {}",
     sequence_parallel="sequence parallelism {}",
+    context_mix="mix {}",
 )
 
 
@@ -125,6 +126,8 @@ def facts():
         one_f_one_b=fits.ONE_F_ONE_B,
         interleaved=fits.INTERLEAVED,
         contexts=CONTEXTS,
+        mixes=list(fits.MIXES),
+        exchanged=fits.EXCHANGED,
         worth=WORTH,
         simplest=SIMPLEST,
         enough_rows=ENOUGH_ROWS,

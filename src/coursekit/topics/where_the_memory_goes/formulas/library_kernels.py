@@ -44,10 +44,10 @@ class Kernels(BOOK.section(source=_SOURCE, measured_by=_CHECKED)):
     def library_core_bytes(q):
         r"""A_\text{core}^\text{lib} | bytes | bytes that the core of attention keeps for the rank's
         heads beside its inputs and its output, and makes again where the core is recomputed: scores
-        or their log-sum-exp, a second copy of the output. A library's fused kernel drops scores
-        itself, so dropout stores none"""
-        return ceil_div(
-            (q.kept_attention_outputs - 1) * q.query_bytes
+        or their log-sum-exp, more copies of the output, what ranks that share sequences keep. A
+        library's fused kernel drops scores itself, so dropout stores none"""
+        return q.context_kept_bytes + ceil_div(
+            q.more_attention_outputs * q.query_bytes
             + where(
                 equal(q.fused_attention, 1),
                 4 * q.heads * q.microbatch_tokens,

@@ -594,6 +594,7 @@ class WhatTheTensorsDoNotHold(
             where(q.data_parallel > 1, 1, 0)
             + where(q.tensor_parallel > 1, 1, 0)
             + where(q.pipeline_parallel > 1, 1, 0)
+            + where(q.context_parallel > 1, 1 - q.exchanges_heads, 0)
         )
 
     def rank_communicator_bytes(q):
@@ -602,8 +603,7 @@ class WhatTheTensorsDoNotHold(
         return (
             835_505_357 * minimum(q.rank_groups, 1)
             + 721_420_288 * q.rank_groups
-            + 3_280_000_000
-            * maximum(where(q.expert_parallel > 1, 1, 0), where(q.context_parallel > 1, 1, 0))
+            + 3_280_000_000 * maximum(where(q.expert_parallel > 1, 1, 0), q.exchanges_heads)
         )
 
     def rank_needed_bytes(q):
