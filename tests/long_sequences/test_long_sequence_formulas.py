@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from coursekit.formulas import InvalidQuantity, evaluate, quantities
 from coursekit.planner.fits import FUSED_LOSS
 from coursekit.planner.plan import plan
-from coursekit.topics.long_sequences.published import NEMO, RINGS, SCORES, TORCHTITAN
+from coursekit.topics.long_sequences.published import ALST, NEMO, RINGS, SCORES, TORCHTITAN
 from coursekit.topics.which_layout import referee
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.fake_ranks import fake_ranks
@@ -157,6 +157,23 @@ def test_published_seconds_of_long_sequences():
     assert largest(SCORES) < 0.15
     assert largest(SCORES) <= min(largest(SCORES - 0.1), largest(SCORES + 0.1))
     assert [run.seconds for run in TORCHTITAN] == sorted(run.seconds for run in TORCHTITAN)
+
+
+def test_the_longest_runs_fit():
+    """ALST's three runs, with tiles and with checkpoints on the host; without either none fits.
+
+    Must catch: inner tensors of all tokens beside tiles; logits of all tokens; checkpoints that are
+    on the GPU as well, or nowhere; tiles of layers that keep everything."""
+    for run in ALST:
+        assert run.layout().fits
+        assert not run.layout(sequence_tiles=1).fits
+        assert not run.layout(checkpoints_on_host=0).fits
+        tokens = run.sequence // run.gpus
+        moved = [run.layout(checkpoints_on_host=on).solved() for on in (0, 1)]
+        assert moved[1]["rank_host_bytes"] - moved[0]["rank_host_bytes"] == 2 * 32 * 4096 * tokens
+        assert moved[0]["rank_peak_bytes"] - moved[1]["rank_peak_bytes"] == 2 * 31 * 4096 * tokens
+        with pytest.raises(InvalidQuantity, match="give recompute_policy = 3"):
+            run.layout(recompute_policy=0).solved()
 
 
 @pytest.mark.slow

@@ -131,6 +131,8 @@ LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
     "kernels",
     "ranks_per_node",
     "recompute_policy",
+    "sequence_tiles",
+    "checkpoints_on_host",
 )
 
 
@@ -169,6 +171,8 @@ class RankLayout:
     sequence_parallel: bool | None = None  # None: wherever there is tensor parallelism
     ranks_per_node: int = USUAL_RANKS_PER_NODE
     recompute_policy: int = 0
+    sequence_tiles: int = 1  # of tokens, one after the other through the MLP, and through the loss
+    checkpoints_on_host: int = 0  # 1: inputs of recomputed layers wait there
 
     @property
     def family(self) -> str:
@@ -223,7 +227,7 @@ class RankLayout:
         sequence, and shards states with all that share it."""
         named = ("recipe", "kernels", "gpu", "zero_stage", "microbatch", "recompute_policy")
         degrees = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "context_parallel")
-        degrees += ("shard_groups", "offload")
+        degrees += ("shard_groups", "offload", "sequence_tiles", "checkpoints_on_host")
         values = {name: getattr(self, name) for name in (*named, *degrees)}
         copy = self.tensor_parallel * self.pipeline_parallel
         if self.first_stage_layers is not None:
@@ -524,6 +528,8 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
             context_mix=True,
             shard_groups=True,
             offload=True,
+            sequence_tiles=True,
+            checkpoints_on_host=True,
             expert_parallel=not layout.sizes.get("experts"),
         )
         if more.get(name) is None and not unasked.get(name):

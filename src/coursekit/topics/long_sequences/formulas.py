@@ -57,6 +57,23 @@ def exchanged_heads_are_whole(q):
     )
 
 
+@BOOK.rule(
+    "sequence_tiles = {sequence_tiles}, checkpoints_on_host = {checkpoints_on_host} with"
+    " recompute_policy = {recompute_policy}, library_kernels = {library_kernels}: tiles, and"
+    " checkpoints on the host, are of layers that a library recomputes; give recompute_policy = 3"
+    " under its kernels.",
+    marks="recompute_policy",
+    concerns="layer_checkpoint_bytes",
+)
+def tiles_are_recomputed(q):
+    return equal(
+        where(
+            q.sequence_tiles + q.checkpoints_on_host > 1, q.library_kernels * q.recompute_policy, 3
+        ),
+        3,
+    )
+
+
 class BytesOfAMix(BOOK.section(source=_OURS, measured_by=_BYTES)):
     def whole_sequence(q):
         r"""s_\text{whole} | count | tokens of a sequence, on all ranks that share it"""
@@ -415,6 +432,10 @@ class Tiles(BOOK.section(source="Bekman et al. 2025 (ALST), section 3.2", measur
     def tile_tokens(q):
         r"""T_\text{tile} | tokens | tokens of the fullest tile"""
         return ceil_div(q.microbatch_tokens, q.sequence_tiles)
+
+    def layer_checkpoint_bytes(q):
+        r"""A_\text{ck} | bytes | bytes of a recomputed layer's input that wait on the GPU"""
+        return (1 - q.checkpoints_on_host) * q.own_input_bytes
 
     def tiled_inner_bytes(q):
         r"""M_\text{tile}^\text{mlp} | bytes | bytes of one inner tensor of the MLP in one tile"""

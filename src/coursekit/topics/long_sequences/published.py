@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from coursekit.formulas.registry import BOOK
-from coursekit.planner.fits import GATHERED, RankLayout, model_sizes
+from coursekit.planner.fits import FUSED_LOSS, GATHERED, RankLayout, model_sizes
 from coursekit.planner.speeds import SPEEDS, step_values
 
 TOKENS_A_RANK = 32_768
@@ -129,3 +129,37 @@ NEMO = {
     ),
 }
 NEMO_GPUS = {"Llama 3 8B": "B200 SXM", "Llama 7B": "H100 SXM 80GB"}
+
+
+class LongestRun(NamedTuple):
+    """The longest sequence of Llama 8B that somebody trained on so many H100s of 80 GB, all of
+    which share it: layers recomputed from checkpoints on the host, MLP and loss in tiles of as many
+    tokens as the hidden size, states of ZeRO 3, on the host."""
+
+    gpus: int
+    sequence: int
+
+    def layout(self, **changes) -> RankLayout:
+        tokens = self.sequence // self.gpus
+        return RankLayout(
+            **dict(
+                model="Llama 3 8B",
+                sizes=model_sizes("Llama 3 8B"),
+                gpu="H100 SXM 80GB",
+                gpus=self.gpus,
+                sequence=self.sequence,
+                zero_stage=3,
+                offload=1,
+                accumulation_steps=1,
+                kernels=FUSED_LOSS,
+                context_parallel=self.gpus,
+                recompute_policy=3,
+                sequence_tiles=-(-tokens // 4096),
+                checkpoints_on_host=1,
+            )
+            | changes
+        )
+
+
+# DeepSpeed@edaa722 docs/_tutorials/ulysses-alst-sequence-parallelism.md; lengths as it rounds them
+ALST = (LongestRun(1, 500_000), LongestRun(8, 3_700_000), LongestRun(32, 15_000_000))

@@ -483,12 +483,12 @@ class StatesOfARank(
     @BOOK.own(measured_by="tests/where_the_memory_goes/test_adapters.py::test_bytes_of_the_host")
     def rank_host_bytes(q):
         r"""M_\text{host}^r | bytes | bytes of the rank that lie in the host's memory: optimizer
-        states, and from stage 3 on its shard of parameters and gradients"""
+        states, from stage 3 on its shard of parameters and gradients, and checkpoints of layers"""
         return q.offload * (
             q.rank_moment_bytes
             + where(q.zero_stage < 3, 0, q.parameter_element_bytes + q.gradient_element_bytes)
             * q.rank_shard_parameters
-        )
+        ) + q.rank_held_layers * (q.checkpoints_on_host * q.own_input_bytes)
 
     def rank_parameter_tensors(q):
         r"""n_\text{tensors}^r | tensors | parameter tensors on the rank: those of its layers, and
@@ -612,7 +612,7 @@ class WhatALayerKeeps(BOOK.section(source=_OURS, measured_by=_LEDGER)):
             where(
                 q.recompute_policy < 2,
                 q.library_layer_bytes - q.library_core_bytes,
-                where(q.recompute_policy < 3, q.chosen_operator_bytes, q.own_input_bytes),
+                where(q.recompute_policy < 3, q.chosen_operator_bytes, q.layer_checkpoint_bytes),
             ),
             where(q.tensor_parallel > 1, q.tensor_kept_layer_bytes, q.kept_layer_bytes),
         )

@@ -30,8 +30,8 @@ class Kernels(BOOK.section(source=_SOURCE, measured_by=_CHECKED)):
 
     def library_inner_bytes(q):
         r"""A_\text{inner}^\text{lib} | bytes | bytes of one vector of the rank's part of the MLP's
-        inner size for each token"""
-        return q.compute_element_bytes * q.microbatch_tokens * q.tensor_feed_forward
+        inner size for each token, or for each token of a tile"""
+        return q.compute_element_bytes * q.tile_tokens * q.tensor_feed_forward
 
     def library_norm_bytes(q):
         r"""A_\text{norms}^\text{lib} | bytes | bytes that a layer's norms keep: inputs, and

@@ -346,7 +346,7 @@ def rank_library_loss(q):
         activations=q.rank_saved_bytes + q.pipeline_is_last * 2 * q.own_input_bytes,
         temporaries=q.pipeline_is_last
         * (
-            q.loss_logit_bytes * q.microbatch_tokens * q.tensor_vocabulary
+            q.loss_logit_bytes * q.tile_tokens * q.tensor_vocabulary
             + where(
                 q.loss_logit_bytes < 3, where(q.tensor_parallel > 1, 2 * q.linear_input_bytes, 0), 0
             )
