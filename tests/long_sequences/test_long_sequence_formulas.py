@@ -129,12 +129,15 @@ def test_published_peaks_of_long_sequences():
     """SimuMax's seven runs that exchange heads, within 1 %; torchtitan's four, of 32,768 tokens a
     rank, within 3 %.
 
-    Must catch: an output that is kept once where heads are exchanged, or gathered keys and values
-    that are not kept; the whole sequence on each rank; states shared by data-parallel ranks
+    Must catch: an output that is kept once where heads are exchanged, or as often as by a kernel
+    that copies it; the whole sequence on each rank; states shared by data-parallel ranks
     alone."""
     rows = [row for row in referee.peak_rows(FUSED_LOSS) if int(row["context_parallel"]) > 1]
     errors = [referee.bytes_error(row) for row in rows]
     assert len(rows) == 7 and max(map(abs, errors)) < 1
+    for mix, more in ((RING, 6), (EXCHANGED, 0)):  # nanotron's kernels keep seven outputs
+        given = dict(kernels="nanotron", context_parallel=2, context_mix=mix)
+        assert value("more_attention_outputs", **given) == more
     for run in TORCHTITAN:
         assert run.predicted_peak_gib == pytest.approx(run.peak_gib, rel=0.03)
         (row,) = [
