@@ -6,9 +6,10 @@ import pytest
 from small_books import builder
 from told import told
 
-from bookkit import pairs, shards, stepper, tiles
+from bookkit import frames, pairs, shards, stepper
 from coursekit.topics.collectives.steps import COLLECTIVES, stepper_steps
 from coursekit.topics.kernels.steps import tile_steps
+from coursekit.topics.long_sequences.steps import block_steps
 from coursekit.topics.tensor_parallelism.steps import FIRST_SHOWN, pair_steps
 from coursekit.topics.zero.moves import Update
 from coursekit.topics.zero.steps import shard_steps
@@ -17,7 +18,8 @@ from coursekit.topics.zero.steps import shard_steps
 CARDS = {
     "shards": (shards.card, shard_steps, (1, 4), (1, 4, 1), 10),
     "pairs": (pairs.card, pair_steps, ("tensor", 4), ("tensor", 4), FIRST_SHOWN),
-    "tiles": (tiles.card, tile_steps, (2,), (2,), 1),
+    "tiles": (frames.card, tile_steps, ("online softmax",), (2,), 1),
+    "blocks": (frames.card, block_steps, ("blocks of attention",), (2,), 1),
     **{name: (stepper.card, stepper_steps, (name, 5), (name, 5), 1) for name in COLLECTIVES},
 }
 

@@ -16,7 +16,7 @@ from coursekit.lab import batches, small_gpt
 from coursekit.topics.kernels import lab
 from coursekit.topics.kernels.exercises import floats_at, one_row_of_attention
 from coursekit.topics.kernels.pictures import CODE, NODES
-from coursekit.topics.kernels.steps import ROW_SCORES, ROW_VALUES, TILES, tile_steps, tiles_data
+from coursekit.topics.kernels.steps import FRAMES, ROW_SCORES, ROW_VALUES, TILES, tile_steps
 from shardlab.common.torch_internals import graph_breaks
 from shardlab.gpt import next_token_loss
 from shardlab.kernels.moved_bytes import moved_bytes
@@ -36,7 +36,7 @@ def test_the_stepper_ends_with_softmax_times_values(tile):
     assert [key for step in steps for key in step.keys] == list(range(len(ROW_SCORES)))
     tiles = [(ROW_SCORES[at : at + tile], ROW_VALUES[at : at + tile]) for at in range(0, 8, tile)]
     assert one_row_of_attention.reference(tiles) == pytest.approx(wanted.item())
-    data = tiles_data(tile)
+    data = FRAMES.data(tile)
     assert len(data["frames"]) == len(data["say"]) == len(steps) == 8 // tile + 2
 
 

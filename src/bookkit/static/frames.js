@@ -1,4 +1,4 @@
-/* The picture of a card that bookkit/tiles.py wrote: drawn in Python, one for each step. stepper.js steps through them. Classic script. */
+/* The picture of a card that bookkit/frames.py wrote: drawn in Python, one for each step. stepper.js steps through them. Classic script. */
 (function () {
   "use strict";
 

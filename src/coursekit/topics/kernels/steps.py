@@ -12,6 +12,7 @@ from math import exp, inf
 from typing import NamedTuple
 
 from coursekit.show.drawing import Drawing
+from coursekit.show.frames import FrameCard
 
 ROW_SCORES = (1, 3, 2, 0, 5, 2, 4, 1)
 ROW_VALUES = (2, 6, 4, 8, 1, 3, 5, 7)
@@ -122,13 +123,15 @@ def tile_picture(tile: int, step: TileStep) -> str:
     return "".join(drawing.marks)
 
 
-def tiles_data(tile: int) -> dict:
-    """All steps as the page needs them."""
-    steps = tile_steps(tile)
-    return dict(
-        kind="frames",
-        high=HIGH,
-        title=f"Online softmax in tiles of {tile}, step by step",
-        frames=[tile_picture(tile, step) for step in steps],
-        say=[[step.sentence, step.detail] for step in steps],
-    )
+FRAMES = FrameCard(
+    name="online softmax",
+    title="Online softmax in tiles of {}, step by step",
+    look=TILES_LOOK,
+    label="Keys in a tile",
+    choices={tile: str(tile) for tile in TILES},
+    first=2,
+    high=HIGH,
+    caption="Online softmax of eight keys in tiles of {}.",
+    steps=tile_steps,
+    picture=tile_picture,
+)
