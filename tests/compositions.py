@@ -4,9 +4,10 @@
     case = case_of(17)       # a layout, a model and a training: data, printable
     outcome(case)            # "parity", or one line that says what differs
 
-A case has tensor, sequence and pipeline parallelism, ZeRO, recomputation, clipping, accumulation
-and a scaler at once, on 4 or 8 ranks. It is saved after two steps and resumed, on another number
-of ranks and in another stage, for two more. Losses, norms and all weights are the plain model's.
+A case has tensor, sequence, context and pipeline parallelism, ZeRO, recomputation, clipping,
+accumulation and a scaler at once, on 4 or 8 ranks. It is saved after two steps and resumed, on
+another number of ranks and in another stage, for two more. Losses, norms and all weights are the
+plain model's.
 
 Each mistake that its layout allows, such as a forgotten group, is made as well, after the save, and
 every rank refuses it with a typed error.
@@ -30,6 +31,13 @@ from ranklab.ranks import ranks
 from shardlab import recompute, zero
 from shardlab.common.agreement import CannotReplicate
 from shardlab.common.shards import CannotShard
+from shardlab.context_parallel import (
+    Context,
+    GatheredAttention,
+    RingAttention,
+    Ulysses,
+    context_parallel,
+)
 from shardlab.gpt import GPT, Block, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
@@ -67,6 +75,7 @@ RECOMPUTE = {
     "function": recompute.checkpoint_by_function,
     "selective": checkpoint_selective,
 }
+MIXES = {"ring": RingAttention, "gathered": GatheredAttention, "Ulysses": Ulysses}
 CLOSE = 1e-9  # relative, in float64: sums over ranks are made in another order
 
 
@@ -86,6 +95,9 @@ class Case(NamedTuple):
     optimizer: str
     sizes: dict  # of the GPT
     chunks: int = 0  # of row layers whose messages overlap
+    context: tuple[int, int] = (1, 1)  # context-parallel ranks, before and after
+    mix: str = "ring"
+    context_first: bool = True  # before tensor parallelism
 
     @property
     def misuses(self) -> list[str]:
@@ -99,6 +111,9 @@ class Case(NamedTuple):
         parts = [f"dp {dp} stage {stage} -> dp {dp_after} stage {stage_after}"]
         parts += [f"tp {self.tp}" + " sp" * self.sequence_parallel] * (self.tp > 1)
         parts += [f"overlap {self.chunks}"] * bool(self.chunks)
+        if self.context != (1, 1):
+            order = "first" * self.context_first
+            parts += [f"cp {self.context[0]} -> {self.context[1]} {self.mix} {order}"]
         parts += [f"pp {self.pp} {self.schedule} m {self.microbatches}"] * (self.pp > 1)
         parts += [f"recompute {self.recompute}"] * bool(self.recompute)
         parts += [f"clip {self.clip}"] * bool(self.clip)
@@ -129,7 +144,7 @@ def case_of(seed: int) -> Case:
         gated_mlp=draw.choice((0, 1)),
         tied_head=draw.choice((0, 1)),
     )
-    return Case(
+    case = Case(
         seed=seed,
         pp=pp,
         tp=tp,
@@ -145,6 +160,20 @@ def case_of(seed: int) -> Case:
         optimizer=draw.choice(list(OPTIMIZERS)),
         sizes=sizes,
         chunks=draw.choice((0, 1, 3)),
+    )
+    return with_context(case, draw)
+
+
+def with_context(case: Case, draw: random.Random) -> Case:
+    """The case, in which half of the data-parallel ranks may share their sequences."""
+    mix, first = draw.choice(list(MIXES)), draw.choice((True, False))
+    splits = [draw.choice((1, 2)) if dp % 2 == 0 else 1 for dp, _ in (case.before, case.after)]
+    if mix == "Ulysses" and case.sizes["key_value_heads"] % (2 * case.tp):
+        splits = [1, 1]
+    halves = [(dp // cp, z) for (dp, z), cp in zip((case.before, case.after), splits)]
+    before, after = halves
+    return case._replace(
+        before=before, after=after, context=tuple(splits), mix=mix, context_first=first
     )
 
 
@@ -220,18 +249,24 @@ class Run:
     """The composed training of a case on this rank, built in the documented order: tensor
     parallelism, recomputation, pipeline, ZeRO."""
 
-    def __init__(self, case: Case, dp: int, stage: int, group_forgotten: bool = False):
+    def __init__(self, case: Case, half: int, group_forgotten: bool = False):
+        (dp, stage), cp = (case.before, case.after)[half], case.context[half]
         self.case, self.stage = case, stage
-        self.mesh = mesh = Mesh(dp=dp, pp=case.pp, tp=case.tp)
-        first = mesh.dp.rank == mesh.tp.rank == 0
+        self.mesh = mesh = Mesh(dp=dp, pp=case.pp, cp=cp, tp=case.tp)
+        first = mesh.dp.rank == mesh.cp.rank == mesh.tp.rank == 0
         self.model = model = drawn(case, case.seed if first else 1000 + dist.get_rank())
         optimizer_cls, settings = OPTIMIZERS[case.optimizer]
         self.made_before = optimizer_cls(model.parameters(), **settings)
+        self.context = Context(mesh.cp.group)
+        if cp > 1 and case.context_first:
+            context_parallel(model, self.context, MIXES[case.mix])
         if case.tp > 1:
             cut = gpt_plan(GPTConfig(**case.sizes))
             cut = sequence_parallel(cut) if case.sequence_parallel else cut
             cut = overlapped(cut, case.chunks) if case.chunks else cut
             apply_tensor_parallel(model, cut, mesh.tp.group)
+        if cp > 1 and not case.context_first:
+            context_parallel(model, self.context, MIXES[case.mix])
         by = RECOMPUTE.get(case.recompute)
         if by and case.pp > 1:
             checkpoint_modules(model, Block, by)
@@ -243,7 +278,7 @@ class Run:
             self.net,
             optimizer_cls,
             stage=stage,
-            group=None if group_forgotten else mesh.dp.group,
+            group=None if group_forgotten else mesh.line("dp", "cp").group,
             **settings,
         )
 
@@ -254,7 +289,7 @@ class Run:
 
     def pipeline(self, layers: list[nn.Module]) -> Pipeline:
         lists = schedule(self.case.schedule, self.case.pp, self.case.microbatches)
-        sample = torch.zeros(self.sequences, SEQUENCE, dtype=torch.long)
+        sample = self.context.own(torch.zeros(self.sequences, SEQUENCE, dtype=torch.long))
         plan = plan_pipeline(layers, lists, sample)
         return Pipeline(layers, plan, self.loss, self.mesh.pp.group)
 
@@ -285,7 +320,7 @@ class Run:
         """(loss, norm)"""
         case, mesh, losses = self.case, self.mesh, []
         for number, pair in enumerate(step):
-            inputs, targets = pair.chunk(mesh.dp.size, dim=1)[mesh.dp.rank]
+            inputs, targets = map(self.context.own, pair.chunk(mesh.dp.size, dim=1)[mesh.dp.rank])
             last = number == case.accumulate - 1
             waits = self.stage == 0 and not last
             with self.called.no_sync() if waits else nullcontext():
@@ -335,7 +370,7 @@ def scaler_of(case: Case):
 def first_half(case: Case, above: str) -> tuple[list[tuple], list[str]]:
     """(loss and norm of each step, the answers to the misuses)"""
     torch.set_num_threads(1)
-    run = Run(case, *case.before)
+    run = Run(case, 0)
     found = [run.step(step) for step in batches(case)[: STEPS // 2]]
     save(f"{above}/run", run.net, run.optimizer, STEPS // 2)
     return found, [answer(run, misuse, f"{above}/misused") for misuse in case.misuses]
@@ -346,9 +381,9 @@ def answer(run: Run, misuse: str, folder: str) -> str:
     case = run.case
     try:
         if misuse == "group forgotten":
-            Run(case, *case.before, group_forgotten=True).step(batches(case)[0])
+            Run(case, 0, group_forgotten=True).step(batches(case)[0])
         elif misuse == "saved by the ranks of one part":
-            save(folder, run.net, run.optimizer, 1, group=run.mesh.dp.group)
+            save(folder, run.net, run.optimizer, 1, group=run.mesh.line("dp", "cp").group)
         else:
             run.optimizer = run.made_before
             run.step(batches(case)[0])
@@ -361,7 +396,7 @@ def answer(run: Run, misuse: str, folder: str) -> str:
 
 def second_half(case: Case, above: str) -> tuple[list[tuple], dict[str, Tensor]]:
     torch.set_num_threads(1)
-    run = Run(case, *case.after)
+    run = Run(case, 1)
     resume(f"{above}/run", run.net, run.optimizer)
     return [run.step(step) for step in batches(case)[STEPS // 2 :]], run.whole_weights()
 
@@ -379,7 +414,7 @@ def parity_in(world, case: Case) -> str:
 
 def in_one_layout(case: Case) -> tuple[list[tuple], dict[str, Tensor]]:
     torch.set_num_threads(1)
-    run = Run(case, *case.before)
+    run = Run(case, 0)
     return [run.step(step) for step in batches(case)], run.whole_weights()
 
 
@@ -392,7 +427,8 @@ def outcome(case: Case) -> str:
 def outcome_on(started: Callable, case: Case, above: str) -> str:
     """The outcome on the ranks that `with started(n)` gives, saved in a folder `run`."""
     halves = []
-    for half, (dp, _) in ((first_half, case.before), (second_half, case.after)):
+    data = [dp * cp for (dp, _), cp in zip((case.before, case.after), case.context)]
+    for half, dp in zip((first_half, second_half), data):
         with started(dp * case.pp * case.tp) as world:
             halves.append(world.run(half, case, above))
     before, after = halves

@@ -12,8 +12,8 @@ from night import at_night
 cloudpickle.register_pickle_by_value(compositions)
 # Chosen so that together they have each schedule, stage, axis, scaler, optimizer and kind of model,
 # and most pairs of axes, clipping, scalers, accumulation, recomputation and a tied head. Those by
-# day have each stage, tensor parallelism, both scalers and clipping.
-SEEDS = [2370, 8660, *at_night(4, 2303, 6055, 6160, 6805, 6809, 8679, 10881)]
+# day have each stage, tensor and context parallelism, both scalers and clipping.
+SEEDS = [2370, 8660, *at_night(4, 80, 2303, 6055, 6160, 6805, 6809, 8679, 10881)]
 
 
 @pytest.mark.ranks
@@ -21,7 +21,8 @@ SEEDS = [2370, 8660, *at_night(4, 2303, 6055, 6160, 6805, 6809, 8679, 10881)]
 def test_parity_on_every_axis_at_once(seed):
     """Must catch: DistributedDataParallel or a stage of ZeRO over ranks that hold other parts; an
     optimizer that steps on parameters that were cut meanwhile; a save of one of several parts; any
-    gradient, norm or state that two techniques count twice, or neither counts."""
+    gradient, norm or state that two techniques count twice, or neither counts; positions of tokens
+    that two techniques cut."""
     assert outcome(case_of(seed)) == "parity", case_of(seed)
 
 

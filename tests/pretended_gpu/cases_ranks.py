@@ -11,7 +11,16 @@ import torch.distributed as dist
 from plainly import CLOSE, assert_close, batch, model, part, sgd, train, trained
 from pretended.step import Step, watched
 
-from shardlab import collective_plans, collectives, collectives_fast, data_parallel, saving, zero
+from shardlab import (
+    collective_plans,
+    collectives,
+    collectives_fast,
+    context_parallel,
+    data_parallel,
+    saving,
+    zero,
+)
+from shardlab.context_parallel import core as context_core
 from shardlab.gpt import next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
@@ -227,6 +236,19 @@ def core_tensor_parallel(tied: int, by_tokens: bool) -> Step:
 
     step = train(backward, sgd(net.parameters()))
     assert_close(dict(net.named_parameters()), cut(deepcopy(trained(tied_head=tied))))
+    return step
+
+
+# --- context parallelism --------------------------------------------------------------------------
+
+
+def context_parallel_as(mix: str, by_core: bool) -> Step:
+    by = context_core if by_core else context_parallel
+    context, net = by.Context(), model(seed=0 if by_core else dist.get_rank())
+    by.context_parallel(net, context, getattr(by, mix))
+    replica, own = data_parallel.DistributedDataParallel(net), context.own(batch())
+    step = train(lambda: next_token_loss(replica(own), own).backward(), sgd(net.parameters()))
+    assert_close(dict(net.named_parameters()), trained())
     return step
 
 

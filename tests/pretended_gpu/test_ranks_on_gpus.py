@@ -140,6 +140,16 @@ def test_data_and_tensor_parallelism(on_gpus, gpus):
     on_gpus(gpus, cases.mesh_of_data_and_tensor_parallelism).is_right()
 
 
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("by_core", [False, True])
+@pytest.mark.parametrize("mix", ["RingAttention", "Ulysses", "GatheredAttention"])
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_context_parallelism(on_gpus, gpus, mix, by_core):
+    """Must catch: keys that are read before they have come (drop the wait in Passing), a mask that
+    is made on the host, memory of a message that is given out while it travels."""
+    on_gpus(gpus, cases.context_parallel_as, mix, by_core).is_right()
+
+
 @pytest.mark.parametrize("module", ["plain", "fast"])
 @pytest.mark.parametrize("gpus", COUNTS)
 def test_collectives(on_gpus, gpus, module):

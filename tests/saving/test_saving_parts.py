@@ -146,7 +146,7 @@ def test_stages_by_hand(worlds, tmp_path):
 
 
 def resumed_on(folder, dp, axes):
-    run = compositions.Run(compositions.layout(dp, 0, **axes), dp, 0)
+    run = compositions.Run(compositions.layout(dp, 0, **axes), 0)
     before = run.whole_weights()
     said = outcome(resume, folder, run.net, run.optimizer)
     assert all(map(torch.equal, before.values(), run.whole_weights().values()))

@@ -137,7 +137,9 @@ class FirstSteps(AmongRanks):
             with torch.no_grad(), disable_modes(), unlogged():
                 whole = {name: p for name, p in model.named_parameters() if is_whole(p)}
                 some = [p.flatten()[:SOME].double() for p in whole.values()]
-                parts = torch.cat(some or [torch.zeros(0)]).cpu().split([len(part) for part in some])
+                parts = (
+                    torch.cat(some or [torch.zeros(0)]).cpu().split([len(part) for part in some])
+                )
                 facts = [
                     f"{name} that begins with {fingerprint(part)}"
                     for name, part in zip(whole, parts)

@@ -74,10 +74,13 @@ def is_causal(context: core.Context, positions: Tensor | None) -> bool:
 
 class Mix(core.Mix):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, queries: range) -> Tensor:
-        if not is_causal(self.context, self.context.positions):
+        """Without a mask in memory where a kernel knows a causal one: of a square everywhere, of a
+        rectangle whose last rows and columns meet on a GPU."""
+        square, grouped, mask = q.shape[2] == k.shape[2], q.shape[1] != k.shape[1], None
+        if not is_causal(self.context, self.context.positions) or not (square or q.is_cuda):
             return super().attend(q, k, v, queries)
-        square, grouped = q.shape[2] == k.shape[2], q.shape[1] != k.shape[1]
-        mask = None if square else causal_lower_right(q.shape[2], k.shape[2])
+        if not square:
+            mask = causal_lower_right(q.shape[2], k.shape[2])
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=square, enable_gqa=grouped)
 
 
