@@ -19,7 +19,7 @@ from torch import nn
 
 from ranklab.measure.communication import CommunicationLog
 from shardlab import context_parallel as hardened
-from shardlab.context_parallel import Causal, Tiles, Window, core, core_ring, targets_a_rank
+from shardlab.context_parallel import Causal, ChosenTiles, Window, core, core_ring, targets_a_rank
 from shardlab.data_loading.core_packing import PackedRow, keep_within_documents
 from shardlab.gpt import GPT, PADDING, CoreAttention, GPTConfig, next_token_loss
 
@@ -160,7 +160,7 @@ RULES = {
     "window and sinks": (lambda size: Window(4, sinks=3), lambda i, j: i - j < 4 or j < 3),
     "a key of its own": (lambda size: Window(1), lambda i, j: i == j),
     "tiles": (
-        lambda size: Tiles(CHOSEN, 12),
+        lambda size: ChosenTiles(CHOSEN, 12),
         lambda i, j: CHOSEN[i // 12, j // 12] or i // 12 == j // 12,
     ),
 }
@@ -264,8 +264,8 @@ def test_bytes_that_each_mix_sends(worlds, n):
             for total, _ in worlds(n).run(sent, mix, config, torch.float64):
                 assert total == 8 * elements, mix
         for total, home in worlds(n).run(sent, MIXES[0], config, torch.bfloat16):
-            assert home == 4 * 2 * n * kv  # in fp32, as every rank adds to them
-            assert total - home == 2 * 2 * (2 * n - 2) * kv
+            assert home == 4 * 2 * (n - 1) * kv  # in fp32, until the last rank has added to them
+            assert total - home == 2 * 2 * (2 * n - 1) * kv
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ Liu et al. 2023 (arXiv 2310.01889), Jacobs et al. 2023 (arXiv 2309.14509), Llama
 """
 
 from .core import targets_a_rank
-from .core_masks import Causal, Tiles, Window
+from .core_masks import Causal, ChosenTiles, Window
 from .hardened.context import Context, context_parallel
 from .hardened.mixes import GatheredAttention, RingAttention, Ulysses
 
@@ -31,7 +31,7 @@ __all__ = [
     "Context",
     "GatheredAttention",
     "RingAttention",
-    "Tiles",
+    "ChosenTiles",
     "Ulysses",
     "Window",
     "context_parallel",

@@ -4,7 +4,7 @@ in a ring no message that comes for them alone.
     Context(group)                                             # all keys up to the query
     Context(group, zigzag=False, rule=Window(4096))            # the last 4,096 of them
     Context(group, rule=Window(4096, sinks=4))                 # and the first four tokens
-    Context(group, rule=Tiles(chosen, size=128))               # some tiles of the square
+    Context(group, rule=ChosenTiles(chosen, size=128))         # some tiles of the square
 
 With a window ranks have equal work in either order, and neighbours in the sequence are neighbours
 in the ring if it is contiguous: then few turns are enough.
@@ -56,9 +56,9 @@ class Window(Causal):
         return near and super().meet(queries, keys)
 
 
-class Tiles(Causal):
-    """Tiles of size x size, of which chosen [S/size, S/size] says which are seen. A query sees its
-    own tile, whatever is chosen (Child et al. 2019)."""
+class ChosenTiles(Causal):
+    """Tiles of size x size: chosen [S/size, S/size] says which are seen. A query sees its own tile,
+    whatever is chosen (Child et al. 2019)."""
 
     def __init__(self, chosen: Tensor, size: int):
         self.chosen, self.size = chosen, size

@@ -106,20 +106,27 @@ class RingOfKeys(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dmixed):
         (q, k, v, mixed, lse), blocks, turns = ctx.saved_tensors, ctx.blocks, ctx.turns
+        context = blocks.context
         dmixed, pair = dmixed.view_as(q), torch.stack([k, v]).unsqueeze(3)
         dq, home = torch.zeros_like(q, dtype=lse.dtype), None
         for turn in range(turns):
             last = turn == turns - 1
-            coming = blocks.passing(pair, blocks.context, by=int(not last))
-            dpair = torch.zeros_like(pair, dtype=lse.dtype)
+            coming = blocks.passing(pair, context, by=int(not last))
+            dpair, dq_terms = torch.zeros_like(pair, dtype=lse.dtype), []
             for own, far, seen in blocks.at(turn, q):
                 given = [t[..., own, :] for t in (dmixed, mixed, lse, q)]
                 dq_term, *dpair_term = blocks.backward(*given, *pair[..., far, :], seen)
-                dq[..., own, :] += dq_term
+                dq_terms.append((own, dq_term))
                 dpair[..., far, :] += torch.stack(dpair_term)
             if home is not None:
                 dpair += home.wait()  # from the ranks before, for these keys
-            home = blocks.passing(dpair, blocks.context, blocks.context.ranks - turn if last else 1)
+            if last:  # nothing is added any more
+                home = blocks.passing(dpair.to(q.dtype), context, by=context.ranks - turn)
+            else:
+                home = blocks.passing(dpair, context)
+            for own, dq_term in dq_terms:  # meanwhile
+                dq[..., own, :] += dq_term
             pair = coming.wait()
-        dk, dv = home.wait().squeeze(3).to(q.dtype)
-        return dq.to(q.dtype).flatten(1, 2), dk, dv, None
+        dq = dq.to(q.dtype).flatten(1, 2)
+        dk, dv = home.wait().squeeze(3)
+        return dq, dk, dv, None

@@ -20,9 +20,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """Forward makes the gradients, backward multiplies them by the loss's own."""
 
     @staticmethod
-    def forward(ctx, hidden, head_weight, targets, chunk, padding):
+    def forward(ctx, hidden, head_weight, targets, chunk, padding, count):
         kind = wide(hidden.dtype)
-        count = (targets != padding).sum(dtype=kind)
+        if count is None:
+            count = (targets != padding).sum(dtype=kind)
         loss = hidden.new_zeros((), dtype=kind)
         hidden_grad = torch.empty_like(hidden)
         weight_grad = torch.zeros_like(head_weight, dtype=kind)
@@ -41,7 +42,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return *(grad.to(made.dtype) * made for made in ctx.saved_tensors), None, None, None
+        return *(grad.to(made.dtype) * made for made in ctx.saved_tensors), *(None,) * 4
 
 
 class CutCrossEntropy(torch.autograd.Function):
@@ -85,11 +86,13 @@ class CutCrossEntropy(torch.autograd.Function):
 
 
 def chunked_cross_entropy(
-    hidden: Tensor, head_weight: Tensor, targets: Tensor, chunk: int = 1024, padding: int = -100
-) -> Tensor:
-    """Mean loss of hidden [..., H] under a head's weight [V, H] against targets [...]."""
+    hidden: Tensor, head_weight: Tensor, targets: Tensor, chunk: int = 1024, padding: int = -100,
+    count: Tensor | float | None = None,
+) -> Tensor:  # fmt: skip
+    """Mean loss of hidden [..., H] under a head's weight [V, H] against targets [...]. With `count`
+    the sum over it: a part of the mean over so many targets."""
     given = (hidden.flatten(0, -2), head_weight, targets.flatten())
-    return ChunkedCrossEntropy.apply(*given, chunk, padding)
+    return ChunkedCrossEntropy.apply(*given, chunk, padding, count)
 
 
 def cut_cross_entropy(

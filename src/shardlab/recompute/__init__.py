@@ -10,6 +10,7 @@
 
     layers.py           which layers of a model are in a checkpoint
     budget.py           which of them to recompute, so that a step fits a budget and costs least
+    tiles.py            modules that take some tokens at a time
 
 Three files keep something else than the whole input:
 
