@@ -6,7 +6,7 @@ from coursekit.show.drawing import PICTURE_WIDTH, Drawing
 from coursekit.topics.long_sequences.published import TORCHTITAN
 
 _LEFT, _RIGHT, _TOP, _FOOT = 46, PICTURE_WIDTH - 8, 30, 214
-_LEAST, _MOST = 500, 4000  # tokens a second, on a logarithmic axis
+_LEAST, _MOST = 400, 4000  # tokens a second, on a logarithmic axis
 _DOT = 3.5
 _ROOM = 46  # of the bars of memory, below
 _CARD = 95  # GiB that the card reports
