@@ -472,6 +472,7 @@ TECHNIQUE = {
     "11-where-the-time-goes": "ranklab.measure",
     "12-feeding-the-gpu": "shardlab.data_loading",
     "13-kernels": "shardlab.kernels",
+    "14-long-sequences": "shardlab.context_parallel",
     "20-which-layout": "shardlab",
     "21-slow-to-fast": "shardlab.zero",
 }

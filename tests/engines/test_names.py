@@ -40,6 +40,7 @@ A_ROLE_IN_EVERY_TOPIC = {
     "detail": ("what is sent and held so far, in words", STEPS),
     "encode": ("a step in few letters, for the page", STEPS),
     "page_data": ("what a stepper's page needs", STEPS),
+    "FRAMES": ("a card of drawn steps", STEPS),
 }
 OF_A_STEP = "a place of formulas, which the registry reads and nobody imports; and a name beside it"
 A_COLLECTIVE = ("a collective, and the plan that it runs", "collectives.py", "collective_plans.py")

@@ -29,6 +29,7 @@ STAGED = replace(SPLIT, pipeline_parallel=2, zero_stage=1, accumulation_steps=16
 FEWER_BITS = replace(SPLIT, recipe="bf16 + fp32 master")
 INPUTS_ONLY = replace(FEWER_BITS, recompute_policy=3)
 FUSED = replace(INPUTS_ONLY, kernels="Megatron-LM, fused loss")
+SHARED_SEQUENCE = replace(FUSED, tensor_parallel=1, context_parallel=8, sequence=131_072)
 
 
 class ChapterMove(NamedTuple):
@@ -54,6 +55,7 @@ CHAPTER_MOVES = (
     ChapterMove("where-the-time-goes", "the same, timed", INPUTS_ONLY),
     ChapterMove("feeding-the-gpu", "the same, fed", INPUTS_ONLY),
     ChapterMove("kernels", "a fused loss", FUSED),
+    ChapterMove("long-sequences", "131,072 tokens, c = 8", SHARED_SEQUENCE),
 )
 BAR_PARTS = {  # look of a part -> its words, its quantities, its quantity among model states
     "parameters": ("parameters", ("rank_parameter_bytes",), "parameter_bytes"),
