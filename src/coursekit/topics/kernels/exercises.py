@@ -62,7 +62,7 @@ softmax_in_tiles = topic.exercise(
 
 
 def _rounded(solution, tiles):
-    return round(solution(tiles), 6)
+    return round(float(solution(tiles)), 6)
 
 
 one_row_of_attention = topic.exercise(
@@ -169,7 +169,11 @@ def _product(solution, kind, strided_weight):
     x, weight = torch.arange(12.0).view(3, 4), torch.tensor([1.0, 10.0, 100.0, 1000.0])
     if strided_weight:
         weight = weight.repeat_interleave(3)[::3]
-    return solution(TENSORS[kind](x), weight).tolist()
+    given = TENSORS[kind](x)
+    before, found = given.clone(), solution(given, weight)
+    if not torch.equal(given, before):
+        raise ValueError("x has other numbers now: leave inputs alone, or name them as mutated.")
+    return found.tolist()
 
 
 ignored_strides = topic.exercise(
