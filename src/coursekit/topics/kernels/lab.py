@@ -8,15 +8,22 @@ import torch
 
 from coursekit.show.figures import axis, new_figure
 from coursekit.show.palette import TIMELINE
-from coursekit.topics.kernels.own_c import MEAN_SQUARES, address, c_function, cpp_compiler
+from coursekit.topics.kernels.own_c import (
+    MEAN_SQUARES,
+    address,
+    c_function,
+    checked,
+    cpp_compiler,
+    in_cpp,
+)
 from ranklab.measure.timing import cpu_seconds, median_ratio, seconds_in_turns
 from shardlab.common.torch_internals import generated_code
 from shardlab.kernels.losses import chunked_cross_entropy
 
-__all__ = ["MEAN_SQUARES", "address", "c_function", "cpp_compiler"]
+__all__ = ["MEAN_SQUARES", "address", "c_function", "checked", "cpp_compiler", "in_cpp"]
 NO_COMPILER = (
-    "This machine has no C++ compiler (g++ or clang++), so torch.compile cannot make a loop for its"
-    " CPU: the number below is the one of the chapter, and everything else of the lab runs."
+    "This machine has no C++ compiler (g++ or clang++), so nothing is compiled for the CPU: the"
+    " chapter has these results, and the rest of the lab runs."
 )
 
 SHORT_NAMES = {
