@@ -25,7 +25,7 @@ def told(section: str, names: dict[str, Any]) -> list[tuple]:
 
 
 def valued(section: str, names: dict[str, Any]) -> list[tuple]:
-    """The rows of a test whose last value stands in the place of words."""
+    """The rows of a test that have a value instead of words."""
     return [(*given, eval(value, names)) for *given, value in told(section, names)]
 
 
