@@ -10,6 +10,7 @@ from bookkit import frames, pairs, shards, stepper
 from coursekit.topics.collectives.steps import COLLECTIVES, stepper_steps
 from coursekit.topics.kernels.steps import tile_steps
 from coursekit.topics.long_sequences.steps import block_steps
+from coursekit.topics.mixture_of_experts.steps import dispatch_steps
 from coursekit.topics.tensor_parallelism.steps import FIRST_SHOWN, pair_steps
 from coursekit.topics.zero.moves import Update
 from coursekit.topics.zero.steps import shard_steps
@@ -19,6 +20,7 @@ CARDS = {
     "shards": (shards.card, shard_steps, (1, 4), (1, 4, 1), 10),
     "pairs": (pairs.card, pair_steps, ("tensor", 4), ("tensor", 4), FIRST_SHOWN),
     "tiles": (frames.card, tile_steps, ("online softmax",), (2,), 1),
+    "dispatch": (frames.card, dispatch_steps, ("to the experts and back",), (1,), 1),
     "blocks": (frames.card, block_steps, ("blocks of attention",), (2,), 1),
     **{name: (stepper.card, stepper_steps, (name, 5), (name, 5), 1) for name in COLLECTIVES},
 }

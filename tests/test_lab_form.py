@@ -473,6 +473,7 @@ TECHNIQUE = {
     "12-feeding-the-gpu": "shardlab.data_loading",
     "13-kernels": "shardlab.kernels",
     "14-long-sequences": "shardlab.context_parallel",
+    "15-mixture-of-experts": "shardlab.experts",
     "20-which-layout": "shardlab",
     "21-slow-to-fast": "shardlab.zero",
 }
