@@ -40,7 +40,7 @@ EXPERTS_ON_RANKS = Explorer(
             title="Rows of a layer's experts, on up to 16 ranks",
             sweep="expert_rank",
             stops=tuple(range(16)),
-            x=CurveAxis("rank", "exact", scale="linear"),
+            x=CurveAxis("rank", "exact", scale="linear", ticks=(0, 3, 6, 9, 12, 15)),
             y=CurveAxis("rows", "count", scale="linear"),
             lines=(
                 Line("rank_expert_rows", "computed"),
