@@ -3,6 +3,8 @@
 import pytest
 
 from coursekit.formulas import PRESETS, evaluate
+from coursekit.planner.fits import asked_layout
+from coursekit.planner.speeds import SPEEDS, parts_of, step_values
 
 NAMES = ("hot_expert_rows", "cold_expert_rows", "rank_expert_rows", "fullest_rank_rows")
 NAMES += ("expert_imbalance", "rank_imbalance", "dropped_share")
@@ -101,3 +103,29 @@ def test_seconds_of_the_fullest_rank():
     assert value("balanced_experts_seconds", **given, **rates) == pytest.approx(even)
     alone = given | dict(expert_parallel=1)
     assert value("expert_exchange_seconds", **alone, **rates) == 0
+
+
+def test_a_load_that_is_not_even_costs_bytes_and_seconds():
+    """Half as many rows more on the fullest rank, in fits and in a step. Must catch: a load that
+    bytes, messages or products leave out; one of layers without experts; parts that no longer add
+    up to the step."""
+    asked = dict(gpu="H100 SXM 80GB", gpus=16, sequence=4096, zero_stage=1, expert_parallel=16)
+    asked |= dict(kernels="Megatron-LM, fused loss")
+    for model, layers in (("Qwen3 30B-A3B", 48), ("DeepSeek-V3 671B", 58)):
+        even, full = (
+            asked_layout(model, None, **asked, expert_load_percent=load) for load in (100, 150)
+        )
+        speed = SPEEDS["Megatron-Bridge's experts"]
+        before, after = (step_values(layout, speed) for layout in (even, full))
+        sizes = PRESETS["model"][model].quantities
+        k, h, f, tokens = sizes["experts_per_token"], sizes["hidden"], sizes["feed_forward"], 4096
+        assert after["layer_expert_seconds"] == pytest.approx(1.5 * before["layer_expert_seconds"])
+        rows = 0.5 * k * tokens * layers / sizes["layers"]
+        late = 6 * 3 * h * f * rows / (after["utilisation"] * after["flops_per_second"])
+        assert before["layer_late_seconds"] == 0
+        assert after["layer_late_seconds"] == pytest.approx(late)
+        assert sum(parts_of(after).values()) == pytest.approx(after["layout_seconds"])
+        kept = [layout.solved()["library_mlp_bytes"] for layout in (even, full)]
+        a_row = 2 * h + 3 * 2 * f  # its input, and three tensors of the gated MLP
+        assert kept[1] - kept[0] == 0.5 * k * tokens * a_row
+        assert full.needed_bytes(full.solved()) > even.needed_bytes(even.solved())

@@ -123,6 +123,7 @@ LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
     "context_parallel",
     "context_mix",
     "expert_parallel",
+    "expert_load_percent",
     "shard_groups",
     "offload",
     "microbatch",
@@ -162,10 +163,9 @@ class RankLayout:
     shorter_ends: int = 0  # layers that the first and the last stage have less than the others
     first_stage_layers: int | None = None  # the most of a stage; None: as the kernels cut
     context_parallel: int = 1  # ranks that share each sequence's tokens
-    context_mix: int | None = (
-        None  # of MIXES; None: heads are exchanged where the ranks divide them
-    )
+    context_mix: int | None = None  # of MIXES; None: heads are exchanged where ranks divide them
     expert_parallel: int = 1  # data-parallel ranks that divide a layer's experts
+    expert_load_percent: int = 100  # rows of the fullest rank's experts, of an even share
     shard_groups: int = 1  # groups of data-parallel ranks, each with all states once
     offload: int = 0  # 1: states lie on the host
     sequence_parallel: bool | None = None  # None: wherever there is tensor parallelism
@@ -227,7 +227,8 @@ class RankLayout:
         sequence, and shards states with all that share it."""
         named = ("recipe", "kernels", "gpu", "zero_stage", "microbatch", "recompute_policy")
         degrees = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "context_parallel")
-        degrees += ("shard_groups", "offload", "sequence_tiles", "checkpoints_on_host")
+        degrees += ("expert_load_percent", "shard_groups", "offload")
+        degrees += ("sequence_tiles", "checkpoints_on_host")
         values = {name: getattr(self, name) for name in (*named, *degrees)}
         copy = self.tensor_parallel * self.pipeline_parallel
         if self.first_stage_layers is not None:
@@ -531,6 +532,7 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
             sequence_tiles=True,
             checkpoints_on_host=True,
             expert_parallel=not layout.sizes.get("experts"),
+            expert_load_percent=not layout.sizes.get("experts"),
         )
         if more.get(name) is None and not unasked.get(name):
             assumed[name] = f"{taken[name]} (--{name.replace('_', '-')})"

@@ -126,6 +126,7 @@ _SECONDS = (
     "layer_waiting_seconds",
     "layer_expert_seconds",
     "layer_expert_tensor_seconds",
+    "layer_late_seconds",
     "layer_context_seconds",
     "layer_seconds",
     "head_seconds",
@@ -205,7 +206,9 @@ def parts_of(values) -> dict:
         recomputing=values["layer_backward_seconds"] - values["layer_gradient_seconds"],
         moving=values["layer_moving_seconds"],
         messages=values["layer_waiting_seconds"],
-        experts=values["layer_expert_seconds"] + values["layer_expert_tensor_seconds"],
+        experts=values["layer_expert_seconds"]
+        + values["layer_expert_tensor_seconds"]
+        + values["layer_late_seconds"],
         exchange=values["layer_context_seconds"],
     )
     of_a_layer["launching"] = max(0.0, layer - sum(of_a_layer.values()))

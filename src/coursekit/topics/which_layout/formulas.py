@@ -73,12 +73,13 @@ class AMicrobatch(BOOK.section(source="definition", measured_by=_COUNTED)):
         r"""\tau_\ell^e | seconds | time of a layer's messages to and from experts on other ranks:
         an all-to-all there and one back, in forward and in backward, with a copy of a token for
         each of its experts inside a node, or the network's part where that takes longer; the mean
-        of the layers where some have no experts; a layer that is recomputed sends those of its
-        forward again"""
+        of the layers where some have no experts; as long as the fullest rank's; a layer that is
+        recomputed sends those of its forward again"""
         return (
             where(q.recompute_policy < 3, 4, 6)
             * (q.layers - q.dense_layers)
             / q.layers
+            * (q.expert_load_percent / 100)
             * maximum(
                 q.expert_network_seconds,
                 ring_pass(
@@ -92,6 +93,24 @@ class AMicrobatch(BOOK.section(source="definition", measured_by=_COUNTED)):
                 )
                 + where(q.expert_parallel > 1, q.node_latency_seconds, 0),
             )
+        )
+
+    @BOOK.own(source="2 operations for each weight and row, thrice")
+    def layer_late_seconds(q):
+        r"""\tau_\ell^\text{late} | seconds | time for which a layer waits for products of the rows
+        that the fullest rank's experts have beyond an even share; the mean of the layers where some
+        have no experts"""
+        return (
+            where(q.recompute_policy < 3, 6, 8)
+            * (q.layers - q.dense_layers)
+            / q.layers
+            * (2 + q.gated_mlp)
+            * q.hidden
+            * q.feed_forward
+            * q.experts_per_token
+            * q.microbatch_tokens
+            * (q.expert_load_percent - 100)
+            / (100 * q.tensor_parallel * q.utilisation * q.flops_per_second)
         )
 
     @BOOK.own(source="Megatron-LM, moe/token_dispatcher.py")
@@ -133,6 +152,7 @@ class AMicrobatch(BOOK.section(source="definition", measured_by=_COUNTED)):
             + q.layer_waiting_seconds
             + q.layer_expert_seconds
             + q.layer_expert_tensor_seconds
+            + q.layer_late_seconds
             + q.layer_context_seconds,
         )
 

@@ -91,13 +91,15 @@ class Kernels(BOOK.section(source=_SOURCE, measured_by=_CHECKED)):
 
     def library_mlp_bytes(q):
         r"""A_\text{mlp}^\text{lib} | bytes | bytes that the MLP keeps: input, inner tensors, mask;
-        with experts, only of the experts that a token goes through, if all experts get equally many
-        tokens"""
+        with experts, only of the rows that the fullest rank's experts get"""
         return (
-            where(q.experts > 0, q.experts_per_token, 1)
-            * (
-                q.tensor_input_bytes
-                + where(equal(q.gated_mlp, 1), q.kept_gated_tensors, 2) * q.library_inner_bytes
+            ceil_div(
+                where(q.experts > 0, q.expert_load_percent * q.experts_per_token, 100)
+                * (
+                    q.tensor_input_bytes
+                    + where(equal(q.gated_mlp, 1), q.kept_gated_tensors, 2) * q.library_inner_bytes
+                ),
+                100,
             )
             + where(q.experts > 0, q.tensor_input_bytes, 0)
             + ceil_div(

@@ -364,8 +364,13 @@ def rank_library_layer(q):
         gradients=q.rank_backward_gradient_bytes,
         activations=q.rank_others_bytes + q.rank_layer_bytes,
         temporaries=q.linear_input_bytes
-        + where(q.experts > 0, q.experts_per_token, 1) * 2 * q.library_inner_bytes
-        + 4 * q.experts_per_token * q.linear_input_bytes,
+        + ceil_div(
+            where(q.experts > 0, q.expert_load_percent * q.experts_per_token, 100)
+            * 2
+            * q.library_inner_bytes
+            + 4 * q.expert_load_percent * q.experts_per_token * q.linear_input_bytes,
+            100,
+        ),
     )
 
 
