@@ -1,4 +1,4 @@
-"""Lab 15 beside its cells: sizes, loads as they were step by step, three figures."""
+"""Lab 15 beside its cells: sizes, loads as they were step by step, two figures."""
 
 import plotly.graph_objects as go
 from torch import Tensor, nn

@@ -157,6 +157,18 @@ def experts_are_divided_evenly(q):
 
 
 @BOOK.rule(
+    "expert_load_percent = {expert_load_percent} with expert_parallel = {expert_parallel}: a rank"
+    " gets at most all rows, which are 100 times expert_parallel per cent of an even share.",
+    marks="expert_load_percent",
+    concerns="library_mlp_bytes",
+    expert_parallel=1,
+    expert_load_percent=100,
+)
+def a_rank_gets_all_rows_at_most(q):
+    return q.expert_load_percent <= 100 * q.expert_parallel
+
+
+@BOOK.rule(
     "expert_parallel = {expert_parallel} with data_parallel = {data_parallel}: data-parallel ranks"
     " divide the experts among them, so it must divide their number.",
     marks="expert_parallel",
