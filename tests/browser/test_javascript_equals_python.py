@@ -82,9 +82,8 @@ def arbitrary(spec, chance):
         elif quantity.most < 10:
             values[name] = chance.randint(int(quantity.least), int(quantity.most))
         else:
-            values[name] = chance.randint(
-                int(quantity.least), 2 ** chance.choice((2, 4, 8, 12, 16))
-            )
+            most = max(int(quantity.least), 2 ** chance.choice((2, 4, 8, 12, 16)))
+            values[name] = chance.randint(int(quantity.least), most)
     if chance.random() < 0.9:
         if "tensor_rank" in values:
             t = values["tensor_parallel"] = chance.randint(1, 16)
@@ -95,7 +94,12 @@ def arbitrary(spec, chance):
         if "heads" in values:
             values["heads"] = values.get("key_value_heads", 1) * chance.randint(1, 9)
             values["hidden"] = values["heads"] * chance.randint(1, 257)
-        if "expert_parallel" in values:  # a rank of any layout
+        if "collapsed_share" in values:  # experts on ranks
+            values["experts"], e = chance.randint(1, 512), chance.randint(1, 64)
+            values["expert_parallel"], values["expert_rank"] = e, chance.randint(0, e - 1)
+            values["experts_per_token"] = chance.randint(1, values["experts"])
+        elif "expert_parallel" in values:  # a rank of any layout
+            values["expert_load_percent"] = 100
             p = values["pipeline_parallel"] = chance.randint(1, 8)
             values["pipeline_rank"] = chance.randint(0, p - 1)
             values["layers"] = p * values["stages_per_rank"] * chance.randint(1, 16)
@@ -105,7 +109,9 @@ def arbitrary(spec, chance):
                 values[name] = 0
             # Python refuses a dividend beyond 2^53 in a branch, too, that is not taken
             values["step_counter_element_bytes"] = chance.randint(0, 8)
-        if "experts" in values:  # the eager step knows none, and no norms of queries
+        if (
+            "experts" in values and "collapsed_share" not in values
+        ):  # the eager step knows none, and no norms of queries
             dense = chance.random() < 0.9 or "microbatch" not in values
             values["experts"] = 0 if dense else chance.randint(1, 64)
             values["query_key_norms"] = chance.randint(0, 1) * ("microbatch" not in values)
@@ -117,7 +123,7 @@ def arbitrary(spec, chance):
                 values[name] = latent * max(values[name], 1)
         if "adapter_rank" in values:  # beside whole models alone: recipes of the grid have them
             values["adapter_rank"] = 0
-        if "experts_per_token" in values:
+        if "experts_per_token" in values and "collapsed_share" not in values:
             values["experts_per_token"] = min(values["experts"], 2)
         if "ranks_per_node" in values:
             values["ranks"] = values["ranks_per_node"] * chance.randint(1, 16)
