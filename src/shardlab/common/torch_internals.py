@@ -371,7 +371,8 @@ FUSED_ATTENTION, FUSED_ATTENTION_BACKWARD = (
 
 @functools.cache
 def fuses_groups() -> bool:
-    """Whether a CPU fuses attention of queries that share keys; torch 2.8 fuses equal heads."""
+    """Whether a CPU fuses attention of queries that share keys; torch 2.8 fuses equal heads.
+    Without it, the kernel of torch 2.8 gets heads that it does not take."""
     q, k = torch.zeros(1, 2, 1, 1, requires_grad=True), torch.zeros(1, 1, 1, 1)
     with torch.enable_grad():
         attended = F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
@@ -380,7 +381,8 @@ def fuses_groups() -> bool:
 
 def has_fused_blocks(q: Tensor, k: Tensor) -> bool:
     """Whether fused_block takes q [B, A, S, D] and k [B, G, T, D]: on the meta device it has no
-    place, on a GPU it takes 16 bits and heads of a multiple of 8."""
+    place, on a GPU it takes 16 bits and heads of a multiple of 8. Without it, a ring of other
+    tensors fails in the kernel."""
     if q.device.type == "cpu":
         with disable_modes():
             return q.shape[1] == k.shape[1] or fuses_groups()
@@ -397,7 +399,8 @@ def fused_block(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, 
 def fused_block_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v; out and lse may be of more keys than these."""
+    """Gradients of q, k and v; out and lse may be of more keys than these. Without it, backward has
+    the scores of each block in memory."""
     given = grad, q, k, v, out, lse
     if not q.is_cuda:
         return FUSED_ATTENTION_BACKWARD[0](*given, 0.0, causal)

@@ -25,7 +25,7 @@ from shardlab.context_parallel.hardened.mixes import FusedBlocks, PassingOrPlann
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import next_token_loss
 
-RACED_TASKS = (
+LONG_TASKS = (
     TrainingTask(
         "2,048 tokens",
         dict(layers=2, hidden=128, heads=8, vocabulary=512, max_sequence=2048, key_value_heads=4),
@@ -108,14 +108,14 @@ WAYS = {
     "Ulysses": Way(in_context, dict(mix=context_parallel.Ulysses), (TORCH_RING,)),
     TORCH_RING: Way(in_context, dict(mix=TorchRingAttention)),
 }
-weighed_step = partial(races.weighed, step=races.step_by, tokens=TrainingTask.shared_tokens)
+weighed_sequences = partial(races.weighed, step=races.step_by, tokens=TrainingTask.shared_tokens)
 
 
 # --- make bench -----------------------------------------------------------------------------------
 
 
 def race(
-    tasks: Sequence[TrainingTask] = RACED_TASKS, counts: Sequence[int] = (2, 4), turns: int = TURNS
+    tasks: Sequence[TrainingTask] = LONG_TASKS, counts: Sequence[int] = (2, 4), turns: int = TURNS
 ) -> list[Result]:
     """Step times in turns, peak bytes and bytes sent of each way, beside PyTorch's ring."""
     results = []
@@ -123,7 +123,9 @@ def race(
     for count in counts:
         with ranks(count, device="cpu", announce=False) as world:
             for task in tasks:
-                found = {name: world.run(weighed_step, way, task)[0] for name, way in WAYS.items()}
+                found = {
+                    name: world.run(weighed_sequences, way, task)[0] for name, way in WAYS.items()
+                }
                 times = world.run(races.train_in_turns, WAYS, task, turns, **own_backward)[0]
                 on = f"{count} ranks, {task.name}"
                 for name, way in WAYS.items():

@@ -24,7 +24,7 @@ from ...tensor_parallel.hardened.layers import AmongRanks
 from .. import core
 from ..core_masks import Causal
 
-PLAIN = CoreAttention, PositionIds
+REPLACED = CoreAttention, PositionIds
 SOME = 64  # elements of each parameter that are compared
 
 
@@ -84,7 +84,7 @@ def context_parallel(model: nn.Module, context: core.Context, mix: type[core.Mix
     elif wrong := complaint_of(model):
         raise ValueError(wrong)
     if is_real(context.group):
-        whole = [p for p in model.parameters() if is_whole(p)]
+        whole = [p for p in model.parameters() if has_whole(p)]
         hand_out([*whole, *model.buffers()], context.group)
         FirstSteps(model, context.group)
     for name, module in [*model.named_modules()]:
@@ -96,7 +96,7 @@ def context_parallel(model: nn.Module, context: core.Context, mix: type[core.Mix
     return model
 
 
-def is_whole(parameter: Tensor) -> bool:
+def has_whole(parameter: Tensor) -> bool:
     """Whether ranks of a context group have all of the parameter, and values."""
     shard = local_tensor(parameter) is not parameter or cut_among(parameter)
     return not shard and not parameter.is_meta
@@ -110,7 +110,7 @@ def complaint_of(model: nn.Module) -> str:
         return f"dropout = {max(drops)}: ranks would draw different masks: give it 0."
     for name, module in modules.items():
         kind = type(module)
-        if isinstance(module, PLAIN) and kind not in PLAIN:
+        if isinstance(module, REPLACED) and kind not in REPLACED:
             return (
                 f"{name} is a {kind.__name__} already: cut the plain model, once, and give the"
                 " context the positions of packed rows."
@@ -135,7 +135,7 @@ class FirstSteps(AmongRanks):
         self.calls += torch.is_grad_enabled()
         if torch.is_grad_enabled() and self.calls in self.at and is_real(self.group):
             with torch.no_grad(), disable_modes(), unlogged():
-                whole = {name: p for name, p in model.named_parameters() if is_whole(p)}
+                whole = {name: p for name, p in model.named_parameters() if has_whole(p)}
                 some = [p.flatten()[:SOME].double() for p in whole.values()]
                 parts = (
                     torch.cat(some or [torch.zeros(0)]).cpu().split([len(part) for part in some])
