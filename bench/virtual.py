@@ -28,6 +28,7 @@ from coursekit.lab.virtual import preset_gpu, recorded_gpu
 from coursekit.recordings.races import Result, Way, step_by, train_step
 from coursekit.recordings.recordings import Hardware, Recording, Row, read_recording
 from coursekit.topics.data_parallelism import runs as data_parallelism
+from coursekit.topics.long_sequences import runs as long_sequences
 from coursekit.topics.pipelines.peers import TorchPipeline
 from coursekit.topics.tensor_parallelism import runs as tensor_parallelism
 from coursekit.topics.zero import runs as zero
@@ -64,15 +65,18 @@ class Model(NamedTuple):
             torch.set_default_dtype(torch.float32)
 
     def batch(self, tokens: int = TOKENS) -> torch.Tensor:
-        return torch.zeros(tokens // self.tokens, self.tokens, dtype=torch.long)
+        """Whole sequences, one at least: ranks that share it have a part each."""
+        return torch.zeros(max(1, tokens // self.tokens), self.tokens, dtype=torch.long)
 
 
 GPT_SIZES = dict(hidden=2048, heads=16, vocabulary=50304, max_sequence=2048, tied_head=0)
 SMALL = "two layers of the GPT"  # which a test runs again
+LONG = "two layers of Llama 3 8B, 64K tokens"  # eight ranks have 8,192 each
 MODELS = {
     SMALL: Model(dict(**GPT_SIZES, layers=2), 2048),
     "GPT 1.3B": Model(dict(**GPT_SIZES, layers=24), 2048),
     "Llama 3 8B": Model(quantities(model="Llama 3 8B"), 4096),
+    LONG: Model(quantities(model="Llama 3 8B") | dict(layers=2, max_sequence=1 << 16), 1 << 16),
 }
 
 
@@ -179,6 +183,11 @@ ALIKE: dict[str, tuple[Way, dict[str, Way], Callable]] = {  # this book's, and e
     "sequence parallelism": (
         Way(tensor_parallelism.split_by_plan, dict(sequence=True, regather=True, chunks=CHUNKS)),
         {"DTensor": DTENSOR["PyTorch, DTensor, sequence"]},
+        step_by,
+    ),
+    "context parallelism": (
+        long_sequences.WAYS[long_sequences.RING],
+        {"ring": long_sequences.WAYS[long_sequences.TORCH_RING]},
         step_by,
     ),
 }
@@ -350,6 +359,8 @@ class Race(NamedTuple):
         """Two nodes have more ranks than a Llama has key-value heads, and more interleaved stages
         than a GPT has blocks."""
         sizes = MODELS[self.model].sizes
+        if LONG == self.model or self.technique == SHARES_A_SEQUENCE:
+            return (self.technique, self.model, self.gpus) == (SHARES_A_SEQUENCE, LONG, NODE)
         if self.model == SMALL:
             return self.technique in ALIKE and self.gpus == NODE
         if self.gpus > 2 * NODE:
@@ -391,6 +402,7 @@ class Race(NamedTuple):
 
 
 CUTS_HEADS = "tensor parallelism", "sequence parallelism"
+SHARES_A_SEQUENCE = "context parallelism"
 TECHNIQUES = (*ALIKE, *SCHEDULES)
 
 

@@ -41,11 +41,13 @@ def test_no_technique_waits_longer_than_its_peer():
     """No step is longer than that of PyTorch's fastest way in its race. Pipelines wait as long, up
     to a thousandth of a share: their products take 0.3 % less time. That of tensor parallelism on
     two nodes is 6 % shorter, and so waits for less time and for a larger share, 71.2 % beside
-    DTensor's 70.6 %; so does zero bubble's. There the last stage, which has the head, computes
-    without a pause once the first microbatch has come, in PyTorch's as in this book's, and no order
-    of actions is faster (test_zero_bubble_takes_no_longer_than_its_longest_stage): PyTorch's share
-    is smaller because its W does half of each norm again and it divides all gradients, which is
-    computing. Pages do not show two layers, a step's ends with little between.
+    DTensor's 70.6 %; so does context parallelism's, which is 1.6 % shorter and waits for the last
+    gradients of data parallelism alone, as PyTorch's does; so does zero bubble's. There the last
+    stage, which has the head, computes without a pause once the first microbatch has come, in
+    PyTorch's as in this book's, and no order of actions is faster
+    (test_zero_bubble_takes_no_longer_than_its_longest_stage): PyTorch's share is smaller because
+    its W does half of each norm again and it divides all gradients, which is computing. Pages do
+    not show two layers, a step's ends with little between.
 
     Must catch: a recording of code that waits or computes longer; a race left out."""
     raced = set()
@@ -59,7 +61,7 @@ def test_no_technique_waits_longer_than_its_peer():
         best = min(race.peers, key=steps.get)
         assert steps[virtual.OURS] <= virtual.MOST * steps[best], race
         if race.model != virtual.SMALL:
-            shorter = race.technique == "zero-bubble H1"
+            shorter = race.technique in ("zero-bubble H1", virtual.SHARES_A_SEQUENCE)
             shorter |= (race.technique, race.gpus) == ("tensor parallelism", 2 * virtual.NODE)
             ours, theirs = (
                 waits[who] / (1 if shorter else steps[who]) for who in (virtual.OURS, best)
