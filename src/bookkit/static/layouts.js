@@ -143,7 +143,8 @@
         ...repairs(layout),
         each("tensor_parallel", doubles(layout.tensor_parallel, facts.most_tensor)),
         each("expert_parallel", layout.values.experts ? doubles(layout.expert_parallel, MOST) : []),
-        each("context_parallel", doubles(layout.context_parallel, Math.min(layout.gpus, MOST))),
+        doubles(layout.context_parallel, Math.min(layout.gpus, MOST)).map(c => ({ context_parallel: c,
+          context_mix: layout.context_parallel > 1 ? layout.context_mix : 0 })), // 0: the usual one
         each("pipeline_parallel", doubles(layout.pipeline_parallel, facts.most_pipeline)),
         each("gpus", layout.zero_stage ? doubles(layout.gpus, MOST) : []),
         each("sequence", halves(layout.sequence, 128)),
@@ -225,7 +226,7 @@
             if (m < p || (v > 1 && m % p)) continue;
             for (const z of stages) for (const cut of cuts) for (const policy of policies) for (const e of shares) for (const mix of mixes(asked, t, c)) {
               yield { tensor_parallel: t, pipeline_parallel: p, stages_per_rank: v, shorter_ends: ends, context_parallel: c,
-                context_mix: c > 1 ? mix : 0, expert_parallel: e, microbatch: b, zero_stage: z, sequence_parallel: cut, recompute_policy: policy, accumulation_steps: m,
+                context_mix: mix, expert_parallel: e, microbatch: b, zero_stage: z, sequence_parallel: cut, recompute_policy: policy, accumulation_steps: m,
                 shard_groups: 1, offload: 0 }; // others are for whoever fixes them
             }
           }

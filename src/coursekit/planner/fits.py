@@ -731,8 +731,9 @@ def _single_changes(layout):
     ]
     if layout.sizes.get("experts"):
         yield [replace(layout, expert_parallel=e) for e in _doubles(layout.expert_parallel)]
+    mix = layout.context_mix if layout.context_parallel > 1 else None  # without: the usual one
     yield [
-        replace(layout, context_parallel=c)
+        replace(layout, context_parallel=c, context_mix=mix)
         for c in _doubles(layout.context_parallel)
         if c <= layout.gpus
     ]

@@ -490,7 +490,6 @@ class Search:
     def layout(self, place: int) -> RankLayout:
         row = {name: int(column[place]) for name, column in self.columns.items()}
         del row["data_parallel"]
-        row["context_mix"] = row["context_mix"] if row["context_parallel"] > 1 else None
         cut = bool(row.pop("sequence_parallel"))
         return replace(self.asked, **row, sequence_parallel=cut)
 
