@@ -19,10 +19,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import jupytext
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from test_labs import COMPARED, LABS, code_cells
+from told import sample
 
 from bench.labs import MOST_GIVEN, lines_of_lab
 from bookkit.lab_pages import ESCAPED
@@ -576,50 +578,15 @@ def answered(text):
 
 def small_lab():
     """A lab of the right form: the shortest that there is, filled up with text."""
-    imports = "from coursekit.topics.why_one_gpu.exercises import training_seconds_from_rate\n\n\n"
-    head = [
-        new_markdown_cell("# A lab"),
-        new_code_cell(INSTALL_CELL, metadata={"tags": ["install"]}),
-        new_markdown_cell("## What can this machine show?"),
-        new_code_cell(
-            "from coursekit.exercises import Predictions, check\n"
-            "from coursekit.machine.capabilities import capabilities\n\n"
-            'predictions = Predictions("lab")\ncapabilities("cpu")',
-            metadata={"tags": ["setup"]},
-        ),
-        new_markdown_cell("## How many?"),
-        new_code_cell(
-            'my_bytes = 16\npredictions.lock("bytes", my_bytes)\nkept = 16',
-            metadata={"tags": ["predict"]},
-        ),
-        new_markdown_cell("Look."),
-        new_code_cell('predictions.locked("bytes")\npredictions.compare("bytes", kept)'),
-        new_markdown_cell("## What does Adam keep?"),
-        new_code_cell(
-            f"{imports}def states(parameters, tokens, flops_per_second):\n    return ...\n\n\n"
-            "check(training_seconds_from_rate, states)",
-            metadata={"tags": ["blank", "check", COMPARED]},
-            **answered(
-                "not yet: states(parameters=1_000, tokens=50, flops_per_second=2000.0) gave"
-                " Ellipsis: fill in the blank."
-            ),
-        ),
-        new_markdown_cell("Four tensors.", metadata={"tags": ["solution"]}),
-        new_code_cell(
-            f"{imports}def states(parameters, tokens, flops_per_second):\n"
-            "    return 6 * parameters * tokens / flops_per_second\n\n\n"
-            "check(training_seconds_from_rate, states)",
-            metadata={"tags": ["solution", "check", COMPARED]},
-            **answered(f"right: {training_seconds_from_rate.right}"),
-        ),
-        new_markdown_cell("## What if it were larger?"),
-        new_code_cell('from coursekit.show.widgets import explorer\n\nexplorer("does-it-fit")'),
-    ]
-    tail = [new_markdown_cell("## What did you find?"), new_code_cell("predictions.summary()")]
-    solved = sum(has_tag(cell, "solution") for cell in head)
-    fill = CELLS.start - len(head) - len(tail) + solved
-    text = [new_markdown_cell("More.") for _ in range(fill)]
-    return new_notebook(cells=[*head, *text, *tail])
+    lab = jupytext.reads(sample("lab.md"), "md:myst")
+    lab.cells[1].source = INSTALL_CELL
+    asked = "states(parameters=1_000, tokens=50, flops_per_second=2000.0)"
+    output(9, f"not yet: {asked} gave Ellipsis: fill in the blank.")(lab)
+    output(11, f"right: {training_seconds_from_rate.right}")(lab)
+    solved = sum(has_tag(cell, "solution") for cell in lab.cells)
+    fill = CELLS.start + solved - len(lab.cells)
+    lab.cells[-2:-2] = [new_markdown_cell("More.") for _ in range(fill)]
+    return lab
 
 
 def test_a_lab_of_the_form_has_no_problems():
@@ -658,33 +625,14 @@ def add(number, *cells):
 def lab_with_paths():
     """The small lab, with two exercises and a bug hunt on its core, and a task among the rest."""
     lab = small_lab()
-
-    def exercise(name, *given):
-        what = f"from coursekit.topics.why_one_gpu.exercises import {name}\n\n"
-        asked = new_code_cell(
-            f"{what}check({name}, ...)",
-            metadata={"tags": ["blank", "check", COMPARED, *given]},
-            **answered("not yet: fill in the blank."),
-        )
-        solved = new_code_cell(
-            f"{what}check({name}, 1)",
-            metadata={"tags": ["solution", "check", COMPARED]},
-            **answered("right: so it is."),
-        )
-        said = new_markdown_cell("So.", metadata={"tags": ["solution"]})
-        return [asked, said, solved]
-
     for cell, tag in ((5, "core"), (7, "core"), (9, "core"), (13, "more"), (-1, "core")):
         lab.cells[cell].metadata["tags"] = [*lab.cells[cell].metadata.get("tags", []), tag]
     lab.cells[12].source = "## More: What if it were larger?"
-    lab.cells[14:-2] = [
-        new_markdown_cell("## What does a step take?"),
-        *exercise("training_flops", "core"),
-        new_markdown_cell("## Bug hunt: why?"),
-        *exercise("heavier_states", "core"),
-        new_markdown_cell("## More: Can you show it?"),
-        *exercise("tied_weights", "more", "task"),
-    ]
+    lab.cells[14:-2] = more = jupytext.reads(sample("paths.md"), "md:myst").cells
+    for cell in more:
+        if has_tag(cell, "check"):
+            solved = has_tag(cell, "solution")
+            cell.update(answered("right: so it is." if solved else "not yet: fill in the blank."))
     return lab
 
 
