@@ -90,9 +90,8 @@ class FormulaSheetDirective(SphinxDirective):
         rows = []
         for quantity in BOOK.quantities.values():
             name = self._anchored(nodes.inline("", "", _code(quantity.name)), quantity.name)
-            rows.append(
-                [_math(quantity.symbol), name, quantity.meaning, quantity.unit, _range(quantity)]
-            )
+            symbol = nodes.math(quantity.symbol, quantity.symbol)
+            rows.append([symbol, name, quantity.meaning, quantity.unit, _range(quantity)])
         return self._section(
             "given",
             "What is given",
@@ -234,10 +233,6 @@ def _scaled(preset, name, size):
 
 def _code(text):
     return code_name(text, text)
-
-
-def _math(symbol):
-    return nodes.math(symbol, symbol)
 
 
 def _text(text):

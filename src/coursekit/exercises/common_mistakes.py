@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from coursekit.show.format import BINARY, DECIMAL, DURATIONS
 
-from .numbers import plain_number
+from .numbers import is_number, plain_number
 
 _TEXT = files("coursekit").joinpath("data", "errors.md").read_text("utf-8")
 ERRORS = [
@@ -37,7 +37,7 @@ def about_numbers(wanted: Sequence, given: Sequence, unit: str = "") -> str:
     """How numbers differ that differ in the same way in every case; empty for what is no number or
     differs in several ways."""
     wanted, given = [[plain_number(one) for one in some] for some in (wanted, given)]
-    if not all(_finite(one) for one in (*wanted, *given)) or not all(wanted):
+    if not all(is_number(one) and abs(one) < 1e300 for one in (*wanted, *given)) or not all(wanted):
         return ""
     if any(mine != theirs for mine, theirs in zip(given, wanted)) and (
         any(all(_alike(given, [round(w, k) for w in wanted])) for k in range(4))
@@ -64,10 +64,6 @@ def _one_ratio(ratio: float, unit: str) -> str:
     if abs(ratio - 1) < NEAR:
         return f"yours is {ratio:.4g} times that, in every case: a number in it is rounded"
     return f"yours is {ratio:.4g} times that, in every case"
-
-
-def _finite(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _alike(some: Sequence, others: Sequence) -> list[bool]:

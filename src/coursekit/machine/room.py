@@ -92,7 +92,8 @@ def hand_in(shared: Path, name: str, labs: Path, doctor: dict | None = None) -> 
     if not shared.is_dir():
         raise CannotCollect(f"{shared} is no folder here: is the shared disk mounted?")
     states, predictions, reports = [], {}, []
-    saved = sorted(filter(Path.is_file, labs.glob("[0-9]*.ipynb")), key=_when_saved)
+    saved = filter(Path.is_file, labs.glob("[0-9]*.ipynb"))
+    saved = sorted(saved, key=lambda path: (path.stat().st_mtime, path.name))
     for path in saved:  # the one that was saved last is where the learner is
         with _left_out_if_damaged(path):
             states.append(typed(state_of(path)._asdict(), LabState)._asdict())
@@ -137,10 +138,6 @@ def _left_out_if_damaged(path: Path) -> Iterator[None]:
         yield
     except NOT_ONE as error:
         print(printable(f"{path.name} is damaged, and left out ({str(error)[:80]})."))
-
-
-def _when_saved(path: Path) -> tuple[float, str]:
-    return path.stat().st_mtime, path.name
 
 
 def _token(labs: Path) -> str:

@@ -7,6 +7,7 @@ that launch, copy or wait; of each GPU all kernels and copies. A kernel knows th
 it.
 """
 
+import re
 from collections.abc import Iterable
 
 from .slim_trace import ALL_KINDS, SlimSpan, SlimTrace, SpanKind
@@ -20,6 +21,8 @@ READING_OPERATORS = (
 )
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 RUNTIME = ("cuda_runtime", "cuda_driver")
+UPDATES, MESSAGES = ("Optimizer.step", "Optimizer.zero_grad"), ("c10d::", "gloo:", "nccl:")
+LAUNCHES = "Launch|^cuda(Memcpy|Memset)"
 RUNTIME_WAITS = ("Synchronize", "cudaMalloc", "cudaFree", "cudaHostAlloc")
 
 
@@ -31,7 +34,7 @@ def from_chrome(
     whole = [e for e in events if e.get("ph") == "X" and "dur" in e]
     whole.sort(key=lambda e: (e["ts"], -e["dur"]))
     sections = [e for e in whole if e.get("cat") == "user_annotation"]
-    updates = [(e["ts"], e["ts"] + e["dur"]) for e in sections if is_update(e["name"])]
+    updates = [(e["ts"], e["ts"] + e["dur"]) for e in sections if e["name"].startswith(UPDATES)]
     kept: list[tuple[str, str, dict]] = []  # lane, kind, event
     launches: dict[int, tuple[str, int]] = {}  # correlation -> phase, place in kept
     done: dict[tuple, float] = {}  # thread -> end of its latest outermost operator
@@ -49,10 +52,10 @@ def from_chrome(
             done[thread] = event["ts"] + event["dur"]
             kind = phase[thread] = phase_of(event, updates)
             kind = SpanKind.WAIT if name in READING_OPERATORS and kind != SpanKind.UPDATE else kind
-            kind = SpanKind.MESSAGE if is_message(name) else kind
+            kind = SpanKind.MESSAGE if name.startswith(MESSAGES) else kind
         elif category in RUNTIME and any(part in name for part in RUNTIME_WAITS):
             kind = SpanKind.WAIT
-        elif category in RUNTIME and correlation is not None and is_launch(name):
+        elif category in RUNTIME and correlation is not None and re.search(LAUNCHES, name):
             kind = SpanKind.LAUNCH
             if inside(event):
                 outer = (
@@ -103,18 +106,6 @@ def phase_of(event: dict, updates: list[tuple[float, float]]) -> str:
     if any(start <= event["ts"] < end for start, end in updates):
         return SpanKind.UPDATE
     return SpanKind.BACKWARD if event["name"].startswith("autograd::engine") else SpanKind.FORWARD
-
-
-def is_update(name: str) -> bool:
-    return name.startswith(("Optimizer.step", "Optimizer.zero_grad"))
-
-
-def is_message(name: str) -> bool:
-    return name.startswith(("c10d::", "gloo:", "nccl:"))
-
-
-def is_launch(name: str) -> bool:
-    return "Launch" in name or name.startswith(("cudaMemcpy", "cudaMemset"))
 
 
 def short_name(name: str) -> str:
