@@ -10,7 +10,8 @@ Speeds are the book's stated ones, of the class and not of the row: the share of
 FLOP/s at which products run, the share of the network, and the work of fused attention, which were
 fitted with a formula to the rows at even places of the class's table. Memory and links within a
 node reach four fifths of their datasheets. Nothing is fitted to virtual time, and the rows at odd
-places are held out of all.
+places are held out of all. So the clock is not recorded_gpu's: kernels take no time of their own,
+and slow nothing.
 
 Kernels: gpt.py is eager, and the published code has one kernel where gpt.py has several for a norm,
 for rotary positions (none in MPT, whose attention has them), for dropout of a part, and for a
@@ -25,7 +26,6 @@ as the row's recipe says.
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -37,13 +37,12 @@ from torch import Tensor, nn
 
 from bench.virtual import recorded
 from coursekit.formulas import quantities
-from coursekit.lab.virtual import preset_gpu
 from coursekit.planner.fits import RankLayout
-from coursekit.planner.speeds import BANDWIDTH_SHARE, SPEEDS
+from coursekit.planner.speeds import BANDWIDTH_SHARE, SPEEDS, link_rates
 from coursekit.recordings.recordings import Row
 from coursekit.topics.which_layout.referee import numbers_in, published_layout, seconds_rows
 from coursekit.topics.zero.rank_of_many import Recomputed
-from ranklab.virtual import GPU, VirtualGPUs
+from ranklab.virtual import GPU, Links, VirtualGPUs
 from shardlab import zero
 from shardlab.common.torch_internals import disable_modes
 from shardlab.data_parallel import DistributedDataParallel
@@ -62,6 +61,7 @@ from shardlab.zero.hardened.flat import Native
 
 DENSE = [name for name in SPEEDS if "experts" not in name]
 LAYERS = MICROBATCHES = (1, 2)
+IN_16_BITS = torch.float16, torch.bfloat16
 RECOMPUTE_ALL, MOST_RANKS = 3, 1024
 SIZES = GPTConfig().quantities().keys()
 
@@ -110,15 +110,15 @@ def line(at, values, wanted) -> float:
 
 
 def gpu_of(row, layout: RankLayout) -> GPU:
-    """The preset's, with the class's shares. Its share of scores is of all their work, of which a
-    fused kernel here counts half."""
-    speed, preset = SPEEDS[row["speed"]], preset_gpu(layout.gpu, layout.ranks_per_node)
-    network = preset.links.network_bytes_per_second * speed.network_share / BANDWIDTH_SHARE
-    share = speed.utilisation / BANDWIDTH_SHARE
-    return replace(
-        preset,
-        links=replace(preset.links, network_bytes_per_second=network),
-        flops_per_second={of: share * rate for of, rate in preset.flops_per_second.items()},
+    """With the class's shares. Its share of scores is of all their work, of which a fused kernel
+    here counts half."""
+    speed, chip = SPEEDS[row["speed"]], quantities(gpu=layout.gpu)
+    node, card = link_rates(layout.gpu)
+    card *= speed.network_share / BANDWIDTH_SHARE
+    return GPU(
+        dict.fromkeys(IN_16_BITS, speed.utilisation * chip["flops_per_second"]),
+        BANDWIDTH_SHARE * chip["memory_bytes_per_second"],
+        Links(node, card, layout.ranks_per_node),
         attention_share=0.5 / speed.score_share,
     )
 

@@ -9,7 +9,7 @@ Four constants of data/virtual.csv are fitted to the rungs at even places; the o
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -17,12 +17,12 @@ from torch import nn
 
 from bench.virtual import GPU as H100
 from bench.virtual import recorded
-from coursekit.lab.virtual import preset_gpu, recorded_gpu
+from coursekit.lab.virtual import virtual_gpu
 from coursekit.recordings.races import LARGE_TASK
 from coursekit.recordings.recordings import Recording, Row
 from coursekit.topics.hardware.one_gpu import CHANGES, Rung, build_step
 from coursekit.topics.slow_to_fast.pictures import recorded_rungs
-from ranklab.virtual import GPU, VirtualGPU, VirtualStep
+from ranklab.virtual import VirtualStep
 from shardlab.mixed_precision.policies import Policy
 
 RECORDED_AS = {"master copies in groups": "masters in piles"}
@@ -71,15 +71,13 @@ def cases(recording: Recording) -> Iterator[tuple[str, Rung, int, Row, Row]]:
 def rows() -> Iterator[Row]:
     for place, (name, rung, batch, step, busy) in enumerate(cases(recorded_rungs()[0])):
         case = dict(rung=name, recorded_seconds=step.value, gpu_busy=busy.value)
-        ratio = virtual_step(rung, batch, recorded_gpu).seconds / step.value
+        ratio = virtual_step(rung, batch).seconds / step.value
         yield Row("virtual.rung", ratio, "ratio", dict(**case, fitted=place % 2 == 0))
-        ratio = virtual_step(rung, batch, preset_gpu).seconds / step.value
-        yield Row("virtual.rung_of_preset", ratio, "ratio", dict(rung=name))
 
 
-def virtual_step(rung: Rung, batch: int, clock: Callable[[str], GPU]) -> VirtualStep:
+def virtual_step(rung: Rung, batch: int) -> VirtualStep:
     task = LARGE_TASK._replace(microbatch=batch)
-    with VirtualGPU(clock(H100)) as gpu:
+    with virtual_gpu(H100) as gpu:
         torch.set_default_dtype(rung.policy.weights)
         own = rung._replace(policy=AsBuilt(*rung.policy))
         train = build_step(own, task, torch.device("cpu"))
@@ -94,9 +92,9 @@ def main():
     found = list(rows())
     if sys.argv[1:]:
         recorded(found, Path(sys.argv[1]), "rungs")
-    for row, preset in zip(found[::2], found[1::2]):
+    for row in found:
         seconds, kind = row.case["recorded_seconds"], "fitted" if row.case["fitted"] else "held out"
-        numbers = f"{seconds:9.4f}{row.value * seconds:9.4f}{row.value:7.2f}{preset.value:7.2f}"
+        numbers = f"{seconds:9.4f}{row.value * seconds:9.4f}{row.value:7.2f}"
         print(f"{row.case['rung']:36}{kind:10}{numbers}")
 
 

@@ -1,14 +1,16 @@
 """This book's techniques beside each of PyTorch's own in virtual time: eight H100s, and nodes of
 eight with a network card of 400 Gbit/s for each.
 
-The real code of both runs on tensors without contents; kernels and messages take the times of the
-preset, see ranklab.virtual. A step in bf16 with fused AdamW, 4,096 tokens a rank. Ranks that do
-the same are one rank and its copies (VirtualGPUs); stages of a pipeline are real processes that
-tell each other their times. Virtual time is exact: the same numbers on every machine.
+The real code of both runs on tensors without contents; kernels and messages take the times that
+were recorded on an H100, see coursekit.lab.virtual. A step in bf16 with fused AdamW, 4,096 tokens a
+rank. Ranks that do the same are one rank and its copies (VirtualGPUs); stages of a pipeline are
+real processes that tell each other their times. Virtual time is exact: the same numbers on every
+machine.
 """
 
 import argparse
 import gc
+import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from coursekit.formulas import quantities
-from coursekit.lab.virtual import preset_gpu, recorded_gpu
+from coursekit.lab.virtual import virtual_gpu, virtual_gpus
 from coursekit.recordings.races import Result, Way, step_by, train_step
 from coursekit.recordings.recordings import Hardware, Recording, Row, read_recording
 from coursekit.topics.data_parallelism import runs as data_parallelism
@@ -32,9 +34,8 @@ from coursekit.topics.long_sequences import runs as long_sequences
 from coursekit.topics.pipelines.peers import TorchPipeline
 from coursekit.topics.tensor_parallelism import runs as tensor_parallelism
 from coursekit.topics.zero import runs as zero
-from ranklab.measure.ledger import Ledger
 from ranklab.ranks import ranks
-from ranklab.virtual import VirtualGPU, VirtualGPUs, VirtualStep
+from ranklab.virtual import OutOfMemory
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.pipelines import schedules
 from shardlab.pipelines.hardened.pipeline import Pipeline
@@ -50,7 +51,7 @@ CHUNKS = 1  # of a row layer's tokens: more pay more latency than they hide here
 MICROBATCHES = 8  # of TOKENS each, in a pipeline; with more ranks one for each, as 1F1B asks for
 PART = "virtual time"
 HARDWARE = Hardware(f"virtual {GPU}", "virtual", 1, quantities(gpu=GPU)["gpu_memory_bytes"])
-MOST = 1.001  # of the best peer's step
+MOST = 1.002  # of the best peer's step
 
 
 class Model(NamedTuple):
@@ -81,7 +82,8 @@ MODELS = {
 
 
 class Found(NamedTuple):
-    """One step; of the stages of a pipeline it is the mean, and the most waits and bytes of one."""
+    """One step; of the stages of a pipeline it is the mean, and the most waits and bytes of one. Of
+    one that runs out of memory there are the bytes alone."""
 
     seconds: float
     exposed_seconds: float  # nothing computes, for any reason but the host's launches
@@ -95,9 +97,8 @@ class Found(NamedTuple):
         return self.exposed_seconds / self.seconds
 
 
-def found_of(step: VirtualStep, peak: int) -> Found:
-    idle, host = step.idle_seconds(), step.idle_seconds("host")
-    return Found(step.seconds, idle - host, idle, host, step.host_waits, peak)
+def ran_out(error: OutOfMemory) -> Found:
+    return Found(math.inf, 0, 0, 0, 0, error.nbytes)
 
 
 # --- ranks that do the same -----------------------------------------------------------------------
@@ -195,45 +196,29 @@ ALIKE: dict[str, tuple[Way, dict[str, Way], Callable]] = {  # this book's, and e
 OUTLIVE = "ZeRO 1", "ZeRO 2", "ZeRO 3"
 
 
-def step_of_alike(
-    way: Way, step_of: Callable, outlives: bool, model: Model, gpus: int, clock=preset_gpu
-) -> Found:
-    with VirtualGPUs(gpus, clock(GPU)) as gpu:
-
-        def training(net):
-            built = way.build(net, torch.optim.AdamW, fused=True)
-            return partial(step_of, *built, model.batch())
-
-        net = model.build()
-        with Ledger(net) as ledger:
-            found = last_step(gpu, ledger, training(net))
-        if outlives:
-            found = Found(*steady_step(gpu, training(model.build())), found.peak_bytes)
-    return found
+def step_of_alike(way: Way, step_of: Callable, outlives: bool, model: Model, gpus: int) -> Found:
+    with virtual_gpus(gpus, GPU) as gpu:
+        try:
+            built = way.build(model.build(), torch.optim.AdamW, fused=True)
+            return last_step(gpu, partial(step_of, *built, model.batch()), outlives)
+        except OutOfMemory as error:
+            return ran_out(error)
 
 
-def last_step(gpu, ledger: Ledger, train: Callable, warm_up: int = 2) -> Found:
+def last_step(gpu, train: Callable, outlives: bool = False, warm_up: int = 2) -> Found:
+    """Of a step whose messages travel under the next one, two steps less one."""
     for _ in range(warm_up):  # PyTorch's first step has other buckets
         train()
-    gc.collect()  # the whole parameters of a model that was cut
-    line = len(ledger.timeline)
-    with gpu.step() as step:
-        train()
-    return found_of(step, max(point.bytes.total for point in ledger.timeline[line:]))
-
-
-def steady_step(gpu, train: Callable) -> list[float]:
-    """Two steps less one: messages of a step travel under the next one. Without a ledger, which
-    reads parameters, and whoever reads these waits for them."""
-    for _ in range(2):
-        train()
     found = []
-    for count in (1, 2):
+    for count in (1, 2) if outlives else (1,):
+        gc.collect()  # the whole parameters of a model that was cut
         with gpu.step() as step:
             for _ in range(count):
                 train()
-        found.append(found_of(step, 0)[:-1])
-    return [two - one for one, two in zip(*found)]
+        idle, host = step.idle_seconds(), step.idle_seconds("host")
+        found.append((step.seconds, idle - host, idle, host, step.host_waits))
+    less = found[0] if outlives else (0,) * len(found[0])
+    return Found(*(last - first for last, first in zip(found[-1], less)), step.peak_bytes)
 
 
 # --- stages of a pipeline -------------------------------------------------------------------------
@@ -263,10 +248,8 @@ def cut_of(name: str, ranks: int, blocks: int) -> tuple[schedules.Schedule, list
     return SCHEDULES[name][0](ranks, microbatches_of(ranks), **options), counts
 
 
-def stage_of_a_pipeline(
-    name: str, peer: bool, model: Model, warm_up: int = 1, clock=preset_gpu
-) -> Found:
-    with VirtualGPU(clock(GPU)) as gpu:
+def stage_of_a_pipeline(name: str, peer: bool, model: Model, warm_up: int = 1) -> Found:
+    with virtual_gpu(GPU) as gpu:
         count, kind = dist.get_world_size(), SCHEDULES[name][1]
         lists, counts = cut_of(name, count, model.sizes["layers"])
         net, tokens = model.build(), model.batch(microbatches_of(count) * TOKENS)
@@ -276,12 +259,9 @@ def stage_of_a_pipeline(
             pipeline = TorchPipeline(layers, plan, next_token_loss, kind)
         else:
             pipeline = Pipeline(layers, plan, next_token_loss)
-        parameters = torch.nn.ParameterList(pipeline.parameters())
         del net, layers
-        with Ledger(parameters) as ledger:
-            optimizer = torch.optim.AdamW(parameters, fused=True)
-            train = partial(step_by, pipeline.step, optimizer, tokens)
-            return last_step(gpu, ledger, train, warm_up)
+        optimizer = torch.optim.AdamW(pipeline.parameters(), fused=True)
+        return last_step(gpu, partial(step_by, pipeline.step, optimizer, tokens), warm_up=warm_up)
 
 
 def of_all(stages: list[Found]) -> Found:
@@ -312,7 +292,7 @@ def real_time(technique: str) -> Result:
             stages = world.run(cpu_of_a_stage, technique)
     else:
         way, _, step_of = ALIKE[technique]
-        with VirtualGPUs(NODE, preset_gpu(GPU)) as gpu:
+        with virtual_gpus(NODE, GPU) as gpu:
             built = way.build(TWELVE.build(), torch.optim.AdamW, fused=True)
             with gpu.step():
                 step_of(*built, TWELVE.batch())
@@ -342,15 +322,15 @@ class Race(NamedTuple):
             return tuple(ALIKE[self.technique][1])
         return (SCHEDULES[self.technique][1],)
 
-    def run(self, clock=preset_gpu) -> dict[str, Found]:
-        """This book's step, and each of PyTorch's, on GPUs that `clock` gives."""
+    def run(self) -> dict[str, Found]:
+        """This book's step, and each of PyTorch's."""
         if self.technique in ALIKE:
             ours, peers, step_of = ALIKE[self.technique]
-            of = step_of, self.technique in OUTLIVE, MODELS[self.model], self.gpus, clock
+            of = step_of, self.technique in OUTLIVE, MODELS[self.model], self.gpus
             ways = {OURS: ours} | peers
             return {name: step_of_alike(way, *of) for name, way in ways.items()}
         with ranks(self.gpus, device="cpu", announce=False) as world:
-            stage = partial(world.run, stage_of_a_pipeline, self.technique, clock=clock)
+            stage = partial(world.run, stage_of_a_pipeline, self.technique)
             model, names = MODELS[self.model], (OURS, *self.peers)
             return {name: of_all(stage(name != OURS, model)) for name in names}
 
@@ -369,14 +349,12 @@ class Race(NamedTuple):
             return sizes.get("key_value_heads", sizes["heads"]) % self.gpus == 0
         return self.technique != "interleaved 1F1B" or 2 * self.gpus <= sizes["layers"]
 
-    def rows(self, each: dict[str, Found], clock=preset_gpu) -> Iterator[Row]:
-        if clock is recorded_gpu:
-            for implementation, found in each.items():
-                case = dict(**self._asdict(), implementation=implementation)
-                yield Row("virtual.step_as_recorded", found.seconds, "seconds", case)
-            return
+    def rows(self, each: dict[str, Found]) -> Iterator[Row]:
         for implementation, found in each.items():
             case = dict(**self._asdict(), implementation=implementation)
+            if found.seconds == math.inf:
+                yield Row("virtual.out_of_memory", found.peak_bytes, "bytes", case)
+                continue
             yield Row("virtual.step", found.seconds, "seconds", case)
             yield Row("virtual.exposed", found.exposed_seconds, "seconds", case)
             yield Row("virtual.idle", found.idle_seconds, "seconds", case)
@@ -434,9 +412,7 @@ def main(arguments=None) -> None:
     parser.add_argument("techniques", nargs="*", metavar="TECHNIQUE", help=", ".join(TECHNIQUES))
     parser.add_argument("--model", choices=MODELS)
     parser.add_argument("--gpus", type=int)
-    parser.add_argument("--as-recorded", action="store_true", help="the clock of recorded steps")
     given = parser.parse_args(arguments)
-    clock = recorded_gpu if given.as_recorded else preset_gpu
     for race in all_races():
         asked = given.techniques or TECHNIQUES, [given.model or race.model]
         if (
@@ -444,10 +420,10 @@ def main(arguments=None) -> None:
             and race.model in asked[1]
             and given.gpus in (None, race.gpus)
         ):
-            found = race.run(clock)
+            found = race.run()
             print(race.result(found).what, race.result(found).value, flush=True)
             print(" ", race.result(found).note, flush=True)
-            recorded(race.rows(found, clock), given.folder)
+            recorded(race.rows(found), given.folder)
 
 
 if __name__ == "__main__":

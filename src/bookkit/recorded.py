@@ -42,7 +42,6 @@ from coursekit.show.format import STYLE_OF_UNIT, format_as
 
 ASKED = re.compile(r"^(?:`{3,}|:{3,})\{recorded\} (.+)$|\{recorded\}`([^`]+)`", re.MULTILINE)
 ROUNDED = "rounded "
-CONTEXT_BYTES = 855_441_408  # of CUDA and cuBLAS: account.row of the recorded H100
 
 
 def _recordings(env, location, kind="gpu"):
@@ -176,60 +175,36 @@ def _made_by(recording, after):
 
 
 def _virtual_races(recording):
-    """(a table of whole models, each beside the fastest of PyTorch's, in how many of their steps
-    the host waits)"""
-
-    def value(name, row, implementation):
-        case = {**row.case, "implementation": implementation}
-        return recording.find(f"virtual.{name}", **case)[0].value
-
-    def best_peer(row):
-        case = {key: value for key, value in row.case.items() if key != "implementation"}
-        steps = [one for one in recording.find("virtual.step", **case) if one != row]
-        return min(steps, key=lambda step: step.value).case["implementation"]
-
-    def as_recorded(row):
-        of = {key: row.case[key] for key in ("technique", "model", "gpus")}
-        found = recording.find("virtual.step_as_recorded", **of)
-        steps = {step.case["implementation"]: step.value for step in found}
-        own = steps.pop("shardlab", None)
-        return f"{own / min(steps.values()):.2f}" if own else ""
-
-    cells, before = [], None
+    """(a table of whole models, each beside the fastest of PyTorch's, how near its clock is)"""
+    cells, before, many = [], None, 0
     for row in recording.find("virtual.step", implementation="shardlab"):
         technique, model, gpus = (row.case[name] for name in ("technique", "model", "gpus"))
         if model.startswith("two layers"):
             continue
-        peer = best_peer(row)
-        exposed, steps, peaks = (
-            [value(name, row, who) for who in ("shardlab", peer)]
-            for name in ("exposed", "step", "peak")
+        of = dict(technique=technique, model=model, gpus=gpus)
+        steps, waits, peaks, ran_out = (
+            {one.case["implementation"]: one.value for one in recording.find(name, **of)}
+            for name in ("virtual.step", "virtual.exposed", "virtual.peak", "virtual.out_of_memory")
         )
-        shares = [wait / step for wait, step in zip(exposed, steps)]
-        step, wait, peak = (
-            f"{scale * own:,.1f}\N{NO-BREAK SPACE}({scale * theirs:,.1f})"
-            for scale, (own, theirs) in ((1000, steps), (100, shares), (1e-9, peaks))
-        )
+        many += len(ran_out)
+        peers = [name for name in steps if name != "shardlab"]
+        best = min(peers, key=steps.get) if peers else None
+        shares = {name: waits[name] / steps[name] for name in steps}
+        values = [
+            f"{scale * each['shardlab']:,.1f}"
+            + (f"\N{NO-BREAK SPACE}({scale * each[best]:,.1f})" if best else "")
+            for scale, each in ((1000, steps), (100, shares), (1e-9, peaks))
+        ]
+        ratio = f"{steps['shardlab'] / steps[best]:.2f}" if best else ""
         cells.append(
             [technique if technique != before else "", model.replace(" ", "\N{NO-BREAK SPACE}")]
-            + [f"{gpus}", step, f"{steps[0] / steps[1]:.2f}", as_recorded(row), wait, peak, peer]
+            + [f"{gpus}", values[0], ratio, *values[1:], best or "none fits"]
         )
         before = technique
-    heads = ["", "", "GPUs", "Step, ms", "Ratio", "As recorded", "Waits, %", "Peak, GB"]
-    heads.append("PyTorch's best")
-    waits = [
-        row.value
-        for row in recording.find("virtual.host_waits")
-        if not row.case["model"].startswith("two layers")
-    ]
-    fits, peaks = recording.hardware.memory_bytes - CONTEXT_BYTES, recording.find("virtual.peak")
-    many = sum(peak.value > fits for peak in peaks)
-    said = (
-        f"The host waits for its GPU in {sum(map(bool, waits)) or 'none'} of these {len(waits)}"
-        f" steps. {many} of all steps would run out of memory: beside its context the card has"
-        f" {fits / 1e9:.1f} GB. "
-    )
-    return node_table(heads, cells, numeric=range(2, 8)), said
+    heads = ["", "", "GPUs", "Step, ms", "Ratio", "Waits, %", "Peak, GB", "PyTorch's best"]
+    said = f"{many} of PyTorch's steps ran out of memory. " if many else ""
+    said += said_of_rungs(recording.find("virtual.rung"))
+    return node_table(heads, cells, numeric=range(2, 7)), said
 
 
 def _virtual_published(recording):
@@ -280,19 +255,19 @@ def _virtual_rungs(recording):
 
 
 def said_of_rungs(rows):
-    held = [row.value for row in rows if not row.case["fitted"]]
-    return f"The {len(held)} steps held out took {span_of(held)} of their recorded seconds. "
+    held = [row for row in rows if not row.case["fitted"]]
+    return f"The {len(held)} recorded steps that were held out took {span_of(held)}. "
 
 
-def span_of(ratios):
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+def span_of(rows):
+    ratios = [row.value for row in rows]
+    return f"{min(ratios):.2f} to {max(ratios):.2f} of their recorded seconds"
 
 
 def how_near(env, location):
-    """The span of virtual steps by a preset's clock over recorded seconds of one GPU."""
+    """How far virtual steps were from recorded ones that nothing was fitted to."""
     for recording in _recordings(env, location, "virtual"):
-        if rows := recording.find("virtual.rung_of_preset"):
-            return span_of([row.value for row in rows])
+        return span_of(recording.find("virtual.rung", fitted=False))
     return NOT_RECORDED
 
 

@@ -133,6 +133,9 @@ def mean_in_16_bits() -> Step:
     with watched() as step:
         (mean,) = Native().reduce_scatter([large], share=1 / n)
     assert mean.tolist() == [6e4]
+    mine = torch.full((n,), 3.0 + 3 * dist.get_rank(), dtype=torch.bfloat16, device="cuda")
+    (mean,) = Native().reduce_scatter([mine], share=1 / n)
+    assert mean.tolist() == [1.5 * (n + 1)] and mine[0] == 3 + 3 * dist.get_rank()
     return step
 
 

@@ -26,7 +26,7 @@ LAYOUTS = {1: {(1, "nccl"), (2, "gloo")}} | {n: {(n, "nccl")} for n in (2, 4, 8)
     "gpus, groups",
     [
         (2, ("data_parallel", "rank_starts", "feeding")),
-        *at_night((1, ()), (2, ()), (4, ()), (8, ())),
+        *at_night((1, ()), (2, ()), *((n, (group,)) for n in (4, 8) for group in OF_RANKS)),
     ],
 )
 def test_make_gpu(gpus, groups, tmp_path):

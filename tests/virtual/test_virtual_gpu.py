@@ -7,6 +7,7 @@ import io  # noqa: F401 (told.md names it)
 import json
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import numpy as np  # noqa: F401 (told.md names it)
@@ -17,7 +18,7 @@ from told import told
 from torch import nn  # noqa: F401 (told.md names it)
 
 from coursekit import formulas
-from coursekit.lab.virtual import preset_gpu
+from coursekit.lab.virtual import recorded_gpu
 from ranklab.virtual import GPU, Links, NoContents, UnknownSpeed, VirtualGPU, VirtualGPUs
 from ranklab.virtual.operators import cost
 from shardlab.common.collective_wire import all_gather_single
@@ -220,7 +221,11 @@ def test_copies_of_fully_shard_are_read_and_written():
 def test_products_in_fp32_have_the_rate_that_pytorch_is_told():
     """Must catch: TF32 where PyTorch computes in fp32; the switch of products taken for that of
     convolutions, which is on by default; the rate of a GPU that has no TF32."""
-    h100, v100 = preset_gpu("H100 SXM 80GB"), preset_gpu("V100 SXM2 32GB")
+    bare = dict(product_seconds=0.0, kernel_seconds=0.0, unaligned_share=1.0)
+    h100, v100, b200 = (
+        replace(recorded_gpu(name), **bare)
+        for name in ("H100 SXM 80GB", "V100 SXM2 32GB", "B200 SXM")
+    )
     made = lambda: (torch.ones(4096, 4096), torch.ones(1, 512, 64, 64), torch.ones(512, 512, 3, 3))
     work = lambda x, image, w: (x @ x, torch.conv2d(image, w))
     for allowed, gpu, rates in (
@@ -234,10 +239,10 @@ def test_products_in_fp32_have_the_rate_that_pytorch_is_told():
         finally:
             torch.backends.cuda.matmul.allow_tf32 = False
         flops = 2 * 4096**3, 2 * 62 * 62 * 512 * 512 * 9
-        assert found == [round(n / (0.8e3 * rate)) for n, rate in zip(flops, rates)]
-    assert preset_gpu("T4").flops_per_second[torch.float32] == 0.8 * 8.1e12
+        assert found == [round(n / (0.76e3 * rate)) for n, rate in zip(flops, rates)]
+    assert recorded_gpu("T4").flops_per_second[torch.float32] == 0.76 * 8.1e12
     with pytest.raises(UnknownSpeed, match="B200 SXM has no rate for products of torch.float32"):
-        spans_of(work, preset_gpu("B200 SXM"), made)
+        spans_of(work, b200, made)
 
 
 def test_attention_computes_the_half_that_the_mask_shows():

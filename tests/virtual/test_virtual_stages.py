@@ -4,7 +4,6 @@ Units are equal products, launches are free and memory is fast, so that a unit c
 of its products alone, as in the formulas.
 """
 
-import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +13,8 @@ from torch import nn
 
 from coursekit.formulas import evaluate
 from ranklab.virtual import GPU, Links, VirtualGPUs
-from ranklab.virtual.operators import tensors_in
 from shardlab import zero
 from shardlab.common.backward import when_backward_ends
-from shardlab.common.torch_internals import TorchDispatchMode, storage_key
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.recompute.host_copies import HELD
 from shardlab.recompute.offload import offload_activations
@@ -213,36 +210,18 @@ def test_gradients_that_land_at_the_end_of_backward():
     assert all(mean.start >= copy.end for copy, mean in zip(left, made[2:]))
 
 
-class LiveBytes(TorchDispatchMode):
-    """Counts what operators return, and touches no parameter: the ledger does, and whoever does
-    waits for it."""
-
-    def __init__(self):
-        super().__init__()
-        self.live, self.peak = {}, 0
-
-    def __torch_dispatch__(self, function, types, args=(), named=None):
-        result = function(*args, **(named or {}))
-        for storage in (tensor.untyped_storage() for tensor in tensors_in(result)):
-            if storage_key(storage) not in self.live:
-                self.live[storage_key(storage)] = storage.nbytes()
-                weakref.finalize(storage, self.live.pop, storage_key(storage))
-        self.peak = max(self.peak, sum(self.live.values()))
-        return result
-
-
 def peak_of(stage, prefetch, hidden):
     """Bytes at the fullest point of a step, and how many parameters are on their way after it."""
-    with VirtualGPUs(RANKS, GPU({torch.float32: 1e12}, 1e12, Links(1e9))), LiveBytes() as bytes_of:
+    with VirtualGPUs(RANKS, GPU({torch.float32: 1e12}, 1e12, Links(1e9))) as gpu:
         model = nn.Sequential(*[nn.Linear(hidden, hidden) for _ in range(UNITS)])
         options = dict(stage=stage, bucket_bytes=12 * hidden**2, prefetch=prefetch, lr=0.1)
         model, optimizer = zero.shard(model, torch.optim.AdamW, **options)
         for _ in range(3):
-            bytes_of.peak = 0
+            gpu.memory.peak = 0
             model(torch.ones(8, hidden)).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        return bytes_of.peak, sum("arrival" in vars(p) for p in model.parameters())
+        return gpu.memory.peak, sum("arrival" in vars(p) for p in model.parameters())
 
 
 @pytest.mark.one_in(3)
@@ -274,6 +253,23 @@ def test_a_gradient_is_copied_once_at_most(bias, passes, transposed):
         with own.step() as step:
             Native().reduce_scatter(gradients, share=1 / RANKS)
     passes = 2 if transposed else passes
+    assert step.computing_seconds == pytest.approx(passes * nbytes / 1e9, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "dtype, passes", [(torch.float32, 0), (torch.bfloat16, 2 / 24), (torch.float16, 2)]
+)
+def test_a_mean_of_24_multiplies_as_little_as_it_may(dtype, passes):
+    """NCCL's own mean is exact in fp32 alone. A sum in bf16 cannot overflow, so its chunk is
+    multiplied; gradients in fp16 are, before they are added.
+
+    Must catch: gradients in bf16 that are copied and multiplied; a chunk that is not."""
+    gpu = GPU({torch.float32: 1e12}, 1e9, Links(1e9, 1e9), launch_seconds=0)
+    with VirtualGPUs(24, gpu) as own:
+        gradients = [torch.ones(24 * HIDDEN, dtype=dtype)]
+        nbytes = gradients[0].nbytes
+        with own.step() as step:
+            Native().reduce_scatter(gradients, share=1 / 24)
     assert step.computing_seconds == pytest.approx(passes * nbytes / 1e9, rel=1e-6)
 
 

@@ -14,6 +14,7 @@ clock.py        host, streams, spans
 streams.py      streams and events, under torch's names
 messages.py     when a message starts and ends
 functional.py   messages of DTensor
+memory.py       live bytes, and a GPU that runs out of memory
 pinned.py       copies to the host's memory and back
 loading.py      a loader beside the GPU
 gpu.py          all of it around a program
@@ -23,8 +24,9 @@ report.py       the table and the trace
 from .gpu import VirtualGPU, VirtualGPUs
 from .hardware import GPU, Links, NoContents, UnknownSpeed
 from .loading import VirtualLoader
+from .memory import OutOfMemory
 from .nccl import NCCLLinks
 from .report import VirtualStep
 
 __all__ = ["GPU", "Links", "NoContents", "UnknownSpeed", "VirtualGPU", "VirtualGPUs"]
-__all__ += ["NCCLLinks", "VirtualLoader", "VirtualStep"]
+__all__ += ["NCCLLinks", "OutOfMemory", "VirtualLoader", "VirtualStep"]

@@ -20,7 +20,7 @@ MAIN = "compute"
 # why a stream has nothing to do
 MESSAGE, OTHER_RANKS, STREAM, HOST = "message", "other ranks", "other stream", "host"
 LATE_BATCH = "data"
-SLOWED = "slowed by messages"
+SLOWED = "slowed"
 
 
 class StreamSpan(NamedTuple):
@@ -37,14 +37,10 @@ class StreamSpan(NamedTuple):
 
 
 class VirtualClock:
-    """`contention` is the share of a message's time by which kernels take longer that run on MAIN
-    meanwhile."""
-
-    def __init__(self, contention: float = 0.0):
-        self.host, self.contention = 0, contention
-        self.sent: list[
-            tuple[int, int]
-        ] = []  # messages that may end after what MAIN has been given
+    def __init__(self):
+        self.host = 0
+        # (share, start, end) of what slows MAIN and may end after what MAIN has been given
+        self.slowing: list[tuple[float, int, int]] = []
         self.free: dict[Hashable, int] = defaultdict(int)  # stream -> when its last work ends
         self.spans: list[StreamSpan] = []
         self.gaps: list[StreamSpan] = []
@@ -62,18 +58,18 @@ class VirtualClock:
         """Occupy the stream; returns the end."""
         self._idle_until(stream, self.host, HOST)
         start = self.free[stream]
-        if stream == MAIN and self.sent:
-            self.sent = [one for one in self.sent if one[1] > start]
-            hidden = sum(shared(start, start + nanoseconds, *one) for one in self.sent)
-            nanoseconds += round(self.contention * hidden)
+        if stream == MAIN and self.slowing:
+            self.slowing = [one for one in self.slowing if one[-1] > start]
+            own = start, start + nanoseconds
+            nanoseconds += round(sum(share * shared(*own, *at) for share, *at in self.slowing))
         end = self.free[stream] = start + nanoseconds
         self.spans.append(StreamSpan(stream, name, phase, start, end))
         return end
 
-    def slow(self, start: int, end: int, phase: str = ""):
-        """A message, of which the end is known now, slows the kernels that MAIN was given before,
-        and those that come."""
-        if not self.contention:
+    def slow(self, share: float, start: int, end: int, phase: str = ""):
+        """A message or a kernel of another stream, of which the end is known now, slows the kernels
+        that MAIN was given before, and those that come: by this share of the time that both run."""
+        if not share:
             return
         hidden = 0
         for span in reversed(self.spans):
@@ -81,9 +77,9 @@ class VirtualClock:
                 if span.end <= start:
                     break
                 hidden += shared(span.start, span.end, start, end)
-        if longer := round(self.contention * hidden):
+        if longer := round(share * hidden):
             self.work(MAIN, SLOWED, longer, phase)
-        self.sent.append((start, end))
+        self.slowing.append((share, start, end))
 
     def wait(self, stream: Hashable, until: int, reason: str = STREAM, others: int = 0):
         """Let the stream start nothing new before `until`. Before `others` it waits for other

@@ -14,8 +14,8 @@ not exist; whatever reads one, as .item() does, waits for the GPU and gets a 1.
 PyTorch's own DDP, ZeroRedundancyOptimizer, fully_shard, DTensor and pipelining run here as this
 book's code does. fully_shard cannot offload: fake tensors have no pinned memory.
 
-Not modelled: kernels of two streams that slow each other, or slow messages; clocks that throttle;
-Python's own time but around messages and DTensor's operators; memory and its limit; the host's
+Not modelled: kernels that slow messages; clocks that throttle; Python's own time but around
+messages and DTensor's operators; memory that an allocator rounds up or holds back; the host's
 memory but for copies to and from what is pinned.
 """
 
@@ -43,11 +43,14 @@ from shardlab.common.torch_internals import (
     foreach_as_on_cuda,
     is_fake,
     known_value,
+    local_tensor,
+    watch_resize,
 )
 
 from . import functional
-from .clock import VirtualClock
+from .clock import MAIN, VirtualClock
 from .hardware import GPU, NoContents, nanoseconds
+from .memory import LiveBytes
 from .messages import Messages
 from .operators import (
     READ_VALUES,
@@ -70,7 +73,7 @@ class VirtualGPU(TorchDispatchMode):
 
     def __init__(self, gpu: GPU):
         super().__init__()
-        self.gpu, self.clock = gpu, VirtualClock(gpu.contention)
+        self.gpu, self.clock, self.memory = gpu, VirtualClock(), LiveBytes(gpu)
         self.streams = VirtualStreams(self.clock)
         self.messages = Messages(gpu, self.streams, self.phase)
         self.functional, self.pinned = functional.Functional(), PinnedMemory(gpu, self.clock)
@@ -82,6 +85,7 @@ class VirtualGPU(TorchDispatchMode):
                 entered.enter_context(context)
             entered.callback(register_optimizer_step_pre_hook(self.begins_update).remove)
             entered.callback(register_optimizer_step_post_hook(self.ends_update).remove)
+            entered.callback(watch_resize(self.memory.count))
             self.contexts = entered.pop_all()
         return super().__enter__()
 
@@ -150,6 +154,9 @@ class VirtualGPU(TorchDispatchMode):
         on_host = [self.pinned.has(tensor) for tensor in given] if self.pinned.storages else []
         if named.get("pin_memory") or (on_host and all(on_host) and "device" not in named):
             self.pinned.add(*tensors_in(result))
+        else:
+            own = (tensor for tensor in tensors_in(result) if not self.pinned.has(tensor))
+            self.memory.add(packet.__name__, own)
         if not any(on_host):
             self.spend(function, args, named, result)
         elif packet is aten.copy_ and not all(on_host):
@@ -160,6 +167,7 @@ class VirtualGPU(TorchDispatchMode):
     def on_host(self, tensor: Tensor) -> Tensor:
         """The tensor, which from now on is in memory of the host that is not pinned."""
         self.pinned.add(tensor, pinned=False)
+        self.memory.forget(tensor)
         return tensor
 
     def spend(self, function, args: tuple, named: dict, result):
@@ -171,7 +179,10 @@ class VirtualGPU(TorchDispatchMode):
             duration = self.gpu.operator_nanoseconds(*spent, tf32=rounds_to_tf32(packet))
             kernels = launches(function, args, named, result)
             duration += kernels * nanoseconds(self.gpu.kernel_seconds)
-            self.clock.work(self.streams.current, packet.__name__, duration, self.phase())
+            current, phase = self.streams.current, self.phase()
+            end = self.clock.work(current, packet.__name__, duration, phase)
+            if current != MAIN:
+                self.clock.slow(self.gpu.stream_contention, end - duration, end, phase)
             for _ in range(kernels - 1):  # beside the first
                 self.clock.launch(self.gpu.launch_nanoseconds)
 
@@ -181,6 +192,7 @@ class VirtualGPU(TorchDispatchMode):
             x = x.clone(memory_format=torch.contiguous_format)
             self.spend(aten.clone.default, given, {}, x)
         result = self.functional.call(name, x, *args)
+        self.memory.add(name, [local_tensor(result)])
         self.messages.tell()
         return result
 
@@ -189,12 +201,13 @@ class VirtualGPU(TorchDispatchMode):
         """Everything between two points at which all ranks have done everything."""
         clock, begin = self.clock, self.meet()
         seen = len(clock.spans), len(clock.gaps), clock.launches, clock.waits
-        step = VirtualStep()
+        step, self.memory.peak = VirtualStep(), self.memory.now
         yield step
         step.end = self.meet() - begin
         step.spans = [span.earlier(begin) for span in clock.spans[seen[0] :]]
         step.gaps = [gap.earlier(begin) for gap in clock.gaps[seen[1] :]]
         step.launches, step.host_waits = clock.launches - seen[2], clock.waits - seen[3]
+        step.peak_bytes = self.memory.peak
 
     def meet(self) -> int:
         """The time at which all ranks have done everything; all go on from there."""

@@ -100,7 +100,10 @@ class GPU:
     launch_seconds: float = 5e-6  # of the host's time, for each operator and each message
     message_seconds: float = 0.0  # of the host's time beside the launch: Python around a message
     dtensor_seconds: float = 0.0  # of the host's time, for each operator on a DTensor
-    contention: float = 0.0  # of a message's time, by which kernels beside it take longer
+    # of the time that both run, by which kernels take longer beside a message, and beside a kernel
+    # of another stream
+    contention: float = 0.0
+    stream_contention: float = 0.0
     host_bytes_per_second: float = 0.0  # to the host's memory, each way at once
     # of this rate, where the host's memory is not pinned: an H100 copied 8.8 GB/s instead of 55.0
     pageable_share: float = 0.16
@@ -111,6 +114,7 @@ class GPU:
     kernel_seconds: float = 0.0  # of each kernel beside its work, between one and the next
     product_seconds: float = 0.0  # of each product beside its operations: to fill and drain the GPU
     memory_share: float = 1.0  # of the memory's rate, which kernels of kind OTHER reach
+    memory_bytes: int = 0  # beside its context; 0: it never runs out
     name: str = "a virtual GPU"
 
     @property

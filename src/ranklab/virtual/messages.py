@@ -106,7 +106,7 @@ class VirtualWork(dist.Work):
         clock.wait(self.communicator, self.all_came)
         self.end = clock.work(self.communicator, call.name, duration, self.phase)
         if call.name not in SINGLE:  # copies take no kernels
-            clock.slow(self.end - duration, self.end, self.phase)
+            clock.slow(self.messages.gpu.contention, self.end - duration, self.end, self.phase)
         self.call = self.others = None
 
     def wait(self, *timeout) -> bool:

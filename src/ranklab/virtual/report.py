@@ -22,6 +22,7 @@ class VirtualStep:
     gaps: list[StreamSpan] = field(default_factory=list)
     launches: int = 0
     host_waits: int = 0  # for the GPU
+    peak_bytes: int = 0
 
     @property
     def seconds(self) -> float:

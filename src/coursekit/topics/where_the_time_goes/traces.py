@@ -18,7 +18,7 @@ from coursekit.lab.virtual import (
     VIRTUAL_SIZES,
     even_layers,
     gpt_in_bf16,
-    preset_gpu,
+    recorded_gpu,
     virtual_gpu,
     virtual_step,
 )
@@ -103,7 +103,7 @@ def step_of_a_stage(schedule: Callable[[int, int], Schedule]) -> VirtualStep:
 
 
 def step_of_a_replica() -> VirtualStep:
-    chip = preset_gpu("H100 SXM 80GB")
+    chip = recorded_gpu("H100 SXM 80GB")
     share = SLOWER if dist.get_rank() == STRAGGLER else 1.0
     chip = dataclasses.replace(
         chip,

@@ -141,8 +141,9 @@ class FastRing(Ring):
 
 class Native(Ring):
     """PyTorch's own collectives: on GPUs, NCCL's rings. They need chunks of one size: whoever calls
-    them has put zeros_behind the elements. A lone gradient leaves from its own memory where the
-    backend makes means."""
+    them has put zeros_behind the elements. On GPUs only fp16, whose sums could overflow, is
+    multiplied before it is added, where NCCL's mean is not exact. What is not multiplied is copied
+    as it is, and a lone gradient leaves from its own memory."""
 
     def reduce_scatter(
         self, tensors: list[Tensor], group: Group = None, share: float = 1.0
@@ -157,18 +158,26 @@ class Native(Ring):
 
     def begin_reduce_scatter(self, tensors: list[Tensor], group: Group, share: float) -> ChunkOfSum:
         """Returns a function that waits and returns what reduce_scatter does."""
-        n, _ = place(group)
-        mean = share == 1 / n and multiplies_first(tensors[0], group)
-        if mean and len(tensors) == 1 and tensors[0].is_contiguous():
+        (n, _), dtype, device = place(group), tensors[0].dtype, tensors[0].device
+        on_gpu = active_fake_mode() is not None or backend_for(device.type, group) == "nccl"
+        mean = on_gpu and share == 1 / n and has_exact_mean(dtype, n)
+        late = on_gpu and not mean and dtype is not torch.float16
+        if (mean or late) and len(tensors) == 1 and tensors[0].is_contiguous():
             even = tensors[0].detach().view(-1)
         else:
-            even, mean = flattened(tensors, share), False
+            even = flattened(tensors, 1.0 if mean or late else share)
         tensors.clear()
         shard = even.new_empty(even.numel() // n)
         shard.unit = self.unit
         op = dist.ReduceOp.AVG if mean else dist.ReduceOp.SUM
         work = reduce_scatter_single(shard, even, op=op, group=group, async_op=True)
-        return ChunkOfSum(shard, even, work.wait)
+
+        def arrive():
+            work.wait()
+            if late:
+                shard.mul_(share)
+
+        return ChunkOfSum(shard, even, arrive)
 
     def begin_all_gather(
         self, flat: Tensor, group: Group, own: Tensor | None = None
@@ -180,12 +189,10 @@ class Native(Ring):
         return all_gather_single(flat, own, group=group, async_op=True).wait
 
 
-def multiplies_first(tensor: Tensor, group: Group) -> bool:
-    """Whether the backend's mean is a sum of shares, as NCCL's is for floating-point numbers, and
-    as virtual GPUs' is. 1/n is rounded to the tensor's dtype: 16 bits have it for powers of two."""
-    n, _ = place(group)
-    nccl = active_fake_mode() is not None or backend_for(tensor.device.type, group) == "nccl"
-    return nccl and (tensor.element_size() > 2 or n & (n - 1) == 0)
+def has_exact_mean(dtype: torch.dtype, n: int) -> bool:
+    """NCCL's mean of floating-point numbers is a sum of shares, for which it rounds 1/n to their
+    dtype: 16 bits have it for powers of two."""
+    return dtype.itemsize > 2 or n & (n - 1) == 0
 
 
 def best_collectives(device: torch.device, group: Group = None, asked: Ring | None = None) -> Ring:
@@ -202,14 +209,16 @@ def best_collectives(device: torch.device, group: Group = None, asked: Ring | No
 
 
 def flattened(tensors: list[Tensor], share: float = 1.0) -> Tensor:
-    """[E]: a copy of the tensors, one after the other, each element multiplied by `share`."""
+    """[E]: a copy of the tensors, one after the other, each element multiplied by `share`. Each is
+    read once and written once, in whatever order its memory is."""
     tensors = [tensor.detach() for tensor in tensors]
-    if share == 1.0:
-        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    if share == 1.0 and all(tensor.is_contiguous() for tensor in tensors):
+        return torch.cat([tensor.view(-1) for tensor in tensors])
     sizes = [tensor.numel() for tensor in tensors]
     flat = tensors[0].new_empty(sum(sizes))
-    for tensor, part in zip(tensors, flat.split(sizes)):  # copied and multiplied in one pass
-        torch.mul(tensor, share, out=part.view(tensor.shape))
+    for tensor, part in zip(tensors, flat.split(sizes)):
+        part = part.view(tensor.shape)
+        part.copy_(tensor) if share == 1.0 else torch.mul(tensor, share, out=part)
     return flat
 
 
