@@ -26,7 +26,6 @@ from ...common.torch_internals import (
     in_plain_backward,
     storage_key,
 )
-from ...data_parallel.core import first_rank
 from ...recompute.host_copies import OverlappedCopies
 from .. import core_stage3
 from .ahead import Ahead
@@ -60,7 +59,7 @@ class How(NamedTuple):
             return torch.empty(size, dtype=first.dtype, device=self.device)
         full = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
         full = full.to(self.device_of(first))
-        dist.broadcast(full.view(torch.uint8), first_rank(self.group), group=self.group)
+        dist.broadcast(full.view(torch.uint8), group_src=0, group=self.group)
         return full
 
     def resting(self, full: Tensor) -> Tensor:
