@@ -38,6 +38,8 @@ from shardlab.context_parallel import (
     Ulysses,
     context_parallel,
 )
+from shardlab.experts.core import mixtures, move_biases
+from shardlab.experts.hardened.apply import apply_expert_parallel
 from shardlab.gpt import GPT, Block, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
@@ -98,6 +100,7 @@ class Case(NamedTuple):
     context: tuple[int, int] = (1, 1)  # context-parallel ranks, before and after
     mix: str = "ring"
     context_first: bool = True  # before tensor parallelism
+    ep: tuple[int, int] = (0, 0)  # ranks that divide the experts, before and after
 
     @property
     def misuses(self) -> list[str]:
@@ -114,6 +117,7 @@ class Case(NamedTuple):
         if self.context != (1, 1):
             order = "first" * self.context_first
             parts += [f"cp {self.context[0]} -> {self.context[1]} {self.mix} {order}"]
+        parts += [f"ep {self.ep[0]} -> {self.ep[1]}"] * any(self.ep)
         parts += [f"pp {self.pp} {self.schedule} m {self.microbatches}"] * (self.pp > 1)
         parts += [f"recompute {self.recompute}"] * bool(self.recompute)
         parts += [f"clip {self.clip}"] * bool(self.clip)
@@ -204,7 +208,16 @@ def drawn(case: Case, seed: int) -> GPT:
     model = GPT(GPTConfig(**case.sizes)).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
+    balance_experts(model, case, case.accumulate)
     return model
+
+
+def balance_experts(model: nn.Module, case: Case, backwards: int):
+    """A balance loss is a product of means, so microbatches of a pipeline have another one."""
+    for layer in mixtures(model):
+        router = layer.router
+        router.balance, router.z, router.bias_step = 0.1 * (case.pp == 1), 0.01, 0.05
+        router.loss_scale = 1 / backwards
 
 
 def batches(case: Case) -> Tensor:
@@ -238,6 +251,7 @@ def trained_plainly(case: Case) -> tuple[list[float], list[float], dict[str, Ten
         if case.clip:
             norms.append(clip_grad_norm_(model.parameters(), case.clip).item())
         optimizer.step()
+        move_biases(model)
         optimizer.zero_grad()
     return losses, norms, model.state_dict()
 
@@ -251,6 +265,7 @@ class Run:
 
     def __init__(self, case: Case, half: int, group_forgotten: bool = False):
         (dp, stage), cp = (case.before, case.after)[half], case.context[half]
+        ep = case.ep[half]
         self.case, self.stage = case, stage
         self.mesh = mesh = Mesh(dp=dp, pp=case.pp, cp=cp, tp=case.tp)
         first = mesh.dp.rank == mesh.cp.rank == mesh.tp.rank == 0
@@ -267,6 +282,9 @@ class Run:
             apply_tensor_parallel(model, cut, mesh.tp.group)
         if cp > 1 and not case.context_first:
             context_parallel(model, self.context, MIXES[case.mix])
+        balance_experts(model, case, case.accumulate * case.microbatches)
+        if ep:
+            apply_expert_parallel(model, mesh.experts(ep))
         by = RECOMPUTE.get(case.recompute)
         if by and case.pp > 1:
             checkpoint_modules(model, Block, by)
@@ -335,6 +353,7 @@ class Run:
             self.scaler.update()
         else:
             self.optimizer.step()
+        move_biases(self.net)
         self.optimizer.zero_grad()
         return (None if None in losses else sum(losses)), norm
 
@@ -347,7 +366,8 @@ class Run:
     def whole_weights(self) -> dict[str, Tensor]:
         """This rank's layers, joined, under their names in the plain model."""
         with unsharded(self.net) if self.stage == 3 else nullcontext():
-            weights = whole_state_dict(self.net) if self.case.tp > 1 else self.net.state_dict()
+            cut = self.case.tp > 1 or any(self.case.ep)
+            weights = whole_state_dict(self.net) if cut else self.net.state_dict()
             weights = {name: tensor.clone() for name, tensor in weights.items()}
         if self.case.pp == 1:
             return weights
@@ -454,7 +474,7 @@ def difference_from_plain(case: Case, found: list[list[tuple]], own_weights: lis
         seen |= set(own)
         for name, tensor in own.items():
             want = weights[name]
-            difference = ((tensor - want).abs().max() / want.abs().max()).item()
+            difference = (tensor - want).abs().max() / want.abs().max().clamp(min=1e-9)
             if not difference <= CLOSE:
                 return f"rank {rank}: {name} is {difference:.1e} apart"
     if seen != set(weights):

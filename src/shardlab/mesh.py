@@ -16,8 +16,7 @@ share a machine: they talk most. Ranks of one tp group see the same batch; ranks
 different ones, so read data by `mesh.dp.rank`.
 
 A group can run along several axes: gradients are averaged over dp and cp together, squares of a
-norm are added over pp and tp. Experts will need no axis of their own: their axis ep is a cut of dp,
-`grid.unflatten(0, (-1, ep))`.
+norm are added over pp and tp. Experts need no axis of their own: `mesh.experts(2)` cuts dp.
 """
 
 import math
@@ -83,6 +82,16 @@ def channel(ranks: list[int], way: tuple) -> dist.ProcessGroup:
     return made[key]
 
 
+class ExpertAxes(NamedTuple):
+    """The ranks that divide the experts, those that have the same ones, and all that see different
+    tokens; of each rank in `divide` the ranks that have its experts."""
+
+    divide: Axis
+    replicas: Axis
+    everyone: Axis
+    homes: list[list[int]]
+
+
 class Mesh:
     """All ranks make the same mesh, and ask for the same lines, at the same time: making a group is
     a collective. An axis left out has size 1."""
@@ -100,6 +109,16 @@ class Mesh:
     def line(self, *axes: str) -> Axis:
         """This rank's group along one axis or several."""
         return self._own(slices(self.grid, *axes))
+
+    def experts(self, ep: int) -> ExpertAxes:
+        """dp as replicas x ep. Ranks of one ep group have neighbouring numbers."""
+        if self.dp.size % ep:
+            raise ValueError(f"ep = {ep}: it must divide dp = {self.dp.size}.")
+        grid, names = self.grid.unflatten(0, (-1, ep)), ("replicas", "ep", *AXES[1:])
+        divide = self._own(slices(grid, "ep", names=names))
+        every = slices(grid, "replicas", "cp", names=names)
+        homes = [next(ranks for ranks in every if rank in ranks) for rank in divide.ranks]
+        return ExpertAxes(divide, self._own(every), self.line("dp", "cp"), homes)
 
     def ends(self, axis: str) -> Axis | None:
         """The first and the last rank of this rank's line along an axis, None for the ranks between

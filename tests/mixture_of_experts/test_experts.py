@@ -5,16 +5,29 @@ Sums over ranks and over a token's rows are made in another order than in one pr
 of the largest element; float64 throughout, with random biases.
 """
 
+import copy
+import json
+import math
+import re
 import sys
+from pathlib import Path
 
 import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 
-from shardlab.experts.core import mixtures, move_biases
-from shardlab.experts.core_parallel import average_gradients, expert_parallel
-from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from coursekit.formulas import evaluate, parameters, quantities
+from coursekit.planner.model_config import read_config
+from shardlab import zero
+from shardlab.data_parallel import Bucketed
+from shardlab.experts.core import Experts, MixtureOfExperts, Router, mixtures, move_biases
+from shardlab.experts.core_parallel import ExpertParallel, average_gradients, expert_parallel
+from shardlab.experts.hardened.apply import apply_expert_parallel
+from shardlab.gpt import GPT, GPTConfig, make_mlp, next_token_loss
+from shardlab.gpt_checks import InvalidInput
 from shardlab.mesh import Mesh
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -30,6 +43,7 @@ KINDS = {  # sizes, settings of routers, capacity
         None,
     ),
     "capacity": (dict(experts=12, experts_per_token=2), dict(z=0.3), 1.0),
+    "all to two experts": (dict(experts=12, experts_per_token=2), dict(bias_step=9.0), None),
 }
 
 
@@ -44,6 +58,8 @@ def model_of(kind, **changes):
         layer.capacity = capacity
         vars(layer.router).update(settings)
         layer.router.moves += torch.randint(-2, 3, layer.router.moves.shape)
+        if kind == "all to two experts":  # of one rank: the others' get no row
+            layer.router.moves.copy_((torch.arange(12) < 2).long())
     return model
 
 
@@ -62,6 +78,213 @@ def assert_same(found, right, where=""):
     assert found.shape == right.shape, where
     scale = right.abs().max().clamp(min=1e-6)
     assert (found - right).abs().max() <= 1e-12 * scale, where
+
+
+def layer_of(hidden=8, experts=6, per_token=2, inner=16, gated=True, biases=True, shared=None):
+    torch.manual_seed(0)
+    router, mlps = (
+        Router(hidden, experts, per_token),
+        Experts(experts, hidden, inner, gated, biases),
+    )
+    layer = MixtureOfExperts(router, mlps, shared).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+def token_by_token(layer, x):
+    """The layer as a loop over tokens, with the bias that chooses and the capacity."""
+    router, experts, taken, outputs = layer.router, layer.experts, {}, []
+    most = None
+    if layer.capacity:
+        most = math.ceil(layer.capacity * len(x) * router.per_token / len(router.weight))
+    for token in x:
+        logits = router.weight @ token
+        scores = logits.sigmoid() if router.sigmoid else logits.softmax(0)
+        chosen = (scores + router.bias_step * router.moves).topk(router.per_token).indices.tolist()
+        divisor = sum(scores[k] for k in chosen) if len(chosen) > 1 else 1
+        y = torch.zeros_like(token) if layer.shared is None else layer.shared(token)
+        for k in chosen:
+            taken[k] = taken.get(k, 0) + 1
+            if most is None or taken[k] <= most:
+                up = token @ experts.up[k] + experts.up_bias[k]
+                inner = F.silu(token @ experts.gate[k] + experts.gate_bias[k]) * up
+                made = inner @ experts.down[k] + experts.down_bias[k]
+                y = y + scores[k] / divisor * made
+        outputs.append(y)
+    return torch.stack(outputs)
+
+
+SETTINGS = [
+    dict(),
+    dict(sigmoid=True, bias_step=0.2),
+    dict(per_token=1),
+    dict(capacity=0.7),
+    dict(shared=True, capacity=1.5, sigmoid=True),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_layer_is_a_loop_over_tokens(settings):
+    """Must catch: the bias folded into the gates; gates that are not renormalised, or are for one
+    expert; a row that comes back to another token; the last rows of an expert dropped first; a
+    dropped row that keeps its gate."""
+    shared = nn.Linear(8, 8) if settings.get("shared") else None
+    layer = layer_of(per_token=settings.get("per_token", 2), shared=shared)
+    layer.capacity = settings.get("capacity")
+    vars(layer.router).update({k: v for k, v in settings.items() if k in ("sigmoid", "bias_step")})
+    layer.router.moves += torch.arange(6) - 3
+    x = torch.randn(11, 8, dtype=torch.float64, requires_grad=True)
+    right = token_by_token(layer, x)
+    up, given = torch.randn_like(right), [x, *layer.parameters()]
+    wanted = torch.autograd.grad(right, given, up, allow_unused=True)
+    for found, want in zip(torch.autograd.grad(layer(x), given, up), wanted):
+        assert_same(found, torch.zeros_like(found) if want is None else want)
+
+
+def test_capacity_drops_the_surplus():
+    """Must catch: rows that are dropped uncounted; a capacity of tokens instead of rows."""
+    layer, x = layer_of(), torch.randn(40, 8, dtype=torch.float64)
+    _, _, counts = layer.router(x)
+    for capacity in (0.25, 1.0, 1.3, 6.0):
+        layer.capacity = capacity
+        layer(x)
+        most = math.ceil(capacity * 80 / 6)
+        assert layer.dropped == (counts - most).clamp(min=0).sum()
+    assert layer.dropped == 0
+
+
+def spread(load):
+    return (load.max() / load.double().mean()).item()
+
+
+def skewed(tokens=512):
+    """Tokens that an untrained router sends to few experts."""
+    draw = torch.Generator().manual_seed(1)
+    return torch.randn(tokens, 8, generator=draw, dtype=torch.float64) * 0.3 + 1
+
+
+@pytest.mark.parametrize("way", ["balance"])
+def test_loads_become_even(way):
+    """Must catch: a bias that moves towards the load; a balance loss with its sign changed, of
+    counts alone, or of scores that do not add up to 1."""
+    layer, x = layer_of(), skewed()
+    router, optimizer = layer.router, torch.optim.SGD(layer.router.parameters(), lr=0.5)
+    router.bias_step = 0.01 * (way == "bias")
+    router.balance = 0.1 * (way == "balance")
+    spreads = []
+    for _ in range(150):
+        gates, _, counts = router(x)
+        (gates.sum() * 0).backward()
+        spreads.append(spread(counts))
+        if way == "balance":
+            optimizer.step()
+        optimizer.zero_grad()
+        move_biases(layer)
+    assert spreads[0] > 2 and spreads[-1] < 1.3
+
+
+def test_loads_are_those_of_training():
+    """Must catch: rows counted in forward, so that an evaluation moves the bias; a load that is not
+    added up over microbatches; one that goes on after a move."""
+    layer, x = layer_of(), torch.randn(9, 8, dtype=torch.float64)
+    with torch.no_grad():
+        layer(x)
+    layer.eval()(x)
+    assert layer.router.load.sum() == 0
+    for _ in range(2):
+        layer(x).sum().backward()
+    assert layer.router.load.sum() == 2 * 9 * 2
+    move_biases(layer)
+    assert layer.router.load.sum() == 0 and layer.router.moves.abs().sum() > 0
+    assert torch.equal(copy.deepcopy(layer).bfloat16().router.moves, layer.router.moves)
+
+
+@pytest.mark.parametrize("capacity", [None, 6.0])
+def test_16_bits_and_autocast(capacity):
+    """bf16 has 2^-8 of a number, and PyTorch's grouped product takes it; autocast is fp32 outside
+    of products. Must catch: a router in 16 bits; a product of two dtypes; a grouped product of
+    another expert's weight."""
+    layer, x = layer_of(hidden=16, inner=32).float(), torch.randn(33, 16)
+    layer.capacity = capacity
+    right = layer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(x)
+        assert layer.router(x)[0].dtype is torch.float32
+    assert found.dtype is torch.float32
+    halves = copy.deepcopy(layer).bfloat16()
+    halves.router.float()  # choices as in fp32
+    for one in (found, halves(x.bfloat16()).float()):
+        assert (one - right).norm() <= 0.02 * right.norm()
+        layer.zero_grad()
+    halves(x.bfloat16()).sum().backward()
+    assert halves.experts.up.grad.isfinite().all()
+
+
+def test_sizes_that_no_model_has():
+    """Must catch: a token that goes through more experts than there are; experts that are named
+    where there are none."""
+    for sizes in (
+        dict(experts=4),
+        dict(experts=4, experts_per_token=5),
+        dict(experts_per_token=2),
+        dict(shared_experts=1),
+        dict(experts=-1),
+    ):
+        with pytest.raises(InvalidInput, match="experts"):
+            GPTConfig(**{**SIZES, **sizes})
+
+
+# --- published models -----------------------------------------------------------------------------
+
+TYPES = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "deepseek_v2", "deepseek_v3")
+FILE = Path(__file__).parents[1] / "engines" / "published_models.json"
+MODELS = {
+    f"{one['config']['model_type']} {one['parameters'] // 10**9}B": one
+    for one in json.loads(FILE.read_text())
+    if one["config"]["model_type"] in TYPES
+}
+
+
+def test_eight_published_models_are_here():
+    assert len(MODELS) >= 8 and {one["config"]["model_type"] for one in MODELS.values()} == {*TYPES}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_published_models_of_experts(name):
+    """The experts of a layer, built on the meta device, in each layer that has some; the rest by
+    the formulas, since attention over latents, norms of queries and first layers without experts
+    are not in gpt.py. gpt-oss has a bias for each expert in its router and a score for each head.
+
+    Must catch: a router without a row for each expert; shared experts of another width; experts
+    without biases in gpt-oss; experts that no token uses counted as active."""
+    sizes = read_config(MODELS[name]["config"])
+    biases, shared = sizes.get("biases", 0), sizes.get("shared_feed_forward", 0)
+    same = dict(hidden=sizes["hidden"], gated_mlp=1, feed_forward=sizes["feed_forward"])
+    experts = {k: sizes[k] for k in ("experts", "experts_per_token")}
+    config = GPTConfig(
+        **same, **experts, biases=biases, shared_experts=shared // sizes["feed_forward"], heads=1
+    )
+    with torch.device("meta"):
+        layer = make_mlp(config)
+    built = sum(p.numel() for p in layer.parameters())
+    skipped = sum(p.numel() for p in layer.experts.parameters())
+    skipped -= skipped // config.experts * config.experts_per_token
+    layers = sizes["layers"] - sizes.get("dense_layers", 0)
+    found = evaluate(["parameters", "active_parameters", "layer_mlp_parameters"], **sizes)
+    rest = found["parameters"] - layers * found["layer_mlp_parameters"]
+    assert built == found["layer_mlp_parameters"]
+    assert rest + layers * built + MODELS[name].get("left_out", 0) == MODELS[name]["parameters"]
+    assert rest + layers * (built - skipped) == found["active_parameters"]
+
+
+def test_mixtral_is_a_gpt_of_this_book():
+    """Must catch: a preset that GPTConfig does not take; parameters that no formula counts."""
+    config = GPTConfig(**quantities(model="Mixtral 8x7B"))
+    with torch.device("meta"):
+        model = GPT(config)
+    counted = sum(p.numel() for p in model.parameters())
+    assert counted == 46_702_792_704 == parameters(**config.quantities())
 
 
 # --- on ranks -------------------------------------------------------------------------------------
@@ -113,3 +336,123 @@ def test_parity(worlds, n, kind):
             if "experts." in name:
                 want = want.chunk(n)[rank]
             assert_same(gradient, want, name)
+
+
+def beside_shared_experts(kind):
+    torch.set_num_threads(1)
+    n, me = dist.get_world_size(), dist.get_rank()
+    model = apply_expert_parallel(model_of(kind), Mesh(dp=n).experts(n), overlap=True)
+    inputs, targets = (x.chunk(n)[me] for x in batch_of(n))
+    for net in (model, copy.deepcopy(model)):
+        net.zero_grad()
+        next_token_loss(net(inputs), targets).backward()
+        average_gradients(net, replicas=Mesh(dp=n).tp.group)
+    return gradients(net)
+
+
+@pytest.mark.parametrize("kind", ["top 1, shared", "sigmoid, losses, bias"])
+def test_rows_travel_beside_shared_experts(worlds, kind):
+    """The model and a copy of it. Must catch: rows that are read before they have come; gradients
+    that go back with the sizes of the way there; a copy that computes the original's experts."""
+    _, right, _, _ = in_one_process(kind, 3)
+    for rank, found in enumerate(worlds(3).run(beside_shared_experts, kind)):
+        for name, gradient in found.items():
+            want = right[name].chunk(3)[rank] if "experts." in name else right[name]
+            assert_same(gradient, want, name)
+
+
+class Unchanged(ExpertParallel):
+    """Rows go to their experts and back, and nothing is computed."""
+
+    def local(self, rows, counts):
+        return rows
+
+
+def sent_and_back(seed, capacity):
+    torch.manual_seed(seed + 100 * dist.get_rank())
+    layer = layer_of(experts=12, per_token=3)
+    nn.init.normal_(layer.router.weight, std=3)
+    layer.experts = Unchanged(layer.experts)
+    layer.capacity = capacity
+    x = torch.randn(2, 3 + dist.get_rank() * (capacity is None), 8, dtype=torch.float64)
+    x.requires_grad_()
+    y = layer(x)
+    (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    nothing = layer(x[:0]) if capacity is None else x[:0]
+    return x.detach(), y.detach(), gradient, nothing.shape
+
+
+@pytest.mark.parametrize("capacity", [None, 12.0])
+def test_tokens_in_are_tokens_out(worlds, capacity):
+    """Ranks with different numbers of tokens, and with none at all, where nothing is dropped.
+
+    Must catch: sizes of another rank; an order of rows that is not undone; a factor that stays on
+    the way back of gradients."""
+    for seed in range(3):
+        for x, y, gradient, nothing in worlds(3).run(sent_and_back, seed, capacity):
+            assert_same(y, x)  # gates add up to 1
+            assert_same(gradient, torch.ones_like(x))
+            assert nothing == (0, *x.shape[1:])
+
+
+def with_experts_elsewhere(order):
+    model = model_of("sigmoid, losses, bias")
+    for layer in mixtures(model):
+        for tensor in (layer.router.moves, layer.router.weight, *layer.experts.parameters()):
+            tensor.data.copy_(tensor.data[order])
+    inputs = batch_of(2)[0].chunk(2)[dist.get_rank()]
+    return expert_parallel(model)(inputs).detach()
+
+
+def test_experts_may_be_anywhere(worlds):
+    """Must catch: an expert that is known by its place."""
+    orders = [torch.arange(12), torch.arange(12).flip(0), torch.arange(12).view(3, 4).T.flatten()]
+    first, *others = [worlds(2).run(with_experts_elsewhere, order) for order in orders]
+    for found in others:
+        for one, right in zip(found, first):
+            assert_same(one, right)
+
+
+def refused(what):
+    torch.set_num_threads(1)
+    mesh, model = Mesh(dp=4), model_of("top 2")
+    axes = mesh.experts(2)
+    try:
+        if what == "experts":
+            apply_expert_parallel(model_of("top 2", experts=6), mesh.experts(4))
+        if what == "axis":
+            mesh.experts(3)
+        if what == "dense":
+            apply_expert_parallel(model_of("top 2", experts=0, experts_per_token=0), axes)
+        if what == "late":
+            apply_expert_parallel(zero.shard(model, torch.optim.SGD, stage=0, lr=1.0)[0], axes)
+        apply_expert_parallel(model, axes)
+        if what == "twice":
+            apply_expert_parallel(model, axes)
+        if what == "group":
+            zero.shard(model, torch.optim.SGD, stage=1, lr=1.0, group=axes.replicas.group)
+        if what == "ladder":
+            Bucketed(model)
+        if what == "DDP":
+            nn.parallel.DistributedDataParallel(model)
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+REFUSED = {
+    "experts": "CannotDivide: rank 0: 6 experts on ep = 4 ranks",
+    "axis": "ValueError: ep = 3: it must divide dp = 4",
+    "dense": "CannotDivide: rank 0: this GPT has no experts",
+    "late": "CannotDivide: rank 0: module.embedding.positions has replicas",
+    "twice": "CannotDivide: rank 0: blocks.0.mlp.experts.up is divided among ranks already",
+    "group": r"CannotShard: rank \d: blocks.0.mlp.experts.up is one of the experts that ranks",
+    "ladder": "CannotReplicate: rank 0: blocks.0.mlp.experts.up is in part 1 of 2",
+    "DDP": r"CannotShard: rank \d: blocks.0.mlp.experts.up is in part",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refusals(worlds, what):
+    """Must catch: experts that are averaged over ranks that have others; a part of a part."""
+    assert all(re.match(REFUSED[what], told) for told in worlds(4).run(refused, what))

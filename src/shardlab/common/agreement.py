@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from .. import collectives
 from .backward import BackwardListener
-from .shards import would_mix
+from .shards import misses_experts, replicas_of, would_mix
 from .torch_internals import disable_modes
 
 
@@ -108,17 +108,17 @@ def hand_out(tensors: Iterable[Tensor], group: dist.ProcessGroup | None):
     Tensors may have any strides: an expanded dimension is sent once."""
     piles: dict[tuple, list[Tensor]] = {}
     for tensor in tensors:
-        tensor = tensor.detach()
+        alike, tensor = replicas_of(tensor, group), tensor.detach()
         for dim, stride in enumerate(tensor.stride()):
             if stride == 0 and tensor.shape[dim] > 1:
                 tensor = tensor.narrow(dim, 0, 1)
-        pile = piles.setdefault((tensor.dtype, tensor.device), [])
+        pile = piles.setdefault((tensor.dtype, tensor.device, alike), [])
         if pile and sum(each.nbytes for each in pile) + tensor.nbytes > TOGETHER_BYTES:
-            hand_out_together(pile, group)
+            hand_out_together(pile, alike)
             pile.clear()
         pile.append(tensor)
-    for pile in piles.values():
-        hand_out_together(pile, group)
+    for (*_, alike), pile in piles.items():
+        hand_out_together(pile, alike)
 
 
 def hand_out_together(pile: list[Tensor], group: dist.ProcessGroup | None):
@@ -134,7 +134,12 @@ def hand_out_together(pile: list[Tensor], group: dist.ProcessGroup | None):
 # --- modules that several ranks train -------------------------------------------------------------
 
 
-def check_replicable(module: nn.Module, group: dist.ProcessGroup | None, options: dict[str, int]):
+def check_replicable(
+    module: nn.Module,
+    group: dist.ProcessGroup | None,
+    options: dict[str, int],
+    knows_experts: bool = False,
+):
     """Raise CannotReplicate on all ranks or on none."""
     if not (dist.is_available() and dist.is_initialized()):
         raise CannotReplicate(
@@ -150,7 +155,8 @@ def check_replicable(module: nn.Module, group: dist.ProcessGroup | None, options
     facts += facts_of(module)
     rule = "all ranks replicate the same module"
     complaint = complaint_of_rank(module, options) or changes_rows(module, group)
-    complaint = complaint or would_mix(module.named_parameters(), group)
+    mixes = misses_experts if knows_experts else would_mix
+    complaint = complaint or mixes(module.named_parameters(), group)
     agree(facts, group, CannotReplicate, rule, complaint)
 
 

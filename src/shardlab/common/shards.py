@@ -2,6 +2,7 @@
 
     groups_of(tensor)            (), or the groups of which every rank has another part of it
     as_shard(tensor, group)      a part, as an optimizer takes it
+    replicas_of(tensor, group)   the group, or, of an expert, the ranks that have the same one
     stages_of(tensor)            None, or the ranks that have other layers of the same model
     would_mix(named, group)      why ranks of the group cannot replicate or shard what has a name
     CannotShard                  the error of what cannot be a part, or cannot be done with parts
@@ -33,6 +34,39 @@ groups_of_shards = WeakTensorKeyDictionary()
 
 def groups_of(tensor: Tensor) -> Groups:
     return groups_of_shards.get(tensor, ())
+
+
+class Replicated(NamedTuple):
+    """The ranks that have the same experts, all that see different tokens, and those that divide
+    the experts."""
+
+    group: dist.ProcessGroup
+    everyone: dist.ProcessGroup
+    divide: dist.ProcessGroup
+
+
+replicated_experts = WeakTensorKeyDictionary()  # a parameter of experts that ranks divide
+
+
+def replicas_of(tensor: Tensor, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """The ranks that average the gradient and share the states, where the group does so for
+    others."""
+    return replicated_experts[tensor].group if tensor in replicated_experts else group
+
+
+def misses_experts(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None) -> str:
+    """would_mix for techniques that ask replicas_of: experts may be in it, if all ranks are that
+    see different tokens."""
+    named, members = list(named), dist.get_process_group_ranks(group or dist.group.WORLD)
+    for name, tensor in named:
+        if tensor in replicated_experts:
+            wanted = dist.get_process_group_ranks(replicated_experts[tensor].everyone)
+            if set(members) != set(wanted):
+                return (
+                    f"{name} is one of the experts that ranks {wanted} train together, and the"
+                    f" group has ranks {members}: give the group of mesh.experts(...).everyone."
+                )
+    return would_mix((pair for pair in named if pair[1] not in replicated_experts), group)
 
 
 class Stages(NamedTuple):
@@ -97,8 +131,9 @@ def take_place(copy: Tensor, of: Iterable[Tensor]):
             groups_of_shards[copy] = groups
         if stages := stages_of(tensor):
             stages_of_parameters[copy] = stages
-        if tensor in of_own_tokens:
-            of_own_tokens[copy] = of_own_tokens[tensor]
+        for known in (of_own_tokens, replicated_experts):
+            if tensor in known:
+                known[copy] = known[tensor]
         return
 
 

@@ -13,8 +13,9 @@ buckets in the same order. Li et al. 2020 (arXiv 2006.15704).
 Letters: n ranks, E elements of a bucket's parameters, P parameters in it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from operator import attrgetter
 
 import torch
 import torch.distributed as dist
@@ -26,15 +27,17 @@ from ..common.torch_internals import at_end_of_backward
 BUCKET_BYTES = 25 << 20  # PyTorch's default: latency is negligible, and something leaves early
 
 
-def make_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Buckets of parameters in the given order. A bucket has one dtype, and is closed once it holds
+def make_buckets(
+    parameters: Iterable[nn.Parameter], bucket_bytes: int, kind: Callable = attrgetter("dtype")
+) -> list[list[nn.Parameter]]:
+    """Buckets of parameters in the given order. A bucket has one kind, and is closed once it holds
     `bucket_bytes` or more."""
     buckets, open_ones = [], {}
     for p in parameters:
-        bucket = open_ones.setdefault(p.dtype, [])
+        bucket = open_ones.setdefault(kind(p), [])
         bucket.append(p)
         if sum(q.nbytes for q in bucket) >= bucket_bytes:
-            buckets.append(open_ones.pop(p.dtype))
+            buckets.append(open_ones.pop(kind(p)))
     return buckets + list(open_ones.values())
 
 

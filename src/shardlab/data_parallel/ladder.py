@@ -44,7 +44,9 @@ from .. import collectives
 from ..collective_plans import Move, Plan
 from ..common.agreement import CannotReplicate, check_replicable, hand_out
 from ..common.backward import BackwardListener
+from ..common.shards import replicas_of
 from ..common.torch_internals import at_end_of_backward, divide_into, tree_leaves, version
+from ..experts.core_parallel import count_everywhere
 from . import core
 from .core import BUCKET_BYTES, make_buckets
 
@@ -55,12 +57,15 @@ class Replicas(BackwardListener, nn.Module):
     """One copy of the module on each rank, with the same values at the start. The base class of all
     four steps; it listens to each backward."""
 
+    knows_experts = False  # which other ranks have than those that have all the rest
+
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None, **options: int):
         super().__init__()
-        check_replicable(module, group, options)
+        check_replicable(module, group, options, self.knows_experts)
         self.module, self.group, self.n = module, group, dist.get_world_size(group)
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         hand_out(module.parameters(), group)
+        count_everywhere(module, group)
         self.broadcast_buffers()
         self.listen_to(self.trained)
 
@@ -218,7 +223,9 @@ def join_the_rest(buckets: list[list[nn.Parameter]]) -> list[list[nn.Parameter]]
     the table of tokens: both leave at the end of backward, where every latency is exposed."""
     *others, large, rest = [[], [], *buckets]
     small = 16 * sum(p.nbytes for p in rest) < sum(p.nbytes for p in large)
-    return [*others, large + rest][2:] if small and large[0].dtype == rest[0].dtype else buckets
+    alike = small and large[0].dtype == rest[0].dtype
+    alike = alike and replicas_of(large[0], None) is replicas_of(rest[0], None)
+    return [*others, large + rest][2:] if alike else buckets
 
 
 class DistributedDataParallel(core.DistributedDataParallel, Replicas):
@@ -228,7 +235,7 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
 
     A backward sends as the core's does, for any module as Replicas promise it."""
 
-    flat_bucket = FlatBucket
+    flat_bucket, knows_experts = FlatBucket, True
     forward, no_sync, __setstate__ = Replicas.forward, Replicas.no_sync, Replicas.__setstate__
 
     def __init__(
@@ -239,7 +246,8 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
         group: dist.ProcessGroup | None = None,
     ):
         Replicas.__init__(self, module, group, bucket_bytes=bucket_bytes)
-        self.buckets = join_the_rest(make_buckets(reversed(self.trained), bucket_bytes))
+        kind = lambda p: (p.dtype, replicas_of(p, group))
+        self.buckets = join_the_rest(make_buckets(reversed(self.trained), bucket_bytes, kind))
         self.bucket_of = {
             parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket
         }
@@ -253,3 +261,10 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
             )
         if self.overlap:
             super().gradient_arrives(parameter)
+
+    def send_next(self):
+        parameters = self.buckets[len(self.sent)]
+        group = replicas_of(parameters[0], self.group)
+        bucket = FlatBucket(parameters, dist.get_world_size(group))
+        bucket.all_reduce(group)
+        self.sent.append(bucket)

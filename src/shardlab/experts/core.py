@@ -79,28 +79,33 @@ class Router(nn.Module):
         return Routed.apply(gates, self.loss_scale * loss, self.load, counts), chosen, counts
 
 
-def product(rows: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor | None) -> Tensor:
+def product(rows: Tensor, weight: Tensor, counts: Tensor | None) -> Tensor:
     """Runs of rows [R, in], each by the weight of its expert [E, in, out]: of counts [E] rows, or,
     with None, of equally many."""
-    kind, each = rows.device.type, weight.element_size()
+    kind = rows.device.type
     if torch.is_autocast_enabled(kind):
         rows, weight = (x.to(torch.get_autocast_dtype(kind)) for x in (rows, weight))
     if counts is None:
-        y = rows.unflatten(0, (len(weight), -1)) @ weight  # [E, R/E, out]
-        return (y if bias is None else y + bias.to(y.dtype).unsqueeze(1)).flatten(0, 1)
-    even = all(size * each % 16 == 0 for size in weight.shape[1:])
-    if even and rows.dtype is torch.bfloat16 and hasattr(F, "grouped_mm"):
-        y = F.grouped_mm(rows, weight, offs=counts.cumsum(0).int())
-    else:
-        runs = rows.split(counts.tolist())  # the host waits for the counts
-        y = torch.cat([run @ own for run, own in zip(runs, weight)])
+        return (rows.unflatten(0, (len(weight), -1)) @ weight).flatten(0, 1)
+    fits = all(size % 8 == 0 for size in weight.shape[1:])  # 16 bytes
+    if fits and rows.dtype is torch.bfloat16 and hasattr(F, "grouped_mm"):
+        return F.grouped_mm(rows, weight, offs=counts.cumsum(0).int())
+    runs = rows.split(counts.tolist())  # the host waits for the counts
+    return torch.cat([run @ own for run, own in zip(runs, weight)])
+
+
+def biased(rows: Tensor, bias: Tensor | None, counts: Tensor | None) -> Tensor:
+    """Each run of rows with the bias of its expert [E, out]."""
     if bias is None:
-        return y
-    return y + bias.to(y.dtype).repeat_interleave(counts, 0, output_size=len(y))
+        return rows
+    counts = len(rows) // len(bias) if counts is None else counts
+    return rows + bias.to(rows.dtype).repeat_interleave(counts, 0, output_size=len(rows))
 
 
 class Experts(nn.Module):
     """E MLPs like gpt.MLP, whose weights are [E, in, out]."""
+
+    NAMES = ("up", "up_bias", "gate", "gate_bias", "down", "down_bias")
 
     def __init__(self, experts: int, hidden: int, inner: int, gated: bool, biases: bool):
         super().__init__()
@@ -112,19 +117,22 @@ class Experts(nn.Module):
             self.register_parameter(name, weight)
             self.register_parameter(f"{name}_bias", bias)
 
-    def forward(self, rows: Tensor, counts: Tensor | None) -> Tensor:  # [R, H], [E]
-        inner = product(rows, self.up, self.up_bias, counts)  # [R, F]
+    def inner(self, rows: Tensor, counts: Tensor | None) -> Tensor:
+        up = biased(product(rows, self.up, counts), self.up_bias, counts)  # [R, F]
         if self.gate is None:
-            inner = F.gelu(inner, approximate="tanh")
-        else:
-            inner = F.silu(product(rows, self.gate, self.gate_bias, counts)) * inner
-        return product(inner, self.down, self.down_bias, counts)  # [R, H]
+            return F.gelu(up, approximate="tanh")
+        return F.silu(biased(product(rows, self.gate, counts), self.gate_bias, counts)) * up
+
+    def forward(self, rows: Tensor, counts: Tensor | None) -> Tensor:  # [R, H], [E]
+        inner = self.inner(rows, counts)  # [R, F]
+        return biased(product(inner, self.down, counts), self.down_bias, counts)  # [R, H]
 
 
 class MixtureOfExperts(nn.Module):
     """Some experts for each token, and the MLP `shared`, if any, for all. With a `capacity` an
     expert takes C = capacity R/E rows of this rank, the first ones, and `dropped` counts the
-    others: sizes of memory and messages are then known before the router has chosen."""
+    others: sizes of memory and messages are then known before the router has chosen, and all ranks
+    have equally many tokens."""
 
     capacity: float | None = None
     dropped: Tensor | None = None
@@ -136,6 +144,10 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # [..., H]
         if x.is_meta:  # a shape, and no rows to count
             return torch.empty_like(x)
+        y = self.routed(x)
+        return y if self.shared is None else y + self.shared(x)
+
+    def routed(self, x: Tensor) -> Tensor:
         gates, chosen, counts = self.router(x.flatten(0, -2))
         rows = x.flatten(0, -2).repeat_interleave(chosen.shape[1], 0)  # [R, H]
         place = chosen.flatten().argsort(stable=True).argsort()  # of each row, by experts
@@ -150,8 +162,7 @@ class MixtureOfExperts(nn.Module):
             slots = rows.new_zeros(len(counts) * most, rows.shape[1])  # [EC, H]
             made = self.experts(slots.index_add(0, place, rows * kept.unsqueeze(1)), None)
         made = made[place].unflatten(0, chosen.shape)  # [T, K, H]
-        y = (gates.unsqueeze(1).to(made.dtype) @ made).view_as(x).to(x.dtype)
-        return y if self.shared is None else y + self.shared(x)
+        return (gates.unsqueeze(1).to(made.dtype) @ made).view_as(x).to(x.dtype)
 
 
 def mixtures(model: nn.Module) -> list[MixtureOfExperts]:

@@ -56,6 +56,8 @@ class ExpertParallel(Experts):
     """This rank's experts, instead of all. They see the rows of e ranks, each of which has a mean
     loss of its own: divided by e, their gradients are those of the mean of these losses."""
 
+    local = Experts.forward
+
     def __init__(self, experts: Experts, group: Group = None):
         nn.Module.__init__(self)
         self.group, self.ranks = group, dist.get_world_size(group)
@@ -78,13 +80,16 @@ class ExpertParallel(Experts):
             dist.all_to_all_single(came, counts, group=self.group)
             both = torch.stack([counts, came]).view(2, n, each)
             sent, received = both.sum(-1).tolist()  # the host waits for them
-        rows = Exchange.apply(rows, sent, received, self.group)  # rank by rank
+        rows = self.dispatch(rows, sent, received)  # rank by rank
         expert = torch.arange(each, device=rows.device).repeat(n)  # of each run of rows
         order = expert.repeat_interleave(came, output_size=len(rows)).argsort(stable=True)
         rows = Scaled.apply(rows[order], n)  # expert by expert
-        made = super().forward(rows, None if counts is None else came.view(n, each).sum(0))
+        made = self.local(rows, None if counts is None else came.view(n, each).sum(0))
         made = torch.empty_like(made).index_copy(0, order, Scaled.apply(made, 1 / n))
         return Exchange.apply(made, received, sent, self.group)
+
+    def dispatch(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        return Exchange.apply(rows, sent, received, self.group)
 
 
 class Total(nn.Module):
@@ -99,12 +104,22 @@ class Total(nn.Module):
         dist.all_reduce(counts, group=self.group)
         return counts
 
+    def __deepcopy__(self, memo: dict) -> "Total":
+        return Total(self.group)  # a group is not copied
+
+
+def count_everywhere(model: nn.Module, group: Group):
+    """Routers count the rows of all these ranks, which see different tokens."""
+    for layer in mixtures(model):
+        if not isinstance(layer.router.total, Total):
+            layer.router.total = Total(group)
+
 
 def expert_parallel(model: nn.Module, group: Group = None, everyone: Group = None) -> nn.Module:
     """All mixtures of experts in a model, in place. Raises ValueError where e does not divide E."""
     for layer in mixtures(model):
         layer.experts = ExpertParallel(layer.experts, group)
-        layer.router.total = Total(everyone)
+    count_everywhere(model, everyone)
     return model
 
 

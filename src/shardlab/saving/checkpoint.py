@@ -115,10 +115,15 @@ def save(
         return made
 
     def write_own():
+        chunks = []
+        for index, flat in enumerate(flats):
+            homes = parts[number].homes_of(index)
+            own_place = homes.index(me) if me in homes else 0  # it holds nothing there
+            chunks.append(own_parts(flat, states, own_place, len(homes)))
         return write(
             partial / file_of(me),
             dict(
-                chunks=[own_parts(flat, states, ranks.index(me), len(ranks)) for flat in flats],
+                chunks=chunks,
                 random=random_states(),
                 buffers={name: buffers[name] for name in buffers if own[name] != first[name]},
             ),
@@ -192,6 +197,7 @@ def resume(
         str(folder.absolute()), model, optimizer, group, failed, False
     )
     part = next(part for part in parts_of_run(everyone) if me in part.ranks)
+    flats = [flat for flat in flats if not flat.elsewhere]
 
     def choose():  # on one rank, so that all resume from the same
         if not (found := saves(folder)):
@@ -208,7 +214,10 @@ def resume(
             here = {name: what for name, what in here.items() if name != WRAPPED}
         number = next((k for k, each in enumerate(parts) if each.contents == here), 0)
         refuse_another(manifest["step"], parts[number].contents, here)
-        ranks, layout = parts[number].ranks, Layout(parts[number].flats, len(parts[number].ranks))
+        ranks = parts[number].ranks
+        every = map(parts[number].homes_of, range(len(parts[number].flats)))
+        homes = [[ranks.index(rank) for rank in one] for one in every]
+        layout = Layout(parts[number].flats, homes)
         wanted = {piece.rank for flat in flats for piece in layout.pieces(flat)}
         own = part.ranks.index(me) if len(part.ranks) == len(ranks) else None
 
@@ -251,7 +260,7 @@ def resume(
     ]
     optimizer.load_state_dict(dict(state=states, param_groups=groups))
     for bucket in getattr(optimizer, "buckets", []):
-        optimizer.collectives.all_gather(bucket.flat, optimizer.group)
+        optimizer.collectives.all_gather(bucket.flat, bucket.group)
     if of_this_rank:
         set_random_states(of_this_rank["random"])
     return Saved(manifest["step"], rest["extra"])

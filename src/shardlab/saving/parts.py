@@ -10,6 +10,7 @@ tensor parallelism has cut it. So it finds its own files, in whatever order the 
 
 import hashlib
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..common.collective_wire import place
-from ..common.shards import cut_among, groups_of
+from ..common.shards import cut_among, groups_of, replicated_experts
 from ..data_parallel import Replicas
 from ..zero.hardened.stage3 import sharded_units
 
@@ -31,6 +32,10 @@ class PartOfRun(NamedTuple):
     ranks: list[int]
     flats: list[list]
     contents: dict[str, str]
+    homes: list[list[int] | None] = []  # of each flat tensor, the ranks that have it; None: all
+
+    def homes_of(self, number: int) -> list[int]:
+        return (self.homes[number] if self.homes else None) or self.ranks
 
 
 class RankHolds(NamedTuple):
@@ -42,6 +47,7 @@ class RankHolds(NamedTuple):
     sharing: list[int] | None  # the ranks that have the other shards of the same
     sums: dict[str, int]  # of the bits of parameters that are whole; empty before a resume
     buffers: dict[str, str]  # digests; likewise
+    homes: list[list[int] | None]  # as a part has them
 
 
 def sharding_group(model: nn.Module, optimizer) -> dist.ProcessGroup | None:
@@ -92,24 +98,26 @@ def held_by(
     """This rank's word to the others, with digests of its `values` or without."""
     shares = sharding_group(model, optimizer)
     members = dist.get_process_group_ranks(shares) if shares else None
-    sharing = members and [dist.get_group_rank(group or dist.group.WORLD, rank) for rank in members]
+    number_of = partial(dist.get_group_rank, group or dist.group.WORLD)
+    sharing, homes = members and [*map(number_of, members)], []
     found, sums = optimizers_in(optimizer), {}
     for flat in flats:
         first, cuts = flat.tensors[0], groups_of(flat.tensors[0])
-        cut_elsewhere = "".join(part_of(cut) for cut in cuts if cut is not shares)
+        homes.append(flat.homes and [*map(number_of, flat.homes)])
+        known = replicated_experts.get(first, (shares,))  # any rank may have an expert
+        cut_elsewhere = "".join(part_of(cut) for cut in cuts if cut not in known)
         # in stage 3 each parameter has a tensor; all that are in a bucket are in one group
-        each = len(flat.tensors) == len(flat.parameters)
-        for number, (name, shape) in enumerate(flat.parameters):
-            tensor, group = flat.tensors[number * each], flat.groups[number * each]
+        for index, (name, shape) in zip(flat.places, flat.parameters):
+            tensor, group = flat.tensors[index], flat.groups[index]
             where = f"in group {group}" if tensor.requires_grad else "not trained"
             found[name] = f"{tensor.dtype} {shape} {where}{cut_elsewhere}"
-        if values and shares not in cuts:
+        if values and shares not in cuts and first not in replicated_experts:
             sums[flat.parameters[0][0]] = sum_of_bits(first)
     found |= {
         name: f"{buffer.dtype} {list(buffer.shape)} as a buffer" for name, buffer in buffers.items()
     }
     digests = hashes_of(buffers) if values else {}
-    return RankHolds(to, [flat.cut for flat in flats], found, sharing, sums, digests)
+    return RankHolds(to, [flat.cut for flat in flats], found, sharing, sums, digests, homes)
 
 
 def optimizers_in(optimizer) -> dict[str, str]:
@@ -163,7 +171,9 @@ def parts_of_run(everyone: list[RankHolds]) -> list[PartOfRun]:
                     " `group` and folder."
                 )
         key = str((held.flats, held.contents, held.sharing))
-        parts.setdefault(key, PartOfRun([], held.flats, held.contents)).ranks.append(rank)
+        parts.setdefault(key, PartOfRun([], held.flats, held.contents, held.homes)).ranks.append(
+            rank
+        )
     for part in parts.values():
         first = part.ranks[0]
         for rank in set(everyone[first].sharing or ()) - set(part.ranks):

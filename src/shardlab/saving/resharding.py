@@ -26,10 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from ..common.collective_wire import place
+from ..experts.core import Experts
 from ..zero.hardened.flat import chunk_of
 from ..zero.hardened.stage3 import sharded_units
 from .durable import Damaged
-from .parts import plain_names, sharding_group
+from .parts import plain_names
 
 VALUE = "value"  # the key of the parameters; the other keys are their states
 
@@ -38,7 +39,11 @@ class FlatParameters(NamedTuple):
     """Parameters one after the other, as [name in the plain model, shape]. Of all their elements,
     `tensors`, one after the other, hold the range `held`. `numbers` are the parameters' places in
     the optimizer, if they have any, and `groups` their parameter groups. `zeros` elements were
-    behind the parameters when all was cut."""
+    behind the parameters when all was cut. `places` says which of the tensors has a parameter.
+
+    Each expert is a parameter of its own, so that its name does not depend on who has it. `homes`
+    are the ranks that have these experts, None: all that hold the same; `elsewhere` says that this
+    rank is none of them."""
 
     parameters: list
     tensors: list[Tensor]
@@ -46,6 +51,9 @@ class FlatParameters(NamedTuple):
     numbers: list[int]
     groups: list[int | None]
     zeros: int = 0
+    places: list[int] = []
+    homes: list[int] | None = None
+    elsewhere: bool = False
 
     @property
     def cut(self) -> list:
@@ -61,7 +69,6 @@ def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
         raise ValueError(
             "the model is unsharded: save and resume outside of `with unsharded(...)`."
         )
-    n, me = place(sharding_group(model, optimizer))
     names = {id(p): name for name, p in model.named_parameters()}
     buckets = getattr(optimizer, "buckets", [])
     shards = [shard for bucket in buckets for shard in bucket.shards]
@@ -82,8 +89,8 @@ def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
             " for."
         )
 
-    def flat(parameters, *tensors, whole=False, zeros=0):
-        every = range(size_of(parameters))
+    def flat(parameters, *tensors, group=None, whole=False, zeros=0):
+        (n, me), every = place(group), range(size_of(parameters))
         held = every if whole else common(every, chunk_of(me, len(every) + zeros, n))
         numbers, groups = zip(*(places.get(id(tensor), (None, None)) for tensor in tensors))
         return FlatParameters(
@@ -93,12 +100,13 @@ def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
             [number for number in numbers if number is not None],
             list(groups),
             zeros,
+            [number if len(tensors) == len(parameters) else 0 for number in range(len(parameters))],
         )
 
     for bucket in buckets:  # stages 1 and 2
         parameters = [[names.pop(id(p)), list(p.shape)] for p in bucket.parameters]
         zeros = bucket.flat.numel() - size_of(parameters)
-        yield flat(parameters, *bucket.shards, zeros=zeros)
+        yield flat(parameters, *bucket.shards, group=bucket.group, zeros=zeros)
     paths = {module: f"{path}." * bool(path) for path, module in model.named_modules()}
     for unit in (module.sharded_unit for module in sharded_units(model)):  # stage 3
         # a tied parameter by its first name
@@ -113,15 +121,42 @@ def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
             for shard in each.shards:
                 names.pop(id(shard))
             zeros = each.zeros.numel()
-            yield flat([next(parameters) for _ in each.shapes], *each.shards, zeros=zeros)
+            own = [next(parameters) for _ in each.shapes]
+            yield flat(own, *each.shards, group=each.group, zeros=zeros)
     for name, p in model.named_parameters():  # parameters that all ranks hold whole
         if id(p) in names:
             yield flat([[name, list(p.shape)]], p, whole=True)
 
 
+def by_expert(flat: FlatParameters, experts: dict[str, Experts]) -> Iterator[FlatParameters]:
+    """The flat tensor, and those that ranks with other experts have instead. `experts` are the
+    modules that have the parameters of these names."""
+    first = experts.get(flat.parameters[0][0])
+    homes = first.axes.homes if hasattr(first, "axes") else [None]
+    for number, ranks in enumerate(homes):
+        parameters, places = [], []
+        for index, (name, shape) in zip(flat.places, flat.parameters):
+            each, own = shape[0], name in experts
+            begin = number * each
+            names = [f"{name}[{begin + k}]" for k in range(each)] if own else [name]
+            parameters += [[one, shape[1:] if own else shape] for one in names]
+            places += [index] * len(names)
+        elsewhere = ranks is not None and first.axes.divide.rank != number
+        held = range(0) if elsewhere else flat.held
+        yield flat._replace(
+            parameters=parameters, places=places, homes=ranks, elsewhere=elsewhere, held=held
+        )
+
+
 def flats_buffers(model: nn.Module, optimizer) -> tuple[list[FlatParameters], dict[str, Tensor]]:
     """(the flat tensors, the buffers), under the names that the plain model has."""
-    flats = list(flats_of(model, optimizer))
+    experts = {
+        f"{path}.{name}": module
+        for path, module in model.named_modules()
+        if isinstance(module, Experts)
+        for name in module.NAMES
+    }
+    flats = [one for flat in flats_of(model, optimizer) for one in by_expert(flat, experts)]
     plain = plain_names(name for flat in flats for name, _ in flat.parameters)
     return [
         flat._replace(parameters=[[plain(name), shape] for name, shape in flat.parameters])
@@ -216,15 +251,12 @@ class Piece(NamedTuple):
 
 
 class Layout:
-    """The layout of a save: its flat tensors, each as [[name, shape], ...], and the number of ranks
-    among which they were cut."""
+    """The layout of a save: its flat tensors, each as [[name, shape], ...], and the ranks among
+    which each was cut, by their numbers among those that hold the same."""
 
-    def __init__(self, flats: list[list], ranks: int):
-        self.ranks, self.sizes, self.places = (
-            ranks,
-            [size_of(parameters) for parameters in flats],
-            {},
-        )
+    def __init__(self, flats: list[list], homes: list[list[int]]):
+        self.homes, self.places = homes, {}
+        self.sizes = [size_of(parameters) for parameters in flats]
         for number, parameters in enumerate(flats):
             begins = accumulate((prod(shape) for _, shape in parameters), initial=0)
             self.places |= {name: (number, begin) for (name, _), begin in zip(parameters, begins)}
@@ -236,8 +268,9 @@ class Layout:
             number, begin_there = self.places[name]
             ahead, end = begin_there - begin, begin + prod(shape)
             mine = common(flat.held, range(begin, end))
-            for rank in range(self.ranks if mine else 0):
-                chunk = chunk_of(rank, self.sizes[number], self.ranks)
+            homes = self.homes[number]
+            for index, rank in enumerate(homes if mine else ()):
+                chunk = chunk_of(index, self.sizes[number], len(homes))
                 if both := common(chunk, range(mine.start + ahead, mine.stop + ahead)):
                     yield Piece(
                         rank,

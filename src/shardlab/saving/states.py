@@ -61,6 +61,7 @@ def parts_in_manifest(manifest: dict, place: Path) -> tuple[list[PartOfRun], Cal
                 list(part["ranks"]),
                 [[(plain(name), shape) for name, shape in flat] for flat in part["flats"]],
                 {plain(name): what for name, what in part["contents"].items()},
+                part.get("homes", []),
             )
             for part in parts
             if len(part["ranks"]) < len(files)

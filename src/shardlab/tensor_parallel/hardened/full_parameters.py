@@ -22,20 +22,24 @@ def cuts_of(model: nn.Module) -> Iterator[tuple[str, Cut, dist.ProcessGroup | No
     """(name of a parameter, how it was cut, in which group)"""
     for name, module in model.named_modules():
         if isinstance(module, CutModule):
-            for own, cut in module.cuts.items():
+            for own, cut, group in module.every_cut():
                 if getattr(module, own) is not None:
-                    yield f"{name}.{own}" if name else own, cut, module.group
+                    yield f"{name}.{own}" if name else own, cut, group
 
 
 @torch.no_grad()
 def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """On every rank; a tied tensor is one tensor. All ranks call it."""
-    states, cuts = model.state_dict(), {name: rest for name, *rest in cuts_of(model)}
+    states, cuts = model.state_dict(), {}
+    for name, *cut in cuts_of(model):
+        cuts.setdefault(name, []).append(cut)
     made: dict[int, Tensor] = {}
     for name, tensor in states.items():
         key = tensor.data_ptr()
         if name in cuts and key not in made:
-            made[key] = joined(tensor, *cuts[name])
+            made[key] = tensor
+            for cut in cuts[name]:
+                made[key] = joined(made[key], *cut)
         states[name] = made[key] if name in cuts else tensor
     return dict(states)
 
@@ -56,7 +60,7 @@ def joined(part: Tensor, cut: Cut, group: dist.ProcessGroup | None) -> Tensor:
 def load_whole_state_dict(model: nn.Module, states: Mapping[str, Tensor]):
     """Raises RuntimeError, as load_state_dict does, for names or sizes that do not fit."""
     states = dict(states)
-    for name, cut, group in cuts_of(model):
+    for name, cut, group in reversed([*cuts_of(model)]):
         if name in states:
             n, me = place(group)
             states[name] = cut.part(states[name], me, n)

@@ -13,7 +13,7 @@ writes y = xA^T, so the weight of nn.Linear is A = W^T [out, in], and W's column
 Whoever reads y = Wx elsewhere finds rows and columns the other way round.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import NamedTuple
 
@@ -81,6 +81,10 @@ class CutModule(AmongRanks, ConvertedModule):
         super().__init__()
         self.group, self.cuts, self.among_own_tokens = group, cuts, False
         self.register_load_state_dict_post_hook(know_parts)
+
+    def every_cut(self) -> Iterator[tuple[str, Cut, Group]]:
+        """(parameter, cut, group) of all cuts, the last one first."""
+        yield from ((name, cut, self.group) for name, cut in self.cuts.items())
 
     def converted(self):
         """Register as parts the tensors by which PyTorch has replaced parts."""

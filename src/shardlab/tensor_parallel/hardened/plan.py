@@ -17,12 +17,14 @@ right only behind Rows, or made for parts, as vocabulary_parallel_loss is.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
 
 from torch import Tensor, nn
 
 from ...common.torch_internals import tree_leaves, tree_map
+from ...experts.core import Experts
+from ...experts.hardened.split import SplitExperts
 from ...gpt import Dropout, GPTConfig
 from .layers import ColumnLinear, Cut, OwnDropout, Parts, RowLinear, TokenEmbedding
 from .pairs import enter, leave
@@ -148,6 +150,19 @@ class Drops(Whole):
         return OwnDropout(module.p, self.dim, parts.group)
 
 
+@dataclass(frozen=True)
+class InsideExperts(Whole):
+    """Experts, each of which is cut by columns and rows."""
+
+    pieces: int
+
+    def complaint(self, module: nn.Module, ranks: int) -> str:
+        return uneven_parts(module.up.shape[2], self.pieces, "", ranks)
+
+    def split(self, module: Experts, parts: Parts) -> nn.Module:
+        return SplitExperts(module, parts)
+
+
 def uneven_parts(size: int, pieces: int, heads: str, ranks: int) -> str:
     if size % pieces:
         return f"{pieces} pieces do not divide its size of {size:,}."
@@ -186,8 +201,15 @@ def gpt_plan(config: GPTConfig) -> dict[str, Whole | tuple[Whole, ...]]:
         "head.norm": Whole(),
         "head.scores": (Columns(vocabulary), Around()),
     }
+    if config.experts:
+        shared, mlp = inner * config.shared_experts, "blocks.*.mlp"
+        for name in ("", ".up", ".gate", ".down"):
+            entry = plan.pop(mlp + name)
+            if shared:
+                plan[f"{mlp}.shared{name}"] = replace(entry, pieces=shared) if name else entry
+        plan |= {f"{mlp}.router": Whole(), f"{mlp}.experts": InsideExperts(inner)}
     if not config.learned_positions:
         del plan["embedding"]
     if not config.gated_mlp:
-        del plan["blocks.*.mlp.gate"]
+        plan = {name: entry for name, entry in plan.items() if not name.endswith(".gate")}
     return plan

@@ -32,9 +32,10 @@ from ...common.collective_wire import place
 from ...common.outer_hooks import OuterHooks
 from ...common.torch_internals import storage_key
 from ...gpt import Dropout, PositionIds
+from .checks import CannotSplit
 from .layers import CutModule, OwnDropout, Parts
 from .pairs import begin_gather, gather, in_order, reduce_scatter
-from .plan import AddedUp, Around, Rows, TensorPlan, Tokens, Whole
+from .plan import AddedUp, Around, InsideExperts, Rows, TensorPlan, Tokens, Whole
 
 
 def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tuple[Whole, ...]]:
@@ -42,6 +43,12 @@ def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tupl
     that are cut."""
 
     def own_tokens(entry: Whole) -> Whole:
+        if isinstance(entry, InsideExperts):
+            raise CannotSplit(
+                "sequence parallelism gives each rank its own tokens, and experts that are cut by"
+                " columns need those of all ranks: take gpt_plan(config) alone, or one rank of"
+                " tensor parallelism and more that divide the experts."
+            )
         if isinstance(entry, Around):
             return AroundGathered(regather)
         if isinstance(entry, Rows | Tokens):

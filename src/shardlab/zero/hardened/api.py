@@ -9,6 +9,7 @@ from ... import data_parallel
 from ...common.agreement import agree, changes_rows, fact, hand_out
 from ...common.optimizer_checks import check_elementwise
 from ...common.shards import CannotShard
+from ...experts.core_parallel import count_everywhere
 from . import stage1, stage2
 from .arriving import late_last
 from .offload import cpu_offload
@@ -110,6 +111,7 @@ def sharded_optimizer(model: nn.Module, optimizer_cls: type, kind: type, group, 
     agree(buffers, group, CannotShard, rule, changes_rows(model, group))
     optimizer = kind(list(model.named_parameters()), optimizer_cls, group, **options)
     hand_out(model.buffers(), group)
+    count_everywhere(model, group)
     return optimizer
 
 

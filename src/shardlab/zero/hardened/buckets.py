@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 
 from ...common.agreement import hand_out
 from ...common.backward import check_gradient
-from ...common.shards import CannotShard, as_shard, groups_of, stages_of
+from ...common.shards import CannotShard, as_shard, groups_of, replicas_of, stages_of
 from ...common.torch_internals import current_backward, storage_key, version
 from .arriving import Arrival, UnderWay
 from .checks import filled
@@ -42,6 +42,7 @@ class Bucket:
         late: UnderWay,
         prefetch: bool,
     ):
+        group = replicas_of(parameters[0], group)
         self.parameters, self.group, self.collectives = parameters, group, collectives
         self.late, self.prefetch, self.gathering = late, prefetch, UnderWay()
         self.host = None  # an optimizer there, which wants gradients as soon as they are means
@@ -157,6 +158,7 @@ def into_buckets(
             piles.append([parameter])
             continue
         kind = parameter.dtype, parameter.device, groups_of(parameter), stages_of(parameter)
+        kind += (replicas_of(parameter, group),)
         pile = open_piles.get(kind)
         if pile is None or sum(p.nbytes for p in pile) + parameter.nbytes > bucket_bytes:
             pile = open_piles[kind] = []

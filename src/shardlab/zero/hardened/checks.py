@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...common.agreement import agree, fact
-from ...common.shards import CannotShard, stages_of, would_mix
+from ...common.shards import CannotShard, misses_experts, stages_of
 from ...common.torch_internals import hooks_of_others
 from .flat import Group
 
@@ -38,7 +38,7 @@ def check_parameters(
     optimizer already."""
     facts = [fact(name, parameter) for name, parameter in named]
     rule = "all ranks shard the same parameters, in the same order"
-    complaint = complaint_of_group(named, others) or would_mix(named, group)
+    complaint = complaint_of_group(named, others) or misses_experts(named, group)
     agree(facts, group, CannotShard, rule, complaint)
 
 

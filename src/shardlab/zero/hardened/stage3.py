@@ -15,8 +15,9 @@ from torch import nn
 
 from ...common.agreement import agree, facts_of, hand_out
 from ...common.optimizer_checks import replaced
-from ...common.shards import CannotShard, groups_of, would_mix
+from ...common.shards import CannotShard, groups_of, misses_experts, replicas_of
 from ...common.torch_clip_and_scale import watch_steps
+from ...experts.core_parallel import count_everywhere
 from ..core_stage3 import Site
 from .ahead import Ahead
 from .checks import complaint_of_kinds, complaint_of_units
@@ -67,6 +68,7 @@ def fully_shard(
         unit.sharded_unit = Unit(unit, kinds_of(sites), how, own)
         replaced(sites, by="fully_shard")
         dissolve(sites)
+    count_everywhere(module, group)
     hand_out((buffer for buffer in module.buffers() if not buffer.is_meta), group)
     return module
 
@@ -112,10 +114,11 @@ def owned_sites(root: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Site
 
 def kinds_of(sites: Sites) -> list[Sites]:
     """The parameters of each flat tensor: one dtype, all trained or all frozen; parts that other
-    groups have cut, or what is whole there."""
+    groups have cut, or what is whole there; experts, or what every rank has."""
     kinds: dict[tuple, Sites] = {}
     for p, own in sites.items():
-        kinds.setdefault((p.dtype, p.requires_grad, bool(groups_of(p))), {})[p] = own
+        kind = p.dtype, p.requires_grad, groups_of(p), replicas_of(p, None)
+        kinds.setdefault(kind, {})[p] = own
     return list(kinds.values())
 
 
@@ -150,7 +153,7 @@ def check_alike(module: nn.Module, units: list[nn.Module], how: How):
     facts += facts_of(module)
     rule = "all ranks shard the same model in the same units"
     complaint = complaint_of_units(module) or complaint_of_kinds(module, how.compute_dtype)
-    complaint = complaint or would_mix(module.named_parameters(), how.group)
+    complaint = complaint or misses_experts(module.named_parameters(), how.group)
     agree(facts, how.group, CannotShard, rule, complaint)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...common.backward import owners, when_backward_ends
 from ...common.collective_wire import Group, place
 from ...common.optimizer_checks import watch
-from ...common.shards import CannotShard, as_shard
+from ...common.shards import CannotShard, as_shard, replicas_of
 from ...common.torch_internals import (
     current_backward,
     hooks_of_others,
@@ -81,6 +81,7 @@ class Flat(core_stage3.Flat):
     parameter: what is of the zeros at the end is in none of them."""
 
     def __init__(self, parameters: list[nn.Parameter], how: How, collectives: Ring):
+        how = how._replace(group=replicas_of(parameters[0], how.group))
         self.group, self.collectives = how.group, collectives
         self.ahead, self.landing = how.ahead, how.landing
         self.shapes = [parameter.shape for parameter in parameters]

@@ -1,0 +1,1 @@
+"""Expert parallelism with other techniques: see apply.py."""

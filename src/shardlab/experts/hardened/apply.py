@@ -1,0 +1,116 @@
+"""Experts divided among ranks, so that other techniques know them.
+
+    axes = Mesh(dp=8).experts(4)                                 # on every rank
+    apply_expert_parallel(model, axes)                           # in place
+    net, optimizer = zero.shard(model, AdamW, stage=2, group=axes.everyone.group, lr=1e-3)
+
+Order: tensor parallelism, experts, recompute, pipeline, then data parallelism or ZeRO, which
+average and shard an expert among its replicas.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from ...common.agreement import agree, facts_of, hand_out
+from ...common.backward import owners
+from ...common.collective_wire import Group
+from ...common.optimizer_checks import holder_of, replaced
+from ...common.shards import Replicated, groups_of, groups_of_shards, replicated_experts, stages_of
+from ...common.torch_clip_and_scale import watch_steps
+from ...mesh import ExpertAxes
+from ...tensor_parallel.hardened.layers import Cut, CutModule, know_parts
+from ..core import Experts, mixtures
+from ..core_parallel import ExpertParallel, count_everywhere
+from .beside import compute_beside, travel_beside
+from .split import SplitExperts, split_forward
+
+
+class CannotDivide(ValueError):
+    """Why the experts of a model cannot be divided among ranks: one sentence."""
+
+
+def apply_expert_parallel(model: nn.Module, axes: ExpertAxes, overlap: bool = False) -> nn.Module:
+    """Divide the experts of all layers, in place; make the optimizer afterwards. All ranks begin
+    with the parameters and buffers of the first of `everyone`. With `overlap`, shared experts
+    compute while rows travel. Raises CannotDivide on all ranks or on none."""
+    everyone = axes.everyone.group
+    facts = [f"ep = {axes.divide.size}", *facts_of(model)]
+    agree(facts, everyone, CannotDivide, "all ranks divide the same model", complaint(model, axes))
+    hand_out([*model.parameters(), *model.buffers()], everyone)
+    watch_steps()
+    for layer in mixtures(model):
+        whole = layer.experts
+        layer.experts = DividedExperts(whole, axes)
+        if overlap and layer.shared is not None:
+            compute_beside(layer)
+        replaced(whole.parameters(), by="apply_expert_parallel")
+    count_everywhere(model, everyone)
+    return model
+
+
+def complaint(model: nn.Module, axes: ExpertAxes) -> str:
+    """The fault of this rank, in words; empty if there is none."""
+    layers, ep = mixtures(model), axes.divide.size
+    if not layers:
+        return f"this {type(model).__name__} has no experts: build it with GPTConfig(experts=...)."
+    for name, p in model.named_parameters():
+        if p in replicated_experts:
+            return f"{name} is divided among ranks already: divide the plain model, once."
+        averaged = p in owners and owners[p]() is not None
+        if averaged or stages_of(p) or holder_of(p) is not None:
+            return (
+                f"{name} has replicas, a pipeline or an optimizer of shards already: divide the"
+                " experts first, and make these of the result."
+            )
+    numbers = [len(layer.experts.up) for layer in layers]
+    uneven = next((number for number in numbers if number % ep), None)
+    return f"{uneven} experts on ep = {ep} ranks: each keeps as many." if uneven else ""
+
+
+class DividedExperts(CutModule, ExpertParallel):
+    """The core's. Its parameters are known as parts, of which replicas have the same. `meanwhile`
+    is to be computed while rows travel, and then its result."""
+
+    meanwhile = None
+
+    def __init__(self, whole: Experts, axes: ExpertAxes):
+        ExpertParallel.__init__(self, whole, axes.divide.group)
+        self.axes, self.among_own_tokens, self.inside = axes, False, []
+        self.tp = None
+        if isinstance(whole, SplitExperts):
+            self.tp, self.inside = whole.group, [(*cut, whole.group) for cut in whole.cuts.items()]
+        self.cuts = {name: Cut(0, len(whole.up)) for name, p in whole.named_parameters()}
+        self.groups = {name: groups_of(p) for name, p in whole.named_parameters()}
+        self.register_load_state_dict_post_hook(know_parts)
+        self.converted()
+
+    def dispatch(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        if self.meanwhile is None:
+            return super().dispatch(rows, sent, received)
+        way = sent, received, self.group
+        rows, self.meanwhile = travel_beside(rows, *way, self.meanwhile)
+        return rows
+
+    def local(self, rows: Tensor, counts: Tensor | None) -> Tensor:
+        if self.tp is None:
+            return super().local(rows, counts)
+        return split_forward(self, rows, counts, self.tp)
+
+    def every_cut(self) -> Iterator[tuple[str, Cut, Group]]:
+        yield from super().every_cut()
+        yield from self.inside
+
+    def converted(self):
+        for name, part in self.named_parameters(recurse=False):
+            if part not in replicated_experts:
+                axes = self.axes
+                groups_of_shards[part] = (*self.groups[name], axes.divide.group)
+                replicated_experts[part] = Replicated(
+                    axes.replicas.group, axes.everyone.group, axes.divide.group
+                )
+
+    def __deepcopy__(self, memo: dict):
+        for kept in (self.axes, self.groups, self.inside, self.tp):
+            memo[id(kept)] = kept
+        return super().__deepcopy__(memo)
