@@ -21,6 +21,8 @@ from shardlab import (
     zero,
 )
 from shardlab.context_parallel import core as context_core
+from shardlab.experts.core import mixtures
+from shardlab.experts.hardened.apply import apply_expert_parallel
 from shardlab.gpt import next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
@@ -225,6 +227,20 @@ def mesh_of_data_and_tensor_parallelism() -> Step:
     step = train(lambda: backward(tokens, replica), optimizer)
     whole = whole_state_dict(net)
     assert_close({k: whole[k] for k, _ in net.named_parameters()}, trained())
+    return step
+
+
+def expert_parallel_as(capacity: float | None, overlap: bool = False) -> Step:
+    n, sizes = dist.get_world_size(), dict(experts=4, experts_per_token=2, shared_experts=1)
+    net, tokens = model(seed=dist.get_rank(), **sizes), part()
+    for layer in mixtures(net):
+        layer.capacity = capacity
+    axes = Mesh(dp=n).experts(min(n, 4))
+    apply_expert_parallel(net, axes, overlap)
+    called, optimizer = zero.shard(net, torch.optim.SGD, stage=1, lr=0.1, momentum=0.9)
+    step = train(lambda: next_token_loss(called(tokens), tokens).backward(), optimizer)
+    whole = whole_state_dict(net)
+    assert_close({k: whole[k] for k, _ in net.named_parameters()}, trained(**sizes))
     return step
 
 

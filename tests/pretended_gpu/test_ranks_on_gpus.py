@@ -151,6 +151,17 @@ def test_context_parallelism(on_gpus, gpus, mix, by_core):
     on_gpus(gpus, cases.context_parallel_as, mix, by_core).is_right()
 
 
+# Each of two layers asks how many rows come, and loops over experts for two products, which ask how
+# many rows each has; repeat_interleave, which knows its size three times, counts as a wait here.
+# Rows of a capacity, as many for each expert, ask nothing.
+@pytest.mark.parametrize("capacity, overlap, waits", [(None, True, 2 * (3 + 3)), (4.0, False, 0)])
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_expert_parallelism(on_gpus, gpus, capacity, overlap, waits):
+    """Must catch: counts that are read twice; rows that are read before they have come; a host that
+    waits for counts which it knows."""
+    on_gpus(gpus, cases.expert_parallel_as, capacity, overlap).is_right(waits)
+
+
 @pytest.mark.parametrize("module", ["plain", "fast"])
 @pytest.mark.parametrize("gpus", COUNTS)
 def test_collectives(on_gpus, gpus, module):
