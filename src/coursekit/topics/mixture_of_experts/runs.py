@@ -1,0 +1,87 @@
+"""A step of a mixture of experts on virtual H100s: shared experts after the others, or while rows
+travel.
+
+Virtual tensors have no contents, so routing is balanced by force: with a capacity of 1 each expert
+takes as many rows, and no rank asks for counts. Ranks divide the experts of every layer, 4,096
+tokens a rank, bf16, stage 1 of ZeRO for all else.
+"""
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from coursekit.lab.virtual import preset_gpu
+from coursekit.recordings.races import Bench, Result, train_step
+from ranklab.virtual import VirtualGPUs, VirtualStep
+from shardlab import zero
+from shardlab.experts.core import mixtures
+from shardlab.experts.hardened.apply import apply_expert_parallel
+from shardlab.gpt import GPT, GPTConfig
+from shardlab.mesh import Axis, ExpertAxes
+
+GPU = "H100 SXM 80GB"
+TOKENS = 4096  # of a rank, and of its one sequence
+SIZES = dict(  # layers as wide as Qwen3 30B-A3B, with shared experts beside
+    layers=4,
+    hidden=2048,
+    heads=32,
+    key_value_heads=4,
+    head_size=128,
+    feed_forward=768,
+    vocabulary=50304,
+    max_sequence=TOKENS,
+    learned_positions=0,
+    biases=0,
+    gated_mlp=1,
+    tied_head=0,
+    experts=128,
+    experts_per_token=8,
+    shared_experts=4,
+)
+
+
+def virtual_step(gpus: int, overlap: bool, sizes: dict) -> VirtualStep:
+    """A step of rank 0 of so many GPUs, in nodes of eight, after one that warms up."""
+    with VirtualGPUs(gpus, preset_gpu(GPU)) as gpu:
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            net = GPT(GPTConfig(**sizes))
+        finally:
+            torch.set_default_dtype(torch.float32)
+        for layer in mixtures(net):
+            layer.capacity = 1.0
+        everyone = Axis(dist.group.WORLD, list(range(gpus)), 0)
+        alone = Axis(dist.new_group([0]), [0], 0)
+        homes = [[rank] for rank in everyone.ranks]
+        apply_expert_parallel(net, ExpertAxes(everyone, alone, everyone, homes), overlap)
+        model, optimizer = zero.shard(net, torch.optim.AdamW, stage=1, fused=True)
+        tokens = torch.zeros(1, sizes["max_sequence"], dtype=torch.long)
+        train = partial(train_step, model, optimizer, tokens)
+        train()
+        with gpu.step() as step:
+            train()
+    return step
+
+
+def race(counts=(8, 16), sizes=SIZES) -> list[Result]:
+    results = []
+    for gpus in counts:
+        after, beside = (virtual_step(gpus, overlap, sizes) for overlap in (False, True))
+        waits = [step.idle_seconds() - step.idle_seconds("host") for step in (after, beside)]
+        results.append(
+            Result(
+                "mixture of experts",
+                f"step on {gpus} virtual H100s, shared experts beside / after the others",
+                round(beside.seconds / after.seconds, 4),
+                "x",
+                None,
+                f"{1e3 * beside.seconds:.2f} and {1e3 * after.seconds:.2f} ms; nothing computes for"
+                f" {1e3 * waits[1]:.2f} and {1e3 * waits[0]:.2f} ms",
+            )
+        )
+    return results
+
+
+SMALL = {**SIZES, "layers": 1, "hidden": 256, "vocabulary": 512, "max_sequence": 256}
+BENCHES = (Bench("mixture-of-experts", race, dict(counts=(8,), sizes=SMALL)),)
