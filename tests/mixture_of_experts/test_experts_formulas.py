@@ -28,7 +28,7 @@ def routed(experts, experts_per_token, ranks, tokens, collapsed, capacity):
     return kept, sum(chosen) - sum(kept), max(chosen)
 
 
-@pytest.mark.parametrize("capacity", [0, 1, 1.25, 2])
+@pytest.mark.parametrize("capacity", [0, 0.5, 1, 1.25, 2])
 @pytest.mark.parametrize("collapsed", [0, 0.25, 0.5, 1])
 @pytest.mark.parametrize("sizes", [(8, 2, 4), (8, 4, 4), (16, 2, 2), (4, 1, 1), (4, 4, 2)])
 def test_rows_of_a_routing(sizes, collapsed, capacity):
@@ -125,6 +125,7 @@ def test_a_load_that_is_not_even_costs_bytes_and_seconds():
         assert before["layer_late_seconds"] == 0
         assert after["layer_late_seconds"] == pytest.approx(late)
         assert sum(parts_of(after).values()) == pytest.approx(after["layout_seconds"])
+        assert parts_of(after)["launching"] == pytest.approx(0, abs=1e-9)  # no part is forgotten
         kept = [layout.solved()["library_mlp_bytes"] for layout in (even, full)]
         a_row = 2 * h + 3 * 2 * f  # its input, and three tensors of the gated MLP
         assert kept[1] - kept[0] == 0.5 * k * tokens * a_row

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from coursekit.formulas import evaluate
+from coursekit.lab import batches, small_gpt
 from coursekit.topics.mixture_of_experts import lab
 from coursekit.topics.mixture_of_experts.exercises import route
 from coursekit.topics.mixture_of_experts.pictures import (
@@ -17,7 +18,8 @@ from coursekit.topics.mixture_of_experts.pictures import (
     draw_two_of_eight,
 )
 from coursekit.topics.mixture_of_experts.steps import FRAMES, ROUTINGS, dispatch_steps
-from shardlab.experts.core import Experts, MixtureOfExperts, Router
+from shardlab.experts.core import Experts, MixtureOfExperts, Router, mixtures
+from shardlab.gpt import next_token_loss
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "chapters" / "mixture-of-experts.md").read_text("utf-8")
@@ -95,6 +97,19 @@ def test_a_history_reads_the_load():
     assert history.dropped_percent == pytest.approx(50)
     lines = lab.balance_figure({"alone": history, "cured": history}).data
     assert [line.name for line in lines] == ["alone", "cured"] and lines[0].y[-1] == 1.95
+
+
+def test_a_history_adds_the_last_layers_drops():
+    """Must catch: drops of the first layer; loads that are counts."""
+    model, history = small_gpt(seed=0, **lab.SIZES), lab.History()
+    last = mixtures(model)[-1]
+    last.capacity = 0.5
+    tokens, targets = next(batches(2, 16))
+    loss = next_token_loss(model(tokens), targets)
+    loss.backward()
+    history.add(loss, model)
+    assert history.dropped == [pytest.approx(last.dropped.item() / 64)] and last.dropped >= 32
+    assert sum(history.loads[0][-1]) == pytest.approx(8)
 
 
 def test_the_page_has_the_planners_error():
