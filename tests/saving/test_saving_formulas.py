@@ -189,7 +189,7 @@ def test_what_can_be_read_after_each_phase(worlds, tmp_path):
 
 def test_pieces_are_those_that_a_rank_reads():
     """Must catch: chunks of unequal ends, a piece that two ranks read, files in another order."""
-    layout = Layout([[["w", [pictures.DRAWN_ELEMENTS]]]], pictures.DRAWN_FILES)
+    layout = Layout([[["w", [pictures.DRAWN_ELEMENTS]]]], [[*range(pictures.DRAWN_FILES)]])
     want = []
     for rank in range(pictures.DRAWN_RANKS):
         held = chunk_of(rank, pictures.DRAWN_ELEMENTS, pictures.DRAWN_RANKS)

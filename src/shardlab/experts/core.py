@@ -53,7 +53,7 @@ class Router(nn.Module):
 
     def __init__(self, hidden: int, experts: int, per_token: int):
         super().__init__()
-        self.per_token, self.total = per_token, nn.Identity()  # of counts; on ranks, Total
+        self.per_token, self.total = per_token, nn.Identity()  # of counts; on ranks, TotalCounts
         self.weight = nn.Parameter(torch.empty(experts, hidden))
         self.register_buffer("moves", torch.zeros(experts, dtype=torch.int64))
         self.register_buffer("load", torch.zeros(experts, dtype=torch.int64), persistent=False)

@@ -92,7 +92,7 @@ class ExpertParallel(Experts):
         return Exchange.apply(rows, sent, received, self.group)
 
 
-class Total(nn.Module):
+class TotalCounts(nn.Module):
     """The counts of all ranks together."""
 
     def __init__(self, group: Group = None):
@@ -104,15 +104,15 @@ class Total(nn.Module):
         dist.all_reduce(counts, group=self.group)
         return counts
 
-    def __deepcopy__(self, memo: dict) -> "Total":
-        return Total(self.group)  # a group is not copied
+    def __deepcopy__(self, memo: dict) -> "TotalCounts":
+        return TotalCounts(self.group)  # a group is not copied
 
 
 def count_everywhere(model: nn.Module, group: Group):
     """Routers count the rows of all these ranks, which see different tokens."""
     for layer in mixtures(model):
-        if not isinstance(layer.router.total, Total):
-            layer.router.total = Total(group)
+        if not isinstance(layer.router.total, TotalCounts):
+            layer.router.total = TotalCounts(group)
 
 
 def expert_parallel(model: nn.Module, group: Group = None, everyone: Group = None) -> nn.Module:

@@ -20,9 +20,9 @@ from shardlab.experts.hardened.apply import apply_expert_parallel
 from shardlab.gpt import GPT, GPTConfig
 from shardlab.mesh import Axis, ExpertAxes
 
-GPU = "H100 SXM 80GB"
-TOKENS = 4096  # of a rank, and of its one sequence
-SIZES = dict(  # layers as wide as Qwen3 30B-A3B, with shared experts beside
+CARD = "H100 SXM 80GB"
+TOKENS_IN = 4096  # of a rank, and of its one sequence
+MANY_EXPERTS = dict(  # layers as wide as Qwen3 30B-A3B, with shared experts beside
     layers=4,
     hidden=2048,
     heads=32,
@@ -30,7 +30,7 @@ SIZES = dict(  # layers as wide as Qwen3 30B-A3B, with shared experts beside
     head_size=128,
     feed_forward=768,
     vocabulary=50304,
-    max_sequence=TOKENS,
+    max_sequence=TOKENS_IN,
     learned_positions=0,
     biases=0,
     gated_mlp=1,
@@ -41,9 +41,9 @@ SIZES = dict(  # layers as wide as Qwen3 30B-A3B, with shared experts beside
 )
 
 
-def virtual_step(gpus: int, overlap: bool, sizes: dict) -> VirtualStep:
+def step_of_experts(gpus: int, overlap: bool, sizes: dict) -> VirtualStep:
     """A step of rank 0 of so many GPUs, in nodes of eight, after one that warms up."""
-    with VirtualGPUs(gpus, preset_gpu(GPU)) as gpu:
+    with VirtualGPUs(gpus, preset_gpu(CARD)) as gpu:
         torch.set_default_dtype(torch.bfloat16)
         try:
             net = GPT(GPTConfig(**sizes))
@@ -64,10 +64,10 @@ def virtual_step(gpus: int, overlap: bool, sizes: dict) -> VirtualStep:
     return step
 
 
-def race(counts=(8, 16), sizes=SIZES) -> list[Result]:
+def race(counts=(8, 16), sizes=MANY_EXPERTS) -> list[Result]:
     results = []
     for gpus in counts:
-        after, beside = (virtual_step(gpus, overlap, sizes) for overlap in (False, True))
+        after, beside = (step_of_experts(gpus, overlap, sizes) for overlap in (False, True))
         waits = [step.idle_seconds() - step.idle_seconds("host") for step in (after, beside)]
         results.append(
             Result(
@@ -83,5 +83,5 @@ def race(counts=(8, 16), sizes=SIZES) -> list[Result]:
     return results
 
 
-SMALL = {**SIZES, "layers": 1, "hidden": 256, "vocabulary": 512, "max_sequence": 256}
-BENCHES = (Bench("mixture-of-experts", race, dict(counts=(8,), sizes=SMALL)),)
+FEW_EXPERTS = {**MANY_EXPERTS, "layers": 1, "hidden": 256, "vocabulary": 512, "max_sequence": 256}
+BENCHES = (Bench("mixture-of-experts", race, dict(counts=(8,), sizes=FEW_EXPERTS)),)

@@ -36,7 +36,13 @@ def apply_expert_parallel(model: nn.Module, axes: ExpertAxes, overlap: bool = Fa
     compute while rows travel. Raises CannotDivide on all ranks or on none."""
     everyone = axes.everyone.group
     facts = [f"ep = {axes.divide.size}", *facts_of(model)]
-    agree(facts, everyone, CannotDivide, "all ranks divide the same model", complaint(model, axes))
+    agree(
+        facts,
+        everyone,
+        CannotDivide,
+        "all ranks divide the same model",
+        complaint_of_division(model, axes),
+    )
     hand_out([*model.parameters(), *model.buffers()], everyone)
     watch_steps()
     for layer in mixtures(model):
@@ -49,7 +55,7 @@ def apply_expert_parallel(model: nn.Module, axes: ExpertAxes, overlap: bool = Fa
     return model
 
 
-def complaint(model: nn.Module, axes: ExpertAxes) -> str:
+def complaint_of_division(model: nn.Module, axes: ExpertAxes) -> str:
     """The fault of this rank, in words; empty if there is none."""
     layers, ep = mixtures(model), axes.divide.size
     if not layers:
