@@ -104,10 +104,12 @@ class BytesOfAMix(BOOK.section(source=_OURS, measured_by=_BYTES)):
 
     def ring_backward_bytes(q):
         r"""S_\text{ring}^\text{bwd} | bytes | bytes that it sends in backward: keys and values
-        again, and their gradients, which are home after c turns"""
+        again, and their gradients, which are home after c turns: the last in the keys' dtype"""
         return where(
             q.context_parallel > 1,
-            q.ring_forward_bytes + q.context_parallel * q.key_value_gradient_bytes,
+            q.ring_forward_bytes
+            + (q.context_parallel - 1) * q.key_value_gradient_bytes
+            + q.key_value_kept_bytes,
             0,
         )
 
