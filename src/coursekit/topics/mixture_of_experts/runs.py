@@ -11,7 +11,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from coursekit.lab.virtual import preset_gpu
+from coursekit.lab.virtual import recorded_gpu
 from coursekit.recordings.races import Bench, Result, train_step
 from ranklab.virtual import VirtualGPUs, VirtualStep
 from shardlab import zero
@@ -43,7 +43,7 @@ MANY_EXPERTS = dict(  # layers as wide as Qwen3 30B-A3B, with shared experts bes
 
 def step_of_experts(gpus: int, overlap: bool, sizes: dict) -> VirtualStep:
     """A step of rank 0 of so many GPUs, in nodes of eight, after one that warms up."""
-    with VirtualGPUs(gpus, preset_gpu(CARD)) as gpu:
+    with VirtualGPUs(gpus, recorded_gpu(CARD)) as gpu:
         torch.set_default_dtype(torch.bfloat16)
         try:
             net = GPT(GPTConfig(**sizes))

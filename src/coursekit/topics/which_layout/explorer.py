@@ -88,7 +88,9 @@ RANK_OF_ANY_LAYOUT = Explorer(
         # data-parallel ranks count those that share a sequence; any degrees make a ring
         AtMost("context_parallel", "data_parallel", least=1),
         Back("context_mix", 1, ("context_parallel", "tensor_parallel", "key_value_heads")),
-        Back("context_parallel", 1, ("context_mix",), above=2),
+        Back("context_parallel", 8, ("context_mix",), above=2),  # heads of all models divide so
+        Back("tensor_parallel", 1, ("context_mix",), above=2),
+        AtMost("context_mix", "context_parallel", least=1),
         # adapters stand beside whole models, in stage 0
         Back("adapter_rank", 0, ("tensor_parallel", "pipeline_parallel"), above=1),
         Back("adapter_rank", 0, ("zero_stage",), 0, "the recipe's adapter rank"),

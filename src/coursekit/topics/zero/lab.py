@@ -11,7 +11,7 @@ from ranklab.ranks import rank_device
 from shardlab.gpt import GPTConfig, next_token_loss
 
 SIZES = dict(layers=3, hidden=45, heads=5, vocabulary=101, max_sequence=16, tied_head=0)
-COUNTED = formulas.evaluate(["parameters"], **vars(GPTConfig(**SIZES)), allow_unused=True)
+COUNTED = formulas.evaluate(["parameters"], **GPTConfig(**SIZES).quantities())
 SMALL_GPT = COUNTED | dict(data_parallel=4, zero_stage=3)  # where explorers begin
 FP32_BYTES = dict(parameter_element_bytes=4, gradient_element_bytes=4)
 STAGES_AND_MICROBATCHES = [(stage, microbatches) for stage in range(4) for microbatches in (1, 4)]
