@@ -14,6 +14,10 @@
                              data_loading.core_packing
     kernels                  kernels.tiles, kernels.attention  kernels.attention.attention,
                              and each other file of kernels    kernels.moved_bytes.moved_bytes
+    context parallelism      context_parallel.core,            context_parallel.context_parallel
+                             context_parallel.core_ring
+    mixture of experts       experts.core,                     experts.hardened.apply.
+                             experts.core_parallel             apply_expert_parallel
     sharded checkpoints      saving                            saving.checkpoint
 
 A core is the whole technique in at most 200 lines. A door gives the hardened class, which takes
