@@ -64,7 +64,10 @@ const ASK_STEPPERS = async () => {
       menu.selectedIndex = (menu.selectedIndex + 1) % menu.options.length;
       menu.dispatchEvent(new Event("change"));
     } else card.querySelector("[type=radio]:not(:checked)").click();
-    while (title.textContent === first) await new Promise(requestAnimationFrame);
+    for (let frame = 0; title.textContent === first; frame += 1) {
+      if (frame > 3000) throw new Error(`the title stays: ${first}`);
+      await new Promise(requestAnimationFrame);
+    }
     card.querySelector(".explorer-reset").click();
   }
 };

@@ -21,7 +21,7 @@ READING_OPERATORS = (
 )
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 RUNTIME = ("cuda_runtime", "cuda_driver")
-UPDATES, MESSAGES = ("Optimizer.step", "Optimizer.zero_grad"), ("c10d::", "gloo:", "nccl:")
+UPDATES, NAMES_OF_MESSAGES = ("Optimizer.step", "Optimizer.zero_grad"), ("c10d::", "gloo:", "nccl:")
 LAUNCHES = "Launch|^cuda(Memcpy|Memset)"
 RUNTIME_WAITS = ("Synchronize", "cudaMalloc", "cudaFree", "cudaHostAlloc")
 
@@ -52,7 +52,7 @@ def from_chrome(
             done[thread] = event["ts"] + event["dur"]
             kind = phase[thread] = phase_of(event, updates)
             kind = SpanKind.WAIT if name in READING_OPERATORS and kind != SpanKind.UPDATE else kind
-            kind = SpanKind.MESSAGE if name.startswith(MESSAGES) else kind
+            kind = SpanKind.MESSAGE if name.startswith(NAMES_OF_MESSAGES) else kind
         elif category in RUNTIME and any(part in name for part in RUNTIME_WAITS):
             kind = SpanKind.WAIT
         elif category in RUNTIME and correlation is not None and re.search(LAUNCHES, name):

@@ -116,7 +116,7 @@ class GatheredAttention(Mix):
         return torch.cat(mixed, 2)
 
 
-class Exchange(torch.autograd.Function):
+class AllToAll(torch.autograd.Function):
     """Part i of dim `cut` to rank i; what comes is joined along `join`. Backward, the way back."""
 
     @staticmethod
@@ -129,7 +129,7 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return Exchange.apply(gradient, *ctx.way_back), None, None, None
+        return AllToAll.apply(gradient, *ctx.way_back), None, None, None
 
 
 class Ulysses(Mix):
@@ -137,9 +137,9 @@ class Ulysses(Mix):
         context, group = self.context, self.context.group
         if k.shape[1] % context.ranks:
             raise ValueError(f"{k.shape[1]} key-value heads on {context.ranks} ranks: none is cut.")
-        q, k, v = (context.in_order(Exchange.apply(x, 1, 2, group), 2) for x in (q, k, v))
+        q, k, v = (context.in_order(AllToAll.apply(x, 1, 2, group), 2) for x in (q, k, v))
         mixed = self.attend(q, k, v, range(q.shape[2]))  # [B, A/c, S, D]
-        return Exchange.apply(context.in_order(mixed, 2, back=True), 2, 1, group)
+        return AllToAll.apply(context.in_order(mixed, 2, back=True), 2, 1, group)
 
 
 def context_parallel(net: GPT, context: Context, mix: type[Mix]) -> GPT:

@@ -105,6 +105,8 @@ def biased(rows: Tensor, bias: Tensor | None, counts: Tensor | None) -> Tensor:
 class Experts(nn.Module):
     """E MLPs like gpt.MLP, whose weights are [E, in, out]."""
 
+    NAMES = "up", "up_bias", "gate", "gate_bias", "down", "down_bias"  # some may be None
+
     NAMES = ("up", "up_bias", "gate", "gate_bias", "down", "down_bias")
 
     def __init__(self, experts: int, hidden: int, inner: int, gated: bool, biases: bool):

@@ -64,8 +64,8 @@ class ExpertParallel(Experts):
         number, me = len(experts.up), dist.get_rank(group)
         if number % self.ranks:
             raise ValueError(f"{number} experts on {self.ranks} ranks: each keeps as many.")
-        for name, p in experts._parameters.items():
-            own = None
+        for name in self.NAMES:
+            own, p = None, getattr(experts, name)
             if p is not None:
                 own = nn.Parameter(p.detach().chunk(self.ranks)[me].clone(), p.requires_grad)
             self.register_parameter(name, own)

@@ -47,10 +47,14 @@ def context_rank_is_in_its_group(q):
 def exchanged_heads_are_whole(q):
     return equal(
         where(
-            q.context_mix > 2,
-            q.context_parallel
-            * q.tensor_parallel
-            * floor_div(q.key_value_heads, q.context_parallel * q.tensor_parallel),
+            q.context_parallel > 1,
+            where(
+                q.context_mix > 2,
+                q.context_parallel
+                * q.tensor_parallel
+                * floor_div(q.key_value_heads, q.context_parallel * q.tensor_parallel),
+                q.key_value_heads,
+            ),
             q.key_value_heads,
         ),
         q.key_value_heads,

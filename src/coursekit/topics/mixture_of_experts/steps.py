@@ -154,7 +154,7 @@ def _tokens(drawing: Drawing, routing: tuple, rank: int, y: int, number: int) ->
 
 FRAMES = FrameCard(
     name="to the experts and back",
-    title="To the experts and back, step by step",
+    title="To the experts and back, {} routing",
     look=DISPATCH_LOOK,
     label="Routing",
     choices={0: "even", 1: "uneven", 2: "collapsed"},

@@ -56,6 +56,7 @@ CHAPTER_MOVES = (
     ChapterMove("feeding-the-gpu", "the same, fed", INPUTS_ONLY),
     ChapterMove("kernels", "a fused loss", FUSED),
     ChapterMove("long-sequences", "131,072 tokens, c = 8", SHARED_SEQUENCE),
+    ChapterMove("mixture-of-experts", "8,192, no experts", FUSED),
 )
 BAR_PARTS = {  # look of a part -> its words, its quantities, its quantity among model states
     "parameters": ("parameters", ("rank_parameter_bytes",), "parameter_bytes"),

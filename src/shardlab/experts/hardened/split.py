@@ -22,9 +22,9 @@ class SplitExperts(CutModule, Experts):
         inner = whole.up.shape[2]
         matrix, vector = Cut(2, inner), Cut(1, inner)
         cuts = dict(up=matrix, gate=matrix, up_bias=vector, gate_bias=vector, down=vector)
-        for name, p in whole._parameters.items():
-            own = parts(p, cuts[name]) if name in cuts else p
-            self.register_parameter(name, own)
+        for name in self.NAMES:
+            p = getattr(whole, name)
+            self.register_parameter(name, parts(p, cuts[name]) if name in cuts else p)
         there = {name: cut for name, cut in cuts.items() if getattr(whole, name) is not None}
         self.group, self.cuts, self.among_own_tokens = parts.group, there, False
         self.register_load_state_dict_post_hook(know_parts)
