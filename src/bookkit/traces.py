@@ -181,8 +181,8 @@ def arrows(trace, begin, end):
 
 
 def marks(end):
-    """(share of the axis, words) of marks at round times, from zero."""
-    rough = end / 4
+    """(share of the axis, words) of three to six marks at round times, from zero."""
+    rough = end / 5
     scale = 10.0 ** floor(log10(rough))
     step = next(r * scale for r in ROUND if r * scale >= rough * 0.999)
     ticks = [k * step for k in range(int(end / step * 1.0001) + 1)]

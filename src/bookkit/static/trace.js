@@ -53,7 +53,7 @@
         const kind = path.getAttribute("class").slice(6);
         path.setAttribute("d", kind === "arrows" ? arrows(all[k], looks, begin, end) : shape(all[k], +path.dataset.lane, all[k].kinds.indexOf(kind), looks[kind][1], begin, end));
       }));
-      const rough = (end - begin) / 4, scale = Math.pow(10, Math.floor(Math.log10(rough)));
+      const rough = (end - begin) / 5, scale = Math.pow(10, Math.floor(Math.log10(rough)));
       const step = [1, 2, 5, 10].find(round => round * scale >= rough * 0.999) * scale;
       ticks.textContent = "";
       for (let k = Math.ceil(begin / step - 1e-9); k * step <= end * 1.0001; k++) {
