@@ -143,7 +143,7 @@ def test_a_shared_sequence_by_hand(mix, c, bandwidth, policy, times):
         keys, gradients = (size * tokens * 2 * 32 / 2 / bandwidth for size in (2, 4))
         waited = (times - 1) * (c - 1) * max(0, keys - turn) - c * 2.5 * turn
         waited += max(2.5 * turn, keys) + (c - 2) * max(2.5 * turn, keys + gradients)
-        waited += max(2.5 * turn, gradients) + gradients
+        waited += max(2.5 * turn, gradients) + keys
     sent = (
         3 * forward
         + found["recompute_seconds"] / 8

@@ -290,14 +290,14 @@ class SecondsOfARing(BOOK.section(source="Liu et al. 2023 (Ring Attention)", mea
     @BOOK.own(source="five products backward, two forward; gradients follow a turn later")
     def ring_backward_seconds(q):
         r"""\tau_\text{ring}^\text{bwd} | seconds | time of its backward, in which the gradients of
-        the turn before travel, too; the last ones no work hides"""
+        the turn before travel, too; the last ones, in the keys' dtype, no work hides"""
         return where(
             q.context_parallel > 1,
             maximum(2.5 * q.balanced_turn_seconds, q.ring_message_seconds)
             + (q.context_parallel - 2)
             * maximum(2.5 * q.ring_turn_seconds, q.ring_message_seconds + q.ring_gradient_seconds)
             + maximum(2.5 * q.ring_turn_seconds, q.ring_gradient_seconds)
-            + q.ring_gradient_seconds,
+            + q.ring_message_seconds,
             2.5 * q.balanced_turn_seconds,
         )
 
