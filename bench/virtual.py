@@ -187,7 +187,7 @@ ALIKE: dict[str, tuple[Way, dict[str, Way], Callable]] = {  # this book's, and e
         step_by,
     ),
     "context parallelism": (
-        long_sequences.WAYS[long_sequences.RING],
+        long_sequences.WAYS[long_sequences.OWN_RING],
         {"ring": long_sequences.WAYS[long_sequences.TORCH_RING]},
         step_by,
     ),

@@ -83,8 +83,9 @@ def test_the_timeline_takes_as_long_as_the_formula(ranks, order, tokens):
 
 
 def test_the_published_run_by_its_operations():
-    """Speed falls by 7.1, of which operations of a token explain 3.5, as the page says. Must catch:
-    scores of the whole square, a sequence that counts per rank."""
+    """Speed falls by 7.1, of which operations of a token explain 3.5, and Figure 2's line 6.3, as
+    the page says. Must catch: scores of the whole square, a sequence that counts per rank; waiting
+    for keys that takes more than the page says."""
     sizes = quantities(model="Llama 3 8B")
     flops = [
         evaluate(
@@ -96,6 +97,11 @@ def test_the_published_run_by_its_operations():
     slower = TORCHTITAN[0].tokens_per_second / TORCHTITAN[-1].tokens_per_second
     assert slower == pytest.approx(7.1, abs=0.05)
     assert flops[1] / flops[0] == pytest.approx(3.5, abs=0.05)
+    least, most = TORCHTITAN[0].values(), TORCHTITAN[-1].values()
+    line = most["layout_seconds"] / least["layout_seconds"]
+    assert line == pytest.approx(6.3, abs=0.05) and slower / line == pytest.approx(1.1, abs=0.05)
+    waiting = 32 * most["layer_context_seconds"] / most["layout_seconds"]
+    assert waiting == pytest.approx(0.005, abs=0.0005)
 
 
 def test_the_page_has_nvidias_table():

@@ -17,8 +17,8 @@ MEMORY_RATE = 0.8 * 2.4e12  # of HBM2e, as the source states it
 # Products reach 0.7 of the datasheet's rate in fp8, which is assumed. One number is fitted to the
 # four runs: attention, in 16 bits, takes as long as 3.8 times all scores would at that rate, so it
 # does 364 TFLOP/s of all scores, or 182 of the half that no mask hides.
-PRODUCTS, SCORES = 0.7, 3.8
-SOURCE = "torchtitan@820504e benchmarks/llama3_h100_202412_torchtitan.md, Table 2"
+PRODUCT_RATE, FITTED_SCORES = 0.7, 3.8
+LONG_RUNS_SOURCE = "torchtitan@820504e benchmarks/llama3_h100_202412_torchtitan.md, Table 2"
 
 
 class LongRun(NamedTuple):
@@ -59,12 +59,12 @@ class LongRun(NamedTuple):
     def predicted_peak_gib(self) -> float:
         return BOOK.solve(["rank_peak_bytes"], self.layout.given, True)["rank_peak_bytes"] / 2**30
 
-    def predicted_seconds(self, scores=SCORES) -> float:
+    def predicted_seconds(self, scores=FITTED_SCORES) -> float:
         return self.values(scores)["layout_seconds"]
 
-    def values(self, scores=SCORES) -> dict:
+    def values(self, scores=FITTED_SCORES) -> dict:
         """All that a step's seconds follow from."""
-        speed = replace(SPEEDS["FSDP on H100"], utilisation=PRODUCTS, score_share=scores)
+        speed = replace(SPEEDS["FSDP on H100"], utilisation=PRODUCT_RATE, score_share=scores)
         rates = dict(flops_per_second=FP8_FLOPS, memory_bytes_per_second=MEMORY_RATE)
         return step_values(self.layout, speed, **rates)
 
@@ -77,7 +77,7 @@ TORCHTITAN = (
 )
 
 
-class Ring(NamedTuple):
+class PublishedRing(NamedTuple):
     """A ring of eight GPUs, 8,192 tokens each, forward and backward: iterations in a second, as a
     share of an eighth of those of one GPU's whole attention."""
 
@@ -86,14 +86,14 @@ class Ring(NamedTuple):
     share: float
 
 
-RING_SOURCE = "zhuzilin/ring-flash-attention@8996282 README.md"
-RINGS = (
-    Ring(1, "H800", 0.539),
-    Ring(2, "H800", 0.902),
-    Ring(3, "H800", 0.829),
-    Ring(1, "A100", 0.525),
-    Ring(2, "A100", 0.898),
-    Ring(3, "A100", 0.826),
+RING_SOURCE = "zhuzilin/ring-flash-attention@01c8baf README.md"
+PUBLISHED_RINGS = (
+    PublishedRing(1, "H800", 0.539),
+    PublishedRing(2, "H800", 0.902),
+    PublishedRing(3, "H800", 0.829),
+    PublishedRing(1, "A100", 0.525),
+    PublishedRing(2, "A100", 0.898),
+    PublishedRing(3, "A100", 0.826),
 )
 
 
@@ -106,7 +106,7 @@ class SharedOrNot(NamedTuple):
     shared: float
 
 
-# NeMo 25.04, performance_long_sequence: Llama 3 8B on B200s; NeMo 24.12: Llama 2 7B on H100s
+# NeMo 25.04, performance_long_sequence: Llama 3 8B on B200s; NeMo 24.03.01: Llama 2 7B on H100s
 NEMO = {
     "Llama 3 8B": (
         SharedOrNot(8192, 1671, 1671),

@@ -99,9 +99,9 @@ def in_context(
     return gradients, optimizer
 
 
-RING, TORCH_RING = "ring", "PyTorch, ring"
+OWN_RING, TORCH_RING = "ring", "PyTorch, ring"
 WAYS = {
-    RING: Way(in_context, dict(mix=context_parallel.RingAttention), (TORCH_RING,)),
+    OWN_RING: Way(in_context, dict(mix=context_parallel.RingAttention), (TORCH_RING,)),
     "ring, no overlap": Way(in_context, dict(mix=RingWithoutOverlap), (TORCH_RING,)),
     "ring, core": Way(in_context, dict(mix=core.RingAttention, by=core), (TORCH_RING,)),
     "gathered": Way(in_context, dict(mix=context_parallel.GatheredAttention), (TORCH_RING,)),
