@@ -48,6 +48,8 @@ def _merged(solution, base, blocks):
         scores = scores * 3 + base
         part, part_lse = scores.softmax(-1) @ values, scores.logsumexp(-1, keepdim=True)
         merged = solution(out.clone(), lse.clone(), part, part_lse)
+        if isinstance(merged, torch.Tensor):
+            return "two things are wanted: the merged output, and the logarithm of all powers."
         if not isinstance(merged, (tuple, list)) or len(merged) != 2:
             return merged
         out, lse = merged
