@@ -364,6 +364,9 @@ def test_every_formula_names_a_test_that_exists():
 # --- compared with something real --------------------------------------------------------------
 
 
+MIXTURE = dict(experts=4, experts_per_token=2)
+
+
 def build(**changes):
     import torch
 
@@ -382,15 +385,23 @@ def build(**changes):
         dict(learned_positions=0, tied_head=1),
         dict(gated_mlp=1, learned_positions=0, biases=1, key_value_heads=6),
         dict(head_size=10, heads=5, key_value_heads=5),
+        dict(MIXTURE, shared_experts=1),
+        dict(MIXTURE, shared_experts=2, gated_mlp=1),
+        dict(MIXTURE, shared_experts=2, gated_mlp=1, biases=0),
+        MIXTURE,
     ],
 )
 def test_counts_of_each_part(changes):
-    """Mutation: drop the gate's bias from mlp_parameters, or count the key-value size once."""
+    """Mutation: drop the gate's bias from mlp_parameters, or count the key-value size once, or
+    forget the biases of shared experts."""
     config, model = build(**changes)
     count = lambda module: sum(p.numel() for p in module.parameters())
     block, given = model.blocks[0], config.quantities()
     assert formulas.attention_parameters(**given) == count(block.attention)
-    assert formulas.mlp_parameters(**given) == count(block.mlp)
+    if config.experts:
+        each = count(block.mlp.experts) // config.experts
+        assert formulas.mlp_parameters(**given) == each
+    assert formulas.layer_mlp_parameters(**given) == count(block.mlp)
     assert formulas.norm_parameters(**given) == count(block.mlp_norm)
     assert formulas.layer_parameters(**given) == count(block)
     assert formulas.embedding_parameters(**given) == count(model.embedding)

@@ -150,6 +150,29 @@ def test_ranks_of_published_models():
         assert together == parts[0]["parameters"], name
 
 
+@pytest.mark.parametrize("gated", [0, 1])
+def test_biases_of_shared_experts_are_on_ranks(gated):
+    """No published model has them. Must catch: biases of shared experts or of layers without
+    experts left out; a bias behind `down` that is cut."""
+    given = dict(layers=3, hidden=24, heads=6, feed_forward=52, vocabulary=96, max_sequence=16)
+    given |= dict(learned_positions=1, biases=1, gated_mlp=gated, tied_head=0, key_value_heads=6)
+    given |= dict(experts=4, experts_per_token=2, shared_feed_forward=104)
+    given |= dict(dense_layers=1, dense_feed_forward=64, pipeline_parallel=1, allow_unused=True)
+    names = ["parameters", "rank_parameters", "rank_layer_parameters"]
+    names += ["rank_dense_layer_parameters", "layer_parameters", "dense_layer_parameters"]
+    whole = evaluate(names, tensor_parallel=1, **given)
+    assert whole["rank_parameters"] == whole["parameters"]
+    assert whole["rank_layer_parameters"] == whole["layer_parameters"]
+    assert whole["rank_dense_layer_parameters"] == whole["dense_layer_parameters"]
+    half = evaluate(names, tensor_parallel=2, **given)
+    norms_and_output = 2 * 2 * 24 + 24  # whole on both ranks, as are these:
+    router_and_downs = 4 * 24 + 5 * 24
+    both = 2 * half["rank_layer_parameters"] - norms_and_output - router_and_downs
+    assert both == whole["layer_parameters"]
+    both = 2 * half["rank_dense_layer_parameters"] - norms_and_output - 24
+    assert both == whole["dense_layer_parameters"]
+
+
 # --- the fullest point ----------------------------------------------------------------------------
 
 WAYS = (dict(), dict(sequence=True), dict(sequence=True, regather=True))

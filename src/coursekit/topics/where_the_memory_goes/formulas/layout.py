@@ -290,7 +290,11 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
         return (
             q.rank_cut_attention_parameters
             + q.layer_mlps * q.rank_mlp_parameters
-            + floor_div((2 + q.gated_mlp) * q.hidden * q.shared_feed_forward, q.tensor_parallel)
+            + floor_div(
+                ((2 + q.gated_mlp) * q.hidden + q.biases * (1 + q.gated_mlp))
+                * q.shared_feed_forward,
+                q.tensor_parallel,
+            )
         )
 
     def rank_whole_attention_parameters(q):
@@ -311,7 +315,7 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
         has: norms, biases of linear layers cut by rows, the router"""
         return (
             q.rank_whole_attention_parameters
-            + q.biases * q.layer_mlps * q.hidden
+            + q.biases * (q.layer_mlps + minimum(q.shared_feed_forward, 1)) * q.hidden
             + q.experts * q.hidden
         )
 
@@ -326,7 +330,8 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
         return (
             q.rank_cut_attention_parameters
             + q.rank_whole_attention_parameters
-            + floor_div(q.dense_mlp_parameters, q.tensor_parallel)
+            + floor_div(q.dense_mlp_parameters - q.biases * q.hidden, q.tensor_parallel)
+            + q.biases * q.hidden
         )
 
     @BOOK.own(measured_by=_PEAKS)
@@ -423,7 +428,9 @@ class Share(BOOK.section(source=_OURS, measured_by=_COUNTED)):
         r"""\Psi_\text{dummy}^\text{dense} | parameters | elements of the shapes of the MLP in
         layers without experts, where the rank has such a layer"""
         return where(
-            q.rank_dense_layers > 0, floor_div(q.dense_mlp_parameters, q.tensor_parallel), 0
+            q.rank_dense_layers > 0,
+            floor_div((2 + q.gated_mlp) * q.hidden * q.dense_feed_forward, q.tensor_parallel),
+            0,
         )
 
     @BOOK.own(source=_TE, measured_by=_PEAKS)

@@ -122,13 +122,20 @@ class Parameters(
         return (
             where(q.experts > 0, q.experts * (q.mlp_parameters + q.hidden), q.mlp_parameters)
             + (2 + q.gated_mlp) * q.hidden * q.shared_feed_forward
+            + where(
+                q.shared_feed_forward > 0,
+                q.biases * ((1 + q.gated_mlp) * q.shared_feed_forward + q.hidden),
+                0,
+            )
         )
 
     @BOOK.own(measured_by="tests/engines/test_model_config.py::test_published_counts")
     def dense_mlp_parameters(q):
         r"""\Psi_\text{dense} | parameters | parameters of the MLP of a layer that has no experts in
         a model of experts"""
-        return (2 + q.gated_mlp) * q.hidden * q.dense_feed_forward
+        return (2 + q.gated_mlp) * q.hidden * q.dense_feed_forward + q.biases * (
+            (1 + q.gated_mlp) * q.dense_feed_forward + q.hidden
+        )
 
     def layer_parameters(q):
         r"""\Psi_\ell | parameters | parameters of one layer; 12h² + 13h in GPT-2"""
