@@ -11,6 +11,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from unittest import mock
 
 import cloudpickle
 import pytest
@@ -21,14 +22,17 @@ from torch import nn
 
 from coursekit.formulas import evaluate, parameters, quantities
 from coursekit.planner.model_config import read_config
+from ranklab.measure.communication import CommunicationLog
 from shardlab import zero
 from shardlab.data_parallel import Bucketed
 from shardlab.experts.core import Experts, MixtureOfExperts, Router, mixtures, move_biases
 from shardlab.experts.core_parallel import ExpertParallel, average_gradients, expert_parallel
+from shardlab.experts.hardened import beside
 from shardlab.experts.hardened.apply import apply_expert_parallel
 from shardlab.gpt import GPT, GPTConfig, make_mlp, next_token_loss
 from shardlab.gpt_checks import InvalidInput
 from shardlab.mesh import Mesh
+from shardlab.recompute.core import checkpoint_by_function
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -152,6 +156,46 @@ def test_capacity_drops_the_surplus():
         most = math.ceil(capacity * 80 / 6)
         assert layer.dropped == (counts - most).clamp(min=0).sum()
     assert layer.dropped == 0
+
+
+def test_a_capacity_is_rounded_up_exactly():
+    """Must catch: 1.1 x 100 / 10 rows rounded up to 12, as floats are."""
+    layer = layer_of(experts=10)
+    layer.capacity = 1.1
+    layer.router.moves += torch.tensor([1, 1, *[0] * 8])
+    layer.router.bias_step = 9.0
+    layer(torch.randn(50, 8, dtype=torch.float64))
+    assert layer.dropped == 2 * (50 - 11)
+
+
+class Asked(nn.Module):
+    """Counts how often a router asks for the counts of all ranks."""
+
+    times = 0
+
+    def forward(self, counts):
+        self.times += 1
+        return counts
+
+
+def test_only_a_balance_loss_in_training_asks_other_ranks():
+    """Must catch: an evaluation of one rank that waits for the others; a z-loss that asks; a loss
+    that a checkpoint, whose first run records nothing, leaves out."""
+    layer, x = layer_of(), torch.randn(9, 8, dtype=torch.float64)
+    router, router.total = layer.router, Asked()
+    router.z = 0.3
+    layer(x).sum().backward()
+    router.balance = 0.2
+    with torch.no_grad():
+        layer(x)
+    assert router.total.times == 0
+    layer.zero_grad()
+    layer(x).sum().backward()
+    assert router.total.times == 1
+    right = router.weight.grad.clone()
+    layer.zero_grad()
+    checkpoint_by_function(layer, x).sum().backward()
+    assert router.total.times == 2 and torch.equal(router.weight.grad, right)
 
 
 def spread(load):
@@ -360,6 +404,55 @@ def test_rows_travel_beside_shared_experts(worlds, kind):
         for name, gradient in found.items():
             want = right[name].chunk(3)[rank] if "experts." in name else right[name]
             assert_same(gradient, want, name)
+
+
+def trips_of_a_step(kind):
+    """How many trips there were, and whether they hold something after forward, and after
+    backward."""
+    torch.set_num_threads(1)
+    n, trips = dist.get_world_size(), []
+
+    class Remembered(beside.Trip):
+        back = None
+
+        def __init__(self, *way):
+            super().__init__(*way)
+            trips.append(self)
+
+    held = lambda: any(one is not None for t in trips for one in (t.work, t.leaving, t.back))
+    model = apply_expert_parallel(model_of(kind), Mesh(dp=n).experts(n), overlap=True)
+    inputs, targets = (x.chunk(n)[dist.get_rank()] for x in batch_of(n))
+    with mock.patch.object(beside, "Trip", Remembered):
+        loss = next_token_loss(model(inputs), targets)
+    after_forward = held()
+    loss.backward()
+    return len(trips), after_forward, held()
+
+
+def test_trips_hold_nothing_when_they_are_over(worlds):
+    """Must catch: rows that came and live until backward; gradients that live after it."""
+    assert worlds(2).run(trips_of_a_step, "top 1, shared") == [(2, False, False)] * 2
+
+
+def dtypes_under_autocast(overlap):
+    torch.set_num_threads(1)
+    n = dist.get_world_size()
+    model = model_of("top 1, shared").float()
+    model = apply_expert_parallel(model, Mesh(dp=n).experts(n), overlap=overlap)
+    inputs, targets = (x.chunk(n)[dist.get_rank()] for x in batch_of(n))
+    with CommunicationLog() as log:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = next_token_loss(model(inputs), targets)
+        loss.backward()
+    return [m.dtype for m in log.messages if m.operation == "all_to_all"]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rows_travel_in_autocasts_dtype(worlds, overlap):
+    """Two layers, there and back, forward and backward. Must catch: rows that travel in fp32 and
+    are made short afterwards."""
+    for dtypes in worlds(2).run(dtypes_under_autocast, overlap):
+        assert sorted(dtypes) == ["bfloat16"] * 8 + ["int64"] * 2
 
 
 class Unchanged(ExpertParallel):

@@ -22,7 +22,9 @@ it. Further promises:
                  no rank has used keeps no gradient
     buffers      those of rank 0, handed out at the start; then each rank keeps its own (running
                  statistics of what it has seen) until you call `broadcast_buffers()`, say before
-                 you evaluate. Nothing is sent in forward
+                 you evaluate
+    forward      sends nothing, so a rank may evaluate alone; but where gradients are recorded, the
+                 counts that a balance loss of experts needs
     state_dict   is the bare module's: no "module." before the names
     no_sync()    backward within it only adds up on this rank; the next backward outside sends the
                  sum

@@ -71,20 +71,25 @@ class Router(nn.Module):
         ones = torch.ones_like(chosen).flatten()
         counts = torch.zeros_like(self.load).scatter_add(0, chosen.flatten(), ones)
         loss = gates.new_zeros(())
-        if self.balance or self.z:
+        if self.balance and torch.is_grad_enabled():  # a rank may evaluate alone
             rows = self.total(counts).to(wide)  # of everyone: the loss is a product of means
             mean = (scores / scores.sum(-1, keepdim=True)).mean(0)  # [E]
             loss = loss + self.balance * len(rows) * (rows / rows.sum() * mean).sum()
+        if self.z:
             loss = loss + self.z * logits.logsumexp(-1).square().mean()
         return Routed.apply(gates, self.loss_scale * loss, self.load, counts), chosen, counts
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """x in the dtype that autocast, if it is on, gives to products."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def product(rows: Tensor, weight: Tensor, counts: Tensor | None) -> Tensor:
     """Runs of rows [R, in], each by the weight of its expert [E, in, out]: of counts [E] rows, or,
     with None, of equally many."""
-    kind = rows.device.type
-    if torch.is_autocast_enabled(kind):
-        rows, weight = (x.to(torch.get_autocast_dtype(kind)) for x in (rows, weight))
+    rows, weight = as_autocast(rows), as_autocast(weight)
     if counts is None:
         return (rows.unflatten(0, (len(weight), -1)) @ weight).flatten(0, 1)
     fits = all(size % 8 == 0 for size in weight.shape[1:])  # 16 bytes
@@ -130,6 +135,11 @@ class Experts(nn.Module):
         return biased(product(inner, self.down, counts), self.down_bias, counts)  # [R, H]
 
 
+def rows_at_most(capacity: float, rows: int, experts: int) -> int:
+    """C. 1.1 x 100 / 10 is 11, and as floats a little more."""
+    return math.ceil(round(capacity * rows / experts, 6))
+
+
 class MixtureOfExperts(nn.Module):
     """Some experts for each token, and the MLP `shared`, if any, for all. With a `capacity` an
     expert takes C = capacity R/E rows of this rank, the first ones, and `dropped` counts the
@@ -156,7 +166,7 @@ class MixtureOfExperts(nn.Module):
         if self.capacity is None:
             made = self.experts(torch.empty_like(rows).index_copy(0, place, rows), counts)
         else:
-            most = math.ceil(self.capacity * len(rows) / len(counts))  # C
+            most = rows_at_most(self.capacity, len(rows), len(counts))  # C
             number = place - (counts.cumsum(0) - counts)[chosen.flatten()]  # among its expert's
             kept = number < most
             self.dropped, gates = (~kept).sum(), gates * kept.view_as(gates)

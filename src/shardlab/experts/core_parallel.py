@@ -5,8 +5,9 @@
     average_gradients(model, everyone, replicas)
 
 `everyone` are the ranks that see different sequences, `group` those of them that divide the
-experts, `replicas` those that keep the same ones. One module of a layer is replaced, and its way
-(Lepikhin et al. 2020, GShard) is
+experts, `replicas` those that keep the same ones. One module of a layer is replaced; besides, the
+counts that balance a router are added up over `everyone`. The module's way (Lepikhin et al. 2020,
+GShard) is
 
     all-to-all of counts    each rank hears how many rows come, and for which of its experts
     all-to-all of rows      as many to each rank as its experts were chosen
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..common.collective_wire import Group
-from .core import Experts, mixtures
+from .core import Experts, as_autocast, mixtures
 
 
 class Exchange(torch.autograd.Function):
@@ -80,7 +81,7 @@ class ExpertParallel(Experts):
             dist.all_to_all_single(came, counts, group=self.group)
             both = torch.stack([counts, came]).view(2, n, each)
             sent, received = both.sum(-1).tolist()  # the host waits for them
-        rows = self.dispatch(rows, sent, received)  # rank by rank
+        rows = self.dispatch(as_autocast(rows), sent, received)  # rank by rank
         expert = torch.arange(each, device=rows.device).repeat(n)  # of each run of rows
         order = expert.repeat_interleave(came, output_size=len(rows)).argsort(stable=True)
         rows = Scaled.apply(rows[order], n)  # expert by expert

@@ -98,7 +98,7 @@ rows_to_each_rank = topic.exercise(
 
 def dropped(chosen, experts, capacity):
     flat = [expert for token in chosen for expert in token]
-    most = math.ceil(capacity * len(flat) / experts)
+    most = math.ceil(round(capacity * len(flat) / experts, 6))
     return sum(max(0, flat.count(expert) - most) for expert in range(experts)) / len(flat)
 
 

@@ -32,7 +32,7 @@ class Trip:
 
     def wait(self):
         self.work.wait()
-        self.leaving = None
+        self.work = self.leaving = None  # the work holds what came, too
 
 
 class Begin(torch.autograd.Function):
@@ -44,7 +44,8 @@ class Begin(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         ctx.trip.wait()
-        return ctx.trip.back, None
+        back, ctx.trip.back = ctx.trip.back, None
+        return back, None
 
 
 class Arrive(torch.autograd.Function):
