@@ -118,3 +118,4 @@ def test_the_page_has_the_planners_error():
         rows = {row["speed"]: row for row in csv.DictReader(file)}
     found = rows["Megatron-Bridge's experts"]
     assert f"off by {found['mean']}%" in PAGE and f"{found['other_half']}% on those held" in PAGE
+    assert f"from {found['lowest']}% to +{found['highest']}%" in PAGE
