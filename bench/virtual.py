@@ -206,7 +206,7 @@ def step_of_alike(way: Way, step_of: Callable, outlives: bool, model: Model, gpu
 
 
 def last_step(gpu, train: Callable, outlives: bool = False, warm_up: int = 2) -> Found:
-    """Of a step whose messages travel under the next one, two steps less one."""
+    """The last step; one whose messages travel under the next is two steps less one."""
     for _ in range(warm_up):  # PyTorch's first step has other buckets
         train()
     found = []

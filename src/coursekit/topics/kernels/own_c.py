@@ -55,7 +55,7 @@ def c_function(source: str, name: str):
 
 
 def checked(operator, x: torch.Tensor) -> dict[str, str]:
-    """What PyTorch's checks of an operator say of one of a single tensor."""
+    """The answers of PyTorch's checks to an operator of a single tensor."""
     found = {}
     for check, given in ((torch.library.opcheck, (x,)), (torch.autograd.gradcheck, x)):
         try:
