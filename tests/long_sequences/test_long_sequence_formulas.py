@@ -79,7 +79,7 @@ def test_bytes_of_mixes(mix, c):
 
 
 def test_a_ring_beside_an_exchange_of_heads():
-    """As the page says. Must catch: gradients that are home after c turns in fp32, or in 16 bits
+    """The ratios of the page. Must catch: gradients home after c turns in fp32, or in 16 bits
     all the way."""
     for heads, element, times in ((64, 4, 6.3), (8, 4, 1.4), (64, 2, 8.3), (8, 2, 1.8)):
         given = dict(layers=1, hidden=8192, heads=64, key_value_heads=heads, vocabulary=50)
