@@ -13,7 +13,7 @@ cloudpickle.register_pickle_by_value(compositions)
 # Chosen so that together they have each schedule, stage, axis, scaler, optimizer and kind of model,
 # and most pairs of axes, clipping, scalers, accumulation, recomputation and a tied head. Those by
 # day have each stage, tensor and context parallelism, both scalers and clipping.
-SEEDS = [2370, 8660, *at_night(4, 80, 2303, 6055, 6160, 6805, 6809, 8679, 10881)]
+SEEDS = [2370, 8660, *at_night(4, 5, 80, 2303, 6055, 6160, 6805, 6809, 8679, 10881)]
 
 
 @pytest.mark.ranks
