@@ -30,6 +30,7 @@ from ranklab.measure.communication import CommunicationLog, Total
 from ranklab.measure.ledger import Ledger
 from ranklab.measure.links import finish
 from ranklab.measure.timing import median_ratio
+from ranklab.ranks import ranks
 from shardlab.common.torch_internals import clear_cublas_workspaces
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
@@ -408,6 +409,36 @@ def beside(
     shown = shown or f"{name}, {on}"
     shares = (share_result(group, shown, row, peer, *both, share) for row, both in nbytes.items())
     return [step_result(group, on, times, name, peer, step, shown), *shares]
+
+
+def race_of_ways(
+    group: str,
+    ways: dict,
+    weigh: Callable,
+    tasks: Iterable,
+    counts: Iterable[int],
+    turns: int,
+    **settings,
+) -> list[Result]:
+    """The step of each way, in turns, its peak and the bytes that it sends, beside each of its
+    peers, for each task on so many ranks. weigh(way, task) is called on every rank; the settings
+    are those of train_in_turns."""
+    results = []
+    for count in counts:
+        with ranks(count, device="cpu", announce=False) as world:
+            for task in tasks:
+                found = {name: world.run(weigh, way, task)[0] for name, way in ways.items()}
+                times = world.run(train_in_turns, ways, task, turns, **settings)[0]
+                for name, way in ways.items():
+                    for peer in way.peers:
+                        pair = found[name], found[peer]
+                        results += beside(
+                            *(group, f"{count} ranks, {task.name}", times, name, peer),
+                            *(way.most, way.most),
+                            peak=[weight.peak_bytes for weight in pair],
+                            sent=[weight.sent_bytes(count) for weight in pair],
+                        )
+    return results
 
 
 def rows_of_ways(group, part, case, world, ways, task, turns, rows_of, **settings) -> Iterator[Row]:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from coursekit.recordings import races
 from coursekit.recordings.races import TINY, TURNS, Bench, Result, TrainingTask, Way
-from ranklab.ranks import ranks
 from shardlab import context_parallel
 from shardlab.common.torch_internals import (
     FUSED_ATTENTION,
@@ -118,25 +117,9 @@ def race(
     tasks: Sequence[TrainingTask] = LONG_TASKS, counts: Sequence[int] = (2, 4), turns: int = TURNS
 ) -> list[Result]:
     """Step times in turns, peak bytes and bytes sent of each way, beside PyTorch's ring."""
-    results = []
-    own_backward = dict(step=races.step_by, tokens=TrainingTask.shared_tokens)
-    for count in counts:
-        with ranks(count, device="cpu", announce=False) as world:
-            for task in tasks:
-                found = {
-                    name: world.run(weighed_sequences, way, task)[0] for name, way in WAYS.items()
-                }
-                times = world.run(races.train_in_turns, WAYS, task, turns, **own_backward)[0]
-                on = f"{count} ranks, {task.name}"
-                for name, way in WAYS.items():
-                    for peer in way.peers:
-                        pair = found[name], found[peer]
-                        results += races.beside(
-                            *("context_parallel", on, times, name, peer, way.most, way.most),
-                            peak=[weight.peak_bytes for weight in pair],
-                            sent=[weight.sent_bytes(count) for weight in pair],
-                        )
-    return results
+    settings = dict(step=races.step_by, tokens=TrainingTask.shared_tokens)
+    given = WAYS, weighed_sequences, tasks, counts, turns
+    return races.race_of_ways("context_parallel", *given, **settings)
 
 
 # a sequence of 8 tokens is cut for two ranks

@@ -262,22 +262,8 @@ def race(
 ) -> list[Result]:
     """Step times in turns, peak bytes and bytes sent of each way, beside PyTorch's of the same
     kind."""
-    results = []
-    for count in counts:
-        with ranks(count, device="cpu", announce=False) as world:
-            for task in tasks:
-                found = {name: world.run(weighed_step, way, task)[0] for name, way in WAYS.items()}
-                times = world.run(races.train_in_turns, WAYS, task, turns, **OWN_BACKWARD)[0]
-                on = f"{count} ranks, {task.name}"
-                for name, way in WAYS.items():
-                    for peer in way.peers:
-                        pair = found[name], found[peer]
-                        results += races.beside(
-                            *("tensor_parallel", on, times, name, peer, way.most, way.most),
-                            peak=[weight.peak_bytes for weight in pair],
-                            sent=[weight.sent_bytes(count) for weight in pair],
-                        )
-    return results
+    given = WAYS, weighed_step, tasks, counts, turns
+    return races.race_of_ways("tensor_parallel", *given, **OWN_BACKWARD)
 
 
 # a row of the table for each of 8 ranks, which DTensor wants: of 11 rows the last two get none
