@@ -168,6 +168,15 @@ def test_a_capacity_is_rounded_up_exactly():
     assert layer.dropped == 2 * (50 - 11)
 
 
+@pytest.mark.parametrize("capacity", [0, -1.0, math.nan, math.inf])
+def test_a_capacity_that_cannot_be(capacity):
+    """Must catch: an error of indexing or of a size instead of a sentence."""
+    layer = layer_of()
+    layer.capacity = capacity
+    with pytest.raises(ValueError, match="it must be a finite number above 0, or None"):
+        layer(torch.randn(4, 8, dtype=torch.float64))
+
+
 class Asked(nn.Module):
     """Counts how often a router asks for the counts of all ranks."""
 

@@ -136,7 +136,9 @@ class Experts(nn.Module):
 
 
 def rows_at_most(capacity: float, rows: int, experts: int) -> int:
-    """C. 1.1 x 100 / 10 is 11, and as floats a little more."""
+    """C. 1.1 x 100 / 10 is 11, and as floats a little more. Raises ValueError for no capacity."""
+    if not 0 < capacity < math.inf:
+        raise ValueError(f"capacity = {capacity}: it must be a finite number above 0, or None.")
     return math.ceil(round(capacity * rows / experts, 6))
 
 
