@@ -784,17 +784,15 @@ def clipped_by_torch(door, norm_type=2.0):
     return beside.verdict()
 
 
-def clipped_by_value(door, some=False, rule=SGD, dtype=None, **settings):
-    """Two microbatches. Must catch: each rank's own gradients clipped before they are averaged;
-    none clipped, because they have been taken; microbatches averaged twice; a shard with some
-    parameters that are not to be clipped."""
-    beside = Beside(door, before=lambda net: net.to(dtype), rule=rule, **settings)
-    for _ in range(2):
-        beside.backward()
+def clipped_by_value(door):
+    """Must catch: each rank's own gradients clipped before they are averaged; none clipped, because
+    they have been taken."""
+    beside = Beside(door)
+    beside.backward()
     gradients = [p.grad.abs() for p in beside.plain.parameters()]
     most = torch.cat([g.flatten() for g in gradients]).median().item()
     for net in beside.nets:
-        utils.clip_grad_value_(list(net.parameters())[slice(1, 2) if some else slice(None)], most)
+        utils.clip_grad_value_(net.parameters(), most)
     beside.step()
     return beside.verdict()
 

@@ -240,13 +240,11 @@ def test_grad_scaler_takes_master_weights():
         loss = model(x).float().square().mean()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
-        with pytest.raises(ValueError, match="clip_gradients"):
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for clip in (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_):
+            with pytest.raises(ValueError, match="clip_gradients"):
+                clip(model.parameters(), 1.0)
         masters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(masters, 0.125)
-        assert max(master.grad.abs().max() for master in masters) > 0.03125
-        torch.nn.utils.clip_grad_value_(model.parameters(), 0.03125)
-        assert max(master.grad.abs().max() for master in masters) == 0.03125
         scaler.step(optimizer)
         scaler.update()
         updated.append([norm.item(), *(p.tolist() for p in masters)])

@@ -6,24 +6,20 @@
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                                                          the norm of all shards, in stage 3. Stages
                                                          1 and 2 refuse it, because a parameter has
-                                                         the gradient of this rank alone, or none.
+                                                         the gradient of this rank alone, or none;
+                                                         they refuse clip_grad_value_, too.
                                                          Pipelines refuse it, because each rank has
                                                          parameters of its own
-    torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
-                                                         the mean gradients of this rank's shards,
-                                                         in all stages
     torch.nn.parallel.DistributedDataParallel(model)     refused over ranks that have other parts
 
 A norm that you make by hand of gradients, or of their copies, is this rank's alone, and nothing
 raises. torch.nn.utils.get_total_norm knows the .grad of shards and parts, and refuses where a
 sharded optimizer, fp32 copies or other stages of a pipeline have gradients that it is not given.
 
-FSDP2 has the first two by DTensor, and the third because its gradients are shards. All stay as they
-are for tensors that are not shards.
+FSDP2 has the first two by DTensor. All stay as they are for tensors that are not shards.
 """
 
 import functools
-import gc
 from collections.abc import Callable
 from weakref import ref
 
@@ -66,7 +62,7 @@ def watch_once():
     register_optimizer_step_pre_hook(look)
     watch_unscaling(updated_in_order, agree_on_infinities, loss_is_elsewhere)
     watch_clipping(norm_over_ranks, refuse_clipping, refuse_norm)
-    watch_value_clipping(with_shards)
+    watch_value_clipping(refuse_taken)
     watch_torch_replicas()
 
 
@@ -155,44 +151,16 @@ def over_ranks(pile: list[Tensor], groups: Groups, norm_type: float, norm) -> Te
     return one ** (1 / norm_type)
 
 
-def with_shards(parameters: list[Tensor]) -> list[Tensor]:
-    """Tensors with the gradients of these parameters: the shards of the buckets that they are in,
-    which have their mean gradients now, and fp32 copies that have taken them. All ranks call it."""
-    given, holders = set(parameters), dict.fromkeys(map(holder_of, parameters))
-    sharding = [holder for holder in holders if hasattr(holder, "buckets")]
-    found = [parameter for parameter in parameters if holder_of(parameter) not in sharding]
-    for optimizer in sharding:
-        updated_by(optimizer)  # averages what is not yet averaged
-        for bucket in optimizer.buckets:
-            inside = given.intersection(bucket.parameters)
-            if inside and len(inside) < len(bucket.parameters):
-                raise CannotShard(
-                    f"torch.nn.utils.clip_grad_value_ of {len(inside)} of {len(bucket.parameters)}"
-                    " parameters whose gradients are in one shard: give it all parameters of the"
-                    " sharded optimizer."
-                )
-            found += bucket.shards if inside else []
-    copying = [*holders, *(optimizer.inner for optimizer in sharding)]
-    pairs = [pair for optimizer in copying for pair in getattr(optimizer, "pairs", ())]
-    taken = {tensor: copy for tensor, copy in pairs if tensor.grad is None}
-    return [taken.get(tensor, tensor) for tensor in found]
-
-
 def refuse_norm(gradients: list[Tensor]):
-    """Raise CannotShard where get_total_norm is given gradients that are not yet averaged, or those
-    of some stages, or nothing, because an optimizer has taken them."""
+    """Raise CannotShard where get_total_norm is given gradients that are not yet averaged, those of
+    some stages, or nothing where an optimizer takes gradients."""
     given = {id(gradient) for gradient in gradients}
-    if not given:
-        gc.collect()  # an optimizer that nobody holds has taken nothing that is asked for
     of_stages = any(id(parameter.grad) in given for parameter in stages_of_parameters)
     why_not = "are of this rank's stages of a pipeline alone" if of_stages else ""
-    for parameter, holder in gradient_is_with.items():
-        optimizer = holder()
-        if optimizer is None:
-            continue
-        updated = (p for param_group in optimizer.param_groups for p in param_group["params"])
-        taken = not given and parameter.grad is None and any(p.grad is not None for p in updated)
-        if (taken or id(parameter.grad) in given) and optimizer.why_not_clip(parameter):
+    for parameter in gradient_is_with if not why_not else ():
+        optimizer = holder_of(parameter)
+        asked = not given or id(parameter.grad) in given
+        if asked and optimizer is not None and optimizer.why_not_clip(parameter):
             why_not = f"{type(optimizer).__name__} averages or has taken"
     if why_not:
         raise CannotShard(
@@ -208,6 +176,10 @@ def refuse_clipping(parameters: list[Tensor]):
             "torch.nn.utils.clip_grad_norm_ knows the gradients of this rank's stages alone: call"
             " gradient_clipping.clip_gradients(optimizer, max_norm) on all ranks of the pipeline."
         )
+    refuse_taken(parameters)
+
+
+def refuse_taken(parameters: list[Tensor]):
     for parameter in parameters:
         optimizer = holder_of(parameter)
         if optimizer is not None and (why_not := optimizer.why_not_clip(parameter)):

@@ -196,10 +196,9 @@ def watch_clipping(
     module._clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_ = seen_first
 
 
-def watch_value_clipping(tensors_of: Callable[[list[Tensor]], list[Tensor]]) -> None:
-    """torch.nn.utils.clip_grad_value_(parameters, ...) clips the gradients of
-    tensors_of(parameters), also for whoever has imported it before. Without it, stage 1 clips
-    gradients before they are averaged, and stage 2 none."""
+def watch_value_clipping(seen: Callable[[list[Tensor]], None]) -> None:
+    """torch.nn.utils.clip_grad_value_ calls `seen(parameters)` first, also for whoever has imported
+    it before. Without it, stage 1 clips gradients before they are averaged, and stage 2 none."""
     public = torch.nn.utils.clip_grad.clip_grad_value_
     original = public.__wrapped__
     (inside,) = (cell for cell in public.__closure__ if cell.cell_contents is original)
@@ -207,7 +206,8 @@ def watch_value_clipping(tensors_of: Callable[[list[Tensor]], list[Tensor]]) -> 
     @functools.wraps(original)
     def clip(parameters, *args, **named):
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        return original(tensors_of(parameters), *args, **named)
+        seen(parameters)
+        return original(parameters, *args, **named)
 
     inside.cell_contents = clip
 

@@ -180,7 +180,7 @@ class MasterWeights(torch.optim.Optimizer):
                 tensor.grad = None if set_to_none else tensor.grad.zero_()
 
     def why_not_clip(self, parameter: nn.Parameter) -> str:
-        """Why PyTorch's clip_grad_norm_ cannot clip this parameter, or an empty string."""
+        """Why PyTorch's functions cannot clip this parameter, or an empty string."""
         taken = parameter.grad is None and any(master.grad is not None for _, master in self.copies)
         return taken * (
             "the gradients of these parameters are those of their fp32 copies now: call"

@@ -158,11 +158,10 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
             )
 
     def why_not_clip(self, parameter: nn.Parameter) -> str:
-        """Why PyTorch's clip_grad_norm_ cannot clip this parameter."""
+        """Why PyTorch's functions cannot clip this parameter."""
         return (
-            "torch.nn.utils.clip_grad_norm_ knows this rank's gradients alone, and this parameter's"
-            " are averaged by a sharded optimizer: call"
-            " gradient_clipping.clip_gradients(optimizer, max_norm)."
+            "PyTorch's clipping knows this rank's gradients alone, and these are averaged"
+            " by a sharded optimizer: call gradient_clipping.clip_gradients(optimizer, max_norm)."
         )
 
     # --- state ------------------------------------------------------------------------------------
