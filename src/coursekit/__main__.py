@@ -1,6 +1,6 @@
 """Nine commands: doctor, profile, grade, explain, fits, plan; hand-in, collect, seats for a room.
 
-python -m shardlab doctor [FOLDER] [--json]
+python -m shardlab doctor [FOLDER]
     can this machine run the labs, and what to do if not
 python -m shardlab profile SCRIPT [ARGUMENT ...]
     where the time of a script's training steps goes
@@ -47,7 +47,6 @@ def main(arguments: list[str] | None = None) -> int:
     doctor.add_argument(
         "folder", nargs="?", type=Path, help="where the labs are; by default labs/ or here"
     )
-    doctor.add_argument("--json", action="store_true", help="print the findings for a program")
     doctor.set_defaults(run=examine_machine)
     add_profile(commands)
     add_grade(commands)
@@ -81,7 +80,7 @@ def examine_machine(asked) -> int:
 
     folder = asked.folder or (Path("labs") if Path("labs").is_dir() else Path())
     found = examine(folder)
-    print(found.as_json() if asked.json else found.report(folder))
+    print(found.report(folder))
     return 0 if found.fit else 1
 
 

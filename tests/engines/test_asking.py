@@ -1,9 +1,6 @@
-"""The sentences of a formula for whoever asks: refusals, help, close names, explanations, the
+"""The sentences of a formula for whoever asks: refusals, close names, explanations, the
 shell."""
 
-import inspect
-import json
-import pydoc
 import subprocess
 import sys
 
@@ -74,25 +71,11 @@ def test_what_is_missing_comes_with_meaning_and_range():
 
 
 def test_usual_values():
-    """Must catch: a default that is not what help() and the signature say."""
+    """Must catch: a default that is another one, or none."""
     wanted = dict(fused_attention=1, dropout=0, first_step=0, optimizer_mode=1)
     assert evaluate(["peak_bytes"], **GPT2, **STEP) == evaluate(
         ["peak_bytes"], **GPT2, **STEP, **wanted, accumulation_steps=1
     )
-    had = inspect.signature(peak_bytes).parameters
-    assert {name: had[name].default for name in wanted} == wanted
-    assert had["microbatch"].default is inspect.Parameter.empty
-
-
-def test_help_tells_of_the_formula():
-    """Must catch: help() of the class; a formula without help because another is broken."""
-    text = pydoc.plain(pydoc.render_doc(states_bytes))
-    assert "bytes of all model states; activations come on top" in text
-    assert "Rajbhandari et al. 2020" in text and "Presets give many of them at once" in text
-    assert "optimizer_moments (" in text and "tensors that an optimizer keeps for each" in text
-    for formula in BOOK.formulas.values():
-        assert formula.meaning.split("\n")[0] in formula.__doc__
-    assert "A registered function" in type(states_bytes).__doc__
 
 
 def test_close_names():
@@ -135,7 +118,6 @@ def test_places_are_explained():
     assert lines["loss_peak_bytes"].expression.startswith("parameter_bytes + ")
     assert lines["temporaries_at_loss_bytes"].expression == "2 * logit_bytes + 8"
     assert lines["microbatch"].origin == "given" and lines["first_step"].origin == "assumed"
-    assert len(explained("peak_bytes", levels=1, **GPT2, **STEP).lines) < len(found.lines)
 
 
 def test_explain_from_a_shell(capsys):
@@ -143,10 +125,6 @@ def test_explain_from_a_shell(capsys):
     asked = ["states_bytes", "parameters=1000", "recipe=fp32 Adam"]
     assert main(["explain", *asked]) == 0
     assert "states_bytes = 16,000 bytes" in capsys.readouterr().out
-    assert main(["explain", *asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["quantities"]["states_bytes"]["value"] == 16_000
-    assert found["quantities"]["parameters"]["origin"] == "given"
     for wrong, sentence in (
         (["stats_bytes"], "no quantity or formula is named stats_bytes; did you mean states_bytes"),
         (["states_bytes", "layers=0"], "layers = 0: layers must be a whole number"),

@@ -33,10 +33,9 @@ def test_a_script_is_taken_apart(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
     script, trace = tmp_path / "train.py", tmp_path / "trace.json"
     script.write_text(SCRIPT)
-    options = ["--steps", "2", "--warm-up", "1", "--trace", str(trace)]
-    assert main(["profile", *options, str(script), "--lr", "1"]) == 0
+    assert main(["profile", "--trace", str(trace), str(script), "--lr", "1"]) == 0
     said = capfd.readouterr().out.splitlines()
-    assert sum(line.startswith("loss") for line in said) == 6  # of 100
+    assert 8 < sum(line.startswith("loss") for line in said) < 20  # of 100
     rows = {line[:34].strip(): float(line[34:44]) for line in said if " ms" in line}
     parts = [name for name in rows if name not in list(rows)[-3:]]
     assert {"operators", "Python between operators"} <= set(parts)

@@ -2,7 +2,6 @@
 
 python -m shardlab grade TOPIC --start [FOLDER]    copy the skeleton and the specification
 python -m shardlab grade TOPIC [FILE]              grade what you built
-python -m shardlab grade TOPIC --core              grade the core of the technique
 python -m shardlab grade TOPIC --reference         grade the hardened class of the shelf
 python -m shardlab grade TOPIC --report FILE.json  write what was found, to hand in
 """
@@ -82,7 +81,7 @@ def show_results(results: Iterable[TrialResult]) -> list[TrialResult]:
 
 def run_grade(asked) -> int:
     """Exit status 0 if all trials pass, 1 if not, 2 if the file cannot be graded."""
-    source, path = None, "the core" if asked.core else "the reference"
+    source, path = None, "the reference"
     try:
         if asked.start:
             readme, skeleton = copy_skeleton(asked.topic, asked.start)
@@ -90,7 +89,7 @@ def run_grade(asked) -> int:
             print(f"python -m shardlab grade {asked.topic} {skeleton}")
             return 0
         work = assignment(asked.topic)
-        if not (asked.reference or asked.core):
+        if not asked.reference:
             path = asked.file or place_of_file(asked.topic)
             source = read_source(path)
     except CannotGrade as refused:
@@ -107,7 +106,7 @@ def run_grade(asked) -> int:
     try:
         with ExitStack() as stack:
             start = lambda: stack.enter_context(ranks(work.world_size, **options))
-            whose = dict(todo=todo, core=asked.core, user=asked.user)
+            whose = dict(todo=todo, user=asked.user)
             shown = show_results(Grader(work, source, str(path), start, **whose).all_results())
     except RankError as error:  # ranks that do not start
         print(str(error).partition("\n")[0])
@@ -141,9 +140,6 @@ def add_grade(commands):
     parser.add_argument("topic", metavar="TOPIC", help="such as collectives")
     parser.add_argument(
         "file", nargs="?", type=Path, metavar="FILE", help="by default assignments/TOPIC/TOPIC.py"
-    )
-    parser.add_argument(
-        "--core", action="store_true", help="grade the core of the technique instead"
     )
     parser.add_argument(
         "--reference", action="store_true", help="grade the hardened class of the shelf instead"

@@ -1,9 +1,8 @@
-"""The sentences of a formula for whoever asks: its help, what is missing, what it does not use, and
-which name was meant. One sentence each, with the rule; a list where several quantities are missing.
+"""The sentences of a formula for whoever asks: what is missing, what it does not use, and which
+name was meant. One sentence each, with the rule; a list where several quantities are missing.
 """
 
 import difflib
-import inspect
 
 
 class UnknownName(TypeError):
@@ -92,61 +91,5 @@ def close_names(name, names):
 def described(found):
     """A quantity, or a formula that may be given, in one line: name, symbol, meaning, range."""
     limits = found.as_quantity() if hasattr(found, "as_quantity") else found
-    usual = getattr(found, "usual", None)
     kind = limits.rule().removeprefix(f"{found.name} must be ")
-    text = f"{found.name} ({found.symbol}): {found.meaning}; {kind}"
-    return text if usual is None else f"{text} Usually {usual}."
-
-
-def signature_of(formula):
-    """The quantities from which the formula follows, as arguments; those with a usual value have
-    it as their default."""
-    registry = formula.registry
-    _, inputs = registry.resolve([formula.name])
-    usual = registry.assumed(inputs, ())
-    inputs = sorted(inputs, key=lambda name: name in usual)
-    empty, kind = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
-    defaults = {name: usual.get(name, empty) for name in inputs}
-    return inspect.Signature(
-        [inspect.Parameter(name, kind, default=default) for name, default in defaults.items()]
-    )
-
-
-class Described:
-    """The docstring of a formula: what it is, from what it follows, its source, its test. The class
-    keeps its own."""
-
-    def __init__(self, of_the_class):
-        self.of_the_class = of_the_class
-
-    def __get__(self, formula, owner):
-        return self.of_the_class if formula is None else _help(formula)
-
-
-def _help(formula):
-    registry = formula.registry
-    _, inputs = registry.resolve([formula.name])
-    usual = registry.assumed(inputs, ())
-    lines = [
-        f"{formula.name}{signature_of(formula)}",
-        "",
-        f"{formula.meaning}",
-        "",
-        f"Unit: {formula.unit}. Symbol: {formula.symbol}. Source: {formula.source}.",
-        f"Measured by {formula.measured_by}.",
-        f"Computed from {', '.join(formula.needs)}.",
-        "",
-        "To be given:",
-        *(f"  {described(registry.find(name))}" for name in inputs if name not in usual),
-    ]
-    if usual:
-        lines += ["", "Assumed where it is not given:"]
-        lines += [f"  {described(registry.find(name))}" for name in inputs if name in usual]
-    given = [kind for kind, names in registry.presets.items() if _gives(names, inputs)]
-    if given:
-        lines += ["", f"Presets give many of them at once: {', '.join(given)}."]
-    return "\n".join(lines)
-
-
-def _gives(presets, inputs):
-    return any(set(preset.quantities) & set(inputs) for preset in presets.values())
+    return f"{found.name} ({found.symbol}): {found.meaning}; {kind}"

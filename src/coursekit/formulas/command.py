@@ -3,7 +3,6 @@ question gets one sentence, and exit code 2.
 """
 
 import argparse
-import json
 import sys
 
 from .explain import explained
@@ -21,15 +20,6 @@ def add_explain(commands):
         recipe="fp32 Adam". Presets are given by their kind: {kinds}.""",
     )
     parser.add_argument("names", nargs="+", metavar="QUANTITY", help="such as peak_bytes")
-    parser.add_argument(
-        "--levels", type=int, metavar="N", help="print the tree down to so many steps, not all"
-    )
-    parser.add_argument(
-        "--allow-unused",
-        action="store_true",
-        help="ignore given names that no asked quantity depends on, instead of refusing them",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_explain)
 
 
@@ -37,12 +27,9 @@ def run_explain(asked: argparse.Namespace) -> int:
     names = [word for word in asked.names if "=" not in word]
     try:
         given = given_pairs(word for word in asked.names if "=" in word)
-        if asked.levels is not None and asked.levels < 0:
-            raise TypeError(f"--levels {asked.levels}: it must be at least 0.")
-        found = explained(names, allow_unused=asked.allow_unused, levels=asked.levels, **given)
+        print(explained(names, **given))
     except TypeError as refused:
         return say_refused(refused)
-    print(json.dumps(found.as_json(), indent=1) if asked.json else found)
     return 0
 
 

@@ -65,20 +65,9 @@ class Explanation:
             texts += [f"  {name} = {show(value)}" for name, value in self.assumed.items()]
         return "\n".join(texts)
 
-    def as_json(self) -> dict:
-        kept = ("value", "unit", "meaning", "origin", "expression", "source", "measured_by")
-        facts = {
-            line.name: {key: getattr(line, key) for key in kept if getattr(line, key) != ""}
-            for line in self.lines
-            if not line.again
-        }
-        presets = dict(self.presets)
-        return dict(asked=list(self.asked), assumed=self.assumed, presets=presets, quantities=facts)
 
-
-def explained(names, *, allow_unused=False, levels=None, registry: Registry = BOOK, **given):
-    """The Explanation of the quantities with these names. `levels` cuts the tree off below so many
-    steps; everything else is as in evaluate()."""
+def explained(names, *, allow_unused=False, registry: Registry = BOOK, **given):
+    """The Explanation of the quantities with these names, otherwise as in evaluate()."""
     asked = (names,) if isinstance(names, str) else tuple(names)
     if not asked:
         raise TypeError("explain() without a name: say which quantity, such as 'states_bytes'.")
@@ -113,7 +102,7 @@ def explained(names, *, allow_unused=False, levels=None, registry: Registry = BO
             )
         lines.append(TreeLine(**facts))
         done.add(name)
-        if computed and not again and (levels is None or level < levels):
+        if computed and not again:
             for need in found.needs:
                 visit(need, level + 1)
 
@@ -124,11 +113,11 @@ def explained(names, *, allow_unused=False, levels=None, registry: Registry = BO
     return Explanation(asked, tuple(lines), assumed, tuple(named))
 
 
-def explain(names, *, allow_unused=False, levels=None, **given):
+def explain(names, *, allow_unused=False, **given):
     """Print what the quantities follow from, as a tree with numbers, units, sources and, at its
     end, what was assumed; return the values of `names`. Takes what evaluate() takes: presets by
     their kind, as in model="GPT-2 124M", and quantities by name."""
-    found = explained(names, allow_unused=allow_unused, levels=levels, **given)
+    found = explained(names, allow_unused=allow_unused, **given)
     print(found)
     return found.values
 

@@ -30,12 +30,10 @@ from functools import cached_property
 from pathlib import Path
 
 from .asking import (
-    Described,
     MissingQuantity,
     UnknownName,
     UnknownPreset,
     refuse_unused,
-    signature_of,
 )
 from .subset import EXACT_LIMIT, DividendTooLarge, Values, check_subset, needs_of
 
@@ -167,12 +165,6 @@ class Formula:
     registry: "Registry" = field(repr=False, compare=False)
     least: int = 0  # smallest value it takes when it is given instead of computed
     choice: bool = False  # a default: given beside its inputs, it contradicts nothing
-
-    __doc__ = Described(__doc__)  # help(states_bytes) tells what that formula needs
-
-    @property
-    def __signature__(self):
-        return signature_of(self)
 
     @cached_property
     def needs(self):

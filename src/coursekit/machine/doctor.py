@@ -6,7 +6,6 @@ anywhere:
     "shardlab": {"ranks": 4, "needs_gpu": ["the allocator's account"]}
 """
 
-import json
 import os
 import platform
 import shutil
@@ -78,12 +77,6 @@ class Examination(NamedTuple):
             found = repr(Table(["lab", "here it", "because"], self.labs))
         lines.append(found)
         return "\n".join([*lines, "", ready_or_not(self.findings)])
-
-    def as_json(self) -> str:
-        """The findings for a program: ready, findings, labs."""
-        labs = [dict(zip(("lab", "here", "because"), row)) for row in self.labs]
-        findings = [finding._asdict() for finding in self.findings]
-        return json.dumps(dict(ready=self.fit, findings=findings, labs=labs), indent=1)
 
 
 def examine(folder: Path) -> Examination:

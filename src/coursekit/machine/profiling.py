@@ -10,8 +10,6 @@ import runpy
 import sys
 from pathlib import Path
 
-PROFILE_OPTIONS = "--steps", "--warm-up", "--gpu", "--trace"
-
 
 def add_profile(commands):
     parser = commands.add_parser(
@@ -24,9 +22,6 @@ def add_profile(commands):
         epilog="Options are before the script, and whatever is behind it is the script's, for"
         " example: python -m shardlab profile --trace step.json train.py --lr 0.1",
     )
-    parser.add_argument("--steps", type=int, default=5, help="steps to profile, by default 5")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps before, by default 3")
-    parser.add_argument("--gpu", help="whose peak the rate is compared with, by default this one's")
     parser.add_argument("--trace", type=Path, help="a file for the trace, which Perfetto opens")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
@@ -38,7 +33,7 @@ def run_profile(asked: argparse.Namespace) -> int:
         return say(f"{asked.script} is not there: name the script that trains.")
     if asked.trace and (asked.trace.is_dir() or not asked.trace.parent.is_dir()):
         return say(f"--trace {asked.trace}: name a file in a folder that is there.")
-    own = [word for word in asked.arguments if word.split("=")[0] in PROFILE_OPTIONS]
+    own = [word for word in asked.arguments if word.split("=")[0] == "--trace"]
     if own:
         say(f"{own[0]} goes to {asked.script}: options of profile are before the script.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once, when torch is imported
@@ -48,7 +43,7 @@ def run_profile(asked: argparse.Namespace) -> int:
     sys.argv = [str(asked.script), *asked.arguments]
     sys.path.insert(0, str(asked.script.resolve().parent))
     try:
-        with profiled_steps(asked.steps, asked.warm_up, peak_rate(asked.gpu), stop=True) as found:
+        with profiled_steps(peak=peak_rate(), stop=True) as found:
             run_script(asked.script)
     except (NoStep, ScriptFailed) as wrong:
         return say(str(wrong))
@@ -86,18 +81,13 @@ def run_script(script: Path):
         raise ScriptFailed(f"{where} raised {type(error).__name__}: {text_of(error)}") from error
 
 
-def peak_rate(gpu: str | None) -> float | None:
-    """Operations a second in 16 bits, of a GPU of the book or of the one that is here."""
+def peak_rate() -> float | None:
+    """Operations a second in 16 bits, of the GPU that is here."""
     import torch
 
-    from coursekit.formulas.presets import GPUS
     from coursekit.machine.capabilities import preset_of
 
-    if gpu and gpu not in GPUS:
-        raise ValueError(f"--gpu {gpu}: there are {', '.join(GPUS)}.")
-    preset = GPUS.get(gpu)
-    if not gpu and torch.cuda.is_available():
-        preset = preset_of(torch.device("cuda"))
+    preset = preset_of(torch.device("cuda")) if torch.cuda.is_available() else None
     return preset and preset.quantities["flops_per_second"]
 
 

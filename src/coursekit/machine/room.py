@@ -330,7 +330,8 @@ def run_hand_in(asked) -> int:
     if asked.doctor:
         from .doctor import examine  # loads torch
 
-        doctor = json.loads(examine(labs).as_json())
+        found = examine(labs)
+        doctor = dict(ready=found.fit, findings=[one._asdict() for one in found.findings])
     print(f"handed in: {hand_in(asked.shared, asked.name, labs, doctor)}")
     return 0
 
