@@ -23,14 +23,12 @@ from torch import nn
 from torch.optim import SGD, swa_utils
 
 from shardlab import zero
-from shardlab.common.optimizer_checks import averaged_by_hand
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.recompute import checkpoint_by_function  # noqa: F401 (told.md names it)
 from shardlab.saving.resharding import flats_of
 from shardlab.zero.hardened import stage1, stage2, stage3
 from shardlab.zero.hardened.arriving import is_coming
 from shardlab.zero.hardened.full_parameters import unsharded
-from shardlab.zero.hardened.stage3 import gather_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(tables)
@@ -268,15 +266,8 @@ class Encoder(nn.Module):
         return self.second(self.encode(x))
 
 
-def another_method(door, registered):
-    beside = Beside(door, Encoder)
-    if registered:
-        gather_in(beside.net, "encode")
-    x = beside.inputs()
-    for model, own in ((beside.model, door.part(x)), (beside.plain, x)):
-        loss_of(model.encode(own) + model(own)).backward()
-    beside.step()
-    return beside.verdict()
+def another_method(door):
+    Beside(door, Encoder).model.encode(torch.ones(2, 8))
 
 
 # --- a parameter that is not there, or is there for a while ---------------------------------------
@@ -453,30 +444,13 @@ def beside_shards(door, when):
         optimizer.step()
 
 
-def averaged_elsewhere(door, known):
-    """The norm is in no unit, and its caller averages it."""
-    n, me = dist.get_world_size(), dist.get_rank()
-    make = lambda: nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
-    plain, ours = (drawn(make, 0) for _ in "12")
-    door.shard(ours[0], SGD)
-    if known:
-        averaged_by_hand(ours[1].parameters())
-    optimizers = [SGD(model.parameters(), lr=0.1) for model in (plain, ours)]
-    for step in range(2):
-        inputs = torch.randn(n, 4, 3, generator=torch.Generator().manual_seed(step))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        for x in inputs:
-            (plain(x).pow(3).sum() / n).backward()
-        ours(inputs[me]).pow(3).sum().backward()
-        for parameter in ours[1].parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= n
-        for optimizer in optimizers:
-            optimizer.step()
-    with unsharded(ours[0]), torch.no_grad():
-        pairs = zip(ours.parameters(), plain.parameters(), strict=True)
-        return right(max(far(*pair) for pair in pairs) <= ROUNDING, True)
+def beside_a_norm(door):
+    """The norm is in no unit, and nobody averages it."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
+    door.shard(net[0], SGD)
+    optimizer = SGD(net.parameters(), lr=0.1)
+    net(torch.ones(2, 3)).pow(3).sum().backward()
+    optimizer.step()
 
 
 def empty_group(door):

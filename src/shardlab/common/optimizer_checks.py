@@ -31,7 +31,6 @@ KNOWN = {
 }
 tried: WeakSet = WeakSet()  # optimizers of shards that were tried with their own settings
 shards = WeakTensorKeyDictionary()  # of stage 3 -> a weak reference to its model's landing
-by_hand = WeakTensorKeyDictionary()  # whole parameters that their caller averages
 gone = WeakTensorKeyDictionary()  # parameter that a model no longer has -> its shape, what cut it
 # parameter -> a weak reference to the optimizer that has its gradient: one of stage 1 or 2, or one
 # of copies
@@ -42,13 +41,6 @@ looked_at: WeakKeyDictionary = WeakKeyDictionary()
 
 def watch(shard: nn.Parameter, landing):
     shards[shard] = ref(landing)
-
-
-def averaged_by_hand(parameters: Iterable[Tensor]):
-    """The caller averages the gradients of these parameters, which are beside shards: norms that no
-    unit of stage 3 has, say."""
-    for parameter in parameters:
-        by_hand[parameter] = True
 
 
 def replaced(parameters: Iterable[Tensor], by: str):
@@ -115,14 +107,11 @@ def look_at_shards(optimizer: torch.optim.Optimizer, parameters: list):
                 " two, and leave out an empty one."
             )
     for parameter in parameters:
-        if parameter.requires_grad and not any(
-            (groups_of(parameter), parameter in owners, parameter in by_hand)
-        ):
+        if parameter.requires_grad and not groups_of(parameter) and parameter not in owners:
             raise CannotShard(
                 f"a parameter of shape {list(parameter.shape)} is trained beside shards, and its"
                 " gradient is this rank's own: add parameters to a model before fully_shard, or"
-                " make replicas of the module that has them, by DistributedDataParallel, or average"
-                " the gradient before each step and say so, by averaged_by_hand([parameter])."
+                " make replicas of the module that has them, by DistributedDataParallel."
             )
 
 

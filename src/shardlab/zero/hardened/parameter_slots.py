@@ -121,8 +121,7 @@ class Placeholder(Gone):
     def where(self) -> str:
         return (
             f"{self.path} {list(self.shape)}: stage 3 gathers this parameter only while {self.unit}"
-            f" computes. Call the {self.unit} itself, name another method of it,"
-            f" gather_in({self.unit}, 'method'), read the parameter within `with"
+            f" computes. Call the {self.unit} itself, read the parameter within `with"
             " unsharded(model)`, or write to it within `with unsharded(model, write=True)`."
         )
 

@@ -79,17 +79,6 @@ def sharded_units(module: nn.Module) -> list[nn.Module]:
     return [child for child in module.modules() if "sharded_unit" in vars(child)]
 
 
-def gather_in(module: nn.Module, method: str):
-    """A unit's parameters are whole in this method as well, as in forward. FSDP2 calls this
-    register_fsdp_forward_method."""
-    if not hasattr(module, "sharded_unit"):
-        raise ValueError(
-            f"{type(module).__name__} is not a unit with parameters of its own: give it to"
-            " fully_shard first."
-        )
-    module.sharded_unit.gather_in(method)
-
-
 def owned_sites(root: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Sites]:
     """For each unit that owns parameters, these and every place of each. The owner is the innermost
     unit around the parameter, or the root if these are several."""

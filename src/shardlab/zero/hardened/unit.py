@@ -65,8 +65,10 @@ class Unit:
         self.computing, self.backward, self.exposed, self.entrances = False, None, None, set()
         self.ahead, self.landing = how.ahead, how.landing
         self.landing.units.append(self)
-        self.gather_in(CALL)
-        self.gather_in("forward")  # other code may call the method without the hooks around it
+        for method in (CALL, "forward"):  # other code may call forward without hooks around it
+            compute = getattr(module, method)
+            run = partial(self.called, method, compute)
+            setattr(module, method, update_wrapper(run, compute))
 
     def __reduce__(self):
         return self.slots.placeholders[0].__reduce_ex__(0)  # refuses
@@ -96,14 +98,9 @@ class Unit:
 
     # --- forward ----------------------------------------------------------------------------------
 
-    def gather_in(self, method: str):
-        """The module's parameters are whole while this method runs."""
-        compute = getattr(self.module, method)
-        run = partial(self.called, method, compute)
-        setattr(self.module, method, update_wrapper(run, compute))
-
     @never_compiled
     def called(self, method: str, compute: Callable, *inputs, **named):
+        """The module's parameters are whole while this method runs."""
         if self.exposed or self.computing:  # the parameters are there
             return compute(*inputs, **named)
         if in_function_transform():
