@@ -127,41 +127,6 @@ def test_a_manifest_that_nobody_wrote(changes, sentence, two, tmp_path):
         assert said.startswith("Damaged: ") and sentence in said
 
 
-def as_format_1(place, prefix="", **changes):
-    """Rewrite a save of one part as the first version did."""
-    content = json.loads((place / "manifest.json").read_text())
-    (part,) = content["parts"]
-    old = dict(
-        ranks=len(part["ranks"]),
-        flats=[[[prefix + name, shape] for name, shape in flat] for flat in part["flats"]],
-        contents={
-            (name if name == "the optimizer" else prefix + name): what
-            for name, what in part["contents"].items()
-        },
-    )
-    forge(place / "manifest.json", **{"parts": None, "format": 1, **old, **changes})
-
-
-@pytest.mark.parametrize("prefix", ("", "module.", "_orig_mod."))
-def test_a_save_of_the_first_format(prefix, two, tmp_path):
-    """From when a file had the names that wrappers gave; without a number it is of the first, too.
-
-    Must catch: saves from before the format had a number refused; wrappers' names in old saves
-    taken for another model's."""
-    two.run(save_at, str(tmp_path), 1)
-    place = tmp_path / "step-1"
-    if prefix:  # buffers had it, too
-        content = torch.load(place / "rest.pt", weights_only=True)
-        content["buffers"] = {prefix + name: b for name, b in content["buffers"].items()}
-        (place / "rest.pt").unlink()
-        written = durable.write(place / "rest.pt", content)
-        files = {**durable.read_json(place / "manifest.json")["files"], "rest.pt": written}
-        as_format_1(place, prefix, files=files)
-    else:
-        as_format_1(place, format=None)
-    assert [found.step for found in two.run(resume_from, str(tmp_path))] == [1, 1]
-
-
 @pytest.mark.parametrize("extra", [0, [], "", None, {"a": 0}])
 def test_extra_comes_back(extra, two, tmp_path):
     """Must catch: `extra or {}`, which turns 0 and an empty list into a dict."""

@@ -41,7 +41,7 @@ from ..common.collective_wire import place
 from ..common.torch_internals import tree_leaves
 from .durable import Damaged, flush_folder, read, read_json, write, write_json
 from .folders import MANIFEST, PARTIAL, file_of, is_ours, older, rest_of, saves, step_of
-from .parts import WRAPPED, RankHolds, held_by, parts_of_run, saving_group, sum_of_bits
+from .parts import RankHolds, held_by, parts_of_run, saving_group, sum_of_bits
 from .resharding import Layout, flats_buffers, own_parts, state_types
 from .states import (
     FORMAT,
@@ -208,10 +208,7 @@ def resume(
 
     def load():
         place = folder / f"step-{manifest['step']}"
-        parts, plain = parts_in_manifest(manifest, place)
-        here = part.contents
-        if manifest.get("format", 1) == 1:
-            here = {name: what for name, what in here.items() if name != WRAPPED}
+        parts, here = parts_in_manifest(manifest, place), part.contents
         number = next((k for k, each in enumerate(parts) if each.contents == here), 0)
         refuse_another(manifest["step"], parts[number].contents, here)
         ranks = parts[number].ranks
@@ -231,8 +228,7 @@ def resume(
         )
         restored = [layout.restored(flat, chunks, rest["kinds"]) for flat in flats]
         mine = files.get(own, {})
-        saved = {**rest["buffers"], **mine.get("buffers", {})}
-        loaded.extend([restored, rest, mine, {plain(name): saved[name] for name in saved}])
+        loaded.extend([restored, rest, mine, {**rest["buffers"], **mine.get("buffers", {})}])
 
     try:
         manifest, *_ = run_together(choose, group, failed, only_rank_0=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 MANIFEST = "manifest.json"
 WHOLE_SAVE = re.compile(r"step-[0-9]+")
-PARTIAL = re.compile(r"step-[0-9]+\.partial(-[0-9a-f]{8})?")  # without digits: from before format 1
+PARTIAL = re.compile(r"step-[0-9]+\.partial-[0-9a-f]{8}")
 OUR_FILES = re.compile(r"rank-[0-9]+\.pt|rest(-[0-9]+)?\.pt|manifest\.json")
 
 

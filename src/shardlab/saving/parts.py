@@ -22,8 +22,6 @@ from ..common.shards import cut_among, groups_of, replicated_experts
 from ..data_parallel import Replicas
 from ..zero.hardened.stage3 import sharded_units
 
-WRAPPED = "the optimizer inside"  # among contents; not in format 1
-
 
 class PartOfRun(NamedTuple):
     """Ranks that hold the same, by their numbers in the group that saves; their flat tensors, each
@@ -126,7 +124,7 @@ def optimizers_in(optimizer) -> dict[str, str]:
     groups = f"{len(optimizer.param_groups)} parameter groups"
     found = {"the optimizer": f"{type(one).__name__.removesuffix('Offloaded')} with {groups}"}
     if hasattr(one, "inner"):
-        found[WRAPPED] = type(one.inner).__name__
+        found["the optimizer inside"] = type(one.inner).__name__
     return found
 
 

@@ -2,16 +2,15 @@
 
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from .durable import Damaged
 from .folders import MANIFEST, file_of, rest_of, step_of
-from .parts import PartOfRun, first_difference, plain_names
+from .parts import PartOfRun, first_difference
 
-FORMAT = 2  # 1: one part, and the names as wrappers had them
+FORMAT = 2  # 1: one part, and the names as wrappers had them: no longer read
 
 
 def settings(optimizer) -> list[dict]:
@@ -37,30 +36,25 @@ CUT_ANEW = (
 )
 
 
-def parts_in_manifest(manifest: dict, place: Path) -> tuple[list[PartOfRun], Callable[[str], str]]:
-    """(the parts, what names are called now). Raises Damaged for a manifest that this code did not
-    write. Nothing in a manifest is used before this check."""
+def parts_in_manifest(manifest: dict, place: Path) -> list[PartOfRun]:
+    """The parts. Raises Damaged for a manifest that this code did not write. Nothing in a manifest
+    is used before this check."""
     name = f"{place.name}/{MANIFEST}"
-    version = manifest.get("format", 1)
-    if version not in (1, FORMAT):
+    if (version := manifest.get("format", 1)) != FORMAT:
         raise Damaged(
-            f"{name} has format {version!r}, this shardlab reads format {FORMAT} and older: resume"
-            " with the version that saved."
+            f"{name} has format {version!r}, this shardlab reads format {FORMAT}: resume with the"
+            " version that saved."
         )
     if manifest.get("step") != step_of(place):
         raise Damaged(f"{name} is the one of step {manifest.get('step')}.")
     try:
         files = dict(manifest["files"])
-        # in format 1 all ranks held the same
-        parts = (
-            [{**manifest, "ranks": range(manifest["ranks"])}] if version == 1 else manifest["parts"]
-        )
-        plain = plain_names(name for part in parts for flat in part["flats"] for name, _ in flat)
+        parts = manifest["parts"]
         found = [
             PartOfRun(
                 list(part["ranks"]),
-                [[(plain(name), shape) for name, shape in flat] for flat in part["flats"]],
-                {plain(name): what for name, what in part["contents"].items()},
+                [[(name, shape) for name, shape in flat] for flat in part["flats"]],
+                dict(part["contents"]),
                 part.get("homes", []),
             )
             for part in parts
@@ -73,7 +67,7 @@ def parts_in_manifest(manifest: dict, place: Path) -> tuple[list[PartOfRun], Cal
         usable = False
     if not usable or not ranks or ranks != list(range(len(ranks))) or set(files) != wanted:
         raise Damaged(f"{name} is not one that save() wrote.")
-    return found, plain
+    return found
 
 
 def random_states() -> dict:
