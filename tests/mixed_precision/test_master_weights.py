@@ -272,9 +272,8 @@ def test_a_run_that_is_continued():
         assert torch.equal(left, right)
 
 
-def test_groups_schedulers_and_closures():
-    """Must catch: param_groups of the parameters, whose learning rates nobody reads; a closure that
-    is evaluated without gradients."""
+def test_groups_and_schedulers():
+    """Must catch: param_groups of the parameters, whose learning rates nobody reads."""
     model = net_of(torch.bfloat16)
     groups = [dict(params=[model[0].weight], lr=0.5), dict(params=[("late", model[2].weight)])]
     with pytest.raises(ValueError):  # names for all of a torch optimizer's groups, or for none
@@ -283,14 +282,8 @@ def test_groups_schedulers_and_closures():
     optimizer.add_param_group(dict(params=model[2].weight))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     before = [master.clone() for _, master in optimizer.pairs]
-
-    def closure():
-        optimizer.zero_grad()
-        loss = loss_of(model, batches()[0], torch.bfloat16)
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).requires_grad
+    loss_of(model, batches()[0], torch.bfloat16).backward()
+    optimizer.step()
     scheduler.step()
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.125]
     for (parameter, master), was, rate in zip(optimizer.pairs, before, (0.5, 0.25)):

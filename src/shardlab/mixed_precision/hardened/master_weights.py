@@ -16,7 +16,7 @@ for it knows the protocol of PyTorch's fused optimizers (`grad_scale`, `found_in
 Micikevicius et al. 2018.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +122,7 @@ class MasterWeights(torch.optim.Optimizer):
         return [tensor for pair in self.pairs for tensor in {*pair} if tensor.grad is not None]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None):
+    def step(self):
         """PyTorch's optimizers skip a parameter without a gradient. So the inner optimizer updates
         one pile of masters after another, and few gradients exist twice at a time."""
         if any((p.dtype, p.requires_grad) != made for p, made in self.made_of.items()):
@@ -132,11 +132,7 @@ class MasterWeights(torch.optim.Optimizer):
             )
         # a scaler that steps here without unscaling leaves the two beside the optimizer
         if vars(self).get("found_inf", False):
-            return None
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+            return
         taken = {master: master.grad for _, master in self.copies}
         for master in taken:
             master.grad = None
@@ -153,7 +149,6 @@ class MasterWeights(torch.optim.Optimizer):
                 master.grad = None
         for master, gradient in taken.items():
             master.grad = gradient
-        return loss
 
     def in_fp32(self, parameter: nn.Parameter) -> Tensor:
         gradient = parameter.grad.float()

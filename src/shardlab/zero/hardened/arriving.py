@@ -26,7 +26,7 @@ from functools import cache
 from threading import RLock
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, enable_grad
+from torch import Tensor
 
 from ...common.torch_internals import READ_NO_VALUES, step_without_hooks, tree_leaves, watch_blind
 
@@ -151,11 +151,7 @@ def late_last(optimizer_cls: type) -> type:
         return optimizer_cls
 
     class LateLast(optimizer_cls):
-        def step(self, closure=None):
-            loss = None
-            if closure is not None:
-                with enable_grad():
-                    loss = closure()
+        def step(self):
             given = [(group, group["params"]) for group in self.param_groups]
             late = {p for _, parameters in given for p in parameters if is_coming(p.grad)}
             try:
@@ -166,7 +162,6 @@ def late_last(optimizer_cls: type) -> type:
             finally:
                 for group, parameters in given:
                     group["params"] = parameters
-            return loss
 
     LateLast.__name__ = LateLast.__qualname__ = optimizer_cls.__name__
     return LateLast

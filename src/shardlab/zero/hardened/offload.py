@@ -81,11 +81,7 @@ def cpu_offload(optimizer_cls: type) -> type:
             return nn.Parameter(host, parameter.requires_grad)
 
         @torch.no_grad()
-        def step(self, closure=None):
-            loss = None
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
+        def step(self):
             self.arrive(self.origin.values())  # of a step that raised
             self.fetch()
             super().step()
@@ -95,7 +91,6 @@ def cpu_offload(optimizer_cls: type) -> type:
             if not self.has_buckets:
                 self.arrive(self.origin.values())
             self.note_versions()
-            return loss
 
         def serve(self, buckets):
             """They say when gradients leave and when parameters must be there."""

@@ -103,19 +103,14 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
             bucket.gathering.arrive()
 
     @torch.no_grad()
-    def step(self, closure=None):
-        """Reduce, update, gather. Returns the closure's result, if there is a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self):
+        """Reduce, update, gather."""
         self.arrive()
         self.check()
         self.reduce_gradients()
         self.check_reduced()
         super().step()
         self.stepped = True
-        return loss
 
     def zero_grad(self, set_to_none: bool = True):
         self.stepped = False
