@@ -74,7 +74,7 @@ class Box(SphinxDirective):
     optional_arguments = 1
     final_argument_whitespace = True
     has_content = True
-    option_spec = {"name": directives.unchanged, "class": directives.class_option}
+    option_spec = {"name": directives.unchanged}
 
     def run(self):
         self.assert_has_content()
@@ -82,7 +82,7 @@ class Box(SphinxDirective):
             self.state.inline_text(self.arguments[0], self.lineno) if self.arguments else ([], [])
         )
         asks = ["asks"] if self.name == "predict" else []
-        box = new_box(self.name, title, [*asks, *self.options.get("class", [])])
+        box = new_box(self.name, title, asks)
         self.set_source_info(box)
         self.add_name(box)
         self.state.nested_parse(self.content, self.content_offset, box)

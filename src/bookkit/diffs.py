@@ -10,10 +10,9 @@
 shows the whole of both, line by line: what only the first has, what only the second has, what both
 have. ``:from:`` and ``:to:`` name a class, a function, or a method (``Net.forward``) of the file,
 as ``:pyobject:`` of literalinclude does; ``:into:`` names another file, in which ``:to:`` is looked
-for; ``:context: 2`` folds what both have, but for 2 lines around each change. What goes is marked -
-and what comes is marked +, so that nothing hangs on a colour; long lines break, so that nothing is
-cut off on a phone. A name that the file lacks, or two that are equal, is a warning, which stops the
-build. A change in the file makes the page stale.
+for. What goes is marked - and what comes is marked +, so that nothing hangs on a colour; long lines
+break, so that nothing is cut off on a phone. A name that the file lacks, or two that are equal, is
+a warning, which stops the build. A change in the file makes the page stale.
 """
 
 import ast
@@ -82,25 +81,7 @@ def coloured(text):
     return [re.sub(r"^((?:<[^>]*>)+)( +)", r"\2\1", line) for line in lines]
 
 
-def folded(lines, context):
-    """The lines, with what both have folded into one pair ("gap", words), but for so many lines
-    around each change."""
-    shown, near = [], [number for number, (kind, _) in enumerate(lines) if kind != "both"]
-    close = {number + step for number in near for step in range(-context, context + 1)}
-    for number, line in enumerate(lines):
-        if number in close:
-            shown.append(line)
-        elif shown and isinstance(shown[-1][1], int):
-            shown[-1] = ("gap", shown[-1][1] + 1)
-        else:
-            shown.append(("gap", 1))
-    return [
-        (kind, f"{text} line{'s' * (text != 1)} as before" if kind == "gap" else text)
-        for kind, text in shown
-    ]
-
-
-def diff(code, before, after, other=None, context=None):
+def diff(code, before, after, other=None):
     """(lines, words) of a source_diff from the one name to the other, which may be in other
     code."""
     texts = [source_of(code, before), source_of(code if other is None else other, after)]
@@ -111,15 +92,13 @@ def diff(code, before, after, other=None, context=None):
         f"{count['out']} line{'s' * (count['out'] != 1)} out, {count['in']} in, {count['both']} as"
         " before"
     )
-    lines = [(kind, old[number] if kind == "out" else new[number]) for kind, number in pairs]
-    return lines if context is None else folded(lines, context), words
+    return [(kind, old[number] if kind == "out" else new[number]) for kind, number in pairs], words
 
 
 class SourceDiffDirective(SphinxDirective):
     required_arguments = 1
     has_content = True
     option_spec = dict.fromkeys(("from", "to", "into"), directives.unchanged_required)
-    option_spec |= dict(context=directives.nonnegative_int)
 
     def run(self):
         _, path = self.env.relfn2path(self.arguments[0])
@@ -129,7 +108,7 @@ class SourceDiffDirective(SphinxDirective):
         self.env.note_dependency(into)
         try:
             first, second = (Path(file).read_text(encoding="utf-8") for file in (path, into))
-            lines, words = diff(first, before, after, second, self.options.get("context"))
+            lines, words = diff(first, before, after, second)
         except (OSError, SyntaxError, NoDiff) as error:
             said = f"source-diff {self.arguments[0]}, {before!r} to {after!r}: {error}"
             warn(self.get_location(), "diff", said)
@@ -153,9 +132,6 @@ def _html(node, builder):
     breaks."""
     rows = []
     for kind, line in node["lines"]:
-        if kind == "gap":
-            rows.append(f'<span class="diff-gap">\N{MIDLINE HORIZONTAL ELLIPSIS} {line}\n</span>')
-            continue
         tag = {"both": "span", "out": "del", "in": "ins"}[kind]
         indent = len(line) - len(line.lstrip(" "))
         # No classes: there are hundreds of lines on a page. The style sheet goes by place.

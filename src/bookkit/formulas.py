@@ -293,15 +293,15 @@ class EquationDirective(SphinxDirective):
     ``WORDS_IN_SIGHT`` is folded.
 
     What the directive holds is the form for people: then the formulas themselves are folded.
-    ``:numbered:`` numbers them as one equation, labelled ``eq-`` and the first name. ``:bare:``
-    leaves the meanings out. ``name(zero_stage=1)`` is the formula with a number for a quantity, and
-    what follows from it written out.
+    ``:numbered:`` numbers them as one equation, labelled ``eq-`` and the first name.
+    ``name(zero_stage=1)`` is the formula with a number for a quantity, and what follows from it
+    written out.
     """
 
     required_arguments = 1
     final_argument_whitespace = True
     has_content = True
-    option_spec = {"numbered": directives.flag, "bare": directives.flag}
+    option_spec = {"numbered": directives.flag}
 
     def run(self):
         asked = [
@@ -327,10 +327,9 @@ class EquationDirective(SphinxDirective):
             target = nodes.target("", "", ids=[nodes.make_id(f"equation-{label}")])
             self.state.document.note_explicit_target(target)
             made.insert(0, target)
-        if "bare" not in self.options:
-            left = [*_meanings(names)]
-            right = [*_meanings(self._not_explained(asked), right=True)]
-            made += self._small_print(left, right)
+        left = [*_meanings(names)]
+        right = [*_meanings(self._not_explained(asked), right=True)]
+        made += self._small_print(left, right)
         if self.content:
             made = [fold("", *made, title="The exact form")]
             human = nodes.Element()

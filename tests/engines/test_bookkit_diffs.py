@@ -139,19 +139,6 @@ def test_broken_source():
         diff(CODE, "alone.end", "First")
 
 
-def test_folded(build):
-    """Mutations: lines before a change folded too; a fold of one line that swallows the next."""
-    page = PAGE.replace(":to: Second", ":to: Second\n:context: 1")
-    html, warnings = build(page)
-    assert not warnings
-    tags = "del ins ins span del ins span span del del ins ins span"
-    assert [tag for tag, _ in shown(html)] == tags.split()
-    assert "gap" not in html
-    html, warnings = build(page.replace(":context: 1", ":context: 0"))
-    gaps = re.findall(r'class="diff-gap">. (.*?)\n', html)
-    assert gaps == ["1 line as before", "2 lines as before", "1 line as before"]
-
-
 def test_another_file(build, tmp_path):
     """Mutation: the page does not depend on the second file, or `:to:` is looked for in the
     first."""

@@ -186,7 +186,7 @@ def book(build_once):
     """Name -> HTML of a page with equations, and of a sheet with all formulas."""
     equations = "# Page\n\n```{equation} training_flops\n:numbered:\n```\n\n"
     equations += "see {eq}`eq-training-flops`\n\n```{equation} achieved_flops_per_second"
-    equations += " training_seconds\n```\n\n```{equation} parameters\n:bare:\n```\n"
+    equations += " training_seconds\n```\n"
     pages, warnings = build_once(
         index="# Index\n\n[one](#formula-states-bytes)\n",
         equations=f"---\norphan: true\n---\n{equations}",
@@ -220,8 +220,8 @@ def test_an_equation_with_a_number_given(build):
 def test_an_equation_with_its_meaning(book):
     """Mutation: number every formula of a block, or link to a sheet that the book does not have."""
     page = book["equations"]
-    # three blocks, three symbols on the left before meanings, five on the right
-    assert page.count("<math") == 11 and page.count('<mtable displaystyle="true"') == 1
+    # two blocks, three symbols on the left before meanings, five on the right
+    assert page.count("<math") == 10 and page.count('<mtable displaystyle="true"') == 1
     assert page.count('class="eqno"') == 1
     assert all(f'{link}equation-eq-training-flops"' in page for link in ('href="#', 'id="'))
     linked = re.findall(r'<a href="sheet\.html#formula-([^"]*)">', page)

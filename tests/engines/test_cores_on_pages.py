@@ -9,8 +9,6 @@ import pytest
 from sphinx.directives.code import LiteralIncludeReader
 from told import valued
 
-from bookkit.diffs import compare, source_of
-
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "shardlab"
 # As CORES of tools/budgets.py.
@@ -58,17 +56,13 @@ def lines_of(code: str, name: str) -> range:
 
 
 def compared(folder: Path, path: str, options: dict) -> dict[Path, set[int]]:
-    """Numbers of the lines that a source-diff prints, by file. Where it folds what both have, what
-    both have does not count."""
+    """Numbers of the lines that a source-diff prints, by file."""
     sides = (path, options["from"]), (options.get("into", path), options["to"])
     files = [(folder / side).resolve() for side, _ in sides]
     codes = [file.read_text("utf-8") for file in files]
-    texts = [source_of(code, name) for code, (_, name) in zip(codes, sides)]
     found = {file: set() for file in files}
-    for side, kind in enumerate(("out", "in")):
-        lines = lines_of(codes[side], sides[side][1])
-        changed = {lines[number] for one, number in compare(*texts) if one == kind}
-        found[files[side]] |= changed if "context" in options else set(lines)
+    for file, code, (_, name) in zip(files, codes, sides):
+        found[file] |= set(lines_of(code, name))
     return found
 
 
