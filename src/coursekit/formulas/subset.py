@@ -264,9 +264,6 @@ def check_expression(expression, function):
             " formula takes (q) alone and names a quantity in its body, such as q.layers."
         )
 
-    def refuse(node, why):
-        raise TypeError(f"formula {function.__name__}: `{ast.unparse(node)}` {why}")
-
     # names that are part of a quantity, q.layers, or of a call of the subset's functions
     parts = {
         node.value if isinstance(node, ast.Attribute) else node.func
@@ -274,36 +271,28 @@ def check_expression(expression, function):
         if quantity_in(node) or isinstance(node, ast.Call)
     }
     for node in ast.walk(expression):
-        if not isinstance(node, _SYNTAX):
-            refuse(node, "is outside the subset: + - * / **, < <= > >=, " + ", ".join(SUBSET) + ".")
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            if not (
-                isinstance(node.right, ast.Constant)
-                and type(node.right.value) is int
-                and node.right.value >= 1
-            ):
-                refuse(node, "has an exponent that is not a whole number of at least 1.")
-        if (
-            isinstance(node, ast.BinOp)
-            and isinstance(node.op, ast.Sub)
-            and not isinstance(node.left, (ast.Attribute, ast.Constant))
-        ):
-            refuse(
-                node,
-                "subtracts from an expression: name it, so that it is checked before the difference"
-                " hides its size.",
+        if not isinstance(node, _SYNTAX) or node not in parts and _leaves_the_subset(node):
+            raise TypeError(
+                f"formula {function.__name__}: `{ast.unparse(node)}` is outside the subset:"
+                " quantities, as q.layers; numbers; + - * /, where a difference begins with one of"
+                " these; ** with a whole number from 1 on; one of < <= > >=; "
+                + ", ".join(SUBSET)
+                + "."
             )
-        if isinstance(node, ast.Constant) and type(node.value) not in (int, float):
-            refuse(node, "is not a number.")
-        if isinstance(node, ast.Call) and (node.keywords or ast.unparse(node.func) not in SUBSET):
-            refuse(node, "calls something else than " + ", ".join(SUBSET) + ".")
-        if isinstance(node, ast.Compare) and len(node.ops) != 1:
-            refuse(node, "compares more than two values.")
-        if isinstance(node, ast.Attribute) and not quantity_in(node):
-            refuse(node, "is no quantity; a quantity is q and its name, such as q.layers.")
-        if isinstance(node, ast.Name) and node not in parts:
-            refuse(
-                node,
-                "is no quantity; a formula depends on nothing else, and a quantity is q and its"
-                " name, such as q.layers.",
-            )
+
+
+def _leaves_the_subset(node):
+    """Whether a node of the subset's syntax is used in another way than there. A difference of an
+    expression would hide its size: it has a name, under which it is checked."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        exponent = getattr(node.right, "value", None)
+        return type(exponent) is not int or exponent < 1
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return not isinstance(node.left, (ast.Attribute, ast.Constant))
+    if isinstance(node, ast.Constant):
+        return type(node.value) not in (int, float)
+    if isinstance(node, ast.Call):
+        return bool(node.keywords) or ast.unparse(node.func) not in SUBSET
+    if isinstance(node, ast.Compare):
+        return len(node.ops) != 1
+    return isinstance(node, ast.Name) or isinstance(node, ast.Attribute) and not quantity_in(node)
