@@ -505,17 +505,15 @@ def test_what_differs_is_said_in_words_by_the_readers_name():
     assert repr(judge(sentences, my_plan)) == "not yet: my_plan(n=2): step 2 sends nothing."
 
 
-def test_a_hint_comes_in_three_steps():
+def test_a_hint_comes_in_three_steps(monkeypatch):
     """Must catch: the last hint first; the skeleton of a lab's solution not found; a hint without
     the place of the solution; a function taken for an exercise."""
-    exercise = Exercise(
-        "hinted", lambda: 1, (dict(),), (), "one.", hint="Count the ranks.", skeleton="n = ..."
-    )
-    first, half, last, again = (hint(exercise) for _ in range(4))
-    assert "Count the ranks." in first and "one." not in first
-    assert half.code == "n = ..." and half._repr_markdown_().endswith("```python\nn = ...\n```")
-    assert last == again and "one." in last and "solution is on this lab's page" in last
-    assert hint(bounds_of_a_shard) and "each, more = divmod(...)" in repr(hint(bounds_of_a_shard))
+    monkeypatch.setattr("coursekit.exercises.hints._asked", [])
+    first, half, last, again = (hint(bounds_of_a_shard) for _ in range(4))
+    assert bounds_of_a_shard.hint in first and bounds_of_a_shard.right not in first
+    assert "each, more = divmod(...)" in half.code and half._repr_markdown_().endswith("\n```")
+    assert last == again and bounds_of_a_shard.right in last
+    assert "solution is on this lab's page" in last
     assert "solution is on this lab's page" in hint(
         Exercise("unhinted", lambda: 1, (dict(),), (), "one.")
     )

@@ -85,14 +85,14 @@ class Exercise:
 
     Arguments that print badly, such as tensors, have `words` instead, one for each case. If the
     result itself is not compared, as with a training loop, `answer` (solution, **case) computes the
-    compared value, for example the bytes that the ledger counted. `hint` is a reader's first
-    help, the half-written `skeleton` the next (without one, that of the lab's solution), `right`
-    the last. `errors` has (pattern, sentence): the sentence explains an error of a solution whose
-    text has the pattern in it. `unit` is that of a result that is one number:
-    "bytes", "seconds". `properties` (found, right, **case) look at a wrong answer beside the right
-    one, and return the sentence of what it lacks ("two shards overlap"), or nothing; the one that
-    holds in most cases is said. `of_a_value`: readers hand over what their cell found, not a
-    function; reference, misconceptions and `answer` get it from a function without arguments.
+    compared value, for example the bytes that the ledger counted. `hint` is a reader's first help,
+    the half-written solution of the lab the next, `right` the last. `errors` has (pattern,
+    sentence): the sentence explains an error of a solution whose text has the pattern in it. `unit`
+    is that of a result that is one number: "bytes", "seconds". `properties` (found, right, **case)
+    look at a wrong answer beside the right one, and return the sentence of what it lacks ("two
+    shards overlap"), or nothing; the one that holds in most cases is said. `of_a_value`: readers
+    hand over what their cell found, not a function; reference, misconceptions and `answer` get it
+    from a function without arguments.
     """
 
     name: str
@@ -107,7 +107,6 @@ class Exercise:
     unit: str = ""
     properties: tuple[Callable[..., str | None], ...] = ()
     of_a_value: bool = False
-    skeleton: str = ""
 
     def __post_init__(self):
         if self.words and len(self.words) != len(self.cases):

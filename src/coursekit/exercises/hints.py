@@ -41,7 +41,7 @@ def hint(exercise: Exercise | None = None) -> Hint:
             said = "no check has failed since this kernel started, so hint needs the exercise"
         raise NoExercise(f"{said}: give it the first argument of the check.")
     steps = [Hint(f"{named}What is right: {exercise.right} {WHERE}")]
-    if code := exercise.skeleton or _skeleton(exercise):
+    if code := _skeleton(exercise):
         half = f"{named}This is half of one solution; the dots are yours. {MORE}"
         steps.insert(0, Hint(half))
         steps[0].code = code
