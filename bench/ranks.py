@@ -181,7 +181,7 @@ def cost_of_the_log():
     times = in_turns({"bare": step, "logged": logged_step})
     checks = calls._listeners[0]
     call = calls.CollectiveCall(
-        "all_reduce", dist.group.WORLD, (torch.ones(4),), (), False, True, None, 0, "sum", False
+        "all_reduce", dist.group.WORLD, (torch.ones(4),), False, True, None, 0, "sum", False
     )
     dist.barrier()
     begin = perf_counter()

@@ -233,7 +233,7 @@ def test_devices_and_backends():
         (["cuda:0", "cuda:1"] * 2, 0, "4 ranks on 2 GPUs, which they share; backend gloo"),
         (["cuda:0", "cuda:1"], 2, "2 ranks on 2 GPUs, one each; backend gloo; 2 rehearsed hosts"),
     ):
-        assert announcement(devices, "gloo", 1, hosts) == said
+        assert announcement(devices, "gloo", hosts) == said
 
 
 def test_kernels_of_nccl_are_aborted(monkeypatch):
@@ -399,13 +399,9 @@ DISAGREEING = """
     def total(x):
         dist.all_reduce(x)
 
-    with ranks(2, device="cpu", forbid_nan=True) as world:
+    with ranks(2, device="cpu") as world:
         for k in range(100):
             world.run(total, torch.ones(3))
-        try:
-            world.run(total, torch.full((3,), float("nan")))
-        except RuntimeError as error:
-            os.write(1, f"{type(error).__name__}: {error}\\n".encode())
         try:
             total(torch.ones(3 + dist.get_rank()))
         except RuntimeError as error:
@@ -415,14 +411,12 @@ DISAGREEING = """
 
 
 def test_ranks_that_disagree_under_torchrun(tmp_path):
-    """Mutations: each rank looks at a board of its own; the options for faults are dropped there;
-    the rank has no name. Then gloo gives wrong numbers to both."""
+    """Mutations: each rank looks at a board of its own; the rank has no name. Then gloo gives wrong
+    numbers to both."""
     (tmp_path / "script.py").write_text(textwrap.dedent(DISAGREEING))
     out, err, codes = forked(tmp_path / "script.py", ranks=2, folder=tmp_path)
     mine, others = "all_reduce sum of float32 [3]", "all_reduce sum of float32 [4]"
     assert codes == [0, 0], err
-    for rank in range(2):
-        assert f"RankRaised: Rank {rank} brings NaN to {mine}: 3 of 3 elements." in out
     assert (
         f"RanksDisagree: Rank 0 brings {mine}, rank 1 {others}." in out
         or f"RanksDisagree: Rank 1 brings {others}, rank 0 {mine}." in out

@@ -10,7 +10,6 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from notebook_kernel import notebook
 
 from coursekit.formulas import evaluate
 from ranklab.measure.communication import CommunicationLog
@@ -124,19 +123,6 @@ def test_nothing_is_left_and_faults_have_names_there_too():
         ["ps", "-o", "pid=", "-p", ",".join(sorted(holders))], capture_output=True, text=True
     ).stdout
     assert running.split() == []
-
-
-@pytest.mark.nightly  # by day: the magic's options, and hosts of ranks()
-def test_the_magic_rehearses_hosts_too(hosts):
-    """Mutation: the option dropped, or the hosts gone when the cell that made them has ended."""
-    with notebook() as kernel:
-        shown = kernel.run("%ranks 2 --link 1000")
-        assert shown.out == "2 ranks on the CPU, 1 thread each; backend gloo; 2 rehearsed hosts\n"
-        shown = kernel.run(
-            "%%ranks\nx = torch.ones(1); dist.all_reduce(x)\ntext ="
-            " open('/proc/self/net/dev').read()\nprint(x.item(), 'near:' in text, 'far:' in text)"
-        )
-    assert shown.out.splitlines() == ["[rank 0] 2.0 True False", "[rank 1] 2.0 False True"]
 
 
 SCRIPT = """

@@ -308,48 +308,6 @@ def test_stop_pressed_while_ranks_are_ended(two):
     assert two.run(rank_of_two) == RIGHT
 
 
-DROPPED = {
-    "__del__": """
-class Thing:
-    def __del__(self):
-        {}
-Thing()
-""",
-    "a weak reference": """
-import weakref
-class Thing: ...
-def gone(_):
-    {}
-thing = Thing()
-reference = weakref.ref(thing, gone)
-del thing
-""",
-}
-
-
-@pytest.mark.parametrize("cell", DROPPED.values(), ids=DROPPED)
-def test_a_stop_where_python_drops_exceptions(two, capsys, tmp_path, cell):
-    """Must catch: a stop that is raised once: the rank stays in the loop, and is ended with all its
-    variables; "Exception ignored in" is shown."""
-    marks = [tmp_path / str(rank) for rank in range(2)]
-    hold = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close(); time.sleep(1000)"
-    two.cell("import time; kept = 5")
-
-    def press():
-        while not all(mark.exists() for mark in marks):
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press, daemon=True)
-    thread.start()
-    with pytest.raises(RanksInterrupted):
-        two.cell(cell.format(hold) + "while True:\n    time.sleep(0.01)")
-    thread.join()
-    two.cell("kept")
-    shown = capsys.readouterr()
-    assert shown.out == "[rank 0] 5\n[rank 1] 5\n" and not shown.err
-
-
 STOPPED_WHILE_IT_IMPORTS = """
 import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)
 class Stop:
@@ -611,12 +569,8 @@ def test_nccl_is_told_an_interface(two, monkeypatch):
 def test_limits(two):
     """Must catch: a limit that cannot be kept, so that "rank none had not ended"."""
     for limit, error in (("1", TypeError), (1e-9, ValueError), (-1, ValueError), (True, TypeError)):
-        for run in (
-            partial(two.run, rank_of_two, limit_seconds=limit),
-            partial(two.cell, "1", limit),
-        ):
-            with pytest.raises(error, match="limit_seconds = "):
-                run()
+        with pytest.raises(error, match="limit_seconds = "):
+            two.run(rank_of_two, limit_seconds=limit)
 
 
 @pytest.mark.parametrize("make, argument", [(int, "not a number"), (sys.exit, 3)])
@@ -895,7 +849,7 @@ def test_a_difference_of_long_ago():
     ago agree; a digest of the last post alone."""
     histories = []
     for first in ("one", "another", "one"):
-        checks = Checks(board(), rank=0, forbid_nan=False)
+        checks = Checks(board(), rank=0)
         for what in (first, "the same", "the same"):
             last = checks.counted(3, 0b11, CallKind.collective, what, True)
         histories.append(last.history)

@@ -10,7 +10,6 @@ from .links import Host
 from .place import SharedFile, SharedPath
 
 LEAST_SECONDS, MOST_SECONDS = 0.01, 1e6
-MOST_THREADS = 1024
 
 
 class Asked(NamedTuple):
@@ -19,8 +18,6 @@ class Asked(NamedTuple):
     backend: str | None
     share_gpus: bool
     patience_seconds: float
-    threads: int | None
-    forbid_nan: bool
     hosts: tuple[Host, ...]
     method: str | None
     announce: bool
@@ -57,11 +54,6 @@ def check_asked(asked: Asked):
                 f"{name} = {value!r}: it must be {' or '.join(known)}, or be left away."
             )
     check_seconds("patience_seconds", asked.patience_seconds)
-    threads = 1 if asked.threads is None else asked.threads
-    if not is_integer(threads) or not 1 <= threads <= MOST_THREADS:
-        raise ValueError(
-            f"threads = {asked.threads!r}: it must be a whole number from 1 to {MOST_THREADS}."
-        )
     if not isinstance(asked.hosts, (tuple, list)) or not all(
         isinstance(host, Host) for host in asked.hosts
     ):
@@ -101,10 +93,10 @@ def is_integer(value) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def announcement(devices: list[str], backend: str, threads: int, hosts: int) -> str:
+def announcement(devices: list[str], backend: str, hosts: int) -> str:
     count = f"{len(devices)} rank{'s' * (len(devices) > 1)}"
     if devices[0] == "cpu":
-        where = f"on the CPU, {threads} thread{'s' * (threads > 1)} each"
+        where = "on the CPU, 1 thread each"
     else:
         where = f"on {len(set(devices))} GPU{'s' * (len(set(devices)) > 1)}"
         where += ", which they share" if len(set(devices)) < len(devices) else ", one each"

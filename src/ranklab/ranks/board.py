@@ -25,7 +25,7 @@ from typing import NamedTuple
 from .place import SharedFile
 
 CHANNELS, DEPTH = 64, 512  # rows of a rank, posts of a row
-ROW = struct.Struct("<QQQdIIB7x")
+ROW = struct.Struct("<QQdIIB7x")
 POST = struct.Struct("<IIIdBBH160s")
 FLAGS = 8  # bytes before the rows of a rank: how many channels have lost their row
 TEXT = 160
@@ -36,7 +36,6 @@ class CallKind(IntEnum):
     collective = 1
     send = 2
     receive = 3
-    receive_from_any = 4
 
 
 class Post(NamedTuple):
@@ -47,7 +46,6 @@ class Post(NamedTuple):
     kind: CallKind
     # "all_reduce sum of float32 [4, 3]"; the same for all members, or they disagree
     what: str
-    inbox: int = 0  # of send and recv: the channel of a recv from anybody that may take the message
     blocking: bool = False  # the rank waits in this call and does nothing else
     history: int = 0  # a digest of the earlier posts of this channel
     # of an all-to-all: elements to each member and from each member
@@ -78,7 +76,6 @@ class ChannelRow(NamedTuple):
     """One rank's use of a channel."""
 
     channel: int
-    inbox: int
     members: int
     seconds: float  # of the last call
     first: int  # the first call since the channel got this row
@@ -167,7 +164,7 @@ class Board:
         # one copy over the row of before: pack_into would empty it first, and whoever looks in that
         # moment would find a rank that has never been in this channel
         self.memory[at : at + ROW.size] = ROW.pack(
-            post.channel, post.inbox, post.members, post.seconds, first, post.number, post.kind
+            post.channel, post.members, post.seconds, first, post.number, post.kind
         )
 
     def _claim(self, rank: int, post: Post) -> tuple[int, int]:
@@ -207,7 +204,6 @@ class Board:
             row.members,
             CallKind(kind),
             what.rstrip(b"\0").decode(errors="replace"),
-            row.inbox,
             bool(blocking),
             history,
             counts[:parts],
@@ -235,13 +231,12 @@ class Board:
         begin = rank * self.rank_size + FLAGS
         rows = ROW.iter_unpack(self.memory[begin : begin + CHANNELS * ROW.size])
         # a row whose kind is still 0 is being written: its rank has not made the call yet
-        return {row[0]: ChannelRow(*row[:-1], CallKind(row[-1])) for row in rows if all(row[::6])}
+        return {
+            row[0]: ChannelRow(*row[:-1], CallKind(row[-1])) for row in rows if row[0] and row[-1]
+        }
 
     def has_lost_rows(self, rank: int) -> bool:
         return bool(struct.unpack_from("<Q", self.memory, rank * self.rank_size)[0])
-
-    def has(self, rank: int, channel: int) -> bool:
-        return self._index(rank, channel) is not None
 
     # --- where things are -------------------------------------------------------------------------
 

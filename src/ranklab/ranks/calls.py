@@ -77,8 +77,6 @@ class CollectiveCall:
     name: str  # all_reduce, reduce_scatter, send, ...
     group: dist.ProcessGroup
     own: tuple[Tensor, ...]  # this rank's data (for a scatter, the received data)
-    # this rank's data in a reduction; empty if nothing is reduced
-    contributed: tuple[Tensor, ...]
     parts: bool
     alike: bool
     # rank in the group: the root, the receiver of a send, the sender of a recv
@@ -178,20 +176,13 @@ def _kernel(function, operator: Operator):
 
 def _read(operator: Operator, arguments: dict) -> CollectiveCall:
     own = () if operator.name == "barrier" else tuple(tree_leaves(arguments[operator.own]))
-    reduction, contributed = "", ()
-    if "reduce_op" in arguments:
-        reduction = reduction_name(arguments["reduce_op"])
-        brought = arguments.get(
-            "input_tensors", arguments.get("input_tensor", arguments.get("inputs", own))
-        )
-        contributed = tuple(tree_leaves(brought))
+    reduction = reduction_name(arguments["reduce_op"]) if "reduce_op" in arguments else ""
     group = dist.ProcessGroup.unbox(arguments["process_group"])
     unit = getattr(own[0], "unit", 0) if own else 0
     return CollectiveCall(
         operator.name,
         group,
         own,
-        contributed,
         operator.parts,
         operator.alike,
         arguments.get(operator.peer),

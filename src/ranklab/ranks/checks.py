@@ -3,8 +3,7 @@
 A backend trusts its callers: gloo all-reduces three elements with four and returns wrong numbers to
 all. So each rank writes the shape and type of its data on the board and compares them with the
 posts of the other ranks for the same collective. A rank that sees a difference raises instead of
-making the collective. Under `forbid_nan` a rank also refuses to add a NaN to a sum, which would
-spread it to all ranks.
+making the collective.
 """
 
 import sys
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from .board import MOST_RANKS, Board, CallKind, Post, shortened
 from .calls import CollectiveCall
 from .findings import uneven
-from .messages import BringsNaN, Disagreement
+from .messages import Disagreement
 
 C10D = dist.distributed_c10d.__file__
 WAITING = ("send", "recv")  # the functions of PyTorch that make a message and wait for it
@@ -38,8 +37,8 @@ class GroupMembers(NamedTuple):
 class Checks:
     """A listener (see calls.py) that keeps one rank's part of the board."""
 
-    def __init__(self, board: Board, rank: int, forbid_nan: bool):
-        self.board, self.rank, self.forbid_nan = board, rank, forbid_nan
+    def __init__(self, board: Board, rank: int):
+        self.board, self.rank = board, rank
         self.forget()
 
     def forget(self):
@@ -51,16 +50,8 @@ class Checks:
 
     def __call__(self, call: CollectiveCall):
         post = self.post(call)
-        if post is None:
-            return
-        self.compare(post)
-        if self.forbid_nan:
-            for tensor in call.contributed:
-                if tensor.is_floating_point() and torch.isnan(tensor).any():
-                    count = int(torch.isnan(tensor).sum())
-                    raise BringsNaN(
-                        f"brings NaN to {post.what}: {count:,} of {tensor.numel():,} elements."
-                    )
+        if post is not None:
+            self.compare(post)
 
     def new_group(self, ranks: list[int] | None, among_themselves: bool):
         """A process group is about to be made: all ranks of the world must make it, or with
@@ -84,20 +75,15 @@ class Checks:
             other = self.board.same_call(rank, post, digest)
             if other is None or rank == self.rank:
                 continue
-            if other.what != post.what and not self.by_anybody(post):
+            if other.what != post.what:
                 raise Disagreement(f"brings {post.what}, rank {rank} {other.what}.")
-            if other.history != post.history and not self.by_anybody(post):
+            if other.history != post.history:
                 raise Disagreement(
                     f"brings {post.what}, and so does rank {rank}, but they differed in an earlier"
                     " call."
                 )
             if uneven(self.rank, post, {rank: other}):
                 raise Disagreement(f"brings {post.said}, rank {rank} {other.said}.")
-
-    def by_anybody(self, post: Post) -> bool:
-        """Whether the receiver of this message has received from any source. Then the matching of
-        sends and recvs is unknown."""
-        return bool(post.inbox) and any(self.board.has(r, post.inbox) for r in post.ranks)
 
     def post(self, call: CollectiveCall) -> Post | None:
         name = call.group.group_name
@@ -124,9 +110,10 @@ class Checks:
         of += of_unit
         what, blocking = f"send and recv of {of}", is_waited_for()
         if peer is None:
-            inbox = self.key(name, group.members, here, call.tag)
-            what = f"recv from any rank of {of}"
-            return self.counted(inbox, group.members, CallKind.receive_from_any, what, blocking)
+            raise ValueError(
+                f"recv from any rank of {of}: nobody can tell whom it waits for; name the sender,"
+                " as in recv(x, src=0)."
+            )
         source, target = (here, peer) if call.name == "send" else (peer, here)
         kind = CallKind.send if call.name == "send" else CallKind.receive
         return self.counted(
@@ -135,7 +122,6 @@ class Checks:
             kind,
             what,
             blocking,
-            inbox=self.key(name, group.members, target, call.tag),
         )
 
     def look_up(self, group: dist.ProcessGroup) -> GroupMembers:
@@ -151,7 +137,7 @@ class Checks:
             self.keys[parts] = int.from_bytes(digest, "little") or 1
         return self.keys[parts]
 
-    def counted(self, channel, members, kind, what, blocking, inbox=0, sends=(), receives=()):
+    def counted(self, channel, members, kind, what, blocking, sends=(), receives=()):
         number, history = self.made.get(channel, (0, 0))
         what = shortened(what)
         self.made[channel] = number + 1, zlib.crc32(what.encode(), history)
@@ -162,7 +148,6 @@ class Checks:
             members,
             kind,
             what,
-            inbox,
             blocking,
             history,
             sends,

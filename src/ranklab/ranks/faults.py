@@ -18,11 +18,11 @@ from collections import Counter
 
 from .board import CallKind, Post
 from .findings import Awaited, Circle, Finding, Skipped
-from .messages import BringsNaN, Died, Disagreement, Frame, Raised, Refused, Returned
+from .messages import Died, Disagreement, Frame, Raised, Refused, Returned
 from .output import MOST_BYTES
 from .watch import NOTICED, Flooded, Interrupted, Outcome, OverTime
 
-OF_CHECKS = (BringsNaN.__name__, Disagreement.__name__)
+OF_CHECKS = Disagreement.__name__
 
 
 class RankError(RuntimeError):
@@ -116,7 +116,7 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
         r for r, other in own.items() if (other.error, other.message) == (end.error, end.message)
     ] or [rank]
     said = (
-        end.message if end.error in OF_CHECKS else f"raised {end.error}: {end.message}".rstrip(": ")
+        end.message if end.error == OF_CHECKS else f"raised {end.error}: {end.message}".rstrip(": ")
     )
     return RankRaised(
         _lines(
@@ -190,11 +190,6 @@ def _absent(trouble: Skipped | Awaited) -> str:
     """One sentence: which rank did not reach which collective."""
     post, absent = trouble.post, trouble.absent
     waiting = waiting_in(trouble)
-    if post.kind is CallKind.receive_from_any:
-        came = "ended without a message for" if isinstance(trouble, Skipped) else "sent nothing to"
-        return (
-            f"{_ranks(absent).capitalize()} {came} {post.what}, in which {_ranks(waiting)} waited."
-        )
     where = f"{post.what} (collective {post.number} of {_ranks(post.ranks)})"
     if isinstance(trouble, Skipped):
         return (
@@ -269,7 +264,7 @@ def _fate(outcome: Outcome, rank: int) -> str:
     if end.echo:
         at = at or "".join(f" in {line.strip()}" for line in reader_lines(end.frames))
         return f"waited in a collective{at}"
-    said = end.message if end.error in OF_CHECKS else f"raised {end.error}: {end.message}"
+    said = end.message if end.error == OF_CHECKS else f"raised {end.error}: {end.message}"
     return said.rstrip(": .")
 
 

@@ -8,7 +8,7 @@ the ranks wait for each other, and all of them are named.
 
 from typing import NamedTuple
 
-from .board import DEPTH, Board, CallKind, ChannelRow, Post, Unfinished, members_of
+from .board import DEPTH, Board, ChannelRow, Post, Unfinished, members_of
 from .messages import Returned
 
 NCCL_START_SECONDS = 60.0  # of a first call, in which ranks connect their GPUs and load kernels
@@ -50,8 +50,7 @@ def first_finding(
     for call in calls:
         never = [r for r in call.absent if isinstance(ends[r], Returned)]
         someone = any(ends[r] is None or isinstance(ends[r], Returned) for r in call.came)
-        of_any = call.post.kind is CallKind.receive_from_any
-        if never and someone and (never == call.absent or not of_any):
+        if never and someone:
             return Skipped(call.post, never)
     waits = waiting_ranks(board, calls, ends)
     if circle := closed(waits, now):
@@ -85,13 +84,7 @@ def closed(waits: dict[int, Unfinished], now: float) -> Circle | None:
         if call.post.blocking and now - call.post.seconds > STILL_SECONDS
     }
     while True:
-        free = [
-            r
-            for r, call in stuck.items()
-            if not (all if call.post.kind is CallKind.receive_from_any else any)(
-                other in stuck for other in call.absent
-            )
-        ]
+        free = [r for r, call in stuck.items() if not any(other in stuck for other in call.absent)]
         if not free:
             break
         for r in free:
@@ -138,17 +131,11 @@ def unfinished(board: Board) -> list[Unfinished]:
     """For each channel the first call that only some of its members have made. A channel that lost
     its row on some rank is left out."""
     rows = {rank: board.rows_of(rank) for rank in board.visible}
-    inboxes = {row.channel for own in rows.values() for row in own.values() if _is_any(row)}
-    found = [_of_inbox(board, rows, inbox) for inbox in inboxes]
+    found = []
     for channel in {channel for own in rows.values() for channel in own}:
         row = next(own[channel] for own in rows.values() if channel in own)
-        if row.inbox not in inboxes and not _is_any(row):
-            found.append(_of_channel(board, rows, channel, members_of(row.members)))
+        found.append(_of_channel(board, rows, channel, members_of(row.members)))
     return [call for call in found if call is not None]
-
-
-def _is_any(row: ChannelRow) -> bool:
-    return row.kind is CallKind.receive_from_any
 
 
 def _of_channel(board: Board, rows, channel: int, ranks: list[int]) -> Unfinished | None:
@@ -171,26 +158,6 @@ def _of_channel(board: Board, rows, channel: int, ranks: list[int]) -> Unfinishe
     return Unfinished(min(posts, key=lambda post: post.seconds), came, absent)
 
 
-def _of_inbox(board: Board, rows, inbox: int) -> Unfinished | None:
-    """Messages received from any source: only their number is known, not the sender."""
-    [(receiver, own)] = [(r, rows[r][inbox]) for r in rows if inbox in rows[r]]
-    theirs = [(r, row) for r in rows for row in rows[r].values() if row.inbox == inbox]
-    sent = [(r, row) for r, row in theirs if row.kind is CallKind.send]
-    got = own.count + sum(row.count for r, row in theirs if row.kind is CallKind.receive)
-    if any(board.has_lost_rows(r) for r in rows):
-        return None
-    total = sum(row.count for _, row in sent)
-    if got > total:
-        post = _post_from(board, receiver, own, own.count)
-        others = [rank for rank in members_of(own.members) if rank != receiver]
-        return post and Unfinished(post, [receiver], others)
-    if got < total:
-        sender, row = max(sent, key=lambda pair: pair[1].seconds)
-        post = _post_from(board, sender, row, row.count)
-        return post and Unfinished(post, [sender], [receiver])
-    return None
-
-
 def _post_from(board: Board, rank: int, row: ChannelRow, number: int) -> Post | None:
     """The post of that call, or of the earliest later call whose post is not overwritten."""
     return board.post(rank, row.channel, max(number, row.first, row.count - DEPTH + 1))
@@ -199,13 +166,10 @@ def _post_from(board: Board, rank: int, row: ChannelRow, number: int) -> Post | 
 def disagreement(board: Board) -> dict[int, Post]:
     """The posts of the earliest call whose members disagree. Empty if there is none."""
     rows = {rank: board.rows_of(rank) for rank in board.visible}
-    inboxes = {row.channel for own in rows.values() for row in own.values() if _is_any(row)}
     found = []
     for channel in {channel for own in rows.values() for channel in own}:
         used = {rank: own[channel] for rank, own in rows.items() if channel in own}
-        row = next(iter(used.values()))
-        if row.inbox not in inboxes and not _is_any(row):
-            found.append(_first_difference(board, used))
+        found.append(_first_difference(board, used))
     return min(
         filter(None, found), key=lambda posts: min(p.seconds for p in posts.values()), default={}
     )

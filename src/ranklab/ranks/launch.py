@@ -16,8 +16,6 @@ def ranks(
     backend: str | None = None,
     share_gpus: bool = False,
     patience_seconds: float = 60.0,
-    threads: int | None = None,
-    forbid_nan: bool = False,
     hosts: tuple[Host, ...] = (),
     method: str | None = None,
     announce: bool = True,
@@ -29,9 +27,6 @@ def ranks(
     share_gpus        NCCL for more ranks than GPUs: an experiment of NCCL 2.30, not yet seen to
                       work here
     patience_seconds  how long ranks may wait in a collective for one that does not come
-    threads           of PyTorch, for each rank; by itself one on the CPU, and this rank's share of
-                      the cores beside a GPU, where the host may update offloaded states
-    forbid_nan        a rank that brings a NaN to a sum is an error
     hosts             rehearsed hosts (see links.py) among which the ranks are divided; their
                       backend is gloo, as NCCL would go past the link
     method            "forkserver" or "spawn"; by itself what this system can do
@@ -46,8 +41,6 @@ def ranks(
         backend,
         share_gpus,
         patience_seconds,
-        threads,
-        forbid_nan,
         hosts,
         method,
         announce,

@@ -112,10 +112,6 @@ class Disagreement(RuntimeError):
     posts."""
 
 
-class BringsNaN(RuntimeError):
-    """This rank's data for a reduction have a NaN, and NaNs are forbidden."""
-
-
 # --- functions of a notebook or a script ----------------------------------------------------------
 
 

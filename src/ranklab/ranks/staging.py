@@ -30,11 +30,6 @@ def through_the_host(function, call, *rest, **named):
     if call.name == "send":
         copies = [tensor.to("cpu", copy=True) for tensor in call.own]
         return on_the_cpu(function, copies, *rest, **named)
-    if call.peer is None:
-        raise ValueError(
-            f"recv into a {call.own[0].device.type} tensor by gloo: say from which rank, or receive"
-            " on the CPU."
-        )
     copies = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in call.own]
     work = dist.Work.unbox(on_the_cpu(function, copies, *rest, **named))
     return Arriving(work, copies, call.own).boxed()

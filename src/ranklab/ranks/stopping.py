@@ -72,31 +72,13 @@ def let_the_server_go():
         server._forkserver_alive_fd = None
 
 
-def importer(frame: FrameType) -> FrameType | None:
-    """The frame in which the outermost import of this stack of calls has begun; None without
-    one."""
-    found = None
-    while (caller := frame.f_back) is not None:
-        if frame.f_code.co_filename == IMPORTER != caller.f_code.co_filename:
-            found = caller
-        frame = caller
-    return found
-
-
-def when_back_in(outside: FrameType, then: Callable[[], None]):
-    """Call `then` in this thread before anything runs in the frame, or is called from it, after the
-    import that has begun there, or the call that Python makes by itself. The trace looks at two
-    frames only: it runs at every call within the import, which would take minutes if each look went
-    through the whole stack."""
-
-    def trace(frame, event, _):
-        called = frame.f_back is outside and frame.f_code.co_filename != IMPORTER
-        if frame is outside or called:
-            sys.settrace(None)
-            then()
-
-    outside.f_trace = trace
-    sys.settrace(trace)
+def importing(frame: FrameType | None) -> bool:
+    """Whether an import is under way in this stack of calls."""
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTER:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def raise_in(thread: threading.Thread, wanted: Callable[[], bool]):
@@ -104,8 +86,7 @@ def raise_in(thread: threading.Thread, wanted: Callable[[], bool]):
     import: a thread torn away while it waits for another's import of a module leaves that module's
     lock broken, and whoever imports the module later waits forever."""
     while wanted():
-        frame = sys._current_frames().get(thread.ident)
-        if frame is None or importer(frame) is None:
+        if not importing(sys._current_frames().get(thread.ident)):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped)
             )

@@ -29,7 +29,6 @@ from .asked import Asked
 from .board import MOST_RANKS, Board
 from .faults import (
     RankAbsent,
-    RankRaised,
     RanksDisagree,
     ranks_of,
     reader_lines,
@@ -37,7 +36,7 @@ from .faults import (
     waiting_in,
 )
 from .findings import NCCL_START_SECONDS, Finding, first_finding
-from .messages import BringsNaN, Disagreement, dumps
+from .messages import Disagreement, dumps
 from .place import SharedFile, give_device
 from .scheduling import woken_threads_wait
 from .watch import LOOK_SECONDS
@@ -99,7 +98,7 @@ class Torchrun:
                 " between them."
             )
         self.board = self._board(local, here)
-        self.checks = Checks(self.board, self.rank, asked.forbid_nan)
+        self.checks = Checks(self.board, self.rank)
         self.open.enter_context(listening(self._check))
         self.open.callback(watch_new_groups(self._check_group, woken_threads_wait))
         ended = threading.Event()
@@ -133,9 +132,8 @@ class Torchrun:
     def _named(self):
         try:
             yield
-        except (Disagreement, BringsNaN) as error:
-            kind = RanksDisagree if isinstance(error, Disagreement) else RankRaised
-            raise kind(f"Rank {self.rank} {error}", [self.rank]) from None
+        except Disagreement as error:
+            raise RanksDisagree(f"Rank {self.rank} {error}", [self.rank]) from None
 
     def _watch(self, ended: threading.Event):
         """Report the rank that keeps others waiting, and end waiting ranks."""

@@ -55,11 +55,10 @@ from .stopping import (
     cut_connections,
     end_group,
     end_with_parent,
-    importer,
+    importing,
     let_the_server_go,
     raise_in,
     stands_still,
-    when_back_in,
 )
 from .streams import Streams
 from .wire import RanksEnd
@@ -105,13 +104,12 @@ class Rank:
         # Ctrl-C reaches every process of a terminal: the parent decides
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, lambda _, frame: self._raise_stopped(self.main_job, frame))
-        self.report_dropped, sys.unraisablehook = sys.unraisablehook, self._dropped
         self.streams = Streams(self.place.out, self.place.err)
         faulthandler.enable(file=2)
         threading.Thread(target=self._listen, daemon=True).start()
         self.main = sys.modules["__main__"] = ModuleType("__main__")
         board = Board(self.place.board, self.place.asked.world_size)
-        self.checks = Checks(board, self.place.rank, self.place.asked.forbid_nan)
+        self.checks = Checks(board, self.place.rank)
         watch_new_groups(self.checks.new_group, making_a_group)
         with listening(self.checks):
             self.work(self.inbox)
@@ -212,7 +210,7 @@ class Rank:
             self.store = dist.FileStore(place.store.path, asked.world_size)
             self.store.set_timeout(timedelta(seconds=asked.patience_seconds))
             shared = cores() // asked.world_size if self.device.type == "cuda" else 1
-            torch.set_num_threads(asked.threads or max(1, shared))
+            torch.set_num_threads(max(1, shared))  # beside a GPU the host may update states
             vars(self.main).update(
                 __builtins__=builtins,
                 torch=torch,
@@ -257,21 +255,11 @@ class Rank:
     def _raise_stopped(self, job: Job, frame: FrameType):
         """Python handles the signal in the main thread, when that is not in C++. Not within an
         import: what is half imported would stay so, and every later cell that needs it would fail.
-        Then at once after it, as another thread may work by now."""
-        if job.can_be_stopped and (outside := importer(frame)):
-            when_back_in(outside, lambda: self._raise_stopped(job, outside))
-        elif job.can_be_stopped:
+        The parent ends a rank that goes on."""
+        if job.can_be_stopped:
             job.can_be_stopped = False
-            raise Stopped
-
-    def _dropped(self, what):
-        """The hook for exceptions that Python drops, such as those of a __del__ or the callback of
-        a weak reference. A stop is raised again, in the code that they have interrupted."""
-        job = self.job if self.job.thread is threading.current_thread() else self.main_job
-        if not isinstance(what.exc_value, Stopped) or job.thread is not threading.current_thread():
-            return self.report_dropped(what)
-        job.can_be_stopped, outside = True, sys._getframe(1)
-        when_back_in(outside, lambda: self._raise_stopped(job, outside))
+            if not importing(frame):
+                raise Stopped
 
     def _leave_alone(self, job: Job):
         """gloo can lose what it was sending or receiving when a connection goes: who waits for it

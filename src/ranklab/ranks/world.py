@@ -103,15 +103,14 @@ class World:
                 ) from error
         return results
 
-    def cell(self, source: str, limit_seconds: float | None = None):
+    def cell(self, source: str):
         """Run source code in the `__main__` of every rank, as a cell. Its variables live on
         there."""
-        check_limit(limit_seconds)
         self.cells += 1
         name = f"<ranks {self.cells}>"
         # for the lines in an error
         linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-        self._do(Cell(source, name), limit_seconds)
+        self._do(Cell(source, name), None)
 
     def close(self):
         """End the ranks. Their variables are lost."""
@@ -232,9 +231,7 @@ class World:
             raise verdict(outcome, f"The ranks did not start. {why}".strip()) from None
         places = [cloudpickle.loads(end.packed) for end in outcome.ends]
         self.backend = places[0][1]
-        self.places = announcement(
-            [device for device, _ in places], self.backend, asked.threads or 1, len(asked.hosts)
-        )
+        self.places = announcement([device for device, _ in places], self.backend, len(asked.hosts))
         if asked.announce:
             print(self.places)
 
