@@ -144,33 +144,6 @@ def test_loss_scale_of_a_backward(name, loss_scale, k):
         assert overflown.isfinite().item() == finite
 
 
-@pytest.mark.parametrize("interval", [1, 3, 200])
-def test_share_of_skipped_steps(interval):
-    """PyTorch's scaler, where the largest gradient stays the same.
-
-    Must catch: the step that overflows left out of the cycle."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=interval)
-    weight = nn.Parameter(torch.zeros(()))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    largest = 1.5  # overflows from a scale of 2^16 on
-    skips, steps = 0, 4 * (interval + 1)
-    for _ in range(6 * interval):  # to the ceiling
-        one_step(scaler, optimizer, weight, largest)
-    for _ in range(steps):
-        skips += one_step(scaler, optimizer, weight, largest)
-    share = value_of("skipped_steps_share", growth_interval=interval)
-    assert skips == pytest.approx(share * steps, rel=1e-12)
-
-
-def one_step(scaler, optimizer, weight, gradient):
-    """True if the step was skipped."""
-    scale = scaler.scale(torch.ones(())).item()
-    weight.grad = torch.tensor(gradient * scale).half().float()
-    scaler.step(optimizer)
-    scaler.update()
-    return scaler.get_scale() < scale
-
-
 @pytest.mark.parametrize("update", [1e-3, 1e-4, 1e-5])
 def test_noise_of_stochastic_rounding(update):
     """20,000 weights of 1.0 in bf16, 300 updates: their mean is the drift, their standard deviation

@@ -67,12 +67,6 @@ def test_idle_time_is_what_is_simulated(times):
         total, ideal = idle / timeline.seconds, Fraction(idle, m * sum(times))
         assert found["bubble_share_of_total"] == pytest.approx(float(total), rel=1e-15, abs=0)
         assert found["bubble_share_of_ideal"] == pytest.approx(float(ideal), rel=1e-15, abs=0)
-        for rank, own in enumerate(timeline.idle_of_rank):
-            given = dict(pipeline_rank=rank, pipeline_parallel=p, pipeline_schedule=NUMBER[name])
-            found = evaluate(
-                ["pipeline_own_idle_seconds"], stages_per_rank=v, **given, **seconds_of(*times)
-            )
-            assert found["pipeline_own_idle_seconds"] == pytest.approx(float(own), abs=1e-15)
 
 
 def test_the_slowest_rank_sets_the_pace():

@@ -16,7 +16,6 @@ _PATTERNS = "tests/mixed_precision/test_mixed_precision_formulas.py::test_every_
 _ROUNDS = "tests/mixed_precision/test_mixed_precision_formulas.py::test_thresholds"
 _SPACING = "tests/mixed_precision/test_mixed_precision_formulas.py::test_spacing_and_lost_updates"
 _SCALED = "tests/mixed_precision/test_mixed_precision_formulas.py::test_loss_scale_of_a_backward"
-_SKIPS = "tests/mixed_precision/test_mixed_precision_formulas.py::test_share_of_skipped_steps"
 _NOISE = "tests/mixed_precision/test_mixed_precision_formulas.py::test_noise_of_stochastic_rounding"
 _BLOCKS = (
     "tests/mixed_precision/test_mixed_precision_formulas.py::test_bytes_with_a_scale_per_block"
@@ -116,13 +115,6 @@ class TheLossScale(BOOK.section(source=_SCALING, measured_by=_SCALED)):
         r"""\lambda_\text{max} | number | size that a loss scale must stay below, or the largest
         gradient overflows"""
         return q.overflow_threshold / q.largest_gradient
-
-    @BOOK.own(source="torch.amp.GradScaler", measured_by=_SKIPS)
-    def skipped_steps_share(q):
-        r"""\pi_\text{skip} | fraction | share of the steps that a dynamic loss scale skips while
-        the largest gradient stays the same: the scale doubles, the next step overflows, the scale
-        halves"""
-        return 1 / (q.growth_interval + 1)
 
 
 class NoiseOfRounding(

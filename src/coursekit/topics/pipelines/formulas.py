@@ -134,19 +134,6 @@ class Idle(BOOK.section(source=_QI, measured_by=_SIMULATED)):
             q.microbatch_forward_seconds,
         )
 
-    def pipeline_own_idle_seconds(q):
-        r"""\tau_\text{own} | seconds | time that the rank is idle between its first action and its
-        last: the loss where steps follow each other without a stop. The last rank loses nothing"""
-        return q.pipeline_ranks_after * choose(
-            q.pipeline_schedule,
-            q.pipeline_microbatch_seconds,
-            q.pipeline_microbatch_seconds,
-            q.pipeline_microbatch_seconds,
-            q.pipeline_microbatch_seconds / q.pipeline_chunks,
-            q.pipeline_passing_seconds - q.weight_gradient_seconds,
-            q.pipeline_passing_seconds - 2 * q.weight_gradient_seconds,
-        )
-
     @BOOK.own(measured_by=_PACE)
     def pipeline_least_seconds(q):
         r"""\tau_\text{pace} | seconds | shortest possible time of a step: the work of the last

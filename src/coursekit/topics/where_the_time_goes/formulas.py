@@ -191,17 +191,3 @@ class BudgetOfAStep(
         r"""\eta_\text{HFU} | fraction | HFU of the budget: operations that are done again count,
         too"""
         return q.budget_utilisation * (1 + q.repeated_flops / q.model_flops)
-
-    def busy_share(q):
-        r"""\eta_\text{busy} | fraction | share of the step in which the GPU runs kernels at all,
-        whatever they do"""
-        return (
-            1
-            - (
-                q.launch_wait_seconds
-                + q.data_wait_seconds
-                + q.message_wait_seconds
-                + q.rank_wait_seconds
-            )
-            / q.budget_seconds
-        )

@@ -393,11 +393,6 @@ class StatesOnTheHost(BOOK.section(source="Ren et al. 2021 (ZeRO-Offload)", meas
         memory, which all its ranks read at once"""
         return q.cpu_adam_bytes * q.ranks_on_a_host / q.host_memory_bytes_per_second
 
-    def offload_exposed_seconds(q):
-        r"""\tau_\text{off} | seconds | time of a step's update with offload, if nothing is hidden:
-        down, update, up"""
-        return q.offload_copy_seconds + q.cpu_adam_seconds
-
 
 # --- from how many tokens on a phase hides its own messages ---------------------------------------
 class HidingTokens(
@@ -444,15 +439,3 @@ class HidingTokens(
         r"""T_\text{hide} | tokens/GPU | fewest tokens in a microbatch of a GPU that hide what each
         phase sends; messages of one phase cannot hide in another"""
         return maximum(q.forward_hiding_tokens, q.backward_hiding_tokens)
-
-    def latency_hiding_tokens(q):
-        r"""T_\alpha | tokens/GPU | additional tokens that hide the latency of gathering one unit in
-        forward: here the size of the unit does not cancel"""
-        return (
-            (q.data_parallel - 1)
-            * q.latency_seconds
-            * q.utilisation
-            * q.flops_per_second
-            * q.zero_flat_tensors
-            / (2 * q.parameters)
-        )
