@@ -499,15 +499,15 @@ def frozen_later(door):
     return beside.steps()
 
 
-def copied(door, how):
+def copied(door):
     """The copy trains, and the original goes on from where it was.
 
     Must catch: a copy without hooks, whose gradients are each rank's own; memory or a forward of
-    the original; parts of a copy that are taken for whole."""
+    the original; PyTorch's own words about pickling a C++ object."""
     beside = Beside(door)
     beside.steps(1)
     twin = copy.copy(beside)
-    twin.model, twin.plain = how(beside.model), copy.deepcopy(beside.plain)
+    twin.model, twin.plain = copy.deepcopy(beside.model), copy.deepcopy(beside.plain)
     twin.net = getattr(twin.model, "module", twin.model)
     for name in ("optimizer", "plain_optimizer"):
         net = twin.plain if name == "plain_optimizer" else twin.model

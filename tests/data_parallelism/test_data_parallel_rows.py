@@ -1,7 +1,6 @@
 """Rows that the ladder of data parallelism alone takes: right as the plain model, or one sentence;
 how values are handed out, and how a bucket is filled. Rows of all techniques are in rows.md."""
 
-import copy
 import sys
 from contextlib import nullcontext
 
@@ -17,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from ranklab.measure.communication import CommunicationLog
 from shardlab.common import agreement
 from shardlab.common.torch_internals import FakeTensorMode, TorchDispatchMode, changes_arguments
-from shardlab.data_parallel import DistributedDataParallel, FlatBucket
+from shardlab.data_parallel import FlatBucket
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(tables)
@@ -99,11 +98,6 @@ def more_after_its_bucket_had_left(door):
     beside.door.backward(beside.model, x)
 
 
-def copied_in_a_group(door):
-    """PyTorch's refuses alike. Must catch: PyTorch's own words about pickling a C++ object."""
-    copy.deepcopy(DistributedDataParallel(nn.Linear(4, 2), group=dist.new_group([0, 1])))
-
-
 ROWS = tables.takes(
     tables.REPLICAS,
     accumulated,
@@ -124,10 +118,6 @@ ROWS += tables.takes(
     (
         more_after_its_bucket_had_left,
         {"replicas": "CannotReplicate: ...more gradient after its bucket had left"},
-    ),
-    (
-        copied_in_a_group,
-        {"replicas": "CannotReplicate: these replicas have a process group of their own"},
     ),
 )
 

@@ -28,8 +28,8 @@ it. Further promises:
     state_dict   is the bare module's: no "module." before the names
     no_sync()    backward within it only adds up on this rank; the next backward outside sends the
                  sum
-    copies       of the replicas, by deepcopy or torch.load, average too. Of several replicas of one
-                 module the newest do
+    copies       of the module are plain; replicas are not copied. Of several replicas of one module
+                 the newest average
 
 All ranks run backward equally often, each with a parameter in it, without create_graph. As in
 PyTorch, autograd.grad gives a rank its own gradients. Buckets: Li et al. 2020 (arXiv 2006.15704).
@@ -106,18 +106,10 @@ class Replicas(BackwardListener, nn.Module):
                 )
 
     def __getstate__(self):
-        """The state for copies and files; a copy gets hooks of its own."""
-        if self.group is not None:
-            raise CannotReplicate(
-                "these replicas have a process group of their own, which cannot be copied or saved:"
-                " copy or save model.module, and make replicas of it."
-            )
-        of_one_backward = ("_running", "taken_by", "missing", "sent")
-        return {key: value for key, value in vars(self).items() if key not in of_one_backward}
-
-    def __setstate__(self, state: dict):
-        super().__setstate__(state)
-        self.listen_to(self.trained)
+        raise CannotReplicate(
+            "replicas are neither copied nor pickled: copy or save model.module, and make replicas"
+            " of that."
+        )
 
 
 class FlatBucket(core.FlatBucket):
@@ -238,7 +230,7 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
     A backward sends as the core's does, for any module as Replicas promise it."""
 
     flat_bucket, knows_experts = FlatBucket, True
-    forward, no_sync, __setstate__ = Replicas.forward, Replicas.no_sync, Replicas.__setstate__
+    forward, no_sync = Replicas.forward, Replicas.no_sync
 
     def __init__(
         self,
