@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from shardlab import zero
 from shardlab.recompute import checkpoint
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
-from shardlab.tensor_parallel import AddedUp, apply_tensor_parallel, overlapped
+from shardlab.tensor_parallel import apply_tensor_parallel, overlapped
 from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows, Tokens, Whole
 from shardlab.zero.hardened.full_parameters import unsharded
@@ -84,7 +84,7 @@ def plan_of(kind):
         "net.lm_head": Whole(),
     }
     if kind == "Qwen3":
-        plan |= {f"{layer}.self_attn.q_norm": AddedUp(), f"{layer}.self_attn.k_norm": Whole()}
+        plan |= {f"{layer}.self_attn.{key}_norm": Whole() for key in "qk"}
     return plan
 
 

@@ -30,13 +30,12 @@ from .hardened.apply import apply_tensor_parallel
 from .hardened.checks import CannotSplit, check_plan
 from .hardened.loss import vocabulary_parallel_loss
 from .hardened.overlap import overlapped
-from .hardened.plan import AddedUp, gpt_plan
+from .hardened.plan import gpt_plan
 from .hardened.sequence import sequence_parallel
 from .hardened.whole_gradients import sum_gradients
 
 __all__ = [
     "CannotSplit",
-    "AddedUp",
     "apply_tensor_parallel",
     "check_plan",
     "gpt_plan",

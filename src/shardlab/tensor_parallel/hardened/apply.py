@@ -15,7 +15,7 @@ from ...common.torch_clip_and_scale import watch_steps
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
 from .first_forward import FirstForward
 from .layers import CutModule, Parts
-from .plan import AddedUp, Around, TensorPlan, Tokens
+from .plan import Around, TensorPlan, Tokens
 from .whole_gradients import WholeParameters, watch_sums
 
 
@@ -72,17 +72,16 @@ def apply_tensor_parallel(
 
 
 def add_up_whole(model: nn.Module, entries: list, group):
-    """Gradients of modules that stay whole and have parameters are sums where AddedUp() says so, or
-    where the first backward shows it."""
+    """Gradients of modules that stay whole and have parameters are sums where the first backward
+    shows it."""
+    if dist.get_world_size(group) == 1 or dist.get_backend(group) == "fake":
+        return
     around = [f"{name}." for name, entry in entries if any(isinstance(e, Around) for e in entry)]
-    for name, entry in entries if dist.get_world_size(group) > 1 else ():
-        module, told = model.get_submodule(name), any(isinstance(e, AddedUp) for e in entry)
+    for name, _ in entries:
+        module = model.get_submodule(name)
         trained = any(p.requires_grad for p in module.parameters(recurse=False))
-        compared = (
-            trained and not isinstance(module, CutModule) and dist.get_backend(group) != "fake"
-        )
-        if told or compared:
-            WholeParameters(name, module, group, told, f"{name}.".startswith(tuple(around)))
+        if trained and not isinstance(module, CutModule):
+            WholeParameters(name, module, group, f"{name}.".startswith(tuple(around)))
 
 
 def begin_alike(model: nn.Module, plan: TensorPlan, group):

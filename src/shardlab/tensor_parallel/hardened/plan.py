@@ -7,8 +7,8 @@ every module that has parameters of its own or drops elements, also those that s
 not named has been forgotten. The model itself knows nothing of it; apply.py does what it says.
 
 A module that stays whole and computes with parts, such as a norm of each head between Columns and
-Rows, has a gradient that is a sum over ranks: AddedUp(). Whole() inside of Around() becomes that
-by itself where the ranks' first gradients differ; elsewhere they are refused.
+Rows, has a gradient that is a sum over ranks. Inside of Around() that is found by the ranks' first
+gradients, which differ; elsewhere they are refused.
 
 Two mistakes in a plan of your own raise nothing, because what runs between two modules is not in
 it. Dropout of parts, between Columns and Rows, is Drops(dim): as Whole(), all parts get one mask.
@@ -47,11 +47,6 @@ class Whole:
 
     def split(self, module: nn.Module, parts: Parts) -> nn.Module:
         return module
-
-
-class AddedUp(Whole):
-    """Stays as it is, and computes with what each rank has a part of: the gradients of its own
-    parameters are added up over the ranks."""
 
 
 class Around(Whole):

@@ -35,7 +35,7 @@ from ...gpt import Dropout, PositionIds
 from .checks import CannotSplit
 from .layers import CutModule, OwnDropout, Parts
 from .pairs import begin_gather, gather, in_order, reduce_scatter
-from .plan import AddedUp, Around, InsideExperts, Rows, TensorPlan, Tokens, Whole
+from .plan import Around, InsideExperts, Rows, TensorPlan, Tokens, Whole
 
 
 def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tuple[Whole, ...]]:
@@ -53,7 +53,7 @@ def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tupl
             return AroundGathered(regather)
         if isinstance(entry, Rows | Tokens):
             return replace(entry, join=reduce_scatter)
-        return OwnTokens() if type(entry) in (Whole, AddedUp) else entry
+        return OwnTokens() if type(entry) is Whole else entry
 
     return {
         name: tuple(map(own_tokens, entry if isinstance(entry, tuple) else (entry,)))

@@ -32,7 +32,6 @@ from ...common.shards import (
 from ...common.torch_internals import active_fake_mode, disable_modes, never_compiled, version
 from ..core import leave
 from .checks import CannotSplit
-from .layers import AmongRanks
 
 summed_versions = WeakTensorKeyDictionary()  # gradient -> its version after it was summed
 since_step = WeakTensorKeyDictionary()  # parameters whose gradients were summed since the last step
@@ -149,16 +148,15 @@ def check_own_tokens(updated: list[Tensor]):
 # --- within backward ------------------------------------------------------------------------------
 
 
-class WholeParameters(AmongRanks):
+class WholeParameters:
     """The own parameters of a module, which are whole on all ranks. A gradient is a sum over them
-    where the module computes with parts: `told` by the plan, or found by the first gradient that is
-    not zero, where `may_sum`: inside of Around there may be parts."""
+    where the module computes with parts, as the first gradient that is not zero shows. It `may_sum`
+    inside of Around, where there may be parts."""
 
-    def __init__(self, name: str, module: nn.Module, group, told: bool, may_sum: bool):
-        self.name, self.group, self.told, self.may_sum = name, group, told, may_sum
+    def __init__(self, name: str, module: nn.Module, group, may_sum: bool):
+        self.name, self.group, self.may_sum = name, group, may_sum
         own = (key for key, _ in module.named_parameters(recurse=False))
-        known = True if dist.get_backend(group) == "fake" else None  # it has nobody to compare with
-        self.is_sum: dict[str, bool | None] = dict.fromkeys(own, known)
+        self.is_sum: dict[str, bool | None] = dict.fromkeys(own)
         run = functools.partial(self.forward, module, module.forward)
         module.forward = functools.update_wrapper(run, module.forward)
 
@@ -182,27 +180,21 @@ class WholeParameters(AmongRanks):
             vars(module).update({key: before[key] for key in watched if key in before})
 
     def look(self, key: str, gradient: Tensor):
-        """Learn whether the ranks' gradients differ: then |sum|^2 < n sum of |.|^2. A plan that
-        says otherwise is refused."""
+        """Learn whether the ranks' gradients differ: then |sum|^2 < n sum of |.|^2."""
         some = gradient.detach().flatten()[:: 1 + gradient.numel() // LOOKED_AT].double()
         with disable_modes(), unlogged(), torch.no_grad():
             sums = torch.cat([some, some.square().sum().view(1)])
             dist.all_reduce(sums, group=self.group)
             apart = 1 - sums[:-1].square().sum() / (sums[-1] * dist.get_world_size(self.group))
             apart = apart.item()  # nan for zeros, and for what is not finite: look again
-        if apart > ALIKE_WITHIN and not (self.told or self.may_sum):
+        if apart > ALIKE_WITHIN and not self.may_sum:
             raise CannotSplit(
                 f"{self.name}.{key} is whole, and the ranks' gradients of it differ: if its module"
-                f" computes with parts, as between Columns and Rows, name {self.name} AddedUp() in"
-                " the plan, or a module around it Around(); if not, ranks compute with other data."
-            )
-        if apart <= ALIKE_WITHIN and self.told and gradient.numel() > 1:
-            raise CannotSplit(
-                f"{self.name}.{key} is AddedUp() in the plan, and ranks have one gradient of it,"
-                f" so a sum would be too large by the number of ranks: name {self.name} Whole()."
+                " computes with parts, as between Columns and Rows, name a module around it"
+                " Around(); if not, ranks compute with other data."
             )
         if apart == apart:
-            self.is_sum[key] = self.told or apart > ALIKE_WITHIN
+            self.is_sum[key] = apart > ALIKE_WITHIN
 
 
 LOOKED_AT = 1 << 16  # elements of a gradient
@@ -220,4 +212,4 @@ class WholeParameter(torch.autograd.Function):
         of, key = ctx.of, ctx.key
         if of.is_sum[key] is None and active_fake_mode() is None:
             of.look(key, gradient)
-        return leave(gradient, of.group) if of.is_sum[key] or of.told else gradient, None, None
+        return leave(gradient, of.group) if of.is_sum[key] else gradient, None, None
