@@ -10,10 +10,8 @@ makes a host wait is counted: otherwise all these tests would pass whatever a te
 import cases_device as device
 import cases_offload as offload
 import cases_one_gpu as one_gpu
-import cases_peers as peers
 import cases_ranks as cases
 import pytest
-import torch
 from asking import no_gpus
 from night import at_night
 from pretended import are_real, build
@@ -223,69 +221,6 @@ def test_activations_are_let_go(on_gpus):
 def test_core_mixed_precision(on_gpus, gpus):
     """Must catch: a question on the host for each gradient, a flag on the CPU."""
     on_gpus(gpus, cases.core_masters_and_a_scale).is_right(1)  # whether all gradients are finite
-
-
-# --- PyTorch's own --------------------------------------------------------------------------------
-
-REBUILT = 4  # DDP, and ZeRO 1 around it, copy a map of used parameters for each of two buckets
-OFFLOADED = 28  # FSDP2 waits for each gradient that goes to the host
-
-
-@pytest.mark.parametrize(
-    "options", [{}, dict(gradient_as_bucket_view=True, static_graph=True)], ids=["plain", "tuned"]
-)
-@pytest.mark.parametrize("gpus", by_day(2)[:2])
-def test_pytorchs_data_parallelism(on_gpus, gpus, options):
-    """Must catch: a future that C++ finds complete while the sum is on its way."""
-    on_gpus(gpus, peers.torch_data_parallel, **options).is_right(0 if options else REBUILT)
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("tuned", [False, True])
-def test_pytorchs_zero_1(on_gpus, tuned):
-    """Must catch: a broadcast whose tensors are not there when wait() returns."""
-    on_gpus(2, peers.torch_zero_1, tuned).is_right(0 if tuned else REBUILT)
-
-
-def whole_parameters_need_nccl(gpus: int):
-    """full_tensor() of a GPU's DTensor kills the process where ranks share a real GPU, as gloo
-    reads its address on the host: PyTorch's issue 152645."""
-    if are_real() and torch.cuda.device_count() < gpus:
-        pytest.skip("gloo cannot gather a DTensor of a GPU")
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("options", [{}, dict(reshard=True), dict(offload=True)], ids=str)
-@pytest.mark.parametrize("gpus", by_day(4)[::2])
-def test_pytorchs_zero_3(on_gpus, gpus, options):
-    """Must catch: streams and events without the methods that FSDP2 calls, memory that resize_ does
-    not give back."""
-    whole_parameters_need_nccl(gpus)
-    on_gpus(gpus, peers.torch_zero_3, **options).is_right(OFFLOADED if "offload" in options else 0)
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("gpus", by_day(2)[:2])
-def test_pytorchs_tensor_parallelism(on_gpus, gpus, sequence):
-    """Must catch: coalesced collectives, which functional collectives are, without a kernel."""
-    whole_parameters_need_nccl(gpus)
-    on_gpus(gpus, peers.torch_tensor_parallel, sequence).is_right()
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "name, kind",
-    [
-        ("GPipe", "ScheduleGPipe"),
-        ("zero-bubble H1", "ScheduleInterleavedZeroBubble"),
-        *at_night(("1F1B", "Schedule1F1B"), ("interleaved 1F1B", "ScheduleInterleaved1F1B")),
-    ],
-)
-@pytest.mark.parametrize("gpus", by_day(4)[1:])
-def test_pytorchs_pipelines(on_gpus, gpus, name, kind):
-    """Must catch: a batch of messages that waits for some of them before all are under way."""
-    on_gpus(gpus, peers.torch_pipeline, name, kind).is_right()
 
 
 # --- one process ----------------------------------------------------------------------------------

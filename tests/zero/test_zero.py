@@ -23,7 +23,7 @@ from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.zero.hardened import stage3
 from shardlab.zero.hardened.arriving import StillComing
-from shardlab.zero.hardened.flat import FastRing, Native, Ring, own_chunk
+from shardlab.zero.hardened.flat import FastRing, Native, Ring
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.offload import cpu_offload
 
@@ -263,38 +263,6 @@ def test_with_activation_checkpointing(three):
     """Must catch: a recomputed forward that gathers again."""
     assert three.run(recomputed, False) == [[2, 2, 2]] * 3
     assert three.run(recomputed, True) == [[3, 3, 3]] * 3
-
-
-def with_both_collectives():
-    """PyTorch's own collectives, where chunks have one size, and the rings."""
-    torch.set_default_dtype(torch.float64)
-    n, me = dist.get_world_size(), dist.get_rank()
-    torch.manual_seed(me)
-    found = []
-    for size in (4 * n, 4 * n + 1, n - 1):
-        for chosen in (Ring(), FastRing(), in_small_parts(), *[Native()] * (size % n == 0)):
-            flat = torch.arange(size, dtype=torch.float64) + me
-            given, kept = list(flat.clone().split([size // 2, size - size // 2])), flat.clone()
-            own = torch.cat(chosen.reduce_scatter(list(given)))
-            found.append(torch.equal(torch.cat(given), kept))
-            found.append(
-                torch.equal(
-                    own, own_chunk(n * torch.arange(size, dtype=torch.float64) + n * (n - 1) / 2)
-                )
-            )
-            flat = torch.full((size,), -1.0)
-            own_chunk(flat).fill_(me)
-            chosen.all_gather(flat)
-            want = torch.cat(
-                [torch.full_like(chunk, rank) for rank, chunk in enumerate(flat.tensor_split(n))]
-            )
-            found.append(torch.equal(flat, want))
-    return all(found)
-
-
-def test_both_kinds_of_collectives(world):
-    """Mutation: sums made in the given tensors."""
-    assert all(world.run(with_both_collectives))
 
 
 # --- options --------------------------------------------------------------------------------------
