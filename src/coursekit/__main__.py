@@ -1,4 +1,5 @@
-"""Nine commands: doctor, profile, grade, explain, fits, plan; hand-in, collect, seats for a room.
+"""Ten commands: doctor, profile, grade, explain, fits, plan, oom; hand-in, collect and seats for a
+room.
 
 python -m shardlab doctor [FOLDER]
     can this machine run the labs, and what to do if not
@@ -12,6 +13,8 @@ python -m shardlab fits --model config.json --gpu NAME --gpus N --sequence S
     does a training step fit, category by category, and what would fit instead
 python -m shardlab plan --model config.json --gpu NAME --gpus N --batch B --sequence S
     the fastest layouts that fit, with their seconds and what limits them
+python -m shardlab oom [FILE]
+    what an out-of-memory message says, at which point of the step, and what helps
 python -m shardlab hand-in SHARED --name NAME
     where your labs stand, and your predictions, for the instructor
 python -m shardlab collect SHARED
@@ -33,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     from coursekit.machine.profiling import add_profile
     from coursekit.machine.room import add_collect, add_hand_in
     from coursekit.machine.seats import add_seats
-    from coursekit.planner.command import add_fits, add_plan
+    from coursekit.planner.command import add_fits, add_oom, add_plan
 
     parser = command.OneSentence(
         prog="python -m shardlab",
@@ -53,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_explain(commands)
     add_fits(commands)
     add_plan(commands)
+    add_oom(commands)
     add_hand_in(commands)
     add_collect(commands)
     add_seats(commands)

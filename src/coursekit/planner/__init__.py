@@ -4,7 +4,8 @@
     plan.py            all legal layouts, solved at once by many.py, and the fastest that fit
     speeds.py          seconds of a step, at the speeds of published runs (runs_published.py)
     model_config.py    a model's sizes out of its config.json
-    command.py         `python -m shardlab fits` and `plan`
+    oom.py             PyTorch's out-of-memory message in plain words
+    command.py         `python -m shardlab fits`, `plan` and `oom`
 
 A tool over the formulas, which know nothing of it. It imports no torch.
 """

@@ -1,18 +1,22 @@
 """The planner from a shell: `python -m shardlab fits` says whether a model fits, `plan` which
-layout is the fastest that does. A wrong question gets one sentence, and exit code 2.
+layout is the fastest that does, `oom` what an out-of-memory message says. A wrong question gets one
+sentence, and exit code 2.
 """
 
 import argparse
 import json
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from coursekit.formulas.command import say_refused
 from coursekit.formulas.presets import GPUS, KERNELS, RECIPES
 from shardlab.common.cross_node_warning import CrossesNodes
 
-from .fits import USUAL_KERNELS, fits
+from .fits import USUAL_KERNELS, fits, gigabytes, json_of_nearest, lines_of_nearest, nearest
+from .oom import explain_oom
 from .plan import RULES, plan, words_of_knobs
 from .speeds import SPEEDS
 
@@ -28,6 +32,21 @@ def add_fits(commands):
         " --gpu 'H100 SXM 80GB' --gpus 64 --sequence 8192",
     )
     _add_question(parser, "how many; what the two degrees below leave are data-parallel ranks")
+    _add_layout(parser)
+    _add_software(parser)
+    parser.set_defaults(run=partial(run_planner, fits))
+
+
+def _add_question(parser, gpus, required=True):
+    parser.add_argument(
+        "--model", required=required, metavar="FILE", help="a config.json, or a model of the book"
+    )
+    parser.add_argument("--gpu", required=required, help=f"one of {', '.join(GPUS)}")
+    parser.add_argument("--gpus", required=required, type=int, help=gpus)
+    parser.add_argument("--sequence", required=required, type=int, help="tokens in a sequence")
+
+
+def _add_layout(parser):
     for name, words in words_of_knobs("help of fits").items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=words)
     parser.add_argument(
@@ -35,17 +54,6 @@ def add_fits(commands):
         action=argparse.BooleanOptionalAction,
         help="divide tokens between the layers among tensor-parallel ranks, too, as by default",
     )
-    _add_software(parser)
-    parser.set_defaults(run=partial(run_planner, fits))
-
-
-def _add_question(parser, gpus):
-    parser.add_argument(
-        "--model", required=True, metavar="FILE", help="a config.json, or a model of the book"
-    )
-    parser.add_argument("--gpu", required=True, help=f"one of {', '.join(GPUS)}")
-    parser.add_argument("--gpus", required=True, type=int, help=gpus)
-    parser.add_argument("--sequence", required=True, type=int, help="tokens in a sequence")
 
 
 def _add_software(parser):
@@ -104,3 +112,54 @@ def run_planner(tool: Callable, asked: argparse.Namespace) -> int:
         return say_refused(refused)
     print(json.dumps(found.as_json(), indent=1) if as_json else found)
     return 0 if found.fits else 1
+
+
+def add_oom(commands):
+    parser = commands.add_parser(
+        "oom",
+        help="say what an out-of-memory message means, and what helps",
+        description="Print what each number of PyTorch's message is, whether gaps or bytes are"
+        " missing, at which point of the step (from the traceback), and the nearest fixes with"
+        " their bytes. With --model, --gpus and --sequence formulas say what the layout needs, and"
+        " which single changes fit.",
+        epilog="for example: python -m shardlab oom train.log, or paste the text and end it with"
+        " Ctrl-D",
+    )
+    parser.add_argument("file", nargs="?", type=Path, help="a log; by default standard input")
+    _add_question(parser, "how many train the model", required=False)
+    _add_layout(parser)
+    _add_software(parser)
+    parser.set_defaults(run=run_oom)
+
+
+def run_oom(asked: argparse.Namespace) -> int:
+    given = {name: value for name, value in vars(asked).items() if value is not None}
+    as_json = given.pop("json")
+    del given["run"]
+    if file := given.pop("file", None):
+        text = file.read_text("utf-8", errors="replace")
+    else:
+        text = sys.stdin.read()
+    found = explain_oom(text)
+    answer = {"message": found.as_json()}
+    if not as_json:
+        print(found)
+    if given:
+        if "gpu" not in given and found.presets:
+            given["gpu"] = found.presets[0]
+        if lacking := {"model", "gpu", "gpus", "sequence"} - set(given):
+            return say_refused(f"--{min(lacking)} is missing: formulas need it for the layout.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CrossesNodes)
+            layout = fits(given.pop("model"), **given)
+        changes = layout.nearest or tuple(nearest(layout.layout))
+        answer["layout"] = layout.as_json() | dict(nearest=list(json_of_nearest(changes)))
+        if not as_json:
+            print(
+                f"\nBy formula the layout needs {gigabytes(layout.needed_bytes)} of"
+                f" {gigabytes(layout.memory_bytes)}. Single changes that fit:"
+            )
+            print(*lines_of_nearest(changes), sep="\n")
+    if as_json:
+        print(json.dumps(answer, indent=1))
+    return 0

@@ -1,0 +1,336 @@
+"""PyTorch's out-of-memory message in plain words: what each number is, whether gaps or bytes are
+missing, at which point of the step, and the nearest fixes with their bytes.
+
+    print(explain_oom(Path("train.log").read_text()))
+"""
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+
+from coursekit.formulas.presets import DATA, GPUS
+from coursekit.show.format import format_bytes
+
+SIZE = r"([\d.]+ (?:bytes|KiB|MiB|GiB|TiB))"
+SIZE_UNITS = dict(bytes=1, KiB=2**10, MiB=2**20, GiB=2**30, TiB=2**40)
+# PyTorch to 2.0; before 1.4 the last number was what is cached beyond what is allocated
+OLDER = re.compile(
+    rf"{SIZE} \(GPU (\d+); {SIZE} total capacity; {SIZE} already allocated; {SIZE} free;"
+    rf"(?: {SIZE} allowed;)? {SIZE} (reserved in total|cached)"
+)
+NEWER = re.compile(rf"{SIZE}\. GPU (\d*) has a total capaci?ty of {SIZE} of \w+ {SIZE} is free\.")
+PROCESS = re.compile(rf"Process (\d+) has {SIZE} memory in use")
+THIS_PROCESS = re.compile(rf"this process has {SIZE} memory in use")
+ALLOWED = re.compile(rf"{SIZE} allowed")
+OF_PYTORCH = re.compile(rf"{SIZE} is allocated by PyTorch")
+UNALLOCATED = re.compile(rf"{SIZE} is reserved by PyTorch but unallocated")
+ASKS = re.compile(r"Tried\s+to\s+allocate\s+")
+TRACEBACK = "Traceback (most recent call last)"
+FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+LIBRARY_PATHS = ("site-packages", "dist-packages", "lib/python3", "torchinductor", "<frozen")
+NEAREST_LINES = 12  # of a log that has no traceback's first line
+GAP_SHARE = 0.05  # of a card: gaps that are nothing unusual
+CAPACITY_SHARE = 0.01  # of a card: sizes that are one card's
+
+# Messages without PyTorch's numbers: a pattern, and what is said then.
+WITHOUT_NUMBERS = (
+    (
+        r"(?s)NCCL.*(Failed to CUDA \w+ (\d+) bytes|Cuda failure.*'out of memory')",
+        "NCCL asked the driver for the buffers of a communicator, and PyTorch's allocator holds"
+        " all that was free. Leave room: torch.cuda.set_per_process_memory_fraction(0.95), or"
+        " fewer groups; take the first message of torch before it for the cause.",
+    ),
+    (
+        r"more than 1EB memory",
+        "No tensor has more than 10^18 bytes: a size is garbage. An error before this one, such as"
+        " a timeout of NCCL or a checkpoint of another model, is the cause.",
+    ),
+    (
+        r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
+        "The driver refused, not PyTorch's allocator, so the message has no numbers: most often"
+        " another process holds the card: nvidia-smi names the process, so end what is left over.",
+    ),
+    (
+        r"DefaultCPUAllocator|[Cc]annot allocate memory|oom-kill|Out of memory: Killed|exitcode: -9"
+        r"|exit code -9|SIGKILL|Signal 9",
+        "The host's memory ran out, not the GPU's: offloaded states, loader workers and one copy"
+        " of the weights for each process are there. Load on one rank, or with the meta device.",
+    ),
+)
+
+
+class Cause(Enum):
+    """Why an allocation failed, and what is said of it."""
+
+    TOO_LARGE = (
+        "The tensor is larger than the card ({asked} of {total}): no setting of the allocator and"
+        " no other tensor matter before it is smaller."
+    )
+    REFUSED = (
+        "The card has {free} free, and the driver refused {asked}: another process took the memory"
+        " and gave it back, or what the driver calls free is not all for this process, as on"
+        " Windows and on GPUs that share the host's memory."
+    )
+    LIMIT = (
+        "A limit was reached, not the card's end: the process may have {allowed}"
+        " (torch.cuda.set_per_process_memory_fraction)."
+    )
+    GAPS = (
+        "Fragmentation: {unallocated} are gaps in blocks that the allocator holds, more than a"
+        " tensor of {asked} needs beside {free} that are free, but no gap is large enough."
+    )
+    OTHERS = (
+        "Another process, or another context, holds {others} of this card: without it {asked} are"
+        " there."
+    )
+    NEED = (
+        "Need: {allocated} of {total} are alive, and gaps of {unallocated} are what an allocator"
+        " usually has."
+    )
+
+
+@dataclass(frozen=True)
+class FailurePoint:
+    """A moment of a step; `fixes` have the names of bytes in braces."""
+
+    name: str
+    why: str
+    pattern: str
+    fixes: tuple
+
+
+@cache
+def points() -> tuple[FailurePoint, ...]:
+    parts = DATA.joinpath("oom.md").read_text("utf-8").split("\n## ")[1:]
+    return tuple(
+        FailurePoint(name, why, pattern.strip("`"), tuple(re.findall(r"(?m)^- (.+)", fixes)))
+        for name, why, pattern, fixes in (part.split("\n\n", 3) for part in parts)
+    )
+
+
+@dataclass(frozen=True)
+class MemoryMessage:
+    """Bytes of one message. `processes` are those of others; `own` is what this process has with
+    its context, where the message says it."""
+
+    gpu: str
+    asked: int
+    total: int
+    free: int
+    allocated: int
+    unallocated: int
+    own: int | None = None
+    allowed: int | None = None
+    processes: dict = field(default_factory=dict)
+    frames: str = ""
+    more: int = 0  # messages behind it in the same log
+
+    @property
+    def reserved(self) -> int:
+        return self.allocated + self.unallocated
+
+    @property
+    def missing(self) -> int:
+        return max(0, self.asked - self.free)
+
+    @property
+    def room(self) -> int:
+        """Bytes that are left once the tensor has all gaps; negative where these do not hold it."""
+        return self.free + self.unallocated - self.asked
+
+    @property
+    def others(self) -> int:
+        """Bytes of other processes, with all contexts where the message does not say more."""
+        own = self.reserved if self.own is None else self.own
+        return sum(self.processes.values()) or max(0, self.total - self.free - own)
+
+    @property
+    def cause(self) -> Cause:
+        if self.asked > self.total:
+            return Cause.TOO_LARGE
+        if self.allowed is not None and self.reserved + self.asked > self.allowed:
+            return Cause.LIMIT
+        if self.free >= self.asked:
+            return Cause.REFUSED
+        if self.unallocated >= max(GAP_SHARE * self.total, self.missing):
+            return Cause.GAPS
+        if self.others >= max(self.missing, 2 * GAP_SHARE * self.total):
+            return Cause.OTHERS
+        return Cause.NEED
+
+    @property
+    def point(self) -> FailurePoint | None:
+        """The point of the step by the traceback; an optimizer calls a closure before
+        its step begins."""
+        frames = self.frames.rpartition("closure()")[2]
+        return next((one for one in points() if re.search(one.pattern, frames, re.M)), None)
+
+    @property
+    def line(self) -> str:
+        """The innermost line of the traceback that is in no library."""
+        own = [f"{path}:{n}" for path, n in FRAME.findall(self.frames) if not _in_library(path)]
+        return own[-1] if own else ""
+
+    @property
+    def presets(self) -> list[str]:
+        """The GPUs of the book that report about this capacity, the nearest first."""
+        off = {
+            name: abs(gpu.quantities["gpu_memory_bytes"] - self.total) for name, gpu in GPUS.items()
+        }
+        return sorted(
+            (name for name in off if off[name] <= CAPACITY_SHARE * self.total), key=off.get
+        )
+
+    @property
+    def _shown(self) -> dict:
+        sizes = ("asked", "total", "free", "allocated", "unallocated", "others", "missing")
+        shown = {name: format_bytes(getattr(self, name)) for name in sizes}
+        shown |= dict(half=format_bytes(self.asked // 2), eighth=format_bytes(self.asked // 8))
+        return shown | dict(allowed=format_bytes(self.allowed or 0))
+
+    @property
+    def fixes(self) -> list[str]:
+        """The nearest first."""
+        cause, shown = self.cause, self._shown
+        found = []
+        if cause is Cause.GAPS:
+            found.append(
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, from PyTorch 2.1 on and not on"
+                f" Windows: gaps become usable, and {format_bytes(self.room)} would be left"
+            )
+        if cause is Cause.LIMIT:
+            found.append(f"raise the limit: {shown['free']} of the card are free")
+        if cause is Cause.OTHERS:
+            held = ", ".join(
+                f"{pid} with {format_bytes(has)}" for pid, has in self.processes.items()
+            )
+            found.append(
+                f"end the other process{'es: ' + held if held else ' (nvidia-smi names it)'}, or"
+                " take another card with CUDA_VISIBLE_DEVICES"
+            )
+        if cause is Cause.REFUSED:
+            found.append("look with nvidia-smi at who else uses the card, and try again")
+        if self.point:
+            found += [fix.format_map(shown) for fix in self.point.fixes]
+        elif cause in (Cause.NEED, Cause.TOO_LARGE):
+            found.append(
+                f"make {shown['missing']} of room; the traceback above the message, pasted with it,"
+                " says where"
+            )
+        return found
+
+    @property
+    def rows(self) -> list[tuple[int, str]]:
+        """Each part of the card, and what it is."""
+        own = self.own
+        rows = [
+            (self.allocated, "allocated: tensors that are alive"),
+            (self.unallocated, "reserved, not allocated: gaps that the allocator holds"),
+        ]
+        if own is not None:
+            rows.append((max(0, own - self.reserved), "this process beside it: context, NCCL"))
+        rows += [(has, f"process {pid}") for pid, has in self.processes.items()]
+        rest = self.total - self.free - sum(nbytes for nbytes, _ in rows)
+        if rest > 0.001 * self.total:
+            rows.append((rest, "contexts, and other processes that the message does not name"))
+        return [*rows, (self.free, "free")]
+
+    def __str__(self) -> str:
+        return "\n".join(self._texts())
+
+    def _texts(self):
+        gpu = f"GPU {self.gpu or '?'}"
+        card = f", as {' and '.join(self.presets)} have" if self.presets else ""
+        lack = f": {format_bytes(self.missing)} missing" if self.missing else ""
+        asked, free = format_bytes(self.asked), format_bytes(self.free)
+        yield f"{gpu} has {format_bytes(self.total)}{card}. Asked for: {asked}. Free: {free}{lack}."
+        yield ""
+        yield from (f"{format_bytes(nbytes):>12}  {words}" for nbytes, words in self.rows)
+        if self.reserved > self.total:
+            yield "More than the card has: the driver pages to the host's memory, as on Windows."
+        yield ""
+        yield self.cause.value.format_map(self._shown)
+        where = f", at {self.line}" if self.line else ""
+        if self.point:
+            yield f"Where: {self.point.name}{where}. {self.point.why}"
+        else:
+            yield f"Where: the traceback is not here{where}."
+        yield "What helps, the nearest first:"
+        yield from (f"  - {fix}" for fix in self.fixes)
+        room = format_bytes(abs(self.room))
+        if self.cause is not Cause.GAPS and self.room < 0:
+            yield f"expandable_segments:True does not help: with all gaps {room} lack."
+        elif self.cause is Cause.NEED:
+            yield f"expandable_segments:True may let this tensor pass, with {room} left: no cure."
+        if self.more:
+            yield f"{self.more} more of these messages follow; the first is nearest to the cause."
+
+    def as_json(self) -> dict:
+        sizes = ("asked", "total", "free", "allocated", "unallocated", "own", "others", "missing")
+        return {f"{name}_bytes": getattr(self, name) for name in sizes} | dict(
+            gpu=self.gpu,
+            cause=self.cause.name.lower(),
+            point=self.point and self.point.name,
+            line=self.line,
+            fixes=self.fixes,
+        )
+
+
+def explain_oom(text: str) -> MemoryMessage:
+    """The first out-of-memory message of a log. Raises ValueError with one sentence for a text that
+    has none with PyTorch's numbers."""
+    before, *after = ASKS.split(text)
+    found = [(left, " ".join(right.split())) for left, right in zip([before, *after], after)]
+    parsed = [(left, one) for left, right in found if (one := _parsed(right))]
+    if parsed:
+        frames, message = parsed[0]
+        _, begins, frames = frames.rpartition(TRACEBACK)
+        if not begins:
+            frames = "\n".join(frames.splitlines()[-NEAREST_LINES:])
+        return MemoryMessage(**message, frames=frames, more=len(parsed) - 1)
+    for pattern, said in WITHOUT_NUMBERS:
+        if re.search(pattern, text):
+            raise ValueError(said)
+    raise ValueError(
+        "there is no out-of-memory message of PyTorch here: it has the words 'CUDA out of memory."
+        " Tried to allocate', and the card's capacity behind them."
+    )
+
+
+def _parsed(message) -> dict | None:
+    if found := OLDER.match(message):
+        asked, gpu, total, allocated, free, allowed, held, words = found.groups()
+        asked, total, allocated, free, held = map(_bytes, (asked, total, allocated, free, held))
+        unallocated = held if words == "cached" else max(0, held - allocated)
+        given = dict(allowed=_bytes(allowed))
+    elif found := NEWER.match(message):
+        asked, gpu, total, free = found.groups()
+        asked, total, free = map(_bytes, (asked, total, free))
+        allocated, unallocated, own, allowed = (
+            _bytes(one[1]) if (one := pattern.search(message)) else None
+            for pattern in (OF_PYTORCH, UNALLOCATED, THIS_PROCESS, ALLOWED)
+        )
+        allocated, unallocated = allocated or 0, unallocated or 0
+        others = {pid: _bytes(has) for pid, has in PROCESS.findall(message)}
+        if own is None:  # in a container it is one of those that are named
+            large = [pid for pid, has in others.items() if has >= allocated + unallocated]
+            own = others.pop(min(large, key=others.get)) if large else None
+        if not allocated + unallocated <= (own or 0) <= total:  # as drivers of Windows say it
+            own = None
+        given = dict(own=own, allowed=allowed, processes=others)
+    else:
+        return None
+    given |= dict(gpu=gpu, asked=asked, total=total, free=free)
+    return given | dict(allocated=allocated, unallocated=unallocated)
+
+
+def _bytes(text) -> int | None:
+    if text is None:
+        return None
+    number, unit = text.split()
+    return round(float(number) * SIZE_UNITS[unit])
+
+
+def _in_library(path) -> bool:
+    return any(part in path for part in LIBRARY_PATHS)
