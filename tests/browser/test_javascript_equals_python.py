@@ -103,9 +103,11 @@ def arbitrary(spec, chance):
             p = values["pipeline_parallel"] = chance.randint(1, 8)
             values["pipeline_rank"] = chance.randint(0, p - 1)
             values["layers"] = p * values["stages_per_rank"] * chance.randint(1, 16)
+            c = 1 if values["context_mix"] == 3 else chance.randint(1, 8)
+            values["context_parallel"], values["data_parallel"] = c, 8 * c * chance.randint(1, 8)
             values["rank"] = chance.randint(0, values["data_parallel"] - 1)
-            values["expert_parallel"] = values["shard_groups"] = 1
-            for name in ("shorter_ends", "partition_activations"):
+            values["expert_parallel"] = values["shard_groups"] = values["sequence_tiles"] = 1
+            for name in ("shorter_ends", "partition_activations", "checkpoints_on_host"):
                 values[name] = 0
             # Python refuses a dividend beyond 2^53 in a branch, too, that is not taken
             values["step_counter_element_bytes"] = chance.randint(0, 8)
@@ -117,6 +119,9 @@ def arbitrary(spec, chance):
             values["query_key_norms"] = chance.randint(0, 1) * ("microbatch" not in values)
             values["norms_per_layer"] = 2
             first = 0 if dense else chance.randint(0, values["layers"])
+            if "expert_parallel" in values and not dense:
+                e = values["expert_parallel"] = chance.choice((1, 2, 4, 8))
+                values["experts"] *= e
             values["dense_layers"], values["dense_feed_forward"] = first, 3 * min(first, 1)
             latent = chance.randint(0, 1) * ("microbatch" not in values)
             for name in ("key_value_latent", "query_latent", "value_columns"):

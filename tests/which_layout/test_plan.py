@@ -30,6 +30,7 @@ from coursekit.planner.many import solve_many
 from coursekit.planner.plan import RULES, WORTH, Search, divisors, plan
 from coursekit.planner.speeds import EXPERTS, SPEEDS, pace, step_values, usual_speed
 from coursekit.show.explorers import EXPLORERS
+from coursekit.show.spec import Hand
 
 ASKED = dict(gpu="H100 SXM 80GB", gpus=16, batch=64, sequence=4096)
 
@@ -331,15 +332,23 @@ def test_commands_of_the_page_ask_what_the_cards_ask(capsys):
     assert f"{found['legal']:,} legal layouts, {found['fitting']:,} fit." in html
 
 
-def test_the_explorer_has_the_planners_bytes_and_seconds():
+@pytest.mark.parametrize("model, ranks", [("Llama 3 70B", 1), ("Mixtral 8x7B", 8)])
+@pytest.mark.parametrize("first", ["model", "gpu"])
+def test_the_explorer_has_the_planners_bytes_and_seconds(model, ranks, first):
     """Must catch: a bandwidth of a datasheet in the page, where the planner takes a share of it;
-    links or a speed of another GPU; a rank that fits in the page alone."""
+    links or a speed of another GPU, or of dense models for experts, whichever menu came last; a
+    rank that fits in the page alone; experts that are not divided."""
     card = EXPLORERS["rank-of-any-layout"]
     for gpu in GPUS:
-        shown = card.compute(card.choose(card.start(), "gpu", gpu))
+        hand = Hand(card, card.start(), card.chosen_at_start())
+        hand.choose(*(("model", model) if first == "model" else ("gpu", gpu)))
+        hand.choose(*(("gpu", gpu) if first == "model" else ("model", model)))
+        hand.move("expert_parallel", ranks)
+        shown = card.compute(hand.values)
+        assert hand.values["expert_parallel"] == ranks and hand.along == ""
         layout = RankLayout(
-            model="Llama 3 70B",
-            sizes=model_sizes("Llama 3 70B"),
+            model=model,
+            sizes=model_sizes(model),
             gpu=gpu,
             gpus=64,
             sequence=8192,
@@ -348,8 +357,10 @@ def test_the_explorer_has_the_planners_bytes_and_seconds():
             kernels=FUSED_LOSS,
             recipe="bf16 + fp32 gradients",
             tensor_parallel=8,
+            expert_parallel=ranks,
         )
-        seconds = step_values(layout, SPEEDS[usual_speed(gpu, FUSED_LOSS)])["layout_seconds"]
+        speed = SPEEDS[usual_speed(gpu, FUSED_LOSS, experts=ranks > 1)]
+        seconds = step_values(layout, speed)["layout_seconds"]
         assert shown["layout_seconds"] == pytest.approx(seconds, rel=1e-12)
         if "bf16" in GPUS[gpu].note:  # the others refuse the recipe
             assert shown["rank_needed_bytes"] == layout.needed_bytes(layout.solved())

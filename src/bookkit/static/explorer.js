@@ -60,6 +60,13 @@
         if (found) set(link.divisor, found);
       } else set(link.multiple, multiple - rest + (2 * rest > divisor || multiple < divisor ? divisor : 0));
     },
+    some({ follower, leader }, values, place, set) {
+      if (place(leader) < Infinity && values[leader] !== 0 && values[follower] === 0) set(follower, 1);
+    },
+    instead({ names, instead, leader }, values, place, set, preset) {
+      const chosen = values[leader] === 0 ? names : instead;
+      names.forEach((name, k) => { if (chosen[k] in preset) set(name, preset[chosen[k]]); });
+    },
     product(link, values, place, set) {
       const product = values[link.product], first = values[link.first], second = values[link.second];
       const [ofProduct, ofFirst, ofSecond] = [link.product, link.first, link.second].map(place);
@@ -373,7 +380,7 @@
       chosen[menu.kind] = menu.select.value;
       const preset = menu.presets[menu.select.value];
       layHand(menu.kind, Object.keys(preset));
-      values = BOOK.follow(spec.links, Object.assign({}, hand.before, ...menus.map(menu => partOf(menu, true)), preset), hand.moved, preset);
+      values = BOOK.follow(spec.links, Object.assign({}, hand.before, ...menus.map(menu => partOf(menu, true)), preset), hand.moved, presetValues());
       announce(refresh());
       releaseGhost();
     }));

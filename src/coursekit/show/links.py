@@ -163,6 +163,36 @@ class Product:
         return {}
 
 
+@dataclass(frozen=True)
+class Some(Follower):
+    """`follower`, which has no control, is 1 if it was 0 when `leader` came to be more: a token
+    goes through one expert at least, if there are any."""
+
+    words: str
+
+    def follow(self, values, moved, preset):
+        some = self.leader in moved and values[self.leader] != 0 and values[self.follower] == 0
+        return {self.follower: 1} if some else {}
+
+
+@dataclass(frozen=True)
+class Instead:
+    """Quantities without a control are the chosen presets', or, where `leader` is not 0, those of
+    the names `instead` there."""
+
+    names: tuple
+    instead: tuple
+    leader: str
+
+    @property
+    def quantities(self):
+        return self.names
+
+    def follow(self, values, moved, preset):
+        chosen = self.names if values[self.leader] == 0 else self.instead
+        return {name: preset[other] for name, other in zip(self.names, chosen) if other in preset}
+
+
 # Heads divide the hidden size, unless a model gives their columns; key-value heads divide them.
 HEADS_FOLLOW = (
     Divides("heads", "hidden", when=(("head_size", 0),)),

@@ -256,9 +256,9 @@ class Explorer:
         inputs that follow from the preset alone (a model sets `parameters` if that is an input);
         and what the menu sets beside them."""
         menu = next(menu for menu in self.menus if menu.kind == kind)
-        return {**self._in_preset(menu, name), **menu.beside.get(name, {})}
+        return {**self.in_preset(menu, name), **menu.beside.get(name, {})}
 
-    def _in_preset(self, menu, name):
+    def in_preset(self, menu, name):
         """The quantities that the preset itself has; a call in Python gives them by its name."""
         usual = BOOK.assumed(menu.family, ())
         given = {**usual, **PRESETS[menu.kind][name].quantities}
@@ -287,18 +287,24 @@ class Explorer:
         values = {**BOOK.assumed(self.inputs, values), **values}
         return {name: values[name] for name in self.inputs}
 
-    def choose(self, values, kind, name):
-        """The inputs after a choice in a menu, with what follows."""
+    def choose(self, values, kind, name, chosen=None):
+        """The inputs after a choice in a menu, with what follows. `chosen` has the last choice of
+        each other menu."""
         preset = self.preset(kind, name)
-        return settle(self.links, {**values, **preset}, preset, preset)
+        known = {**self.presets({**(chosen or {}), kind: name}), **preset}
+        own = {quantity: of for quantity, of in preset.items() if quantity in self.inputs}
+        return settle(self.links, {**values, **own}, own, known)
+
+    def presets(self, chosen):
+        """The quantities that the choices of all menus set."""
+        chosen = {**self.chosen_at_start(), **chosen}.items()
+        return {name: of for kind, one in chosen for name, of in self.preset(kind, one).items()}
 
     def move(self, values, quantity, value, chosen=None):
         """The inputs after one of them moved, with what follows. `chosen` has the last choice of
         each menu."""
-        preset = {}
-        for kind, name in {**self.chosen_at_start(), **(chosen or {})}.items():
-            preset.update(self.preset(kind, name))
-        return settle(self.links, {**values, quantity: value}, [quantity], preset)
+        known = self.presets(chosen or {})
+        return settle(self.links, {**values, quantity: value}, [quantity], known)
 
     def compute(self, values):
         """Every input and every quantity computed from them; raises InvalidQuantity with the
@@ -413,7 +419,7 @@ class Explorer:
         if played := getattr(self.pictures[0], "call", None):
             return played(values)
         chosen = {**self.chosen_at_start(), **(chosen or {})}
-        presets = {menu.kind: self._in_preset(menu, chosen[menu.kind]) for menu in self.menus}
+        presets = {menu.kind: self.in_preset(menu, chosen[menu.kind]) for menu in self.menus}
         given = {name: value for preset in presets.values() for name, value in preset.items()}
         own = [name for name in self.asked if given.get(name) != values[name]]
         needed = set(self.asked) - set(own)
@@ -459,7 +465,7 @@ class Hand:
         """Choose from a menu."""
         self._lay(kind, self.spec.preset(kind, name))
         self.chosen[kind] = name
-        self.values = self.spec.choose(self._before, kind, name)
+        self.values = self.spec.choose(self._before, kind, name, self.chosen)
 
     def _lay(self, on, moved):
         if on != self._on:

@@ -288,21 +288,23 @@ class ExplorerWidget(widgets.VBox):
                 ):
                     slider.options = options
                 slider.value = value
-        for kind, menu in self.menus.items():
-            names = [self.chosen[kind], *PRESETS[kind]]
-            held = (name for name in names if self._holds(self.spec.preset(kind, name)))
-            menu.value = next(held, OWN)
-            if menu.value != OWN:
-                self.chosen[kind] = menu.value
+        for menu in self.spec.menus:
+            kind, shown = menu.kind, self.menus[menu.kind]
+            names = [self.chosen[kind], *menu.names]
+            held = (name for name in names if self._holds(menu, name))
+            shown.value = next(held, OWN)
+            if shown.value != OWN:
+                self.chosen[kind] = shown.value
 
-    def _holds(self, preset):
+    def _holds(self, menu, chosen):
         """A table of positions that grew with the sequence leaves its preset in force."""
         links = [link for link in self.spec.links if isinstance(link, AtLeast)]
         grown = {link.follower: link.leader for link in links}
         return all(
             self.values[name] == value
             or (name in grown and self.values[name] == self.values[grown[name]] > value)
-            for name, value in preset.items()
+            for name, value in self.spec.in_preset(menu, chosen).items()
+            if name not in menu.beside.get(chosen, {})
         )
 
 

@@ -5,20 +5,27 @@ from dataclasses import replace
 from coursekit.formulas.presets import GPUS, MODELS
 from coursekit.formulas.registry import BOOK
 from coursekit.planner.fits import FUSED_LOSS
-from coursekit.planner.speeds import BANDWIDTH_SHARE, SPEEDS, pace, usual_speed
-from coursekit.show.links import AtLeast, AtMost, Back
+from coursekit.planner.speeds import BANDWIDTH_SHARE, EXPERTS, SPEEDS, pace, usual_speed
+from coursekit.show.links import AtLeast, AtMost, Back, Divides, Instead, Some
 from coursekit.show.pictures import MemoryBar, Part, memory_parts
 from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from coursekit.show.stops import powers_of_two
 
-# As the planner has it: links of the GPU's usual nodes, and the speed of published runs.
-_PACES = {gpu: pace(gpu, SPEEDS[usual_speed(gpu, FUSED_LOSS)]) for gpu in GPUS}
+# As the planner has it: links of the GPU's usual nodes, and the speed of published runs; models of
+# experts have another class of runs.
+_OF_EXPERTS = {gpu: pace(gpu, SPEEDS[EXPERTS]) for gpu in GPUS}
+_PACES = {
+    gpu: pace(gpu, SPEEDS[usual_speed(gpu, FUSED_LOSS)])
+    | {f"{name} of experts": value for name, value in of.items()}
+    for gpu, of in _OF_EXPERTS.items()
+}
+_PACE = tuple(_OF_EXPERTS["H100 SXM 80GB"])
+_RANKS_OF_EXPERTS = powers_of_two(1, 64)
 # Quantities of a planner's layout that no control moves -> their usual values.
 _PLANNED = dict(
     stages_per_rank=1,
     pipeline_schedule=2,
     shorter_ends=0,
-    expert_parallel=1,
     sequence_parallel=1,
     regather=1,
     offload=0,
@@ -36,7 +43,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
     name="rank-of-any-layout",
     title="What does one rank hold?",
     menus=(
-        Menu("model", "Model", without=("experts",), but=_UNEVEN),
+        Menu("model", "Model", but=_UNEVEN),
         Menu("gpu", "GPU", beside=_PACES),
         Menu("recipe", "Recipe", but=("autocast Adam",)),
         Menu("kernels", "Kernels", but=_OTHER_KERNELS),
@@ -48,6 +55,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
         ),
         Control("pipeline_parallel", "pipeline ranks p", powers_of_two(1, 16)),
         Control("context_parallel", "ranks c that share a sequence", powers_of_two(1, 16)),
+        Control("expert_parallel", "ranks e that divide experts", _RANKS_OF_EXPERTS),
         Choice("context_mix", "they attend by", ((1, "a ring"), (2, "gathering"), (3, "heads"))),
         Choice("zero_stage", "ZeRO stage", tuple((stage, str(stage)) for stage in range(4))),
         Choice(
@@ -71,6 +79,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
                 "recompute_policy",
             ),
         ),
+        ControlGroup("Experts", ("expert_parallel",), folded=True),
         ControlGroup(
             "Long sequences", ("sequence", "context_parallel", "context_mix"), folded=True
         ),
@@ -85,6 +94,13 @@ RANK_OF_ANY_LAYOUT = Explorer(
         AtMost("pipeline_parallel", "accumulation_steps", least=1),
         AtLeast("max_sequence", "sequence"),
         *(Back(name, value, _LAYOUT) for name, value in _PLANNED.items()),
+        AtMost("expert_parallel", "data_parallel", least=1),
+        AtMost(
+            "expert_parallel", "experts", less=-1, least=1
+        ),  # a dense model gets experts, one a token
+        Divides("expert_parallel", "experts", _RANKS_OF_EXPERTS),
+        Some("experts_per_token", "experts", "experts of a token"),
+        Instead(_PACE, tuple(f"{name} of experts" for name in _PACE), "experts"),
         # data-parallel ranks count those that share a sequence; any degrees make a ring
         AtMost("context_parallel", "data_parallel", least=1),
         Back("context_mix", 1, ("context_parallel", "tensor_parallel", "key_value_heads")),
@@ -93,8 +109,10 @@ RANK_OF_ANY_LAYOUT = Explorer(
         AtMost("context_mix", "context_parallel", least=1),
         # adapters stand beside whole models, in stage 0
         Back("adapter_rank", 0, ("tensor_parallel", "pipeline_parallel"), above=1),
-        Back("adapter_rank", 0, ("zero_stage",), 0, "the recipe's adapter rank"),
+        Back("adapter_rank", 0, ("zero_stage", "experts"), 0, "the recipe's adapter rank"),
         Back("tensor_parallel", 1, ("adapter_rank",), above=0),
+        Back("experts", 0, ("adapter_rank",), above=0),
+        Back("experts_per_token", 0, ("adapter_rank",), above=0),
         Back("pipeline_parallel", 1, ("adapter_rank",), above=0),
         Back("zero_stage", 0, ("adapter_rank",), above=0),
     ),
@@ -114,6 +132,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
         accumulation_steps=16,
         context_parallel=1,
         context_mix=1,
+        expert_parallel=1,
         **_PLANNED,
     ),
     pictures=(
