@@ -259,6 +259,6 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
     def send_next(self):
         parameters = self.buckets[len(self.sent)]
         group = replicas_of(parameters[0], self.group)
-        bucket = FlatBucket(parameters, dist.get_world_size(group))
+        bucket = self.flat_bucket(parameters, dist.get_world_size(group))
         bucket.all_reduce(group)
         self.sent.append(bucket)

@@ -59,8 +59,16 @@ class Flat:
         """Make `full` whole. `.data`: autograd must not take its return for a change."""
         if not self.whole:
             self.full.untyped_storage().resize_(self.full.nbytes)
-            all_gather_single(self.full.data, self.shard.detach(), group=self.group)
+            self.all_gather(self.full.data)
             self.whole = True
+
+    def all_gather(self, full: Tensor):
+        all_gather_single(full, self.shard.detach(), group=self.group)
+
+    def reduce_scatter(self, gradient: Tensor) -> Tensor:  # [E] -> [E/n]
+        own = torch.empty_like(self.shard)
+        reduce_scatter_single(own, gradient.contiguous() / self.n, group=self.group)
+        return own
 
     def free(self):
         self.full.untyped_storage().resize_(0)
@@ -81,21 +89,19 @@ class Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         _ = ctx.saved_tensors  # autograd objects here if the shard was changed since forward
-        flat = ctx.flat
-        own = torch.empty_like(flat.shard)
-        reduce_scatter_single(own, gradient.contiguous() / flat.n, group=flat.group)
-        flat.free()  # autograd comes here when all else in the unit is done
+        own = ctx.flat.reduce_scatter(gradient)
+        ctx.flat.free()  # autograd comes here when all else in the unit is done
         return None, own
 
 
 class Unit:
     """A module that is whole only while it computes."""
 
-    def __init__(self, module: nn.Module, sites: dict[nn.Parameter, list[Site]], group: Group):
+    def __init__(self, module: nn.Module, sites: dict[nn.Parameter, list[Site]], group, flat_cls):
         kinds: dict[tuple, dict] = {}
         for p, places in sites.items():
             kinds.setdefault((p.dtype, p.requires_grad), {})[p] = places
-        self.flats = [Flat(kind, group) for kind in kinds.values()]
+        self.flats = [flat_cls(kind, group) for kind in kinds.values()]
         for owner, name in sum(sites.values(), []):
             delattr(owner, name)
         for number, flat in enumerate(self.flats):
@@ -129,7 +135,7 @@ class Unit:
             flat.free()
 
 
-def fully_shard(module: nn.Module, units: Iterable[nn.Module] = (), group: Group = None):
+def fully_shard(module: nn.Module, units: Iterable[nn.Module] = (), group=None, flat_cls=Flat):
     """Shard the module in place and return it. All ranks begin with the values of the group's rank
     0. A unit takes tensors and returns one. Raises ValueError for a unit that is not inside the
     module, and for a module that is sharded already."""
@@ -155,7 +161,7 @@ def fully_shard(module: nn.Module, units: Iterable[nn.Module] = (), group: Group
     for unit in units:
         own = {p: list(sites[p]) for p in names if home[p] is unit}
         if own:
-            Unit(unit, own, group)
+            Unit(unit, own, group, flat_cls)
     module.plain_names = {site: name for p, name in names.items() for site in sites[p]}
     return module
 

@@ -1,0 +1,400 @@
+"""Hooks of data parallelism: what was sent, what is left, bytes, states, models that are traps.
+
+Float64 throughout, random biases, ranks that begin differently, odd sizes. Sums over ranks and over
+steps are made in another order than the reference's, hence 1e-11 of the largest element.
+"""
+
+import copy
+import sys
+from functools import partial
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ranklab.measure.communication import CommunicationLog
+from shardlab.compression import Compressed, four_bits, power_sgd, signs, sixteen_bits, top_k
+from shardlab.data_parallel import DistributedDataParallel
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+HOOKS = {
+    "top k": partial(top_k, one_in=7),
+    "signs": signs,
+    "four bits": four_bits,
+    "power sgd": partial(power_sgd, rank=1),
+}
+CLOSE = 1e-11
+
+
+class Trap(nn.Module):
+    """Odd sizes, a tied weight, a part that some steps leave out, one that is never used, and rows
+    of a table whose gradient is always zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(9, 7)
+        self.up, self.tied, self.down = nn.Linear(7, 13), nn.Linear(7, 13), nn.Linear(13, 5)
+        self.tied.weight = self.up.weight
+        self.sometimes, self.never = nn.Linear(5, 5), nn.Linear(3, 2)
+        self.with_all = True
+
+    def forward(self, tokens):
+        x = self.rows(tokens)
+        y = self.down(torch.tanh(self.up(x)) + torch.tanh(self.tied(-x)))
+        return self.sometimes(y) if self.with_all else y
+
+
+def trap(seed=0):
+    torch.manual_seed(seed)
+    net = Trap().double()
+    for p in net.parameters():
+        nn.init.normal_(p, std=0.5)
+    return net
+
+
+def tokens_of(step, rank):
+    draw = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randint(6, (4, 3), generator=draw)  # rows 6 to 8 have no gradient
+
+
+def me():
+    return dist.get_rank()
+
+
+def same(ours, theirs):
+    scale = theirs.abs().max().clamp(min=1e-6)
+    return bool((ours - theirs).abs().max() <= CLOSE * scale)
+
+
+def backward(model, step, rank=None):
+    model(tokens_of(step, me() if rank is None else rank)).square().mean().backward()
+
+
+def gradients(net):
+    """Clones of all gradients in one tensor; None as zeros."""
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters()]
+    return torch.cat([g.flatten() for g in found]).clone()
+
+
+def mean_gradient(net, step):
+    """The exact mean over ranks, on a copy of the net."""
+    net = copy.deepcopy(net)
+    net.zero_grad()
+    for rank in range(dist.get_world_size()):
+        (net(tokens_of(step, rank)).square().mean() / dist.get_world_size()).backward()
+    return gradients(net)
+
+
+def errors_of(model):
+    """The sum over ranks of all that is left, in the order of parameters."""
+    left = {}
+    for bucket, kept in zip(model.buckets, model.hook_state_dict()):
+        error = kept["error"].clone()
+        if "server_error" in kept:
+            own = kept["server_error"].flatten()
+            whole = own.new_zeros(len(own) * dist.get_world_size())
+            whole[me() * len(own) : (me() + 1) * len(own)] = own
+            error += whole[: len(error)]
+        dist.all_reduce(error)
+        parts = error.split([p.numel() for p in bucket])
+        left |= dict(zip(bucket, parts))
+    return torch.cat([left[p] for p in model.module.parameters() if p.requires_grad])
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=(2, 3, 4))
+def world(request, worlds):
+    return worlds(request.param)
+
+
+def sum_of_what_was_sent(name, bucket_bytes):
+    model = Compressed(trap(me()), HOOKS[name], bucket_bytes=bucket_bytes)
+    sent, exact, apart = 0, 0, False
+    for step in range(5):
+        model.module.with_all = step != 2
+        model.zero_grad()
+        backward(model, step)
+        mean = mean_gradient(model.module, step)
+        apart |= not same(gradients(model.module), mean)
+        sent, exact = sent + gradients(model.module), exact + mean
+        for p in model.module.parameters():
+            p.data -= 0.1 * p.grad
+    return apart, same(sent, exact - errors_of(model)), fingerprint(model.module)
+
+
+def fingerprint(net):
+    """A tensor that differs where any bit of any parameter does."""
+    return torch.cat([p.detach().flatten() for p in net.parameters()]).view(torch.int64).tolist()
+
+
+@pytest.mark.parametrize("bucket_bytes", [700, 1 << 20])
+@pytest.mark.parametrize("name", HOOKS)
+def test_nothing_is_lost(world, name, bucket_bytes):
+    """The sum of what was sent is the sum of mean gradients less the last error, and all ranks have
+    the same bits. Must catch: an error that is dropped, added twice, or kept of the gradient
+    without the error before; a chunk's error that is forgotten; Q drawn from a seed of the rank;
+    vectors whose error is kept though they go whole."""
+    found = world.run(sum_of_what_was_sent, name, bucket_bytes)
+    assert all(apart and kept for apart, kept, _ in found)
+    assert all(bits == found[0][2] for *_, bits in found)
+
+
+def beside_plain(hook, steps=3):
+    """Whether parameters are those of plain data parallelism: the bits, and nearly."""
+    nets = [
+        kind(trap(me()), bucket_bytes=700)
+        for kind in (partial(Compressed, hook=hook), DistributedDataParallel)
+    ]
+    logs = []
+    for net in nets:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        with CommunicationLog() as log:
+            for step in range(steps):
+                optimizer.zero_grad()
+                backward(net, step)
+                optimizer.step()
+        logs.append([(m.operation, m.nbytes) for m in log.messages])
+    bits, close = zip(
+        *((torch.equal(a, b), same(a, b)) for a, b in zip(*(net.parameters() for net in nets)))
+    )
+    return all(bits), all(close), logs[0] == logs[1]
+
+
+def test_hook_off_is_data_parallelism(world):
+    """Must catch: an error that is added without a hook, a bucket that leaves otherwise."""
+    assert world.run(beside_plain, None) == [(True, True, True)] * world.world_size
+
+
+@pytest.mark.parametrize(
+    "hook", [partial(top_k, one_in=1), partial(sixteen_bits, dtype=torch.float64)], ids=str
+)
+def test_everything_is_exact(world, hook):
+    """All elements instead of the largest ones, and a rounding that rounds nothing. Must catch:
+    the share of the mean that is divided twice, or never."""
+    assert all(close for _, close, _ in world.run(beside_plain, hook))
+
+
+def of_low_rank():
+    """A gradient of rank 2 in each of n ranks is of rank 2n in all."""
+    n = dist.get_world_size()
+    torch.manual_seed(0)
+    net, draw = nn.Linear(31, 23).double(), torch.Generator().manual_seed(me())
+    model = Compressed(net, partial(power_sgd, rank=2 * n))
+    x = torch.randn(2, 31, dtype=torch.float64, generator=draw)
+    (model(x) ** 2).sum().backward()
+    found, left = net.weight.grad.clone(), model.kept[0]["error"].clone()
+    dist.all_reduce(left)
+    model.hook = None
+    net.zero_grad()
+    (model(x) ** 2).sum().backward()
+    return same(found, net.weight.grad), left.abs().max().item() < CLOSE
+
+
+def test_full_rank_is_exact(world):
+    """Must catch: P that is not orthonormal; an error of the mean instead of the share's."""
+    assert world.run(of_low_rank) == [(True, True)] * world.world_size
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def rounded_up(elements, unit):
+    return elements + -elements % unit
+
+
+def logical_bytes(name, shapes, n, beta=8):
+    """(operation, bytes) of each message of a bucket, by its definition."""
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    elements = sum(sizes)
+    if name == "off":
+        return [("all_reduce", (elements + len(shapes)) * beta)]
+    if name == "sixteen bits":
+        return [("all_reduce", 2 * elements)]
+    if name == "top k":
+        k = -(-elements // 7)
+        return [("all_gather", n * k * beta), ("all_gather", n * k * 4)]
+    if name == "power sgd":
+        pairs = [(shape[0], size // shape[0]) for shape, size in zip(shapes, sizes)]
+        thin = [(a, b) for a, b in pairs if b > 1 and a + b < a * b]
+        whole = elements - sum(a * b for a, b in thin)
+        first, second = whole + sum(a for a, _ in thin), sum(b for _, b in thin)
+        return [("all_reduce", beta * first)] + [("all_reduce", beta * second)] * bool(thin)
+    chunk = -(-elements // n)
+    if name == "signs":
+        row = rounded_up(chunk, 8) // 8 + beta
+    else:
+        row = rounded_up(chunk, 256) // 2 + beta * rounded_up(chunk, 256) // 256
+    return [("all_to_all", n * row), ("all_gather", n * row)]
+
+
+def messages(hook, bucket_bytes, dtype):
+    model = Compressed(trap().to(dtype), hook, bucket_bytes=bucket_bytes)
+    with CommunicationLog() as log:
+        backward(model, 0)
+    shapes = [[tuple(p.shape) for p in bucket] for bucket in model.buckets]
+    return sorted((m.operation, m.nbytes) for m in log.messages), shapes
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("bucket_bytes", [700, 1 << 20])
+@pytest.mark.parametrize("name", [*HOOKS, "sixteen bits", "off"])
+def test_bytes(world, name, bucket_bytes, dtype):
+    """Must catch: places of 8 bytes, codes of a byte each, scales that travel apart, a flag."""
+    hook = {**HOOKS, "sixteen bits": sixteen_bits, "off": None}[name]
+    for found, buckets in world.run(messages, hook, bucket_bytes, dtype):
+        beta = dtype.itemsize
+        wanted = [logical_bytes(name, shapes, world.world_size, beta) for shapes in buckets]
+        assert found == sorted(sum(wanted, []))
+
+
+# --- states, copies, changes ----------------------------------------------------------------------
+
+
+def trained(model, steps, begin=0):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(begin, begin + steps):
+        optimizer.zero_grad()
+        backward(model, step)
+        optimizer.step()
+    return fingerprint(model.module)
+
+
+def resumed(hook, feedback, forget):
+    right = Compressed(trap(me()), hook, feedback=feedback, bucket_bytes=700)
+    trained(right, 3)
+    wire = cloudpickle.dumps((right.state_dict(), right.hook_state_dict()))
+    ours = Compressed(trap(50 + me()), hook, feedback=feedback, bucket_bytes=700)
+    saved, left = cloudpickle.loads(wire)
+    ours.load_state_dict(saved)
+    if not forget:
+        ours.load_hook_state_dict(left)
+    copied = copy.deepcopy(right)
+    wanted = trained(right, 3, begin=3)
+    return trained(ours, 3, begin=3) == wanted, trained(copied, 3, begin=3) == wanted
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("name", HOOKS)
+def test_resumed(worlds, name, feedback):
+    """A run that is saved and resumed has the same bits as one that went on, and so has a copy.
+    Must catch: a state without errors, without those of chunks, without Q."""
+    assert worlds(3).run(resumed, HOOKS[name], feedback, False) == [(True, True)] * 3
+
+
+def test_forgotten_errors_are_seen(worlds):
+    """The test above can fail."""
+    assert worlds(3).run(resumed, signs, True, True) == [(False, True)] * 3
+
+
+def frozen_midway(hook):
+    model = Compressed(trap(me()), hook, bucket_bytes=700)
+    trained(model, 2)
+    model.module.up.bias.requires_grad_(False)
+    before = model.module.up.bias.clone()
+    trained(model, 2, begin=2)
+    return torch.equal(before, model.module.up.bias), fingerprint(model.module)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_frozen_midway(worlds, name):
+    """Must catch: an old error that moves a parameter which is frozen now."""
+    found = worlds(2).run(frozen_midway, HOOKS[name])
+    assert all(still and bits == found[0][1] for still, bits in found)
+
+
+def constant_zero(hook):
+    model = Compressed(trap(me()), hook, bucket_bytes=1)  # a bucket for each parameter
+    before = [p.clone() for p in model.module.never.parameters()]
+    trained(model, 3)
+    return all(map(torch.equal, before, model.module.never.parameters()))
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_constant_zero_gradients(worlds, name):
+    """Must catch: a scale of zero that divides; zeros that become a code without a level."""
+    assert worlds(2).run(constant_zero, HOOKS[name]) == [True, True]
+
+
+def overflow(hook):
+    """An infinite gradient on rank 1: all ranks see it, and the next step is finite again."""
+    model = Compressed(trap(me()), hook, bucket_bytes=700)
+    backward(model, 0)
+    model.zero_grad()
+    factor = float("inf") if me() == 1 else 1.0
+    (model(tokens_of(1, me())).square().mean() * factor).backward()
+    seen = all(not p.grad.isfinite().all() for p in model.module.down.parameters())
+    model.zero_grad()
+    backward(model, 2)
+    return seen, all(p.grad.isfinite().all().item() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_overflow(worlds, name):
+    """Must catch: a number instead of an infinity, which no loss scaler sees; errors that stay
+    infinite for good."""
+    assert worlds(2).run(overflow, HOOKS[name]) == [(True, True)] * 2
+
+
+def changed_hook():
+    """Warm-up without a hook, another rank of PowerSGD, signs: all ranks stay alike."""
+    model = Compressed(trap(me()))
+    for step, hook in enumerate([None, *HOOKS.values(), partial(power_sgd, rank=2), None]):
+        model.hook = hook
+        trained(model, 1, begin=step)
+    return fingerprint(model.module)
+
+
+def test_hooks_that_change(worlds):
+    """Must catch: a Q of another rank that is used."""
+    first, *others = worlds(3).run(changed_hook)
+    assert all(bits == first for bits in others)
+
+
+def interrupted(hook):
+    """A backward that raises leaves the state as it was."""
+    model = Compressed(trap(me()), hook, bucket_bytes=700)
+    trained(model, 2)
+    kept = cloudpickle.dumps(model.hook_state_dict())
+    y = model(tokens_of(2, me()))
+    model.module.rows.weight.register_hook(lambda g: 1 / 0)
+    try:
+        y.square().mean().backward()
+    except ZeroDivisionError:
+        pass
+    before = cloudpickle.loads(kept)
+    return all(
+        torch.equal(a[k], b[k])
+        for a, b in zip(before, model.hook_state_dict())
+        for k in a
+        if k != "q"
+    )
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_interrupted(worlds, name):
+    """Must catch: an error that is replaced before the bucket has arrived."""
+    assert worlds(2).run(interrupted, HOOKS[name]) == [True, True]
+
+
+def accumulated(hook):
+    """Two microbatches under no_sync, against their mean in one."""
+    model = Compressed(trap(me()), hook)
+    with CommunicationLog() as log:
+        with model.no_sync():
+            backward(model, 0)
+        silent = not log.messages
+        backward(model, 1)
+    found, once = gradients(model.module), Compressed(trap(me()), hook)
+    total = sum(once(tokens_of(step, me())).square().mean() for step in (0, 1))
+    total.backward()
+    return silent, same(found, gradients(once.module))
+
+
+def test_accumulation(worlds):
+    """Must catch: a microbatch that is compressed by itself."""
+    assert worlds(2).run(accumulated, HOOKS["top k"]) == [(True, True)] * 2

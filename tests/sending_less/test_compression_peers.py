@@ -1,0 +1,127 @@
+"""Hooks beside PyTorch's own on gloo, in float64 where they take it."""
+
+import sys
+from functools import partial
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
+
+from shardlab.compression import Compressed, DiLoCo, power_sgd, sixteen_bits
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ONE_BUCKET = 1000  # MB: PyTorch's PowerSGD sends from threads, so two buckets would cross
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    made = nn.Sequential(nn.Linear(19, 23), nn.Tanh(), nn.Linear(23, 11)).double()
+    for p in made.parameters():
+        nn.init.normal_(p, std=0.4)
+    return made
+
+
+def loss_of(model, step, rank=None):
+    rank = dist.get_rank() if rank is None else rank
+    draw = torch.Generator().manual_seed(100 * step + rank)
+    return model(torch.randn(5, 19, dtype=torch.float64, generator=draw)).square().mean()
+
+
+def differences(model, module):
+    pairs = zip(model.parameters(), module.parameters())
+    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+
+
+@pytest.fixture(params=(2, 3))
+def world(request, worlds):
+    return worlds(request.param)
+
+
+def beside_fp16():
+    theirs = DistributedDataParallel(net())
+    theirs.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    ours = Compressed(net(), partial(sixteen_bits, dtype=torch.float16))
+    for model in (ours, theirs):
+        loss_of(model, 0).backward()
+    pairs = zip(ours.parameters(), theirs.module.parameters())
+    return max(((a.grad - b.grad).abs().max() / b.grad.abs().max()).item() for a, b in pairs)
+
+
+def test_sixteen_bits(world):
+    """PyTorch rounds before it divides by n, so two roundings of 2^-11 and those of the sum may
+    differ. Must catch: bf16 instead of fp16, which is eight times coarser."""
+    assert max(world.run(beside_fp16)) < 2e-3
+
+
+def beside_power_sgd(rank, steps=6):
+    theirs = DistributedDataParallel(net(), bucket_cap_mb=ONE_BUCKET)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=rank, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    order = []  # of the only bucket, which is built anew after the first step
+
+    def hook(state, bucket):
+        order[:] = bucket.parameters()
+        return powerSGD_hook.powerSGD_hook(state, bucket)
+
+    theirs.register_comm_hook(state, hook)
+    ours = Compressed(net(), None)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, theirs)]
+    for step in range(steps):
+        if step == 3:  # PyTorch begins at 2, with a Q of its own: we go on from there
+            ours.hook = partial(power_sgd, rank=rank)
+            ours.load_hook_state_dict([as_here(ours, theirs, order, state, rank)])
+        for model, optimizer in zip((ours, theirs), optimizers):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        if step == 2:
+            ours.module.load_state_dict(theirs.module.state_dict())
+    return differences(ours.module, theirs.module)
+
+
+def as_here(ours, theirs, order, state, rank):
+    """PyTorch's errors, divided by n, and its Q, in the order of the bucket here."""
+    (error,), (q,) = state.error_dict.values(), state.q_memory_dict.values()
+    errors = dict(zip(order, (error / dist.get_world_size()).split([p.numel() for p in order])))
+    matrices = [p for p in order if p.dim() > 1]
+    qs = dict(zip(matrices, q.split([rank * p.shape[1] for p in matrices])))
+    same = dict(zip(ours.module.parameters(), theirs.module.parameters()))
+    bucket = [same[p] for p in ours.buckets[0]]
+    return {
+        "error": torch.cat([errors[p] for p in bucket]),
+        "q": torch.cat([qs[p] for p in bucket if p in qs]),
+    }
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_power_sgd(world, rank):
+    """Three steps that go on from PyTorch's state. PyTorch makes Q orthonormal before it uses Q,
+    which changes no product P Q^T. Must catch: a Q that is drawn anew, an error that is dropped."""
+    assert max(world.run(beside_power_sgd, rank)) < 1e-10
+
+
+def beside_averager(every):
+    """Local SGD: each rank steps alone, and parameters are averaged every few steps."""
+    ours, theirs = net(), net()
+    optimizer = DiLoCo(torch.optim.SGD(ours.parameters(), lr=0.1), every, 1.0, 0.0)
+    sgd = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    averager = PeriodicModelAverager(period=every, warmup_steps=0)
+    for step in range(7):
+        optimizer.zero_grad(), sgd.zero_grad()
+        loss_of(ours, step).backward(), loss_of(theirs, step).backward()
+        optimizer.step(), sgd.step()
+        averager.step = step + 1  # it counts from 0, and would average after the first step
+        averager.average_parameters(theirs.parameters())
+    return differences(ours, theirs)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_local_sgd(world, every):
+    """Must catch: an outer gradient of the wrong sign; a sum instead of a mean."""
+    assert max(world.run(beside_averager, every)) < 1e-12
