@@ -287,10 +287,8 @@ def test_answers_that_are_nobodys():
         assert not judge(pair, lambda a, strange=strange: strange)
     long = Exercise("long", lambda a: [0] * a, (dict(a=999), dict(a=1)), one, "long.")
     sentence = judge(long, lambda a: [0] * 700 + [1] + [0] * (a - 701)).sentence
-    assert sentence == (
-        "long(a=999) should give 0 at place 700 (counted from 0), yours gives 1: yours is right but"
-        " for the one shown."
-    )
+    said = "long(a=999) should give 0 at place 700 (counted from 0), yours gives 1."
+    assert sentence == said
     words = Exercise("words", lambda: "a" * 999, (dict(),), (), "long.")
     sentence = judge(words, lambda: "a" * 700 + "b" + "a" * 298).sentence
     assert len(sentence) < 700 and "yours gives ... " in sentence and "aba" in sentence
@@ -313,7 +311,7 @@ def test_an_exercise_can_compare_something_else_than_the_result():
         answer,
     )
     assert judge(letters, lambda start: start + "c")
-    said = "letters(one letter) should give 2, yours gives 1: yours is 1 too small, everywhere."
+    said = "letters(one letter) should give 2, yours gives 1."
     assert judge(letters, lambda start: start).sentence == said
     assert repr(judge(letters, lambda start: "")) == "not yet: that is nothing."
 
@@ -588,5 +586,5 @@ def test_what_a_rank_has_is_called_by_its_name():
     exercise = Exercise("half", lambda rank: rank / 2, ({},), (), "so it is.", answer=on_two_ranks)
     assert judge(exercise, lambda rank: rank).sentence == (
         "half() should give 0.5 on rank 1 for the gradient of x at place 0 (counted from 0), yours"
-        " gives 1: the output is right; the gradient of x is wrong on rank 1 alone."
+        " gives 1."
     )

@@ -78,9 +78,7 @@ def _is_right(field: Field) -> bool:
 def _said(name: str, fields: list[Field]) -> str:
     """Words for one field: the first property that holds in all its cases."""
     subject = f"the {name}" if name else "yours"
-    counted = [_a_count] * bool(name)
-    others = (_a_factor, _a_difference, _an_order, _some_right)
-    for words in (_nothing, _of_ranks, _form, *counted, *others):
+    for words in (_nothing, _of_ranks, _form, _a_factor):
         try:
             said = words(fields)
         except (OverflowError, ValueError):  # a number too large for a float, or to be written
@@ -104,38 +102,9 @@ def _form(fields: list[Field]) -> str | None:
     if isinstance(right, (list, tuple)) and not isinstance(found, (list, tuple)):
         return f"is one {type(found).__name__}, and a list of {len(right)} is wanted"
     if isinstance(right, (list, tuple)) and len(found) != len(right):
-        return _another_length(list(found), list(right))
-    if isinstance(found, (list, tuple)) and isinstance(right, (list, tuple)):
-        for mine, theirs in zip(found, right):
-            if isinstance(mine, (list, tuple)) and isinstance(theirs, (list, tuple)):
-                if len(mine) != len(theirs):
-                    return f"holds {_another_length(list(mine), list(theirs), 'a part that ')}"
-            elif isinstance(mine, (list, tuple)) != isinstance(theirs, (list, tuple)):
-                return "is nested in another way than what is wanted"
+        are = "is" if len(right) == 1 else "are"
+        return f"has {len(found)} where {len(right)} {are} wanted" if found else "is empty"
     return None
-
-
-def _another_length(found: list, right: list, words: str = "") -> str:
-    much = f"{words}has {len(found)} where {len(right)} {'is' if len(right) == 1 else 'are'} wanted"
-    if not found:
-        return f"{words}is empty"
-    for longer, shorter, what in ((right, found, "missing"), (found, right, "too much")):
-        more = len(longer) - len(shorter)
-        if more > 0 and _equal(longer[: len(shorter)], shorter):
-            return f"{much}: the last {_many(more)} {what}, the others are right"
-        if more > 0 and _equal(longer[more:], shorter):
-            return f"{much}: the first {_many(more)} {what}, the others are right"
-    inside = [one for one in right if not any(_equal(one, other) for other in found)]
-    if inside and len(found) < len(right):
-        return f"{much}; {_show(inside[0])} is not in it"
-    if len(found) > len(right) and not inside:
-        twice = [one for k, one in enumerate(found) if any(_equal(one, o) for o in found[:k])]
-        return f"{much}; {_show(twice[0])} is in it twice" if twice else much
-    return much
-
-
-def _many(count: int) -> str:
-    return "is" if count == 1 else f"{count} are"
 
 
 def _nothing(fields: list[Field]) -> str | None:
@@ -163,7 +132,7 @@ def _of_ranks(fields: list[Field]) -> str | None:
     if any(one is None for case in (*found, *right) for one in case):
         return None
     if any(len({len(one) for one in (*f, *r)}) > 1 for f, r in zip(found, right)):
-        return _ranks_of_other_sizes(found, right)
+        return None
     pairs = list(zip(found, right))
     if all(_alike(r) for r in right):  # every rank is to have the same
         if all(_alike(f) for f in found):
@@ -189,22 +158,6 @@ def _of_ranks(fields: list[Field]) -> str | None:
             if whose:
                 return f"is that of rank {whose[0]} on every rank, and each is to have its own"
             return "is the same on every rank, and each is to have its own"
-    return None
-
-
-def _ranks_of_other_sizes(found: list, right: list) -> str | None:
-    for f, r in zip(found, right):
-        whole = [one for part in r for one in part]
-        if all(_equal(one, whole) for one in f):
-            return "is the whole on every rank, and each is to have its own part"
-    return None
-
-
-def _a_count(fields: list[Field]) -> str | None:
-    """One whole number, such as that of the messages."""
-    for found, right in zip(fields[0].found, fields[0].right):
-        if type(found) is type(right) is int and found != right:
-            return f"is {_show(found)}, and {_show(right)} is wanted"
     return None
 
 
@@ -256,74 +209,6 @@ def _factors(fields: list[Field]) -> Iterator[tuple[str, Any]]:
             yield f"({name} - 1)/{many} of what it should be", of(lambda n: (n - 1) / n)
             yield f"{many} / ({name} - 1) times what it should be", of(lambda n: n / (n - 1))
             yield f"{many} - 1 times what it should be", of(lambda n: n - 1)
-
-
-def _a_difference(fields: list[Field]) -> str | None:
-    """A whole number too much or too little, everywhere."""
-    apart = set()
-    for field in fields:
-        found, right = _flat(field.found), _flat(field.right)
-        if not (_numbers(found) and _numbers(right) and len(found) == len(right)):
-            return None
-        apart |= {round(f - r, 9) for f, r in zip(found, right)}
-    if len(apart) == 1 and len(fields) + len(found) > 2:
-        [more] = apart
-        return f"is {_show(abs(more))} too {'large' if more > 0 else 'small'}, everywhere"
-    return None
-
-
-def _an_order(fields: list[Field]) -> str | None:
-    """The right parts in another order, and which."""
-    for field in fields:
-        if not all(isinstance(one, (list, tuple)) for one in (*field.found, *field.right)):
-            return None
-    pairs = [
-        (list(f), list(r)) for one in fields for f, r in zip(one.found, one.right) if len(r) > 1
-    ]
-    if not pairs or any(len(f) != len(r) for f, r in pairs):
-        return None
-    if all(_equal(f, r[::-1]) for f, r in pairs):
-        return "is in reverse order"
-    if all(_equal(sorted(map(repr, f)), sorted(map(repr, r))) for f, r in pairs):
-        for turn, words in ((1, "one place early"), (-1, "one place late")):
-            if all(_equal(f, r[turn:] + r[:turn]) for f, r in pairs):
-                return f"is right, with each {words}"
-        return "has the right parts in another order"
-    for f, r in pairs:
-        if all(isinstance(one, (list, tuple)) for one in (*f, *r)):
-            if len(set(map(len, f))) == 1 and _equal([list(one) for one in zip(*f)], r):
-                return "is transposed: rows where columns are wanted"
-    return None
-
-
-def _some_right(fields: list[Field]) -> str | None:
-    """The only places, or the only ranks, that are wrong."""
-    field = fields[0]
-    wrong = [rank for rank, pair in enumerate(zip(field.found, field.right)) if not _equal(*pair)]
-    if field.ranks > 1 and len(wrong) < field.ranks:
-        if all(
-            wrong == [k for k, pair in enumerate(zip(one.found, one.right)) if not _equal(*pair)]
-            for one in fields
-        ):
-            return f"is wrong on {_ranks(wrong)} alone"
-        last = [one.ranks - 1 for one in fields]
-        if all(not _equal(one.found[k], one.right[k]) for one, k in zip(fields, last)) and all(
-            _equal(one.found[:-1], one.right[:-1]) for one in fields
-        ):
-            return "is wrong on the last rank alone"
-    for field in fields:
-        for found, right in zip(field.found, field.right):
-            if not isinstance(right, (list, tuple)) or len(right) < 3 or _equal(found, right):
-                continue
-            places = [k for k, pair in enumerate(zip(found, right)) if not _equal(*pair)]
-            if len(places) == 1:
-                which = {0: "first", len(right) - 1: "last"}.get(places[0], "one shown")
-                return f"is right but for the {which}"
-            if places == list(range(places[0], len(right))) and places[0]:
-                return (
-                    f"is right for the first {places[0]} of {len(right)}, and wrong from there on"
-                )
-    return None
 
 
 # --- values ---------------------------------------------------------------------------------------
