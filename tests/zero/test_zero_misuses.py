@@ -75,13 +75,6 @@ def one_layer():
     return linears(8, 8)
 
 
-def with_a_list():
-    model = nn.Sequential()
-    model.layers = nn.ModuleList([nn.Linear(8, 8)])
-    model.units = [model.layers]
-    return model
-
-
 def with_units_of_the_rank():
     model = linears(4, 4, 4)
     model.units = [model[dist.get_rank()]]

@@ -105,7 +105,7 @@ def check_state(state_dict: dict, inner: torch.optim.Optimizer):
 # --- modules of stage 3 ---------------------------------------------------------------------------
 
 
-def complaint_of_kinds(module: nn.Module, compute_dtype: torch.dtype | None) -> str:
+def complaint_of_kinds(module: nn.Module) -> str:
     """Which module inside cannot compute with gathered parameters, or an empty string."""
     for path, child in module.named_modules():
         kind = f"{path or 'the root'} is a {type(child).__name__}"
@@ -116,16 +116,7 @@ def complaint_of_kinds(module: nn.Module, compute_dtype: torch.dtype | None) -> 
                 f"{kind} with max_norm = {child.max_norm}, which shortens rows in forward, where"
                 " its weight is a copy: build it without."
             )
-        kept = child.running_mean if isinstance(child, BATCH_NORMS) else None
-        if compute_dtype and kept is not None and kept.dtype != compute_dtype:
-            return (
-                f"{kind} with running statistics in {kept.dtype}, and compute_dtype ="
-                f" {compute_dtype}: convert running_mean and running_var to it, too."
-            )
     return ""
-
-
-BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor) -> list[Tensor]:

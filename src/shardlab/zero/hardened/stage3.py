@@ -53,16 +53,14 @@ def fully_shard(
     A norm of gradients that you make by hand is this rank's alone, and nothing raises:
     clip_gradients and PyTorch's clip_grad_norm_ know all. After a backward that raised call
     zero_grad(): gradients of the unit in which it did are gone. Raises CannotShard for a unit that
-    is not inside the module, is sharded or is never called."""
+    is not inside the module or is sharded."""
     ahead = Ahead(module) if prefetch else None
     how = How(group, device, shard_device, compute_dtype, ahead, Landing())
     units = list(dict.fromkeys([*units, module]))
     check_units(module, units, how)
     check_alike(module, units, how)
-    owned = owned_sites(module, units)
-    check_called(owned)
     watch_steps()
-    for number, (unit, sites) in enumerate(owned.items(), 1):
+    for number, (unit, sites) in enumerate(owned_sites(module, units).items(), 1):
         own = copy(best_collectives(how.device_of(next(iter(sites))), group, collectives))
         own.unit = number
         unit.sharded_unit = Unit(unit, kinds_of(sites), how, own)
@@ -141,18 +139,6 @@ def check_alike(module: nn.Module, units: list[nn.Module], how: How):
     facts = [f"the unit {paths[unit]}" for unit in units]
     facts += facts_of(module)
     rule = "all ranks shard the same model in the same units"
-    complaint = complaint_of_units(module) or complaint_of_kinds(module, how.compute_dtype)
+    complaint = complaint_of_units(module) or complaint_of_kinds(module)
     complaint = complaint or misses_experts(module.named_parameters(), how.group)
     agree(facts, how.group, CannotShard, rule, complaint)
-
-
-CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict
-
-
-def check_called(owned: dict[nn.Module, Sites]):
-    for unit in owned:
-        if isinstance(unit, CONTAINERS) and type(unit).forward is nn.Module.forward:
-            raise CannotShard(
-                f"{type(unit).__name__} is never called, so nobody would gather its parameters:"
-                " give the modules in it as units, fully_shard(model, [*model.blocks])."
-            )
