@@ -4,6 +4,7 @@
     plan.py            all legal layouts, solved at once by many.py, and the fastest that fit
     speeds.py          seconds of a step, at the speeds of published runs (runs_published.py)
     model_config.py    a model's sizes out of its config.json
+    configurations.py  settings of other tools in the quantities of fits; _written.py: the other way
     oom.py             PyTorch's out-of-memory message in plain words
     command.py         `python -m shardlab fits`, `plan` and `oom`
 

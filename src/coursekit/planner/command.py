@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from coursekit.formulas.command import say_refused
-from coursekit.formulas.presets import GPUS, KERNELS, RECIPES
+from coursekit.formulas.presets import GPUS, KERNELS, RECIPES, WITHOUT_BF16
 from shardlab.common.cross_node_warning import CrossesNodes
 
+from .configurations import read_configurations, tools
+from .configurations_written import fastest_written, kernels_of, knobs_of
 from .fits import USUAL_KERNELS, fits, gigabytes, json_of_nearest, lines_of_nearest, nearest
 from .oom import explain_oom
 from .plan import RULES, plan, words_of_knobs
@@ -31,10 +33,21 @@ def add_fits(commands):
         epilog="for example: python -m shardlab fits --model config.json"
         " --gpu 'H100 SXM 80GB' --gpus 64 --sequence 8192",
     )
-    _add_question(parser, "how many; what the two degrees below leave are data-parallel ranks")
+    _add_question(
+        parser, "how many; what the two degrees below leave are data-parallel ranks", required=False
+    )
+    names = ", ".join(tool.name for tool in tools().values())
+    parser.add_argument(
+        "--from",
+        dest="files",
+        action="append",
+        metavar="FILE",
+        help=f"read settings from a file of {names}; once more for one that belongs to it. Options"
+        " count before the file",
+    )
     _add_layout(parser)
     _add_software(parser)
-    parser.set_defaults(run=partial(run_planner, fits))
+    parser.set_defaults(run=partial(run_fits, parser))
 
 
 def _add_question(parser, gpus, required=True):
@@ -95,23 +108,83 @@ def add_plan(commands):
     parser.add_argument(
         "--speed", help=f"the published runs whose speed is taken: {', '.join(SPEEDS)}"
     )
+    parser.add_argument(
+        "--write",
+        choices=[name for name in tools() if name != "trainer"],
+        help="print the fastest layout as this tool's configuration, among layouts that the tool"
+        " can be told",
+    )
     _add_software(parser)
-    parser.set_defaults(run=partial(run_planner, plan))
+    parser.set_defaults(run=run_plan)
 
 
-def run_planner(tool: Callable, asked: argparse.Namespace) -> int:
-    """Ask fits() or plan() with all that was given."""
+def _given(asked: argparse.Namespace) -> dict:
     given = {name: value for name, value in vars(asked).items() if value is not None}
-    as_json = given.pop("json")
     del given["run"]
+    return given
+
+
+def run_fits(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> int:
+    """Ask fits() with what files and options say."""
+    given = _given(asked)
+    as_json = given.pop("json")
+    files = given.pop("files", ())
+    read = read_configurations(files, **given) if files else None
+    given = read.quantities | given if read else given
+    needed = ("model", "gpu", "gpus", "sequence")
+    if lacking := [f"--{name}" for name in needed if name not in given]:
+        if read:
+            print(f"{read}\n", file=sys.stderr)
+        parser.error(f"the following arguments are required: {', '.join(lacking)}")
+    found = _answer(fits, given)
+    if as_json:
+        of_files = read.as_json() if read else {}
+        print(json.dumps(found.as_json() | of_files, indent=1))
+    else:
+        print(*([read, ""] if read else []), found, sep="\n")
+    return 0 if found.fits else 1
+
+
+def run_plan(asked: argparse.Namespace) -> int:
+    """Ask plan() with all that was given."""
+    given = _given(asked)
+    as_json = given.pop("json")
+    if name := given.pop("write", None):
+        return _write(tools()[name], given)
+    found = _answer(plan, given)
+    print(json.dumps(found.as_json(), indent=1) if as_json else found)
+    return 0 if found.fits else 1
+
+
+def _write(tool, given) -> int:
+    """The file on standard output, and what is said of it on standard error."""
+    limits = knobs_of(tool)
+    for knob in set(limits) & set(given):
+        if given[knob] not in limits[knob]:
+            there = ", ".join(map(str, limits[knob]))
+            raise ValueError(f"{tool.name} is told {knob} = {there}, and not {given[knob]}.")
+    precision = "fp16" if given["gpu"] in WITHOUT_BF16 else "bf16"
+    usual = dict(kernels=kernels_of(tool), recipe=tool.recipes.get(precision))
+    found = _answer(plan, limits | usual | given)
+    if not found.fits:
+        print(found, file=sys.stderr)
+        return 1
+    fastest, text, outside = fastest_written(tool, found)
+    print(text, end="")
+    print(f"{fastest}\n   for {tool.facts['version']}", file=sys.stderr)
+    if outside:
+        said = ", ".join(f"{name} = {value}" for name, value in outside.items())
+        print(f"   left to the script or the launcher: {said}", file=sys.stderr)
+    return 0
+
+
+def _answer(tool: Callable, given):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CrossesNodes)  # the answer says it
-            found = tool(given.pop("model"), **given)
+            return tool(given.pop("model"), **given)
     except TypeError as refused:
-        return say_refused(refused)
-    print(json.dumps(found.as_json(), indent=1) if as_json else found)
-    return 0 if found.fits else 1
+        raise ValueError(refused) from None
 
 
 def add_oom(commands):
@@ -133,9 +206,8 @@ def add_oom(commands):
 
 
 def run_oom(asked: argparse.Namespace) -> int:
-    given = {name: value for name, value in vars(asked).items() if value is not None}
+    given = _given(asked)
     as_json = given.pop("json")
-    del given["run"]
     if file := given.pop("file", None):
         text = file.read_text("utf-8", errors="replace")
     else:
@@ -149,9 +221,7 @@ def run_oom(asked: argparse.Namespace) -> int:
             given["gpu"] = found.presets[0]
         if lacking := {"model", "gpu", "gpus", "sequence"} - set(given):
             return say_refused(f"--{min(lacking)} is missing: formulas need it for the layout.")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CrossesNodes)
-            layout = fits(given.pop("model"), **given)
+        layout = _answer(fits, given)
         changes = layout.nearest or tuple(nearest(layout.layout))
         answer["layout"] = layout.as_json() | dict(nearest=list(json_of_nearest(changes)))
         if not as_json:

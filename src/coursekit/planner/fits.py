@@ -581,7 +581,8 @@ def asked_layout(model, reserve_gb, **asked) -> RankLayout:
     recipe = usual_recipe(asked["gpu"], asked.get("kernels", USUAL_KERNELS))
     sizes, reserve = model_sizes(model), reserve_in_bytes(reserve_gb)
     asked = {"recipe": recipe, **asked}
-    return RankLayout(model=str(model), sizes=sizes, reserve_bytes=reserve, **asked)
+    name = "the file's model" if isinstance(model, dict) else str(model)
+    return RankLayout(model=name, sizes=sizes, reserve_bytes=reserve, **asked)
 
 
 def reserve_in_bytes(reserve_gb) -> int | None:
@@ -611,7 +612,9 @@ def usual_recipe(gpu, kernels) -> str:
 
 
 def model_sizes(model) -> dict:
-    """The quantities of a model by name, or of a config.json."""
+    """The quantities of a model by name, or of a config.json; given ones with the usual others."""
+    if isinstance(model, dict):
+        return {**BOOK.assumed(_FAMILY, model), **model}
     if not str(model).strip():
         raise InvalidModelConfig(f"model is empty; models by name are {', '.join(MODELS)}.")
     if model in MODELS:
