@@ -1,10 +1,12 @@
-"""Ten commands: doctor, profile, grade, explain, fits, plan, oom; hand-in, collect and seats for a
-room.
+"""Eleven commands: doctor, profile, rehearse, grade, explain, fits, plan, oom; for a room hand-in,
+collect and seats.
 
 python -m shardlab doctor [FOLDER]
     can this machine run the labs, and what to do if not
 python -m shardlab profile SCRIPT [ARGUMENT ...]
     where the time of a script's training steps goes
+python -m shardlab rehearse --gpus N [--gpu NAME] SCRIPT [ARGUMENT ...]
+    what the script would need on GPUs that are not there: bytes, seconds, waits
 python -m shardlab grade TOPIC [FILE]    or first --start [FOLDER]
     is right what you built for an assignment, and what is wrong if not
 python -m shardlab explain QUANTITY [NAME=VALUE ...]
@@ -34,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     from coursekit.exercises.grading_command import add_grade  # needs no torch, as the next
     from coursekit.formulas import command
     from coursekit.machine.profiling import add_profile
+    from coursekit.machine.rehearsing import add_rehearse
     from coursekit.machine.room import add_collect, add_hand_in
     from coursekit.machine.seats import add_seats
     from coursekit.planner.command import add_fits, add_oom, add_plan
@@ -52,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     doctor.set_defaults(run=examine_machine)
     add_profile(commands)
+    add_rehearse(commands)
     add_grade(commands)
     command.add_explain(commands)
     add_fits(commands)

@@ -71,9 +71,9 @@ OF_THIS_RANK = FakeTensor, nn.Parameter
 class VirtualGPU(TorchDispatchMode):
     """The GPU of this rank, and its clock."""
 
-    def __init__(self, gpu: GPU):
+    def __init__(self, gpu: GPU, clock: VirtualClock | None = None):
         super().__init__()
-        self.gpu, self.clock, self.memory = gpu, VirtualClock(), LiveBytes(gpu)
+        self.gpu, self.clock, self.memory = gpu, clock or VirtualClock(), LiveBytes(gpu)
         self.streams = VirtualStreams(self.clock)
         self.messages = Messages(gpu, self.streams, self.phase)
         self.functional, self.pinned = functional.Functional(), PinnedMemory(gpu, self.clock)
@@ -133,10 +133,10 @@ class VirtualGPU(TorchDispatchMode):
             return NotImplemented  # DTensor, which calls again with this rank's part
         named, packet = named or {}, function.overloadpacket
         given = tensors_in((args, named))
-        if of_the_host(given, named):
+        if self.of_the_host(function, given, args, named):
             with disable_modes():
                 return function(*args, **named)
-        if packet in READ_VALUES and on_gpu(given):
+        if packet in READ_VALUES and self.on_gpu(given):
             self.clock.launch(self.gpu.launch_nanoseconds)
             self.clock.synchronize(self.streams.current)
             if packet is aten._local_scalar_dense:
@@ -151,6 +151,12 @@ class VirtualGPU(TorchDispatchMode):
             raise NoContents(packet.__name__) from None
         if function.namespace == "c10d":
             self.messages.tell()
+        self.account(function, args, named, given, result)
+        return result
+
+    def account(self, function, args: tuple, named: dict, given: list[Tensor], result):
+        """Count the bytes and the time of an operator that has returned."""
+        packet = function.overloadpacket
         on_host = [self.pinned.has(tensor) for tensor in given] if self.pinned.storages else []
         if named.get("pin_memory") or (on_host and all(on_host) and "device" not in named):
             self.pinned.add(*tensors_in(result))
@@ -162,7 +168,18 @@ class VirtualGPU(TorchDispatchMode):
         elif packet is aten.copy_ and not all(on_host):
             waits = not named.get("non_blocking", args[2] if len(args) > 2 else False)
             self.pinned.copy(self.streams.current, *args[:2], self.phase(), waits)
-        return result
+
+    def of_the_host(self, function, given: list[Tensor], args: tuple, named: dict) -> bool:
+        """Whether these are whole numbers that have contents, or shall have some: PyTorch counts in
+        32 bits what its host must know, such as the ranks of a mesh and DDP's buckets."""
+        if not given:
+            return named.get("dtype") is torch.int32
+        return not any(is_fake(tensor) or tensor.is_floating_point() for tensor in given)
+
+    def on_gpu(self, tensors: list[Tensor]) -> bool:
+        """Whether there is a tensor that the host does not know. One on the meta device is a
+        shape."""
+        return any(known_value(tensor) is None and not tensor.is_meta for tensor in tensors)
 
     def on_host(self, tensor: Tensor) -> Tensor:
         """The tensor, which from now on is in memory of the host that is not pinned."""
@@ -173,7 +190,7 @@ class VirtualGPU(TorchDispatchMode):
     def spend(self, function, args: tuple, named: dict, result):
         """Launch the operator that has returned this."""
         spent = cost(function, args, named, result)
-        if spent and on_gpu(tensors_in((args, named, result))):
+        if spent and self.on_gpu(tensors_in((args, named, result))):
             self.clock.launch(self.gpu.launch_nanoseconds)
             packet = function.overloadpacket
             duration = self.gpu.operator_nanoseconds(*spent, tf32=rounds_to_tf32(packet))
@@ -220,19 +237,6 @@ def refuse(name: str) -> Callable:
         raise NoContents(name)
 
     return refused
-
-
-def of_the_host(given: list[Tensor], named: dict) -> bool:
-    """Whether these are whole numbers that have contents, or shall have some: PyTorch counts in 32
-    bits what its host must know, such as the ranks of a mesh and DDP's buckets."""
-    if not given:
-        return named.get("dtype") is torch.int32
-    return not any(is_fake(tensor) or tensor.is_floating_point() for tensor in given)
-
-
-def on_gpu(tensors: list[Tensor]) -> bool:
-    """Whether there is a tensor that the host does not know. One on the meta device is a shape."""
-    return any(known_value(tensor) is None and not tensor.is_meta for tensor in tensors)
 
 
 class VirtualGPUs(VirtualGPU):

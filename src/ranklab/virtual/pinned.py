@@ -38,7 +38,7 @@ class PinnedMemory:
     def copy(self, stream: str, to: Tensor, source: Tensor, phase: str, waits: bool):
         """The host waits unless its memory is pinned and non_blocking=True is asked for."""
         host, engine = (to, TO_THE_HOST) if self.has(to) else (source, FROM_THE_HOST)
-        pinned = self.storages[storage_key(host.untyped_storage())]
+        pinned = self.storages.get(storage_key(host.untyped_storage()), False)
         self.clock.launch(self.gpu.launch_nanoseconds)
         self.clock.wait(stream, self.clock.free[engine])
         duration = self.gpu.copy_nanoseconds(to.numel() * to.element_size(), pinned)

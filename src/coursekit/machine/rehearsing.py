@@ -1,0 +1,135 @@
+"""`python -m shardlab rehearse SCRIPT`: the unchanged script as one rank of many GPUs that are not
+there: its bytes, its seconds, and whether it fits.
+
+A script that cannot be rehearsed gets one sentence with its line.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from coursekit.formulas.command import say_refused
+from coursekit.formulas.presets import GPUS
+
+ORDER = "parameters", "gradients", "optimizer", "gathered", "activations"
+ORDER += "temporaries", "buffers and messages"
+WARNING = (
+    "the script itself runs: what it loads it loads, and what it writes outside of its working"
+    " folder stays."
+)
+GPUS_OF_A_NODE, MOST_WAITS = 8, 5
+OPTIONS = "--gpus", "--gpu", "--nodes", "--rank", "--trace", "--synthetic", "--seconds"
+
+
+def add_rehearse(commands):
+    parser = commands.add_parser(
+        "rehearse",
+        help="run a training script as one rank of GPUs that are not there",
+        description="Run an unchanged PyTorch script for CUDA and NCCL as one rank of so many GPUs,"
+        " on tensors without contents, for three of its steps. Print the bytes at the peak with the"
+        " lines that made the most, whether they fit, and the seconds of a step in virtual time."
+        " Exit code 0 if they fit, 1 if not.",
+        usage="%(prog)s --gpus N [OPTION ...] SCRIPT [ARGUMENT ...]",
+        epilog="for example: python -m shardlab rehearse --gpus 64 --gpu 'H100 SXM 80GB' train.py"
+        f" --lr 0.1. Mind that {WARNING}",
+    )
+    parser.add_argument("--gpus", required=True, type=int, help="how many, one for each rank")
+    parser.add_argument("--gpu", default="H100 SXM 80GB", help=f"one of {', '.join(GPUS)}")
+    parser.add_argument("--nodes", type=int, help="by default 8 GPUs are in each")
+    parser.add_argument("--rank", type=int, default=0, help="which of the ranks, by default 0")
+    parser.add_argument("--trace", type=Path, help="a file for the trace, which Perfetto opens")
+    parser.add_argument(
+        "--synthetic", action="store_true", help="let loaders yield their first batch again"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=300, help="after which the script is ended, by default 300"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON as the last thing")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
+    parser.set_defaults(run=run_rehearse)
+
+
+def run_rehearse(asked: argparse.Namespace) -> int:
+    if wrong := refused(asked):
+        return say_refused(wrong)
+    from coursekit.lab.virtual import recorded_gpu  # they load torch
+    from ranklab.rehearse import CannotRehearse, rehearse
+    from shardlab.common.torch_internals import NoStandIn
+
+    print(f"a rehearsal of {asked.script}: {WARNING}", file=sys.stderr)
+    per_node = asked.gpus // asked.nodes if asked.nodes else GPUS_OF_A_NODE
+    try:
+        found = rehearse(
+            asked.script.resolve(),
+            asked.arguments,
+            recorded_gpu(asked.gpu, per_node),
+            GPUS[asked.gpu].quantities["gpu_memory_bytes"],
+            ranks=asked.gpus,
+            rank=asked.rank,
+            per_node=per_node,
+            seconds=asked.seconds,
+            synthetic=asked.synthetic,
+        )
+    except (CannotRehearse, NoStandIn) as cannot:
+        return say_refused(cannot)
+    if asked.trace:
+        found.step.save_trace(asked.trace)
+    if asked.json:
+        print(json.dumps(found.as_json(), indent=1))
+        return 0 if found.fits else 1
+    print("\n".join([heading(asked, per_node), *bytes_of(found), *seconds_of(found)]))
+    if asked.trace:
+        print(f"{asked.trace}: open it at https://ui.perfetto.dev")
+    return 0 if found.fits else 1
+
+
+def refused(asked: argparse.Namespace) -> str:
+    """Why the question cannot be answered, or nothing."""
+    if not asked.script.is_file():
+        return f"{asked.script} is not there: name the script that trains."
+    if asked.gpu not in GPUS:
+        return f"--gpu {asked.gpu}: there are {', '.join(GPUS)}."
+    if asked.gpus < 1:
+        return f"--gpus {asked.gpus}: it must be at least 1."
+    if not 0 <= asked.rank < asked.gpus:
+        return f"--rank {asked.rank}: {asked.gpus} GPUs have ranks 0 to {asked.gpus - 1}."
+    if asked.nodes is not None and (asked.nodes < 1 or asked.gpus % asked.nodes):
+        return f"--nodes {asked.nodes}: it must divide --gpus {asked.gpus}."
+    if not asked.seconds > 0:
+        return f"--seconds {asked.seconds}: it must be above 0."
+    if asked.trace and (asked.trace.is_dir() or not asked.trace.absolute().parent.is_dir()):
+        return f"--trace {asked.trace}: name a file in a folder that is there."
+    return ""
+
+
+def heading(asked: argparse.Namespace, per_node: int) -> str:
+    nodes = -(-asked.gpus // per_node)
+    many = f"{asked.gpus} x {asked.gpu}" + (f" on {nodes} nodes" if nodes > 1 else "")
+    return f"{asked.script.name}, rank {asked.rank} of {many}: a step after two of warm-up"
+
+
+def bytes_of(found) -> list[str]:
+    """The bytes at the peak, by purpose, each with the line that made the most of them."""
+    sizes, lines = found.by_purpose(), found.largest_lines()
+    rows = [
+        f"{purpose:32}{sizes[purpose] / 1e9:10.3f} GB   {lines[purpose][:60]}"
+        for purpose in ORDER
+        if sizes.get(purpose)
+    ]
+    rest = found.memory_bytes - found.peak_bytes
+    fits = f"fits, {rest / 1e9:.2f} GB are free" if found.fits else f"{-rest / 1e9:.2f} GB too many"
+    whole = f"{'the peak':32}{found.peak_bytes / 1e9:10.3f} GB   {fits}"
+    beside = f"of the {found.memory_bytes / 1e9:.2f} GB that a card has beside its context"
+    return [*rows, f"{whole} {beside}"]
+
+
+def seconds_of(found) -> list[str]:
+    waits = [
+        f"  {count} x {wait.place}: {wait.source}"
+        for wait, count in sorted(found.waits.items(), key=lambda one: -one[1])
+    ]
+    if more := len(waits) - MOST_WAITS:
+        waits[MOST_WAITS:] = [f"  and at {more} more lines"] if more > 0 else []
+    return [str(found.step), *waits]

@@ -1,0 +1,13 @@
+"""A rehearsal of a training script on GPUs that are not there: the unchanged script runs as one
+rank of so many, on tensors without contents, for three steps.
+
+gpu.py       the GPU that the script sees
+cuda.py      torch.cuda, torch.distributed and loaders as the script finds them
+script.py    the script, its steps, and where they end
+refusal.py   the error of a script that cannot be rehearsed
+"""
+
+from .refusal import CannotRehearse
+from .script import Rehearsal, rehearse
+
+__all__ = ["CannotRehearse", "Rehearsal", "rehearse"]

@@ -1,0 +1,212 @@
+"""The GPU that a script sees in a rehearsal: a virtual one, under the name "cuda".
+
+Tensors on "cuda" have shapes and no contents. Those on "cpu" are the host's: real ones, as a loader
+needs them, but for parameters and for large arrays of floating-point numbers, which nothing reads.
+"""
+
+import math
+import weakref
+from collections import Counter
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ranklab.measure.waits import Wait, user_frame
+from ranklab.ranks.calls import carrying
+from ranklab.virtual.clock import VirtualClock
+from ranklab.virtual.gpu import VirtualGPU
+from ranklab.virtual.hardware import GPU
+from ranklab.virtual.memory import LiveBytes
+from ranklab.virtual.operators import tensors_in
+from ranklab.virtual.pinned import PinnedMemory
+from shardlab.common.torch_internals import (
+    COPIES,
+    FakeTensorMode,
+    asked_for_contents,
+    current_backward,
+    eager_on_fake_tensors,
+    foreach_as_on_cuda,
+    is_fake,
+    known_value,
+    local_tensor,
+    storage_key,
+)
+
+from .refusal import CannotRehearse
+
+REAL_ELEMENTS = 1 << 20  # of an array of floating-point numbers on the host that has contents
+
+
+@dataclass
+class Storage:
+    """A storage on the GPU: what made it, and what it is for."""
+
+    operation: str
+    line: Wait
+    phase: str
+    step: int
+    purpose: str = ""
+
+
+class LinedBytes(LiveBytes):
+    """Live bytes with the lines of the script that made them. Never refuses: a report says how much
+    is missing."""
+
+    def __init__(self, gpu: GPU, phase):
+        super().__init__(gpu)
+        self.phase, self.step, self.made = phase, 0, {}
+        self.told_peak = 0  # since the script last forgot it
+        self.after_backward, self.in_backward = lambda: None, False
+        # from the begin of a step: what was there, and each change of a storage's bytes
+        self.at_first: dict[int, tuple[Storage, int]] = {}
+        self.changes: list[tuple[Storage, int]] = []
+
+    def add(self, operation: str, tensors):
+        on_gpu = (tensor for tensor in tensors if local_tensor(tensor).device.type == "cuda")
+        super().add(operation, map(local_tensor, on_gpu))
+
+    def begin(self, step: int):
+        self.step, self.changes = step, []
+        self.at_first = {id(one): (one, self.sizes[key]) for key, one in self.made.items()}
+
+    def count(self, storage: torch.UntypedStorage, operation: str = "resize_"):
+        key = storage_key(storage)
+        before, self.in_backward = self.in_backward, current_backward() is not None
+        if before and not self.in_backward:
+            self.after_backward()
+        if key not in self.sizes:
+            self.made[key] = Storage(operation, line_here(operation), self.phase(), self.step)
+        elif operation == "resize_":
+            self.made[key].purpose = "gathered"
+        self.changes.append((self.made[key], storage.nbytes() - self.sizes.get(key, 0)))
+        super().count(storage, operation)
+        self.told_peak = max(self.told_peak, self.now)
+
+    def _gone(self, key: int):
+        if key in self.made:
+            self.changes.append((self.made.pop(key), -self.sizes[key]))
+        super()._gone(key)
+
+    def fullest(self) -> list[tuple[Storage, int]]:
+        """The storages at the first point of most bytes since the begin of the step."""
+        live = dict(self.at_first)
+        now = most = sum(size for _, size in live.values())
+        last = 0
+        for number, (_, change) in enumerate(self.changes, 1):
+            now += change
+            if now > most:
+                most, last = now, number
+        for one, change in self.changes[:last]:
+            live[id(one)] = one, live.get(id(one), (one, 0))[1] + change
+        return [(one, size) for one, size in live.values() if size]
+
+    def are(self, purpose: str, tensors):
+        """These tensors have this purpose."""
+        for tensor in map(local_tensor, tensors):
+            made = self.made.get(storage_key(tensor.untyped_storage()))
+            if made is not None and made.purpose != "gathered":
+                made.purpose = purpose
+
+
+class WatchedClock(VirtualClock):
+    """A clock that knows the lines at which the host waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines: Counter[Wait] = Counter()
+
+    def wait_for(self, time: int):
+        super().wait_for(time)
+        self.lines[line_here("the host waits")] += 1
+
+
+class HostMemory(PinnedMemory):
+    """The host's memory: whatever is not on "cuda"."""
+
+    def has(self, tensor: Tensor) -> bool:
+        return tensor.device.type == "cpu"
+
+    def pin(self, tensor: Tensor):
+        storage = tensor.untyped_storage()
+        self.storages[storage_key(storage)] = True
+        weakref.finalize(storage, self.storages.pop, storage_key(storage), None)
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return self.storages.get(storage_key(tensor.untyped_storage()), False)
+
+
+class RehearsedGPU(VirtualGPU):
+    """Its `mode` makes tensors without contents."""
+
+    def __init__(self, gpu: GPU, mode: FakeTensorMode):
+        super().__init__(gpu, WatchedClock())
+        self.mode, self.memory = mode, LinedBytes(gpu, self.phase)
+        self.pinned = HostMemory(gpu, self.clock)
+
+    def parts(self) -> list[AbstractContextManager]:
+        return [
+            self.mode,
+            eager_on_fake_tensors(),
+            foreach_as_on_cuda(),
+            asked_for_contents(refuse),
+            carrying(self.messages.carry),
+        ]
+
+    def __torch_dispatch__(self, function, types, args=(), named=None):
+        named = dict(named or {})
+        if function is torch.ops.aten.to.dtype_layout:  # as torch.tensor(1, device="cuda") asks
+            function = COPIES[0].default
+            named = {key: named[key] for key in ("dtype", "device") if key in named}
+        pinned = named.pop("pin_memory", False)
+        result = super().__torch_dispatch__(function, types, args, named)
+        if pinned:
+            self.pinned.pin(result)
+        return result
+
+    def of_the_host(self, function, given: list[Tensor], args: tuple, named: dict) -> bool:
+        """Whether these have contents, or shall have some."""
+        if named.get("device") is not None and torch.device(named["device"]).type != "cpu":
+            return False
+        if given:
+            return not any(is_fake(tensor) or tensor.is_meta for tensor in given)
+        dtype = named.get("dtype") or torch.get_default_dtype()
+        shape = args[0] if args and isinstance(args[0], (list, tuple)) else ()
+        return not dtype.is_floating_point or math.prod(shape) <= REAL_ELEMENTS
+
+    def on_gpu(self, tensors: list[Tensor]) -> bool:
+        return any(tensor.device.type == "cuda" for tensor in tensors)
+
+    def account(self, function, args, named, given, result):
+        packet, made = function.overloadpacket, tensors_in(result)
+        self.memory.add(packet.__name__, made)
+        if packet in COPIES and made:
+            to, source = made[0], given[-1] if packet is COPIES[1] else given[0]
+            if {to.device.type, source.device.type} == {"cpu", "cuda"}:
+                if known_value(source) is None or source.device.type == "cuda":
+                    waits = not (named.get("non_blocking") or args[2:] == (True,))
+                    here = self.streams.current
+                    self.pinned.copy(here, to, source, self.phase(), waits)
+                return
+        self.spend(function, args, named, result)
+
+
+IN_BACKWARD = "in backward"  # instead of a file: autograd's thread runs no line of the script
+
+
+def line_here(cause: str) -> Wait:
+    """The line of the script that runs now."""
+    frame = user_frame()
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    del frame  # it may be this call's own: a circle that keeps all tensors of its callers
+    return Wait(cause, IN_BACKWARD, 0) if file == __file__ else Wait(cause, file, line)
+
+
+def refuse(name: str):
+    def refused(*args, **named):
+        raise CannotRehearse(
+            f"{name} takes the contents of a tensor out of the GPU, which a rehearsal does not have"
+        )
+
+    return refused

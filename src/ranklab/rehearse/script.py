@@ -1,0 +1,288 @@
+"""A rehearsal: a script's own steps on a GPU that is not there, until two of them are known.
+
+found = rehearse(Path("train.py"), ["--lr", "0.1"], h100, card_bytes, ranks=64)
+print(found.step)
+"""
+
+import gc
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ranklab.measure.profile import EnoughSteps
+from ranklab.measure.waits import Wait
+from ranklab.virtual import GPU, NoContents, VirtualStep
+from shardlab.common.torch_internals import stand_in_for_cuda, tree_leaves
+
+from .cuda import install, same_batch
+from .gpu import IN_BACKWARD, RehearsedGPU, Storage
+from .refusal import CannotRehearse
+
+STEPS = 3  # the first warms up
+
+
+class TooLong(BaseException):
+    """The script has had its time; no handler of Exception catches it."""
+
+
+@dataclass
+class Rehearsal:
+    """The last step of a rehearsal. `fullest` are the storages at its peak."""
+
+    step: VirtualStep
+    fullest: list[tuple[Storage, int]]  # and their bytes
+    waits: dict[Wait, int]  # how often, in the step
+    memory_bytes: int  # of the card, beside its context
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.step.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.memory_bytes
+
+    def by_purpose(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for storage, size in self.fullest:
+            found[storage.purpose] = found.get(storage.purpose, 0) + size
+        return found
+
+    def largest_lines(self) -> dict[str, str]:
+        """The line that made the largest storage of each purpose, and what it says."""
+        rising = sorted(self.fullest, key=lambda one: one[1])
+        return {storage.purpose: text_of(storage.line) for storage, _ in rising}
+
+    def as_json(self) -> dict:
+        return dict(
+            fits=self.fits,
+            peak_bytes=self.peak_bytes,
+            memory_bytes=self.memory_bytes,
+            bytes=self.by_purpose(),
+            lines=self.largest_lines(),
+            seconds=self.step.seconds,
+            parts=dict(self.step.rows()),
+            launches=self.step.launches,
+            host_waits=[[wait.place, wait.source, n] for wait, n in self.waits.items()],
+        )
+
+
+def text_of(line: Wait) -> str:
+    return line.file if line.file == IN_BACKWARD else f"{line.place}: {line.source}"
+
+
+class Steps:
+    """The steps of a script: a step is what lies between two updates of the first optimizer that
+    makes one."""
+
+    def __init__(self, gpu: RehearsedGPU):
+        self.gpu, self.optimizer, self.done, self.open = gpu, None, 0, ExitStack()
+        self.step: VirtualStep | None = None
+
+    def begins_update(self, optimizer, *_):
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        self.gpu.memory.are("parameters", held)
+        self.gpu.memory.are("gradients", [p.grad for p in held if p.grad is not None])
+
+    def begins_microbatch(self):
+        """The next backward adds to these gradients, in new storages."""
+        if self.optimizer is not None:
+            self.begins_update(self.optimizer)
+
+    def ends_update(self, optimizer, *_):
+        states = [leaf for state in optimizer.state.values() for leaf in tree_leaves(state)]
+        self.gpu.memory.are("optimizer", [one for one in states if isinstance(one, Tensor)])
+        self.optimizer = self.optimizer or optimizer
+        if optimizer is not self.optimizer:
+            return
+        self.open.close()
+        self.done += 1
+        if self.done == STEPS:
+            self.gpu.memory.are("parameters", parameters())
+            raise EnoughSteps
+        self.gpu.memory.begin(self.done)
+        self.gpu.clock.lines.clear()
+        self.step = self.open.enter_context(self.gpu.step())
+
+
+def parameters() -> list[Tensor]:
+    """Parameters of all modules of this process, frozen ones too."""
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    return [parameter for module in modules for parameter in module.parameters(recurse=False)]
+
+
+def rehearse(
+    script: Path,
+    arguments: list[str],
+    gpu: GPU,
+    card_bytes: int,
+    ranks: int = 1,
+    rank: int = 0,
+    per_node: int = 8,
+    seconds: float = 300,
+    synthetic: bool = False,
+) -> Rehearsal:
+    """Run the script as one of so many ranks; this process is good for nothing else afterwards.
+    Raises CannotRehearse, one sentence with a line of the script."""
+    virtual = RehearsedGPU(gpu, stand_in_for_cuda())
+    install(virtual, card_bytes, ranks, rank, per_node)
+    steps = Steps(virtual)
+    os.environ.update(environment(ranks, rank, per_node))
+    with ExitStack() as entered:
+        entered.enter_context(as_started(script, arguments))
+        entered.enter_context(time_limit(seconds))
+        if synthetic:
+            entered.enter_context(same_batch())
+        entered.callback(register_optimizer_step_pre_hook(steps.begins_update).remove)
+        virtual.memory.after_backward = steps.begins_microbatch
+        entered.enter_context(virtual)
+        entered.enter_context(evaluated_once(lambda: steps.done == 0))
+        entered.callback(register_optimizer_step_post_hook(steps.ends_update).remove)
+        run(script, steps, seconds)
+    fullest = virtual.memory.fullest()
+    for storage, _ in fullest:
+        storage.purpose = storage.purpose or purpose_by_birth(storage, steps.done - 1)
+    return Rehearsal(steps.step, fullest, dict(virtual.clock.lines), gpu.memory_bytes)
+
+
+def purpose_by_birth(storage: Storage, step: int) -> str:
+    if storage.step < step:
+        return "buffers and messages"
+    return "activations" if storage.phase == "forward" else "temporaries"
+
+
+def run(script: Path, steps: Steps, seconds: float):
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except EnoughSteps:
+        return
+    except TooLong as late:
+        raise CannotRehearse(
+            f"{late} ran when {seconds:g} seconds were over, after {steps.done} updates: a smaller"
+            " model or batch shows the same, or --seconds gives it longer"
+        ) from None
+    except SystemExit as left:
+        if left.code not in (None, 0):
+            raise CannotRehearse(f"{script.name} left with exit code {left.code}") from None
+    except (NoContents, CannotRehearse) as needs:
+        raise CannotRehearse(f"{line_of(script, needs)}: {needs}") from needs
+    except Exception as error:
+        raise CannotRehearse(explained(script, error)) from error
+    raise CannotRehearse(
+        f"{script.name} ended after {steps.done} updates of an optimizer, and {STEPS} are wanted:"
+        " let it train longer, and call the optimizer's step()"
+    )
+
+
+def explained(script: Path, error: Exception) -> str:
+    said = str(error).strip().partition("\n")[0][:300]
+    return f"{line_of(script, error)}: {type(error).__name__}: {said}"
+
+
+def line_of(script: Path, error: BaseException) -> str:
+    """The innermost line of the script itself, or of a file beside it."""
+    folder, found = str(script.resolve().parent), f"{script.name}:1"
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = os.path.abspath(frame.filename)
+        if path.startswith(folder) and "site-packages" not in path:
+            found = f"{Path(path).name}:{frame.lineno}"
+    return found
+
+
+def environment(ranks: int, rank: int, per_node: int) -> dict[str, str]:
+    """The variables that torchrun gives to a rank. Each but the first sees its own GPU alone."""
+    return dict(
+        RANK=f"{rank}",
+        LOCAL_RANK="0",
+        WORLD_SIZE=f"{ranks}",
+        LOCAL_WORLD_SIZE=f"{min(ranks, per_node)}",
+        GROUP_RANK=f"{rank // per_node}",
+        NODE_RANK=f"{rank // per_node}",
+        GROUP_WORLD_SIZE=f"{-(-ranks // per_node)}",
+        MASTER_ADDR="localhost",
+        MASTER_PORT="29500",
+        TORCHELASTIC_RUN_ID="rehearsal",
+    )
+
+
+@contextmanager
+def evaluated_once(now: Callable[[], bool]) -> Iterator[None]:
+    """A context in which a model that is called without gradients again, with inputs of the same
+    shapes, gives what it gave before: nothing else could come of it, and many scripts evaluate
+    hundreds of batches before their first step."""
+    call, known, within = nn.Module.__call__, {}, []
+
+    def once(module, *args, **named):
+        if within or torch.is_grad_enabled() or not now():
+            known.clear()
+            return call(module, *args, **named)
+        leaves = tree_leaves((args, named))
+        if not all(isinstance(leaf, (Tensor, int, float, str, NoneType)) for leaf in leaves):
+            return call(module, *args, **named)
+        asked = module, module.training, *(shape_of(leaf) for leaf in leaves)
+        if asked not in known:
+            within.append(module)
+            try:
+                known[asked] = call(module, *args, **named)
+            finally:
+                within.pop()
+        return known[asked]
+
+    nn.Module.__call__ = once
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = call
+
+
+def shape_of(leaf):
+    return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
+
+
+@contextmanager
+def as_started(script: Path, arguments: list[str]) -> Iterator[None]:
+    """A context in which the script finds its arguments, its folder, and a working folder that has
+    links to everything in the one that it was started from: new files do not stay."""
+    before, start = (sys.argv, list(sys.path)), Path.cwd()
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    with tempfile.TemporaryDirectory() as folder:
+        for entry in start.iterdir():
+            (Path(folder) / entry.name).symlink_to(entry.resolve())
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(start)
+            sys.argv, sys.path[:] = before
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """A context that ends the script where it is when its time is over."""
+
+    def over(number, frame):
+        raise TooLong(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+
+    before: Callable | int | None = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,36 @@
+"""A script on real ranks over gloo, each weighed by a ledger: python for_real.py SCRIPT prints the
+peak of the third step in bytes, as the rank that torchrun's variables name."""
+
+import runpy
+import sys
+
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ranklab.measure.ledger import Ledger
+from ranklab.measure.profile import EnoughSteps
+
+STEPS = 3
+
+
+def peak(script: str) -> int:
+    ledger, begins = Ledger(nn.Module()), []
+
+    def ended(*_):
+        begins.append(len(ledger.timeline))
+        if len(begins) == STEPS:
+            raise EnoughSteps
+
+    handle = register_optimizer_step_post_hook(ended)
+    try:
+        with ledger:
+            runpy.run_path(script, run_name="__main__")
+    except EnoughSteps:
+        pass
+    handle.remove()
+    last = ledger.timeline[begins[-2] - 1 : begins[-1]]
+    return max(point.bytes.total for point in last)
+
+
+if __name__ == "__main__":
+    print(peak(sys.argv[1]))
