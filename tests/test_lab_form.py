@@ -476,6 +476,7 @@ TECHNIQUE = {
     "13-kernels": "shardlab.kernels",
     "14-long-sequences": "shardlab.context_parallel",
     "15-mixture-of-experts": "shardlab.experts",
+    "16-sending-less": "shardlab.compression",
     "20-which-layout": "shardlab",
     "21-slow-to-fast": "shardlab.zero",
 }

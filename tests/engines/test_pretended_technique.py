@@ -104,7 +104,7 @@ def repository(tmp_path_factory):
         made.writestr("shardlab/__init__.py", "")
 
     contents = folder / "_toc.yml"
-    last = "          - file: chapters/mixture-of-experts-code\n"
+    last = "          - file: chapters/sending-less-code\n"
     new = (
         "      - file: chapters/pretended\n        sections:\n          - file: labs/90-pretended\n"
     )

@@ -6,6 +6,7 @@
   /* Names of one thing: who asks for one of them finds the others. */
   var NAMES = [
     ["mixture of experts", "MoE", "expert parallelism"],
+    ["sending less", "gradient compression", "communication hook", "comm hook"],
     ["out of memory", "OOM", "OutOfMemoryError"],
     ["bubble", "idle time", "idle", "pipeline bubble"],
     ["ZeRO stage 3", "ZeRO-3", "FSDP", "FSDP2", "fully sharded data parallel", "fully_shard"],

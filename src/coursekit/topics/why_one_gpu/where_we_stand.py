@@ -57,6 +57,7 @@ CHAPTER_MOVES = (
     ChapterMove("kernels", "a fused loss", FUSED),
     ChapterMove("long-sequences", "131,072 tokens, c = 8", SHARED_SEQUENCE),
     ChapterMove("mixture-of-experts", "8,192, no experts", FUSED),
+    ChapterMove("sending-less", "nothing is saved", FUSED),
 )
 BAR_PARTS = {  # look of a part -> its words, its quantities, its quantity among model states
     "parameters": ("parameters", ("rank_parameter_bytes",), "parameter_bytes"),
