@@ -69,11 +69,28 @@ ARGS = "--num-layers 2 --tensor-model-parallel-size 2 --micro-batch-size 1"
         ("config.json", '{"model_type": "llama", "hidden_size": 8}', "give it with --model"),
         ("a.json", '{"learning_rate": 1}', "a.json is of none of these tools: DeepSpeed"),
         ("a.json", STAGE % (3, ""), None),
-        ("a.json", STAGE % ('"three"', ""), "zero_optimization.stage = three (a.json, line 1): it"),
+        ("a.json", STAGE % ('"three"', ""), "zero_optimization.stage = three (a.json, line 1): t"),
         (
             "a.json",
-            STAGE % (3, ', "zero_optimisation": {}'),
-            "zero_optimisation = {} (a.json, line",
+            STAGE % (3, ', "zero_optimisation": 1'),
+            "zero_optimisation = 1 (a.json, line",
+        ),
+        ("a.json", STAGE % ("[1]", ""), "zero_optimization.stage = [1] (a.json, line 1): there"),
+        ("a.json", STAGE % ('3, "stagee": 1', ""), "zero_optimization.stagee = 1 (a.json, line 1)"),
+        (
+            "a.json",
+            '{"train_batch_size": 8, "train_batch_size": 4}',
+            "train_batch_size is there twice",
+        ),
+        (
+            "a.json",
+            STAGE % (3, ', "gradient_accumulation_steps": 1.5'),
+            "1.5 (a.json, line 1): it mu",
+        ),
+        (
+            "a.json",
+            STAGE % (3, ', "gradient_accumulation_steps": NaN'),
+            "nan (a.json, line 1): it mu",
         ),
         ("a.json", '{\n"zero_optimization": {\n"stage": 3', "a.json cannot be parsed: "),
         ("a.json", "[1]", "a.json holds no settings with names"),
@@ -108,7 +125,7 @@ ARGS = "--num-layers 2 --tensor-model-parallel-size 2 --micro-batch-size 1"
         (
             "a.sh",
             f"{ARGS} --seq-length $LENGTH",
-            "seq-length = $LENGTH (a.sh, line 1): it must be a",
+            "seq-length = $LENGTH (a.sh, line 1): it must be",
         ),
         (
             "a.json",
@@ -170,6 +187,20 @@ def test_options_count_before_files_and_files_together(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["fits", f"--from={files[0]}", "--gpu", "H100 SXM 80GB"])
     assert "required: --model, --gpus, --sequence" in capsys.readouterr().err
+
+
+def test_a_trainers_own_arguments(tmp_path):
+    """Must catch: a flag that is off, among all that transformers writes, refused; FSDP's empty
+    section taken for accelerate's file; a newer name of a setting not read."""
+    written = dict(output_dir="out", per_device_train_batch_size=4, bf16=False, fp16=False)
+    written |= dict(gradient_accumulation_steps=2, activation_checkpointing=True, deepspeed=None)
+    written |= dict(fsdp=[], fsdp_config=dict(min_num_params=0), optim="adafactor", seed=42)
+    found = read(tmp_path, "a.json", json.dumps(written))
+    assert found.main.name == "Trainer" and found.quantities["recompute_policy"] == 3
+    assert (found.quantities["microbatch"], found.quantities["accumulation_steps"]) == (4, 2)
+    assert found.quantities["recipe"] == "fp32 Adam" and "seed (not known)" in found.ignored
+    (note,) = found.notes
+    assert note.startswith("optim = adafactor (a.json, line 1): the ledger counts Adam's")
 
 
 def test_sizes_of_a_command_line(tmp_path):

@@ -41,6 +41,7 @@ TYPO = 0.9  # likeness of a key that is most likely a known one
 BYTES_OF_ELEMENT = 2  # of a buffer in 16 bits
 SAYS_NOTHING = (None, "", "auto", [], {})
 OPEN = ("model", "family", "every")  # quantities that other values of a file leave open
+LEFT_OVER = -1  # as torchtitan writes a number that follows from the others
 TEXTS = ("flavor",)  # quantities without choices that are no numbers
 AGREE = {
     "no": "false",
@@ -208,7 +209,7 @@ def read_configurations(paths, **given) -> Configuration:
 
 
 def _read(path, found):
-    text = path.read_text("utf-8", errors="replace")
+    text = path.read_text("utf-8-sig", errors="replace")
     tree = _parsed(path, text)
     keys = dict(_flat(tree))
     tool = _tool_of(path, tree, keys)
@@ -251,10 +252,12 @@ def _ours(setting, value, place):
     choices, plain = setting.choices, _plain(value)
     if plain in choices:
         return choices[plain]
-    if setting.named in OPEN or set(choices) == {"true"} and plain == "false":
+    if setting.named in OPEN or "true" in choices and plain == "false":
         return None
-    if choices or isinstance(number := _number(value), str) and setting.named not in TEXTS:
-        wanted = f"there are {', '.join(choices)}" if choices else "it must be a number"
+    number = _number(value)
+    whole = isinstance(number, int) and number >= LEFT_OVER
+    if choices or not whole and setting.named not in TEXTS:
+        wanted = f"there are {', '.join(choices)}" if choices else "it must be a whole number"
         raise InvalidConfiguration(f"{place}: {wanted}.")
     return number
 
@@ -409,7 +412,7 @@ def _parsed(path, text) -> dict:
         if path.suffix == ".toml":
             return tomllib.loads(text)
         if path.suffix == ".json" or text.lstrip().startswith("{"):
-            tree = json.loads(text)
+            tree = json.loads(text, object_pairs_hook=_once)
         elif path.suffix in (".yaml", ".yml"):
             tree = _yaml(text)
         else:
@@ -421,6 +424,14 @@ def _parsed(path, text) -> dict:
     if not isinstance(tree, dict):
         raise InvalidConfiguration(f"{path.name} holds no settings with names.")
     return tree
+
+
+def _once(pairs) -> dict:
+    """An object of JSON. Raises ValueError for a key that is there twice."""
+    names = [name for name, _ in pairs]
+    if len(names) > len(set(names)):
+        raise ValueError(f"{max(names, key=names.count)} is there twice")
+    return dict(pairs)
 
 
 def _yaml(text):
@@ -472,7 +483,7 @@ def _flat(tree, before="") -> Iterator[tuple]:
     """(dotted key, value) of every leaf."""
     for name, value in tree.items():
         key = f"{before}{name}"
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):
             yield from _flat(value, f"{key}.")
         else:
             yield key, value
