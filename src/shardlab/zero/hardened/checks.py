@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...common.agreement import agree, fact
-from ...common.shards import CannotShard, misses_experts, stages_of
-from ...common.torch_internals import hooks_of_others
+from ...common.shards import CannotShard, misses_experts
 from .flat import Group
 
 
@@ -64,22 +63,6 @@ def complaint_of_group(named: list[tuple[str, nn.Parameter]], others: list[nn.Pa
     return ""
 
 
-def complaint_of_units(module: nn.Module) -> str:
-    """Why stage 3 cannot make shards of the module's parameters, or an empty string."""
-    for name, parameter in module.named_parameters():
-        if stages_of(parameter):
-            return (
-                f"{name} is in a stage of a pipeline, where stage 3 would gather it anew for each"
-                " microbatch: take ZeRO stage 1 or 2."
-            )
-        if hooks_of_others(parameter):
-            return (
-                f"{name} has a hook on its gradient, but becomes part of a shard with a gradient of"
-                " its own: remove the hook, or take ZeRO stage 2."
-            )
-    return ""
-
-
 def check_unfrozen(frozen: list[tuple[str, nn.Parameter]]):
     for name, parameter in frozen:
         if parameter.requires_grad:
@@ -100,23 +83,6 @@ def check_state(state_dict: dict, inner: torch.optim.Optimizer):
                     f" {shards[number].numel():,}: the state is another rank's, or of another"
                     " number of ranks; saving.resume takes any number."
                 )
-
-
-# --- modules of stage 3 ---------------------------------------------------------------------------
-
-
-def complaint_of_kinds(module: nn.Module) -> str:
-    """Which module inside cannot compute with gathered parameters, or an empty string."""
-    for path, child in module.named_modules():
-        kind = f"{path or 'the root'} is a {type(child).__name__}"
-        if isinstance(child, torch.jit.ScriptModule):
-            return f"{kind}, whose parameters stay where they are: shard the module unscripted."
-        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.max_norm is not None:
-            return (
-                f"{kind} with max_norm = {child.max_norm}, which shortens rows in forward, where"
-                " its weight is a copy: build it without."
-            )
-    return ""
 
 
 def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor) -> list[Tensor]:

@@ -11,16 +11,17 @@ owns a parameter, and that all ranks bring the same model. What runs in a step i
 from collections.abc import Iterable
 from copy import copy
 
+import torch
 from torch import nn
 
 from ...common.agreement import agree, facts_of, hand_out
 from ...common.optimizer_checks import replaced
-from ...common.shards import CannotShard, groups_of, misses_experts, replicas_of
+from ...common.shards import CannotShard, groups_of, misses_experts, replicas_of, stages_of
 from ...common.torch_clip_and_scale import watch_steps
+from ...common.torch_internals import hooks_of_others
 from ...experts.core_parallel import count_everywhere
 from ..core_stage3 import Site
 from .ahead import Ahead
-from .checks import complaint_of_kinds, complaint_of_units
 from .flat import best_collectives
 from .parameter_slots import dissolve
 from .unit import Unit
@@ -139,6 +140,30 @@ def check_alike(module: nn.Module, units: list[nn.Module], how: How):
     facts = [f"the unit {paths[unit]}" for unit in units]
     facts += facts_of(module)
     rule = "all ranks shard the same model in the same units"
-    complaint = complaint_of_units(module) or complaint_of_kinds(module)
-    complaint = complaint or misses_experts(module.named_parameters(), how.group)
+    complaint = complaint_of_units(module) or misses_experts(module.named_parameters(), how.group)
     agree(facts, how.group, CannotShard, rule, complaint)
+
+
+def complaint_of_units(module: nn.Module) -> str:
+    """Why stage 3 cannot shard what is in the module, or an empty string."""
+    for name, parameter in module.named_parameters():
+        if stages_of(parameter):
+            return (
+                f"{name} is in a stage of a pipeline, where stage 3 would gather it anew for each"
+                " microbatch: take ZeRO stage 1 or 2."
+            )
+        if hooks_of_others(parameter):
+            return (
+                f"{name} has a hook on its gradient, but becomes part of a shard with a gradient of"
+                " its own: remove the hook, or take ZeRO stage 2."
+            )
+    for path, child in module.named_modules():
+        kind = f"{path or 'the root'} is a {type(child).__name__}"
+        if isinstance(child, torch.jit.ScriptModule):
+            return f"{kind}, whose parameters stay where they are: shard the module unscripted."
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.max_norm is not None:
+            return (
+                f"{kind} with max_norm = {child.max_norm}, which shortens rows in forward, where"
+                " its weight is a copy: build it without."
+            )
+    return ""
