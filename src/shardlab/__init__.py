@@ -18,6 +18,8 @@
                              context_parallel.core_ring
     mixture of experts       experts.core,                     experts.hardened.apply.
                              experts.core_parallel             apply_expert_parallel
+    sending less             compression.core, core_bits,      compression.Compressed, OneBitAdam,
+                             core_optimizers, core_zero        DiLoCo, DeMo, zero_plus_plus
     sharded checkpoints      saving                            saving.checkpoint
 
 A core is the whole technique in at most 200 lines. A door gives the hardened class, which takes

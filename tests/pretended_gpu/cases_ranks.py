@@ -15,6 +15,7 @@ from shardlab import (
     collective_plans,
     collectives,
     collectives_fast,
+    compression,
     context_parallel,
     data_parallel,
     saving,
@@ -23,7 +24,7 @@ from shardlab import (
 from shardlab.context_parallel import core as context_core
 from shardlab.experts.core import mixtures
 from shardlab.experts.hardened.apply import apply_expert_parallel
-from shardlab.gpt import next_token_loss
+from shardlab.gpt import GPT, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
 from shardlab.mixed_precision import core as mixed_precision
@@ -268,6 +269,54 @@ def context_parallel_as(mix: str, by_core: bool) -> Step:
     replica, own = data_parallel.DistributedDataParallel(net), context.own(batch())
     step = train(lambda: next_token_loss(replica(own), own).backward(), sgd(net.parameters()))
     assert_close(dict(net.named_parameters()), trained())
+    return step
+
+
+# --- sending less ---------------------------------------------------------------------------------
+
+
+def sending_less(name: str) -> Step:
+    """A method on GPUs beside itself on CPUs, and what is exact beside the plain model."""
+    hooks = {
+        "everything": partial(compression.top_k, one_in=1),
+        "top_k": compression.top_k,
+        "signs": compression.signs,
+        "four_bits": compression.four_bits,
+        "power_sgd": partial(compression.power_sgd, rank=2),
+    }
+    optimizers = {
+        "OneBitAdam": partial(compression.OneBitAdam, warm_up=1),
+        "DeMo": compression.DeMo,
+        "DiLoCo": lambda params, group: compression.DiLoCo(sgd(params), 2, group=group),
+    }
+
+    def run(device: str, group=None) -> tuple[Step, GPT]:
+        net, tokens = model(seed=dist.get_rank(), device=device), part(device)
+        called, optimizer = net, None
+        if name in hooks:
+            options = dict(bucket_bytes=BUCKET_BYTES, group=group)
+            called, optimizer = compression.Compressed(net, hooks[name], **options), sgd
+        else:
+            optimizer = partial(optimizers[name], group=group)
+        backward = lambda: next_token_loss(called(tokens), tokens).backward()
+        return train(backward, optimizer(net.parameters())), net
+
+    step, net = run("cuda")
+    _, plain = run("cpu", dist.new_group(backend="gloo"))
+    assert_close(dict(net.named_parameters()), trained() if name == "everything" else plain)
+    return step
+
+
+def zero_plus_plus(exact: bool) -> Step:
+    """Without codes the plain model; with them its neighbourhood."""
+    net, tokens, nodes = model(seed=dist.get_rank()), part(), 1 + (dist.get_world_size() > 2)
+    mesh = Mesh(dp=nodes, tp=dist.get_world_size() // nodes)
+    settings = dict(weight_bits=None, gradient_bits=None) if exact else {}
+    groups = dict(inside=mesh.tp.group, across=mesh.dp.group)
+    compression.zero_plus_plus(net, [*net.blocks], **groups, **settings)
+    step = train(lambda: next_token_loss(net(tokens), tokens).backward(), sgd(net.parameters()))
+    whole = core_stage3.whole_parameters(net)
+    assert_close(whole, trained(), CLOSE if exact else 0.1)
     return step
 
 

@@ -149,6 +149,25 @@ def test_context_parallelism(on_gpus, gpus, mix, by_core):
     on_gpus(gpus, cases.context_parallel_as, mix, by_core).is_right()
 
 
+SENDING_LESS = "everything top_k signs four_bits power_sgd OneBitAdam DeMo DiLoCo".split()
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", SENDING_LESS)
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_sending_less(on_gpus, gpus, name):
+    """Must catch: codes or waves that are made on the host, a message that is read before it has
+    come (drop the wait in wait_all), buckets whose second messages cross."""
+    on_gpus(gpus, cases.sending_less, name).is_right()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("gpus", COUNTS)
+def test_zero_plus_plus(on_gpus, gpus, exact):
+    """Must catch: a scale that is read on the host; a gradient that is not contiguous."""
+    on_gpus(gpus, cases.zero_plus_plus, exact).is_right()
+
+
 # Each of two layers asks how many rows come, and loops over experts for two products, which ask how
 # many rows each has; repeat_interleave, which knows its size three times, counts as a wait here.
 # Rows of a capacity, as many for each expert, ask nothing.

@@ -26,6 +26,7 @@ HOOKS = {
     "four bits": four_bits,
     "power sgd": partial(power_sgd, rank=1),
 }
+EXACT = partial(sixteen_bits, dtype=torch.float64)
 CLOSE = 1e-11
 
 
@@ -170,9 +171,7 @@ def test_hook_off_is_data_parallelism(world):
     assert world.run(beside_plain, None) == [(True, True, True)] * world.world_size
 
 
-@pytest.mark.parametrize(
-    "hook", [partial(top_k, one_in=1), partial(sixteen_bits, dtype=torch.float64)], ids=str
-)
+@pytest.mark.parametrize("hook", [partial(top_k, one_in=1), EXACT], ids=str)
 def test_everything_is_exact(world, hook):
     """All elements instead of the largest ones, and a rounding that rounds nothing. Must catch:
     the share of the mean that is divided twice, or never."""
@@ -341,18 +340,21 @@ def test_overflow(worlds, name):
 
 
 def changed_hook():
-    """Warm-up without a hook, another rank of PowerSGD, signs: all ranks stay alike."""
-    model = Compressed(trap(me()))
-    for step, hook in enumerate([None, *HOOKS.values(), partial(power_sgd, rank=2), None]):
-        model.hook = hook
+    """Hooks that keep errors, of other kinds and ranks, and in the end an exact one."""
+    model, sent, exact = Compressed(trap(me())), 0, 0
+    hooks = [None, HOOKS["top k"], HOOKS["power sgd"], partial(power_sgd, rank=2), EXACT, EXACT]
+    for step, model.hook in enumerate(hooks):
+        exact = exact + mean_gradient(model.module, step)
         trained(model, 1, begin=step)
-    return fingerprint(model.module)
+        sent = sent + gradients(model.module)
+    return same(sent, exact), fingerprint(model.module)
 
 
 def test_hooks_that_change(worlds):
-    """Must catch: a Q of another rank that is used."""
-    first, *others = worlds(3).run(changed_hook)
-    assert all(bits == first for bits in others)
+    """Must catch: a Q of another rank that is used; an error that is added at each step by a hook
+    that leaves none."""
+    found = worlds(3).run(changed_hook)
+    assert all(kept and bits == found[0][1] for kept, bits in found)
 
 
 def interrupted(hook):

@@ -1,6 +1,7 @@
 """Hooks beside PyTorch's own on gloo, in float64 where they take it."""
 
 import sys
+from contextlib import nullcontext
 from functools import partial
 
 import cloudpickle
@@ -125,3 +126,23 @@ def beside_averager(every):
 def test_local_sgd(world, every):
     """Must catch: an outer gradient of the wrong sign; a sum instead of a mean."""
     assert max(world.run(beside_averager, every)) < 1e-12
+
+
+def accumulated(make):
+    """Gradients of two microbatches, where only backward() is inside of no_sync()."""
+    model = make(net())
+    for number in (0, 1):
+        loss = loss_of(model, number) / 2
+        with model.no_sync() if number == 0 else nullcontext():
+            loss.backward()
+    grads = torch.cat([p.grad.flatten() for p in model.module.parameters()])
+    mean = grads / dist.get_world_size()
+    dist.all_reduce(mean)
+    return (grads - mean).abs().max().item() < 1e-12
+
+
+def test_accumulation_around_backward_alone(worlds):
+    """PyTorch decides in forward whether a backward sends, so the first microbatch is averaged and
+    the second is not. Must catch: replicas here that decide in forward as well."""
+    assert worlds(2).run(accumulated, DistributedDataParallel) == [False, False]
+    assert worlds(2).run(accumulated, Compressed) == [True, True]

@@ -46,12 +46,15 @@ class SmallBucket(FlatBucket):
         return [piece.view(p.shape) for p, piece in zip(self.parameters, pieces)]
 
     def all_reduce(self, group: Group):
-        self.gradients += self.kept.get("error", 0)
+        self.old = self.kept.get("error", 0)
+        self.gradients += self.old
         self.messages = self.hook(self, group)
         self.first = next(self.messages)
 
     def finish(self):
-        wait_for(chain([self.first], self.messages))
+        wait_all(chain([self.first], self.messages))
+        if self.kept.get("error") is self.old:  # added, and this hook leaves none
+            del self.kept["error"]
         for left in self.kept.values():
             left.nan_to_num_(0, 0, 0)  # an overflow leaves no error
         for p in self.parameters:
@@ -59,7 +62,7 @@ class SmallBucket(FlatBucket):
                 p.grad = None
 
 
-def wait_for(messages: Iterator[dist.Work]):
+def wait_all(messages: Iterator[dist.Work]):
     for message in messages:
         message.wait()
 
@@ -76,9 +79,9 @@ class Compressed(DistributedDataParallel):
         kept = self.kept[len(self.sent)]
         if not self.feedback:
             kept.pop("error", None), kept.pop("server_error", None)
-        return (
-            SmallBucket(parameters, n, self.hook, kept) if self.hook else FlatBucket(parameters, n)
-        )
+        if self.hook is None:
+            return FlatBucket(parameters, n)
+        return SmallBucket(parameters, n, self.hook, kept)
 
     def hook_state_dict(self) -> list[dict]:
         """This rank's errors. A run that resumes without them has lost gradients."""
@@ -121,6 +124,8 @@ def power_sgd(bucket: SmallBucket, group: Group, rank: int = 4):
     """Each matrix M as P Q^T, by one step of power iteration from the last Q (Vogels et al. 2019).
     Vectors and small matrices go whole, with the P. M is a sum over ranks, and so are P = M Q and
     Q = M^T P: two all-reduces, and nobody needs M."""
+    if rank < 1:
+        raise ValueError(f"rank = {rank}: at least 1, or no matrix is sent.")
     kept, n = bucket.kept, dist.get_world_size(group)
     error = torch.zeros_like(bucket.gradients)
     pairs = list(zip(bucket.parts(bucket.gradients), bucket.parts(error)))

@@ -18,7 +18,7 @@ from ..common.collective_wire import Group, all_gather_single
 from .core import SmallBucket
 
 
-def encode(x: Tensor, bits: int, block: int) -> Tensor:
+def to_codes(x: Tensor, bits: int, block: int) -> Tensor:
     """Rows [R, C] as bytes [R, B]: codes, then a scale for each block of elements. Zeros fill up
     the last block."""
     blocks = F.pad(x, (0, -x.shape[1] % block)).unflatten(1, (-1, block))
@@ -30,14 +30,14 @@ def encode(x: Tensor, bits: int, block: int) -> Tensor:
     return torch.cat([packed, scale.flatten(1).view(torch.uint8)], 1)
 
 
-def decode(rows: Tensor, bits: int, block: int, like: Tensor) -> Tensor:
+def from_codes(rows: Tensor, bits: int, block: int, like: Tensor) -> Tensor:
     """Bytes [R, B] as elements of the dtype of `like`, zeros at the end of a row included."""
     blocks = 8 * rows.shape[1] // (bits * block + 8 * like.element_size())
     packed, scale = rows.split([blocks * block * bits // 8, blocks * like.element_size()], 1)
     codes = packed.unsqueeze(-1) >> shifts(bits, rows.device) & 2**bits - 1
     scale = scale.clone(memory_format=torch.contiguous_format).view(like.dtype)
-    values = codes.view(len(rows), blocks, block) * (2 / levels_of(bits)) - 1
-    return (values.to(like.dtype) * scale.unsqueeze(-1)).flatten(1)
+    values = codes.view(len(rows), blocks, block).to(like.dtype) * (2 / levels_of(bits)) - 1
+    return (values * scale.unsqueeze(-1)).flatten(1)
 
 
 def levels_of(bits: int) -> int:
@@ -56,15 +56,15 @@ def in_two_hops(total: Tensor, kept: dict, group: Group, bits: int, block: int =
     chunk = -(-len(total) // n)
     block = block or chunk + -chunk % 8  # one scale for all
     chunks = F.pad(total, (0, n * chunk - len(total))).view(n, chunk)
-    sent = encode(chunks, bits, block)
+    sent = to_codes(chunks, bits, block)
     arrived = torch.empty_like(sent)
     yield dist.all_to_all_single(arrived, sent, group=group, async_op=True)
-    own = decode(arrived, bits, block, total).sum(0, keepdim=True)[:, :chunk]  # [1, C]
+    own = from_codes(arrived, bits, block, total).sum(0, keepdim=True)[:, :chunk]  # [1, C]
     own += kept.get("server_error", 0)
-    answer = encode(own, bits, block)
+    answer = to_codes(own, bits, block)
     yield all_gather_single(arrived, answer, group=group, async_op=True)
-    kept["server_error"] = own - decode(answer, bits, block, total)[:, :chunk]
-    together = lambda rows: decode(rows, bits, block, total)[:, :chunk].flatten()[: len(total)]
+    kept["server_error"] = own - from_codes(answer, bits, block, total)[:, :chunk]
+    together = lambda rows: from_codes(rows, bits, block, total)[:, :chunk].flatten()[: len(total)]
     kept["error"] = total - together(sent)
     total.copy_(together(arrived))
 

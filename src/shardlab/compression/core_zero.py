@@ -20,7 +20,7 @@ from torch import Tensor
 from ..common.collective_wire import Group, all_gather_single
 from ..common.torch_internals import version
 from ..zero.core_stage3 import Flat, fully_shard
-from .core_bits import decode, encode
+from .core_bits import from_codes, to_codes
 
 BLOCK = 256  # elements that share a scale
 
@@ -28,19 +28,25 @@ BLOCK = 256  # elements that share a scale
 class FlatInNodes(Flat):
     """A unit's parameters. Rank m node + place owns chunk m node + place."""
 
-    def __init__(self, sites, group, inside, across, weight_bits, gradient_bits, secondary):
+    def __init__(
+        self, sites, group, *, inside, across, weight_bits=8, gradient_bits=4, secondary=True
+    ):
         self.inside, self.across, self.secondary = inside, across, secondary
         self.weight_bits, self.gradient_bits, self.part_of = weight_bits, gradient_bits, None
         super().__init__(sites, group)
+        m, me, ranks_of = dist.get_world_size(inside), dist.get_rank(), dist.get_process_group_ranks
+        grid = torch.arange(dist.get_world_size()).view(-1, m).tolist()
+        if ranks_of(inside) != grid[me // m] or ranks_of(across) != [row[me % m] for row in grid]:
+            raise ValueError("the groups are no grid: take Mesh(dp=nodes, tp=ranks of a node).")
 
     def all_gather(self, full: Tensor):  # [E]
         if self.secondary and self.part_of == version(self.shard):
             return all_gather_single(full, self.part, group=self.inside)
         if self.weight_bits:
-            small = encode(self.shard.detach()[None], self.weight_bits, BLOCK)
+            small = to_codes(self.shard.detach()[None], self.weight_bits, BLOCK)
             everyone = small.new_empty(self.n, small.shape[1])
             all_gather_single(everyone, small, group=self.group)
-            values = decode(everyone, self.weight_bits, BLOCK, full)
+            values = from_codes(everyone, self.weight_bits, BLOCK, full)
             full.view(self.n, -1).copy_(values[:, : len(self.shard)])
         else:
             super().all_gather(full)
@@ -58,31 +64,14 @@ class FlatInNodes(Flat):
 
     def summed(self, rows: Tensor, group: Group) -> Tensor:
         """Row r of each rank, added by rank r."""
-        small = encode(rows, self.gradient_bits, BLOCK)
+        small = to_codes(rows, self.gradient_bits, BLOCK)
         arrived = torch.empty_like(small)
         dist.all_to_all_single(arrived, small, group=group)
-        return decode(arrived, self.gradient_bits, BLOCK, rows)[:, : rows.shape[1]].sum(0)
+        return from_codes(arrived, self.gradient_bits, BLOCK, rows)[:, : rows.shape[1]].sum(0)
 
 
-def zero_plus_plus(
-    module, units=(), *, inside, across, weight_bits=8, gradient_bits=4, secondary=True
-):
-    """fully_shard() over all ranks, whose nodes are `inside`. None and False leave a part out.
-    Raises ValueError unless rank = node times ranks of a node + place."""
-    m, place, node = dist.get_world_size(inside), dist.get_rank(inside), dist.get_rank(across)
-    if (
-        m * dist.get_world_size(across) != dist.get_world_size()
-        or m * node + place != dist.get_rank()
-    ):
-        raise ValueError(
-            "the groups are no grid of nodes: take Mesh(dp=nodes, tp=ranks of a node)."
-        )
-    kind = partial(
-        FlatInNodes,
-        inside=inside,
-        across=across,
-        weight_bits=weight_bits,
-        gradient_bits=gradient_bits,
-        secondary=secondary,
-    )
-    return fully_shard(module, units, None, kind)
+def zero_plus_plus(module, units=(), **settings):
+    """fully_shard() over all ranks with FlatInNodes' settings: inside=, across=, the groups of this
+    rank's node and of its place; weight_bits=8, gradient_bits=4, secondary=True, of which None and
+    False leave a part out."""
+    return fully_shard(module, units, None, partial(FlatInNodes, **settings))
