@@ -1,5 +1,6 @@
 """Ways side by side: what times say, what a way weighs, and the races as `make bench` runs them."""
 
+import os
 import sys
 import weakref
 
@@ -108,7 +109,7 @@ def test_tasks_of_a_number_of_ranks(count):
     Must catch: as many heads or blocks for every number of ranks; a single stage that has not both
     the embedding and the head; a head that shares the embedding's weight."""
     for task in (TINY, races.GPU_TASK, races.LARGE_TASK):
-        heads = tensor_runs.cut_heads(task, count).sizes["heads"]
+        heads = races.cut_heads(task, count).sizes["heads"]
         hidden = task.sizes["hidden"]
         assert heads % count == 0 and (hidden % heads == 0 or hidden % count)
         for name in SCHEDULES:
@@ -167,6 +168,10 @@ def breaking(net, optimizer_cls, **settings):
     raise RuntimeError("this way breaks")
 
 
+def dying(net, optimizer_cls, **settings):
+    os._exit(3)
+
+
 class Left:
     """Bytes on a GPU, in a cycle with themselves."""
 
@@ -193,17 +198,18 @@ def test_a_way_is_weighed_on_an_empty_gpu(monkeypatch):
 
 @pytest.mark.ranks
 def test_no_row_behind_a_way_that_fails_is_lost(monkeypatch):
-    """Must catch: one way that fails and takes the rows of later ways with it, or the times of all;
-    a failure that does not name the way."""
-    ways = {"breaks": Way(breaking, peers=("PyTorch",)), **data_parallel_runs.WAYS}
+    """Must catch: one way that fails or dies and takes the rows of later ways with it, or the times
+    of all; a failure that does not name the way; ranks that two ways share."""
+    bad = dict(breaks=Way(breaking, peers=("PyTorch",)), dies=Way(dying))
+    ways = bad | data_parallel_runs.WAYS
     monkeypatch.setattr(data_parallel_runs, "WAYS", ways)
     rows = list(data_parallel_runs.data_parallel(torch.device("cpu"), TINY, turns=2))
-    (failed,) = [row for row in rows if row.name == "record.failed"]
-    assert failed.case["part"] == "data_parallel, 2 ranks, breaks"
-    assert failed.case["error"].endswith("this way breaks")
+    broke, died = (row.case for row in rows if row.name == "record.failed")
+    assert broke["part"] == "data_parallel, 2 ranks, breaks" and "dies" in died["part"]
+    assert broke["error"].endswith("this way breaks")
     for name in ("data_parallel.peak", "data_parallel.step"):
         whole = {row.case["implementation"] for row in rows if row.name == name}
-        assert whole == set(ways) - {"breaks"}
+        assert whole == set(ways) - set(bad)
 
 
 def parts():

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from plainly import CLOSE, assert_close, batch, model, part, sgd, train, trained
 from pretended.step import Step, watched
 
+from ranklab.measure.ledger import Ledger
 from shardlab import (
     collective_plans,
     collectives,
@@ -267,7 +268,8 @@ def context_parallel_as(mix: str, by_core: bool) -> Step:
     context, net = by.Context(), model(seed=0 if by_core else dist.get_rank())
     by.context_parallel(net, context, getattr(by, mix))
     replica, own = data_parallel.DistributedDataParallel(net), context.own(batch())
-    step = train(lambda: next_token_loss(replica(own), own).backward(), sgd(net.parameters()))
+    with Ledger(net):
+        step = train(lambda: next_token_loss(replica(own), own).backward(), sgd(net.parameters()))
     assert_close(dict(net.named_parameters()), trained())
     return step
 

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.ranks
 TESTS = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 600  # ten minutes, as the README says of `make gpu`
 # what depends on the number of GPUs
-OF_RANKS = ("zero", "data_parallel", "pipelines", "tensor_parallel")
+OF_RANKS = "zero data_parallel pipelines tensor_parallel long_sequences mixture_of_experts".split()
+NAMED = dict(long_sequences="context_parallel", mixture_of_experts="experts")  # in rows
 # the formulas know the attention of real GPUs and of CPUs, not what this device takes instead
 OF_ATTENTION = ("step.peak", "recompute.kept")
 ON_A_CPU_ONLY = {"mixed_precision.refused"}
@@ -42,7 +43,7 @@ def test_make_gpu(gpus, groups, tmp_path):
     off = [row for row in recording.rows if row.formula and row.value != row.predicted]
     assert [row for row in off if row.name not in OF_ATTENTION] == []
     for group in set(OF_RANKS) & set(groups or OF_RANKS):
-        steps = recording.find(f"{group}.step")
+        steps = recording.find(f"{NAMED.get(group, group)}.step")
         assert {(step.case["ranks"], step.case["backend"]) for step in steps} == LAYOUTS[gpus]
     if not groups:
         found = {row.name for row in recording.rows}

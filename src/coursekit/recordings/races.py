@@ -16,6 +16,7 @@ A topic's runs.py has RUNS, which `make gpu` records, and BENCHES, which `make b
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from math import lcm
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -157,6 +158,11 @@ def gpu_task(device: torch.device, small: TrainingTask = GPU_TASK) -> TrainingTa
     return LARGE_TASK if large else small
 
 
+def cut_heads(task: TrainingTask, count: int) -> TrainingTask:
+    """The task with as many heads on each rank: more and smaller ones where that takes them."""
+    return task._replace(sizes={**task.sizes, "heads": lcm(task.sizes["heads"], count)})
+
+
 def layouts(
     device: torch.device, task: TrainingTask | None, small: TrainingTask = GPU_TASK
 ) -> Iterator[tuple[dict[str, Any], TrainingTask]]:
@@ -196,6 +202,10 @@ def step_by(gradients: Callable, optimizer, tokens: Tensor) -> Tensor:
     optimizer.step()
     optimizer.zero_grad()
     return loss
+
+
+# for ways that run backward themselves, and whose ranks all see the same
+OWN_BACKWARD = dict(step=step_by, tokens=TrainingTask.shared_tokens)
 
 
 def in_turns(
@@ -441,16 +451,29 @@ def race_of_ways(
     return results
 
 
-def rows_of_ways(group, part, case, world, ways, task, turns, rows_of, **settings) -> Iterator[Row]:
-    """Rows for `make gpu`: rows_of(world, way, task, case) of each way, then the times of all that
-    did not fail, which train_in_turns finds with these settings."""
+def rows_of_ways(group, part, case, ways, task, turns, rows_of, **settings) -> Iterator[Row]:
+    """Rows for `make gpu`: rows_of(world, way, task, case) of each way, on ranks that are new, so
+    that its peak is its own, and so is its death; then the times of all that did not fail, which
+    train_in_turns finds with these settings."""
     ran, device = {}, case["device"]
+    start = partial(ranks, case["ranks"], device=device, announce=False)
     for name, way in ways.items():
-        found = rows_of(world, way, task, dict(**case, implementation=name))
-        if (yield from attempt(f"{part}, {name}", found)):
-            ran[name] = way
-    times = world.run(train_in_turns, ran, task, turns, device=device, **settings)[0]
-    yield from step_rows(group, ran, times, case)
+        with start() as world:
+            found = rows_of(world, way, task, dict(**case, implementation=name))
+            if (yield from attempt(f"{part}, {name}", found)):
+                ran[name] = way
+    if ran:
+        with start() as world:
+            times = world.run(train_in_turns, ran, task, turns, device=device, **settings)[0]
+        yield from step_rows(group, ran, times, case)
+
+
+def weight_rows(group: str, found: Weighed, case: dict, *predicted) -> Iterator[Row]:
+    """Rows for `make gpu`: the bytes that a rank sends in a step, and its peak."""
+    yield Row(f"{group}.sent", found.sent_bytes(case["ranks"]), "bytes", case, *predicted)
+    yield Row(f"{group}.peak", found.peak_bytes, "bytes", case)
+    if case["device"] == "cuda":
+        yield Row(f"{group}.allocated_peak", found.allocated_bytes, "bytes", case)
 
 
 def step_rows(

@@ -112,6 +112,7 @@ def training(way: Way, task: TrainingTask, device: str) -> TrainingUnderWay:
 
 def weigh_way(way: Way, task: TrainingTask, device: str) -> tuple[int, int, int]:
     """(bytes of activations at the loss, all bytes at most, what the CUDA allocator gave out)"""
+    races.empty_gpu(device)
     works, kept = training(way, task, device), []
     works.step()
     if device == "cuda":

@@ -73,9 +73,8 @@ def data_parallel(
 def on_ranks(part: str, case: dict, task: TrainingTask, turns: int) -> Iterator[Row]:
     with ranks(case["ranks"], device=case["device"], announce=False) as world:
         yield from attempt(f"{part}, gradients", gradients_of(world, task, case))
-        yield from races.rows_of_ways(
-            *("data_parallel", part, case, world, WAYS, task, turns, rows_of), optimizer_cls=SGD
-        )
+    given = "data_parallel", part, case, WAYS, task, turns, rows_of
+    yield from races.rows_of_ways(*given, optimizer_cls=SGD)
 
 
 def gradients_of(world, task: TrainingTask, case: dict) -> Iterator[Row]:

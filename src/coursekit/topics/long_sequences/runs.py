@@ -1,23 +1,23 @@
-"""Races of `make bench` for context parallelism: this book's three mixes, a ring that does not
-overlap, and the core's, beside PyTorch's ring. PyTorch's context_parallel gives that one to GPUs
-alone; handed the kernel of the CPU, it runs here too, in the zigzag order that it calls head-tail.
+"""Recordings of `make gpu` and races of `make bench` for context parallelism: this book's three
+mixes, a ring that does not overlap, and the core's, beside PyTorch's ring. PyTorch's
+context_parallel gives that one to GPUs alone; handed a kernel, it runs on CPUs too, in the zigzag
+order that it calls head-tail.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from math import lcm
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from coursekit.recordings import races
-from coursekit.recordings.races import TINY, TURNS, Bench, Result, TrainingTask, Way
+from coursekit.recordings.attempts import attempt
+from coursekit.recordings.races import TINY, TURNS, Bench, Result, Run, TrainingTask, Way
+from coursekit.recordings.recordings import Row
 from shardlab import context_parallel
-from shardlab.common.torch_internals import (
-    FUSED_ATTENTION,
-    FUSED_ATTENTION_BACKWARD,
-    torch_ring,
-)
+from shardlab.common.torch_internals import fused_block, fused_block_backward, torch_ring
 from shardlab.context_parallel import Context, core
 from shardlab.context_parallel.core_ring import RingOfKeys
 from shardlab.context_parallel.hardened.mixes import FusedBlocks, PassingOrPlanned
@@ -55,12 +55,12 @@ class RingWithoutOverlap(core.Mix):
 
 
 class TorchRing(torch.autograd.Function):
-    """PyTorch's ring with the fused kernel of the CPU."""
+    """PyTorch's ring with the fused kernel of the device."""
 
     @staticmethod
     def forward(ctx, q, k, v, group):
-        forward, _ = torch_ring()
-        mixed, lse = forward(group, 2, FUSED_ATTENTION[0], q, k, v, is_causal=True)
+        kernel = lambda q, k, v, is_causal: fused_block(q, k, v, is_causal)
+        mixed, lse = torch_ring()[0](group, 2, kernel, q, k, v, is_causal=True)
         ctx.save_for_backward(q, k, v, mixed, lse)
         ctx.group = group
         return mixed
@@ -68,11 +68,11 @@ class TorchRing(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         q, k, v, mixed, lse = ctx.saved_tensors
-        _, backward = torch_ring()
         given = dict(query=q, key=k, value=v, out=mixed, logsumexp=lse, is_causal=True)
-        kernel = FUSED_ATTENTION_BACKWARD[0]
-        found = backward(ctx.group, 2, kernel, grad, "grad_out", **given, dropout_p=0.0)
-        return *found[:3], None
+        kernel = lambda query, key, value, out, logsumexp, is_causal, grad: fused_block_backward(
+            grad, query, key, value, out, logsumexp, is_causal
+        )
+        return *torch_ring()[1](ctx.group, 2, kernel, grad, "grad", **given)[:3], None
 
 
 class TorchRingAttention(core.Mix):
@@ -84,7 +84,10 @@ def in_context(
     net: nn.Module, optimizer_cls: type, mix: type, by=context_parallel, **settings
 ) -> tuple:
     """(loss and gradients of whole sequences, optimizer): every rank computes with its tokens, and
-    gradients are averaged as data parallelism averages them."""
+    gradients are averaged as data parallelism averages them. Fused kernels of a GPU take 16 bits.
+    """
+    if next(net.parameters()).is_cuda:
+        net.to(torch.bfloat16)
     context = Context() if by is context_parallel else by.Context()
     called = DistributedDataParallel(by.context_parallel(net, context, mix))
     optimizer = optimizer_cls(net.parameters(), **settings)
@@ -107,7 +110,49 @@ WAYS = {
     "Ulysses": Way(in_context, dict(mix=context_parallel.Ulysses), (TORCH_RING,)),
     TORCH_RING: Way(in_context, dict(mix=TorchRingAttention)),
 }
-weighed_sequences = partial(races.weighed, step=races.step_by, tokens=TrainingTask.shared_tokens)
+weighed_sequences = partial(races.weighed, **races.OWN_BACKWARD)
+
+
+# --- make gpu -------------------------------------------------------------------------------------
+
+
+def long_sequences(
+    device: torch.device, task: TrainingTask | None = None, turns: int = 7
+) -> Iterator[Row]:
+    """Right gradients, bytes sent, peaks and times of a step of each mix."""
+    for case, trained in races.layouts(device, task):
+        part = f"long_sequences, {case['ranks']} ranks"
+        trained = in_one_sequence(trained, case["ranks"])
+        case |= dict(heads=trained.sizes["heads"], tokens=trained.sizes["max_sequence"])
+        given = "context_parallel", part, case, WAYS, trained, turns, rows_of
+        yield from attempt(part, races.rows_of_ways(*given, **races.OWN_BACKWARD))
+
+
+def in_one_sequence(task: TrainingTask, count: int) -> TrainingTask:
+    """The task's tokens as one sequence, of which each rank has two chunks, and as many heads."""
+    tokens = lcm(task.microbatch * task.sizes["max_sequence"], 2 * count)
+    sizes = {**task.sizes, "max_sequence": tokens}
+    return races.cut_heads(task._replace(sizes=sizes, microbatch=1), count)
+
+
+def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
+    device = case["device"]
+    right, of = world.run(right_means, way, task, device)[0]
+    yield Row("context_parallel.right_gradients", right, "count", case, "parameter_tensors", of)
+    found = world.run(weighed_sequences, way, task, device=device)[0]
+    yield from races.weight_rows("context_parallel", found, case)
+
+
+def right_means(way: Way, task: TrainingTask, device: str) -> tuple[int, int]:
+    """On a rank: (parameters whose gradient is the plain model's, all of them)"""
+    plain, net, tokens = task.model(device), task.model(device), task.shared_tokens(device)
+    gradients, _ = way.build(net, torch.optim.SGD, lr=0.1)
+    gradients(tokens, tokens)
+    plain.to(next(net.parameters()).dtype)
+    next_token_loss(plain(tokens), tokens).backward()
+    pairs, within = zip(net.parameters(), plain.parameters()), 0.1 if device == "cuda" else 1e-4
+    close = [(a.grad - b.grad).norm() <= within * b.grad.norm() for a, b in pairs]
+    return sum(map(bool, close)), len(close)
 
 
 # --- make bench -----------------------------------------------------------------------------------
@@ -117,10 +162,13 @@ def race(
     tasks: Sequence[TrainingTask] = LONG_TASKS, counts: Sequence[int] = (2, 4), turns: int = TURNS
 ) -> list[Result]:
     """Step times in turns, peak bytes and bytes sent of each way, beside PyTorch's ring."""
-    settings = dict(step=races.step_by, tokens=TrainingTask.shared_tokens)
     given = WAYS, weighed_sequences, tasks, counts, turns
-    return races.race_of_ways("context_parallel", *given, **settings)
+    return races.race_of_ways("context_parallel", *given, **races.OWN_BACKWARD)
 
 
+WIDE_TINY = TINY._replace(
+    sizes={**TINY.sizes, "hidden": 64}
+)  # 8 heads of 8, which a GPU's kernel takes
+RUNS = (Run(46, long_sequences, dict(task=WIDE_TINY, turns=1)),)
 # a sequence of 8 tokens is cut for two ranks
 BENCHES = (Bench("long-sequences", race, dict(tasks=(TINY,), counts=(2,), turns=2)),)

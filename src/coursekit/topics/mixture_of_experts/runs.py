@@ -1,24 +1,29 @@
-"""A step of a mixture of experts on virtual H100s: shared experts after the others, or while rows
-travel.
+"""Recordings of `make gpu` for a mixture of experts, and a step on virtual H100s: shared experts
+after the others, or while rows travel.
 
 Virtual tensors have no contents, so routing is balanced by force: with a capacity of 1 each expert
 takes as many rows, and no rank asks for counts. Ranks divide the experts of every layer, 4,096
 tokens a rank, bf16, stage 1 of ZeRO for all else.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from coursekit.lab.virtual import recorded_gpu
-from coursekit.recordings.races import Bench, Result, train_step
+from coursekit.recordings import races
+from coursekit.recordings.attempts import attempt
+from coursekit.recordings.races import TINY, Bench, Result, Run, TrainingTask, Way, train_step
+from coursekit.recordings.recordings import Row
 from ranklab.virtual import VirtualGPUs, VirtualStep
 from shardlab import zero
 from shardlab.experts.core import mixtures
 from shardlab.experts.hardened.apply import apply_expert_parallel
 from shardlab.gpt import GPT, GPTConfig
-from shardlab.mesh import Axis, ExpertAxes
+from shardlab.mesh import Axis, ExpertAxes, Mesh
+from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
 
 CARD = "H100 SXM 80GB"
 TOKENS_IN = 4096  # of a rank, and of its one sequence
@@ -83,5 +88,58 @@ def race(counts=(8, 16), sizes=MANY_EXPERTS) -> list[Result]:
     return results
 
 
+# --- make gpu -------------------------------------------------------------------------------------
+
+
+def divided_experts(net, optimizer_cls, overlap, **settings):
+    """Each rank has a part of every layer's experts, and its share of all other states."""
+    apply_expert_parallel(
+        net, Mesh(dp=dist.get_world_size()).experts(dist.get_world_size()), overlap
+    )
+    return zero.shard(net, optimizer_cls, stage=1, **settings)
+
+
+WAYS = {
+    "shared after": Way(divided_experts, dict(overlap=False)),
+    "shared beside": Way(divided_experts, dict(overlap=True)),
+}
+FINE_EXPERTS = dict(experts=64, experts_per_token=8, shared_experts=1, feed_forward=256)
+
+
+def mixture_of_experts(
+    device: torch.device, task: TrainingTask | None = None, turns: int = 7
+) -> Iterator[Row]:
+    """Right parameters, bytes sent, peaks and times of a step."""
+    for case, trained in races.layouts(device, task):
+        part = f"mixture_of_experts, {case['ranks']} ranks"
+        trained = trained._replace(sizes=FINE_EXPERTS | trained.sizes)
+        case["experts"] = trained.sizes["experts"]
+        rows = races.rows_of_ways("experts", part, case, WAYS, trained, turns, rows_of)
+        yield from attempt(part, rows)
+
+
+def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
+    device = case["device"]
+    right, of = world.run(right_experts, way, task, device)[0]
+    yield Row("experts.right_parameters", right, "count", case, "parameter_tensors", of)
+    found = world.run(races.weighed, way, task, device=device)[0]
+    yield from races.weight_rows("experts", found, case)
+
+
+def right_experts(way: Way, task: TrainingTask, device: str) -> tuple[int, int]:
+    """On a rank: (parameters that are the plain model's after a step over all ranks' batches, all
+    of them). A row whose two best scores are alike may go to another expert here and there."""
+    plain, net, tokens = task.model(device), task.model(device), task.batches(device)[0]
+    train_step(plain, torch.optim.SGD(plain.parameters(), lr=0.1), tokens.flatten(0, 1))
+    train_step(*way.build(net, torch.optim.SGD, lr=0.1), tokens[dist.get_rank()])
+    whole = whole_state_dict(net)
+    close = [torch.allclose(whole[name], p, 1e-3, 1e-4) for name, p in plain.named_parameters()]
+    return sum(close), len(close)
+
+
 FEW_EXPERTS = {**MANY_EXPERTS, "layers": 1, "hidden": 256, "vocabulary": 512, "max_sequence": 256}
 BENCHES = (Bench("mixture-of-experts", race, dict(counts=(8,), sizes=FEW_EXPERTS)),)
+TINY_EXPERTS = TINY._replace(
+    sizes={**TINY.sizes, **FINE_EXPERTS, "experts": 8, "experts_per_token": 2}
+)
+RUNS = (Run(47, mixture_of_experts, dict(task=TINY_EXPERTS, turns=1)),)

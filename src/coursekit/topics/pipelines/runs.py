@@ -194,14 +194,17 @@ def deep_enough(task: TrainingTask, count: int) -> TrainingTask:
 def on_ranks(
     part: str, case: dict, task: TrainingTask, turns: int, names: Iterable[str]
 ) -> Iterator[Row]:
-    with ranks(case["ranks"], device=case["device"], announce=False) as world:
+    start = partial(ranks, case["ranks"], device=case["device"], announce=False)
+    with start() as world:
         want = world.run(plain_losses, task, case["device"])[0]
-        for name in names:
-            works = list(WAYS[name].peers)
-            for way in ours(name):
+    for name in names:
+        works = list(WAYS[name].peers)
+        for way in ours(name):
+            with start() as world:  # a peak of its own
                 rows = rows_of(world, way, task, want, case)
                 if (yield from attempt(f"{part}, {way}", rows)):
                     works.append(way)
+        with start() as world:
             times = times_of(world, works, task, turns, case)
             yield from attempt(f"{part}, {name}, times", times)
 

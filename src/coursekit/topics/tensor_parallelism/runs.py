@@ -7,7 +7,6 @@ times say nothing about a cluster.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from math import lcm
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from coursekit.recordings import races
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from coursekit.recordings.recordings import Row
-from ranklab.ranks import ranks
 from shardlab.gpt import GPTConfig, next_token_loss
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
@@ -171,8 +169,7 @@ WAYS = {
 # --- on a rank: all ranks see the same batch ------------------------------------------------------
 
 
-OWN_BACKWARD = dict(step=races.step_by, tokens=TrainingTask.shared_tokens)
-weighed_step = partial(races.weighed, **OWN_BACKWARD)
+weighed_step = partial(races.weighed, **races.OWN_BACKWARD)
 
 
 def right_parts(way: Way, task: TrainingTask, device: str) -> tuple[int, int]:
@@ -208,21 +205,13 @@ def tensor_parallel(
 ) -> Iterator[Row]:
     """Right gradients, bytes, peaks and times of a step."""
     for case, trained in races.layouts(device, task):
-        part, trained = f"tensor_parallel, {case['ranks']} ranks", cut_heads(trained, case["ranks"])
-        case["heads"] = trained.sizes["heads"]
-        yield from attempt(part, on_ranks(part, case, trained, turns))
-
-
-def cut_heads(task: TrainingTask, count: int) -> TrainingTask:
-    """The task with as many heads on each rank: more and smaller ones where that takes them."""
-    return task._replace(sizes={**task.sizes, "heads": lcm(task.sizes["heads"], count)})
-
-
-def on_ranks(part: str, case: dict, task: TrainingTask, turns: int) -> Iterator[Row]:
-    with ranks(case["ranks"], device=case["device"], announce=False) as world:
-        yield from races.rows_of_ways(
-            *("tensor_parallel", part, case, world, WAYS, task, turns, rows_of), **OWN_BACKWARD
+        part, trained = (
+            f"tensor_parallel, {case['ranks']} ranks",
+            races.cut_heads(trained, case["ranks"]),
         )
+        case["heads"] = trained.sizes["heads"]
+        given = "tensor_parallel", part, case, WAYS, trained, turns, rows_of
+        yield from attempt(part, races.rows_of_ways(*given, **races.OWN_BACKWARD))
 
 
 def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
@@ -233,10 +222,7 @@ def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
         right, of = world.run(right_parts, way, task, device)[0]
         yield Row("tensor_parallel.right_gradients", right, "count", case, "parameter_tensors", of)
         predicted = ("tensor_sent_bytes", predicted_bytes(way, task, count))
-    yield Row("tensor_parallel.sent", found.sent_bytes(count), "bytes", case, *predicted)
-    yield Row("tensor_parallel.peak", found.peak_bytes, "bytes", case)
-    if device == "cuda":
-        yield Row("tensor_parallel.allocated_peak", found.allocated_bytes, "bytes", case)
+    yield from races.weight_rows("tensor_parallel", found, case, *predicted)
 
 
 def predicted_bytes(way: Way, task: TrainingTask, count: int) -> int:
@@ -263,7 +249,7 @@ def race(
     """Step times in turns, peak bytes and bytes sent of each way, beside PyTorch's of the same
     kind."""
     given = WAYS, weighed_step, tasks, counts, turns
-    return races.race_of_ways("tensor_parallel", *given, **OWN_BACKWARD)
+    return races.race_of_ways("tensor_parallel", *given, **races.OWN_BACKWARD)
 
 
 # a row of the table for each of 8 ranks, which DTensor wants: of 11 rows the last two get none

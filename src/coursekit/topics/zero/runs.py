@@ -120,19 +120,13 @@ def zero(
     ways = {name: way for name, way in able.items() if offload == ("offload" in way.options)}
     for case, trained in races.layouts(device, task):
         part = f"zero{', offloaded' * offload}, {case['ranks']} ranks"
-        yield from attempt(part, on_ranks(part, case, trained, turns, ways))
+        rows = races.rows_of_ways("zero", part, case, ways, trained, turns, rows_of)
+        yield from attempt(part, rows)
 
 
 def zero_offloaded(device: torch.device, **settings) -> Iterator[Row]:
     """A group of its own, and late: the host's optimizers take the time of all other ways."""
     return zero(device, offload=True, **settings)
-
-
-def on_ranks(
-    part: str, case: dict, task: TrainingTask, turns: int, ways: dict[str, Way]
-) -> Iterator[Row]:
-    with ranks(case["ranks"], device=case["device"], announce=False) as world:
-        yield from races.rows_of_ways("zero", part, case, world, ways, task, turns, rows_of)
 
 
 def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
