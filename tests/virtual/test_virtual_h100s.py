@@ -78,9 +78,9 @@ def waits_for_messages(width, sequence, chunks):
 @pytest.mark.parametrize(
     "width, sequence, shares",
     [
-        (2048, False, [(21, 7.5), (14, 6.8), (15, 7.3)]),
+        (2048, False, [(24, 6.7), (16, 6.0), (16, 6.5)]),
         *at_night(
-            (2048, True, [(37, 8.9), (29, 7.9), (22, 9.2)]),
+            (2048, True, [(41, 8.1), (32, 7.2), (24, 8.4)]),
             (8192, False, [(16, 58.2), (9, 53.6), (4, 52.0)]),
         ),
     ],

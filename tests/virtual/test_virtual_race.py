@@ -11,6 +11,7 @@ from bench import rungs, virtual
 from bench.published import DENSE, Beside, able_rows, virtual_seconds
 from coursekit.lab.virtual import virtual_gpus
 from coursekit.recordings.recordings import read_all
+from coursekit.topics.hardware.one_gpu import padded_loss
 from coursekit.topics.pipelines.peers import TorchPipeline
 from shardlab.pipelines.partition import plan_pipeline
 
@@ -38,13 +39,11 @@ def test_a_row_of_the_race_is_the_same_each_time(technique):
 
 
 def test_no_technique_takes_longer_than_its_peer():
-    """No step is longer than that of PyTorch's fastest way in its race, and none needs more memory.
-    Data parallelism is 0.1 % longer: its buckets slow other kernels than DDP's.
+    """A step takes at most 0.98 of that of PyTorch's fastest way in its race, and no more memory;
+    where the page says so, as long. Data parallelism is 0.1 % longer: its buckets slow other
+    kernels than DDP's. Stage 3 takes up to 864 bytes more of 10 GB than FSDP1.
 
-    Races that were not run by this clock yet have no rows. Stage 3 takes up to 864 bytes more of
-    10 GB than FSDP1.
-
-    Must catch: a recording of code that takes longer, or more memory; a technique left out."""
+    Must catch: a recording of code that takes longer, or more memory; a race left out."""
     raced = set()
     for step in RECORDED.find("virtual.step", implementation=virtual.OURS):
         race = virtual.Race(*(step.case[name] for name in virtual.Race._fields))
@@ -55,16 +54,17 @@ def test_no_technique_takes_longer_than_its_peer():
         assert {*steps, *ran_out} == {virtual.OURS, *race.peers}
         ours, peak = steps.pop(virtual.OURS), peaks[virtual.OURS]
         if steps:
-            best = min(steps, key=steps.get)
-            assert ours <= virtual.MOST * steps[best] and peak <= 1.0001 * peaks[best], race
+            best, alike = min(steps, key=steps.get), (*virtual.SCHEDULES, "data parallelism")
+            most = virtual.MOST if race.technique in alike or race.gpus == 24 else 0.98
+            assert ours <= most * steps[best] and peak <= 1.0001 * peaks[best], race
         raced.add(race)
-    assert raced <= set(virtual.all_races()) and len(raced) >= 19
+    assert raced == set(virtual.all_races())
 
 
 def test_no_step_of_the_race_makes_the_host_wait():
     """Must catch: a value that is read on the host within a step, such as a norm."""
     waits = RECORDED.find("virtual.host_waits")
-    assert len(waits) >= 16 and {row.value for row in waits} == {0}
+    assert len(waits) >= 100 and {row.value for row in waits} == {0}
 
 
 PIPELINES = [race for race in virtual.all_races() if race.technique in virtual.SCHEDULES]
@@ -123,6 +123,19 @@ def test_a_published_row_is_the_same_each_time(name):
 def test_a_rung_of_one_gpu_is_the_same_each_time():
     """Must catch: a rung in another dtype; a recording that was made by other code."""
     assert next(rungs.rows()) in RECORDED.find("virtual.rung")
+
+
+@same_kernels
+@pytest.mark.nightly
+def test_what_the_page_says_of_half_the_rate():
+    """The predictions of the page on speed follow from these milliseconds: of an eager step with
+    its loss in chunks, with its loss whole, and with twice the batch.
+
+    Must catch: a clock by which the loss in chunks costs nothing."""
+    chunked = rungs.eager_rungs()["AdamW fused"]
+    whole = chunked._replace(loss=padded_loss)
+    steps = [rungs.virtual_step(*one) for one in ((chunked, 16), (whole, 16), (whole, 32))]
+    assert [round(1e3 * step.seconds, 1) for step in steps] == [62.9, 52.2, 97.9]
 
 
 @same_kernels

@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from docutils import nodes
 from test_virtual_gpu import SIMPLE, spans_of
 from test_virtual_race import RECORDED
@@ -96,6 +97,22 @@ def test_each_kind_of_kernel_has_its_share():
     assert (add, copy, lists) == (1_000 + 2 * 12_000, 1_000 + 8_000, 1_000 + 16_000)
     assert even == 3_000 + 2e9 * 1000**3 / 4e10
     assert odd == exact == 3_000 + round(2e9 * 1001**3 / 1e10)
+
+
+def test_few_heads_are_as_fast_as_many():
+    """Must catch: attention's number a row, whose layout has odd rows where heads are few, taken
+    for a matrix: attention of two heads a rank took six times as long."""
+    gpu = replace(SIMPLE, unaligned_share=0.25, flops_per_second={torch.bfloat16: 1e9})
+
+    def attend(*shapes):
+        for q in shapes:
+            F.scaled_dot_product_attention(q, q, q)
+
+    def made():
+        return [torch.ones(*sizes, 64, 64, dtype=torch.bfloat16) for sizes in ((4, 2), (1, 8))]
+
+    few, many = (nanoseconds for _, nanoseconds in spans_of(attend, gpu, made)[0])
+    assert few == many
 
 
 def test_messages_slow_the_kernels_beside_them():
@@ -200,6 +217,6 @@ def test_the_page_says_how_near_it_is():
     assert told in said
     rows = [[cell.astext() for cell in row] for row in table.findall(nodes.row)]
     (ours,) = [row for row in rows if row[2:3] == ["8"] and row[0] == "tensor parallelism"][:1]
-    assert ours[4] == "0.90" and ours[-1] == "DTensor"
+    assert ours[4] == "0.79" and ours[-1] == "DTensor"
     for lab in ("05-data-parallelism", "06-zero", "08-pipelines"):
         assert near in (LABS / f"{lab}.md").read_text("utf-8")

@@ -88,9 +88,11 @@ def cost(function, args: tuple, named: dict, result) -> Cost | None:
     read = tensors_in(read)
     flops = multiplied_flops(packet, given, args, named, result)
     dtype = next((x.dtype for x in read if x.is_floating_point()), None) if flops else None
-    aligned = not flops or all(map(rows_are_aligned, [*read, *out]))
-    moved = sum(map(different_bytes, [*read, *out]))
-    return Cost(flops, moved, dtype, kind_of(function, flops), aligned)
+    kind, all_of_it = kind_of(function, flops), [*read, *out]
+    # beside its matrices attention has a number a row, whatever its layout
+    matrices = [x for x in all_of_it if kind is not Kernel.ATTENTION or x.dim() == 4]
+    aligned = not flops or all(map(rows_are_aligned, matrices))
+    return Cost(flops, sum(map(different_bytes, all_of_it)), dtype, kind, aligned)
 
 
 def kind_of(function, flops: int) -> Kernel:
