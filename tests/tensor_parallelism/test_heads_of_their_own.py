@@ -1,6 +1,7 @@
 """Modules that stay whole and compute with parts: a gradient is a sum over the ranks. A small
 attention with a module between Columns and Rows, trained beside the plain one."""
 
+import copy
 import re
 import sys
 from contextlib import nullcontext
@@ -130,7 +131,7 @@ def plain(between, steps=3):
     return trained(net, optimizer, step_of, steps=steps)
 
 
-WAYS = "found", "overlapped", "sequence", "checkpoint", "by function"
+WAYS = "found", "overlapped", "sequence", "checkpoint", "by function", "a copy"
 
 
 def apart(between, way):
@@ -140,6 +141,7 @@ def apart(between, way):
     plan = sequence_parallel(plan) if way == "sequence" else plan
     plan = overlapped(plan, 2) if way == "overlapped" else plan
     apply_tensor_parallel(net, plan)
+    net = copy.deepcopy(net) if way == "a copy" else net
     by = {"checkpoint": checkpoint, "by function": checkpoint_by_function}.get(way)
     called = (lambda x: by(net, x)) if by else net
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -172,7 +174,7 @@ def test_what_computes_with_heads_is_summed(worlds, between, way):
     too; a module behind Rows is not.
 
     Must catch: a gradient of one rank's heads; a gradient that is summed and was whole; a second
-    sum beside sum_gradients."""
+    sum beside sum_gradients; a copy that talks to nobody."""
     for error in worlds(2).run(apart, between, way):
         assert error < 1e-12
 

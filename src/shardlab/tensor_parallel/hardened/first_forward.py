@@ -17,7 +17,7 @@ from ...common.agreement import agree, batch_of, fingerprint, unlogged
 from ...common.torch_internals import active_fake_mode, disable_modes, never_compiled
 from ...gpt import Dropout
 from .checks import CannotSplit
-from .layers import OwnDropout, TokenEmbedding
+from .layers import AmongRanks, OwnDropout, TokenEmbedding
 
 DROPS = (
     Dropout,
@@ -35,7 +35,7 @@ RULE = (
 )
 
 
-class FirstForward:
+class FirstForward(AmongRanks):
     """Compares before the first of these modules that is called, and is no hook any more then."""
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None, own_tokens: bool):

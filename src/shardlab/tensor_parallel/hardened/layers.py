@@ -6,7 +6,7 @@
     TokenEmbedding    rows: some tokens        token ids        a sum over ranks
 
 They stand alone beside the core's: their parts are known to optimizers, clipping and ZeRO, cut
-between pieces, and once for a tied weight. A product is all they share.
+between pieces, once for a tied weight, and copied with their groups. A product is all they share.
 
 We write y = xW with W [in, out], as Megatron-LM does: a column of W makes one number of y. PyTorch
 writes y = xA^T, so the weight of nn.Linear is A = W^T [out, in], and W's columns are A's rows.
@@ -70,11 +70,11 @@ class AmongRanks:
     def __deepcopy__(self, memo: dict):
         memo[id(self.group)] = self.group
         twin = memo[id(self)] = type(self).__new__(type(self))
-        vars(twin).update(deepcopy(vars(self), memo))
+        getattr(twin, "__setstate__", vars(twin).update)(deepcopy(vars(self), memo))
         return twin
 
 
-class CutModule(ConvertedModule):
+class CutModule(AmongRanks, ConvertedModule):
     """A module with parts of another one's parameters. `cuts` says how each was cut."""
 
     def __init__(self, group: Group, cuts: dict[str, Cut]):
@@ -94,11 +94,17 @@ class CutModule(ConvertedModule):
             if name in self.cuts and self.among_own_tokens:
                 of_own_tokens[part] = self.group or dist.group.WORLD
 
-    def __getstate__(self):
-        raise TypeError(
-            f"a {type(self).__name__} is a rank's part, and neither copied nor pickled: load"
-            " whole_state_dict(model) into a model that is split anew."
-        )
+    def __getstate__(self) -> dict:
+        if self.group is not None:
+            raise TypeError(
+                f"a {type(self).__name__} has a process group of its own, which is not pickled:"
+                " save whole_state_dict(model), and load it into a model that is split anew."
+            )
+        return vars(self)
+
+    def __setstate__(self, state: dict):
+        super().__setstate__(state)
+        self.converted()
 
     def extra_repr(self) -> str:
         shapes = [f"{name} {list(p.shape)}" for name, p in self.named_parameters(recurse=False)]

@@ -32,6 +32,7 @@ from ...common.shards import (
 from ...common.torch_internals import active_fake_mode, disable_modes, never_compiled, version
 from ..core import leave
 from .checks import CannotSplit
+from .layers import AmongRanks
 
 summed_versions = WeakTensorKeyDictionary()  # gradient -> its version after it was summed
 since_step = WeakTensorKeyDictionary()  # parameters whose gradients were summed since the last step
@@ -148,7 +149,7 @@ def check_own_tokens(updated: list[Tensor]):
 # --- within backward ------------------------------------------------------------------------------
 
 
-class WholeParameters:
+class WholeParameters(AmongRanks):
     """The own parameters of a module, which are whole on all ranks. A gradient is a sum over them
     where the module computes with parts, as the first gradient that is not zero shows. It `may_sum`
     inside of Around, where there may be parts."""
