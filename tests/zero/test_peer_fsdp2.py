@@ -2,7 +2,6 @@
 does the same, or that it does not."""
 
 import sys
-import time
 from contextlib import nullcontext
 from functools import partial
 
@@ -15,11 +14,7 @@ from night import at_night
 from torch import nn
 from torch.optim import SGD
 
-from coursekit.lab import small_gpt
-from coursekit.topics.zero import lab
-from ranklab.measure.ledger import Ledger
-from ranklab.ranks import RankDied, RankError, ranks
-from shardlab.common.torch_internals import TorchDispatchMode
+from ranklab.ranks import RankError, ranks
 from shardlab.zero.hardened import stage1, stage3
 from shardlab.zero.hardened.flat import Native
 
@@ -46,35 +41,6 @@ def fsdp2(model, units=()):
 def linears(*sizes, bias=True):
     torch.manual_seed(0)
     return nn.Sequential(*[nn.Linear(a, b, bias=bias) for a, b in zip(sizes, sizes[1:])])
-
-
-def whole(parameter):
-    return parameter.full_tensor()
-
-
-def test_what_fsdp2_allows(pair):
-    """Initialisation after sharding, another method than forward by its name, old weight_norm on a
-    unit. Must catch: the same."""
-
-    def allowed():
-        from torch.distributed.fsdp import register_fsdp_forward_method
-
-        model = fsdp2(linears(8, 8, 2))
-        model.apply(lambda m: nn.init.zeros_(m.weight) if hasattr(m, "weight") else None)
-        zero = all(whole(layer.weight).abs().sum() == 0 for layer in model)
-
-        class Encoder(nn.Linear):
-            def encode(self, x):
-                return self(x)
-
-        encoder = fsdp2(Encoder(8, 8))
-        register_fsdp_forward_method(encoder, "encode")
-        encoded = encoder.encode(torch.ones(1, 8)).shape
-        normed = fsdp2(nn.utils.weight_norm(nn.Linear(8, 8)))
-        normed(torch.ones(1, 8)).sum().backward()
-        return zero, list(encoded), all(p.grad is not None for p in normed.parameters())
-
-    assert pair.run(allowed) == [(True, [1, 8], True)] * 2
 
 
 def crosswise(shard, width=8, frozen=False, before=0):
@@ -155,39 +121,6 @@ def test_a_unit_that_one_rank_does_not_use(pair, shard):
         pair.run(step, shard, lambda rank: rank == 0)
 
 
-class Table(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rows = nn.Parameter(torch.ones(9, 8))
-
-    def forward(self, length):
-        return self.rows[:length]
-
-
-class Positions(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table, self.layer = Table(), nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.layer(x + self.table(3)).sum()
-
-
-@pytest.mark.nightly  # about the peer alone
-def test_a_returned_parameter_ends_fsdp2(pair):
-    """Its memory is given back. Stage 3 copies it: test_defects_stage3.py.
-
-    Must catch: a sentence of this book that says so and is out of date."""
-
-    def step():
-        model = Positions()
-        fsdp2(model, [model.table])
-        model(torch.ones(3, 8)).backward()
-
-    with pytest.raises(RankDied, match="SIGSEGV"):
-        pair.run(step)
-
-
 def decayed(by_fsdp1):
     """The square of an unused layer's norm after a step, over that before."""
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -213,41 +146,3 @@ def test_a_gradient_that_is_missing_counts_as_zeros(pair):
     Must catch: a parameter of a shared flat tensor that decay leaves alone."""
     for by_fsdp1 in (True, False):
         assert pair.run(decayed, by_fsdp1) == pytest.approx([0.95**2] * 2)
-
-
-@pytest.mark.nightly  # about the peer alone
-def test_a_peak_is_not_of_a_copy_that_gloo_lets_go_of_late(pair):
-    """gloo reduces a copy of a unit's gradients. Held until the next gather, as gloo's thread
-    sometimes holds it, the copy raises the peak of a step under FSDP2. Lab 6 takes the lowest of
-    three steps, which is that of a step without it.
-
-    Must catch: a copy that no longer raises the peak, so that one step would do."""
-
-    class Gloo(TorchDispatchMode):
-        """Late or prompt in letting go."""
-
-        def __init__(self, late):
-            super().__init__()
-            self.late, self.held = late, None
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            name = function.overloadpacket.__name__
-            result = function(*args, **(kwargs or {}))
-            if name == "split":  # of the reduced copy, from which each rank takes its part
-                if self.late:
-                    self.held = args[0]
-                else:
-                    time.sleep(0.005)
-            elif name == "_allgather_base_":
-                self.held = None
-            return result
-
-    def peak_bytes(late):
-        model = small_gpt(**lab.SIZES)
-        fsdp2(model, [model.embedding, *model.blocks, model.head])
-        with Gloo(late), Ledger(model) as ledger:
-            lab.part_loss(model, dist.get_rank()).backward()
-        return ledger.peak.bytes.total
-
-    late, prompt = pair.run(peak_bytes, True), pair.run(peak_bytes, False)
-    assert all(map(int.__gt__, late, prompt)), (late, prompt)
