@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from .format import DECIMAL, decimal_bytes, format_exact
-from .palette import MEMORY, PAGE, TIMELINE
+from .palette import LINES, MEMORY, PAGE, TIMELINE
 from .svg.canvas import round_up
 
 CLEAR = "rgba(0,0,0,0)"
@@ -79,6 +79,19 @@ def draw_line(figure, x=None, y=None, **line):
 def write_words(figure, words, **place):
     """Words without an arrow, above their place."""
     figure.add_annotation(text=words, yanchor="bottom", showarrow=False, **place)
+
+
+def name_rows(figure, names):
+    """A name beside each row of bars; the first row is on top."""
+    down = dict(range=[len(names) - 0.5, -0.5], tickvals=list(range(len(names))), ticktext=names)
+    look = dict(tickmode="array", ticks="outside", tickwidth=0, ticklen=8)
+    figure.update_yaxes(axis(**down, **look))
+
+
+def reach(figure, most, words):
+    """An axis along, from zero to `most` or a round number above, with these words below."""
+    title = dict(text=words, font=dict(size=12), standoff=4)
+    figure.update_xaxes(axis(range=[0, round_up(most)], showgrid=True, nticks=6, title=title))
 
 
 def legend_below(y):
@@ -151,10 +164,7 @@ def memory_figure(title, rows):
     figure.update_layout(margin_t=head_pixels)
     along = [0, round_up(1.02 * most / scale)]
     figure.update_xaxes(axis(range=along, ticksuffix=f" {unit}", nticks=5, showgrid=True))
-    look = dict(ticks="outside", tickwidth=0, ticklen=8, showline=False, tickmode="array")
-    names = [_words(row) for row in [*rows, together]]
-    down = dict(range=[len(rows) + 0.5, -0.5], tickvals=list(range(len(names))), ticktext=names)
-    figure.update_yaxes(axis(**look, **down))
+    name_rows(figure, [_words(row) for row in [*rows, together]])
 
     start = 0
     for place, row in enumerate([*rows, together]):
@@ -196,32 +206,71 @@ def _bar(row, kind, place, base, size, scale):
     )
 
 
-# --- loss -----------------------------------------------------------------------------------------
+def stacked_figure(title, rows, pieces, hover):
+    """A bar for each row, of pieces one behind the other: words -> (a length for each row, swatch).
+    `hover` is what a piece says behind its words, in plotly's form."""
+    height = HEAD_PIXELS + 2 * FOOT_PIXELS + ROW_PIXELS * len(rows)
+    figure = new_figure(title, height, barmode="stack", bargap=0.35)
+    for words, (lengths, swatch) in pieces.items():
+        figure.add_trace(
+            go.Bar(
+                orientation="h",
+                name=words,
+                x=lengths,
+                y=list(rows),
+                marker=dict(color=swatch.light, line=dict(color=swatch.line, width=1.5)),
+                hovertemplate=f"{words}, {hover}<extra></extra>",
+            )
+        )
+    figure.update_layout(margin_b=2 * FOOT_PIXELS, **legend_below(-0.2))
+    figure.update_xaxes(axis(showgrid=True))
+    return figure.update_yaxes(axis(autorange="reversed"))
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+def over_steps(numbers):
+    """The places and heights of a line with a number for each step."""
+    return range(1, len(numbers) + 1), [float(f"{number:.5g}") for number in numbers]
+
+
+def draw_lines(figure, lines, along, up, hover="%{y}"):
+    """Up to four lines, name -> (places, heights), from zero, above their names. `along` and `up`
+    are the titles of the axes; `hover` is what a point says, in plotly's form."""
+    for stroke, (name, (places, heights)) in zip(LINES, lines.items()):
+        dash = ",".join(f"{pixels}px" for pixels in stroke.dash) or "solid"
+        figure.add_trace(
+            go.Scatter(
+                x=list(places),
+                y=list(heights),
+                mode="lines",
+                name=name,
+                line=dict(color=stroke.colour, width=2, dash=dash),
+                hovertemplate=f"{hover}<extra>{name}</extra>",
+            )
+        )
+    words = dict(font=dict(size=12), standoff=6)
+    figure.update_xaxes(axis(title=dict(text=along, **words), showline=True))
+    figure.update_yaxes(axis(title=dict(text=up, **words), showgrid=True, rangemode="tozero"))
+    figure.update_layout(margin_b=100, **legend_below(-0.22))
+    return figure
+
+
+def runs_figure(title, runs, unit="nats a token"):
+    """Losses, or other numbers in `unit`, of up to four runs, step by step."""
+    lines = {name: over_steps(numbers) for name, numbers in runs.items()}
+    return draw_lines(new_figure(title, 350), lines, "step", unit, "step %{x}: %{y:.3f}")
 
 
 def loss_figure(losses, levels=(), title="Loss on the batch of each step"):
     """Loss in nats against the step, from zero; `levels` are pairs (words, loss) drawn as lines
     across, to compare with."""
-    figure = new_figure(title, 320)
+    figure = runs_figure(title, {"loss": losses})
     most = max([*losses, *(level for _, level in levels)])
-    name = dict(font=dict(size=13), standoff=8)
-    steps = [1, max(len(losses), 2)]
-    along, up = (dict(text=words, **name) for words in ("step", "nats a token"))
-    figure.update_xaxes(axis(title=along, range=steps, showline=True, nticks=6))
-    look = dict(showgrid=True, zeroline=True, zerolinecolor=INK)
-    figure.update_yaxes(axis(title=up, range=[0, 1.08 * most], nticks=6, **look))
+    figure.update_yaxes(range=[0, 1.08 * most])
     for words, level in levels:
         draw_line(figure, y=level, width=1, dash="dash")
         side = dict(x=1, xref="paper", xanchor="right")
         write_words(figure, f"{words}: {level:.2f}", y=level, **side)
-    figure.add_trace(
-        go.Scatter(
-            x=list(range(1, len(losses) + 1)),
-            y=[round(float(loss), 4) for loss in losses],
-            mode="lines",
-            name="loss",
-            line=dict(color=LINE, width=1.5),
-            hovertemplate="step %{x}: %{y:.3f}<extra></extra>",
-        )
-    )
     return figure

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from coursekit.show.figures import axis, legend_below, new_figure
+from coursekit.show.figures import axis, draw_lines, legend_below, new_figure
 from coursekit.show.palette import LINES
 
 TRADEOFF_PIXELS = 380
@@ -67,26 +67,11 @@ def figure_of_times(times: Mapping[str, Sequence[float]], steps: Mapping) -> go.
 def live_figure(title: str, steps: Mapping[str, Sequence[float]], unit: str) -> go.Figure:
     """`steps`: what is recomputed -> what is alive after each operation, in `unit`. All steps are
     drawn from the first operation on, so a longer line is a step of more operations."""
-    figure = new_figure(title, TRADEOFF_PIXELS)
-    for stroke, (name, live) in zip(LINES, steps.items()):
+    lines = {}
+    for name, live in steps.items():
         parts = min(DRAWN_PARTS, len(live))
         edges = [len(live) * part // parts for part in range(parts + 1)]
-        figure.add_trace(
-            go.Scatter(
-                x=edges[:-1],
-                y=[max(live[begin:end]) for begin, end in zip(edges, edges[1:])],
-                mode="lines",
-                name=name,
-                line=dict(
-                    color=stroke.colour,
-                    width=2,
-                    dash=",".join(f"{pixels}px" for pixels in stroke.dash) or "solid",
-                ),
-                hovertemplate=f"%{{y}} {unit}<extra>{name}</extra>",
-            )
-        )
-    words = dict(font=dict(size=12), standoff=6)
-    figure.update_xaxes(axis(title=dict(text="operations, in their order", **words), showline=True))
-    figure.update_yaxes(axis(title=dict(text=unit, **words), showgrid=True, rangemode="tozero"))
-    figure.update_layout(margin_b=110, **legend_below(-0.2))
-    return figure
+        most = [max(live[begin:end]) for begin, end in zip(edges, edges[1:])]
+        lines[name] = edges[:-1], most
+    figure = new_figure(title, TRADEOFF_PIXELS)
+    return draw_lines(figure, lines, "operations, in their order", unit, f"%{{y}} {unit}")

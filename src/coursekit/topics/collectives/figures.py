@@ -18,8 +18,9 @@ from coursekit.show.figures import (
     axis,
     draw_line,
     legend_below,
+    name_rows,
     new_figure,
-    round_up,
+    reach,
     write_words,
 )
 from coursekit.show.format import format_as
@@ -134,26 +135,9 @@ def race_figure(title, rows):
                         marker=dict(color=fill, line=dict(color=SWATCH.line, width=2)),
                     )
                 )
-    figure.update_xaxes(
-        axis(
-            range=[0, round_up(1.02 * most / scale)],
-            showgrid=True,
-            nticks=6,
-            title=dict(text=unit, font=dict(size=12), standoff=4),
-        )
-    )
+    reach(figure, 1.02 * most / scale, unit)
     figure.update_layout(margin_b=FOOT_PIXELS + 16, height=figure.layout.height + 16)
-    figure.update_yaxes(
-        axis(
-            range=[len(rows) - 0.5, -0.5],
-            tickmode="array",
-            tickvals=list(range(len(rows))),
-            ticktext=[_words(*row) for row in rows],
-            ticks="outside",
-            tickwidth=0,
-            ticklen=8,
-        )
-    )
+    name_rows(figure, [_words(*row) for row in rows])
     return figure
 
 

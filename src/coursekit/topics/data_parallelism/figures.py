@@ -10,7 +10,15 @@ import math
 
 import plotly.graph_objects as go
 
-from coursekit.show.figures import FOOT_PIXELS, HEAD_PIXELS, axis, new_figure, round_up
+from coursekit.show.figures import (
+    FOOT_PIXELS,
+    HEAD_PIXELS,
+    draw_lines,
+    name_rows,
+    new_figure,
+    over_steps,
+    reach,
+)
 from coursekit.show.format import format_as
 from coursekit.show.palette import TIMELINE
 
@@ -59,25 +67,8 @@ def trace_figure(title, rows, until_seconds=None):
                 hovertemplate="%{text}<extra></extra>",
             )
         )
-    figure.update_xaxes(
-        axis(
-            range=[0, round_up(1000 * until or 1)],
-            showgrid=True,
-            nticks=6,
-            title=dict(text="milliseconds since forward began", font=dict(size=12), standoff=4),
-        )
-    )
-    figure.update_yaxes(
-        axis(
-            range=[len(rows) - 0.5, -0.5],
-            tickmode="array",
-            tickvals=list(range(len(rows))),
-            ticktext=[name for name, *_ in rows],
-            ticks="outside",
-            tickwidth=0,
-            ticklen=8,
-        )
-    )
+    reach(figure, 1000 * until or 1, "milliseconds since forward began")
+    name_rows(figure, [name for name, *_ in rows])
     return figure
 
 
@@ -107,43 +98,19 @@ def step_figures(traces, link):
 def drift_figure(copies):
     """Lines over the steps: how far apart the copies of a model are; name -> after each step, the
     distances of its tensors."""
-    lengths = {name: [math.hypot(*one) for one in steps] for name, steps in copies.items()}
-    return _lines("How far apart are the copies?", "step", "distance from rank 0", lengths)
+    lengths = {
+        name: over_steps([math.hypot(*one) for one in steps]) for name, steps in copies.items()
+    }
+    figure = new_figure("How far apart are the copies?", 320)
+    return draw_lines(figure, lengths, "step", "distance from rank 0", "step %{x}: %{y}")
 
 
 def handed_over_figure(counts):
     """Lines over the gradients of a backward: how many all-reduces have been handed over when each
     arrives; name -> a count at each gradient."""
-    return _lines("How many buckets have left?", "gradient", "all-reduces handed over", counts)
-
-
-def _lines(title, each, what, lines):
-    figure = new_figure(title, 260)
-    colours = [TIMELINE["communication"].line, TIMELINE["forward"].line]
-    highest = max(max(line) for line in lines.values()) or 1
-    for (name, line), colour in zip(lines.items(), colours):
-        figure.add_trace(
-            go.Scatter(
-                x=list(range(1, len(line) + 1)),
-                y=[float(f"{height:.3g}") for height in line],
-                mode="lines+markers",
-                name=name,
-                line=dict(color=colour, width=2),
-                hovertemplate=f"{name}, {each} %{{x}}: %{{y}}<extra></extra>",
-            )
-        )
-        figure.add_annotation(
-            x=len(line), y=line[-1], text=name, showarrow=False, xanchor="right", yshift=14
-        )
-    figure.update_xaxes(axis(title=dict(text=f"{each}s", font=dict(size=12)), nticks=6))
-    figure.update_yaxes(
-        axis(
-            title=dict(text=what, font=dict(size=12)),
-            range=[-0.05 * highest, 1.2 * highest],
-            showgrid=True,
-        )
-    )
-    return figure
+    lines = {name: over_steps(of_gradients) for name, of_gradients in counts.items()}
+    figure = new_figure("How many buckets have left?", 320)
+    return draw_lines(figure, lines, "gradient", "all-reduces handed over", "gradient %{x}: %{y}")
 
 
 def _milliseconds(seconds):

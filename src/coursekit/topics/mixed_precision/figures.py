@@ -1,14 +1,12 @@
-"""plotly figures of what was measured: gradients by size beside what a format holds, and losses of
-several runs.
+"""plotly figure of what was measured: gradients by size beside what a format holds.
 
 sizes_figure("Gradients, divided by 2,048", sizes, CARD_FORMATS["fp16"], exponent=-11)
-runs_figure("Loss of each step", {"fp32": losses, "fp16": others})
 """
 
 import plotly.graph_objects as go
 
-from coursekit.show.figures import axis, draw_line, legend_below, new_figure, write_words
-from coursekit.show.palette import LINES, MEMORY
+from coursekit.show.figures import axis, draw_line, new_figure, write_words
+from coursekit.show.palette import MEMORY
 from coursekit.topics.mixed_precision.formats import ShownFormat
 from coursekit.topics.mixed_precision.histogram import Sizes
 
@@ -54,29 +52,4 @@ def sizes_figure(title: str, sizes: Sizes, kind: ShownFormat, exponent: int = 0)
     for place, said, height in edges:
         draw_line(figure, x=place, width=1, dash="dash")
         write_words(figure, f"{said} ", x=place, y=height, yref="paper", xanchor="right")
-    return figure
-
-
-def runs_figure(title: str, runs: dict[str, list[float]], unit: str = "nats a token") -> go.Figure:
-    """Losses, or other numbers in `unit`, of up to four runs, step by step."""
-    figure = new_figure(title, FIGURE_PIXELS + 30)
-    for stroke, (name, losses) in zip(LINES, runs.items()):
-        figure.add_trace(
-            go.Scatter(
-                x=list(range(1, len(losses) + 1)),
-                y=[round(loss, 4) for loss in losses],
-                mode="lines",
-                name=name,
-                line=dict(
-                    color=stroke.colour,
-                    width=1.8,
-                    dash=",".join(f"{pixels}px" for pixels in stroke.dash) or "solid",
-                ),
-                hovertemplate="step %{x}: %{y:.3f}<extra>" + name + "</extra>",
-            )
-        )
-    words = dict(font=dict(size=12), standoff=6)
-    figure.update_xaxes(axis(title=dict(text="step", **words), showline=True))
-    figure.update_yaxes(axis(title=dict(text=unit, **words), showgrid=True, rangemode="tozero"))
-    figure.update_layout(margin_b=90, **legend_below(-0.24))
     return figure

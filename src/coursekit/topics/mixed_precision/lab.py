@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 import plotly.graph_objects as go
 from torch import Tensor
 
+from coursekit.show.figures import runs_figure
 from coursekit.show.tables import Table
-from coursekit.topics.mixed_precision.figures import runs_figure, sizes_figure
+from coursekit.topics.mixed_precision.figures import sizes_figure
 from coursekit.topics.mixed_precision.formats import CARD_FORMATS
 from coursekit.topics.mixed_precision.gradients import count_binades
 from coursekit.topics.mixed_precision.histogram import Sizes

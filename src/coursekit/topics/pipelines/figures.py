@@ -1,18 +1,18 @@
 """plotly figures of pipelines: who works on which microbatch, and when; how a loss falls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
 from coursekit.show.figures import (
     FOOT_PIXELS,
     HEAD_PIXELS,
-    axis,
     legend_below,
+    name_rows,
     new_figure,
-    round_up,
+    reach,
 )
-from coursekit.show.palette import LINES, TIMELINE
+from coursekit.show.palette import TIMELINE
 from shardlab.pipelines.schedules import Kind, Schedule
 from shardlab.pipelines.simulation import EQUAL, Costs, Span, simulate
 
@@ -53,25 +53,8 @@ def pipeline_figure(
             chosen = [(rank, span) for rank, span in chosen if span.action.kind is kind]
             if chosen:
                 figure.add_trace(bars_of(kind, chosen, width, filled, scale))
-    figure.update_xaxes(
-        axis(
-            range=[0, round_up(scale * max(until, *ends))],
-            showgrid=True,
-            nticks=8,
-            title=dict(text=unit, font=dict(size=12), standoff=4),
-        )
-    )
-    figure.update_yaxes(
-        axis(
-            range=[len(lists) - 0.5, -0.5],
-            tickmode="array",
-            tickvals=list(range(len(lists))),
-            ticktext=[f"rank {rank}" for rank in range(len(lists))],
-            ticks="outside",
-            tickwidth=0,
-            ticklen=8,
-        )
-    )
+    reach(figure, scale * max(until, *ends), unit)
+    name_rows(figure, [f"rank {rank}" for rank in range(len(lists))])
     return figure
 
 
@@ -107,27 +90,3 @@ def from_zero(spans: Sequence[Sequence[Span]]) -> list[list[Span]]:
     """Spans of one clock, from the first begin on."""
     first = min(span.begin for own in spans for span in own)
     return [[Span(a, begin - first, end - first) for a, begin, end in own] for own in spans]
-
-
-def losses_figure(losses: Mapping[str, Sequence[float]]) -> go.Figure:
-    """The loss of each step of several trainings, at most four: name -> losses."""
-    figure = new_figure("Loss of each step, in nats a token", 340)
-    figure.update_layout(margin_b=2 * FOOT_PIXELS, **legend_below(-0.2))
-    for (name, of_steps), stroke in zip(losses.items(), LINES):
-        figure.add_trace(
-            go.Scatter(
-                x=list(range(1, len(of_steps) + 1)),
-                y=[round(loss, 4) for loss in of_steps],
-                mode="lines",
-                name=name,
-                line=dict(
-                    color=stroke.colour,
-                    width=2,
-                    dash=",".join(f"{pixels}px" for pixels in stroke.dash) or "solid",
-                ),
-                hovertemplate="step %{x}: %{y:.3f}<extra></extra>",
-            )
-        )
-    figure.update_xaxes(axis(range=[1, len(of_steps)], nticks=6, showline=True))
-    figure.update_yaxes(axis(showgrid=True, nticks=6))
-    return figure

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from coursekit.formulas import evaluate
-from coursekit.show.figures import axis, legend_below, new_figure
+from coursekit.show.figures import draw_lines, new_figure
 from coursekit.show.palette import LINES
 from coursekit.show.tables import Table
 
@@ -35,21 +35,12 @@ def shares_figure(
     figure = new_figure(title, SHARES_PIXELS)
     places = list(range(len(counts)))
     at = list(counts).index(measured_at)
-    for stroke, (name, nbytes), found in zip(LINES, lines.items(), measured, strict=False):
-        figure.add_trace(
-            go.Scatter(
-                x=places,
-                y=[size / 1000 for size in nbytes],
-                mode="lines",
-                name=f"{name}, by formula",
-                line=dict(
-                    color=stroke.colour,
-                    width=2,
-                    dash=",".join(f"{pixels}px" for pixels in stroke.dash) or "solid",
-                ),
-                hovertemplate="%{y} kB<extra>" + name + "</extra>",
-            )
-        )
+    formula = {
+        f"{name}, by formula": (places, [size / 1000 for size in nbytes])
+        for name, nbytes in lines.items()
+    }
+    draw_lines(figure, formula, "ranks", "kB", "%{y} kB")
+    for stroke, name, found in zip(LINES, lines, measured):
         figure.add_trace(
             go.Scatter(
                 x=[at],
@@ -60,18 +51,7 @@ def shares_figure(
                 hovertemplate="%{y} kB<extra>measured</extra>",
             )
         )
-    words = dict(font=dict(size=12), standoff=6)
-    figure.update_xaxes(
-        axis(
-            title=dict(text="ranks", **words),
-            tickvals=places,
-            ticktext=[str(count) for count in counts],
-            showline=True,
-        )
-    )
-    figure.update_yaxes(axis(title=dict(text="kB", **words), showgrid=True, rangemode="tozero"))
-    figure.update_layout(margin_b=120, **legend_below(-0.22))
-    return figure
+    return figure.update_xaxes(tickvals=places, ticktext=list(map(str, counts)))
 
 
 def mlp_figure(on_ranks):

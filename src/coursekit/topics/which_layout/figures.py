@@ -1,13 +1,10 @@
 """plotly figures of layouts: bytes of their fullest rank beside a card, and their step in parts."""
 
-import plotly.graph_objects as go
-
 from coursekit.planner.runs_published import SECONDS_BY_LOOK
-from coursekit.show.figures import FOOT_PIXELS, HEAD_PIXELS, axis, legend_below, new_figure
+from coursekit.show.figures import stacked_figure
 from coursekit.show.palette import MEMORY, TIMELINE
 from coursekit.topics.which_layout.moves import RankBar
 
-_ROW_PIXELS = 44
 GIGA = 10**9
 
 
@@ -18,7 +15,7 @@ def layouts_figure(title, layouts):
         kind: ([one.kinds[kind] / GIGA for one in held.values()], MEMORY[kind])
         for kind in next(iter(held.values())).kinds
     }
-    figure = _stacked(f"{title} (GB)", list(held), kinds, "%{y}: %{x:,.3g} GB")
+    figure = stacked_figure(f"{title} (GB)", list(held), kinds, "%{y}: %{x:,.3g} GB")
     card = next(iter(held.values())).values["gpu_memory_bytes"] / GIGA
     figure.add_vline(
         x=card, line=dict(dash="dash", width=2), annotation_text=f"card, {card:.1f} GB"
@@ -35,25 +32,4 @@ def steps_figure(title, steps):
         )
         for look, (words, names) in SECONDS_BY_LOOK.items()
     }
-    return _stacked(f"{title} (s)", list(steps), looks, "%{y}: %{x:,.3g} s")
-
-
-def _stacked(title, rows, pieces, hover):
-    figure = new_figure(
-        title, HEAD_PIXELS + 2 * FOOT_PIXELS + _ROW_PIXELS * len(rows), barmode="stack", bargap=0.35
-    )
-    for words, (lengths, swatch) in pieces.items():
-        figure.add_trace(
-            go.Bar(
-                orientation="h",
-                name=words,
-                x=lengths,
-                y=rows,
-                marker=dict(color=swatch.light, line=dict(color=swatch.line, width=1.5)),
-                hovertemplate=f"{words}, {hover}<extra></extra>",
-            )
-        )
-    figure.update_layout(margin_b=2 * FOOT_PIXELS, **legend_below(-0.2))
-    figure.update_xaxes(axis(showgrid=True))
-    figure.update_yaxes(axis(autorange="reversed"))
-    return figure
+    return stacked_figure(f"{title} (s)", list(steps), looks, "%{y}: %{x:,.3g} s")
