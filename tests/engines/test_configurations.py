@@ -8,7 +8,6 @@ import pytest
 from told import sample
 
 from coursekit.__main__ import main
-from coursekit.formulas import InvalidQuantity
 from coursekit.planner.configurations import InvalidConfiguration, read_configurations, tools
 from coursekit.planner.configurations_written import (
     fastest_written,
@@ -233,6 +232,8 @@ def test_every_row_names_a_quantity():
 ASKED = [
     ("Llama 3 8B", 8, 64, 4096, {}),
     ("Llama 3 8B", 1, 8, 1024, dict(gpu="B200 SXM")),
+    ("Qwen3 8B", 8, 32, 2048, {}),
+    ("Mixtral 8x7B", 64, 64, 2048, {}),
     ("Llama 3 70B", 64, 256, 8192, {}),
     ("Llama 3 70B", 64, 256, 8192, dict(pipeline_parallel=4)),
     ("Llama 3 8B", 16, 64, 4096, dict(zero_stage=0, tensor_parallel=2)),
@@ -256,13 +257,16 @@ def test_what_is_written_is_read_again(name, tmp_path):
         usual = dict(kernels=kernels_of(tool), recipe=tool.recipes["bf16"])
         try:
             best = plan(model, **limits | usual | asked).best
-        except InvalidQuantity:  # nothing that this tool can be told is legal
+        except ValueError:  # nothing that this tool can be told is legal
             continue
         for candidate in best[:3]:
             try:
                 text, outside = written_configuration(tool, candidate.layout)
-            except InvalidConfiguration:  # states that are whole beside shared sequences, or DDP
-                assert name in ("torchtitan", "accelerate") and candidate.layout.zero_stage == 0
+            except InvalidConfiguration as said:  # DDP, or a model that the tool is not told
+                whole = candidate.layout.zero_stage == 0 and name in ("torchtitan", "accelerate")
+                assert whole or re.search(
+                    "Llama 3 alone|is not told (experts|query_key)", str(said)
+                )
                 continue
             suffix = dict(command="sh").get(tool.facts["format"], tool.facts["format"])
             given = dict(outside, gpu=asked["gpu"], recipe=candidate.layout.recipe)

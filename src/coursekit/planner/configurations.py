@@ -24,7 +24,7 @@ from .fits import INTERLEAVED, LAYOUT_OPTIONS
 
 SIZE_NAMES = ("layers", "hidden", "heads", "key_value_heads", "feed_forward", "vocabulary")
 SIZE_NAMES += ("max_sequence", "learned_positions", "biases", "gated_mlp", "tied_head")
-MORE_SIZES = ("head_size", "experts", "experts_per_token")
+MORE_SIZES = ("head_size", "query_key_norms", "experts", "experts_per_token")
 ASKED_BY_NAME = (
     "model",
     "gpu",

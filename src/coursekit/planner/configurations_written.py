@@ -132,6 +132,7 @@ def _sizes(tool, layout) -> dict:
     if "layers" not in named:
         return {}
     usual = MODELS_WITH_USUAL["Llama 3 8B"]
+    usual = usual | dict(head_size=layout.sizes["hidden"] // layout.sizes["heads"])
     for name, value in layout.sizes.items():
         if name not in named and value != usual.get(name, 0) and value:
             raise InvalidConfiguration(f"{tool.name} is not told {name} = {value} here.")
