@@ -33,32 +33,6 @@ NEAREST_LINES = 12  # of a log that has no traceback's first line
 GAP_SHARE = 0.05  # of a card: gaps that are nothing unusual
 CAPACITY_SHARE = 0.01  # of a card: sizes that are one card's
 
-# Messages without PyTorch's numbers: a pattern, and what is said then.
-WITHOUT_NUMBERS = (
-    (
-        r"(?s)NCCL.*(Failed to CUDA \w+ (\d+) bytes|Cuda failure.*'out of memory')",
-        "NCCL asked the driver for the buffers of a communicator, and PyTorch's allocator holds"
-        " all that was free. Leave room: torch.cuda.set_per_process_memory_fraction(0.95), or"
-        " fewer groups; take the first message of torch before it for the cause.",
-    ),
-    (
-        r"more than 1EB memory",
-        "No tensor has more than 10^18 bytes: a size is garbage. An error before this one, such as"
-        " a timeout of NCCL or a checkpoint of another model, is the cause.",
-    ),
-    (
-        r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
-        "The driver refused, not PyTorch's allocator, so the message has no numbers: most often"
-        " another process holds the card: nvidia-smi names the process, so end what is left over.",
-    ),
-    (
-        r"DefaultCPUAllocator|[Cc]annot allocate memory|oom-kill|Out of memory: Killed|exitcode: -9"
-        r"|exit code -9|SIGKILL|Signal 9",
-        "The host's memory ran out, not the GPU's: offloaded states, loader workers and one copy"
-        " of the weights for each process are there. Load on one rank, or with the meta device.",
-    ),
-)
-
 
 class Cause(Enum):
     """Why an allocation failed, and what is said of it."""
@@ -289,7 +263,8 @@ def explain_oom(text: str) -> MemoryMessage:
         if not begins:
             frames = "\n".join(frames.splitlines()[-NEAREST_LINES:])
         return MemoryMessage(**message, frames=frames, more=len(parsed) - 1)
-    for pattern, said in WITHOUT_NUMBERS:
+    without_numbers = DATA.joinpath("oom.md").read_text("utf-8").partition("\n## ")[0]
+    for pattern, said in re.findall(r"(?m)^`(.+)`\n: +(.+)", without_numbers):
         if re.search(pattern, text):
             raise ValueError(said)
     raise ValueError(
