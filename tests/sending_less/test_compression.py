@@ -105,6 +105,10 @@ def errors_of(model):
     return torch.cat([left[p] for p in model.module.parameters() if p.requires_grad])
 
 
+def rounded_up(elements, unit):
+    return elements + -elements % unit
+
+
 # --- values ---------------------------------------------------------------------------------------
 
 
@@ -199,58 +203,6 @@ def test_full_rank_is_exact(world):
     assert world.run(of_low_rank) == [(True, True)] * world.world_size
 
 
-# --- bytes ----------------------------------------------------------------------------------------
-
-
-def rounded_up(elements, unit):
-    return elements + -elements % unit
-
-
-def logical_bytes(name, shapes, n, beta=8):
-    """(operation, bytes) of each message of a bucket, by its definition."""
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-    elements = sum(sizes)
-    if name == "off":
-        return [("all_reduce", (elements + len(shapes)) * beta)]
-    if name == "sixteen bits":
-        return [("all_reduce", 2 * elements)]
-    if name == "top k":
-        k = -(-elements // 7)
-        return [("all_gather", n * k * beta), ("all_gather", n * k * 4)]
-    if name == "power sgd":
-        pairs = [(shape[0], size // shape[0]) for shape, size in zip(shapes, sizes)]
-        thin = [(a, b) for a, b in pairs if b > 1 and a + b < a * b]
-        whole = elements - sum(a * b for a, b in thin)
-        first, second = whole + sum(a for a, _ in thin), sum(b for _, b in thin)
-        return [("all_reduce", beta * first)] + [("all_reduce", beta * second)] * bool(thin)
-    chunk = -(-elements // n)
-    if name == "signs":
-        row = rounded_up(chunk, 8) // 8 + beta
-    else:
-        row = rounded_up(chunk, 256) // 2 + beta * rounded_up(chunk, 256) // 256
-    return [("all_to_all", n * row), ("all_gather", n * row)]
-
-
-def messages(hook, bucket_bytes, dtype):
-    model = Compressed(trap().to(dtype), hook, bucket_bytes=bucket_bytes)
-    with CommunicationLog() as log:
-        backward(model, 0)
-    shapes = [[tuple(p.shape) for p in bucket] for bucket in model.buckets]
-    return sorted((m.operation, m.nbytes) for m in log.messages), shapes
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("bucket_bytes", [700, 1 << 20])
-@pytest.mark.parametrize("name", [*HOOKS, "sixteen bits", "off"])
-def test_bytes(world, name, bucket_bytes, dtype):
-    """Must catch: places of 8 bytes, codes of a byte each, scales that travel apart, a flag."""
-    hook = {**HOOKS, "sixteen bits": sixteen_bits, "off": None}[name]
-    for found, buckets in world.run(messages, hook, bucket_bytes, dtype):
-        beta = dtype.itemsize
-        wanted = [logical_bytes(name, shapes, world.world_size, beta) for shapes in buckets]
-        assert found == sorted(sum(wanted, []))
-
-
 # --- states, copies, changes ----------------------------------------------------------------------
 
 
@@ -263,15 +215,14 @@ def trained(model, steps, begin=0):
     return fingerprint(model.module)
 
 
-def resumed(hook, feedback, forget):
+def resumed(hook, feedback):
     right = Compressed(trap(me()), hook, feedback=feedback, bucket_bytes=700)
     trained(right, 3)
     wire = cloudpickle.dumps((right.state_dict(), right.hook_state_dict()))
     ours = Compressed(trap(50 + me()), hook, feedback=feedback, bucket_bytes=700)
     saved, left = cloudpickle.loads(wire)
     ours.load_state_dict(saved)
-    if not forget:
-        ours.load_hook_state_dict(left)
+    ours.load_hook_state_dict(left)
     copied = copy.deepcopy(right)
     wanted = trained(right, 3, begin=3)
     return trained(ours, 3, begin=3) == wanted, trained(copied, 3, begin=3) == wanted
@@ -282,12 +233,7 @@ def resumed(hook, feedback, forget):
 def test_resumed(worlds, name, feedback):
     """A run that is saved and resumed has the same bits as one that went on, and so has a copy.
     Must catch: a state without errors, without those of chunks, without Q."""
-    assert worlds(3).run(resumed, HOOKS[name], feedback, False) == [(True, True)] * 3
-
-
-def test_forgotten_errors_are_seen(worlds):
-    """The test above can fail."""
-    assert worlds(3).run(resumed, signs, True, True) == [(False, True)] * 3
+    assert worlds(3).run(resumed, HOOKS[name], feedback) == [(True, True)] * 3
 
 
 def frozen_midway(hook):
@@ -381,22 +327,3 @@ def interrupted(hook):
 def test_interrupted(worlds, name):
     """Must catch: an error that is replaced before the bucket has arrived."""
     assert worlds(2).run(interrupted, HOOKS[name]) == [True, True]
-
-
-def accumulated(hook):
-    """Two microbatches under no_sync, against their mean in one."""
-    model = Compressed(trap(me()), hook)
-    with CommunicationLog() as log:
-        with model.no_sync():
-            backward(model, 0)
-        silent = not log.messages
-        backward(model, 1)
-    found, once = gradients(model.module), Compressed(trap(me()), hook)
-    total = sum(once(tokens_of(step, me())).square().mean() for step in (0, 1))
-    total.backward()
-    return silent, same(found, gradients(once.module))
-
-
-def test_accumulation(worlds):
-    """Must catch: a microbatch that is compressed by itself."""
-    assert worlds(2).run(accumulated, HOOKS["top k"]) == [(True, True)] * 2
