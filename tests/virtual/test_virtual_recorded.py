@@ -18,6 +18,7 @@ from coursekit.lab.virtual import gpt_in_bf16, recorded_gpu
 from coursekit.topics.collectives import published
 from ranklab.measure.ledger import Ledger
 from ranklab.virtual import Links, NCCLLinks, OutOfMemory, VirtualGPU, VirtualGPUs
+from ranklab.virtual.clock import MAIN, SLOWED, VirtualClock
 from shardlab import zero
 
 LABS = Path(__file__).resolve().parents[2] / "labs"
@@ -116,10 +117,11 @@ def test_few_heads_are_as_fast_as_many():
 
 
 def test_messages_slow_the_kernels_beside_them():
-    """A message of 1,000 µs beside two kernels of 600 µs: its end is known after the first.
+    """A message of 1,000 µs after the first of four kernels of 600 µs. No other rank is there, so
+    its end is known at once.
 
-    Must catch: kernels slowed that run before or after the message; none slowed that were given
-    before its end is known, or after."""
+    Must catch: kernels slowed that run before or after the message; a slowing that waits for the
+    end of the message, and so hides the wait for it."""
     gpu = replace(SIMPLE, launch_seconds=0, links=Links(1e9, node_latency_seconds=0))
     found = []
     for contention in (0, 0.5):
@@ -134,7 +136,18 @@ def test_messages_slow_the_kernels_beside_them():
                 y + y
                 y + y
         found.append([s.end - s.start for s in step.spans if s.stream == "compute"])
-    assert found == [4 * [600_000], [600_000, 600_000, 300_000, 650_000, 600_000]]
+    assert found == [4 * [600_000], [600_000, 900_000, 650_000, 600_000]]
+
+
+def test_a_message_whose_end_is_known_late_slows_what_ran_beside_it():
+    """Must catch: none slowed of the kernels that were given before the end is known; kernels
+    slowed that ended before the message began."""
+    clock = VirtualClock()
+    for name in ("before", "beside", "beside"):
+        clock.work(MAIN, name, 600)
+    clock.slow(0.5, 600, 1600)
+    assert clock.spans[-1] == (MAIN, SLOWED, "", 1800, 2300)
+    assert clock.work(MAIN, "after", 600) == 2900
 
 
 def test_a_kernel_of_another_stream_slows_those_of_the_main_one():

@@ -56,7 +56,10 @@ class Messages:
         """Tell of the messages that were just asked for; not within carry(), where operators do
         nothing to the contents of tensors."""
         while self.untold:
-            self.untold.pop(0).tell()
+            work = self.untold.pop(0)
+            work.tell()
+            if alone(work.call.group):  # when all have come is known: the kernels after it are slow
+                self.settle(work.communicator, work)
 
     def settle(self, communicator: tuple, last: "VirtualWork | None" = None):
         """The ends of a communicator's messages are known, all or those up to the last."""
