@@ -169,9 +169,8 @@ def test_zero_plus_plus(on_gpus, gpus, exact):
 
 
 # Each of two layers asks how many rows come, and loops over experts for two products, which ask how
-# many rows each has; repeat_interleave, which knows its size three times, counts as a wait here.
-# Rows of a capacity, as many for each expert, ask nothing.
-@pytest.mark.parametrize("capacity, overlap, waits", [(None, True, 2 * (3 + 3)), (4.0, False, 0)])
+# many rows each has. Rows of a capacity, as many for each expert, ask nothing.
+@pytest.mark.parametrize("capacity, overlap, waits", [(None, True, 2 * 3), (4.0, False, 0)])
 @pytest.mark.parametrize("gpus", COUNTS)
 def test_expert_parallelism(on_gpus, gpus, capacity, overlap, waits):
     """Must catch: counts that are read twice; rows that are read before they have come; a host that
