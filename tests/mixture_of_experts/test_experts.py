@@ -25,7 +25,14 @@ from coursekit.planner.model_config import read_config
 from ranklab.measure.communication import CommunicationLog
 from shardlab import zero
 from shardlab.data_parallel import Bucketed
-from shardlab.experts.core import Experts, MixtureOfExperts, Router, mixtures, move_biases
+from shardlab.experts.core import (
+    Experts,
+    MixtureOfExperts,
+    Router,
+    groups_are_right,
+    mixtures,
+    move_biases,
+)
 from shardlab.experts.core_parallel import ExpertParallel, average_gradients, expert_parallel
 from shardlab.experts.hardened import beside
 from shardlab.experts.hardened.apply import apply_expert_parallel
@@ -390,6 +397,59 @@ def test_parity(worlds, n, kind):
             if "experts." in name:
                 want = want.chunk(n)[rank]
             assert_same(gradient, want, name)
+
+
+@pytest.mark.parametrize("capability, right", [((9, 0), True), ((10, 0), False), ((10, 3), False)])
+def test_gradients_of_experts_without_rows(monkeypatch, capability, right):
+    """Must catch: a product of groups on Blackwell, where experts without rows get gradients."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    right = right and hasattr(F, "grouped_mm")
+    assert groups_are_right(torch.device("cuda", 0)) == right
+
+
+def replicas_of_torch(kind):
+    torch.set_num_threads(1)
+    n, me = dist.get_world_size(), dist.get_rank()
+    model = model_of(kind)
+    replica = nn.parallel.DistributedDataParallel(model)
+    inputs, targets = (x.chunk(n)[me] for x in batch_of(n))
+    for _ in range(2):  # two microbatches of the same tokens
+        (next_token_loss(replica(inputs), targets) / 2).backward()
+    loads = [layer.router.total(layer.router.load) for layer in mixtures(model)]
+    move_biases(model)
+    return gradients(model), loads, [layer.router.moves for layer in mixtures(model)]
+
+
+def test_replicas_of_torch_count_alike(worlds):
+    """Must catch: routers under PyTorch's replicas that balance by a rank's own rows;
+    loads of rank 0 that are handed out and counted once for each rank."""
+    kind = "sigmoid, losses, bias"
+    _, right, loads, moves = in_one_process(kind, 3)
+    for found, own_loads, own_moves in worlds(3).run(replicas_of_torch, kind):
+        assert all(torch.equal(own, 2 * load) for own, load in zip(own_loads, loads))
+        assert all(map(torch.equal, own_moves, moves))
+        for name, gradient in found.items():
+            assert_same(gradient, right[name], name)
+
+
+def unequal_tokens(capacity):
+    model = model_of("top 2")
+    for layer in mixtures(model):
+        layer.capacity = capacity
+    apply_expert_parallel(model, Mesh(dp=3).experts(3))
+    inputs = batch_of(1)[0][:, : 9 - dist.get_rank()]
+    try:
+        model(inputs).sum().backward()
+    except ValueError as refused:
+        return f"{type(refused).__name__}: {refused}"
+    return "trained"
+
+
+@pytest.mark.parametrize("capacity, told", [(1.0, "CannotDivide: rows of"), (None, "trained")])
+def test_ranks_with_unequal_tokens(worlds, capacity, told):
+    """Must catch: ranks that wait for messages of a size that no one sends."""
+    found = worlds(3).run(unequal_tokens, capacity, limit_seconds=60)
+    assert all(said.startswith(told) for said in found)
 
 
 def beside_shared_experts(kind):

@@ -309,6 +309,19 @@ def step_without_hooks(optimizer: torch.optim.Optimizer, cls: type):
     (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
+def assert_without_wait(right: Tensor, message: str) -> None:
+    """On a GPU, a kernel that fails. Without it, the host waits for the GPU to see that ranks have
+    equally many rows."""
+    torch._assert_async(right, message)
+
+
+def leave_to_ranks(module: nn.Module, names: list[str]) -> None:
+    """PyTorch's DistributedDataParallel leaves these buffers to each rank, beside those that it
+    leaves already. Without it, rank 0's rows of experts count once for each rank."""
+    ignored = "_ddp_params_and_buffers_to_ignore"
+    setattr(module, ignored, {*getattr(module, ignored, ()), *names})
+
+
 def own_parameters(module: nn.Module) -> dict[str, Tensor | None]:
     """The dictionary of the module's own parameters, which can hold any tensor under a name:
     `setattr` accepts only nn.Parameter. Without it, a gathered weight needs another way into the

@@ -86,6 +86,12 @@ def as_autocast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
+def groups_are_right(device: torch.device) -> bool:
+    """On Blackwell grouped_mm gives a gradient to experts without rows (pytorch#172439)."""
+    old = device.type != "cuda" or torch.cuda.get_device_capability(device) < (10, 0)
+    return old and hasattr(F, "grouped_mm")
+
+
 def product(rows: Tensor, weight: Tensor, counts: Tensor | None) -> Tensor:
     """Runs of rows [R, in], each by the weight of its expert [E, in, out]: of counts [E] rows, or,
     with None, of equally many."""
@@ -93,7 +99,7 @@ def product(rows: Tensor, weight: Tensor, counts: Tensor | None) -> Tensor:
     if counts is None:
         return (rows.unflatten(0, (len(weight), -1)) @ weight).flatten(0, 1)
     fits = all(size % 8 == 0 for size in weight.shape[1:])  # 16 bytes
-    if fits and rows.dtype is torch.bfloat16 and hasattr(F, "grouped_mm"):
+    if fits and rows.dtype is torch.bfloat16 and groups_are_right(rows.device):
         return F.grouped_mm(rows, weight, offs=counts.cumsum(0).int())
     runs = rows.split(counts.tolist())  # the host waits for the counts
     return torch.cat([run @ own for run, own in zip(runs, weight)])
@@ -111,8 +117,6 @@ class Experts(nn.Module):
     """E MLPs like gpt.MLP, whose weights are [E, in, out]."""
 
     NAMES = "up", "up_bias", "gate", "gate_bias", "down", "down_bias"  # some may be None
-
-    NAMES = ("up", "up_bias", "gate", "gate_bias", "down", "down_bias")
 
     def __init__(self, experts: int, hidden: int, inner: int, gated: bool, biases: bool):
         super().__init__()

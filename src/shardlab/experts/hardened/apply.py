@@ -10,6 +10,8 @@ average and shard an expert among its replicas.
 
 from collections.abc import Iterator
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...common.agreement import agree, facts_of, hand_out
@@ -18,6 +20,7 @@ from ...common.collective_wire import Group
 from ...common.optimizer_checks import holder_of, replaced
 from ...common.shards import Replicated, groups_of, groups_of_shards, replicated_experts, stages_of
 from ...common.torch_clip_and_scale import watch_steps
+from ...common.torch_internals import assert_without_wait
 from ...mesh import ExpertAxes
 from ...tensor_parallel.hardened.layers import Cut, CutModule, know_parts
 from ..core import Experts, mixtures
@@ -90,6 +93,23 @@ class DividedExperts(CutModule, ExpertParallel):
         self.groups = {name: groups_of(p) for name, p in whole.named_parameters()}
         self.register_load_state_dict_post_hook(know_parts)
         self.converted()
+
+    def forward(self, rows: Tensor, counts: Tensor | None) -> Tensor:  # [R, H], [E]
+        if counts is None:
+            self.check_slots(rows)
+        return ExpertParallel.forward(self, rows, counts)
+
+    def check_slots(self, slots: Tensor):
+        """Ranks whose messages have unequal sizes would wait for each other and never end. Raises
+        CannotDivide on all of them; on a GPU, where the host does not wait, the kernel fails."""
+        own = torch.full((1,), len(slots), device=slots.device)
+        there = own.new_empty(self.ranks)
+        dist.all_gather_into_tensor(there, own, group=self.group)
+        rule = "with a capacity, ranks that divide the experts have equally many tokens."
+        if slots.is_cuda:
+            assert_without_wait((there == own).all(), rule)
+        elif (there != own).any():
+            raise CannotDivide(f"rows of capacity of each rank are {there.tolist()}: {rule}")
 
     def dispatch(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
         if self.meanwhile is None:
