@@ -173,6 +173,8 @@ def test_the_nearest_that_fits_is_pythons(page, count):
             stages_per_rank=chance.choice((1, 1, 2)) if p > 1 else 1,
             recompute_policy=chance.choice((0, 1, 3)),
         )
+        if layout.recompute_policy == 3:
+            layout = replace(layout, sequence_tiles=chance.choice((1, 4)))
         try:
             if layout.fits or not layout.solved():
                 continue
@@ -187,6 +189,7 @@ def test_the_nearest_that_fits_is_pythons(page, count):
         )
         names = ("model", "gpu", "recipe", "kernels", "gpus", "sequence", "microbatch")
         names += tuple(name for name in RULES if name != "microbatch")
+        names += ("sequence_tiles", "checkpoints_on_host")
         question = asked_of(model, gpu, layout.gpus, 1, layout.sequence, kernels, recipe)
         question |= {name: getattr(layout, name) for name in names}
         question |= dict(sequence_parallel=1, accumulation_steps=layout.steps)

@@ -414,6 +414,23 @@ def test_a_stage_of_layers_without_experts():
     assert least <= found["rank_before_bytes"] < found["rank_saved_bytes"]
 
 
+HOST = "checkpoints-on-host 1"
+
+
+def test_tiles_and_checkpoints_on_the_host_are_nearest():
+    """Must catch: a long sequence for which the answer knows more GPUs and shorter sequences only;
+    tiles of layers that keep their tensors."""
+    asked = dict(gpu="H100 SXM 80GB", kernels=FUSED_LOSS)
+    near = fits("Llama 3 8B", **asked, gpus=8, sequence=200_000, offload=1, recompute_policy=3)
+    tiled, host = (dict(near.nearest)[f"--{knob}"] for knob in ("sequence-tiles 4", HOST))
+    assert tiled.fits and host.fits and not replace(tiled, sequence_tiles=2).fits
+    asked |= dict(gpus=1, sequence=500_000)
+    change, alone = fits("Llama 3 8B", **asked).nearest[0]
+    assert alone.fits and alone.sequence == 500_000 and f"--{HOST}" in change
+    eager = fits("Llama 3 8B", **asked | dict(kernels="PyTorch eager")).nearest
+    assert not any("tiles" in change for change, _ in eager)
+
+
 def test_states_on_the_host_are_a_nearest():
     """Must catch: offload without a stage of ZeRO, or not among what fits."""
     asked = dict(gpu="H100 SXM 80GB", gpus=8, sequence=2048)

@@ -71,6 +71,7 @@
         data_parallel: Math.floor(layout.gpus / (t * layout.pipeline_parallel)), zero_stage: layout.zero_stage,
         microbatch: layout.microbatch, accumulation_steps: layout.accumulation_steps, recompute_policy: layout.recompute_policy,
         sequence: Math.floor(layout.sequence / c), sequence_parallel: cut, regather: cut, offload: layout.offload, stages_per_rank: layout.stages_per_rank,
+        sequence_tiles: layout.sequence_tiles, checkpoints_on_host: layout.checkpoints_on_host,
         shorter_ends: layout.shorter_ends, pipeline_schedule: layout.stages_per_rank > 1 ? facts.interleaved : facts.one_f_one_b,
         context_mix: layout.context_mix || (layout.values.key_value_heads % (t * c) === 0 ? facts.exchanged : facts.mixes[0])
       });
@@ -140,6 +141,7 @@
         each("microbatch", halves(layout.microbatch, 1)),
         [fused(layout)],
         each("recompute_policy", range(layout.recompute_policy + 1, 3)),
+        ...(again(layout) ? [each("sequence_tiles", moreTiles(layout)), [{ checkpoints_on_host: 1 }]] : []),
         ...repairs(layout),
         each("tensor_parallel", doubles(layout.tensor_parallel, facts.most_tensor)),
         each("expert_parallel", layout.values.experts ? doubles(layout.expert_parallel, MOST) : []),
@@ -160,6 +162,18 @@
       const taken = [facts.small_moments, facts.adapted].map(some => smaller.filter(name => some.includes(name)).map(name => ({ recipe: name })));
       const policies = range(layout.recompute_policy, 3).map(policy => ({ recompute_policy: policy }));
       return [there, ...taken].map(steps => steps.flatMap(step => policies.map(again => Object.assign({}, step, again))));
+    }
+
+    function again(layout) { return layout.recompute_policy === 3 && layout.values.library_kernels; }
+
+    function moreTiles(layout) {
+      return doubles(layout.sequence_tiles, Math.floor(Math.floor(layout.sequence / layout.context_parallel) / facts.tile_tokens));
+    }
+
+    /* Tiles of tokens, then checkpoints on the host, too, of layers that a library recomputes; on one GPU states are there as well. */
+    function tiled(layout) {
+      const recomputed = Object.assign({ recompute_policy: 3 }, layout.gpus === 1 ? { zero_stage: 3, offload: 1 } : {}, fused(layout)), places = layout.values.library_kernels ? range(layout.checkpoints_on_host, 1) : [];
+      return places.flatMap(host => moreTiles(layout).map(tiles => Object.assign({ sequence_tiles: tiles, checkpoints_on_host: host }, recomputed)));
     }
 
     function frugalOnOneGpu(layout) {
@@ -200,7 +214,11 @@
         if (other) found.push(other);
       }
       if (found.length) return found;
-      const alone = yield* first(layout, frugalOnOneGpu(layout)), near = alone ? [alone] : [];
+      const near = [];
+      for (const less of [tiled(layout), frugalOnOneGpu(layout)]) {
+        const other = yield* first(layout, less);
+        if (other) near.push(other);
+      }
       for (const part of [1, 2, 4, 8, 16]) {
         const sequence = Math.floor(layout.sequence / part);
         for (let gpus = layout.gpus; sequence && gpus <= facts.most_gpus; gpus *= 2) {
@@ -227,7 +245,7 @@
             for (const z of stages) for (const cut of cuts) for (const policy of policies) for (const e of shares) for (const mix of mixes(asked, t, c)) {
               yield { tensor_parallel: t, pipeline_parallel: p, stages_per_rank: v, shorter_ends: ends, context_parallel: c,
                 context_mix: mix, expert_parallel: e, microbatch: b, zero_stage: z, sequence_parallel: cut, recompute_policy: policy, accumulation_steps: m,
-                shard_groups: 1, offload: 0 }; // others are for whoever fixes them
+                shard_groups: 1, offload: 0, sequence_tiles: 1, checkpoints_on_host: 0 }; // others are for whoever fixes them
             }
           }
         }

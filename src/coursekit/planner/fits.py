@@ -39,6 +39,7 @@ MOST_TENSOR_PARALLEL, MOST_PIPELINE_PARALLEL = 8, 64
 USUAL_RANKS_PER_NODE, USUAL_UTILISATION = 8, 0.5
 MICROBATCHES_PER_STAGE = 4  # assumed of a pipeline: from one on, more of them change no byte
 WHOLE_LAYERS = 3  # of recompute_policy
+TILE_TOKENS = 4096  # of the smallest tile that is proposed, as ALST's runs had them
 SMALL_MOMENTS = ("bf16, 8-bit Adam",)  # recipes that one GPU may need
 NO_ADAPTERS = "; none of them trains adapters"
 ADAPTED = ("LoRA, rank 16", "QLoRA, rank 16")
@@ -662,8 +663,9 @@ def nearest(layout: RankLayout) -> Iterator[tuple[str, RankLayout]]:
     yield from ((difference(layout, tried), tried) for tried in found)
     if found:
         return
-    if tried := _first_that_fits(_frugal_on_one_gpu(layout)):
-        yield difference(layout, tried), tried
+    for less in (_tiled(layout), _frugal_on_one_gpu(layout)):
+        if tried := _first_that_fits(less):
+            yield difference(layout, tried), tried
     for sequence in (layout.sequence // step for step in (1, 2, 4, 8, 16)):
         gpus = layout.gpus
         while sequence and gpus <= MOST_GPUS:
@@ -702,6 +704,22 @@ def _frugal_on_one_gpu(layout):
             yield from changes
 
 
+def _tiled(layout):
+    """Tiles of tokens, then checkpoints on the host, too, of layers that a library recomputes; with
+    one GPU states are there as well."""
+    again = replace(layout, recompute_policy=WHOLE_LAYERS, kernels=_fused(layout.kernels))
+    if layout.gpus == 1:
+        again = replace(again, zero_stage=3, offload=1)
+    for on_host in range(layout.checkpoints_on_host, 2) if in_library(layout.kernels) else ():
+        for tiles in _more_tiles(layout):
+            yield replace(again, sequence_tiles=tiles, checkpoints_on_host=on_host)
+
+
+def _more_tiles(layout):
+    tokens = layout.sequence // layout.context_parallel
+    return [n for n in _doubles(layout.sequence_tiles) if n * TILE_TOKENS <= tokens]
+
+
 def _frugal(layout):
     """The layout with all that costs no time: the degrees as they are, and then ever more ranks of
     a copy. Pipelines come with stage 1: they reduce gradients once, at the end of a step."""
@@ -726,6 +744,9 @@ def _single_changes(layout):
     yield [replace(layout, kernels=_fused(layout.kernels))]
     policies = range(layout.recompute_policy + 1, WHOLE_LAYERS + 1)
     yield [replace(layout, recompute_policy=policy) for policy in policies]
+    if layout.recompute_policy == WHOLE_LAYERS and in_library(layout.kernels):
+        yield [replace(layout, sequence_tiles=tiles) for tiles in _more_tiles(layout)]
+        yield [replace(layout, checkpoints_on_host=1)]
     yield from _repairs(layout)
     yield [
         replace(layout, tensor_parallel=t)
@@ -760,7 +781,8 @@ def difference(layout: RankLayout, other: RankLayout) -> str:
     """The change from one layout to the other, as options of the command."""
     degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
     names = ("zero_stage", "offload", *degrees, "microbatch", "kernels", "recipe")
-    names += ("recompute_policy", "gpus", "sequence", "gpu")
+    names += ("recompute_policy", "sequence_tiles", "checkpoints_on_host")
+    names += ("gpus", "sequence", "gpu")
     changed = [name for name in names if getattr(layout, name) != getattr(other, name)]
     values = {name: getattr(other, name) for name in changed}
     return " ".join(

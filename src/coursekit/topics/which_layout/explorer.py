@@ -29,6 +29,8 @@ _PLANNED = dict(
     sequence_parallel=1,
     regather=1,
     offload=0,
+    sequence_tiles=1,
+    checkpoints_on_host=0,
 )
 _LAYOUT = ("data_parallel", "tensor_parallel", "pipeline_parallel", "accumulation_steps", "layers")
 _UNEVEN = tuple(name for name, model in MODELS.items() if model.quantities["key_value_heads"] % 8)
@@ -94,6 +96,10 @@ RANK_OF_ANY_LAYOUT = Explorer(
         AtMost("pipeline_parallel", "accumulation_steps", least=1),
         AtLeast("max_sequence", "sequence"),
         *(Back(name, value, _LAYOUT) for name, value in _PLANNED.items()),
+        *(  # of layers that are recomputed
+            Back(name, _PLANNED[name], ("recompute_policy", "library_kernels"))
+            for name in ("sequence_tiles", "checkpoints_on_host")
+        ),
         AtMost("expert_parallel", "data_parallel", least=1),
         AtMost(
             "expert_parallel", "experts", less=-1, least=1
@@ -201,6 +207,14 @@ RANK_OF_ANY_LAYOUT = Explorer(
             " {context_parallel:exact} ranks share each sequence of {whole_sequence:exact} tokens;"
             " in a layer they wait for their messages for {layer_context_seconds:short duration}.",
             unless=(("context_parallel", 1),),
+        ),
+        Say(
+            " Tokens go through the MLP, and the loss, in {sequence_tiles:exact} tiles.",
+            unless=(("sequence_tiles", 1),),
+        ),
+        Say(
+            " The inputs of recomputed layers wait on the host.",
+            unless=(("checkpoints_on_host", 0),),
         ),
         Say(" {expert_parallel:exact} ranks divide the experts.", unless=(("expert_parallel", 1),)),
         Say(" States of the optimizer", unless=(("offload", 0),)),
