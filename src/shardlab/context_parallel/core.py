@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..common.collective_wire import Group
+from ..experts.core_parallel import Exchange
 from ..gpt import GPT, PADDING, CoreAttention, PositionIds
 from ..tensor_parallel.core_sequence import gather
 from .core_masks import Causal
@@ -116,20 +117,11 @@ class GatheredAttention(Mix):
         return torch.cat(mixed, 2)
 
 
-class AllToAll(torch.autograd.Function):
+def exchange(x: Tensor, cut: int, join: int, group: Group) -> Tensor:
     """Part i of dim `cut` to rank i; what comes is joined along `join`. Backward, the way back."""
-
-    @staticmethod
-    def forward(ctx, x, cut, join, group):
-        ctx.way_back = join, cut, group
-        sent = torch.stack(x.chunk(dist.get_world_size(group), cut))
-        got = torch.empty_like(sent)
-        dist.all_to_all_single(got, sent, group=group)
-        return torch.cat(list(got), join)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return AllToAll.apply(gradient, *ctx.way_back), None, None, None
+    parts = torch.stack(x.chunk(dist.get_world_size(group), cut))
+    each = [1] * len(parts)
+    return torch.cat(list(Exchange.apply(parts, each, each, group)), join)
 
 
 class Ulysses(Mix):
@@ -137,9 +129,9 @@ class Ulysses(Mix):
         context, group = self.context, self.context.group
         if k.shape[1] % context.ranks:
             raise ValueError(f"{k.shape[1]} key-value heads on {context.ranks} ranks: none is cut.")
-        q, k, v = (context.in_order(AllToAll.apply(x, 1, 2, group), 2) for x in (q, k, v))
+        q, k, v = (context.in_order(exchange(x, 1, 2, group), 2) for x in (q, k, v))
         mixed = self.attend(q, k, v, range(q.shape[2]))  # [B, A/c, S, D]
-        return AllToAll.apply(context.in_order(mixed, 2, back=True), 2, 1, group)
+        return exchange(context.in_order(mixed, 2, back=True), 2, 1, group)
 
 
 def context_parallel(net: GPT, context: Context, mix: type[Mix]) -> GPT:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from coursekit.lab import small_gpt
-from shardlab.context_parallel.core import AllToAll, Context, Mix, context_parallel
+from shardlab.context_parallel.core import Context, Mix, context_parallel, exchange
 from shardlab.gpt import next_token_loss
 
 
@@ -22,11 +22,11 @@ class HeadsExchanged(Mix):
 
     def forward(self, q, k, v):
         context = self.context
-        q, k, v = (AllToAll.apply(x, 1, 2, context.group) for x in (q, k, v))  # [B, A/c, S, D]
+        q, k, v = (exchange(x, 1, 2, context.group) for x in (q, k, v))  # [B, A/c, S, D]
         places = context.in_order(torch.arange(q.shape[2], device=q.device), 0, back=True)
         pairs = zip(q, k, v)
         mixed = torch.stack([self.own_attend(*one, places) for one in pairs])
-        return AllToAll.apply(mixed, 2, 1, context.group)
+        return exchange(mixed, 2, 1, context.group)
 
 
 SYMBOLS = TOKENS = 8
