@@ -57,7 +57,9 @@ SOLUTIONS = {  # the right solution, and on how many ranks it is tried
     "data_parallelism": (text_of(data_parallel), 4),
     "feeding_the_gpu": ((HERE / "feeding_the_gpu/another_solution.py").read_text("utf-8"), 1),
     "kernels": ((HERE / "kernels/another_solution.py").read_text("utf-8"), 1),
+    "long_sequences": ((HERE / "long_sequences/another_solution.py").read_text("utf-8"), 4),
     "mixed_precision": (text_of(mixed_precision), 2),
+    "mixture_of_experts": ((HERE / "mixture_of_experts/another_solution.py").read_text("utf-8"), 4),
     "pipelines": (text_of(schedules) + text_of(pipelines) + IN_WORDS, 4),
     "tensor_parallelism": (text_of(tensor_parallel), 4),
     "where_the_time_goes": (
