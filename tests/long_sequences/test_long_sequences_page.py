@@ -9,6 +9,7 @@ import pytest
 
 from coursekit.formulas import evaluate, quantities
 from coursekit.formulas.events import end_seconds, operations, play
+from coursekit.recordings.recordings import nearby
 from coursekit.topics.long_sequences import lab
 from coursekit.topics.long_sequences.exercises import places_in_zigzag
 from coursekit.topics.long_sequences.explorer import LONG_SEQUENCES, RING_FORWARD
@@ -114,6 +115,22 @@ def test_the_page_has_nvidias_table():
     ):
         row = re.search(rf"^\| best {words}.*?\|(.*)\|$", page, re.MULTILINE)[1]
         assert [float(cell.split()[0]) for cell in row.split("|")] == rates
+
+
+def test_the_page_has_the_recorded_race():
+    """Must catch: a new recording without the page."""
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "chapters/long-sequences.md").read_text("utf-8")
+    recording = next(one for one in nearby(root) if one.find("virtual.step"))
+    of = dict(technique="context parallelism", gpus=8)
+    found = [
+        1000 * recording.find(f"virtual.{name}", implementation=ring, **of)[0].value
+        for ring in ("shardlab", "ring")
+        for name in ("step", "exposed")
+    ]
+    words = r"a step takes (.+) ms, and waits (.+) ms of it; .* takes (.+) ms and waits (.+)\.$"
+    said = re.search(words, page, re.MULTILINE)
+    assert [f"{number:.1f}" for number in found] == list(said.groups())
 
 
 def test_pairs_of_a_part():

@@ -2,7 +2,8 @@
 
 A causal ring has one kernel a turn, because the halves of a rank that meet those of another one
 make a rectangle. Other rules and packed rows take the core's blocks, whose scores [s/2, s/2] are in
-memory one block at a time.
+memory one block at a time. Of PyTorch's kernels that return a log-sum-exp, flash on a GPU takes no
+mask, and the others take a bias that is in memory.
 
 Messages travel while blocks are computed: gloo has threads for them, NCCL a stream. The ring keeps
 what is sent until its work was waited for, so the memory is not given to another tensor before.
