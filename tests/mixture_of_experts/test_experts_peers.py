@@ -1,12 +1,21 @@
-"""The router of Megatron-Core beside this book's, where it is installed."""
+"""The router of Megatron-Core, and the layer of DeepSpeed, beside this book's, where they are
+installed."""
 
+import sys
+
+import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from shardlab.experts.core import Router
+from coursekit.topics.zero.deepspeed import deepspeed_here
+from ranklab.ranks import ranks
+from shardlab.experts.core import Experts, MixtureOfExperts, Router
+from shardlab.experts.core_parallel import expert_parallel
 
-WHY = "is not installed: its router is compared where it is (pip install {} --no-deps)"
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+WHY = "is not installed: it is compared where it is (pip install {} --no-deps)"
 
 
 def importable(name, package):
@@ -60,3 +69,69 @@ def test_megatron_routes_alike(sigmoid):
     loss = loss + moe.z_loss_func(logits, 0.2)
     (wanted,) = torch.autograd.grad(loss, router.weight)
     assert torch.allclose(own_loss(router, tokens), wanted, rtol=1e-4, atol=1e-6)
+
+
+# --- DeepSpeed ------------------------------------------------------------------------------------
+
+
+def two_experts_a_token():
+    """A layer of 6 experts, tokens of this rank, and a gradient."""
+    torch.manual_seed(0)
+    layer = MixtureOfExperts(Router(8, 6, 2), Experts(6, 8, 16, gated=False, biases=True))
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    torch.manual_seed(1 + dist.get_rank())
+    return layer, torch.randn(1, 20, 8, requires_grad=True), torch.randn(1, 20, 8)
+
+
+class OneExpert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.down(nn.functional.gelu(self.up(x), approximate="tanh"))
+
+
+def by_deepspeed(n):
+    """(output, gradients of tokens, router and own experts)"""
+    deepspeed_here().init_distributed("gloo", verbose=False)
+    from deepspeed.moe.layer import MoE
+
+    plain, x, gradient = two_experts_a_token()
+    made = MoE(8, OneExpert(), 6, ep_size=n, k=2, drop_tokens=False, top2_2nd_expert_sampling=False)
+    made.set_deepspeed_parallelism()
+    moe, first = made.deepspeed_moe, dist.get_rank() * 6 // n
+    moe.gate.wg.weight.data.copy_(plain.router.weight.data)
+    experts = moe.experts.deepspeed_experts
+    for place, expert in enumerate(experts, first):
+        for linear, name in ((expert.up, "up"), (expert.down, "down")):
+            linear.weight.data.copy_(getattr(plain.experts, name)[place].data.T)
+            linear.bias.data.copy_(getattr(plain.experts, f"{name}_bias")[place].data)
+    y, *_ = made(x)
+    (y * gradient).sum().backward()
+    up = torch.stack([expert.up.weight.grad.T for expert in experts])
+    return y.detach(), x.grad, moe.gate.wg.weight.grad, up
+
+
+def by_this_book(n):
+    layer, x, gradient = two_experts_a_token()
+    expert_parallel(layer)
+    y = layer(x)
+    (y * gradient).sum().backward()
+    return y.detach(), x.grad, layer.router.weight.grad, n * layer.experts.up.grad
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.ranks
+def test_deepspeed_computes_alike(n):
+    """DeepSpeed adds up an expert's gradients, and divides later.
+
+    Must catch: rows that come back in another order; gates that are not renormalised; an expert
+    that sees the rows of its own rank alone."""
+    importable("deepspeed.moe.layer", "deepspeed")
+    with ranks(n, device="cpu", announce=False) as world:  # which DeepSpeed leaves changed
+        found = zip(world.run(by_this_book, n), world.run(by_deepspeed, n))
+    for ours, theirs in found:
+        for mine, other in zip(ours, theirs):
+            assert torch.allclose(mine, other, rtol=1e-4, atol=1e-5)
