@@ -20,7 +20,7 @@ LAUNCHES = {
     "rms norm": dict(rows=64, columns=768),
     "rms norm backward": dict(rows=64, columns=768),
     "cross-entropy": dict(rows=4, columns=50_257, tile=4096),
-    "cross-entropy backward": dict(rows=4, columns=50_257, tile=4096),
+    "cross-entropy backward": dict(rows=4, columns=50_257, tile=1024),
     "attention, causal": dict(sizes=(1, 2, 2, 256, 64), tile=(64, 64)),
     "attention backward, causal": dict(sizes=(1, 2, 2, 128, 64), tile=(64, 64)),
 }

@@ -13,6 +13,7 @@ import torch
 
 from coursekit.formulas import evaluate
 from coursekit.lab import batches, small_gpt
+from coursekit.recordings.recordings import read_all
 from coursekit.topics.kernels import lab
 from coursekit.topics.kernels.exercises import floats_at, one_row_of_attention
 from coursekit.topics.kernels.pictures import CODE, NODES
@@ -155,6 +156,14 @@ def test_memory_is_what_lies_at_the_address():
     x = torch.arange(6.0).view(2, 3)
     assert floats_at(x.t()).tolist() == [0, 1, 2, 3, 4, 5]
     assert floats_at(x[:, 1:]).tolist() == [1, 2, 3, 4]
+
+
+def test_the_page_has_the_recorded_costs_of_a_call():
+    """Must catch: another recording's ratios, or the CPU's beside a GPU's."""
+    measured = read_all(ROOT / "measured")
+    rows = [row for one in measured for row in one.find("kernels.call_ratio", device="cpu")]
+    box = PAGE.split("```{measured} a call on four elements, CPU")[1].split("Two cores")[0]
+    assert re.findall(r"\d\.\d", box) == [f"{row.value:.1f}" for row in rows[:4]]
 
 
 def test_the_ratio_is_of_cpu_time():

@@ -64,8 +64,8 @@ def row_losses_backward(
     logits, columns, kind = logits.contiguous(), logits.shape[-1], wide(logits.dtype)
     grad_logits = torch.empty_like(logits)
     given = (grad.contiguous(), logits, targets.contiguous(), log_sums, grad_logits)
-    grid = (len(logits), cdiv(columns, 4096))
-    constants = dict(BLOCK=4096, WIDE=kind)
+    grid = (len(logits), cdiv(columns, 1024))
+    constants = dict(BLOCK=1024, WIDE=kind)
     launch(cross_entropy_backward_kernel, grid, *given, columns, padding, **constants)
     return grad_logits
 

@@ -1,5 +1,5 @@
 """For `make gpu`: softmax, cross-entropy and attention by hand, by PyTorch, compiled, and as this
-book's kernels, which are compiled by Triton where a GPU is."""
+book's kernels, which are compiled by Triton where a GPU is; and CPU time of a call."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +15,7 @@ from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TINY, Run, TrainingTask, gpu_task
 from coursekit.recordings.recordings import Row
 from ranklab.measure.clock import median_seconds
-from ranklab.measure.timing import cpu_seconds, gpu_seconds, seconds_in_turns
+from ranklab.measure.timing import cpu_seconds, gpu_seconds, median_ratio, seconds_in_turns
 from shardlab.gpt import GPTConfig, next_token_loss
 from shardlab.kernels import attention, cross_entropy, softmax
 from shardlab.kernels.losses import cut_cross_entropy
@@ -140,5 +140,50 @@ def kernels(
     yield from attempt("kernels, MFU", utilisation(device, task or gpu_task(device), turns))
 
 
+# --- what a call costs ----------------------------------------------------------------------------
+
+
+class TwiceByFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+@torch.library.custom_op("coursekit::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+twice.register_autograd(lambda ctx, grad: grad * 2)
+OPERATOR = "an operator"
+CALLS: dict[str, tuple[Callable, bool]] = {  # and whether a gradient will be asked for
+    OPERATOR: (lambda x: x * 2, False),
+    f"{OPERATOR}, with a gradient": (lambda x: x * 2, True),
+    "autograd.Function": (TwiceByFunction.apply, True),
+    "custom_op": (twice, False),
+    "custom_op, with a gradient": (twice, True),
+}
+
+
+def calls(device: torch.device, turns: int = 21, many: int = 2000) -> Iterator[Row]:
+    """Time of the CPU for a call on four elements, on this device, over that of an operator."""
+
+    def repeat(work, asks):
+        x = torch.ones(4, device=device, requires_grad=asks)
+        return lambda: [work(x) for _ in range(many)] and None
+
+    works = {name: repeat(*of) for name, of in CALLS.items()}
+    times, case = seconds_in_turns(works, cpu_seconds, turns), dict(device=device.type)
+    yield Row("kernels.call", median(times[OPERATOR]) / many, "seconds", case)
+    for name in works:
+        if name != OPERATOR:
+            ratio = median_ratio(times, name, OPERATOR)
+            yield Row("kernels.call_ratio", ratio, "ratio", dict(**case, implementation=name))
+
+
 SMALL_KERNELS = dict(turns=1, compiles=False, rows=4, columns=33, heads=2, tokens=20, task=TINY)
-RUNS = (Run(80, kernels, SMALL_KERNELS),)
+RUNS = (Run(80, kernels, SMALL_KERNELS), Run(81, calls, dict(turns=1, many=2)))
