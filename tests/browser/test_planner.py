@@ -3,13 +3,16 @@ in Python; the buttons, the rows and the cells of ranks as a reader uses them.""
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from told import sample
 
 from coursekit.formulas import InvalidQuantity
 from coursekit.formulas.presets import GPUS, KERNELS, MODELS, RECIPES
+from coursekit.planner.configurations import InvalidConfiguration, read_configurations
 from coursekit.planner.fits import (
     ADAPTED,
     SMALL_MOMENTS,
@@ -261,6 +264,71 @@ def test_a_config_is_read_as_in_python(page, tmp_path):
             assert isinstance(said, str) and said[:110] == ours[:110], (said, ours)
             continue
         assert said == wanted, text
+
+
+TOOLS = [part.split("\n", 3) for part in sample("configurations.md").split("\n## ")[1:]]
+TOOLS = {
+    head.split()[0]: text
+    for head, _, _, text in TOOLS
+    if ".toml" in head.split()[0] or ".json" in head.split()[0]
+}
+SPOILT = {
+    "a.json": '{"zero_optimization": {"stage": 7, "stagee": 1}}',
+    "b.json": '{"zero_optimization": {}, "bf16": {"enabled": true}, "fp16": {"enabled": true}}',
+    "c.json": '{"zero_optimization": {"stage": [1]}}',
+    "d.json": '{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}',
+    "e.toml": "[training]\nseq_len = 8_192 # tokens\n[activation_checkpoint]\nmode = 'some'",
+    "f.toml": "[training]\n[parallelism]\ntensor_paralel_degree = 2",
+}
+
+
+def test_a_tools_file_is_read_as_in_python(page, tmp_path):
+    """Must catch: a setting that the page takes for another quantity or value than Python does; a
+    file that one of the two refuses."""
+    texts = TOOLS | SPOILT
+    found = ask(
+        page,
+        """texts => texts.map(text => {
+        try { return BOOK.readConfiguration(text, known.tools).raw; }
+        catch (refused) { return refused.message; } })""",
+        list(texts.values()),
+    )
+    for (name, text), said in zip(texts.items(), found, strict=True):
+        path = tmp_path / name
+        path.write_text(text)
+        try:
+            wanted = read_configurations([path], recompute_policy=0).raw
+        except InvalidConfiguration as refused:
+            ours = re.sub(r" \(\S+, line \d+\)", "", str(refused)).split("; did you mean")[0]
+            assert isinstance(said, str) and said.startswith(ours.rstrip(".")), (said, ours)
+            continue
+        assert said == wanted, name
+    assert sum(isinstance(said, str) for said in found) == 7
+
+
+def test_somebody_with_a_tools_file(page):
+    """Must catch: degrees or batches of the file that the explorer above does not show; a refusal
+    that changes it."""
+    card, above = page.locator(".planner"), page.locator(f"#explorer-{NAME}")
+    above.locator(".explorer-reset").click()
+    card.locator("[data-asked=gpus]").fill("8")
+    card.locator("[data-asked=sequence]").fill("4,096")
+    chosen = card.locator(".planner-tool input")
+    own_run = Path(__file__).parents[2] / "examples" / "own_run" / "ds_config.json"
+    chosen.set_input_files(own_run)
+    read = card.locator(".planner-read")
+    read.filter(has_text="Read as DeepSpeed: microbatch 2, accumulation steps 8").wait_for()
+    shown = page.evaluate(f"document.getElementById('explorer-{NAME}').hands.values()")
+    wanted = dict(zero_stage=2, microbatch=2, accumulation_steps=8, data_parallel=8)
+    wanted |= dict(tensor_parallel=1, pipeline_parallel=1, sequence=4096)
+    assert {name: shown[name] for name in wanted} == wanted
+    text = "[training]\nlocal_batch_size = 2\nglobal_batch_size = 9\n[parallelism]\n"
+    text += "[activation_checkpoint]\nmode = 'full'"
+    chosen.set_input_files(dict(name="a.toml", mimeType="text/plain", buffer=text.encode()))
+    read.filter(has_text="9 sequences in a step are not microbatches of 2 on 8 ranks.").wait_for()
+    again = page.evaluate(f"document.getElementById('explorer-{NAME}').hands.values()")
+    assert again == shown
+    above.locator(".explorer-reset").click()
 
 
 def test_the_search_writes_what_python_wrote(page):

@@ -1,5 +1,6 @@
 /* The card that searches all legal layouts (bookkit/layouts.py writes it). The search goes on between frames; a click on a row hands
-   the layout to the explorer above. A config.json is read here, as coursekit/planner/model_config.py does. Classic script. */
+   the layout to the explorer above. A config.json is read here, as coursekit/planner/model_config.py does, and a file of DeepSpeed or
+   torchtitan, as coursekit/planner/configurations.py does. Classic script. */
 (function () {
   "use strict";
 
@@ -75,6 +76,90 @@
     const tied = all.tie_word_embeddings;
     if (![null, undefined, true, false].includes(tied)) refuse(name + ": tie_word_embeddings = " + json(tied) + ": it is true, false or absent.");
     return Object.assign(sizes, architecture.fixed, { tied_head: (tied === null || tied === undefined ? architecture.tied : tied) ? 1 : 0 });
+  };
+
+  // --- a tool's file
+
+  const OPEN = ["model", "family", "every"], TEXTS = ["flavor"]; // as in configurations.py
+
+  function plain(value) { const text = (typeof value === "object" ? JSON.stringify(value) : String(value)).toLowerCase(); return { no: "false", yes: "true" }[text] || text; }
+  function saysNothing(value) { return value === null || value === "" || value === "auto" || (typeof value === "object" && !Object.keys(value).length); }
+  function numeric(value) { return typeof value === "boolean" ? Number(value) : typeof value === "object" || !isFinite(Number(value)) ? value : Number(value); }
+  function shownAs(value) { return ["boolean", "object"].includes(typeof value) ? JSON.stringify(value) : String(value); }
+
+  /* The sections and settings of TOML, whose values are one line each. */
+  function toml(text) {
+    const tree = {};
+    let place = tree;
+    text.split(/\r?\n/).forEach(line => {
+      const bare = line.replace(/("[^"]*"|'[^']*')|#.*/g, (all, quoted) => quoted || "").trim(), section = /^\[([\w.-]+)\]$/.exec(bare);
+      if (!bare) return;
+      if (section) {
+        place = section[1].split(".").reduce((found, name) => (found[name] = found[name] || {}), tree);
+        return;
+      }
+      const [, name, value] = /^([\w-]+)\s*=\s*(.+)$/.exec(bare);
+      place[name] = JSON.parse(value.replace(/'([^']*)'/g, '"$1"').replace(/(\d)_(?=\d)/g, "$1").replace(/,\s*\]/, "]"));
+    });
+    return tree;
+  }
+
+  function flat(tree, before) {
+    return Object.entries(tree).flatMap(([name, value]) =>
+      (value !== null && typeof value === "object" && !Array.isArray(value) ? flat(value, before + name + ".") : [[before + name, value]]));
+  }
+
+  function meets(setting, value) {
+    const wanted = setting.values.split(" ");
+    if (saysNothing(value) || (value === false && !wanted.includes("false"))) return false;
+    const several = Array.isArray(value) ? value : String(value).split(/\s+/);
+    return wanted.some(one => several.some(there => (one[0] === ">" ? numeric(there) > Number(one.slice(1)) : one === "*" || plain(one) === plain(there))));
+  }
+
+  /* What a file says: the tool, and quantity -> value as the table names them; or one sentence: _read of configurations.py. */
+  BOOK.readConfiguration = function (text, tools) {
+    const refuse = words => { throw new Refusal(words); }, json = text.trimStart().startsWith("{"), raw = {}, where = {};
+    let tree;
+    try { tree = json ? JSON.parse(text) : toml(text); } catch (error) { refuse("The file cannot be parsed: it is neither JSON nor a torchtitan's TOML."); }
+    if ("model_type" in tree && "hidden_size" in tree) refuse("The file is a model's config.json: choose “a config.json ...” under Model.");
+    const tool = tools.find(one => one.json === json && one.signs.some(sign => sign in tree));
+    if (!tool) refuse("The file is of none of these tools: " + tools.map(one => one.name).join(", ") + ".");
+    flat(tree, "").forEach(([key, value]) => {
+      const place = key + " = " + shownAs(value), named = tool.settings.filter(one => one.keys.includes(key));
+      const like = one => one.keys.some(known => new RegExp("^" + known.replace(/[.]/g, "\\.").replace(/[*]/g, ".*") + "$").test(key));
+      const settings = named.length ? named : tool.settings.filter(like);
+      if (!settings.length) refuse(place + ": " + tool.name + " has no such setting.");
+      settings.filter(one => one.quantity === "!" && meets(one, value)).forEach(one => refuse(place + ": " + one.words + "."));
+      settings.filter(one => !/^[!?-]|^bucket/.test(one.quantity)).forEach(one => {
+        const name = one.quantity.replace("<", ""), pair = one.pairs.find(([, there]) => plain(there) === plain(value)), choices = one.pairs.map(([, there]) => plain(there));
+        if (!pair && (saysNothing(value) || OPEN.includes(name) || (plain(value) === "false" && choices.includes("true")))) return;
+        const whole = Number.isInteger(numeric(value)) && numeric(value) >= -1;
+        if (!pair && (choices.length || (!whole && !TEXTS.includes(name)))) {
+          refuse(place + ": " + (choices.length ? "there are " + [...new Set(choices)].join(", ") : "it must be a whole number") + ".");
+        }
+        const ours = pair ? pair[0] : numeric(value);
+        if (name in raw && raw[name] !== ours) refuse(place + " contradicts " + where[name] + ".");
+        where[name] = where[name] || place;
+        raw[name] = ours;
+      });
+    });
+    return { tool: tool.name, raw: raw, silent: tool.silent };
+  };
+
+  /* The knobs of the explorer for what a file says, on so many GPUs. */
+  BOOK.layoutOf = function ({ raw, silent }, gpus, sequence) {
+    const said = Object.assign({}, silent, raw), refuse = words => { throw new Refusal(words + " In a shell, fits --from reads the file."); };
+    const t = said.tensor_parallel || 1, p = said.pipeline_parallel || 1, c = said.context_parallel || 1, copy = t * p * c;
+    const all = said.shards > 0 ? said.shards * (said.replicas || 1) * copy : gpus, ranks = all / copy;
+    if (all % copy) refuse(all + " GPUs are no multiple of " + copy + ", the degrees of the file.");
+    if (said.recompute_policy === 2 || said.schedule === 4) refuse("The explorer knows no operators that are chosen, and no interleaved stages.");
+    const b = said.local ? (p > 1 ? said.pipeline_microbatch || 1 : said.local) : said.microbatch || 1;
+    const batch = said.batch > 0 ? said.batch : said.local ? said.local * ranks : b * ranks * (said.accumulation_steps || 1), steps = batch / (b * ranks);
+    if (steps % 1) refuse(batch + " sequences in a step are not microbatches of " + b + " on " + ranks + " ranks.");
+    const cut = t > 1 && "sequence_parallel" in said ? said.sequence_parallel : 1;
+    return { data_parallel: all / (t * p), tensor_parallel: t, pipeline_parallel: p, context_parallel: c, zero_stage: said.shards === 1 && c === 1 ? 0 : said.zero_stage,
+      microbatch: b, accumulation_steps: steps, sequence: (said.sequence || sequence) / c, recompute_policy: said.recompute_policy || 0, offload: said.offload || 0,
+      sequence_parallel: cut, regather: cut, pipeline_rank: 0, shorter_ends: p > 1 ? said.shorter_ends || 0 : 0, stages_per_rank: 1 };
   };
 
   // --- the card
@@ -249,6 +334,20 @@
     find("[type=file]").addEventListener("change", event => {
       const file = event.target.files[0];
       if (file) file.text().then(text => { pasted.value = text; search(); });
+    });
+    find(".planner-tool input").addEventListener("change", event => {
+      const file = event.target.files[0], read = find(".planner-read");
+      if (!file) return;
+      file.text().then(text => {
+        const found = BOOK.readConfiguration(text, known.tools), changes = BOOK.layoutOf(found, count(asked.gpus), count(asked.sequence));
+        hands.set(changes, {});
+        above.scrollIntoView({ block: "nearest" });
+        const said = Object.entries(found.raw).map(([quantity, value]) => quantity.replace(/_/g, " ") + " " + value).join(", ");
+        write(read, "Read as " + found.tool + ": " + said + ". The explorer above shows this layout with its own model, recipe and kernels.");
+      }).catch(refused => {
+        if (!(refused instanceof Refusal)) throw refused;
+        write(read, refused.message);
+      });
     });
     root.classList.add("live");
     addButtons();

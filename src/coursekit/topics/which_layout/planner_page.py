@@ -7,6 +7,7 @@ from coursekit.formulas.presets import GPUS, KERNELS, MODELS, WITHOUT_BF16
 from coursekit.formulas.registry import BOOK
 from coursekit.planner import fits
 from coursekit.planner import model_config as config
+from coursekit.planner.configurations import tools
 from coursekit.planner.speeds import EXPERTS, PARTS, SPEEDS, WORK, pace, usual_speed
 from coursekit.show.format import format_as
 
@@ -180,9 +181,22 @@ def data():
             kind: {**vars(architecture), "names": tables.index(architecture.names)}
             for kind, architecture in config.ARCHITECTURES.items()
         },
+        tools=[_table(tools()[name]) for name in ("deepspeed", "torchtitan")],
         causal=config.CAUSAL_MODELS,
         optional=config.OPTIONAL,
     )
+
+
+def _table(tool):
+    """The settings of a tool, for readConfiguration of planner.js."""
+    settings = [
+        dict(keys=one.keys, quantity=one.quantity, values=one.values)
+        | dict(pairs=one.pairs if one.quantity[0] not in "!?-" else [])
+        | dict(words=one.words if one.quantity == "!" else "")
+        for one in tool.settings
+    ]
+    known = dict(name=tool.name, json=tool.facts["format"] == "json", signs=tool.signs)
+    return known | dict(silent=tool.silent, settings=settings)
 
 
 NO_ROW = "no published peak of these kernels is among our rows"
