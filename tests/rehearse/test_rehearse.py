@@ -1,6 +1,7 @@
 """A rehearsal on GPUs that are not there, beside the same script on real ranks."""
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -9,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from coursekit.lab.virtual import CLOCK
+
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 PATIENCE = 300
+
+pytestmark = pytest.mark.ranks  # processes of their own
 
 
 def rehearsed(script, *options, gpus=4, fails=0):
@@ -55,7 +60,6 @@ OF_THE_HOST = {
 }
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", OF_THE_HOST)
 def test_the_bytes_are_those_of_real_ranks(name, ranks):
@@ -67,7 +71,6 @@ def test_the_bytes_are_those_of_real_ranks(name, ranks):
     assert sum(found["bytes"].values()) == found["peak_bytes"]
 
 
-@pytest.mark.ranks
 def test_each_rank_of_a_pipeline():
     """Must catch: a rank of a pipeline that is taken for rank 0; gradients that nobody receives."""
     first, last = (rehearsed(SCRIPTS / "staged.py", "--rank", rank) for rank in ("0", "3"))
@@ -87,3 +90,85 @@ def test_a_script_in_mixed_precision_is_taken_apart():
     assert found["fits"] and found["seconds"] > 0
     waits = [place for place, _, _ in found["host_waits"]]
     assert waits == ["ddp_scaled.py:31"]  # a fused optimizer asks the scaler on the GPU
+
+
+SHORT = """
+import torch
+model = torch.nn.Linear(8, 8, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(x):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return x
+"""
+REFUSED = {
+    "it never trains": ("print(3)", "ended after 0 updates of an optimizer, and 3 are wanted"),
+    "it loops forever": ("while True: pass", "script.py:9 ran when 4 seconds were over"),
+    "a shape of contents": (
+        "x = torch.ones(4, 8, device='cuda'); x[x.sum(1) > 2]",
+        "script.py:9: index needs the contents of a tensor",
+    ),
+    "a tensor that leaves": (
+        "torch.ones(2, device='cuda').cpu().numpy()",
+        "script.py:9: numpy() takes the contents of a tensor",
+    ),
+    "two devices": (
+        "train(torch.ones(4, 8))",
+        "script.py:5: FakeTensorDeviceMismatchError: Expected all tensors to be on the same device",
+    ),
+    "the network": (
+        "import urllib.request; urllib.request.urlopen('http://localhost:9/')",
+        "script.py:9: URLError: <urlopen error",
+    ),
+    "an exit": ("raise SystemExit(3)", "script.py left with exit code 3"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_script_that_cannot_be_rehearsed_gets_one_sentence(case, tmp_path):
+    """Must catch: a script without a step that hangs or prints zeros; a traceback; a line of
+    PyTorch instead of the script's; a tensor of the host that runs on the GPU."""
+    text, sentence = REFUSED[case]
+    (tmp_path / "script.py").write_text(SHORT.lstrip() + text)
+    seconds = "4" if "forever" in case else "200"
+    said = rehearsed(tmp_path / "script.py", "--seconds", seconds, fails=2)
+    assert said.startswith(sentence) or f"script.py {sentence}" in said, said
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        (["--rank", "4"], "--rank 4: 4 GPUs have ranks 0 to 3."),
+        (["--nodes", "3"], "--nodes 3: it must divide --gpus 4."),
+        (["--gpu", "H1000"], "--gpu H1000: there are "),
+        (["--seconds", "0"], "--seconds 0.0: it must be above 0."),
+    ],
+)
+def test_a_question_that_cannot_be(options, sentence):
+    """Must catch: a traceback; a rank that does not exist."""
+    assert rehearsed(SCRIPTS / "sharded.py", *options, fails=2).startswith(sentence)
+
+
+def test_a_script_leaves_its_folder_as_it_was(tmp_path, monkeypatch):
+    """Must catch: a checkpoint of a rehearsal beside those of real runs; data that a script finds
+    by a path from where it is started, and a rehearsal does not."""
+    (tmp_path / "data.txt").write_text("8")
+    (tmp_path / "script.py").write_text(
+        SHORT.lstrip()
+        + "width = int(open('data.txt').read())\nopen('log.txt', 'w').write('new')\n"
+        + "while True: train(torch.ones(4, width).to('cuda'))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    found = rehearsed("script.py", "--synthetic", gpus=1)
+    assert found["host_waits"] == [["script.py:11", *found["host_waits"][0][1:]]]  # pageable memory
+    assert {path.name for path in tmp_path.iterdir()} == {"data.txt", "script.py"}
+
+
+def test_the_printed_error_is_the_recorded_one():
+    """Must catch: a clock that was fitted again, beside the error of the one before."""
+    (file,) = (HERE.parents[1] / "measured").glob("virtual-*.json")
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    held = [r["value"] for r in rows if r["name"] == "virtual.rung" and not r["case"]["fitted"]]
+    assert CLOCK["held_out_lowest"] == math.floor(100 * min(held)) / 100
+    assert CLOCK["held_out_highest"] == math.ceil(100 * max(held)) / 100

@@ -8,10 +8,11 @@ import math
 import weakref
 from collections import Counter
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ranklab.measure.waits import Wait, user_frame
 from ranklab.ranks.calls import carrying
@@ -19,13 +20,14 @@ from ranklab.virtual.clock import VirtualClock
 from ranklab.virtual.gpu import VirtualGPU
 from ranklab.virtual.hardware import GPU
 from ranklab.virtual.memory import LiveBytes
-from ranklab.virtual.operators import tensors_in
+from ranklab.virtual.operators import READ_VALUES, aten, operators, tensors_in
 from ranklab.virtual.pinned import PinnedMemory
 from shardlab.common.torch_internals import (
     COPIES,
     FakeTensorMode,
     asked_for_contents,
     current_backward,
+    disable_modes,
     eager_on_fake_tensors,
     foreach_as_on_cuda,
     is_fake,
@@ -37,6 +39,10 @@ from shardlab.common.torch_internals import (
 from .refusal import CannotRehearse
 
 REAL_ELEMENTS = 1 << 20  # of an array of floating-point numbers on the host that has contents
+
+
+READ_VALUE = aten._local_scalar_dense
+NEVER = operators("any isnan")  # True of no tensor without contents
 
 
 @dataclass
@@ -55,7 +61,7 @@ class LinedBytes(LiveBytes):
     is missing."""
 
     def __init__(self, gpu: GPU, phase):
-        super().__init__(gpu)
+        super().__init__(replace(gpu, memory_bytes=0))
         self.phase, self.step, self.made = phase, 0, {}
         self.told_peak = 0  # since the script last forgot it
         self.after_backward, self.in_backward = lambda: None, False
@@ -143,7 +149,9 @@ class RehearsedGPU(VirtualGPU):
     def __init__(self, gpu: GPU, mode: FakeTensorMode):
         super().__init__(gpu, WatchedClock())
         self.mode, self.memory = mode, LinedBytes(gpu, self.phase)
-        self.pinned = HostMemory(gpu, self.clock)
+        self.pinned, self.never = HostMemory(gpu, self.clock), WeakTensorKeyDictionary()
+        # states of generators, which ranks send to each other: they come back as they went
+        self.states = WeakTensorKeyDictionary()
 
     def parts(self) -> list[AbstractContextManager]:
         return [
@@ -160,10 +168,32 @@ class RehearsedGPU(VirtualGPU):
             function = COPIES[0].default
             named = {key: named[key] for key in ("dtype", "device") if key in named}
         pinned = named.pop("pin_memory", False)
+        packet = function.overloadpacket
+        if packet is aten.is_pinned:
+            return self.pinned.is_pinned(args[0])
+        if packet in READ_VALUES and is_fake(args[0]):
+            return self.value_of(args[0], packet)
+        if packet is COPIES[0] and args[0] in self.states:
+            with disable_modes():
+                return self.states[args[0]].clone()
         result = super().__torch_dispatch__(function, types, args, named)
+        if packet is COPIES[0] and args[0].dtype is torch.uint8 and not is_fake(args[0]):
+            self.states[result] = args[0]
         if pinned:
             self.pinned.pin(result)
+        if packet in NEVER or (function is aten.eq.Scalar and args[1] == math.inf):
+            self.never[result] = True
         return result
+
+    def value_of(self, tensor: Tensor, packet):
+        """A value that keeps loops alive, for which the host waits: 1, and False to the question
+        whether any element is so, or is no number."""
+        if self.on_gpu([tensor]):
+            self.clock.launch(self.gpu.launch_nanoseconds)
+            self.clock.synchronize(self.streams.current)
+        known = known_value(tensor)
+        value = tensor not in self.never if known is None else known.item()
+        return torch.tensor(value, dtype=tensor.dtype).item() if packet is READ_VALUE else value
 
     def of_the_host(self, function, given: list[Tensor], args: tuple, named: dict) -> bool:
         """Whether these have contents, or shall have some."""

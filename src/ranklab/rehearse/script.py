@@ -19,6 +19,7 @@ from types import NoneType
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -48,6 +49,7 @@ class Rehearsal:
     fullest: list[tuple[Storage, int]]  # and their bytes
     waits: dict[Wait, int]  # how often, in the step
     memory_bytes: int  # of the card, beside its context
+    sharded: bool  # whether a parameter is a DTensor
 
     @property
     def peak_bytes(self) -> int:
@@ -157,7 +159,9 @@ def rehearse(
     fullest = virtual.memory.fullest()
     for storage, _ in fullest:
         storage.purpose = storage.purpose or purpose_by_birth(storage, steps.done - 1)
-    return Rehearsal(steps.step, fullest, dict(virtual.clock.lines), gpu.memory_bytes)
+    held = [one for group in steps.optimizer.param_groups for one in group["params"]]
+    sharded = any(isinstance(one, DTensor) for one in held)
+    return Rehearsal(steps.step, fullest, dict(virtual.clock.lines), gpu.memory_bytes, sharded)
 
 
 def purpose_by_birth(storage: Storage, step: int) -> str:
@@ -180,7 +184,8 @@ def run(script: Path, steps: Steps, seconds: float):
         if left.code not in (None, 0):
             raise CannotRehearse(f"{script.name} left with exit code {left.code}") from None
     except (NoContents, CannotRehearse) as needs:
-        raise CannotRehearse(f"{line_of(script, needs)}: {needs}") from needs
+        said = f"{line_of(script, needs)}: {needs}".rstrip(".")
+        raise CannotRehearse(f"{said}: leave it out of the first {STEPS} steps") from needs
     except Exception as error:
         raise CannotRehearse(explained(script, error)) from error
     raise CannotRehearse(

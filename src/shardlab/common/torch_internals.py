@@ -565,7 +565,9 @@ def stand_in_for_cuda() -> FakeTensorMode:
     guards[CUDA], guards[PRIVATE_USE] = guards[PRIVATE_USE], None
     patch_cuda()
     table_of_hooks(core)
-    torch.utils.swap_tensors = move_fake_tensors(torch.utils.swap_tensors)
+    move_fake_tensors()
+    # transformers asks by this name whether it is traced, and then gives attention a whole mask
+    torch._subclasses.FakeTensor = type("NoTensor", (), {})
     torch.amp.GradScaler._maybe_opt_step = step_that_finds_no_infinity
     return ModeWithoutDevice(allow_non_fake_inputs=True)
 
@@ -593,6 +595,7 @@ def patch_cuda():
     module.is_initialized = module.is_available = lambda: True
     c._cuda_getDeviceCount = lambda: 1
     c._cuda_getCurrentRawStream = lambda device: 0
+    c._get_accelerator = lambda *asked: torch.device("cuda")
     module.current_device = lambda: 0
     torch.version.cuda = torch.version.cuda or "13.0"
     torch.accelerator.current_accelerator = lambda *asked, **named: torch.device("cuda")
@@ -626,18 +629,24 @@ def table_of_hooks(library: ctypes.CDLL):
     use([(known.get(n), was) for n, was in enumerate(real)])
 
 
-def move_fake_tensors(swap: Callable) -> Callable:
-    """Modules move their fake parameters by exchanging tensors, which fails where something knows
-    of a tensor weakly, as fake tensors' own mode does. The parameter takes the other's place in
-    memory instead, as a real one does."""
+def move_fake_tensors():
+    """Fake tensors take another's place in memory as real ones do, on its device: modules that move
+    exchange tensors instead, which fails where fake tensors' own mode knows of them weakly."""
+    data, swap = Tensor.data, torch.utils.swap_tensors
 
-    def moved(to: Tensor, other: Tensor):
-        if not isinstance(to, FakeTensor):
-            return swap(to, other)
-        to.data = other
-        to.fake_device = other.fake_device
+    def take_place(tensor: FakeTensor, other: Tensor):
+        data.__set__(tensor, other)
+        tensor.fake_device = other.device
 
-    return moved
+    def moved(tensor: Tensor, other: Tensor):
+        if isinstance(tensor, FakeTensor):
+            take_place(tensor, other)
+        else:
+            swap(tensor, other)
+
+    FakeTensor.data = property(data.__get__, take_place)
+    FakeTensor.data_ptr = lambda tensor: storage_key(tensor.untyped_storage())  # a name for it
+    torch.utils.swap_tensors = moved
 
 
 def without_contents(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
