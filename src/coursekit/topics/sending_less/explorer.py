@@ -8,6 +8,7 @@ from coursekit.show.stops import powers_of_two, spread, steps_of_ten
 WIDTHS = spread(10**7, 10**12, 51)  # of links
 LATENCIES = tuple(float(f"{digit}e{power}") for power in range(-6, -1) for digit in (1, 2, 5))
 _WHOLE = (("gradient_compressor", 1),)
+_ANY_LINK = ("break_even_bytes_per_second", 1e15)
 
 SENDING_LESS = Explorer(
     name="sending-less",
@@ -91,8 +92,9 @@ SENDING_LESS = Explorer(
         Say(", instead of {whole_step_seconds:short duration} in fp32. ", unless=_WHOLE),
         Say(
             "Sending less pays below {break_even_bytes_per_second:bandwidth}.",
-            unless=(*_WHOLE, ("break_even_bytes_per_second", 0)),
+            unless=(*_WHOLE, ("break_even_bytes_per_second", 0), _ANY_LINK),
         ),
+        Say("Here it pays on any link.", when=(_ANY_LINK,)),
         Say(
             "Here it never pays.",
             when=(("break_even_bytes_per_second", 0),),

@@ -412,16 +412,19 @@ class HowLongAStepTakes(BOOK.section(source="definition", measured_by=_STEP)):
     @BOOK.own(source="both step times are equal", measured_by=_EVEN)
     def break_even_bytes_per_second(q):
         r"""B_\text{even} | bytes/s | bandwidth below which sending less pays, its own time counted;
-        0 where it never pays. Either fp32's bytes outlast what is free, or the bytes that are saved
-        outlast what the code adds"""
+        0 where it never pays, 10^15 where it pays on any link. Either fp32's bytes outlast what is
+        free, or the bytes that are saved outlast what the code adds"""
         return where(
             q.data_parallel_sent_bytes > q.less_sent_bytes,
-            1
-            / maximum(
-                1e-15,
-                (q.free_seconds - q.whole_latency_seconds) / q.data_parallel_sent_bytes,
-                (q.free_less_seconds - (q.less_hidden_seconds + q.whole_latency_seconds))
-                / maximum(1, q.data_parallel_sent_bytes - q.less_sent_bytes),
+            minimum(
+                1e15,
+                1
+                / maximum(
+                    1e-18,
+                    (q.free_seconds - q.whole_latency_seconds) / q.data_parallel_sent_bytes,
+                    (q.free_less_seconds - (q.less_hidden_seconds + q.whole_latency_seconds))
+                    / maximum(1, q.data_parallel_sent_bytes - q.less_sent_bytes),
+                ),
             ),
             0,
         )
