@@ -20,6 +20,7 @@ NAMED = dict(long_sequences="context_parallel", mixture_of_experts="experts")  #
 # the formulas know the attention of real GPUs and of CPUs, not what this device takes instead
 OF_ATTENTION = ("step.peak", "recompute.kept")
 ON_A_CPU_ONLY = {"mixed_precision.refused"}
+ON_A_CPU_ONLY |= {f"sending_less.{name}" for name in ("rate", "loss", "sent", "large")}
 LAYOUTS = {1: {(1, "nccl"), (2, "gloo")}} | {n: {(n, "nccl")} for n in (2, 4, 8)}
 
 

@@ -7,7 +7,6 @@ from functools import partial
 import cloudpickle
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from coursekit.formulas import evaluate
@@ -44,8 +43,8 @@ def tensors_of(state) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", WAYS_TO_SEND)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_bytes_by_the_log(worlds, ranks, name):
-    """Must catch: a way without its indices, scales or flags; one of two all-reduces; a share of the
-    ranks that does not grow with them; a mean over a run that has other steps."""
+    """Must catch: a way without its indices, scales or flags; one of two all-reduces; a share of
+    the ranks that does not grow with them; a mean over a run that has other steps."""
     way, steps = WAYS_TO_SEND[name], 60
     found = worlds(ranks).run(train_by, way, 1e-3, 0, steps)[0].sent_bytes
     given = given_of(way, ranks, warm_up_share=WARM_UP / steps)
@@ -253,7 +252,7 @@ def test_published(row):
 
 
 def test_power_sgd_of_the_page():
-    """GPT-2 124M: r(m + n) for mn. Must catch: vectors left out; matrices that are smaller whole."""
+    """GPT-2 124M: r(m + n) for mn. Must catch: vectors left out; small matrices cut."""
     factors = {
         r: value("times_less", **STEP, gradient_compressor=5, power_rank=r) for r in (1, 4, 32)
     }

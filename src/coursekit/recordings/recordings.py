@@ -30,7 +30,7 @@ SCHEMA = 1
 SHIPPED = Path(__file__).resolve().parents[1] / "data"
 NOT_RECORDED = "not yet recorded on a GPU"
 DEVICE_KINDS = "gpu", "cpu", "virtual"
-ROW_UNITS = ("bytes", "seconds", "FLOP/s", "bytes/s", "tokens/s", "count", "ratio")
+ROW_UNITS = ("bytes", "seconds", "FLOP/s", "bytes/s", "tokens/s", "count", "ratio", "nats")
 
 
 class InvalidRecording(ValueError):

@@ -1,0 +1,48 @@
+"""The stepper, the explorer and the recorded chart beside what they say."""
+
+import pytest
+
+from coursekit.topics.sending_less.explorer import SENDING_LESS
+from coursekit.topics.sending_less.figures import loss_at
+from coursekit.topics.sending_less.steps import (
+    FEEDBACK_STEPS,
+    FRAMES,
+    SAME_GRADIENT,
+    feedback_steps,
+)
+
+
+@pytest.mark.parametrize("feedback", FRAMES.choices)
+def test_the_stepper_loses_nothing_with_feedback(feedback):
+    """The sum of what was sent is the sum of gradients less the last error. Must catch: an error
+    that is forgotten, or added twice; a smaller number that leaves; a step without a picture."""
+    steps = feedback_steps(feedback)
+    for step in steps:
+        assert sum(number != 0 for number in step.sent) <= 1
+        assert max(map(abs, step.total)) == max(map(abs, step.sent))
+        wanted = [step.number * g for g in SAME_GRADIENT]
+        rest = [a - b for a, b in zip(wanted, step.summed)]
+        assert (rest == [*step.kept]) == (feedback or step.number < 2)
+    assert f"misses {sum(map(abs, rest))} of" in steps[-1].detail
+    assert len(FRAMES.data(feedback)["frames"]) == len(steps) == FEEDBACK_STEPS + 1
+
+
+def test_no_way_pays_on_a_fast_link_and_most_on_a_slow_one():
+    """The explorer's table, by its columns. Must catch: a break-even bandwidth of another way."""
+    start = SENDING_LESS.start()
+    for number in range(2, 11):
+        chosen = start | dict(gradient_compressor=number)
+        found = SENDING_LESS.compute(chosen)
+        fast, slow = (
+            SENDING_LESS.compute(chosen | dict(link_bytes_per_second=width))
+            for width in (10**12, 10**7)
+        )
+        assert fast["less_step_seconds"] >= fast["whole_step_seconds"], number
+        assert slow["less_step_seconds"] < slow["whole_step_seconds"], number
+        assert 10**7 < found["break_even_bytes_per_second"] < 10**12
+
+
+def test_a_loss_between_two_steps():
+    """Must catch: the step before or after; a loss beyond the last step."""
+    curve = {0: 4.0, 20: 3.0, 40: 2.0}
+    assert [loss_at(curve, step) for step in (0, 10, 30, 40, 99)] == [4, 3.5, 2.5, 2, 2]
