@@ -3,7 +3,13 @@
 import pytest
 
 from coursekit.topics.sending_less.explorer import SENDING_LESS
-from coursekit.topics.sending_less.figures import loss_at
+from coursekit.topics.sending_less.figures import (
+    LINKS,
+    loss_at,
+    recorded_chart,
+    shortest_seconds,
+)
+from coursekit.topics.sending_less.pictures import PICTURES, draw_large_batches, mean
 from coursekit.topics.sending_less.steps import (
     FEEDBACK_STEPS,
     FRAMES,
@@ -46,3 +52,20 @@ def test_a_loss_between_two_steps():
     """Must catch: the step before or after; a loss beyond the last step."""
     curve = {0: 4.0, 20: 3.0, 40: 2.0}
     assert [loss_at(curve, step) for step in (0, 10, 30, 40, 99)] == [4, 3.5, 2.5, 2, 2]
+
+
+def test_the_recorded_chart():
+    """Must catch: a way that was not recorded, or with fewer seeds; bytes that are not those of the
+    log; a column whose fastest way has not made all steps; a picture without a way."""
+    chart = recorded_chart()
+    assert len(chart) == 10 and {way.number for way in chart.values()} == {*range(1, 11)}
+    assert all(len(way.curves) == 3 and way.rate > 0 for way in chart.values())
+    for link in LINKS:
+        seconds = shortest_seconds(chart, link)
+        made = {way.name: seconds / way.step_seconds(link) for way in chart.values()}
+        assert max(made.values()) == pytest.approx(max(chart["fp32"].curves[0]))
+    slow = [mean(way.after(seconds, LINKS[-1])) for way in chart.values()]
+    assert slow[0] == max(slow)  # fp32, in 1 Gbit/s
+    for draw in set(PICTURES.values()) - {draw_large_batches}:
+        drawn = draw()
+        assert all(name in drawn for name in chart)
