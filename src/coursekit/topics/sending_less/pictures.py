@@ -41,12 +41,10 @@ def draw_losses(
         drawing.text(0, _TOP + _ROW * row + 17, one, "small")
         drawing.text(left - 6, _TOP + _ROW * row + 17, beside, "small end")
     for number, (head, under, losses) in enumerate(columns):
-        begin, every = (
-            left + wide * number + _GAP,
-            [loss for one in losses.values() for loss in one],
-        )
+        begin, every = left + wide * number + _GAP, [x for one in losses.values() for x in one]
         low, high = int(5 * min(every)) / 5, int(5 * max(every) + 1) / 5
-        x = lambda loss: begin + (wide - 2 * _GAP) * (loss - low) / (high - low)
+        scale = (wide - 2 * _GAP) / (high - low)
+        x = lambda loss, begin=begin, low=low, scale=scale: begin + (loss - low) * scale
         drawing.text(begin - _GAP + wide / 2, 16, head, "small bold middle")
         drawing.text(begin - _GAP + wide / 2, 34, under, "small middle")
         for tick in (low, high):
