@@ -209,7 +209,7 @@ a_step_outward = topic.exercise(
 # --- the largest elements -------------------------------------------------------------------------
 
 
-def top(gradient, k):
+def keep_largest(gradient, k):
     places = gradient.flatten().abs().topk(k).indices
     return places, gradient.flatten()[places]
 
@@ -221,7 +221,7 @@ def _kept(solution, gradient, k):
 
 elements_that_are_kept = topic.exercise(
     "elements_that_are_kept",
-    top,
+    keep_largest,
     cases=(
         dict(gradient=[0.1, -0.9, 0.4, 0.2], k=2),
         dict(gradient=[[3.0, -1.0], [-5.0, 2.0]], k=3),
