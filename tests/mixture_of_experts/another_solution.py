@@ -8,7 +8,7 @@ from torch import nn
 
 
 def route(scores, bias, k):
-    chosen = (scores + bias).argsort(-1, descending=True, stable=True)[:, :k]
+    chosen = (scores + bias).argsort(dim=-1, descending=True, stable=True)[:, :k]
     gates = torch.gather(scores, -1, chosen)
     return chosen, gates / gates.sum(-1, keepdim=True)
 

@@ -412,6 +412,8 @@ def replicas_of_torch(kind):
     n, me = dist.get_world_size(), dist.get_rank()
     model = model_of(kind)
     replica = nn.parallel.DistributedDataParallel(model)
+    for layer in mixtures(model):
+        layer.router.loss_scale = 1 / 2
     inputs, targets = (x.chunk(n)[me] for x in batch_of(n))
     for _ in range(2):  # two microbatches of the same tokens
         (next_token_loss(replica(inputs), targets) / 2).backward()
@@ -437,7 +439,7 @@ def unequal_tokens(capacity):
     for layer in mixtures(model):
         layer.capacity = capacity
     apply_expert_parallel(model, Mesh(dp=3).experts(3))
-    inputs = batch_of(1)[0][:, : 9 - dist.get_rank()]
+    inputs = batch_of(1)[0][:, : 9 - 3 * dist.get_rank()]  # 3, 2 and 1 rows for each expert
     try:
         model(inputs).sum().backward()
     except ValueError as refused:

@@ -11,12 +11,11 @@ average and shard an expert among its replicas.
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...common.agreement import agree, facts_of, hand_out
 from ...common.backward import owners
-from ...common.collective_wire import Group
+from ...common.collective_wire import Group, all_gather_single
 from ...common.optimizer_checks import holder_of, replaced
 from ...common.shards import Replicated, groups_of, groups_of_shards, replicated_experts, stages_of
 from ...common.torch_clip_and_scale import watch_steps
@@ -104,7 +103,7 @@ class DividedExperts(CutModule, ExpertParallel):
         CannotDivide on all of them; on a GPU, where the host does not wait, the kernel fails."""
         own = torch.full((1,), len(slots), device=slots.device)
         there = own.new_empty(self.ranks)
-        dist.all_gather_into_tensor(there, own, group=self.group)
+        all_gather_single(there, own, group=self.group)
         rule = "with a capacity, ranks that divide the experts have equally many tokens."
         if slots.is_cuda:
             assert_without_wait((there == own).all(), rule)
