@@ -217,7 +217,8 @@ def test_repairs_of_one_gpu(model, gpu, sequence, repairs):
 def test_a_sequence_that_one_gpu_has_room_for():
     """Must catch: thousands of GPUs as the only advice for a reader of one."""
     answer = fits("Llama 3 405B", gpu="H100 SXM 80GB", gpus=1, sequence=8192)
-    (alone, layout), (several, _) = answer.nearest
+    (tiled, _), (alone, layout), (several, _) = answer.nearest
+    assert "--sequence-tiles 2" in tiled
     assert layout.gpus == 1 and "--offload 1" in alone and "--sequence 4096" in alone
     assert "--gpus" in several
 
