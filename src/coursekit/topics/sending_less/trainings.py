@@ -31,9 +31,9 @@ from shardlab.compression import (
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.text import CharTokenizer, batches, load_text
 
-RATES = (1e-3, 3e-3)  # learning rates, the same for all ways
-STEPS, LOOK_EVERY, WINDOWS, WINDOW_TOKENS = 120, 20, 4, 48
-ONE_IN, LOW_RANK, WARM_UP, OFTEN, SELDOM, CHUNK, KEEP = 100, 4, 18, 10, 20, 64, 2
+RATES = (1e-3, 3e-3, 1e-2)  # learning rates, the same for all ways
+STEPS, LOOK_EVERY, WINDOWS, WINDOW_TOKENS = 200, 20, 4, 48
+ONE_IN, LOW_RANK, WARM_UP, OFTEN, SELDOM, CHUNK, KEEP = 100, 4, 30, 10, 50, 64, 2
 SMALL = dict(layers=2, hidden=64, heads=4, feed_forward=256, max_sequence=WINDOW_TOKENS)
 VALIDATION = 0.1  # of the text, its end
 
