@@ -175,7 +175,7 @@ def test_hook_off_is_data_parallelism(world):
     assert world.run(beside_plain, None) == [(True, True, True)] * world.world_size
 
 
-@pytest.mark.parametrize("hook", [partial(top_k, one_in=1), EXACT], ids=str)
+@pytest.mark.parametrize("hook", [partial(top_k, one_in=1), EXACT], ids=["all of top k", "16 as 64 bits"])
 def test_everything_is_exact(world, hook):
     """All elements instead of the largest ones, and a rounding that rounds nothing. Must catch:
     the share of the mean that is divided twice, or never."""

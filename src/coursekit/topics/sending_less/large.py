@@ -25,7 +25,7 @@ from shardlab.compression import LAMB, LARS
 from shardlab.gpt import next_token_loss
 from shardlab.text import batches
 
-ALL_WINDOWS, SMALLEST = 1600, 8
+ALL_WINDOWS, SMALLEST = 6400, 8
 RANGE_STEPS, SAFETY = 40, 4  # a rate is a fourth of that at which the loss was lowest
 by_sgd = partial(torch.optim.SGD, momentum=0.9)
 
