@@ -91,6 +91,26 @@ ARGS = "--num-layers 2 --tensor-model-parallel-size 2 --micro-batch-size 1"
             STAGE % (3, ', "gradient_accumulation_steps": NaN'),
             "nan (a.json, line 1): it mu",
         ),
+        (
+            "a.json",
+            STAGE % ('3, "reduce_bucket_size": "big"', ""),
+            "it must be a number of element",
+        ),
+        (
+            "a.json",
+            STAGE % ('3, "reduce_bucket_size": NaN', ""),
+            "it must be a number of elements.",
+        ),
+        (
+            "a.json",
+            STAGE % ('3, "overlap_com": 1', ""),
+            "did you mean zero_optimization.overlap_comm",
+        ),
+        (
+            "a.json",
+            2000 * '{"a":' + "1" + 2000 * "}",
+            "a.json cannot be parsed: too deeply nested.",
+        ),
         ("a.json", '{\n"zero_optimization": {\n"stage": 3', "a.json cannot be parsed: "),
         ("a.json", "[1]", "a.json holds no settings with names"),
         ("a.yaml", "a: [", "a.yaml cannot be parsed: while"),
@@ -153,7 +173,7 @@ def test_what_cannot_be_read(name, text, sentence, tmp_path):
         return
     with pytest.raises(InvalidConfiguration, match=re.escape(sentence)) as refused:
         read(tmp_path, name, text, gpus=8)
-    assert str(refused.value).endswith(".") and "\n" not in str(refused.value)
+    assert re.search(r"[^?][.]$|[?]$", str(refused.value)) and "\n" not in str(refused.value)
 
 
 def test_options_count_before_files_and_files_together(tmp_path, capsys):
@@ -186,6 +206,29 @@ def test_options_count_before_files_and_files_together(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["fits", f"--from={files[0]}", "--gpu", "H100 SXM 80GB"])
     assert "required: --model, --gpus, --sequence" in capsys.readouterr().err
+
+
+AUTO = STAGE % (2, ', "bf16": {"enabled": "auto"}')
+AUTO = AUTO.replace(": 1,", ': "auto",')
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({}, ["auto (a.json, line 1): the script decides. 1 is counted: say --microbatch."]),
+        (dict(microbatch=2), []),
+    ],
+)
+def test_what_auto_leaves_to_the_script_is_said(given, said, tmp_path):
+    """Must catch: a precision or a microbatch of "auto" that is counted as fp32, or as 1, and
+    listed among what changes no byte."""
+    found = read(tmp_path, "a.json", AUTO, gpus=8, **given)
+    decided = [note.partition(" = ")[2] for note in found.notes if "the script decides" in note]
+    fp32 = "auto (a.json, line 1): the script decides. fp32 is counted: say --recipe."
+    assert sorted(decided) == sorted([fp32, *said])
+    assert not any("auto" in key for key in found.ignored)
+    told = read(tmp_path, "a.json", AUTO, recipe="bf16 + fp32 master", microbatch=1)
+    assert not any("decides" in note for note in told.notes)
 
 
 def test_a_trainers_own_arguments(tmp_path):
@@ -310,6 +353,21 @@ def test_layouts_that_a_tool_cannot_be_told(capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["train_batch_size"] == 64
     assert "left to the script or the launcher: gpus = 8, sequence = 2048" in err
+
+
+def test_megatrons_fsdp2_is_written_as_its_parser_takes_it():
+    """Must catch: FSDP2 beside fused accumulation, or under a tied head, which Megatron-LM's own
+    checks refuse."""
+    text, layout = text_for("megatron", zero_stage=3)
+    assert layout.zero_stage == 3 and "--use-torch-fsdp2" in text
+    assert "--no-gradient-accumulation-fusion" in text
+    tool = tools()["megatron"]
+    usual = dict(kernels=kernels_of(tool), recipe=tool.recipes["bf16"], gpu="H100 SXM 80GB")
+    asked = knobs_of(tool) | usual | dict(gpus=8, batch=64, sequence=1024, zero_stage=3)
+    found = plan("GPT-2 124M", **asked)
+    tied = found.best[0].layout
+    with pytest.raises(InvalidConfiguration, match="no parameters of a model with a tied head"):
+        written_configuration(tool, tied)
 
 
 def importable(module, package):

@@ -6,6 +6,7 @@ data/configurations.md: DeepSpeed, accelerate, torchtitan, Megatron-LM, the Trai
 """
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -41,6 +42,9 @@ TYPO = 0.9  # likeness of a key that is most likely a known one
 BYTES_OF_ELEMENT = 2  # of a buffer in 16 bits
 SAYS_NOTHING = (None, "", "auto", [], {})
 OPEN = ("model", "family", "every")  # quantities that other values of a file leave open
+# What the script decides where a file says "auto" -> the option that says it here.
+LEFT_OPEN = dict(precision="recipe", microbatch="microbatch")
+LEFT_OPEN |= dict(accumulation_steps="accumulation_steps", zero_stage="zero_stage")
 LEFT_OVER = -1  # as torchtitan writes a number that follows from the others
 TEXTS = ("flavor",)  # quantities without choices that are no numbers
 AGREE = {
@@ -166,6 +170,7 @@ class Configuration:
     raw: dict = field(default_factory=dict)
     where: dict = field(default_factory=dict)  # name -> "key = value (file, line 3)"
     taken: list = field(default_factory=list)
+    left: dict = field(default_factory=dict)  # name -> where "auto" leaves it to the script
     notes: list = field(default_factory=list)
     ignored: list = field(default_factory=list)
     quantities: dict = field(default_factory=dict)
@@ -237,8 +242,12 @@ def _take(found, setting, key, value, place):
     elif quantity == "bucket":
         found.where[key] = value
         if value not in SAYS_NOTHING:
+            if not _counted(value):
+                raise InvalidConfiguration(f"{place}: it must be a number of elements.")
             nbytes = format_bytes(BYTES_OF_ELEMENT * float(value))
             found.notes.append((setting, f"{place}: {nbytes} in 16 bits, {setting.words}."))
+    elif value == "auto" not in setting.choices and setting.named in LEFT_OPEN:
+        found.left.setdefault(setting.named, place)
     elif quantity == "-" or value in SAYS_NOTHING and _plain(value) not in setting.choices:
         found.ignored.append(f"{key}{' = auto' if value == 'auto' else ''}")
     else:
@@ -316,6 +325,7 @@ def _resolve(found, given):
             f"{found.where['recompute_policy']}: without selective_ac_option = 'op' every second"
             " layer is recomputed, which no formula knows: give --recompute-policy."
         )
+    left = {name: place for name, place in found.left.items() if name not in found.raw}
     _recipe(found, said)
     _model(found, said)
     for name, degree in dict(sequence_parallel=t, context_mix=c, shorter_ends=p).items():
@@ -325,6 +335,11 @@ def _resolve(found, given):
         said["sequence_parallel"] = bool(said["sequence_parallel"])
     found.quantities = {name: value for name, value in said.items() if name in ASKED_BY_NAME}
     found.notes = [words for setting, words in found.notes if setting.holds(said)]
+    for name, place in left.items():
+        if (option := LEFT_OPEN[name]) not in given:
+            counts = said.get(name, 1)
+            option = option.replace("_", "-")
+            found.notes.append(f"{place}: the script decides. {counts} is counted: say --{option}.")
 
 
 def _gpus(found, said, copy) -> int | None:
@@ -419,6 +434,8 @@ def _parsed(path, text) -> dict:
             tree = dict(_options(text))
     except InvalidConfiguration:  # of an option that is given twice
         raise
+    except RecursionError:
+        raise InvalidConfiguration(f"{path.name} cannot be parsed: too deeply nested.") from None
     except ValueError as error:
         raise InvalidConfiguration(f"{path.name} cannot be parsed: {error}.") from None
     if not isinstance(tree, dict):
@@ -513,8 +530,8 @@ def _tool_of(path, tree, keys) -> Tool:
 def _unknown(tool, key, place):
     known = [key for one in tool.settings if one.quantity != "-" for key in one.keys]
     if get_close_matches(key, known, 1, TYPO) or not tool.lenient:
-        near = close_names(key, known)
-        raise InvalidConfiguration(f"{place}: {tool.name} has no such setting{near}.")
+        near = close_names(key, [k for one in tool.settings for k in one.keys if "*" not in k])
+        raise InvalidConfiguration(f"{place}: {tool.name} has no such setting{near or '.'}")
 
 
 def _line(text, key, option) -> int:
@@ -539,9 +556,15 @@ def _number(value):
         return int(value)
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return value
     return int(number) if number % 1 == 0 else number
+
+
+def _counted(value) -> bool:
+    """Whether the value is a number that is finite and not negative."""
+    number = _number(value)
+    return isinstance(number, (int, float)) and 0 <= number < math.inf
 
 
 def _shown(value) -> str:

@@ -110,6 +110,8 @@ def _values(tool, layout) -> dict:
         values |= dict(every=BY_OPERATORS)
     if layout.recompute_policy == 3:
         values |= dict(uniform=1, of_unit=1)
+    if layout.zero_stage == 3:
+        values |= dict(unfused=1)
     if p > 1:
         v, ends = layout.stages_per_rank, 2 * layout.shorter_ends
         values |= dict(pipeline_microbatch=b, schedule=4 if v > 1 else 2)
@@ -137,6 +139,8 @@ def _sizes(tool, layout) -> dict:
         if name not in named and value != usual.get(name, 0) and value:
             raise InvalidConfiguration(f"{tool.name} is not told {name} = {value} here.")
     known = (*SIZE_NAMES, *(name for name in MORE_SIZES if layout.sizes.get(name)))
+    if "unfused" in named and layout.zero_stage == 3 and layout.sizes["tied_head"]:
+        raise InvalidConfiguration(f"{tool.name} shards no parameters of a model with a tied head.")
     grouped = int(layout.sizes["key_value_heads"] < layout.sizes["heads"])
     return {name: layout.sizes[name] for name in known} | dict(grouped=grouped)
 
