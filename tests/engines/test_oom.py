@@ -76,6 +76,15 @@ def test_the_first_of_several_messages_and_its_line():
     assert "1 more of these messages" in str(found) and "at a.py:3" in str(found)
 
 
+def test_a_context_is_no_other_process():
+    """Must catch: the context of the process itself, which older messages do not name, taken for
+    another process that one could end."""
+    small = "Tried to allocate 20.00 MiB (GPU 0; 7.80 GiB total capacity; 6.34 GiB already"
+    small += " allocated; 16.31 MiB free; 6.38 GiB reserved in total by PyTorch)"
+    assert explain_oom(small).cause is Cause.NEED
+    assert explain_oom(small.replace("7.80", "8.80")).cause is Cause.OTHERS
+
+
 @pytest.mark.parametrize(
     "text, said",
     [
@@ -84,8 +93,16 @@ def test_the_first_of_several_messages_and_its_line():
         ("RuntimeError: CUDA error: out of memory\nCUDA kernel errors might", "nvidia-smi"),
         ("[enforce fail at alloc_cpu.cpp:83] DefaultCPUAllocator: can't allocate", "The host's"),
         ("failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: python", "The host's memory"),
-        ("CUDA out of memory. Tried to allocate 2.00 GiB.", "there is no out-of-memory message"),
-        ("", "there is no out-of-memory message"),
+        ("NCCL version 2.19\nFailed to CUDA calloc async 608 bytes", "NCCL asked the driver"),
+        ("MPS backend out of memory (MPS allocated: 17.87 GiB). Tried to allocate", "An Apple GPU"),
+        ("XPU out of memory. Tried to allocate 6.00 GiB. GPU 0 has a total", "of an Intel GPU"),
+        ("XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while", "JAX or TensorFlow"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "A library of CUDA found no room"),
+        ("DataLoader's workers are out of shared memory.", "/dev/shm is full"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.", "the message ends before its numbers"),
+        ("CUDA out of memory", "the message ends before its numbers"),
+        (" \n", "the text is empty"),
+        ("loss 3.2", "there is no out-of-memory message"),
     ],
 )
 def test_without_numbers_of_pytorch(text, said, monkeypatch, capsys):

@@ -31,6 +31,7 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 LIBRARY_PATHS = ("site-packages", "dist-packages", "lib/python3", "torchinductor", "<frozen")
 NEAREST_LINES = 12  # of a log that has no traceback's first line
 GAP_SHARE = 0.05  # of a card: gaps that are nothing unusual
+CONTEXT_BYTES = 3 * 2**28  # of CUDA, in each process
 CAPACITY_SHARE = 0.01  # of a card: sizes that are one card's
 
 
@@ -129,7 +130,9 @@ class MemoryMessage:
             return Cause.REFUSED
         if self.unallocated >= max(GAP_SHARE * self.total, self.missing):
             return Cause.GAPS
-        if self.others >= max(self.missing, 2 * GAP_SHARE * self.total):
+        own = self.own is not None or self.processes  # else a context of this process is in it
+        others = self.others - (0 if own else CONTEXT_BYTES)
+        if others >= max(self.missing, 2 * GAP_SHARE * self.total):
             return Cause.OTHERS
         return Cause.NEED
 
@@ -267,6 +270,13 @@ def explain_oom(text: str) -> MemoryMessage:
     for pattern, said in re.findall(r"(?m)^`(.+)`\n: +(.+)", without_numbers):
         if re.search(pattern, text):
             raise ValueError(said)
+    if not text.strip():
+        raise ValueError("the text is empty: give a log, or paste the message and end with Ctrl-D.")
+    if after or "out of memory" in text:
+        raise ValueError(
+            "the message ends before its numbers: paste it whole, down to what is reserved by"
+            " PyTorch but unallocated."
+        )
     raise ValueError(
         "there is no out-of-memory message of PyTorch here: it has the words 'CUDA out of memory."
         " Tried to allocate', and the card's capacity behind them."
