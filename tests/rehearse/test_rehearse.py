@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from coursekit.lab.virtual import CLOCK
+from ranklab.measure.waits import Wait
+from ranklab.rehearse import Rehearsal
+from ranklab.rehearse.gpu import Storage
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -19,11 +22,14 @@ PATIENCE = 300
 pytestmark = pytest.mark.ranks  # processes of their own
 
 
-def rehearsed(script, *options, gpus=4, fails=0):
+def rehearsed(script, *options, gpus=4, fails=0, arguments=()):
     """The answer as JSON, or the sentence of a script that cannot be rehearsed."""
     command = [sys.executable, "-m", "shardlab", "rehearse", "--gpus", f"{gpus}", "--json"]
     run = subprocess.run(
-        [*command, *options, str(script)], capture_output=True, text=True, timeout=PATIENCE
+        [*command, *options, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert run.returncode == fails, run.stderr
     if fails == 2:
@@ -121,6 +127,22 @@ REFUSED = {
         "import urllib.request; urllib.request.urlopen('http://localhost:9/')",
         "script.py:9: URLError: <urlopen error",
     ),
+    "nothing on the GPU": (
+        "cpu = torch.nn.Linear(2, 2); sgd = torch.optim.SGD(cpu.parameters())\n"
+        "while True: cpu(torch.ones(1, 2)).sum().backward(); sgd.step()",
+        "script.py computed nothing on the GPU",
+    ),
+    "one process for all GPUs": (
+        "torch.nn.DataParallel(model)(torch.ones(8, 8))",
+        "script.py:9: nn.DataParallel drives all GPUs from one process",
+    ),
+    "a second GPU": (
+        "other = torch.nn.Linear(8, 8).to('cuda:1'); other(torch.ones(2, 8, device='cuda:1'))"
+        ".sum().backward()",
+        "script.py:9: RuntimeError: a second GPU in one process",
+    ),
+    "a graph": ("torch.cuda.CUDAGraph()", "script.py:9: a CUDA graph is a recording of a real GPU"),
+    "no Python": ("for x in 3 print(x)", "script.py:9: SyntaxError: invalid syntax"),
     "an exit": ("raise SystemExit(3)", "script.py left with exit code 3"),
 }
 
@@ -151,18 +173,72 @@ def test_a_question_that_cannot_be(options, sentence):
 
 
 def test_a_script_leaves_its_folder_as_it_was(tmp_path, monkeypatch):
-    """Must catch: a checkpoint of a rehearsal beside those of real runs; data that a script finds
-    by a path from where it is started, and a rehearsal does not."""
+    """Must catch: a checkpoint of a rehearsal beside those of real runs, or instead of one; a log
+    that grows, a file that is deleted; data that a script finds by a path from where it is started,
+    and a rehearsal does not."""
     (tmp_path / "data.txt").write_text("8")
     (tmp_path / "script.py").write_text(
         SHORT.lstrip()
         + "width = int(open('data.txt').read())\nopen('log.txt', 'w').write('new')\n"
+        + "import os; os.remove('kept/old.pt'); os.remove('data.txt')\n"
+        + "open('kept/log.txt', 'a').write('new'); assert open('kept/log.txt').read() == 'oldnew'\n"
+        + "torch.save(model.state_dict(), 'kept/last.pt')\n"
         + "while True: train(torch.ones(4, width).to('cuda'))\n"
     )
+    (tmp_path / "kept").mkdir()
+    for name in ("old.pt", "last.pt", "log.txt"):
+        (tmp_path / "kept" / name).write_text("old")
     monkeypatch.chdir(tmp_path)
     found = rehearsed("script.py", "--synthetic", gpus=1)
-    assert found["host_waits"] == [["script.py:11", *found["host_waits"][0][1:]]]  # pageable memory
-    assert {path.name for path in tmp_path.iterdir()} == {"data.txt", "script.py"}
+    assert found["host_waits"] == [["script.py:14", *found["host_waits"][0][1:]]]  # pageable memory
+    assert {path.name for path in tmp_path.iterdir()} == {"data.txt", "script.py", "kept"}
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
+        "last.pt",
+        "log.txt",
+        "old.pt",
+    ]
+    assert {path.read_text() for path in (tmp_path / "kept").iterdir()} == {"old"}
+
+
+STARTED = """
+import sys
+def main(index, width):
+    torch.distributed.init_process_group("nccl", rank=index, world_size=2)
+    whole = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, width).to(index))
+    sgd = torch.optim.Adam(whole.parameters())
+    noise = torch.Generator(device="cuda").manual_seed(1)
+    with torch.profiler.profile() as seen:
+        while True:
+            torch.cuda.nvtx.range_push("step")
+            loss = whole(torch.randn(4, 8, device="cuda", generator=noise)).sum()
+            loss.backward()
+            sgd.step()
+            print(f"{loss:.3f}", loss.detach().cpu().numpy() + 1)
+            seen.step()
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(main, args=(int(sys.argv[1]),), nprocs=2)
+"""
+
+
+def test_a_script_that_starts_its_own_ranks(tmp_path, monkeypatch):
+    """Must catch: processes that nobody rehearses; a generator or a profiler of the GPU that stops
+    a script; a module that `-m` cannot start; a loss in an f-string that stops it."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("WIDTH = 6")
+    (tmp_path / "package" / "train.py").write_text(
+        SHORT.lstrip() + "from . import WIDTH\n" + STARTED.lstrip()
+    )
+    monkeypatch.chdir(tmp_path)
+    found = rehearsed("package.train", "-m", gpus=2, arguments=("6",))
+    assert found["bytes"]["gradients"] == 4 * (8 * 6 + 6)
+    assert [place for place, _, _ in found["host_waits"]] == ["train.py:22"]
+
+
+def test_the_updates_temporaries_are_not_the_batchs():
+    """Must catch: half the microbatch told to free what the optimizer's step makes."""
+    line = Wait("", "train.py", 1)
+    made = [Storage("", line, "update", 2, "temporaries"), Storage("", line, "", 2, "activations")]
+    assert Rehearsal(None, [(made[0], 8), (made[1], 4)], {}, 9, False, True).of_batch == 4
 
 
 def test_the_printed_error_is_the_recorded_one():

@@ -47,6 +47,9 @@ def add_rehearse(commands):
         "--seconds", type=float, default=300, help="after which the script is ended, by default 300"
     )
     parser.add_argument("--json", action="store_true", help="print JSON as the last thing")
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="the script is a module's name"
+    )
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
     parser.set_defaults(run=run_rehearse)
@@ -72,6 +75,7 @@ def run_rehearse(asked: argparse.Namespace) -> int:
             per_node=per_node,
             seconds=asked.seconds,
             synthetic=asked.synthetic,
+            module=asked.module,
         )
     except (CannotRehearse, NoStandIn) as cannot:
         return say_refused(cannot)
@@ -89,7 +93,7 @@ def run_rehearse(asked: argparse.Namespace) -> int:
 
 def refused(asked: argparse.Namespace) -> str:
     """Why the question cannot be answered, or nothing."""
-    if not asked.script.is_file():
+    if not (asked.module or asked.script.is_file()):
         return f"{asked.script} is not there: name the script that trains."
     if asked.gpu not in GPUS:
         return f"--gpu {asked.gpu}: there are {', '.join(GPUS)}."
@@ -131,16 +135,18 @@ def changes(found, ranks: int) -> list[str]:
     """The cheapest changes that leave fewer bytes at the peak, by formula."""
     has, spared = found.by_purpose(), 1 - 1 / ranks
     states = sum(has.get(purpose, 0) for purpose in ("parameters", "gradients", "optimizer"))
-    of_batch = has.get("activations", 0) + has.get("temporaries", 0)
     whole = ranks > 1 and not found.sharded
     rows = [
         (whole * spared * has.get("optimizer", 0), "shard the optimizer: as many bytes are sent"),
         (whole * spared * states, "fully_shard: 1.5 times the bytes, and a unit is gathered"),
-        (of_batch / 2, "half the microbatch, twice as many of them: messages hide less"),
+        (found.of_batch / 2, "at most, by half the microbatch, twice as many: messages hide less"),
         (has.get("activations", 0), "at most, by recomputing: a third more computing"),
     ]
     told = [(saved, how) for saved, how in rows if saved > LEAST_SAVED * found.peak_bytes]
-    return [f"  {-saved / 1e9:.3f} GB: {how}" for saved, how in told[:MOST_CHANGES]]
+    alone = "  the script starts no process group: each GPU trains a model of its own"
+    return [alone] * (ranks > 1 and not found.grouped) + [
+        f"  {-saved / 1e9:.3f} GB: {how}" for saved, how in told[:MOST_CHANGES]
+    ]
 
 
 def seconds_of(found) -> list[str]:

@@ -3,6 +3,7 @@ rank of so many, on tensors without contents, for three steps.
 
 gpu.py       the GPU that the script sees
 cuda.py      torch.cuda, torch.distributed and loaders as the script finds them
+writes.py    the files that the script writes
 script.py    the script, its steps, and where they end
 refusal.py   the error of a script that cannot be rehearsed
 """

@@ -3,6 +3,8 @@
 Everything is replaced for the rest of the process, which is the rehearsal's own.
 """
 
+import logging
+import os
 import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from torch.distributed import device_mesh as device_mesh  # so that its names ar
 from ranklab.virtual.clock import MAIN
 from ranklab.virtual.streams import VirtualEvent, VirtualStream
 from shardlab.common.torch_internals import (
+    FakeTensor,
     attention_as_on_cuda,
     fake_store,
     is_fake,
@@ -22,6 +25,7 @@ from shardlab.common.torch_internals import (
 )
 
 from .gpu import RehearsedGPU
+from .refusal import CannotRehearse
 
 COMPUTE_CAPABILITY = {"V100": (7, 0), "T4": (7, 5), "A100": (8, 0), "RTX 4090": (8, 9)}
 COMPUTE_CAPABILITY |= {"L4": (8, 9), "L40S": (8, 9), "RTX 5090": (12, 0)}
@@ -50,9 +54,13 @@ def install(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, per_node:
         return new_parameter(kind, data, requires_grad)
 
     nn.Parameter.__new__ = parameter
+    FakeTensor.__format__ = formatted
     attention_as_on_cuda(old_gpu=torch.bfloat16 not in gpu.gpu.flops_per_second)
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     of_ranks(ranks, rank)
     of_loaders()
+    of_processes(ranks)
+    of_what_cuda_alone_has()
 
 
 def cuda_functions(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, per_node: int):
@@ -219,6 +227,51 @@ def of_ranks(ranks: int, rank: int):
     dist.get_backend = get_backend
     dist.Logger.set_runtime_stats_and_log = lambda logger: None  # it has no timer for this GPU
     dist.is_nccl_available = lambda: True
+
+
+def formatted(tensor: Tensor, wanted: str) -> str:
+    """A number in an f-string, which the host waits for as for item()."""
+    return format(tensor.item() if tensor.dim() == 0 else repr(tensor), wanted)
+
+
+def of_processes(ranks: int):
+    """Scripts that start their own ranks, and a model that one process copies to all GPUs."""
+
+    def spawn(function, args=(), *_, **__):
+        return function(int(os.environ["LOCAL_RANK"]), *args)
+
+    def forward(self, *inputs, **named):
+        if ranks > 1 and torch.cuda.device_count() > 1:
+            raise CannotRehearse(
+                "nn.DataParallel drives all GPUs from one process, and a rehearsal is a process"
+                " with one GPU (take DistributedDataParallel, or --gpus 1)"
+            )
+        return self.module(*inputs, **named)
+
+    torch.multiprocessing.spawn = sys.modules["torch.multiprocessing.spawn"].spawn = spawn
+    nn.DataParallel.forward = forward
+
+
+def of_what_cuda_alone_has():
+    """A generator of the GPU, the profiler's part of CUDA, marks of NVTX, and graphs."""
+    generator, init = torch.Generator, torch.profiler.profile.__init__
+
+    class Generator(generator):
+        def __new__(cls, device="cpu"):
+            return super().__new__(cls)
+
+    def of_the_host(self, *args, activities=None, **named):
+        init(self, activities=[torch.profiler.ProfilerActivity.CPU], **named)
+
+    def graph(*_, **__):
+        raise CannotRehearse("a CUDA graph is a recording of a real GPU")
+
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        setattr(torch.cuda.nvtx, name, lambda *_, **__: None)
+    torch.Generator = Generator
+    torch.cuda.nccl.version = lambda: (2, 27, 3)  # a profiler writes it down
+    torch.profiler.profile.__init__ = of_the_host
+    torch.cuda.CUDAGraph = torch.cuda.graph = torch.cuda.make_graphed_callables = graph
 
 
 def of_loaders():

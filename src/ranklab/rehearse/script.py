@@ -26,13 +26,14 @@ from torch.optim.optimizer import (
 )
 
 from ranklab.measure.profile import EnoughSteps
-from ranklab.measure.waits import Wait
+from ranklab.measure.waits import Wait, user_frame
 from ranklab.virtual import GPU, NoContents, VirtualStep
 from shardlab.common.torch_internals import stand_in_for_cuda, tree_leaves
 
 from .cuda import install, same_batch
 from .gpu import IN_BACKWARD, RehearsedGPU, Storage
 from .refusal import CannotRehearse
+from .writes import instead_of_saving, link_entries, writes_stay_in
 
 STEPS = 3  # the first warms up
 
@@ -50,6 +51,7 @@ class Rehearsal:
     waits: dict[Wait, int]  # how often, in the step
     memory_bytes: int  # of the card, beside its context
     sharded: bool  # whether a parameter is a DTensor
+    grouped: bool  # whether the script has a process group
 
     @property
     def peak_bytes(self) -> int:
@@ -58,6 +60,12 @@ class Rehearsal:
     @property
     def fits(self) -> bool:
         return self.peak_bytes <= self.memory_bytes
+
+    @property
+    def of_batch(self) -> int:
+        """Bytes at the peak that a smaller microbatch may make smaller: not the update's."""
+        kinds = "activations", "temporaries"
+        return sum(n for one, n in self.fullest if one.purpose in kinds and one.phase != "update")
 
     def by_purpose(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -76,6 +84,7 @@ class Rehearsal:
             peak_bytes=self.peak_bytes,
             memory_bytes=self.memory_bytes,
             bytes=self.by_purpose(),
+            of_batch=self.of_batch,
             lines=self.largest_lines(),
             seconds=self.step.seconds,
             parts=dict(self.step.rows()),
@@ -138,11 +147,13 @@ def rehearse(
     per_node: int = 8,
     seconds: float = 300,
     synthetic: bool = False,
+    module: bool = False,
 ) -> Rehearsal:
-    """Run the script as one of so many ranks; this process is good for nothing else afterwards.
-    Raises CannotRehearse, one sentence with a line of the script."""
+    """Run the script, or the module of this name, as one of so many ranks; this process is good for
+    nothing else afterwards. Raises CannotRehearse, one sentence with a line of the script."""
     virtual = RehearsedGPU(gpu, stand_in_for_cuda())
     install(virtual, card_bytes, ranks, rank, per_node)
+    instead_of_saving()
     steps = Steps(virtual)
     os.environ.update(environment(ranks, rank, per_node))
     with ExitStack() as entered:
@@ -155,13 +166,20 @@ def rehearse(
         entered.enter_context(virtual)
         entered.enter_context(evaluated_once(lambda: steps.done == 0))
         entered.callback(register_optimizer_step_post_hook(steps.ends_update).remove)
-        run(script, steps, seconds)
+        run(script, steps, seconds, module)
+    if not steps.step.launches:
+        raise CannotRehearse(
+            f'{script.name} computed nothing on the GPU: models and batches go there by .to("cuda")'
+        )
     fullest = virtual.memory.fullest()
     for storage, _ in fullest:
         storage.purpose = storage.purpose or purpose_by_birth(storage, steps.done - 1)
     held = [one for group in steps.optimizer.param_groups for one in group["params"]]
     sharded = any(isinstance(one, DTensor) for one in held)
-    return Rehearsal(steps.step, fullest, dict(virtual.clock.lines), gpu.memory_bytes, sharded)
+    grouped = torch.distributed.is_initialized()
+    return Rehearsal(
+        steps.step, fullest, dict(virtual.clock.lines), gpu.memory_bytes, sharded, grouped
+    )
 
 
 def purpose_by_birth(storage: Storage, step: int) -> str:
@@ -170,9 +188,12 @@ def purpose_by_birth(storage: Storage, step: int) -> str:
     return "activations" if storage.phase == "forward" else "temporaries"
 
 
-def run(script: Path, steps: Steps, seconds: float):
+def run(script: Path, steps: Steps, seconds: float, module: bool):
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        if module:
+            runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(script), run_name="__main__")
     except EnoughSteps:
         return
     except TooLong as late:
@@ -196,6 +217,10 @@ def run(script: Path, steps: Steps, seconds: float):
 
 def explained(script: Path, error: Exception) -> str:
     said = str(error).strip().partition("\n")[0][:300]
+    if isinstance(error, SyntaxError):
+        return f"{Path(error.filename or script).name}:{error.lineno}: SyntaxError: {error.msg}"
+    if "device_ready_queues_" in said:
+        said = "a second GPU in one process, and a rehearsal is a process with one GPU"
     return f"{line_of(script, error)}: {type(error).__name__}: {said}"
 
 
@@ -204,7 +229,8 @@ def line_of(script: Path, error: BaseException) -> str:
     folder, found = str(script.resolve().parent), f"{script.name}:1"
     for frame in traceback.extract_tb(error.__traceback__):
         path = os.path.abspath(frame.filename)
-        if path.startswith(folder) and "site-packages" not in path:
+        own = path.startswith(folder) and "site-packages" not in path
+        if own and not frame.filename.startswith("<"):
             found = f"{Path(path).name}:{frame.lineno}"
     return found
 
@@ -262,16 +288,16 @@ def shape_of(leaf):
 @contextmanager
 def as_started(script: Path, arguments: list[str]) -> Iterator[None]:
     """A context in which the script finds its arguments, its folder, and a working folder that has
-    links to everything in the one that it was started from: new files do not stay."""
+    links to everything in the one that it was started from: what it writes does not stay."""
     before, start = (sys.argv, list(sys.path)), Path.cwd()
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     with tempfile.TemporaryDirectory() as folder:
-        for entry in start.iterdir():
-            (Path(folder) / entry.name).symlink_to(entry.resolve())
+        link_entries(start, Path(folder))
         os.chdir(folder)
         try:
-            yield
+            with writes_stay_in(Path(folder)):
+                yield
         finally:
             os.chdir(start)
             sys.argv, sys.path[:] = before
@@ -281,7 +307,8 @@ def as_started(script: Path, arguments: list[str]) -> Iterator[None]:
 def time_limit(seconds: float) -> Iterator[None]:
     """A context that ends the script where it is when its time is over."""
 
-    def over(number, frame):
+    def over(number, _):
+        frame = user_frame()
         raise TooLong(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
 
     before: Callable | int | None = signal.signal(signal.SIGALRM, over)
