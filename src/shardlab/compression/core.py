@@ -12,9 +12,9 @@ feedback* adds it to the next step's gradient (Seide et al. 2014). It is one lin
 
 so that the sum of all that was sent is the sum of all gradients less the last error.
 
-    sixteen_bits   2 bytes an element; in PyTorch since 1.8, and used everywhere
-    top_k          the largest ones with their places; grows with the ranks, and is used nowhere
-    power_sgd      a matrix as a product of two thin ones; PyTorch since 1.8, DALL-E in 2021
+    sixteen_bits   2 bytes an element, as two of PyTorch's hooks do
+    top_k          the largest ones with their places; grows with the ranks
+    power_sgd      a matrix as a product of two thin ones; a hook of PyTorch, DALL-E in 2021
     signs          1 bit an element, in core_bits.py; four_bits are there too
 
 Letters: n ranks, E elements of a bucket, k of them sent, r rank of a matrix [a, b].
@@ -103,7 +103,7 @@ def sixteen_bits(bucket: SmallBucket, group: Group, dtype=torch.bfloat16):
 
 def top_k(bucket: SmallBucket, group: Group, one_in: int = 100):
     """The largest elements in size, one in so many, and their places (Aji and Heafield 2017). All
-    ranks need those of all: n k values arrive."""
+    ranks need those of all: (n - 1) k values arrive."""
     total, n = bucket.gradients, dist.get_world_size(group)
     k = -(-len(total) // one_in)
     places = total.abs().topk(k).indices.int()

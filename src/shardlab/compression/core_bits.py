@@ -1,7 +1,7 @@
 """The core of few bits: a number is a code of 1, 4 or 8 bits, times the scale of its block.
 
     signs          1 bit and the mean size of a chunk (signSGD with feedback, 2019; 1-bit Adam)
-    four_bits      15 levels and the largest of 256 elements (LoCo, 2024)
+    four_bits      15 levels and the largest of 256 elements (ZeRO++, 2023; LoCo feeds back, 2024)
     in_two_hops    sums of codes are no codes: who owns a chunk decodes, adds and encodes again
 
 Letters: n ranks, E elements, C of a chunk, R rows, B bytes of a row's codes and scales.

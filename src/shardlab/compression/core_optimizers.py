@@ -5,7 +5,7 @@ parallelism beside it; all ranks begin with the values of the group's rank 0.
     optimizer = DeMo(net.parameters(), lr=1e-3, keep=8)
     optimizer = DiLoCo(torch.optim.AdamW(net.parameters(), lr=1e-3), every=50)
 
-state_dict() is this rank's: each rank saves its own.
+state_dict() is this rank's, for each to save. In fp16 take LossScaler, which asks all ranks.
 
 Letters: n ranks, E trained elements, R rows of `chunk` elements, H steps between two sums.
 """
