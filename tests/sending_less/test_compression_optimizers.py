@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from test_compression import backward, fingerprint, me, rounded_up, trap
+from test_compression import backward, fingerprint, me, rounded_up, tokens_of, trap
 from told import told
 
 from shardlab.compression import Compressed, DeMo, DiLoCo, OneBitAdam, power_sgd, signs
 from shardlab.data_parallel import DistributedDataParallel
+from shardlab.mixed_precision import LossScaler
 from shardlab.zero.core_stage3 import fully_shard
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -247,6 +248,27 @@ def resumed_optimizer(name):
 def test_resumed_optimizer(worlds, name):
     """Must catch: a state without errors, without the outer copy, its momentum or the count."""
     assert worlds(3).run(resumed_optimizer, name) == [True] * 3
+
+
+def skipped(name):
+    """Whether weights stay in a step that overflows on rank 1 alone, and move in the next ones."""
+    net, scaler, stays = trap(me()), LossScaler(init_scale=8.0), []
+    optimizer = MAKERS[name](net.parameters())
+    for step in range(6):
+        before = fingerprint(net)
+        factor = float("inf") if (step, me()) == (3, 1) else 1.0
+        optimizer.zero_grad()
+        scaler.scale(net(tokens_of(step, me())).square().mean() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        stays.append(fingerprint(net) == before)
+    return stays
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_step_is_skipped_by_all_ranks(worlds, name):
+    """Must catch: a scaler that asks this rank alone, so that the others wait in step()."""
+    assert worlds(2).run(skipped, name) == [[step == 3 for step in range(6)]] * 2
 
 
 def frozen_and_copied(name):
