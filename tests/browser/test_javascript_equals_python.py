@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("explorers")
 
 # half from the controls' grid, half arbitrary; one in five of these with a value that has to be
 # refused
-CONFIGURATIONS = 14_800
+CONFIGURATIONS = 16_000
 BAD = ["", "many", "12 GB", 0, -1, 2.5, -0.5, math.nan, math.inf, -math.inf]
 BAD += [2**53, 2**53 + 2, 1.125e16, 3e300, 1e-7]
 
@@ -193,7 +193,7 @@ def differences(spec, configurations, expected, got):
 
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_functions_and_refusals(open_page, name):
-    """Every quantity and every refusal's sentence, on 14,800 configurations in all, over http. (A
+    """Every quantity and every refusal's sentence, on 16,000 configurations in all, over http. (A
     file computes with the same functions at every input below.)
 
     Mutations: ceilDiv as Math.ceil(a * (1 / b)), or floorDiv likewise; drop the check in `exact`;

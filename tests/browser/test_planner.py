@@ -329,6 +329,8 @@ def test_somebody_with_a_tools_file(page):
     again = page.evaluate(f"document.getElementById('explorer-{NAME}').hands.values()")
     assert again == shown
     above.locator(".explorer-reset").click()
+    card.locator("[data-asked=gpus]").fill("64")
+    card.locator("[data-asked=sequence]").fill("8,192")
 
 
 def test_the_search_writes_what_python_wrote(page):

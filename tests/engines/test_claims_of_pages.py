@@ -179,7 +179,8 @@ def test_typed_numbers_are_round_or_have_a_source():
     as soon as that changes. Must catch: 871_079_692, which was the bytes that a ring sends."""
     gpt3 = quantities(model="GPT-3 175B")
     known = {*CITED, gpt3["vocabulary"] * gpt3["hidden"]}
-    known |= {count("parameters", "GPT-2 124M"), count("layer_parameters", "GPT-3 175B")}
+    known |= {count("parameters", name) for name in ("GPT-2 124M", "Llama 3 8B")}
+    known |= {count("layer_parameters", "GPT-3 175B")}
     for page, text in PAGES.items():
         roles = re.findall(r"\{(?:number|bytes)\}`([^`]+)`", text)
         for said in roles + re.findall(r"```\{given\} \w+\n(.+?)```", text, re.DOTALL):

@@ -36,6 +36,9 @@ BESIDE_THE_DOOR = {
     "tests/engines/test_communication.py": {
         "_functional_collectives": "a peer, whose messages are logged too"
     },
+    "tests/engines/test_configurations.py": {
+        "_actions": "of argparse: what a peer's command line takes"
+    },
     "tests/engines/test_ledger.py": {
         "_forward_hooks": HOOKS_LEFT,
         "_forward_pre_hooks": HOOKS_LEFT,
@@ -62,6 +65,8 @@ BESIDE_THE_DOOR = {
         "_cuda_getDeviceCount": PRETENDED,
         "_disable_current_modes": PRETENDED,
         "_python_dispatch": PRETENDED,
+        "_scaled_dot_product_flash_attention_for_cpu": PRETENDED,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": PRETENDED,
     },
     "tests/pretended_gpu/pretended/nccl.py": {
         "_C": PRETENDED,
@@ -75,6 +80,10 @@ BESIDE_THE_DOOR = {
     },
     "tests/zero/test_defects_stage3.py": {"_parameters": "a script's own rule, as Hugging Face's"},
     "tests/virtual/test_virtual_recorded.py": {"_foreach_add": LISTS},
+    "tests/sending_less/test_less_formulas.py": {
+        "_python_dispatch": "the module of modes that see operators",
+        "_schema": "the name of an operator that moves bytes",
+    },
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from coursekit.lab.virtual import CLOCK
 from ranklab.measure.waits import Wait
 from ranklab.rehearse import Rehearsal
-from ranklab.rehearse.gpu import Storage
+from ranklab.rehearse.gpu import MadeStorage
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -237,7 +237,10 @@ def test_a_script_that_starts_its_own_ranks(tmp_path, monkeypatch):
 def test_the_updates_temporaries_are_not_the_batchs():
     """Must catch: half the microbatch told to free what the optimizer's step makes."""
     line = Wait("", "train.py", 1)
-    made = [Storage("", line, "update", 2, "temporaries"), Storage("", line, "", 2, "activations")]
+    made = [
+        MadeStorage("", line, "update", 2, "temporaries"),
+        MadeStorage("", line, "", 2, "activations"),
+    ]
     assert Rehearsal(None, [(made[0], 8), (made[1], 4)], {}, 9, False, True).of_batch == 4
 
 

@@ -175,7 +175,9 @@ def test_hook_off_is_data_parallelism(world):
     assert world.run(beside_plain, None) == [(True, True, True)] * world.world_size
 
 
-@pytest.mark.parametrize("hook", [partial(top_k, one_in=1), EXACT], ids=["all of top k", "16 as 64 bits"])
+@pytest.mark.parametrize(
+    "hook", [partial(top_k, one_in=1), EXACT], ids=["all of top k", "16 as 64 bits"]
+)
 def test_everything_is_exact(world, hook):
     """All elements instead of the largest ones, and a rounding that rounds nothing. Must catch:
     the share of the mean that is divided twice, or never."""
@@ -223,17 +225,15 @@ def resumed(hook, feedback):
     saved, left = cloudpickle.loads(wire)
     ours.load_state_dict(saved)
     ours.load_hook_state_dict(left)
-    copied = copy.deepcopy(right)
-    wanted = trained(right, 3, begin=3)
-    return trained(ours, 3, begin=3) == wanted, trained(copied, 3, begin=3) == wanted
+    return trained(ours, 3, begin=3) == trained(right, 3, begin=3)
 
 
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize("name", HOOKS)
 def test_resumed(worlds, name, feedback):
-    """A run that is saved and resumed has the same bits as one that went on, and so has a copy.
+    """A run that is saved and resumed has the same bits as one that went on.
     Must catch: a state without errors, without those of chunks, without Q."""
-    assert worlds(3).run(resumed, HOOKS[name], feedback) == [(True, True)] * 3
+    assert worlds(3).run(resumed, HOOKS[name], feedback) == [True] * 3
 
 
 def frozen_midway(hook):

@@ -277,8 +277,9 @@ def frozen_and_copied(name):
     train(net, optimizer, 3)
     net, optimizer = copy.deepcopy((net, optimizer))
     net.up.bias.requires_grad_(False)
+    train(net, optimizer, 4, 3)  # ranks that differ meet once more
     before = net.up.bias.clone()
-    train(net, optimizer, 8, 3)
+    train(net, optimizer, 8, 7)
     return torch.equal(before, net.up.bias), all(p.isfinite().all() for p in net.parameters())
 
 

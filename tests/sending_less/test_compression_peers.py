@@ -128,12 +128,14 @@ def test_local_sgd(world, every):
     assert max(world.run(beside_averager, every)) < 1e-12
 
 
-def accumulated(make):
-    """Gradients of two microbatches, where only backward() is inside of no_sync()."""
+def accumulated(make, switched):
+    """Gradients of two microbatches. The switch is thrown between forward and backward, or
+    no_sync() surrounds backward alone."""
     model = make(net())
     for number in (0, 1):
         loss = loss_of(model, number) / 2
-        with model.no_sync() if number == 0 else nullcontext():
+        model.require_backward_grad_sync = number == 1 or not switched
+        with nullcontext() if switched or number == 1 else model.no_sync():
             loss.backward()
     grads = torch.cat([p.grad.flatten() for p in model.module.parameters()])
     mean = grads / dist.get_world_size()
@@ -141,8 +143,8 @@ def accumulated(make):
     return (grads - mean).abs().max().item() < 1e-12
 
 
-def test_accumulation_around_backward_alone(worlds):
-    """PyTorch decides in forward whether a backward sends, so the first microbatch is averaged and
-    the second is not. Must catch: replicas here that decide in forward as well."""
-    assert worlds(2).run(accumulated, DistributedDataParallel) == [False, False]
-    assert worlds(2).run(accumulated, Compressed) == [True, True]
+def test_accumulation_that_looks_in_forward(worlds):
+    """PyTorch decides in forward whether a backward sends: the last microbatch, whose forward saw
+    the switch off, is not averaged. Must catch: replicas here that decide in forward as well."""
+    assert worlds(2).run(accumulated, DistributedDataParallel, True) == [False, False]
+    assert worlds(2).run(accumulated, Compressed, False) == [True, True]

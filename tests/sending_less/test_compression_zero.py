@@ -86,8 +86,8 @@ def coded(x, bits):
     """x [C] to the nearest of 2^bits - 1 levels, for each 256 elements."""
     padded = torch.cat([x, x.new_zeros(-len(x) % 256)]).view(-1, 256)
     half, scale = 2 ** (bits - 1) - 1, padded.abs().amax(1, keepdim=True)
-    scale = scale + (scale == 0)
-    return ((padded / scale * half).round() / half * scale).flatten()[: len(x)]
+    codes = ((padded / (scale + (scale == 0)) + 1) * half).round()  # sums of codes can be ties
+    return ((codes * (1 / half) - 1) * scale).flatten()[: len(x)]
 
 
 def by_definition():

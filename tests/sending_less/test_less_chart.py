@@ -4,12 +4,12 @@ import pytest
 
 from coursekit.topics.sending_less.explorer import SENDING_LESS
 from coursekit.topics.sending_less.figures import (
-    LINKS,
+    CHART_LINKS,
     loss_at,
     recorded_chart,
     shortest_seconds,
 )
-from coursekit.topics.sending_less.pictures import PICTURES, draw_large_batches, mean
+from coursekit.topics.sending_less.pictures import PICTURES, draw_large_batches, mean_of_losses
 from coursekit.topics.sending_less.steps import (
     FEEDBACK_STEPS,
     FRAMES,
@@ -60,11 +60,11 @@ def test_the_recorded_chart():
     chart = recorded_chart()
     assert len(chart) == 10 and {way.number for way in chart.values()} == {*range(1, 11)}
     assert all(len(way.curves) == 3 and way.rate > 0 for way in chart.values())
-    for link in LINKS:
+    for link in CHART_LINKS:
         seconds = shortest_seconds(chart, link)
         made = {way.name: seconds / way.step_seconds(link) for way in chart.values()}
         assert max(made.values()) == pytest.approx(max(chart["fp32"].curves[0]))
-    slow = [mean(way.after(seconds, LINKS[-1])) for way in chart.values()]
+    slow = [mean_of_losses(way.after(seconds, CHART_LINKS[-1])) for way in chart.values()]
     assert slow[0] == max(slow)  # fp32, in 1 Gbit/s
     for draw in set(PICTURES.values()) - {draw_large_batches}:
         drawn = draw()

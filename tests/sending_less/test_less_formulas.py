@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from coursekit.formulas import evaluate
-from coursekit.topics.sending_less.published import PUBLISHED
-from coursekit.topics.sending_less.trainings import WARM_UP, WAYS_TO_SEND, small_model, train_by
+from coursekit.topics.sending_less.published import SAVINGS
+from coursekit.topics.sending_less.trainings import WAYS_TO_SEND, WHOLE_STEPS, small_model, train_by
 from ranklab.measure.communication import CommunicationLog
 from shardlab.common.torch_internals import tree_leaves
 from shardlab.compression import DiLoCo, OneBitAdam, zero_plus_plus
@@ -45,9 +45,9 @@ def tensors_of(state) -> list[torch.Tensor]:
 def test_bytes_by_the_log(worlds, ranks, name):
     """Must catch: a way without its indices, scales or flags; one of two all-reduces; a share of
     the ranks that does not grow with them; a mean over a run that has other steps."""
-    way, steps = WAYS_TO_SEND[name], 60
+    way, steps = WAYS_TO_SEND[name], 50
     found = worlds(ranks).run(train_by, way, 1e-3, 0, steps)[0].sent_bytes
-    given = given_of(way, ranks, warm_up_share=WARM_UP / steps)
+    given = given_of(way, ranks, warm_up_share=WHOLE_STEPS / steps)
     assert found == pytest.approx(steps * value("less_sent_bytes", **given), abs=steps)
     if ranks != 3:  # which does not divide an all-reduce's bytes
         assert found == round(steps * value("less_sent_bytes", **given))
@@ -133,7 +133,13 @@ class Traffic(TorchDispatchMode):
     views nothing."""
 
     nbytes = 0
-    GIVEN = ("copy_", "zero_", "fill_", "zeros_like", "new_zeros")  # they do not read the first
+    GIVEN = (
+        "copy_",
+        "zero_",
+        "fill_",
+        "zeros_like",
+        "new_zeros",
+    )  # they do not read the first
     FEW = ("index_add_", "scatter_add_")
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -244,7 +250,7 @@ def test_the_link_on_which_both_are_equal(number, early):
 # --- what others published ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", SAVINGS, ids=lambda row: row.name)
 def test_published(row):
     """Must catch: a warm-up in 1 bit, a sixteenth of fp32, a message every step, bytes without
     places."""

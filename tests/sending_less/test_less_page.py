@@ -34,8 +34,8 @@ def test_the_page_has_the_labs_losses():
 
 def test_gradients_are_of_one_model():
     """Must catch: a model that moves between batches; gradients that add up; one batch twice."""
-    first, second = lab.gradients(2)
-    assert torch.equal(first, lab.gradients(1)[0]) and not torch.equal(first, second)
+    first, second = lab.flat_gradients(2)
+    assert torch.equal(first, lab.flat_gradients(1)[0]) and not torch.equal(first, second)
     assert len(first) == 106_624
 
 

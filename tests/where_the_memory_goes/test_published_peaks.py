@@ -270,6 +270,8 @@ def test_the_page_prints_these_numbers():
     best = sum(row["source"].startswith("nanotron@") for row in seconds)
     experts = SPEEDS["Megatron-Bridge's experts"]
     said.append(f"on several nodes, are off by {experts.mean}%")
+    # as test_messages_to_experts_that_hide computes
+    said += ["would still be off by 16.0% instead of 19.0%", "hid 0.1% of them"]
     without = {"FSDP on H100": replace(fsdp, score_share=1)}
     without["DeepSpeed on A100"] = replace(deepspeed, network_share=BANDWIDTH_SHARE)
     without = {name: error_of_best(name, speed) for name, speed in without.items()}

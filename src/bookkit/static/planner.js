@@ -349,6 +349,7 @@
         write(read, refused.message);
       });
     });
+    find(".planner-tool").hidden = false;
     root.classList.add("live");
     addButtons();
   };

@@ -20,7 +20,7 @@ WARNING = (
 )
 GPUS_OF_A_NODE, MOST_WAITS, MOST_CHANGES = 8, 5, 3
 LEAST_SAVED = 0.02  # of the peak
-OPTIONS = "--gpus", "--gpu", "--nodes", "--rank", "--trace", "--synthetic", "--seconds"
+OPTION_NAMES = "--gpus", "--gpu", "--nodes", "--rank", "--trace", "--synthetic", "--seconds"
 
 
 def add_rehearse(commands):
@@ -84,8 +84,8 @@ def run_rehearse(asked: argparse.Namespace) -> int:
     if asked.json:
         print(json.dumps(found.as_json(), indent=1))
         return 0 if found.fits else 1
-    lines = [heading(asked, per_node), *bytes_of(found), *changes(found, asked.gpus)]
-    print("\n".join([*lines, *seconds_of(found)]))
+    lines = [heading(asked, per_node), *lines_of_bytes(found), *changes(found, asked.gpus)]
+    print("\n".join([*lines, *lines_of_seconds(found)]))
     if asked.trace:
         print(f"{asked.trace}: open it at https://ui.perfetto.dev")
     return 0 if found.fits else 1
@@ -116,7 +116,7 @@ def heading(asked: argparse.Namespace, per_node: int) -> str:
     return f"{asked.script.name}, rank {asked.rank} of {many}: a step after two of warm-up"
 
 
-def bytes_of(found) -> list[str]:
+def lines_of_bytes(found) -> list[str]:
     """The bytes at the peak, by purpose, each with the line that made the most of them."""
     sizes, lines = found.by_purpose(), found.largest_lines()
     rows = [
@@ -149,7 +149,7 @@ def changes(found, ranks: int) -> list[str]:
     ]
 
 
-def seconds_of(found) -> list[str]:
+def lines_of_seconds(found) -> list[str]:
     waits = [
         f"  {count} x {wait.place}: {wait.source}"
         for wait, count in sorted(found.waits.items(), key=lambda one: -one[1])

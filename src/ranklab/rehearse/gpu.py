@@ -24,7 +24,7 @@ from ranklab.virtual.memory import LiveBytes
 from ranklab.virtual.operators import READ_VALUES, aten, operators, tensors_in
 from ranklab.virtual.pinned import PinnedMemory
 from shardlab.common.torch_internals import (
-    COPIES,
+    COPY_OPERATORS,
     FakeTensorMode,
     asked_for_contents,
     current_backward,
@@ -47,7 +47,7 @@ NEVER = operators("any isnan")  # True of no tensor without contents
 
 
 @dataclass
-class Storage:
+class MadeStorage:
     """A storage on the GPU: what made it, and what it is for."""
 
     operation: str
@@ -67,8 +67,8 @@ class LinedBytes(LiveBytes):
         self.told_peak = 0  # since the script last forgot it
         self.after_backward, self.in_backward = lambda: None, False
         # from the begin of a step: what was there, and each change of a storage's bytes
-        self.at_first: dict[int, tuple[Storage, int]] = {}
-        self.changes: list[tuple[Storage, int]] = []
+        self.at_first: dict[int, tuple[MadeStorage, int]] = {}
+        self.changes: list[tuple[MadeStorage, int]] = []
 
     def add(self, operation: str, tensors):
         on_gpu = (tensor for tensor in tensors if local_tensor(tensor).device.type == "cuda")
@@ -84,7 +84,7 @@ class LinedBytes(LiveBytes):
         if before and not self.in_backward:
             self.after_backward()
         if key not in self.sizes:
-            self.made[key] = Storage(operation, line_here(operation), self.phase(), self.step)
+            self.made[key] = MadeStorage(operation, line_here(operation), self.phase(), self.step)
         elif operation == "resize_":
             self.made[key].purpose = "gathered"
         self.changes.append((self.made[key], storage.nbytes() - self.sizes.get(key, 0)))
@@ -96,7 +96,7 @@ class LinedBytes(LiveBytes):
             self.changes.append((self.made.pop(key), -self.sizes[key]))
         super()._gone(key)
 
-    def fullest(self) -> list[tuple[Storage, int]]:
+    def fullest(self) -> list[tuple[MadeStorage, int]]:
         """The storages at the first point of most bytes since the begin of the step."""
         live = dict(self.at_first)
         now = most = sum(size for _, size in live.values())
@@ -159,14 +159,14 @@ class RehearsedGPU(VirtualGPU):
             self.mode,
             eager_on_fake_tensors(),
             foreach_as_on_cuda(),
-            asked_for_contents(refuse),
+            asked_for_contents(refuse_contents),
             carrying(self.messages.carry),
         ]
 
     def __torch_dispatch__(self, function, types, args=(), named=None):
         named = dict(named or {})
         if function is torch.ops.aten.to.dtype_layout:  # as torch.tensor(1, device="cuda") asks
-            function = COPIES[0].default
+            function = COPY_OPERATORS[0].default
             named = {key: named[key] for key in ("dtype", "device") if key in named}
         pinned = named.pop("pin_memory", False)
         packet = function.overloadpacket
@@ -174,11 +174,11 @@ class RehearsedGPU(VirtualGPU):
             return self.pinned.is_pinned(args[0])
         if packet in READ_VALUES and is_fake(args[0]):
             return self.value_of(args[0], packet)
-        if packet is COPIES[0] and args[0] in self.states:
+        if packet is COPY_OPERATORS[0] and args[0] in self.states:
             with disable_modes():
                 return self.states[args[0]].clone()
         result = super().__torch_dispatch__(function, types, args, named)
-        if packet is COPIES[0] and args[0].dtype is torch.uint8 and not is_fake(args[0]):
+        if packet is COPY_OPERATORS[0] and args[0].dtype is torch.uint8 and not is_fake(args[0]):
             self.states[result] = args[0]
         if pinned:
             self.pinned.pin(result)
@@ -212,8 +212,8 @@ class RehearsedGPU(VirtualGPU):
     def account(self, function, args, named, given, result):
         packet, made = function.overloadpacket, tensors_in(result)
         self.memory.add(packet.__name__, made)
-        if packet in COPIES and made:
-            to, source = made[0], given[-1] if packet is COPIES[1] else given[0]
+        if packet in COPY_OPERATORS and made:
+            to, source = made[0], given[-1] if packet is COPY_OPERATORS[1] else given[0]
             if {to.device.type, source.device.type} == {"cpu", "cuda"}:
                 if known_value(source) is None or source.device.type == "cuda":
                     waits = not (named.get("non_blocking") or args[2:] == (True,))
@@ -234,7 +234,7 @@ def line_here(cause: str) -> Wait:
     return Wait(cause, IN_BACKWARD, 0) if file == __file__ else Wait(cause, file, line)
 
 
-def refuse(name: str):
+def refuse_contents(name: str):
     def refused(*args, **named):
         if name == "numpy()" and args[0].numel() == 1:  # as .item(), which waits and gets a 1
             return numpy.full(args[0].shape, args[0].item())

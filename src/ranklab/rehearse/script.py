@@ -31,11 +31,11 @@ from ranklab.virtual import GPU, NoContents, VirtualStep
 from shardlab.common.torch_internals import stand_in_for_cuda, tree_leaves
 
 from .cuda import install, same_batch
-from .gpu import IN_BACKWARD, RehearsedGPU, Storage
+from .gpu import IN_BACKWARD, MadeStorage, RehearsedGPU
 from .refusal import CannotRehearse
 from .writes import instead_of_saving, link_entries, writes_stay_in
 
-STEPS = 3  # the first warms up
+REHEARSED_STEPS = 3  # the first warms up
 
 
 class TooLong(BaseException):
@@ -47,7 +47,7 @@ class Rehearsal:
     """The last step of a rehearsal. `fullest` are the storages at its peak."""
 
     step: VirtualStep
-    fullest: list[tuple[Storage, int]]  # and their bytes
+    fullest: list[tuple[MadeStorage, int]]  # and their bytes
     waits: dict[Wait, int]  # how often, in the step
     memory_bytes: int  # of the card, beside its context
     sharded: bool  # whether a parameter is a DTensor
@@ -76,7 +76,7 @@ class Rehearsal:
     def largest_lines(self) -> dict[str, str]:
         """The line that made the largest storage of each purpose, and what it says."""
         rising = sorted(self.fullest, key=lambda one: one[1])
-        return {storage.purpose: text_of(storage.line) for storage, _ in rising}
+        return {storage.purpose: words_of_line(storage.line) for storage, _ in rising}
 
     def as_json(self) -> dict:
         return dict(
@@ -93,11 +93,11 @@ class Rehearsal:
         )
 
 
-def text_of(line: Wait) -> str:
+def words_of_line(line: Wait) -> str:
     return line.file if line.file == IN_BACKWARD else f"{line.place}: {line.source}"
 
 
-class Steps:
+class ScriptSteps:
     """The steps of a script: a step is what lies between two updates of the first optimizer that
     makes one."""
 
@@ -123,7 +123,7 @@ class Steps:
             return
         self.open.close()
         self.done += 1
-        if self.done == STEPS:
+        if self.done == REHEARSED_STEPS:
             self.gpu.memory.are("parameters", parameters())
             raise EnoughSteps
         self.gpu.memory.begin(self.done)
@@ -154,7 +154,7 @@ def rehearse(
     virtual = RehearsedGPU(gpu, stand_in_for_cuda())
     install(virtual, card_bytes, ranks, rank, per_node)
     instead_of_saving()
-    steps = Steps(virtual)
+    steps = ScriptSteps(virtual)
     os.environ.update(environment(ranks, rank, per_node))
     with ExitStack() as entered:
         entered.enter_context(as_started(script, arguments))
@@ -166,7 +166,7 @@ def rehearse(
         entered.enter_context(virtual)
         entered.enter_context(evaluated_once(lambda: steps.done == 0))
         entered.callback(register_optimizer_step_post_hook(steps.ends_update).remove)
-        run(script, steps, seconds, module)
+        run_rehearsed(script, steps, seconds, module)
     if not steps.step.launches:
         raise CannotRehearse(
             f'{script.name} computed nothing on the GPU: models and batches go there by .to("cuda")'
@@ -182,13 +182,13 @@ def rehearse(
     )
 
 
-def purpose_by_birth(storage: Storage, step: int) -> str:
+def purpose_by_birth(storage: MadeStorage, step: int) -> str:
     if storage.step < step:
         return "buffers and messages"
     return "activations" if storage.phase == "forward" else "temporaries"
 
 
-def run(script: Path, steps: Steps, seconds: float, module: bool):
+def run_rehearsed(script: Path, steps: ScriptSteps, seconds: float, module: bool):
     try:
         if module:
             runpy.run_module(script.name, run_name="__main__", alter_sys=True)
@@ -206,16 +206,18 @@ def run(script: Path, steps: Steps, seconds: float, module: bool):
             raise CannotRehearse(f"{script.name} left with exit code {left.code}") from None
     except (NoContents, CannotRehearse) as needs:
         said = f"{line_of(script, needs)}: {needs}".rstrip(".")
-        raise CannotRehearse(f"{said}: leave it out of the first {STEPS} steps") from needs
+        raise CannotRehearse(
+            f"{said}: leave it out of the first {REHEARSED_STEPS} steps"
+        ) from needs
     except Exception as error:
-        raise CannotRehearse(explained(script, error)) from error
+        raise CannotRehearse(said_of_fault(script, error)) from error
     raise CannotRehearse(
-        f"{script.name} ended after {steps.done} updates of an optimizer, and {STEPS} are wanted:"
-        " let it train longer, and call the optimizer's step()"
+        f"{script.name} ended after {steps.done} updates of an optimizer, and"
+        f" {REHEARSED_STEPS} are wanted: let it train longer, and call the optimizer's step()"
     )
 
 
-def explained(script: Path, error: Exception) -> str:
+def said_of_fault(script: Path, error: Exception) -> str:
     said = str(error).strip().partition("\n")[0][:300]
     if isinstance(error, SyntaxError):
         return f"{Path(error.filename or script).name}:{error.lineno}: SyntaxError: {error.msg}"
@@ -265,7 +267,7 @@ def evaluated_once(now: Callable[[], bool]) -> Iterator[None]:
         leaves = tree_leaves((args, named))
         if not all(isinstance(leaf, (Tensor, int, float, str, NoneType)) for leaf in leaves):
             return call(module, *args, **named)
-        asked = module, module.training, *(shape_of(leaf) for leaf in leaves)
+        asked = module, module.training, *(form_of(leaf) for leaf in leaves)
         if asked not in known:
             within.append(module)
             try:
@@ -281,7 +283,7 @@ def evaluated_once(now: Callable[[], bool]) -> Iterator[None]:
         nn.Module.__call__ = call
 
 
-def shape_of(leaf):
+def form_of(leaf):
     return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
 
 

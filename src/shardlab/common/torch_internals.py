@@ -578,17 +578,24 @@ class ModeWithoutDevice(FakeTensorMode):
     avoid_device_init = True
 
 
-CUDA, PRIVATE_USE, METHODS = 1, 20, 64  # numbers of devices in C++; methods that a table may have
+CUDA, PRIVATE_USE, TABLE_METHODS = (
+    1,
+    20,
+    64,
+)  # numbers of devices in C++; methods that a table may have
 GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 _answers: list = []  # what C++ calls, kept alive
 
 
 def loaded_library(name: str) -> ctypes.CDLL:
+    """A library of PyTorch, as ctypes has it. Without it no table in C++ is reached."""
     folder = Path(torch.__file__).parent / "lib"
     return ctypes.CDLL(str(next(folder.glob(f"lib{name}.*"))))
 
 
 def patch_cuda():
+    """torch.cuda says that there is one GPU and that it has been made ready. Without it a
+    script's first question raises."""
     module, c = torch.cuda, torch._C
     module._lazy_init = c._cuda_init = lambda: None
     module._initialized, module._is_in_bad_fork = True, lambda: False
@@ -603,22 +610,24 @@ def patch_cuda():
 
 def table_of_hooks(library: ctypes.CDLL):
     """The method by which the hooks say that CUDA is there says yes, and the one that a backward
-    asks, whether a context was made, says no."""
+    asks, whether a context was made, says no. Without it autograd finds no device."""
     answer = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
     hooks = library._ZN2at6detail12getCUDAHooksEv
     hooks.restype = ctypes.c_void_p
     table = ctypes.c_void_p.from_address(hooks())
-    real = (ctypes.c_void_p * METHODS).from_address(table.value)
+    real = (ctypes.c_void_p * TABLE_METHODS).from_address(table.value)
     asked: list[int] = []
 
     def use(methods: list):
-        new = (ctypes.c_void_p * METHODS)(
+        new = (ctypes.c_void_p * TABLE_METHODS)(
             *(ctypes.cast(one, ctypes.c_void_p).value if one else was for one, was in methods)
         )
         _answers.append((new, methods))
         table.value = ctypes.addressof(new)
 
-    probes = [answer(lambda _, n=n: asked.append(n) or len(asked) == 1) for n in range(METHODS)]
+    probes = [
+        answer(lambda _, n=n: asked.append(n) or len(asked) == 1) for n in range(TABLE_METHODS)
+    ]
     use([(probe, 0) for probe in probes])
     torch._C._accelerator_getAccelerator()
     present, yes, no = asked[0], answer(lambda _: 1), answer(lambda _: 0)
@@ -631,7 +640,8 @@ def table_of_hooks(library: ctypes.CDLL):
 
 def move_fake_tensors():
     """Fake tensors take another's place in memory as real ones do, on its device: modules that move
-    exchange tensors instead, which fails where fake tensors' own mode knows of them weakly."""
+    exchange tensors instead, which fails where fake tensors' own mode knows of them weakly.
+    Without it `.cuda()` of a module raises."""
     data, swap = Tensor.data, torch.utils.swap_tensors
 
     def take_place(tensor: FakeTensor, other: Tensor):
@@ -695,18 +705,21 @@ def attention_as_on_cuda(old_gpu: bool) -> None:
 
 
 def flash_runs(q: Tensor, mask: Tensor | None, old_gpu: bool) -> bool:
+    """Whether fused attention runs, which asks a GPU for its kind. Without it attention is taken
+    apart."""
     return mask is None and q.dtype.itemsize == 2 and q.shape[-1] <= 256 and not old_gpu
 
 
 def step_that_finds_no_infinity(self, optimizer, state, *args, **named):
-    """The scaler's question to the GPU, and its step: gradients without contents are finite."""
+    """The scaler's question to the GPU, and its step: gradients without contents are finite.
+    Without it the scaler reads contents that are not there."""
     for found in state["found_inf_per_device"].values():
         found.item()
     return optimizer.step(*args, **named)
 
 
 # the functions by which tensors leave the host. Without them, a copy to the GPU takes no time
-COPIES = torch.ops.aten._to_copy, torch.ops.aten.copy_
+COPY_OPERATORS = torch.ops.aten._to_copy, torch.ops.aten.copy_
 
 
 # --- processes ------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, Explore
 from coursekit.show.stops import powers_of_two, spread, steps_of_ten
 
 WIDTHS = spread(10**7, 10**12, 51)  # of links
-LATENCIES = tuple(float(f"{digit}e{power}") for power in range(-6, -1) for digit in (1, 2, 5))
+LATENCIES_OF_LINKS = tuple(
+    float(f"{digit}e{power}") for power in range(-6, -1) for digit in (1, 2, 5)
+)
 _WHOLE = (("gradient_compressor", 1),)
 _ANY_LINK = ("break_even_bytes_per_second", 1e15)
 
@@ -20,7 +22,7 @@ SENDING_LESS = Explorer(
     ),
     controls=(
         Control("link_bytes_per_second", "bandwidth of the link", steps_of_ten(7, 12), "bandwidth"),
-        Control("latency_seconds", "latency of the link", LATENCIES, "short duration"),
+        Control("latency_seconds", "latency of the link", LATENCIES_OF_LINKS, "short duration"),
         Control("data_parallel", "ranks n", powers_of_two(2, 1024)),
         Control("sync_every", "steps alone, H (local SGD, DiLoCo)", (1, 2, 5, 10, 50, 100, 500)),
         Control("power_rank", "rank r (PowerSGD)", powers_of_two(1, 64)),

@@ -2,7 +2,7 @@
 
 chart = recorded_chart()
 chart["signs"].ends                    # losses after all steps, of three seeds
-chart["signs"].after(12.0, LINKS[1])   # losses after twelve seconds on a link
+chart["signs"].after(12.0, CHART_LINKS[1])   # losses after twelve seconds on a link
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ class ChartLink(NamedTuple):
     latency_seconds: float
 
 
-LINKS = (
+CHART_LINKS = (
     ChartLink("NVLink", 450e9, 3.4e-6),
     ChartLink("10 Gbit/s", 1.25e9, 9.6e-6),
     ChartLink("1 Gbit/s", 125e6, 9.6e-6),
@@ -89,14 +89,21 @@ def recorded_chart() -> dict[str, ChartedWay]:
         curves = {one.case["seed"]: {} for one in losses}
         for one in losses:
             curves[one.case["seed"]][one.case["step"]] = one.value
-        given = {of: row.case[of] for of in GIVEN if of in row.case}
+        given = {of: row.case[of] for of in GIVEN_OF_WAYS if of in row.case}
         each = row.value / steps / row.case["parameters"]
         number, rate = row.case["number"], losses[0].case["rate"]
         chart[name] = ChartedWay(name, number, given, rate, each, list(curves.values()))
     return chart
 
 
-GIVEN = ("kept_one_in", "power_rank", "warm_up_share", "sync_every", "demo_chunk", "demo_keep")
+GIVEN_OF_WAYS = (
+    "kept_one_in",
+    "power_rank",
+    "warm_up_share",
+    "sync_every",
+    "demo_chunk",
+    "demo_keep",
+)
 
 
 def recorded_large() -> dict[int, dict[str, list[float]]]:

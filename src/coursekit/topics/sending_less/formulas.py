@@ -78,7 +78,7 @@ class WhatIsSent(BOOK.section(source="definition of the hook", measured_by=_SENT
             * minimum(q.hidden * q.vocabulary, q.power_rank * (q.hidden + q.vocabulary))
             + q.learned_positions
             * minimum(q.hidden * q.max_sequence, q.power_rank * (q.hidden + q.max_sequence))
-            + (q.parameters - q.weight_elements)
+            + maximum(0, q.parameters - q.weight_elements)
         )
 
     @BOOK.own(source="Vogels et al. 2019 (PowerSGD)")
@@ -354,7 +354,7 @@ class HowLongAStepTakes(BOOK.section(source="definition", measured_by=_STEP)):
             65,
             235,
             75,
-            217 * (1 - q.warm_up_share),
+            243 * (1 - q.warm_up_share),
             271,
             48 / q.sync_every,
             80 / q.sync_every,
@@ -421,7 +421,8 @@ class HowLongAStepTakes(BOOK.section(source="definition", measured_by=_STEP)):
                 1
                 / maximum(
                     1e-18,
-                    (q.free_seconds - q.whole_latency_seconds) / q.data_parallel_sent_bytes,
+                    (q.free_seconds - q.whole_latency_seconds)
+                    / maximum(1, q.data_parallel_sent_bytes),
                     (q.free_less_seconds - (q.less_hidden_seconds + q.whole_latency_seconds))
                     / maximum(1, q.data_parallel_sent_bytes - q.less_sent_bytes),
                 ),

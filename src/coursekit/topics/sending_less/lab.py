@@ -16,7 +16,7 @@ from ranklab.measure.timing import wall_seconds
 from shardlab.gpt import next_token_loss
 
 SIZES = dict(layers=2, hidden=64, heads=4, feed_forward=256)
-LARGER = dict(layers=4, hidden=128, heads=4, feed_forward=512)
+LARGER_MODEL = dict(layers=4, hidden=128, heads=4, feed_forward=512)
 
 
 def milliseconds(work: Callable, turns: int = 5) -> float:
@@ -38,7 +38,7 @@ def unseen_loss(net: nn.Module) -> float:
     return mean.item()
 
 
-def gradients(count: int) -> list[Tensor]:
+def flat_gradients(count: int) -> list[Tensor]:
     """Flat gradients of one model, each of a batch of its own."""
     model, found = small_gpt(seed=1, **SIZES), []
     for tokens, targets in islice(batches(4, 32), count):

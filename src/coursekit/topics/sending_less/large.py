@@ -3,7 +3,7 @@ the batch, a warm-up, 1Cycle, LARS and LAMB stop helping. One process; a mean ov
 batch.
 
     found = range_test(by_sgd, batch=8)          # the rate at which the loss was lowest
-    train_large(LARGE["SGD, linear"], batch=32, rate=found, seed=0)     # validation loss
+    train_large(WAYS_OF_BATCHES["SGD, linear"], batch=32, rate=found, seed=0)     # validation loss
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from coursekit.topics.sending_less.trainings import (
-    WINDOW_TOKENS,
+    TEXT_WINDOW,
     small_model,
     two_texts,
     validation_loss,
@@ -26,7 +26,7 @@ from shardlab.gpt import next_token_loss
 from shardlab.text import batches
 
 ALL_WINDOWS, SMALLEST = 6400, 8
-RANGE_STEPS, SAFETY = 40, 4  # a rate is a fourth of that at which the loss was lowest
+RANGE_STEPS = 40
 by_sgd = partial(torch.optim.SGD, momentum=0.9)
 
 
@@ -50,16 +50,17 @@ class Large(NamedTuple):
     kind: Callable
     grows: Callable[[float], float]  # of the batch over the smallest
     schedule: Callable[[float], float] = warmed
+    part: int = 4  # of the rate at which the loss was lowest; layers grow with LARS and LAMB
 
 
-LARGE = {
+WAYS_OF_BATCHES = {
     "SGD, one rate": Large(by_sgd, lambda times: 1.0, constant),
     "SGD, linear": Large(by_sgd, lambda times: times, constant),
     "SGD, linear, warm-up": Large(by_sgd, lambda times: times),
     "SGD, linear, 1Cycle": Large(by_sgd, lambda times: 2 * times, one_cycle),
-    "LARS, linear": Large(LARS, lambda times: times),
+    "LARS, linear": Large(LARS, lambda times: times, part=16),
     "AdamW, root": Large(torch.optim.AdamW, lambda times: times**0.5),
-    "LAMB, root": Large(LAMB, lambda times: times**0.5),
+    "LAMB, root": Large(LAMB, lambda times: times**0.5, part=16),
 }
 
 
@@ -67,7 +68,7 @@ def windows_of(batch: int, seed: int) -> tuple[int, Tensor, Iterator[tuple[Tenso
     """(vocabulary, tokens to validate with, batches without end)"""
     vocabulary, train, validate = two_texts()
     draw = torch.Generator().manual_seed(seed)
-    return vocabulary, validate, batches(train, batch, WINDOW_TOKENS, draw)
+    return vocabulary, validate, batches(train, batch, TEXT_WINDOW, draw)
 
 
 def steps_of(net, optimizer, found: Iterator, rates: list[float]) -> Iterator[float]:
@@ -82,7 +83,9 @@ def steps_of(net, optimizer, found: Iterator, rates: list[float]) -> Iterator[fl
         yield loss.item()
 
 
-def range_test(kind: Callable, batch: int, least: float = 1e-4, most: float = 30.0) -> float:
+def range_test(
+    kind: Callable, batch: int, part: int = 4, least: float = 1e-4, most: float = 30.0
+) -> float:
     """A rate grows from step to step by one factor, and the loss falls until it is too large."""
     vocabulary, _, found = windows_of(batch, 0)
     net = small_model(vocabulary, 0)
@@ -91,7 +94,7 @@ def range_test(kind: Callable, batch: int, least: float = 1e-4, most: float = 30
     ]
     losses = list(steps_of(net, kind(net.parameters(), lr=least), found, rates))
     usable = [(loss, rate) for loss, rate in zip(losses, rates) if isfinite(loss)]
-    return min(usable)[1] / SAFETY
+    return min(usable)[1] / part
 
 
 def train_large(way: Large, batch: int, rate: float, seed: int, windows: int = ALL_WINDOWS):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from coursekit.show.drawing import PICTURE_WIDTH, Drawing
 from coursekit.show.format import format_as
 from coursekit.topics.sending_less.figures import (
-    LINKS,
+    CHART_LINKS,
     recorded_chart,
     recorded_large,
     recording_of,
@@ -24,7 +24,7 @@ class LossColumn(NamedTuple):
     losses: dict[str, list[float]]
 
 
-def mean(values) -> float:
+def mean_of_losses(values) -> float:
     return sum(values) / len(values)
 
 
@@ -54,7 +54,7 @@ def draw_losses(
             y, found = _TOP + _ROW * row + 12, losses[one]
             drawing.path(f"M{x(min(found)):.1f} {y}H{x(max(found)):.1f}", "line thick")
             drawing.path(
-                f"M{x(mean(found)) - _DOT:.1f} {y}a{_DOT} {_DOT} 0 1 0 {2 * _DOT} 0"
+                f"M{x(mean_of_losses(found)) - _DOT:.1f} {y}a{_DOT} {_DOT} 0 1 0 {2 * _DOT} 0"
                 f"a{_DOT} {_DOT} 0 1 0 {-2 * _DOT} 0z",
                 "accent",
             )
@@ -62,7 +62,8 @@ def draw_losses(
     said = [
         f"{head}, {under}: "
         + ", ".join(
-            f"{one} {mean(of):.2f} ({min(of):.2f} to {max(of):.2f})" for one, of in by.items()
+            f"{one} {mean_of_losses(of):.2f} ({min(of):.2f} to {max(of):.2f})"
+            for one, of in by.items()
         )
         for head, under, by in columns
     ]
@@ -89,11 +90,11 @@ def draw_loss_by_bytes():
 
 
 def draw_loss_by_seconds():
-    """A row for each way, a column for each link: losses once the fastest way has made all steps."""
+    """A row for each way, a column for each link: losses once the fastest has made all steps."""
     ways = recorded_chart()
     chart = sorted(ways.values(), key=lambda way: -way.step_bytes)
     columns = []
-    for link in LINKS:
+    for link in CHART_LINKS:
         seconds = shortest_seconds(ways, link)
         losses = {way.name: way.after(seconds, link) for way in chart}
         columns.append(LossColumn(link.name, f"after {format_as(seconds, 'duration')}", losses))

@@ -1,6 +1,6 @@
 """How much less others say that they send, and what the formulas say.
 
-for row in PUBLISHED:
+for row in SAVINGS:
     print(row.name, row.published, row.times_less)
 """
 
@@ -48,7 +48,7 @@ def shares_of_zero_one_adam(
     return dict(warm_up_share=whole / steps, sign_share=sign / steps)
 
 
-PUBLISHED = (
+SAVINGS = (
     PublishedSaving(
         "1-bit Adam",
         5,

@@ -22,18 +22,18 @@ from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, T
 from coursekit.recordings.recordings import Row
 from coursekit.topics.sending_less.large import (
     ALL_WINDOWS,
-    LARGE,
     SMALLEST,
+    WAYS_OF_BATCHES,
     range_test,
     train_large,
 )
 from coursekit.topics.sending_less.trainings import (
     LOW_RANK,
-    RATES,
-    STEPS,
-    WARM_UP,
+    TRAINED_STEPS,
+    TRIED_RATES,
     WAYS_TO_SEND,
-    Way,
+    WHOLE_STEPS,
+    WayToSend,
     small_model,
     train_by,
     two_texts,
@@ -49,9 +49,9 @@ CHART_RANKS = 4
 def loss_by_bytes(
     device: torch.device,
     names: Sequence[str] = tuple(WAYS_TO_SEND),
-    rates: Sequence[float] = RATES,
+    rates: Sequence[float] = TRIED_RATES,
     seeds: Sequence[int] = SEEDS,
-    steps: int = STEPS,
+    steps: int = TRAINED_STEPS,
 ) -> Iterator[Row]:
     """Validation losses of each way, on CPUs alone: the best of the learning rates with the first
     seed, then that one with all seeds."""
@@ -63,7 +63,7 @@ def loss_by_bytes(
             yield from attempt(f"sending less, {name}", rows)
 
 
-def rows_of_way(world, name: str, way: Way, rates, seeds, steps: int) -> Iterator[Row]:
+def rows_of_way(world, name: str, way: WayToSend, rates, seeds, steps: int) -> Iterator[Row]:
     run = lambda rate, seed: world.run(train_by, way, rate, seed, steps)[0]
     found = {rate: run(rate, seeds[0]) for rate in rates}
     ends = {rate: one.losses[steps] for rate, one in found.items()}
@@ -82,12 +82,12 @@ def rows_of_way(world, name: str, way: Way, rates, seeds, steps: int) -> Iterato
     yield Row("sending_less.sent", runs[0].sent_bytes, "bytes", case, "less_sent_bytes", sent)
 
 
-def given_of_run(way: Way, steps: int) -> dict:
+def given_of_run(way: WayToSend, steps: int) -> dict:
     """Quantities that the formulas need of a way, and the share of 1-bit Adam's first steps."""
-    return dict(warm_up_share=min(1, WARM_UP / steps), **way.given)
+    return dict(warm_up_share=min(1, WHOLE_STEPS / steps), **way.given)
 
 
-def step_bytes(way: Way, steps: int = STEPS) -> float:
+def step_bytes(way: WayToSend, steps: int = TRAINED_STEPS) -> float:
     """The mean of a run, by formula."""
     sizes = small_model(two_texts()[0], 0).config.quantities()
     given = dict(gradient_compressor=way.number, data_parallel=CHART_RANKS)
@@ -97,7 +97,7 @@ def step_bytes(way: Way, steps: int = STEPS) -> float:
 
 def large_batches(
     device: torch.device,
-    names: Sequence[str] = tuple(LARGE),
+    names: Sequence[str] = tuple(WAYS_OF_BATCHES),
     counts: Sequence[int] = (8, 32, 128),
     seeds: Sequence[int] = SEEDS,
     windows: int = ALL_WINDOWS,
@@ -107,9 +107,9 @@ def large_batches(
         return
     rates = {}
     for name in names:
-        way = LARGE[name]
+        way = WAYS_OF_BATCHES[name]
         if way.kind not in rates:
-            rates[way.kind] = range_test(way.kind, SMALLEST)
+            rates[way.kind] = range_test(way.kind, SMALLEST, way.part)
         for batch in counts:
             for seed in seeds:
                 loss = train_large(way, batch, rates[way.kind], seed, windows)
@@ -139,14 +139,16 @@ def through_torch(net, optimizer_cls, hook: Callable | None = None, state=None, 
 LOW_RANK_STATE = partial(
     PowerSGDState, None, matrix_approximation_rank=LOW_RANK, start_powerSGD_iter=2
 )
-PLAIN, HALF, LOW = "PyTorch, fp32", "PyTorch, fp16", "PyTorch, PowerSGD"
+PLAIN_WAY, HALF_HOOK, LOW = "PyTorch, fp32", "PyTorch, fp16", "PyTorch, PowerSGD"
 WAYS = {
-    "fp32": races.Way(through_hook, {}, (PLAIN,)),
-    "fp16": races.Way(through_hook, dict(hook=partial(sixteen_bits, dtype=torch.float16)), (HALF,)),
+    "fp32": races.Way(through_hook, {}, (PLAIN_WAY,)),
+    "fp16": races.Way(
+        through_hook, dict(hook=partial(sixteen_bits, dtype=torch.float16)), (HALF_HOOK,)
+    ),
     "PowerSGD": races.Way(through_hook, dict(hook=partial(power_sgd, rank=LOW_RANK)), (LOW,)),
-    "signs": races.Way(through_hook, dict(hook=signs), (PLAIN,)),
-    PLAIN: races.Way(through_torch),
-    HALF: races.Way(through_torch, dict(hook=fp16_compress_hook)),
+    "signs": races.Way(through_hook, dict(hook=signs), (PLAIN_WAY,)),
+    PLAIN_WAY: races.Way(through_torch),
+    HALF_HOOK: races.Way(through_torch, dict(hook=fp16_compress_hook)),
     LOW: races.Way(through_torch, dict(hook=powerSGD_hook, state=LOW_RANK_STATE)),
 }
 
@@ -177,6 +179,6 @@ def race(
 
 BENCHES = (Bench("sending-less", race, dict(task=TINY, megabits_per_second=(0,), turns=2)),)
 RUNS = (
-    Run(92, loss_by_bytes, dict(names=("fp32",), rates=RATES[:1], seeds=SEEDS[:1], steps=20)),
+    Run(92, loss_by_bytes, dict(names=("fp32",), rates=TRIED_RATES[:1], seeds=SEEDS[:1], steps=20)),
     Run(93, large_batches, dict(names=("SGD, linear",), counts=(8,), seeds=(0,), windows=16)),
 )

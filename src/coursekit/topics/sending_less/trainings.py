@@ -31,14 +31,14 @@ from shardlab.compression import (
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.text import CharTokenizer, batches, load_text
 
-RATES = (1e-3, 3e-3, 1e-2)  # learning rates, the same for all ways
-STEPS, LOOK_EVERY, WINDOWS, WINDOW_TOKENS = 200, 20, 4, 48
-ONE_IN, LOW_RANK, WARM_UP, OFTEN, SELDOM, CHUNK, KEEP = 100, 4, 30, 10, 50, 64, 2
-SMALL = dict(layers=2, hidden=64, heads=4, feed_forward=256, max_sequence=WINDOW_TOKENS)
+TRIED_RATES = (1e-3, 3e-3, 1e-2)  # learning rates, the same for all ways
+TRAINED_STEPS, LOOK_EVERY, RANK_WINDOWS, TEXT_WINDOW = 200, 20, 4, 48
+ONE_IN, LOW_RANK, WHOLE_STEPS, OFTEN, SELDOM, WAVES_CHUNK, KEEP = 100, 4, 30, 10, 50, 64, 2
+CHART_SIZES = dict(layers=2, hidden=64, heads=4, feed_forward=256, max_sequence=TEXT_WINDOW)
 VALIDATION = 0.1  # of the text, its end
 
 
-class Way(NamedTuple):
+class WayToSend(NamedTuple):
     """How ranks send less: its number among the formulas, what these need to know, and
     build(net, lr), which returns the model to call and the optimizer."""
 
@@ -63,21 +63,23 @@ def by_optimizer(net: nn.Module, lr: float, kind: Callable):
 
 
 WAYS_TO_SEND = {
-    "fp32": Way(1, hooked(None)),
-    "16 bits": Way(2, hooked(sixteen_bits)),
-    "top 1 %": Way(3, hooked(partial(top_k, one_in=ONE_IN)), dict(kept_one_in=ONE_IN)),
-    "signs": Way(4, hooked(signs)),
-    "PowerSGD": Way(5, hooked(partial(power_sgd, rank=LOW_RANK)), dict(power_rank=LOW_RANK)),
-    "1-bit Adam": Way(6, partial(by_optimizer, kind=partial(OneBitAdam, warm_up=WARM_UP))),
-    "4 bits": Way(7, hooked(four_bits)),
-    "local SGD": Way(
+    "fp32": WayToSend(1, hooked(None)),
+    "16 bits": WayToSend(2, hooked(sixteen_bits)),
+    "top 1 %": WayToSend(3, hooked(partial(top_k, one_in=ONE_IN)), dict(kept_one_in=ONE_IN)),
+    "signs": WayToSend(4, hooked(signs)),
+    "PowerSGD": WayToSend(5, hooked(partial(power_sgd, rank=LOW_RANK)), dict(power_rank=LOW_RANK)),
+    "1-bit Adam": WayToSend(
+        6, partial(by_optimizer, kind=partial(OneBitAdam, warm_up=WHOLE_STEPS))
+    ),
+    "4 bits": WayToSend(7, hooked(four_bits)),
+    "local SGD": WayToSend(
         8, partial(seldom, every=OFTEN, outer_lr=1.0, outer_momentum=0.0), dict(sync_every=OFTEN)
     ),
-    "DiLoCo": Way(9, partial(seldom, every=SELDOM), dict(sync_every=SELDOM)),
-    "DeMo": Way(
+    "DiLoCo": WayToSend(9, partial(seldom, every=SELDOM), dict(sync_every=SELDOM)),
+    "DeMo": WayToSend(
         10,
-        partial(by_optimizer, kind=partial(DeMo, chunk=CHUNK, keep=KEEP)),
-        dict(demo_chunk=CHUNK, demo_keep=KEEP),
+        partial(by_optimizer, kind=partial(DeMo, chunk=WAVES_CHUNK, keep=KEEP)),
+        dict(demo_chunk=WAVES_CHUNK, demo_keep=KEEP),
     ),
 }
 
@@ -98,18 +100,18 @@ def two_texts() -> tuple[int, Tensor, Tensor]:
 
 def small_model(vocabulary: int, seed: int) -> GPT:
     torch.manual_seed(seed)
-    return GPT(GPTConfig(vocabulary=vocabulary, **SMALL))
+    return GPT(GPTConfig(vocabulary=vocabulary, **CHART_SIZES))
 
 
 @torch.no_grad()
 def validation_loss(net: nn.Module, tokens: Tensor) -> float:
     """The mean over all windows, which do not overlap."""
-    count = len(tokens) // (WINDOW_TOKENS + 1)
-    windows = tokens[: count * (WINDOW_TOKENS + 1)].view(count, -1)
+    count = len(tokens) // (TEXT_WINDOW + 1)
+    windows = tokens[: count * (TEXT_WINDOW + 1)].view(count, -1)
     return next_token_loss(net(windows[:, :-1]), windows[:, 1:]).item()
 
 
-def train_by(way: Way, lr: float, seed: int = 0, steps: int = STEPS) -> TrainingRun:
+def train_by(way: WayToSend, lr: float, seed: int = 0, steps: int = TRAINED_STEPS) -> TrainingRun:
     """On each rank: its own windows, a learning rate that falls to zero in the last quarter, and
     the loss of rank 0's model, which is the mean where ranks have just met."""
     vocabulary, train, validate = two_texts()
@@ -117,7 +119,7 @@ def train_by(way: Way, lr: float, seed: int = 0, steps: int = STEPS) -> Training
     model, optimizer = way.build(net, lr)
     draw = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     losses = {0: validation_loss(net, validate)}
-    found = batches(train, WINDOWS, WINDOW_TOKENS, draw)
+    found = batches(train, RANK_WINDOWS, TEXT_WINDOW, draw)
     with CommunicationLog() as log:
         for step, (inputs, targets) in zip(range(1, steps + 1), found):
             for group in optimizer.param_groups:
