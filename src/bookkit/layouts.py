@@ -72,7 +72,7 @@ def card(spec):
  choose the file; nothing leaves this page</label>
 <textarea id="{ident}-text" rows="3" spellcheck="false"></textarea>
 <input type="file" accept=".json,application/json" aria-label="config.json as a file"></div>
-<div class="planner-tool" hidden><label for="{ident}-tool">Or show the layout of a file of DeepSpeed
+<div class="planner-tool"><label for="{ident}-tool">Or show the layout of a file of DeepSpeed
  (JSON) or torchtitan (TOML)</label>
 <input type="file" id="{ident}-tool" accept=".json,.toml">
 <p class="planner-read" role="status"></p></div>

@@ -349,7 +349,6 @@
         write(read, refused.message);
       });
     });
-    find(".planner-tool").hidden = false;
     root.classList.add("live");
     addButtons();
   };
