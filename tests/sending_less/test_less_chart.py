@@ -1,5 +1,8 @@
 """The stepper, the explorer and the recorded chart beside what they say."""
 
+from pathlib import Path
+from statistics import mean
+
 import pytest
 
 from coursekit.topics.sending_less.explorer import SENDING_LESS
@@ -7,6 +10,7 @@ from coursekit.topics.sending_less.figures import (
     CHART_LINKS,
     loss_at,
     recorded_chart,
+    recorded_large,
     shortest_seconds,
 )
 from coursekit.topics.sending_less.pictures import PICTURES, draw_large_batches, mean_of_losses
@@ -69,3 +73,22 @@ def test_the_recorded_chart():
     for draw in set(PICTURES.values()) - {draw_large_batches}:
         drawn = draw()
         assert all(name in drawn for name in chart)
+
+
+def test_the_page_says_what_the_charts_show():
+    """Must catch: a new recording beside the old words."""
+    page = (Path(__file__).parents[2] / "chapters/sending-less.md").read_text("utf-8")
+    chart, large = recorded_chart(), recorded_large()
+    ends = {name: mean(way.ends) for name, way in chart.items()}
+    spread = max(chart["fp32"].ends) - min(chart["fp32"].ends)
+    of = lambda batch, name: f"{mean(large[batch][name]):.2f}"
+    for words in (
+        f"three seeds of fp32 alone lie {spread:.2f} apart",
+        f"sends a fiftieth and loses {ends['DiLoCo'] - ends['fp32']:.2f}",
+        f"helps at 32 ({of(32, 'SGD, linear')} against {of(32, 'SGD, one rate')})",
+        f"LAMB comes to {of(128, 'LAMB, root')}, AdamW to {of(128, 'AdamW, root')}.",
+    ):
+        assert words in page, words
+    assert chart["fp32"].step_bytes / chart["DiLoCo"].step_bytes == pytest.approx(50, rel=0.01)
+    assert sorted(ends, key=ends.get)[-2:] == ["signs", "top 1 %"]
+    assert min(mean(large[128][name]) for name in large[128] if "SGD" in name) > 3.15

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coursekit.formulas.command import say_refused
 from coursekit.formulas.presets import GPUS
+from coursekit.show.format import decimal_bytes
 
 ORDER = "parameters", "gradients", "optimizer", "gathered", "activations"
 ORDER += "temporaries", "buffers and messages"
@@ -20,7 +21,6 @@ WARNING = (
 )
 GPUS_OF_A_NODE, MOST_WAITS, MOST_CHANGES = 8, 5, 3
 LEAST_SAVED = 0.02  # of the peak
-OPTION_NAMES = "--gpus", "--gpu", "--nodes", "--rank", "--trace", "--synthetic", "--seconds"
 
 
 def add_rehearse(commands):
@@ -120,14 +120,15 @@ def lines_of_bytes(found) -> list[str]:
     """The bytes at the peak, by purpose, each with the line that made the most of them."""
     sizes, lines = found.by_purpose(), found.largest_lines()
     rows = [
-        f"{purpose:32}{sizes[purpose] / 1e9:10.3f} GB   {lines[purpose][:60]}"
+        f"{purpose:32}{decimal_bytes(sizes[purpose]):>10}   {lines[purpose][:60]}"
         for purpose in ORDER
         if sizes.get(purpose)
     ]
     rest = found.memory_bytes - found.peak_bytes
-    fits = f"fits, {rest / 1e9:.2f} GB are free" if found.fits else f"{-rest / 1e9:.2f} GB too many"
-    whole = f"{'the peak':32}{found.peak_bytes / 1e9:10.3f} GB   {fits}"
-    beside = f"of the {found.memory_bytes / 1e9:.2f} GB that a card has beside its context"
+    told = decimal_bytes(abs(rest))
+    fits = f"fits, {told} are free" if found.fits else f"{told} too many"
+    whole = f"{'the peak':32}{decimal_bytes(found.peak_bytes):>10}   {fits}"
+    beside = f"of the {decimal_bytes(found.memory_bytes)} that a card has beside its context"
     return [*rows, f"{whole} {beside}"]
 
 
@@ -145,7 +146,7 @@ def changes(found, ranks: int) -> list[str]:
     told = [(saved, how) for saved, how in rows if saved > LEAST_SAVED * found.peak_bytes]
     alone = "  the script starts no process group: each GPU trains a model of its own"
     return [alone] * (ranks > 1 and not found.grouped) + [
-        f"  {-saved / 1e9:.3f} GB: {how}" for saved, how in told[:MOST_CHANGES]
+        f"  {decimal_bytes(saved)} less: {how}" for saved, how in told[:MOST_CHANGES]
     ]
 
 
@@ -160,6 +161,7 @@ def lines_of_seconds(found) -> list[str]:
 
     lowest, highest = CLOCK["held_out_lowest"], CLOCK["held_out_highest"]
     error = (
-        f"  held-out steps of a recorded H100 took {lowest:g} to {highest:g} of its seconds here"
+        f"  held-out steps of one recorded H100 took {lowest:g} to {highest:g} of its seconds here;"
+        " of messages it says nothing"
     )
     return [str(found.step), *waits, error]

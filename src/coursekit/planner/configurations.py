@@ -42,7 +42,7 @@ TYPO = 0.9  # likeness of a key that is most likely a known one
 BYTES_OF_ELEMENT = 2  # of a buffer in 16 bits
 SAYS_NOTHING = (None, "", "auto", [], {})
 OPEN = ("model", "family", "every")  # quantities that other values of a file leave open
-# What the script decides where a file says "auto" -> the option that says it here.
+# a setting that the script decides where a file says "auto" -> the option that says it here
 LEFT_OPEN = dict(precision="recipe", microbatch="microbatch")
 LEFT_OPEN |= dict(accumulation_steps="accumulation_steps", zero_stage="zero_stage")
 LEFT_OVER = -1  # as torchtitan writes a number that follows from the others

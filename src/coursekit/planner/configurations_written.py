@@ -18,7 +18,7 @@ from .configurations import (
 from .fits import MODELS_WITH_USUAL, RankLayout
 from .plan import RULES, LayoutPlan, knobs
 
-# What plan() tries by itself: a tool that has all of these limits nothing.
+# knobs that plan() tries by itself: a tool that has all of these limits nothing
 TRIED = dict(zero_stage={0, 1, 2, 3}, recompute_policy={0, 1, 2, 3}, offload={0})
 TRIED |= dict(shorter_ends={0, 1}, sequence_parallel={0, 1}, context_mix={1, 2, 3})
 # Knobs that a tool may say in another way.
