@@ -142,6 +142,8 @@ class DiLoCo:
     def __init__(self, optimizer, every, outer_lr=0.7, outer_momentum=0.9, parts=1, group=None):
         self.inner, self.every, self.group, self.steps = optimizer, every, group, 0
         trained = begin_equal(optimizer.param_groups, group)
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"every = {every}: a whole number of steps, at least 1.")
         if not 1 <= parts <= min(every, len(trained)):
             raise ValueError(f"parts = {parts}: from 1 to every, {every}; none is empty.")
         self.parts = [trained[i::parts] for i in range(parts)]
