@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from coursekit.lab.virtual import recorded_gpu
 from ranklab.measure.communication import CommunicationLog
+from ranklab.virtual import VirtualGPUs
 from shardlab.compression import Compressed, four_bits, power_sgd, signs, sixteen_bits, top_k
 from shardlab.data_parallel import DistributedDataParallel
 
@@ -168,6 +170,17 @@ def beside_plain(hook, steps=3):
         *((torch.equal(a, b), same(a, b)) for a, b in zip(*(net.parameters() for net in nets)))
     )
     return all(bits), all(close), logs[0] == logs[1]
+
+
+@pytest.mark.parametrize(("elements", "dtype"), [(2**31, "int32"), (2**31 + 1, "int64")])
+def test_places_in_a_large_bucket(elements, dtype):
+    """On a GPU that is not there. Must catch: places beyond 2^31 that wrap round in 32 bits."""
+    with VirtualGPUs(2, recorded_gpu("H200 SXM")):
+        net = nn.Linear(elements, 1, bias=False, dtype=torch.bfloat16)
+        model = Compressed(net, partial(top_k, one_in=2**20))
+        with CommunicationLog() as log:
+            model(torch.ones(1, elements, dtype=torch.bfloat16)).sum().backward()
+    assert [message.dtype for message in log.messages] == ["bfloat16", dtype]
 
 
 def test_hook_off_is_data_parallelism(world):

@@ -106,7 +106,8 @@ def top_k(bucket: SmallBucket, group: Group, one_in: int = 100):
     ranks need those of all: (n - 1) k values arrive."""
     total, n = bucket.gradients, dist.get_world_size(group)
     k = -(-len(total) // one_in)
-    places = total.abs().topk(k).indices.int()
+    places = total.abs().topk(k).indices
+    places = places.int() if len(total) <= 2**31 else places
     values = total[places]
     all_places, all_values = places.new_empty(n * k), values.new_empty(n * k)
     yield from [
