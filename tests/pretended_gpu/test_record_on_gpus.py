@@ -15,7 +15,8 @@ pytestmark = pytest.mark.ranks
 TESTS = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 600  # ten minutes, as the README says of `make gpu`
 # what depends on the number of GPUs
-OF_RANKS = "zero data_parallel pipelines tensor_parallel long_sequences mixture_of_experts".split()
+OF_RANKS = "zero data_parallel pipelines tensor_parallel".split()
+OF_RANKS += "long_sequences mixture_of_experts hooks".split()
 NAMED = dict(long_sequences="context_parallel", mixture_of_experts="experts")  # in rows
 # the formulas know the attention of real GPUs and of CPUs, not what this device takes instead
 OF_ATTENTION = ("step.peak", "recompute.kept")

@@ -29,6 +29,7 @@ from coursekit.topics.sending_less.large import (
 )
 from coursekit.topics.sending_less.trainings import (
     LOW_RANK,
+    ONE_IN,
     TRAINED_STEPS,
     TRIED_RATES,
     WAYS_TO_SEND,
@@ -40,7 +41,7 @@ from coursekit.topics.sending_less.trainings import (
 )
 from ranklab.ranks import ranks
 from ranklab.ranks.links import LinksUnavailable, two_hosts
-from shardlab.compression import Compressed, power_sgd, signs, sixteen_bits
+from shardlab.compression import Compressed, four_bits, power_sgd, signs, sixteen_bits, top_k
 
 SEEDS = (0, 1, 2)
 CHART_RANKS = 4
@@ -119,7 +120,7 @@ def large_batches(
                     yield Row("sending_less.large", loss, "nats", case)
 
 
-# --- make bench -----------------------------------------------------------------------------------
+# --- make gpu and make bench ----------------------------------------------------------------------
 
 ONE_BUCKET = 1000  # MiB: PyTorch's PowerSGD hangs on gloo with several
 
@@ -147,10 +148,25 @@ WAYS = {
     ),
     "PowerSGD": races.Way(through_hook, dict(hook=partial(power_sgd, rank=LOW_RANK)), (LOW,)),
     "signs": races.Way(through_hook, dict(hook=signs), (PLAIN_WAY,)),
+    "4 bits": races.Way(through_hook, dict(hook=four_bits), (PLAIN_WAY,)),
+    "top 1 %": races.Way(through_hook, dict(hook=partial(top_k, one_in=ONE_IN)), (PLAIN_WAY,)),
     PLAIN_WAY: races.Way(through_torch),
     HALF_HOOK: races.Way(through_torch, dict(hook=fp16_compress_hook)),
     LOW: races.Way(through_torch, dict(hook=powerSGD_hook, state=LOW_RANK_STATE)),
 }
+
+
+def hooks(device: torch.device, task: TrainingTask | None = None, turns: int = 7) -> Iterator[Row]:
+    """Bytes sent, peaks and times of a step through each hook."""
+    for case, trained in races.layouts(device, task):
+        part = f"hooks, {case['ranks']} ranks"
+        given = "hooks", part, case, WAYS, trained, turns, rows_of_hook
+        yield from attempt(part, races.rows_of_ways(*given, optimizer_cls=torch.optim.SGD))
+
+
+def rows_of_hook(world, way: races.Way, task: TrainingTask, case: dict) -> Iterator[Row]:
+    found = world.run(races.weighed, way, task, torch.optim.SGD, case["device"])[0]
+    yield from races.weight_rows("hooks", found, case)
 
 
 def race(
@@ -179,6 +195,7 @@ def race(
 
 BENCHES = (Bench("sending-less", race, dict(task=TINY, megabits_per_second=(0,), turns=2)),)
 RUNS = (
+    Run(48, hooks, dict(task=TINY, turns=1)),
     Run(92, loss_by_bytes, dict(names=("fp32",), rates=TRIED_RATES[:1], seeds=SEEDS[:1], steps=20)),
     Run(93, large_batches, dict(names=("SGD, linear",), counts=(8,), seeds=(0,), windows=16)),
 )
