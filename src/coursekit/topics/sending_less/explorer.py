@@ -105,9 +105,10 @@ SENDING_LESS = Explorer(
     ),
     detail=(
         Say(
-            "A rank sends {less_sent_bytes:decimal bytes} a step, {times_less:number} times less"
-            " than fp32. Computing takes {less_compute_seconds:short duration}, encoding and"
-            " decoding {compressor_seconds:short duration}, messages"
+            "A rank sends {less_sent_bytes:decimal bytes} a step, and"
+            " {data_parallel_sent_bytes:decimal bytes} in fp32. Computing takes"
+            " {less_compute_seconds:short duration}, encoding and decoding"
+            " {compressor_seconds:short duration}, messages"
             " {less_message_seconds:short duration}. It keeps {less_kept_bytes} more, and ZeRO's"
             " largest stage beside it is {zero_stage_left:exact}. Assumed: {utilisation} of the"
             " arithmetic, the core's operators one by one; 1-bit Adam's bytes are the mean of a run"

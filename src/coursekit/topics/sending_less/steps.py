@@ -67,7 +67,7 @@ def feedback_steps(feedback: int) -> list[FeedbackStep]:
 def feedback_picture(feedback: int, step: FeedbackStep) -> str:
     """The marks of one step, for a drawing as wide as any still picture."""
     drawing = Drawing(f"feedback-{feedback}-{step.number}", "")
-    left, pitch = 116, 56
+    left, pitch = 106, 56
     kept = "kept for the next" if feedback else "lost"
     wanted = tuple(step.number * g for g in SAME_GRADIENT)
     rows = (
