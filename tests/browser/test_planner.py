@@ -340,7 +340,7 @@ def test_the_search_writes_what_python_wrote(page):
     before = page.evaluate(texts)
     assert len(before) == 3 + 5 * 10
     page.locator(".planner [data-asked=batch]").fill("128")
-    page.locator(".planner[data-took]").wait_for()
+    page.locator(".planner[data-took] .explorer-sentence").filter(has_text=before[0]).wait_for()
     assert page.evaluate(texts) == before
 
 

@@ -91,6 +91,9 @@ PLACES = f"""() => {{
 }}"""
 
 
+GIVEN_UP = "net::ERR_ABORTED"  # a stepper showed the next picture before this one had come
+
+
 @dataclass
 class Watch:
     """The requests of a page, and what went wrong on the way. Attach it before the page goes
@@ -106,7 +109,11 @@ class Watch:
         page.on("request", lambda request: watch.loaded.add(request.url))
         page.on(
             "requestfailed",
-            lambda request: watch.failed.append(f"{request.url}: {request.failure}"),
+            lambda request: (
+                watch.failed.append(f"{request.url}: {request.failure}")
+                if request.failure != GIVEN_UP
+                else None
+            ),
         )
         page.on(
             "response",
