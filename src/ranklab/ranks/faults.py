@@ -263,7 +263,7 @@ def _fate(outcome: Outcome, rank: int) -> str:
         return f"stopped{at}"
     if end.echo:
         at = at or "".join(f" in {line.strip()}" for line in reader_lines(end.frames))
-        return f"waited in a collective{at}"
+        return f"waited in a collective{', last seen' * bool(at)}{at}"
     said = end.message if end.error == OF_CHECKS else f"raised {end.error}: {end.message}"
     return said.rstrip(": .")
 
