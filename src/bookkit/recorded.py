@@ -37,7 +37,8 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from bookkit.boxes import new_box
 from bookkit.cards import link_to, node_table, warn
-from coursekit.recordings.recordings import NOT_RECORDED, InvalidRecording, read_all, recorded
+from coursekit.recordings.recordings import InvalidRecording, read_all, recorded
+from coursekit.recordings.virtual_errors import how_near
 from coursekit.show.format import STYLE_OF_UNIT, format_as
 
 ASKED = re.compile(r"^(?:`{3,}|:{3,})\{recorded\} (.+)$|\{recorded\}`([^`]+)`", re.MULTILINE)
@@ -203,7 +204,7 @@ def _virtual_races(recording):
         before = technique
     heads = ["", "", "GPUs", "Step, ms", "Ratio", "Waits, %", "Peak, GB", "PyTorch's best"]
     said = f"{many} of PyTorch's steps ran out of memory. " if many else ""
-    said += said_of_rungs(recording.find("virtual.rung"))
+    said += f"{how_near('FSDP on H100', 'Megatron-LM on H100')} "
     return node_table(heads, cells, numeric=range(2, 7)), said
 
 
@@ -251,24 +252,13 @@ def _virtual_rungs(recording):
         for row in found
     ]
     heads = ["", "", "Recorded", "GPU busy", "Virtual", "Virtual over recorded"]
-    return node_table(heads, cells, numeric=range(2, 6)), said_of_rungs(found)
+    return node_table(heads, cells, numeric=range(2, 6)), f"{how_near()} "
 
 
-def said_of_rungs(rows):
-    held = [row for row in rows if not row.case["fitted"]]
-    return f"The {len(held)} recorded steps that were held out took {span_of(held)}. "
-
-
-def span_of(rows):
-    ratios = [row.value for row in rows]
-    return f"{min(ratios):.2f} to {max(ratios):.2f} of their recorded seconds"
-
-
-def how_near(env, location):
-    """How far virtual steps were from recorded ones that nothing was fitted to."""
-    for recording in _recordings(env, location, "virtual"):
-        return span_of(recording.find("virtual.rung", fitted=False))
-    return NOT_RECORDED
+def near(docname, *classes):
+    """The sentence of how far virtual seconds are from others, with a link to the clock's page."""
+    before, clock, after = how_near(*classes).partition("this clock")
+    return [nodes.Text(before), link_to(clock, "virtual-races", docname, "ref"), nodes.Text(after)]
 
 
 def _shared_case(rows):

@@ -10,7 +10,18 @@ from pathlib import Path
 from docutils import nodes
 
 from bookkit.cards import CardDirective
-from bookkit.traces import BAR, LOOKS, ROW, WIDTH, heading, kinds_of, marks, shape, traces
+from bookkit.traces import (
+    BAR,
+    LOOKS,
+    ROW,
+    WIDTH,
+    heading,
+    kinds_of,
+    marks,
+    shape,
+    traces,
+    with_error,
+)
 from coursekit.show.palette import PAGE, TIMELINE
 from ranklab.measure.slim_trace import SpanKind
 
@@ -85,7 +96,7 @@ class TraceImageDirective(CardDirective):
             f' src="{up}{file_of(names, theme)}">'
             for theme in INK
         )
-        return self.figure(images, trace_names=names)
+        return with_error(self.figure(images, trace_names=names), names, self.env.docname)
 
 
 def file_of(names, theme):

@@ -1,0 +1,46 @@
+"""How far virtual seconds are from recorded and from published ones: of the steps that nothing was
+fitted to.
+
+    errors_of_class("FSDP on H100")     # (steps, lowest ratio, highest ratio)
+    how_near("FSDP on H100")            # a sentence to print beside virtual seconds
+
+data/virtual_errors.csv has them to two digits, from the recording of `bench.published` and
+`bench.rungs` in measured/.
+"""
+
+from typing import NamedTuple
+
+from coursekit.formulas.presets import rows_of_table
+
+
+class HeldOut(NamedTuple):
+    """Virtual seconds over others."""
+
+    steps: int
+    lowest: float
+    highest: float
+
+    def __str__(self):
+        return f"{self.lowest:.2f} to {self.highest:.2f}"
+
+
+ONE_GPU = "H100, recorded"  # the other classes are of published steps
+HELD_OUT = {
+    row["class"]: HeldOut(int(row["steps"]), float(row["lowest"]), float(row["highest"]))
+    for row in rows_of_table("virtual_errors.csv")
+}
+
+
+def errors_of_class(name: str = ONE_GPU) -> HeldOut:
+    """Classes of published steps are those of coursekit.planner.speeds."""
+    return HELD_OUT[name]
+
+
+def how_near(*classes: str) -> str:
+    """The sentence beside virtual seconds of steps that are like those of the classes."""
+    near = [f"{errors_of_class(name)} of those published ({name})" for name in classes]
+    published = f", and {', '.join(near)}" if near else "; it has run no published step like this"
+    return (
+        f"Steps that were held out of this clock took {errors_of_class()} of their seconds as"
+        f" recorded on an H100{published}."
+    )
