@@ -1,11 +1,15 @@
 """Real ranks on virtual GPUs: each has a clock, and they tell each other when they come."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.virtual import GPU, Links, VirtualGPU
+from ranklab.virtual import GPU, Links, VirtualGPU, VirtualGPUs
+from shardlab import zero
+from shardlab.data_parallel import DistributedDataParallel
 from shardlab.pipelines import schedules
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
@@ -53,6 +57,42 @@ def test_a_message_starts_when_the_last_rank_has_come(worlds):
             assert spans[2] == ({0: "send", 3: "recv"}[rank], begin, begin + 3_400 + 4_000)
         others = 3_205_000 - came + (rank in (1, 2)) * (3_400 + 4_000)
         assert waited == pytest.approx(others / 1e9)
+
+
+CARD = replace(SIMPLE, flops_per_second={torch.float32: 1e13}, contention=0.5)
+
+
+def trained(own: VirtualGPU, stage: int):
+    with own:
+        net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
+        if stage:
+            options = dict(units=[*net]) if stage == 3 else dict(bucket_bytes=1 << 18)
+            adam = dict(stage=stage, prefetch=True, fused=True)
+            net, adam = zero.shard(net, torch.optim.AdamW, **adam, **options)
+        else:
+            net = DistributedDataParallel(net, bucket_bytes=1 << 18)
+            adam = torch.optim.AdamW(net.parameters(), fused=True)
+        for _ in range(2):
+            with own.step() as step:
+                net(torch.ones(512, 256)).sum().backward()
+                adam.step()
+                adam.zero_grad()
+    return step
+
+
+def trained_on_a_real_rank(stage: int):
+    return trained(VirtualGPU(CARD), stage)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_real_ranks_take_the_time_of_ranks_that_do_not_exist(worlds, stage):
+    """Every kernel, message and gap of a step of two ranks, to the nanosecond.
+
+    Must catch: an end of a message that real ranks learn when they wait for it, so that kernels
+    beside it are slowed after all of them; kernels that real ranks alone launch."""
+    expected = trained(VirtualGPUs(2, CARD), stage)
+    assert any(span.end - span.start > 30_000 for span in expected.spans if span.name == "mm")
+    assert worlds(2).run(trained_on_a_real_rank, stage) == [expected] * 2
 
 
 def both_ways():

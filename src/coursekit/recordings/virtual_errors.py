@@ -38,8 +38,9 @@ def errors_of_class(name: str = ONE_GPU) -> HeldOut:
 
 def how_near(*classes: str) -> str:
     """The sentence beside virtual seconds of steps that are like those of the classes."""
-    near = [f"{errors_of_class(name)} of those published ({name})" for name in classes]
-    published = f", and {', '.join(near)}" if near else "; it has run no published step like this"
+    held = {name: errors_of_class(name) for name in classes}
+    near = [f"{own} of {own.steps} published ({name})" for name, own in held.items()]
+    published = f", and {', '.join(near)}" if near else "; no published step of this kind was run"
     return (
         f"Steps that were held out of this clock took {errors_of_class()} of their seconds as"
         f" recorded on an H100{published}."

@@ -6,7 +6,10 @@ pair of ranks has one in each direction for single messages. As with NCCL, the h
 work.wait() makes the current stream wait.
 
 Real ranks tell each other when they have come, for each message. Where the other ranks do not exist
-(the backend "fake") they are taken to come when this one does.
+(the backend "fake") they are taken to come when this one does. Both know the end of a collective
+when it is asked for, because it slows the kernels that come next. So a real rank goes on when all
+have asked for it: ranks that ask for messages of several groups in different orders deadlock here,
+as they may with NCCL.
 """
 
 from collections.abc import Callable
@@ -58,7 +61,7 @@ class Messages:
         while self.untold:
             work = self.untold.pop(0)
             work.tell()
-            if alone(work.call.group):  # when all have come is known: the kernels after it are slow
+            if work.slows:  # the kernels after it, so its end is learned before they are given
                 self.settle(work.communicator, work)
 
     def settle(self, communicator: tuple, last: "VirtualWork | None" = None):
@@ -98,6 +101,7 @@ class VirtualWork(dist.Work):
             self.ranks, self.communicator = members, (call.group.group_name,)
         self.came, self.phase = messages.clock.now(messages.streams.current), messages.phase()
         self.tensors = list(call.own)
+        self.slows = call.name not in SINGLE  # copies take no kernels
 
     def tell(self):
         self.others = tell(self.call, self.came)
@@ -108,7 +112,7 @@ class VirtualWork(dist.Work):
         duration = self.messages.gpu.message_nanoseconds(call.name, call.nbytes, self.ranks)
         clock.wait(self.communicator, self.all_came)
         self.end = clock.work(self.communicator, call.name, duration, self.phase)
-        if call.name not in SINGLE:  # copies take no kernels
+        if self.slows:
             clock.slow(self.messages.gpu.contention, self.end - duration, self.end, self.phase)
         self.call = self.others = None
 
