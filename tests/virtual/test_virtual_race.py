@@ -21,7 +21,7 @@ from shardlab.pipelines.partition import plan_pipeline
     if found.hardware.kind == "virtual"
 ]
 
-ROWS = {(speed, one.row["name"]): one for speed in DENSE for one in able_rows(speed)}
+ROWS = {(one.class_name, one.row["name"]): one for speed in DENSE for one in able_rows(speed)}
 same_kernels = pytest.mark.skipif(
     torch.__version__.split("+")[0] != RECORDED.versions["torch"].split("+")[0],
     reason="another PyTorch launches other kernels",
