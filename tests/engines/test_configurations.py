@@ -259,6 +259,17 @@ def test_sizes_of_a_command_line(tmp_path):
     assert found["sequence_parallel"] is False and found["recipe"] == "bf16 + fp32 gradients"
 
 
+def test_flags_before_more_options_and_experts_beside_dense_layers(tmp_path):
+    """Must catch: options of a variable taken for the value of the flag before it, and refused; the
+    width of dense layers, of which a model of experts has none, taken for the experts'."""
+    text = f"{ARGS} --hidden-size 64 --num-attention-heads 4 --vocab-size 128 --seq-length 32"
+    text += " --ffn-hidden-size 256 --moe-ffn-hidden-size 96 --bf16 ${MORE_ARGS} --swiglu $LAST"
+    for experts, width in ((" --num-experts 8", 96), ("", 256)):
+        found = read(tmp_path, "a.sh", text + experts).quantities
+        assert found["model"]["feed_forward"] == width and found["model"]["gated_mlp"] == 1
+        assert found["recipe"] == "bf16 + fp32 gradients"
+
+
 def test_every_row_names_a_quantity():
     """Must catch: a word of the table that no code reads; a knob that a tool has under no name."""
     for tool in tools().values():

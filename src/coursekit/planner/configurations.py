@@ -415,8 +415,10 @@ def _model(found, said):
         said["model"] = name
     elif all(said.get(name) for name in ("layers", "hidden", "heads", "vocabulary")):
         sizes = {name: said[name] for name in (*SIZE_NAMES, *MORE_SIZES) if name in said}
+        of_expert = said.get("experts") and said.get("of_expert")
+        whole = sizes.get("feed_forward") or 4 * sizes["hidden"]
+        sizes["feed_forward"] = of_expert or whole
         sizes.setdefault("key_value_heads", sizes["heads"])
-        sizes.setdefault("feed_forward", 4 * sizes["hidden"])
         sizes.setdefault("max_sequence", said.get("sequence"))
         said["model"] = BOOK.validate(**sizes)
 
@@ -477,8 +479,10 @@ def _options(text) -> Iterator[tuple]:
     seen = {}
     for name, value in OPTION.findall(_expanded(lines, variables)):
         key = name.replace("_", "-")
-        value = value or True
-        if seen.setdefault(key, value) != value and tools()["megatron"].matching(key):
+        known = tools()["megatron"].matching(key)
+        flag = any("true" in one.choices for one in known)
+        value = value if value and not (flag and value.startswith("$")) else True  # --bf16 $MORE
+        if seen.setdefault(key, value) != value and known:
             raise InvalidConfiguration(
                 f"--{key} is given twice: {_shown(seen[key])} and {_shown(value)} (line"
                 f" {_line(text, key, True)})."
