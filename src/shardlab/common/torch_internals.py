@@ -540,10 +540,10 @@ class NoStandIn(RuntimeError):
 
 
 def stand_in_for_cuda() -> FakeTensorMode:
-    """Makes fake tensors on "cuda" those of a GPU to all of PyTorch, in a build without CUDA and on
-    a machine without a driver, for the rest of this process: their dispatch keys, autocast's lists
-    and a backward in a thread of the device. Returns the mode that makes them. Without it, a script
-    that says "cuda" runs on GPUs alone.
+    """Makes fake tensors on "cuda" those of a GPU to all of PyTorch, in any build and on a machine
+    without a driver, for the rest of this process: their dispatch keys, autocast's lists and a
+    backward in a thread of the device. Returns the mode that makes them. Without it, a script that
+    says "cuda" runs on GPUs alone.
 
     C++ asks two objects about CUDA. The guard says which device and stream is current: PyTorch lets
     Python write one for devices of others, and this one is registered for CUDA. The hooks say
@@ -604,6 +604,10 @@ def patch_cuda():
     c._cuda_getCurrentRawStream = lambda device: 0
     c._get_accelerator = lambda *asked: torch.device("cuda")
     module.current_device = lambda: 0
+    # in a build with CUDA these ask a real GPU for a first tensor, and for the timers of DDP
+    torch._subclasses.fake_tensor.init_gpu_context = lambda device: None
+    if torch.backends.cuda.is_built():
+        dist.Reducer.prepare_for_forward = lambda reducer: None
     torch.version.cuda = torch.version.cuda or "13.0"
     torch.accelerator.current_accelerator = lambda *asked, **named: torch.device("cuda")
 
