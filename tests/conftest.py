@@ -33,6 +33,8 @@ from ranklab.ranks import server
 sys.modules.setdefault("rfc3987_syntax", None)
 
 ROOT = Path(__file__).resolve().parents[1]
+# Of few tests, each as long as a file of others.
+LONG = ("test_pages_first.py", "test_pages_second.py", "test_record_on_gpus.py", "test_rehearse.py")
 ROWS = pytest.StashKey()  # test -> how many rows of it were collected
 BROWSERS = (
     # the same engine without windows, menus and tabs, which cost a second for each context
@@ -108,14 +110,15 @@ def pytest_itemcollected(item):
 
 @pytest.hookimpl(trylast=True)  # what is deselected is gone
 def pytest_collection_modifyitems(items):
-    """Files with long tests come first, the longest of all before them: begun at the end, one of
-    them would keep a worker busy while the others have nothing left."""
+    """Files with long tests come first, those with most tests and the longest of all before them:
+    begun at the end, one of them would keep a worker busy while the others have nothing left."""
     order = ("labs", "browser", "slow", "ranks")
-    first = {}
+    first, count = {}, Counter(item.path for item in items)
     for item in items:
         places = (k for k, mark in enumerate(order) if item.get_closest_marker(mark))
         first[item.path] = min([first.get(item.path, len(order)), *places])
-    items.sort(key=lambda item: first[item.path])
+    long = {path for path in count if path.name in LONG}
+    items.sort(key=lambda item: (first[item.path], item.path not in long, -count[item.path]))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -191,8 +191,8 @@ def test_a_lab_names_what_there_is(lab):
             inspect.signature(known[node.func.id]).bind_partial(**named)
 
 
-# By day these: ranks that shard, stages, one process; the others' names are looked up above.
-BY_DAY = ("06", "08", "12")
+# By day these: ranks that shard, and one process; the others' names are looked up above.
+BY_DAY = ("06", "12")
 
 
 @pytest.mark.labs

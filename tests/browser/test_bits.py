@@ -11,6 +11,7 @@ from visit import PHONE, click
 from coursekit.topics.mixed_precision.explorer import EXAMPLES, format_words, sentence, words_of_all
 from coursekit.topics.mixed_precision.formats import CARD_FORMATS
 
+pytestmark = pytest.mark.xdist_group("cards")  # one worker builds their small book
 NAMES = tuple(CARD_FORMATS)
 
 

@@ -14,6 +14,8 @@ from coursekit.topics.mixed_precision import histogram
 from coursekit.topics.mixed_precision.explorer import EXAMPLES, words_of_all
 from coursekit.topics.mixed_precision.histogram import HISTOGRAM_FORMATS, MOST_SCALE
 
+pytestmark = pytest.mark.xdist_group("cards")  # one worker builds their small book
+
 
 class AnyCard(StepperCard):
     root_selector = ".explorer"

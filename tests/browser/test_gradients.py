@@ -18,6 +18,8 @@ from coursekit.topics.mixed_precision.histogram import (
     shares,
 )
 
+pytestmark = pytest.mark.xdist_group("cards")  # one worker builds their small book
+
 
 @pytest.fixture
 def open_card(browser, card_pages):

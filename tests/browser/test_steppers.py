@@ -18,6 +18,7 @@ from coursekit.topics.zero import steps as shards
 from coursekit.topics.zero.moves import AllGather, AllReduce, HeldPart
 from coursekit.topics.zero.steps import UNIT_LETTERS, first_number, name_of
 
+pytestmark = pytest.mark.xdist_group("cards")  # one worker builds their small book
 FIRST = "ring all-reduce"
 
 

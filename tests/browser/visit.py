@@ -457,16 +457,21 @@ def visit(
     thorough: bool = True,
     printed: bool = True,
 ) -> Visit:
-    """Let a `visitor` open the page at `address` in the colours of a mode and look at it: on a
-    phone, then on a desktop with the Tab key, then on paper; axe and the Tab key only where the
-    visit is `thorough`, desktop and paper where it is `printed`. `looks` remembers for the next
-    page how often axe has seen texts of a look; `inert` finds what Tab need not go through."""
+    """Let a `visitor` open the page at `address` in the colours of a mode and look at it: at its
+    first screen on a desktop, on a phone, on a desktop with the Tab key, then on paper; axe and the
+    Tab key only where the visit is `thorough`, desktop and paper where it is `printed`. `looks`
+    remembers for the next page how often axe has seen texts of a look; `inert` finds what Tab need
+    not go through."""
     page.goto("about:blank")
     page.watch.forget()
-    page.set_viewport_size(PHONE)
+    page.set_viewport_size({**DESKTOP, "height": 900})
     page.emulate_media(media="screen", color_scheme=mode)
-    open_page(page, address)
-    screens = [page.evaluate(JS.FIRST_SCREEN)]
+    page.goto(address, wait_until="load")
+    desk = page.evaluate(JS.FIRST_SCREEN)
+    page.set_viewport_size(PHONE)
+    frames(page, DRAWN)
+    come_past(page)
+    screens = [page.evaluate(JS.FIRST_SCREEN), desk]
     late, collisions = page.evaluate(LATE), page.evaluate(JS.COLLISIONS)
     values, answers = page.evaluate(VALUES), page.evaluate(JS.ANSWERS)
     open_all(page)
@@ -482,11 +487,6 @@ def visit(
         on_paper(page, color_scheme="dark")  # nobody scrolls through a page before it is printed
         for script in (JS.BEYOND, JS.PAPER_PROBLEMS, JS.EXPLORERS_AT_REST):
             paper += page.evaluate(script)
-    if screens[0]:  # everything folded again
-        page.emulate_media(media="screen")
-        page.set_viewport_size({**DESKTOP, "height": 900})
-        page.goto(address)
-        screens.append(page.evaluate(JS.FIRST_SCREEN))
     return Visit(
         *(deepcopy(page.watch), blocks, icons, late, axe, screens, answers),
         *(phone, collisions, keyboard, paper),

@@ -57,7 +57,7 @@ def test_zero(on_gpus, gpus, stage, variant):
     on_gpus(gpus, cases.zero_as, stage, variant).is_right()
 
 
-@pytest.mark.parametrize("gpus", [*COUNTS, 3])
+@pytest.mark.parametrize("gpus", [*COUNTS, *at_night(3)])
 def test_a_mean_in_16_bits(on_gpus, gpus):
     """Must catch: a sum of fp16 that overflows before it is divided (ReduceOp.SUM for AVG, then
     mul_); one of bf16 that is not divided, or one whose gradients are."""

@@ -194,8 +194,8 @@ def test_groups_of_ranks(stage, worlds, tmp_path):
 
 
 def overwrites(path, number):
-    """torch.save over a file of the same size, killed before the number-th part of it is
-    written."""
+    """torch.save over a file of the same size, in a process that is killed before the number-th
+    part of it is written; the number of parts of one that is not."""
 
     class Killing(durable.Hashed):
         parts = 0
@@ -207,9 +207,13 @@ def overwrites(path, number):
             self.parts += 1
             return super().write(part)
 
-    with open(path, "wb") as file:
-        torch.save(torch.ones(64, 64), killing := Killing(file))
-    return killing.parts
+    if not (child := os.fork()):
+        with open(path, "wb") as file:
+            torch.save(torch.ones(64, 64), killing := Killing(file))
+        os._exit(killing.parts)
+    ended = os.waitpid(child, 0)[1]
+    assert number is None or os.WTERMSIG(ended) == signal.SIGKILL
+    return os.waitstatus_to_exitcode(ended)
 
 
 def overwrites_dcp(folder, killed):
@@ -256,13 +260,12 @@ def test_killed_while_overwriting(worlds, tmp_path):
 
     Mutation: one of them killed before it begins or after it is done, which proves nothing."""
     path, folder = tmp_path / "model.pt", tmp_path / "saves"
-    (parts,) = worlds(1).run(overwrites, str(path), None)
+    parts = overwrites(path, None)
     (all_parts,) = worlds(1).run(saves_again, str(folder), None)
     for eighth in range(8):
-        worlds(1).run(overwrites, str(path), None)
+        overwrites(path, None)
         assert torch.load(path).sum() == 64 * 64
-        with pytest.raises(RankDied):
-            worlds(1).run(overwrites, str(path), eighth * parts // 8)
+        overwrites(path, eighth * parts // 8)
         with pytest.raises((RuntimeError, OSError, EOFError)):
             torch.load(path)
         with pytest.raises(RankDied):
