@@ -145,24 +145,6 @@ def test_with_an_address_every_page_leads_out(with_address, page):
 
 
 @pytest.mark.slow
-@pytest.mark.nightly  # by day: test_addresses_are_resolved
-def test_githubs_variables_stand_in_for_an_empty_file(tmp_path):
-    """Must catch: the variables not read, or a page that leads to the example in the file's
-    comment."""
-    pages = build(
-        tmp_path,
-        (ROOT / "_address.yml").read_text(),
-        GITHUB_SERVER_URL="https://github.com",
-        GITHUB_REPOSITORY="grace/fork",
-    )
-    anchors = Anchors(pages / "labs" / "tiny.html")
-    assert "https://github.com/grace/fork" in anchors.outside()
-    (link,) = anchors.leading_to(
-        "https://colab.research.google.com/github/grace/fork/blob/learner/"
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("book", ["without_address", "with_address"])
 def test_a_chapter_leads_to_its_lab(request, book):
     """Must catch: a chapter whose lab cannot be found, or one that carries the whole notebook (a

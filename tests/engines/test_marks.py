@@ -2,8 +2,6 @@
 browser that it finds."""
 
 import shutil
-import subprocess
-import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,19 +17,6 @@ def conftest():
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-# Collects tests and prints each with its marks.
-COLLECT = """
-import sys, pytest
-
-class Show:
-    def pytest_collection_finish(self, session):
-        for item in session.items:
-            print("#", item.name.partition("[")[0], *{mark.name for mark in item.iter_markers()})
-
-pytest.main(["--collect-only", "-q", *sys.argv[1:]], plugins=[Show()])
-"""
 
 
 def test_ranks_do_not_start_without_the_mark():
@@ -101,30 +86,6 @@ def test_every_nth_row_runs_by_day(conftest):
             conftest.pytest_itemcollected(item)
         by_day += [row.nodeid] * (not row.get_closest_marker("nightly"))
     assert by_day == ["test_some.py::test[2]", "test_some.py::test[5]"]
-
-
-@pytest.mark.slow
-@pytest.mark.nightly  # by day: ranks that start without the mark fail their test
-def test_the_marks_are_given():
-    """Must catch: a test that needs the browser or ranks left in `make check`; one whose module
-    imports no ranks and takes those of the fixture."""
-    paths = [
-        *("tests/browser/test_explorer.py", "tests/engines/test_mesh.py", "tests/test_labs.py"),
-        "tests/tensor_parallelism/test_tensor_parallel.py",
-    ]
-    command = [sys.executable, "-c", COLLECT, *paths]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    lines = (line.split()[1:] for line in listed.splitlines() if line.startswith("# "))
-    costly = {"ranks", "labs", "browser", "slow"}
-    found = {name: costly & {*marks} for name, *marks in lines}
-    assert {
-        "test_a_lab_is_stored_as_a_run_left_it": set(),
-        "test_a_lab_runs_again_and_finds_the_same": {"labs"},
-        "test_reset": {"browser"},
-        "test_a_mesh_on_ranks": {"ranks"},
-        "test_what_is_refused": set(),
-        "test_frozen_parameters": {"ranks"},
-    }.items() <= found.items()
 
 
 def test_without_a_browser(conftest, monkeypatch):

@@ -29,8 +29,6 @@ TESTS = (  # of the copy
     ["tests/pretended", *(f"{ENGINES}{name}.py" for name in ASKED_ONCE_FOR_EACH)]
     + ["-k", "pretended"],
 )
-WHOLE = ("bibliography", "formula-sheet", "glossary", "pretended")  # chapters of the copy's book
-
 FOUND = """
 from bench.__main__ import main
 from coursekit.formulas import evaluate
@@ -152,46 +150,3 @@ def test_engines_find_it(repository):
     (row,) = recording.rows
     assert (row.name, row.value, row.case["what"]) == ("pretended_race.step", 2, "pretended")
     assert recording.command == "python -m bench pretended --quick --record measured"
-
-
-def outline(text):
-    """The opening of a page in MyST, its headings and the places that others refer to."""
-    kept = re.findall(r"\A---\n(?s:.*?)^---$|^#+ .+$|^\([\w-]+\)=$", text, re.MULTILINE)
-    return "\n\n".join(kept) + "\n"
-
-
-@pytest.fixture(scope="module")
-def book(repository):
-    """The copy's book: a warning would be an error. Of other chapters and labs it has the outline:
-    to build all of them takes three times as long."""
-    pages = (
-        page for folder in ("chapters", "workshop") for page in (repository / folder).glob("*.md")
-    )
-    for page in pages:
-        if not page.stem.startswith(WHOLE):
-            page.write_text(outline(page.read_text("utf-8")), "utf-8")
-    for path in (repository / "labs").glob("*.ipynb"):
-        lab = nbformat.read(path, as_version=4)
-        lab.cells = lab.cells[:1] if path.name != Path(LAB_FILE).name else lab.cells
-        nbformat.write(lab, path)
-    in_copy(repository, "-m", "bookkit", ".", "build/html")
-    return repository / "build" / "html"
-
-
-@pytest.mark.slow
-@pytest.mark.nightly  # by day: the sheet of all formulas, every explorer's card, the contents
-def test_the_book_shows_it(book):
-    """Its chapter has the explorer, the number and the equation; its lab has a page; the formula is
-    on the formula sheet, beside what is given; every page's contents lead to it, and its own to the
-    lab. Must catch: a
-    sheet that names its topics and forgets this one."""
-    page = (book / "chapters" / "pretended.html").read_text("utf-8")
-    assert 'data-explorer="pretended-copies"' in page and 'BOOK.define("pretended-copies"' in page
-    assert re.search(r"<span data-call=\"pretended_bytes\([^>]*>1\.39.GiB</span>", page)
-    assert 'href="formula-sheet.html#formula-pretended-bytes"' in page
-    sheet = (book / "chapters" / "formula-sheet.html").read_text("utf-8")
-    for name in ("pretended-bytes", "pretended-copies"):
-        assert f'id="formula-{name}"' in sheet
-    assert "Pretending: a lab" in (book / "labs" / "90-pretended.html").read_text("utf-8")
-    assert 'href="pretended.html"' in (book / "chapters" / "zero.html").read_text("utf-8")
-    assert 'href="../labs/90-pretended.html"' in page

@@ -90,12 +90,6 @@ def test_an_interrupt_while_ranks_are_started(monkeypatch):
             process.is_alive()
 
 
-def test_one_rank_is_a_world(three):
-    """Mutation: a world of one that takes another path and has no process group."""
-    with ranks(1, announce=False) as world:
-        assert [pair.total for pair in world.run(sum_of_ranks, 5)] == [0.0]
-
-
 def test_what_is_printed_is_labelled_and_in_rank_order(three, capfd):
     """Mutation: only sys.stdout is captured, so that C++, or a program a rank starts, writes over
     the cell; order of arrival."""
@@ -368,15 +362,6 @@ def test_a_script_needs_no_guard(tmp_path):
     done = run_script(tmp_path)
     said = ["2 ranks on the CPU, 1 thread each; backend gloo", "ended well"]
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
-
-
-@pytest.mark.nightly  # by day: test_the_same_script_where_torchrun_made_the_ranks
-def test_the_same_script_under_torchrun(tmp_path):
-    """Mutation: a world of its own started in each of torchrun's ranks."""
-    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
-    done = run_script(tmp_path, *torchrun, OMP_NUM_THREADS="1")
-    assert done.returncode == 0 and done.stdout.count("ended well") == 2, done
-    assert "backend" not in done.stdout
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -1,7 +1,6 @@
 """Rehearsed hosts: ranks on both, the link's own counter against the communication log, nothing
 left."""
 
-import os
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -123,52 +122,6 @@ def test_nothing_is_left_and_faults_have_names_there_too():
         ["ps", "-o", "pid=", "-p", ",".join(sorted(holders))], capture_output=True, text=True
     ).stdout
     assert running.split() == []
-
-
-SCRIPT = """
-import torch
-import torch.distributed as dist
-from ranklab.ranks import ranks
-
-def total(factor):
-    x = torch.tensor([dist.get_rank() + 1.0])
-    dist.all_reduce(x)
-    return factor * x.item()
-
-with ranks(4, device="cpu") as world:
-    assert world.run(total, 10) == [100.0] * 4
-print("ended well")
-"""
-
-
-@pytest.mark.nightly  # by day: test_the_same_script_where_torchrun_made_the_ranks, of two nodes
-def test_torchrun_on_two_hosts(tmp_path, hosts):
-    """Mutation: the rank on its machine taken for the rank in the world, so that two ranks have the
-    same number."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    address = links.ADDRESSES[0].partition("/")[0]  # its port is of a network of its own
-    options = f"--nnodes 2 --nproc-per-node 2 --master-addr {address} --master-port 29511"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *options.split(), "--node-rank"]
-    agents = []
-    for node, host in enumerate(hosts):
-        holder = host.namespaces[0].split("/")[2]
-        kinds = (f"--{path.rpartition('/')[2]}" for path in host.namespaces)
-        enter = ["nsenter", f"--target={holder}", *kinds]
-        enter += ["--preserve-credentials"] * (len(host.namespaces) > 1)
-        agents.append(
-            subprocess.Popen(
-                [*enter, *torchrun, str(node), str(tmp_path / "script.py")],
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=os.environ | dict(GLOO_SOCKET_IFNAME=host.interface, OMP_NUM_THREADS="1"),
-            )
-        )
-    said = [agent.communicate(timeout=150)[0] for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(said)
-    assert [text.count("ended well") for text in said] == [2, 2]
-    between = "are compared within each machine, not between them."
-    assert [text.count(between) for text in said] == [1, 0]
 
 
 def test_where_it_cannot_be_done_one_sentence_says_so(monkeypatch):

@@ -15,8 +15,8 @@ from told import told
 from torch import nn
 
 from shardlab import zero
-from shardlab.data_parallel import DistributedDataParallel
 from shardlab.saving import Damaged, SaveFailed, resume, save
+from shardlab.saving.parts import plain_names
 from shardlab.tensor_parallel import apply_tensor_parallel
 from shardlab.tensor_parallel.hardened.plan import Whole
 
@@ -162,40 +162,14 @@ def test_another_number_of_parts(worlds, tmp_path):
             assert "pp" in axes or (", part 1 of 2, now it is " in said and "whole_state" in said)
 
 
-def wrapped(kind, seed):
-    """(the model as a script has it, its optimizer); compiled, but never called."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    if kind in ("a compiled child", "a compiled child in stage 3"):
-        model[1], model[2] = torch.compile(model[1]), torch.compile(model[2])
-    if kind == "compiled replicas":
-        model = torch.compile(DistributedDataParallel(model))
-    if kind == "replicas of what is compiled":
-        model = DistributedDataParallel(torch.compile(model))
-    if kind == "PyTorch's replicas":
-        model = nn.parallel.DistributedDataParallel(model)
-    if kind in (1, 3, "a compiled child in stage 3"):
-        return zero.shard(model, torch.optim.SGD, stage=1 if kind == 1 else 3, lr=0.1)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def through_wrappers(folder):
-    kinds = "plain", "a compiled child", "compiled replicas", 1, "replicas of what is compiled", 3
-    found = []
-    others = "PyTorch's replicas", "a compiled child in stage 3", "plain"
-    for step, kind in enumerate((*kinds, *others)):
-        model, optimizer = wrapped(kind, step)
-        resume(folder, model, optimizer)
-        save(folder, model, optimizer, step)
-        if kind != 3 and kind != "a compiled child in stage 3":  # "plain" comes after it
-            found.append([tensor.clone() for tensor in (*model.parameters(), *model.buffers())])
-    return all(torch.equal(a, b) for other in found for a, b in zip(found[0], other, strict=True))
-
-
-@pytest.mark.nightly  # by day names beside replicas and stages, in test_any_layout_to_any_other
-def test_names_without_wrappers(worlds, tmp_path):
-    """Must catch: "module." or "_orig_mod." of a parameter or of a buffer in a file; a compiled
-    unit of stage 3 counted twice."""
-    assert worlds(2).run(through_wrappers, str(tmp_path)) == [True] * 2
-    manifest = (tmp_path / "step-7" / "manifest.json").read_text()
-    assert "1.running_mean" in manifest and "mod" not in manifest
+@pytest.mark.parametrize(
+    "names, plain",
+    [
+        (["module._orig_mod.a", "module.b._orig_mod.c"], ["a", "b.c"]),
+        (["_orig_mod.module.module.a", "module.b"], ["module.a", "b"]),
+        (["module.a", "b"], ["module.a", "b"]),
+    ],
+)
+def test_names_without_wrappers(names, plain):
+    """Must catch: "module." or "_orig_mod." in a file; a module of the reader's own, called so."""
+    assert list(map(plain_names(names), names)) == plain
