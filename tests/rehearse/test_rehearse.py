@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from coursekit.lab.virtual import CLOCK
+from coursekit.machine.rehearsing import lines_of_errors
+from coursekit.planner.speeds import PUBLISHED_SECONDS
+from coursekit.topics.which_layout.referee import published_rows
 from ranklab.measure.waits import Wait
 from ranklab.rehearse import Rehearsal
 from ranklab.rehearse.gpu import MadeStorage
@@ -73,7 +76,8 @@ def test_the_bytes_are_those_of_real_ranks(name, ranks):
     tensors of its callers; parameters that moved and left their first memory."""
     script = SCRIPTS / f"{name}.py"
     peaks, found = for_real(script, ranks), rehearsed(script, gpus=ranks)
-    assert set(peaks) == {found["peak_bytes"] + OF_THE_HOST[name](ranks)}
+    # gloo's threads may hold what was sent a moment longer, on any of the real ranks
+    assert min(peaks) == found["peak_bytes"] + OF_THE_HOST[name](ranks)
     assert sum(found["bytes"].values()) == found["peak_bytes"]
 
 
@@ -82,6 +86,31 @@ def test_each_rank_of_a_pipeline():
     first, last = (rehearsed(SCRIPTS / "staged.py", "--rank", rank) for rank in ("0", "3"))
     assert first["bytes"]["parameters"] == last["bytes"]["parameters"] == 3 * 4 * (64 * 64 + 64)
     assert first["bytes"]["activations"] > last["bytes"]["activations"]  # of microbatches in flight
+
+
+def test_several_ranks_are_a_table(tmp_path):
+    """Must catch: the first rank's bytes for all; a rank that is left out; an option of a
+    rehearsal that goes to the script in silence."""
+    command = [sys.executable, "-m", "shardlab", "rehearse", "--gpus", "4", "--rank", "last, 0,0"]
+    run = subprocess.run(
+        [*command, str(SCRIPTS / "staged.py"), "--seconds=3", "--lr", "1"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert run.returncode == 0, run.stderr
+    heading, names, last, first = run.stdout.strip().splitlines()[-4:]
+    assert heading.startswith("staged.py, 2 ranks of 4 x H100 SXM 80GB: ")
+    assert names.split() == ["rank", "peak", "in", "all", "seconds"]
+    assert (last.split()[0], first.split()[0]) == ("3", "0") and last.split()[1] != first.split()[1]
+    assert " fits, " in last and " free" in last
+    said = [line for line in run.stderr.splitlines() if " stands after " in line]
+    assert said == [f"--seconds=3 stands after {SCRIPTS / 'staged.py'}, which gets it."]
+    both = rehearsed(SCRIPTS / "staged.py", "--rank", "first,last")["ranks"]
+    assert [one["rank"] for one in both] == [0, 3]
+    (tmp_path / "script.py").write_text("raise SystemExit(3)")
+    said = rehearsed(tmp_path / "script.py", "--rank", "middle,last", fails=2)
+    assert said == "rank 2: script.py left with exit code 3"
 
 
 def test_a_script_in_mixed_precision_is_taken_apart():
@@ -94,6 +123,10 @@ def test_a_script_in_mixed_precision_is_taken_apart():
     assert found["bytes"]["buffers and messages"] == parameters + 8  # a bucket, and the scale
     assert found["lines"]["parameters"].startswith("ddp_scaled.py:17: model = nn.Sequential(")
     assert found["fits"] and found["seconds"] > 0
+    assert found["nccl_bytes"] == 835_505_357 + 721_420_288  # of one group
+    free = found["card_bytes"] - 855_441_408 - found["nccl_bytes"] - found["peak_bytes"]
+    assert found["free_bytes"] == free
+    assert found["peak_bytes"] < found["reserved_bytes"] < found["peak_bytes"] + (64 << 20)
     waits = [place for place, _, _ in found["host_waits"]]
     assert waits == ["ddp_scaled.py:31"]  # a fused optimizer asks the scaler on the GPU
 
@@ -144,6 +177,18 @@ REFUSED = {
     "a graph": ("torch.cuda.CUDAGraph()", "script.py:9: a CUDA graph is a recording of a real GPU"),
     "no Python": ("for x in 3 print(x)", "script.py:9: SyntaxError: invalid syntax"),
     "an exit": ("raise SystemExit(3)", "script.py left with exit code 3"),
+    "it takes no signal forever": (
+        "import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True: pass",
+        "script.py ran when 4 seconds were over, and took no signal.",
+    ),
+    "it catches all forever": (
+        "def run():\n    while True: pass\nwhile True:\n    try: run()\n    except: pass",
+        "script.py ran when 4 seconds were over, and took no signal.",
+    ),
+    "its process dies": (
+        "import os; os._exit(5)",
+        "script.py ended its process with exit code 5.",
+    ),
 }
 
 
@@ -162,6 +207,10 @@ def test_a_script_that_cannot_be_rehearsed_gets_one_sentence(case, tmp_path):
     "options, sentence",
     [
         (["--rank", "4"], "--rank 4: 4 GPUs have ranks 0 to 3."),
+        (["--rank", "first,4"], "--rank first,4: 4 GPUs have ranks 0 to 3."),
+        (["--rank", "all"], "--rank all: name numbers of ranks, or first, middle, last."),
+        (["--rank", ""], "--rank : name numbers of ranks, or first, middle, last."),
+        (["--rank", "0,1", "--trace", "a"], "--trace a: it holds one rank, and --rank names 2."),
         (["--nodes", "3"], "--nodes 3: it must divide --gpus 4."),
         (["--gpu", "H1000"], "--gpu H1000: there are "),
         (["--seconds", "0"], "--seconds 0.0: it must be above 0."),
@@ -241,13 +290,57 @@ def test_the_updates_temporaries_are_not_the_batchs():
         MadeStorage("", line, "update", 2, "temporaries"),
         MadeStorage("", line, "", 2, "activations"),
     ]
-    assert Rehearsal(None, [(made[0], 8), (made[1], 4)], {}, 9, False, True).of_batch == 4
+    assert Rehearsal(None, [(made[0], 8), (made[1], 4)], {}, 9, 9, False, True).of_batch == 4
 
 
-def test_the_printed_error_is_the_recorded_one():
-    """Must catch: a clock that was fitted again, beside the error of the one before."""
+# GPUs -> tokens a second on each, and GiB that the allocator held: torchtitan@31a17bf
+# benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3, eager and compiled. The script's
+# wrapper, run_llama_train.sh of torchtitan@9dec370, lets segments grow
+PUBLISHED = {8: ((5762, 82.4), (6667, 77.0)), 128: ((5605, 67.0), (6514, 62.0))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", PUBLISHED)
+def test_published_steps_of_fsdp2(gpus):
+    """Llama 3.1 8B in two sequences of 8,192 tokens: eager steps within 8 % and their reserved
+    bytes within 5 %, and compiled ones, which a rehearsal takes eagerly, within 15 % and 5 %.
+    Nothing is fitted to them.
+
+    Must catch: the memory of another H100; whole tensors that DTensor makes for their shapes,
+    counted as the GPU's; segments that do not grow; a norm of one kernel; a layer that is kept or
+    recomputed whole."""
+    run = subprocess.run(
+        [sys.executable, HERE / "published.py", f"{gpus}", SCRIPTS / "llama_fsdp2.py"],
+        env=os.environ | dict(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"),
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+    )
+    found = json.loads(run.stdout)
+    for (speed, reserved), most in zip(PUBLISHED[gpus], (0.08, 0.15)):
+        assert abs(found["seconds"] / (2 * 8192 / speed) - 1) <= most
+        assert abs(found["reserved_bytes"] / (reserved * 2**30) - 1) <= 0.05
+    assert found["peak_bytes"] < 0.9 * found["reserved_bytes"]
+
+
+def test_the_printed_errors_are_the_recorded_ones():
+    """Must catch: a clock that was fitted again, beside the error of the one before; steps of one
+    node counted among those of several; fitted rows."""
     (file,) = (HERE.parents[1] / "measured").glob("virtual-*.json")
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    held = [r["value"] for r in rows if r["name"] == "virtual.rung" and not r["case"]["fitted"]]
-    assert CLOCK["held_out_lowest"] == math.floor(100 * min(held)) / 100
-    assert CLOCK["held_out_highest"] == math.ceil(100 * max(held)) / 100
+    held = {name: [] for name in ("held_out", "node", "nodes")}
+    gpus = {row["name"]: int(row["gpus"]) for row in published_rows(PUBLISHED_SECONDS)}
+    for row in rows:
+        if row["name"] == "virtual.rung" and not row["case"]["fitted"]:
+            held["held_out"].append(row["value"])
+        if row["name"] == "virtual.published" and not row["case"]["fitted"]:
+            many = gpus[row["case"]["run"]]
+            assert 1 < many <= 8 or 16 <= many <= 1024
+            held["node" if many <= 8 else "nodes"].append(row["value"])
+    for name, ratios in held.items():
+        assert CLOCK[f"{name}_lowest"] == math.floor(100 * min(ratios)) / 100
+        assert CLOCK[f"{name}_highest"] == math.ceil(100 * max(ratios)) / 100
+        assert CLOCK.get(f"{name}_steps", 6) == len(ratios)
+    assert "48 published ones in one node" in lines_of_errors(1, 8)[1]
+    assert "21 published ones on several nodes" in lines_of_errors(2, 16)[1]
+    assert len(lines_of_errors(1, 1)) == 1

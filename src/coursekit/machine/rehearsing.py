@@ -1,16 +1,19 @@
 """`python -m shardlab rehearse SCRIPT`: the unchanged script as one rank of many GPUs that are not
-there: its bytes, its seconds, and whether it fits.
+there, or as several, one after the other: its bytes, its seconds, and whether it fits.
 
-A script that cannot be rehearsed gets one sentence with its line.
+A script that cannot be rehearsed gets one sentence with its line. Each rank is a process of its
+own: what replaces torch.cuda stays there, and a script that takes no signal is ended from outside.
 """
 
 import argparse
 import json
 import sys
+from multiprocessing import connection, get_context
 from pathlib import Path
 
 from coursekit.formulas.command import say_refused
 from coursekit.formulas.presets import GPUS
+from coursekit.formulas.registry import BOOK
 from coursekit.show.format import decimal_bytes
 
 ORDER = "parameters", "gradients", "optimizer", "gathered", "activations"
@@ -21,6 +24,7 @@ WARNING = (
 )
 GPUS_OF_A_NODE, MOST_WAITS, MOST_CHANGES = 8, 5, 3
 LEAST_SAVED = 0.02  # of the peak
+GRACE = 10  # seconds that a script has more, where it takes no signal
 
 
 def add_rehearse(commands):
@@ -38,7 +42,12 @@ def add_rehearse(commands):
     parser.add_argument("--gpus", required=True, type=int, help="how many, one for each rank")
     parser.add_argument("--gpu", default="H100 SXM 80GB", help=f"one of {', '.join(GPUS)}")
     parser.add_argument("--nodes", type=int, help="by default 8 GPUs are in each")
-    parser.add_argument("--rank", type=int, default=0, help="which of the ranks, by default 0")
+    parser.add_argument(
+        "--rank",
+        default="0",
+        help="which of the ranks, or several, as in first,middle,last: stages of a pipeline differ;"
+        " by default 0",
+    )
     parser.add_argument("--trace", type=Path, help="a file for the trace, which Perfetto opens")
     parser.add_argument(
         "--synthetic", action="store_true", help="let loaders yield their first batch again"
@@ -52,18 +61,72 @@ def add_rehearse(commands):
     )
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
-    parser.set_defaults(run=run_rehearse)
+    own = {name for action in parser._actions for name in action.option_strings}
+    parser.set_defaults(run=run_rehearse, own={name for name in own if name[:2] == "--"})
 
 
 def run_rehearse(asked: argparse.Namespace) -> int:
     if wrong := refused(asked):
         return say_refused(wrong)
+    print(f"a rehearsal of {asked.script}: {WARNING}", file=sys.stderr)
+    for word in asked.arguments:
+        if word.partition("=")[0] in asked.own:
+            print(f"{word} stands after {asked.script}, which gets it.", file=sys.stderr)
+    ranks, found = ranks_in(asked), []
+    for rank in ranks:
+        answer = rehearsed(asked, rank)
+        if isinstance(answer, str):
+            return say_refused(f"rank {rank}: {answer}" if len(ranks) > 1 else answer)
+        found.append(answer)
+    if asked.json:
+        answers = [answer for answer, _ in found]
+        print(json.dumps(answers[0] if len(ranks) == 1 else dict(ranks=answers), indent=1))
+    else:
+        print("\n".join(found[0][1] if len(ranks) == 1 else table(asked, found)))
+        if asked.trace:
+            print(f"{asked.trace}: open it at https://ui.perfetto.dev")
+    return 0 if all(answer["fits"] for answer, _ in found) else 1
+
+
+def ranks_in(asked: argparse.Namespace) -> list[int]:
+    """The ranks that --rank names. Raises ValueError for a word that is no number."""
+    places = dict(first=0, middle=asked.gpus // 2, last=asked.gpus - 1)
+    words = [word.strip() for word in asked.rank.split(",")]
+    return list(dict.fromkeys(places[word] if word in places else int(word) for word in words))
+
+
+def rehearsed(asked: argparse.Namespace, rank: int) -> tuple[dict, list[str]] | str:
+    """The answer of a process of its own, as JSON and in lines, or why there is none."""
+    spawn = get_context("spawn")
+    here, there = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=rehearse_rank, args=(asked, rank, there))
+    process.start()
+    there.close()
+    try:
+        answer = None
+        for limit in (None, asked.seconds + GRACE):  # until the script begins, and then
+            if not connection.wait([here, process.sentinel], limit):
+                return (
+                    f"{asked.script.name} ran when {asked.seconds:g} seconds were over, and took no"
+                    " signal."
+                )
+            answer = here.recv()
+        return answer
+    except EOFError:
+        process.join()
+        return f"{asked.script.name} ended its process with exit code {process.exitcode}."
+    finally:
+        process.kill()
+        process.join()
+
+
+def rehearse_rank(asked: argparse.Namespace, rank: int, told):
     from coursekit.lab.virtual import recorded_gpu  # they load torch
     from ranklab.rehearse import CannotRehearse, rehearse
     from shardlab.common.torch_internals import NoStandIn
 
-    print(f"a rehearsal of {asked.script}: {WARNING}", file=sys.stderr)
-    per_node = asked.gpus // asked.nodes if asked.nodes else GPUS_OF_A_NODE
+    per_node = nodes_of(asked)[1]
+    told.send(None)
     try:
         found = rehearse(
             asked.script.resolve(),
@@ -71,24 +134,36 @@ def run_rehearse(asked: argparse.Namespace) -> int:
             recorded_gpu(asked.gpu, per_node),
             GPUS[asked.gpu].quantities["gpu_memory_bytes"],
             ranks=asked.gpus,
-            rank=asked.rank,
+            rank=rank,
             per_node=per_node,
             seconds=asked.seconds,
             synthetic=asked.synthetic,
             module=asked.module,
+            nccl_bytes=nccl_bytes,
         )
+        if asked.trace:
+            found.step.save_trace(asked.trace)
     except (CannotRehearse, NoStandIn) as cannot:
-        return say_refused(cannot)
-    if asked.trace:
-        found.step.save_trace(asked.trace)
-    if asked.json:
-        print(json.dumps(found.as_json(), indent=1))
-        return 0 if found.fits else 1
-    lines = [heading(asked, per_node), *lines_of_bytes(found), *changes(found, asked.gpus)]
-    print("\n".join([*lines, *lines_of_seconds(found)]))
-    if asked.trace:
-        print(f"{asked.trace}: open it at https://ui.perfetto.dev")
-    return 0 if found.fits else 1
+        found = str(cannot)
+    else:
+        lines = [heading(asked, f"rank {rank}"), *lines_of_bytes(found, asked.gpu)]
+        lines += [*changes(found, asked.gpus), *lines_of_seconds(found, asked)]
+        found = dict(rank=rank) | found.as_json(), lines
+    sys.stdout.flush()
+    told.send(found)
+
+
+def nccl_bytes(groups: int, exchanges: bool) -> int:
+    """NCCL's buffers, as `fits` has them."""
+    name = "rank_communicator_bytes"
+    given = dict(rank_groups=groups, expert_parallel=1 + exchanges, exchanges_heads=0)
+    return BOOK.evaluate([name], **given)[name]
+
+
+def nodes_of(asked: argparse.Namespace) -> tuple[int, int]:
+    """How many nodes there are, and how many GPUs in each."""
+    per_node = asked.gpus // asked.nodes if asked.nodes else GPUS_OF_A_NODE
+    return -(-asked.gpus // per_node), per_node
 
 
 def refused(asked: argparse.Namespace) -> str:
@@ -99,8 +174,14 @@ def refused(asked: argparse.Namespace) -> str:
         return f"--gpu {asked.gpu}: there are {', '.join(GPUS)}."
     if asked.gpus < 1:
         return f"--gpus {asked.gpus}: it must be at least 1."
-    if not 0 <= asked.rank < asked.gpus:
+    try:
+        ranks = ranks_in(asked)
+    except ValueError:
+        return f"--rank {asked.rank}: name numbers of ranks, or first, middle, last."
+    if not all(0 <= rank < asked.gpus for rank in ranks):
         return f"--rank {asked.rank}: {asked.gpus} GPUs have ranks 0 to {asked.gpus - 1}."
+    if asked.trace and len(ranks) > 1:
+        return f"--trace {asked.trace}: it holds one rank, and --rank names {len(ranks)}."
     if asked.nodes is not None and (asked.nodes < 1 or asked.gpus % asked.nodes):
         return f"--nodes {asked.nodes}: it must divide --gpus {asked.gpus}."
     if not asked.seconds > 0:
@@ -110,26 +191,39 @@ def refused(asked: argparse.Namespace) -> str:
     return ""
 
 
-def heading(asked: argparse.Namespace, per_node: int) -> str:
-    nodes = -(-asked.gpus // per_node)
+def heading(asked: argparse.Namespace, ranks: str) -> str:
+    nodes, _ = nodes_of(asked)
     many = f"{asked.gpus} x {asked.gpu}" + (f" on {nodes} nodes" if nodes > 1 else "")
-    return f"{asked.script.name}, rank {asked.rank} of {many}: a step after two of warm-up"
+    return f"{asked.script.name}, {ranks} of {many}: a step after two of warm-up"
 
 
-def lines_of_bytes(found) -> list[str]:
-    """The bytes at the peak, by purpose, each with the line that made the most of them."""
+def table(asked: argparse.Namespace, found: list[tuple[dict, list[str]]]) -> list[str]:
+    """A line for each rank."""
+    rows = [("rank", "peak", "in all", "seconds", "")]
+    for answer, _ in found:
+        free = answer["free_bytes"]
+        fits = f"fits, {decimal_bytes(free)} free" if free >= 0 else f"{decimal_bytes(-free)} short"
+        sizes = answer["peak_bytes"], answer["card_bytes"] - free
+        seconds = f"{answer['seconds']:.4g}"
+        rows.append((f"{answer['rank']}", *map(decimal_bytes, sizes), seconds, fits))
+    lines = [f"{a:>6}{b:>11}{c:>11}{d:>11}   {e}".rstrip() for a, b, c, d, e in rows]
+    return [heading(asked, f"{len(found)} ranks"), *lines]
+
+
+def lines_of_bytes(found, gpu: str) -> list[str]:
+    """The bytes at the peak, by purpose, each with the line that made the most of them, and what no
+    tensor holds."""
     sizes, lines = found.by_purpose(), found.largest_lines()
-    rows = [
-        f"{purpose:32}{decimal_bytes(sizes[purpose]):>10}   {lines[purpose][:60]}"
-        for purpose in ORDER
-        if sizes.get(purpose)
-    ]
-    rest = found.memory_bytes - found.peak_bytes
-    told = decimal_bytes(abs(rest))
-    fits = f"fits, {told} are free" if found.fits else f"{told} too many"
-    whole = f"{'the peak':32}{decimal_bytes(found.peak_bytes):>10}   {fits}"
-    beside = f"of the {decimal_bytes(found.memory_bytes)} that a card has beside its context"
-    return [*rows, f"{whole} {beside}"]
+    rows = [(purpose, sizes.get(purpose), lines.get(purpose, "")[:60]) for purpose in ORDER]
+    segments = f"the allocator holds {decimal_bytes(found.reserved_bytes)} for it"
+    rows += [("the peak", found.peak_bytes, segments), ("NCCL", found.nccl_bytes, "its buffers")]
+    rows += [("the context", found.card_bytes - found.memory_bytes, "CUDA and cuBLAS")]
+    told = f"fits, {decimal_bytes(found.free_bytes)} are free"
+    if not found.fits:
+        told = f"{decimal_bytes(-found.free_bytes)} too many"
+    told += f" of the {decimal_bytes(found.card_bytes)} of a card"
+    rows += [("in all", found.card_bytes - found.free_bytes, told)]
+    return [f"{name:32}{decimal_bytes(size):>10}   {more}" for name, size, more in rows if size]
 
 
 def changes(found, ranks: int) -> list[str]:
@@ -150,18 +244,29 @@ def changes(found, ranks: int) -> list[str]:
     ]
 
 
-def lines_of_seconds(found) -> list[str]:
+def lines_of_seconds(found, asked: argparse.Namespace) -> list[str]:
     waits = [
         f"  {count} x {wait.place}: {wait.source}"
         for wait, count in sorted(found.waits.items(), key=lambda one: -one[1])
     ]
     if more := len(waits) - MOST_WAITS:
         waits[MOST_WAITS:] = [f"  and at {more} more lines"] if more > 0 else []
+    return [str(found.step), *waits, *lines_of_errors(nodes_of(asked)[0], asked.gpus)]
+
+
+def lines_of_errors(nodes: int, gpus: int) -> list[str]:
+    """How far this clock was from steps that no number of it was fitted to."""
     from coursekit.lab.virtual import CLOCK
 
-    lowest, highest = CLOCK["held_out_lowest"], CLOCK["held_out_highest"]
-    error = (
-        f"  held-out steps of one recorded H100 took {lowest:g} to {highest:g} of its seconds here;"
-        " of messages it says nothing"
-    )
-    return [str(found.step), *waits, error]
+    low, high = CLOCK["held_out_lowest"], CLOCK["held_out_highest"]
+    lines = [f"  by this clock held-out steps of one recorded H100 took {low:g} to {high:g} times"]
+    lines[0] += " their seconds"
+    if gpus > 1:
+        where = "node" if nodes == 1 else "nodes"
+        low, high = (CLOCK[f"{where}_{end}"] for end in ("lowest", "highest"))
+        many = "in one node" if nodes == 1 else "on several nodes"
+        lines.append(
+            f"  {CLOCK[f'{where}_steps']:g} published ones {many}, held out of its rate for their"
+            f" software, {low:g} to {high:g} times"
+        )
+    return lines

@@ -65,6 +65,7 @@ def install(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, per_node:
 
 def cuda_functions(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, per_node: int):
     streams, clock, memory = gpu.streams, gpu.clock, gpu.memory
+    reserved = memory.reserved
     numbers = chip(gpu.gpu.name, card_bytes)
 
     class Stream(VirtualStream):
@@ -105,15 +106,14 @@ def cuda_functions(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, pe
         streams.now = stream
 
     def forget(*_, **__):
-        memory.told_peak = memory.now
+        memory.told_peak, reserved.peak = memory.now, reserved.now
 
     def stats(*_, **__) -> dict[str, int]:
-        found = {"current": memory.now, "peak": memory.told_peak}
-        kinds = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
-        return {f"{kind}.all.{which}": n for kind in kinds for which, n in found.items()} | {
-            "num_alloc_retries": 0,
-            "num_ooms": 0,
-        }
+        alive = dict(current=memory.now, peak=memory.told_peak)
+        found = dict.fromkeys(("allocated_bytes", "active_bytes", "requested_bytes"), alive)
+        found["reserved_bytes"] = dict(current=reserved.now, peak=reserved.peak)
+        told = {f"{kind}.all.{which}": n for kind in found for which, n in found[kind].items()}
+        return told | dict(num_alloc_retries=0, num_ooms=0)
 
     streams.main = streams.now = Stream(name=MAIN)
     state = torch.zeros(16, dtype=torch.uint8)
@@ -138,15 +138,15 @@ def cuda_functions(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, pe
         is_bf16_supported=lambda *_, **__: torch.bfloat16 in gpu.gpu.flops_per_second,
         is_current_stream_capturing=lambda: False,
         memory_allocated=now,
-        memory_reserved=now,
+        memory_reserved=lambda device=None: reserved.now,
         max_memory_allocated=lambda device=None: memory.told_peak,
-        max_memory_reserved=lambda device=None: memory.told_peak,
+        max_memory_reserved=lambda device=None: reserved.peak,
         memory_stats=stats,
-        mem_get_info=lambda device=None: (card_bytes - memory.now, card_bytes),
+        mem_get_info=lambda device=None: (gpu.gpu.memory_bytes - reserved.now, card_bytes),
         reset_peak_memory_stats=forget,
         reset_max_memory_allocated=forget,
         reset_accumulated_memory_stats=nothing,
-        empty_cache=nothing,
+        empty_cache=reserved.release,
         ipc_collect=nothing,
         set_per_process_memory_fraction=nothing,
         manual_seed=nothing,

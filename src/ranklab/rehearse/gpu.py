@@ -5,6 +5,7 @@ needs them, but for parameters and for large arrays of floating-point numbers, w
 """
 
 import math
+import os
 import weakref
 from collections import Counter
 from contextlib import AbstractContextManager
@@ -23,6 +24,7 @@ from ranklab.virtual.hardware import GPU
 from ranklab.virtual.memory import LiveBytes
 from ranklab.virtual.operators import READ_VALUES, aten, operators, tensors_in
 from ranklab.virtual.pinned import PinnedMemory
+from ranklab.virtual.streams import VirtualStreams
 from shardlab.common.torch_internals import (
     COPY_OPERATORS,
     FakeTensorMode,
@@ -38,6 +40,7 @@ from shardlab.common.torch_internals import (
 )
 
 from .refusal import CannotRehearse
+from .reserved import Reserved
 
 REAL_ELEMENTS = 1 << 20  # of an array of floating-point numbers on the host that has contents
 
@@ -57,13 +60,20 @@ class MadeStorage:
     purpose: str = ""
 
 
+def grows() -> bool:
+    """Whether PyTorch's settings let segments grow."""
+    said = (os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+    return any("expandable_segments:True" in one for one in said)
+
+
 class LinedBytes(LiveBytes):
     """Live bytes with the lines of the script that made them. Never refuses: a report says how much
     is missing."""
 
-    def __init__(self, gpu: GPU, phase):
+    def __init__(self, gpu: GPU, phase, streams: VirtualStreams):
         super().__init__(replace(gpu, memory_bytes=0))
-        self.phase, self.step, self.made = phase, 0, {}
+        self.phase, self.streams, self.step, self.made = phase, streams, 0, {}
+        self.reserved, self.blocks = Reserved(gpu.memory_bytes, grows()), {}
         self.told_peak = 0  # since the script last forgot it
         self.after_backward, self.in_backward = lambda: None, False
         # from the begin of a step: what was there, and each change of a storage's bytes
@@ -88,12 +98,17 @@ class LinedBytes(LiveBytes):
         elif operation == "resize_":
             self.made[key].purpose = "gathered"
         self.changes.append((self.made[key], storage.nbytes() - self.sizes.get(key, 0)))
+        if storage.nbytes() != self.sizes.get(key, 0):
+            block = self.reserved.take(storage.nbytes(), self.streams.current)
+            self.reserved.give(self.blocks.pop(key, None))
+            self.blocks[key] = block
         super().count(storage, operation)
         self.told_peak = max(self.told_peak, self.now)
 
     def _gone(self, key: int):
         if key in self.made:
             self.changes.append((self.made.pop(key), -self.sizes[key]))
+        self.reserved.give(self.blocks.pop(key, None))
         super()._gone(key)
 
     def fullest(self) -> list[tuple[MadeStorage, int]]:
@@ -149,7 +164,7 @@ class RehearsedGPU(VirtualGPU):
 
     def __init__(self, gpu: GPU, mode: FakeTensorMode):
         super().__init__(gpu, WatchedClock())
-        self.mode, self.memory = mode, LinedBytes(gpu, self.phase)
+        self.mode, self.memory = mode, LinedBytes(gpu, self.phase, self.streams)
         self.pinned, self.never = HostMemory(gpu, self.clock), WeakTensorKeyDictionary()
         # states of generators, which ranks send to each other: they come back as they went
         self.states = WeakTensorKeyDictionary()

@@ -50,16 +50,23 @@ class Rehearsal:
     fullest: list[tuple[MadeStorage, int]]  # and their bytes
     waits: dict[Wait, int]  # how often, in the step
     memory_bytes: int  # of the card, beside its context
+    card_bytes: int
     sharded: bool  # whether a parameter is a DTensor
     grouped: bool  # whether the script has a process group
+    reserved_bytes: int = 0  # by the allocator
+    nccl_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
         return self.step.peak_bytes
 
     @property
+    def free_bytes(self) -> int:
+        return self.memory_bytes - self.peak_bytes - self.nccl_bytes
+
+    @property
     def fits(self) -> bool:
-        return self.peak_bytes <= self.memory_bytes
+        return self.free_bytes >= 0
 
     @property
     def of_batch(self) -> int:
@@ -82,7 +89,11 @@ class Rehearsal:
         return dict(
             fits=self.fits,
             peak_bytes=self.peak_bytes,
+            reserved_bytes=self.reserved_bytes,
+            nccl_bytes=self.nccl_bytes,
             memory_bytes=self.memory_bytes,
+            card_bytes=self.card_bytes,
+            free_bytes=self.free_bytes,
             bytes=self.by_purpose(),
             of_batch=self.of_batch,
             lines=self.largest_lines(),
@@ -148,9 +159,12 @@ def rehearse(
     seconds: float = 300,
     synthetic: bool = False,
     module: bool = False,
+    nccl_bytes: Callable[[int, bool], int] = lambda groups, exchanges: 0,
 ) -> Rehearsal:
     """Run the script, or the module of this name, as one of so many ranks; this process is good for
-    nothing else afterwards. Raises CannotRehearse, one sentence with a line of the script."""
+    nothing else afterwards. `nccl_bytes` tells NCCL's buffers for so many groups of ranks, some of
+    which may exchange all with all. Raises CannotRehearse, one sentence with a line of the
+    script."""
     virtual = RehearsedGPU(gpu, stand_in_for_cuda())
     install(virtual, card_bytes, ranks, rank, per_node)
     instead_of_saving()
@@ -176,9 +190,18 @@ def rehearse(
         storage.purpose = storage.purpose or purpose_by_birth(storage, steps.done - 1)
     held = [one for group in steps.optimizer.param_groups for one in group["params"]]
     sharded = any(isinstance(one, DTensor) for one in held)
-    grouped = torch.distributed.is_initialized()
+    grouped, used = torch.distributed.is_initialized(), virtual.messages.used
+    exchanges = any(carried == "all_to_all" for _, carried in used)
     return Rehearsal(
-        steps.step, fullest, dict(virtual.clock.lines), gpu.memory_bytes, sharded, grouped
+        steps.step,
+        fullest,
+        dict(virtual.clock.lines),
+        gpu.memory_bytes,
+        card_bytes,
+        sharded,
+        grouped,
+        virtual.memory.reserved.peak,
+        nccl_bytes(len({group for group, _ in used}), exchanges),
     )
 
 

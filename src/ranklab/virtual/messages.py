@@ -40,6 +40,7 @@ class Messages:
     def __init__(self, gpu: GPU, streams: VirtualStreams, phase: Callable[[], str]):
         self.gpu, self.clock, self.streams, self.phase = gpu, streams.clock, streams, phase
         self.pending: dict[tuple, list[VirtualWork]] = {}  # by communicator
+        self.used: set[tuple[str, str]] = set()  # groups of several ranks, and what they carried
         self.untold: list[VirtualWork] = []
         self.kept: list[VirtualWork] = []  # PyTorch keeps only the C++ half of a work
 
@@ -51,6 +52,8 @@ class Messages:
         self.clock.host += nanoseconds(self.gpu.message_seconds)
         work = VirtualWork(self, call)
         self.pending.setdefault(work.communicator, []).append(work)
+        if call.group.size() > 1:
+            self.used.add((call.group.group_name, call.name))
         self.kept.append(work)
         self.untold.append(work)
         return work

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd.graph import increment_version, saved_tensors_hooks
+from torch.distributed.tensor import _sharding_prop
 from torch.nn.attention import SDPBackend
 from torch.profiler import ProfilerAction, profile
 from torch.utils import _device, _python_dispatch
@@ -442,8 +443,9 @@ def is_fake(tensor: Tensor) -> bool:
 def eager_on_fake_tensors() -> Iterator[None]:
     """A context in which PyTorch's distributed modules do with fake tensors what they do with real
     ones. DTensor takes them for a trace of the compiler: it waits for each message at once, and
-    tries each operator out again. DDP compares the shapes of all ranks in C++. Stages of a pipeline
-    tell each other their shapes as objects, whose bytes must arrive. Without it, PyTorch's own
+    tries each operator out again; and whole tensors, of which it wants the shape, it makes where a
+    virtual GPU counts them. DDP compares the shapes of all ranks in C++. Stages of a pipeline tell
+    each other their shapes as objects, whose bytes must arrive. Without it, PyTorch's own
     techniques do not run on virtual GPUs as they do on real ones."""
 
     def for_real(function):
@@ -454,6 +456,7 @@ def eager_on_fake_tensors() -> Iterator[None]:
 
         return call
 
+    shapes = "_propagate_tensor_meta_non_cached"
     tracing = torch.distributed._functional_collectives._are_we_tracing
     code = tracing.__code__  # modules have the function under names of their own
     tracing.__code__ = (lambda: False).__code__
@@ -465,6 +468,12 @@ def eager_on_fake_tensors() -> Iterator[None]:
                 lambda *args, **named: None,
             ),
             patch.multiple(dist, **{name: for_real(getattr(dist, name)) for name in OF_OBJECTS}),
+            patch.object(
+                _sharding_prop.ShardingPropagator,
+                shapes,
+                for_real(getattr(_sharding_prop.ShardingPropagator, shapes)),
+            ),
+            patch.object(_sharding_prop, "FakeTensorMode", ModeWithoutDevice),
         ):
             yield
     finally:
