@@ -186,11 +186,19 @@ ALIKE: dict[str, tuple[Way, dict[str, Way], Callable]] = {  # this book's, and e
         {"DTensor": DTENSOR["PyTorch, DTensor, sequence"]},
         step_by,
     ),
-    "context parallelism": (
-        long_sequences.WAYS[long_sequences.OWN_RING],
-        {"ring": long_sequences.WAYS[long_sequences.TORCH_RING]},
+}
+SHARE_A_SEQUENCE = {  # this book's mix, and its peers
+    "context parallelism": (long_sequences.OWN_RING, [long_sequences.TORCH_RING]),
+    "context parallelism, gathered": ("gathered", [long_sequences.TORCH_GATHERED]),
+    "context parallelism, heads": ("Ulysses", [*long_sequences.PEERS, long_sequences.DEEPSPEED]),
+}
+ALIKE |= {
+    technique: (
+        long_sequences.WAYS[mix],
+        {name: long_sequences.WAYS[name] for name in peers if name in long_sequences.WAYS},
         step_by,
-    ),
+    )
+    for technique, (mix, peers) in SHARE_A_SEQUENCE.items()
 }
 
 OUTLIVE = "ZeRO 1", "ZeRO 2", "ZeRO 3"
@@ -339,8 +347,9 @@ class Race(NamedTuple):
         """Two nodes have more ranks than a Llama has key-value heads, and more interleaved stages
         than a GPT has blocks."""
         sizes = MODELS[self.model].sizes
-        if LONG == self.model or self.technique == SHARES_A_SEQUENCE:
-            return (self.technique, self.model, self.gpus) == (SHARES_A_SEQUENCE, LONG, NODE)
+        if LONG == self.model or self.technique in SHARE_A_SEQUENCE:
+            shared = self.technique in SHARE_A_SEQUENCE
+            return shared and (self.model, self.gpus) == (LONG, NODE)
         if self.model == SMALL:
             return self.technique in ALIKE and self.gpus == NODE
         if self.gpus > 2 * NODE:
@@ -380,7 +389,6 @@ class Race(NamedTuple):
 
 
 CUTS_HEADS = "tensor parallelism", "sequence parallelism"
-SHARES_A_SEQUENCE = "context parallelism"
 TECHNIQUES = (*ALIKE, *SCHEDULES)
 
 

@@ -160,6 +160,7 @@ class VirtualDirective(MeasuredDirective):
 
     def shown(self):
         tables = dict(races=_virtual_races, published=_virtual_published, rungs=_virtual_rungs)
+        tables["mixes"] = _virtual_mixes
         found = _recordings(self.env, self.get_location(), "virtual")
         if not found:
             return []
@@ -207,6 +208,21 @@ def _virtual_races(recording):
     said = f"{many} of PyTorch's steps ran out of memory. " if many else ""
     said += f"{how_near('FSDP on H100', 'Megatron-LM on H100')} "
     return node_table(heads, cells, numeric=range(2, 7)), said
+
+
+def _virtual_mixes(recording):
+    """(a table of ways to share a sequence, nothing more)"""
+    cells = {}
+    for row in recording.find("virtual.step"):
+        technique, _, mix = row.case["technique"].partition(", ")
+        if technique == "context parallelism":
+            found = (recording.find(f"virtual.{one}", **row.case)[0] for one in ("exposed", "peak"))
+            waits, peak = (one.value for one in found)
+            name = row.case["implementation"].replace("shardlab", mix or "ring")
+            values = 1000 * row.value, 1000 * waits, peak / 1e9
+            cells[name] = [name, *(f"{value:.1f}" for value in values)]
+    heads = ["", "Step, ms", "Waits, ms", "Peak, GB"]
+    return node_table(heads, [*cells.values()], numeric=range(1, 4)), ""
 
 
 def _virtual_published(recording):

@@ -4,11 +4,13 @@ import copy
 import re
 import sys
 from contextlib import nullcontext
+from unittest import mock
 
 import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from night import at_night
 from test_context_parallel import batch_of, drawn, far, gpt_2, llama
 from torch import nn
@@ -40,7 +42,7 @@ from shardlab.zero.hardened.full_parameters import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["test_context_parallel"])
-CLOSE = 1e-12
+CLOSE, attention = 1e-12, F.scaled_dot_product_attention
 MIXES = {"ring": RingAttention, "gathered": GatheredAttention, "Ulysses": Ulysses}
 
 
@@ -179,6 +181,24 @@ def test_a_turn_is_one_fused_kernel(worlds):
     rectangle; keys that are computed with although none is seen."""
     assert worlds(3).run(kernels, True) == [(3, 0)] * 3
     assert worlds(3).run(kernels, False) == [(1, 0), (2, 0), (3, 0)]
+
+
+def heads_under_a_mask(mix):
+    """On a rank: heads of queries, and of keys, that PyTorch's attention is given."""
+    q, k, v = torch.randn(2, 8, 8, 8), *torch.randn(2, 2, 4, 8, 8)
+    mixed, context = MIXES[mix](llama(2)), Context()
+    mixed.context, context.positions = context, torch.arange(16).expand(2, 16) % 6
+    with mock.patch.object(F, "scaled_dot_product_attention", wraps=attention) as called:
+        mixed(q, k, v)
+    return {(call.args[0].shape[1], call.args[1].shape[1]) for call in called.call_args_list}
+
+
+@pytest.mark.parametrize("mix, heads", [("gathered", 8), ("Ulysses", 4)])
+def test_a_mask_and_shared_keys(worlds, mix, heads):
+    """A GPU's fused kernels take one of the two, and without them scores of all are in memory.
+
+    Must catch: keys that are not repeated for each head of queries under a mask."""
+    assert worlds(2).run(heads_under_a_mask, mix) == [{(heads, heads)}] * 2
 
 
 # --- what users do --------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from docutils import nodes
 
+from bookkit.recorded import _virtual_mixes
 from coursekit.formulas import evaluate, quantities
 from coursekit.formulas.events import end_seconds, operations, play
 from coursekit.recordings.recordings import nearby
@@ -27,6 +29,8 @@ from coursekit.topics.long_sequences.steps import (
     seen_pairs,
 )
 from shardlab.context_parallel.core import Context
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("order", TOKEN_ORDERS)
@@ -107,7 +111,7 @@ def test_the_published_run_by_its_operations():
 
 def test_the_page_has_nvidias_table():
     """Must catch: a number of another column, or of the other model."""
-    page = (Path(__file__).resolve().parents[2] / "chapters/long-sequences.md").read_text("utf-8")
+    page = (ROOT / "chapters/long-sequences.md").read_text("utf-8")
     runs = NEMO["Llama 7B"][1:]
     for words, rates in (
         ("without context", [run.whole for run in runs]),
@@ -118,19 +122,24 @@ def test_the_page_has_nvidias_table():
 
 
 def test_the_page_has_the_recorded_race():
-    """Must catch: a new recording without the page."""
-    root = Path(__file__).resolve().parents[2]
-    page = (root / "chapters/long-sequences.md").read_text("utf-8")
-    recording = next(one for one in nearby(root) if one.find("virtual.step"))
-    of = dict(technique="context parallelism", gpus=8)
-    found = [
-        1000 * recording.find(f"virtual.{name}", implementation=ring, **of)[0].value
-        for ring in ("shardlab", "ring")
-        for name in ("step", "exposed")
+    """Must catch: a mix that is left out of the table, or another implementation's numbers."""
+    recording = next(one for one in nearby(ROOT) if one.find("virtual.step"))
+    table, _ = _virtual_mixes(recording)
+    rows = [
+        [entry.astext() for entry in row.findall(nodes.entry)] for row in table.findall(nodes.row)
     ]
-    words = r"a step takes (.+) ms, and waits (.+) ms of it; .* takes (.+) ms and waits (.+)\.$"
-    said = re.search(words, page, re.MULTILINE)
-    assert [f"{number:.1f}" for number in found] == list(said.groups())
+    peers = ["PyTorch, ring", "PyTorch, gathered", "DeepSpeed, heads"]
+    assert sorted(name for name, *_ in rows[1:]) == sorted(["ring", "gathered", "heads", *peers])
+    assert rows[1] == ["ring", *own_numbers(recording, technique="context parallelism")]
+    assert "```{virtual} mixes" in (ROOT / "chapters/long-sequences.md").read_text("utf-8")
+
+
+def own_numbers(recording, **of):
+    found = (
+        recording.find(f"virtual.{name}", implementation="shardlab", gpus=8, **of)[0].value / unit
+        for name, unit in (("step", 1e-3), ("exposed", 1e-3), ("peak", 1e9))
+    )
+    return [f"{number:.1f}" for number in found]
 
 
 def test_pairs_of_a_part():

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from coursekit.topics.zero.deepspeed import deepspeed_here
+from coursekit.topics.zero.deepspeed import deepspeed_on_gloo
 from ranklab.ranks import ranks
 from shardlab.experts.core import Experts, MixtureOfExperts, Router
 from shardlab.experts.core_parallel import expert_parallel
@@ -95,7 +95,7 @@ class OneExpert(nn.Module):
 
 def by_deepspeed(n):
     """(output, gradients of tokens, router and own experts)"""
-    deepspeed_here().init_distributed("gloo", verbose=False)
+    deepspeed_on_gloo()
     from deepspeed.moe.layer import MoE
 
     plain, x, gradient = two_experts_a_token()

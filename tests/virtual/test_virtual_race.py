@@ -12,6 +12,7 @@ from bench.published import DENSE, Beside, able_rows, virtual_seconds
 from coursekit.lab.virtual import virtual_gpus
 from coursekit.recordings.recordings import read_all
 from coursekit.topics.hardware.one_gpu import padded_loss
+from coursekit.topics.long_sequences.runs import DEEPSPEED
 from coursekit.topics.pipelines.peers import TorchPipeline
 from shardlab.pipelines.partition import plan_pipeline
 
@@ -38,7 +39,11 @@ def test_a_row_of_the_race_is_the_same_each_time(technique):
         assert RECORDED.find(row.name, **row.case) == [row]
 
 
-NEAR = "data parallelism", "context parallelism"  # not 2 % ahead, as their pages say
+NEAR = "data parallelism", *virtual.SHARE_A_SEQUENCE  # not 2 % ahead, as their pages say
+APART = {  # a step, a peak at most, as the page's table shows
+    "context parallelism, heads": (1.005, 1.0001),  # DeepSpeed's lie as the next product wants them
+    "context parallelism, gathered": (1, 1.07),  # keys of all ranks stay until backward
+}
 
 
 def test_no_technique_takes_longer_than_its_peer():
@@ -54,12 +59,14 @@ def test_no_technique_takes_longer_than_its_peer():
             {row.case["implementation"]: row.value for row in RECORDED.find(name, **race._asdict())}
             for name in ("virtual.step", "virtual.peak", "virtual.out_of_memory")
         )
-        assert {*steps, *ran_out} == {virtual.OURS, *race.peers}
+        optional = {DEEPSPEED} if race.technique == "context parallelism, heads" else set()
+        assert {*steps, *ran_out} == {virtual.OURS, *race.peers, *optional}
         ours, peak = steps.pop(virtual.OURS), peaks[virtual.OURS]
         if steps:
             best, alike = min(steps, key=steps.get), (*virtual.SCHEDULES, *NEAR)
             most = virtual.MOST if race.technique in alike or race.gpus == 24 else 0.98
-            assert ours <= most * steps[best] and peak <= 1.0001 * peaks[best], race
+            most, more = APART.get(race.technique, (most, 1.0001))
+            assert ours <= most * steps[best] and peak <= more * peaks[best], race
         raced.add(race)
     assert raced == set(virtual.all_races())
 

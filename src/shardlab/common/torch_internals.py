@@ -424,13 +424,15 @@ def fused_block_backward(
     return FUSED_ATTENTION_BACKWARD[1](*given, *sizes, 0.0, causal, unused, unused)
 
 
-def torch_ring() -> tuple[Callable, Callable]:
+def torch_ring(rotate: str) -> tuple[Callable, Callable]:
     """PyTorch's ring attention, forward and backward, which its context_parallel gives to GPUs
-    alone. Without it, races of context parallelism have no peer."""
-    from torch.distributed.tensor.experimental._attention import _templated_ring_attention
+    alone. Keys and values are passed on ("alltoall") or gathered ("allgather", its default).
+    Without it, races of context parallelism have no peer."""
+    from torch.distributed.tensor.experimental import _attention
 
-    module = sys.modules[_templated_ring_attention.__module__]
-    return _templated_ring_attention, module._templated_ring_attention_backward
+    _attention.set_rotate_method(rotate)
+    forward = _attention._templated_ring_attention
+    return forward, sys.modules[forward.__module__]._templated_ring_attention_backward
 
 
 def is_fake(tensor: Tensor) -> bool:

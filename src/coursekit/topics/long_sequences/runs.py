@@ -1,11 +1,12 @@
 """Recordings of `make gpu` and races of `make bench` for context parallelism: this book's three
-mixes, a ring that does not overlap, and the core's, beside PyTorch's ring. PyTorch's
-context_parallel gives that one to GPUs alone; handed a kernel, it runs on CPUs too, in the zigzag
-order that it calls head-tail.
+mixes, a ring that does not overlap, and the core's, beside PyTorch's ring, whose keys are passed on
+or gathered. PyTorch's context_parallel gives that one to GPUs alone; handed a kernel, it runs on
+CPUs too, in the zigzag order that it calls head-tail.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from math import lcm
 
 import torch
@@ -16,11 +17,12 @@ from coursekit.recordings import races
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from coursekit.recordings.recordings import Row
+from coursekit.topics.zero.deepspeed import deepspeed_on_gloo
 from shardlab import context_parallel
 from shardlab.common.torch_internals import fused_block, fused_block_backward, torch_ring
 from shardlab.context_parallel import Context, core
 from shardlab.context_parallel.core_ring import RingOfKeys
-from shardlab.context_parallel.hardened.mixes import FusedBlocks, PassingOrPlanned
+from shardlab.context_parallel.hardened.mixes import FusedBlocks, Mix, PassingOrPlanned
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import next_token_loss
 
@@ -58,11 +60,11 @@ class TorchRing(torch.autograd.Function):
     """PyTorch's ring with the fused kernel of the device."""
 
     @staticmethod
-    def forward(ctx, q, k, v, group):
+    def forward(ctx, q, k, v, group, rotate):
         kernel = lambda q, k, v, is_causal: fused_block(q, k, v, is_causal)
-        mixed, lse = torch_ring()[0](group, 2, kernel, q, k, v, is_causal=True)
+        mixed, lse = torch_ring(rotate)[0](group, 2, kernel, q, k, v, is_causal=True)
         ctx.save_for_backward(q, k, v, mixed, lse)
-        ctx.group = group
+        ctx.group, ctx.rotate = group, rotate
         return mixed
 
     @staticmethod
@@ -72,23 +74,46 @@ class TorchRing(torch.autograd.Function):
         kernel = lambda query, key, value, out, logsumexp, is_causal, grad: fused_block_backward(
             grad, query, key, value, out, logsumexp, is_causal
         )
-        return *torch_ring()[1](ctx.group, 2, kernel, grad, "grad", **given)[:3], None
+        backward = torch_ring(ctx.rotate)[1]
+        return *backward(ctx.group, 2, kernel, grad, "grad", **given)[:3], None, None
 
 
 class TorchRingAttention(core.Mix):
+    rotate = "alltoall"
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return TorchRing.apply(q, k, v, self.context.group or dist.group.WORLD)
+        return TorchRing.apply(q, k, v, self.context.group or dist.group.WORLD, self.rotate)
+
+
+class TorchGatheredAttention(TorchRingAttention):
+    rotate = "allgather"
+
+
+class DeepSpeedHeads(Mix):
+    """DeepSpeed's exchange of heads around the same kernel; tokens are in order."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        deepspeed_on_gloo()
+        from deepspeed.sequence.layer import DistributedAttention
+
+        def attend(*heads):
+            q, k, v = (x.transpose(1, 2) for x in heads)
+            return self.attend(q, k, v, range(q.shape[2])).transpose(1, 2)
+
+        group = self.context.group or dist.group.WORLD
+        exchanged = DistributedAttention(attend, group, scatter_idx=2, gather_idx=1)
+        return exchanged(*(x.transpose(1, 2) for x in (q, k, v)), 0).transpose(1, 2)
 
 
 def in_context(
-    net: nn.Module, optimizer_cls: type, mix: type, by=context_parallel, **settings
+    net: nn.Module, optimizer_cls: type, mix: type, by=context_parallel, zigzag=True, **settings
 ) -> tuple:
     """(loss and gradients of whole sequences, optimizer): every rank computes with its tokens, and
     gradients are averaged as data parallelism averages them. Fused kernels of a GPU take 16 bits.
     """
     if next(net.parameters()).is_cuda:
         net.to(torch.bfloat16)
-    context = Context() if by is context_parallel else by.Context()
+    context = (Context if by is context_parallel else by.Context)(zigzag=zigzag)
     called = DistributedDataParallel(by.context_parallel(net, context, mix))
     optimizer = optimizer_cls(net.parameters(), **settings)
 
@@ -101,15 +126,20 @@ def in_context(
     return gradients, optimizer
 
 
-OWN_RING, TORCH_RING = "ring", "PyTorch, ring"
+OWN_RING, TORCH_RING, TORCH_GATHERED = "ring", "PyTorch, ring", "PyTorch, gathered"
+PEERS = TORCH_RING, TORCH_GATHERED
+DEEPSPEED = "DeepSpeed, heads"  # where it is installed
 WAYS = {
-    OWN_RING: Way(in_context, dict(mix=context_parallel.RingAttention), (TORCH_RING,)),
-    "ring, no overlap": Way(in_context, dict(mix=RingWithoutOverlap), (TORCH_RING,)),
-    "ring, core": Way(in_context, dict(mix=core.RingAttention, by=core), (TORCH_RING,)),
-    "gathered": Way(in_context, dict(mix=context_parallel.GatheredAttention), (TORCH_RING,)),
-    "Ulysses": Way(in_context, dict(mix=context_parallel.Ulysses), (TORCH_RING,)),
+    OWN_RING: Way(in_context, dict(mix=context_parallel.RingAttention), PEERS),
+    "ring, no overlap": Way(in_context, dict(mix=RingWithoutOverlap), PEERS),
+    "ring, core": Way(in_context, dict(mix=core.RingAttention, by=core), PEERS),
+    "gathered": Way(in_context, dict(mix=context_parallel.GatheredAttention), PEERS),
+    "Ulysses": Way(in_context, dict(mix=context_parallel.Ulysses, zigzag=False), PEERS),
     TORCH_RING: Way(in_context, dict(mix=TorchRingAttention)),
+    TORCH_GATHERED: Way(in_context, dict(mix=TorchGatheredAttention)),
 }
+if find_spec("deepspeed"):
+    WAYS[DEEPSPEED] = Way(in_context, dict(mix=DeepSpeedHeads, zigzag=False))
 weighed_sequences = partial(races.weighed, **races.OWN_BACKWARD)
 
 

@@ -79,7 +79,10 @@ class Mix(core.Mix):
         """Without a mask in memory where a kernel knows a causal one: of a square everywhere, of a
         rectangle whose last rows and columns meet on a GPU."""
         square, grouped, mask = q.shape[2] == k.shape[2], q.shape[1] != k.shape[1], None
-        if not is_causal(self.context, self.context.positions) or not (square or q.is_cuda):
+        causal = is_causal(self.context, self.context.positions)
+        if not causal:  # of a GPU's fused kernels none takes both a mask and keys that heads share
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        if not causal or not (square or q.is_cuda):
             return super().attend(q, k, v, queries)
         if not square:
             with disable_modes():  # a ledger would look into it
