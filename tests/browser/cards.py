@@ -46,10 +46,11 @@ def build_pages(folder, pages, recordings=False):
     return {name: folder / "html" / "chapters" / f"{name}.html" for name in pages}
 
 
-def build_cards(folder, cards, recordings=True):
-    """`build_pages` of pages that have one card each: name -> directive and argument."""
+def build_cards(folder, cards, recordings=True, **pages):
+    """`build_pages` of pages that have one card each: name -> directive and argument; and of
+    others, name=text."""
     page = "# A page\n\nWords.\n\n```{}\n```\n\nMore words.\n"
-    pages = {name: page.format(card) for name, card in cards.items()}
+    pages |= {name: page.format(card) for name, card in cards.items()}
     return build_pages(folder, pages, recordings)
 
 

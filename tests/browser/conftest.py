@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cards import CARDS, build_cards
+from told import sample
 from visit import new_context, page_paths, visit, visitor
 
 from bookkit.words import chapters
@@ -78,8 +79,10 @@ def explorers_alone(tmp_path_factory, serve):
 
 @pytest.fixture(scope="session")
 def card_pages(tmp_path_factory):
-    """Directive -> path of the page that has that card only: one small book for all tests."""
-    return build_cards(tmp_path_factory.mktemp("cards"), CARDS)
+    """Directive -> path of the page that has that card only, and predict -> a page of boxes: one
+    small book for all tests."""
+    folder = tmp_path_factory.mktemp("cards")
+    return build_cards(folder, CARDS, predict=sample("predict.md"))
 
 
 @pytest.fixture
@@ -163,12 +166,12 @@ def visits(request, browser, homes, paths, with_new_elements):
 
 
 @pytest.fixture(scope="session")
-def spoiled(tmp_path_factory):
+def spoiled(explorers_alone):
     """A page with an explorer, spoiled in every way the tests have to see."""
-    folder = tmp_path_factory.mktemp("spoiled")
-    page = build_cards(folder, {"spoiled": "{explorer} does-it-fit"}, recordings=False)["spoiled"]
-    text = page.read_text(encoding="utf-8")
+    place = explorers_alone["does-it-fit"]
+    text = (place.folder / place.path).read_text(encoding="utf-8")
     text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)  # it stops spoils
+    page = (place.folder / place.path).with_name("spoiled.html")
     page.write_text(text.replace("</article>", f"{SPOILS}</article>"), encoding="utf-8")
     return page.as_uri()
 

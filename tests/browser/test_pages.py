@@ -406,6 +406,10 @@ def test_letters_of_schedules_can_be_read_on_a_phone(browser, homes):
 # ---------------------------------------------------------------- what the tests above can see
 
 
+OF_EXPLORERS = pytest.mark.xdist_group("explorers")  # one worker builds their small book
+
+
+@OF_EXPLORERS
 @pytest.mark.parametrize(
     ("look", "words"), told("test_pages::test_a_spoiled_page_is_seen", globals())
 )
@@ -417,6 +421,7 @@ def test_a_spoiled_page_is_seen(spoiled_visit, look, words):
 AXE_SEES = ("button-name", "target-size", "empty-table-header")
 
 
+@OF_EXPLORERS
 @pytest.mark.parametrize("way", ["dark", *at_night("every way")])
 def test_what_axe_finds_is_seen(browser, spoiled, spoiled_visit, way):
     """Must catch: axe not run in one of the ways, its findings thrown away, or both colours looked
@@ -433,6 +438,7 @@ def test_what_axe_finds_is_seen(browser, spoiled, spoiled_visit, way):
         assert f"pale-in-{other}" not in text, way
 
 
+@OF_EXPLORERS
 def test_a_page_spoiled_for_readers_without_javascript_is_seen(browser, spoiled, spoiled_visit):
     """Must catch: `without_scripts` no longer seeing late text, TeX, dead buttons."""
     with new_context(browser, java_script_enabled=False) as context:
@@ -451,6 +457,7 @@ SPOIL_KEYS = """() => {
 }"""
 
 
+@OF_EXPLORERS
 def test_a_spoiled_walk_is_seen(browser, spoiled):
     """Must catch: `walk` no longer noticing what it is for."""
     with new_context(browser) as context:

@@ -2,17 +2,14 @@
 remembers."""
 
 import pytest
-from cards import build_pages
-from told import sample
 from visit import DESKTOP, JS, PAPER, PHONE, Watch, axe_findings, click
 
-PAGE = sample("predict.md")
+pytestmark = pytest.mark.xdist_group("cards")  # one worker builds their small book
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The page of a small book, made as the real one is."""
-    return build_pages(tmp_path_factory.mktemp("predict"), {"page": PAGE})["page"].as_uri()
+@pytest.fixture
+def built(card_pages):
+    return card_pages["predict"].as_uri()
 
 
 @pytest.fixture

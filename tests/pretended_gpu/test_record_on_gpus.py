@@ -28,7 +28,7 @@ LAYOUTS = {1: {(1, "nccl"), (2, "gloo")}} | {n: {(n, "nccl")} for n in (2, 4, 8)
 @pytest.mark.parametrize(
     "gpus, groups",
     [
-        (2, ("data_parallel", "rank_starts", "feeding")),
+        (2, ("rank_starts", "feeding")),  # by day races run on CPUs, techniques on these GPUs
         *at_night((1, ()), (2, ()), *((n, (group,)) for n in (4, 8) for group in OF_RANKS)),
     ],
 )
