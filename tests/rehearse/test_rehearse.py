@@ -174,6 +174,11 @@ REFUSED = {
         ".sum().backward()",
         "script.py:9: RuntimeError: a second GPU in one process",
     ),
+    "a kernel for contents alone": (
+        "torch.distributed.init_process_group('nccl')\n"
+        "torch.nn.SyncBatchNorm(8).cuda()(torch.ones(4, 8, device='cuda'))",
+        "script.py:10: PyTorch has a kernel for contents alone in `mean, invstd = torch.batch_norm",
+    ),
     "a graph": ("torch.cuda.CUDAGraph()", "script.py:9: a CUDA graph is a recording of a real GPU"),
     "no Python": ("for x in 3 print(x)", "script.py:9: SyntaxError: invalid syntax"),
     "an exit": ("raise SystemExit(3)", "script.py left with exit code 3"),
@@ -283,6 +288,51 @@ def test_a_script_that_starts_its_own_ranks(tmp_path, monkeypatch):
     assert [place for place, _, _ in found["host_waits"]] == ["train.py:22"]
 
 
+FSDP1 = """
+torch.distributed.init_process_group("nccl")
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+model = FSDP(model, use_orig_params=True)
+optimizer = torch.optim.Adam(model.parameters())
+while True: train(torch.ones(4, 8, device="cuda"))
+"""
+OF_RANKS = """
+torch.distributed.init_process_group("nccl")
+from torch.distributed.optim import ZeroRedundancyOptimizer
+model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
+while True: train(torch.ones(4, 8, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize("text, less", [(FSDP1, set()), (OF_RANKS, {"fully_shard"})])
+def test_what_is_sharded_is_not_proposed(text, less, tmp_path):
+    """Must catch: a change that the script has made already."""
+    (tmp_path / "script.py").write_text(SHORT.lstrip() + text.lstrip())
+    said = subprocess.run(
+        [sys.executable, "-m", "shardlab", "rehearse", "--gpus", "4", str(tmp_path / "script.py")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    ).stdout
+    assert {how for how in ("fully_shard", "shard the optimizer") if f"less: {how}" in said} == less
+
+
+LOADED = """
+from torch.utils.data import DataLoader, TensorDataset
+compiled, data = torch.compile(model), TensorDataset(torch.randn(64, 1 << 15))
+for (x,) in DataLoader(data, batch_size=16, num_workers=2, pin_memory=True):
+    train(x.to("cuda", non_blocking=True)[:, :8])
+"""
+
+
+def test_a_loader_of_large_arrays(tmp_path):
+    """Must catch: arrays so large that they have no contents, which cannot be pinned; a model that
+    is compiled, of which nothing is said."""
+    (tmp_path / "script.py").write_text(SHORT.lstrip() + LOADED.lstrip())
+    found = rehearsed(tmp_path / "script.py", gpus=1)
+    assert found["host_waits"] == [] and found["compiles"]
+
+
 def test_the_updates_temporaries_are_not_the_batchs():
     """Must catch: half the microbatch told to free what the optimizer's step makes."""
     line = Wait("", "train.py", 1)
@@ -290,7 +340,7 @@ def test_the_updates_temporaries_are_not_the_batchs():
         MadeStorage("", line, "update", 2, "temporaries"),
         MadeStorage("", line, "", 2, "activations"),
     ]
-    assert Rehearsal(None, [(made[0], 8), (made[1], 4)], {}, 9, 9, False, True).of_batch == 4
+    assert Rehearsal(None, [(made[0], 8), (made[1], 4)], {}, 9, 9, False, False, True).of_batch == 4
 
 
 # GPUs -> tokens a second on each, and GiB that the allocator held: torchtitan@31a17bf

@@ -230,25 +230,28 @@ def changes(found, ranks: int) -> list[str]:
     """The cheapest changes that leave fewer bytes at the peak, by formula."""
     has, spared = found.by_purpose(), 1 - 1 / ranks
     states = sum(has.get(purpose, 0) for purpose in ("parameters", "gradients", "optimizer"))
-    whole = ranks > 1 and not found.sharded
+    whole, states_whole = (ranks > 1 and not one for one in (found.sharded, found.shared_states))
     rows = [
-        (whole * spared * has.get("optimizer", 0), "shard the optimizer: as many bytes are sent"),
+        (
+            states_whole * spared * has.get("optimizer", 0),
+            "shard the optimizer: as many bytes are sent",
+        ),
         (whole * spared * states, "fully_shard: 1.5 times the bytes, and a unit is gathered"),
         (found.of_batch / 2, "at most, by half the microbatch, twice as many: messages hide less"),
         (has.get("activations", 0), "at most, by recomputing: a third more computing"),
     ]
     told = [(saved, how) for saved, how in rows if saved > LEAST_SAVED * found.peak_bytes]
     alone = "  the script starts no process group: each GPU trains a model of its own"
-    return [alone] * (ranks > 1 and not found.grouped) + [
-        f"  {decimal_bytes(saved)} less: {how}" for saved, how in told[:MOST_CHANGES]
-    ]
+    eager = "  torch.compile left all as it is: fused, it has fewer launches, bytes and seconds"
+    return (
+        [alone] * (ranks > 1 and not found.grouped)
+        + [eager] * found.compiles
+        + [f"  {decimal_bytes(saved)} less: {how}" for saved, how in told[:MOST_CHANGES]]
+    )
 
 
 def lines_of_seconds(found, asked: argparse.Namespace) -> list[str]:
-    waits = [
-        f"  {count} x {wait.place}: {wait.source}"
-        for wait, count in sorted(found.waits.items(), key=lambda one: -one[1])
-    ]
+    waits = [f"  {count} x {words}" for words, count in found.lines_of_waits()]
     if more := len(waits) - MOST_WAITS:
         waits[MOST_WAITS:] = [f"  and at {more} more lines"] if more > 0 else []
     return [str(found.step), *waits, *lines_of_errors(nodes_of(asked)[0], asked.gpus)]

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -44,8 +45,8 @@ def install(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, per_node:
     torch.Tensor.pin_memory = lambda tensor, device=None: pinned(gpu, tensor)
     torch.Tensor.is_pinned = lambda tensor, device=None: gpu.pinned.is_pinned(tensor)
     torch.Tensor.record_stream = lambda tensor, stream: None
-    torch.compile = eagerly
-    nn.Module.compile = lambda module, *args, **named: None
+    torch.compile = partial(eagerly, gpu)
+    nn.Module.compile = lambda module, *args, **named: eagerly(gpu, module) and None
     new_parameter = nn.Parameter.__new__
 
     def parameter(kind, data=None, requires_grad=True):
@@ -184,8 +185,9 @@ def pinned(gpu: RehearsedGPU, tensor: Tensor) -> Tensor:
     return copy
 
 
-def eagerly(model=None, **options):
+def eagerly(gpu: RehearsedGPU, model=None, **options):
     """torch.compile, which leaves the model as it is."""
+    gpu.compiles = True
     return model if model is not None else lambda function: function
 
 

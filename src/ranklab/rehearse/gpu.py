@@ -168,6 +168,7 @@ class RehearsedGPU(VirtualGPU):
         self.pinned, self.never = HostMemory(gpu, self.clock), WeakTensorKeyDictionary()
         # states of generators, which ranks send to each other: they come back as they went
         self.states = WeakTensorKeyDictionary()
+        self.compiles = False  # whether the script calls torch.compile
 
     def parts(self) -> list[AbstractContextManager]:
         return [
@@ -250,6 +251,9 @@ def line_here(cause: str) -> Wait:
 
 
 def refuse_contents(name: str):
+    if name == "pin_memory()":
+        return lambda tensor, *_: Tensor.pin_memory(tensor)  # the rehearsal's, for large arrays too
+
     def refused(*args, **named):
         if name == "numpy()" and args[0].numel() == 1:  # as .item(), which waits and gets a 1
             return numpy.full(args[0].shape, args[0].item())

@@ -19,6 +19,8 @@ from types import NoneType
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -28,6 +30,7 @@ from torch.optim.optimizer import (
 from ranklab.measure.profile import EnoughSteps
 from ranklab.measure.waits import Wait, user_frame
 from ranklab.virtual import GPU, NoContents, VirtualStep
+from shardlab.common.shards import groups_of
 from shardlab.common.torch_internals import stand_in_for_cuda, tree_leaves
 
 from .cuda import install, same_batch
@@ -36,6 +39,7 @@ from .refusal import CannotRehearse
 from .writes import instead_of_saving, link_entries, writes_stay_in
 
 REHEARSED_STEPS = 3  # the first warms up
+BELOW = "_subclasses", "utils", "_stats.py", "ranklab"  # what runs below a call of PyTorch
 
 
 class TooLong(BaseException):
@@ -51,8 +55,10 @@ class Rehearsal:
     waits: dict[Wait, int]  # how often, in the step
     memory_bytes: int  # of the card, beside its context
     card_bytes: int
-    sharded: bool  # whether a parameter is a DTensor
+    sharded: bool  # whether ranks share the parameters
+    shared_states: bool  # whether they share the optimizer's states
     grouped: bool  # whether the script has a process group
+    compiles: bool = False  # whether it calls torch.compile
     reserved_bytes: int = 0  # by the allocator
     nccl_bytes: int = 0
 
@@ -85,6 +91,11 @@ class Rehearsal:
         rising = sorted(self.fullest, key=lambda one: one[1])
         return {storage.purpose: words_of_line(storage.line) for storage, _ in rising}
 
+    def lines_of_waits(self) -> list[tuple[str, int]]:
+        """The lines at which the host waits, and how often, the most first."""
+        rising = sorted(self.waits.items(), key=lambda one: -one[1])
+        return [(words_of_line(line), count) for line, count in rising]
+
     def as_json(self) -> dict:
         return dict(
             fits=self.fits,
@@ -94,6 +105,7 @@ class Rehearsal:
             memory_bytes=self.memory_bytes,
             card_bytes=self.card_bytes,
             free_bytes=self.free_bytes,
+            compiles=self.compiles,
             bytes=self.by_purpose(),
             of_batch=self.of_batch,
             lines=self.largest_lines(),
@@ -142,9 +154,14 @@ class ScriptSteps:
         self.step = self.open.enter_context(self.gpu.step())
 
 
+def those_of(kind: type) -> list:
+    """All objects of this kind in this process."""
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
 def parameters() -> list[Tensor]:
     """Parameters of all modules of this process, frozen ones too."""
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    modules = those_of(nn.Module)
     return [parameter for module in modules for parameter in module.parameters(recurse=False)]
 
 
@@ -189,7 +206,8 @@ def rehearse(
     for storage, _ in fullest:
         storage.purpose = storage.purpose or purpose_by_birth(storage, steps.done - 1)
     held = [one for group in steps.optimizer.param_groups for one in group["params"]]
-    sharded = any(isinstance(one, DTensor) for one in held)
+    sharded = any(isinstance(one, DTensor) for one in held) or bool(those_of(FSDP))
+    shared = sharded or bool(those_of(ZeroRedundancyOptimizer)) or any(map(groups_of, held))
     grouped, used = torch.distributed.is_initialized(), virtual.messages.used
     exchanges = any(carried == "all_to_all" for _, carried in used)
     return Rehearsal(
@@ -199,7 +217,9 @@ def rehearse(
         gpu.memory_bytes,
         card_bytes,
         sharded,
+        shared,
         grouped,
+        virtual.compiles,
         virtual.memory.reserved.peak,
         nccl_bytes(len({group for group, _ in used}), exchanges),
     )
@@ -246,6 +266,11 @@ def said_of_fault(script: Path, error: Exception) -> str:
         return f"{Path(error.filename or script).name}:{error.lineno}: SyntaxError: {error.msg}"
     if "device_ready_queues_" in said:
         said = "a second GPU in one process, and a rehearsal is a process with one GPU"
+    if "from the 'CUDA' backend" in said:
+        frames = traceback.extract_tb(error.__traceback__)
+        called = [one.line for one in frames if not set(BELOW) & set(Path(one.filename).parts)]
+        said = f"PyTorch has a kernel for contents alone in `{called[-1]}`"
+        return f"{line_of(script, error)}: {said}"
     return f"{line_of(script, error)}: {type(error).__name__}: {said}"
 
 
