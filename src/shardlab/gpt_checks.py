@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .common.torch_internals import active_fake_mode
-from .experts.hardened.torch_replicas import count_in_torch_replicas
+from .experts.hardened.torch_replicas import watch_torch
 
 MAY_BE_NONE = ("head_size", "experts", "experts_per_token", "shared_experts")
 SWITCHES = ("learned_positions", "biases", "gated_mlp", "tied_head")
@@ -41,7 +41,7 @@ def complete(sizes: dict[str, int | None]) -> dict[str, int]:
         rule = "a model with experts = 0 has one MLP, of all tokens."
         raise InvalidInput("shared_experts", sizes["shared_experts"], rule)
     if experts:
-        count_in_torch_replicas()
+        watch_torch()
     hidden, heads, key_value_heads = (
         sizes[name] for name in ("hidden", "heads", "key_value_heads")
     )

@@ -407,11 +407,45 @@ def test_gradients_of_experts_without_rows(monkeypatch, capability, right):
     assert groups_are_right(torch.device("cuda", 0)) == right
 
 
-def replicas_of_torch(kind):
+def by_ddp(model):
+    return nn.parallel.DistributedDataParallel(model), gradients
+
+
+def by_fsdp(model):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    GPTConfig(**SIZES, experts=2, experts_per_token=1)  # any model after the import
+    net = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+
+    def whole(model):
+        with FullyShardedDataParallel.summon_full_params(net, with_grads=True):
+            return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    return net, whole
+
+
+def by_fully_shard(model, *sizes):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    GPTConfig(**SIZES, experts=2, experts_per_token=1)
+    sizes = sizes or (dist.get_world_size(),)
+    names = ("nodes", "ranks")[: len(sizes)]
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    for unit in [*model.blocks, model]:
+        fully_shard(unit, mesh=mesh)
+    return model, lambda model: {name: g.full_tensor() for name, g in gradients(model).items()}
+
+
+def in_nodes(model):
+    return by_fully_shard(model, 2, 2)
+
+
+def replicas_of_torch(kind, by):
     torch.set_num_threads(1)
     n, me = dist.get_world_size(), dist.get_rank()
     model = model_of(kind)
-    replica = nn.parallel.DistributedDataParallel(model)
+    replica, whole = by(model)
     for layer in mixtures(model):
         layer.router.loss_scale = 1 / 2
     inputs, targets = (x.chunk(n)[me] for x in batch_of(n))
@@ -419,15 +453,16 @@ def replicas_of_torch(kind):
         (next_token_loss(replica(inputs), targets) / 2).backward()
     loads = [layer.router.total(layer.router.load) for layer in mixtures(model)]
     move_biases(model)
-    return gradients(model), loads, [layer.router.moves for layer in mixtures(model)]
+    return whole(model), loads, [layer.router.moves for layer in mixtures(model)]
 
 
-def test_replicas_of_torch_count_alike(worlds):
-    """Must catch: routers under PyTorch's replicas that balance by a rank's own rows;
+@pytest.mark.parametrize("n, by", [(3, by_ddp), (2, by_fsdp), (3, by_fully_shard), (4, in_nodes)])
+def test_replicas_of_torch_count_alike(worlds, n, by):
+    """Must catch: routers under PyTorch's replicas or shards that balance by a rank's own rows;
     loads of rank 0 that are handed out and counted once for each rank."""
     kind = "sigmoid, losses, bias"
-    _, right, loads, moves = in_one_process(kind, 3)
-    for found, own_loads, own_moves in worlds(3).run(replicas_of_torch, kind):
+    _, right, loads, moves = in_one_process(kind, n)
+    for found, own_loads, own_moves in worlds(n).run(replicas_of_torch, kind, by):
         assert all(torch.equal(own, 2 * load) for own, load in zip(own_loads, loads))
         assert all(map(torch.equal, own_moves, moves))
         for name, gradient in found.items():
@@ -600,6 +635,10 @@ def refused(what):
             Bucketed(model)
         if what == "DDP":
             nn.parallel.DistributedDataParallel(model)
+        if what == "FSDP":
+            by_fsdp(model)
+        if what == "fully_shard":
+            by_fully_shard(model)
     except ValueError as error:
         return f"{type(error).__name__}: {error}"
     return "accepted"
@@ -614,6 +653,9 @@ REFUSED = {
     "group": r"CannotShard: rank \d: blocks.0.mlp.experts.up is one of the experts that ranks",
     "ladder": "CannotReplicate: rank 0: blocks.0.mlp.experts.up is in part 1 of 2",
     "DDP": r"CannotShard: rank \d: blocks.0.mlp.experts.up is in part",
+    **dict.fromkeys(
+        ["FSDP", "fully_shard"], r"CannotShard: ranks \[\d, \d\] have different experts"
+    ),
 }
 
 

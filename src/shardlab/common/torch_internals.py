@@ -323,6 +323,37 @@ def leave_to_ranks(module: nn.Module, names: list[str]) -> None:
     setattr(module, ignored, {*getattr(module, ignored, ()), *names})
 
 
+@functools.cache
+def watch_fsdp(told: Callable[[tuple[nn.Module, ...], list[Tensor], list], None]) -> None:
+    """Calls `told` with the modules and parameters that PyTorch's FSDP and fully_shard are given,
+    and the groups over which they average. Without it, they make one expert of those of several
+    ranks, and routers balance by a rank's own rows."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+    units = _fsdp_param_group.FSDPParamGroup
+    make, make_unit = FullyShardedDataParallel.__init__, units.__init__
+
+    @functools.wraps(make)
+    def seen(self, module, *args, **named):
+        parameters = list(module.parameters())
+        make(self, module, *args, **named)
+        groups = [self.process_group, getattr(self, "_inter_node_pg", None)]
+        told((module,), parameters, [group for group in groups if group is not None])
+
+    @functools.wraps(make_unit)
+    def unit_seen(self, params, modules, mesh_info, *args, **named):
+        names = "shard_process_group", "replicate_process_group"
+        told(
+            modules,
+            params,
+            [getattr(mesh_info, name) for name in names if hasattr(mesh_info, name)],
+        )
+        make_unit(self, params, modules, mesh_info, *args, **named)
+
+    FullyShardedDataParallel.__init__, units.__init__ = seen, unit_seen
+
+
 def own_parameters(module: nn.Module) -> dict[str, Tensor | None]:
     """The dictionary of the module's own parameters, which can hold any tensor under a name:
     `setattr` accepts only nn.Parameter. Without it, a gathered weight needs another way into the

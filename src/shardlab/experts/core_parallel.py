@@ -94,19 +94,20 @@ class ExpertParallel(Experts):
 
 
 class TotalCounts(nn.Module):
-    """The counts of all ranks together."""
+    """The counts of all ranks together: of a group, or of a grid's rows and columns."""
 
-    def __init__(self, group: Group = None):
+    def __init__(self, *groups: Group):
         super().__init__()
-        self.group = group
+        self.groups = groups
 
     def forward(self, counts: Tensor) -> Tensor:  # [E]
         counts = counts.clone()
-        dist.all_reduce(counts, group=self.group)
+        for group in self.groups:
+            dist.all_reduce(counts, group=group)
         return counts
 
     def __deepcopy__(self, memo: dict) -> "TotalCounts":
-        return TotalCounts(self.group)  # a group is not copied
+        return TotalCounts(*self.groups)  # a group is not copied
 
 
 def count_everywhere(model: nn.Module, group: Group):

@@ -69,7 +69,8 @@ EXPERTS_ON_RANKS = Explorer(
             "Rank 0 computes {fullest_rank_rows} rows, {rank_imbalance:number} times an even share"
         ),
         Say(
-            ", and all {expert_parallel:exact} ranks wait for it", unless=(("expert_parallel", 1),)
+            ", and all {expert_parallel:exact} ranks wait for it",
+            unless=(("expert_parallel", 1), ("collapsed_share", 0)),
         ),
         Say(
             ". A layer's experts and messages take {experts_seconds:short duration}, instead of"

@@ -19,13 +19,14 @@ from ...common.collective_wire import Group, all_gather_single
 from ...common.optimizer_checks import holder_of, replaced
 from ...common.shards import Replicated, groups_of, groups_of_shards, replicated_experts, stages_of
 from ...common.torch_clip_and_scale import watch_steps
-from ...common.torch_internals import assert_without_wait
+from ...common.torch_internals import assert_without_wait, watch_fsdp
 from ...mesh import ExpertAxes
 from ...tensor_parallel.hardened.layers import Cut, CutModule, know_parts
 from ..core import Experts, mixtures
 from ..core_parallel import ExpertParallel, count_everywhere
 from .beside import compute_beside, travel_beside
 from .split import SplitExperts, split_forward
+from .torch_replicas import count_in_torch_shards
 
 
 class CannotDivide(ValueError):
@@ -47,6 +48,7 @@ def apply_expert_parallel(model: nn.Module, axes: ExpertAxes, overlap: bool = Fa
     )
     hand_out([*model.parameters(), *model.buffers()], everyone)
     watch_steps()
+    watch_fsdp(count_in_torch_shards)
     for layer in mixtures(model):
         whole = layer.experts
         layer.experts = DividedExperts(whole, axes)
