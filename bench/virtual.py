@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -34,8 +35,10 @@ from coursekit.topics.long_sequences import runs as long_sequences
 from coursekit.topics.pipelines.peers import TorchPipeline
 from coursekit.topics.tensor_parallelism import runs as tensor_parallelism
 from coursekit.topics.zero import runs as zero
+from coursekit.topics.zero.deepspeed import deepspeed_on_gloo
 from ranklab.ranks import ranks
 from ranklab.virtual import OutOfMemory
+from shardlab.context_parallel.hardened.mixes import Mix
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.pipelines import schedules
 from shardlab.pipelines.hardened.pipeline import Pipeline
@@ -187,17 +190,35 @@ ALIKE: dict[str, tuple[Way, dict[str, Way], Callable]] = {  # this book's, and e
         step_by,
     ),
 }
+
+
+class DeepSpeedHeads(Mix):
+    """DeepSpeed's exchange of heads around the same kernel; tokens are in order."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+        deepspeed_on_gloo()
+        from deepspeed.sequence.layer import DistributedAttention
+
+        def attend(*heads):
+            q, k, v = (x.transpose(1, 2) for x in heads)
+            return self.attend(q, k, v, range(q.shape[2])).transpose(1, 2)
+
+        group = self.context.group or dist.group.WORLD
+        exchanged = DistributedAttention(attend, group, scatter_idx=2, gather_idx=1)
+        return exchanged(*(x.transpose(1, 2) for x in (q, k, v)), 0).transpose(1, 2)
+
+
+DEEPSPEED = "DeepSpeed, heads"
+MIXES = dict(long_sequences.WAYS)
+if find_spec("deepspeed"):
+    MIXES[DEEPSPEED] = Way(long_sequences.in_context, dict(mix=DeepSpeedHeads, zigzag=False))
 SHARE_A_SEQUENCE = {  # this book's mix, and its peers
     "context parallelism": (long_sequences.OWN_RING, [long_sequences.TORCH_RING]),
     "context parallelism, gathered": ("gathered", [long_sequences.TORCH_GATHERED]),
-    "context parallelism, heads": ("Ulysses", [*long_sequences.PEERS, long_sequences.DEEPSPEED]),
+    "context parallelism, heads": ("Ulysses", [*long_sequences.PEERS, DEEPSPEED]),
 }
 ALIKE |= {
-    technique: (
-        long_sequences.WAYS[mix],
-        {name: long_sequences.WAYS[name] for name in peers if name in long_sequences.WAYS},
-        step_by,
-    )
+    technique: (MIXES[mix], {name: MIXES[name] for name in peers if name in MIXES}, step_by)
     for technique, (mix, peers) in SHARE_A_SEQUENCE.items()
 }
 

@@ -28,6 +28,7 @@ again when ``measured/`` changed.
 """
 
 import re
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from statistics import median
@@ -160,7 +161,7 @@ class VirtualDirective(MeasuredDirective):
 
     def shown(self):
         tables = dict(races=_virtual_races, published=_virtual_published, rungs=_virtual_rungs)
-        tables["mixes"] = _virtual_mixes
+        tables["mixes"] = partial(_virtual_races, shared=True)
         found = _recordings(self.env, self.get_location(), "virtual")
         if not found:
             return []
@@ -177,12 +178,13 @@ def _made_by(recording, after):
     return nodes.paragraph("", "", said, nodes.literal("", recording.command), nodes.Text(after))
 
 
-def _virtual_races(recording):
-    """(a table of whole models, each beside the fastest of PyTorch's, how near its clock is)"""
+def _virtual_races(recording, shared=False):
+    """(a table of whole models, each beside the fastest of PyTorch's, how near its clock is); or of
+    ways to share a sequence"""
     cells, before, many = [], None, 0
     for row in recording.find("virtual.step", implementation="shardlab"):
         technique, model, gpus = (row.case[name] for name in ("technique", "model", "gpus"))
-        if model.startswith("two layers"):
+        if model.startswith("two layers of L" if shared else "two layers") != shared:
             continue
         of = dict(technique=technique, model=model, gpus=gpus)
         steps, waits, peaks, ran_out = (
@@ -205,24 +207,12 @@ def _virtual_races(recording):
         )
         before = technique
     heads = ["", "", "GPUs", "Step, ms", "Ratio", "Waits, %", "Peak, GB", "PyTorch's best"]
+    if shared:  # on the same GPUs
+        heads, *cells = (one[:1] + one[3:] for one in ([*heads[:-1], "Fastest peer"], *cells))
+        return node_table(heads, cells, numeric=range(1, 5)), ""
     said = f"{many} of PyTorch's steps ran out of memory. " if many else ""
     said += f"{how_near('FSDP on H100', 'Megatron-LM on H100')} "
     return node_table(heads, cells, numeric=range(2, 7)), said
-
-
-def _virtual_mixes(recording):
-    """(a table of ways to share a sequence, nothing more)"""
-    cells = {}
-    for row in recording.find("virtual.step"):
-        technique, _, mix = row.case["technique"].partition(", ")
-        if technique == "context parallelism":
-            found = (recording.find(f"virtual.{one}", **row.case)[0] for one in ("exposed", "peak"))
-            waits, peak = (one.value for one in found)
-            name = row.case["implementation"].replace("shardlab", mix or "ring")
-            values = 1000 * row.value, 1000 * waits, peak / 1e9
-            cells[name] = [name, *(f"{value:.1f}" for value in values)]
-    heads = ["", "Step, ms", "Waits, ms", "Peak, GB"]
-    return node_table(heads, [*cells.values()], numeric=range(1, 4)), ""
 
 
 def _virtual_published(recording):

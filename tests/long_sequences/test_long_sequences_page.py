@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from docutils import nodes
 
-from bookkit.recorded import _virtual_mixes
+from bookkit.recorded import _virtual_races
 from coursekit.formulas import evaluate, quantities
 from coursekit.formulas.events import end_seconds, operations, play
 from coursekit.recordings.recordings import nearby
@@ -122,24 +122,26 @@ def test_the_page_has_nvidias_table():
 
 
 def test_the_page_has_the_recorded_race():
-    """Must catch: a mix that is left out of the table, or another implementation's numbers."""
+    """Must catch: a mix that is left out of the table; numbers of another implementation."""
     recording = next(one for one in nearby(ROOT) if one.find("virtual.step"))
-    table, _ = _virtual_mixes(recording)
+    table, _ = _virtual_races(recording, shared=True)
     rows = [
         [entry.astext() for entry in row.findall(nodes.entry)] for row in table.findall(nodes.row)
     ]
-    peers = ["PyTorch, ring", "PyTorch, gathered", "DeepSpeed, heads"]
-    assert sorted(name for name, *_ in rows[1:]) == sorted(["ring", "gathered", "heads", *peers])
-    assert rows[1] == ["ring", *own_numbers(recording, technique="context parallelism")]
     assert "```{virtual} mixes" in (ROOT / "chapters/long-sequences.md").read_text("utf-8")
-
-
-def own_numbers(recording, **of):
-    found = (
-        recording.find(f"virtual.{name}", implementation="shardlab", gpus=8, **of)[0].value / unit
-        for name, unit in (("step", 1e-3), ("exposed", 1e-3), ("peak", 1e9))
+    technique = "context parallelism"
+    mixes = [technique, f"{technique}, gathered", f"{technique}, heads"]
+    peers = ["PyTorch, ring", "PyTorch, gathered", "DeepSpeed, heads"]
+    assert [(row[0], row[-1]) for row in rows[1:]] == list(zip(mixes, peers))
+    step, peak = (
+        [
+            recording.find(name, technique=technique, implementation=one)[0].value
+            for one in ("shardlab", peers[0])
+        ]
+        for name in ("virtual.step", "virtual.peak")
     )
-    return [f"{number:.1f}" for number in found]
+    assert rows[1][1] == "{:.1f}\N{NO-BREAK SPACE}({:.1f})".format(*(1e3 * one for one in step))
+    assert rows[1][4] == "{:.1f}\N{NO-BREAK SPACE}({:.1f})".format(*(1e-9 * one for one in peak))
 
 
 def test_pairs_of_a_part():

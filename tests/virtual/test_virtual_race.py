@@ -12,7 +12,6 @@ from bench.published import DENSE, Beside, able_rows, virtual_seconds
 from coursekit.lab.virtual import virtual_gpus
 from coursekit.recordings.recordings import read_all
 from coursekit.topics.hardware.one_gpu import padded_loss
-from coursekit.topics.long_sequences.runs import DEEPSPEED
 from coursekit.topics.pipelines.peers import TorchPipeline
 from shardlab.pipelines.partition import plan_pipeline
 
@@ -59,7 +58,7 @@ def test_no_technique_takes_longer_than_its_peer():
             {row.case["implementation"]: row.value for row in RECORDED.find(name, **race._asdict())}
             for name in ("virtual.step", "virtual.peak", "virtual.out_of_memory")
         )
-        optional = {DEEPSPEED} if race.technique == "context parallelism, heads" else set()
+        optional = {virtual.DEEPSPEED} if race.technique == "context parallelism, heads" else set()
         assert {*steps, *ran_out} == {virtual.OURS, *race.peers, *optional}
         ours, peak = steps.pop(virtual.OURS), peaks[virtual.OURS]
         if steps:

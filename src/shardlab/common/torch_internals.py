@@ -329,29 +329,23 @@ def watch_fsdp(told: Callable[[tuple[nn.Module, ...], list[Tensor], list], None]
     and the groups over which they average. Without it, they make one expert of those of several
     ranks, and routers balance by a rank's own rows."""
     from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-    units = _fsdp_param_group.FSDPParamGroup
-    make, make_unit = FullyShardedDataParallel.__init__, units.__init__
+    make, make_unit = FullyShardedDataParallel.__init__, FSDPParamGroup.__init__
+    names = "process_group", "_inter_node_pg", "shard_process_group", "replicate_process_group"
+    groups_of = lambda one: [vars(one)[name] for name in names if vars(one).get(name)]
 
     @functools.wraps(make)
     def seen(self, module, *args, **named):
         parameters = list(module.parameters())
         make(self, module, *args, **named)
-        groups = [self.process_group, getattr(self, "_inter_node_pg", None)]
-        told((module,), parameters, [group for group in groups if group is not None])
+        told((module,), parameters, groups_of(self))
 
-    @functools.wraps(make_unit)
     def unit_seen(self, params, modules, mesh_info, *args, **named):
-        names = "shard_process_group", "replicate_process_group"
-        told(
-            modules,
-            params,
-            [getattr(mesh_info, name) for name in names if hasattr(mesh_info, name)],
-        )
+        told(modules, params, groups_of(mesh_info))
         make_unit(self, params, modules, mesh_info, *args, **named)
 
-    FullyShardedDataParallel.__init__, units.__init__ = seen, unit_seen
+    FullyShardedDataParallel.__init__, FSDPParamGroup.__init__ = seen, unit_seen
 
 
 def own_parameters(module: nn.Module) -> dict[str, Tensor | None]:

@@ -50,7 +50,7 @@ def _merged(solution, base, blocks):
         merged = solution(out.clone(), lse.clone(), part, part_lse)
         if isinstance(merged, torch.Tensor):
             return "two things are wanted: the merged output, and the logarithm of all powers."
-        if not isinstance(merged, (tuple, list)) or len(merged) != 2:
+        if not isinstance(merged, (tuple, list)) or [*map(type, merged)] != 2 * [torch.Tensor]:
             return merged
         out, lse = merged
     return nine_digits(out), nine_digits(lse)
@@ -147,6 +147,8 @@ def _tiled(solution, sequences, tokens, tiles):
     calls = moved_bytes(lambda: found.append(solution(mlp, x.detach(), tiles))).calls
     most = max((call.written // (8 * _INNER) for call in calls if call.name != "cat"), default=0)
     y.pow(2).sum().backward()
+    if mlp.up.grad is None:
+        return "the MLP's weights get no gradient: each tile goes through `mlp`."
     gradients = [nine_digits(one.grad) for one in (x, mlp.up, mlp.down)]
     return nine_digits(y), gradients, most, sum(kept)
 

@@ -6,7 +6,6 @@ CPUs too, in the zigzag order that it calls head-tail.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib.util import find_spec
 from math import lcm
 
 import torch
@@ -17,12 +16,11 @@ from coursekit.recordings import races
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from coursekit.recordings.recordings import Row
-from coursekit.topics.zero.deepspeed import deepspeed_on_gloo
 from shardlab import context_parallel
 from shardlab.common.torch_internals import fused_block, fused_block_backward, torch_ring
 from shardlab.context_parallel import Context, core
 from shardlab.context_parallel.core_ring import RingOfKeys
-from shardlab.context_parallel.hardened.mixes import FusedBlocks, Mix, PassingOrPlanned
+from shardlab.context_parallel.hardened.mixes import FusedBlocks, PassingOrPlanned
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import next_token_loss
 
@@ -89,22 +87,6 @@ class TorchGatheredAttention(TorchRingAttention):
     rotate = "allgather"
 
 
-class DeepSpeedHeads(Mix):
-    """DeepSpeed's exchange of heads around the same kernel; tokens are in order."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        deepspeed_on_gloo()
-        from deepspeed.sequence.layer import DistributedAttention
-
-        def attend(*heads):
-            q, k, v = (x.transpose(1, 2) for x in heads)
-            return self.attend(q, k, v, range(q.shape[2])).transpose(1, 2)
-
-        group = self.context.group or dist.group.WORLD
-        exchanged = DistributedAttention(attend, group, scatter_idx=2, gather_idx=1)
-        return exchanged(*(x.transpose(1, 2) for x in (q, k, v)), 0).transpose(1, 2)
-
-
 def in_context(
     net: nn.Module, optimizer_cls: type, mix: type, by=context_parallel, zigzag=True, **settings
 ) -> tuple:
@@ -128,7 +110,6 @@ def in_context(
 
 OWN_RING, TORCH_RING, TORCH_GATHERED = "ring", "PyTorch, ring", "PyTorch, gathered"
 PEERS = TORCH_RING, TORCH_GATHERED
-DEEPSPEED = "DeepSpeed, heads"  # where it is installed
 WAYS = {
     OWN_RING: Way(in_context, dict(mix=context_parallel.RingAttention), PEERS),
     "ring, no overlap": Way(in_context, dict(mix=RingWithoutOverlap), PEERS),
@@ -138,8 +119,6 @@ WAYS = {
     TORCH_RING: Way(in_context, dict(mix=TorchRingAttention)),
     TORCH_GATHERED: Way(in_context, dict(mix=TorchGatheredAttention)),
 }
-if find_spec("deepspeed"):
-    WAYS[DEEPSPEED] = Way(in_context, dict(mix=DeepSpeedHeads, zigzag=False))
 weighed_sequences = partial(races.weighed, **races.OWN_BACKWARD)
 
 
