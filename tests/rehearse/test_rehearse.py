@@ -81,6 +81,19 @@ def test_the_bytes_are_those_of_real_ranks(name, ranks):
     assert sum(found["bytes"].values()) == found["peak_bytes"]
 
 
+def test_the_bytes_of_a_pipeline_are_those_of_real_ranks():
+    """A ledger of the CPU counts a number and the shape on the meta device, too. gloo's work holds
+    the output that rank 0 sent for as long as the schedule's list holds the work; NCCL's lets go
+    when it has been waited for, and so does a rehearsal's.
+
+    Must catch: a message that is kept after all have waited for it; an output that is counted on
+    the rank that receives it, too."""
+    script, host, sent = SCRIPTS / "staged.py", 4 + 4 * 8 * 64, 4 * 8 * 64
+    found = rehearsed(script, "--rank", "0,1", gpus=2)["ranks"]
+    first, last = (one["peak_bytes"] + host for one in found)
+    assert for_real(script, 2) == [first + sent, last]
+
+
 def test_each_rank_of_a_pipeline():
     """Must catch: a rank of a pipeline that is taken for rank 0; gradients that nobody receives."""
     first, last = (rehearsed(SCRIPTS / "staged.py", "--rank", rank) for rank in ("0", "3"))
@@ -180,6 +193,10 @@ REFUSED = {
         "script.py:10: PyTorch has a kernel for contents alone in `mean, invstd = torch.batch_norm",
     ),
     "a graph": ("torch.cuda.CUDAGraph()", "script.py:9: a CUDA graph is a recording of a real GPU"),
+    "an optimizer that asks": (
+        "torch.optim.LBFGS(model.parameters()).step(lambda: model(torch.ones(2, 8).cuda()).sum())",
+        "script.py:9: LBFGS goes on or ends by values, which a rehearsal does not have",
+    ),
     "no Python": ("for x in 3 print(x)", "script.py:9: SyntaxError: invalid syntax"),
     "an exit": ("raise SystemExit(3)", "script.py left with exit code 3"),
     "it takes no signal forever": (

@@ -1,5 +1,5 @@
-"""What the allocator reserves in a rehearsal, beside the tests' model of PyTorch's allocator, which
-is compared with numbers that real GPUs printed."""
+"""Reserved bytes of a rehearsal, beside the model of PyTorch's allocator that tests have, which is
+compared with numbers that real GPUs printed."""
 
 import random
 

@@ -90,7 +90,7 @@ class Reserved:
         return self.end, rounded(size, SMALL_SEGMENT) if size >= LARGE else page
 
     def release(self):
-        """What is free whole goes, as by torch.cuda.empty_cache(): segments, or pages."""
+        """Give back segments, or pages, that are free whole, as torch.cuda.empty_cache() does."""
         for pool, free in self.free.items():
             page = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT
             for size, start in list(free):

@@ -129,6 +129,8 @@ class ScriptSteps:
         self.step: VirtualStep | None = None
 
     def begins_update(self, optimizer, *_):
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise CannotRehearse("LBFGS goes on or ends by values, which a rehearsal does not have")
         held = [p for group in optimizer.param_groups for p in group["params"]]
         self.gpu.memory.are("parameters", held)
         self.gpu.memory.are("gradients", [p.grad for p in held if p.grad is not None])
