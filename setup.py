@@ -1,6 +1,7 @@
 """All but one thing about the package is in pyproject.toml: a wheel carries as data what lies
 elsewhere in the repository. Recordings are in measured/, skeletons, specifications and trials in
-assignments/, where whoever writes them looks for them; a learner may have the wheel alone."""
+assignments/, scripts in examples/, where whoever writes them looks for them; a learner may have the
+wheel alone."""
 
 from pathlib import Path
 from shutil import copytree, ignore_patterns
@@ -12,7 +13,7 @@ from setuptools.command.build_py import build_py
 class WithData(build_py):
     def run(self):
         super().run()
-        for folder in ("measured", "assignments"):
+        for folder in ("measured", "assignments", "examples"):
             if not self.editable_mode and Path(folder).is_dir():
                 target = Path(self.build_lib, "coursekit", "data", folder)
                 copytree(folder, target, ignore=ignore_patterns("__pycache__"), dirs_exist_ok=True)
