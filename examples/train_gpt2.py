@@ -31,8 +31,8 @@ def next_batch():
 
 for step in range(1000):
     for microbatch in range(ACCUMULATE):
-        # as no_sync(): ranks talk in the last backward only
-        model.require_backward_grad_sync = microbatch == ACCUMULATE - 1
+        last = microbatch == ACCUMULATE - 1
+        model.require_backward_grad_sync = last  # as no_sync()
         tokens, targets = next_batch()
         with torch.autocast("cuda", torch.bfloat16):
             loss = next_token_loss(model(tokens), targets)
