@@ -24,6 +24,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import NamedTuple
 
+import cloudpickle
 import pytest
 from small_books import OF_FORMULAS, builder
 
@@ -90,6 +91,16 @@ def starts_ranks(module):
     modules = (getattr(value, "__name__", None) for value in vars(module).values())
     homes = (name for name in (*names, *modules) if isinstance(name, str))
     return any(f"{name}.".startswith(("ranklab.ranks.", "notebook_kernel.")) for name in homes)
+
+
+def pytest_collection_finish(session):
+    """Ranks get the functions of tests, and of their helpers, by value, as they get those of a
+    notebook: they cannot import them."""
+    helpers = ("tables", "compositions", "random_models", "test_compression")
+    of_tests = {getattr(item, "module", None) for item in session.items}
+    for module in of_tests | set(map(sys.modules.get, helpers)):
+        if module and sys.modules.get(module.__name__) is module:
+            cloudpickle.register_pickle_by_value(module)
 
 
 def pytest_itemcollected(item):

@@ -3,13 +3,10 @@
 `make compose N=200 SEED=7` trains others; every night a machine does so with new ones.
 """
 
-import cloudpickle
-import compositions
 import pytest
 from compositions import case_of, layout, outcome, parity_in
 from night import at_night
 
-cloudpickle.register_pickle_by_value(compositions)
 # Chosen so that together they have each schedule, stage, axis, scaler, optimizer and kind of model,
 # and most pairs of axes, clipping, scalers, accumulation, recomputation and a tied head. Those by
 # day have each stage, tensor and context parallelism, both scalers and clipping.

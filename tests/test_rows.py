@@ -4,11 +4,9 @@ By day one of the doors of a line, another in each line; at night all."""
 
 import copy
 import re
-import sys
 from functools import partial
 from pathlib import Path
 
-import cloudpickle
 import pytest
 import tables
 import torch
@@ -20,9 +18,6 @@ from shardlab.mesh import Mesh
 from shardlab.mixed_precision import MasterWeights
 from shardlab.zero.hardened import stage1, stage2
 from shardlab.zero.hardened.offload import cpu_offload
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(tables)
 
 
 class Copies(MasterWeights):

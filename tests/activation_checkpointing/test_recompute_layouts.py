@@ -1,10 +1,8 @@
 """Recomputation beside tensor and sequence parallelism, pipelines and a split backward: the bits of
 the same layout without it. That the layout itself is right, its own tests say."""
 
-import sys
 from functools import partial
 
-import cloudpickle
 import pytest
 import torch
 from night import at_night
@@ -27,8 +25,6 @@ from shardlab.tensor_parallel import (
     sequence_parallel,
     vocabulary_parallel_loss,
 )
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture

@@ -1,11 +1,8 @@
 """Activation checkpointing under data parallelism and ZeRO: the plain model's parameters."""
 
-import sys
 from functools import partial
 
-import cloudpickle
 import pytest
-import tables
 import torch
 from night import at_night
 from tables import RIGHT, Beside, check
@@ -15,9 +12,6 @@ from shardlab.recompute import checkpoint, checkpoint_by_function
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.offload import offload_activations
 from shardlab.recompute.selective import checkpoint_selective
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(tables)
 
 
 class Called(nn.Module):

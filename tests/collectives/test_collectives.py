@@ -1,10 +1,8 @@
 """Collectives against PyTorch's own, their messages against their plans, their bytes against the
 formulas."""
 
-import sys
 from functools import partial
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,7 +16,6 @@ from shardlab import collective_plans as plans
 from shardlab import collectives, collectives_fast
 from shardlab.collective_plans import Move, follow  # noqa: F401 (told.md names it)
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 MANY = range(1, 18)
 both = pytest.mark.parametrize("module", [collectives, collectives_fast], ids=["readable", "fast"])
 ALL_REDUCES = (plans.ring_all_reduce, plans.tree_all_reduce, plans.naive_all_reduce)

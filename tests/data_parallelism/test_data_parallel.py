@@ -2,12 +2,10 @@
 whole batch is in test_random_models.py and rows.md."""
 
 import copy
-import sys
 import time
 from contextlib import nullcontext
 from itertools import chain
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -30,7 +28,6 @@ from shardlab.data_parallel import (
 )
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 KINDS = (ParameterServer, PerTensor, Bucketed, DistributedDataParallel)
 SMALL = 150  # bytes: several buckets in every model here
 CLOSE = 1e-12  # relative, in float64: only the order of a few sums differs

@@ -1,10 +1,8 @@
 """Rows that the ladder of data parallelism alone takes: right as the plain model, or one sentence;
 how values are handed out, and how a bucket is filled. Rows of all techniques are in rows.md."""
 
-import sys
 from contextlib import nullcontext
 
-import cloudpickle
 import pytest
 import tables
 import torch
@@ -18,8 +16,6 @@ from shardlab.common import agreement
 from shardlab.common.torch_internals import FakeTensorMode, TorchDispatchMode, changes_arguments
 from shardlab.data_parallel import FlatBucket
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(tables)
 LADDER = tables.REPLICAS[1:]  # without the server
 
 

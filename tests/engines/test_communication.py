@@ -1,10 +1,8 @@
 """The communication log against formulas: logical bytes exact, for this package's code and
 PyTorch's, on real and on fake ranks."""
 
-import sys
 from unittest.mock import patch
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +13,6 @@ from ranklab.measure import communication
 from ranklab.measure.communication import CommunicationLog
 from ranklab.ranks import ranks
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SIZES = (7, 12, 5)  # of a small network: odd, so that shards are padded
 
 
@@ -265,7 +262,6 @@ def test_totals_and_nothing_left(worlds):
     assert worlds(1).run(work) == [[two, one]]
 
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NAMES_OF_THEIRS = {
     "c10d.allreduce_": "all_reduce",
     "c10d._allgather_base_": "all_gather",

@@ -1,9 +1,6 @@
 """One rank of many without the others: the same bytes as on a real rank, and those of the formulas
 at sizes nobody here has."""
 
-import sys
-
-import cloudpickle
 import pytest
 import torch.distributed as dist
 
@@ -13,7 +10,6 @@ from ranklab.measure.fake_ranks import fake_ranks
 from shardlab.gpt import GPTConfig
 from shardlab.zero.hardened.flat import Native
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # long enough for a peak among activations: in a reduce-scatter gloo has a copy of its own
 SMALL = GPTConfig(layers=3, hidden=64, heads=4, vocabulary=96, max_sequence=256, tied_head=0)
 

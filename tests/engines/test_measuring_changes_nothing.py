@@ -2,11 +2,9 @@
 that would have come without them."""
 
 import gc
-import sys
 import time
 import weakref
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,8 +15,6 @@ from ranklab.measure.ledger import Ledger
 from ranklab.measure.weigh import weigh
 from shardlab.common.collective_wire import reduce_scatter_single
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,8 @@
 """Ways side by side: what times say, what a way weighs, and the races as `make bench` runs them."""
 
 import os
-import sys
 import weakref
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -34,7 +32,6 @@ from coursekit.topics.zero import runs as zero_runs
 from ranklab.measure.timing import median_ratio
 from shardlab.pipelines.schedules import SCHEDULES, schedule
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 TIMES = {
     "ours": [2.0, 4.0, 9.0],
     "slow": [4.0, 4.0, 4.0],

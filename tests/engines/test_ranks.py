@@ -10,9 +10,6 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-# pytest imports this file as a module; the ranks must get its functions by value, as they get those
-# of a notebook
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,8 +22,6 @@ from ranklab.ranks.asked import announcement
 from ranklab.ranks.devices import CannotBeHad, choose_device
 from ranklab.ranks.server import start
 from ranklab.ranks.stopping import abort_groups
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,8 @@
 left."""
 
 import subprocess
-import sys
 from contextlib import contextmanager
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +13,6 @@ from ranklab.measure.communication import CommunicationLog
 from ranklab.ranks import links, ranks
 from ranklab.ranks.links import LinksUnavailable, two_hosts
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NBYTES = 4 * 2**20
 
 

@@ -4,7 +4,6 @@ how things stand in the next cell, and that no process is left."""
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -12,14 +11,12 @@ from pathlib import Path
 from textwrap import dedent
 from typing import NamedTuple
 
-import cloudpickle
 import psutil
 import pytest
 from notebook_kernel import gone
 
 from ranklab.ranks import RankError, ranks
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.ranks
 
 PATIENCE = 2.0

@@ -1,19 +1,15 @@
 """send and recv where the backend cannot reach the tensors' device: here the CPU plays the device
 that gloo cannot send from."""
 
-import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
 
 from ranklab.ranks import RankRaised, staging
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def call(name, where):

@@ -35,7 +35,6 @@ from ranklab.ranks.place import SharedFile
 from ranklab.ranks.watch import Member, Outcome, Watch
 from ranklab.ranks.wire import ParentsEnd, RanksEnd, packed
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.ranks
 NIGHTLY = pytest.mark.nightly
 # by day, spawn: test_spawn_does_the_same

@@ -1,11 +1,9 @@
 """Thread ranks: what a check of an exercise runs on. Nothing that a reader writes there can
 hang."""
 
-import sys
 import threading
 import time
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,8 +13,6 @@ from coursekit.exercises import thread_ranks as thread_ranks
 from coursekit.exercises.thread_ranks import Stuck, answer_of_ranks, on_threads, value_of_ranks
 from coursekit.topics.collectives.exercises import pass_on
 from shardlab import collectives
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_messages_arrive_in_order_and_are_copies():

@@ -1,9 +1,6 @@
 """Probes of links and of the machine: that they measure what they say. No test looks at how fast
 anything is."""
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 
@@ -11,7 +8,6 @@ from coursekit.topics.hardware import probes as roofline
 from ranklab.measure import links
 from ranklab.measure.communication import CommunicationLog
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CPU = torch.device("cpu")
 
 

@@ -1,9 +1,7 @@
 """Mixed precision with data parallelism, ZeRO, tensor parallelism and pipelines."""
 
-import sys
 from functools import partial
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,7 +24,6 @@ from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import fully_shard
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("one_thread")  # as a rank: 16-bit sums depend on threads
 CONFIG = dict(layers=4, hidden=8, heads=4, vocabulary=11, max_sequence=6)
 M = 4  # microbatches

@@ -1,9 +1,6 @@
 """A backward in two halves against the undivided one: the same bits in every gradient, on the
 parameters themselves, and what is kept in between."""
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -20,7 +17,6 @@ from shardlab.tensor_parallel import (
 )
 from shardlab.tensor_parallel.hardened.layers import CutLinear
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SIZES = dict(layers=2, hidden=8, heads=2, vocabulary=11, max_sequence=5)
 
 

@@ -5,11 +5,9 @@ test_saving_faults.py."""
 import os
 import random
 import resource
-import sys
 from contextlib import nullcontext
 from functools import partial
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,8 +26,6 @@ from shardlab.zero.hardened import stage1, stage2, stage3
 from shardlab.zero.hardened.flat import FastRing, Native
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.offload import cpu_offload
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ import fcntl
 import json
 import os
 import random
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -18,8 +16,6 @@ from torch import nn
 from shardlab.saving import Damaged, SaveFailed, durable, resume, save
 from shardlab.saving.together import reason
 from shardlab.zero.hardened import stage3
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture

@@ -11,10 +11,8 @@ left out there, because each rank draws its own.
 import os
 import shutil
 import signal
-import sys
 from dataclasses import replace
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,7 +26,6 @@ from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
 from shardlab.saving.checkpoint import resume, save
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CONFIG = GPTConfig(layers=2, hidden=12, heads=2, vocabulary=29, max_sequence=8)
 BATCH, END, EVERY = 12, 9, 3
 # torch.distributed.checkpoint says that it works for one process, which is what these tests want

@@ -2,10 +2,8 @@
 one folder for all, right afterwards, or refused before anything is written."""
 
 import os
-import sys
 from contextlib import nullcontext
 
-import cloudpickle
 import compositions
 import pytest
 import torch
@@ -19,9 +17,6 @@ from shardlab.saving import Damaged, SaveFailed, resume, save
 from shardlab.saving.parts import plain_names
 from shardlab.tensor_parallel import apply_tensor_parallel
 from shardlab.tensor_parallel.hardened.plan import Whole
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(compositions)
 
 
 def outcome(work, *args, **options):

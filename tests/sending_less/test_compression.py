@@ -5,7 +5,6 @@ steps are made in another order than the reference's, hence 1e-11 of the largest
 """
 
 import copy
-import sys
 from functools import partial
 
 import cloudpickle
@@ -19,8 +18,6 @@ from ranklab.measure.communication import CommunicationLog
 from ranklab.virtual import VirtualGPUs
 from shardlab.compression import Compressed, four_bits, power_sgd, signs, sixteen_bits, top_k
 from shardlab.data_parallel import DistributedDataParallel
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 HOOKS = {
     "top k": partial(top_k, one_in=7),

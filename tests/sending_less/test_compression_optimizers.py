@@ -2,7 +2,6 @@
 Sums over ranks are made in another order, hence 1e-10 of the largest element."""
 
 import copy
-import sys
 from functools import partial
 
 import cloudpickle
@@ -17,9 +16,6 @@ from shardlab.compression import Compressed, DeMo, DiLoCo, OneBitAdam, power_sgd
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.mixed_precision import LossScaler
 from shardlab.zero.core_stage3 import fully_shard
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(sys.modules["test_compression"])
 
 CLOSE = 1e-10
 

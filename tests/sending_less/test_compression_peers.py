@@ -1,10 +1,8 @@
 """Hooks beside PyTorch's own on gloo, in float64 where they take it."""
 
-import sys
 from contextlib import nullcontext
 from functools import partial
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.compression import Compressed, DiLoCo, power_sgd, sixteen_bits
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ONE_BUCKET = 1000  # MB: PyTorch's PowerSGD sends from threads, so two buckets would cross
 
 

@@ -1,8 +1,5 @@
 """ZeRO++ beside the core of stage 3 and its definition; LARS and LAMB beside their definitions."""
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,8 +8,6 @@ from torch import nn
 from shardlab.compression import LAMB, LARS, zero_plus_plus
 from shardlab.mesh import Mesh
 from shardlab.zero.core_stage3 import fully_shard, whole_parameters
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 OFF = dict(weight_bits=None, gradient_bits=None, secondary=False)
 NODES = {2: (1, 2), 3: (3, 1), 4: (2, 2)}

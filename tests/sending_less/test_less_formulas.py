@@ -1,10 +1,8 @@
 """Formulas of chapter 16 beside ranks that send less, beside published numbers, and beside a step
 that is put together by hand."""
 
-import sys
 from functools import partial
 
-import cloudpickle
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +18,6 @@ from shardlab.mesh import Mesh
 from shardlab.text import vocabulary_of_text
 from shardlab.zero.core_stage3 import fully_shard
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SEEN = vocabulary_of_text()
 
 

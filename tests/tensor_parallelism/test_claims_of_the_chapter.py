@@ -1,11 +1,9 @@
 """The chapter's claims about others: published speeds beside the formula, and PyTorch's trap."""
 
 import re
-import sys
 from functools import partial
 from pathlib import Path
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,7 +22,6 @@ from shardlab.tensor_parallel import (
 )
 from shardlab.tensor_parallel.hardened.layers import RowLinear
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 PAGE = Path(__file__).resolve().parents[2] / "chapters" / "tensor-parallelism.md"
 TEXT = " ".join(PAGE.read_text(encoding="utf-8").split())
 

@@ -3,10 +3,8 @@ attention with a module between Columns and Rows, trained beside the plain one."
 
 import copy
 import re
-import sys
 from contextlib import nullcontext
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -30,7 +28,6 @@ from shardlab.tensor_parallel import (
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows, Whole
 from shardlab.zero.hardened.full_parameters import unsharded
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 HEADS, SIZE = 4, 3
 
 

@@ -2,10 +2,8 @@
 the plain model on the whole batch, with gradients clipped on the way."""
 
 import re
-import sys
 from functools import partial
 
-import cloudpickle
 import compositions
 import pytest
 import torch
@@ -27,8 +25,6 @@ from shardlab.tensor_parallel import (
     sum_gradients,
 )
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(compositions)
 CONFIG = GPTConfig(
     layers=2, hidden=24, heads=8, key_value_heads=4, feed_forward=29, vocabulary=101, max_sequence=8
 )

@@ -9,12 +9,10 @@ in another order than the plain model's, hence 1e-12 and not equality; float64 t
 import copy
 import io
 import re
-import sys
 import warnings
 from dataclasses import replace
 from functools import partial
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -55,7 +53,6 @@ from shardlab.tensor_parallel.hardened.full_parameters import (
 )
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows, Tokens, Whole
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CLOSE = 1e-12
 PEERS = {"DTensor": dict(sequence=False), "DTensor, sequence": dict(sequence=True)}
 WAYS = ("tensor", "sequence", "sequence, gathered again")

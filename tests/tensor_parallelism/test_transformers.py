@@ -3,9 +3,6 @@ recomputed. They are made of their configurations, so nothing is downloaded.
 
 Their norms and losses compute in fp32, hence 1e-5: a rank that goes astray is 1e-3 off."""
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,7 +18,6 @@ from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows, Tokens, Whole
 from shardlab.zero.hardened.full_parameters import unsharded
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 FAMILY = dict(  # of Llama's children
     hidden_size=16,
     intermediate_size=24,

@@ -1,9 +1,6 @@
 """A model from the meta device, filled from a file that only rank 0 reads, is the plain model: with
 our stage 3 and with FSDP2."""
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +8,6 @@ import torch.distributed as dist
 from coursekit.topics.zero.building import build_sharded, build_with_fsdp2
 from shardlab.gpt import GPT, GPTConfig
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SIZES = dict(
     layers=3, hidden=12, heads=3, key_value_heads=1, feed_forward=20, vocabulary=17, max_sequence=7
 )

@@ -7,10 +7,8 @@ process, or with an error that names neither the thing nor a way out. "Plain" is
 all ranks' inputs in one process, with the mean of their losses; float64, so 1e-12 is rounding.
 """
 
-import sys
 from functools import partial
 
-import cloudpickle
 import pytest
 import tables
 import torch
@@ -30,8 +28,6 @@ from shardlab.zero.hardened import stage1, stage2, stage3
 from shardlab.zero.hardened.arriving import is_coming
 from shardlab.zero.hardened.full_parameters import unsharded
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(tables)
 ROUNDING = 1e-12
 ONES = torch.ones(1, 8, dtype=torch.float64)
 

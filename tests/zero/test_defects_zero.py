@@ -7,12 +7,10 @@ Each case once returned a wrong number, or a sentence that named neither the thi
 import gc
 import os
 import signal
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import cloudpickle
 import pytest
 import tables
 import torch
@@ -26,9 +24,6 @@ from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import MasterWeights
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(tables)
 
 
 def own_input(features):

@@ -1,11 +1,9 @@
 """PyTorch's FSDP2 beside stage 3, and its first FSDP beside stage 1, where these say that PyTorch
 does the same, or that it does not."""
 
-import sys
 from contextlib import nullcontext
 from functools import partial
 
-import cloudpickle
 import pytest
 import tables
 import torch
@@ -17,9 +15,6 @@ from torch.optim import SGD
 from ranklab.ranks import RankError, ranks
 from shardlab.zero.hardened import stage1, stage3
 from shardlab.zero.hardened.flat import Native
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(tables)
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,10 @@
 `python -m bench random-models` draws 5,000 of them.
 """
 
-import cloudpickle
 import pytest
-import random_models
 from night import at_night
 from random_models import case_of, outcomes
 
-cloudpickle.register_pickle_by_value(random_models)
 # Chosen so that together they have each technique with each piece, inside a unit of stage 3 and in
 # its root, with each output, optimizer, scaler and collective, and on each number of ranks.
 # fmt: off

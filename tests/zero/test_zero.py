@@ -3,9 +3,7 @@ kinds of models and trainings is in test_random_models.py, what users do in rows
 """
 
 import math
-import sys
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,7 +25,6 @@ from shardlab.zero.hardened.flat import FastRing, Native, Ring
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.offload import cpu_offload
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (1, 2, 3)
 
 

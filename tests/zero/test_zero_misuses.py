@@ -8,10 +8,8 @@ accepts many of them, and forgets or does not average.
 import copy  # noqa: F401 (told.md names it)
 import io  # noqa: F401 (told.md names it)
 import re
-import sys
 from functools import partial
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,7 +23,6 @@ from shardlab import zero
 from shardlab.zero.hardened import stage1
 from shardlab.zero.hardened.full_parameters import unsharded
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ONES = torch.ones(1, 8)
 
 

@@ -1,10 +1,8 @@
 """The moves of a step under ZeRO: what the real code does on ranks, one move after the other, and
 what the formulas say of it."""
 
-import sys
 from functools import partial
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -31,8 +29,6 @@ from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.zero.hardened import stage1, stage2, stage3
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WIDTHS = (120, 120, 132, 144)
 # of the units, in elements: 12 divides them, no two are equal
