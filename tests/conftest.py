@@ -20,6 +20,7 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import NamedTuple
@@ -210,6 +211,36 @@ def worlds(small_worlds):
             return world
 
         yield world_of
+
+
+@pytest.fixture
+def two(worlds):
+    return worlds(2)
+
+
+@pytest.fixture
+def three(worlds):
+    """A number that divides few sizes."""
+    return worlds(3)
+
+
+@pytest.fixture
+def four(worlds):
+    return worlds(4)
+
+
+@pytest.fixture(scope="session")
+def program():
+    """program("prose"): the program for authors, in tools/, as a module."""
+
+    @cache
+    def loaded(name):
+        spec = spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return loaded
 
 
 def find_browser(names=BROWSERS):

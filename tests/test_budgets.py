@@ -1,6 +1,5 @@
 """The sizes that `make check` prints, and the numbers that they may not exceed."""
 
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def budgets():
-    spec = spec_from_file_location("budgets", ROOT / "tools" / "budgets.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def budgets(program):
+    return program("budgets")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The rules of English that `make check` holds pages to, and the length of chapters."""
 
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def prose():
-    spec = spec_from_file_location("prose", ROOT / "tools" / "prose.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def prose(program):
+    return program("prose")
 
 
 STUMBLES, FINE = (

@@ -26,11 +26,6 @@ def world(request, worlds):
     return worlds(request.param)
 
 
-@pytest.fixture
-def four(worlds):
-    return worlds(4)
-
-
 # --- plans, without a rank ------------------------------------------------------------------------
 
 

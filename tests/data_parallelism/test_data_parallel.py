@@ -38,11 +38,6 @@ def world(request, worlds):
     return worlds(request.param)
 
 
-@pytest.fixture
-def three(worlds):
-    return worlds(3)
-
-
 # --- models ---------------------------------------------------------------------------------------
 
 

@@ -539,19 +539,6 @@ def test_a_time_without_end_is_refused(utilisation, rate):
         formulas.training_days(**given, flops_per_second=rate)
 
 
-def test_published_claims_of_gpt3():
-    """300B tokens on one V100 at 28 TFLOP/s take 357 years of 365 days (356 in the literature),
-    100B take 119; 700 GB of fp32 parameters, 2.1 TB with Adam's moments, 2.8 TB with gradients.
-
-    Mutation: 6 -> 2 in training_flops; a moment forgotten in optimizer_bytes."""
-    given = dict(parameters=175e9, gpus=1, flops_per_second=28e12, utilisation=1)
-    years = lambda tokens: formulas.training_days(tokens=tokens, **given) / 365
-    assert 356 <= years(300e9) < 358 and 118.5 < years(100e9) < 119.5
-    wanted = dict(parameter_bytes=700, optimizer_bytes=1400, states_bytes=2800)
-    fp32 = evaluate([*wanted], **quantities(recipe="fp32 Adam", parameters=175e9))
-    assert fp32 == {name: gigabytes * 10**9 for name, gigabytes in wanted.items()}
-
-
 def test_a_preset_without_a_note_keeps_its_test():
     """Must catch: the test of a preset taken for its note, where the line has none."""
     presets = [preset for kind in BOOK.presets.values() for preset in kind.values()]

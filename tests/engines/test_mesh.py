@@ -61,12 +61,7 @@ def test_a_failed_mesh_names_every_factor():
         Mesh(dp=1)
 
 
-@pytest.fixture(scope="module")
-def world(worlds):
-    return worlds(4)
-
-
-def test_a_mesh_on_ranks(world):
+def test_a_mesh_on_ranks(four):
     """Mutation: each rank makes only its own groups (a deadlock, or groups mixed up), or takes its
     place from the wrong axis."""
 
@@ -81,13 +76,13 @@ def test_a_mesh_on_ranks(world):
             sums.append(x.item())
         return sums, (mesh.dp.rank, mesh.pp.rank, mesh.tp.rank), mesh.tp.size, repr(mesh)
 
-    found = world.run(work)
+    found = four.run(work)
     assert [sums for sums, *_ in found] == [[2, 0, 1], [4, 1, 1], [2, 2, 5], [4, 3, 5]]
     assert [place for _, place, *_ in found] == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
     assert found[3][2:] == (2, "Mesh(dp=2, pp=1, cp=1, tp=2; rank 3 is dp 1, pp 0, cp 0, tp 1)")
 
 
-def test_lines_and_ends_on_ranks(world):
+def test_lines_and_ends_on_ranks(four):
     """Mutation: a line made anew each time it is asked for (ranks run out of groups, or wait for
     each other), or the middle of a pipeline counted among its ends."""
 
@@ -104,7 +99,7 @@ def test_lines_and_ends_on_ranks(world):
             dist.all_reduce(x, group=ends.group)
         return x.item(), both is again, both.rank, ends and (ends.ranks, ends.rank)
 
-    assert world.run(work) == [
+    assert four.run(work) == [
         (12, True, 0, ([0, 3], 0)),
         (6, True, 1, None),
         (6, True, 2, None),
@@ -112,7 +107,7 @@ def test_lines_and_ends_on_ranks(world):
     ]
 
 
-def test_the_ends_of_a_line_of_one(world):
+def test_the_ends_of_a_line_of_one(four):
     """Mutation: a group with the same rank twice."""
 
     def work():
@@ -120,4 +115,4 @@ def test_the_ends_of_a_line_of_one(world):
 
         return Mesh(dp=4).ends("pp")[1:]
 
-    assert world.run(work) == [([rank], 0) for rank in range(4)]
+    assert four.run(work) == [([rank], 0) for rank in range(4)]

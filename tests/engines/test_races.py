@@ -144,11 +144,6 @@ def sending(net, optimizer_cls, keeps=0, **settings):
     return model, optimizer
 
 
-@pytest.fixture(scope="module")
-def two(worlds):
-    return worlds(2)
-
-
 def test_what_a_way_weighs(two):
     """Must catch: messages of the whole warm-up, a model wrapped before the ledger looks, a way's
     options left out."""

@@ -323,21 +323,11 @@ def test_spawn_does_the_same(capfd):
         assert "[rank 1] before" in capfd.readouterr().out
 
 
-def run_script(tmp_path, *command, **environment):
-    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, *command, str(tmp_path / "script.py")]
-    more = dict(capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    return subprocess.run(command, env=os.environ | environment, **more)
-
-
 SCRIPT = """
     import sys
     import torch
     import torch.distributed as dist
     from ranklab.ranks import ranks
-
-    class Found(Exception):
-        pass
 
     def total(factor):
         x = torch.tensor([dist.get_rank() + 1.0])
@@ -354,7 +344,9 @@ SCRIPT = """
 def test_a_script_needs_no_guard(tmp_path):
     """Mutation: multiprocessing left to run the script again in each rank, so that every script
     needs `if __name__ == ...`."""
-    done = run_script(tmp_path)
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, tmp_path / "script.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     said = ["2 ranks on the CPU, 1 thread each; backend gloo", "ended well"]
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
 

@@ -35,11 +35,6 @@ def test_what_is_staged(monkeypatch):
     assert staged("cpu:gloo,cuda:nccl") == staged("cpu:gloo") == []
 
 
-@pytest.fixture(scope="module")
-def three(worlds):
-    return worlds(3)
-
-
 @contextmanager
 def pretending():
     """Within it, on this rank, gloo cannot send from the CPU. Gives the calls that are staged: the

@@ -199,14 +199,6 @@ def test_a_switch_takes_the_one_that_it_needs_along():
     assert count.follow(none, ["accumulation_steps"], {}) == {"pipeline_parallel": 1}
 
 
-def test_every_claim_about_bytes_per_parameter_has_its_row():
-    """Mutation: a recipe left out; the numbers 8 to 20 would then stand without the tensors behind
-    them."""
-    together = {texts[-1] for _, texts in BYTES.rows()}
-    assert {"8", "12", "16", "18", "20"} <= together
-    assert dict(BYTES.rows())["fp16 + fp32 gradients"] == ["2", "2", "8", "4", "4", "20"]
-
-
 def test_a_preset_sets_what_is_an_input():
     """Mutation: forget the inputs that follow from a preset; GPT-3 would leave the parameters of
     the model before it."""

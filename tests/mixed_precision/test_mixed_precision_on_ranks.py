@@ -30,11 +30,6 @@ M = 4  # microbatches
 BOTH = [torch.float16, *at_night(torch.bfloat16)]
 
 
-@pytest.fixture
-def four(worlds):
-    return worlds(4)
-
-
 # --- one overflow, all ranks ----------------------------------------------------------------------
 
 

@@ -28,16 +28,6 @@ from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.offload import cpu_offload
 
 
-@pytest.fixture
-def two(worlds):
-    return worlds(2)
-
-
-@pytest.fixture
-def three(worlds):
-    return worlds(3)
-
-
 class Network(nn.Module):
     """Odd sizes, a shard without elements on three ranks, a frozen layer, a tied weight, a buffer
     that changes."""

@@ -18,11 +18,6 @@ from shardlab.saving.together import reason
 from shardlab.zero.hardened import stage3
 
 
-@pytest.fixture
-def two(worlds):
-    return worlds(2)
-
-
 def made(seed=0, rule=torch.optim.SGD):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))

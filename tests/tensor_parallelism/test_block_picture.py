@@ -2,8 +2,6 @@
 the functions in the order in which a rank calls them."""
 
 import re
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import pytest
 import torch
@@ -80,15 +78,9 @@ def test_pairs_stand_where_a_rank_sends(way):
     assert backward.count("all_gather") == mirrored + 2 * (again == "twice")
 
 
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "draw_cuts.py"
-
-
 @pytest.fixture(scope="module")
-def tool():
-    spec = spec_from_file_location("draw_cuts", TOOL)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool(program):
+    return program("draw_cuts")
 
 
 @pytest.fixture(scope="module")

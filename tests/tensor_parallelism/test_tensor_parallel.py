@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from night import at_night
+from tables import far
 from told import told
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -128,10 +129,6 @@ def batch_of(config, n, seed=3):
     batch[:, 0, :n] = torch.stack([part[0] for part in parts])
     batch[:, 1, 0] = config.vocabulary - 1
     return batch
-
-
-def far(ours, plain):
-    return ((ours - plain).abs().max() / plain.abs().max()).item()
 
 
 def errors(config, way, frozen=(), by_core=False):

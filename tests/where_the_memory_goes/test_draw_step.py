@@ -1,8 +1,6 @@
 """The chapter's picture of a step is what the ledger counts now."""
 
 import re
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import pytest
 from test_step import NOTED
@@ -11,15 +9,11 @@ from coursekit.show.format import format_bytes
 from coursekit.topics.where_the_memory_goes.formulas.step import step_timeline
 
 pytestmark = pytest.mark.slow  # each needs the measured step of GPT-2
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "draw_step.py"
 
 
 @pytest.fixture(scope="module")
-def tool():
-    spec = spec_from_file_location("draw_step", TOOL)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool(program):
+    return program("draw_step")
 
 
 @pytest.fixture(scope="module")

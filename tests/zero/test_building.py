@@ -15,11 +15,6 @@ TOKENS = torch.arange(14).reshape(2, 7) % 17
 
 
 @pytest.fixture
-def three(worlds):
-    return worlds(3)
-
-
-@pytest.fixture
 def saved(tmp_path):
     """(path of a state dict, logits of the model that wrote it), tied or not."""
 

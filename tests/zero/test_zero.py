@@ -2,12 +2,11 @@
 kinds of models and trainings is in test_random_models.py, what users do in rows.md.
 """
 
-import math
-
 import pytest
 import torch
 import torch.distributed as dist
 from night import at_night
+from tables import far
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -37,12 +36,6 @@ def world(request, worlds):
 def in_small_parts():
     """A ring with messages of a few elements, as a large model has of a few megabytes."""
     return FastRing(small_bytes=16, piece_bytes=80)
-
-
-@pytest.fixture
-def three(worlds):
-    """For the rest: a number that divides few sizes."""
-    return worlds(3)
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -117,14 +110,6 @@ def whole_parameters(stage, model):
         return {name: p.detach().clone() for name, p in model.named_parameters()}
     with unsharded(model):
         return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def far(ours, plain):
-    """Largest difference, relative to the largest element; infinite for another shape."""
-    if ours.shape != plain.shape:
-        return math.inf
-    scale = plain.abs().max().item()
-    return (ours - plain).abs().max().item() / (scale or 1e-300)
 
 
 # --- parity ---------------------------------------------------------------------------------------
