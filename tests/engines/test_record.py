@@ -238,6 +238,19 @@ def test_ended_from_outside(tmp_path, monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_gpu_is_not_asked_for_what_cpus_alone_measure(tmp_path, monkeypatch):
+    """Must catch: two groups that leave no row on any GPU, told as failures of `make gpu`."""
+    asked = []
+    monkeypatch.setattr(record, "find_device", lambda: (torch.device("cuda"), ""))
+    monkeypatch.setattr(
+        record, "record", lambda device, command, groups, *_: asked.append([*groups])
+    )
+    for more in ([], ["--cpu"]):
+        record.main([str(tmp_path), *more])
+    on_gpus, on_cpus = ({group.name for group in groups} for groups in asked)
+    assert on_cpus - on_gpus == {"loss_by_bytes", "large_batches"} and on_gpus < on_cpus
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: make gpu would measure it")
 def test_without_a_gpu_nothing_is_written(tmp_path, capsys):
     """Must catch: a recording of a CPU passed off as one of a GPU."""

@@ -53,6 +53,7 @@ class Run(NamedTuple):
     order: int
     measure: Callable[..., Iterable[Row]]
     quick: dict[str, Any] = {}  # its arguments for a quick trial: little of everything
+    on_cpus_alone: bool = False
 
     @property
     def name(self) -> str:

@@ -213,6 +213,7 @@ def main(arguments=None, groups: Sequence[Run] = ALL) -> int:
             print(f"nothing was recorded: {said}", file=sys.stderr)
             return 1
     chosen = [group for group in groups if group.name in parsed.only]
+    chosen = [group for group in chosen if parsed.cpu or not group.on_cpus_alone]
     earlier = parsed.apart and begun_before(parsed.folder, device, command)
     if earlier:
         chosen = [group for group in chosen if not earlier.find(TOOK, group=group.name)]

@@ -56,8 +56,6 @@ def loss_by_bytes(
 ) -> Iterator[Row]:
     """Validation losses of each way, on CPUs alone: the best of the learning rates with the first
     seed, then that one with all seeds."""
-    if device.type != "cpu":
-        return
     with ranks(CHART_RANKS, device="cpu", announce=False) as world:
         for name in names:
             rows = rows_of_way(world, name, WAYS_TO_SEND[name], rates, seeds, steps)
@@ -104,8 +102,6 @@ def large_batches(
     windows: int = ALL_WINDOWS,
 ) -> Iterator[Row]:
     """Validation losses by batch, on CPUs alone; the rate at the smallest batch by a range test."""
-    if device.type != "cpu":
-        return
     rates = {}
     for name in names:
         way = WAYS_OF_BATCHES[name]
@@ -194,8 +190,10 @@ def race(
 
 
 BENCHES = (Bench("sending-less", race, dict(task=TINY, megabits_per_second=(0,), turns=2)),)
+QUICK_WAY = dict(names=("fp32",), rates=TRIED_RATES[:1], seeds=SEEDS[:1], steps=20)
+QUICK_BATCHES = dict(names=("SGD, linear",), counts=(8,), seeds=(0,), windows=16)
 RUNS = (
     Run(48, hooks, dict(task=TINY, turns=1)),
-    Run(92, loss_by_bytes, dict(names=("fp32",), rates=TRIED_RATES[:1], seeds=SEEDS[:1], steps=20)),
-    Run(93, large_batches, dict(names=("SGD, linear",), counts=(8,), seeds=(0,), windows=16)),
+    Run(92, loss_by_bytes, QUICK_WAY, on_cpus_alone=True),
+    Run(93, large_batches, QUICK_BATCHES, on_cpus_alone=True),
 )
