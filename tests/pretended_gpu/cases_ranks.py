@@ -305,7 +305,10 @@ def sending_less(name: str) -> Step:
 
     step, net = run("cuda")
     _, plain = run("cpu", dist.new_group(backend="gloo"))
-    assert_close(dict(net.named_parameters()), trained() if name == "everything" else plain)
+    if name == "everything":
+        assert_close(dict(net.named_parameters()), trained())
+    else:  # scales, and quotients by small roots, magnify what rounding takes
+        assert_close(dict(net.named_parameters()), plain, within=1e-8)
     return step
 
 

@@ -39,7 +39,14 @@ from .refusal import CannotRehearse
 from .writes import instead_of_saving, link_entries, writes_stay_in
 
 REHEARSED_STEPS = 3  # the first warms up
-BELOW = "_subclasses", "utils", "_stats.py", "ranklab"  # what runs below a call of PyTorch
+BELOW = (
+    "_subclasses",
+    "utils",
+    "_ops.py",
+    "_compile.py",
+    "_dynamo",
+    "ranklab",
+)  # in a call of PyTorch
 
 
 class TooLong(BaseException):
