@@ -26,6 +26,7 @@ from shardlab.data_parallel import (
     core,
     make_buckets,
 )
+from shardlab.data_parallel.buckets import OwnMemory
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 KINDS = (ParameterServer, PerTensor, Bucketed, DistributedDataParallel)
@@ -462,3 +463,50 @@ def test_a_copys_module_has_replicas_already(worlds):
     each of them."""
     for said in worlds(2).run(of_a_copy):
         assert said == "these gradients are averaged already: build the model anew."
+
+
+class Sends(nn.Module):
+    """Rank 1 alone uses `some`, and nobody `never`."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.some, self.never, self.last = (
+            nn.Linear(8, 8, dtype=dtype) for _ in range(4)
+        )
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(self.some(x) if dist.get_rank() == 1 else x)
+
+
+class FromOwnMemory(DistributedDataParallel):
+    def flat_bucket(self, parameters, n):
+        return OwnMemory(parameters, n, large_bytes=64)
+
+
+def averaged_by(cls, dtype):
+    net = Sends(dtype)
+    model = cls(net, bucket_bytes=256)
+    draw = torch.Generator().manual_seed(dist.get_rank())
+    for number in range(4):  # the second and fourth are sent, and gradients stay
+        with nullcontext() if number % 2 else model.no_sync():
+            model(torch.randn(4, 8, generator=draw).to(dtype)).sum().backward()
+        if dist.get_rank() == 0:
+            net.last.weight.grad = net.last.weight.grad.t().contiguous().t()
+    return [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_in_their_own_memory(three, dtype):
+    """A large gradient is not copied into its bucket, as on GPUs.
+
+    Must catch: a sum for a mean; a parameter that nobody uses, and gets zeros; a rank that does not
+    use one, and sends nothing; gradients that ranks lay out unlike."""
+    kinds = DistributedDataParallel, FromOwnMemory
+    for expected, found in zip(*(three.run(averaged_by, kind, dtype) for kind in kinds)):
+        assert [g is None for g in found] == [number in (4, 5) for number in range(8)]
+        for want, gradient in zip(expected, found):
+            if want is not None:
+                torch.testing.assert_close(gradient, want, rtol=0.02, atol=0.05)

@@ -1,10 +1,11 @@
 """Helpers of all collectives: a rank's place in its group, checks of shards, the group's backend,
 and copies of tensors that the backend can send."""
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .torch_internals import storage_key
+from .torch_internals import active_fake_mode, storage_key
 
 Group = dist.ProcessGroup | None
 
@@ -45,6 +46,18 @@ def backend_for(device_type: str, group: Group) -> str | None:
     """The group's backend for tensors on that device, such as "gloo"; None if it has none."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     return backends.get(device_type)
+
+
+def has_exact_mean(dtype: torch.dtype, n: int) -> bool:
+    """NCCL's mean of floating-point numbers is a sum of shares, for which it rounds 1/n to their
+    dtype: 16 bits have it for powers of two."""
+    return dtype.itemsize > 2 or n & (n - 1) == 0
+
+
+def has_mean(device: torch.device, group: Group) -> bool:
+    """Whether a collective makes the mean itself: NCCL's do. Tensors without contents belong to
+    virtual GPUs."""
+    return active_fake_mode() is not None or backend_for(device.type, group) == "nccl"
 
 
 def can_send(device_type: str, group: Group) -> bool:

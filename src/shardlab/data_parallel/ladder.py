@@ -15,7 +15,7 @@ by n while copying it into the bucket. The division leaves nothing to do when th
 cannot overflow unless the mean does, and needs only sums from the backend.
 
 A gradient is a view of its bucket, and a bucket lives as long as its gradients: `zero_grad()` frees
-it. Further promises:
+it. On GPUs a gradient that fills half a bucket is averaged in its own memory. Further promises:
 
     parameters   those of rank 0, handed out at the start. A frozen one stays what it is; a tied one
                  is one parameter; one that a rank has not used counts as zeros there, and one that
@@ -46,10 +46,12 @@ from .. import collectives
 from ..collective_plans import Move, Plan
 from ..common.agreement import CannotReplicate, check_replicable, hand_out
 from ..common.backward import BackwardListener
+from ..common.collective_wire import has_mean
 from ..common.shards import replicas_of
-from ..common.torch_internals import at_end_of_backward, divide_into, tree_leaves, version
+from ..common.torch_internals import at_end_of_backward, tree_leaves, version
 from ..experts.core_parallel import count_everywhere
 from . import core
+from .buckets import FlatBucket, OwnMemory, join_the_rest
 from .core import BUCKET_BYTES, make_buckets
 
 SERVER = 0
@@ -110,19 +112,6 @@ class Replicas(BackwardListener, nn.Module):
             "replicas are neither copied nor pickled: copy or save model.module, and make replicas"
             " of that."
         )
-
-
-class FlatBucket(core.FlatBucket):
-    """The core's, with one launch for all small gradients on a GPU, and of dense ones alone."""
-
-    def divide(self, arrived: list[tuple[Tensor, Tensor]], n: int):
-        for gradient, _ in arrived:
-            if gradient.layout is not torch.strided:
-                raise CannotReplicate(
-                    f"a gradient is {gradient.layout}: only dense ones are averaged; build"
-                    " embeddings with sparse=False."
-                )
-        divide_into(arrived, n)
 
 
 class ParameterServer(Replicas):
@@ -212,16 +201,6 @@ class Bucketed(Replicas):
             bucket.finish()
 
 
-def join_the_rest(buckets: list[list[nn.Parameter]]) -> list[list[nn.Parameter]]:
-    """A small last bucket joins a large one of its dtype before it, as the table of positions joins
-    the table of tokens: both leave at the end of backward, where every latency is exposed."""
-    *others, large, rest = [[], [], *buckets]
-    small = 16 * sum(p.nbytes for p in rest) < sum(p.nbytes for p in large)
-    alike = small and large[0].dtype == rest[0].dtype
-    alike = alike and replicas_of(large[0], None) is replicas_of(rest[0], None)
-    return [*others, large + rest][2:] if alike else buckets
-
-
 class DistributedDataParallel(core.DistributedDataParallel, Replicas):
     """During backward, an all-reduce for each bucket whose gradients have all arrived, in the same
     order on all ranks. After backward the remaining buckets, and a wait for all sums.
@@ -229,7 +208,7 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
 
     A backward sends as the core's does, for any module as Replicas promise it."""
 
-    flat_bucket, knows_experts = FlatBucket, True
+    knows_experts = True
     forward, no_sync = Replicas.forward, Replicas.no_sync
 
     def __init__(
@@ -245,7 +224,13 @@ class DistributedDataParallel(core.DistributedDataParallel, Replicas):
         self.bucket_of = {
             parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket
         }
-        self.overlap = overlap
+        self.overlap, self.bucket_bytes = overlap, bucket_bytes
+
+    def flat_bucket(self, parameters: list[nn.Parameter], n: int) -> FlatBucket:
+        """On GPUs a gradient that fills half a bucket is not copied."""
+        if has_mean(parameters[0].device, self.group):
+            return OwnMemory(parameters, n, self.bucket_bytes // 2)
+        return FlatBucket(parameters, n)
 
     def gradient_arrives(self, parameter: nn.Parameter):
         if self.bucket_of[parameter] < len(self.sent):

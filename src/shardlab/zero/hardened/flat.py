@@ -35,6 +35,8 @@ from ...common.collective_wire import (
     Group,
     all_gather_single,
     backend_for,
+    has_exact_mean,
+    has_mean,
     place,
     reduce_scatter_single,
     wire,
@@ -159,7 +161,7 @@ class Native(Ring):
     def begin_reduce_scatter(self, tensors: list[Tensor], group: Group, share: float) -> ChunkOfSum:
         """Returns a function that waits and returns what reduce_scatter does."""
         (n, _), dtype, device = place(group), tensors[0].dtype, tensors[0].device
-        on_gpu = active_fake_mode() is not None or backend_for(device.type, group) == "nccl"
+        on_gpu = has_mean(device, group)
         mean = on_gpu and share == 1 / n and has_exact_mean(dtype, n)
         late = on_gpu and not mean and dtype is not torch.float16
         if (mean or late) and len(tensors) == 1 and tensors[0].is_contiguous():
@@ -187,12 +189,6 @@ class Native(Ring):
         own = own_chunk(flat, group) if own is None else own
         own.unit = self.unit
         return all_gather_single(flat, own, group=group, async_op=True).wait
-
-
-def has_exact_mean(dtype: torch.dtype, n: int) -> bool:
-    """NCCL's mean of floating-point numbers is a sum of shares, for which it rounds 1/n to their
-    dtype: 16 bits have it for powers of two."""
-    return dtype.itemsize > 2 or n & (n - 1) == 0
 
 
 def best_collectives(device: torch.device, group: Group = None, asked: Ring | None = None) -> Ring:
