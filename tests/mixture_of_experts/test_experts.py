@@ -626,6 +626,8 @@ def refused(what):
             apply_expert_parallel(model_of("top 2", experts=0, experts_per_token=0), axes)
         if what == "late":
             apply_expert_parallel(zero.shard(model, torch.optim.SGD, stage=0, lr=1.0)[0], axes)
+        if what == "fully_shard, late":
+            by_fully_shard(model)
         apply_expert_parallel(model, axes)
         if what == "twice":
             apply_expert_parallel(model, axes)
@@ -649,6 +651,7 @@ REFUSED = {
     "axis": "ValueError: ep = 3: it must divide dp = 4",
     "dense": "CannotDivide: rank 0: this GPT has no experts",
     "late": "CannotDivide: rank 0: module.embedding.positions has replicas",
+    "fully_shard, late": "CannotDivide: rank 0: embedding.positions has replicas, a pipeline",
     "twice": "CannotDivide: rank 0: blocks.0.mlp.experts.up is divided among ranks already",
     "group": r"CannotShard: rank \d: blocks.0.mlp.experts.up is one of the experts that ranks",
     "ladder": "CannotReplicate: rank 0: blocks.0.mlp.experts.up is in part 1 of 2",

@@ -66,11 +66,9 @@ class Context(PositionIds):
 
     def in_order(self, x: Tensor, dim: int = 1, back: bool = False) -> Tensor:
         """Tokens that lie rank after rank, in the order of the sequence; or the way back."""
-        if not self.zigzag:
-            return x
         numbers = [number for rank in range(self.ranks) for number in self.numbers(rank)]
         order = numbers if back else [numbers.index(number) for number in range(len(numbers))]
-        return self.pick(x, dim, order)
+        return self.pick(x, dim, order) if self.zigzag else x
 
     def mask(self, queries: range, keys: range, positions: Tensor | None, like: Tensor) -> Tensor:
         """Which query sees which key: [1, 1, s, s], or [B, 1, s, s] of packed rows."""

@@ -5,9 +5,8 @@
     average_gradients(model, everyone, replicas)
 
 `everyone` are the ranks that see different sequences, `group` those of them that divide the
-experts, `replicas` those that keep the same ones. One module of a layer is replaced; besides, the
-counts that balance a router are added up over `everyone`. The module's way (Lepikhin et al. 2020,
-GShard) is
+experts, `replicas` those that keep the same ones. One module of a layer is replaced, and routers
+count the rows of `everyone`. The module's way (Lepikhin et al. 2020, GShard) is
 
     all-to-all of counts    each rank hears how many rows come, and for which of its experts
     all-to-all of rows      as many to each rank as its experts were chosen

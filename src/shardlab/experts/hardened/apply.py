@@ -19,7 +19,7 @@ from ...common.collective_wire import Group, all_gather_single
 from ...common.optimizer_checks import holder_of, replaced
 from ...common.shards import Replicated, groups_of, groups_of_shards, replicated_experts, stages_of
 from ...common.torch_clip_and_scale import watch_steps
-from ...common.torch_internals import assert_without_wait, watch_fsdp
+from ...common.torch_internals import assert_without_wait, local_tensor, watch_fsdp
 from ...mesh import ExpertAxes
 from ...tensor_parallel.hardened.layers import Cut, CutModule, know_parts
 from ..core import Experts, mixtures
@@ -67,7 +67,7 @@ def complaint_of_division(model: nn.Module, axes: ExpertAxes) -> str:
     for name, p in model.named_parameters():
         if p in replicated_experts:
             return f"{name} is divided among ranks already: divide the plain model, once."
-        averaged = p in owners and owners[p]() is not None
+        averaged = p in owners and owners[p]() is not None or local_tensor(p) is not p
         if averaged or stages_of(p) or holder_of(p) is not None:
             return (
                 f"{name} has replicas, a pipeline or an optimizer of shards already: divide the"
