@@ -213,7 +213,7 @@ MIXES = dict(long_sequences.WAYS)
 if find_spec("deepspeed"):
     MIXES[DEEPSPEED] = Way(long_sequences.in_context, dict(mix=DeepSpeedHeads, zigzag=False))
 SHARE_A_SEQUENCE = {  # this book's mix, and its peers
-    "context parallelism": (long_sequences.OWN_RING, [long_sequences.TORCH_RING]),
+    "context parallelism, ring": (long_sequences.OWN_RING, [long_sequences.TORCH_RING]),
     "context parallelism, gathered": ("gathered", [long_sequences.TORCH_GATHERED]),
     "context parallelism, heads": ("Ulysses", [*long_sequences.PEERS, DEEPSPEED]),
 }

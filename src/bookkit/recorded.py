@@ -208,7 +208,9 @@ def _virtual_races(recording, shared=False):
         before = technique
     heads = ["", "", "GPUs", "Step, ms", "Ratio", "Waits, %", "Peak, GB", "PyTorch's best"]
     if shared:  # on the same GPUs
-        heads, *cells = (one[:1] + one[3:] for one in ([*heads[:-1], "Fastest peer"], *cells))
+        heads, *cells = (
+            [one[0].split(", ")[-1], *one[3:]] for one in ([*heads[:-1], "Fastest peer"], *cells)
+        )
         return node_table(heads, cells, numeric=range(1, 5)), ""
     said = f"{many} of PyTorch's steps ran out of memory. " if many else ""
     said += f"{how_near('FSDP on H100', 'Megatron-LM on H100')} "
