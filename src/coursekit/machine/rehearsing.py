@@ -61,16 +61,16 @@ def add_rehearse(commands):
     )
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
-    own = {name for action in parser._actions for name in action.option_strings}
-    parser.set_defaults(run=run_rehearse, own={name for name in own if name[:2] == "--"})
+    parser.set_defaults(run=run_rehearse)
 
 
 def run_rehearse(asked: argparse.Namespace) -> int:
     if wrong := refused(asked):
         return say_refused(wrong)
     print(f"a rehearsal of {asked.script}: {WARNING}", file=sys.stderr)
+    own = {f"--{name}" for name in vars(asked).keys() - {"module", "script", "arguments", "run"}}
     for word in asked.arguments:
-        if word.partition("=")[0] in asked.own:
+        if word.partition("=")[0] in own:
             print(f"{word} stands after {asked.script}, which gets it.", file=sys.stderr)
     ranks, found = ranks_in(asked), []
     for rank in ranks:

@@ -26,7 +26,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd.graph import increment_version, saved_tensors_hooks
-from torch.distributed.tensor import _sharding_prop
 from torch.nn.attention import SDPBackend
 from torch.profiler import ProfilerAction, profile
 from torch.utils import _device, _python_dispatch
@@ -482,6 +481,8 @@ def eager_on_fake_tensors() -> Iterator[None]:
                 return function(*args, **named)
 
         return call
+
+    from torch.distributed.tensor import _sharding_prop  # which loads much
 
     shapes = "_propagate_tensor_meta_non_cached"
     tracing = torch.distributed._functional_collectives._are_we_tracing

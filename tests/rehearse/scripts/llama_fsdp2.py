@@ -12,17 +12,19 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 LAYERS = int(sys.argv[1]) if sys.argv[1:] else 32
 BATCH, SEQUENCE = 2, int(sys.argv[2]) if sys.argv[2:] else 8192
 WIDTH, HEADS, KEY_HEADS, INNER, VOCABULARY = 4096, 32, 8, 14336, 128256
 aten = torch.ops.aten
-ATTENTION = aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_efficient_attention
 
 
 class Norm(nn.Module):
@@ -64,6 +66,10 @@ class Layer(nn.Module):
         return self.o(out.transpose(1, 2).contiguous().flatten(2))
 
     def forward(self, x, angles):
+        settings = dict(use_reentrant=False, preserve_rng_state=False, context_fn=kept_or_not)
+        return checkpoint(self.compute, x, angles, **settings)
+
+    def compute(self, x, angles):
         x = x + self.attend(self.norms[0](x), angles)
         inner = self.norms[1](x)
         return x + self.down(silu(self.gate(inner)) * self.up(inner))
@@ -89,7 +95,7 @@ def kept_or_not():
     products = {False: 0, True: 0}
 
     def policy(context, function, *args, **named):
-        kept = function.overloadpacket in ATTENTION
+        kept = function.name().startswith("aten::_scaled_dot_product")
         if function is aten.mm.default:
             products[context.is_recompute] += 1
             kept = products[context.is_recompute] % 2 == 1
@@ -102,10 +108,6 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))
 with torch.device("meta"):
     model = Llama()
-for index, layer in enumerate(model.layers):
-    model.layers[index] = checkpoint_wrapper(
-        layer, context_fn=kept_or_not, preserve_rng_state=False
-    )
 halves = dict(mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
 for index, layer in enumerate(model.layers):
     fully_shard(layer, reshard_after_forward=index < LAYERS - 1, **halves)
