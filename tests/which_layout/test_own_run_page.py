@@ -49,6 +49,7 @@ def test_commands_print_what_the_page_shows(command, shown, monkeypatch, capsys)
     if words[3] == "fits":
         before, after = (float(one) for one in re.findall(r"(?:needs|microbatch 1:) (\S+) GB", out))
         assert f"frees {before - after:.0f} GB" in PAGE
+        assert re.search(r": (\S+ GB are missing)", PAGE)[1] in out
 
 
 def test_the_page_shows_four_answers():

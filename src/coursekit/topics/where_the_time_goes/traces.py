@@ -5,10 +5,15 @@ which kind of machine.
 """
 
 import dataclasses
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -190,6 +195,33 @@ def of_step(cut, title: str, **more) -> SlimTrace:
     return from_virtual({"": virtual_step(cut, **more)}, title)
 
 
+# --- a rehearsal, in a process of its own ---------------------------------------------------------
+
+
+def of_rehearsal(script: str, *arguments: str) -> SlimTrace:
+    """A step of one of the repository's examples on eight H100s, from what --trace writes."""
+    path = Path(__file__).parents[4] / "examples" / script
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        command = [sys.executable, "-m", "shardlab", "rehearse", "--gpus", "8"]
+        command += ["--trace", str(file), str(path), *arguments]
+        subprocess.run(command, check=True, capture_output=True)
+        events = json.loads(file.read_text(encoding="utf-8"))
+    lanes = {one["tid"]: one["args"]["name"] for one in events if one["ph"] == "M"}
+    spans = [
+        SimpleNamespace(
+            stream=lane if not lane.startswith("messages") else (lane,),
+            name=one["name"],
+            phase=one["cat"],
+            start=round(1e3 * one["ts"]),
+            end=round(1e3 * (one["ts"] + one["dur"])),
+        )
+        for one in events
+        if one["ph"] == "X" and (lane := lanes[one["tid"]])
+    ]
+    return from_virtual({"": SimpleNamespace(spans=spans)}, f"{script}, rank 0 of 8")
+
+
 _WIDE = dict(loss=loss_of_parts, sizes=dict(hidden=8192, heads=64, layers=2))
 VIRTUAL = {
     "queue": queue_and_read,
@@ -210,6 +242,7 @@ VIRTUAL = {
     "pipeline-interleaved": partial(
         _on_ranks, 4, partial(step_of_a_stage, interleaved), "interleaved 1F1B"
     ),
+    "own-run": partial(of_rehearsal, "train_fsdp2.py", "--bf16"),
     "eight-ranks": partial(_on_ranks, 8, step_of_a_replica, "data parallelism, eight ranks"),
 }
 TRACES = {"cpu-step": partial(step_on_a_cpu, "a step of the labs' GPT"), **VIRTUAL}
