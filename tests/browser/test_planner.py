@@ -357,6 +357,7 @@ def test_somebody_with_a_config_and_gpus(page):
     card.locator("textarea").fill(json.dumps({**config, "num_hidden_layers": None}))
     error.filter(has_text="has no num_hidden_layers").wait_for()
     assert card.locator(".planner-best").is_hidden()
+    assert card.locator(".planner-command").is_hidden()
     gpt2 = next(m["config"] for m in PUBLISHED if m["config"]["model_type"] == "gpt2")
     card.locator("textarea").fill(json.dumps(gpt2))
     card.locator(".explorer-sentence").filter(has_text="a table of 1,024 positions").wait_for()
@@ -381,7 +382,8 @@ def test_somebody_with_a_config_and_gpus(page):
     )
     legal = f"{found.legal:,} legal layouts, {found.fitting:,} fit."
     card.locator(".explorer-sentence").filter(has_text=legal).wait_for()
-    assert error.is_hidden() and "0.11%" in card.locator(".planner-bytes").text_content()
+    assert error.is_hidden() and card.locator(".planner-command").is_visible()
+    assert "0.11%" in card.locator(".planner-bytes").text_content()
     assert "whole models with experts" in card.locator(".planner-seconds").text_content()
     best = found.best[0]
     card.locator(".planner-best button").first.click()

@@ -298,7 +298,8 @@
 
     function refuse(message) {
       write(error, LABELS.reduce((text, [name, label]) => text.replace(name, label), message));
-      if (message) table.hidden = near.hidden = true; // they answer another question
+      if (message) table.hidden = near.hidden = true; // they answer another question, as the command does
+      find(".planner-command").parentElement.hidden = !!message;
       error.hidden = !message;
       root.classList.toggle("stale", !!message);
     }
