@@ -486,7 +486,8 @@ class Kept(NamedTuple):
 
 def test_what_differs_is_said_in_words_by_the_readers_name():
     """Must catch: a raw tuple in a sentence; a field named that does not differ; the exercise's
-    name instead of the reader's; the answer of another case."""
+    name instead of the reader's; the answer of another case; a sentence shown as a value, "should
+    give (2, True), yours gives '...'"."""
     kept = Exercise("train", lambda a: Kept(a, [1, [2, 3]]), (dict(a=3),), (), "kept.")
 
     def my_loop(a):
@@ -496,12 +497,13 @@ def test_what_differs_is_said_in_words_by_the_readers_name():
     assert said == (
         "not yet: my_loop(a=3): losses should be 3 at place 1, 1 (counted from 0), and is 4."
     )
-    sentences = Exercise("plan", lambda n: "all is well.", (dict(n=2),), (), "so it is.")
 
     def my_plan(n):
         return "step 2 sends nothing."
 
-    assert repr(judge(sentences, my_plan)) == "not yet: my_plan(n=2): step 2 sends nothing."
+    for right in (lambda n: "all is well.", lambda n: (n, True)):
+        sentences = Exercise("plan", right, (dict(n=2),), (), "so it is.")
+        assert repr(judge(sentences, my_plan)) == "not yet: my_plan(n=2): step 2 sends nothing."
 
 
 def test_a_hint_comes_in_three_steps(monkeypatch):
@@ -552,16 +554,6 @@ def test_a_hint_after_a_failed_check(monkeypatch):
 class Made(NamedTuple):
     output: list
     gradient_of_x: list
-
-
-def test_a_sentence_is_said_alone_beside_a_tuple():
-    """Must catch: a sentence shown as a value, "should give (2, True), yours gives '...'"."""
-    pairs = Exercise("plan", lambda n: (n, True), (dict(n=2),), (), "so it is.")
-
-    def my_plan(n):
-        return "step 2 sends nothing."
-
-    assert repr(judge(pairs, my_plan)) == "not yet: my_plan(n=2): step 2 sends nothing."
 
 
 def test_what_a_rank_has_is_called_by_its_name():
