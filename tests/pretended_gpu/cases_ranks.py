@@ -307,7 +307,7 @@ def sending_less(name: str) -> Step:
     _, plain = run("cpu", dist.new_group(backend="gloo"))
     if name == "everything":
         assert_close(dict(net.named_parameters()), trained())
-    else:  # gradients of keys' biases are rounding alone, and signs are theirs: scales see them
+    else:  # gradients of keys' biases are rounding alone, and so are their signs: scales see them
         within = 1e-5 if name in ("signs", "OneBitAdam") else 1e-8
         assert_close(dict(net.named_parameters()), plain, within)
     return step

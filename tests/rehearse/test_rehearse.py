@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from night import at_night
 
 from coursekit.lab.virtual import CLOCK
 from coursekit.machine.rehearsing import lines_of_errors
@@ -69,7 +70,7 @@ OF_THE_HOST = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, *at_night(4)])
 @pytest.mark.parametrize("name", OF_THE_HOST)
 def test_the_bytes_are_those_of_real_ranks(name, ranks):
     """Must catch: tensors of the host that count as the GPU's; a line of the script that keeps the
