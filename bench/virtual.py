@@ -215,7 +215,7 @@ if find_spec("deepspeed"):
 SHARE_A_SEQUENCE = {  # this book's mix, and its peers
     "context parallelism, ring": (long_sequences.OWN_RING, [long_sequences.TORCH_RING]),
     "context parallelism, gathered": ("gathered", [long_sequences.TORCH_GATHERED]),
-    "context parallelism, heads": ("Ulysses", [*long_sequences.PEERS, DEEPSPEED]),
+    "context parallelism, heads": ("Ulysses", [*long_sequences.TORCH_MIXES, DEEPSPEED]),
 }
 ALIKE |= {
     technique: (MIXES[mix], {name: MIXES[name] for name in peers if name in MIXES}, step_by)

@@ -109,13 +109,13 @@ def in_context(
 
 
 OWN_RING, TORCH_RING, TORCH_GATHERED = "ring", "PyTorch, ring", "PyTorch, gathered"
-PEERS = TORCH_RING, TORCH_GATHERED
+TORCH_MIXES = TORCH_RING, TORCH_GATHERED
 WAYS = {
-    OWN_RING: Way(in_context, dict(mix=context_parallel.RingAttention), PEERS),
-    "ring, no overlap": Way(in_context, dict(mix=RingWithoutOverlap), PEERS),
-    "ring, core": Way(in_context, dict(mix=core.RingAttention, by=core), PEERS),
-    "gathered": Way(in_context, dict(mix=context_parallel.GatheredAttention), PEERS),
-    "Ulysses": Way(in_context, dict(mix=context_parallel.Ulysses, zigzag=False), PEERS),
+    OWN_RING: Way(in_context, dict(mix=context_parallel.RingAttention), TORCH_MIXES),
+    "ring, no overlap": Way(in_context, dict(mix=RingWithoutOverlap), TORCH_MIXES),
+    "ring, core": Way(in_context, dict(mix=core.RingAttention, by=core), TORCH_MIXES),
+    "gathered": Way(in_context, dict(mix=context_parallel.GatheredAttention), TORCH_MIXES),
+    "Ulysses": Way(in_context, dict(mix=context_parallel.Ulysses, zigzag=False), TORCH_MIXES),
     TORCH_RING: Way(in_context, dict(mix=TorchRingAttention)),
     TORCH_GATHERED: Way(in_context, dict(mix=TorchGatheredAttention)),
 }
