@@ -198,6 +198,10 @@ REFUSED = {
         "torch.optim.LBFGS(model.parameters()).step(lambda: model(torch.ones(2, 8).cuda()).sum())",
         "script.py:9: LBFGS goes on or ends by values, which a rehearsal does not have",
     ),
+    "a build with CUDA": (
+        "raise RuntimeError('CUDA error: CUDA driver version is insufficient for CUDA runtime')",
+        "script.py:9: RuntimeError: it asks CUDA for a driver: rehearse it with PyTorch's build",
+    ),
     "no Python": ("for x in 3 print(x)", "script.py:9: SyntaxError: invalid syntax"),
     "an exit": ("raise SystemExit(3)", "script.py left with exit code 3"),
     "it takes no signal forever": (

@@ -601,6 +601,8 @@ def stand_in_for_cuda() -> FakeTensorMode:
     guards = (ctypes.c_void_p * (PRIVATE_USE + 1)).in_dll(base, GUARDS)
     guards[CUDA], guards[PRIVATE_USE] = guards[PRIVATE_USE], None
     patch_cuda()
+    # a build with CUDA would make a real tensor, to begin its context
+    sys.modules["torch._subclasses.fake_tensor"].init_gpu_context = lambda device: None
     table_of_hooks(core)
     move_fake_tensors()
     # transformers asks by this name whether it is traced, and then gives attention a whole mask
