@@ -265,15 +265,16 @@ def of_what_cuda_alone_has():
     def of_the_host(self, *args, activities=None, **named):
         init(self, activities=[torch.profiler.ProfilerActivity.CPU], **named)
 
-    def graph(*_, **__):
-        raise CannotRehearse("a CUDA graph is a recording of a real GPU")
+    class Graph:  # libraries say torch.cuda.CUDAGraph | None
+        def __new__(cls, *_, **__):
+            raise CannotRehearse("a CUDA graph is a recording of a real GPU")
 
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         setattr(torch.cuda.nvtx, name, lambda *_, **__: None)
     torch.Generator = Generator
     torch.cuda.nccl.version = lambda: (2, 27, 3)  # a profiler writes it down
     torch.profiler.profile.__init__ = of_the_host
-    torch.cuda.CUDAGraph = torch.cuda.graph = torch.cuda.make_graphed_callables = graph
+    torch.cuda.CUDAGraph = torch.cuda.graph = torch.cuda.make_graphed_callables = Graph
 
 
 def of_loaders():

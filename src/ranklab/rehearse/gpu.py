@@ -194,6 +194,8 @@ class RehearsedGPU(VirtualGPU):
             with disable_modes():
                 return self.states[args[0]].clone()
         result = super().__torch_dispatch__(function, types, args, named)
+        if result is NotImplemented:  # a DTensor's turn comes
+            return result
         if packet is COPY_OPERATORS[0] and args[0].dtype is torch.uint8 and not is_fake(args[0]):
             self.states[result] = args[0]
         if pinned:
