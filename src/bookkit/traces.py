@@ -239,7 +239,7 @@ SAYS = {
 
 
 # the first word of a trace's name -> the classes of published steps that are like it
-ALIKE = dict.fromkeys(("zero", "data", "eight"), ["FSDP on H100"])
+ALIKE = dict.fromkeys(("zero", "data", "eight", "own"), ["FSDP on H100"])
 ALIKE |= {"tensor": ["Megatron-LM on H100"], "pipeline": [], "offload": []}
 
 
