@@ -25,7 +25,7 @@ from sphinx.util.docutils import SphinxRole
 from bookkit.cards import CardDirective, add_files, classed, json_in_html, live, table, warn
 from bookkit.formulas import unbroken
 from bookkit.recorded import near
-from coursekit.recordings.virtual_errors import HELD_OUT
+from coursekit.recordings.virtual_errors import VIRTUAL_ERRORS
 from ranklab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind, covered
 
 WIDTH, ROW, BAR = 1000, 20, 16  # units across; pixels down
@@ -239,7 +239,7 @@ SAYS = {
 
 
 # the first word of a trace's name -> the classes of published steps that are like it
-ALIKE = dict.fromkeys(("zero", "data", "eight"), ["FSDP on H100"])
+ALIKE = dict.fromkeys(("zero", "data", "eight", "own"), ["FSDP on H100"])
 ALIKE |= {"tensor": ["Megatron-LM on H100"], "pipeline": [], "offload": []}
 
 
@@ -271,7 +271,7 @@ class VirtualRole(SphinxRole):
 
     def run(self):
         classes = [self.text.removeprefix("how near ")] if self.text != "how near" else []
-        if HELD_OUT.keys() >= {*classes}:
+        if VIRTUAL_ERRORS.keys() >= {*classes}:
             return near(self.env.docname, *classes), []
         what, _, name = self.text.partition(" of ")
         if what not in SAYS or name not in stored_names() or stored(name).machine:

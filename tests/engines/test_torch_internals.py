@@ -28,6 +28,7 @@ BESIDE_THE_DOOR = {
     "src/ranklab/ranks/stopping.py": {
         "_forkserver_alive_fd": "of Python's multiprocessing, under another name than its module's"
     },
+    "src/shardlab/data_parallel/buckets.py": {"_foreach_div_": "a mean of many gradients at once"},
     "tests/collectives/test_collectives.py": {
         "_get_default_store": "what a rank says to others without a collective"
     },

@@ -23,6 +23,7 @@ from shardlab.tensor_parallel import (
     gpt_plan,
     sequence_parallel,
     sum_gradients,
+    vocabulary_parallel_loss,
 )
 
 CONFIG = GPTConfig(
@@ -120,3 +121,27 @@ def test_groups_that_mix_parts(worlds):
     for said in worlds(4).run(said_of_all, misuses):
         for sentence, text in zip(sentences, said, strict=True):
             assert re.match(re.escape(sentence).replace(r"\.\.\.", ".*"), text), (sentence, text)
+
+
+def norms_beside_fully_shard():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh, plain, tokens = Mesh(dp=2, tp=2), drawn(0), batches(1, 2)[0]
+    of_torch = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["dp"]
+    model = apply_tensor_parallel(drawn(0), gpt_plan(CONFIG), mesh.tp.group)
+    for unit in (*model.blocks, model):
+        fully_shard(unit, mesh=of_torch)
+    inputs, targets = tokens[:, of_torch.get_local_rank()]
+    loss = vocabulary_parallel_loss(model(inputs), targets, CONFIG.vocabulary, mesh.tp.group)
+    loss.backward()
+    next_token_loss(plain(tokens[0].flatten(0, 1)), tokens[1].flatten(0, 1)).backward()
+    clipped = [nn.utils.clip_grad_norm_(net.parameters(), 0.1) for net in (model, plain)]
+    return [*map(float, clipped), float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))]
+
+
+def test_the_norm_beside_torchs_fully_shard(worlds):
+    """Must catch: a norm that has the other half of the parts in no rank, so that ranks clip
+    unlike."""
+    for ours, plain, after in worlds(4).run(norms_beside_fully_shard):
+        assert ours == pytest.approx(plain, rel=1e-12) and after == pytest.approx(0.1, rel=1e-4)

@@ -16,7 +16,7 @@ from test_virtual_race import RECORDED
 from bookkit.recorded import _virtual_races
 from bookkit.traces import stored, stored_names, with_error
 from coursekit.lab.virtual import gpt_in_bf16, recorded_gpu
-from coursekit.recordings.virtual_errors import HELD_OUT, ONE_GPU, errors_of_class
+from coursekit.recordings.virtual_errors import OF_ONE_GPU, VIRTUAL_ERRORS, errors_of_class
 from coursekit.topics.collectives import published
 from ranklab.measure.ledger import Ledger
 from ranklab.virtual import Links, NCCLLinks, OutOfMemory, VirtualGPU, VirtualGPUs
@@ -224,11 +224,11 @@ def test_the_host_dispatches_dtensors_slowly():
 def test_the_page_says_how_near_it_is():
     """Must catch: an error of the fitted steps alone, or of an older clock; seconds of a step that
     the card could not hold; a lab that says another error; a class that a page does not print."""
-    of_classes = {ONE_GPU: RECORDED.find("virtual.rung", fitted=False)}
+    of_classes = {OF_ONE_GPU: RECORDED.find("virtual.rung", fitted=False)}
     for row in RECORDED.find("virtual.published", fitted=False):
         of_classes.setdefault(row.case["speed"], []).append(row)
     ratios = {name: [round(row.value, 2) for row in rows] for name, rows in of_classes.items()}
-    assert HELD_OUT == {name: (len(of), min(of), max(of)) for name, of in ratios.items()}
+    assert VIRTUAL_ERRORS == {name: (len(of), min(of), max(of)) for name, of in ratios.items()}
     near = f"{errors_of_class()} of their seconds as recorded on an H100"
     table, said = _virtual_races(RECORDED)
     own = errors_of_class("FSDP on H100")

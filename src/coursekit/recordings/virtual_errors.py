@@ -24,16 +24,16 @@ class HeldOut(NamedTuple):
         return f"{self.lowest:.2f} to {self.highest:.2f}"
 
 
-ONE_GPU = "H100, recorded"  # the other classes are of published steps
-HELD_OUT = {
+OF_ONE_GPU = "H100, recorded"  # the other classes are of published steps
+VIRTUAL_ERRORS = {
     row["class"]: HeldOut(int(row["steps"]), float(row["lowest"]), float(row["highest"]))
     for row in rows_of_table("virtual_errors.csv")
 }
 
 
-def errors_of_class(name: str = ONE_GPU) -> HeldOut:
+def errors_of_class(name: str = OF_ONE_GPU) -> HeldOut:
     """Classes of published steps are those of coursekit.planner.speeds."""
-    return HELD_OUT[name]
+    return VIRTUAL_ERRORS[name]
 
 
 def how_near(*classes: str) -> str:

@@ -15,9 +15,8 @@ free whole can go.
 from bisect import bisect_left, insort
 from collections import defaultdict
 
-MIB = 1 << 20
-ROUNDED, SMALL, SMALL_SEGMENT = 512, MIB, 2 * MIB
-LARGE, LARGE_SEGMENT = 10 * MIB, 20 * MIB
+ROUNDED, SMALL_REQUEST, SMALL_SEGMENT = 512, 1 << 20, 2 << 20
+LARGE_REQUEST, LARGE_SEGMENT = 10 << 20, 20 << 20
 Pool = tuple[str, bool]  # a stream, and whether its blocks are small
 
 
@@ -39,7 +38,7 @@ class Reserved:
         if not nbytes:
             return None
         size = rounded(nbytes, ROUNDED)
-        pool = stream, size <= SMALL
+        pool = stream, size <= SMALL_REQUEST
         place = bisect_left(self.free[pool], (size, 0))
         if place == len(self.free[pool]):
             self.grow(pool, size)
@@ -47,7 +46,7 @@ class Reserved:
         whole, start = self.free[pool][place]
         self.remove(pool, start)
         rest = whole - size
-        if rest >= ROUNDED if pool[1] or self.expandable else rest > SMALL:
+        if rest >= ROUNDED if pool[1] or self.expandable else rest > SMALL_REQUEST:
             self.insert(pool, start + size, rest)
         else:
             size = whole
@@ -87,7 +86,7 @@ class Reserved:
             end = self.ends.setdefault(pool, LARGE_SEGMENT * len(self.ends) << 30)
             start = self.free_starts.get(end, end)
             return start, rounded(size - (end - start), page)
-        return self.end, rounded(size, SMALL_SEGMENT) if size >= LARGE else page
+        return self.end, rounded(size, SMALL_SEGMENT) if size >= LARGE_REQUEST else page
 
     def release(self):
         """Give back segments, or pages, that are free whole, as torch.cuda.empty_cache() does."""

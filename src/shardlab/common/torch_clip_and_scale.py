@@ -20,6 +20,7 @@ FSDP2 has the first two by DTensor. All stay as they are for tensors that are no
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from weakref import ref
 
@@ -36,10 +37,16 @@ from .shards import (
     groups_of_shards,
     stages_of,
     stages_of_parameters,
+    take_place,
     updated_by,
     would_mix,
 )
-from .torch_internals import watch_clipping, watch_unscaling, watch_value_clipping
+from .torch_internals import (
+    watch_clipping,
+    watch_fully_shard,
+    watch_unscaling,
+    watch_value_clipping,
+)
 
 
 def watch_steps():
@@ -47,6 +54,8 @@ def watch_steps():
     more."""
     looked_at.clear()
     watch_once()
+    if "torch.distributed.fsdp" in sys.modules:  # to import it takes a second
+        watch_fully_shard(take_place)
 
 
 def note(parameters: list[Tensor], optimizer: torch.optim.Optimizer):
@@ -130,7 +139,7 @@ def norm_over_ranks(
             " of their norms, so norm_type must be above 0."
         )
     norms = [
-        over_ranks(pile, groups, norm_type, norm) if groups else norm(pile)
+        over_ranks(pile, groups, norm_type, norm) if groups else whole_norm(norm(pile))
         for groups, pile in piles.items()
     ]
     device = gradients[0].device
@@ -140,7 +149,9 @@ def norm_over_ranks(
 def over_ranks(pile: list[Tensor], groups: Groups, norm_type: float, norm) -> Tensor:
     first = pile[0]
     wide = torch.promote_types(first.dtype.to_real(), torch.float32)
-    one = norm([gradient for gradient in pile if gradient.numel()]).to(first.device, wide)
+    one = whole_norm(norm([gradient for gradient in pile if gradient.numel()])).to(
+        first.device, wide
+    )
     if norm_type == float("inf"):
         for group in groups:
             dist.all_reduce(one, dist.ReduceOp.MAX, group=group)
@@ -149,6 +160,11 @@ def over_ranks(pile: list[Tensor], groups: Groups, norm_type: float, norm) -> Te
     for group in groups:
         dist.all_reduce(one, group=group)
     return one ** (1 / norm_type)
+
+
+def whole_norm(norm: Tensor) -> Tensor:
+    """The norm of DTensors is one, whose ranks have shares."""
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def refuse_norm(gradients: list[Tensor]):

@@ -347,6 +347,23 @@ def watch_fsdp(told: Callable[[tuple[nn.Module, ...], list[Tensor], list], None]
     FullyShardedDataParallel.__init__, FSDPParamGroup.__init__ = seen, unit_seen
 
 
+@functools.cache
+def watch_fully_shard(takes_place: Callable[[Tensor, list[Tensor]], None]) -> None:
+    """Calls `takes_place` with each shard that PyTorch's fully_shard makes, and the parameter that
+    it is of. Without it, a norm of what is cut twice misses the parts of other ranks."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    make = FSDPParamGroup.__init__
+
+    @functools.wraps(make)
+    def seen(self, params, *args, **named):
+        make(self, params, *args, **named)
+        for parameter, one in zip(params, self.fsdp_params, strict=True):
+            takes_place(one.sharded_param, [parameter])
+
+    FSDPParamGroup.__init__ = seen
+
+
 def own_parameters(module: nn.Module) -> dict[str, Tensor | None]:
     """The dictionary of the module's own parameters, which can hold any tensor under a name:
     `setattr` accepts only nn.Parameter. Without it, a gathered weight needs another way into the
