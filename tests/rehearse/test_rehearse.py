@@ -70,6 +70,7 @@ OF_THE_HOST = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("ranks", [2, *at_night(4)])
 @pytest.mark.parametrize("name", OF_THE_HOST)
 def test_the_bytes_are_those_of_real_ranks(name, ranks):
@@ -95,6 +96,7 @@ def test_the_bytes_of_a_pipeline_are_those_of_real_ranks():
     assert for_real(script, 2) == [first + sent, last]
 
 
+@pytest.mark.nightly
 def test_each_rank_of_a_pipeline():
     """Must catch: a rank of a pipeline that is taken for rank 0; gradients that nobody receives."""
     first, last = (rehearsed(SCRIPTS / "staged.py", "--rank", rank) for rank in ("0", "3"))
@@ -105,7 +107,16 @@ def test_each_rank_of_a_pipeline():
 def test_several_ranks_are_a_table(tmp_path):
     """Must catch: the first rank's bytes for all; a rank that is left out; an option of a
     rehearsal that goes to the script in silence."""
-    command = [sys.executable, "-m", "shardlab", "rehearse", "--gpus", "4", "--rank", "last, 0,0"]
+    command = [
+        sys.executable,
+        "-m",
+        "shardlab",
+        "rehearse",
+        "--gpus",
+        "4",
+        "--rank",
+        "last, first,0",
+    ]
     run = subprocess.run(
         [*command, str(SCRIPTS / "staged.py"), "--seconds=3", "--lr", "1"],
         capture_output=True,
@@ -120,8 +131,6 @@ def test_several_ranks_are_a_table(tmp_path):
     assert " fits, " in last and " free" in last
     said = [line for line in run.stderr.splitlines() if " stands after " in line]
     assert said == [f"--seconds=3 stands after {SCRIPTS / 'staged.py'}, which gets it."]
-    both = rehearsed(SCRIPTS / "staged.py", "--rank", "first,last")["ranks"]
-    assert [one["rank"] for one in both] == [0, 3]
     (tmp_path / "script.py").write_text("raise SystemExit(3)")
     said = rehearsed(tmp_path / "script.py", "--rank", "middle,last", fails=2)
     assert said == "rank 2: script.py left with exit code 3"
@@ -219,6 +228,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_script_that_cannot_be_rehearsed_gets_one_sentence(case, tmp_path):
     """Must catch: a script without a step that hangs or prints zeros; a traceback; a line of
@@ -371,7 +381,7 @@ def test_the_updates_temporaries_are_not_the_batchs():
 PUBLISHED = {8: ((5762, 82.4), (6667, 77.0)), 128: ((5605, 67.0), (6514, 62.0))}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("gpus", PUBLISHED)
 def test_published_steps_of_fsdp2(gpus):
     """Llama 3.1 8B in two sequences of 8,192 tokens: eager steps within 8 % and their reserved
@@ -406,6 +416,8 @@ def test_the_printed_errors_are_the_recorded_ones():
         if row["name"] == "virtual.rung" and not row["case"]["fitted"]:
             held["held_out"].append(row["value"])
         if row["name"] == "virtual.published" and not row["case"]["fitted"]:
+            if "nanotron" in row["case"]["speed"]:
+                continue  # as the printed line says
             many = gpus[row["case"]["run"]]
             assert 1 < many <= 8 or 16 <= many <= 1024
             held["node" if many <= 8 else "nodes"].append(row["value"])

@@ -15,7 +15,7 @@ KNOWN = json.loads(RECORDED.read_text(encoding="utf-8"))
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", ["each backward sends", *at_night("one node", "eight nodes")])
+@pytest.mark.parametrize("name", at_night("each backward sends", "one node", "eight nodes"))
 def test_the_stored_answer_is_todays(name):
     """Must catch: a clock or bytes that changed after the answers were stored; a script of the lab
     that is not the stored one's."""

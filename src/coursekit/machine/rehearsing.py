@@ -269,7 +269,7 @@ def lines_of_errors(nodes: int, gpus: int) -> list[str]:
         low, high = (CLOCK[f"{where}_{end}"] for end in ("lowest", "highest"))
         many = "in one node" if nodes == 1 else "on several nodes"
         lines.append(
-            f"  {CLOCK[f'{where}_steps']:g} published ones {many}, held out of its rate for their"
-            f" software, {low:g} to {high:g} times"
+            f"  {CLOCK[f'{where}_steps']:g} published ones {many}, without nanotron's, {low:g} to"
+            f" {high:g} times, by their software's rates"
         )
     return lines

@@ -7,6 +7,7 @@ import torch
 from coursekit import formulas
 from coursekit.lab import small_gpt
 from coursekit.show.tables import Table, in_words
+from coursekit.topics.zero.zeros import with_zeros
 from ranklab.ranks import rank_device
 from shardlab.gpt import GPTConfig, next_token_loss
 
@@ -59,25 +60,10 @@ def table_of_stages(kept):
         flats, updated = (len(flat_tensors(one)) for one in (stage, stage % 3))
         states = on_each_rank(formulas.zero_states_bytes, stage, len(totals), **recipe)
         wanted = [one + 4 * updated for one in states]  # a counter of each
-        assert totals in (wanted, with_zeros(wanted, stage)), stage
+        assert totals in (wanted, with_zeros(wanted, stage, flat_tensors(stage), updated)), stage
         rows.append([f"stage {stage}", flats, *on_ranks[0], totals[0], totals[-1]])
     heads = ["flat tensors", "parameters", "gradients", "states", "rank 0"]
     return Table(["bytes", *heads, f"rank {len(totals) - 1}"], rows)
-
-
-def with_zeros(wanted, stage):
-    """The bytes on GPUs, where all chunks are as long as the first: zeros at the end of the last
-    have a place in buckets and units and in their gradients, but no moments."""
-    n, flats = len(wanted), flat_tensors(stage)
-    if stage != 3:
-        return [wanted[0] + 4 * (-sum(flats) % n) * (stage > 0)] * n
-    more = [0] * n
-    for elements in flats:
-        chunk = -(-elements // n)
-        for r in range(n):
-            trained = sorted((0, elements - r * chunk, chunk))[1]
-            more[r] += 8 * (chunk + trained) - 16 * (elements // n + (r < elements % n))
-    return [one + these for one, these in zip(wanted, more)]
 
 
 def table_of_losses(resumed, plain):
