@@ -83,6 +83,7 @@ def test_the_bytes_are_those_of_real_ranks(name, ranks):
     assert sum(found["bytes"].values()) == found["peak_bytes"]
 
 
+@pytest.mark.nightly
 def test_the_bytes_of_a_pipeline_are_those_of_real_ranks():
     """A ledger of the CPU counts a number and the shape on the meta device, too. gloo's work holds
     the output that rank 0 sent for as long as the schedule's list holds the work; NCCL's lets go
