@@ -75,14 +75,15 @@ class Memory:
         """(a tile's shape, where the mask is true or None for everywhere, the places in a row, the
         same as an index: a slice, which is faster, where they have no gap)"""
         at, inside = np.asarray(at), None
-        places = at.reshape(-1)
-        if mask is not None and np.count_nonzero(mask) < np.size(mask):
+        places = at if at.ndim == 1 else at.reshape(-1)
+        if mask is not None and np.count_nonzero(mask) < getattr(mask, "size", 1):
             inside = np.broadcast_to(mask, at.shape)
             places = at[inside]
         n, index = len(places), places
-        if n and places[-1] - places[0] == n - 1 == np.count_nonzero(places[1:] > places[:-1]):
-            index = slice(places[0], places[-1] + 1)
-            beyond = places[0] < 0 or places[-1] >= self.size
+        first, last = (places.item(0), places.item(-1)) if n else (0, -1)
+        if n and last - first == n - 1 == np.count_nonzero(places[1:] > places[:-1]):
+            index = slice(first, last + 1)
+            beyond = first < 0 or last >= self.size
         else:
             beyond = n and (places.min() < 0 or places.max() >= self.size)
         if beyond:
@@ -92,8 +93,9 @@ class Memory:
                 " missing, or lets too much through."
             )
         self.watch(language, does, places, index)
-        language.read += (does != "writes") * n * self.element_bytes
-        language.written += (does != "reads") * n * self.element_bytes
+        nbytes = n * self.element_bytes
+        language.read += nbytes if does != "writes" else 0
+        language.written += nbytes if does != "reads" else 0
         return at.shape, inside, places, index
 
     def watch(self, language, does: str, places, index) -> None:
@@ -101,7 +103,7 @@ class Memory:
         storage, me = self.storage, language.number
         if does == "reads":
             storage.is_read = True
-            if storage.before is None and storage.reader is None:
+            if storage.before is storage.reader is None:
                 return  # nobody has written
         elif storage.before is None:
             storage.before = storage.whole.clone()
@@ -139,7 +141,7 @@ class Memory:
         if self.is_bf16:
             found = (found.astype(np.uint32) << 16).view(np.float32)
         if inside is None:
-            return found.reshape(shape)[()]
+            return found if found.shape == shape else found.reshape(shape)[()]
         nothing = np.nan if found.dtype.kind == "f" else np.iinfo(found.dtype).min
         tile = np.full(shape, nothing if other is None else other, found.dtype)
         tile[inside] = found
