@@ -108,7 +108,7 @@ def test_a_verdict_says_what_is_wrong():
     for answer, said in (
         (lambda a: ..., "not yet: twice(a=3) gave Ellipsis: fill in the blank."),
         (lambda a: a / 0, "not yet: twice(a=3) raised ZeroDivisionError: division by zero"),
-        (6, "not yet: twice wants a function, this is one int."),
+        (6, "not yet: twice wants a function, and got: int."),
     ):
         assert repr((judge if callable(answer) else check)(TWICE, answer)) == said
     assert "should give 2_000, yours gives 6" in repr(judge(TWICE, lambda a: 6))

@@ -201,7 +201,7 @@ REFUSED = {
     "a kernel for contents alone": (
         "torch.distributed.init_process_group('nccl')\n"
         "torch.nn.SyncBatchNorm(8).cuda()(torch.ones(4, 8, device='cuda'))",
-        "script.py:10: PyTorch has a kernel for contents alone in `mean, invstd = torch.batch_norm",
+        "script.py:10: PyTorch's kernel needs the contents of its tensors in `mean, invstd = torch",
     ),
     "a graph": ("torch.cuda.CUDAGraph()", "script.py:9: a CUDA graph is a recording of a real GPU"),
     "an optimizer that asks": (
@@ -337,7 +337,9 @@ while True: train(torch.ones(4, 8, device="cuda"))
 """
 
 
-@pytest.mark.parametrize("text, less", [(FSDP1, set()), (OF_RANKS, {"fully_shard"})])
+@pytest.mark.parametrize(
+    "text, less", [(FSDP1, set()), (OF_RANKS, {"fully_shard"})], ids=["FSDP1", "of optimizers"]
+)
 def test_what_is_sharded_is_not_proposed(text, less, tmp_path):
     """Must catch: a change that the script has made already."""
     (tmp_path / "script.py").write_text(SHORT.lstrip() + text.lstrip())

@@ -203,7 +203,7 @@ def _tried(exercise: Exercise, solution: Any, seconds: float) -> Verdict:
         return judge(exercise, lambda: solution, seconds)
     if not callable(solution):
         kind = type(solution).__name__
-        return Verdict(False, f"{exercise.name} wants a function, this is one {kind}.")
+        return Verdict(False, f"{exercise.name} wants a function, and got: {kind}.")
     try:
         # the limit within is for where there is no process: this one ends first
         return apart(judge, exercise, solution, 2 * seconds, seconds=seconds)

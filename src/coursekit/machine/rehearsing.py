@@ -242,7 +242,7 @@ def changes(found, ranks: int) -> list[str]:
     ]
     told = [(saved, how) for saved, how in rows if saved > LEAST_SAVED * found.peak_bytes]
     alone = "  the script starts no process group: each GPU trains a model of its own"
-    eager = "  torch.compile left all as it is: fused, it has fewer launches, bytes and seconds"
+    eager = "  torch.compile was left out: compiled, the step has fewer launches, bytes and seconds"
     return (
         [alone] * (ranks > 1 and not found.grouped)
         + [eager] * found.compiles

@@ -278,9 +278,9 @@ def said_of_fault(script: Path, error: Exception) -> str:
     if "from the 'CUDA' backend" in said:
         frames = traceback.extract_tb(error.__traceback__)
         called = [one.line for one in frames if not set(BELOW) & set(Path(one.filename).parts)]
-        said = f"PyTorch has a kernel for contents alone in `{called[-1]}`"
+        said = f"PyTorch's kernel needs the contents of its tensors in `{called[-1]}`"
         return f"{line_of(script, error)}: {said}"
-    if "CUDA driver version is insufficient" in said:  # as DDP's timers in C++ ask it for events
+    if "CUDA driver version is insufficient" in said:  # in C++, which nobody replaces
         said = "it asks CUDA for a driver: rehearse it with PyTorch's build for the CPU"
     return f"{line_of(script, error)}: {type(error).__name__}: {said}"
 

@@ -618,8 +618,6 @@ def stand_in_for_cuda() -> FakeTensorMode:
     guards = (ctypes.c_void_p * (PRIVATE_USE + 1)).in_dll(base, GUARDS)
     guards[CUDA], guards[PRIVATE_USE] = guards[PRIVATE_USE], None
     patch_cuda()
-    # a build with CUDA would make a real tensor, to begin its context
-    sys.modules["torch._subclasses.fake_tensor"].init_gpu_context = lambda device: None
     table_of_hooks(core)
     move_fake_tensors()
     # transformers asks by this name whether it is traced, and then gives attention a whole mask
@@ -634,11 +632,8 @@ class ModeWithoutDevice(FakeTensorMode):
     avoid_device_init = True
 
 
-CUDA, PRIVATE_USE, TABLE_METHODS = (
-    1,
-    20,
-    64,
-)  # numbers of devices in C++; methods that a table may have
+CUDA, PRIVATE_USE = 1, 20  # numbers of devices in C++
+TABLE_METHODS = 64  # of a table in C++, at most
 GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 _answers: list = []  # what C++ calls, kept alive
 

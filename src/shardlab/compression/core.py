@@ -80,7 +80,7 @@ class Compressed(DistributedDataParallel):
         if not self.feedback:
             kept.pop("error", None), kept.pop("server_error", None)
         if self.hook is None:
-            return FlatBucket(parameters, n)
+            return super().flat_bucket(parameters, n)
         return SmallBucket(parameters, n, self.hook, kept)
 
     def hook_state_dict(self) -> list[dict]:
