@@ -88,6 +88,39 @@ def test_nothing_is_promised_beyond_a_mask():
     assert out.isnan().all()
 
 
+def picks(x, places, wanted, out, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    at, mask = tl.load(places + column), tl.load(wanted + column) > 0
+    tl.store(out + column, 10.0)
+    tl.store(out + column, tl.load(x + at, mask=mask, other=7.0), mask=mask)
+
+
+@pytest.mark.parametrize("places", [(0, 1, 2, 3), (3, 2, 1, 0), (0, 2, 1, 3), (2, 2, 3, 5)])
+@pytest.mark.parametrize("wanted", [(1, 1, 1, 1), (1, 1, 0, 0), (1, 0, 0, 1), (0, 0, 0, 0)])
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_places_in_any_order_under_any_mask(places, wanted, kind):
+    """Must catch: a mask with holes taken for one of the first elements; places between two ends
+    taken for a row without a gap."""
+    x, out = torch.arange(6.0) * 100, torch.zeros(4)
+    at, mask = torch.tensor(places, dtype=kind), torch.tensor(wanted, dtype=torch.int32)
+    moved = run(picks, (1,), x, at, mask, out, BLOCK=4)
+    assert torch.equal(out, torch.where(mask.bool(), x[at.long()], 10.0))
+    assert moved.written == 4 * (4 + sum(wanted))
+
+
+def takes_rows(x, out, n, BLOCK: tl.constexpr):
+    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    at, mask = row * BLOCK + column, row < n
+    tl.store(out + at, tl.load(x + at, mask=mask), mask=mask)
+
+
+def test_a_mask_of_rows():
+    """Must catch: a mask that is not spread over the tile."""
+    x, out = torch.arange(16.0) + 1, torch.zeros(16)
+    moved = run(takes_rows, (1,), x, out, 3, BLOCK=4)
+    assert torch.equal(out, torch.where(x <= 12, x, 0.0)) and moved.written == 4 * 12
+
+
 def copies(x, out, rows, row_stride, column_stride, COLUMNS: tl.constexpr):
     row, column = tl.program_id(0), tl.arange(0, COLUMNS)
     tile = tl.load(x + row * row_stride + column * column_stride)

@@ -128,6 +128,8 @@ def run(kernel: FunctionType, grid: tuple[int, ...], *arguments, **constants) ->
 
 def run_programs(kernel: FunctionType, grid: tuple[int, ...], given: dict) -> tl:
     language = tl(grid)
+    sizes = (value.memory.size for value in given.values() if isinstance(value, Pointer))
+    language.row = np.arange(max(sizes, default=0), dtype=np.int32)  # places without a gap
     kernel = with_language(kernel, language)
     with np.errstate(all="ignore"):
         programs = itertools.product(*map(range, language.grid))

@@ -76,17 +76,19 @@ class Memory:
         same as an index: a slice, which is faster, where they have no gap)"""
         at, inside = np.asarray(at), None
         places = at if at.ndim == 1 else at.reshape(-1)
-        if mask is not None and np.count_nonzero(mask) < getattr(mask, "size", 1):
-            inside = np.broadcast_to(mask, at.shape)
+        if mask is not None and (true := np.count_nonzero(mask)) < getattr(mask, "size", 1):
+            inside = mask if np.shape(mask) == at.shape else np.broadcast_to(mask, at.shape)
+            if at.ndim == 1 and np.count_nonzero(inside[:true]) == true:
+                inside = slice(true)  # the first ones, which NumPy takes without a copy
             places = at[inside]
         n, index = len(places), places
-        first, last = (places.item(0), places.item(-1)) if n else (0, -1)
-        if n and last - first == n - 1 == np.count_nonzero(places[1:] > places[:-1]):
+        first, last = (places.item(0), places.item(-1)) if n else (-1, -1)
+        row = language.row[first : last + 1]
+        if 0 <= first == last - n + 1 <= self.size - n and (
+            n == 1 or places.tobytes() == row.tobytes()
+        ):
             index = slice(first, last + 1)
-            beyond = first < 0 or last >= self.size
-        else:
-            beyond = n and (places.min() < 0 or places.max() >= self.size)
-        if beyond:
+        elif n and (places.min() < 0 or places.max() >= self.size):
             beyond = places[(places < 0) | (places >= self.size)][0]
             raise OutOfBounds(
                 f"{does} element {beyond:,} of {self.name}, which has {self.size:,}: a mask is"
