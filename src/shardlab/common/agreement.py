@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .. import collectives
 from .backward import BackwardListener
 from .shards import misses_experts, replicas_of, would_mix
 from .torch_internals import disable_modes
@@ -123,11 +122,10 @@ def hand_out(tensors: Iterable[Tensor], group: dist.ProcessGroup | None):
 
 def hand_out_together(pile: list[Tensor], group: dist.ProcessGroup | None):
     """One message; a single tensor goes from its own memory into its own."""
-    if len(pile) == 1:
-        return collectives.broadcast(pile[0], group=group)
-    flat = torch.cat([tensor.reshape(-1) for tensor in pile])
-    collectives.broadcast(flat, group=group)
-    for tensor, part in zip(pile, flat.split([tensor.numel() for tensor in pile])):
+    own = len(pile) == 1 and pile[0].is_contiguous()
+    flat = pile[0].view(-1) if own else torch.cat([tensor.reshape(-1) for tensor in pile])
+    dist.broadcast(flat.view(torch.uint8), group_src=0, group=group)  # for any dtype
+    for tensor, part in zip(pile, [] if own else flat.split([tensor.numel() for tensor in pile])):
         tensor.copy_(part.view(tensor.shape))
 
 

@@ -43,7 +43,7 @@ from .shards import (
 )
 from .torch_internals import (
     watch_clipping,
-    watch_fully_shard,
+    watch_fsdp,
     watch_unscaling,
     watch_value_clipping,
 )
@@ -55,7 +55,13 @@ def watch_steps():
     looked_at.clear()
     watch_once()
     if "torch.distributed.fsdp" in sys.modules:  # to import it takes a second
-        watch_fully_shard(take_place)
+        watch_fsdp(take_places)
+
+
+def take_places(modules, parameters: list[Tensor], groups, shards: list[Tensor]):
+    """A shard that fully_shard makes of a part is cut as the part is."""
+    for parameter, shard in zip(parameters, shards):
+        take_place(shard, [parameter])
 
 
 def note(parameters: list[Tensor], optimizer: torch.optim.Optimizer):

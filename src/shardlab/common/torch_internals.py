@@ -96,19 +96,12 @@ def put_hook_last(parameter: Tensor, handle) -> None:
             hooks[number] = hooks.pop(number)  # move_to_end() would leave the dict below as it is
 
 
-def hooks_of_others(parameter: Tensor) -> bool:
-    """Whether someone else than shardlab has registered a hook on the parameter's gradient. Without
-    it, hooks are lost without a word where a parameter becomes part of a shard."""
-    kinds = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
-    return not all(is_our_hook(hook) for hooks in kinds for hook in (hooks or {}).values())
-
-
-def module_hooks_of_others(module: nn.Module) -> bool:
-    """Whether someone else than shardlab has registered a hook on the module. Without it, hooks are
-    lost without a word where a part takes the module's place."""
-    forward = module._forward_hooks, module._forward_pre_hooks
-    backward = module._backward_hooks, module._backward_pre_hooks
-    return not all(is_our_hook(hook) for hooks in (*forward, *backward) for hook in hooks.values())
+def hooks_of_others(of: Tensor | nn.Module) -> bool:
+    """Whether someone else than shardlab has registered a hook on the parameter's gradient or on
+    the module. Without it, hooks are lost without a word where a part takes its place."""
+    kinds = "_backward_hooks _post_accumulate_grad_hooks _backward_pre_hooks _forward_hooks"
+    every = [getattr(of, kind, None) or {} for kind in (*kinds.split(), "_forward_pre_hooks")]
+    return not all(is_our_hook(hook) for hooks in every for hook in hooks.values())
 
 
 def is_our_hook(hook: Callable) -> bool:
@@ -323,10 +316,11 @@ def leave_to_ranks(module: nn.Module, names: list[str]) -> None:
 
 
 @functools.cache
-def watch_fsdp(told: Callable[[tuple[nn.Module, ...], list[Tensor], list], None]) -> None:
-    """Calls `told` with the modules and parameters that PyTorch's FSDP and fully_shard are given,
-    and the groups over which they average. Without it, they make one expert of those of several
-    ranks, and routers balance by a rank's own rows."""
+def watch_fsdp(told: Callable[[tuple[nn.Module, ...], list[Tensor], list, list], None]) -> None:
+    """Calls `told` with the modules and parameters that PyTorch's FSDP and fully_shard were given,
+    the groups over which they average, and the shards that fully_shard has made. Without it, they
+    make one expert of those of several ranks, routers balance by a rank's own rows, and a norm of
+    what is cut twice misses the parts of other ranks."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
@@ -338,30 +332,15 @@ def watch_fsdp(told: Callable[[tuple[nn.Module, ...], list[Tensor], list], None]
     def seen(self, module, *args, **named):
         parameters = list(module.parameters())
         make(self, module, *args, **named)
-        told((module,), parameters, groups_of(self))
+        told((module,), parameters, groups_of(self), [])
 
+    @functools.wraps(make_unit)
     def unit_seen(self, params, modules, mesh_info, *args, **named):
-        told(modules, params, groups_of(mesh_info))
         make_unit(self, params, modules, mesh_info, *args, **named)
+        shards = [one.sharded_param for one in self.fsdp_params]
+        told(modules, params, groups_of(mesh_info), shards)
 
     FullyShardedDataParallel.__init__, FSDPParamGroup.__init__ = seen, unit_seen
-
-
-@functools.cache
-def watch_fully_shard(takes_place: Callable[[Tensor, list[Tensor]], None]) -> None:
-    """Calls `takes_place` with each shard that PyTorch's fully_shard makes, and the parameter that
-    it is of. Without it, a norm of what is cut twice misses the parts of other ranks."""
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-
-    make = FSDPParamGroup.__init__
-
-    @functools.wraps(make)
-    def seen(self, params, *args, **named):
-        make(self, params, *args, **named)
-        for parameter, one in zip(params, self.fsdp_params, strict=True):
-            takes_place(one.sharded_param, [parameter])
-
-    FSDPParamGroup.__init__ = seen
 
 
 def own_parameters(module: nn.Module) -> dict[str, Tensor | None]:

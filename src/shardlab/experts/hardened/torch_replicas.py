@@ -14,7 +14,7 @@ from ..core import Router, mixtures
 from ..core_parallel import TotalCounts, count_everywhere
 
 
-def count_in_torch_shards(modules: tuple[nn.Module, ...], parameters: list[Tensor], groups: list):
+def count_in_torch_shards(modules: tuple[nn.Module, ...], parameters: list[Tensor], groups, _):
     """Raises CannotShard for experts that ranks divide."""
     for p in parameters:
         if p in replicated_experts:

@@ -9,7 +9,7 @@ import warnings
 from torch import nn
 
 from ...common.cross_node_warning import CrossesNodes
-from ...common.torch_internals import hooks_of_others, module_hooks_of_others
+from ...common.torch_internals import hooks_of_others
 from ...gpt import Dropout
 from .layers import Cut
 from .plan import Around, Columns, Rows, TensorPlan, Whole
@@ -78,7 +78,7 @@ def would_lose(module: nn.Module) -> str:
         return "a forward of its own"
     if "weight" not in own or own - {"weight", "bias"}:
         return f"the parameters {', '.join(sorted(own))}"
-    if module_hooks_of_others(module) or any(map(hooks_of_others, module.parameters())):
+    if any(map(hooks_of_others, (module, *module.parameters()))):
         return "hooks"
     return ""
 

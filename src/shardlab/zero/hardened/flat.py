@@ -230,3 +230,16 @@ def chunk_of(rank: int, elements: int, n: int) -> range:
     chunks have one more."""
     start = rank * (elements // n) + min(rank, elements % n)
     return range(start, start + len(range(rank, elements, n)))
+
+
+def sizes_of(shapes: list[torch.Size], group: Group) -> list[tuple[int, ...]]:
+    """[elements of this rank, 1, ...] of each parameter."""
+    n, me = place(group)
+    mine = chunk_of(me, sum(shape.numel() for shape in shapes), n)
+    sizes, begin = [], 0
+    for shape in shapes:
+        end = begin + shape.numel()
+        elements = len(range(max(begin, mine.start), min(end, mine.stop)))
+        sizes.append((elements, *(1 for _ in shape[1:])))
+        begin = end
+    return sizes

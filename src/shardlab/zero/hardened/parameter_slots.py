@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from ...common.optimizer_checks import replaced
 from ...common.optimizer_checks import shards as known
 from ...common.torch_internals import (
     disable_modes,
@@ -181,6 +182,7 @@ class Dissolved(Gone, nn.Parameter):
 def dissolve(parameters: Iterable[nn.Parameter]):
     """Give their memory back, and let nobody use them."""
     for parameter in parameters:
+        replaced([parameter], by="fully_shard")
         parameter.grad = None
         if type(parameter) is nn.Parameter:
             parameter.data = parameter.data.new_empty(0)

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from ...common.agreement import agree, facts_of, hand_out
-from ...common.optimizer_checks import replaced
 from ...common.shards import CannotShard, groups_of, misses_experts, replicas_of, stages_of
 from ...common.torch_clip_and_scale import watch_steps
 from ...common.torch_internals import hooks_of_others
@@ -23,7 +22,6 @@ from ...experts.core_parallel import count_everywhere
 from ..core_stage3 import Site
 from .ahead import Ahead
 from .flat import best_collectives
-from .parameter_slots import dissolve
 from .unit import Unit
 from .unit_shards import How, Landing, Sites
 
@@ -55,18 +53,17 @@ def fully_shard(
     clip_gradients and PyTorch's clip_grad_norm_ know all. After a backward that raised call
     zero_grad(): gradients of the unit in which it did are gone. Raises CannotShard for a unit that
     is not inside the module or is sharded."""
+    units = list(dict.fromkeys([*units, module]))
+    check_units(module, units, device)
+    check_alike(module, units, group)
+    watch_steps()
+    owned = owned_sites(module, units)
     ahead = Ahead(module) if prefetch else None
     how = How(group, device, shard_device, compute_dtype, ahead, Landing())
-    units = list(dict.fromkeys([*units, module]))
-    check_units(module, units, how)
-    check_alike(module, units, how)
-    watch_steps()
-    for number, (unit, sites) in enumerate(owned_sites(module, units).items(), 1):
-        own = copy(best_collectives(how.device_of(next(iter(sites))), group, collectives))
+    for number, (unit, kinds) in enumerate(owned.items(), 1):
+        own = copy(best_collectives(how.device_of(next(iter(kinds[0]))), group, collectives))
         own.unit = number
-        unit.sharded_unit = Unit(unit, kinds_of(sites), how, own)
-        replaced(sites, by="fully_shard")
-        dissolve(sites)
+        unit.sharded_unit = Unit(unit, kinds, how, own)
     count_everywhere(module, group)
     hand_out((buffer for buffer in module.buffers() if not buffer.is_meta), group)
     return module
@@ -78,9 +75,9 @@ def sharded_units(module: nn.Module) -> list[nn.Module]:
     return [child for child in module.modules() if "sharded_unit" in vars(child)]
 
 
-def owned_sites(root: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Sites]:
-    """For each unit that owns parameters, these and every place of each. The owner is the innermost
-    unit around the parameter, or the root if these are several."""
+def owned_sites(root: nn.Module, units: list[nn.Module]) -> dict[nn.Module, list[Sites]]:
+    """For each unit that owns parameters, these and every place of each, by kinds. The owner is the
+    innermost unit around the parameter, or the root if these are several."""
     sites: dict[nn.Parameter, dict[Site, None]] = {}
     around: dict[nn.Parameter, set[nn.Module]] = {}
 
@@ -97,7 +94,7 @@ def owned_sites(root: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Site
     for parameter, found in around.items():
         owner = next(iter(found)) if len(found) == 1 else root
         owned[owner][parameter] = list(sites[parameter])
-    return {unit: own for unit, own in owned.items() if own}
+    return {unit: kinds_of(own) for unit, own in owned.items() if own}
 
 
 def kinds_of(sites: Sites) -> list[Sites]:
@@ -113,7 +110,7 @@ def kinds_of(sites: Sites) -> list[Sites]:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def check_units(module: nn.Module, units: list[nn.Module], how: How):
+def check_units(module: nn.Module, units: list[nn.Module], device):
     inside = set(module.modules())
     for unit in units:
         name = type(unit).__name__
@@ -126,22 +123,20 @@ def check_units(module: nn.Module, units: list[nn.Module], how: How):
             raise CannotShard(
                 f"{name} is sharded already: give all units to one call of fully_shard."
             )
-    if any(how.device_of(parameter).type == "meta" for parameter in module.parameters()):
+    if any(torch.device(device or p.device).type == "meta" for p in module.parameters()):
         raise CannotShard(
             "the module is on the meta device: say where its shards shall be, fully_shard(...,"
             " device=...)."
         )
 
 
-def check_alike(module: nn.Module, units: list[nn.Module], how: How):
+def check_alike(module: nn.Module, units: list[nn.Module], group):
     """Raise CannotShard on all ranks unless all ranks bring the same parameters in the same
     units."""
+    complaint = complaint_of_units(module) or misses_experts(module.named_parameters(), group)
     paths = {child: path or "the root" for path, child in module.named_modules()}
-    facts = [f"the unit {paths[unit]}" for unit in units]
-    facts += facts_of(module)
-    rule = "all ranks shard the same model in the same units"
-    complaint = complaint_of_units(module) or misses_experts(module.named_parameters(), how.group)
-    agree(facts, how.group, CannotShard, rule, complaint)
+    facts = [*(f"the unit {paths[unit]}" for unit in units), *facts_of(module)]
+    agree(facts, group, CannotShard, "all ranks shard the same model in the same units", complaint)
 
 
 def complaint_of_units(module: nn.Module) -> str:

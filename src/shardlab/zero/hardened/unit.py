@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...common.backward import NoSecondGradient, when_gradient_comes
 from ...common.torch_internals import CALL, current_backward, in_function_transform, never_compiled
 from .flat import Ring
-from .parameter_slots import NotGathered, ParameterSlots
+from .parameter_slots import NotGathered, ParameterSlots, dissolve
 from .saved_tensors import saved_with, tensors_of, with_leaves, without_parameters
 from .unit_shards import Flat, How, Sites, add_gradients
 
@@ -62,6 +62,7 @@ class Unit:
         gone = [flat.full.new_empty(s, device="meta") for flat in self.flats for s in flat.shapes]
         sites = [sites for kind in kinds for sites in kind.values()]
         self.slots = ParameterSlots(module, sites, gone, self.shards)
+        dissolve(parameter for kind in kinds for parameter in kind)
         self.computing, self.backward, self.exposed, self.entrances = False, None, None, set()
         self.ahead, self.landing = how.ahead, how.landing
         self.landing.units.append(self)

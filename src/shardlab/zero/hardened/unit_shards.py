@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...common.agreement import hand_out
 from ...common.backward import owners, when_backward_ends
-from ...common.collective_wire import Group, place
+from ...common.collective_wire import Group
 from ...common.optimizer_checks import watch
 from ...common.shards import CannotShard, as_shard, replicas_of
 from ...common.torch_internals import (
@@ -31,7 +32,7 @@ from .. import core_stage3
 from .ahead import Ahead
 from .arriving import Arrival, as_gradients
 from .checks import filled
-from .flat import Ring, chunk_of, own_chunk
+from .flat import Ring, own_chunk, sizes_of
 
 # parameters, and every place of each
 Sites = dict[nn.Parameter, list[core_stage3.Site]]
@@ -59,14 +60,14 @@ class How(NamedTuple):
             return torch.empty(size, dtype=first.dtype, device=self.device)
         full = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
         full = full.to(self.device_of(first))
-        dist.broadcast(full.view(torch.uint8), group_src=0, group=self.group)
+        hand_out([full], self.group)
         return full
 
-    def resting(self, full: Tensor) -> Tensor:
+    def resting(self, own: Tensor) -> Tensor:
         """A copy of this rank's chunk on the device where it rests; pinned if it is fetched from
         the host, because then the copy engine can fetch it by itself."""
-        chunk = own_chunk(full, self.group).to(self.shard_device or full.device, copy=True)
-        return chunk.pin_memory() if full.is_cuda and not chunk.is_cuda else chunk
+        chunk = own.to(self.shard_device or own.device, copy=True)
+        return chunk.pin_memory() if own.is_cuda and not chunk.is_cuda else chunk
 
     def computes_in(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which a parameter computes. Integers, complex numbers and flags keep their
@@ -87,9 +88,10 @@ class Flat(core_stage3.Flat):
         self.shapes = [parameter.shape for parameter in parameters]
         elements = sum(shape.numel() for shape in self.shapes)
         self.zeros = torch.Size([collectives.zeros_behind(elements, how.group)])
-        self.sizes = sizes_of([*self.shapes, self.zeros], how.group)[:-1]
         full = how.joined([*parameters, parameters[0].detach().new_zeros(self.zeros)])
-        self.chunk = how.resting(full)
+        own = own_chunk(full, how.group)
+        self.sizes = sizes_of([*self.shapes, self.zeros], how.group)[:-1]
+        self.chunk = how.resting(own)
         self.shards = [
             as_shard(part, how.group, parameter.requires_grad, of=[parameter])
             for part, parameter in zip(self.parts(self.chunk), parameters)
@@ -180,19 +182,6 @@ class Flat(core_stage3.Flat):
                     " model.to, model.double or a new .data): move and convert the model first,"
                     " then shard it; compute_dtype and shard_device are arguments of fully_shard."
                 )
-
-
-def sizes_of(shapes: list[torch.Size], group: Group) -> list[tuple[int, ...]]:
-    """[elements of this rank, 1, ...] of each parameter."""
-    n, me = place(group)
-    mine = chunk_of(me, sum(shape.numel() for shape in shapes), n)
-    sizes, begin = [], 0
-    for shape in shapes:
-        end = begin + shape.numel()
-        elements = len(range(max(begin, mine.start), min(end, mine.stop)))
-        sizes.append((elements, *(1 for _ in shape[1:])))
-        begin = end
-    return sizes
 
 
 def kind(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
