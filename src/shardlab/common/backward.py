@@ -114,8 +114,16 @@ def _tell_the_owner(parameter: nn.Parameter):
     listener.gradient_arrives(parameter)
 
 
+def check_dense(gradient: Tensor):
+    if gradient.layout is not torch.strided:
+        raise NotOurGradient(
+            f"a gradient is {gradient.layout}: only dense ones are averaged; build embeddings with"
+            " sparse=False."
+        )
+
+
 def check_gradient(parameter: nn.Parameter, name: str):
-    """Raise NotOurGradient for a gradient that is gone or has a graph."""
+    """Raise NotOurGradient for a gradient that is gone, is sparse or has a graph."""
     shape = list(parameter.shape)
     if parameter.grad is None:
         raise NotOurGradient(
@@ -123,6 +131,7 @@ def check_gradient(parameter: nn.Parameter, name: str):
             " it, as an optimizer that steps within backward does: step after backward, or take"
             " ZeRO stage 3, where hooks of parameters find mean gradients."
         )
+    check_dense(parameter.grad)
     if parameter.grad.requires_grad:
         raise NotOurGradient(
             f"backward(create_graph=True): {name} averages the gradient of a parameter of shape"
@@ -196,5 +205,6 @@ def as_one_backward(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             listener.backward_begins()
             for parameter in reversed(own):
                 if parameter.grad is not None:
+                    check_gradient(parameter, type(listener).__name__)
                     listener.gradient_arrives(parameter)
             listener.backward_ends()

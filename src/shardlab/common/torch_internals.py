@@ -1081,10 +1081,3 @@ def generated_code(function: Callable, *inputs) -> str:
 
     torch.compiler.reset()
     return "\n".join(run_and_get_code(torch.compile(function), *inputs)[1])
-
-
-def graph_breaks(function: Callable, *inputs) -> list[str]:
-    """Why torch.compile cuts the function, a reason for each cut. Without it, a lab counts graphs
-    and cannot say why there are several."""
-    torch.compiler.reset()
-    return [found.reason for found in torch._dynamo.explain(function)(*inputs).break_reasons]

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..common.agreement import CannotReplicate
 from ..common.collective_wire import Group, has_exact_mean
 from ..common.shards import replicas_of
 from ..common.torch_internals import divide_into
@@ -19,20 +18,9 @@ from . import core
 
 
 class FlatBucket(core.FlatBucket):
-    """The core's, with one launch for all small gradients on a GPU, and of dense ones alone."""
+    """The core's, with one launch for all small gradients on a GPU."""
 
-    def divide(self, arrived: list[tuple[Tensor, Tensor]], n: int):
-        for gradient, _ in arrived:
-            check_dense(gradient)
-        divide_into(arrived, n)
-
-
-def check_dense(gradient: Tensor):
-    if gradient.layout is not torch.strided:
-        raise CannotReplicate(
-            f"a gradient is {gradient.layout}: only dense ones are averaged; build embeddings with"
-            " sparse=False."
-        )
+    divide = staticmethod(divide_into)
 
 
 class OwnMemory(FlatBucket):
@@ -79,7 +67,6 @@ class OwnMemory(FlatBucket):
 def own_gradient(p: nn.Parameter) -> Tensor:
     """The gradient, or a copy if ranks could lay it out unlike, or zeros if there is none."""
     gradient = torch.zeros_like(p) if p.grad is None else p.grad.detach()
-    check_dense(gradient)
     return gradient.to(p.dtype).contiguous()
 
 

@@ -43,17 +43,13 @@ def write(path: Path, content) -> list:
 
 def read(path: Path, size: int, sha256: str):
     """The file's content. The file is read once, so the content used is the content compared."""
-    if not path.exists():
-        raise Damaged(f"{path.parent.name}/{path.name} is missing.")
     name = f"{path.parent.name}/{path.name}"
+    if not path.exists():
+        raise Damaged(f"{name} is missing.")
     if path.stat().st_size != size:  # before the file takes memory
         raise Damaged(f"{name} has {path.stat().st_size:,} bytes, {size:,} were saved.")
     content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise Damaged(
-            f"{path.parent.name}/{path.name} is damaged: its SHA-256 differs from the one that was"
-            " saved."
-        )
+    compare(name, hashlib.sha256(content).hexdigest(), sha256)
     try:
         return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except pickle.UnpicklingError:  # torch's own message says how to run it all the same
@@ -71,17 +67,19 @@ def write_json(path: Path, content: dict):
 
 
 def read_json(path: Path) -> dict:
+    name = f"{path.parent.name}/{path.name}"
     try:
         content = json.loads(path.read_text())
         sha256 = content.pop("sha256")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise Damaged(f"{path.parent.name}/{path.name} cannot be read: {error}.") from None
-    if digest(content) != sha256:
-        raise Damaged(
-            f"{path.parent.name}/{path.name} is damaged: its SHA-256 differs from the one that was"
-            " saved."
-        )
+        raise Damaged(f"{name} cannot be read: {error}.") from None
+    compare(name, digest(content), sha256)
     return content
+
+
+def compare(name: str, found: str, saved: str):
+    if found != saved:
+        raise Damaged(f"{name} is damaged: its SHA-256 differs from the one that was saved.")
 
 
 def digest(content: dict) -> str:

@@ -84,12 +84,11 @@ class Bucket:
     def take_gradients(self) -> list[Tensor]:
         """Take this rank's gradients away from the parameters."""
         given, shapes = zip(*((parameter.grad, parameter.shape) for parameter in self.parameters))
-        gradients = [*filled(given, shapes, self.flat), *self.zeros]
-        for parameter, gradient in zip(self.parameters, given):
-            if gradient is not None:
+        for parameter in self.parameters:
+            if parameter.grad is not None:
                 check_gradient(parameter, "a sharded optimizer")
             parameter.grad = None
-        return gradients
+        return [*filled(given, shapes, self.flat), *self.zeros]
 
     @torch.no_grad()
     def all_gather(self):

@@ -86,13 +86,7 @@ def check_state(state_dict: dict, inner: torch.optim.Optimizer):
 
 
 def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor) -> list[Tensor]:
-    """None means zeros of the expected shape. CannotShard for a tensor that is not dense."""
-    for tensor in tensors:
-        if tensor is not None and tensor.layout is not torch.strided:
-            raise CannotShard(
-                f"a gradient is {tensor.layout}: only dense ones are averaged; build embeddings"
-                " with sparse=False."
-            )
+    """None means zeros of the expected shape."""
     return [
         like.new_zeros(shape) if tensor is None else tensor
         for tensor, shape in zip(tensors, shapes)

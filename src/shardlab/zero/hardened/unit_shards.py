@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...common.agreement import hand_out
-from ...common.backward import owners, when_backward_ends
+from ...common.backward import check_dense, owners, when_backward_ends
 from ...common.collective_wire import Group
 from ...common.optimizer_checks import watch
 from ...common.shards import CannotShard, as_shard, replicas_of
@@ -148,6 +148,9 @@ class Flat(core_stage3.Flat):
         """The gradient of each shard, the mean over ranks; None if it is frozen, or on its way."""
         if not any(shard.requires_grad for shard in self.shards):
             return [None for _ in self.shards]
+        for gradient in gradients:
+            if gradient is not None:
+                check_dense(gradient)
         gradients = filled(gradients, self.shapes, self.full)
         if self.zeros.numel():
             gradients.append(self.full.new_zeros(self.zeros))
