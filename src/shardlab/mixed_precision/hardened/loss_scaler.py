@@ -1,16 +1,10 @@
-"""A scale that keeps 16-bit gradients in range: torch.amp.GradScaler, made to ask all ranks.
+"""torch.amp.GradScaler, made to ask all ranks; the core says what a scale is for.
 
-    scaler = LossScaler()
-    scaler.scale(loss).backward()      # gradients are too large by the scale, but not zero
-    scaler.unscale_(optimizer)         # only where somebody looks at them: clips, logs
-    scaler.step(optimizer)             # unscales if nobody has, and skips a step that overflowed
-    scaler.update()                    # halves the scale then, doubles it after 2,000 good steps
+    scaler.unscale_(optimizer)         # only where somebody looks at the gradients: clips, logs
 
-bf16 has the range of fp32 and needs no scale. The events are PyTorch's own, and so is the kernel
-that looks at a gradient and unscales it in one pass. Beside it are one message between ranks, a
-floor, and an end to a run in which every step overflows.
-
-Micikevicius et al. 2018.
+The events are PyTorch's own, and so is the kernel that looks at a gradient and unscales it in one
+pass. Beside it are one message between ranks, a floor, and an end to a run in which every step
+overflows.
 """
 
 import torch

@@ -1,10 +1,4 @@
-"""32 bits remember: an optimizer on fp32 copies of 16-bit weights.
-
-    model.half()
-    optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-3)
-
-A 16-bit weight loses an update that is smaller than half of its spacing, at every step anew. The
-fp32 copy takes it, and the weight is the rounding of the copy.
+"""The core's optimizer on fp32 copies of 16-bit weights, for any optimizer of PyTorch.
 
 Make MasterWeights after DistributedDataParallel and tensor parallelism. Stages 1 and 2 of ZeRO make
 it of their shards: zero.shard(model, MasterWeights, stage=1, of=AdamW). In stage 3 the shards are
@@ -12,8 +6,6 @@ fp32 already.
 
 It makes few gradients in fp32 at a time: pile by pile, also where a scaler has not unscaled them,
 for it knows the protocol of PyTorch's fused optimizers (`grad_scale`, `found_inf`).
-
-Micikevicius et al. 2018.
 """
 
 from collections.abc import Iterator

@@ -11,9 +11,8 @@ the GPU, where a receive that waits for what this rank has yet to compute would 
 an idle GPU: the first launch of a kernel, memory that is given back. There it is posted in time. A
 tensor that is sent is kept until it has been received.
 
-Activations and gradients have process groups of their own, in which messages between two ranks go
-one way. NCCL runs the messages of a pair in a group one after the other, so a send to a rank could
-wait for a receive behind it, and the same on the other side. gloo needs one group for all.
+Activations and gradients, and both directions, have process groups of their own, for the core's
+reason.
 
 NCCL connects two ranks of a group at their first message, and both wait there for each other. Ranks
 that meet in the order of a schedule may wait in a circle, so all pairs meet when the wire is made.

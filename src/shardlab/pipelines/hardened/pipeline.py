@@ -1,15 +1,10 @@
-"""A model cut by depth: each rank has some of its layers and runs its list of a schedule.
+"""A model cut by depth, for any model, plan and loss: the core's pipeline, made of a plan.
 
-    layers = [model.embedding, *model.blocks, model.head]
     plan = plan_pipeline(layers, one_f_one_b(4, 8), tokens)    # the same on all ranks
     pipeline = Pipeline(layers, plan, next_token_loss)         # keeps this rank's layers alone
-    optimizer = SGD(pipeline.parameters(), lr=0.1)
-    losses = pipeline.step(tokens, targets)                    # [m] on the last stage's rank
-    optimizer.step()
 
-A step runs exactly the rank's list of actions: there is no other description of a schedule. The
-gradients are those of the mean loss over the batch. The batch is cut into m microbatches, and every
-schedule adds up their gradients in the same order, so all schedules give the same bits.
+The gradients are those of the mean loss over the batch. Every schedule adds up the gradients of
+microbatches in the same order, so all schedules give the same bits.
 
 Data parallelism and ZeRO 1 and 2 compose: they are told of one backward, at the end of the step.
 
@@ -21,8 +16,8 @@ torch.amp.GradScaler skips on all ranks or on none.
 partition.py cuts the model and says what is wrong with it before a rank waits, step_checks.py says
 what ranks refuse, p2p.py sends and receives, split_backward.py divides a backward into I and W.
 
-A subclass of the core's: a backward is the core's, or half of one. Receives are posted ahead, and a
-forward also counts targets and lets a layer write into its input.
+A backward is the core's, or half of one. Receives are posted ahead, and a forward also counts
+targets and lets a layer write into its input.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,5 @@
 """Both checkpoints of ../core.py for any function, and their refusals.
 
-    y = checkpoint(block, x)                # y = block(x), of which only x is kept
-    y = checkpoint_by_function(block, x)    # the same idea as an autograd function
-
 Both give the bits of the plain function, dropout included. Their difference is a lesson:
 
     checkpoint               is torch.utils.checkpoint.checkpoint(use_reentrant=False), which tells

@@ -7,18 +7,12 @@
     sum_gradients(optimizer, group)        # once a step, before clipping
     optimizer.step()
 
-Norms, residual additions, dropout and the bias of a row layer treat each token by itself, so a rank
-needs S/t tokens of them. An all-reduce is a reduce-scatter and an all-gather: `leave` keeps the
-first half, `enter` the second, and as much is sent as before.
-
 What a gathered layer keeps. Backward of xW needs x, so autograd keeps the gathered x [B, S, H] on
 every rank, and up to half of the saving is lost. With `regather` a rank keeps its own tokens,
 and gathers again in backward: one message more, and everything that is kept is cut by t.
 
-It stands alone beside core_sequence.py, as a change of any plan.
-
-Parameters that are whole see own tokens only, so their gradients are parts of a sum. Korthikanti et
-al. 2022, section 4.2.
+The idea is core_sequence.py's, here as a change of any plan. Parameters that are whole see own
+tokens only, so their gradients are parts of a sum.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Buckets of parameters for stages 1 and 2: parameters that travel together, in one flat tensor.
+"""Buckets of parameters for stages 1 and 2.
 
 A bucket has the methods of the core's, and no more of it: its collectives say whether it has zeros
 at its end, and any collectives reduce it, in several parts.

@@ -1,10 +1,9 @@
 """The common ground of all stages of ZeRO: flat tensors, one chunk of which each rank owns, and the
 two collectives on them.
 
-Many tensors are laid one after the other in one flat tensor, which is cut into n chunks as
-collectives.py cuts: chunk r belongs to rank r, and where n does not divide the elements, the first
-chunks have one more. A ring pads nothing, so bytes are exact; Native needs equal chunks, so fewer
-than n zeros are behind the parameters, as in the core, and no chunk is copied on its way.
+A flat tensor is cut into n chunks as collectives.py cuts. A ring pads nothing, so bytes are exact;
+Native needs equal chunks, so fewer than n zeros are behind the parameters, as in the core, and no
+chunk is copied on its way.
 
 There are two collectives on it:
 

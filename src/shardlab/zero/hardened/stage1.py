@@ -1,9 +1,8 @@
-"""ZeRO stage 1, hardened: each rank keeps the optimizer states of its shard only.
+"""ZeRO stage 1, hardened: the core's three moves of a step, with parameter groups and refusals.
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
-The three moves of a step are the core's: reduce-scatter, update, all-gather. Buckets, parameter
-groups, and refusals are here. Call step() once for several microbatches: it sends the same bytes.
+Call step() once for several microbatches: it sends the same bytes.
 
 Make the optimizer after the model has its final device and dtype. All ranks begin with rank 0's
 parameters; the caller hands out buffers, and frozen parameters that are not given (zero.shard

@@ -1,6 +1,4 @@
-"""ZeRO stage 2, hardened: each rank keeps the optimizer states and the gradients of its shard only.
-
-    optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+"""ZeRO stage 2, hardened: stage 1, whose gradients are sharded, too.
 
 When a bucket leaves is the core's: in backward, as soon as it has all of its gradients. Where the
 collectives can begin a message and go on, as on a GPU, it travels while backward computes the next

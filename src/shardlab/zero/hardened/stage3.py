@@ -1,11 +1,6 @@
-"""ZeRO stage 3, hardened: each rank keeps the parameters, gradients and optimizer states of its
-shard only.
-
-    fully_shard(model, units=[model.embedding, *model.blocks, model.head])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)      # it sees shards
-
-The idea is in core_stage3.py. What is decided once, when a model is sharded, is here: which unit
-owns a parameter, and that all ranks bring the same model. What runs in a step is in unit.py.
+"""ZeRO stage 3, hardened; the idea is in core_stage3.py. Decided once, when a model is sharded,
+are here: which unit owns a parameter, and that all ranks bring the same model. What runs in a step
+is in unit.py.
 """
 
 from collections.abc import Iterable

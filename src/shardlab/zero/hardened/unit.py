@@ -1,12 +1,8 @@
-"""A unit of stage 3, hardened: its three phases, for any module.
+"""A unit of stage 3, hardened: the core's phases, for any module.
 
-    forward     gather its parameters; compute; free them
-    backward    gather, compute; free; reduce-scatter the gradients
-
-The core's unit hooks its module's forward, and knows a backward by the gradient of the one output.
-This one stands alone. It is around the call of the module, so that the module's own hooks find
-parameters (parameter_slots.py). Backward comes to it by an output, or by a tensor that autograd has
-kept (saved_tensors.py). Gradients travel one by one, and after the parameters have gone.
+It is around the call of the module, so that the module's own hooks find parameters
+(parameter_slots.py). Backward comes to it by an output, or by a tensor that autograd has kept
+(saved_tensors.py). Gradients travel one by one, and after the parameters have gone.
 
 Activation checkpointing computes parts of a unit again, inside backward, with the parameters as
 leaves. Under a reentrant checkpoint leaves get gradients, which join those of autograd.
