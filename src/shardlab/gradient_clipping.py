@@ -14,25 +14,20 @@ from .common.shards import Groups, groups_of, stages_of, updated_by
 
 
 @torch.no_grad()
-def clip_gradients(
-    optimizer: torch.optim.Optimizer, max_norm: float, stages: dist.ProcessGroup | None = None
-) -> Tensor:
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
     """Scale all gradients so that their norm, together, is at most max_norm. Returns the norm
     before.
 
     Shards count over their ranks, whole gradients (all gradients in data parallelism) count once;
     parts of tensor parallelism and stages of a Pipeline count over its ranks, too. All ranks call
-    it, between backward and step(). `stages` are ranks that have other parameters altogether: those
-    of a pipeline made by hand.
+    it, between backward and step().
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm = {max_norm!r}: it must be above 0.")
     updated = updated_by(optimizer)
     squares = sum(squares_by_groups(updated).values())
     if pipeline := next(filter(None, map(stages_of, updated)), None):
-        stages = pipeline.group or dist.group.WORLD
-    if stages is not None:
-        dist.all_reduce(squares, group=stages)
+        dist.all_reduce(squares, group=pipeline.group)
     norm = squares.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1)  # 1e-6 as in PyTorch
     for parameter in updated:

@@ -229,12 +229,6 @@ def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype
     return torch._scaled_mm(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=dtype)
 
 
-def in_function_transform() -> bool:
-    """Whether vmap, grad or another transform of torch.func is running. Without it, stage 3 within
-    one fails with a sentence about setup_context."""
-    return torch._C._are_functorch_transforms_active()
-
-
 # --- tensors, storages, modules -------------------------------------------------------------------
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ...common.backward import NoSecondGradient, when_gradient_comes
-from ...common.torch_internals import CALL, current_backward, in_function_transform, never_compiled
+from ...common.torch_internals import CALL, current_backward, never_compiled
 from .flat import Ring
-from .parameter_slots import NotGathered, ParameterSlots, dissolve
+from .parameter_slots import ParameterSlots, dissolve
 from .saved_tensors import saved_with, tensors_of, with_leaves, without_parameters
 from .unit_shards import Flat, How, Sites, add_gradients
 
@@ -100,11 +100,6 @@ class Unit:
         """The module's parameters are whole while this method runs."""
         if self.exposed or self.computing:  # the parameters are there
             return compute(*inputs, **named)
-        if in_function_transform():
-            raise NotGathered(
-                f"{self.name} is called within a transform of torch.func, such as vmap, which"
-                " cannot pass what gathers its parameters: use it inside of the module's forward."
-            )
         if self.in_backward and method not in self.entrances:
             return self.again(compute, *inputs, **named)
         self.entrances.add(method)
