@@ -219,7 +219,8 @@ def test_under_the_fake_group():
     def work():
         from torch.distributed.fsdp import fully_shard
 
-        from shardlab.common.torch_internals import FakeTensorMode, fake_store
+        from ranklab.torch_internals import fake_store
+        from shardlab.common.torch_internals import FakeTensorMode
 
         dist.destroy_process_group()
         dist.init_process_group("fake", store=fake_store(), rank=0, world_size=1024)

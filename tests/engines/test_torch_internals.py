@@ -1,4 +1,5 @@
-"""One file says what PyTorch calls private; what it says is there."""
+"""Two files say what PyTorch calls private, one for techniques and one for the bench; what they say
+is there."""
 
 import ast
 from pathlib import Path
@@ -8,11 +9,12 @@ import torch
 from sources import Source, is_private, source
 from told import told
 
+import ranklab.torch_internals
 from shardlab.common import torch_internals
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "bench", "tools", "examples", "tests")
-DOOR = ROOT / "src" / "shardlab" / "common" / "torch_internals.py"
+DOORS = [ROOT / "src" / of / "torch_internals.py" for of in ("shardlab/common", "ranklab")]
 OURS = ("shardlab", "ranklab", "coursekit", "bookkit")
 OTHER_PACKAGES = ("forkserver", "os", "sys", "sympy", "IPython", "plotly")
 OF_NAMED_TUPLES = ("_replace", "_asdict", "_fields", "_make")
@@ -120,11 +122,11 @@ def files() -> dict[str, Source]:
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
         # a printer of SymPy calls its own
-        if path not in (DOOR, Path(__file__)) and "torch" in path.read_text(encoding="utf-8")
+        if path not in (*DOORS, Path(__file__)) and "torch" in path.read_text(encoding="utf-8")
     }
 
 
-def test_one_file_names_what_is_private_in_pytorch():
+def test_two_files_name_what_is_private_in_pytorch():
     """Must catch: `storage._cdata` or `torch._C._current_graph_task_id()` in measure/ledger.py;
     `self._modules` in recompute/layers.py, while another file assigns a `_modules`;
     `torch._C` in bench/ or in a test; a peer above that no test uses any more."""
@@ -155,7 +157,7 @@ def test_what_the_repository_defines_is_not_pytorchs(line):
 
 def test_every_entry_says_what_breaks_without_it():
     """Must catch: a new entry without a reason."""
-    for node in ast.parse(DOOR.read_text(encoding="utf-8")).body:
+    for node in (node for door in DOORS for node in ast.parse(door.read_text("utf-8")).body):
         if isinstance(node, ast.FunctionDef):
             assert "Without it" in " ".join(ast.get_docstring(node).split()), node.name
 
@@ -182,7 +184,7 @@ def test_backward_has_a_number_inside_and_none_outside():
 def test_resizes_are_watched_until_the_end():
     """Must catch: a watch that stays when it was ended, or sees the size before."""
     storage, sizes = torch.zeros(4).untyped_storage(), []
-    end = torch_internals.watch_resize(lambda storage: sizes.append(storage.nbytes()))
+    end = ranklab.torch_internals.watch_resize(lambda storage: sizes.append(storage.nbytes()))
     storage.resize_(0)
     end()
     storage.resize_(16)

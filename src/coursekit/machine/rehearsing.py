@@ -123,7 +123,7 @@ def rehearsed(asked: argparse.Namespace, rank: int) -> tuple[dict, list[str]] | 
 def rehearse_rank(asked: argparse.Namespace, rank: int, told):
     from coursekit.lab.virtual import recorded_gpu  # they load torch
     from ranklab.rehearse import CannotRehearse, rehearse
-    from shardlab.common.torch_internals import NoStandIn
+    from ranklab.torch_internals import NoStandIn
 
     per_node = nodes_of(asked)[1]
     told.send(None)

@@ -32,7 +32,7 @@ from ranklab.measure.ledger import Ledger
 from ranklab.measure.links import finish
 from ranklab.measure.timing import median_ratio
 from ranklab.ranks import ranks
-from shardlab.common.torch_internals import clear_cublas_workspaces
+from ranklab.torch_internals import clear_cublas_workspaces
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 from .attempts import attempt

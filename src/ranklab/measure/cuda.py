@@ -21,7 +21,8 @@ from typing import NamedTuple
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardlab.common.torch_internals import clear_cublas_workspaces, disable_modes
+from ranklab.torch_internals import clear_cublas_workspaces
+from shardlab.common.torch_internals import disable_modes
 
 from .ledger import Ledger
 

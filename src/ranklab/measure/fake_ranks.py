@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from shardlab.common.torch_internals import fake_store
+from ranklab.torch_internals import fake_store
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ranklab.torch_internals import watch_resize
 from shardlab.common.outer_hooks import as_it_was_saved
 from shardlab.common.torch_internals import (
     TorchDispatchMode,
@@ -47,7 +48,6 @@ from shardlab.common.torch_internals import (
     storage_key,
     tree_leaves,
     version,
-    watch_resize,
 )
 
 # the origin of a model's buffer; it stays a buffer, also when batch norm keeps it for backward

@@ -26,12 +26,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import profile, record_function, supported_activities
 
+from ranklab.torch_internals import before_a_profiler, profiler_enabled
 from ranklab.virtual.operators import multiplied_flops, named_arguments
-from shardlab.common.torch_internals import (
-    TorchDispatchMode,
-    before_a_profiler,
-    profiler_enabled,
-)
+from shardlab.common.torch_internals import TorchDispatchMode
 
 from .chrome_trace import from_chrome
 from .slim_trace import COMPUTES, SpanKind, covered

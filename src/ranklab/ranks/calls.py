@@ -19,14 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.common.torch_internals import (
-    argument_names,
-    next_kernel,
-    reduction_name,
-    tree_leaves,
-    with_work,
-    withdraw,
-)
+from ranklab.torch_internals import next_kernel, reduction_name, with_work, withdraw
+from shardlab.common.torch_internals import argument_names, tree_leaves
 
 from . import staging
 

@@ -9,8 +9,8 @@ CUDA tensor would hand gloo an address that it cannot read. A received tensor is
 import torch
 import torch.distributed as dist
 
+from ranklab.torch_internals import on_the_cpu
 from shardlab.common.collective_wire import backend_for
-from shardlab.common.torch_internals import on_the_cpu
 
 NOT_SENT_BY_GLOO = ("cuda",)
 

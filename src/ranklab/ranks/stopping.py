@@ -15,7 +15,7 @@ from contextlib import suppress
 from multiprocessing import forkserver
 from types import FrameType
 
-from shardlab.common.torch_internals import process_groups
+from ranklab.torch_internals import process_groups
 
 SECOND_LOOK_SECONDS = 0.05
 IMPORTER = "<frozen importlib._bootstrap>"

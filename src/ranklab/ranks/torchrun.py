@@ -56,7 +56,7 @@ class Torchrun:
         import torch
         import torch.distributed as dist
 
-        from shardlab.common.torch_internals import watch_new_groups
+        from ranklab.torch_internals import watch_new_groups
 
         from .calls import listening
         from .checks import Checks

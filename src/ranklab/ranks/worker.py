@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.measure.clock import cores
-from shardlab.common.torch_internals import (
+from ranklab.torch_internals import (
     abort_process_groups,
     process_groups,
     settings_of_contexts,

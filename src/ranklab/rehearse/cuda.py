@@ -15,15 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import device_mesh as device_mesh  # so that its names are replaced, too
 
+from ranklab.torch_internals import attention_as_on_cuda, fake_store, without_contents
 from ranklab.virtual.clock import MAIN
 from ranklab.virtual.streams import VirtualEvent, VirtualStream
-from shardlab.common.torch_internals import (
-    FakeTensor,
-    attention_as_on_cuda,
-    fake_store,
-    is_fake,
-    without_contents,
-)
+from shardlab.common.torch_internals import FakeTensor, is_fake
 
 from .gpu import RehearsedGPU
 from .refusal import CannotRehearse

@@ -18,6 +18,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ranklab.measure.waits import Wait, user_frame
 from ranklab.ranks.calls import carrying
+from ranklab.torch_internals import (
+    COPY_OPERATORS,
+    asked_for_contents,
+    eager_on_fake_tensors,
+    foreach_as_on_cuda,
+    known_value,
+)
 from ranklab.virtual.clock import VirtualClock
 from ranklab.virtual.gpu import VirtualGPU
 from ranklab.virtual.hardware import GPU
@@ -26,15 +33,10 @@ from ranklab.virtual.operators import READ_VALUES, aten, operators, tensors_in
 from ranklab.virtual.pinned import PinnedMemory
 from ranklab.virtual.streams import VirtualStreams
 from shardlab.common.torch_internals import (
-    COPY_OPERATORS,
     FakeTensorMode,
-    asked_for_contents,
     current_backward,
     disable_modes,
-    eager_on_fake_tensors,
-    foreach_as_on_cuda,
     is_fake,
-    known_value,
     local_tensor,
     storage_key,
 )

@@ -29,9 +29,10 @@ from torch.optim.optimizer import (
 
 from ranklab.measure.profile import EnoughSteps
 from ranklab.measure.waits import Wait, user_frame
+from ranklab.torch_internals import stand_in_for_cuda
 from ranklab.virtual import GPU, NoContents, VirtualStep
 from shardlab.common.shards import groups_of
-from shardlab.common.torch_internals import stand_in_for_cuda, tree_leaves
+from shardlab.common.torch_internals import tree_leaves
 
 from .cuda import install, same_batch
 from .gpu import IN_BACKWARD, MadeStorage, RehearsedGPU

@@ -7,8 +7,9 @@ On fake tensors they would compute shapes and send nothing.
 import torch.distributed as dist
 from torch import Tensor
 
+from ranklab.torch_internals import group_named, not_yet_waited_for
 from shardlab.common.collective_wire import all_gather_single, reduce_scatter_single
-from shardlab.common.torch_internals import group_named, not_yet_waited_for, storage_key
+from shardlab.common.torch_internals import storage_key
 
 from .hardware import UnknownSpeed
 

@@ -31,20 +31,22 @@ from torch.optim.optimizer import (
 
 from ranklab.measure.fake_ranks import fake_ranks
 from ranklab.ranks.calls import carrying
-from shardlab.common.torch_internals import (
+from ranklab.torch_internals import (
     NEEDS_CONTENTS,
+    asked_for_contents,
+    eager_on_fake_tensors,
+    foreach_as_on_cuda,
+    known_value,
+    watch_resize,
+)
+from shardlab.common.torch_internals import (
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
-    asked_for_contents,
     current_backward,
     disable_modes,
-    eager_on_fake_tensors,
-    foreach_as_on_cuda,
     is_fake,
-    known_value,
     local_tensor,
-    watch_resize,
 )
 
 from . import functional
