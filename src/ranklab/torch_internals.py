@@ -50,17 +50,6 @@ def watch_resize(seen: Callable[[torch.UntypedStorage], None]) -> Callable[[], N
     return lambda: setattr(torch.UntypedStorage, "resize_", original)
 
 
-def torch_ring(rotate: str) -> tuple[Callable, Callable]:
-    """PyTorch's ring attention, forward and backward, which its context_parallel gives to GPUs
-    alone. Keys and values are passed on ("alltoall") or gathered ("allgather", its default).
-    Without it, races of context parallelism have no peer."""
-    from torch.distributed.tensor.experimental import _attention
-
-    _attention.set_rotate_method(rotate)
-    forward = _attention._templated_ring_attention
-    return forward, sys.modules[forward.__module__]._templated_ring_attention_backward
-
-
 @contextmanager
 def eager_on_fake_tensors() -> Iterator[None]:
     """A context in which PyTorch's distributed modules do with fake tensors what they do with real

@@ -6,6 +6,7 @@ repair here and nowhere else. Tested with torch 2.8 and 2.13.
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -434,6 +435,17 @@ def fused_block_backward(
     unused = torch.empty(0, dtype=torch.int64, device=q.device)  # numbers of dropout
     sizes = None, None, q.shape[2], k.shape[2]
     return FUSED_ATTENTION_BACKWARD[1](*given, *sizes, 0.0, causal, unused, unused)
+
+
+def torch_ring(rotate: str) -> tuple[Callable, Callable]:
+    """PyTorch's ring attention, forward and backward, which its context_parallel gives to GPUs
+    alone. Keys and values are passed on ("alltoall") or gathered ("allgather", its default).
+    Without it, races of context parallelism have no peer."""
+    from torch.distributed.tensor.experimental import _attention
+
+    _attention.set_rotate_method(rotate)
+    forward = _attention._templated_ring_attention
+    return forward, sys.modules[forward.__module__]._templated_ring_attention_backward
 
 
 def is_fake(tensor: Tensor) -> bool:

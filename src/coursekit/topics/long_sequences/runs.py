@@ -16,9 +16,8 @@ from coursekit.recordings import races
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from coursekit.recordings.recordings import Row
-from ranklab.torch_internals import torch_ring
 from shardlab import context_parallel
-from shardlab.common.torch_internals import fused_block, fused_block_backward
+from shardlab.common.torch_internals import fused_block, fused_block_backward, torch_ring
 from shardlab.context_parallel import Context, core
 from shardlab.context_parallel.core_ring import RingOfKeys
 from shardlab.context_parallel.hardened.mixes import FusedBlocks, PassingOrPlanned
