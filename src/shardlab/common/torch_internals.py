@@ -252,12 +252,22 @@ def version(tensor: Tensor) -> int:
     return tensor._version
 
 
-# functions that use a tensor and none of its values. Without it, zero_grad() and the hooks of
-# parameters wait for values that are on their way, and nothing overlaps
-READ_NO_VALUES = {Tensor.grad.__set__} | {
-    getattr(Tensor, name).__get__
-    for name in ("grad", "requires_grad", "shape", "dtype", "device", "is_leaf", "grad_fn")
-    + ("_version", "_post_accumulate_grad_hooks", "_backward_hooks")
+ATTRIBUTES = (
+    "shape dtype device layout ndim requires_grad is_leaf grad grad_fn nbytes itemsize is_meta"
+    " is_cpu is_cuda is_sparse is_quantized is_nested names"
+    " _version _post_accumulate_grad_hooks _backward_hooks"
+)
+METHODS = (
+    "size stride dim ndimension numel nelement element_size is_floating_point is_complex is_signed"
+    " is_contiguous __len__ __hash__ get_device"
+)
+# functions that use a tensor and none of its values. Without it, the shape of a parameter that is
+# gone is not known, zero_grad() and the hooks of parameters wait for values that are on their way,
+# and nothing overlaps
+READ_NO_VALUES = {
+    *(getattr(Tensor, name).__get__ for name in ATTRIBUTES.split() if hasattr(Tensor, name)),
+    *(getattr(Tensor, name) for name in METHODS.split()),
+    *(torch.is_floating_point, torch.is_complex, torch.numel),
 }
 
 

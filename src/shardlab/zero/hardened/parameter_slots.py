@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ...common.optimizer_checks import replaced
 from ...common.optimizer_checks import shards as known
 from ...common.torch_internals import (
+    READ_NO_VALUES,
     disable_modes,
     own_parameters,
     set_own_parameters,
@@ -102,7 +103,7 @@ class Gone(Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function in READS_NO_VALUE or function == cls.may_be_set:
+        if function in READ_NO_VALUES or function == cls.may_be_set:
             return super().__torch_function__(function, types, args, kwargs or {})
         here = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
         raise NotGathered(f"{operation_of(function)} of {here.where()}")
@@ -145,21 +146,6 @@ def operation_of(function) -> str:
     """A function's name, or that of the attribute that it reads or sets."""
     name = getattr(function, "__name__", str(function))
     return function.__self__.__name__ if name in ("__get__", "__set__") else name
-
-
-ATTRIBUTES = (
-    "shape dtype device layout ndim requires_grad is_leaf grad grad_fn nbytes itemsize is_meta"
-    " is_cpu is_cuda is_sparse is_quantized is_nested names"
-)
-METHODS = (
-    "size stride dim ndimension numel nelement element_size is_floating_point is_complex is_signed"
-    " is_contiguous __len__ __hash__ get_device"
-)
-READS_NO_VALUE = {
-    *(getattr(Tensor, name).__get__ for name in ATTRIBUTES.split() if hasattr(Tensor, name)),
-    *(getattr(Tensor, name) for name in METHODS.split()),
-    *(torch.is_floating_point, torch.is_complex, torch.numel),
-}
 
 
 class Dissolved(Gone, nn.Parameter):
