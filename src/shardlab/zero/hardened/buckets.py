@@ -129,12 +129,6 @@ class Bucket:
                     " .data, or another sharded optimizer): move the model first, then make the one"
                     " optimizer that steps."
                 )
-            if not parameter.requires_grad:
-                raise CannotShard(
-                    f"a parameter of shape {list(parameter.shape)} was frozen after the sharded"
-                    " optimizer was made, whose states would go on moving it: make the optimizer"
-                    " anew."
-                )
 
 
 def into_buckets(

@@ -63,15 +63,6 @@ def complaint_of_group(named: list[tuple[str, nn.Parameter]], others: list[nn.Pa
     return ""
 
 
-def check_unfrozen(frozen: list[tuple[str, nn.Parameter]]):
-    for name, parameter in frozen:
-        if parameter.requires_grad:
-            raise CannotShard(
-                f"{name} was frozen when the sharded optimizer was made, and is trained now: make"
-                " the optimizer anew."
-            )
-
-
 def check_state(state_dict: dict, inner: torch.optim.Optimizer):
     """Each tensor of a shard's state is a number or has the shard's size."""
     shards = [shard for group in inner.param_groups for shard in group["params"]]

@@ -24,7 +24,7 @@ from ...common.torch_clip_and_scale import note
 from .. import core
 from .arriving import UnderWay
 from .buckets import BUCKET_BYTES, Bucket, into_buckets
-from .checks import check_parameters, check_state, check_unfrozen, named_list, refuse_sets
+from .checks import check_parameters, check_state, named_list, refuse_sets
 from .flat import best_collectives
 
 
@@ -60,7 +60,7 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         self.group, self.bucket_bytes, self.collectives = group, bucket_bytes, collectives
         self.prefetch, self.late = prefetch, UnderWay()
         self.buckets: list[Bucket] = []
-        self.frozen, self.stepped = [], False
+        self.given, self.stepped = [], False
         torch.optim.Optimizer.__init__(self, params, settings)  # calls add_param_group
         self.defaults = self.inner.defaults
 
@@ -77,7 +77,7 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         buckets = into_buckets(parameters, self.group, self.bucket_bytes, *messages)
         self.buckets += buckets
         note(parameters, self)
-        self.frozen += [(name, p) for name, p in named if not p.requires_grad]
+        self.given += [(name, p, p.requires_grad) for name, p in named]
         shards = {**settings, "params": [shard for bucket in buckets for shard in bucket.shards]}
         if self.inner is None:
             self.inner = self.optimizer_cls([shards], **self.settings)
@@ -127,7 +127,12 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         for bucket in self.buckets:
             bucket.check()
             bucket.pass_writes_on()
-        check_unfrozen(self.frozen)
+        for name, parameter, trained in self.given:
+            if parameter.requires_grad != trained:
+                raise CannotShard(
+                    f"{name} was {'frozen' if trained else 'unfrozen'} after the sharded optimizer"
+                    " was made: make the optimizer anew."
+                )
         if self.taken_by is not None:
             raise CannotShard(
                 f"a newer {self.taken_by} averages gradients of these parameters: use one of the"
