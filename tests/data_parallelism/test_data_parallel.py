@@ -400,7 +400,7 @@ def outside_of_the_group():
     group = dist.new_group([0, 1])
     try:
         DistributedDataParallel(nn.Linear(2, 2), group=group)
-    except CannotReplicate as error:
+    except ValueError as error:
         return str(error)
 
 
@@ -417,7 +417,7 @@ def test_refused_without_a_group(three):
     assert three.run(outside_of_the_group, limit_seconds=20) == [
         None,
         None,
-        "rank 2 is no member of the group: only members replicate a module in it.",
+        "rank 2 is no member of the group: only members call its collectives.",
     ]
 
 

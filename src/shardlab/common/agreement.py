@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .backward import BackwardListener
+from .collective_wire import place
 from .shards import misses_experts, replicas_of, would_mix
 from .torch_internals import disable_modes
 
@@ -138,17 +139,13 @@ def check_replicable(
     options: dict[str, int],
     knows_experts: bool = False,
 ):
-    """Raise CannotReplicate on all ranks or on none."""
+    """Raise CannotReplicate on all ranks or on none, ValueError on a rank outside of the group."""
     if not (dist.is_available() and dist.is_initialized()):
         raise CannotReplicate(
             "there is no process group: start ranks, or call torch.distributed.init_process_group,"
             " first."
         )
-    if dist.get_rank(group) < 0:
-        raise CannotReplicate(
-            f"rank {dist.get_rank()} is no member of the group: only members replicate a module"
-            " in it."
-        )
+    place(group)
     facts = [f"{name} = {value}" for name, value in options.items()]
     facts += facts_of(module)
     rule = "all ranks replicate the same module"

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...common.agreement import agree, batch_of, unlogged
+from ...common.collective_wire import place
 from ...common.shards import groups_of, would_mix
 from ..partition import CannotPipeline, PipelinePlan, complaint_of_shards
 from .p2p import TiedWeights, Wire
@@ -14,11 +15,7 @@ from .p2p import TiedWeights, Wire
 
 def check_ranks(layers: Sequence[nn.Module], plan: PipelinePlan, group: dist.ProcessGroup | None):
     """Before the ranks of the group send anything of a model to each other."""
-    if dist.get_rank(group) < 0:
-        raise CannotPipeline(
-            f"rank {dist.get_rank()} is not a member of the group: only members make a pipeline in"
-            " it."
-        )
+    place(group)
     facts = [f"stages {plan.cuts}", f"outputs {plan.outputs}", f"lists {plan.schedule}"]
     wrong = complaint_of_members(layers, plan, group)
     if not wrong:
