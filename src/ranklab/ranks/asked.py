@@ -1,6 +1,5 @@
 """The arguments of ranks(), checked before any rank is started, and those of a rank."""
 
-from math import isfinite
 from multiprocessing.connection import Connection
 from numbers import Real
 from typing import NamedTuple
@@ -81,9 +80,7 @@ def check_limit(limit_seconds):
 def check_seconds(name: str, value):
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} = {value!r}: it must be a number of seconds.")
-    if not value > 0:
-        raise ValueError(f"{name} = {value!r}: it must be above 0.")
-    if not isfinite(value) or not LEAST_SECONDS <= value <= MOST_SECONDS:
+    if not LEAST_SECONDS <= value <= MOST_SECONDS:
         raise ValueError(
             f"{name} = {value!r}: it must be from {LEAST_SECONDS:g} to {MOST_SECONDS:,.0f} seconds."
         )
