@@ -103,7 +103,7 @@ class Mesh:
             )
         # [dp, pp, cp, tp]
         self.grid = grid_of(dist.get_world_size(), dp=dp, pp=pp, cp=cp, tp=tp)
-        self._made: dict[tuple, Axis | None] = {}
+        self._made: dict[tuple, Axis] = {}
         self.dp, self.pp, self.cp, self.tp = (self.line(axis) for axis in AXES)
 
     def line(self, *axes: str) -> Axis:
@@ -120,22 +120,15 @@ class Mesh:
         homes = [next(ranks for ranks in every if rank in ranks) for rank in divide.ranks]
         return ExpertAxes(divide, self._own(every), self.line("dp", "cp"), homes)
 
-    def ends(self, axis: str) -> Axis | None:
-        """The first and the last rank of this rank's line along an axis, None for the ranks between
-        them: a pipeline's tied embedding is on both ends."""
-        return self._own([[line[0], line[-1]] for line in slices(self.grid, axis)])
-
-    def _own(self, every: list[list[int]]) -> Axis | None:
+    def _own(self, every: list[list[int]]) -> Axis:
         """The group of this rank. All ranks make all groups, in this order, and make them once; a
         group is of use to its members."""
         here, asked = dist.get_rank(), tuple(map(tuple, every))
         if asked not in self._made:
-            mine = None
-            for ranks in (list(dict.fromkeys(ranks)) for ranks in every):
+            for ranks in every:
                 group = dist.new_group(ranks)
                 if here in ranks:
-                    mine = Axis(group, ranks, ranks.index(here))
-            self._made[asked] = mine
+                    self._made[asked] = Axis(group, ranks, ranks.index(here))
         return self._made[asked]
 
     def __repr__(self):

@@ -82,9 +82,9 @@ def test_a_mesh_on_ranks(four):
     assert found[3][2:] == (2, "Mesh(dp=2, pp=1, cp=1, tp=2; rank 3 is dp 1, pp 0, cp 0, tp 1)")
 
 
-def test_lines_and_ends_on_ranks(four):
-    """Mutation: a line made anew each time it is asked for (ranks run out of groups, or wait for
-    each other), or the middle of a pipeline counted among its ends."""
+def test_a_line_is_made_once(four):
+    """Mutation: a line made anew each time it is asked for: ranks run out of groups, or wait for
+    each other."""
 
     def work():
         from shardlab.mesh import Mesh
@@ -93,26 +93,6 @@ def test_lines_and_ends_on_ranks(four):
         both, again = mesh.line("tp", "dp"), mesh.line("dp", "tp")
         x = torch.tensor([float(dist.get_rank())])
         dist.all_reduce(x, group=both.group)
-        deep = Mesh(pp=4)
-        ends = deep.ends("pp")
-        if ends is not None:
-            dist.all_reduce(x, group=ends.group)
-        return x.item(), both is again, both.rank, ends and (ends.ranks, ends.rank)
+        return x.item(), both is again, both.rank
 
-    assert four.run(work) == [
-        (12, True, 0, ([0, 3], 0)),
-        (6, True, 1, None),
-        (6, True, 2, None),
-        (12, True, 3, ([0, 3], 1)),
-    ]
-
-
-def test_the_ends_of_a_line_of_one(four):
-    """Mutation: a group with the same rank twice."""
-
-    def work():
-        from shardlab.mesh import Mesh
-
-        return Mesh(dp=4).ends("pp")[1:]
-
-    assert four.run(work) == [([rank], 0) for rank in range(4)]
+    assert four.run(work) == [(6, True, rank) for rank in range(4)]

@@ -84,9 +84,6 @@ class Ring:
         """The zeros that these elements have behind them in a bucket or unit."""
         return 0
 
-    def __repr__(self):
-        return f"{type(self).__module__.rpartition('.')[2]}.{type(self).__name__}()"
-
 
 class FastRing(Ring):
     """The ring, faster and harder to read: gradients are sent from their own memory, and the

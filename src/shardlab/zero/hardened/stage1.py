@@ -181,9 +181,3 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
             "a sharded optimizer is not copied or pickled: its state_dict() is, and shardlab.saving"
             " saves it."
         )
-
-    def __repr__(self):
-        return (
-            f"{type(self).__name__}({len(self.buckets)} buckets, {self.collectives!r},"
-            f" {self.inner!r})"
-        )
