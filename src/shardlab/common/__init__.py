@@ -7,5 +7,5 @@ shards.py                which tensors are parts, and among whom
 optimizer_checks.py      looks at an optimizer when it steps
 torch_clip_and_scale.py  PyTorch's clipping and loss scaling, made aware of shards
 cross_node_warning.py    the warning of tensor parallelism across nodes, without torch
-torch_internals.py       every private name of PyTorch, with what breaks without it
+torch_internals.py       the private names of PyTorch that techniques use
 """
