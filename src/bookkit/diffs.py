@@ -34,10 +34,6 @@ from bookkit.cards import add_files, add_node, warn
 SIGNS = {"both": " ", "out": "\N{MINUS SIGN}", "in": "+"}
 
 
-class NoDiff(ValueError):
-    """There is nothing to compare: one sentence."""
-
-
 class source_diff(nodes.General, nodes.Element):
     """A diff in a page: `lines` are pairs (a key of SIGNS, HTML of a line), `label` says it in
     words."""
@@ -45,7 +41,7 @@ class source_diff(nodes.General, nodes.Element):
 
 def source_of(code, name):
     """The source of a class, function or method of that name, decorators included, moved to the
-    left; NoDiff if there is none."""
+    left; ValueError if there is none."""
     place = ast.parse(code)
     for part in name.split("."):
         place = next(
@@ -53,7 +49,7 @@ def source_of(code, name):
             None,
         )
         if place is None:
-            raise NoDiff(f"there is no class, function or method {name}.")
+            raise ValueError(f"there is no class, function or method {name}.")
     first = min([place.lineno, *(decorator.lineno for decorator in place.decorator_list)])
     return dedent("\n".join(code.splitlines()[first - 1 : place.end_lineno]))
 
@@ -63,7 +59,7 @@ def compare(before, after):
     goes before what comes."""
     ours, theirs = before.splitlines(), after.splitlines()
     if ours == theirs:
-        raise NoDiff("the two are equal.")
+        raise ValueError("the two are equal.")
     matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
     for _, first, last, start, end in matcher.get_opcodes():
         if ours[first:last] == theirs[start:end]:
@@ -109,7 +105,7 @@ class SourceDiffDirective(SphinxDirective):
         try:
             first, second = (Path(file).read_text(encoding="utf-8") for file in (path, into))
             lines, words = diff(first, before, after, second)
-        except (OSError, SyntaxError, NoDiff) as error:
+        except (OSError, SyntaxError, ValueError) as error:
             said = f"source-diff {self.arguments[0]}, {before!r} to {after!r}: {error}"
             warn(self.get_location(), "diff", said)
             return []

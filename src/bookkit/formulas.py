@@ -41,11 +41,11 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from bookkit.cards import add_element, json_in_html, warn
 from bookkit.explorer import sheet_address, unbroken
-from coursekit.formulas import BOOK, PRESETS, InvalidQuantity, UnusedQuantity, evaluate, quantities
+from coursekit.formulas import BOOK, PRESETS, UnusedQuantity, evaluate, quantities
 from coursekit.formulas.registry import show
 from coursekit.formulas.render import right_hand_side, width
 from coursekit.formulas.subset import expression_of
-from coursekit.show.format import BINARY, DECIMAL, DURATIONS, STYLE_OF_UNIT, STYLES, format_as
+from coursekit.show.format import BINARY, DECIMAL, DURATIONS, STYLE_OF_UNIT, format_as
 
 SECONDS = {"seconds": 1, "days": 86_400}  # units that can be printed as any duration
 ANY_UNIT = {"exact", "number", "count"}
@@ -60,9 +60,9 @@ STYLES_OF_UNIT = {
 }
 
 
-class WrongCall(ValueError):
-    """A role's text is no call of a formula, or its value cannot be printed so. The message says
-    why."""
+CALL = re.compile(r"(?s)\s*(\w+\s*\(.*\))\s*(?:\bat\s+(\w+))?\s*(?:(?:as\s+)?(\S.*?))?\s*")
+# what an author's mistake raises: each is a warning with page and line
+MISTAKES = ValueError, TypeError, SyntaxError, LookupError, AttributeError
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -71,34 +71,19 @@ class WrongCall(ValueError):
 def read_call(text, named=None):
     """(name, keywords, place or None, style or None) of a role's text; `named` holds the quantities
     that have a name on the page."""
-    match = re.fullmatch(
-        r"(?s)\s*(\w+\s*\(.*\))\s*(?:\bat\s+(\w+))?\s*(?:(?:as\s+)?(\S.*?))?\s*", text
-    )
-    if not match:
-        raise WrongCall(
-            f"{text!r} is no call of a formula with keywords, such as "
-            'states_bytes(parameters=1000, recipe="fp32 Adam").'
-        )
-    try:
-        call = ast.parse(match[1], mode="eval").body
-        given = {}
-        for name in (getattr(argument, "id", None) for argument in call.args):
-            if name not in (named or {}):
-                why = f"; no {{given}} {name} stands above." if name else "."
-                raise WrongCall(f"{match[1]}: a formula is called with keywords only{why}")
-            given.update(named[name])
-        if any(keyword.arg is None for keyword in call.keywords):
-            raise WrongCall(f"{match[1]}: a formula is called with keywords only.")
-        given.update((keyword.arg, ast.literal_eval(keyword.value)) for keyword in call.keywords)
-    except (SyntaxError, ValueError, AttributeError) as error:
-        raise error if isinstance(error, WrongCall) else WrongCall(f"{match[1]}: {error}") from None
+    if not (match := CALL.fullmatch(text)):
+        raise ValueError("it is no call of a formula with keywords.")
+    call, given = ast.parse(match[1], mode="eval").body, {}
+    for argument in call.args:
+        given |= (named or {})[argument.id]
+    given |= {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     return call.func.id, given, match[2], match[3]
 
 
 def typed_names(text):
     """The keywords of a role's text. What the page has given a name holds for many numbers; what is
     typed must be used."""
-    call = ast.parse(re.match(r"(?s)\s*(\w+\s*\(.*\))", text)[1], mode="eval").body
+    call = ast.parse(CALL.fullmatch(text)[1], mode="eval").body
     return [keyword.arg for keyword in call.keywords]
 
 
@@ -122,48 +107,29 @@ def peaks():
 
 
 def check_place(name, given, place):
-    """Raises WrongCall if the number is a peak and `place` does not say where it is, or if it is
-    not there."""
-    if name not in peaks():
-        if place:
-            raise WrongCall(f"{name} has no place in a step: leave `at {place}` out.")
-        return
-    number, places = peaks()[name]
-    called = [re.sub(r"^live_at_|(_peak)?_bytes$", "", one) for one in places]
-    if not place:
-        raise WrongCall(
-            f"{name} is at one of several places: say which with `at`, one of {', '.join(called)}."
-        )
-    if place not in called:
-        raise WrongCall(
-            f"{place!r} is not among the places of {name}; there are {', '.join(called)}."
-        )
-    there = called[evaluate([number], allow_unused=True, **given)[number] - 1]
-    if there != place:
-        raise WrongCall(f"{name} is not at {place}: it is at {there}.")
+    """Raises ValueError unless `place` is where a peak is, None for what is no peak."""
+    there = None
+    if name in peaks():
+        number, places = peaks()[name]
+        found = places[evaluate([number], allow_unused=True, **given)[number] - 1]
+        there = re.sub(r"^live_at_|(_peak)?_bytes$", "", found)
+    if place != there:
+        raise ValueError(f"{name} is {f'at {there}' if there else 'no peak, and has no place'}.")
 
 
 def compute(text, named=None):
     """(printed, origin) of a role's text: the number with its unit, and the call with the exact
     value for the hover."""
     name, given, place, style = read_call(text, named)
-    try:
-        found = BOOK.find(name)
-        value = evaluate([name], allow_unused=True, **given)[name]
-        if spare := [key for key in typed_names(text) if key not in _needed(name, given)]:
-            raise UnusedQuantity([name], spare, ())
-        check_place(name, given, place)
-    except (InvalidQuantity, TypeError) as error:
-        raise WrongCall(f"{name}: {error}") from None
+    found = BOOK.find(name)
+    value = evaluate([name], allow_unused=True, **given)[name]
+    if spare := [key for key in typed_names(text) if key not in _needed(name, given)]:
+        raise UnusedQuantity([name], spare, ())
+    check_place(name, given, place)
     own_style = "days" if found.unit == "days" else STYLE_OF_UNIT.get(found.unit, "count")
     allowed = ANY_UNIT | STYLES_OF_UNIT.get(found.unit, set())
-    if style is not None and style not in STYLES:
-        raise WrongCall(
-            f"{style!r} is no way to print a number; there are {', '.join(sorted(allowed))} for"
-            f" {found.unit}."
-        )
-    if style is not None and style not in allowed:
-        raise WrongCall(f"{name} is in {found.unit}, which cannot be printed as {style!r}.")
+    if style not in (None, *allowed):
+        raise ValueError(f"{found.unit} can be printed as one of {', '.join(sorted(allowed))}.")
     style = style or own_style
     printed = format_as(
         value * SECONDS[found.unit] if found.unit in SECONDS and style not in ANY_UNIT else value,
@@ -203,9 +169,9 @@ class NumberRole(SphinxRole):
         try:
             printed, origin = compute(self.text, self.env.temp_data.get("bookkit_given"))
             if self.name == "bytes" and " bytes" not in origin.rpartition(" = ")[2]:
-                raise WrongCall(f"{self.text}: not in bytes; use the role {{number}}.")
-        except WrongCall as wrong:
-            warn(self.get_location(), "number", wrong)
+                raise ValueError("not in bytes; use the role {number}.")
+        except MISTAKES as wrong:
+            warn(self.get_location(), "number", f"{self.text}: {wrong}")
             return [nodes.literal(self.text, self.text)], []
         return [computed(self.rawtext, unbroken(printed), origin=origin)], []
 
@@ -221,10 +187,10 @@ class GivenDirective(SphinxDirective):
         named = self.env.temp_data.setdefault("bookkit_given", {})
         try:
             if self.arguments[0] in named:
-                raise WrongCall(f"{{given}} {self.arguments[0]} is on this page already.")
+                raise ValueError("this name is on the page already.")
             named[self.arguments[0]] = read_call(f"given({' '.join(self.content)})", named)[1]
-        except WrongCall as wrong:
-            warn(self.get_location(), "number", wrong)
+        except MISTAKES as wrong:
+            warn(self.get_location(), "number", f"{{given}} {self.arguments[0]}: {wrong}")
         return []
 
 

@@ -14,8 +14,8 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxRole
 
 from bookkit.cards import warn
-from bookkit.formulas import WrongCall, read_call
-from coursekit.formulas import BOOK, InvalidQuantity, evaluate
+from bookkit.formulas import MISTAKES, read_call
+from coursekit.formulas import BOOK, evaluate
 
 DIFFERENCE = 0.01  # of the larger side: norms' statistics and a step counter are left out
 LARGE = {  # quantities whose values are no degrees
@@ -36,20 +36,17 @@ SIGNS = {ast.Add: " + ", ast.Sub: " - ", ast.Mult: r"\,"}
 
 
 def confirm(left, call, named=None):
-    """Raises WrongCall if the expression `left` and the formula's `call` differ."""
+    """Raises ValueError if the expression `left` and the formula's `call` differ."""
     name, given, _, _ = read_call(call, named)
     tree = ast.parse(left, mode="eval")
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     free = sorted(names - given.keys())
     for values in product(*(LARGE.get(one, DEGREES) for one in free)):
         sample = dict(zip(free, values))
-        try:
-            right = evaluate([name], allow_unused=True, **given, **sample)[name]
-        except (InvalidQuantity, TypeError) as error:
-            raise WrongCall(f"{call}: {error}") from None
+        right = evaluate([name], allow_unused=True, **given, **sample)[name]
         said = eval(compile(tree, "law", "eval"), {"__builtins__": {}}, {**given, **sample})
         if abs(said - right) > DIFFERENCE * max(abs(said), abs(right)):
-            raise WrongCall(f"{left} = {said:.6g}, but {call} = {right:.6g}, for {sample}")
+            raise ValueError(f"{left} = {said:.6g}, but {call} = {right:.6g}, for {sample}")
 
 
 def typeset(node, outer=0):
@@ -74,8 +71,8 @@ class LawRole(SphinxRole):
         left, _, call = self.text.partition(" = ")
         try:
             confirm(left, call, self.env.temp_data.get("bookkit_given"))
-        except (WrongCall, SyntaxError) as wrong:
-            warn(self.get_location(), "law", f"law: {wrong}")
+        except MISTAKES as wrong:
+            warn(self.get_location(), "law", f"{self.text}: {wrong}")
             return [nodes.literal(self.text, self.text)], []
         text = typeset(ast.parse(left, mode="eval"))
         return [nodes.math(text, text)], []

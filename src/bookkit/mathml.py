@@ -3,7 +3,7 @@ them.
 
 The library latex2mathml translates. It writes a command that it does not know as a letter of that
 name, and it takes some formulas that browsers then draw wrongly. ``to_mathml`` therefore refuses,
-with ``UnsupportedMath``, every command, environment and character that is not in the tables below,
+with ``UnsupportedMath``, every command, environment and character that is not KNOWN,
 and ``_mend`` writes what the library leaves to chance. In a build a refusal is a
 warning with page, line and formula, and a warning stops the build.
 
@@ -38,23 +38,24 @@ COMMANDS = {
     *FUNCTIONS,
 }
 ENVIRONMENTS = {"aligned": "split", "cases": "cases"}  # the library's name for each
-DELIMITERS = {"(", ")", "[", "]", r"\lceil", r"\rceil", r"\lfloor", r"\rfloor"}
-CHARACTERS = set("+-*/=<>()[]|,.:^_{}")
 
 # Elements of MathML with a fixed number of children; with another number a browser draws an error.
 CHILDREN = dict(mfrac=2, msub=2, msup=2, msubsup=3, munder=2, mover=2, munderover=3)
 CAPITAL_GREEK = set("ΓΔΘΛΞΠΣΥΦΨΩ")
 OPENING, CLOSING = set("([⌈⌊"), set(")]}⌉⌋|")
 
-TOKEN = re.compile(
-    r"""
-      \\(?:begin|end)\{(?P<environment>[^}]*)\}
-    | \\text\{(?P<text>[^{}]*)\}
-    | \\(?:left|right|Big)\s*(?P<delimiter>\\[A-Za-z]+|\\.|.)
-    | \\(?P<command>[A-Za-z]+|.)
-    | (?P<character>\S)
-    """,
-    re.VERBOSE | re.DOTALL,
+NAMES = "|".join(sorted(name for name in COMMANDS if name.isalpha()))
+# The beginning of a formula of which the book knows everything.
+KNOWN = re.compile(
+    rf"""(?:
+      \\(?:begin|end)\{{(?:{"|".join(ENVIRONMENTS)})\}}
+    | \\text\{{[\w @.,:/()-]+\}}
+    | \\(?:left|right|Big)\s*(?=[()\[\]]|\\[lr](?:ceil|floor)\b)
+    | \\(?:{NAMES}|[lr](?:ceil|floor))(?![a-zA-Z])
+    | \\[,:;\\]
+    | [a-zA-Z0-9\s+*/=<>()\[\]|,.:^_{{}}&-]
+    )*+""",
+    re.VERBOSE,
 )
 
 
@@ -93,35 +94,13 @@ def _refuse(problem, latex):
 
 
 def _problem(latex):
-    """The part of a formula that the book does not know, in words; "" if it knows everything."""
-    if not latex.strip():
-        return "nothing"
-    depth = tables = 0
-    for token in TOKEN.finditer(latex):
-        kind, found = token.lastgroup, token[token.lastgroup]
-        if kind == "environment":
-            if found not in ENVIRONMENTS:
-                return f"the environment '{found}'"
-            tables += 1 if token[0].startswith(r"\begin") else -1
-        elif found in {"&", "\\"} and kind in {"command", "character"}:
-            if not tables:
-                return rf"'{token[0]}' outside of '\begin{{aligned}}' and '\begin{{cases}}'"
-        elif kind == "text":
-            if not re.fullmatch(r"[\w @.,:/()-]+", found):
-                return rf"'\text{{{found}}}'"
-        elif kind == "delimiter":
-            if found not in DELIMITERS:
-                return f"'{found}' as a delimiter"
-        elif kind == "command":
-            if found not in COMMANDS and f"\\{found}" not in DELIMITERS:
-                return f"the command '\\{found}'"
-        elif not (found in CHARACTERS or found.isascii() and found.isalnum()):
-            return f"the character '{found}'"
-        else:
-            depth += {"{": 1, "}": -1}.get(found, 0)
-            if depth < 0:
-                return "'}' without '{'"
-    return "'{' without '}'" if depth else ""
+    """Where a formula begins that the book does not know, in words; "" if it knows everything."""
+    unknown = latex[KNOWN.match(latex).end() :]
+    if unknown or not latex.strip():
+        return f"'{unknown}'"
+    if r"\begin" not in latex and re.search(r"&|\\\\", latex):
+        return r"a cell or a line outside of '\begin{aligned}' and '\begin{cases}'"
+    return "" if latex.count("{") == latex.count("}") else "'{' without '}', or '}' without '{'"
 
 
 def _broken(element):

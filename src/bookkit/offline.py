@@ -26,7 +26,6 @@ from urllib.parse import unquote, urlsplit
 import rcssmin
 import rjsmin
 from docutils import nodes
-from sphinx.errors import ExtensionError
 
 from bookkit.cards import after_pages, warn
 
@@ -54,24 +53,6 @@ THEME_STYLES = ("styles/*.css", "sphinx-design.min.css", "mystnb*.css", "pygment
 # The theme's rules stand in a cascade layer of their own: whatever book.css says then counts,
 # however it is said.
 LAYER = "@layer theme{"
-
-# What templates/ takes the place of. A theme that no longer has these needs a new look at
-# templates/.
-THEME_PARTS = {
-    "static/webpack-macros.html": (
-        "macro head_pre_assets()",
-        "macro head_js_preload()",
-        "macro body_post()",
-    ),
-    "layout.html": (
-        "block css",
-        "block extrahead",
-        "block docs_body",
-        "block docs_main",
-        "block docs_toc",
-        "_webpack.head_pre_assets()",
-    ),
-}
 
 
 # ---------------------------------------------------------------- stored outputs
@@ -164,25 +145,6 @@ def _copy_plotly(app, config):
     figures. Sphinx warns where it is not there."""
     source = files("plotly") / "package_data" / "plotly.min.js"
     config.html_static_path = [*config.html_static_path, str(source)]
-
-
-def _check_theme(app):
-    """The templates here replace parts of the theme: say so plainly when those parts are not what
-    they were."""
-    if app.builder.format != "html":
-        return
-    import pydata_sphinx_theme
-
-    theme = Path(pydata_sphinx_theme.__file__).parent / "theme" / "pydata_sphinx_theme"
-    for name, parts in THEME_PARTS.items():
-        text = (theme / name).read_text(encoding="utf-8") if (theme / name).exists() else ""
-        missing = [part for part in parts if part not in text]
-        if missing:
-            raise ExtensionError(
-                f"bookkit: pydata-sphinx-theme {pydata_sphinx_theme.__version__} has no"
-                f" {missing[0]!r} in {name}; src/bookkit/templates replaces it. Install the version"
-                " in constraints.txt, or bring the templates up to date."
-            )
 
 
 # ---------------------------------------------------------------- after the build
@@ -347,7 +309,6 @@ def theme_css(text, names):
 def setup(app):
     # Jupyter Book sets it for the comments extension, which this book does not load.
     app.add_config_value("comments_config", {}, "")
-    app.connect("builder-inited", _check_theme)
     app.connect("config-inited", _copy_plotly)
     app.connect("html-page-context", _add_figure_scripts, priority=600)
     app.connect("html-page-context", _select_assets, priority=990)

@@ -160,5 +160,5 @@ def test_a_page_with_an_unknown_command_is_not_built_twice_over(tmp_path, times)
         built = subprocess.run(command, capture_output=True, text=True, env=os.environ | WORKSHOP)
         assert built.returncode == 1
         assert "page.md:3" in built.stderr
-        assert r"the command '\frobnicate' in the formula  a + \frobnicate{b}" in built.stderr
+        assert r"'\frobnicate{b}' in the formula  a + \frobnicate{b}" in built.stderr
         assert f"the book in {book} was not built" in built.stderr

@@ -8,7 +8,6 @@ from pathlib import Path
 import nbformat
 import pytest
 from small_books import real_book
-from sphinx.errors import ExtensionError
 from told import sample, told
 
 from bookkit import offline
@@ -268,20 +267,6 @@ def test_a_page_that_would_load_from_elsewhere_is_not_built(tmp_path, capfd):
             address = re.search(r"(?:https?:)?//example\.org[^\s\"')]*", html)[0]
             words = "a page must not ask for anything outside"
             assert f"chapters/page{i}.html would load {address}: {words}" in said
-
-
-@pytest.mark.slow
-def test_another_theme_is_refused_by_name(book, monkeypatch):
-    """Mutation: build on with templates that replace nothing."""
-
-    class Application:
-        class builder:
-            format = "html"
-
-    offline._check_theme(Application)
-    monkeypatch.setitem(offline.THEME_PARTS, "layout.html", ("block of_a_later_version",))
-    with pytest.raises(ExtensionError, match="has no 'block of_a_later_version' in layout.html"):
-        offline._check_theme(Application)
 
 
 def test_the_theme_stays_below_the_book():
