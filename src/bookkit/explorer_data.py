@@ -17,13 +17,12 @@ from coursekit.topics.which_layout.planner_page import facts
 def functions_of(spec):
     """Calls of BOOK.define, one a line: the function behind the card, and for each picture of
     curves that of its lines."""
-    functions = {spec.name: javascript(spec.targets, spec.inputs, short=True)}
+    functions = {spec.name: javascript(spec.targets, spec.inputs)}
     for picture in spec.pictures:
         if picture.kind == "curves":
             functions[_model(spec, picture)] = javascript(
                 list(dict.fromkeys(line.quantity for line in picture.lines)),
                 spec.sweep(picture)[1],
-                short=True,
             )
     return "\n".join(
         f"BOOK.define({json.dumps(name)}, function (given, exact, finite, invalid, ceilDiv,"

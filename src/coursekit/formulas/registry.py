@@ -19,7 +19,6 @@ rule; the page shows the same sentence beside the control.
 """
 
 import inspect
-import keyword
 import math
 import operator
 import re
@@ -39,12 +38,6 @@ from .subset import EXACT_LIMIT, DividendTooLarge, Values, check_subset, needs_o
 
 # counted, so exact; every other unit is a float
 WHOLE_UNITS = ("bytes", "parameters", "tensors", "tokens", "GPUs", "count")
-JAVASCRIPT_WORDS = set(
-    "await break case catch class const continue debugger default delete do else enum export"
-    " extends false finally for function if implements import in instanceof interface let new null"
-    " package private protected public return static super switch this throw true try typeof var"
-    " void while with yield q r".split()  # q and r are names in what render.py writes
-)
 
 
 class InvalidQuantity(ValueError):
@@ -297,11 +290,6 @@ class Registry:
     def _define(self, function, shared):
         check_subset(function)
         said = " ".join((function.__doc__ or "").split()).split(" | ", 2)
-        if len(said) != 3:
-            raise TypeError(
-                f"formula {function.__name__}: its docstring is {function.__doc__!r}, but it says"
-                " symbol | unit | meaning."
-            )
         facts = dict(zip(("symbol", "unit", "meaning"), said)) | shared
         return self.add(function.__name__, function, **facts | getattr(function, "own", {}))
 
@@ -332,10 +320,6 @@ class Registry:
     def _new(self, name):
         if name in self.formulas or name in self.quantities:
             raise ValueError(f"{name} is defined twice.")
-        if not name.isidentifier() or keyword.iskeyword(name) or name in JAVASCRIPT_WORDS:
-            raise ValueError(
-                f"{name} is a reserved word in Python or JavaScript, or no identifier."
-            )
         self._resolved.clear()
 
     def find(self, name, needed_by=""):

@@ -256,25 +256,23 @@ def _letters(names):
     return dict(zip(names, short, strict=False))
 
 
-def javascript(targets, inputs=(), registry: Registry = BOOK, short=False):
+def javascript(targets, inputs=(), registry: Registry = BOOK):
     """A JavaScript function of one object that returns every input and every quantity the targets
     need, one line a quantity.
 
-    `inputs` are names given instead of computed. The function throws the same sentence
-    that Python raises; it uses `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of
-    formulas.js and nothing else; the first three note the value in `r`. `short` gives its variables
-    short names, and one `var` to as many lines as can share it; the quantities' own names stay in
-    every line.
+    `inputs` are names given instead of computed. The function throws the same sentence that Python
+    raises; it uses `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of formulas.js
+    and nothing else; the first three note the value in `r`, under the quantity's name. Variables
+    have short names, and as many lines as can share one `var`.
     """
     formulas, needed = registry.resolve(targets, inputs)
     # checked in the order in which they are given, as in Python
     needed = list(dict.fromkeys([*inputs, *needed]))
-    named = [*needed, *formulas]
-    letters = _letters(named) if short else {name: name for name in named}
+    letters = _letters([*needed, *formulas])
     lines = ["function (q) {", "  var r = {};"]
 
     def define(name, text):
-        if short and lines[-1].lstrip().startswith(("var", ",")):
+        if lines[-1].lstrip().startswith(("var", ",")):
             lines[-1] = lines[-1].removesuffix(";")
             lines.append(f"  , {letters[name]} = {text};")
         else:
