@@ -6,12 +6,16 @@ category with its formula and source, what was assumed, and the nearest layout t
 Warns of tensor parallelism across nodes: CrossesNodes, with the time of a layer's messages.
 """
 
+import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 from pathlib import Path
+from types import CodeType
 
 from coursekit.formulas.presets import (
+    DATA,
     GPUS,
     KERNELS,
     LINKS,
@@ -114,38 +118,24 @@ RESERVED_SHARES = {
 }
 
 
-LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
-    "tensor_parallel",
-    "sequence_parallel",
-    "pipeline_parallel",
-    "stages_per_rank",
-    "shorter_ends",
-    "first_stage_layers",
-    "context_parallel",
-    "context_mix",
-    "expert_parallel",
-    "expert_load_percent",
-    "shard_groups",
-    "offload",
-    "microbatch",
-    "accumulation_steps",
-    "recipe",
-    "kernels",
-    "ranks_per_node",
-    "recompute_policy",
-    "sequence_tiles",
-    "checkpoints_on_host",
-)
-
-
 def divides_heads(sizes, t, c) -> bool:
     """Whether ranks that share a sequence can exchange whole heads beside tensor parallelism."""
     return sizes["key_value_heads"] % (t * c) == 0
 
 
+@cache
+def _refusals() -> list[tuple[CodeType, str, CodeType]]:
+    """(condition, the quantity that is refused, the sentence) of layouts that cannot be."""
+    text = DATA.joinpath("knobs.md").read_text("utf-8").partition("## layouts that cannot be\n")[2]
+    found = re.findall(r"(?m)^- `(.+?)` (\w+): (.+)", text.replace("\n  ", " "))
+    compiled = partial(compile, filename="knobs.md", mode="eval")
+    return [(compiled(when), name, compiled(f'f"""{words}"""')) for when, name, words in found]
+
+
 @dataclass(frozen=True)
 class RankLayout:
-    """A layout that is asked about: every value by which one can differ from another."""
+    """A layout that is asked about: every value by which one can differ from another. Fields below
+    the blank line are LAYOUT_OPTIONS."""
 
     model: str
     sizes: dict
@@ -153,12 +143,10 @@ class RankLayout:
     gpus: int
     sequence: int
     zero_stage: int
-    microbatch: int = 1
-    accumulation_steps: int | None = None  # None: 1, and four for each stage of a pipeline
-    recipe: str = LIBRARY_RECIPE
-    kernels: str = USUAL_KERNELS
     reserve_bytes: int | None = None  # None: the share that published runs of a library reserved
+
     tensor_parallel: int = 1
+    sequence_parallel: bool | None = None  # None: wherever there is tensor parallelism
     pipeline_parallel: int = 1
     stages_per_rank: int = 1  # more than one: interleaved 1F1B
     shorter_ends: int = 0  # layers that the first and the last stage have less than the others
@@ -169,7 +157,10 @@ class RankLayout:
     expert_load_percent: int = 100  # rows of the fullest rank's experts, of an even share
     shard_groups: int = 1  # groups of data-parallel ranks, each with all states once
     offload: int = 0  # 1: states lie on the host
-    sequence_parallel: bool | None = None  # None: wherever there is tensor parallelism
+    microbatch: int = 1
+    accumulation_steps: int | None = None  # None: 1, and four for each stage of a pipeline
+    recipe: str = LIBRARY_RECIPE
+    kernels: str = USUAL_KERNELS
     ranks_per_node: int = USUAL_RANKS_PER_NODE
     recompute_policy: int = 0
     sequence_tiles: int = 1  # of tokens, one after the other through the MLP, and through the loss
@@ -249,87 +240,20 @@ class RankLayout:
         }
 
     def check(self):
-        """Raises InvalidQuantity for degrees that no GPUs make."""
-        t, p = self.tensor_parallel, self.pipeline_parallel
+        """Raises InvalidQuantity for degrees that no GPUs make, as data/knobs.md has them."""
+        t, p, c = self.tensor_parallel, self.pipeline_parallel, self.context_parallel
+        asked = {} if self.context_mix is None else dict(context_mix=self.context_mix)
         BOOK.validate(gpus=self.gpus, tensor_parallel=t, pipeline_parallel=p)
-        BOOK.validate(ranks_per_node=self.ranks_per_node)
-        if self.gpu in WITHOUT_BF16 and self.recipe.startswith("bf16"):
-            raise InvalidQuantity(
-                "recipe",
-                self.recipe,
-                f"recipe = {self.recipe} on a {self.gpu}, which multiplies no bf16: take"
-                f" {LIBRARY_RECIPE_FP16}, another recipe without bf16, or a GPU from the A100 on.",
-            )
-        if self.gpus % (t * p):
-            raise InvalidQuantity(
-                "gpus",
-                self.gpus,
-                f"gpus = {show(self.gpus)} is not a multiple of tensor_parallel x pipeline_parallel"
-                f" = {t} x {p} = {t * p}: each copy of the model needs that many GPUs.",
-            )
-        c = self.context_parallel
-        whole = isinstance(c, int) and c >= 1
-        if not whole or c > 1 and (self.gpus % (t * p * c) or self.sequence % (2 * c)):
-            raise InvalidQuantity(
-                "context_parallel",
-                c,
-                f"context_parallel = {c} with gpus = {show(self.gpus)}, sequence ="
-                f" {show(self.sequence)}: it must be a whole number of at least 1; each of its"
-                " ranks has two pieces of a sequence, so twice its number must divide the sequence,"
-                " and all degrees together the GPUs.",
-            )
-        if self.context_mix is not None:
-            BOOK.validate(context_mix=self.context_mix)
-        if c > 1 and self.mix == EXCHANGED and not divides_heads(self.sizes, t, c):
-            raise InvalidQuantity(
-                "context_parallel",
-                c,
-                f"context_parallel = {c} with tensor_parallel = {t} and key_value_heads ="
-                f" {self.sizes['key_value_heads']}: ranks that exchange heads have whole ones, so"
-                " both degrees together must divide the heads of keys and values; a ring, with"
-                " context_mix = 1, has no such limit.",
-            )
-        if c > 1 and not in_library(self.kernels):
-            raise InvalidQuantity(
-                "context_parallel",
-                c,
-                f"context_parallel = {c} with kernels = {self.kernels}: this book's GPT has whole"
-                " sequences; take other kernels.",
-            )
-        if self.stages_per_rank != 1 and p == 1:
-            raise InvalidQuantity(
-                "stages_per_rank",
-                self.stages_per_rank,
-                f"stages_per_rank = {self.stages_per_rank} with pipeline_parallel = 1: it"
-                " interleaves the stages of a pipeline, so give it at least 2 ranks.",
-            )
-        if self.shorter_ends > 0 and p == 1:
-            raise InvalidQuantity(
-                "shorter_ends",
-                self.shorter_ends,
-                f"shorter_ends = {self.shorter_ends} with pipeline_parallel = 1: it takes layers"
-                " from the first and the last stage of a pipeline, so give it at least 2 ranks.",
-            )
-        if self.sequence_parallel and t == 1:
-            raise InvalidQuantity(
-                "sequence_parallel",
-                1,
-                "sequence_parallel = 1 with tensor_parallel = 1: it divides tokens among the ranks"
-                " of a tensor-parallel group, so give it one of at least 2.",
-            )
+        BOOK.validate(ranks_per_node=self.ranks_per_node, **asked)
+        known = dict(vars(self), t=t, p=p, c=c, layout=self)
+        for condition, quantity, words in _refusals():
+            if eval(condition, globals(), known):
+                raise InvalidQuantity(quantity, known[quantity], eval(words, globals(), known))
 
     def solved(self) -> dict:
         """The values of all quantities on the fullest rank, which is the pipeline's first, second
         or last. Raises InvalidQuantity for what cannot be."""
         self.check()
-        positions = self.sizes["max_sequence"]
-        if self.sizes["learned_positions"] and self.sequence > positions:
-            raise InvalidQuantity(
-                "sequence",
-                self.sequence,
-                f"sequence = {show(self.sequence)}: {self.model} has a table of {show(positions)}"
-                " positions, so its sequences are not longer.",
-            )
         targets = (RANK_NEEDED, RANK_PLACE, ON_THE_HOST)
         targets += ("parameters", "active_parameters", "gpu_memory_bytes")
         p = self.pipeline_parallel
@@ -375,6 +299,10 @@ class RankLayout:
         except InvalidQuantity:
             return False
         return self.needed_bytes(values) <= values["gpu_memory_bytes"]
+
+
+_fields = [one.name for one in fields(RankLayout)]
+LAYOUT_OPTIONS = tuple(_fields[_fields.index("tensor_parallel") :])
 
 
 @dataclass(frozen=True)
