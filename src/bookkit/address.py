@@ -196,29 +196,8 @@ def _add_lab_menu(app, pagename, templatename, context, doctree):
         context["header_buttons"].append(menu)
 
 
-DOCTOR = "`python -m shardlab doctor` says in its last line whether the machine is ready."
-TWO_T4S = " The accelerator GPU T4 x2 in its settings costs nothing: two ranks on NCCL."
-# Where a lab runs -> how, where the page offers its notebook and the wheel, and where the notebook
-# finds the repository.
-WITH_DOWNLOADS = {
-    "Colab": "Download the notebook and the wheel and upload both. The first cell installs the"
-    " wheel and keeps Colab's PyTorch.",
-    "Kaggle": "Download both, import the notebook, and add the wheel as an input (a dataset). The"
-    " first cell finds it under `/kaggle/input`." + TWO_T4S,
-    "Laptop": "Put both into one folder and open the notebook in JupyterLab or VS Code. The first"
-    f" cell installs the wheel; {DOCTOR}",
-    "GPU box": "As on a laptop; install the PyTorch that fits your driver first, and it stays."
-    " After the first cell, " + DOCTOR,
-}
-WITH_REPOSITORY = {
-    "Colab": "Open in Colab, where this page offers that, or upload the notebook. The first cell"
-    " installs shardlab and keeps Colab's PyTorch.",
-    "Kaggle": "Import the notebook and turn the internet on in its settings. The first cell"
-    " installs shardlab." + TWO_T4S,
-    "Laptop": "Open the notebook in JupyterLab or VS Code. The first cell installs shardlab;"
-    f" {DOCTOR}",
-    "GPU box": WITH_DOWNLOADS["GPU box"],
-}
+# Where a lab runs, and below it how: with what the page offers for download, and with a repository.
+WAYS = Path(__file__).with_name("lab_ways.txt").read_text("utf-8")
 
 
 def _as_code(text: str) -> str:
@@ -237,9 +216,10 @@ def _add_lab_paragraph(app, doctree, docname):
         + f">{escape(link.text)}</a>"
         for link in links
     )
-    ways = WITH_DOWNLOADS if links[0].download else WITH_REPOSITORY
+    ways = re.findall(r"(?m)^(\w.*)\n  (.+)\n  (.+)", WAYS)
     hint = "".join(
-        f"<li><b>{where}.</b> {_as_code(escape(how))}</li>" for where, how in ways.items()
+        f"<li><b>{where}.</b> {_as_code(escape(how[not links[0].download]))}</li>"
+        for where, *how in ways
     )
     hint = (
         f"<details><summary>How to run it</summary><ul>{hint}</ul></details><p>The notebook is the"
