@@ -1,18 +1,43 @@
-"""Three published runs and what the formulas say of them: the seconds of a step in parts, and the
-bytes of the fullest rank. `tests/which_layout/test_chapter.py` compares them with their sources."""
+"""Rows of the two tables of published runs in tests/, the layout of each, and three runs of which
+pages show the seconds of a step in parts. Not in the wheel: the tables are the repository's."""
 
+import csv
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 
 from coursekit.formulas.registry import BOOK
 from coursekit.planner.fits import RankLayout, model_sizes
-from coursekit.planner.speeds import SPEEDS, parts_of, step_values
+from coursekit.planner.speeds import PUBLISHED_SECONDS, SPEEDS, parts_of, step_values
 
-PUBLISHED_SIZES = "layers hidden heads key_value_heads feed_forward vocabulary max_sequence".split()
-PUBLISHED_SIZES += "learned_positions biases gated_mlp tied_head".split()
-GPT_175B = dict(zip(PUBLISHED_SIZES, (96, 12288, 96, 96, 49152, 51200, 2048, 1, 1, 0, 1)))
-MPT_7B = dict(zip(PUBLISHED_SIZES, (32, 4096, 32, 32, 16384, 50368, 2048, 0, 0, 0, 1)))
-LOCAL = "Megatron-LM without Transformer Engine"
+ROOT = Path(__file__).resolve().parents[3]
+_NAMES = ("gpu", "kernels", "recipe")
+_NUMBERS = ("gpus", "sequence", "microbatch", "accumulation_steps", "zero_stage")
+_NUMBERS += ("tensor_parallel", "sequence_parallel", "pipeline_parallel", "stages_per_rank")
+_NUMBERS += ("recompute_policy", "context_parallel", "expert_parallel")
+
+
+@cache
+def published_rows(path):
+    with (ROOT / path).open(encoding="utf-8") as table:
+        return list(csv.DictReader(table))
+
+
+def numbers_in(text):
+    """The numbers of words such as hidden=512."""
+    split = (word.split("=") for word in text.split())
+    return {name: float(number) if "." in number else int(number) for name, number in split}
+
+
+def published_layout(row) -> RankLayout:
+    """The layout of a row of either table. The rows of bytes change sizes of a preset."""
+    sizes = numbers_in(row["sizes"])
+    return RankLayout(
+        model=row.get("model") or row["name"],
+        sizes={**model_sizes(row["model"]), **sizes} if "model" in row else sizes,
+        **{name: row[name] for name in _NAMES},
+        **{name: int(row[name]) for name in _NUMBERS},
+    )
 
 
 @dataclass(frozen=True)
@@ -49,6 +74,13 @@ def _published(flops_per_second, gpus, tokens, **sizes):
     return flops * tokens / (gpus * flops_per_second)
 
 
+def _of_the_table(label, name) -> PublishedRun:
+    """The run of a row of published seconds."""
+    (row,) = (row for row in published_rows(PUBLISHED_SECONDS) if row["name"] == name)
+    more = numbers_in(row["more"])
+    return PublishedRun(label, published_layout(row), row["speed"], float(row["seconds"]), more)
+
+
 _405B = model_sizes("Llama 3 405B")
 PUBLISHED_RUNS = {
     "l405": PublishedRun(
@@ -68,49 +100,6 @@ PUBLISHED_RUNS = {
         "Megatron-LM on H100",
         _published(430e12, 8192, 64 * 32 * 8192, **_405B, sequence=8192),
     ),
-    "k175": PublishedRun(
-        "A GPT of 175B, 64 A100s",
-        RankLayout(
-            model="GPT 175B",
-            sizes=GPT_175B,
-            gpu="A100 SXM 80GB",
-            gpus=64,
-            sequence=2048,
-            zero_stage=0,
-            accumulation_steps=64,
-            tensor_parallel=8,
-            pipeline_parallel=8,
-            stages_per_rank=3,
-            recompute_policy=1,
-            recipe="fp16 + fp32 gradients",
-            kernels=LOCAL,
-        ),
-        "Megatron-LM on A100",
-        13.75,
-        dict(fused_attention=0, dropout=0.1),
-    ),
-    "mpt7": PublishedRun(
-        "MPT-7B, 8 H100s",
-        RankLayout(
-            model="MPT-7B",
-            sizes=MPT_7B,
-            gpu="H100 SXM 80GB",
-            gpus=8,
-            sequence=2048,
-            zero_stage=3,
-            microbatch=6,
-            accumulation_steps=1,
-            recipe="bf16 + fp32 master",
-            kernels=LOCAL,
-        ),
-        "FSDP on H100",
-        1.1546,
-    ),
-}
-
-SECONDS_BY_LOOK = {  # look of palette.TIMELINE -> (label, parts of the step)
-    "forward": ("work", ("products", "moving", "head", "update", "launching")),
-    "weight-gradient": ("recomputed", ("recomputing",)),
-    "communication": ("messages", ("messages", "passing", "exposed", "experts", "exchange")),
-    "idle": ("bubble", ("bubble",)),
+    "k175": _of_the_table("A GPT of 175B, 64 A100s", "K 175B selective"),
+    "mpt7": _of_the_table("MPT-7B, 8 H100s", "MPT-7b, 2048 tokens, 8 x H100 SXM 80GB"),
 }

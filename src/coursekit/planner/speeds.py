@@ -115,6 +115,12 @@ PARTS = {
     "update": "update",
 }
 WORK = ("products", "moving", "head", "update")
+SECONDS_BY_LOOK = {  # look of palette.TIMELINE -> (label, parts of the step)
+    "forward": ("work", ("products", "moving", "head", "update", "launching")),
+    "weight-gradient": ("recomputed", ("recomputing",)),
+    "communication": ("messages", ("messages", "passing", "exposed", "experts", "exchange")),
+    "idle": ("bubble", ("bubble",)),
+}
 _SECONDS = (
     "layout_seconds",
     "layout_tokens_per_second",

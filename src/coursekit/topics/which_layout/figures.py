@@ -1,6 +1,6 @@
 """plotly figures of layouts: bytes of their fullest rank beside a card, and their step in parts."""
 
-from coursekit.planner.runs_published import SECONDS_BY_LOOK
+from coursekit.planner.speeds import SECONDS_BY_LOOK
 from coursekit.show.figures import stacked_figure
 from coursekit.show.palette import MEMORY, TIMELINE
 from coursekit.topics.which_layout.moves import RankBar

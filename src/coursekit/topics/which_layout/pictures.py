@@ -1,7 +1,8 @@
 """Still pictures of the chapter "Which layout?": the bar of a rank after each move, in rows of one
 card; three published runs beside their predictions; and the tree of questions."""
 
-from coursekit.planner.runs_published import PUBLISHED_RUNS, SECONDS_BY_LOOK
+from coursekit.planner.runs_published import PUBLISHED_RUNS
+from coursekit.planner.speeds import SECONDS_BY_LOOK
 from coursekit.show.drawing import Drawing
 from coursekit.show.format import decimal_bytes as said
 from coursekit.topics.which_layout.moves import MOVES

@@ -5,49 +5,18 @@ here.
     errors = [seconds_error(row) for row in seconds_rows("FSDP on H100")]
 """
 
-import csv
-from functools import cache
-from pathlib import Path
-
 from coursekit.formulas.presets import KERNELS
 from coursekit.formulas.registry import BOOK
-from coursekit.planner.fits import PEAKS, RankLayout, model_sizes
+from coursekit.planner.fits import PEAKS
+from coursekit.planner.runs_published import numbers_in, published_layout, published_rows
 from coursekit.planner.speeds import PUBLISHED_SECONDS, SPEEDS, step_values
 
-ROOT = Path(__file__).resolve().parents[4]
-_NAMES = ("gpu", "kernels", "recipe")
-_NUMBERS = ("gpus", "sequence", "microbatch", "accumulation_steps", "zero_stage")
-_NUMBERS += ("tensor_parallel", "sequence_parallel", "pipeline_parallel", "stages_per_rank")
-_NUMBERS += ("recompute_policy", "context_parallel", "expert_parallel")
 FITTED = ("nanotron", "FSDP2, compiled")  # kernels with two values that are fitted to odd rows
 CLASSES = {
     "Megatron-like": [name for name in KERNELS if name.startswith("Megatron")],
     "nanotron": ["nanotron"],
     "FSDP2": ["FSDP2, compiled"],
 }
-
-
-@cache
-def published_rows(path):
-    with (ROOT / path).open(encoding="utf-8") as table:
-        return list(csv.DictReader(table))
-
-
-def numbers_in(text):
-    """The numbers of words such as hidden=512."""
-    split = (word.split("=") for word in text.split())
-    return {name: float(number) if "." in number else int(number) for name, number in split}
-
-
-def published_layout(row) -> RankLayout:
-    """The layout of a row of either table. The rows of bytes change sizes of a preset."""
-    sizes = numbers_in(row["sizes"])
-    return RankLayout(
-        model=row.get("model") or row["name"],
-        sizes={**model_sizes(row["model"]), **sizes} if "model" in row else sizes,
-        **{name: row[name] for name in _NAMES},
-        **{name: int(row[name]) for name in _NUMBERS},
-    )
 
 
 # --- bytes ----------------------------------------------------------------------------------------
