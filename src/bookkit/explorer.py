@@ -302,7 +302,8 @@ def anchor(name):
 def sheet_address(builder, page, name):
     """The address of a formula or quantity on its formula sheet, seen from a page; None where none
     prints it."""
-    sheet = getattr(builder.env, "bookkit_formula_sheets", {}).get(name)
+    part = getattr(BOOK.find(name), "group", "given")
+    sheet = getattr(builder.env, "bookkit_formula_sheets", {}).get(part)
     return f"{builder.get_relative_uri(page, sheet)}#{anchor(name)}" if sheet else None
 
 

@@ -20,60 +20,30 @@ from coursekit.show.format import format_as
 DASH = "\N{EN DASH}"
 
 
+SHEET = re.compile(r"(?m)^`{3,}\{formula-sheet\}(.*)$")
+GROUPS = list(dict.fromkeys(formula.group for formula in BOOK.formulas.values()))
+PARTS = ("given", *GROUPS, "recipes", "models", "gpus", "links")
+
+
 class FormulaSheetDirective(SphinxDirective):
     """``{formula-sheet} [part ...]``: sections for what is given, for each module of formulas, and
-    for the presets; a part is one of these, none are all. In a book with sheets, each formula
-    stands on just one of them: what a sheet forgets is a warning."""
+    for the presets; a part is one of these, or ``others``, the modules that no page names; none are
+    all. In a book with sheets, each formula stands on just one of them."""
 
     optional_arguments = 1
     final_argument_whitespace = True
 
     def run(self):
-        groups = list(dict.fromkeys(formula.group for formula in BOOK.formulas.values()))
-        sections = {
-            "given": self._given,
-            **{group: partial(self._group, group) for group in groups},
-            "recipes": self._recipes,
-            "models": self._models,
-            "gpus": self._gpus,
-            "links": self._links,
-        }
-        parts = self.arguments[0].split() if self.arguments else list(sections)
+        sections = dict(given=self._given, recipes=self._recipes, models=self._models)
+        sections |= dict(gpus=self._gpus, links=self._links)
+        sections |= {group: partial(self._group, group) for group in GROUPS}
+        parts = self.arguments[0].split() if self.arguments else list(PARTS)
         if "others" in parts:
-            elsewhere = {*parts, *self._parts_of_other_pages()}
-            parts[parts.index("others") :] = [group for group in groups if group not in elsewhere]
-        unknown = [part for part in parts if part not in sections]
-        if unknown:
-            self._warn(
-                f"no part of the formula sheet is named {', '.join(unknown)}; there are"
-                f" {', '.join(sections)}"
-            )
-            return []
-        printed = [
-            *(BOOK.quantities if "given" in parts else ()),
-            *(name for name, formula in BOOK.formulas.items() if formula.group in parts),
-        ]
-        sheets = _sheets(self.env)
-        twice = [name for name in printed if sheets.get(name, self.env.docname) != self.env.docname]
-        if twice:
-            self._warn(f"{twice[0]} is on the formula sheet {sheets[twice[0]]} already")
-        sheets.update(dict.fromkeys(printed, self.env.docname))
-        return [sections[part]() for part in parts]
-
-    def _parts_of_other_pages(self):
-        """The parts that the other pages' directives name, read from their sources: Sphinx may read
-        those pages later than this one."""
-        self.env.note_reread()
-        for page in self.env.found_docs - {self.env.docname}:
-            source = Path(self.env.doc2path(page))
-            if source.suffix == ".md":
-                for found in re.findall(
-                    r"(?m)^`{3,}\{formula-sheet\} (.+)$", source.read_text("utf-8")
-                ):
-                    yield from found.split()
-
-    def _warn(self, sentence):
-        warn(self.get_location(), "sheet", sentence)
+            self.env.note_reread()
+            sheets, here = self.env.bookkit_formula_sheets, self.env.docname
+            others = [one for one in GROUPS if sheets[one] == here and one not in parts]
+            parts[parts.index("others") :] = others
+        return [sections[part]() for part in parts if part in sections]
 
     def _section(self, ident, title, *content):
         section = nodes.section("", nodes.title(title, title), *content, ids=[ident])
@@ -253,42 +223,23 @@ def _table(heads, rows, name, numeric=()):
     return nodes.container("", made, classes=["wide"])
 
 
-def _sheets(env):
-    """Name of a formula or quantity -> the page whose sheet prints it."""
-    if not hasattr(env, "bookkit_formula_sheets"):
-        env.bookkit_formula_sheets = {}
-    return env.bookkit_formula_sheets
-
-
-def _forget_sheet(app, env, docname):
-    env.bookkit_formula_sheets = {
-        name: sheet for name, sheet in _sheets(env).items() if sheet != docname
-    }
-
-
-def _forget_sheets(app, env, docnames):
-    """All that are about to be read, at once: a formula that moved from one sheet to another stands
-    on just one of them, whichever is read first."""
-    for docname in docnames:
-        _forget_sheet(app, env, docname)
-
-
-def _merge_sheets(app, env, docnames, other):
-    _sheets(env).update(
-        {name: sheet for name, sheet in _sheets(other).items() if sheet in docnames}
-    )
-
-
-def _check_sheets(app, env):
-    forgotten = [name for name in (*BOOK.quantities, *BOOK.formulas) if name not in _sheets(env)]
-    if _sheets(env) and forgotten:
-        first = next(iter(_sheets(env).values()))
-        warn(first, "sheet", f"no formula sheet prints {', '.join(forgotten)}")
+def _find_sheets(app, env, docnames):
+    """Note the page of each part, which pages' directives name; Sphinx may read these later."""
+    sheets, known = {}, {*PARTS, "others"}
+    for page in sorted(env.found_docs):
+        source = Path(env.doc2path(page))
+        for asked in SHEET.findall(source.read_text("utf-8")) if source.suffix == ".md" else ():
+            for part in asked.split() or PARTS:
+                if part not in known or sheets.setdefault(part, page) != page:
+                    said = f"{part} is no part of a formula sheet, or on one already; there are "
+                    warn(page, "sheet", f"{said}{', '.join(PARTS)}.")
+    if "others" in sheets:
+        sheets = dict.fromkeys(GROUPS, sheets["others"]) | sheets
+    if sheets and (forgotten := {"given", *GROUPS} - set(sheets)):
+        warn(None, "sheet", f"no formula sheet prints {', '.join(sorted(forgotten))}")
+    env.bookkit_formula_sheets = sheets
 
 
 def setup(app):
     app.add_directive("formula-sheet", FormulaSheetDirective)
-    app.connect("env-purge-doc", _forget_sheet)
-    app.connect("env-before-read-docs", _forget_sheets)
-    app.connect("env-merge-info", _merge_sheets)
-    app.connect("env-check-consistency", _check_sheets)
+    app.connect("env-before-read-docs", _find_sheets)
