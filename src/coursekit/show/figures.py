@@ -128,20 +128,9 @@ STATES = {
 
 
 def states_figure(predicted, measured, title="Model states"):
-    """Bytes of model states, formula -> bytes, predicted and measured: the keys are names of
-    STATES.
-
-    Raises TypeError for another name, or if the two have different names.
-    """
-    if unknown := [name for name in (*predicted, *measured) if name not in STATES]:
-        known = ", ".join(STATES)
-        raise TypeError(f"{unknown[0]!r} is not part of the model states; there are {known}.")
-    if set(predicted) != set(measured):
-        raise TypeError(
-            f"predicted has {', '.join(predicted)}, measured has {', '.join(measured)}: they must"
-            " name the same."
-        )
-    there = [name for name in STATES if name in predicted]
+    """Bytes of model states, formula -> bytes, predicted and measured: the keys of both are the
+    same names of STATES."""
+    there = sorted({*predicted, *measured}, key=[*STATES].index)
     rows = [Bytes(*STATES[name], predicted[name], measured[name]) for name in there]
     return memory_figure(title, rows)
 

@@ -13,7 +13,6 @@ from functools import lru_cache
 
 from shardlab.pipelines.schedules import (
     SCHEDULES,
-    Action,
     InvalidSchedule,
     Kind,
     Schedule,
@@ -166,28 +165,11 @@ ACTION_LETTERS = {
 
 def letters(plan: Schedule) -> list[str]:
     """Each rank's list as text, a letter for an action: its kind and which of the rank's stages it
-    is. Microbatches of a letter come in order, as in every schedule here; ValueError if not."""
-    found = []
-    for rank, actions in enumerate(plan):
-        own = [ACTION_LETTERS[kind][stage // len(plan)] for stage, kind, _ in actions]
-        if list(actions_of(own, rank, len(plan))) != actions:
-            raise ValueError(f"rank {rank} does not take the microbatches of a stage in order.")
-        found.append("".join(own))
-    return found
-
-
-def actions_of(own: list[str], rank: int, ranks: int) -> Iterator[Action]:
-    """The actions that the letters say."""
-    meaning = {
-        letter: (kind, chunk)
-        for kind, of in ACTION_LETTERS.items()
-        for chunk, letter in enumerate(of)
-    }
-    next_of = dict.fromkeys(meaning, 0)
-    for letter in own:
-        kind, chunk = meaning[letter]
-        yield Action(chunk * ranks + rank, kind, next_of[letter])
-        next_of[letter] += 1
+    is. Microbatches of a letter come in order, in every schedule of a card."""
+    return [
+        "".join(ACTION_LETTERS[kind][stage // len(plan)] for stage, kind, _ in actions)
+        for actions in plan
+    ]
 
 
 def lists(picture: SchedulePicture, choices: Iterator[tuple[int, ...]]) -> dict[str, list[str]]:
