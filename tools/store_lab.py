@@ -29,10 +29,10 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbclient.output_widget import OutputWidget
 from nbformat.v4 import new_code_cell
+from skeletons import text_of_skeletons
 
 from bookkit.lab_pages import kept
 from bookkit.learner import INSTALL_CELL, has_tag
-from bookkit.skeletons import text_of_skeletons
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 TEXT_FORMAT = "md:myst"

@@ -68,5 +68,5 @@ def mistakes_in(text: str) -> dict[str, list[Mistake]]:
 @cache
 def solutions() -> dict[str, dict[str, str]]:
     """The solution, the lab's imports for it and its first half by topic.exercise, made from the
-    labs: see bookkit/skeletons.py."""
+    labs: see tools/skeletons.py."""
     return json.loads(files("coursekit").joinpath("data", "skeletons.json").read_text("utf-8"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nbformat
 
-from .learner import has_tag
+from bookkit.learner import has_tag
 
 MAGIC = re.compile(r"\A%%ranks\b.*\n")  # above code that runs on ranks
 DOTS = ast.Constant(...)
