@@ -2,11 +2,9 @@
 hang: if all of them wait, all end, and the error says who waits for whom; a rank that does not end
 is stopped.
 
-    on_threads(3, lambda dist: dist.get_rank())        # [0, 1, 2]: one result a rank
-    on_threads(2, work)                                # work(dist) may isend, recv, broadcast and
+    answer_of_ranks(3, lambda dist: dist.get_rank())   # [0, 1, 2]: one result a rank, or a Failure
+    answer_of_ranks(2, work)                           # work(dist) may isend, recv, broadcast and
                                                        # all_reduce as in torch
-    answer_of_ranks(2, work)                           # the same for a check: a failure is an
-                                                       # answer
 
 P2POp(dist.isend, tensor, rank) and batch_isend_irecv are there, too.
 
@@ -244,16 +242,6 @@ class Later:
         if self.rest is not None:
             rest, self.rest = self.rest, None
             rest()
-
-
-def on_threads(n: int, work: Callable[[ThreadRank], Any], seconds: float = WORK_SECONDS) -> list:
-    """The results of work(dist) on n ranks. Raises the error of a rank, Stuck if all ranks wait,
-    TimeoutError if the work does not end."""
-    sheet = _followed(n, work, seconds)
-    error, _ = sheet.verdict()
-    if error is not None:
-        raise error
-    return sheet.results
 
 
 def answer_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
