@@ -5,6 +5,8 @@ resolved, render.py for how they are printed.
     states_bytes(**quantities(model="GPT-2 124M", recipe="fp32 Adam"))      # 1991036928, exact
 """
 
+from types import ModuleType
+
 from coursekit import topics
 
 from . import given  # quantities of more than one chapter
@@ -35,48 +37,10 @@ def __getattr__(name):
     if name in BOOK.formulas:
         return BOOK.formulas[name]
     # whoever looks at a module asks for __file__ and the like: nobody meant a formula
-    close = "" if name.startswith("__") else close_names(name, [*BOOK.formulas, *__all__])
+    close = "" if name.startswith("__") else close_names(name, __dir__())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{close}")
 
 
 def __dir__():
-    return sorted(__all__)
-
-
-__all__ = [
-    "BOOK",
-    "EXACT_LIMIT",
-    "GPUS",
-    "KERNELS",
-    "LINKS",
-    "MODELS",
-    "OPERATIONS",
-    "MissingQuantity",
-    "PRESETS",
-    "RECIPES",
-    "Formula",
-    "InvalidQuantity",
-    "Preset",
-    "Quantity",
-    "Registry",
-    "Rule",
-    "TooLarge",
-    "UnknownName",
-    "UnknownPreset",
-    "UnusedQuantity",
-    "ceil_div",
-    "ceil_log2",
-    "equal",
-    "evaluate",
-    "explain",
-    "floor_div",
-    "given",
-    "maximum",
-    "minimum",
-    "power_of_two",
-    "quantities",
-    "square_root",
-    "validate",
-    "where",
-    *BOOK.formulas,
-]
+    modules = {name for name, value in globals().items() if isinstance(value, ModuleType)}
+    return sorted({*BOOK.formulas, *globals()} - modules)

@@ -10,15 +10,3 @@ calls these beside the technique and torch.
 from ..exercises import Predictions, check, hint
 from .small import batches, far, ring_bytes, small_gpt
 from .start import link_between_hosts, ranks_on
-
-__all__ = [
-    "Predictions",
-    "batches",
-    "check",
-    "far",
-    "hint",
-    "link_between_hosts",
-    "ranks_on",
-    "ring_bytes",
-    "small_gpt",
-]

@@ -10,14 +10,3 @@ from . import (  # they fill the registry
     step,
     working_sets,
 )
-
-__all__ = [
-    "activations",
-    "adapters",
-    "layout",
-    "library_kernels",
-    "rank",
-    "rank_at_work",
-    "step",
-    "working_sets",
-]

@@ -1,5 +1,3 @@
 """Parameters, states and training time of a model."""
 
 from . import model, states, time  # they fill the registry
-
-__all__ = ["model", "states", "time"]
