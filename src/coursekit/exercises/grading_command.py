@@ -106,7 +106,7 @@ def run_grade(asked) -> int:
     try:
         with ExitStack() as stack:
             start = lambda: stack.enter_context(ranks(work.world_size, **options))
-            whose = dict(todo=todo, user=asked.user)
+            whose = dict(todo=todo, user=asked.user or ())
             shown = show_results(Grader(work, source, str(path), start, **whose).all_results())
     except RankError as error:  # ranks that do not start
         print(str(error).partition("\n")[0])
@@ -128,37 +128,3 @@ def user_ids(name: str) -> tuple[int, int]:
     if os.geteuid():
         raise argparse.ArgumentTypeError("root alone runs a file as somebody else")
     return found.pw_uid, found.pw_gid
-
-
-def add_grade(commands):
-    parser = commands.add_parser(
-        "grade",
-        help="try what you built for an assignment: parity, bytes, faults, speed",
-        description="Run the trials of assignments/TOPIC on what you built. Exit code 0 if all are"
-        " right, 1 if not, 2 if there is nothing to grade. Speed is shown and never counts.",
-    )
-    parser.add_argument("topic", metavar="TOPIC", help="such as collectives")
-    parser.add_argument(
-        "file", nargs="?", type=Path, metavar="FILE", help="by default assignments/TOPIC/TOPIC.py"
-    )
-    parser.add_argument(
-        "--reference", action="store_true", help="grade the hardened class of the shelf instead"
-    )
-    parser.add_argument(
-        "--start",
-        nargs="?",
-        type=Path,
-        const=Path("assignments"),
-        metavar="FOLDER",
-        help="copy the skeleton and the specification to FOLDER/TOPIC (default: assignments)",
-    )
-    parser.add_argument(
-        "--report", type=Path, metavar="FILE.json", help="write trials, versions and time; no code"
-    )
-    parser.add_argument(
-        "--gradescope", type=Path, metavar="results.json", help="the same in Gradescope's form"
-    )
-    parser.add_argument(
-        "--user", type=user_ids, default=(), metavar="NAME", help="as root: who runs the file"
-    )
-    parser.set_defaults(run=run_grade)

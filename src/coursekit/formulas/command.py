@@ -6,21 +6,6 @@ import argparse
 import sys
 
 from .explain import explained
-from .registry import BOOK
-
-
-def add_explain(commands):
-    kinds = ", ".join(BOOK.presets)
-    parser = commands.add_parser(
-        "explain",
-        help="print what a number follows from, with units and sources",
-        description="Print what quantities follow from: the tree of formulas below them, with"
-        " numbers, units and sources, and what was assumed.",
-        epilog=f"""for example: python -m shardlab explain states_bytes model="GPT-2 124M"
-        recipe="fp32 Adam". Presets are given by their kind: {kinds}.""",
-    )
-    parser.add_argument("names", nargs="+", metavar="QUANTITY", help="such as peak_bytes")
-    parser.set_defaults(run=run_explain)
 
 
 def run_explain(asked: argparse.Namespace) -> int:
@@ -31,13 +16,6 @@ def run_explain(asked: argparse.Namespace) -> int:
     except TypeError as refused:
         return say_refused(refused)
     return 0
-
-
-class OneSentence(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, without a page of usage."""
-
-    def error(self, message):
-        self.exit(2, f"{self.prog}: {message:.500}; --help says what it takes.\n")
 
 
 def given_pairs(words) -> dict:

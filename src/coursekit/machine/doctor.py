@@ -86,6 +86,13 @@ def examine(folder: Path) -> Examination:
     return Examination(findings, [lab_row(lab, findings) for lab in labs_in(folder)])
 
 
+def run_doctor(asked) -> int:
+    folder = asked.folder or (Path("labs") if Path("labs").is_dir() else Path())
+    found = examine(folder)
+    print(found.report(folder))
+    return 0 if found.fit else 1
+
+
 def ready_or_not(findings: list["Diagnosis"]) -> str:
     """The last line: ready, or what to do."""
     missing = [f"{finding.question}: {finding.do}" for finding in findings if not finding.fit]

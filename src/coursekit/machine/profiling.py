@@ -11,23 +11,6 @@ import sys
 from pathlib import Path
 
 
-def add_profile(commands):
-    parser = commands.add_parser(
-        "profile",
-        help="print where the time of a script's training steps goes",
-        description="Run a training script until enough of its steps are known, and print what a"
-        " step is made of: kernels or operators, messages, the loader, waits with their lines, the"
-        " rest, the share of the GPU's peak, and the cost of the profiler itself.",
-        usage="%(prog)s [OPTION ...] SCRIPT [ARGUMENT ...]",
-        epilog="Options are before the script, and whatever is behind it is the script's, for"
-        " example: python -m shardlab profile --trace step.json train.py --lr 0.1",
-    )
-    parser.add_argument("--trace", type=Path, help="a file for the trace, which Perfetto opens")
-    parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
-    parser.set_defaults(run=run_profile)
-
-
 def run_profile(asked: argparse.Namespace) -> int:
     if not asked.script.is_file():
         return say(f"{asked.script} is not there: name the script that trains.")

@@ -9,7 +9,6 @@ import argparse
 import json
 import sys
 from multiprocessing import connection, get_context
-from pathlib import Path
 
 from coursekit.formulas.command import say_refused
 from coursekit.formulas.presets import GPUS
@@ -27,48 +26,15 @@ LEAST_SAVED = 0.02  # of the peak
 GRACE = 10  # seconds that a script has more, where it takes no signal
 
 
-def add_rehearse(commands):
-    parser = commands.add_parser(
-        "rehearse",
-        help="run a training script as one rank of GPUs that are not there",
-        description="Run an unchanged PyTorch script for CUDA and NCCL as one rank of so many GPUs,"
-        " on tensors without contents, for three of its steps. Print the bytes at the peak with the"
-        " lines that made the most, whether they fit, and the seconds of a step in virtual time."
-        " Exit code 0 if they fit, 1 if not.",
-        usage="%(prog)s --gpus N [OPTION ...] SCRIPT [ARGUMENT ...]",
-        epilog="for example: python -m shardlab rehearse --gpus 64 --gpu 'H100 SXM 80GB' train.py"
-        f" --lr 0.1. Mind that {WARNING}",
-    )
-    parser.add_argument("--gpus", required=True, type=int, help="how many, one for each rank")
-    parser.add_argument("--gpu", default="H100 SXM 80GB", help=f"one of {', '.join(GPUS)}")
-    parser.add_argument("--nodes", type=int, help="by default 8 GPUs are in each")
-    parser.add_argument(
-        "--rank",
-        default="0",
-        help="which of the ranks, or several, as in first,middle,last: stages of a pipeline differ;"
-        " by default 0",
-    )
-    parser.add_argument("--trace", type=Path, help="a file for the trace, which Perfetto opens")
-    parser.add_argument(
-        "--synthetic", action="store_true", help="let loaders yield their first batch again"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=300, help="after which the script is ended, by default 300"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON as the last thing")
-    parser.add_argument(
-        "-m", dest="module", action="store_true", help="the script is a module's name"
-    )
-    parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
-    parser.set_defaults(run=run_rehearse)
-
-
 def run_rehearse(asked: argparse.Namespace) -> int:
+    del asked.parser  # what is asked goes to another process
     if wrong := refused(asked):
         return say_refused(wrong)
     print(f"a rehearsal of {asked.script}: {WARNING}", file=sys.stderr)
-    own = {f"--{name}" for name in vars(asked).keys() - {"module", "script", "arguments", "run"}}
+    own = {
+        f"--{name}"
+        for name in vars(asked).keys() - {"module", "script", "arguments", "run", "parser"}
+    }
     for word in asked.arguments:
         if word.partition("=")[0] in own:
             print(f"{word} stands after {asked.script}, which gets it.", file=sys.stderr)

@@ -313,17 +313,6 @@ def _said(number: float) -> str:
 # --- the commands ---------------------------------------------------------------------------------
 
 
-def add_hand_in(commands):
-    parser = commands.add_parser(
-        "hand-in", help="put where your labs stand, and your predictions, into a shared folder"
-    )
-    parser.add_argument("shared", type=Path, metavar="SHARED", help="the folder of the whole room")
-    parser.add_argument("--name", required=True, help="any name: nothing else is said of you")
-    parser.add_argument("--labs", type=Path, metavar="FOLDER", help="by default labs/ or here")
-    parser.add_argument("--doctor", action="store_true", help="examine this machine as well")
-    parser.set_defaults(run=run_hand_in)
-
-
 def run_hand_in(asked) -> int:
     labs = asked.labs or (Path("labs") if Path("labs").is_dir() else Path())
     doctor = None
@@ -336,18 +325,8 @@ def run_hand_in(asked) -> int:
     return 0
 
 
-def add_collect(commands):
-    parser = commands.add_parser(
-        "collect", help="for instructors: who is ready, who is where, and what a class predicted"
-    )
-    parser.add_argument("shared", type=Path, metavar="SHARED", help="the folder of the whole room")
-    parser.add_argument("--lab", default="", metavar="NN", help="one lab alone, such as 04")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the gradebook there, too")
-    parser.set_defaults(run=run_collect)
-
-
 def run_collect(asked) -> int:
-    print(class_report(asked.shared, asked.lab))
+    print(class_report(asked.shared, asked.lab or ""))
     if asked.csv:
         write_gradebook(asked.shared, asked.csv)
         print(f"the gradebook is in {asked.csv}")

@@ -13,14 +13,12 @@ one may ignore it.
 import argparse
 import re
 import shlex
-from collections.abc import Callable
 from typing import NamedTuple
 
 from coursekit.show.tables import Table
 
 FIRST_PORT = 8801
 RANKS_OF_A_SEAT = 4  # of a lab
-MOST_SEATS = 1_000  # learners, and GPUs of a machine
 LEAVE = 0.10  # of a GPU's memory and of the host's, for contexts and the system
 
 
@@ -102,35 +100,6 @@ def report(found: list[Seat]) -> str:
     return "\n\n".join([repr(Table(heads, rows)), *(seat.line() for seat in found)])
 
 
-def add_seats(commands):
-    parser = commands.add_parser(
-        "seats", help="for instructors: a share of one machine for each learner"
-    )
-    parser.add_argument("learners", type=number(int, 1, MOST_SEATS), metavar="LEARNERS")
-    which = parser.add_mutually_exclusive_group()
-    here = "by default those of this machine"
-    which.add_argument("--gpus", type=number(int, 0, MOST_SEATS), metavar="N", help=here)
-    which.add_argument(
-        "--mig", type=slice_names, metavar="UUIDS", help="slices of GPUs, with commas"
-    )
-    parser.add_argument("--cores", type=number(int, 1, 10**6), metavar="N", help=here)
-    gib = "by default what is free here"
-    parser.add_argument("--memory", type=number(float, 1, 10**6), metavar="GIB", help=gib)
-    parser.set_defaults(run=run_seats)
-
-
-def number(kind: type, least: int, most: int) -> Callable[[str], float]:
-    """A reader of an argument that is a number from `least` to `most`."""
-
-    def read(text: str):
-        if not least <= (value := kind(text)) <= most:
-            raise argparse.ArgumentTypeError(f"{text:.40} is not from {least} to {most:,}")
-        return value
-
-    read.__name__ = kind.__name__  # argparse names it: "invalid int value"
-    return read
-
-
 def slice_names(text: str) -> list[str]:
     """The names of slices, such as MIG-b2a3..., each once."""
     names = text.split(",")
@@ -145,6 +114,8 @@ def run_seats(asked) -> int:
     from coursekit.machine.capabilities import memory_bytes
     from ranklab.measure.clock import cores
 
+    if asked.mig and asked.gpus is not None:
+        raise CannotSeat("--mig is not allowed with --gpus: slices are the GPUs of seats.")
     count = torch.cuda.device_count() if asked.gpus is None else asked.gpus
     gpus = asked.mig or [str(gpu) for gpu in range(count)]
     memory = asked.memory or (memory_bytes(torch.device("cpu")) or 0) / 2**30

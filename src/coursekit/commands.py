@@ -1,0 +1,118 @@
+"""The commands of `python -m shardlab`, as data/commands.md has them.
+
+A heading there has a command and the function that runs it; lines below it are what the help says,
+and arguments: `name METAVAR | kind | help`. A kind is text, a whole number or a number, perhaps
+`from` one `to` another, a path, a flag, the function that reads the argument; after commas follows
+what else holds: `required`, `optional`, `several`, `again`, its `else`, its value `alone`, the name
+by which the function finds it (`called`). A heading without a function has lines that several
+commands share.
+"""
+
+import argparse
+import re
+from importlib import import_module
+from pathlib import Path
+
+from coursekit.formulas.presets import DATA, GPUS, KERNELS, PRESETS, RECIPES
+from coursekit.machine.rehearsing import WARNING
+from coursekit.planner.configurations import tools
+from coursekit.planner.plan import RULES
+from coursekit.planner.speeds import SPEEDS
+
+KINDS = dict(text=str, whole=int, number=float, path=Path)
+KNOWN = dict(gpus=GPUS, recipes=RECIPES, kernels=KERNELS, speeds=SPEEDS, presets=PRESETS)
+
+
+class OneSentence(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without a page of usage."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message:.500}; --help says what it takes.\n")
+
+
+def parser_of_commands() -> OneSentence:
+    """Its answers have `run`, the dotted name of the command's function, and `parser`."""
+    head, *parts = DATA.joinpath("commands.md").read_text("utf-8").split("\n## ")
+    parser = OneSentence(
+        prog="python -m shardlab",
+        description=head.partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    names = _names()
+    for part in parts:
+        title, _, text = part.replace("\n  ", " ").partition("\n\n")
+        name, _, run = title.partition(": ")
+        text = text.format_map(names)
+        if not run:
+            names[name] = text
+            continue
+        facts = dict(re.findall(r"(?m)^(help|description|epilog|usage): (.+)", text))
+        command = commands.add_parser(name, **facts)
+        command.set_defaults(run=run, parser=command)
+        for line in re.findall(r"(?m)^- (.+)", text):
+            _add_argument(command, *re.split(r" \| ?", line))
+    return parser
+
+
+def _names() -> dict[str, str]:
+    """What braces stand for in the table."""
+    found = {name: ", ".join(known) for name, known in KNOWN.items()}
+    found["tools"] = ", ".join(tool.name for tool in tools().values())
+    found["written"] = " ".join(name for name in tools() if name != "trainer")
+    rules = ((name.replace("_", "-"), rule) for name, rule in RULES.items())
+    found["rules"] = "\n".join(f"- --{name} | whole | fix it: {rule}" for name, rule in rules)
+    return found | dict(warning=WARNING)
+
+
+def _add_argument(command: argparse.ArgumentParser, names: str, kind: str, help: str):
+    name, _, metavar = names.partition(" ")
+    (first, *limits), *more = map(str.split, kind.split(", "))
+    options = dict(metavar=metavar) if metavar else {}
+    match first:
+        case "flag":
+            options["action"] = "store_true"
+        case "yes":  # or no
+            options["action"] = argparse.BooleanOptionalAction
+        case "rest":
+            options["nargs"] = argparse.REMAINDER
+        case "one":  # of
+            options["choices"] = limits[1:]
+        case _:
+            options["type"] = _reader(first, limits)
+    for word, *value in more:
+        match word:
+            case "required":
+                options["required"] = True
+            case "optional":
+                options["nargs"] = "?"
+            case "several":
+                options["nargs"] = "+"
+            case "again":
+                options["action"] = "append"
+            case "alone":
+                options |= dict(nargs="?", const=options["type"](*value))
+            case "else":
+                options["default"] = " ".join(value)
+            case "called":
+                options["dest"] = value[0]
+    command.add_argument(name, help=help or None, **options)
+
+
+def _reader(kind: str, limits: list[str]):
+    """A function of an argument's text."""
+    if kind not in KINDS:
+        module, _, name = kind.rpartition(".")
+        return lambda text: getattr(import_module(module), name)(text)
+    if not limits:
+        return KINDS[kind]
+    least, most = map(KINDS[kind], limits[1::2])
+
+    def read(text):
+        if not least <= (value := KINDS[kind](text)) <= most:
+            said = f"{text:.40} is not from {least:g} to {most:,.0f}"
+            raise argparse.ArgumentTypeError(said)
+        return value
+
+    read.__name__ = KINDS[kind].__name__  # argparse names it: "invalid int value"
+    return read
