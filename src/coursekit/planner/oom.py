@@ -35,34 +35,12 @@ CONTEXT_BYTES = 3 * 2**28  # of CUDA, in each process
 CAPACITY_SHARE = 0.01  # of a card: sizes that are one card's
 
 
-class Cause(Enum):
-    """Why an allocation failed, and what is said of it."""
-
-    TOO_LARGE = (
-        "The tensor is larger than the card ({asked} of {total}): no setting of the allocator and"
-        " no other tensor matter before it is smaller."
-    )
-    REFUSED = (
-        "The card has {free} free, and the driver refused {asked}: another process took the memory"
-        " and gave it back, or what the driver calls free is not all for this process, as on"
-        " Windows and on GPUs that share the host's memory."
-    )
-    LIMIT = (
-        "A limit was reached, not the card's end: the process may have {allowed}"
-        " (torch.cuda.set_per_process_memory_fraction)."
-    )
-    GAPS = (
-        "Fragmentation: {unallocated} are gaps in blocks that the allocator holds, more than a"
-        " tensor of {asked} needs beside {free} that are free, but no gap is large enough."
-    )
-    OTHERS = (
-        "Another process, or another context, holds {others} of this card: without it {asked} are"
-        " there."
-    )
-    NEED = (
-        "Need: {allocated} of {total} are alive, and gaps of {unallocated} are what an allocator"
-        " usually has."
-    )
+_TEXT = DATA.joinpath("oom.md").read_text("utf-8")
+# why an allocation failed: what is said of it, and the first fix
+Cause = Enum(
+    "Cause",
+    {name: words.split(" → ") for name, words in re.findall(r"(?m)^- ([A-Z_]+): (.+)", _TEXT)},
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +55,7 @@ class FailurePoint:
 
 @cache
 def points() -> tuple[FailurePoint, ...]:
-    parts = DATA.joinpath("oom.md").read_text("utf-8").split("\n## ")[1:]
+    parts = _TEXT.split("\n## ")[1:]
     return tuple(
         FailurePoint(name, why, pattern.strip("`"), tuple(re.findall(r"(?m)^- (.+)", fixes)))
         for name, why, pattern, fixes in (part.split("\n\n", 3) for part in parts)
@@ -164,38 +142,18 @@ class MemoryMessage:
         sizes = ("asked", "total", "free", "allocated", "unallocated", "others", "missing")
         shown = {name: format_bytes(getattr(self, name)) for name in sizes}
         shown |= dict(half=format_bytes(self.asked // 2), eighth=format_bytes(self.asked // 8))
-        return shown | dict(allowed=format_bytes(self.allowed or 0))
+        held = ", ".join(f"{pid} with {format_bytes(has)}" for pid, has in self.processes.items())
+        shown["process"] = f"processes: {held}" if held else "process (nvidia-smi names it)"
+        room, allowed = format_bytes(abs(self.room)), format_bytes(self.allowed or 0)
+        return shown | dict(room=room, allowed=allowed)
 
     @property
     def fixes(self) -> list[str]:
         """The nearest first."""
-        cause, shown = self.cause, self._shown
-        found = []
-        if cause is Cause.GAPS:
-            found.append(
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, from PyTorch 2.1 on and not on"
-                f" Windows: gaps become usable, and {format_bytes(self.room)} would be left"
-            )
-        if cause is Cause.LIMIT:
-            found.append(f"raise the limit: {shown['free']} of the card are free")
-        if cause is Cause.OTHERS:
-            held = ", ".join(
-                f"{pid} with {format_bytes(has)}" for pid, has in self.processes.items()
-            )
-            found.append(
-                f"end the other process{'es: ' + held if held else ' (nvidia-smi names it)'}, or"
-                " take another card with CUDA_VISIBLE_DEVICES"
-            )
-        if cause is Cause.REFUSED:
-            found.append("look with nvidia-smi at who else uses the card, and try again")
-        if self.point:
-            found += [fix.format_map(shown) for fix in self.point.fixes]
-        elif cause in (Cause.NEED, Cause.TOO_LARGE):
-            found.append(
-                f"make {shown['missing']} of room; the traceback above the message, pasted with it,"
-                " says where"
-            )
-        return found
+        found = self.point.fixes if self.point else ()
+        if not (self.point and self.cause in (Cause.NEED, Cause.TOO_LARGE)):
+            found = (self.cause.value[1], *found)
+        return [fix.format_map(self._shown) for fix in found]
 
     @property
     def rows(self) -> list[tuple[int, str]]:
@@ -227,7 +185,7 @@ class MemoryMessage:
         if self.reserved > self.total:
             yield "More than the card has: the driver pages to the host's memory, as on Windows."
         yield ""
-        yield self.cause.value.format_map(self._shown)
+        yield self.cause.value[0].format_map(self._shown)
         where = f", at {self.line}" if self.line else ""
         if self.point:
             yield f"Where: {self.point.name}{where}. {self.point.why}"
@@ -266,7 +224,7 @@ def explain_oom(text: str) -> MemoryMessage:
         if not begins:
             frames = "\n".join(frames.splitlines()[-NEAREST_LINES:])
         return MemoryMessage(**message, frames=frames, more=len(parsed) - 1)
-    without_numbers = DATA.joinpath("oom.md").read_text("utf-8").partition("\n## ")[0]
+    without_numbers = _TEXT.partition("\n## ")[0]
     for pattern, said in re.findall(r"(?m)^`(.+)`\n: +(.+)", without_numbers):
         if re.search(pattern, text):
             raise ValueError(said)
