@@ -124,12 +124,21 @@ def divides_heads(sizes, t, c) -> bool:
 
 
 @cache
-def _refusals() -> list[tuple[CodeType, str, CodeType]]:
-    """(condition, the quantity that is refused, the sentence) of layouts that cannot be."""
-    text = DATA.joinpath("knobs.md").read_text("utf-8").partition("## layouts that cannot be\n")[2]
-    found = re.findall(r"(?m)^- `(.+?)` (\w+): (.+)", text.replace("\n  ", " "))
+def _refusals(heading) -> list[tuple[CodeType, str, CodeType]]:
+    """(condition, the quantity that is refused, the sentence) of data/knobs.md."""
+    text = DATA.joinpath("knobs.md").read_text("utf-8").partition(f"## {heading}\n")[2]
+    text = text.partition("\n## ")[0].replace("\n  ", " ")
     compiled = partial(compile, filename="knobs.md", mode="eval")
+    found = re.findall(r"(?m)^- `(.+?)` (\w+): (.+)", text)
     return [(compiled(when), name, compiled(f'f"""{words}"""')) for when, name, words in found]
+
+
+def refuse(heading, names, asked):
+    """Raise InvalidQuantity by the first condition below a heading of data/knobs.md that holds; it
+    and its sentence know these names and what is asked."""
+    for condition, quantity, words in _refusals(heading):
+        if eval(condition, names, asked):
+            raise InvalidQuantity(quantity, asked[quantity], eval(words, names, asked))
 
 
 @dataclass(frozen=True)
@@ -242,13 +251,11 @@ class RankLayout:
     def check(self):
         """Raises InvalidQuantity for degrees that no GPUs make, as data/knobs.md has them."""
         t, p, c = self.tensor_parallel, self.pipeline_parallel, self.context_parallel
-        asked = {} if self.context_mix is None else dict(context_mix=self.context_mix)
+        mix = {} if self.context_mix is None else dict(context_mix=self.context_mix)
         BOOK.validate(gpus=self.gpus, tensor_parallel=t, pipeline_parallel=p)
-        BOOK.validate(ranks_per_node=self.ranks_per_node, **asked)
-        known = dict(vars(self), t=t, p=p, c=c, layout=self)
-        for condition, quantity, words in _refusals():
-            if eval(condition, globals(), known):
-                raise InvalidQuantity(quantity, known[quantity], eval(words, globals(), known))
+        BOOK.validate(ranks_per_node=self.ranks_per_node, **mix)
+        asked = dict(vars(self), t=t, p=p, c=c, layout=self)
+        refuse("layouts that cannot be", globals(), asked)
 
     def solved(self) -> dict:
         """The values of all quantities on the fullest rank, which is the pipeline's first, second
@@ -518,12 +525,7 @@ def reserve_in_bytes(reserve_gb) -> int | None:
     """Bytes that are set aside; None where nobody says how many."""
     if reserve_gb is None:
         return None
-    if not 0 <= reserve_gb <= MOST_RESERVE_GB:  # NaN, too, is refused
-        raise InvalidQuantity(
-            "reserve_gb",
-            reserve_gb,
-            f"reserve_gb = {reserve_gb}: it must be at least 0 and at most {MOST_RESERVE_GB:,}.",
-        )
+    refuse("reserves that cannot be", globals(), dict(reserve_gb=reserve_gb))
     return round(reserve_gb * 10**9)
 
 

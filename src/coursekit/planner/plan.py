@@ -37,6 +37,7 @@ from .fits import (
     json_of_nearest,
     lines_of_nearest,
     nearest,
+    refuse,
 )
 from .many import solve_many
 from .speeds import (
@@ -256,24 +257,8 @@ def plan(
     where = dict(gpu=gpu, gpus=gpus, sequence=sequence, zero_stage=0)
     asked = asked_layout(model, reserve_gb, **where, **more)
     asked.solved()  # refuses what no layout can mend
-    if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
-        raise InvalidQuantity(
-            "batch",
-            batch,
-            f"batch = {show(batch)}: it must be a whole number of sequences from 1 to"
-            f" {MOST_BATCH:,}.",
-        )
-    if type(most) is not int or most < 1:
-        raise InvalidQuantity(
-            "most",
-            most,
-            f"most = {show(most)}: it must be a whole number of layouts of at least 1.",
-        )
     name = speed or usual_speed(gpu, asked.kernels, experts=bool(asked.sizes.get("experts")))
-    if name not in SPEEDS:
-        raise InvalidQuantity(
-            "speed", name, f"speed = {name}: it must be one of {', '.join(SPEEDS)}."
-        )
+    refuse("questions that plan refuses", globals(), dict(batch=batch, most=most, speed=name))
     search = Search(asked, batch, SPEEDS[name], fixed)
     if "context_parallel" not in fixed and not (search.rows and search.fitting):
         shared = replace(search, contexts=CONTEXTS)
