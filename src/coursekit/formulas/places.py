@@ -31,24 +31,17 @@ and `largest` registers them and, over all places,
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import chain
-from operator import add
 from types import MappingProxyType
 
 from .registry import BOOK, Registry
 from .subset import (
     SUBSET,
-    arg_max,
     as_text,
     check_expression,
-    choose,
-    maximum,
-    quantities_in,
-    quantity_in,
     returned,
 )
 
@@ -74,9 +67,6 @@ class Place:
         return dict(self.parts)
 
 
-_ZERO = ast.Constant(0)
-
-
 @dataclass
 class _Declared:
     """A place before its formulas are made: what it says of itself, and the terms that techniques
@@ -95,17 +85,18 @@ class _Declared:
     terms: list = field(default_factory=list)
 
     def bytes_of(self, usual):
-        """Category -> expression: what the place says, or what is usual, and the terms."""
-        bytes_of = {category: _quantity(name) for category, name in usual.items()} | self.says
+        """Category -> what the place says, or what is usual, and the terms."""
+        bytes_of = dict(usual) | self.says
         facts = {name: bytes_of.pop(name) for name in self.says if name not in LETTERS}
-        named = set().union(*map(quantities_in, chain(*(term.values() for term in self.terms))))
+        added = list(chain(*(term.items() for term in self.terms)))
+        named = set(chain(*(re.findall(r"\w+", text) for _, text in added)))
         if spare := set(facts) - named:
             raise TypeError(f"place {self.name}: {min(spare)} is no category or name in a term.")
-        for category, expression in chain(*(term.items() for term in self.terms)):
-            before = bytes_of.get(category, _ZERO)
-            added = _summands(_Fill(facts).visit(deepcopy(expression)))
-            summands = added if before is _ZERO else [before, *added]
-            bytes_of[category] = reduce(lambda a, b: ast.BinOp(a, ast.Add(), b), summands)
+        for category, text in added:
+            for name, said in facts.items():
+                text = said if text == name else re.sub(rf"\b{name}\b", f"({said})", text)
+            before = bytes_of.get(category, "0")
+            bytes_of[category] = text if before == "0" else f"{before} + {text}"
         return bytes_of
 
 
@@ -159,33 +150,32 @@ class Places:
         parts = {
             category: quantity
             for category in LETTERS
-            if (quantity := self._part(declared, category, bytes_of.get(category, _ZERO)))
+            if (quantity := self._part(declared, category, bytes_of.get(category, "0")))
         }
         name, when = declared.name, declared.when
         alone = len(parts) == 1 and not declared.total and not when  # is its own sum
         total = [*parts.values()][0] if alone else declared.total or f"live_at_{name}_bytes"
         if not alone:
-            together = _sum([*([when] if when else []), *parts.values()], bool(when))
+            terms = " + ".join(dict.fromkeys(parts.values()))
+            together = _formula(f"{when} * ({terms})" if when else terms)
             together.parts = parts  # explains which category is which quantity
             symbol, meaning = self.letter + declared.symbol, f"bytes {declared.words}"
             module = declared.function.__module__
             self._add(total, together, symbol, meaning, module, **declared.origin)
         return Place(name, declared.phase, total, MappingProxyType(parts), when)
 
-    def _part(self, declared, category, expression):
+    def _part(self, declared, category, text):
         """The quantity of one category: the one that is named, or a formula of its own; "" where
         it is 0."""
-        if expression is _ZERO:
-            return ""
-        if alone := quantity_in(expression):
-            return alone
+        if text == "0" or text.isidentifier():
+            return text.removeprefix("0")
         if declared.when:
-            expression = ast.BinOp(_quantity(declared.when), ast.Mult(), expression)
+            text = f"{declared.when} * ({text})"
         quantity = f"{category}_at_{declared.name}_bytes"
         where, _, _ = declared.words.partition(":")
         self._add(
             quantity,
-            _compiled(expression),
+            _formula(ast.unparse(ast.parse(text))),
             f"{LETTERS[category]}{declared.symbol}",
             f"{SAID.get(category, category)} {where}",
             declared.function.__module__,
@@ -201,18 +191,18 @@ class Places:
                 self.rivals.append(self.places[-1])
         module = inspect.currentframe().f_back.f_globals["__name__"]
         total, which = total or f"{self.name}_bytes", which or f"{self.name}_place"
-        totals = [place.total for place in self.rivals]
+        totals = ", ".join(dict.fromkeys(place.total for place in self.rivals))
         numbered = ", ".join(f"{n} {place.name}" for n, place in enumerate(self.rivals, 1))
         made = self.letter + self.symbol
-        self._add(total, _over(maximum, totals), made, f"bytes {self.meaning}", module)
+        self._add(total, _formula(f"maximum({totals})"), made, f"bytes {self.meaning}", module)
         number = ("i" + self.symbol, f"place of that maximum: {numbered}", module, "count")
-        self._add(which, _over(arg_max, totals), *number)
+        self._add(which, _formula(f"arg_max({totals})"), *number)
         for category, letter in LETTERS.items():
-            parts = [place.parts.get(category, "") for place in self.rivals]
+            parts = [place.parts.get(category, "0") for place in self.rivals]
             there = self.there or self.meaning.partition(":")[0]
             if len(set(parts)) > 1:
                 name, meaning = f"{category}_at_{self.name}_bytes", SAID.get(category, category)
-                chosen = _chosen(which, parts)
+                chosen = _formula(f"choose({which}, {', '.join(parts)})")
                 self._add(name, chosen, letter + self.symbol, f"{meaning} {there}", module)
 
     def _add(self, name, function, symbol, meaning, module, unit="bytes", **facts):
@@ -221,76 +211,21 @@ class Places:
         self.registry.add(name, function, symbol=symbol, unit=unit, meaning=meaning, **said)
 
 
-def _quantity(name):
-    return ast.Attribute(ast.Name("q", ast.Load()), name, ast.Load())
-
-
 def _read(function):
-    """Category -> expression of a function that returns live(category=expression, ...)."""
+    """Category -> expression, as text, of a function that returns live(category=expression)."""
     call = returned(function)
     for keyword in call.keywords:
         check_expression(keyword.value, function)
-    zero = lambda node: isinstance(node, ast.Constant) and node.value == 0
-    return {one.arg: _ZERO if zero(one.value) else one.value for one in call.keywords}
+    return {one.arg: as_text(one.value) for one in call.keywords}
 
 
-def _summands(expression):
-    """The expressions that are added up, left to right."""
-    if isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Add):
-        return [*_summands(expression.left), *_summands(expression.right)]
-    return [expression]
-
-
-class _Fill(ast.NodeTransformer):
-    """Puts what a place says of itself where a term names it."""
-
-    def __init__(self, facts):
-        self.facts = facts
-
-    def visit_Attribute(self, node):
-        return self.facts.get(quantity_in(node), node)
-
-
-def _over(function, names, text=""):
-    """`function` of the quantities with these names, as a formula; `text` is how it is written."""
-    names = list(dict.fromkeys(names))
-
-    def formula(q):
-        return function(*(getattr(q, name) for name in names))
-
-    formula.written = text or f"{function.__name__}({', '.join(names)})"
-    formula.needs = names
-    return formula
-
-
-def _sum(names, switched):
-    """The sum of the quantities; with `switched`, the first times the sum of the others."""
-
-    def together(*values):
-        return values[0] * reduce(add, values[1:]) if switched else reduce(add, values)
-
-    terms = " + ".join(dict.fromkeys(names[switched:]))
-    return _over(together, names, f"{names[0]} * ({terms})" if switched else terms)
-
-
-def _chosen(which, parts):
-    """The part with the number `which`, 0 where it is ""."""
-    names = [name for name in dict.fromkeys(parts) if name]
-
-    def formula(place, *values):
-        value = dict(zip(names, values))
-        return choose(place, *(value.get(part, 0) for part in parts))
-
-    chosen = f"choose({which}, {', '.join(part or '0' for part in parts)})"
-    return _over(formula, [which, *names], chosen)
-
-
-def _compiled(expression):
-    """A formula of the quantities that the expression names."""
-    arguments = ast.arguments([], [ast.arg("q")], None, [], [], None, [])
-    tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, expression)))
-    formula = eval(compile(tree, "<place>", "eval"), dict(SUBSET))
-    formula.written, formula.needs = as_text(expression), quantities_in(expression)
+def _formula(text):
+    """A formula as it is written, but for `q.`."""
+    names = [name for name in re.findall(r"\b[a-z_]\w*", text) if name not in SUBSET]
+    of_q = lambda name: name[0] if name[0] in SUBSET else f"q.{name[0]}"
+    code = re.sub(r"\b[a-z_]\w*", of_q, text)
+    formula = eval(f"lambda q: {code}", dict(SUBSET))
+    formula.written, formula.needs = text, list(dict.fromkeys(names))
     return formula
 
 
