@@ -108,11 +108,6 @@ class Exercise:
     properties: tuple[Callable[..., str | None], ...] = ()
     of_a_value: bool = False
 
-    def __post_init__(self):
-        if self.words and len(self.words) != len(self.cases):
-            said = f"{self.name}: {len(self.words)} words for {len(self.cases)} cases:"
-            raise ValueError(f"{said} each case has its own, or none has.")
-
     def answers(self, solution: Callable) -> list:
         return [self.tried(solution, number) for number in range(len(self.cases))]
 

@@ -104,10 +104,7 @@ class DecisionList:
 
 @cache
 def _compiled(source: str, where: str, mode: str = "eval") -> CodeType:
-    try:
-        return compile(source, f"<{where}>", mode)
-    except SyntaxError as error:
-        raise ValueError(f"{where}: {source!r} is not Python: {error.msg}.") from None
+    return compile(source, f"<{where}>", mode)
 
 
 class Decisions(NamedTuple):

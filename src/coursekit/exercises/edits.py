@@ -66,14 +66,15 @@ class Topic:
         self.decisions = decisions_in(path.read_text("utf-8"))
 
     def exercise(self, key: str, solution: Any = None, **rest) -> Exercise:
-        """The exercise. Without a `solution` the right one is that of the lab. Raises ValueError
-        if no lab has one, or if an edit finds nothing."""
+        """The exercise. Without a `solution` the right one is that of the lab, a stored cell tagged
+        solution that checks it. Raises KeyError if no lab has one, ValueError if an edit finds
+        nothing."""
         self._add_decisions(key, rest)
         if rest.get("of_a_value"):
             wrong = list(self._values(key))
             found = solution if callable(solution) else lambda: solution
             return Exercise(reference=found, misconceptions=tuple(wrong), **rest)
-        lab = self._of_the_lab(key) if solution is None else {}
+        lab = solutions()[f"{self.name}.{key}"] if solution is None else {}
         source = lab.get("solution") or textwrap.dedent(inspect.getsource(solution))
         names: dict[str, Any] = {}
         exec(lab.get("imports", ""), names)
@@ -91,23 +92,10 @@ class Topic:
         rest["properties"] = found.lists + rest.get("properties", ())
         rest["errors"] = found.errors + rest.get("errors", ())
 
-    def _of_the_lab(self, key: str) -> dict[str, str]:
-        found = solutions().get(f"{self.name}.{key}")
-        if found is None:
-            raise ValueError(
-                f"{self.name}.{key} has no right solution: no stored lab checks it in a cell tagged"
-                " solution. Give the right function as second argument; it can go once make store"
-                " has stored such a lab."
-            )
-        return found
-
     def _edits(self, key: str, source: str, names: dict[str, Any]) -> Iterator[Misconception]:
         for mistake in self.mistakes.get(key, ()):
             for block in mistake.blocks:
-                try:
-                    wrong = made(edited(source, block), names, key)
-                except (ValueError, SyntaxError) as error:
-                    raise ValueError(f"{self.name}/mistakes.md, {key}: {error}") from None
+                wrong = made(edited(source, block), names, key)
                 yield Misconception(wrong, mistake.sentence)
 
     def _values(self, key: str) -> Iterator[Misconception]:

@@ -57,10 +57,7 @@ def mistakes_in(text: str) -> dict[str, list[Mistake]]:
             elif block:
                 told = re.fullmatch(rf"(.*) \[({'|'.join(ORIGINS)})\]", " ".join(lines))
                 if told is None:
-                    raise ValueError(
-                        f"{name}: {lines[0]!r} does not say where it was seen: it ends with"
-                        f" {' or '.join(f'[{one}]' for one in ORIGINS)}."
-                    )
+                    raise ValueError(f"{name}: {lines[0]!r} ends with none of {ORIGINS}.")
                 mistakes.append(Mistake(*told.groups(), []))
     return found
 
