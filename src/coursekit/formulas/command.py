@@ -5,14 +5,14 @@ question gets one sentence, and exit code 2.
 import argparse
 import sys
 
-from .explain import explained
+from .explain import explain
 
 
 def run_explain(asked: argparse.Namespace) -> int:
     names = [word for word in asked.names if "=" not in word]
     try:
         given = given_pairs(word for word in asked.names if "=" in word)
-        print(explained(names, **given))
+        explain(names, **given)
     except TypeError as refused:
         return say_refused(refused)
     return 0
