@@ -187,7 +187,7 @@ def test_without_a_gpu_the_cpu_is_used_and_the_reason_is_said(monkeypatch):
     pretend(monkeypatch, is_available=False)
     device, why_not = find_device()
     assert (device, why_not) == (CPU, "no CUDA GPU was found")
-    assert any(why_not in row.so for row in capabilities.capabilities(device, why_not))
+    assert f"({why_not})" in capabilities.capabilities(device, why_not)
 
 
 def test_a_gpu_that_cannot_compute_is_no_gpu(monkeypatch):
@@ -213,15 +213,12 @@ def test_a_t4_has_no_bf16_units(monkeypatch):
     assert not multiplies_bf16(CPU)
 
 
-def test_the_table_of_a_gpu(monkeypatch):
+def test_the_sentence_of_a_gpu(monkeypatch):
     """Mutations: memory in GB; the second GPU said to be used; what needs a GPU said to be skipped
     on one; ranks and a backend named in a lab of one process."""
     pretend(monkeypatch, device_count=2, **T4)
-    rows = {row.question: row for row in capabilities.capabilities(GPU, needs_gpu=["it"])}
-    assert rows["device"].here == "Tesla T4, 14.7 GiB"
-    assert rows["device"].so == "one of 2 GPUs is used"
-    assert rows["skipped"].here == "nothing"
-    assert "ranks" not in rows and "backend" not in rows
+    said = capabilities.capabilities(GPU, needs_gpu=["it"])
+    assert said == "This lab runs on Tesla T4, 14.7 GiB; one of 2 GPUs is used."
 
 
 def test_a_lab_of_several_ranks(monkeypatch):
@@ -230,20 +227,14 @@ def test_a_lab_of_several_ranks(monkeypatch):
     each rank has its own; the reason for gloo left out of the sentence."""
     pretend(monkeypatch, device_count=1, **T4)
 
-    def rows(device, **given):
-        found = capabilities.capabilities(device, ranks=2, **given)
-        return {row.question: row.here for row in found}
+    def said(device=GPU, **given):
+        return capabilities.capabilities(device, ranks=2, **given)
 
-    def said(**given):
-        return str(capabilities.in_a_sentence(capabilities.capabilities(GPU, ranks=2, **given)))
-
-    assert (rows(GPU)["ranks"], rows(GPU)["backend"]) == ("2", "gloo")
     assert "backend gloo: 2 ranks share the GPU, and NCCL wants one for each" in said()
     pretend(monkeypatch, device_count=2)
     assert "2 of 2 GPUs are used. It starts 2 ranks, backend nccl: a GPU for each rank." in said()
     assert "one of 2 GPUs is used" in said(on_cpu=True)
-    assert rows(GPU)["backend"] == "nccl" and rows(CPU)["backend"] == "gloo"
-    assert rows(GPU, on_cpu=True)["backend"] == "gloo"
+    assert "backend gloo" in said(CPU) and "backend gloo" in said(on_cpu=True)
 
 
 def test_memory_of_a_container_and_where_the_system_does_not_tell(monkeypatch):
@@ -255,18 +246,16 @@ def test_memory_of_a_container_and_where_the_system_does_not_tell(monkeypatch):
         assert memory_bytes(CPU) == 2**30
     monkeypatch.delattr(capabilities.os, "sysconf")
     assert memory_bytes(CPU) is None
-    rows = capabilities.capabilities(CPU)
-    assert any(row.question == "device" and "GiB" not in row.here for row in rows)
+    assert "GiB" not in capabilities.capabilities(CPU)
 
 
-def test_one_sentence_instead_of_a_table(monkeypatch):
+def test_the_sentence_of_a_cpu(monkeypatch):
     """Must catch: a lab that needs a GPU said to need none; ranks named in a lab of one process;
     what is skipped left out."""
     monkeypatch.setattr(capabilities.torch.cuda, "device_count", lambda: 0)
 
     def said(**given):
-        rows = capabilities.capabilities(CPU, "no CUDA GPU was found", **given)
-        return str(capabilities.in_a_sentence(rows))
+        return capabilities.capabilities(CPU, "no CUDA GPU was found", **given)
 
     assert "(no CUDA GPU was found). Nothing in it needs a GPU." in said()
     assert "It starts 4 ranks, backend gloo: " in said(ranks=4) and "ranks" not in said()

@@ -6,8 +6,8 @@ import torch.distributed as dist
 from notebook_kernel import notebook
 
 from coursekit.exercises import Exercise, Misconception, check
-from coursekit.lab import batches, far, ranks_on, ring_bytes, small_gpt, start
-from coursekit.machine.capabilities import Capability
+from coursekit.lab import batches, far, ranks_on, ring_bytes, small_gpt
+from coursekit.machine.capabilities import capabilities
 from ranklab.measure.communication import CommunicationLog
 from ranklab.ranks import NotARank, rank_device
 from shardlab.gpt import next_token_loss
@@ -102,9 +102,9 @@ def test_a_check_of_what_a_cell_found():
 
 def test_a_backend_that_the_cell_has_chosen():
     """Must catch: NCCL said to carry the messages of rehearsed hosts."""
-    row = Capability("backend", "nccl", "a GPU for each rank")
-    assert start._as_asked(row, "nccl") == row
-    assert start._as_asked(row, "gloo") == ("backend", "gloo", "as this cell asks for")
+    assert "backend gloo: ranks send" in capabilities(torch.device("cpu"), ranks=2, backend="gloo")
+    said = capabilities(torch.device("cpu"), ranks=2, backend="nccl")
+    assert "backend nccl: as this cell asks for." in said
 
 
 SETUP = """from coursekit.exercises import Predictions

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 from ranklab.ranks import ranks
 from ranklab.ranks.links import Host, LinksUnavailable, two_hosts
 
-from ..machine.capabilities import Capability, capabilities, find_device, in_a_sentence
+from ..machine.capabilities import capabilities, find_device, in_a_sentence
 
 _started: WeakValueDictionary[str, object] = WeakValueDictionary()
 
@@ -27,16 +27,15 @@ def ranks_on(n: int, *, needs_gpu: Sequence[str] = (), **options):
     device, why_not = find_device()
     on_cpu = options.get("device") == "cpu"
     world = _started[call] = ranks(n, announce=False, **{"device": device.type, **options})
-    rows = capabilities(device, why_not, needs_gpu=needs_gpu, ranks=n, on_cpu=on_cpu)
-    rows = [_as_asked(row, world.backend) if row.question == "backend" else row for row in rows]
+    said = capabilities(device, why_not, needs_gpu, n, on_cpu, world.backend)
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
         from IPython.display import display
 
-        display(in_a_sentence(rows))
+        display(in_a_sentence(said))
         _magic(shell).use(world)
     elif getattr(world, "rank", 0) == 0:  # under torchrun this process is one rank of several
-        print(in_a_sentence(rows))
+        print(said)
     return world
 
 
@@ -52,11 +51,6 @@ def link_between_hosts(megabits_per_second: float) -> Iterator[tuple[tuple[Host,
             print("no slow link can be rehearsed here")
             hosts, words = (), "one host"
         yield hosts, words
-
-
-def _as_asked(row: Capability, backend: str) -> Capability:
-    """The row of the backend, where options of the call have chosen another one."""
-    return row if row.here == backend else row._replace(here=backend, so="as this cell asks for")
 
 
 def _magic(shell):

@@ -4,20 +4,11 @@ compute does not count."""
 import os
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
 from coursekit.machine.limit import control_groups
 from ranklab.measure.clock import leave_a_core_free
-
-
-class Capability(NamedTuple):
-    """One thing that a lab says first: the question, this machine's answer, the consequence."""
-
-    question: str
-    here: str
-    so: str
 
 
 def find_device() -> tuple[torch.device, str]:
@@ -72,35 +63,33 @@ def capabilities(
     needs_gpu: Sequence[str] = (),
     ranks: int = 1,
     on_cpu: bool = False,
-) -> list[Capability]:
-    """Rows for a lab on `device`; `why_not` is find_device's reason.
+    backend: str = "",
+) -> str:
+    """What a reader wants to know: on what a lab runs, and what it cannot show there; `why_not` is
+    find_device's reason.
 
-    `needs_gpu` names the parts that a CPU cannot run, `ranks` is the number of processes (a lab of
-    one process has no rows of ranks), `on_cpu` says that the ranks stay on the CPU. Where the CPU
+    `needs_gpu` names the parts that a CPU cannot run, `ranks` is the number of processes, `on_cpu`
+    says that the ranks stay on the CPU, `backend` is the one that a cell has chosen. Where the CPU
     computes, PyTorch is told to leave a core free.
     """
     gpus, total = torch.cuda.device_count(), memory_bytes(device)
     memory = f", {total / 2**30:.1f} GiB" if total else ""
     on_gpus = ranks > 1 and device.type == "cuda" and not on_cpu
+    started = _of_ranks(ranks, gpus if on_gpus else 0, on_cpu, backend) if ranks > 1 else ""
     if device.type == "cuda":
         used = min(ranks, gpus) if on_gpus else 1
-        here = f"{torch.cuda.get_device_name(device)}{memory}"
         so = f"{used if used > 1 else 'one'} of {gpus} GPUs {'are' if used > 1 else 'is'} used"
         so = so if gpus > 1 else "the GPU is used"
-    else:
-        threads = leave_a_core_free()
-        here = f"CPU, {threads} thread{'s' * (threads > 1)}{memory}"
-        so = why_not or "the CPU is used"
-    skipped = "" if device.type == "cuda" else "; ".join(needs_gpu)
-    return [
-        Capability("device", here, so),
-        *(_of_ranks(ranks, gpus if on_gpus else 0, on_cpu) if ranks > 1 else ()),
-        Capability("skipped", skipped or "nothing", ""),
-    ]
+        return f"This lab runs on {torch.cuda.get_device_name(device)}{memory}; {so}.{started}"
+    threads = leave_a_core_free()
+    here = f"the CPU, {threads} thread{'s' * (threads > 1)}{memory}"
+    skipped = f"Skipped, because only a GPU can show it: {'; '.join(needs_gpu)}."
+    skipped = skipped if needs_gpu else "Nothing in it needs a GPU."
+    return f"This lab runs on {here} ({why_not or 'the CPU is used'}).{started} {skipped}"
 
 
-def _of_ranks(ranks: int, gpus: int, on_cpu: bool) -> list[Capability]:
-    """The rows for several ranks on so many GPUs; on the CPU where there is none."""
+def _of_ranks(ranks: int, gpus: int, on_cpu: bool, chosen: str) -> str:
+    """The sentence of several ranks on so many GPUs; on the CPU where there is none."""
     why = f"ranks send through the CPU's memory{', on any machine' * on_cpu}"
     if gpus >= ranks:
         why = "a GPU for each rank"
@@ -110,33 +99,16 @@ def _of_ranks(ranks: int, gpus: int, on_cpu: bool) -> list[Capability]:
             " for each; times of messages are those of the host's memory"
         )
     backend = "nccl" if gpus >= ranks else "gloo"
-    return [Capability("ranks", str(ranks), ""), Capability("backend", backend, why)]
+    if chosen not in ("", backend):
+        backend, why = chosen, "as this cell asks for"
+    return f" It starts {ranks} ranks, backend {backend}: {why}."
 
 
-class Sentence(str):
-    """A sentence that a notebook wraps."""
+class in_a_sentence(str):
+    """Text that a notebook wraps."""
 
     def __repr__(self):
         return str(self)
 
     def _repr_markdown_(self):
         return str(self)
-
-
-def in_a_sentence(rows: Sequence[Capability]) -> Sentence:
-    """The rows of `capabilities` as what a reader wants to know: on what the lab runs, and what it
-    cannot show there."""
-    row = {capability.question: capability for capability in rows}
-    device, skipped = row["device"], row["skipped"]
-    ranks = ""
-    if "ranks" in row:
-        backend = row["backend"]
-        ranks = f" It starts {row['ranks'].here} ranks, backend {backend.here}: {backend.so}."
-    lacking = (
-        "Nothing in it needs a GPU."
-        if skipped.here == "nothing"
-        else f"Skipped, because only a GPU can show it: {skipped.here}."
-    )
-    if device.here.startswith("CPU"):
-        return Sentence(f"This lab runs on the {device.here} ({device.so}).{ranks} {lacking}")
-    return Sentence(f"This lab runs on {device.here}; {device.so}.{ranks}")
