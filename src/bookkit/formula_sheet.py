@@ -231,7 +231,7 @@ def _find_sheets(app, env, docnames):
         for asked in SHEET.findall(source.read_text("utf-8")) if source.suffix == ".md" else ():
             for part in asked.split() or PARTS:
                 if part not in known or sheets.setdefault(part, page) != page:
-                    said = f"{part} is no part of a formula sheet, or on one already; there are "
+                    said = f"{part} is unknown, or on another formula sheet; there are "
                     warn(page, "sheet", f"{said}{', '.join(PARTS)}.")
     if "others" in sheets:
         sheets = dict.fromkeys(GROUPS, sheets["others"]) | sheets

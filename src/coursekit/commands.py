@@ -56,7 +56,7 @@ def parser_of_commands() -> OneSentence:
 
 
 def _names() -> dict[str, str]:
-    """What braces stand for in the table."""
+    """Names in braces of the table, and their text."""
     found = {name: ", ".join(known) for name, known in KNOWN.items()}
     found["tools"] = ", ".join(tool.name for tool in tools().values())
     found["written"] = " ".join(name for name in tools() if name != "trainer")

@@ -69,7 +69,7 @@ def arbitrary(spec, chance):
     """Any numbers: odd, prime, up to 2^53 - 1; most of them obey the rules between quantities."""
     values = {}
     for name in spec.inputs:
-        quantity = BOOK.find(name).as_quantity() if name in BOOK.formulas else BOOK.quantities[name]
+        quantity = BOOK.find(name).as_quantity if name in BOOK.formulas else BOOK.quantities[name]
         if not quantity.whole:
             none = quantity.least == 0 and not quantity.above and chance.random() < 0.5
             values[name] = (

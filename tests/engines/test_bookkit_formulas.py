@@ -339,11 +339,11 @@ def test_a_sheet_of_several_pages(build):
 def test_sheets_that_forget_or_repeat_are_warnings(build):
     """Mutation: look only at whether there is a sheet."""
     _, warnings = build(index=SHEETS.format("states"), sheet=OTHERS.format("given states"))
-    assert "states is no part of a formula sheet, or on one already" in warnings
+    assert "states is unknown, or on another formula sheet" in warnings
     forgotten = re.search("no formula sheet prints (.*)", warnings)[1].split(", ")
     assert "time" in forgotten and "states" not in forgotten
     _, warnings = build(index=SHEETS.format("sattes"))
-    assert "sattes is no part of a formula sheet, or on one already; there are given, " in warnings
+    assert "sattes is unknown, or on another formula sheet; there are given, " in warnings
 
 
 @pytest.mark.slow

@@ -153,7 +153,7 @@ def test_arguments_and_misspelt_quantities_of_a_formula():
     registry = Registry()
     registry.quantity("layers", "L", "count", "the layers")
     section = registry.section(source="", measured_by="")
-    with pytest.raises(TypeError, match=r"twice: its arguments are \(layers\), but .* such as q"):
+    with pytest.raises(TypeError, match="twice takes q alone, not layers"):
 
         class Wrong(section):
             def twice(layers):

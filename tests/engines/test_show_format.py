@@ -163,7 +163,7 @@ def test_text_is_aligned():
 
 def test_a_row_of_another_length_is_refused():
     """Mutation: rows zipped with heads, which would drop the last cell in silence."""
-    with pytest.raises(ValueError, match=r"\['a', '1', '2'\] has 3 cells, but there are 2 heads"):
+    with pytest.raises(ValueError, match="a row has more or fewer cells than the 2 heads"):
         Table(["name", "value"], [["a", 1, 2]])
 
 

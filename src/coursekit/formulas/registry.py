@@ -170,12 +170,9 @@ class Formula:
     def __call__(self, **given):
         return self.registry.evaluate([self.name], **given)[self.name]
 
+    @cached_property
     def as_quantity(self):
         """The quantity that a reader may give instead of this formula."""
-        return self._as_quantity
-
-    @cached_property
-    def _as_quantity(self):
         most = EXACT_LIMIT if self.whole else math.inf
         return Quantity(self.name, self.symbol, self.unit, self.meaning, self.least, most)
 
@@ -380,7 +377,7 @@ class Registry:
 
     def _check(self, name, value):
         found = self.find(name)
-        return (found.as_quantity() if isinstance(found, Formula) else found).check(value)
+        return (found.as_quantity if isinstance(found, Formula) else found).check(value)
 
     def _refuse_contradiction(self, name, values, used):
         """A count that is given instead of computed must be what its formula makes it, where the

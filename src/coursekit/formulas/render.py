@@ -280,7 +280,7 @@ def javascript(targets, inputs=(), registry: Registry = BOOK):
 
     for name in needed:
         found = registry.find(name)
-        limits = found.as_quantity() if isinstance(found, Formula) else found
+        limits = found.as_quantity if isinstance(found, Formula) else found
         most = "null" if limits.most in (EXACT_LIMIT, math.inf) else limits.most
         bounds = f"{limits.least}, {most}, {int(limits.above)}, {int(limits.whole)}"
         define(name, f"given(r, q, {json.dumps(name)}, {bounds})")

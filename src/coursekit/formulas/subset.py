@@ -259,10 +259,7 @@ def check_expression(expression, function):
     """Raise TypeError where the expression leaves the subset."""
     arguments = list(inspect.signature(function).parameters)
     if arguments != ["q"]:
-        raise TypeError(
-            f"formula {function.__name__}: its arguments are ({', '.join(arguments)}), but a"
-            " formula takes (q) alone and names a quantity in its body, such as q.layers."
-        )
+        raise TypeError(f"formula {function.__name__} takes q alone, not {', '.join(arguments)}.")
 
     # names that are part of a quantity, q.layers, or of a call of the subset's functions
     parts = {
@@ -272,13 +269,8 @@ def check_expression(expression, function):
     }
     for node in ast.walk(expression):
         if not isinstance(node, _SYNTAX) or node not in parts and _leaves_the_subset(node):
-            raise TypeError(
-                f"formula {function.__name__}: `{ast.unparse(node)}` is outside the subset:"
-                " quantities, as q.layers; numbers; + - * /, where a difference begins with one of"
-                " these; ** with a whole number from 1 on; one of < <= > >=; "
-                + ", ".join(SUBSET)
-                + "."
-            )
+            said = f"`{ast.unparse(node)}` is outside the subset that subset.py begins with."
+            raise TypeError(f"formula {function.__name__}: {said}")
 
 
 def _leaves_the_subset(node):

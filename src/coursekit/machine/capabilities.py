@@ -65,7 +65,7 @@ def capabilities(
     on_cpu: bool = False,
     backend: str = "",
 ) -> str:
-    """What a reader wants to know: on what a lab runs, and what it cannot show there; `why_not` is
+    """Sentences for a reader: on what a lab runs, and what it cannot show there; `why_not` is
     find_device's reason.
 
     `needs_gpu` names the parts that a CPU cannot run, `ranks` is the number of processes, `on_cpu`

@@ -10,15 +10,17 @@ import runpy
 import sys
 from pathlib import Path
 
+from coursekit.formulas.command import say_refused
+
 
 def run_profile(asked: argparse.Namespace) -> int:
     if not asked.script.is_file():
-        return say(f"{asked.script} is not there: name the script that trains.")
+        return say_refused(f"{asked.script} is not there: name the script that trains.")
     if asked.trace and (asked.trace.is_dir() or not asked.trace.parent.is_dir()):
-        return say(f"--trace {asked.trace}: name a file in a folder that is there.")
+        return say_refused(f"--trace {asked.trace}: name a file in a folder that is there.")
     own = [word for word in asked.arguments if word.split("=")[0] == "--trace"]
     if own:
-        say(f"{own[0]} goes to {asked.script}: options of profile are before the script.")
+        say_refused(f"{own[0]} goes to {asked.script}: options of profile are before the script.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once, when torch is imported
     from ranklab.measure.profile import NoStep, profiled_steps
 
@@ -29,7 +31,7 @@ def run_profile(asked: argparse.Namespace) -> int:
         with profiled_steps(peak=peak_rate(), stop=True) as found:
             run_script(asked.script)
     except (NoStep, ScriptFailed) as wrong:
-        return say(str(wrong))
+        return say_refused(str(wrong))
     finally:
         sys.argv, sys.path[:] = before
     print(found)
@@ -72,8 +74,3 @@ def peak_rate() -> float | None:
 
     preset = preset_of(torch.device("cuda")) if torch.cuda.is_available() else None
     return preset and preset.quantities["flops_per_second"]
-
-
-def say(sentence: str) -> int:
-    print(sentence, file=sys.stderr)
-    return 2

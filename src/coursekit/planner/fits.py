@@ -408,19 +408,13 @@ class Answer:
             yield from lines_of_nearest(self.nearest)
 
     def as_json(self) -> dict:
+        own = ("fits", "needed_bytes", "memory_bytes", "reserve_bytes", "place", "compared")
+        own += ("assumed", "warning")
+        known = ("pipeline_rank", "parameters", "active_parameters")
         return dict(
-            fits=self.fits,
-            needed_bytes=self.needed_bytes,
-            memory_bytes=self.memory_bytes,
-            place=self.place,
-            pipeline_rank=self.values["pipeline_rank"],
-            parameters=self.values["parameters"],
-            active_parameters=self.values["active_parameters"],
+            **{name: getattr(self, name) for name in own},
+            **{name: self.values[name] for name in known},
             lines=[vars(line) for line in self.lines],
-            reserve_bytes=self.reserve_bytes,
-            compared=self.compared,
-            assumed=self.assumed,
-            warning=self.warning,
             host_bytes=self.values[ON_THE_HOST],
             nearest=list(json_of_nearest(self.nearest)),
         )

@@ -76,14 +76,9 @@ SIMPLEST = (
 ENOUGH_ROWS = 4096  # of a product that keeps a GPU busy: no formula has the cost of smaller ones
 
 
-def words_of_knobs(heading: str) -> dict[str, str]:
-    """Knob -> words, below a heading of data/knobs.md."""
-    text = DATA.joinpath("knobs.md").read_text("utf-8").partition(f"## {heading}\n")[2]
-    return dict(re.findall(r"(?m)^- (\w+): (.+)", text.partition("\n#")[0].replace("\n  ", " ")))
-
-
 # Knobs of a layout, each with its rule. The book's own rules hold beside these.
-RULES = words_of_knobs("rules of plan")
+_KNOBS = DATA.joinpath("knobs.md").read_text("utf-8").partition("\n## layouts that cannot be")[0]
+RULES = dict(re.findall(r"(?m)^- (\w+): (.+)", _KNOBS.replace("\n  ", " ")))
 
 
 @dataclass(frozen=True)

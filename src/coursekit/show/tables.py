@@ -49,12 +49,8 @@ class Table:
         self.rows = [
             [cell if isinstance(cell, str) else format_exact(cell) for cell in row] for row in rows
         ]
-        for row in self.rows:
-            if len(row) != len(self.heads):
-                raise ValueError(
-                    f"the row {row} has {len(row)} cells, but there are {len(self.heads)} heads:"
-                    f" {self.heads}."
-                )
+        if {*map(len, self.rows)} - {len(self.heads)}:
+            raise ValueError(f"a row has more or fewer cells than the {len(self.heads)} heads.")
 
     def _is_right(self, column):
         return column > 0 and all(NUMBER.match(row[column]) for row in self.rows)
