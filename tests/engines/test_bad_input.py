@@ -12,7 +12,7 @@ from coursekit.__main__ import main
 from coursekit.exercises import Predictions
 from coursekit.exercises.predictions import NoNumber
 from coursekit.formulas import InvalidQuantity, evaluate, quantities
-from coursekit.machine.doctor import Lab, labs_in
+from coursekit.machine.doctor import rows_of_labs
 from coursekit.recordings import record
 from coursekit.recordings.recordings import InvalidRecording, nearby, read_recording
 from coursekit.show.widgets import explorer
@@ -89,10 +89,9 @@ def test_the_doctor_reports_what_it_can(tmp_path):
     (tmp_path / "01-good.ipynb").write_text('{"metadata": {"shardlab": {"ranks": 4}}}')
     (tmp_path / "02-cut.ipynb").write_text('{"metadata": {')
     (tmp_path / "03-other.ipynb").write_text('{"metadata": {"shardlab": ["ranks"]}}')
-    good, cut, other = labs_in(tmp_path)
-    assert good == Lab("01-good", 4, ())
-    assert cut.problem and other.problem
-    assert "download it again" in cut.problem
+    good, cut, other = rows_of_labs(tmp_path, [])
+    assert good == ("01-good", "runs", "4 ranks")
+    assert cut[1] == other[1] == "cannot run" and "download it again" in cut[2]
 
 
 def test_a_recording_into_a_folder_that_cannot_be_made(tmp_path, capsys):
@@ -169,9 +168,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, capsys):
     os.mkfifo(tmp_path / "01-x.ipynb")
     assert main(["grade", "collectives", str(tmp_path / "01-x.ipynb")]) == 2
     assert "is not a file" in capsys.readouterr().out
-    from coursekit.machine.doctor import labs_in
-
-    assert "not a regular file" in next(labs_in(tmp_path)).problem
+    assert "not a regular file" in next(rows_of_labs(tmp_path, []))[2]
 
 
 def test_what_no_terminal_shows_is_printed_by_its_number(tmp_path, capfdbinary):

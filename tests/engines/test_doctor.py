@@ -13,7 +13,7 @@ import torch
 from coursekit.__main__ import main
 from coursekit.machine import capabilities, doctor
 from coursekit.machine.capabilities import find_device, memory_bytes, multiplies_bf16
-from coursekit.machine.doctor import Diagnosis, Lab, lab_row, labs_in
+from coursekit.machine.doctor import Diagnosis, rows_of_labs
 from coursekit.machine.limit import MemoryLimit
 from ranklab.measure.clock import MedianSeconds
 
@@ -152,21 +152,20 @@ def test_what_each_lab_will_do(tmp_path, monkeypatch):
     lab("01-plain")
     lab("04-ranks", ranks=4)
     lab("03-gpu", needs_gpu=["the account"])
-    labs = list(labs_in(tmp_path))
-    plain, gpu = Lab("01-plain", 1, ()), Lab("03-gpu", 1, ("the account",))
-    assert labs == [plain, gpu, Lab("04-ranks", 4, ())]
     fine, broken = [Diagnosis("4 ranks", "", "")], [Diagnosis("4 ranks", "", "", fit=False)]
-    assert [lab_row(lab, fine)[1:] for lab in labs] == [
-        ("runs", "1 rank"),
-        ("runs in part", "1 rank; replayed or skipped: the account"),
-        ("runs", "4 ranks"),
+    assert list(rows_of_labs(tmp_path, fine)) == [
+        ("01-plain", "runs", "1 rank"),
+        ("03-gpu", "runs in part", "1 rank; replayed or skipped: the account"),
+        ("04-ranks", "runs", "4 ranks"),
     ]
-    assert [lab_row(lab, broken)[1] for lab in labs] == ["runs", "runs in part", "cannot run"]
+    does = [row[1] for row in rows_of_labs(tmp_path, broken)]
+    assert does == ["runs", "runs in part", "cannot run"]
     (tmp_path / "05-torn.ipynb").write_text('{"metadata":')
-    assert [lab.name for lab in labs_in(tmp_path)][-1] == "05-torn"
+    assert list(rows_of_labs(tmp_path, fine))[-1][:2] == ("05-torn", "cannot run")
     for count in (0, -1, 2.5, 10**9, True, "4"):
         lab("06-odd", ranks=count)
-        assert f"ask for {count!r} ranks, not for 1 to 64" in list(labs_in(tmp_path))[-1].problem
+        *_, (_, _, why) = rows_of_labs(tmp_path, fine)
+        assert f"ask for {count!r} ranks, not for 1 to 64" in why
 
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

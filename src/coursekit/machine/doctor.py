@@ -48,15 +48,6 @@ class Diagnosis(NamedTuple):
     fit: bool = True
 
 
-class Lab(NamedTuple):
-    """The needs of a lab, or the problem of a file that has the name of one."""
-
-    name: str
-    ranks: int = 1
-    needs_gpu: tuple[str, ...] = ()
-    problem: str = ""
-
-
 class Examination(NamedTuple):
     """Every diagnosis, and for each lab its name, what it does here, and why."""
 
@@ -83,7 +74,7 @@ def examine(folder: Path) -> Examination:
     """Everything is tried once. `folder` is where the labs are."""
     findings = [python(), *packages(), *this_machine(), front_end(), disk(folder), clock()]
     findings += [started_ranks(), nccl(), links()]
-    return Examination(findings, [lab_row(lab, findings) for lab in labs_in(folder)])
+    return Examination(findings, list(rows_of_labs(folder, findings)))
 
 
 def run_doctor(asked) -> int:
@@ -256,30 +247,26 @@ def links() -> Diagnosis:
 # --- labs -----------------------------------------------------------------------------------------
 
 
-def labs_in(folder: Path) -> Iterator[Lab]:
-    """The labs of a folder, in the order of their names."""
+def rows_of_labs(folder: Path, findings: list[Diagnosis]) -> Iterator[tuple[str, str, str]]:
+    """The name of each lab of a folder, what it does here, and why."""
     for path in sorted(folder.glob("[0-9]*.ipynb")):
         try:
             needs = regular_json(path)["metadata"].get("shardlab", {})
-            count = needs.get("ranks", 1)
-            if type(count) is not int or not 1 <= count <= RANKS_OF_A_LAB:
-                problem = f"its metadata ask for {count!r} ranks, not for 1 to {RANKS_OF_A_LAB}"
-                yield Lab(path.stem, problem=problem)
-                continue
-            yield Lab(path.stem, count, tuple(needs.get("needs_gpu", ())))
+            count, needs_gpu = needs.get("ranks", 1), ", ".join(needs.get("needs_gpu", ()))
         except Exception as error:  # any error that text other than a notebook can cause
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             problem = f"the file is not a notebook ({said}): download it again"
-            yield Lab(path.stem, problem=problem)
-
-
-def lab_row(lab: Lab, findings: list[Diagnosis]) -> tuple[str, str, str]:
-    if lab.problem:
-        return lab.name, "cannot run", lab.problem
-    needed = [finding for finding in findings if lab.ranks > 1 or "ranks" not in finding.question]
-    if broken := [finding.question for finding in needed if not finding.fit]:
-        return lab.name, "cannot run", f"see {', '.join(broken)} above"
-    world = f"{lab.ranks} rank{'s' * (lab.ranks > 1)}"
-    if lab.needs_gpu and not torch.cuda.is_available():
-        return lab.name, "runs in part", f"{world}; replayed or skipped: {', '.join(lab.needs_gpu)}"
-    return lab.name, "runs", world
+            yield path.stem, "cannot run", problem
+            continue
+        if type(count) is not int or not 1 <= count <= RANKS_OF_A_LAB:
+            problem = f"its metadata ask for {count!r} ranks, not for 1 to {RANKS_OF_A_LAB}"
+            yield path.stem, "cannot run", problem
+            continue
+        needed = [finding for finding in findings if count > 1 or "ranks" not in finding.question]
+        world = f"{count} rank{'s' * (count > 1)}"
+        if broken := [finding.question for finding in needed if not finding.fit]:
+            yield path.stem, "cannot run", f"see {', '.join(broken)} above"
+        elif needs_gpu and not torch.cuda.is_available():
+            yield path.stem, "runs in part", f"{world}; replayed or skipped: {needs_gpu}"
+        else:
+            yield path.stem, "runs", world
