@@ -89,7 +89,7 @@ def rehearsed(asked: argparse.Namespace, rank: int) -> tuple[dict, list[str]] | 
 def rehearse_rank(asked: argparse.Namespace, rank: int, told):
     from coursekit.lab.virtual import recorded_gpu  # they load torch
     from ranklab.rehearse import CannotRehearse, rehearse
-    from ranklab.torch_internals import NoStandIn
+    from ranklab.rehearse.stand_in import NoStandIn
 
     per_node = nodes_of(asked)[1]
     told.send(None)

@@ -15,13 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import device_mesh as device_mesh  # so that its names are replaced, too
 
-from ranklab.torch_internals import attention_as_on_cuda, fake_store, without_contents
+from ranklab.torch_internals import fake_store
 from ranklab.virtual.clock import MAIN
 from ranklab.virtual.streams import VirtualEvent, VirtualStream
 from shardlab.common.torch_internals import FakeTensor, is_fake
 
 from .gpu import RehearsedGPU
 from .refusal import CannotRehearse
+from .stand_in import attention_as_on_cuda, without_contents
 
 COMPUTE_CAPABILITY = {"V100": (7, 0), "T4": (7, 5), "A100": (8, 0), "RTX 4090": (8, 9)}
 COMPUTE_CAPABILITY |= {"L4": (8, 9), "L40S": (8, 9), "RTX 5090": (12, 0)}

@@ -19,7 +19,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ranklab.measure.waits import Wait, user_frame
 from ranklab.ranks.calls import carrying
 from ranklab.torch_internals import (
-    COPY_OPERATORS,
     asked_for_contents,
     eager_on_fake_tensors,
     foreach_as_on_cuda,
@@ -43,6 +42,7 @@ from shardlab.common.torch_internals import (
 
 from .refusal import CannotRehearse
 from .reserved import Reserved
+from .stand_in import COPY_OPERATORS
 
 REAL_ELEMENTS = 1 << 20  # of an array of floating-point numbers on the host that has contents
 

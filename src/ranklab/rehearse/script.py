@@ -29,7 +29,6 @@ from torch.optim.optimizer import (
 
 from ranklab.measure.profile import EnoughSteps
 from ranklab.measure.waits import Wait, user_frame
-from ranklab.torch_internals import stand_in_for_cuda
 from ranklab.virtual import GPU, NoContents, VirtualStep
 from shardlab.common.shards import groups_of
 from shardlab.common.torch_internals import tree_leaves
@@ -37,6 +36,7 @@ from shardlab.common.torch_internals import tree_leaves
 from .cuda import install, same_batch
 from .gpu import IN_BACKWARD, MadeStorage, RehearsedGPU
 from .refusal import CannotRehearse
+from .stand_in import stand_in_for_cuda
 from .writes import instead_of_saving, link_entries, writes_stay_in
 
 REHEARSED_STEPS = 3  # the first warms up
