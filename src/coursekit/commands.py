@@ -19,8 +19,8 @@ from coursekit.planner.configurations import tools
 from coursekit.planner.plan import RULES
 from coursekit.planner.speeds import SPEEDS
 
-KINDS = dict(text=str, whole=int, number=float, path=Path)
-KNOWN = dict(gpus=GPUS, recipes=RECIPES, kernels=KERNELS, speeds=SPEEDS, presets=PRESETS)
+ARGUMENT_KINDS = dict(text=str, whole=int, number=float, path=Path)
+LISTED_NAMES = dict(gpus=GPUS, recipes=RECIPES, kernels=KERNELS, speeds=SPEEDS, presets=PRESETS)
 
 
 class OneSentence(argparse.ArgumentParser):
@@ -57,7 +57,7 @@ def parser_of_commands() -> OneSentence:
 
 def _names() -> dict[str, str]:
     """Names in braces of the table, and their text."""
-    found = {name: ", ".join(known) for name, known in KNOWN.items()}
+    found = {name: ", ".join(known) for name, known in LISTED_NAMES.items()}
     found["tools"] = ", ".join(tool.name for tool in tools().values())
     found["written"] = " ".join(name for name in tools() if name != "trainer")
     rules = ((name.replace("_", "-"), rule) for name, rule in RULES.items())
@@ -101,18 +101,18 @@ def _add_argument(command: argparse.ArgumentParser, names: str, kind: str, help:
 
 def _reader(kind: str, limits: list[str]):
     """A function of an argument's text."""
-    if kind not in KINDS:
+    if kind not in ARGUMENT_KINDS:
         module, _, name = kind.rpartition(".")
         return lambda text: getattr(import_module(module), name)(text)
     if not limits:
-        return KINDS[kind]
-    least, most = map(KINDS[kind], limits[1::2])
+        return ARGUMENT_KINDS[kind]
+    least, most = map(ARGUMENT_KINDS[kind], limits[1::2])
 
     def read(text):
-        if not least <= (value := KINDS[kind](text)) <= most:
+        if not least <= (value := ARGUMENT_KINDS[kind](text)) <= most:
             said = f"{text:.40} is not from {least:g} to {most:,.0f}"
             raise argparse.ArgumentTypeError(said)
         return value
 
-    read.__name__ = KINDS[kind].__name__  # argparse names it: "invalid int value"
+    read.__name__ = ARGUMENT_KINDS[kind].__name__  # argparse names it: "invalid int value"
     return read

@@ -183,14 +183,14 @@ class Places:
         )
         return quantity
 
-    def largest(self, total="", which=""):
+    def largest(self, which=""):
         """Register the places, the largest of them, which one it is, and its parts."""
         for declared in self._declared.values():
             self.places.append(self._register(declared))
             if declared.rival:
                 self.rivals.append(self.places[-1])
         module = inspect.currentframe().f_back.f_globals["__name__"]
-        total, which = total or f"{self.name}_bytes", which or f"{self.name}_place"
+        total, which = f"{self.name}_bytes", which or f"{self.name}_place"
         totals = ", ".join(dict.fromkeys(place.total for place in self.rivals))
         numbered = ", ".join(f"{n} {place.name}" for n, place in enumerate(self.rivals, 1))
         made = self.letter + self.symbol

@@ -217,7 +217,9 @@ class Registry:
         self.rules: dict[str, Rule] = {}
         self._rules_about: dict[str, list[Rule]] = {}
         self._resolved: dict[tuple, tuple] = {}  # what `resolve` found; a new name empties it
-        self._applicable: dict[tuple, list[Rule]] = {}  # the same of rules; a new rule empties it
+        self._applicable: dict[
+            frozenset, list[Rule]
+        ] = {}  # the same of rules; a new rule empties it
         self.presets: Mapping[str, Mapping] = {}  # kind -> name -> preset, for model="GPT-2 124M"
 
     def quantity(self, name, symbol, unit, meaning, **limits):
@@ -359,11 +361,11 @@ class Registry:
             visit(target)
         return formulas, inputs
 
-    def applicable_rules(self, known, about=None):
-        """The rules all of whose quantities are known; `about` a quantity: those that need it."""
-        asked = frozenset(known), about
+    def applicable_rules(self, known):
+        """The rules all of whose quantities are known."""
+        asked = frozenset(known)
         if asked not in self._applicable:
-            rules = self.rules.values() if about is None else self._rules_about.get(about, ())
+            rules = self.rules.values()
             self._applicable[asked] = [rule for rule in rules if rule.applies(known)]
         return list(self._applicable[asked])
 

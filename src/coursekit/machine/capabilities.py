@@ -104,7 +104,7 @@ def _of_ranks(ranks: int, gpus: int, on_cpu: bool, chosen: str) -> str:
     return f" It starts {ranks} ranks, backend {backend}: {why}."
 
 
-class in_a_sentence(str):
+class Sentence(str):
     """Text that a notebook wraps."""
 
     def __repr__(self):
@@ -112,3 +112,8 @@ class in_a_sentence(str):
 
     def _repr_markdown_(self):
         return str(self)
+
+
+def in_a_sentence(said: str) -> Sentence:
+    """The words of `capabilities` as the last line of a cell shows them."""
+    return Sentence(said)

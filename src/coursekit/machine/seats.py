@@ -53,9 +53,7 @@ class Seat(NamedTuple):
         )
 
 
-def seats(
-    learners: int, gpus: list[str], cores: int, memory_gib: float, ranks: int = RANKS_OF_A_SEAT
-) -> list[Seat]:
+def seats(learners: int, gpus: list[str], cores: int, memory_gib: float) -> list[Seat]:
     """The shares of a machine. Raises CannotSeat where a learner would have no core or too little
     memory."""
     if learners < 1:
@@ -71,7 +69,7 @@ def seats(
     found = []
     for number in range(learners):
         own, sharing = _gpus(number, learners, gpus)
-        local = -(-ranks // max(1, len(own)))  # ranks of a seat on one of its GPUs
+        local = -(-RANKS_OF_A_SEAT // max(1, len(own)))  # ranks of a seat on one of its GPUs
         fraction = (1 - LEAVE) / (sharing * local) if sharing > 1 else None
         found.append(
             Seat(number + 1, ",".join(own), fraction, each_cores, each_memory, FIRST_PORT + number)

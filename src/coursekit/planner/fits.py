@@ -133,7 +133,7 @@ def _refusals(heading) -> list[tuple[CodeType, str, CodeType]]:
     return [(compiled(when), name, compiled(f'f"""{words}"""')) for when, name, words in found]
 
 
-def refuse(heading, names, asked):
+def refuse_by_knobs(heading, names, asked):
     """Raise InvalidQuantity by the first condition below a heading of data/knobs.md that holds; it
     and its sentence know these names and what is asked."""
     for condition, quantity, words in _refusals(heading):
@@ -255,7 +255,7 @@ class RankLayout:
         BOOK.validate(gpus=self.gpus, tensor_parallel=t, pipeline_parallel=p)
         BOOK.validate(ranks_per_node=self.ranks_per_node, **mix)
         asked = dict(vars(self), t=t, p=p, c=c, layout=self)
-        refuse("layouts that cannot be", globals(), asked)
+        refuse_by_knobs("layouts that cannot be", globals(), asked)
 
     def solved(self) -> dict:
         """The values of all quantities on the fullest rank, which is the pipeline's first, second
@@ -519,7 +519,7 @@ def reserve_in_bytes(reserve_gb) -> int | None:
     """Bytes that are set aside; None where nobody says how many."""
     if reserve_gb is None:
         return None
-    refuse("reserves that cannot be", globals(), dict(reserve_gb=reserve_gb))
+    refuse_by_knobs("reserves that cannot be", globals(), dict(reserve_gb=reserve_gb))
     return round(reserve_gb * 10**9)
 
 

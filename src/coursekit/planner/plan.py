@@ -37,7 +37,7 @@ from .fits import (
     json_of_nearest,
     lines_of_nearest,
     nearest,
-    refuse,
+    refuse_by_knobs,
 )
 from .many import solve_many
 from .speeds import (
@@ -253,7 +253,9 @@ def plan(
     asked = asked_layout(model, reserve_gb, **where, **more)
     asked.solved()  # refuses what no layout can mend
     name = speed or usual_speed(gpu, asked.kernels, experts=bool(asked.sizes.get("experts")))
-    refuse("questions that plan refuses", globals(), dict(batch=batch, most=most, speed=name))
+    refuse_by_knobs(
+        "questions that plan refuses", globals(), dict(batch=batch, most=most, speed=name)
+    )
     search = Search(asked, batch, SPEEDS[name], fixed)
     if "context_parallel" not in fixed and not (search.rows and search.fitting):
         shared = replace(search, contexts=CONTEXTS)

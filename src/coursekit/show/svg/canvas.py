@@ -87,7 +87,7 @@ class Canvas:
             f' stroke-width="{line_width}">{said}</rect>'
         )
 
-    def hatch(self, x, y, width, height, line=WARN, apart=7):
+    def hatch(self, x, y, width, height, apart=7):
         """Slanted lines over a box, and a frame around it: too much, or exposed."""
         drawn = ""
         if width > 0:
@@ -100,14 +100,15 @@ class Canvas:
                     f"M{one(x + low[0])} {one(y + low[1])}L{one(x + high[0])} {one(y + high[1])}"
                 )
             drawn += f"M{one(x)} {one(y)}h{one(width)}v{one(height)}h{one(-width)}z"
-        self.path(drawn, line, 1.5)
+        self.path(drawn, WARN, 1.5)
 
     def triangle(self, x, y, side):
         """A mark beyond the right (1) or the left (-1) end of an axis."""
         drawn, look = f"M{one(x + 8 * side)} {one(y)}l{-14 * side} -7v14z", TIMELINE["forward"]
         self.path(drawn, fill=look.light, line=look.line)
 
-    def disc(self, x, y, radius, colour=TIMELINE["forward"].line, filled=True, name=""):
+    def disc(self, x, y, radius, filled=True, name=""):
+        colour = TIMELINE["forward"].line
         said = f"<title>{escape(name)}</title>" if name else ""
         self.shapes.append(
             f'<circle cx="{one(x)}" cy="{one(y)}" r="{radius}" stroke="{colour}" stroke-width="2"'
