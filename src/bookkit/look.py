@@ -26,6 +26,7 @@ THEME_SCRIPT = (TEMPLATES / "theme.js").read_text(encoding="utf-8")
 
 COLUMN_LETTERS = 62  # of code, on a line of the column
 WIDE_COLUMNS = 5  # of a table
+WORD_LETTERS = 24  # of a word of code that is never broken; a phone has room for it
 
 
 def palette_css():
@@ -150,6 +151,13 @@ def widen_code(doctree):
                 block["classes"].append("wide")
 
 
+def keep_words(doctree):
+    """Code of short words has the class `whole`: no line ends within a word, as after `--`."""
+    for code in doctree.findall(nodes.literal):
+        if max(map(len, code.astext().split()), default=0) <= WORD_LETTERS:
+            code["classes"].append("whole")
+
+
 def mend_tables(doctree):
     """A table of five columns or more is as wide as a wide figure. No head is broken at an equals
     sign, and none is without text: what nobody needs to see is said by a screen reader."""
@@ -173,6 +181,7 @@ def mend_tables(doctree):
 
 def _widen(app, doctree, docname):
     widen_code(doctree)
+    keep_words(doctree)
     mend_tables(doctree)
 
 

@@ -12,7 +12,7 @@ from small_books import builder
 from told import sample
 
 from bookkit import glossary, search, words
-from bookkit.look import COLUMN_LETTERS, mend_tables, widen_code
+from bookkit.look import COLUMN_LETTERS, WORD_LETTERS, keep_words, mend_tables, widen_code
 from bookkit.objectives import minutes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,6 +125,15 @@ def test_code_beside_code_has_its_width():
         section += nodes.literal_block("", text) if text else nodes.paragraph()
     widen_code(section)
     assert ["wide" in block["classes"] for block in section] == [True, True, False, False, False]
+
+
+def test_a_short_word_of_code_is_whole():
+    """Must catch: a line that ends after the `--` of `--trace`; a long name, which a phone has no
+    room for, kept whole."""
+    short, long = "--trace " + "x" * WORD_LETTERS, "x" * (WORD_LETTERS + 1)
+    line = nodes.paragraph("", "", nodes.literal("", short), nodes.literal("", long))
+    keep_words(line)
+    assert [code["classes"] for code in line] == [["whole"], []]
 
 
 def table_of(columns):
