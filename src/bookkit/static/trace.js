@@ -62,6 +62,8 @@
         mark.style.left = 100 * share + "%";
         if (share > 0.85) mark.className = "end";
         mark.textContent = duration(k * step, 6);
+        const before = mark.previousElementSibling;  // on a phone the last two may meet
+        if (before && before.getBoundingClientRect().right > mark.getBoundingClientRect().left) before.textContent = "";
       }
       tools.querySelectorAll("button").forEach(button => {
         const does = button.dataset.do, all = end - begin >= whole * 0.9999;
