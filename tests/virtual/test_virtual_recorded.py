@@ -229,10 +229,10 @@ def test_the_page_says_how_near_it_is():
         of_classes.setdefault(row.case["speed"], []).append(row)
     ratios = {name: [round(row.value, 2) for row in rows] for name, rows in of_classes.items()}
     assert VIRTUAL_ERRORS == {name: (len(of), min(of), max(of)) for name, of in ratios.items()}
-    near = f"{errors_of_class()} of their seconds as recorded on an H100"
+    near = f"{errors_of_class()} times their seconds as recorded on an H100"
     table, said = _virtual_races(RECORDED)
     own = errors_of_class("FSDP on H100")
-    assert f"took {near}, and {own} of {own.steps} published (FSDP on H100), " in said
+    assert f"took {near}, and {own} times those of {own.steps} published (FSDP on H100), " in said
     rows = [[cell.astext() for cell in row] for row in table.findall(nodes.row)]
     (ours,) = [row for row in rows if row[2:3] == ["8"] and row[0] == "tensor parallelism"][:1]
     assert ours[4] == "0.79" and ours[-1] == "DTensor"
@@ -247,5 +247,5 @@ def test_a_trace_in_virtual_time_says_how_near_it_is():
         caption = nodes.container("", nodes.paragraph("", "A step."))
         said = with_error(caption, [name], "page")[-1].astext()
         own = not stored(name).machine and name != "queue"
-        assert ("of their seconds as recorded" in said) is own, name
+        assert ("times their seconds as recorded" in said) is own, name
     assert said.endswith("published (FSDP on H100).")

@@ -39,9 +39,9 @@ def errors_of_class(name: str = OF_ONE_GPU) -> HeldOut:
 def how_near(*classes: str) -> str:
     """The sentence beside virtual seconds of steps that are like those of the classes."""
     held = {name: errors_of_class(name) for name in classes}
-    near = [f"{own} of {own.steps} published ({name})" for name, own in held.items()]
+    near = [f"{own} times those of {own.steps} published ({name})" for name, own in held.items()]
     published = f", and {', '.join(near)}" if near else "; no published step of this kind was run"
     return (
-        f"Steps that were held out of this clock took {errors_of_class()} of their seconds as"
-        f" recorded on an H100{published}."
+        f"By this clock, steps to which nothing was fitted took {errors_of_class()} times their"
+        f" seconds as recorded on an H100{published}."
     )
