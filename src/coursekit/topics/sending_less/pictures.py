@@ -47,9 +47,9 @@ def draw_losses(
         x = lambda loss, begin=begin, low=low, scale=scale: begin + (loss - low) * scale
         drawing.text(begin - _GAP + wide / 2, 16, head, "small bold middle")
         drawing.text(begin - _GAP + wide / 2, 34, under, "small middle")
-        for tick in (low, high):
+        for tick, anchor in ((low, ""), (high, " end")):  # apart from the next column's
             drawing.path(f"M{x(tick):.1f} {_TOP}V{bottom}", "grid")
-            drawing.text(x(tick), bottom + 16, f"{tick:.1f}", "small soft middle")
+            drawing.text(x(tick), bottom + 16, f"{tick:.1f}", f"small soft{anchor}")
         for row, one in enumerate(names):
             y, found = _TOP + _ROW * row + 12, losses[one]
             drawing.path(f"M{x(min(found)):.1f} {y}H{x(max(found)):.1f}", "line thick")
