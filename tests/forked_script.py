@@ -1,11 +1,14 @@
-"""A script on ranks of the fork server, as torchrun would start it there, without its imports."""
+"""Scripts in processes that have imported torch already: on ranks, as torchrun would start them,
+and rehearsed, as `python -m shardlab rehearse` does."""
 
 import multiprocessing
 import os
 import runpy
 import socket
+import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
 
@@ -41,6 +44,56 @@ def wait_for(processes):
             return
         if any(process.exitcode for process in processes):
             end = min(end, time.monotonic() + GRACE_SECONDS)
+
+
+def rehearsals(asked):
+    """Rehearse for whoever asks, each time in a new process: with its exit code as the answer."""
+    from coursekit.__main__ import main
+    from coursekit.lab import virtual  # noqa: F401  (all rehearsals need it)
+    from coursekit.machine import rehearsing
+    from ranklab import rehearse  # noqa: F401
+
+    fork = multiprocessing.get_context("fork")
+    rehearsing.get_context = lambda _: fork  # a rank that is spawned imports torch again
+    rehearsing.GRACE = 1
+
+    def command(words, folder, printed):
+        for stream, path in enumerate(printed, start=1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
+        os.chdir(folder)
+        sys.path.insert(0, folder)  # as `python -m` does
+        sys.exit(main(["rehearse", *words]))
+
+    while told := asked.recv():
+        process = fork.Process(target=command, args=told)
+        process.start()
+        process.join(SECONDS)
+        asked.send(process.exitcode)
+        process.kill()
+
+
+@contextmanager
+def rehearsing():
+    """rehearse(words, folder): the command with these words, as subprocess.run would give it."""
+    server.start_fork_server()
+    context = multiprocessing.get_context(server.start_method())
+    here, there = context.Pipe()
+    process = context.Process(target=rehearsals, args=(there,))
+    with server.without_main():
+        process.start()
+    there.close()
+
+    def rehearse(words, folder):
+        printed = [folder / f"printed.{number}" for number in (1, 2)]
+        for path in printed:
+            path.write_text("")
+        here.send((words, os.getcwd(), printed))
+        code = here.recv()
+        return subprocess.CompletedProcess(words, code, *(path.read_text() for path in printed))
+
+    yield rehearse
+    here.send(None)
+    process.join()
 
 
 def forked(

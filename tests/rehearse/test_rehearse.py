@@ -3,12 +3,13 @@
 import json
 import math
 import os
-import socket
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked_script import forked, rehearsing
 from night import at_night
 
 from coursekit.lab.virtual import CLOCK
@@ -26,38 +27,33 @@ PATIENCE = 300
 pytestmark = pytest.mark.ranks  # processes of their own
 
 
-def rehearsed(script, *options, gpus=4, fails=0, arguments=()):
-    """The answer as JSON, or the sentence of a script that cannot be rehearsed."""
-    command = [sys.executable, "-m", "shardlab", "rehearse", "--gpus", f"{gpus}", "--json"]
-    run = subprocess.run(
-        [*command, *options, str(script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert run.returncode == fails, run.stderr
-    if fails == 2:
-        return run.stderr.strip().splitlines()[-1]
-    return json.loads(run.stdout[run.stdout.index("{\n") :])
+@pytest.fixture(scope="module")
+def rehearse():
+    with rehearsing() as rehearse:
+        yield rehearse
 
 
-def for_real(script, ranks):
+@pytest.fixture
+def rehearsed(rehearse, tmp_path_factory):
+    """rehearsed(script, ...): the answer as JSON, or the sentence of a script that cannot be
+    rehearsed."""
+
+    def answer(script, *options, gpus=4, fails=0, arguments=()):
+        words = ["--gpus", f"{gpus}", "--json", *options, str(script), *arguments]
+        run = rehearse(words, tmp_path_factory.mktemp("printed"))
+        assert run.returncode == fails, run.stderr
+        if fails == 2:
+            return run.stderr.strip().splitlines()[-1]
+        return json.loads(run.stdout[run.stdout.index("{\n") :])
+
+    return answer
+
+
+def for_real(script, ranks, folder):
     """The peaks of real ranks over gloo, in bytes."""
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "for_real.py"), str(script)],
-            env=os.environ
-            | dict(RANK=f"{rank}", LOCAL_RANK=f"{rank}", WORLD_SIZE=f"{ranks}")
-            | dict(MASTER_ADDR="localhost", MASTER_PORT=f"{port}", CUDA_VISIBLE_DEVICES=""),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    return [int(one.communicate(timeout=PATIENCE)[0].splitlines()[-1]) for one in started]
+    said, _, codes = forked(HERE / "for_real.py", script, ranks=ranks, folder=folder)
+    assert codes == [0] * ranks
+    return [int(peak) for peak in re.findall("^peak (.*)", said, re.MULTILINE)]
 
 
 # script -> bytes of the host, which a ledger of the CPU counts too: a dataset and its batch, the
@@ -73,18 +69,18 @@ OF_THE_HOST = {
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("ranks", [2, *at_night(4)])
 @pytest.mark.parametrize("name", OF_THE_HOST)
-def test_the_bytes_are_those_of_real_ranks(name, ranks):
+def test_the_bytes_are_those_of_real_ranks(rehearsed, name, ranks, tmp_path):
     """Must catch: tensors of the host that count as the GPU's; a line of the script that keeps the
     tensors of its callers; parameters that moved and left their first memory."""
     script = SCRIPTS / f"{name}.py"
-    peaks, found = for_real(script, ranks), rehearsed(script, gpus=ranks)
+    peaks, found = for_real(script, ranks, tmp_path), rehearsed(script, gpus=ranks)
     # gloo's threads may hold what was sent a moment longer, on any of the real ranks
     assert min(peaks) == found["peak_bytes"] + OF_THE_HOST[name](ranks)
     assert sum(found["bytes"].values()) == found["peak_bytes"]
 
 
 @pytest.mark.nightly
-def test_the_bytes_of_a_pipeline_are_those_of_real_ranks():
+def test_the_bytes_of_a_pipeline_are_those_of_real_ranks(rehearsed, tmp_path):
     """A ledger of the CPU counts a number and the shape on the meta device, too. gloo's work holds
     the output that rank 0 sent for as long as the schedule's list holds the work; NCCL's lets go
     when it has been waited for, and so does a rehearsal's.
@@ -94,18 +90,18 @@ def test_the_bytes_of_a_pipeline_are_those_of_real_ranks():
     script, host, sent = SCRIPTS / "staged.py", 4 + 4 * 8 * 64, 4 * 8 * 64
     found = rehearsed(script, "--rank", "0,1", gpus=2)["ranks"]
     first, last = (one["peak_bytes"] + host for one in found)
-    assert for_real(script, 2) == [first + sent, last]
+    assert sorted(for_real(script, 2, tmp_path)) == sorted([first + sent, last])
 
 
 @pytest.mark.nightly
-def test_each_rank_of_a_pipeline():
+def test_each_rank_of_a_pipeline(rehearsed):
     """Must catch: a rank of a pipeline that is taken for rank 0; gradients that nobody receives."""
     first, last = (rehearsed(SCRIPTS / "staged.py", "--rank", rank) for rank in ("0", "3"))
     assert first["bytes"]["parameters"] == last["bytes"]["parameters"] == 3 * 4 * (64 * 64 + 64)
     assert first["bytes"]["activations"] > last["bytes"]["activations"]  # of microbatches in flight
 
 
-def test_several_ranks_are_a_table(tmp_path):
+def test_several_ranks_are_a_table(rehearsed, tmp_path):
     """Must catch: the first rank's bytes for all; a rank that is left out; an option of a
     rehearsal that goes to the script in silence."""
     command = [
@@ -137,7 +133,7 @@ def test_several_ranks_are_a_table(tmp_path):
     assert said == "rank 2: script.py left with exit code 3"
 
 
-def test_a_script_in_mixed_precision_is_taken_apart():
+def test_a_script_in_mixed_precision_is_taken_apart(rehearsed):
     """Must catch: a scaler that skips the step because a value without contents is 1; autocast by
     the CPU's lists; a read of the loss that costs nothing; a bucket that is an activation."""
     found = rehearsed(SCRIPTS / "ddp_scaled.py", gpus=64)
@@ -231,7 +227,7 @@ REFUSED = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_script_that_cannot_be_rehearsed_gets_one_sentence(case, tmp_path):
+def test_a_script_that_cannot_be_rehearsed_gets_one_sentence(rehearsed, case, tmp_path):
     """Must catch: a script without a step that hangs or prints zeros; a traceback; a line of
     PyTorch instead of the script's; a tensor of the host that runs on the GPU."""
     text, sentence = REFUSED[case]
@@ -254,12 +250,12 @@ def test_a_script_that_cannot_be_rehearsed_gets_one_sentence(case, tmp_path):
         (["--seconds", "0"], "--seconds 0.0: it must be above 0."),
     ],
 )
-def test_a_question_that_cannot_be(options, sentence):
+def test_a_question_that_cannot_be(rehearsed, options, sentence):
     """Must catch: a traceback; a rank that does not exist."""
     assert rehearsed(SCRIPTS / "sharded.py", *options, fails=2).startswith(sentence)
 
 
-def test_a_script_leaves_its_folder_as_it_was(tmp_path, monkeypatch):
+def test_a_script_leaves_its_folder_as_it_was(rehearsed, tmp_path, monkeypatch):
     """Must catch: a checkpoint of a rehearsal beside those of real runs, or instead of one; a log
     that grows, a file that is deleted; data that a script finds by a path from where it is started,
     and a rehearsal does not."""
@@ -307,7 +303,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_that_starts_its_own_ranks(tmp_path, monkeypatch):
+def test_a_script_that_starts_its_own_ranks(rehearsed, tmp_path, monkeypatch):
     """Must catch: processes that nobody rehearses; a generator or a profiler of the GPU that stops
     a script; a module that `-m` cannot start; a loss in an f-string that stops it."""
     (tmp_path / "package").mkdir()
@@ -340,15 +336,11 @@ while True: train(torch.ones(4, 8, device="cuda"))
 @pytest.mark.parametrize(
     "text, less", [(FSDP1, set()), (OF_RANKS, {"fully_shard"})], ids=["FSDP1", "of optimizers"]
 )
-def test_what_is_sharded_is_not_proposed(text, less, tmp_path):
+def test_what_is_sharded_is_not_proposed(rehearse, text, less, tmp_path, tmp_path_factory):
     """Must catch: a change that the script has made already."""
     (tmp_path / "script.py").write_text(SHORT.lstrip() + text.lstrip())
-    said = subprocess.run(
-        [sys.executable, "-m", "shardlab", "rehearse", "--gpus", "4", str(tmp_path / "script.py")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    ).stdout
+    words = ["--gpus", "4", str(tmp_path / "script.py")]
+    said = rehearse(words, tmp_path_factory.mktemp("printed")).stdout
     assert {how for how in ("fully_shard", "shard the optimizer") if f"less: {how}" in said} == less
 
 
@@ -360,7 +352,7 @@ for (x,) in DataLoader(data, batch_size=16, num_workers=2, pin_memory=True):
 """
 
 
-def test_a_loader_of_large_arrays(tmp_path):
+def test_a_loader_of_large_arrays(rehearsed, tmp_path):
     """Must catch: arrays so large that they have no contents, which cannot be pinned; a model that
     is compiled, of which nothing is said."""
     (tmp_path / "script.py").write_text(SHORT.lstrip() + LOADED.lstrip())
