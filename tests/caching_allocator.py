@@ -1,14 +1,9 @@
-"""A small model of PyTorch's caching allocator on one stream, with default settings, for tests
-without a GPU.
-
-The rules, from c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of PyTorch 2.13, in
-our words. A request is rounded up to 512 bytes. Up to 1 MiB it comes from the small pool, whose
-segments have 2 MiB; a larger one from the large pool, whose segments have 20 MiB for requests below
-10 MiB and else the request rounded up to 2 MiB. Of the free blocks of its pool the smallest that
-fits is taken. The rest of it is cut off if it has at least 512 bytes (small) or more than 1 MiB
-(large). A freed block grows together with free neighbours. Segments stay, until there is no room
-for a new one: then those that are free whole go, once.
-"""
+"""A small model of PyTorch's caching allocator on one stream, after
+c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.13. Requests are rounded up to 512 bytes. Up to 1 MiB
+they come from segments of 2 MiB, below 10 MiB from segments of 20 MiB, else from their own, rounded
+up to 2 MiB. The smallest free block that fits is taken; its rest is cut off if it has at least 512
+bytes (small) or more than 1 MiB (large). Freed neighbours join. Without room for a new segment,
+those that are free whole go, once."""
 
 from collections import Counter
 from dataclasses import dataclass

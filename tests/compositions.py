@@ -1,17 +1,8 @@
 """Random compositions of techniques, trained beside the plain model: do they come out alike?
-
-    python tests/compositions.py --cases 50 --seed 7        # `make compose N=50 SEED=7`
-    case = case_of(17)       # a layout, a model and a training: data, printable
-    outcome(case)            # "parity", or one line that says what differs
-
-A case has tensor, sequence, context and pipeline parallelism, ZeRO, recomputation, clipping,
-accumulation and a scaler at once, on 4 or 8 ranks. It is saved after two steps and resumed, on
-another number of ranks and in another stage, for two more. Losses, norms and all weights are the
-plain model's.
-
-Each mistake that its layout allows, such as a forgotten group, is made as well, after the save, and
-every rank refuses it with a typed error.
-"""
+`python tests/compositions.py --cases 50 --seed 7`; `outcome(case_of(17))` is "parity", or one line
+that says what differs. A case is saved after two steps and resumed, on another number of ranks and
+in another stage. Each mistake that its layout allows, such as a forgotten group, is made as well,
+and every rank refuses it with a typed error."""
 
 import argparse
 import random

@@ -1,14 +1,8 @@
-"""Fixtures that tests share: their marks, ranks, the browser, the built book, small builds.
-
-Marks say what a test needs, and `make check` leaves out what needs much. Two of them are given
-here, so that nobody forgets them: `browser` to a test with the browser, the built book or the book
-of single cards among its fixtures, `ranks` to a test with `worlds` among them, and to every test of
-a module that imports the ranks or a notebook's kernel. A single test that starts ranks in another
-module carries the mark itself; without it, the ranks do not start.
-
-Where there is no browser its tests are skipped, and the header of the test run says how to get one;
-on a continuous integration machine (CI=true) a missing browser is an error.
-"""
+"""Fixtures that tests share: their marks, ranks, the browser, the built book, small builds. Marks
+say what a test needs. Two are given here: `browser` to a test with the browser, the built book or
+the book of single cards among its fixtures; `ranks` to a test with `worlds` among them, and to
+every test of a module that imports the ranks or a notebook's kernel. Without the mark, ranks do not
+start. Without a browser its tests are skipped, but with CI=true that is an error."""
 
 import gc
 import multiprocessing
@@ -192,10 +186,9 @@ class Worlds(NamedTuple):
 
 @pytest.fixture(scope="module")
 def worlds(small_worlds):
-    """worlds(n, **options): n ranks that all tests of a module use, started when the first test
-    asks. Up to four live on for the next modules, each of which finds a process group of its own.
-    Each test finds PyTorch's own default dtype on the ranks, whatever the tests before it have
-    set."""
+    """worlds(n, **options): n ranks, started when the first test asks. Up to four live on for the
+    next modules, each with a process group of its own; each test finds PyTorch's default dtype on
+    them."""
     import torch
 
     met = set()

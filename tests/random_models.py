@@ -1,10 +1,7 @@
 """Random models from a grammar, trained plainly and by a technique: do they come out alike?
-
-    case = case_of(17)      # a model, a training, a technique, a number of ranks: data, printable
-    outcome(case)           # on each rank: "parity", "refused: ..." or what differs
-
-The plain model sees the parts of all ranks, and its loss is the mean of the ranks' losses. A case
-that is neither parity nor a typed refusal is a fault of the technique."""
+`outcome(case_of(17))` on each rank: "parity", "refused: ..." or what differs. The plain model sees
+the parts of all ranks. A case that is neither parity nor a typed refusal is a fault of the
+technique."""
 
 import random
 import warnings

@@ -1,12 +1,7 @@
 """Tables that the tests of all techniques share: models, doors to the techniques, what users do.
-
-    said_of("stage 1", unfrozen_later)      # on a rank: "right", or the sentence that it says
-
-A door puts a model under a technique, trains it beside the plain model and has it whole again. A
-row is what a user does behind a door. It ends as in the plain model, which sees the parts of all
-ranks, or in a sentence. rows.md has the rows, their doors and what is said there; a row of one
-technique alone is in a test of that technique.
-"""
+`said_of("stage 1", unfrozen_later)` on a rank is "right", as in the plain model, which sees the
+parts of all ranks, or the sentence that it says. A door puts a model under a technique, trains it
+and has it whole again. rows.md has the rows; those of one technique alone are in its tests."""
 
 import copy
 import io
@@ -401,19 +396,14 @@ def two_steps(door, make=two_layers, rule=SGD, **settings):
 
 
 def made_of(door, name):
-    """An odd model. One sentence on all ranks, also where one of them alone is at fault: nobody is
-    left waiting.
-
-    Must catch: a check before the gathering, so that one rank raises alone; a comparison of the
-    common part only."""
+    """An odd model. Must catch: a check before the gathering, so that one rank raises alone; a
+    comparison of the common part only."""
     door.shard(ODD[name](dist.get_rank() == dist.get_world_size() - 1), SGD, lr=0.1)
 
 
 def made_twice(door, former=None):
-    """A cell that runs again, while an output of the first run is still there.
-
-    Must catch: both average, so that gradients are divided twice or sent twice; hooks of the first
-    that take the gradients away from the second."""
+    """A cell that runs again. Must catch: gradients divided or sent twice; hooks of the first that
+    take the gradients away from the second."""
 
     def make(net):
         model, optimizer = (DOORS[former] if former else door).shard(net, SGD, lr=0.1)
@@ -441,10 +431,8 @@ def by_the_former(door):
 
 
 def made_before(door, make, dtype=torch.float64):
-    """The optimizer was made before the model was put behind the door.
-
-    Must catch: a step that moves nothing, or what is whole alone, without a word; a refusal of what
-    is right."""
+    """The optimizer, before the model was behind the door. Must catch: a step that moves nothing,
+    or what is whole alone, without a word; a refusal of what is right."""
     beside = Beside(door, before=lambda net: make(net.to(dtype).parameters()))
     beside.backward()
     beside.optimizer, beside.kept = beside.kept, beside.optimizer  # both are alive
@@ -500,9 +488,7 @@ def frozen_later(door):
 
 
 def copied(door):
-    """The copy trains, and the original goes on from where it was.
-
-    Must catch: a copy without hooks, whose gradients are each rank's own; memory or a forward of
+    """Must catch: a copy without hooks, whose gradients are each rank's own; memory or a forward of
     the original; PyTorch's own words about pickling a C++ object."""
     beside = Beside(door)
     beside.steps(1)
@@ -538,11 +524,9 @@ def assigned(door):
 
 
 def masked(door, when):
-    """A hook of the user's sees this rank's own gradient, whenever it was registered; PyTorch's
-    replicas do the same.
-
-    Must catch: a gradient that is changed while its sum is under way, or after this rank's part has
-    left; a hook that finds no gradient."""
+    """A hook of the user's sees this rank's own gradient. Must catch: a gradient that is changed
+    while its sum is under way, or after this rank's part has left; a hook that finds no
+    gradient."""
 
     def register(net):
         def mask(parameter):
@@ -632,10 +616,8 @@ def with_a_scheduler(door):
 
 
 def given_a_gradient(door):
-    """A script puts its own gradient on a parameter after backward: the mean of the ranks' counts.
-
-    Must catch: a refusal of what is right; one that is ignored in this step, and added in the
-    next."""
+    """After backward. Must catch: a refusal of what is right; a gradient that is ignored in this
+    step, and added in the next."""
     beside = Beside(door)
     beside.backward()
     beside.net[0].weight.grad = torch.full_like(beside.net[0].weight, 1.0 + dist.get_rank())
@@ -645,10 +627,9 @@ def given_a_gradient(door):
 
 
 def of_any_strides(door):
-    """All ranks begin with rank 0's buffers and frozen parameters, of any strides and dtype.
-
-    Must catch: the memory behind a strided tensor sent instead of its elements; an expanded tensor
-    written past its end; a dtype that no backend sums; each rank's own values."""
+    """Buffers and frozen parameters. Must catch: the memory behind a strided tensor sent instead of
+    its elements; an expanded tensor written past its end; a dtype that no backend sums; each rank's
+    own values."""
     torch.manual_seed(1 + dist.get_rank())
     net, me = linears(3, 3), dist.get_rank()
     net[0].bias = nn.Parameter(torch.randn(3, 2)[:, 0], requires_grad=False)
@@ -798,10 +779,8 @@ def clipped_by_value(door):
 
 
 def infinite_on_one_rank(door, unscaled_first, dtype=None, **settings):
-    """An infinity that reaches one shard alone, in the first and the third step: no rank steps, and
-    the scales stay alike, with PyTorch's scaler.
-
-    Must catch: a rank that steps alone; scales that differ from now on; gradients left scaled."""
+    """In the first and the third step. Must catch: a rank that steps alone; scales that differ from
+    now on; gradients left scaled."""
     make = partial(nn.Linear, 4, 1, bias=False)
     beside = Beside(door, make, before=lambda net: net.to(dtype), **settings)
     scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
@@ -875,8 +854,6 @@ class MyAdamW(torch.optim.AdamW):
 
 
 def by_rule(door, rule, lr=0.1, bias=True, **settings):
-    """Optimizers that look at more than an element are found by what they do.
-
-    Must catch: a list of names, which a subclass passes; one step, after which momentum is not yet
-    seen; a learning rate of 0, with which all are alike; a refusal of what is right."""
+    """Must catch: optimizers refused by a list of names, which a subclass passes; one step, after
+    which momentum is not yet seen; a learning rate of 0; a refusal of what is right."""
     return Beside(door, partial(linears, 4, 7, 3, bias=bias), rule, lr=lr, **settings).steps()

@@ -1,9 +1,5 @@
-"""Every lab has the same form, so that who has done one knows them all. chapters/adding-a-lab.md
-says what it is; here it is asserted.
-
-`form_problems` looks at the notebook as it is stored. Each of its rules is broken once below, in a
-small lab, to see that it notices.
-"""
+"""Every lab has the same form, which chapters/adding-a-lab.md says. `form_problems` looks at the
+notebook as it is stored; each of its rules is broken once below, to see that it notices."""
 
 import ast
 import builtins

@@ -1,9 +1,6 @@
-"""Labs are stored as a run of their text left them, and a new run finds the same.
-
-nbval re-runs every lab and compares the cells tagged `nbval-check-output`. On its own it passes a
-notebook that never ran, so what is stored is looked at first, and the cells that nbval reports are
-counted.
-"""
+"""Labs are stored as a run of their text left them, and a new run finds the same. nbval compares
+the cells tagged `nbval-check-output`, and passes a notebook that never ran: what is stored is
+looked at first."""
 
 import ast
 import importlib
@@ -209,10 +206,8 @@ BY_DAY = ("06", "12")
     ],
 )
 def test_a_lab_runs_again_and_finds_the_same(lab, path, tmp_path):
-    """Labs run on the path of half an hour by day, whose cells use none of the rest, and whole at
-    night.
-
-    Must catch: a change in shardlab that breaks a lab or changes a compared output."""
+    """Core cells by day, all at night. Must catch: a change in shardlab that breaks a lab or
+    changes a compared output."""
     notebook = nbformat.read(lab, as_version=4)
     if path == "core":
         notebook.cells = list(of_the_core(code_cells(notebook)))

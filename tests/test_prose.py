@@ -88,10 +88,8 @@ BEGINNINGS = (
 
 @pytest.mark.parametrize("begin", BEGINNINGS)
 def test_a_docstring_begins_with_its_subject(prose, tmp_path, capsys, begin):
-    """A docstring of a module, of a class or of a function, and the message of an error.
-
-    Must catch: one of them not read, or a line lost; a question, a comment or another string
-    taken for one."""
+    """Must catch: a docstring or a message of an error not read, or a line lost; a question, a
+    comment or another string taken for one."""
     (tmp_path / "src").mkdir()
     (tmp_path / "_toc.yml").write_text("parts:\n")
     file = tmp_path / "src" / "a.py"

@@ -422,10 +422,7 @@ def test_what_the_architecture_names_exists():
 
 
 def test_the_architecture_names_what_exists():
-    """Each folder of shardlab and coursekit. Single files are named where they are hard to find: a
-    new technique of one to three files edits no table.
-
-    Must catch: a new package that ARCHITECTURE.md does not name; the row of one that is deleted
+    """Must catch: a new package that ARCHITECTURE.md does not name; the row of one that is deleted
     from ARCHITECTURE.md."""
     packages = {
         f"{path.parent.name}/"

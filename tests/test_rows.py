@@ -83,10 +83,7 @@ def test_a_row(worlds, door, row, args, expected):
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("door", [*REPLICAS, *STAGES, *CORES])
 def test_two_steps(worlds, door, n):
-    """One rank alone, and a number that divides few sizes. Other models are in
-    test_random_models.py.
-
-    Must catch: a ring that sends to itself; what the row says."""
+    """On one rank and on three. Must catch: a ring that sends to itself; what the row says."""
     check(worlds(n), door, two_steps, (), RIGHT)
 
 

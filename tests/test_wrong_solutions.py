@@ -1,15 +1,6 @@
 """Wrong solutions of the assignments: each misconception gets its sentence. `wrong_solutions.md` of
-a topic has them as edits of the right one:
-
-    ## divided twice
-
-    every_gradient, parity: once more
-
-        self.flat /= self.n => self.flat /= self.n**2
-
-below a heading a trial, its group and a part of the sentence, then edits: `old => new`, or lines
-with - and + between lines that stay. The right solutions are tried in assignments/.
-"""
+a topic has them as edits of the right one: below a heading a trial, its group and a part of the
+sentence, then `old => new`, or lines with - and + between lines that stay."""
 
 import inspect
 import re
@@ -161,11 +152,8 @@ SLOW = {
 
 
 def test_slow_programs_are_right_and_found(worlds):
-    """The assignment of chapter 11: five slow programs have the right numbers and are found by what
-    they do.
-
-    Must catch: a slow program with other numbers than the mended one; a trial that lets it pass, on
-    a fast machine or a slow one."""
+    """Must catch: a slow program with other numbers than the mended one; a trial that lets it pass,
+    on a fast machine or a slow one."""
     topic = "where_the_time_goes"
     source = skeleton(topic) + "".join(f"\n{name} = slow_{name}" for name in SLOW)
     said = {}

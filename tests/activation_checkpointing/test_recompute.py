@@ -107,10 +107,9 @@ WAYS["on the host, every 2"] = lambda model: offloaded(1, each_layer(model, chec
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_are_those_without(kind, way):
-    """Must catch: the state of the random numbers not restored for the second run, or not put back
-    after it; a parameter that gets no gradient because no argument requires one; the last group
-    dropped where n does not divide the layers; a layer after the chosen ones left out; kept outputs
-    handed out in another order; a view from the host with other strides, or for another one."""
+    """Must catch: random numbers not restored for the second run, or not put back after it; a
+    parameter without a gradient because no argument requires one; a last group or layer left out;
+    outputs in another order, or with other strides."""
     model = WAYS[way](gpt(**KINDS[kind]))
     same(step(model), plain_step(kind))
     assert list(model.state_dict()) == list(gpt(**KINDS[kind]).state_dict())
@@ -118,10 +117,8 @@ def test_gradients_are_those_without(kind, way):
 
 @pytest.mark.parametrize("hooks", [False, True])
 def test_the_smallest_versions_on_the_page(hooks):
-    """The plain gradient, to the last bit, but not with dropout; what the hooks keep stays alive
-    after the step. The core mends both.
-
-    Must catch: a second run that records nothing; an activation under another's number."""
+    """Plain gradients, but not with dropout; the core mends both. Must catch: a second run that
+    records nothing; an activation under another's number."""
     by_hooks = lambda layer, x: SmallestByHooks(layer).first_run(x)
     call = by_hooks if hooks else SmallestByFunction.apply
     model = each_layer(gpt(**KINDS["fused"]), call)
@@ -433,11 +430,9 @@ HIDDEN = partial(back, checkpoint_by_function)
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @pytest.mark.parametrize("call, said", sections()["test_recompute::test_what_is_refused"])
 def test_what_is_refused(call, said):
-    """Must catch: gradients of parameters, or elements, that forward did not have; a digest that is
-    a sum, in which the order does not count; a second run that stops early although it was asked to
-    be the same; a tensor whose gradient a list or a dict hides, and no word; autograd.grad() that
-    fills weight.grad; True taken for 1, -1 for the last, 0 for all; a module that does something
-    between its layers run as a chain; a policy that never applies."""
+    """Must catch: gradients of parameters, or elements, that forward did not have; a digest in
+    which the order does not count; a second run that stops early although it was asked to be the
+    same; a tensor hidden in a list or a dict; True taken for 1, -1 for the last."""
     error, words = said.split(": ", 1)
     with pytest.raises(Exception) as caught:
         eval(call, globals())

@@ -262,11 +262,8 @@ def most_activations(layers, n, rows=64):
 
 @pytest.mark.slow
 def test_the_least_peak_by_formula_and_by_counting():
-    """sqrt(L) for layers that keep their input alone, and sqrt(L r / A) for those of a GPT, where
-    one layer in each checkpoint is best up to L = 2 A / r.
-
-    Must catch: sqrt(L) for every kind of layer; the root of L A / r; a checkpoint that keeps more
-    than its input."""
+    """Must catch: sqrt(L) for every kind of layer, where a GPT's has sqrt(L r / A); the root of L A
+    / r; a checkpoint that keeps more than its input."""
     for layers in (16, 36):
         by_n = {n: most_activations(layers, n) for n in range(1, layers + 1)}
         best = ask(
@@ -453,10 +450,8 @@ def test_offload_is_what_is_simulated():
 
 
 def test_link_that_hides_the_copies():
-    """The formula gives what is computed by hand: 16 numbers of two bytes for each token and hidden
-    element, over 24 h + 4 s operations, at 400 TFLOP/s.
-
-    Must catch: scores counted although attention is fused; seconds of backward taken."""
+    """32 bytes over 24 h + 4 s operations, at 400 TFLOP/s, by hand. Must catch: scores counted
+    although attention is fused; seconds of backward taken."""
     for h, s, gigabytes in ((4096, 4096, 111.6), (8192, 8192, 55.8)):
         found = ask(
             "hiding_bytes_per_second",

@@ -49,10 +49,8 @@ def in_groups(net, call):
 
 
 def recomputed(door, place, call):
-    """Two microbatches in a step, with checkpoints in both models.
-
-    Must catch: gradients sent before the second run has added its own; a unit of stage 3 that is
-    not there when its layers run again, or gathers only then."""
+    """Two microbatches, checkpoints in both models. Must catch: gradients sent before the second
+    run has added its own; a unit of stage 3 that is not there when its layers run again."""
     before = (lambda net: place(net, call)) if place is inside else lambda net: None
     beside = Beside(door, blocks, before=before)
     for net in (beside.plain,) if place is inside else beside.nets:

@@ -104,9 +104,7 @@ def test_selective_inside_a_checkpoint_keeps_nothing():
 
 
 def test_a_backward_inside_of_the_function():
-    """Forces are gradients of an energy. checkpoint() repeats that; checkpoint_selective() refuses.
-
-    Must catch: a second run within the first, whose products are counted as the first run's, so
+    """Must catch: a second run within the first, whose products are counted as the first run's, so
     that gradients are made with others."""
     layer, x = nn.Linear(6, 6), torch.randn(4, 6)
 

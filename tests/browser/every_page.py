@@ -1,10 +1,6 @@
 """The tests of every page, as a reader meets it: from a disk, narrow, printed, without JavaScript.
-
-A module that takes these names looks at the pages of its own SHARE, so that two workers look at
-half of them each: test_pages_first.py and test_pages_second.py. "Must catch" below names what was
-put on a copied page, or taken off it, to see the test fail; what stands in conftest.SPOILS is put
-there in every run, and test_pages.py looks whether it is found.
-"""
+A module that takes these names looks at the pages of its own SHARE. "Must catch" names what was put
+on a copied page, or taken off it; conftest.SPOILS has what is put there in every run."""
 
 import re
 from pathlib import Path
@@ -25,11 +21,8 @@ def test_files_ask_for_nothing_outside_the_book(visits, homes):
 
 
 def test_files_load_without_failures_and_errors(visits):
-    """With everything unfolded and every stepper asked for another picture; over http, it is asked
-    in test_web_pages.py.
-
-    Must catch: <img src="missing.png">, a script that throws, console.error in a script; `eval`, a
-    script that is fetched on demand, or a style that plotly writes, which the policy refuses."""
+    """Must catch: <img src="missing.png">, a script that throws, console.error in a script; `eval`,
+    a script that is fetched on demand, or a style that plotly writes, which the policy refuses."""
     assert not lines(
         {path: visit.watch.failed + visit.watch.errors for path, visit in visits.items()}
     )
@@ -47,30 +40,22 @@ def test_nothing_is_wider_than_a_phone(visits):
 
 
 def test_axe_finds_nothing(visits):
-    """WCAG 2.2, levels A and AA, with the size of what one taps, on a phone; each share of pages in
-    colours of its own, and of pages that have the same elements the first.
-
-    Must catch: text too pale for its page, a button without a name, a list with children that are
-    not items, two buttons of 8 px side by side, a head without text."""
+    """WCAG 2.2, levels A and AA, on a phone. Must catch: text too pale for its page, a button
+    without a name, a list with children that are not items, two buttons of 8 px side by side, a
+    head without text."""
     assert not lines({path: visit.axe for path, visit in visits.items()})
 
 
 def test_the_keyboard_alone_reaches_and_moves_everything(visits):
-    """The controls of explorers are reached here, and moved in test_explorer.py. The book's
-    contents are gone through on the first page that Tab goes through.
-
-    Must catch: tabindex="-1" on a button, `outline: none`, a slider that swallows arrow keys, a
-    trap for Tab."""
+    """Must catch: tabindex="-1" on a button, `outline: none`, a slider that swallows arrow keys, a
+    trap for Tab. (Controls of explorers are moved in test_explorer.py.)"""
     assert not lines({path: visit.keyboard for path, visit in visits.items()})
 
 
 @at_night
 def test_axe_and_the_keyboard_find_nothing_in_any_way(browser, homes, paths, request):
-    """On every page, in both colours, on a phone and on a desk.
-
-    Must catch: text too pale in one of the colours, or a target too small on a desk alone; a head
-    without text in a table of a page whose elements others have, too. (By day: the colours of the
-    palette in tests/engines/test_palette.py.)"""
+    """Must catch: text too pale in one of the colours, or a target too small on a desk alone; a
+    head without text in a table of a page whose elements others have, too."""
     looks, found = {}, {}
     with new_context(browser) as context:
         for path in paths[request.module.SHARE]:
@@ -86,10 +71,8 @@ def test_cards_are_alive_while_the_page_is_still_read(visits):
 
 
 def test_a_chapter_opens_with_its_picture(visits):
-    """And ends after 14 screens of 1280 x 900, folded; tools/prose.py counts the words.
-
-    Must catch: a first screen of text alone; objectives that push the picture down, on a desk or on
-    a phone; exercises, or the listing of a whole file, that lie open."""
+    """Must catch: a first screen of text alone; objectives that push the picture down, on a desk or
+    on a phone; exercises, or the listing of a whole file, that lie open."""
     found = {f"chapters/{chapter.stem}.html" for chapter in chapters(ROOT)} & {*visits}
     screens = {path: visits[path].screens for path in found}
     assert (
@@ -135,9 +118,7 @@ def test_paper(visits):
 
 
 def test_without_javascript(browser, visits, homes):
-    """Pages that were looked at on a desk.
-
-    Must catch: text or a formula that only a script shows, an explorer without its table, a
+    """Must catch: text or a formula that only a script shows, an explorer without its table, a
     button that does nothing."""
     with new_context(browser, java_script_enabled=False) as context:
         page = context.new_page()

@@ -1,8 +1,5 @@
-"""The text of a page that Chromium has printed to PDF, sign by sign: what a reader has on paper.
-
-It reads what Chromium writes (objects that lie open, fonts that carry the sign of each glyph) and
-no other PDF, so the tests need no package for it.
-"""
+"""The text of a page that Chromium has printed to PDF, sign by sign: what a reader has on paper. It
+reads what Chromium writes and no other PDF."""
 
 import re
 import zlib

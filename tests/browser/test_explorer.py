@@ -772,10 +772,7 @@ def test_the_ghost_of_the_picture_before(open_card):
     [("[type=range]", "change"), ("[data-kind=gpu]", "change"), (".explorer-reset", "click")],
 )
 def test_who_wants_no_motion_sees_no_ghost_go(open_card, selector, event):
-    """The ghost is gone when the reader's move is done, not a moment later: a test or a reader who
-    compares two pictures never meets half of one.
-
-    Mutations: drop the ghost in a timer of 0 ms; forget to draw the picture anew without it."""
+    """Mutations: drop the ghost in a timer of 0 ms; forget to draw the picture anew without it."""
     calm = open_card("does-it-fit", reduced_motion="reduce")
     calm.slide("layers", 64)
     found = calm.root.evaluate(JS.AT_ONCE, [selector, event])
@@ -987,15 +984,10 @@ TALLEST = {"rank-of-any-layout": 790}
 @alike
 @pytest.mark.parametrize("phone", [True, False], ids=["phone", "desk"])
 def test_in_every_window(open_card, explorer_places, name, phone):
-    """Pictures follow the window, the first of them above its controls; both ends of each control,
-    on a phone, and a random walk, in the narrowest and the widest window, leave a card without
-    CARD_PROBLEMS. The first picture, the sentence and the control itself stay in sight for each
-    control, and on a desk the card is at most 700 px high, whichever group is open.
-
-    Must catch: a width that is measured once; a picture in a viewBox that is scaled; labels where
-    lines end; all ticks whatever the width; options beside their name in any case; a slider of
-    20 px; controls first; a picture that scrolls away on a desk, the last picture pinned on a
-    phone, groups that open beside one another."""
+    """Must catch: a width that is measured once; a picture in a viewBox that is scaled; labels
+    where lines end; options beside their name in any case; a slider of 20 px; controls first; a
+    picture that scrolls away on a desk, the last picture pinned on a phone, groups that open beside
+    one another."""
     how = {"viewport": PHONE, "has_touch": True, "is_mobile": True} if phone else {}
     card, chance = open_card(name, places=explorer_places, **how), random.Random(name)
     problems, controls = (

@@ -193,11 +193,9 @@ def differences(spec, configurations, expected, got):
 
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_functions_and_refusals(open_page, name):
-    """Every quantity and every refusal's sentence, on 8,000 configurations in all, over http. (A
-    file computes with the same functions at every input below.)
-
-    Mutations: ceilDiv as Math.ceil(a * (1 / b)), or floorDiv likewise; drop the check in `exact`;
-    write a float as String() does; take infinity for a number."""
+    """On 8,000 configurations in all. Mutations: ceilDiv as Math.ceil(a * (1 / b)), or floorDiv
+    likewise; drop the check in `exact`; write a float as String() does; take infinity for a
+    number."""
     spec, (configurations, expected) = EXPLORERS[name], cases(name)
     refused = [text for text in expected if isinstance(text, str)]
     assert len(refused) > len(expected) / 20 and len(set(refused)) > min(

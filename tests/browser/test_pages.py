@@ -1,10 +1,5 @@
 """Pages as a reader meets them: looked for, printed, on a phone, on the first screen; and whether
-the looks at every page, in every_page.py, see what they are for.
-
-"Must catch" below names what was put on a copied page, or taken off it, to see the test fail; what
-stands in conftest.SPOILS is put there in every run, and `test_a_spoiled_page_is_seen` looks whether
-it is found.
-"""
+the looks at every page, in every_page.py, see what they are for."""
 
 import re
 from pathlib import Path
@@ -180,9 +175,7 @@ def test_what_is_folded_is_printed(browser, homes, path, scripts):
 
 
 def test_what_is_folded_is_unfolded_for_paper_and_folded_again(browser, homes):
-    """For browsers without `::details-content`.
-
-    Must catch: what is folded stays folded; stays open after printing; is folded although the
+    """Must catch: what is folded stays folded; stays open after printing; is folded although the
     reader has opened it."""
     folded = "document.querySelectorAll('article details.sd-dropdown:not([open])').length"
     with new_context(browser) as context:
@@ -350,9 +343,7 @@ def test_search_puts_titles_first(search_page, homes, typed, first, then):
 
 
 def test_the_text_that_is_searched_is_small(book_html):
-    """Nine pages print a core whole.
-
-    Must catch: equations, drawings and tables of explorers in the text (2 MB); outputs of labs,
+    """Must catch: equations, drawings and tables of explorers in the text (2 MB); outputs of labs,
     solutions, facilitators' cards, code whose names the page has said (1.5 MB)."""
     assert (book_html / "_static" / "search-text.js").stat().st_size < 1_280_000
     assert not (book_html / "searchindex.js").exists(), "Sphinx's index"

@@ -346,9 +346,8 @@ def test_the_search_writes_what_python_wrote(page):
 
 def test_somebody_with_a_config_and_gpus(page):
     """Must catch: knobs that the explorer does not take; another rank than the fullest; experts at
-    the speed of dense models; a refusal that leaves the table as if it answered, or has the names
-    of Python's arguments, or other batches than Python's; GPT-2's own config.json refused for the
-    tokens that were asked before."""
+    the speed of dense models; a refusal that leaves the table as if it answered, or has Python's
+    names; GPT-2's own config.json refused for the tokens that were asked before."""
     card, above = page.locator(".planner"), page.locator(f"#explorer-{NAME}")
     config = next(m["config"] for m in PUBLISHED if m["name"] == "Qwen3 30B-A3B")
     card.locator("[data-asked=model]").select_option("a config.json ...")

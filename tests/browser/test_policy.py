@@ -1,8 +1,5 @@
-"""The Content-Security-Policy of the built pages: they keep to it, and it keeps others out.
-
-That every page keeps to it while it loads, from a disk and from the web, is seen in test_pages.py:
-a browser reports what it refuses as an error on the console.
-"""
+"""The Content-Security-Policy of the built pages: it keeps others out. That pages keep to it,
+test_pages.py sees: a browser reports what it refuses."""
 
 import re
 

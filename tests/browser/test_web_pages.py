@@ -36,10 +36,7 @@ def watched(browser, homes, paths):
 
 @pytest.mark.parametrize("of", ["a page of each kind", pytest.param("all", marks=at_night)])
 def test_web_pages_load_without_failures_and_ask_for_nothing_outside(browser, homes, texts, of):
-    """Pages on which scripts draw, and one of each kind. (By day test_links.py reads every address,
-    and each page is opened as a file.)
-
-    Must catch: an address that is right on a disk and leads elsewhere on the web, such as
+    """Must catch: an address that is right on a disk and leads elsewhere on the web, such as
     //cdn.example.org/x.js; a missing file (404), a script that throws only over http; a script that
     is fetched on demand and refused by the page's policy."""
     drawn = {path for path, text in texts.items() if DRAWN_BY_SCRIPTS.search(text)}

@@ -1,8 +1,5 @@
-"""The findings of a browser that opens a page of the built book, as data for the tests.
-
-`visit` opens a page once and looks at it in every way: narrow, dark and light, by keyboard,
-printed. What it finds wrong stands in lists of sentences; the tests say which list has to be empty.
-"""
+"""The findings of a browser that opens a page of the built book once and looks at it in every way:
+lists of sentences; the tests say which list has to be empty."""
 
 import json
 import time
@@ -457,11 +454,10 @@ def visit(
     thorough: bool = True,
     printed: bool = True,
 ) -> Visit:
-    """Let a `visitor` open the page at `address` in the colours of a mode and look at it: at its
-    first screen on a desktop, on a phone, on a desktop with the Tab key, then on paper; axe and the
-    Tab key only where the visit is `thorough`, desktop and paper where it is `printed`. `looks`
-    remembers for the next page how often axe has seen texts of a look; `inert` finds what Tab need
-    not go through."""
+    """Let a `visitor` open the page at `address` in the colours of a mode and look at it: its first
+    screen, on a phone, on a desktop, on paper; axe and the Tab key only where `thorough`, desktop
+    and paper where `printed`. `looks` remembers how often axe has seen texts of a look; `inert`
+    finds what Tab need not go through."""
     page.goto("about:blank")
     page.watch.forget()
     page.set_viewport_size({**DESKTOP, "height": 900})

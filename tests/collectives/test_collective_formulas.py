@@ -176,12 +176,8 @@ def test_hierarchical(nodes, each):
 
 @pytest.mark.parametrize("n", MANY)
 def test_the_fastest(n):
-    """At the crossover ring and tree take equally long, half as large goes to the tree, twice as
-    large to the ring; up to three ranks the ring wins from the first byte on, and nothing is below
-    zero. In nodes, the hierarchical one wins for large messages.
-
-    Mutations: the crossover without the factor n; `<` for `<=`, which has no winner in a tie; the
-    naive one taken for a tree."""
+    """Mutations: the crossover without the factor n; `<` for `<=`, which has no winner in a tie;
+    the naive one taken for a tree."""
     cross = evaluate(["ring_tree_crossover_bytes"], ranks=n, **LINK)["ring_tree_crossover_bytes"]
     targets = [
         "ring_all_reduce_seconds",

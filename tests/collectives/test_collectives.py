@@ -152,10 +152,9 @@ def reductions(collectives, sizes, dtypes):
 
 @both
 def test_reductions(world, module):
-    """Mutations: `+=` for `=` in run(); the last chunk forgotten; reduce on ranks that are not the
-    root leaves partial sums; reduce_scatter adds into its input; what was made in a copy of a
-    strided tensor is not brought back; shards of a tensor with two dims cut along the wrong one; a
-    sum made in float32."""
+    """Mutations: `+=` for `=` in run(); the last chunk forgotten; partial sums left on other ranks;
+    reduce_scatter adds into its input; a copy of a strided tensor not brought back; shards cut
+    along the wrong dim; a sum in float32."""
     n = world.world_size
     every = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
     assert world.run(reductions, module, sizes(n), every) == [[]] * n

@@ -22,12 +22,9 @@ OFF = ("4 x 8 B200, 32 to 128 KiB", "SHARP of 2016, 128 hosts, 4 KiB")
 
 
 def test_published_rows():
-    """The median ratio of each row is from 0.8 to 1.15 but for two rows, all outliers are named,
-    and the chapter prints the medians, their assumptions and the median of all.
-
-    Must catch: one network card for a node; a network latency in every step; bus bandwidths of a
-    switch taken for the wire; an array that goes up to a network's switch and down again one after
-    the other."""
+    """Medians from 0.8 to 1.15 but for two, and all printed. Must catch: one network card for a
+    node; a network latency in every step; bus bandwidths of a switch taken for the wire; an array
+    that goes up to a switch and down again one after the other."""
     text = " ".join(CHAPTER.read_text(encoding="utf-8").split())
     every = []
     for row in rows():
@@ -40,12 +37,8 @@ def test_published_rows():
 
 
 def test_rings_of_nodes():
-    """In a round a chunk crosses from node to node once for each node, or for each node but one,
-    counted in the plan; the formula takes the second, as NCCL does. 4 GiB on 4 nodes of 8 B200
-    take 21 ms by the ring, where 22.05 were measured.
-
-    Must catch: the old 137 and 167 ms, which gave a node one card; 62 network latencies instead of
-    6; a ring of one rank a node that pays for NVLink."""
+    """Must catch: the old 137 and 167 ms, which gave a node one card; 62 network latencies instead
+    of 6; a ring of one rank a node that pays for NVLink."""
     for nodes, each in ((1, 4), (2, 2), (4, 8), (3, 1)):
         ranks = nodes * each
         moves = [move for step in plans.ring_all_reduce(ranks) for move in step]
@@ -89,11 +82,8 @@ def test_rings_of_nodes():
 
 
 def test_two_trees_send_the_array_twice():
-    """Two trees over eight ranks, each for half of the array, have inner ranks that are leaves of
-    the other: no rank sends or receives more than twice the array, up and down together. The
-    published rows are of 8 to 128 bytes, in which latency is all.
-
-    Must catch: the bytes of one tree, three times the array; of one direction, once the array."""
+    """Must catch: the bytes of one tree, three times the array; of one direction, once the
+    array."""
     n = 8
     sent, received = [0.0] * n, [0.0] * n
     for shift, above in ((0, 0), (-1, n - 1)):  # the second tree is the first, moved by one rank
@@ -115,10 +105,8 @@ def test_two_trees_send_the_array_twice():
 
 
 def test_a_switch_passes_a_datasheet():
-    """482 GB/s of bus bandwidth on a link of 450: a switch that adds takes (n + 1) / n of the array
-    from a rank where a ring takes 2 (n - 1) / n, so the wire carried 310.
-
-    Must catch: the factor of the ring for both."""
+    """482 GB/s of bus bandwidth on a link of 450. Must catch: a ring's factor, 2 (n - 1) / n, for a
+    switch that adds, (n + 1) / n."""
     found = ask("switch_wire_bytes_per_second", bus_bytes_per_second=482e9, ranks=8)
     assert found == pytest.approx(310e9, rel=1e-3)
     seconds = ask(

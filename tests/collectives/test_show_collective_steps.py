@@ -163,10 +163,7 @@ def test_a_plan_goes_to_the_page_whole(name, n):
 
 
 def test_the_weight_of_a_stepper():
-    """A stepper costs a page less than 25 kB, before a reader asks for another collective, with
-    script and style.
-
-    Mutation: all collectives in the card."""
+    """Less than 25 kB with script and style. Mutation: all collectives in the card."""
     import rcssmin
     import rjsmin
 

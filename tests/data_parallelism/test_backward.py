@@ -95,11 +95,8 @@ def test_a_forward_within_backward():
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_backward_within_a_backward(depth):
-    """A reentrant checkpoint runs a backward of its own in a node of the outer one: one backward
-    all the same, whose end comes after all gradients, also where the first came inside.
-
-    Must catch: the end told when the inner backward is over; a listener that no longer waits for
-    the outer one; hooks that stay at a leaf."""
+    """Must catch: the end told when the inner backward, a reentrant checkpoint's, is over; a
+    listener that no longer waits for the outer one; hooks that stay at a leaf."""
     model = net()
     diary = Diary(model)
     x = torch.ones(1, 2, requires_grad=True)
@@ -145,10 +142,8 @@ class StopsBehind(torch.autograd.Function):
 
 
 def test_a_stop_between_an_inner_backward_and_the_rest():
-    """Stopped there, while a cell keeps the loss, autograd keeps the hooks that wait for the rest.
-    Techniques call listen_last before each step: in forward or in zero_grad().
-
-    Must catch: a listener that waits for that backward forever, and averages nothing any more."""
+    """Must catch: a listener that waits for a backward that was stopped, and averages nothing any
+    more."""
     model = net()
     diary = Diary(model)
     loss = StopsBehind.apply(model[0](torch.ones(1, 2)), model[1]).sum()

@@ -388,10 +388,8 @@ def refused(bucket_bytes):
     "bucket_bytes, sentence", told("test_data_parallel::test_refused_on_all_ranks", globals())
 )
 def test_refused_on_all_ranks(three, bucket_bytes, sentence):
-    """One sentence, the same on every rank, also where only one of them is at fault: nobody is left
-    waiting. Odd models are in rows.md.
-
-    Must catch: a check before the gathering, so that one rank raises and the others wait."""
+    """Must catch: a check before the gathering, so that one rank raises and the others wait. (Odd
+    models are in rows.md.)"""
     for said in three.run(refused, bucket_bytes, limit_seconds=20):
         assert said.startswith(sentence)
 
@@ -500,10 +498,8 @@ def averaged_by(cls, dtype):
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gradients_in_their_own_memory(three, dtype):
-    """A large gradient is not copied into its bucket, as on GPUs.
-
-    Must catch: a sum for a mean; a parameter that nobody uses, and gets zeros; a rank that does not
-    use one, and sends nothing; gradients that ranks lay out unlike."""
+    """Must catch: a sum for a mean; a parameter that nobody uses, and gets zeros; a rank that does
+    not use one, and sends nothing; gradients that ranks lay out unlike."""
     kinds = DistributedDataParallel, FromOwnMemory
     for expected, found in zip(*(three.run(averaged_by, kind, dtype) for kind in kinds)):
         assert [g is None for g in found] == [number in (4, 5) for number in range(8)]

@@ -58,11 +58,9 @@ def without_a_name(door):
 
 
 def accumulated(door):
-    """Three backwards, one of them under no_sync, nothing set to zero between them, with gradients
-    of autograd.grad after each.
-
-    Must catch: a server that divides once more what is a mean already, or multiplies a mean to
-    which autograd.grad adds nothing."""
+    """Three backwards, one under no_sync, and autograd.grad after each. Must catch: a server that
+    divides once more what is a mean already, or multiplies a mean to which autograd.grad adds
+    nothing."""
     beside = Beside(door)
     for number in range(3):
         with beside.model.no_sync() if number == 1 else nullcontext():

@@ -299,11 +299,9 @@ INSTALLS = {
 @pytest.mark.parametrize("case", INSTALLS)
 def test_what_the_install_cell_installs(tmp_path, case):
     """Must catch: a name that pip refuses, handed to pip; last term's shardlab taken for this
-    term's; pip started, or a line printed, where nothing is to do; a CalledProcessError of twenty
-    lines about the first package that pip missed; nothing said, so that the learner meets an
-    ImportError further down; a room without a network sent to the repository although the wheel
-    was handed out; a line of the cell that the learner's edition no longer finds; a wheel that pip
-    refuses ending a lab that shardlab is there for; a wheel without a version in its name taken."""
+    term's; pip started, or a line printed, where nothing is to do; twenty lines of
+    CalledProcessError; a failure that nobody hears; the repository instead of the wheel; a wheel
+    refused, or without a version, that ends or misleads a lab."""
     (beside, here, repository, fails), (printed, error) = INSTALLS[case]
     if beside:
         (tmp_path / beside).write_bytes(b"a wheel")

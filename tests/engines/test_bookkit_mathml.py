@@ -58,10 +58,9 @@ WRITTEN = dict(sections()["test_bookkit_mathml::test_markup"])
 
 @pytest.mark.parametrize("latex", WRITTEN)
 def test_markup(latex):
-    r"""Mutation: let a sign after ``=`` or ``(`` be an operation, or one after ``\right)`` a sign;
-    leave italic the capital Greek; pass on the library's dot of ``\cdot``, which the font does not
-    have and the explorers do not know; space ``log(n)`` like ``log n``; take a subscript that says
-    "max" for the function; limits of ``\max`` beside it."""
+    r"""Mutations: a sign after ``=`` or ``(`` an operation, or one after ``\right)`` a sign; italic
+    capital Greek; the library's dot of ``\cdot``; ``log(n)`` spaced like ``log n``; a subscript
+    "max" as the function; limits of ``\max`` beside it."""
     assert markup(latex) == WRITTEN[latex].replace("&nbsp;", "\N{NO-BREAK SPACE}")
 
 

@@ -86,10 +86,7 @@ def test_our_own_files_lose_their_comments(book):
 
 @pytest.mark.slow
 def test_pages_ask_for_the_faces_they_show(book):
-    """Before they are laid out; a face that comes later is not shown, so nothing moves when it
-    comes.
-
-    Mutations: a face of book.css forgotten; italics asked for where there are none; `swap`, with
+    """Mutations: a face of book.css forgotten; italics asked for where there are none; `swap`, with
     which lines break twice."""
     asks = r"<script>(\[.*?\])\.forEach\(function\(f\)\{document\.fonts\.load"
     found = pages(book)

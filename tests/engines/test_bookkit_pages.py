@@ -228,9 +228,7 @@ def test_definitions_fit_a_tooltip():
 
 
 def test_text_that_nobody_searches_is_left_out():
-    """A line of code stays if it has a name that is new to the page; of a cell that name.
-
-    Must catch: outputs, solutions and installing cells searched; every line of code kept, or one
+    """Must catch: outputs, solutions and installing cells searched; every line of code kept, or one
     that alone has a name left out; prose left out because its words were said; what follows a
     folded solution left out, too."""
     cell = '<div class="cell {}"><div class="{}"><pre>{}</pre></div></div>'

@@ -298,10 +298,8 @@ ASKED = [
 
 @pytest.mark.parametrize("name", [name for name in tools() if name != "trainer"])
 def test_what_is_written_is_read_again(name, tmp_path):
-    """The plan's layout, written, read and asked about, is the plan's layout, for each tool.
-
-    Must catch: a setting that is written under another key or value than it is read; a degree that
-    the file does not say; a limit of the tool that the search does not know."""
+    """Must catch: a setting that is written under another key or value than it is read; a degree
+    that the file does not say; a limit of the tool that the search does not know."""
     tool, written = tools()[name], 0
     for model, gpus, batch, sequence, more in ASKED:
         asked = dict(gpu="H100 SXM 80GB", gpus=gpus, batch=batch, sequence=sequence) | more

@@ -27,12 +27,9 @@ def merlinite() -> list[int]:
 
 
 def test_a_printed_memory_summary():
-    """`torch.cuda.memory_summary()` after `ilab model train` had moved merlinite-7b-lab to an
-    NVIDIA L4 (PyTorch for CUDA 12.1, notes of an InstructLab workshop, August 2024): each number
-    that it printed, in the unit that it chose, cut off as it does.
-
-    Mutations: a size class or a pool's segment of another size; the rest of a large block never cut
-    off; a new segment before the split ones are used; rounding to another size."""
+    """memory_summary() after `ilab model train` on an NVIDIA L4 (InstructLab workshop, August
+    2024), to the digit. Mutations: a size class or a pool's segment of another size; the rest of a
+    large block never cut off; a new segment before the split ones are used."""
     simulator = Simulator()
     for nbytes in merlinite():
         simulator.allocate(nbytes)
@@ -52,11 +49,8 @@ def test_a_printed_memory_summary():
 
 
 def test_ends_left_uncut_and_the_best_fit():
-    """Two rules that the summary does not show: an end of 1 MiB or less stays with its block, which
-    counts as in use, and of two free blocks the smaller is taken.
-
-    Mutations: the rest of a large block cut off from 512 bytes on, or not at 1 MiB and a bit; the
-    largest block that fits."""
+    """Mutations: the rest of a large block cut off from 512 bytes on, or not at 1 MiB and a bit;
+    the largest block that fits."""
     simulator = Simulator()
     for nbytes, active in (
         (11 * MIB, 12 * MIB),
@@ -74,11 +68,8 @@ def test_ends_left_uncut_and_the_best_fit():
 
 
 def test_the_arithmetic_of_another():
-    """A server of SGLang printed this, with blocks freed in between (KiB: now; peak). What is
-    reserved is in use, or free in a split segment, or a whole segment that is free, here one of 20
-    MiB; and every row of an account of its peaks is at least 0.
-
-    Mutation: a row taken from another counter's peak."""
+    """A server of SGLang printed this (KiB: now; peak). Mutation: a row taken from another
+    counter's peak."""
     requested, active, reserved, split = 184_648, 184_648, 235_520, 30_391
     assert reserved - active - split in (20 * KIB, 20 * KIB + 1)  # each number is cut off at a KiB
     large = dict(active=184_576, reserved=233_472, split=28_416)
@@ -116,10 +107,8 @@ def test_what_holds_at_every_point(seed):
 
 
 def test_a_full_card():
-    """Segments that are free whole go before the allocator gives up; a segment with one live block
-    in it cannot.
-
-    Mutation: the cache never emptied, or emptied of split segments too."""
+    """Mutation: the cache never emptied before the allocator gives up, or emptied of split segments
+    too."""
     simulator = Simulator(capacity=40 * MIB)
     small, large = simulator.allocate(1), simulator.allocate(30 * MIB)
     with pytest.raises(OutOfMemory):
@@ -130,11 +119,8 @@ def test_a_full_card():
 
 
 def test_workspaces_of_later_products():
-    """Workspaces that cuBLAS took after the ledger's peak were not there at it, and the rest beyond
-    workspaces is not explained.
-
-    Mutations: all workspaces of the end counted at the peak, so that the row of what is not
-    explained falls below 0; any surplus called a workspace."""
+    """Mutations: all of cuBLAS's workspaces of the end counted at the peak, so that the unexplained
+    rest falls below 0; any surplus called a workspace."""
     peak = Reading(1_100, 1_536, 2 * MIB)
     for then, lent, unexplained in ((970, 20, 0), (950, 0, 0), (1_030, 60, 20), (940, 0, -10)):
         rows = dict(account_rows(900, 50, 60, Reading(then, 1_536, 2 * MIB), peak, outside=7))
@@ -258,11 +244,8 @@ def test_lending_workspaces_is_not_seen():
 
 
 def test_other_streams_hold_blocks_longer():
-    """A block that another stream may still use counts as requested, no longer as allocated:
-    PyTorch's counter of allocated bytes can lie below that of requested ones. The counter of active
-    bytes cannot.
-
-    Mutation: allocated_bytes instead of active_bytes."""
+    """Mutation: allocated_bytes instead of active_bytes, which alone has blocks that another stream
+    may still use."""
     counters = dict(requested=900, allocated=512, active=1_024, reserved=2 * MIB)
     stats = {f"{name}_bytes": {"all": dict(current=n, peak=n)} for name, n in counters.items()}
     allocator = object.__new__(CachingAllocator)

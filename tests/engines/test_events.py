@@ -36,11 +36,8 @@ TINY = (
 
 
 def test_a_step_that_fits_on_paper():
-    """forward 2; three pieces of 3, a message of 4 after each; a table of 5; update 1. The link is
-    busy from 5 to 22, so backward, done at 11, waits for 11.
-
-    Must catch: a message that leaves before its gradients, two messages at once, a phase that does
-    not wait for the link, a count without `less`, a condition ignored, a count below zero."""
+    """Must catch: a message that leaves before its gradients, two messages at once, a phase that
+    does not wait for the link, a count without `less`, a condition ignored, a count below zero."""
     values = dict(f=2.0, b=3.0, m=4.0, t=5.0, u=1.0, n=4, tied=1)
     ran = play(operations(TINY, values))
     assert [(one.name, one.start, one.end) for one in ran] == [
@@ -83,11 +80,8 @@ def test_an_empty_step_takes_no_time():
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_any_list(ahead):
-    """1,000 random lists. Messages under backward end at the largest of r_j + c_j + ... + c_last;
-    work behind gathers that are all asked for at once ends at the largest of g_1 + ... + g_j + w_j
-    + ... + w_last.
-
-    Must catch: a stream that takes a later operation first."""
+    """1,000 random lists by their closed forms, the largest of r_j + c_j + ... + c_last and of g_1
+    + ... + g_j + w_j + ... + w_last. Must catch: a stream that takes a later operation first."""
     draw = random.Random(0)
     for _ in range(500):
         n = draw.randint(1, 40)

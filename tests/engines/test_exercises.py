@@ -131,20 +131,15 @@ def test_a_cell_goes_on_with_right_answers_alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("made", (lambda a: torch.tensor([2.0 * a]), lambda a: np.int64(2 * a)))
 def test_a_cell_goes_on_with_plain_numbers(made):
-    """An answer that a check calls right can be rounded, formatted and compared in the cells after
-    it.
-
-    Must catch: the tensor or NumPy's number that the reader's function gave."""
+    """Must catch: the tensor or NumPy's number that the reader's function gave, which later cells
+    cannot format."""
     found = gives_numbers(TWICE, made)(3)
     assert type(found) in (int, float) and found == 6
     assert plain_numbers(([made(1)], (made(2), "x"))) == ([2], (4, "x"))
 
 
 def test_what_a_solution_does_to_its_arguments_stays_there():
-    """A right solution may use up what it is given, and a wrong one must not change what is asked
-    of the next.
-
-    Mutation: the cases themselves handed over: after `uses_up` everybody is asked about an empty
+    """Mutation: the cases themselves handed over: after `uses_up` everybody is asked about an empty
     list."""
     letters = Exercise(
         "count",

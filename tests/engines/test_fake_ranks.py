@@ -77,11 +77,8 @@ def test_the_rank_has_its_own_shard(rank):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("rank", (0, 1023))
 def test_one_of_a_thousand(rank):
-    """A block of GPT-3's size on 1,024 ranks: what rests, what travels and how much is whole at a
-    time are the formulas'.
-
-    Mutations: a model that is built whole; a recomputed block that is gathered while it is
-    whole."""
+    """A block of GPT-3's size on 1,024 ranks, by the formulas. Mutations: a model that is built
+    whole; a recomputed block that is gathered while it is whole."""
     config = GPTConfig(**quantities(model="GPT-3 175B", layers=2, tied_head=0))
     step = rank_of_many(config, 1024, rank=rank)
     assert step.resting[:3] == resting(config, 1024, rank)
@@ -94,10 +91,8 @@ def test_one_of_a_thousand(rank):
 
 
 def test_what_is_whole_at_the_peak():
-    """The sum that chapter 6 prints for GPT-3, for a smaller model: a block and the tied table,
-    the root, gathered; as many gradients; six vectors of the last product; an input for each block.
-
-    Must catch: a table that is freed between its two units; a second block that is whole."""
+    """The sum that chapter 6 prints for GPT-3, for a smaller model. Must catch: a table that is
+    freed between its two units; a second block that is whole."""
     config = GPTConfig(layers=2, hidden=512, heads=4, vocabulary=2000, max_sequence=256)
     peak = rank_of_many(config, 64).peak
     whole = evaluate(

@@ -238,10 +238,8 @@ def test_recomputing_is_among_the_nearest():
 
 
 def test_layouts_of_published_runs():
-    """Llama 3 405B as its report trains it: one layer less at both ends, so the second rank is the
-    fullest. GPT-3 with the core of attention recomputed, as Korthikanti et al. 2022 train it.
-
-    Must catch: an option that is not handed on; scores that wait although they are made again."""
+    """Llama 3 405B, and GPT-3 as Korthikanti et al. 2022 train it. Must catch: an option that is
+    not handed on; scores that wait although they are made again."""
     asked = dict(gpu="H100 SXM 80GB", gpus=8192, sequence=8192, zero_stage=1)
     asked |= dict(tensor_parallel=8, pipeline_parallel=16)
     even, shorter = (fits("Llama 3 405B", **asked, shorter_ends=ends) for ends in (0, 1))
@@ -264,12 +262,8 @@ def test_layouts_of_published_runs():
 
 
 def test_stages_that_are_cut_by_their_products():
-    """nanotron's first stage of four has six of 16 layers, since the head costs as much as four;
-    --first-stage-layers says so to other kernels. FSDP2's chosen operators lie between nothing and
-    everything recomputed.
-
-    Must catch: an even share for nanotron; an option that is not handed on; a last stage as full as
-    the first; operators that cost as much as the layer."""
+    """Must catch: an even share for nanotron, whose head costs four layers; an option that is not
+    handed on; a last stage as full as the first; operators that cost as much as the layer."""
     sizes = dict(layers=16, hidden=2048, feed_forward=8192, vocabulary=131_072)
     asked = dict(gpu="H100 SXM 80GB", gpus=8, sequence=4096, pipeline_parallel=4, zero_stage=1)
     found = fits("Llama 3 8B", **asked, kernels="nanotron")

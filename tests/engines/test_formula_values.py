@@ -1,11 +1,6 @@
-"""Every formula gives what it gave when the values were recorded, for 34 configurations: presets,
-and small models with each switch and with the peak at each point of the step.
-
-After a change of a formula that is meant, write the values anew. The diff of formula_values.json
-shows which have changed:
-
-    python tests/engines/test_formula_values.py
-"""
+"""Every formula gives what it gave when the values were recorded, for 34 configurations. After a
+change that is meant, write the values anew, and read the diff: python
+tests/engines/test_formula_values.py"""
 
 import json
 from pathlib import Path

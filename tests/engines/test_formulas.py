@@ -441,12 +441,9 @@ def test_parameter_tensors(name):
     ],
 )
 def test_matmul_flops(changes):
-    """PyTorch's own counter sees every matrix product of forward and backward. 6 FLOPs per
-    parameter and token is what is left without attention scores and with every parameter counted,
-    tables included: close for wide models, not equal.
-
-    Mutation: count the tied head's product as free, or the attention scores once instead of
-    twice (12 Lhs -> 6 Lhs)."""
+    """PyTorch's counter; 6 FLOPs per parameter and token are close for wide models. Mutation: count
+    the tied head's product as free, or the attention scores once instead of twice (12 Lhs -> 6
+    Lhs)."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -531,10 +528,7 @@ def test_time_is_work_over_rate():
 
 @pytest.mark.parametrize("utilisation, rate", [(1e-320, 1e-300), (1e-300, 1e-20)])
 def test_a_time_without_end_is_refused(utilisation, rate):
-    """Division by a rate that underflows to 0, and a quotient above every float, never become inf
-    or a traceback.
-
-    Mutation: drop the except clause, or the check for infinity, in Formula.compute."""
+    """Mutation: drop the except clause, or the check for infinity, in Formula.compute."""
     given = dict(parameters=10**9, tokens=10**9, gpus=1, utilisation=utilisation)
     with pytest.raises(InvalidQuantity, match="training_seconds has no finite value"):
         formulas.training_days(**given, flops_per_second=rate)

@@ -174,10 +174,9 @@ def reference_logits(config, weights, tokens):
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_model_equals_the_reference(variant, fused):
-    """Outputs and every gradient, fused attention and not. Must catch: rows of qkv ordered as all
-    queries, all keys, all values; scores scaled by another size; the exact GELU instead of the
-    tanh one; a wrong term in the backward of RMSNorm; sin with the other sign; pairs of neighbours
-    instead of halves; the MLP's norm after the MLP; up and gate exchanged."""
+    """Must catch: rows of qkv ordered otherwise; scores scaled by another size; the exact GELU; a
+    wrong term in the backward of RMSNorm; sin with the other sign; pairs of neighbours instead of
+    halves; the MLP's norm after the MLP; up and gate exchanged."""
     model = small_model(**VARIANTS[variant], fused_attention=fused)
     weights, tokens = dict(model.named_parameters()), some_tokens()
     ours, theirs = model(tokens), reference_logits(model.config, weights, tokens)
@@ -409,9 +408,7 @@ def test_an_index_error_of_another_cause_stays():
 
 
 def test_what_sees_the_sequence_can_be_replaced():
-    """A module without parameters decides which positions the tokens have, and one mixes tokens.
-    With both replaced, a half of the sequence gives the half of the logits: everything else is
-    local to a token. Must catch: attention or positions computed beside these modules; a parameter
+    """Must catch: attention or positions computed beside the modules that are replaced; a parameter
     whose name changed."""
 
     class SecondHalf(nn.Module):

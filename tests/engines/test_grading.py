@@ -149,10 +149,7 @@ def test_what_ranks_say_keeps_its_lines(capsys):
 
 @pytest.mark.parametrize("topic", [path.parent.name for path in SKELETONS])
 def test_an_untouched_skeleton_starts_no_ranks(topic, monkeypatch, tmp_path, capsys):
-    """The first grading of a learner says of each part that it is not written, without what ranks
-    print when one of them ends while the others connect.
-
-    Must catch: ranks that are started for it; a trial of a part that is not written."""
+    """Must catch: ranks that are started for it; a trial of a part that is not written."""
 
     def ranks(*_, **__):
         raise AssertionError("ranks were started")
@@ -202,10 +199,8 @@ def test_exit_codes(worlds, monkeypatch, tmp_path, capsys):
     "source, sentence", told("test_grading::test_code_that_misbehaves", globals())
 )
 def test_code_that_misbehaves(source, sentence):
-    """On ranks of its own: a rank keeps what a stranger's file did to it.
-
-    Must catch: a traceback of the grader, a run without end, output without a bound, or a file
-    that is right because it puts its own function where the verdict is."""
+    """On ranks of its own. Must catch: a traceback of the grader, a run without end, output without
+    a bound, or a file that is right because it puts its own function where the verdict is."""
     seconds = 2.0 if sentence == "had not ended" else 30.0
     with ranks(4, device="cpu", announce=False) as world:
         found = results(

@@ -115,10 +115,8 @@ def inside(): return len(3)"""
 
 def test_a_missing_name_or_an_interrupted_import_is_one_sentence(tmp_path, monkeypatch):
     """Must catch: a traceback for a cell whose earlier cell was skipped; an error that the cell
-    survives, so that a lab that is broken passes; other errors without their traceback; a name that
-    is missing within the package told to the reader as one of their own; a reader who has skipped
-    the set-up sent to the section alone; a package that an interrupt has left in parts, of which
-    every later cell of the set-up shows a long traceback; other interrupts without a traceback."""
+    survives; other errors or interrupts without their traceback; a name that is missing within the
+    package told as the reader's own; a package that an interrupt has left in parts."""
     monkeypatch.chdir(tmp_path)
     with notebook(SETUP) as kernel:
         missing = kernel.run("print(losses[-1])")

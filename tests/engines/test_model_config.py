@@ -19,12 +19,9 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_counts(name):
-    """Thirty models of twenty-two architectures; of BLOOM all but the norm after its embedding,
-    of gpt-oss all but the router's biases and a score of each head.
-
-    Must catch: queries of h columns where heads have a size of their own; norms of queries and keys
-    forgotten; two norms in a layer of Gemma 2; a bias of Qwen2 left out; the router left out; the
-    experts of every token, the first layers without experts or the norms of latents left out."""
+    """Must catch: queries of h columns where heads have a size of their own; norms of queries and
+    keys, or of latents, forgotten; two norms in a layer of Gemma 2; a bias of Qwen2 or the router
+    left out; the first layers without experts counted with them."""
     model = PUBLISHED[name]
     counted = parameters(**read_config(model["config"])) + model.get("left_out", 0)
     assert counted == model["parameters"]
@@ -63,10 +60,8 @@ def test_active_parameters():
 
 
 def test_flops_of_latent_attention():
-    """A step of DeepSeek-V3 by hand: 6 for each weight that a token meets, its scores in the
-    columns of queries and keys, its output in those of values.
-
-    Must catch: scores without the columns of positions; the experts of every token left out."""
+    """A step of DeepSeek-V3 by hand. Must catch: scores without the columns of positions; the
+    experts of every token left out."""
     layers, hidden, heads = 61, 7168, 128
     attention = hidden * (1536 + 512 + 64) + heads * (
         1536 * (128 + 64) + 512 * (128 + 128) + 128 * hidden

@@ -129,10 +129,9 @@ def doubles(found: dict[str, list[str]], by_design=BY_DESIGN) -> dict[str, list[
 
 
 def test_no_public_name_for_two_things():
-    """Must catch: a second class Row; a constant SECONDS in two modules; a function `run` or `race`
-    of an engine, beside those that share the name by design; a function of an engine with the name
-    of a formula; a name or a pattern in the list above that nothing fits, so that the list hides
-    nothing."""
+    """Must catch: a second class Row; a constant SECONDS in two modules; a function of an engine
+    with the name of a formula, or one beside those that share a name by design; a name or a pattern
+    in the lists above that nothing fits."""
     found = defined_more_than_once(PACKAGES)
     twice = doubles(found)
     assert not twice, f"one name, several things: {twice}; the most general one keeps the name"

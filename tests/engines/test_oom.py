@@ -17,9 +17,8 @@ CASES = [part.split("\n", 2) for part in sample("oom.md").split("\n## ")[1:]]
 @pytest.mark.parametrize("source, wanted, text", CASES, ids=[case[0] for case in CASES])
 def test_messages_of_public_issues(source, wanted, text):
     """Must catch: a wording of PyTorch 1 or 2 that is not read; what is `cached` taken for what is
-    reserved; the process itself, named in a container, taken for another; a gather inside of saving
-    taken for the collective; expandable_segments where no gap helps, or silence where one
-    does."""
+    reserved; the process itself, named in a container, taken for another; expandable_segments where
+    no gap helps, or silence where one does."""
     found = explain_oom(text)
     cause, point, fix = wanted.split(" | ")
     assert (found.cause.name.lower(), str(found.point and found.point.name)) == (cause, point)

@@ -136,11 +136,8 @@ def test_the_tests_of_the_copy_pass(repository, tests):
 
 @pytest.mark.slow
 def test_engines_find_it(repository):
-    """The explorers have its explorer, the registry its formula; `make gpu` has its group, and
-    records the rows that its tests list, as test_record.py asks of all topics; `python -m bench
-    pretended` runs its race, with the arguments of --quick, and records its row. Must catch: a list
-    of topics anywhere in formulas/, show/, record.py or bench/; a row that only the schema refuses;
-    --quick or --record for the book's own topics only."""
+    """Must catch: a list of topics anywhere in formulas/, show/, record.py or bench/; a row that
+    only the schema refuses; --quick or --record for the book's own topics only."""
     assert in_copy(repository, "-c", FOUND).split("\n")[:2] == ["True", "{'pretended_bytes': 21}"]
     (recording,) = read_all(repository / "build" / "run")
     listed = (repository / "tests" / "pretended" / "recorded.txt").read_text("utf-8").split()

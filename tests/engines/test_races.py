@@ -100,11 +100,8 @@ def test_layouts_of_a_machine(gpus, gib, found, monkeypatch):
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_tasks_of_a_number_of_ranks(count):
-    """The tasks of `make gpu` can be cut for so many ranks: heads by tensor parallelism, where the
-    hidden size is a multiple; blocks by every schedule.
-
-    Must catch: as many heads or blocks for every number of ranks; a single stage that has not both
-    the embedding and the head; a head that shares the embedding's weight."""
+    """Must catch: as many heads or blocks for every number of ranks; a single stage that has not
+    both the embedding and the head; a head that shares the embedding's weight."""
     for task in (TINY, races.GPU_TASK, races.LARGE_TASK):
         heads = races.cut_heads(task, count).sizes["heads"]
         hidden = task.sizes["hidden"]

@@ -1,9 +1,5 @@
-"""Ranks that fail, as a reader sees them in a real kernel: bounded time, the guilty rank named,
-nothing left, the next cell works.
-
-Here are the faults that need the kernel: its stop button, its magic, its files, and imports that
-stops meet. Whatever a world can show without one is a row of test_ranks_matrix.py.
-"""
+"""Ranks that fail, in a real kernel: its stop button, its magic, its files, and imports that stops
+meet. Whatever a world can show without one is a row of test_ranks_matrix.py."""
 
 import tempfile
 from pathlib import Path
@@ -60,10 +56,9 @@ def all_reduce_works(kernel, kept: bool):
 
 
 def test_a_rank_that_hears_nothing_keeps_its_variables(three):
-    """Mutations: a thread stuck in C++ for good, as gloo leaves one that waits for a message it has
-    lost, is ended with its rank and all variables. When it comes back at last, it cuts the
-    connections of the new process group, or answers for it; or it does not take over again, so that
-    the next rank that is stuck is ended."""
+    """Mutations: a thread stuck in C++ for good is ended with its rank and all variables; when it
+    comes back it cuts the connections of the new process group, or answers for it, or does not take
+    over again."""
     for _ in range(2):
         shown = three.run(
             "%%ranks\nstuck = torch.futures.Future()\nif rank == 0:\n    raise ValueError('mine')\n"

@@ -76,10 +76,9 @@ def steps_across_the_link():
 
 
 def test_the_links_counter_agrees_with_the_log(hosts):
-    """Mutations: ranks left on the machine's own network, so that nothing crosses the link; bytes
-    counted twice or by the bit; a collective of DDP's reducer or of FSDP2 that the log does not
-    see, or sees twice. On gloo, FSDP2 sends a third more than a ring would: its reduce-scatter goes
-    as an all-reduce."""
+    """FSDP2's reduce-scatter goes as an all-reduce on gloo. Mutations: ranks left on the machine's
+    own network; bytes counted twice or by the bit; a collective of DDP's reducer or of FSDP2 that
+    the log does not see, or sees twice."""
     parameters = 4 * 2 * 1024**2  # bytes, of either model
     ring = evaluate(["data_parallel_sent_bytes"], data_parallel=2, reduced_bytes=parameters)[
         "data_parallel_sent_bytes"

@@ -103,10 +103,9 @@ def settings():
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_fault(three, fault, capsys):
-    """Must catch: for each row, the mutation that brings back what was seen before it was mended: a
-    wrong rank named, a hang, a wrong number, variables lost for nothing, a process left. Settings:
-    no `self.restore()` before a job, or one setting left out of settings_of_contexts: a rank that
-    was stopped while it left no_grad() makes no gradients."""
+    """Must catch: for each row, what was seen before it was mended: a wrong rank named, a hang, a
+    wrong number, variables lost for nothing, a process left. Settings: no `self.restore()` before a
+    job, or one setting left out of settings_of_contexts."""
     if "signal.signal(" in fault.cell:
         three.close()  # fresh ranks: beside a thread that gloo holds, cells run in another one
     three.cell("mark = 5")
@@ -133,9 +132,7 @@ def test_a_fault(three, fault, capsys):
 
 
 def test_settings_of_a_job_that_ended_well_stay():
-    """They stay after a fault, and in the thread that works on while the first one is stuck in C++.
-
-    Must catch: settings of the rank's beginning set again; threads set anew with each process
+    """Must catch: settings of the rank's beginning set again; threads set anew with each process
     group; settings taken over from the thread that is stuck, or none of them."""
 
     def stuck():
@@ -160,10 +157,8 @@ def test_settings_of_a_job_that_ended_well_stay():
 
 
 def test_a_broken_group_gives_its_threads_back():
-    """A rank whose group was cut gets another one. Threads of the old one end with its last holder.
-
-    Must catch: the old group kept by the worker, by an error or by a frame of it; a group that is
-    never destroyed."""
+    """Must catch: the old group kept by the worker, by an error or by a frame of it; a group that
+    is never destroyed."""
 
     def threads():
         import os

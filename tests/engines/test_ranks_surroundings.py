@@ -88,11 +88,8 @@ def test_answers_belong_to_their_question(two):
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the policy is Linux's")
 def test_threads_that_move_messages_wait_for_their_turn(two):
-    """In the first process group, in one made later, and in the one made anew after a fault; the
-    thread that computes keeps its policy.
-
-    Must catch: groups made without `woken_threads_wait`, in `regroup` or in `watch_new_groups`; a
-    policy that is not taken back."""
+    """Must catch: groups made without `woken_threads_wait`, in `regroup` or in `watch_new_groups`;
+    a policy that is not taken back from the thread that computes."""
 
     def policies(later=True):
         import torch.distributed as dist
@@ -206,11 +203,8 @@ def test_a_line_without_an_end_is_shown(two, capsys):
 
 @METHODS
 def test_what_a_rank_starts_ends_with_it(method):
-    """Programs, forked processes, programs in a session of their own, programs whose parent has
-    ended, in a session of their own or not: when the world is closed, and when the ranks are ended.
-
-    Must catch: only the rank's own process ended, or only its group. (Where there is a /proc, what
-    the group holds is found there as well: either of the two ends it.)"""
+    """When the world is closed, and when the ranks are ended. Must catch: only the rank's own
+    process ended, or only its group. (Of /proc and the group either is enough.)"""
 
     def start():
         import subprocess
@@ -429,11 +423,8 @@ def run_script(folder, *, before="", prefix="", by="script.py", **environment):
 
 
 def test_surroundings_in_which_ranks_work(tmp_path):
-    """No stdout, a variable that torchrun has left over, few open files, and a script that runpy
-    runs.
-
-    Must catch: AttributeError where there is no stdout; KeyError: 'RANK'; a new file for each thing
-    that a rank is handed; functions sent by name: "No module named '<run_path>'"."""
+    """Must catch: AttributeError where there is no stdout; KeyError: 'RANK'; a new file for each
+    thing that a rank is handed; functions sent by name: "No module named '<run_path>'"."""
     worked, said = run_script(
         tmp_path,
         before="import sys\nsys.stdout = None\n",
@@ -598,10 +589,8 @@ def test_the_result_of_a_stranger_runs_no_code_here(two, tmp_path):
 
 
 def test_a_function_may_speak_of_a_config(two):
-    """A model has a `config`, and so has torch.distributed: cloudpickle takes the first for the
-    second, a module of a class of its own.
-
-    Must catch: "cannot pickle 'ConfigModuleInstance' object" for such a function."""
+    """Must catch: "cannot pickle 'ConfigModuleInstance' object": cloudpickle takes a model's
+    `config` for torch.distributed's."""
     import torch.distributed as dist
 
     model = SimpleNamespace(config=3)
@@ -812,11 +801,8 @@ while True:
 
 
 def test_a_row_is_never_empty_while_it_is_written():
-    """One process writes post after post, another one looks, as a rank and its parent do.
-
-    Must catch: a row that is emptied before it gets its next values, which one look in a hundred to
-    a thousand saw: a rank that was never in its channel, so a right run ends and that rank is
-    blamed."""
+    """Must catch: a row that is emptied before it gets its next values, which one look in a hundred
+    to a thousand saw: a right run ends, and a rank is blamed."""
     file = SharedFile(Board.nbytes(2))
     one = Board(file, 2)
     command = [sys.executable, "-c", WRITES, f"/proc/{os.getpid()}/fd/{file.fd}"]

@@ -92,10 +92,7 @@ def test_a_part_alone(tmp_path):
 
 
 def test_bytes_of_zero_where_there_is_a_gpu():
-    """Where the formulas say that bytes lie on two ranks that offload from a GPU: 1,001 parameters,
-    of which rank 0 has 501.
-
-    Must catch: the host's copy of a shard forgotten, offloaded shards counted on the GPU, whole
+    """Must catch: the host's copy of a shard forgotten, offloaded shards counted on the GPU, whole
     parameters on the host."""
 
     def found(stage, offload):

@@ -90,10 +90,8 @@ def test_a_suspect_row_is_kept_and_not_found(tmp_path):
 
 
 def test_the_rows_that_were_measured_wrongly_are_marked():
-    """No allocator can have given out 100 MB more than the ledger saw in these steps, where cuBLAS
-    has 70 MB.
-
-    Must catch: the mark of a row of the recorded H100 taken away before it is measured again."""
+    """Must catch: the mark of a row of the recorded H100 taken away before it is measured again:
+    its allocator gave out 100 MB more than the ledger saw."""
     measured = Path(__file__).parents[2] / "measured"
     recording = read_recording(measured / "nvidia-h100-80gb-hbm3-2026-11-26.json")
     for group in ("zero", "tensor_parallel"):

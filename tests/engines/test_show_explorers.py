@@ -119,10 +119,7 @@ def test_they_start_with_a_question(explorer):
 
 
 def test_the_sentence_of_the_start():
-    """Written out once by hand, numbers and all: 6,738,415,616 parameters at 16 bytes are 107.8 GB,
-    100.4 GiB.
-
-    Mutation: print GiB as GB, drop `when`, or take the spare bytes for those that are over."""
+    """Mutation: print GiB as GB, drop `when`, or take the spare bytes for those that are over."""
     said = lambda values: FITS.say(FITS.compute(values))
     assert said(FITS.start()) == (
         "One GPU needs 108 GB (100 GiB) for model states, 22.7 GB more than it has. Share each copy"
@@ -137,10 +134,7 @@ def test_the_sentence_of_the_start():
 
 
 def test_the_sentences_of_the_memory_explorers():
-    """Written out once by hand. 63,979,388,040 bytes at the loss are 59.6 GiB; from the card's
-    85.1 GB 21.0 GB are left.
-
-    Mutations: the points' words one place off; GiB and GB exchanged; `gradients 0 B` said where
+    """Mutations: the points' words one place off; GiB and GB exchanged; `gradients 0 B` said where
     there are none yet."""
     shown = MEMORY.compute(GPT2)
     assert shown["peak_bytes"] == shown["loss_peak_bytes"]
@@ -241,11 +235,8 @@ def from_every_preset(explorer):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_control_never_refuses_its_own_stops(explorer, every):
-    """Every stop of every control, from the start and every fourth preset, at night from each: the
-    control gets it, and no rule is broken.
-
-    Must catch: a link left out of an explorer; a follower that stays where it divides nothing, or
-    that is moved although its own control was; a model chosen that the rest does not follow."""
+    """Must catch: a link left out of an explorer; a follower that stays where it divides nothing,
+    or that is moved although its own control was; a model chosen that the rest does not follow."""
     for chosen, values in [*from_every_preset(explorer)][::every]:
         for control in explorer.controls:
             for stop in control.stops:

@@ -46,9 +46,7 @@ def actions_of(own, rank, ranks):
 
 @pytest.mark.parametrize("sizes", PAGE["lists"])
 def test_the_page_has_the_lists_that_ranks_run(sizes):
-    """Every list of the card, unpacked as schedules.js unpacks it.
-
-    Must catch: a run that is one longer or shorter; I for B; the stages of an interleaved rank
+    """Must catch: a run that is one longer or shorter; I for B; the stages of an interleaved rank
     exchanged; microbatches of a stage in another order, which letters cannot say."""
     number, ranks, microbatches, stages = map(int, sizes.split(","))
     name = list(SPEC.menus[0].names)[0:3] + ["interleaved 1F1B", "zero-bubble H1", "zero-bubble H2"]
@@ -77,11 +75,8 @@ def test_what_is_packed():
 
 @pytest.mark.parametrize("name", SPEC.menus[0].names)
 def test_the_start_is_as_by_formula(name):
-    """Idle time, both shares and what is in flight are the formulas', for every schedule of the
-    menu, and the sentence says so.
-
-    Must catch: a share over ranks and seconds that leaves the ranks out; idle time of one rank for
-    the mean; a formula that is said to agree where it does not."""
+    """Must catch: a share over ranks and seconds that leaves the ranks out; idle time of one rank
+    for the mean; a formula that is said to agree where it does not."""
     shown = moved(schedule=name)
     found = PICTURE.derived(shown)
     assert set(found) == set(SIMULATED_WORDS)
@@ -111,9 +106,7 @@ def test_no_rank_is_idle_between_its_own_actions_under_h2():
 
 
 def test_interleaving_takes_the_next_multiple():
-    """A control never refuses its own stops: 4 microbatches on 8 ranks become 8.
-
-    Must catch: a multiple below; other schedules that are rounded, too; a menu after which the
+    """Must catch: a multiple below; other schedules that are rounded, too; a menu after which the
     rule of the formulas refuses."""
     assert moved(pipeline_parallel=8, microbatches=4)["microbatches"] == 4
     interleaved = "interleaved 1F1B, v = 2"
@@ -136,9 +129,7 @@ def test_a_grid_in_words(line, words):
 
 
 def test_boxes_are_to_scale():
-    """All grids on one axis: a box's width is its time, and the longest grid takes all the room.
-
-    Must catch: a scale for each grid; boxes of an action that is not there; a box whose place is
+    """Must catch: a scale for each grid; boxes of an action that is not there; a box whose place is
     told from the beginning of another row."""
     grids = [simulated(name, GRID, UNITS) for name in ("1F1B", "zero-bubble H1")]
     made = drawing("title", grids, "here")

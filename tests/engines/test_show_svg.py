@@ -49,11 +49,8 @@ def boxes(root, names=""):
 
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_each_picture_is_one_svg_that_says_what_it_shows(name):
-    """Well formed, with a title and the sentence, the same for the same numbers, and of nothing
-    that a front end could refuse or mix up: no script, no style sheet, no id, no link.
-
-    Must catch: words that are not escaped (an `&` in a title); a picture without its title; a
-    pattern with an id, which is another picture's in the same notebook."""
+    """Must catch: words that are not escaped (an `&` in a title); a picture without its title; a
+    script, or a pattern with an id, which is another picture's in the same notebook."""
     spec, shown, roots = drawn(name)
     assert len(roots) == len(spec.pictures)
     for picture, root in zip(spec.pictures, roots):
@@ -212,9 +209,7 @@ WITH_STREAMS = [
 
 @pytest.mark.parametrize(("name", "place"), WITH_STREAMS)
 def test_streams_are_the_events(name, place):
-    """Each operation is a box in the row of its stream, to scale.
-
-    Must catch: a box that starts at 0; the link's boxes in the upper row; an end that is not the
+    """Must catch: a box that starts at 0; the link's boxes in the upper row; an end that is not the
     simulator's."""
     spec, shown, roots = drawn(name)
     root = roots[place]
@@ -271,10 +266,7 @@ def lines_of(root):
 
 
 def test_lines_are_the_formulas():
-    """Equal ratios are equal lengths, and each line goes through what the formula says at each
-    stop; measured points have the line's colour and their own place.
-
-    Must catch: a line that is another's; the hierarchical line with one rank on a node; measured
+    """Must catch: a line that is another's; the hierarchical line with one rank on a node; measured
     points beside another line; the reader's point as a disc over them."""
     name = "nodes_ring_all_reduce_seconds"
     measured = {name: [(2**16, 210e-6), (2**30, 2.5)]}

@@ -1,9 +1,5 @@
-"""The explorers of the labs, driven as a reader drives them: by setting the value of a control. No
-browser.
-
-They are made for ipywidgets 7.7 (Colab) and 8, so nothing here may name a trait that only one of
-them has.
-"""
+"""The explorers of the labs, driven by setting the value of a control. They are made for ipywidgets
+7.7 (Colab) and 8, so nothing here may name a trait that only one of them has."""
 
 import re
 import subprocess
@@ -129,10 +125,7 @@ def test_it_is_drawn_once_for_each_valid_change(monkeypatch):
 
 
 def test_a_slider_follows_the_hand():
-    """A slider sends each place that it passes, and keeps its stops while it moves, also where its
-    own value is none of them.
-
-    Must catch: sliders that wait for the release; a stop that goes while the hand passes it, so
+    """Must catch: sliders that wait for the release; a stop that goes while the hand passes it, so
     that all places behind it move."""
     widget = explorer("does-it-fit")
     assert all(slider.continuous_update for slider in widget.sliders.values())
@@ -147,9 +140,7 @@ def test_a_slider_follows_the_hand():
 
 
 def test_lines_are_asked_for_again_where_they_move(monkeypatch):
-    """Moving the reader's place along a line moves no line.
-
-    Must catch: each stop recomputed for each place that a hand passes; lines of the values
+    """Must catch: each stop recomputed for each place that a hand passes; lines of the values
     before."""
     widget, asked = explorer("collective-cost"), []
     sampled = type(widget.spec).sampled
@@ -304,10 +295,8 @@ def test_as_text_it_is_the_sentence(fit):
 
 @pytest.mark.slow
 def test_an_explorer_needs_neither_torch_nor_plotly_nor_an_output():
-    """Mutation: torch imported in show; the book would then need it to be built.
-
-    Must catch: plotly, which is blank in an Output on Colab; an Output, in which nbclient can
-    hang."""
+    """Must catch: torch, which the book is built without; plotly, which is blank in an Output on
+    Colab; an Output, in which nbclient can hang."""
     code = """
 import gc, sys, ipywidgets
 from coursekit.show.widgets import explorer

@@ -76,11 +76,8 @@ def test_no_fault_hangs(call, error, sentence):
 
 
 def test_what_runs_on_and_on_is_stopped():
-    """The ranks that are busy are named, and not those that wait for them; none of them runs on
-    beside the next cell, whatever it catches.
-
-    Mutations: a join without a limit; a rank that is left to itself; the one that waits named,
-    too."""
+    """Mutations: a join without a limit; a rank that is left to itself, beside the next cell; the
+    one that waits named, too."""
     threads = threading.active_count()
 
     def work(dist):
@@ -124,11 +121,8 @@ def test_a_rank_that_raises_is_named():
 
 
 def test_a_rank_that_hands_back_nothing():
-    """None is an answer where ranks need not hand anything back, and all that a check needs where
-    they must.
-
-    Must catch: a blank, or nothing, of one rank hidden among the answers of the others; None taken
-    for a blank by answer_of_ranks; a failure looked through letter by letter; an error over a
+    """Must catch: a blank, or nothing, of one rank hidden among the answers of the others; None
+    taken for a blank by answer_of_ranks; a failure looked through letter by letter; an error over a
     blank."""
     nobody_at_1 = [5, None, 7]
     assert answer_of_ranks(3, lambda dist: nobody_at_1[dist.get_rank()]) == nobody_at_1
@@ -167,11 +161,8 @@ def test_what_torch_lets_one_say():
 
 
 def test_waiting_for_an_isend_is_waiting_for_a_receiver():
-    """All ranks isend, wait, then receive: on real ranks nobody goes on. A rank that has room for
-    the message already, by irecv, lets its sender go on.
-
-    Must catch: a wait() that does nothing, so that a check calls a deadlock right; room that counts
-    for more than one message."""
+    """Must catch: a wait() that does nothing, so that a check calls a deadlock right; an irecv
+    whose room counts for more than one message."""
 
     def work(dist, receives=0, messages=1):
         other = 1 - dist.get_rank()

@@ -86,10 +86,8 @@ def test_what_cannot_be_read_is_refused(file, what, does, words):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork, and other signals")
 @pytest.mark.parametrize("door", ["windows", "the mapped file"])
 def test_a_file_that_shrinks_kills_nobody(file, door):
-    """A page beyond the end kills the process that reads it: SIGBUS. So the size is asked for
-    before each batch; a file that shrinks in the microseconds after is not noticed in time.
-
-    Must catch: the question left out, or asked when the file is opened alone."""
+    """A page beyond the end kills its reader: SIGBUS. Must catch: the size not asked for before
+    each batch, or when the file is opened alone."""
     program = f"""
 import os, sys, numpy as np
 from shardlab.data_loading.core import BadTokens, TokenFile
@@ -123,9 +121,7 @@ def test_the_order_looks_random():
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_each_window_comes_once_an_epoch(file, ranks):
-    """With a batch that does not divide the epoch.
-
-    Must catch: ranks that get one part; an epoch that begins in the middle of a batch with the
+    """Must catch: ranks that get one part; an epoch that begins in the middle of a batch with the
     order of the epoch before; the first windows of each epoch left out."""
     loader = TokenLoader(file, 10, global_batch=12, seed=3)
     steps = [
@@ -139,10 +135,8 @@ def test_each_window_comes_once_an_epoch(file, ranks):
 
 
 def test_a_run_resumes_twice_in_an_epoch_on_other_ranks(file):
-    """4, then 3, then 2 ranks, stopped before any two steps of an epoch: all batches are those of
-    the run that was never stopped, bit by bit.
-
-    Must catch: a place that is counted from the last resumption; a batch cut by another rule."""
+    """4, then 3, then 2 ranks. Must catch: a place that is counted from the last resumption; a
+    batch cut by another rule."""
     whole = list(TokenLoader(file, 10, global_batch=12, seed=5, epochs=2).batches(0))
     for first, second in combinations(range(9), 2):  # 8.3 steps are an epoch
         run = [(4, 0, first), (3, first, second), (2, second, len(whole))]
@@ -174,11 +168,8 @@ class Steps(torch.utils.data.Dataset):
 @pytest.mark.parametrize("workers", range(5))
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_each_token_comes_once_an_epoch(tmp_path, ranks, workers):
-    """Each rank's DataLoader gets the loader, and the steps are its sampler: the same batches in
-    the same order, with any number of workers.
-
-    Must catch: a worker that begins at its own step, or draws another order; a target that is not
-    one token further; a rank's part that depends on its workers."""
+    """Must catch: a worker that begins at its own step, or draws another order; a target that is
+    not one token further; a rank's part that depends on its workers."""
     write_tokens(tmp_path / "t", np.arange(481), 481)
     loader = TokenLoader(TokenFile(tmp_path / "t", 481), 10, global_batch=12, epochs=1)
     found = []
@@ -225,9 +216,7 @@ def prefetching_threads():
 
 @pytest.mark.parametrize("leaves", ["break", "close", "error", "end"])
 def test_no_thread_waits_when_the_reader_has_left(file, leaves):
-    """The thread is in the middle of a batch when the reader leaves.
-
-    Must catch: a thread that waits forever to hand over a batch; one that makes all others; a
+    """Must catch: a thread that waits forever to hand over a batch; one that makes all others; a
     reader who waits for the batch in the making."""
     made, heard, go_on, before = [], [], threading.Event(), prefetching_threads()
 

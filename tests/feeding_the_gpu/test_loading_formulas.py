@@ -73,10 +73,8 @@ def test_pages_that_windows_touch(tmp_path):
 @pytest.mark.parametrize("windows", [5, 50, 200, 500])
 @pytest.mark.parametrize("ahead", [2**17, 2**21])
 def test_around_each_missing_page(windows, ahead):
-    """A file of 32,768 pages of which the system reads so many around each that is missing, as
-    Linux 6.18 did to 2% in 24 runs on a cold file.
-
-    Must catch: windows whose pages came with earlier ones counted again; pages after alone."""
+    """Linux 6.18 did so to 2% in 24 runs on a cold file. Must catch: windows whose pages came with
+    earlier ones counted again; pages after alone."""
     pages, around, found = 2**15, ahead // 4096, []
     for seed in range(40):
         there = np.zeros(pages, bool)
@@ -119,10 +117,8 @@ def longest_wait(makes, buffer, late, hiccup, step, steps=60):
 @pytest.mark.parametrize("hiccup", [0, 50_000, 80_000, 200_000])
 @pytest.mark.parametrize("workers, ahead", [(1, 2), (2, 2), (4, 2), (4, 8)])
 def test_a_buffer_carries_over_a_hiccup(workers, ahead, hiccup):
-    """Beside a simulated loader that makes batches in no time, and fills its buffer.
-
-    Must catch: a buffer of one worker alone; a buffer that makes the loader faster; a hiccup that
-    is never longer than the buffer."""
+    """Must catch: a buffer of one worker alone; a buffer that makes the loader faster; a hiccup
+    that is never longer than the buffer."""
     given = dict(
         loader_batch=1,
         sample_microseconds=1,

@@ -57,10 +57,8 @@ def documents(vocabulary):
 
 @pytest.mark.parametrize("learned", [1, 0], ids=["learned positions", "rotary"])
 def test_a_packed_row_is_its_documents(learned):
-    """Logits, and every gradient of the summed loss, to rounding in float64.
-
-    Must catch: a token that sees another document; positions that go on; a last token whose target
-    is the next document's first; padding that counts."""
+    """Must catch: a token that sees another document; positions that go on; a last token whose
+    target is the next document's first; padding that counts."""
     net = small_gpt(torch.float64, learned_positions=learned, random_biases=True)
     alone = small_gpt(torch.float64, learned_positions=learned, random_biases=True)
     texts, row = documents(net.config.vocabulary), PackedRow()
@@ -86,10 +84,7 @@ def test_a_packed_row_is_its_documents(learned):
 
 @pytest.mark.parametrize("of_it", ["mask", "positions", "nothing"])
 def test_a_leak_shows(of_it):
-    """Two rows differ in their first document alone: without a mask the second one's logits differ,
-    with positions that restart and no mask, too.
-
-    Must catch: a probe that a leak passes."""
+    """Must catch: a probe that a leak passes, with positions that restart or without."""
     net, row = small_gpt(torch.float64), PackedRow()
     texts = documents(net.config.vocabulary)
     attention = [block.attention.core for block in net.blocks]

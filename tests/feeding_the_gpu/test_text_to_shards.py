@@ -59,11 +59,8 @@ def test_the_encoder_gives_the_text_back():
 
 @pytest.mark.parametrize("packer", [one_in_a_row, greedy_crop, best_fit_crop, first_fit_decreasing])
 def test_what_the_packers_lose_of_the_text(packer):
-    """The page's table, and the formulas from the number of rows: equal, but for the last row of a
-    packer that crops.
-
-    Must catch: a row of the table that the packers no longer give; ends of long documents that the
-    formula leaves out; padding counted as tokens; fewer rows than tokens need."""
+    """Must catch: a row of the page's table that the packers no longer give; ends of long documents
+    that the formula leaves out; padding counted as tokens; fewer rows than tokens need."""
     lengths = [len(each) for each in DOCUMENTS]
     rows = packer(lengths, 512)
     tokens = sum(length for row in rows for _, length in row)

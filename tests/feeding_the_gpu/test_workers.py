@@ -57,10 +57,7 @@ SAMPLES = 400_000
     ids=["short strings", "longer strings", "one object"],
 )
 def test_workers_copy_what_they_read(items, each):
-    """The sum of PSS over a process and its two forked workers, before and after each worker has
-    read every item: within a twentieth.
-
-    Must catch: half of a list a worker, which is what PSS says of one of them alone; a list that
+    """Must catch: half of a list a worker, which is what PSS says of one of them alone; a list that
     is thought to be shared because nobody writes to it."""
     asked = [sys.executable, "-c", WORKERS_READ % items]
     found = int(subprocess.run(asked, capture_output=True, check=True, text=True).stdout)

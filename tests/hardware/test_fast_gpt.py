@@ -62,10 +62,9 @@ def assert_same(ours, theirs, relative):
 @pytest.mark.parametrize("loss_of", [padded_loss, IN_CHUNKS, chunked_loss])
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_every_gradient(name, loss_of):
-    """Must catch: rows of the padding in the softmax, or given a gradient that backward keeps
-    elsewhere; targets of -100 that count in the loss, its mean or the gradient; the last chunk left
-    out; the gradient from above ignored; a tied weight that gets one of its two gradients; the
-    head's norm left out."""
+    """Must catch: rows of the padding in the softmax, or given a gradient; targets of -100 that
+    count; the last chunk left out; the gradient from above ignored; a tied weight that gets one of
+    its two gradients; the head's norm left out."""
     model = random_model(**MODELS[name])
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for above in (1.0, -3.0):

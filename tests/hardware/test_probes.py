@@ -69,10 +69,8 @@ def test_fit():
 
 
 def test_products_and_memory(monkeypatch):
-    """On a clock that says one second for anything, rates are counts.
-
-    Mutations: size^3 for 2 size^3; a matrix left out of the bytes; a copy's bytes counted once; a
-    launch's time not divided by the calls; results that are not read."""
+    """Mutations: size^3 for 2 size^3; a matrix left out of the bytes; a copy's bytes counted once;
+    a launch's time not divided by the calls; results that are not read."""
 
     def one_second(work, device, repeats, calls=1):
         work()

@@ -42,11 +42,8 @@ def test_what_a_product_does_and_moves(rows, columns, depth):
 
 @pytest.mark.parametrize("rows, columns, count", SHAPES)
 def test_what_an_elementwise_operation_does_and_moves(rows, columns, count):
-    """Every call to PyTorch does one operation for each element of its result; fused, they read
-    once and write once.
-
-    Mutations: each operation's result written; the read forgotten; a product's numbers for both
-    kinds."""
+    """Mutations: each operation's result written although fused; the read forgotten; a product's
+    numbers for both kinds."""
     import torch
 
     from shardlab.common.torch_internals import TorchDispatchMode
@@ -76,10 +73,8 @@ def test_what_an_elementwise_operation_does_and_moves(rows, columns, count):
 
 
 def test_which_bound():
-    """The sentence of the explorer by hand: 2 * 4096^3 / (3 * 2 * 4096^2) = 1,365.3; 989 / 3.35 =
-    295.2; 2 * 4096^3 / 989e12 s = 139 us.
-
-    Mutations: `<=` for `<` at the ridge; the share of the wrong roof."""
+    """The sentence of the explorer by hand. Mutations: `<=` for `<` at the ridge; the share of the
+    wrong roof."""
     targets = [
         "arithmetic_intensity",
         "ridge_intensity",
@@ -118,10 +113,8 @@ def test_bytes_are_exact_and_refused_beyond():
 
 
 def test_presets():
-    """400 Gbit/s are 50 GB/s; an A100's memory moves 2.039 TB/s; each link is also one between
-    ranks of a node.
-
-    Mutations: bits for bytes; 2.0389999 TB/s; links of a node left out."""
+    """400 Gbit/s are 50 GB/s. Mutations: bits for bytes; 2.0389999 TB/s; links of a node left
+    out."""
     assert GPUS["A100 SXM 80GB"].quantities["memory_bytes_per_second"] == 2039e9
     for name, bits in (
         ("network, 400 Gbit/s", 400e9),
@@ -139,10 +132,8 @@ def test_presets():
 
 
 def test_a_datasheets_rate():
-    """The A100's datasheet prints the rate of 108 multiprocessors at 1.41 GHz; 271.2 TFLOP/s are
-    86.9 percent of that rate.
-
-    Mutations: a factor left out; the share upside down."""
+    """The A100's 108 multiprocessors at 1.41 GHz. Mutations: a factor left out; the share upside
+    down."""
     a100 = quantities(gpu="A100 SXM 80GB")
     made = evaluate(
         ["chip_flops_per_second"],
@@ -155,10 +146,8 @@ def test_a_datasheets_rate():
 
 
 def test_rates_of_eight_and_four_bits():
-    """Dense rates: twice those of 16 bits in 8 bits, and at least twice as many again in 4 bits,
-    where a GPU has such units at all; C2C on the GPUs that share a package with a CPU.
-
-    Must catch: a rate with sparsity; a rate of a GPU that has no such unit."""
+    """Dense rates; C2C on GPUs that share a package with a CPU. Must catch: a rate with sparsity; a
+    rate of a GPU that has no such unit."""
     for name, preset in GPUS.items():
         rates = preset.quantities
         if "fp8_flops_per_second" in rates:

@@ -22,10 +22,8 @@ def test_each_rung_trains_alike():
 
 @pytest.mark.nightly  # by day test_blocks_are_compiled_once
 def test_blocks_in_cuda_graphs_train_alike(monkeypatch):
-    """Without CUDA the mode compiles as without it.
-
-    Must catch: a rung that compiles nothing; a step that does not say that it begins, so that CUDA
-    keeps what the step before it returned; other losses."""
+    """Must catch: a rung that compiles nothing; a step that does not say that it begins, so that
+    CUDA keeps what the step before it returned; other losses."""
     begun, mark = [], torch.compiler.cudagraph_mark_step_begin
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(mark()))
     rung, losses, modes = one_gpu.Rung(), [], []
@@ -46,10 +44,9 @@ def test_blocks_in_cuda_graphs_train_alike(monkeypatch):
     "called, gigabytes, over", told("test_rungs::test_the_rate_of_this_gpu", globals())
 )
 def test_the_rate_of_this_gpu(monkeypatch, called, gigabytes, over):
-    """Must catch: a part of a GPU, or a slower board of the same name, compared with the whole of
-    the fast one; a GPU of another size; an RTX 4090
-    taken for any RTX; an A100, which the book has in two sizes, profiled without
-    its peak."""
+    """Must catch: a part of a GPU, a slower board of the same name or another size compared with
+    the fast one; an RTX 4090 taken for any RTX; an A100, which the book has in two sizes, profiled
+    without its peak."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: called)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(capabilities, "memory_bytes", lambda device: gigabytes * 10**9)

@@ -173,10 +173,8 @@ def test_a_compiled_function_calls_them():
 
 
 def test_a_gpt_trains_on_them(monkeypatch):
-    """Attention of each layer and the loss by kernels, the head's product in the loss: the loss and
-    all gradients of the plain GPT.
-
-    Must catch: heads in another order; a loss of the mean that is a sum."""
+    """Must catch: heads in another order; a loss of the mean that is a sum; any gradient that is
+    not the plain GPT's."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(layers=2, hidden=24, heads=4, key_value_heads=2, vocabulary=61)).double()
     tokens = torch.randint(0, 61, (2, 19))

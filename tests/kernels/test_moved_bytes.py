@@ -56,10 +56,8 @@ def test_known_bytes(case):
 
 
 def test_backward_is_counted():
-    """relu(x * x) backward: the mask's operator reads the gradient and the result, the square's
-    reads both twice, and autograd adds.
-
-    Must catch: a count that ends with forward; another count without gradients."""
+    """relu(x * x) backward, operator by operator. Must catch: a count that ends with forward;
+    another count without gradients."""
     x = X.clone().requires_grad_()
     forward = moved_bytes(lambda: torch.relu(x * x))
     with torch.no_grad():

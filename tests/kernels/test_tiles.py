@@ -33,10 +33,7 @@ def doubles_in_place(x, out, n, BLOCK: tl.constexpr):
 
 
 def test_views_share_what_was_done():
-    """An element that one program reads and writes is no race, under one name or two. A view that
-    begins elsewhere is.
-
-    Must catch: a history of each argument instead of each storage; a view's place in its storage
+    """Must catch: a history of each argument instead of each storage; a view's place in its storage
     left out."""
     x = torch.arange(10.0)
     run(doubles_in_place, (3,), x, x, 10, BLOCK=4)

@@ -19,10 +19,8 @@ without = pytest.mark.skipif(not HAS_TRITON, reason="pip install triton: its pee
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_the_bits_of_tritons_interpreter(dtype):
-    """bf16 is left out: the interpreter multiplies its numbers as if their bits were integers.
-
-    Must catch: a sum in another type or order; a constant of fp64; a function that Triton names
-    otherwise."""
+    """Not bf16, which the interpreter multiplies as integers. Must catch: a sum in another type or
+    order; a constant of fp64; a function that Triton names otherwise."""
     given = os.environ | {"TRITON_INTERPRET": "1"}  # read when Triton is imported
     script = [sys.executable, HERE / "by_triton.py", dtype]
     done = subprocess.run(script, cwd=HERE, env=given, text=True, capture_output=True)

@@ -1,8 +1,5 @@
-"""Context parallelism beside the plain model: outputs, every gradient, bytes; what is refused.
-
-Biases are drawn too; targets are padding on some ranks more than on others. Sums are made in
-another order than the plain model's, hence 1e-12 and not equality; float64 throughout.
-"""
+"""Context parallelism beside the plain model: outputs, every gradient, bytes; what is refused. Sums
+are made in another order than the plain model's, hence 1e-12; float64 throughout."""
 
 import copy
 import sys
@@ -136,13 +133,10 @@ def parity_of(world, *args, **named):
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("n", COUNTS)
 def test_parity(worlds, n, style, packed, by):
-    """Contiguous and zigzag.
-
-    Must catch: a merge without rescaling; a block's own log-sum-exp in backward; gradients of keys
-    that stay where they were made; tokens out of order under Ulysses; positions of rank 0 on all
-    ranks; documents that see each other, or begin anew on each rank; ranks' means averaged where
-    their targets differ in number. Hardened: a rectangle that is not what its halves were; a
-    backward that takes a block's own output."""
+    """Must catch: a merge without rescaling; a block's own log-sum-exp in backward; gradients of
+    keys that stay; tokens out of order under Ulysses; positions of rank 0 on all ranks; documents
+    that see each other; ranks' means averaged where targets differ in number. Hardened: a rectangle
+    that is not its halves."""
     parity_of(worlds(n), STYLES[style](n), BY[by], packed)
 
 
@@ -204,10 +198,8 @@ def counted(rule, zigzag, tokens=8):
 
 
 def test_work_and_messages_of_each_rule(worlds):
-    """Halves of 8 tokens a rank on 4 ranks, so that the square has 8 x 8 of 4 x 4.
-
-    Must catch: a block that no query sees computed, or sent for; a ring that ends before all have
-    what they see; work in zigzag order that is not equal."""
+    """Must catch: a block that no query sees computed, or sent for; a ring that ends before all
+    have what they see; work in zigzag order that is not equal."""
     world = worlds(4)
 
     def of(rule, zigzag):
@@ -250,11 +242,9 @@ def sent(mix, config, dtype):
 
 @pytest.mark.parametrize("n", COUNTS)
 def test_bytes_that_each_mix_sends(worlds, n):
-    """2(3c - 2) b(s/c)h_kv elements by the ring, 4(c - 1) b(s/c)h_kv gathered, 4(h + h_kv) b(s/c)
-    (c - 1)/c by Ulysses, h = AD and h_kv = GD.
-
-    Must catch: a turn too many; keys and values sent back with their gradients; queries that
-    travel; keys repeated for their queries before they are sent; gradients added up in 16 bits."""
+    """2(3c - 2) b(s/c)h_kv by the ring, 4(c - 1) b(s/c)h_kv gathered, 4(h + h_kv) b(s/c) (c - 1)/c
+    by Ulysses. Must catch: a turn too many; queries that travel; keys repeated before they are
+    sent; gradients added up in 16 bits."""
     for config in (gpt_2(n), llama(n)):
         tokens, size, groups = 2 * 6, config.hidden // config.heads, config.key_value_heads
         kv, both = tokens * groups * size, tokens * (config.heads + groups) * size

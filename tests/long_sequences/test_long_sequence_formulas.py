@@ -110,11 +110,8 @@ def seen(order, c, s):
 
 @pytest.mark.parametrize("order", [CONTIGUOUS, ZIGZAG, STRIPED])
 def test_work_of_a_rank(order):
-    """A ring takes as long as the slowest rank in each turn, and an efficiency is the mean work by
-    that time; for long parts, where the diagonal is thin.
-
-    Must catch: a diagonal counted whole; zigzag whose parts are both early; an order's efficiency
-    by the last rank's work alone where turns differ."""
+    """Must catch: a diagonal counted whole; zigzag whose parts are both early; an order's
+    efficiency by the last rank's work alone where turns differ."""
     for c, s in product((1, 2, 3, 5), (2, 6, 16)):
         pairs = seen(order, c, s)
         given = dict(context_parallel=c, sequence=s, context_order=order)
@@ -135,10 +132,7 @@ def test_work_of_a_rank(order):
 
 
 def test_published_rings():
-    """Causal work explains the plain ring's efficiency; of the balanced ones it leaves a tenth of
-    the time in zigzag and a sixth in stripes, whose turns are all masked triangles.
-
-    Must catch: the contiguous order as c/(c + 1), the mean by the largest of ranks' sums."""
+    """Must catch: the contiguous order as c/(c + 1), the mean by the largest of ranks' sums."""
     for ring in PUBLISHED_RINGS:
         bound = value("order_efficiency", context_parallel=8, context_order=ring.order)
         left = {CONTIGUOUS: (-0.02, 0.02), ZIGZAG: (0.09, 0.11), STRIPED: (0.16, 0.18)}
@@ -147,12 +141,9 @@ def test_published_rings():
 
 
 def test_published_peaks_of_long_sequences():
-    """SimuMax's seven runs that exchange heads, within 1 %; torchtitan's four, of 32,768 tokens a
-    rank, within 3 %.
-
-    Must catch: an output that is kept once where heads are exchanged, or as often as by a kernel
-    that copies it; the whole sequence on each rank; states shared by data-parallel ranks
-    alone."""
+    """SimuMax within 1 %, torchtitan within 3 %. Must catch: an output that is kept once where
+    heads are exchanged, or as often as by a kernel that copies it; the whole sequence on each rank;
+    states shared by data-parallel ranks alone."""
     rows = [row for row in referee.peak_rows(FUSED_LOSS) if int(row["context_parallel"]) > 1]
     errors = [referee.bytes_error(row) for row in rows]
     assert len(rows) == 7 and max(map(abs, errors)) < 1
@@ -171,10 +162,8 @@ def test_published_peaks_of_long_sequences():
 
 
 def test_published_seconds_of_long_sequences():
-    """Within 15 %, and no other tenth of the fitted share leaves a smaller largest error.
-
-    Must catch: attention among a rank's own tokens alone; products in fp8 at the rate of 16 bits; a
-    share that was tuned to one run."""
+    """Within 15 %. Must catch: attention among a rank's own tokens alone; products in fp8 at the
+    rate of 16 bits; a share that was tuned to one run."""
     largest = lambda scores: max(
         abs(run.predicted_seconds(scores) / run.seconds - 1) for run in TORCHTITAN
     )
@@ -184,10 +173,9 @@ def test_published_seconds_of_long_sequences():
 
 
 def test_the_longest_runs_fit():
-    """ALST's three runs, with tiles and with checkpoints on the host; without either none fits.
-
-    Must catch: inner tensors of all tokens beside tiles; logits of all tokens; checkpoints that are
-    on the GPU as well, or nowhere; tiles of layers that keep everything."""
+    """ALST's three runs. Must catch: inner tensors of all tokens beside tiles; logits of all
+    tokens; checkpoints that are on the GPU as well, or nowhere; tiles of layers that keep
+    everything."""
     for run in ALST:
         assert run.layout().fits
         assert not run.layout(sequence_tiles=1).fits
@@ -202,13 +190,9 @@ def test_the_longest_runs_fit():
 
 @pytest.mark.slow
 def test_shared_sequences_are_faster():
-    """The planner's best layouts of NVIDIA's table for B200s gain what the published ones do,
-    within 4 %, up to 131,072 tokens. From there on no layout of whole sequences has as many
-    microbatches as stages; the published ones lose a quarter, then more than half, then do not
-    fit.
-
-    Must catch: ranks that share a sequence and wait for each message; tensor parallelism that costs
-    nothing; sequences that are shared where whole ones are as fast."""
+    """NVIDIA's table for B200s, within 4 % up to 131,072 tokens. Must catch: ranks that share a
+    sequence and wait for each message; tensor parallelism that costs nothing; sequences that are
+    shared where whole ones are as fast."""
     for run in NEMO["Llama 3 8B"][:6]:
         gpus = run.sequence // 1024
         asked = dict(gpu="B200 SXM", gpus=gpus, batch=4096 // gpus, sequence=run.sequence, most=1)
@@ -313,10 +297,7 @@ def test_pairs_of_masks(tokens, window, sinks):
 
 @pytest.mark.parametrize("tiles", [1, 2, 5, 22])
 def test_bytes_of_tiles(tiles):
-    """The largest inner tensor of an MLP, and of logits in fp32, whose tiles of tokens go one after
-    the other, each recomputed.
-
-    Must catch: a tile as the tokens by the tiles, rounded down; the inner size of all ranks."""
+    """Must catch: a tile as the tokens by the tiles, rounded down; the inner size of all ranks."""
     sizes, given = [], dict(microbatch=1, sequence=22, sequence_tiles=tiles)
     given |= dict(feed_forward=96, vocabulary=80, compute_element_bytes=4, loss_logit_bytes=4)
 

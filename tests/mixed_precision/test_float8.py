@@ -61,10 +61,7 @@ def test_too_large_without_a_scale():
 
 
 def test_what_a_scale_is_for():
-    """Range and not precision. The error of a Gaussian is the same with and without scales; what
-    changes is how many of the small elements are zero, and how many too large. Shares were measured
-    at this seed; the bounds between them leave a factor of three.
-
+    """Range and not precision: the error of a Gaussian is the same; bounds leave a factor of three.
     Must catch: scales that are not used; blocks that all have the tensor's scale."""
     draw = torch.Generator().manual_seed(0)
     gaussian = torch.randn(65_536, generator=draw)
@@ -97,11 +94,9 @@ def test_blocks_are_at_least_one_element():
     "recipe", [Float8Recipe(), Float8Recipe(block=4), Float8Recipe(scaled=False)]
 )
 def test_products_forward_and_backward(recipe):
-    """The three products of a linear layer, each with both factors rounded by hand, in float64: no
-    more than fp32's rounding of a sum away. A block lies along the dim that its product sums over.
-
-    Must catch: gradients rounded to e4m3; a weight gradient of the x that was not rounded; the
-    factors' scales forgotten; a bias in 8 bits; blocks of the forward reused in backward."""
+    """Must catch: gradients rounded to e4m3; a weight gradient of the x that was not rounded; the
+    factors' scales forgotten; a bias in 8 bits; blocks of the forward, which lie along another dim,
+    reused in backward."""
     torch.manual_seed(0)
     layer = nn.Linear(12, 8)
     x = torch.randn(5, 3, 12, requires_grad=True)

@@ -45,11 +45,9 @@ def numbers():
 
 @pytest.mark.parametrize("name", IN_TORCH)
 def test_every_cast_is_pytorchs(name):
-    """Numbers beyond e4m3's largest depend on PyTorch's version, so they are left out. Numbers go
-    through fp32, as tensors of a model do: PyTorch's own casts from float64 round twice.
-
-    Must catch: halves rounded up, subnormal numbers cut off, overflow from the largest number on
-    instead of from half a step beyond."""
+    """Through fp32, as PyTorch's own casts from float64 round twice; not beyond e4m3's largest, on
+    which its versions differ. Must catch: halves rounded up, subnormal numbers cut off, overflow
+    from the largest number on."""
     kind, dtype = CARD_FORMATS[name], IN_TORCH[name]
     given = torch.tensor(numbers()).float().tolist()
     if not kind.infinities:

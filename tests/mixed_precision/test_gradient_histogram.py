@@ -36,11 +36,9 @@ def test_binades_count_every_element_once():
 @pytest.mark.parametrize("name", histogram.HISTOGRAM_FORMATS)
 @pytest.mark.parametrize("exponent", [-30, -11, 0, 9])
 def test_shares_are_those_of_pytorchs_cast(name, exponent):
-    """Beyond the largest number but below the next power of two an element counts as kept; the
-    numbers here avoid that place, and the exact half of the smallest number.
-
-    Must catch: an underflow at the smallest number instead of at its half; subnormal numbers that
-    count as kept; a scale that moves the counts the wrong way."""
+    """Must catch: an underflow at the smallest number instead of at its half; subnormal numbers
+    that count as kept; a scale that moves the counts the wrong way. (At the half itself both
+    differ.)"""
     kind = CARD_FORMATS[name]
     torch.manual_seed(1)
     values = torch.exp2(20 * torch.randn(10_000, dtype=torch.float64))

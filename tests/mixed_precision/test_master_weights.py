@@ -99,11 +99,9 @@ def test_parity_with_copies_by_hand(dtype, of, at_once_bytes):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_parity_with_autocast_bit_for_bit(dtype):
-    """A net of linear layers: autocast casts the same weights to the same bits as our rounding of
-    the master, so torch.amp with GradScaler and MasterWeights with LossScaler agree exactly.
-
-    Must catch: gradients unscaled in 16 bits; a master that is updated by a rounded gradient twice;
-    a scale that is not a factor of backward."""
+    """Linear layers, of which autocast casts the same weights. Must catch: gradients unscaled in 16
+    bits; a master that is updated by a rounded gradient twice; a scale that is not a factor of
+    backward."""
     ours, theirs = net_of(dtype), net_of(torch.float32)
     with torch.no_grad():  # both begin with the same numbers
         for left, right in zip(ours.parameters(), theirs.parameters()):
@@ -131,15 +129,10 @@ CONFIG = GPTConfig(layers=2, hidden=24, heads=3, vocabulary=31, max_sequence=10)
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_of_a_gpt(dtype):
-    """A GPT in 16 bits: autocast keeps the residual stream in fp32 and a 16-bit model does not, so
-    the two differ by roundings. Tolerance: a gradient is behind at most R roundings one after the
-    other, forward and backward; each is off by u = eps / 2 of its size, independently of the
-    others, so their sum is about u * sqrt(R), and three times that is far in the tail. R: in each
-    layer two norms, four products, a residual addition after two of them, softmax, GELU: 10, twice,
-    and the embedding, last norm and head.
-
-    Must catch: a gradient that is not unscaled; a loss computed in 16 bits; a layer in fp16 whose
-    gradients underflow."""
+    """Tolerance: a gradient is behind at most R roundings, each off by u = eps / 2 of its size:
+    three times u * sqrt(R). R: in each layer two norms, four products, two additions, softmax,
+    GELU: 10, twice, and both ends. Must catch: a gradient that is not unscaled; a loss in 16 bits;
+    a layer in fp16 whose gradients underflow."""
     roundings = 2 * (10 * CONFIG.layers + 3)
     tolerance = 3 * torch.finfo(dtype).eps / 2 * roundings**0.5
     tokens = torch.randint(31, (4, 11), generator=torch.Generator().manual_seed(2))
@@ -389,12 +382,8 @@ def test_state_bytes(recipe):
 
 @pytest.mark.parametrize("phase", ["backward", "optimizer"])
 def test_peak_of_a_step(phase):
-    """The ledger's categories are the formulas': masters are optimizer states, from the first line
-    on. So is the peak, in backward to the byte but for the step counters, which the recipe leaves
-    out; in the optimizer's step with the fp32 gradients of one pile.
-
-    Must catch: masters called temporaries; fp32 gradients of all parameters at once; a composed
-    peak that does not ask how many bytes an element has."""
+    """To the byte but for step counters. Must catch: masters called temporaries; fp32 gradients of
+    all parameters at once; a composed peak that does not ask how many bytes an element has."""
     recipe, batch, sequence = "bf16 + fp32 master", *((8, 32) if phase == "backward" else (1, 2))
     config = GPTConfig(layers=2, hidden=32, heads=4, vocabulary=61, max_sequence=32)
     model = GPT(config).bfloat16()
@@ -471,11 +460,8 @@ def test_unscaled_pile_by_pile(dtype, how, consumes):
 
 
 def test_fp32_gradients_are_never_all_there():
-    """A step of a model of 16 equal weights: at the peak 5 of their gradients are in fp32, the most
-    that are not above a third.
-
-    Must catch: a scaler that takes all gradients to fp32 before the step; a pile of 8 MiB that is
-    the whole of a small model."""
+    """At most a third. Must catch: a scaler that takes all gradients to fp32 before the step; a
+    pile of 8 MiB that is the whole of a small model."""
     model = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(16)]).half()
     elements = sum(p.numel() for p in model.parameters())
     optimizer = MasterWeights(model.parameters(), torch.optim.SGD, lr=0.1, foreach=False)
@@ -533,11 +519,9 @@ def test_consumed_gradients_are_gone():
 
 
 def test_stochastic_rounding_is_one_of_two_neighbours():
-    """Every value becomes one of the bf16 numbers around it; a bf16 number stays; what is not
-    finite stays; the mean of many is the value, within five standard errors.
-
-    Must catch: rounding away from zero for negative numbers alone; infinities made of the largest
-    numbers; NaN with its payload in the low bits that becomes infinite."""
+    """The mean within five standard errors. Must catch: rounding away from zero for negative
+    numbers alone; infinities made of the largest numbers; NaN with its payload in the low bits that
+    becomes infinite."""
     draw = torch.Generator().manual_seed(0)
     values = torch.randn(4096, generator=draw) * 10.0 ** torch.randint(
         -30, 30, (4096,), generator=draw

@@ -146,10 +146,8 @@ def test_loss_scale_of_a_backward(name, loss_scale, k):
 
 @pytest.mark.parametrize("update", [1e-3, 1e-4, 1e-5])
 def test_noise_of_stochastic_rounding(update):
-    """20,000 weights of 1.0 in bf16, 300 updates: their mean is the drift, their standard deviation
-    the noise. The tolerances are five standard errors of a mean and of a deviation.
-
-    Must catch: the variance of one rounding taken for that of all; u * spacing without the rest."""
+    """20,000 weights, 300 updates, five standard errors. Must catch: the variance of one rounding
+    taken for that of all; u * spacing without the rest."""
     count, updates = 20_000, 300
     given = dict(
         number_format="bf16",
@@ -182,11 +180,8 @@ def test_bytes_with_a_scale_per_block():
 
 
 def test_bytes_of_mx_and_nvfp4():
-    """MXFP8: e4m3, and for each 32 elements a scale of one byte (e8m0). NVFP4: two elements in a
-    byte, for each 16 elements a scale in e4m3, and one fp32 number for the tensor.
-
-    Must catch: a scale of four bytes, which makes 1.125 bytes an element of MXFP8's 1.031; an
-    element of fp4 that takes a byte; the tensor's scale forgotten."""
+    """Must catch: a scale of four bytes, which makes 1.125 bytes an element of MXFP8's 1.031; an
+    element of fp4 that takes a byte; the tensor's own fp32 number forgotten."""
     for elements in (32, 1000, 4096):
         mx = [torch.empty(elements, dtype=torch.float8_e4m3fn)]
         mx += [torch.empty(-(-elements // 32), dtype=torch.float8_e8m0fnu)]

@@ -88,13 +88,9 @@ def train_on_three_axes(scaler_of, dtype, scale):
     ids=["ours", "GradScaler", "GradScaler and plain AdamW"],
 )
 def test_all_ranks_agree_on_an_overflow(worlds, scaler_of, dtype):
-    """Wherever the infinite gradient is, no rank steps, and all scales halve. The model is a GPT,
-    cut by depth and by width, and its gradients' norm is one number. PyTorch's own scaler begins on
-    stages that have no loss as well.
-
-    Must catch: agreement over one axis of the mesh alone; a rank that steps first and agrees then;
-    GradScaler that knows the parts of tensor parallelism and not the stages, or stages of
-    parameters and not of their fp32 copies."""
+    """Must catch: agreement over one axis of the mesh alone; a rank that steps first and agrees
+    then; GradScaler that knows the parts of tensor parallelism and not the stages, also those
+    without a loss, or stages of parameters and not of their fp32 copies."""
     events, norms = zip(*worlds(8).run(train_on_three_axes, scaler_of, dtype, 2.0**14))
     overflows = 8 if scaler_of is LossScaler else 4
     halved = [(2.0 ** (13 - step), False) for step in range(overflows)]
@@ -219,11 +215,9 @@ def pairs_of_ranks(how, dtype):
 @pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("how", ["replicas", "stage 1", "stage 2", "stage 3"])
 def test_parity_of_techniques(four, how, dtype):
-    """The 16-bit weights after three steps of AdamW are those of one process, bit for bit: two
-    halves are added, so no order matters. In stages 1 and 2 a rank has masters of its shard alone.
-
-    Must catch: masters of each rank's own beginning; gradients of shards unscaled in fp16, or
-    counted twice; the division by the number of ranks after the sum; masters of all parameters."""
+    """Bit for bit: two halves are added. Must catch: masters of each rank's own beginning, or of
+    all parameters in stages 1 and 2; gradients of shards unscaled in fp16, or counted twice; the
+    division by the number of ranks after the sum."""
     want = one_process(dtype)
     elements = want.numel()
     for weights, held in four.run(pairs_of_ranks, how, dtype):
@@ -268,11 +262,8 @@ def through_stages(theirs):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("theirs", [False, True], ids=["ours", "GradScaler"])
 def test_parity_of_stages(four, theirs):
-    """A GPT in fp16 cut by depth: three steps of AdamW give the weights of one process, bit for
-    bit, because both add the microbatches' gradients in the same order.
-
-    Must catch: a stage without a loss whose gradients stay scaled, or are unscaled twice; masters
-    of layers that belong to another rank."""
+    """Bit for bit. Must catch: a stage without a loss whose gradients stay scaled, or are unscaled
+    twice; masters of layers that belong to another rank."""
     _, layers = gpt_in(torch.float16)
     wanted = nn.ModuleDict({str(number): layer for number, layer in enumerate(layers)})
     optimizer = MasterWeights(wanted.parameters(), torch.optim.AdamW, lr=LR)
@@ -310,11 +301,8 @@ def norm_on_parts(dtype, theirs):
 @pytest.mark.parametrize("theirs", [False, True], ids=["ours", "GradScaler"])
 @pytest.mark.parametrize("dtype", BOTH)
 def test_gradients_of_parts(four, dtype, theirs):
-    """The norm of all gradients, parts and whole ones, is that of one process in fp32. Each
-    gradient is behind some 90 roundings of 4 layers, forward and backward, each off by half of eps
-    at most: three times their random sum, as in test_gradients_of_a_gpt.
-
-    Must catch: fp32 copies of parts that count as whole; parts that are unscaled on one rank."""
+    """Some 90 roundings, as in test_gradients_of_a_gpt. Must catch: fp32 copies of parts that count
+    as whole in the norm; parts that are unscaled on one rank."""
     model, _ = gpt_in(torch.float32)
     tokens, targets = microbatches_of(0)
     next_token_loss(model(tokens), targets).backward()
@@ -342,11 +330,8 @@ def scaled_in(axis, stage):
 
 
 def test_a_scaler_of_some_ranks(four):
-    """Ranks with other parts would go on with another scale. Replicas have the same gradients, so
-    that one axis is enough beside them.
-
-    Must catch: scales of 64 and 32 on the ranks of one model, by a group along dp, or by one along
-    tp where ZeRO has cut along dp; a refusal of what is right."""
+    """Must catch: scales of 64 and 32 on the ranks of one model, by a group along dp, or by one
+    along tp where ZeRO has cut along dp; a refusal of one axis beside replicas."""
     for axis, stage in (("dp", 0), ("tp", 1), ("dp", 3)):
         for said in four.run(scaled_in, axis, stage):
             assert said and said.startswith("the scaler's group has the ranks ["), (axis, stage)

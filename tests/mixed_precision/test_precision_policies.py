@@ -38,12 +38,8 @@ def trained(policy, steps=3):
 
 @pytest.mark.parametrize("policy", policies.POLICIES.values(), ids=policies.POLICIES)
 def test_what_a_policy_computes_in(policy):
-    """Types of products, of gradients and of what the optimizer updates, and whether there is a
-    scale. Losses fall as those of fp32 do: three steps at a relative distance of u times the 40 or
-    so roundings of a layer, at most.
-
-    Must catch: fp16 without a scale, bf16 with one; autocast around backward; 16-bit weights that
-    are updated directly."""
+    """Losses as fp32's, to u times the 40 or so roundings of a layer. Must catch: fp16 without a
+    scale, bf16 with one; autocast around backward; 16-bit weights that are updated directly."""
     losses, products, gradients, optimizer = trained(policy)
     assert products == {policy.computes_in} and gradients == {policy.weights}
     updated = {p.dtype for group in optimizer.param_groups for p in group["params"]}

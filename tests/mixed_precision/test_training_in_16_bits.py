@@ -18,10 +18,9 @@ SCALE = 2.0**24  # no step overflows with it, and no gradient becomes zero
 
 
 def losses_of(dtype, loss_scale=1.0, microbatches=ACCUMULATED):
-    """The loss of each step of SGD with momentum, of a model in `dtype` with fp32 master weights,
-    its loss divided by the number of microbatches and multiplied by a static scale. One of the
-    microbatches runs, and its gradients are multiplied by their number, in fp32, after they are
-    unscaled: 16 bits lose on the way what they lose in a step of all."""
+    """The losses of SGD with momentum, with fp32 masters and a static scale. One microbatch runs,
+    and its gradients are multiplied by their number after they are unscaled: 16 bits lose on the
+    way what a step of all loses."""
     vocabulary, data = training_data(seed=0)
     model = build_model(vocabulary, dtype)
     optimizer = MasterWeights(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -71,16 +70,9 @@ def wanted():
 @pytest.mark.nightly  # by day: masters and scalers step by step
 @pytest.mark.slow
 def test_fp16_needs_a_scale(wanted):
-    """Without a scale the loss rises above its start, 4.2, and ends above fp32's; scaled, each
-    step's loss is fp32's to the digits of fp16, for SGD is not chaotic here.
-
-    Which gradients die depends on how a CPU adds, so the end without a scale differs between
-    machines: 0.7 to 2.5 above fp32's on those that were tried, of which a third is asked. Scaled,
-    the largest gap was 0.0005; roundings of other kernels have forty times the room, and a run
-    that lost gradients is far beyond it.
-
-    Must catch: a scale that is not divided out; masters left in fp16; gradients scaled after they
-    were cast."""
+    """Scaled, each loss is fp32's to 0.0005 (roundings of other kernels have forty times the room);
+    without, the end was 0.7 to 2.5 above on other CPUs, of which a third is asked. Must catch: a
+    scale that is not divided out; masters left in fp16; gradients scaled after they were cast."""
     unscaled, scaled = losses_of(torch.float16), losses_of(torch.float16, SCALE)
     assert mean_of_last(unscaled) > mean_of_last(wanted) + 0.25 and max(unscaled) > 4.5
     assert mean_of_last(wanted) < wanted[0] - 0.8
@@ -90,10 +82,8 @@ def test_fp16_needs_a_scale(wanted):
 
 @pytest.mark.nightly  # that a scale is what fp16 lacks is tested above
 def test_one_microbatch_needs_none(wanted):
-    """At k = 1 the same model trains without a scale; bf16 trains without one at k = 2,048. Ends
-    were 0.001 apart; the room is for other kernels, and a run that fails is 0.7 away.
-
-    Must catch: a demonstration that fails for another reason than the division by k."""
+    """Ends were 0.001 apart, and a run that fails is 0.7 away. Must catch: a demonstration that
+    fails for another reason than the division by k."""
     end = mean_of_last(wanted)
     assert mean_of_last(losses_of(torch.float16, microbatches=1)) == pytest.approx(end, abs=0.05)
     assert mean_of_last(losses_of(torch.bfloat16)) == pytest.approx(end, abs=0.05)
@@ -101,12 +91,9 @@ def test_one_microbatch_needs_none(wanted):
 
 @pytest.mark.nightly  # by day test_the_three_sums_of_the_page and the masters' parity
 def test_norms_never_move():
-    """160 of 160 weights stay without a copy and 16 with one, and the losses end 0.05 apart, on the
-    machine of the page. AdamW is chaotic, so the bounds leave room for a machine that adds in
-    another order.
-
-    Must catch: bf16 weights that are updated through an fp32 copy that nobody asked for; a copy
-    that is rounded after each update."""
+    """160 of 160 weights, and 16 with a copy, on the page's machine; bounds leave room, as AdamW is
+    chaotic. Must catch: bf16 weights that are updated through an fp32 copy that nobody asked for; a
+    copy that is rounded after each update."""
     alone, unmoved = bf16_training(lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
     assert unmoved > 0.9
     drawn = dict(generator=torch.Generator().manual_seed(0))

@@ -1,9 +1,6 @@
-"""A mixture of experts beside loops over tokens, and on ranks beside one process: outputs, every
-gradient, loads; what drops, what balances.
-
-Sums over ranks and over a token's rows are made in another order than in one process, hence 1e-12
-of the largest element; float64 throughout, with random biases.
-"""
+"""A mixture of experts beside loops over tokens, and on ranks beside one process. Sums are made in
+another order than in one process, hence 1e-12 of the largest element; float64 throughout, with
+random biases."""
 
 import copy
 import json
@@ -313,12 +310,9 @@ def test_eight_published_models_are_here():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_published_models_of_experts(name):
-    """The experts of a layer, built on the meta device, in each layer that has some; the rest by
-    the formulas, since attention over latents, norms of queries and first layers without experts
-    are not in gpt.py. gpt-oss has a bias for each expert in its router and a score for each head.
-
-    Must catch: a router without a row for each expert; shared experts of another width; experts
-    without biases in gpt-oss; experts that no token uses counted as active."""
+    """Experts on the meta device, the rest by formulas. Must catch: a router without a row for each
+    expert; shared experts of another width; experts without biases in gpt-oss; experts that no
+    token uses counted as active."""
     sizes = read_config(MODELS[name]["config"])
     biases, shared = sizes.get("biases", 0), sizes.get("shared_feed_forward", 0)
     same = dict(hidden=sizes["hidden"], gated_mlp=1, feed_forward=sizes["feed_forward"])
@@ -584,10 +578,8 @@ def sent_and_back(seed, capacity):
 
 @pytest.mark.parametrize("capacity", [None, 12.0])
 def test_tokens_in_are_tokens_out(worlds, capacity):
-    """Ranks with different numbers of tokens, and with none at all, where nothing is dropped.
-
-    Must catch: sizes of another rank; an order of rows that is not undone; a factor that stays on
-    the way back of gradients."""
+    """Must catch: sizes of another rank, also of one without tokens; an order of rows that is not
+    undone; a factor that stays on the way back of gradients."""
     for seed in range(3):
         for x, y, gradient, nothing in worlds(3).run(sent_and_back, seed, capacity):
             assert_same(y, x)  # gates add up to 1

@@ -125,9 +125,7 @@ def by_this_book(n):
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.ranks
 def test_deepspeed_computes_alike(n):
-    """DeepSpeed adds up an expert's gradients, and divides later.
-
-    Must catch: rows that come back in another order; gates that are not renormalised; an expert
+    """Must catch: rows that come back in another order; gates that are not renormalised; an expert
     that sees the rows of its own rank alone."""
     importable("deepspeed.moe.layer", "deepspeed")
     with ranks(n, device="cpu", announce=False) as world:  # which DeepSpeed leaves changed

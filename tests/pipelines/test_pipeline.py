@@ -1,10 +1,5 @@
-"""Pipelines on real ranks against the plain model: losses to the bit, every gradient; their actions
-against the lists, their bytes against the formulas; faults named; bad input refused.
-
-float64 and random values everywhere, biases too. Gradients of the plain model are added up by
-microbatch as a pipeline does, so only the tied weight's sum has another order, hence 1e-12 and not
-equality.
-"""
+"""Pipelines on real ranks against the plain model, whose gradients are added up by microbatch as a
+pipeline does: only the tied weight's sum has another order, hence 1e-12 and not equality."""
 
 import builtins
 import os
@@ -226,13 +221,10 @@ def agrees(found, want, names):
     ],
 )
 def test_losses_and_gradients(worlds, name, n):
-    """Every schedule gives the plain model's losses and every gradient. The first losses are equal
-    to the bit, and all of them where no weight is shared: a shared one's sum has another order.
-    Schedules with the same stages give the same bits.
-
-    Must catch: gradients divided by m twice or never; a tied weight counted twice, once, or begun
-    with another value; the gradient of another microbatch; W added to a copy of a parameter, as
-    under checkpoint; a message that is sent before it is contiguous; a frozen stage that fails."""
+    """To the bit where no weight is shared. Must catch: gradients divided by m twice or never; a
+    tied weight counted twice, once, or begun with another value; the gradient of another
+    microbatch; W added to a copy of a parameter, as under checkpoint; a message sent before it is
+    contiguous; a frozen stage that fails."""
     losses, gradients = plain(name)
     bits = {}
     for kind in SCHEDULES:
@@ -354,10 +346,8 @@ def said_at_the_start(plan):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ("GPipe", "interleaved 1F1B", "zero-bubble H1"))
 def test_all_pairs_meet_at_the_start(worlds, kind):
-    """NCCL connects ranks at their first message, and they wait there for each other.
-
-    Must catch: a pair that meets in a step only, in the order of a schedule; pairs in an order in
-    which ranks wait in a circle; a batch of messages as the first use of the group."""
+    """Must catch: a pair that meets in a step only, in the order of a schedule; pairs in an order
+    in which ranks wait in a circle; a batch of messages as the first use of the group."""
     found = worlds(4).run(said_at_the_start, plan_of("gated", kind, 4))
     assert all(start[0] == ("all_reduce", None) for start, _ in found)
     assert all(set(step) <= set(start) for start, step in found)
@@ -415,12 +405,10 @@ def train_replicas(how, kind):
     ],
 )
 def test_with_data_parallelism_and_zero(worlds, how, kind):
-    """dp 2 x pp 2, two steps, the replicas begun with different values: losses, norms of clipped
-    gradients and parameters of one process that sees both parts.
-
-    Must catch: means that are taken after each microbatch; weights whose gradients W has made and
-    nobody has averaged; tied gradients added after those of one end were averaged; a tied weight
-    counted twice in the norm; a norm of one rank's stages, by clip_gradients or by PyTorch."""
+    """Must catch: means that are taken after each microbatch; weights whose gradients W has made
+    and nobody has averaged; tied gradients added after those of one end were averaged; a tied
+    weight counted twice in the norm; a norm of one rank's stages, by clip_gradients or by
+    PyTorch."""
     found = worlds(4).run(train_replicas, how, kind)
     losses, norms, layers = trained_plainly("tied", parts=2)
     assert all(each == pytest.approx(norms, rel=1e-12) for *_, each in found)
@@ -460,10 +448,8 @@ def train_padded(kind):
 
 
 def test_padded_targets(worlds):
-    """dp 2 x pp 2, and as many targets in no two microbatches, none in one of them: the gradients
-    of one mean over all targets of both parts.
-
-    Must catch: a mean of microbatches' means, or of ranks' means; a sum divided by m as well."""
+    """dp 2 x pp 2, and as many targets in no two microbatches. Must catch: a mean of microbatches'
+    means, or of ranks' means; a sum divided by m as well."""
     layers = built("tied")
     inputs, targets = (torch.cat(both) for both in zip(padded(0), padded(1)))
     for layer in layers:
@@ -610,11 +596,8 @@ def test_in_flight_executed_simulated_and_by_formula(worlds, kind):
 
 @pytest.mark.parametrize("kind", ("interleaved 1F1B", "zero-bubble H1"))
 def test_a_measured_timeline(worlds, kind):
-    """Stages that sleep do the actions of the list, one after the other, each for at least as long
-    as it sleeps, and none before what it waits for.
-
-    Must catch: spans of the first step, too; the time of waiting counted as work; W that does not
-    sleep, or a backward that sleeps for W as well."""
+    """Must catch: spans of the first step, too; the time of waiting counted as work; W that does
+    not sleep, or a backward that sleeps for W as well."""
     costs = Costs(0.002, 0.002, 0.002)
     plan = sleeping_plan(schedule(kind, 2, 4), costs)
     spans = worlds(2).run(measured_spans, plan, costs)
@@ -799,9 +782,7 @@ LINEAR = [nn.Linear(3, 3) for _ in range(4)]
     told("test_pipeline::test_bad_input_is_refused_before_a_rank_starts", globals()),
 )
 def test_bad_input_is_refused_before_a_rank_starts(layers, lists, size, counts, words):
-    """Here, in a process that is not a rank.
-
-    Must catch: each of these found by a rank while the others wait for it; a batch cut into
+    """Must catch: each of these found by a rank while the others wait for it; a batch cut into
     microbatches of different sizes, whose mean loss is another one."""
     with pytest.raises((CannotPipeline, InvalidSchedule)) as caught:
         plan_pipeline(layers, lists, torch.ones(size, 3), counts)
@@ -809,10 +790,8 @@ def test_bad_input_is_refused_before_a_rank_starts(layers, lists, size, counts, 
 
 
 def test_messages_in_another_order_are_refused():
-    """Rank 1 takes the microbatches in another order than rank 0 sends them. Nothing would raise:
-    the tensors are of one size.
-
-    Must catch: a valid list in which activations go to the wrong microbatch."""
+    """Must catch: a valid list in which activations, all of one size, go to the wrong
+    microbatch."""
     lists = gpipe(2, 3)
     for actions in lists[1:]:
         actions[0], actions[1] = actions[1], actions[0]

@@ -109,12 +109,8 @@ def test_in_flight_is_what_the_lists_hold():
 
 
 def test_known_figures():
-    """The shares of Narayanan et al. 2021; the factor 1 + (p - 1)/(p v) by which interleaving holds
-    more than 1F1B on the first rank (Korthikanti et al. 2022); a first rank that holds the same
-    whatever p.
-
-    Must catch: one bubble called by the other's name; layers of a stage left out of what is
-    held."""
+    """Narayanan et al. 2021 and Korthikanti et al. 2022. Must catch: one bubble called by the
+    other's name; layers of a stage left out of what is held."""
     one = dict(pipeline_parallel=4, microbatches=8, stages_per_rank=1, **seconds_of(1, 1, 1))
     shares = evaluate(
         ["bubble_share_of_total", "bubble_share_of_ideal"], pipeline_schedule=2, **one

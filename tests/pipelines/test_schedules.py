@@ -68,11 +68,8 @@ def accept_all(sizes):
 
 
 def test_pytorch_accepts_every_schedule():
-    """PyTorch's validator: each stage does each microbatch once, in order. This book's: and no rank
-    waits forever.
-
-    Must catch: a warm-up of one more forward than there are microbatches; W before its I; a stage
-    of the interleaved schedule on two ranks."""
+    """And no rank waits forever. Must catch: a warm-up of one more forward than there are
+    microbatches; W before its I; a stage of the interleaved schedule on two ranks."""
     accept_all(QUICK)
 
 
@@ -247,10 +244,8 @@ def test_the_simulation_obeys_its_rules():
 
 
 def test_one_forward_too_few_costs_time_and_one_too_many_memory():
-    """A warm-up that is one short on every rank is a valid schedule, and nothing fails: 33 becomes
-    54 for 4 ranks and 8 microbatches. One more costs memory alone.
-
-    Must catch: a simulation in which a rank does not wait for its neighbour's answer."""
+    """33 becomes 54. Must catch: a simulation in which a rank does not wait for its neighbour's
+    answer."""
     from shardlab.pipelines.schedules import with_warm_up
 
     def with_more(more):
@@ -272,10 +267,7 @@ def test_a_slow_stage_sets_the_pace():
 
 
 def test_the_idle_time_of_h2_is_between_steps():
-    """Each rank of H2 is at work from its first action to its last, and the step is as long as
-    H1's: the gain comes where steps follow each other without a stop.
-
-    Must catch: idle time counted from the step's begin where it is the rank's own, and back."""
+    """Must catch: idle time counted from the step's begin where it is the rank's own, and back."""
     one, two = zero_bubble_h1(4, 8), zero_bubble_h2(4, 8)
     assert simulate(two).idle_of_rank == [0, 0, 0, 0]
     assert simulate(two).idle_of_step == simulate(one).idle_of_step == [3, 3, 3, 3]
@@ -306,11 +298,8 @@ def held_at_the_peak(lists, whole, halved):
 
 
 def test_activations_that_h1_holds_on_each_rank():
-    """The page's table, in activations of the hidden size: 32 before I; this book keeps 34 after it
-    and PyTorch 56, as test_split_backward measures.
-
-    Must catch: a schedule in which rank r has another number of microbatches than r + 1 between I
-    and W."""
+    """The page's table, by what test_split_backward measures. Must catch: a schedule in which rank
+    r has another number of microbatches than r + 1 between I and W."""
     lists = zero_bubble_h1(4, 8)
     ours, theirs = (held_at_the_peak(lists, 32, halved) for halved in (34, 56))
     assert ours == [130, 132, 134, 136] and theirs == [152, 176, 200, 224]

@@ -95,11 +95,9 @@ def beside(ledger, model):
 
 @pytest.mark.parametrize("recompute", (False, True))
 def test_what_is_kept_between_the_halves(recompute):
-    """Two blocks keep, in activations of the hidden size, x (7) and dy (9) of the four linear
-    layers of each, the last dy being the gradient of the output, and the input with its gradient:
-    34, and 35 with the output, where PyTorch's own split keeps 56.
-
-    Must catch: the graph, or the tensors that it saved, kept until W."""
+    """In activations: x (7) and dy (9) of four linear layers, the input with its gradient: 34
+    (PyTorch 56), 35 with the output. Must catch: the graph, or the tensors that it saved, kept
+    until W."""
     config = GPTConfig(**SIZES, biases=0)
     model = nn.Sequential(Block(config), Block(config))
     later = WeightGradientsLater(model)

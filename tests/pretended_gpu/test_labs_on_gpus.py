@@ -1,8 +1,5 @@
-"""Labs on pretended GPUs: every cell runs, with a GPU for each rank and with several ranks on one.
-
-Three labs run here every night, without their slow cells: a GPU for each of four ranks, two ranks
-on each of two, and one process. All labs run with all of COUNTS as well: see run_labs.py.
-"""
+"""Three labs on pretended GPUs every night, without their slow cells: a GPU for each of four ranks,
+two ranks on each of two, and one process. run_labs.py runs all labs."""
 
 import subprocess
 import sys

@@ -1,11 +1,7 @@
-"""Techniques on pretended GPUs, and these GPUs themselves. All in one file, so that the ranks are
-started once.
-
-Techniques that share a training among ranks run on 1, 2 and 4 GPUs (by day on one of these
-numbers): the plain model's values, one order of calls on all ranks, and a budget for the host's
-waits in a step. The cores and PyTorch's own are here as well; those are known to be right on real
-GPUs, so where one fails, the pretence is wrong. What a GPU and NCCL refuse is refused, and what
-makes a host wait is counted: otherwise all these tests would pass whatever a technique does."""
+"""Techniques on 1, 2 and 4 pretended GPUs (by day on one of these numbers), all in one file, so
+that the ranks are started once: the plain model's values, one order of calls on all ranks, a budget
+for the host's waits in a step. The cores and PyTorch's own are known to be right: where one fails,
+the pretence is wrong. What a GPU and NCCL refuse is refused, too."""
 
 import cases_device as device
 import cases_offload as offload
@@ -211,14 +207,9 @@ ZERO_BUBBLE = ("zero-bubble H1", "zero-bubble H2")
 )
 @pytest.mark.parametrize("gpus", by_day(4))
 def test_pipelines(on_gpus, gpus, name, by_core, tied):
-    """NCCL makes the communicator of a pair at its first message, and the host waits there for the
-    peer.
-
-    Must catch: no first message of each pair when a pipeline is made (drop Wire.connect()). A
-    tied weight then hangs in a batch among some ranks, the group's first use; with messages posted
-    ahead (`self.ahead = True`) an untied model hangs too, in a receive before the send that its
-    gradient needs. In the core, one group for both directions, tied gradients that count an earlier
-    sum twice."""
+    """Must catch: no first message of each pair when a pipeline is made (drop Wire.connect()), with
+    a tied weight or with messages posted ahead (`self.ahead = True`); in the core, one group for
+    both directions, tied gradients that count an earlier sum twice."""
     on_gpus(gpus, cases.pipelined, name, tied, by_core).is_right()
 
 

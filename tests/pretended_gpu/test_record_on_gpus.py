@@ -33,10 +33,9 @@ LAYOUTS = {1: {(1, "nccl"), (2, "gloo")}} | {n: {(n, "nccl")} for n in (2, 4, 8)
     ],
 )
 def test_make_gpu(gpus, groups, tmp_path):
-    """Must catch: a tensor left on the CPU, a message into a leaf that requires grad, a model with
-    too few heads or blocks for the ranks, an optimizer that refuses DTensors among others, a peer
-    that does not run on a GPU; a topic's rows that are there on a CPU only; a layout left out;
-    groups for which the ten minutes are too short."""
+    """Must catch: a tensor left on the CPU, a message into a leaf that requires grad, too few heads
+    or blocks for the ranks, an optimizer that refuses DTensors among others; rows that are there on
+    a CPU only; a layout left out; groups for which the ten minutes are too short."""
     command = [sys.executable, "-m", "coursekit.recordings.record", str(tmp_path), "--quick"]
     command += ["--only", *groups] if groups else ["--apart"]
     subprocess.run(command, env=environment_or_skip(gpus), timeout=LIMIT_SECONDS, check=True)

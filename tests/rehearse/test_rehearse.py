@@ -81,12 +81,9 @@ def test_the_bytes_are_those_of_real_ranks(rehearsed, name, ranks, tmp_path):
 
 @pytest.mark.nightly
 def test_the_bytes_of_a_pipeline_are_those_of_real_ranks(rehearsed, tmp_path):
-    """A ledger of the CPU counts a number and the shape on the meta device, too. gloo's work holds
-    the output that rank 0 sent for as long as the schedule's list holds the work; NCCL's lets go
-    when it has been waited for, and so does a rehearsal's.
-
-    Must catch: a message that is kept after all have waited for it; an output that is counted on
-    the rank that receives it, too."""
+    """A ledger of the CPU counts a number and the meta device's shape, and gloo holds what rank 0
+    sent. Must catch: a message that is kept after all have waited for it; an output that is counted
+    on the rank that receives it, too."""
     script, host, sent = SCRIPTS / "staged.py", 4 + 4 * 8 * 64, 4 * 8 * 64
     found = rehearsed(script, "--rank", "0,1", gpus=2)["ranks"]
     first, last = (one["peak_bytes"] + host for one in found)
@@ -379,13 +376,9 @@ PUBLISHED = {8: ((5762, 82.4), (6667, 77.0)), 128: ((5605, 67.0), (6514, 62.0))}
 @pytest.mark.nightly
 @pytest.mark.parametrize("gpus", PUBLISHED)
 def test_published_steps_of_fsdp2(gpus):
-    """Llama 3.1 8B in two sequences of 8,192 tokens: eager steps within 8 % and their reserved
-    bytes within 5 %, and compiled ones, which a rehearsal takes eagerly, within 15 % and 5 %.
-    Nothing is fitted to them.
-
-    Must catch: the memory of another H100; whole tensors that DTensor makes for their shapes,
-    counted as the GPU's; segments that do not grow; a norm of one kernel; a layer that is kept or
-    recomputed whole."""
+    """Eager within 8 % and 5 %, compiled within 15 % and 5 %; nothing is fitted. Must catch: the
+    memory of another H100; whole tensors of DTensor's shapes counted; segments that do not grow; a
+    norm of one kernel; a layer that is kept or recomputed whole."""
     run = subprocess.run(
         [sys.executable, HERE / "published.py", f"{gpus}", SCRIPTS / "llama_fsdp2.py"],
         env=os.environ | dict(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"),

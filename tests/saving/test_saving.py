@@ -186,12 +186,10 @@ HOSTED = dict(rule=cpu_offload(torch.optim.AdamW))
     ],
 )
 def test_in_another_layout(before, after, worlds, tmp_path):
-    """Must catch: of the states only those of the first part saved; parts brought back in another
-    order; one step counter object for all flat tensors, so that each counts for all; parameters
-    taken in the order of the flat tensors, not by name; zeros behind them not counted where a save
-    is cut; a tied weight by its second name; the states of a plain model not saved; all parameters
-    of a flat tensor taken for those of one group; the host's copies not refreshed, so that the
-    first step undoes the resuming."""
+    """Must catch: states of the first part alone saved; parts, or parameters, brought back in
+    another order; one step counter for all flat tensors; zeros behind them not counted; a tied
+    weight by its second name; the states of a plain model not saved; the host's copies not
+    refreshed, so that the first step undoes the resuming."""
     (stage, n, options), (other, m, others) = before, after
     whole = worlds(n).run(run_and_save, stage, str(tmp_path), **options)[0]
     step, losses, _ = worlds(m).run(run_on, other, str(tmp_path), **others)[0]
@@ -426,11 +424,8 @@ def unreadable_extra(folder):
 
 
 def test_what_could_not_be_read_again(two, tmp_path):
-    """A NumPy number is saved without a word, and refused when it is needed; a function cannot be
-    saved at all. Both say so now.
-
-    Mutations: the file not read back; only OSError caught, so that one rank raises and the other
-    waits."""
+    """A NumPy number, which torch refuses later, and a function. Mutations: the file not read back;
+    only OSError caught, so that one rank raises and the other waits."""
     for (number, function), nothing in two.run(unreadable_extra, str(tmp_path), limit_seconds=600):
         assert number.startswith(
             "ValueError: extra has something that is only read from a file one trusts: give numbers"
@@ -475,10 +470,8 @@ def in_the_way(folder):
 
 
 def test_two_runs_save_there(two, tmp_path):
-    """Files that another run has written are not taken for one's own, and files that it took away
-    are missed before the save gets its name.
-
-    Mutations: files opened to be written over; sizes not compared before the move."""
+    """Mutations: files of another run opened to be written over; sizes not compared before the save
+    gets its name."""
     for said in two.run(in_the_way, str(tmp_path), limit_seconds=600):
         assert said == [
             f"rank 1 could not write to {tmp_path}: File exists.",

@@ -107,11 +107,8 @@ PART = dict(ranks=[0, 1], flats=[], contents={})
     "changes, sentence", told("test_saving_beside::test_a_manifest_that_nobody_wrote", globals())
 )
 def test_a_manifest_that_nobody_wrote(changes, sentence, two, tmp_path):
-    """With a checksum that fits.
-
-    Must catch: numbers of a manifest used before they are compared: uninitialised memory for no
-    ranks, hours for a billion, `Cannot specify ',' with 's'` for a size; a format of tomorrow read
-    as today's."""
+    """Must catch: numbers of a manifest used before they are compared: uninitialised memory for no
+    ranks, hours for a billion, `Cannot specify ',' with 's'` for a size; a format of tomorrow."""
     two.run(save_at, str(tmp_path), 1)
     forge(tmp_path / "step-1" / "manifest.json", **changes)
     for said in two.run(resume_from, str(tmp_path)):

@@ -1,12 +1,7 @@
 """Runs that are killed, in a step and while they save, and go on: their losses are those of a run
-that nobody disturbed. A small GPT in float64 with AdamW, weight decay and a schedule; the batch
-follows from the step.
-
-On as many ranks the losses are the same numbers, dropout included: the same sums in the same order,
-from the same states, with the same random numbers. On others the batch is summed in other parts, so
-the last digits of a float64 may differ, and each further step carries that on: 1e-10. Dropout is
-left out there, because each rank draws its own.
-"""
+that nobody disturbed. On as many ranks they are the same numbers, dropout included; on others the
+batch is summed in other parts, and each step carries that on, hence 1e-10, without dropout, which
+each rank draws for itself."""
 
 import os
 import shutil
@@ -83,10 +78,8 @@ def last(losses, begin):
 
 @pytest.mark.parametrize("stage, dropout", [(3, 0.1), *at_night((1, 0.0), (2, 0.0), (3, 0.0))])
 def test_killed_in_a_step(stage, dropout, worlds, tmp_path):
-    """Rank 1 of three is killed in step 7, after saves at 3 and 6. On three ranks the losses of
-    steps 6 to 8 are those of the undisturbed run, bit for bit; on two and on four to 1e-10.
-
-    Mutations: dropout's random state, the schedule, or a moment not brought back; the chunks of the
+    """In step 7, after saves at 3 and 6: bit for bit on three ranks, 1e-10 on two and four.
+    Mutations: dropout's random state, the schedule, or a moment not brought back; chunks of the
     save's ranks taken for those of the ranks that there are."""
     three, disturbed = worlds(3), tmp_path / "disturbed"
     whole = three.run(train, stage, str(tmp_path / "whole"), dropout)[0]
@@ -251,11 +244,8 @@ def saves_again(folder, number):
 
 @WITHOUT_GROUPS
 def test_killed_while_overwriting(worlds, tmp_path):
-    """torch.save over the old file, killed at eight points: eight times nothing can be read.
-    save(), killed at eight points: the old one can be, eight times. torch.distributed.checkpoint
-    over the old folder: nothing can be read. The chapter says so.
-
-    Mutation: one of them killed before it begins or after it is done, which proves nothing."""
+    """At eight points: only save()'s old one can be read. Mutation: one of them killed before it
+    begins or after it is done, which proves nothing."""
     path, folder = tmp_path / "model.pt", tmp_path / "saves"
     parts = overwrites(path, None)
     (all_parts,) = worlds(1).run(saves_again, str(folder), None)
@@ -281,11 +271,8 @@ def test_killed_while_overwriting(worlds, tmp_path):
 
 @WITHOUT_GROUPS
 def test_one_flipped_bit_in_torchs_own(tmp_path):
-    """torch.load and torch.distributed.checkpoint bring a tensor back with one bit flipped and say
-    nothing: the chapter says so, and if a later PyTorch looks at checksums, this test says that the
-    chapter is out of date.
-
-    Mutation: the bit flipped beside the tensor's bytes."""
+    """PyTorch says nothing, as the chapter does; a later one may. Mutation: the bit flipped beside
+    the tensor's bytes."""
     tensor = torch.linspace(1, 2, 64)
     torch.save(dict(w=tensor), tmp_path / "model.pt")
     dcp.save(dict(w=tensor), checkpoint_id=tmp_path / "dcp")

@@ -39,12 +39,9 @@ def lost(interval, saving, between_failures, restart=0, failures=20_000):
 
 
 def test_how_often_to_save():
-    """10 s to write and 10,000 s between failures: the loss that the clock shows to 5 % (the
-    formula leaves out failures while it saves, and second ones in one interval), at Young's
-    interval and at half and twice of it, where it is larger.
-
-    Mutations: the square root without the 2; a whole interval lost to a failure; the bandwidth of
-    one rank for all."""
+    """A clock shows it to 5 %, at Young's interval and at half and twice of it. Mutations: the
+    square root without the 2; a whole interval lost to a failure; the bandwidth of one rank for
+    all."""
     given = dict(
         checkpoint_bytes=int(10 * STORAGE),
         storage_bytes_per_second=STORAGE,
@@ -62,12 +59,8 @@ def test_how_often_to_save():
 
 
 def test_what_a_restart_costs():
-    """Two hundred seconds from each failure to the next useful step, on the clock of the test
-    above. Then Llama 3 405B: 4.86 TB at 2 TB/s, 419 interruptions in 54 days, and ten minutes for
-    each restart cost 7.5% of the time; 2.09% is what saving alone costs.
-
-    Must catch: the restart left out, paid once for each save, or taken as time in which nothing
-    fails."""
+    """On the clock of the test above, and Llama 3 405B. Must catch: the restart left out, paid once
+    for each save, or taken as time in which nothing fails."""
     given = dict(
         checkpoint_bytes=int(10 * STORAGE),
         storage_bytes_per_second=STORAGE,
@@ -91,12 +84,8 @@ def test_what_a_restart_costs():
 
 
 def test_published_intervals():
-    """Daly 2006, captions of figures 3 to 5: saves of five minutes, a failure each 24 hours, 6
-    hours and 15 minutes, and an interval of 117, 57 and 9.1 minutes. Young's is within 6 % of the
-    first two and a third above the last, where a save takes a third of the time between failures;
-    the page says so.
-
-    Must catch: the square root without the 2; a page that calls Young's interval exact."""
+    """Daly 2006, captions of figures 3 to 5; Young's is a third above the last. Must catch: the
+    square root without the 2; a page that calls Young's interval exact."""
     page = " ".join((ROOT / "chapters" / "saving.md").read_text(encoding="utf-8").split())
     for hours, minutes, most in ((24, 117, 1.06), (6, 57, 1.06), (0.25, 9.1, 1.35)):
         given = dict(checkpoint_seconds=300.0, failure_seconds=3600.0 * hours)
@@ -106,10 +95,7 @@ def test_published_intervals():
 
 
 def test_what_each_recipe_saves():
-    """12 bytes with and without a master copy of the parameters, whose 16 bits are made from it; 8
-    for SGD with momentum.
-
-    Mutations: gradients saved; parameters saved beside their master copy."""
+    """Mutations: gradients saved; parameters saved beside their master copy."""
     found = {
         name: checkpoint_bytes_per_parameter(**recipe.quantities)
         for name, recipe in RECIPES.items()

@@ -1,8 +1,6 @@
 """Hooks of data parallelism: what was sent, what is left, bytes, states, models that are traps.
-
-Float64 throughout, random biases, ranks that begin differently, odd sizes. Sums over ranks and over
-steps are made in another order than the reference's, hence 1e-11 of the largest element.
-"""
+Sums over ranks and steps are made in another order than the reference's, hence 1e-11 of the largest
+element."""
 
 import copy
 from functools import partial
@@ -140,10 +138,9 @@ def fingerprint(net):
 @pytest.mark.parametrize("bucket_bytes", [700, 1 << 20])
 @pytest.mark.parametrize("name", HOOKS)
 def test_nothing_is_lost(world, name, bucket_bytes):
-    """The sum of what was sent is the sum of mean gradients less the last error, and all ranks have
-    the same bits. Must catch: an error that is dropped, added twice, or kept of the gradient
-    without the error before; a chunk's error that is forgotten; Q drawn from a seed of the rank;
-    vectors whose error is kept though they go whole."""
+    """Must catch: an error that is dropped, added twice, or kept of the gradient without the error
+    before; a chunk's error that is forgotten; Q drawn from a seed of the rank; vectors whose error
+    is kept though they go whole."""
     found = world.run(sum_of_what_was_sent, name, bucket_bytes)
     assert all(apart and kept for apart, kept, _ in found)
     assert all(bits == found[0][2] for *_, bits in found)

@@ -189,10 +189,8 @@ def biased_term(layer, x):
 
 
 def test_signs_of_faults(worlds):
-    """Three faults show what the chapter says, and nothing raises.
-
-    Must catch: a fault that shows at once, or replicas that stay equal although the page says that
-    they drift."""
+    """Must catch: a fault that shows at once, or replicas that stay equal although the page says
+    that they drift."""
     faults = ("none", "bias before the sum", "not summed", "seeds apart")
     found = {fault: worlds(2).run(trained, fault)[1] for fault in faults}
     right, drift = found["none"]

@@ -167,11 +167,9 @@ BY_DAY = [row for k, row in enumerate(ROWS) if row[1] == "found" or k % 4 == 3]
     "between, way", BY_DAY + at_night(*(row for row in ROWS if row not in BY_DAY))
 )
 def test_what_computes_with_heads_is_summed(worlds, between, way):
-    """A parameter of the Around module itself and one that comes in as an argument are added up,
-    too; a module behind Rows is not.
-
-    Must catch: a gradient of one rank's heads; a gradient that is summed and was whole; a second
-    sum beside sum_gradients; a copy that talks to nobody."""
+    """Must catch: a gradient of one rank's heads, also of Around's own parameter or of an argument;
+    a gradient that is summed and was whole; a second sum beside sum_gradients; a copy that talks to
+    nobody."""
     for error in worlds(2).run(apart, between, way):
         assert error < 1e-12
 

@@ -161,11 +161,8 @@ SHAPES = {
     "shape", ["the loss", "layers", *at_night("a long sequence", "states", "gated layers")]
 )
 def test_peak_of_a_rank(shape, recipe):
-    """The fullest point of a later step, within a fifth of a percent; which place it is at differs
-    from shape to shape and from way to way.
-
-    Must catch: scores that outlive the loss; a whole input held by a name or by a hook; a gradient
-    copied once more."""
+    """Within a fifth of a percent. Must catch: scores that outlive the loss; a whole input held by
+    a name or by a hook; a gradient copied once more."""
     sizes = {"max_sequence": 64, **SHAPES[shape]}
     for way in (PLAIN, NAIVE, AGAIN):
         found = Rank(3, 0, way, recipe, later=True, **sizes)
@@ -229,10 +226,8 @@ def test_what_is_sent(way):
 
 @pytest.mark.parametrize("t", (1, 2, 8))
 def test_published_counts_of_a_layer(t):
-    """Korthikanti et al. 2022, Table 2: 16 bits, dropout, scores in memory, four times the hidden
-    size, the statistics of the norms left out.
-
-    Must catch: 24/t where 26/t belongs, or 34/t without gathering again."""
+    """Korthikanti et al. 2022, Table 2. Must catch: 24/t where 26/t belongs, or 34/t without
+    gathering again."""
     s, b, h, a = 64, 2, 256, 16
     config = dict(layers=1, hidden=h, heads=a, vocabulary=8 * t, max_sequence=s)
     given = quantities(
@@ -256,10 +251,7 @@ def test_published_counts_of_a_layer(t):
 
 
 def test_share_of_a_layer():
-    """Seconds of the messages by a clock on the plans; the share without latency and attention
-    scores is (2/9)(t - 1)F/(hB) of the compute, in 16 bits.
-
-    Must catch: an all-reduce as one pass of the ring; the link of the other side of the node's
+    """Must catch: an all-reduce as one pass of the ring; the link of the other side of the node's
     border; compute not divided by t."""
     h, t, flops, node, net = 8192, 8, 500e12, 360e9, 50e9
     given = dict(

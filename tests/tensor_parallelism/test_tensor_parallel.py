@@ -1,10 +1,6 @@
-"""Tensor and sequence parallelism against the plain model: loss and every gradient; bytes kept and
-sent; what is refused.
-
-Each rank draws its model from a seed of its own, so that only rank 0's values, handed out, give the
-plain model's. Biases are drawn too, the vocabulary is odd, dropout is on. Sums over ranks are made
-in another order than the plain model's, hence 1e-12 and not equality; float64 throughout.
-"""
+"""Tensor and sequence parallelism against the plain model. Each rank draws its model from a seed of
+its own, so that only rank 0's values, handed out, give the plain model's. Sums over ranks are made
+in another order, hence 1e-12; float64 throughout."""
 
 import copy
 import io
@@ -225,10 +221,7 @@ def test_parity_of_the_core(worlds, model, n, way):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", PEERS)
 def test_the_peer_keeps_the_same_spec(worlds, way):
-    """PyTorch's own plan of the same model, with its head tied again. Its layers want an inner size
-    that the ranks divide.
-
-    Must catch: a race against a plan that computes something else, or an untied head."""
+    """Must catch: a race against a plan that computes something else, or an untied head."""
     for found in worlds(2).run(errors, gpt_2(2, dropout=0.0, feed_forward=30), way):
         assert close(found), found
 
@@ -291,11 +284,8 @@ def second_backward(way):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", (WAYS[2], *OVERLAPPED[1:]))
 def test_a_second_backward(worlds, way):
-    """A second backward of the same graph gathers once more; through the loss it raises, because
-    the loss makes its gradient where its softmax was.
-
-    Must catch: tokens of the first backward used again when they are gone; a second gradient of the
-    loss computed from the first; weight gradients that a backward has put off, and the next one
+    """Must catch: tokens of the first backward used again when they are gone; a second gradient of
+    the loss computed from the first; weight gradients that a backward has put off, and the next one
     makes; rows that drop what a second backward needs."""
     for difference, message in worlds(2).run(second_backward, way):
         assert difference < CLOSE and "modified by an inplace operation" in message
@@ -875,10 +865,7 @@ def apart(case, way):
     "case, first, second", told("test_tensor_parallel::test_what_ranks_have_alike", {})
 )
 def test_what_ranks_have_alike(worlds, case, way, first, second):
-    """Other masks, or other batches, give equal losses and copies that drift apart; equal parts are
-    half a model.
-
-    Must catch: a comparison that only ranks with dropout make, so that they wait for the others;
+    """Must catch: a comparison that only ranks with dropout make, so that they wait for the others;
     one that a refusal, or an evaluation, ends; a refusal of seeds that nothing is drawn from."""
     for every in worlds(2).run(apart, case, way):
         for said in every:
@@ -1001,11 +988,7 @@ def peak_of_layers(model, sequences, regather, chunks):
 )
 @pytest.mark.parametrize("regather", [True, *at_night(None, False)], ids=[*WAYS[:0:-1], "tensor"])
 def test_peak_of_overlapped_layers(model, sequences, regather):
-    """On eight ranks, a layer is the peak. Where one sequence is gathered again, the columns' bias
-    has its gradient before their weight has, and two chunks of rows are over the peak by the
-    gradient of the first.
-
-    Must catch: a gradient that is copied to be summed or scattered; rows that keep their tokens
+    """Must catch: a gradient that is copied to be summed or scattered; rows that keep their tokens
     while the gradient of the last is made; a sum of weight gradients beside its term; tokens that
     come again while every chunk is there; own tokens that die with the graph."""
     plain, *late = (peak_of_layers(model, sequences, regather, c) for c in (0, 1, 2, 4))

@@ -70,10 +70,9 @@ def test_a_stop_on_the_way_in_leaves_nothing_behind(monkeypatch):
 
 
 def test_an_operator_takes_what_is_slower_memory_or_arithmetic():
-    """Must catch: the sum of the two times; a bias, an expanded tensor or a written tensor counted
-    wrongly; a launch for a view, or for
-    shapes that a plan asks for; the rate of another dtype; a product in place whose operations are
-    not counted."""
+    """Must catch: the sum of the two times; a bias, an expanded or a written tensor counted
+    wrongly; a launch for a view or a plan's shapes; the rate of another dtype; a product in place
+    whose operations are not counted."""
 
     def work(x, w, b):
         x.t().reshape(64, 32)[:2].float()  # views, and a conversion of nothing

@@ -86,19 +86,14 @@ def waits_for_messages(width, sequence, chunks):
     ],
 )
 def test_what_the_page_says_of_overlap(width, sequence, shares):
-    """The dropdown of chunks in the chapter on tensor parallelism has these numbers.
-
-    Must catch: weight gradients made before the message leaves; chunks that are summed one after
+    """Must catch: weight gradients made before the message leaves; chunks that are summed one after
     the other."""
     assert [waits_for_messages(width, sequence, chunks) for chunks in (0, 1, 4)] == shares
 
 
 @pytest.mark.nightly  # by day its closed form, test_waits_on_the_virtual_device
 def test_what_the_page_says_of_a_read():
-    """The answer in the chapter on where the time goes has these milliseconds: of a step that reads
-    its loss never, before the update, and after it.
-
-    Must catch: a read that the host does not wait for; an update whose launches are hidden."""
+    """Must catch: a read that the host does not wait for; an update whose launches are hidden."""
     assert [step_that_reads(when) for when in (None, "before", "after")] == [18.4, 19.5, 18.4]
 
 

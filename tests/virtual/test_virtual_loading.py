@@ -29,11 +29,9 @@ def loop(workers, batch_seconds, step_ms, steps, ahead=2):
 @pytest.mark.parametrize("step_us, sample_us", [(20_000, 5_000), (20_000, 1_000), (4_000, 9_000)])
 @pytest.mark.parametrize("workers", [0, 1, 2, 3, 4, 8])
 def test_a_step_waits_for_its_loader(workers, step_us, sample_us):
-    """After the first batches a step takes as long as the formula says, and waits for data for
-    what is left of it: within a tenth, here to the first batches of 200.
-
-    Must catch: a sum where workers load meanwhile; a worker that makes two batches at once; a
-    buffer that makes a loader faster; a wait that is taken for one for launches."""
+    """Within a tenth. Must catch: a sum where workers load meanwhile; a worker that makes two
+    batches at once; a buffer that makes a loader faster; a wait that is taken for one for
+    launches."""
     given = dict(loader_batch=8, sample_microseconds=sample_us, fed_step_microseconds=step_us)
     names = ["loaded_step_seconds", "loader_wait_seconds", "workers_needed"]
     step_seconds, waits, needed = evaluate(names, loader_workers=workers, **given).values()
@@ -101,10 +99,7 @@ def copied(kind):
     ],
 )
 def test_four_kinds_of_copies(kind, ms, waits):
-    """The step and the waits of its host. A copy runs beside a step only on a stream of its own;
-    the host goes on only if memory is pinned as well.
-
-    Must catch: pageable memory that lets the host go on, because it was asked to; a copy at the
+    """Must catch: pageable memory that lets the host go on, because it was asked to; a copy at the
     speed of pinned memory; a copy in the stream that computes, beside a kernel."""
     step = copied(kind)
     assert step.host_waits == waits

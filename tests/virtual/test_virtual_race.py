@@ -45,10 +45,9 @@ APART = {  # a step, a peak at most, as the page's table shows
 
 
 def test_no_technique_takes_longer_than_its_peer():
-    """A step takes at most 0.98 of that of PyTorch's fastest way in its race, and no more memory;
-    where the page says so, as long. Stage 3 takes up to 864 bytes more of 10 GB than FSDP1.
-
-    Must catch: a recording of code that takes longer, or more memory; a race left out."""
+    """At most 0.98 of PyTorch's fastest way, or as the page says; stage 3 has up to 864 bytes more
+    of 10 GB than FSDP1. Must catch: a recording of code that takes longer, or more memory; a race
+    left out."""
     raced = set()
     for step in RECORDED.find("virtual.step", implementation=virtual.OURS):
         race = virtual.Race(*(step.case[name] for name in virtual.Race._fields))
@@ -136,10 +135,7 @@ def test_a_rung_of_one_gpu_is_the_same_each_time():
 @same_kernels
 @pytest.mark.nightly
 def test_what_the_page_says_of_half_the_rate():
-    """The predictions of the page on speed follow from these milliseconds: of an eager step with
-    its loss in chunks, with its loss whole, and with twice the batch.
-
-    Must catch: a clock by which the loss in chunks costs nothing."""
+    """Must catch: a clock by which the loss in chunks costs nothing."""
     chunked = rungs.eager_rungs()["AdamW fused"]
     whole = chunked._replace(loss=padded_loss)
     steps = [rungs.virtual_step(*one) for one in ((chunked, 16), (whole, 16), (whole, 32))]

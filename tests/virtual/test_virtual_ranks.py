@@ -86,10 +86,9 @@ def trained_on_a_real_rank(stage: int):
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_real_ranks_take_the_time_of_ranks_that_do_not_exist(worlds, stage):
-    """Every kernel, message and gap of a step of two ranks, to the nanosecond.
-
-    Must catch: an end of a message that real ranks learn when they wait for it, so that kernels
-    beside it are slowed after all of them; kernels that real ranks alone launch."""
+    """To the nanosecond. Must catch: an end of a message that real ranks learn when they wait for
+    it, so that kernels beside it are slowed after all of them; kernels that real ranks alone
+    launch."""
     expected = trained(VirtualGPUs(2, CARD), stage)
     assert any(span.end - span.start > 30_000 for span in expected.spans if span.name == "mm")
     assert worlds(2).run(trained_on_a_real_rank, stage) == [expected] * 2
@@ -128,10 +127,8 @@ def pipelined(plans):
 
 
 def test_a_pipeline_takes_the_time_of_its_schedule(worlds):
-    """The real pipeline on four ranks, beside the simulator of schedules.
-
-    Must catch: receives that make a stage wait although it computes something else first;
-    a rank whose clock another rank's message does not move."""
+    """Must catch: receives that make a stage wait although it computes something else first; a rank
+    whose clock another rank's message does not move."""
     plans = [
         schedules.gpipe(4, 8),
         schedules.one_f_one_b(4, 8),
@@ -161,11 +158,9 @@ def with_a_long_last_stage():
 
 
 def test_zero_bubble_takes_no_longer_than_its_longest_stage(worlds):
-    """The last stage has two layers, as one with a head has more work: the step is the way of the
-    first microbatch to it, and then what it computes. No order of actions is faster.
-
-    Must catch: W of the last stage before the gradients for which the others wait (`late` is 0); a
-    last stage that waits for a message, or whose I makes the gradients of weights."""
+    """No order is faster. Must catch: W of the last stage before the gradients for which the others
+    wait (`late` is 0); a last stage that waits for a message, or whose I makes the gradients of
+    weights."""
     found = worlds(4).run(with_a_long_last_stage)
     (seconds,) = {end / 1e9 for end, _ in found}
     assert found[-1][1] == pytest.approx(8 * 2 * 3 * UNIT / 1e9, rel=1e-4)

@@ -45,11 +45,8 @@ def test_rungs_that_nothing_was_fitted_to():
     ],
 )
 def test_messages_take_the_time_of_published_ones(name, times, nodes, middle, widest):
-    """All-reduces of 32 KiB (of four nodes 256 KiB) to 16 GiB as a framework timed them: with its
-    launch, 25 µs. Nothing is fitted. The four nodes have EFA.
-
-    Must catch: one protocol for all sizes; a ring of 14 steps for a short message; no switch that
-    adds; latencies of a node between nodes."""
+    """Nothing is fitted. Must catch: one protocol for all sizes; a ring of 14 steps for a short
+    message; no switch that adds; latencies of a node between nodes."""
     links, n = replace(recorded_gpu(name).links, infiniband=False), 8 * nodes
     nbytes = published.sizes((256 if nodes > 1 else 32) << 10, len(times))
     if times[0] > 1e-2:  # GB/s of the bus
@@ -63,10 +60,8 @@ def test_messages_take_the_time_of_published_ones(name, times, nodes, middle, wi
 
 
 def test_a_tree_between_nodes_and_a_ring_for_what_is_gathered():
-    """256 A100 in 32 nodes summed 8 to 128 bytes in 62.0 to 65.6 µs (NCCL issue 652), where a ring
-    takes ten times as long.
-
-    Must catch: a ring alone between nodes; a tree for a gather, which has none."""
+    """NCCL issue 652. Must catch: a ring alone between nodes, ten times as long; a tree for a
+    gather, which has none."""
     links, ranks = recorded_gpu("A100 SXM 40GB").links, list(range(256))
     assert 62e-6 < links.seconds("all_reduce", 128, ranks) < 66e-6
     assert links.seconds("all_gather", 128, ranks) > 200e-6
@@ -119,10 +114,7 @@ def test_few_heads_are_as_fast_as_many():
 
 
 def test_messages_slow_the_kernels_beside_them():
-    """A message of 1,000 µs after the first of four kernels of 600 µs. No other rank is there, so
-    its end is known at once.
-
-    Must catch: kernels slowed that run before or after the message; a slowing that waits for the
+    """Must catch: kernels slowed that run before or after the message; a slowing that waits for the
     end of the message, and so hides the wait for it."""
     gpu = replace(SIMPLE, launch_seconds=0, links=Links(1e9, node_latency_seconds=0))
     found = []
@@ -169,9 +161,7 @@ def test_a_kernel_of_another_stream_slows_those_of_the_main_one():
 
 
 def test_memory_runs_out_at_the_ledgers_peak():
-    """Stage 3 frees and fills the storages of its units. What the host has is not on the card.
-
-    Must catch: a storage that is counted twice when it is filled again, or never given back; the
+    """Must catch: a storage that is counted twice when it is filled again, or never given back; the
     host's memory counted; the peak of all time for that of a step."""
 
     def trained(gpu):

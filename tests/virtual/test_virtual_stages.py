@@ -1,8 +1,5 @@
-"""The techniques in virtual time beside the closed forms of the chapters.
-
-Units are equal products, launches are free and memory is fast, so that a unit computes for the time
-of its products alone, as in the formulas.
-"""
+"""The techniques in virtual time beside the closed forms of the chapters. Units are equal products,
+launches are free and memory is fast, as in the formulas."""
 
 from types import SimpleNamespace
 
@@ -84,11 +81,9 @@ def exposed_by_formula(stage, link, ahead, early):
     ids=lambda value: str(value),
 )
 def test_a_stage_exposes_what_its_closed_form_says(stage, ahead, early, link):
-    """Data parallelism overlaps and stage 2 does in backward, the others do by one argument.
-
-    Must catch: a message that starts when its wait comes; gradients that are waited for before the
-    next unit computes; parameters that are asked for when they are needed, or all waited for by the
-    first layer or by zero_grad(); a forward that asks for nothing; three units whole at a time."""
+    """Must catch: a message that starts when its wait comes; gradients waited for before the next
+    unit computes; parameters asked for when they are needed, or all waited for by the first layer
+    or by zero_grad(); a forward that asks for nothing; three units whole at a time."""
     step = step_of(stage, link, **(dict(prefetch=True) if stage and ahead else {}))
     (expected,) = exposed_by_formula(stage, link, ahead, early).values()
     assert step.computing_seconds == pytest.approx(3 * UNITS * FORWARD, rel=0.001)
@@ -105,10 +100,8 @@ def test_a_stage_exposes_what_its_closed_form_says(stage, ahead, early, link):
 
 @pytest.mark.parametrize("ranks", [7, 8])
 def test_a_unit_that_ranks_do_not_divide_computes_as_long(ranks):
-    """Bytes of kernels beside the products, in bytes of the whole parameters: gradients of a weight
-    with its bias are copied once, that is read and written, and gathering copies nothing.
-
-    Must catch: chunks that are copied before or after they are gathered, or gradients twice."""
+    """In bytes of kernels beside the products. Must catch: chunks that are copied before or after
+    they are gathered, or gradients twice."""
     gpu = GPU({torch.float32: 1e18}, 1e9, Links(1e9), launch_seconds=0)
     with VirtualGPUs(ranks, gpu) as own:
         model = nn.Sequential(*[nn.Linear(HIDDEN, HIDDEN) for _ in range(2)])
@@ -125,10 +118,8 @@ def test_a_unit_that_ranks_do_not_divide_computes_as_long(ranks):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_bucket_of_small_parameters_of_all_layers_holds_up_none(stage):
-    """Norms that are whole among cut weights have a bucket of their own, as other dtypes have.
-
-    Must catch: a bucket that is complete last and leaves first; one that the first layer needs and
-    that comes last."""
+    """Must catch: a bucket that is complete last and leaves first; one that the first layer needs
+    and that comes last."""
     steps = [
         step_of(stage, "a fast link", unit, prefetch=True, fused=True)
         for unit in (nn.Linear, Scaled)
@@ -143,12 +134,9 @@ def test_a_bucket_of_small_parameters_of_all_layers_holds_up_none(stage):
     "copy, message", [(0.3, 1.7), *at_night((0.3, 0.4), (1.1, 0.4), (1.1, 1.7))]
 )
 def test_an_offloaded_optimizer_exposes_what_its_closed_form_says(stage, kind, copy, message):
-    """In times of a unit's forward. When all gradients are on the host, parameters come back, and
-    are gathered unit by unit.
-
-    Must catch: gradients that leave for the host after backward, or before they are means
-    (OverlappedCopies.copy waits for no stream); parameters that are gathered before they have come
-    back, or all after the last; a host that reads what has not come, or waits more than once."""
+    """Must catch: gradients that leave for the host after backward, or before they are means
+    (OverlappedCopies.copy waits for no stream); parameters gathered before they have come back, or
+    all after the last; a host that reads what has not come, or waits more than once."""
     share = UNIT_BYTES // 2 // RANKS
     rate = (RANKS - 1) * share / (message * FORWARD)
     gpu = GPU(
@@ -180,10 +168,8 @@ def test_an_offloaded_optimizer_exposes_what_its_closed_form_says(stage, kind, c
 
 
 def test_gradients_that_land_at_the_end_of_backward():
-    """A unit of stage 3 may end after the others, when their gradients have landed.
-
-    Must catch: a landing that keeps the end of its last arrival (`end` is not reset); a copy that
-    leaves before the mean is made, or whose memory goes before it has left."""
+    """Must catch: a landing that keeps the end of its last arrival (`end` is not reset); a copy
+    that leaves before the mean is made, or whose memory goes before it has left."""
     gpu = GPU({torch.float32: 1e12}, 1e18, launch_seconds=0, host_bytes_per_second=1e9)
     with VirtualGPUs(1, gpu) as own:
         landing, weight = Landing(), torch.ones(HIDDEN, HIDDEN)
@@ -228,10 +214,8 @@ def peak_of(stage, prefetch, hidden):
 @pytest.mark.parametrize("hidden", [64, 61])
 @pytest.mark.parametrize("stage", [1, 2])
 def test_messages_under_way_take_no_memory(stage, hidden):
-    """61 cannot be cut into eight: buckets have zeros at their end.
-
-    Must catch: a copy of the parameters that lives until they have come; whole gradients of stage 1
-    that live until the update."""
+    """Must catch: a copy of the parameters that lives until they have come; whole gradients of
+    stage 1 that live until the update."""
     (without, none), (peak, coming) = (peak_of(stage, ahead, hidden) for ahead in (False, True))
     assert (none, coming) == (0, 2 * UNITS)
     assert peak < without if stage == 1 else peak == without
@@ -240,10 +224,7 @@ def test_messages_under_way_take_no_memory(stage, hidden):
 @pytest.mark.parametrize("bias, passes", [(False, 0), (True, 2)], ids=["alone", "with its bias"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
 def test_a_gradient_is_copied_once_at_most(bias, passes, transposed):
-    """Bytes of kernels between backward and the message, in units of the gradient's: it is read and
-    written, or leaves from its own memory. Autograd gives weights transposed gradients, too.
-
-    Mutations: a copy of a lone gradient; transposed gradients that become contiguous before they
+    """Mutations: a copy of a lone gradient; transposed gradients that become contiguous before they
     are copied into the bucket; a gradient that is copied, and multiplied afterwards."""
     gpu = GPU({torch.float32: 1e12}, 1e9, Links(1e9), launch_seconds=0)
     with VirtualGPUs(RANKS, gpu) as own:
@@ -260,10 +241,8 @@ def test_a_gradient_is_copied_once_at_most(bias, passes, transposed):
     "dtype, passes", [(torch.float32, 0), (torch.bfloat16, 2 / 24), (torch.float16, 2)]
 )
 def test_a_mean_of_24_multiplies_as_little_as_it_may(dtype, passes):
-    """NCCL's own mean is exact in fp32 alone. A sum in bf16 cannot overflow, so its chunk is
-    multiplied; gradients in fp16 are, before they are added.
-
-    Must catch: gradients in bf16 that are copied and multiplied; a chunk that is not."""
+    """NCCL's own mean is exact in fp32 alone. Must catch: gradients in bf16 that are copied and
+    multiplied; a chunk that is not."""
     gpu = GPU({torch.float32: 1e12}, 1e9, Links(1e9, 1e9), launch_seconds=0)
     with VirtualGPUs(24, gpu) as own:
         gradients = [torch.ones(24 * HIDDEN, dtype=dtype)]
@@ -312,9 +291,7 @@ def exposed_of_a_pair(link, chunks, sequence):
 @pytest.mark.parametrize("chunks", [0, 1, 4])
 @pytest.mark.parametrize("link", [0.4, 1.7, 4.6])
 def test_a_pair_exposes_what_its_closed_form_says(link, chunks, sequence):
-    """Without overlap (0 chunks) every message is waited for.
-
-    Must catch: a chunk that is summed when all are multiplied; weight gradients made before the
+    """Must catch: a chunk that is summed when all are multiplied; weight gradients made before the
     message leaves; tokens that are gathered again when they are needed; a host that waits."""
     step = step_of_a_pair(link, chunks, sequence)
     expected = PRODUCT * exposed_of_a_pair(link, chunks, sequence)
@@ -328,12 +305,9 @@ LAYERS = 12
 
 @pytest.mark.parametrize("copy", [0.9, 3.0])
 def test_offloaded_activations_expose_what_the_link_cannot_carry(copy):
-    """A layer's input is copied in `copy` times the layer's forward. The last HELD inputs are there
-    when backward begins; the others come back one after the other.
-
-    Must catch: a storage dropped before its copy has ended, so that kernels write over it; an input
-    copied back that is still there; one that is used before it has come; a copy on the stream that
-    computes; a host that waits."""
+    """Must catch: a storage dropped before its copy has ended, so that kernels write over it; an
+    input copied back that is still there; one that is used before it has come; a copy on the stream
+    that computes; a host that waits."""
     rate = 4 * TOKENS * HIDDEN / (copy * PRODUCT)
     gpu = GPU({torch.float32: 1e12}, 1e18, launch_seconds=0, host_bytes_per_second=rate)
     with VirtualGPUs(1, gpu) as own:

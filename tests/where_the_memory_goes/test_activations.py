@@ -63,14 +63,9 @@ def under(saved, *prefixes):
 )
 @pytest.mark.parametrize("attention", ATTENTION, ids=["fused", "unfused", "dropout"])
 def test_each_module_keeps_what_its_formula_says(recipe, attention):
-    """The switches of the model, any three of them in every combination, and each with every number
-    of key-value heads: what the modules of the last layer, the head, the embedding and the loss
-    made and backward needs. The norms' input, the residual stream,
-    is made by the embedding and by the layers' additions.
-
-    Mutations: SwiGLU counted with three inner tensors; the log-sum-exp at the element size of the
-    scores; RMSNorm with two statistics; the copy of grouped queries dropped; autocast's second copy
-    of the MLP's input dropped; one byte for a mask -> one element."""
+    """Any three switches in every combination. Mutations: SwiGLU with three inner tensors; the
+    log-sum-exp at the scores' element size; RMSNorm with two statistics; the copy of grouped
+    queries or autocast's second copy dropped; one byte for a mask -> one element."""
     groups_tried = [1, 2, 4] if FUSES_GROUPS or not attention["fused_attention"] else [4, 4, 4]
     for (number, groups), learned, biases in product(enumerate(groups_tried), [0, 1], [0, 1]):
         gated, tied = (learned + number) % 2, (biases + number) % 2
@@ -138,13 +133,9 @@ def test_each_module_keeps_what_its_formula_says(recipe, attention):
 
 @pytest.mark.nightly  # test_random_steps has some of these shapes by day
 def test_shapes_in_which_a_view_takes_the_place_of_a_copy():
-    """One sequence, one token, one head, one group, one column: PyTorch then copies less or more.
-    The formulas follow, but for one shape: a single token with a single key-value head and rotary
-    positions. There v.contiguous() has nothing to do, so that the values keep the memory of queries
-    and keys with them: (hidden + key_value_size) more elements in each layer.
-
-    Mutation: leave the microbatch, or the groups, out of keeps_whole_product; drop one of
-    query_copy_bytes' two conditions."""
+    """A single token with a single key-value head and rotary positions keeps (hidden +
+    key_value_size) more elements. Mutation: leave the microbatch, or the groups, out of
+    keeps_whole_product; drop one of query_copy_bytes' two conditions."""
     misses = {}
     for microbatch, sequence, groups, in_group, learned, attention in product(
         [1, 2], [1, 2], [1, 2], [1, 2], [0, 1], ATTENTION
@@ -196,13 +187,9 @@ def layer(**changes):
 
 
 def test_published_counts_of_a_layer():
-    """Korthikanti et al. 2022, Table 2: sbh(34 + 5as/h) bytes in 16 bits with dropout and unfused
-    attention: 11 sbh + 5as²b attention, 19 MLP, 4 norms. We count the norms' statistics too: two of
-    them, for each norm and token (2 bytes each on CPU, 4 on CUDA). And for a single sequence
-    PyTorch keeps keys and values where the product made them, with the unscaled queries, 2sbh,
-    between them. Fused, without dropout, in fp32: 64sbh, the log-sum-exp 4abs, the statistics 16bs.
-
-    Mutation: any change of a coefficient in attention_activation_bytes or mlp_activation_bytes."""
+    """Korthikanti et al. 2022, Table 2, and what it leaves out: statistics of norms, and 2sbh that
+    PyTorch keeps for a single sequence. Fused, in fp32: 64sbh + 4abs + 16bs. Mutation: any change
+    of a coefficient in attention_activation_bytes or mlp_activation_bytes."""
     shape = dict(feed_forward=4 * SMALL["hidden"], key_value_heads=SMALL["heads"])
     korthikanti = dict(recipe="bf16, no master", fused_attention=False, dropout=0.1, **shape)
     found, formula, bs, bsh, abss = layer(**korthikanti)
@@ -214,10 +201,8 @@ def test_published_counts_of_a_layer():
 
 
 def test_statistics_of_layer_norm_on_a_gpu():
-    """A GPU's LayerNorm keeps fp32 statistics of a 16-bit input; giving their size takes the
-    formula's place.
-
-    Mutation: norm_activation_bytes takes residual_element_bytes for the statistics."""
+    """Mutation: norm_activation_bytes takes residual_element_bytes for the statistics, which a GPU
+    keeps in fp32."""
     given = dict(biases=1, hidden=24, microbatch=3, sequence=7, residual_element_bytes=2)
     on_cpu = evaluate(["norm_activation_bytes"], **given)["norm_activation_bytes"]
     on_gpu = evaluate(["norm_activation_bytes"], **given, layer_norm_statistic_element_bytes=4)[

@@ -90,9 +90,7 @@ def nbytes(tensors):
 
 
 def test_a_model_with_adapters():
-    """Parameters, gradients and states of a bf16 model after a step of its adapters in fp32.
-
-    Must catch: adapters of attention alone; a gradient of a frozen weight; adapters in bf16;
+    """Must catch: adapters of attention alone; a gradient of a frozen weight; adapters in bf16;
     step counters of frozen tensors."""
     model = adapted(Model().to(torch.bfloat16))
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -189,10 +187,8 @@ def test_bytes_of_the_host(stage, states):
 
 
 def test_seconds_of_adapters():
-    """Operations of forward and backward, as PyTorch counts them.
-
-    Must catch: a product for a frozen weight's gradient; adapters that compute nothing; scores that
-    have one product in backward."""
+    """Must catch: a product for a frozen weight's gradient; adapters that compute nothing; scores
+    that have one product in backward."""
     layer = adapted(Model()).layers[0]
     hidden = torch.ones(1, SEQUENCE, SIZES["hidden"], requires_grad=True)
     with FlopCounterMode(display=False) as counted:

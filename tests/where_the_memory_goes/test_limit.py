@@ -14,11 +14,8 @@ can_limit = pytest.mark.skipif(
 
 
 def test_the_memory_of_a_container(tmp_path):
-    """Limits of control groups, as files: version 2 inside a service, version 1 inside a Slurm job
-    whose steps have no limit, a container that sees its own group as the root, and no limit at all.
-
-    Must catch: only the root's files read; a step without a limit that hides the job's; version 1's
-    huge number taken for a limit; pages of files counted as taken."""
+    """Must catch: only the root's control group read; a Slurm step without a limit that hides the
+    job's; version 1's huge number taken for a limit; pages of files counted as taken."""
 
     def group(folder, most, used, files, names):
         folder.mkdir(parents=True, exist_ok=True)

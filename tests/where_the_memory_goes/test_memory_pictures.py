@@ -16,10 +16,7 @@ def words(svg):
 
 
 def test_autograd_keeps_what_the_picture_says():
-    """The MLP of a small GPT keeps, operation by operation, the picture's bytes that belong to no
-    parameter.
-
-    Must catch: GELU's output for its input; an addition that keeps something."""
+    """Must catch: GELU's output for its input; an addition that keeps something."""
     sizes = dict(layers=1, hidden=8, heads=2, vocabulary=11, max_sequence=6)
     config = GPTConfig(**sizes)
     block, saved = GPT(config).blocks[0], []
@@ -55,10 +52,7 @@ def test_autograd_keeps_what_the_picture_says():
 
 
 def test_shapes_are_those_of_the_model():
-    """Shapes are those of a GPT on the meta device, with hooks on its modules: weights and what
-    leaves each box.
-
-    Must catch: queries, keys and values as one hidden size; a head of its own."""
+    """Must catch: queries, keys and values as one hidden size; a head of its own."""
     found = pictures.drawn_quantities()
     before, layer, after = pictures.model_parts(found)
     with torch.device("meta"):

@@ -43,14 +43,10 @@ OTHERS = {  # rows, mean and worst error in percent: of the rows to which a tool
 
 @pytest.mark.parametrize("kernels", PUBLISHED)
 def test_published_peaks(kernels):
-    """Each class is as far from its rows as `fits` says, outliers among them, and the 19 rows of
-    Transformer Engine 2.11 are within 0.3 % on average: dense models, experts divided among ranks,
-    latent attention, long sequences divided among ranks.
-
-    Must catch: the dummy gradients of weights forgotten, of all shapes or of the head's; a second
-    copy of attention's output, or none where ranks exchange heads; scores that are kept because
-    there is dropout; states of experts sharded over all ranks; the activations of experts in a
-    layer that has none; a row left out."""
+    """Must catch: dummy gradients of weights forgotten, of all shapes or of the head's; a second
+    copy of attention's output, or none where ranks exchange heads; scores kept because of dropout;
+    states of experts sharded over all ranks; activations of experts in a layer that has none; a row
+    left out."""
     said = PUBLISHED[kernels]
     errors = [referee.bytes_error(row) for row in referee.held_out(kernels)]
     assert said.rows == len(errors)
@@ -60,11 +56,9 @@ def test_published_peaks(kernels):
 
 
 def test_what_ran_fits():
-    """No run that ran is called too large for its card, what is set aside among it, and the 32 rows
-    of Megatron-LM, all of which state how they attend, are within 2 % on average.
-
-    Must catch: a reserve beside rows that hold it; a pipeline of as many microbatches as ranks
-    whose first rank waits for one less; a fit that is right on average and far too large once."""
+    """32 rows of Megatron-LM within 2 % on average. Must catch: a reserve beside rows that hold it;
+    a pipeline of as many microbatches as ranks whose first rank waits for one less; a fit that is
+    far too large once."""
     errors = []
     for row in ROWS:
         layout, peak = referee.published_layout(row), referee.peak_bytes(row)
@@ -83,10 +77,7 @@ def test_what_ran_fits():
 
 
 def test_a_pipeline_of_as_many_microbatches_as_ranks():
-    """Under a library's kernels a pipeline's first rank holds as many microbatches as there are
-    ranks when it begins the first backward, and the buffers of all gradients with them.
-
-    Must catch: one microbatch less than ranks, as if gradients came later."""
+    """Must catch: one microbatch less than ranks on the first rank, as if gradients came later."""
     asked = dict(model="Llama 3 8B", recipe="bf16 + fp32 gradients", kernels=FUSED_LOSS)
     asked |= dict(sequence=4096, microbatch=1, zero_stage=1, data_parallel=8, pipeline_parallel=4)
     few, many = (
@@ -98,11 +89,8 @@ def test_a_pipeline_of_as_many_microbatches_as_ranks():
 
 @pytest.mark.parametrize("group", referee.CLASSES)
 def test_other_planners(group):
-    """The formulas of four other tools are as far from the rows as this table says, and farther
-    than the ledger in every class.
-
-    Must catch: a formula asked for another layout than the row's; a row that a tool cannot express
-    counted; bytes of one formula taken for another's."""
+    """Must catch: a formula asked for another layout than the row's; a row that a tool cannot
+    express counted; bytes of one formula taken for another's."""
     rows = [row for kernels in referee.CLASSES[group] for row in referee.held_out(kernels)]
     ledger = [referee.bytes_error(row) for row in rows]
     found = {}
@@ -156,11 +144,8 @@ def test_what_is_set_aside():
 
 
 def test_what_no_tensor_holds():
-    """The context as recorded on an H100, and published bytes: 1.45 GiB with NCCL and one group,
-    688 MiB for each further group, 3.28 GB for an all-to-all. `fits` prints both as lines and
-    counts them.
-
-    Must catch: a group without other ranks counted; a line that is printed and not added up."""
+    """Recorded and published contexts and groups. Must catch: a group without other ranks counted;
+    a line that is printed and not added up."""
     gib, alone = 2**30, dict(data_parallel=1, tensor_parallel=1, pipeline_parallel=1)
     alone |= dict(expert_parallel=1, context_parallel=1)
     cases = {
@@ -207,11 +192,8 @@ def error_of_best(name, speed):
 
 
 def test_the_page_prints_these_numbers():
-    """The referee's page has the rows of both tables and the numbers of its sentences, computed
-    here, and no other number.
-
-    Must catch: a number typed by hand, or left as it was when a preset was mended; a row that the
-    page leaves out."""
+    """Must catch: a number typed by hand, or left as it was when a preset was mended; a row that
+    the page leaves out."""
 
     def span(rows):
         errors = [referee.bytes_error(row) for row in rows]

@@ -75,14 +75,10 @@ def draw(generator, stage):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", range(4))
 def test_peak_of_a_rank(stage, monkeypatch):
-    """Eight random steps of models in which a table may be larger than all layers. Stage 0 is
-    within 16 bytes, as on one GPU, which are numbers that operations turn into tensors; stage 3
-    within a thousandth. In stages 1 and 2 seven of eight are within 0.2 %, and all within the bytes
-    of one bucket: which tensors fill a bucket is not in the formula.
-
-    Mutations: whole optimizer states, or gradients, in stage 1 or 2; the unit at work not gathered
-    in stage 3; the copy that is reduced forgotten; accumulated gradients forgotten; in stage 1 a
-    head that is reduced first, in stage 3 the first layer that is reduced last, forgotten."""
+    """Stage 0 within 16 bytes, 3 within a thousandth, 1 and 2 within one bucket. Mutations: whole
+    optimizer states, or gradients, in stage 1 or 2; the unit at work not gathered in stage 3; the
+    copy that is reduced, or accumulated gradients, forgotten; the unit that is reduced first or
+    last forgotten."""
     monkeypatch.setattr(checks, "agree", lambda *facts: None)  # there is nobody to agree with
     generator, misses = random.Random(7), []
     for _ in range(8):
@@ -141,11 +137,8 @@ def test_the_parts_are_all_of_it():
 
 
 def test_published_layer():
-    """Korthikanti et al. 2022, Table 2: b s h (34 + 5 a s / h) with dropout and stored scores, and
-    the statistics of two norms, which the paper drops; with a fused SwiGLU and fused attention
-    three inner tensors.
-
-    Must catch: a copy of attention's output, or a gate's tensor, that the kernels do not keep."""
+    """Korthikanti et al. 2022, Table 2, and statistics of norms; SwiGLU fused. Must catch: a copy
+    of attention's output, or a gate's tensor, that the kernels do not keep."""
     b, s, h, a, f = 2, 1024, 4096, 32, 11_008
     shape = dict(microbatch=b, sequence=s, compute_element_bytes=2, residual_element_bytes=2)
     shape |= dict(parameter_element_bytes=2)
@@ -163,13 +156,9 @@ def test_published_layer():
 
 
 def test_a_layer_that_is_cut():
-    """Korthikanti et al. 2022, Table 2, in a library's kernels: b s h (10 + 24/t + 5 a s / h t)
-    with tensor parallelism, b s h (34 + 5 a s / h)/t with sequence parallelism and inputs that
-    are gathered again; the statistics of norms apart. Where the core of attention is recomputed
-    the layer keeps no scores while it waits.
-
-    Must catch: an input or a mask that tensor parallelism cuts, or that sequence parallelism does
-    not; scores of all heads; scores that wait; attention's output forgotten with the core."""
+    """Korthikanti et al. 2022, Table 2, in a library's kernels. Must catch: an input or a mask that
+    tensor parallelism cuts, or that sequence parallelism does not; scores of all heads; scores that
+    wait though recomputed; attention's output forgotten with the core."""
     b, s, h, a, t = 2, 1024, 4096, 32, 8
     gpt = dict(layers=1, hidden=h, heads=a, key_value_heads=a, feed_forward=4 * h, vocabulary=100)
     gpt |= dict(max_sequence=s, learned_positions=1, biases=1, gated_mlp=0, tied_head=1)

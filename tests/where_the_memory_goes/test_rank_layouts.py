@@ -92,11 +92,8 @@ def measured(layout: RunLayout, pipeline_rank: int = 0) -> int:
 @pytest.mark.ranks
 @pytest.mark.parametrize("changes", (dict(), dict(tied_head=0, biases=0, gated_mlp=1)), ids=str)
 def test_parameters_of_a_rank(changes):
-    """On every rank of pipelines whose layers are cut, the first rank of a tensor-parallel group
-    having most.
-
-    Must catch: a tied table that a pipeline has once; norms or biases of rows divided by t; a head
-    on each rank."""
+    """Must catch: a tied table that a pipeline has once; norms or biases of rows divided by t; a
+    head on each rank."""
     sizes = dict(vocabulary=257, feed_forward=101, **changes)
     for t, p in ((1, 2), (4, 1), (2, 4), (2, 2)):
         layout = Layout(t=t, p=p, m=4, changes=sizes)
@@ -107,13 +104,8 @@ def test_parameters_of_a_rank(changes):
 
 
 def test_shorter_ends_are_the_whole_model():
-    """The layers of all stages are the model's, those of Llama 3 405B on 16 ranks as its report
-    gives them: 7 at the ends, 8 between; also with several stages on a rank, of which the first or
-    the last is shorter. Of 19 microbatches that wait on the first of 4 ranks with 4 stages, 7 are
-    in the first stage.
-
-    Must catch: both ends shorter by one layer together; ends that are longer; each stage of the
-    first rank shorter."""
+    """Llama 3 405B on 16 ranks, and others. Must catch: both ends shorter by one layer together;
+    ends that are longer; each stage of the first rank shorter."""
     asked = dict(model="Llama 3 405B", pipeline_parallel=16, shorter_ends=1, allow_unused=True)
     found = [evaluate(["rank_layers"], pipeline_rank=r, **asked)["rank_layers"] for r in range(16)]
     assert found == [7, *[8] * 14, 7] and sum(found) == 126
@@ -129,11 +121,8 @@ def test_shorter_ends_are_the_whole_model():
 
 
 def test_ranks_of_published_models():
-    """The parts of all ranks, and what each has whole once, are the model: experts, norms of
-    queries, heads of a size of their own.
-
-    Must catch: experts counted once; a router that is cut, or in a layer without experts; the last
-    norm in each stage."""
+    """Must catch: experts counted once; a router that is cut, or in a layer without experts; the
+    last norm in each stage."""
     for name, preset in MODELS.items():
         t = 5 if preset.quantities["key_value_heads"] % 2 else 2
         given = dict(model=name, pipeline_parallel=1, tensor_parallel=t, allow_unused=True)
@@ -182,12 +171,9 @@ IDS = ("tensor", "sequence", "again")
 @pytest.mark.ranks
 @pytest.mark.parametrize("way", [WAYS[2], *at_night(*WAYS[:2])], ids=[IDS[2], *IDS[:2]])
 def test_peak_of_a_tensor_parallel_rank(way):
-    """Two and four ranks, alone and beside ZeRO 1 to 3, with and without accumulation: to the
-    byte.
-
-    Must catch: states that ZeRO shards of the whole model, not of its part; a unit of stage 3
-    gathered whole over t; the gathered input forgotten; messages of a pipeline where there is
-    none."""
+    """To the byte. Must catch: states that ZeRO shards of the whole model, not of its part; a unit
+    of stage 3 gathered whole over t; the gathered input forgotten; messages of a pipeline where
+    there is none."""
     for d, t, stage, m in (
         *((1, 2, 0, 1), (1, 4, 0, 3)),
         *((2, 2, 1, 1), (2, 2, 2, 3), (2, 2, 3, 1), (4, 2, 3, 3)),
@@ -199,10 +185,8 @@ def test_peak_of_a_tensor_parallel_rank(way):
 @pytest.mark.ranks
 @pytest.mark.parametrize("t, m", [(2, 4), *at_night((1, 1), (1, 4))])
 def test_a_head_that_fills_a_bucket(t, m):
-    """Stage 2 with a table of 33 MB and the usual buckets, as real models have them: within 0.2
-    percent. Two layers just fill a bucket, which waits for the positions' gradient.
-
-    Must catch: a head that is reduced with the layers before it (2 to 3 percent too low)."""
+    """Within 0.2 percent. Must catch: a head that is reduced with the layers before it (2 to 3
+    percent too low)."""
     sizes = dict(layers=4, hidden=512, vocabulary=16_000 * t, tied_head=0, feed_forward=2150)
     layout = Layout(d=4, t=t, stage=2, m=m, microbatch=1, changes=sizes)
     assert wanted(layout) == pytest.approx(measured(layout), rel=0.002)
@@ -237,12 +221,9 @@ def every_third(layouts):
 @pytest.mark.ranks
 @pytest.mark.parametrize("layout", every_third(STAGES), ids=str)
 def test_peak_of_a_stage(layout):
-    """Every rank of a pipeline, under four schedules, also where layers are cut and beside ZeRO: to
-    the byte.
-
-    Must catch: p - r - 1 microbatches in flight; logits that wait in GPipe forgotten; outputs or
-    sent gradients not counted; gradients that ZeRO 2 shards while a pipeline accumulates; a tied
-    table on the middle ranks; ends that are not shorter, or one end alone."""
+    """To the byte. Must catch: p - r - 1 microbatches in flight; logits that wait in GPipe
+    forgotten; outputs or sent gradients not counted; gradients that ZeRO 2 shards while a pipeline
+    accumulates; a tied table on the middle ranks; ends that are not shorter, or one end alone."""
     for rank in range(layout.pipeline_parallel):
         assert wanted(layout, rank) == measured(layout, rank), rank
 
@@ -283,15 +264,11 @@ AGAIN = (
 @pytest.mark.ranks
 @pytest.mark.parametrize("layout", every_third(AGAIN), ids=str)
 def test_peak_of_a_layout_that_recomputes(layout):
-    """Every policy, several layers in a checkpoint, with data, tensor and pipeline parallelism and
-    each stage of ZeRO, on every rank of a pipeline: to the byte where layers are recomputed and
-    each rank has one stage, else within a percent. Nothing recomputed would need far more.
-
-    Must catch: layers that wait with all that backward needs; an input for each layer where some
-    share a checkpoint; the other layers of a checkpoint gone while its last one goes backward;
-    scores that wait; inputs of checkpoints cut by t; the open bucket of stage 2 also counted as a
-    shard; the gradient that a stage received gone at its last but one checkpoint; the output of the
-    last rank's other stage forgotten."""
+    """To the byte with one stage a rank and recomputed layers, else within a percent. Must catch:
+    layers that wait with all that backward needs; an input for each layer where some share a
+    checkpoint; the others of a checkpoint gone early; inputs cut by t; stage 2's open bucket also
+    counted as a shard; a received gradient gone too early; the output of the rank's other stage
+    forgotten."""
     for rank in range(layout.pipeline_parallel):
         found = measured(layout, rank)
         exact = layout.recompute_policy == WHOLE_LAYERS and layout.stages_per_rank == 1
@@ -303,10 +280,8 @@ def test_peak_of_a_layout_that_recomputes(layout):
 
 @pytest.mark.ranks
 def test_weight_gradients_that_are_put_off():
-    """A zero-bubble schedule keeps less of a microbatch whose weight gradients are put off, and
-    other tensors: the formula keeps all of it, and is within 4 percent.
-
-    Must catch: microbatches that are put off not counted."""
+    """Within 4 percent: the formula keeps all of a microbatch. Must catch: microbatches that are
+    put off not counted."""
     layout = Layout(p=4, m=8, kind="zero-bubble H1")
     for rank in range(layout.pipeline_parallel):
         assert wanted(layout, rank) == pytest.approx(measured(layout, rank), rel=0.04), rank
@@ -316,14 +291,10 @@ def test_weight_gradients_that_are_put_off():
 @pytest.mark.ranks
 @pytest.mark.parametrize("layouts", [8, *at_night(20)])
 def test_random_layouts(layouts):
-    """Layouts of small models, in which a table is as large as all layers, with attention
-    that stores its scores and dropout: four of five within half a percent, all within 1.1 percent,
-    and where it is more than half a percent, within one bucket. Stage 2 that accumulates beside
-    tensor parallelism is held to one bucket alone: buckets of whole norms and of cut weights are
-    reduced in an order that the formula does not know, and small buckets show it (5 percent).
-
-    Must catch: a place of the cut layers that none of the tests above makes the fullest; in stage 1
-    a large table whose reduction is the fullest point."""
+    """Four of five within half a percent, all within 1.1 percent, or one bucket; stage 2 that
+    accumulates beside tensor parallelism within one bucket, whose order the formula does not know.
+    Must catch: a place of the cut layers that no test above makes the fullest; in stage 1 a large
+    table whose reduction is the fullest point."""
     draw, misses = Random(1), []
     for _ in range(layouts):
         t, p = draw.choice([(1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])

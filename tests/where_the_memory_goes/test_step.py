@@ -209,12 +209,9 @@ def compare(step: Step) -> tuple[list[str], float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [50, *at_night(200)])
 def test_random_steps(steps):
-    """These steps, one of 50 under fake tensors: parameters, gradients, optimizer states and saved
-    activations equal, peak within 1 %, and equal in at least 98 of 100.
-
-    Mutations: each formula of working_sets.py and step.py with a term dropped or doubled, such as 3
-    * logit_bytes -> 2 * logit_bytes; max(activations, gradients) of the other layers ->
-    activations; the mask of dropout counted at the element size of the scores."""
+    """Peak within 1 %, equal in 98 of 100. Mutations: a term of working_sets.py or step.py dropped
+    or doubled, such as 3 * logit_bytes -> 2 * logit_bytes; max(activations, gradients) of the other
+    layers -> activations; dropout's mask at the scores' element size."""
     generator, wrong, inexact = random.Random(2026), [], 0
     for number in range(steps):
         step = draw(generator, fake=number % FAKE_EACH == 0)
@@ -257,11 +254,7 @@ NOTED = Step(
 
 @pytest.mark.slow
 def test_steps_on_record():
-    """The step of notes/formulas.md, byte for byte and category for category: the loss decides,
-    before there is any gradient. The other peaks were counted by the ledger when they were first
-    run; whole models take too long to run again here.
-
-    Mutation: 3 * logit_bytes -> 2 * logit_bytes; a tensor's quotient forgotten in
+    """Mutation: 3 * logit_bytes -> 2 * logit_bytes; a tensor's quotient forgotten in
     optimizer_loop_elements."""
     found = measure(NOTED)
     want = evaluate(

@@ -46,11 +46,8 @@ def compare_peak(step):
 
 @pytest.mark.nightly
 def test_categories_at_the_peak_of_random_steps():
-    """Real CPU tensors, 100 steps of any kind: wherever the peak is exact, each category is; and it
-    is in 98 of 100. By day test_random_steps has the sum, and the six points below each category.
-
-    Mutations: the gradient of a tied head counted as a gradient; 16-bit gradients likewise; the
-    mask of dropout counted in the MLP's second product."""
+    """Wherever the peak is exact, in 98 of 100. Mutations: the gradient of a tied head counted as a
+    gradient; 16-bit gradients likewise; the mask of dropout counted in the MLP's second product."""
     generator, wrong, seen = random.Random(4), [], []
     for _ in range(RANDOM_STEPS):
         step = draw(generator, fake=False)
@@ -72,10 +69,7 @@ def test_categories_at_the_peak_of_random_steps():
     ids=["fused", "unfused"],
 )
 def test_categories_between_attentions_products(microbatch, attention):
-    """So small an MLP and vocabulary that the peak of the layers is in attention, where random
-    steps seldom have it.
-
-    Mutation: the output of fused attention forgotten among its activations, or counted where
+    """Mutation: the output of fused attention forgotten among its activations, or counted where
     attention is not fused."""
     config = GPTConfig(layers=2, feed_forward=1, vocabulary=2, **attention)
     step = Step(
@@ -92,10 +86,7 @@ def points():
 
 @pytest.mark.parametrize("where", list(points()))
 def test_every_point_can_be_the_peak(where):
-    """Real widths, few layers, fake tensors: six steps whose peaks fall in the six points, each to
-    the byte.
-
-    Mutation: leave the point out of peak_bytes."""
+    """Six steps, each to the byte. Mutation: leave the point out of peak_bytes."""
     failures, miss = compare(REAL[where])
     assert not failures and miss == 0
     assert POINTS[evaluate(["peak_point"], **REAL[where].quantities())["peak_point"] - 1] == where
@@ -134,11 +125,8 @@ def line_of(point, timeline):
 
 @pytest.mark.parametrize("name", ["start", "saved"])
 def test_the_points_that_are_no_peak(name):
-    """The batch is there and nothing else, and everything is saved: each category, on 20 random
-    steps.
-
-    Mutations: the batch among the activations before anything is saved; the logits still there at
-    the end of forward."""
+    """Mutations: the batch among the activations before anything is saved; the logits still there
+    at the end of forward."""
     for given, timeline in drawn(20):
         point, want = next(found for found in step_timeline(**given) if found[0].name == name)
         counted = line_of(name, timeline)
@@ -151,10 +139,7 @@ def test_the_points_that_are_no_peak(name):
 
 
 def test_the_categories_of_every_point_are_all_of_it():
-    """200 random steps, no ledger: at every point nothing is negative and the sum is the point's
-    bytes; the tallest is the peak.
-
-    Mutations: temporaries that leave a category out; a point's total of another point; fused
+    """Mutations: temporaries that leave a category out; a point's total of another point; fused
     attention with a bar of its own."""
     generator = random.Random(5)
     for _ in range(2 * RANDOM_STEPS):

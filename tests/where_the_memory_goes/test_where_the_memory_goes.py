@@ -58,11 +58,8 @@ def formula(name, **changes):
 
 
 def test_every_point_of_the_table():
-    """The chapter's table: the loss, and then the most that is live in the head, in the layers, at
-    the embedding, in the optimizer.
-
-    Mutation: a term dropped from any of the five formulas, such as the batch in step_floor_bytes;
-    POINTS in another order."""
+    """Mutation: a term dropped from any of the five formulas, such as the batch in
+    step_floor_bytes; POINTS in another order."""
     timeline = watched(step).timeline
     operations = [point.operation for point in timeline]
     total = [point.bytes.total for point in timeline]

@@ -116,10 +116,8 @@ def steps(count, after=lambda: None):
 
 
 def test_a_second_profiler_is_refused():
-    """Two profilers in a process end Python with a segmentation fault.
-
-    Must catch: one within the other, in this thread or another one; one within PyTorch's own; a
-    refusal that leaves the lock taken, or its modes entered."""
+    """Must catch: one within the other, in this thread or another one, or within PyTorch's own,
+    which ends Python; a refusal that leaves the lock taken, or its modes entered."""
     few = dict(steps=1, warm_up=0)
     with ThreadPoolExecutor(1) as thread, profiled_steps(**few):
         for run in (lambda work: work(), lambda work: thread.submit(work).result()):
@@ -140,9 +138,7 @@ def test_a_second_profiler_is_refused():
 
 @pytest.mark.parametrize("wait, warm_up", [(0, 9), (2, 1), (3, 1), (3, 9), (4, 1), (4, 9), (7, 1)])
 def test_a_profiler_with_a_schedule_is_refused(wait, warm_up):
-    """PyTorch tells of a profiler that records, but not of one that warms up.
-
-    Must catch: a warm-up that began before profiled_steps() records, or under it (a segmentation
+    """Must catch: a warm-up that began before profiled_steps() records, or under it (a segmentation
     fault); its recording under it; names of PyTorch that stay replaced."""
     rhythm = schedule(wait=wait, warmup=warm_up, active=1, repeat=1)
     cpu = dict(activities=[ProfilerActivity.CPU])

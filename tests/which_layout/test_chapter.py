@@ -63,9 +63,7 @@ def test_what_the_page_is_given():
 
 
 def test_runs_are_in_print():
-    """Each run is within the lowest and the highest error of its class.
-
-    Must catch: a formula that misses one of them by more than it says."""
+    """Must catch: a formula that misses one of them by more than its class says."""
     for run in PUBLISHED_RUNS.values():
         known = SPEEDS[run.speed]
         assert known.lowest <= round(100 * run.error, 1) <= known.highest, run.label

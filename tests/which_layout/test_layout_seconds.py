@@ -41,11 +41,9 @@ SMALL = dict(
 @pytest.mark.parametrize("policy", [0, 3])
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_a_step_by_hand(overlap, policy):
-    """Two data-parallel, two tensor-parallel and four pipeline ranks on four nodes.
-
-    Must catch: products that tensor parallelism does not divide; messages that a recomputed layer
-    does not send again; all network cards for one group of data-parallel ranks; the update of whole
-    states in stage 1; the first layer's messages hidden, too."""
+    """Must catch: products that tensor parallelism does not divide; messages that a recomputed
+    layer does not send again; all network cards for one group of data-parallel ranks; the update of
+    whole states in stage 1; the first layer's messages hidden, too."""
     layout = dict(data_parallel=4, tensor_parallel=2, pipeline_parallel=4, pipeline_rank=3)
     asked = dict(SMALL, **MACHINE, **layout, zero_stage=1, sequence_parallel=1, regather=1)
     asked |= dict(recompute_policy=policy, reduce_early=overlap, prefetch_units=overlap)
@@ -80,13 +78,10 @@ def test_a_step_by_hand(overlap, policy):
 @pytest.mark.parametrize("policy, times", [(0, 4), (3, 6)])
 @pytest.mark.parametrize("e, bandwidth", [(4, 8e9), (8, 1e9)])
 def test_a_layer_of_experts_by_hand(e, bandwidth, policy, times):
-    """Latent attention, two of eight experts for a token, one expert that every token has, and one
-    of eight layers without experts; on nodes of four GPUs.
-
-    Must catch: products of all experts; a copy of a token sent for all its experts together inside
-    a node, or for each between nodes; own experts' tokens sent; messages between nodes over NVLink,
-    or over all cards of a node; layers
-    without experts that send; gradients of experts reduced among ranks that have others."""
+    """Must catch: products of all experts; a copy of a token for all its experts together inside a
+    node, or for each between nodes; own experts' tokens sent; messages between nodes over NVLink or
+    all cards; layers without experts that send; gradients of experts reduced among ranks that have
+    others."""
     latent = dict(key_value_latent=24, query_latent=40, rotary_columns=8, value_columns=12)
     latent |= dict(experts=8, experts_per_token=2, shared_feed_forward=96, gated_mlp=1)
     asked = dict(SMALL, **MACHINE) | latent | dict(dense_layers=1, dense_feed_forward=200)
@@ -120,12 +115,10 @@ def test_a_layer_of_experts_by_hand(e, bandwidth, policy, times):
 @pytest.mark.parametrize("c, bandwidth", [(2, 8e9), (4, 1e9)])
 @pytest.mark.parametrize("mix", [1, 2, 3])
 def test_a_shared_sequence_by_hand(mix, c, bandwidth, policy, times):
-    """Two tensor-parallel ranks, and ranks that share a sequence, on nodes of four GPUs.
-
-    Must catch: attention among a rank's own tokens alone; queries that are exchanged without keys,
-    values and outputs; messages of heads that other tensor-parallel ranks have, or none where
-    attention is recomputed; a step that is measured by shorter sequences; a ring that waits for all
-    of its messages, or for none; a gather of the rank's own keys."""
+    """Must catch: attention among a rank's own tokens alone; queries exchanged without keys, values
+    and outputs; messages of other ranks' heads, or none where attention is recomputed; a step
+    measured by shorter sequences; a ring that waits for all of its messages, or for none; a gather
+    of own keys."""
     asked = dict(SMALL, **MACHINE, data_parallel=4, tensor_parallel=2, pipeline_parallel=1)
     asked |= dict(context_parallel=c, pipeline_rank=0, zero_stage=1, score_share=0.5)
     asked |= dict(recompute_policy=policy, key_value_heads=2, context_mix=mix)
@@ -188,11 +181,7 @@ def test_bubble_is_what_is_simulated(p, v, layers, ends, head):
 
 
 def test_groups_and_the_host_by_hand():
-    """Eight data-parallel ranks on two nodes in two groups: gathers stay in a node, shards are
-    added up between them. On the host, an update goes at its bandwidth, and so do shards of
-    stage 3.
-
-    Must catch: gathers between nodes; gradients of whole groups between nodes; shards that come
+    """Must catch: gathers between nodes; gradients of whole groups between nodes; shards that come
     from the host for nothing."""
     names = ["rank_parameters", "rank_gather_seconds", "rank_reduce_seconds", "rank_update_seconds"]
     asked = dict(SMALL, **MACHINE, data_parallel=8, tensor_parallel=1, pipeline_parallel=1)

@@ -109,11 +109,8 @@ def test_the_best_is_the_best_that_is_legal_and_fits():
 
 
 def test_of_layouts_that_are_alike_the_simplest_is_shown():
-    """GPT-2 on two H100s: stages 1 and 2, in large and small microbatches, differ by less than 0.5
-    percent.
-
-    Must catch: the fewest bytes among equals, which is ZeRO 2 in small microbatches; an answer that
-    does not say which stages are alike."""
+    """Must catch: the fewest bytes among equals (within 0.5 percent), ZeRO 2 in small microbatches;
+    an answer that does not say which stages are alike."""
     asked = dict(gpu="H100 SXM 80GB", gpus=2, batch=16, sequence=1024)
     best = plan("GPT-2 124M", **asked).best[0]
     assert best.layout.zero_stage == best.stages[0] == min(best.stages) < 2 in best.stages
@@ -125,11 +122,9 @@ def test_of_layouts_that_are_alike_the_simplest_is_shown():
 
 
 def test_habits_of_runs_and_rates_of_gpus():
-    """MI300X: the best product anybody measured is 51 percent of its datasheet, on an H100 80, so
-    that the class's 53 percent become 34. GPUs without NVLink hide no messages.
-
-    Must catch: a share of an H100 for a GPU whose products fall shorter; an answer that does not
-    say what was assumed of messages."""
+    """MI300X has 51 percent of its datasheet at best, an H100 80. Must catch: a share of an H100
+    for a GPU whose products fall shorter; an answer that does not say what was assumed of
+    messages."""
     rate = {gpu: pace(gpu, SPEEDS["Megatron-LM on H100"]) for gpu in GPUS}
     assert rate["H100 SXM 80GB"]["utilisation"] == rate["H200 SXM"]["utilisation"] == 0.53
     assert rate["MI300X"]["utilisation"] == pytest.approx(0.53 * (668.4 / 1307) / (794.5 / 989))
@@ -212,11 +207,8 @@ def test_sequences_are_shared_where_nothing_else_fits():
 
 
 def test_ranks_that_share_sequences_beside_all_heads():
-    """Llama 3's layout of 2024, 16 ranks for a sequence beside one rank for each key-value head, is
-    legal by a ring or by gathering, and exchanged heads are where degrees divide the heads.
-
-    Must catch: a limit of heads for a ring; heads cut by an exchange; a mix that `fits` takes and
-    `plan` does not try."""
+    """Llama 3's layout of 2024. Must catch: a limit of heads for a ring; heads cut by an exchange;
+    a mix that `fits` takes and `plan` does not try."""
     asked = dict(gpu="H100 SXM 80GB", gpus=16384, batch=128, sequence=131072)
     degrees = dict(tensor_parallel=8, pipeline_parallel=16, context_parallel=16)
     found = plan("Llama 3 405B", **asked, **degrees, zero_stage=1)
@@ -254,11 +246,9 @@ def test_unequal_ends_and_interleaving_are_tried():
 
 
 def test_what_is_tried_when_it_is_asked_for():
-    """Groups of shards, the host, stage 3 in pipelines, tensor parallelism across nodes.
-
-    Must catch: one of them tried unasked, which the page does not; updates on the host that take no
-    time; a group that has a part of the states; parameters that a pipeline gathers once for all
-    microbatches; messages between nodes as fast as inside one."""
+    """Must catch: one of them tried unasked; updates on the host that take no time; a group that
+    has a part of the states; parameters that a pipeline gathers once for all microbatches; messages
+    between nodes as fast as inside one."""
     large = {**ASKED, "gpus": 64, "batch": 512}
     found = plan("Llama 3 70B", **large)
     columns = Search(found.asked, found.batch, found.speed, {}).columns

@@ -25,14 +25,10 @@ ROWS = referee.published_rows(PUBLISHED_SECONDS)
 
 @pytest.mark.parametrize("name", SPEEDS)
 def test_published_seconds(name):
-    """Each class is as far from its rows as an answer says, outliers among them, and its share of
-    FLOP/s is the best of every second row, in steps of a hundredth; so is the share of scores, in
-    tenths, or of the network, in hundredths or for nanotron twentieths, where it is fitted, and
-    nanotron's seconds of the host and of messages, in the steps below.
-
-    Must catch: a pipeline without bubble; messages of tensor parallelism forgotten, or not sent
-    again where layers are recomputed; a constant that was fitted to all rows; a row left out;
-    a CPU that keeps up with any layer; ranks of several nodes that never wait for each other."""
+    """Constants are the best of every second row, in the steps below. Must catch: a pipeline
+    without bubble; messages of tensor parallelism forgotten, or not sent again; a constant fitted
+    to all rows; a row left out; a CPU that keeps up with any layer; ranks of several nodes that
+    never wait for each other."""
     said, rows = SPEEDS[name], [row for row in ROWS if row["speed"] == name]
     errors = [referee.seconds_error(row) for row in rows]
     found = (len(rows), referee.mean(errors), referee.mean(errors[1::2]), min(errors), max(errors))
@@ -54,10 +50,7 @@ def test_published_seconds(name):
 
 
 def test_messages_to_experts_that_hide_would_explain_little():
-    """The share of the messages that hides, and of FLOP/s, fitted to every second row: as the pages
-    say.
-
-    Must catch: a fit that got better, or worse, without the pages."""
+    """Must catch: a fit of the share that hides that got better, or worse, without the pages."""
     rows, found = referee.seconds_rows(EXPERTS), []
     for utilisation in range(30, 50):
         speed = replace(SPEEDS[EXPERTS], utilisation=utilisation / 100)
@@ -75,9 +68,7 @@ def test_messages_to_experts_that_hide_would_explain_little():
 
 
 def test_rows_say_where_they_are_from():
-    """Dense rows without tensor-parallel messages between nodes are within 8 % on average.
-
-    Must catch: a row of a class that no answer names; a row without a source; a class that got
+    """Must catch: a row of a class that no answer names; a row without a source; a class that got
     worse beside one that got better."""
     assert {row["speed"] for row in ROWS} == set(SPEEDS)
     for row in ROWS:
@@ -88,10 +79,8 @@ def test_rows_say_where_they_are_from():
 
 @pytest.mark.parametrize("name", ["bytes", "seconds"])
 def test_a_dot_for_each_run(name):
-    """Hollow dots are the runs that constants were fitted to; where a picture says how far a class
-    is off, it is the error of the others.
-
-    Must catch: an outlier beyond the edge that is not drawn; a fitted run drawn as if held out."""
+    """Must catch: an outlier beyond the edge that is not drawn; a fitted run drawn as if held out,
+    or counted in the error."""
     drawn = PICTURES[f"referee-{name}"]()
     filled, hollow = re.findall(r'<path d="([^"]*a[^"]*)" class="(?:accent|line)"', drawn)
     rows, fitted = len(ROWS), sum(-(-speed.rows // 2) for speed in SPEEDS.values())
@@ -113,10 +102,8 @@ def test_a_dot_for_each_run(name):
 
 
 def test_the_published_best_is_among_five():
-    """The degrees of nanotron's best layouts, which ran without recomputation, interleaving and
-    ZeRO 2 and 3, are among the planner's five for at least 20 of 26.
-
-    Must catch: layouts that fit nowhere called fastest; five that differ in microbatch alone."""
+    """nanotron's, at least 20 of 26. Must catch: layouts that fit nowhere called fastest; five that
+    differ in microbatch alone."""
     known, fixed = 0, dict(recompute_policy=(0,), stages_per_rank=(1,), shorter_ends=(0,))
     fixed["zero_stage"] = (0, 1)
     for row in (row for row in ROWS if row["source"].startswith("nanotron@")):

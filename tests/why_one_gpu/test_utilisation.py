@@ -17,12 +17,9 @@ PUBLISHED = (
 
 @pytest.mark.parametrize("parameters, layers, hidden, sequence, gpu, gpus, each, mfu", PUBLISHED)
 def test_published_utilisations(parameters, layers, hidden, sequence, gpu, gpus, each, mfu):
-    """With scores counted, what the table prints, within 0.2%, since its rates are rounded. By
-    weights alone it is less by the share of the scores: 4% at 2,048 tokens and 70B, 71% at 65,536
-    tokens and 7B.
-
-    Must catch: scores that count forward only, GPUs left out, a rate per GPU taken for one of all,
-    and weights counted with 8 operations because the run recomputes."""
+    """Within 0.2%, since the table's rates are rounded. Must catch: scores that count forward only,
+    GPUs left out, a rate per GPU taken for one of all, and weights counted with 8 operations
+    because the run recomputes."""
     found = evaluate(
         ["model_flops_utilisation", "model_flops_utilisation_with_scores"],
         **quantities(

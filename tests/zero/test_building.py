@@ -46,11 +46,9 @@ def built(build, config, path, tokens):
     "build, tied", [(build_sharded, True), (build_sharded, False), (build_with_fsdp2, False)]
 )
 def test_a_model_from_the_meta_device(three, saved, build, tied):
-    """Every rank computes the plain model's logits, and keeps about a third of its bytes: FSDP2
-    pads rows, hence at most a half.
-
-    Must catch: a rank that keeps what to_empty left in its memory, a unit that is skipped, a name
-    without the prefix of its unit, a file that every rank reads, a whole model on a rank."""
+    """FSDP2 pads rows, hence at most a half. Must catch: a rank that keeps what to_empty left in
+    its memory, a unit that is skipped, a name without the prefix of its unit, a file that every
+    rank reads, a whole model on a rank."""
     path, expected = saved(tied)
     config = GPTConfig(**SIZES, tied_head=tied)
     whole = sum(p.nbytes for p in GPT(config).parameters())

@@ -1,11 +1,6 @@
-"""Stage 3 where users stand: on every path the result is the plain model's. Refusals are in
-test_zero_misuses.py; what other techniques share in rows.md; modules, outputs and
-checkpoints of every kind in random_models.py.
-
-Each case failed on stage 3 as it was at commit 7ab9e30: with wrong numbers, with a crash of the
-process, or with an error that names neither the thing nor a way out. "Plain" is the same model on
-all ranks' inputs in one process, with the mean of their losses; float64, so 1e-12 is rounding.
-"""
+"""Stage 3 where users stand: on every path the result is the plain model's, on all ranks' inputs in
+one process; float64, so 1e-12 is rounding. Each case failed at commit 7ab9e30. Refusals are in
+test_zero_misuses.py, what techniques share in rows.md."""
 
 from functools import partial
 

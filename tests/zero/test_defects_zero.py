@@ -1,8 +1,5 @@
-"""Where stages 1 and 2 were wrong without a word: now the plain model's result, or one sentence.
-What other techniques share is in rows.md; more sentences are in test_zero_misuses.py.
-
-Each case once returned a wrong number, or a sentence that named neither the thing nor the rule.
-"""
+"""Where stages 1 and 2 were wrong without a word: each case once returned a wrong number, or a
+sentence that named neither the thing nor the rule. More sentences are in test_zero_misuses.py."""
 
 import gc
 import os

@@ -67,11 +67,9 @@ AHEAD = partial(stage3.fully_shard, collectives=tables.LastMoment(), prefetch=Tr
     ],
 )
 def test_different_units_on_different_ranks(pair, said, shard, model):
-    """LayerDrop by each rank's own number, experts, a branch by data: FSDP2 gathers units of one
-    size crosswise, without a word, and the outputs are of neither.
-
-    Must catch: a stage 3 that does so too (both ranks are named), because messages of two units fit
-    each other (a Ring without numbered, Native without named: even, of odd size, frozen, twice)."""
+    """FSDP2 gathers units of one size crosswise, without a word. Must catch: a stage 3 that does so
+    too, because messages of two units fit each other (a Ring without numbered, Native without
+    named)."""
     assert min(pair.run(crosswise, fsdp2)) > 0.01
     with pytest.raises(RankError, match=said) as caught:
         pair.run(crosswise, shard, *model)
@@ -99,10 +97,8 @@ class Branches(nn.Module):
 
 @pytest.mark.parametrize("shard", [stage3.fully_shard, *at_night(fsdp2)])
 def test_a_unit_that_one_rank_does_not_use(pair, shard):
-    """Both call it, and the data of rank 1 leave its parameters out: its gradient is missing, in
-    FSDP2 and in stage 3. The board names it. A unit that no rank uses has none.
-
-    Must catch: a wait without an end, or gradients of other units."""
+    """Must catch: a wait without an end, or gradients of other units, where the data of one rank
+    leave parameters out."""
 
     def step(shard, used):
         model = Branches()

@@ -52,11 +52,9 @@ def mfu(run, ranks, card=None):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_fully_sharded_runs(name):
-    """Utilisation of the large runs, from that of the small one: within 5% of what was measured,
-    with all cards of a node. With one card for a ring the 13b run on 64 H100 would be at 21%, not
-    at 40%: that row tells the two apart.
-
-    Must catch: one card for a node's rings; gathering that nothing hides."""
+    """From the small run's utilisation, within 5%; with one card for a ring the 13b run on 64 H100
+    would be at 21%, not at 40%. Must catch: one card for a node's rings; gathering that nothing
+    hides."""
     run = RUNS[name]
     for ranks, published in run[-1]:
         predicted = mfu(run, ranks)

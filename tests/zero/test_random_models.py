@@ -69,13 +69,9 @@ def may_be_refused(case):
 
 @pytest.mark.parametrize("count", [3, *at_night(2, 4)])
 def test_parity_or_a_typed_refusal(worlds, count):
-    """Tied, shared, frozen and unused parameters, branches, modules and outputs of many kinds,
-    accumulation, clipping, two precisions, checkpointing: each comes out as the plain model does.
-    Stage 3 refuses a weight that is used outside of its unit, or in a method besides forward, in
-    one sentence on all ranks.
-
-    Must catch: any wrong result; an error of PyTorch's own; one rank that refuses alone; a refusal
-    of what is right."""
+    """Must catch: any wrong result; an error of PyTorch's own; one rank that refuses alone; a
+    refusal of what is right. (Stage 3 refuses a weight used outside of its unit, or in another
+    method.)"""
     cases = [case for case in CASES if case.ranks == count]
     found = {}
     for first in range(0, len(cases), TOGETHER):

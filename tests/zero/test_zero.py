@@ -144,11 +144,8 @@ class Made(TorchDispatchMode):
 
 
 def test_a_unit_of_any_size_is_copied_as_one_that_ranks_divide(three):
-    """999, 1,000 and 1,001 elements on 3 ranks: the zeros behind them are made once, and as many
-    for the gradients.
-
-    Must catch: a copy of all chunks before or after they are gathered; a second copy of gradients;
-    a whole padded gradient that lives on behind the shard's."""
+    """Must catch: a copy of all chunks before or after they are gathered; a second copy of
+    gradients; a whole padded gradient that lives on behind the shard's."""
     for rank, even in enumerate(three.run(copied_by_a_unit, 998)):
         for size, zeros in ((999, 2), (1000, 1)):
             there, back, behind, elements = three.run(copied_by_a_unit, size)[rank]
@@ -172,10 +169,8 @@ def gathered_in_place():
 
 
 def test_a_bucket_of_any_size_is_gathered_in_place(three):
-    """100 elements on 3 ranks.
-
-    Mutations: no zeros behind them, so that all are copied; only even buckets travel early; step()
-    without arrive(), so that messages of former steps pile up."""
+    """Mutations: no zeros behind them, so that all are copied; only even buckets travel early;
+    step() without arrive(), so that messages of former steps pile up."""
     assert three.run(gathered_in_place) == [(0, True, 1)] * 3
 
 
@@ -198,10 +193,8 @@ def in_one_memory(stage):
 
 
 def test_gradients_in_one_memory(three):
-    """Two parameters that are stacked and summed get gradients in the same memory (as they do in
-    PyTorch, whose accumulation of a second microbatch then goes wrong). Reduced, each is the mean.
-
-    Mutation: the ring makes its sums in the gradients."""
+    """Two parameters that are stacked and summed, as in PyTorch. Mutation: the ring makes its sums
+    in the gradients."""
     for stage in (1, 2):
         assert max(three.run(in_one_memory, stage)) <= 1e-12, stage
 
@@ -269,10 +262,8 @@ def test_clipping_reduces_once(three):
 
 @pytest.mark.parametrize("per_microbatch", [False, True])
 def test_offloaded_master_weights_of_a_model_with_norms_in_fp32(per_microbatch):
-    """Whose gradients travel as they are, and add up on the host.
-
-    Must catch: their gradients lost between clipping and the step, or those of all microbatches but
-    the last; parameters that wait for the update of others before they go back."""
+    """Must catch: norms' gradients lost between clipping and the step, or those of all microbatches
+    but the last; parameters that wait for the update of others before they go back."""
     ends, back = [], []
     for kind in (MasterWeights, cpu_offload(MasterWeights)):
         torch.manual_seed(0)
@@ -370,10 +361,8 @@ def ahead_or_not():
 
 
 def test_gathering_ahead(three):
-    """The numbers are the same with one unit more at a time, and nothing is sent in vain. That the
-    messages overlap is in tests/virtual.
-
-    Mutations: a unit gathered before the step used after it; three units whole at a time."""
+    """Mutations: a unit gathered before the step used after it; three units whole at a time. (That
+    messages overlap is in tests/virtual.)"""
     block = sum(p.numel() for p in MODELS["gated"]().blocks[0].parameters())
     for same, (without, ahead), most in three.run(ahead_or_not):
         assert same and most == [4 * block, 8 * block]
@@ -537,11 +526,9 @@ def sent(stage, microbatches):
 
 
 def test_bytes_on_the_wire(world):
-    """Each rank sends the formulas' bytes in a step of one and of three microbatches: 2 Psi, (k +
-    1) Psi and 3k Psi, of which n ranks send (n - 1)/n.
-
-    Mutations: stage 1 reduces in every backward; stage 3 gathers once, or three times, a
-    microbatch; stage 2 taken for stage 1."""
+    """2 Psi, (k + 1) Psi and 3k Psi, of which n ranks send (n - 1)/n. Mutations: stage 1 reduces in
+    every backward; stage 3 gathers once, or three times, a microbatch; stage 2 taken for stage
+    1."""
     n = world.world_size
     for stage in (0, *STAGES):
         for k in (1, 3):

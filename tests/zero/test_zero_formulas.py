@@ -26,10 +26,7 @@ def clock(plan, chunk_bytes):
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("n, k, flats", [(1, 1, 1), (2, 3, 2), (4, 1, 5), (8, 4, 3)])
 def test_seconds(stage, n, k, flats):
-    """16-bit parameters, 32-bit gradients, flat tensors of one size: what a clock on the plans
-    shows. What of it is exposed is in test_zero_time.py.
-
-    Mutations: parameters' bytes for gradients'; stage 0 gathers parameters; one latency for all
+    """Mutations: parameters' bytes for gradients'; stage 0 gathers parameters; one latency for all
     flat tensors."""
     size = 840 * n
     given = dict(
@@ -53,11 +50,8 @@ def test_seconds(stage, n, k, flats):
 
 
 def test_published_figures():
-    """5B parameters on 16 GPUs at 16 bytes each: 80, 23.75, 14.4 (14.375) and 5.0 GB; the ZeRO
-    paper's 7.5B on 64 in its Figure 1: 120, 31.4, 16.6 and 1.9 GB (1.875); traffic of one
-    microbatch 2, 2, 2 and 3 Psi.
-
-    Mutation: stage 1 divides the gradients too, or stage 2 the parameters."""
+    """The page's 5B on 16 GPUs, and Figure 1 of the ZeRO paper. Mutation: stage 1 divides the
+    gradients too, or stage 2 the parameters."""
     for parameters, degree, gigabytes in (
         (5, 16, (80, 23.75, 14.375, 5.0)),
         (7.5, 64, (120, 31.40625, 16.640625, 1.875)),
@@ -92,11 +86,8 @@ def test_bad_input(given, sentence):
     [("bf16 + fp32 gradients", 6, 12), ("fp16 + fp32 gradients", 4, 16), ("fp32 Adam", 8, 8)],
 )
 def test_the_table_of_megatron(recipe, fixed, shared):
-    """Bytes for a parameter under Megatron-LM's distributed optimizer, which is stage 1: 6 + 12/d,
-    4 + 16/d, 8 + 8/d.
-
-    Must catch: the fp32 copy of fp16 gradients counted with the gradients, so that it stays whole:
-    9.5 bytes on eight ranks, and Megatron says 6."""
+    """6 + 12/d, 4 + 16/d, 8 + 8/d. Must catch: the fp32 copy of fp16 gradients counted with the
+    gradients, so that it stays whole: 9.5 bytes on eight ranks, and Megatron says 6."""
     for d in (1, 8, 64):
         found = evaluate(
             ["zero_states_bytes"], recipe=recipe, parameters=64, zero_stage=1, data_parallel=d

@@ -1,9 +1,6 @@
 """Misuses of ZeRO: each is one sentence on all ranks, that names the thing, the rule and a way out.
-
-What other techniques share is in rows.md. Each once gave a wrong number without a word,
-crashed the process, or raised PyTorch's own words on one rank while the others waited. FSDP2
-accepts many of them, and forgets or does not average.
-"""
+Each once gave a wrong number, crashed, or raised on one rank while the others waited; FSDP2 accepts
+many of them."""
 
 import copy  # noqa: F401 (told.md names it)
 import io  # noqa: F401 (told.md names it)

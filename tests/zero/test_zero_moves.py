@@ -257,10 +257,9 @@ def said(pictures, field, n):
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("microbatches", (1, 2))
 def test_the_moves_are_what_the_code_does(world, stage, microbatches):
-    """Mutations, in the list: stage 1 reduces in backward; stage 2 reduces after it; a unit freed
-    after its gradients are reduced; the last unit not gathered again; units updated before they are
-    reduced; stage 0 reduces in each microbatch. In the code: stage 1 reduces forwards; stage 2
-    keeps whole gradients; stage 3 does not free in forward."""
+    """Mutations: stage 1 reduces in backward or forwards; stage 2 reduces after it, or keeps whole
+    gradients; a unit freed after its gradients are reduced, or not in forward; the last unit not
+    gathered again; units updated before they are reduced; stage 0 reduces in each microbatch."""
     n, units = world.world_size, len(SIZES)
     moves, pictures = (
         list(STAGES[stage](units, microbatches)),

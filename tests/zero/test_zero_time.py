@@ -86,10 +86,8 @@ def test_closed_forms_are_the_simulation():
 
 
 def test_the_depth_of_prefetch_changes_nothing():
-    """For units of one size a forward that asks for two units ahead, or for all, ends when one that
-    asks for one does: depth costs memory and buys no time.
-
-    Must catch: a first unit that computes before its parameters are there."""
+    """Depth costs memory and buys no time. Must catch: a first unit that computes before its
+    parameters are there."""
     draw = random.Random(1)
     for _ in range(200):
         units, gather, work = draw.randint(1, 40), draw.random(), draw.random()
@@ -141,12 +139,8 @@ def test_how_often_a_step_communicates(stage, forward, backward, sync, counts):
 
 @pytest.mark.parametrize("stage", range(4))
 def test_tokens_that_hide_a_phase(stage):
-    """With so many tokens, a unit computes in a phase as long as its messages of that phase travel,
-    whatever the model's size and the number of microbatches. On the chapter's machine every stage
-    asks for 7,418 tokens, for 29,670 on 100 Gbit/s; FSDP2 with reductions in fp32 for 11,126.
-
-    Must catch: traffic pooled over forward and backward (4,945 and, for k = 8, 2,782); 6 operations
-    instead of 2 and 4."""
+    """7,418 tokens on the chapter's machine. Must catch: traffic pooled over forward and backward
+    (4,945 and, for k = 8, 2,782); 6 operations instead of 2 and 4."""
     for parameters, k in ((10**9, 1), (7 * 10**9, 8)):
         given = {**FIVE, "zero_stage": stage, "accumulation_steps": k, "parameters": parameters}
         names = ["forward_hiding_tokens", "backward_hiding_tokens", "zero_hiding_tokens"]
@@ -165,10 +159,7 @@ def test_tokens_that_hide_a_phase(stage):
 
 
 def test_what_the_chapter_prints():
-    """Exposed milliseconds of a step of the 5 B example. All three of "stage 3 costs 1.5 times",
-    "costs nothing" and "stage 1 costs nothing" are here.
-
-    Must catch: stage 1 free as shown; stage 3 dear where each phase hides its own messages."""
+    """Must catch: stage 1 free as shown; stage 3 dear where each phase hides its own messages."""
 
     def exposed(tokens, stage, k=1, **how):
         given = {**FIVE, **how, "microbatch_tokens": tokens, "zero_stage": stage}
@@ -194,11 +185,8 @@ def test_what_the_chapter_prints():
 
 
 def test_offload():
-    """5 B parameters, PCIe 4, 200 GB/s of host memory. One rank: 645 ms of copies, 700 of CPU-Adam.
-    16 ranks, 8 on a host: 40 and 350, because ranks of one host share its memory, while each has a
-    PCIe link of its own. CPU-Adam reads and writes 28 bytes a parameter.
-
-    Must catch: more ranks on one host that make CPU-Adam faster; states read and not written."""
+    """CPU-Adam reads and writes 28 bytes a parameter. Must catch: more ranks on one host, whose
+    memory they share, that make CPU-Adam faster; states read and not written."""
     given = quantities(
         recipe="bf16 + fp32 master",
         parameters=5 * 10**9,
