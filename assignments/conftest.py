@@ -24,7 +24,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    for mark in ("ranks", "nightly", *GROUPS):  # those of pyproject.toml are not in a wheel
+    # those of pyproject.toml are not in a wheel
+    for mark in ("ranks", "nightly", "xdist_group", *GROUPS):
         config.addinivalue_line("markers", f"{mark}: trials of assignments")
 
 
@@ -77,6 +78,7 @@ class OneTrial(pytest.Item):
         self.trial, self.grader = trial, grader
         self.add_marker(trial.group)
         self.add_marker("ranks")
+        self.add_marker(pytest.mark.xdist_group(f"{self.path.parent.name}: trials"))  # share ranks
 
     def runtest(self):
         result = self.grader.result(self.trial)

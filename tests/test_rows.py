@@ -62,7 +62,8 @@ def rows(text: str) -> list:
             doors = names.split(", ")
             for door in doors:
                 work = partial(row, **settings) if settings else row
-                marks = [pytest.mark.xdist_group(f"rows of {door.split()[0]}")]
+                kind = "stages" if door in STAGES else "the other doors"
+                marks = [pytest.mark.xdist_group(f"rows of {kind}")]
                 if door != doors[number % len(doors)]:
                     marks.append(pytest.mark.nightly)
                 case = (door, work, args, sentence)

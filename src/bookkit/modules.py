@@ -116,9 +116,14 @@ class ExplorerModulesDirective(SphinxDirective):
         return [nodes.raw("", f'<ul class="simple">{items}</ul>', format="html")]
 
 
+def write(app, output):
+    """Write the modules of a book of which a page names one."""
+    if any(FOLDER in page.read_text(encoding="utf-8") for page in output.rglob("*.html")):
+        export(output / FOLDER, module)
+
+
 def setup(app):
     app.add_directive("explorer-modules", ExplorerModulesDirective)
-    write = lambda app, output: export(output / FOLDER, module)
     after_pages(app, write, priority=800)  # offline.py deletes what no page names
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from night import at_night
 from small_books import real_book
 from told import sample, told
 
@@ -252,11 +253,12 @@ OUTSIDE = [
 
 
 @pytest.mark.slow
-def test_a_page_that_would_load_from_elsewhere_is_not_built(tmp_path, capfd):
+@pytest.mark.parametrize("times", [1, *at_night(2)])
+def test_a_page_that_would_load_from_elsewhere_is_not_built(tmp_path, capfd, times):
     """Mutation: look for ``src`` only; look at ``http:`` only; log it as information."""
     pages = {f"chapters/page{i}": f"# Page {i}\n\n{html}\n" for i, html in enumerate(OUTSIDE)}
     book = real_book(tmp_path / "book", **pages)
-    for _ in range(2):
+    for _ in range(times):
         with pytest.raises(BuildFailed):
             build_book(book, tmp_path / "html")
         said = capfd.readouterr().err

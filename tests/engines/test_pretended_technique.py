@@ -8,7 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from shutil import copy2
+from shutil import copy2, copytree
 
 import nbformat
 import pytest
@@ -84,6 +84,8 @@ def repository(tmp_path_factory):
         if (ROOT / name).is_file():  # not a file that is about to be deleted
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             copy2(ROOT / name, folder / name)
+    for compiled in (ROOT / "src").rglob("__pycache__"):  # else Python compiles all of it again
+        copytree(compiled, folder / compiled.relative_to(ROOT), dirs_exist_ok=True)
 
     git(folder, "init", "-q")
     git(folder, "add", "--all")

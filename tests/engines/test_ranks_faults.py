@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from notebook_kernel import descendants, gone, notebook
 
-LONG_GRACE = "GRACE_SECONDS = 20"
+GRACE = "from ranklab.ranks import watch; watch.GRACE_SECONDS = {}"
 ALIVE = "All ranks live on with their variables; their process group was made anew."
 
 
@@ -15,7 +15,7 @@ ALIVE = "All ranks live on with their variables; their process group was made an
 def kernel():
     """A kernel that gives ranks longer to stop: beside busy neighbours they need it."""
     with notebook() as kernel:
-        assert not kernel.run(f"from ranklab.ranks import watch; watch.{LONG_GRACE}").error
+        assert not kernel.run(GRACE.format(20)).error
         yield kernel
 
 
@@ -76,10 +76,12 @@ def test_a_stop_within_an_import_ends_the_ranks(three, tmp_path):
     """Mutation: the stop raises within an import: what its module has done so far stays, and when a
     later cell imports it anew, it does that a second time."""
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(60)\n")
+    three.run(GRACE.format(3))  # none is long enough
     shown = three.run(
         "%%ranks\nimport sys\nif rank == 0:\n    raise ValueError('mine')\nsys.path.insert(0,"
         f" {str(tmp_path)!r})\nimport slow_to_import"
     )
+    three.run(GRACE.format(20))
     assert "Rank 0 raised ValueError: mine" in shown.error and "All ranks were ended" in shown.error
     all_reduce_works(three, kept=False)
 

@@ -1,9 +1,9 @@
 """The core of data loading: files, the order of windows, resuming, prefetching."""
 
+import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -83,24 +83,31 @@ def test_what_cannot_be_read_is_refused(file, what, does, words):
         does(file)
 
 
+def read_what_is_gone(path, door):
+    file = TokenFile(path, 777)
+    os.truncate(path, 0)
+    try:
+        file.windows(np.array([300_000]), 5) if door == "windows" else file.tokens[300_000]
+    except BadTokens:
+        sys.exit(3)
+
+
+@pytest.mark.ranks  # a process of their server
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork, and other signals")
 @pytest.mark.parametrize("door", ["windows", "the mapped file"])
 def test_a_file_that_shrinks_kills_nobody(file, door):
     """A page beyond the end kills its reader: SIGBUS. Must catch: the size not asked for before
     each batch, or when the file is opened alone."""
-    program = f"""
-import os, sys, numpy as np
-from shardlab.data_loading.core import BadTokens, TokenFile
-open({str(file.path)!r}, "wb").write(bytes(1_000_000))
-file = TokenFile({str(file.path)!r}, 777)
-os.truncate({str(file.path)!r}, 0)
-try:
-    {"file.windows(np.array([300_000]), 5)" if door == "windows" else "file.tokens[300_000]"}
-except BadTokens as error:
-    sys.exit(3)
-"""
-    code = subprocess.run([sys.executable, "-c", program]).returncode
-    assert code == (3 if door == "windows" else -signal.SIGBUS)
+    from ranklab.ranks import server  # here, so that no other test counts as one of ranks
+
+    file.path.write_bytes(bytes(1_000_000))
+    server.start_fork_server()
+    context = multiprocessing.get_context(server.start_method())
+    reader = context.Process(target=read_what_is_gone, args=(file.path, door))
+    with server.without_main():
+        reader.start()
+    reader.join()
+    assert reader.exitcode == (3 if door == "windows" else -signal.SIGBUS)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 17, 100, 4097])

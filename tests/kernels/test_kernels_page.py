@@ -120,8 +120,11 @@ def test_gelu_by_hand_moves_22_tensors():
     assert moved_bytes(gelu, x).total == 22 * x.nbytes
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(lab.cpp_compiler() is None, reason="no C++ compiler")
+a_compiler = pytest.mark.skipif(lab.cpp_compiler() is None, reason="no C++ compiler")
+
+
+@pytest.mark.nightly  # a third of a minute, for code of PyTorch
+@a_compiler
 def test_the_loop_is_one(one_thread):
     """Must catch: a chain that is not fused, a loop that is not found, a line that a lab's cell
     would have to scroll."""
@@ -130,6 +133,12 @@ def test_the_loop_is_one(one_thread):
     loop = lab.loop_of(chain, *given)
     assert loop.count("loadu") == 2 and loop.count(".store(") == 1
     assert max(map(len, loop.splitlines())) <= 66
+
+
+@pytest.mark.slow
+@a_compiler
+def test_a_c_function_is_called():
+    """Must catch: an address of another tensor, a length of another type."""
     double = "void twice(float* x, long n) { for (long i = 0; i < n; i++) x[i] *= 2; }"
     x = torch.arange(4.0)
     lab.c_function(f'extern "C" {double}', "twice")(lab.address(x), 4)

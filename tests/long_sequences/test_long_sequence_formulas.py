@@ -52,6 +52,7 @@ def sent(log):
 
 
 @pytest.mark.ranks
+@pytest.mark.one_in(5)  # each mix on ranks of its own
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("c", [1, 2, 3, 4])
 def test_bytes_of_mixes(mix, c):

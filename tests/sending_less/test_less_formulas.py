@@ -117,6 +117,7 @@ def kept_by(name):
     return sum(one.nbytes for one in tensors_of(state)) - 4 * moments * parameters
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", WAYS_TO_SEND)
 def test_bytes_that_stay(worlds, name):
     """Must catch: the error of the part that a rank averages, an outer momentum, second factors or
@@ -210,6 +211,7 @@ def moved_more(name):
     return each(2) - each(9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", WAYS_TO_SEND)
 def test_passes_over_memory(worlds, name):
     """The formula's numbers are counted here, and rounded. Must catch: a core whose operators move
