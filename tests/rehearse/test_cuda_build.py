@@ -9,6 +9,7 @@ import pytest
 SCRIPT = Path(__file__).parent / "scripts" / "accumulated.py"
 # such a build, on a machine without a driver: what asks for one raises
 WITH_CUDA = f"""
+import multiprocessing
 import torch
 import torch.distributed as dist
 
@@ -19,6 +20,8 @@ torch.backends.cuda.is_built = lambda: True
 dist.Reducer.prepare_for_forward = driver
 torch._subclasses.fake_tensor.init_gpu_context = driver
 from coursekit.__main__ import main
+from coursekit.machine import rehearsing
+rehearsing.get_context = lambda _: multiprocessing.get_context("fork")  # it takes this build along
 raise SystemExit(main(["rehearse", "--gpus", "4", {str(SCRIPT)!r}]))
 """
 
