@@ -120,6 +120,25 @@ def test_gelu_by_hand_moves_22_tensors():
     assert moved_bytes(gelu, x).total == 22 * x.nbytes
 
 
+def test_breaks_have_their_reasons():
+    """Must catch: the page's words for a break, when PyTorch has others; graphs miscounted."""
+
+    def step(x):
+        y = torch.relu(x) * 2
+        if y.sum().item() > 0:
+            y = y + 1
+        print("half")
+        return y * 3
+
+    torch.compiler.reset()
+    found = torch._dynamo.explain(step)(torch.ones(4))
+    for reason, words in zip(
+        found.break_reasons, ("Tensor.item()", "builtin operator"), strict=True
+    ):
+        assert words in reason.reason and reason.reason.splitlines()[0][:30] in PAGE
+    assert found.graph_count == 3
+
+
 a_compiler = pytest.mark.skipif(lab.cpp_compiler() is None, reason="no C++ compiler")
 
 
