@@ -84,6 +84,7 @@ BESIDE_THE_DOOR = {
     },
     "tests/zero/test_defects_stage3.py": {"_parameters": "a script's own rule, as Hugging Face's"},
     "tests/virtual/test_virtual_recorded.py": {"_foreach_add": LISTS},
+    "tests/kernels/test_kernels_page.py": {"_dynamo": "explain(), which the page names"},
     "tests/sending_less/test_less_formulas.py": {
         "_python_dispatch": "the module of modes that see operators",
         "_schema": "the name of an operator that moves bytes",

@@ -42,9 +42,8 @@ def test_commands_print_what_the_page_shows(command, shown, monkeypatch, capsys)
     out, err = capsys.readouterr()
     check_pieces(shown, out)
     if words[3] == "plan":
-        step, held = re.search(
-            r"it says (\S+ s) for a step, (\S+ GB) on the fullest", PAGE
-        ).groups()
+        words = r"says that a step takes (\S+ s) and the fullest rank (\S+ GB)"
+        step, held = re.search(words, PAGE).groups()
         assert err.startswith(f"{step},") and f" {held} of " in err
     if words[3] == "fits":
         before, after = (float(one) for one in re.findall(r"(?:needs|microbatch 1:) (\S+) GB", out))
