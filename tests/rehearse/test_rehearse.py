@@ -182,6 +182,14 @@ REFUSED = {
         "while True: cpu(torch.ones(1, 2)).sum().backward(); sgd.step()",
         "script.py computed nothing on the GPU",
     ),
+    "on the CPU, with messages": (
+        "import torch.distributed as dist; dist.init_process_group('gloo')\n"
+        "model = torch.nn.Linear(4, 4); optimizer = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(3):\n"
+        "    model(torch.ones(1, 4)).sum().backward(); dist.all_reduce(model.weight.grad)\n"
+        "    optimizer.step()",
+        "script.py computed nothing on the GPU",
+    ),
     "one process for all GPUs": (
         "torch.nn.DataParallel(model)(torch.ones(8, 8))",
         "script.py:9: nn.DataParallel drives all GPUs from one process",

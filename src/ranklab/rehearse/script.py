@@ -208,11 +208,11 @@ def rehearse(
         entered.enter_context(evaluated_once(lambda: steps.done == 0))
         entered.callback(register_optimizer_step_post_hook(steps.ends_update).remove)
         run_rehearsed(script, steps, seconds, module)
-    if not steps.step.launches:
+    fullest = virtual.memory.fullest()
+    if not (steps.step.launches and fullest):
         raise CannotRehearse(
             f'{script.name} computed nothing on the GPU: models and batches go there by .to("cuda")'
         )
-    fullest = virtual.memory.fullest()
     for storage, _ in fullest:
         storage.purpose = storage.purpose or purpose_by_birth(storage, steps.done - 1)
     held = [one for group in steps.optimizer.param_groups for one in group["params"]]
