@@ -29,8 +29,9 @@ from ranklab.ranks import server
 sys.modules.setdefault("rfc3987_syntax", None)
 
 ROOT = Path(__file__).resolve().parents[1]
-# Of few tests, each as long as a file of others.
-LONG = ("test_pages_first.py", "test_pages_second.py", "test_record_on_gpus.py", "test_rehearse.py")
+# Of few tests, each as long as a file of others; those of faults and kernels wait most of the time.
+LONG = ("test_pages_first.py", "test_pages_second.py", "test_record_on_gpus.py")
+LONG += ("test_ranks_faults.py", "test_ranks_kernels.py")
 ROWS = pytest.StashKey()  # test -> how many rows of it were collected
 BROWSERS = (
     # the same engine without windows, menus and tabs, which cost a second for each context
@@ -91,7 +92,7 @@ def starts_ranks(module):
 def pytest_collection_finish(session):
     """Ranks get the functions of tests, and of their helpers, by value, as they get those of a
     notebook: they cannot import them."""
-    helpers = ("tables", "compositions", "random_models", "test_compression")
+    helpers = ("tables", "compositions", "operators", "random_models", "test_compression")
     of_tests = {getattr(item, "module", None) for item in session.items}
     for module in of_tests | set(map(sys.modules.get, helpers)):
         if module and sys.modules.get(module.__name__) is module:

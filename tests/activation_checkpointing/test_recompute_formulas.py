@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from night import at_night
+from operators import Operators
 from told import told
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,7 +20,7 @@ from coursekit.topics.activation_checkpointing.runs import KEEPS_ALL, WAYS, by_o
 from coursekit.topics.activation_checkpointing.timeline import OFFLOADED_STEP
 from ranklab.measure.fake_ranks import fake_ranks
 from ranklab.measure.ledger import Ledger
-from shardlab.common.torch_internals import FUSED_ATTENTION, FakeTensorMode, TorchDispatchMode
+from shardlab.common.torch_internals import FUSED_ATTENTION, FakeTensorMode
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
 from shardlab.recompute.partitioned import checkpoint_partitioned
@@ -220,24 +221,17 @@ def test_fused_attention_is_kept_or_made_again():
     """Must catch: kept attention that runs again; the core recomputed half, as if it had two
     products."""
     config = GPTConfig(layers=3, hidden=16, heads=2, vocabulary=31, max_sequence=8)
-
-    class Count(TorchDispatchMode):
-        runs = 0
-
-        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-            self.runs += operator.overloadpacket in FUSED_ATTENTION
-            return operator(*args, **(kwargs or {}))
-
     tokens = torch.zeros(2, 8, dtype=torch.long)
     given = dict(**config.quantities(), dropout=0, fused_attention=1, microbatch=2, sequence=8)
     once = ask("attention_core_flops", **given)
     for policy in (CORE, PRODUCTS, WHOLE):
         model = under(policy, GPT(config))
-        with Count() as count:
+        with Operators() as operators:
             next_token_loss(model(tokens), tokens).backward()
+        runs = sum(one.overloadpacket in FUSED_ATTENTION for one, _ in operators.seen)
         want = ask("recomputed_flops", recompute_policy=policy, **given)
         others = (policy == WHOLE) * 2 * 16 * 16 * (3 * 16 + 16 + 64)  # products before the last
-        assert count.runs == 3 + (want - 3 * others) / once, policy
+        assert runs == 3 + (want - 3 * others) / once, policy
 
 
 # --- how many layers in a checkpoint --------------------------------------------------------------

@@ -7,11 +7,12 @@ from itertools import product
 
 import pytest
 import torch
+from operators import Operators
 from test_recompute import SMALL, chain, gpt, same, step, x_of
 from torch import nn
 
 from ranklab.measure.ledger import Ledger
-from shardlab.common.torch_internals import FUSED_ATTENTION, TorchDispatchMode
+from shardlab.common.torch_internals import FUSED_ATTENTION
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.recompute import CheckpointError, checkpoint, checkpoint_by_function
 from shardlab.recompute.host_copies import Copies
@@ -25,18 +26,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # --- selective ------------------------------------------------------------------------------------
 
 
-class Ran(TorchDispatchMode):
-    """Which operators ran."""
-
-    def __init__(self):
-        super().__init__()
-        self.operators = []
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.operators.append(operator.overloadpacket)
-        return operator(*args, **(kwargs or {}))
-
-
 def test_kept_operators_run_once():
     """Must catch: a product made although it was kept; a second backward that takes what is gone,
     or the output of another call."""
@@ -44,10 +33,10 @@ def test_kept_operators_run_once():
     x = x_of()
     y = checkpoint_selective(function, x).sum()
     for backward in range(2):
-        with Ran() as ran:
+        with Operators() as operators:
             y.backward(retain_graph=True)
-        # each layer's backward has two products
-        assert sum(op in PRODUCTS for op in ran.operators) == 4 + (0 if backward == 0 else 2)
+        ran = sum(one.overloadpacket in PRODUCTS for one, _ in operators.seen)
+        assert ran == (6 if backward else 4)  # each layer's backward has two products
     once = torch.autograd.grad(layers(x).sum(), x)[0]
     assert torch.equal(x.grad, once + once)
 

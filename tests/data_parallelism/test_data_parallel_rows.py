@@ -7,13 +7,14 @@ import pytest
 import tables
 import torch
 import torch.distributed as dist
+from operators import Operators
 from tables import Beside, check, loss_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ranklab.measure.communication import CommunicationLog
 from shardlab.common import agreement
-from shardlab.common.torch_internals import FakeTensorMode, TorchDispatchMode, changes_arguments
+from shardlab.common.torch_internals import FakeTensorMode, changes_arguments
 from shardlab.data_parallel import FlatBucket
 
 LADDER = tables.REPLICAS[1:]  # without the server
@@ -146,21 +147,11 @@ def test_a_bucket_is_filled_by_a_few_launches():
     """Must catch: a launch for the division of each gradient on a GPU."""
     counts = {}
     for many in (2, 40):
-        with FakeTensorMode(), Launches() as launches:
+        with FakeTensorMode(), Operators() as operators:
             weights = [nn.Parameter(torch.ones(3, device="cuda")) for _ in range(many)]
             for weight in weights:
                 weight.grad = torch.ones(3, device="cuda")
-            launches.count = 0
+            operators.seen.clear()
             FlatBucket(weights, 3)
-        counts[many] = launches.count
+        counts[many] = sum(changes_arguments(one) for one, _ in operators.seen)
     assert counts[40] == counts[2] <= 4
-
-
-class Launches(TorchDispatchMode):
-    """Counts the operations that write."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += changes_arguments(function)
-        return function(*args, **(kwargs or {}))

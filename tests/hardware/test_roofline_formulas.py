@@ -45,19 +45,10 @@ def test_what_an_elementwise_operation_does_and_moves(rows, columns, count):
     """Mutations: each operation's result written although fused; the read forgotten; a product's
     numbers for both kinds."""
     import torch
-
-    from shardlab.common.torch_internals import TorchDispatchMode
-
-    class Counter(TorchDispatchMode):
-        operations = 0
-
-        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-            result = function(*arguments, **(keywords or {}))
-            self.operations += result.numel()
-            return result
+    from operators import Operators
 
     x = torch.zeros(rows, columns)
-    with Counter() as counter:
+    with Operators() as operators:
         y = x
         for _ in range(count):
             y = torch.relu(y)
@@ -69,7 +60,8 @@ def test_what_an_elementwise_operation_does_and_moves(rows, columns, count):
         operation_depth=count,
         operation_element_bytes=4,
     )
-    assert found == {"operation_flops": counter.operations, "operation_bytes": x.nbytes + y.nbytes}
+    flops = sum(elements for _, elements in operators.seen)
+    assert found == {"operation_flops": flops, "operation_bytes": x.nbytes + y.nbytes}
 
 
 def test_which_bound():

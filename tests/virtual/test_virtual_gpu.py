@@ -14,6 +14,7 @@ import numpy as np  # noqa: F401 (told.md names it)
 import pytest
 import torch
 import torch.distributed as dist
+from operators import Operators
 from told import told
 from torch import nn  # noqa: F401 (told.md names it)
 
@@ -22,7 +23,6 @@ from coursekit.lab.virtual import recorded_gpu
 from ranklab.virtual import GPU, Links, NoContents, UnknownSpeed, VirtualGPU, VirtualGPUs
 from ranklab.virtual.operators import cost
 from shardlab.common.collective_wire import all_gather_single
-from shardlab.common.torch_internals import TorchDispatchMode
 
 LAUNCH = 5_000  # nanoseconds
 SIMPLE = GPU(
@@ -104,18 +104,6 @@ def test_an_operator_takes_what_is_slower_memory_or_arithmetic():
         spans_of(torch.mm, make=big(torch.float64))
 
 
-class Names(TorchDispatchMode):
-    """The names of all operators within a context."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), named=None):
-        self.seen.append(function.overloadpacket.__name__)
-        return function(*args, **(named or {}))
-
-
 ADAMW, SGD = torch.optim.AdamW, torch.optim.SGD
 
 
@@ -155,10 +143,10 @@ def test_an_update_has_the_launches_that_cuda_has(make, tensors, elements, launc
         assert update(drawn()) == launches
     outside = torch.nn.Parameter(torch.ones(1))
     outside.grad = torch.ones(1)
-    with Names() as names:
+    with Operators() as operators:
         ADAMW([outside]).step()
-    assert "add_" in names.seen or "lerp_" in names.seen
-    assert not any(name.startswith("_foreach") for name in names.seen)
+    assert {"add_", "lerp_"} & {*operators.names()}
+    assert not any(name.startswith("_foreach") for name in operators.names())
 
 
 def test_clipping_and_unscaling_take_lists():
