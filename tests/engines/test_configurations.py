@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from told import sample
+from told import sample, told
 
 from coursekit.__main__ import main
 from coursekit.planner.configurations import InvalidConfiguration, read_configurations, tools
@@ -63,112 +63,12 @@ ARGS = "--num-layers 2 --tensor-model-parallel-size 2 --micro-batch-size 1"
 
 
 @pytest.mark.parametrize(
-    "name, text, sentence",
-    [
-        ("config.json", '{"model_type": "llama", "hidden_size": 8}', "give it with --model"),
-        ("a.json", '{"learning_rate": 1}', "a.json is of none of these tools: DeepSpeed"),
-        ("a.json", STAGE % (3, ""), None),
-        ("a.json", STAGE % ('"three"', ""), "zero_optimization.stage = three (a.json, line 1): t"),
-        (
-            "a.json",
-            STAGE % (3, ', "zero_optimisation": 1'),
-            "zero_optimisation = 1 (a.json, line",
-        ),
-        ("a.json", STAGE % ("[1]", ""), "zero_optimization.stage = [1] (a.json, line 1): there"),
-        ("a.json", STAGE % ('3, "stagee": 1', ""), "zero_optimization.stagee = 1 (a.json, line 1)"),
-        (
-            "a.json",
-            '{"train_batch_size": 8, "train_batch_size": 4}',
-            "train_batch_size is there twice",
-        ),
-        (
-            "a.json",
-            STAGE % (3, ', "gradient_accumulation_steps": 1.5'),
-            "1.5 (a.json, line 1): it mu",
-        ),
-        (
-            "a.json",
-            STAGE % (3, ', "gradient_accumulation_steps": NaN'),
-            "nan (a.json, line 1): it mu",
-        ),
-        (
-            "a.json",
-            STAGE % ('3, "reduce_bucket_size": "big"', ""),
-            "it must be a number of element",
-        ),
-        (
-            "a.json",
-            STAGE % ('3, "reduce_bucket_size": NaN', ""),
-            "it must be a number of elements.",
-        ),
-        (
-            "a.json",
-            STAGE % ('3, "overlap_com": 1', ""),
-            "did you mean zero_optimization.overlap_comm",
-        ),
-        (
-            "a.json",
-            2000 * '{"a":' + "1" + 2000 * "}",
-            "a.json cannot be parsed: too deeply nested.",
-        ),
-        ("a.json", '{\n"zero_optimization": {\n"stage": 3', "a.json cannot be parsed: "),
-        ("a.json", "[1]", "a.json holds no settings with names"),
-        ("a.yaml", "a: [", "a.yaml cannot be parsed: while"),
-        (
-            "a.toml",
-            TOML + "tensor_paralel_degree = 2",
-            "tensor_paralel_degree = 2 (a.toml, line 5): to",
-        ),
-        (
-            "a.toml",
-            TOML + "pipeline_parallel_schedule = 'GPipe'",
-            "GPipe (a.toml, line 5): formulas",
-        ),
-        ("a.toml", TOML + '[activation_checkpoint]\nmode = "selective"', "every second layer"),
-        (
-            "a.sh",
-            f"train {ARGS} --tensor-model-paralel-size 4",
-            "tensor-model-paralel-size = 4 (a.sh",
-        ),
-        (
-            "a.sh",
-            f"{ARGS}\n--bf16\n--fp16",
-            "fp16 = true (a.sh, line 3) contradicts bf16 = true (a.",
-        ),
-        ("a.sh", f"{ARGS}\n--tensor-model-parallel-size 4", "is given twice: 2 and 4 (line"),
-        (
-            "a.sh",
-            f"{ARGS} --recompute-method block",
-            "recompute-method = block (a.sh, line 1): lay",
-        ),
-        (
-            "a.sh",
-            f"{ARGS} --seq-length $LENGTH",
-            "seq-length = $LENGTH (a.sh, line 1): it must be",
-        ),
-        (
-            "a.json",
-            '{"train_batch_size": 12,\n"train_micro_batch_size_per_gpu": 2,\n'
-            '"gradient_accumulation_steps": 4, "zero_optimization": {"stage": 1}}',
-            "train_batch_size = 12 (a.json, line 1): 12 sequences in a step are 0.75 microbatches",
-        ),
-        (
-            "a.toml",
-            TOML + "data_parallel_shard_degree = 4\ndata_parallel_replicate_degree = 4\n",
-            "data_parallel_shard_degree = 4 (a.toml, line 5): with replicas and the other degrees "
-            "these are 16 GPUs, and not 8.",
-        ),
-        (
-            "a.yaml",
-            "fsdp_config: {}\ndistributed_type: FSDP\nmixed_precision: bf17",
-            "there are bf16,",
-        ),
-    ],
+    "name, text, sentence", told("test_configurations::test_what_cannot_be_read", globals())
 )
 def test_what_cannot_be_read(name, text, sentence, tmp_path):
     """Must catch: the wrong tool's file, an unknown key, a contradiction that is read somehow; a
     sentence without the key and its line."""
-    if sentence is None:
+    if not sentence:
         assert read(tmp_path, name, text).quantities["zero_stage"] == 3
         return
     with pytest.raises(InvalidConfiguration, match=re.escape(sentence)) as refused:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from sources import source
+from told import cells
 
 import coursekit
 import ranklab
@@ -15,75 +16,14 @@ from coursekit import topics
 
 PACKAGES = [Path(package.__file__).parent for package in (shardlab, ranklab, coursekit)]
 
-# Names that several modules define by design: why, and which modules may, as patterns under
-# their package. Another module that takes such a name is a second thing.
-LABS, RUNS_OF, STEPS = "topics/*/lab.py", "topics/*/runs.py", "topics/*/steps.py"
-A_ROLE_IN_EVERY_TOPIC = {
-    "PICTURES": ("the still pictures of a topic, by name", "topics/*/pictures.py"),
-    "topic": ("the exercises of a topic with its mistakes", "topics/*/exercises.py"),
-    "RUNS": ("what `make gpu` measures of a topic", RUNS_OF),
-    "BENCHES": ("what `make bench` races of a topic", RUNS_OF),
-    "WAYS": ("what a topic's races compare", RUNS_OF),
-    "race": ("a topic's race", RUNS_OF, "topics/zero/deepspeed.py"),
-    "on_ranks": ("a topic's rows of one number of ranks", RUNS_OF),
-    "rows_of": ("a topic's rows of one of its ways", RUNS_OF),
-    "SIZES": ("the sizes of a topic's GPT", LABS, RUNS_OF),
-    "given_to_explorer": ("where the explorer of a lab begins", LABS),
-    "recorded_predictions": (
-        "what was recorded on a GPU, by the names of a lab's predictions",
-        LABS,
-    ),
-    "COLOURS": ("the colours of what a timeline shows", "topics/*/timeline.py"),
-    "RANKS": ("how many ranks a stepper can show", STEPS),
-    "Step": ("what a stepper shows of one step", STEPS),
-    "sentence": ("what a step does, in words", STEPS, "topics/*/explorer.py"),
-    "detail": ("what is sent and held so far, in words", STEPS),
-    "encode": ("a step in few letters, for the page", STEPS),
-    "page_data": ("what a stepper's page needs", STEPS),
-    "FRAMES": ("a card of drawn steps", STEPS),
-}
-OF_A_STEP = "a place of formulas, which the registry reads and nobody imports; and a name beside it"
-A_COLLECTIVE = ("a collective, and the plan that it runs", "collectives.py", "collective_plans.py")
-ITS_FUNCTION = "; and the autograd function of it, whose backward is its opposite"
-FAST = "readable in one file and fast in another, behind the same interface"
-FAST_COLLECTIVES = (FAST, "collectives.py", "collectives_fast.py")
-THE_SAME_IN_ANOTHER_WAY = {
-    **dict.fromkeys(("all_gather", "all_reduce", "Chunks"), FAST_COLLECTIVES),
-    "reduce_scatter": (FAST + ITS_FUNCTION, *FAST_COLLECTIVES[1:], "tensor_parallel/*/pairs.py"),
-    **dict.fromkeys(("all_to_all", "barrier", "scatter"), A_COLLECTIVE),
-    "gather": (A_COLLECTIVE[0] + ITS_FUNCTION, *A_COLLECTIVE[1:], "tensor_parallel/*/pairs.py"),
-    "ShardedOptimizer": ("of stage 1, and its subclass of stage 2", "zero/*/stage?.py"),
-    "BUCKET_BYTES": (
-        "the default of replicas and of stages 1 and 2, which are compared",
-        "data_parallel/*",
-        "zero/*",
-    ),
-    "batches": (
-        "windows of any tokens, and those of the book's text on a rank's device",
-        "text.py",
-        "lab/small.py",
-    ),
-    "weigh": (
-        "the technique's instrument, and the reader's own, which later solutions of lab 1 call",
-        "measure/weigh.py",
-        "topics/why_one_gpu/exercises.py",
-    ),
-    "UNIT_BITS": (
-        "how a message's tag names a unit; ranks read tags without loading ZeRO",
-        "ranks/calls.py",
-        "zero/*",
-    ),
-    "start": (OF_A_STEP, "topics/*/formulas/step.py", "ranks/server.py"),
-    "STEP": (OF_A_STEP, "topics/*/formulas/step.py", "topics/*/timeline.py"),
-    "HEAD": (OF_A_STEP, "topics/*/formulas/working_sets.py", "show/svg/bars.py"),
-    "run": (FAST + "; and a kernel's grid, in tiles", *FAST_COLLECTIVES[1:], "kernels/tiles.py"),
-    "add": ("a collective's sum, and the first kernel", "collectives_fast.py", "kernels/*"),
-    "softmax": (OF_A_STEP, "topics/*/formulas/working_sets.py", "kernels/softmax.py"),
-    "attention": (OF_A_STEP, "topics/*/formulas/step.py", "kernels/attention.py"),
-    "main": ("a command", "__main__.py", "recordings/record.py"),
+# Names that several modules define by design, and which modules may, as patterns under their
+# package; told.md says why. Another module that takes such a name is a second thing.
+BY_DESIGN = {
+    name: patterns.split()
+    for names, patterns, _ in cells("test_names::by design")
+    for name in names.split()
 }
 READ_ALONE = ({"formulas"}, {"elsewhere"})  # an engine finds their modules by the topic
-BY_DESIGN = {**A_ROLE_IN_EVERY_TOPIC, **THE_SAME_IN_ANOTHER_WAY}
 
 
 def kind(path: Path) -> str:
@@ -120,7 +60,7 @@ def defined_more_than_once(packages: list[Path], by_design=BY_DESIGN) -> dict[st
 
 def doubles(found: dict[str, list[str]], by_design=BY_DESIGN) -> dict[str, list[str]]:
     """The modules among these that may not share the name."""
-    patterns = {name: by_design[name][1:] if name in by_design else () for name in found}
+    patterns = {name: by_design.get(name, ()) for name in found}
     outside = {
         name: [path for path in paths if not any(fnmatch(path, one) for one in patterns[name])]
         for name, paths in found.items()
@@ -138,7 +78,7 @@ def test_no_public_name_for_two_things():
     assert set(BY_DESIGN) == set(found), f"defined once: {sorted(set(BY_DESIGN) - set(found))}"
     unused = {
         name: pattern
-        for name, (_, *patterns) in BY_DESIGN.items()
+        for name, patterns in BY_DESIGN.items()
         for pattern in patterns
         if not any(fnmatch(path, pattern) for path in found[name])
     }
@@ -157,7 +97,7 @@ def test_a_name_is_shared_by_the_named_modules_only(tmp_path):
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    by_design = {"race": ("a topic's race", RUNS_OF)}
+    by_design = {"race": ["topics/*/runs.py"]}
     found = defined_more_than_once([tmp_path], by_design)
     both = ["formulas/events.py", "topics/one/formulas.py"]
     expected = {"race": ["formulas/events.py"], "wait_seconds": both}

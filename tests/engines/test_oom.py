@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from told import sample
+from told import sample, told
 
 from coursekit.__main__ import main
 from coursekit.planner.oom import Cause, explain_oom, points
@@ -44,18 +44,7 @@ MESSAGE += " allocated; 1.00 GiB free; 14.20 GiB reserved in total by PyTorch)"
 STEP = 'File "/usr/lib/python3.11/site-packages/torch/optim/adamw.py", line 84, in step\n'
 
 
-@pytest.mark.parametrize(
-    "frames, point",
-    [
-        (f"{STEP}    loss = closure()\n  File 'l.py'\n    loss.backward()", "backward"),
-        (f"{STEP}    loss = closure()\n    logits = self.lm_head(x)", "the loss"),
-        ("    loss.backward()\n    recomputed = run(*args), in forward", "backward"),
-        ("    loss.backward()\n    dist.reduce_scatter_tensor(out, bucket)", "a collective"),
-        ("    dcp.save(model.state_dict())\n    dist.all_gather(x)", "saving a checkpoint"),
-        ("    model.load_state_dict(torch.load(path))", "loading the model"),
-        ("reduce_scatter: true\n" + 20 * "step 1\n" + "    x = x.to(device)", "loading the model"),
-    ],
-)
+@pytest.mark.parametrize("frames, point", told("test_oom::test_the_outer_call_decides", globals()))
 def test_the_outer_call_decides(frames, point):
     """Must catch: a closure taken for the update that calls it; recomputation in backward for
     forward; loading a state_dict for saving it; a log's configuration for its traceback."""
@@ -84,26 +73,7 @@ def test_a_context_is_no_other_process():
     assert explain_oom(small.replace("7.80", "8.80")).cause is Cause.OTHERS
 
 
-@pytest.mark.parametrize(
-    "text, said",
-    [
-        ("NCCL WARN Cuda failure 'out of memory'\nNCCL WARN Failed to CUDA calloc 6291456", "NCCL"),
-        ("CUDA out of memory. Tried to allocate more than 1EB memory.", "a size is garbage"),
-        ("RuntimeError: CUDA error: out of memory\nCUDA kernel errors might", "nvidia-smi"),
-        ("[enforce fail at alloc_cpu.cpp:83] DefaultCPUAllocator: can't allocate", "The host's"),
-        ("failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: python", "The host's memory"),
-        ("NCCL version 2.19\nFailed to CUDA calloc async 608 bytes", "NCCL asked the driver"),
-        ("MPS backend out of memory (MPS allocated: 17.87 GiB). Tried to allocate", "An Apple GPU"),
-        ("XPU out of memory. Tried to allocate 6.00 GiB. GPU 0 has a total", "of an Intel GPU"),
-        ("XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while", "JAX or TensorFlow"),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "A library of CUDA found no room"),
-        ("DataLoader's workers are out of shared memory.", "/dev/shm is full"),
-        ("CUDA out of memory. Tried to allocate 2.00 GiB.", "the message ends before its numbers"),
-        ("CUDA out of memory", "the message ends before its numbers"),
-        (" \n", "the text is empty"),
-        ("loss 3.2", "there is no out-of-memory message"),
-    ],
-)
+@pytest.mark.parametrize("text, said", told("test_oom::test_without_numbers_of_pytorch", globals()))
 def test_without_numbers_of_pytorch(text, said, monkeypatch, capsys):
     """Must catch: a number made up; a traceback of this program for a text without a message."""
     monkeypatch.setattr("sys.stdin", io.StringIO(text))

@@ -2,12 +2,13 @@
 there. What they say is there."""
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
 from sources import Source, is_private, source
-from told import told
+from told import cells, told
 
 import ranklab.torch_internals
 from shardlab.common import torch_internals
@@ -20,76 +21,10 @@ OURS = ("shardlab", "ranklab", "coursekit", "bookkit")
 OTHER_PACKAGES = ("forkserver", "os", "sys", "sympy", "IPython", "plotly")
 OF_NAMED_TUPLES = ("_replace", "_asdict", "_fields", "_make")
 OF_NOTEBOOKS = ("_repr_markdown_", "_repr_html_", "_render_traceback_")
-HOOKS_LEFT = "a hook that is left behind: PyTorch has no public count of hooks"
-PRETENDED = "a part of PyTorch that the pretended GPUs take the place of"
-# What a file may use beside the door, and why: a peer, or a look at PyTorch's own state.
-LISTS = "lists of tensors in one call, as PyTorch's optimizers have it"
-BESIDE_THE_DOOR = {
-    "src/coursekit/exercises/missing_names.py": {
-        "_showtraceback": "of IPython: a sentence where its custom handler prints a traceback"
-    },
-    "src/ranklab/ranks/stopping.py": {
-        "_forkserver_alive_fd": "of Python's multiprocessing, under another name than its module's"
-    },
-    "src/shardlab/data_parallel/buckets.py": {"_foreach_div_": "a mean of many gradients at once"},
-    "tests/collectives/test_collectives.py": {
-        "_get_default_store": "what a rank says to others without a collective"
-    },
-    "tests/data_parallelism/test_backward.py": {"_post_accumulate_grad_hooks": HOOKS_LEFT},
-    "tests/data_parallelism/test_data_parallel.py": {"_post_accumulate_grad_hooks": HOOKS_LEFT},
-    "tests/engines/test_communication.py": {
-        "_functional_collectives": "a peer, whose messages are logged too"
-    },
-    "tests/engines/test_configurations.py": {
-        "_actions": "of argparse: what a peer's command line takes"
-    },
-    "tests/engines/test_ledger.py": {
-        "_forward_hooks": HOOKS_LEFT,
-        "_forward_pre_hooks": HOOKS_LEFT,
-        "_get_current_dispatch_mode": "a dispatch mode that is left behind",
-        "_post_accumulate_grad_hooks": HOOKS_LEFT,
-        "_python_dispatch": "the module of the entry above",
-        "_tools": "a peer: PyTorch's account of memory",
-    },
-    "tests/engines/test_measuring_changes_nothing.py": {"_post_accumulate_grad_hooks": HOOKS_LEFT},
-    "tests/engines/test_ranks.py": {"_world": "groups whose abort() fails, instead of NCCL's"},
-    "tests/kernels/test_moved_bytes.py": {"_foreach_add": LISTS, "_foreach_mul_": LISTS},
-    "tests/mixed_precision/test_gradient_histogram.py": {"_forward_hooks": HOOKS_LEFT},
-    "tests/pipelines/test_schedules.py": {
-        "_Action": "a peer: a schedule in PyTorch's words",
-        "_validate_schedule": "a peer: PyTorch's check of schedules",
-    },
-    "tests/pipelines/test_split_backward.py": {
-        "_backward": "a peer: PyTorch's two halves of a backward"
-    },
-    "tests/pretended_gpu/pretended/cuda.py": {
-        "_C": PRETENDED,
-        "_cuda_clearCublasWorkspaces": PRETENDED,
-        "_cuda_getCurrentRawStream": PRETENDED,
-        "_cuda_getDeviceCount": PRETENDED,
-        "_disable_current_modes": PRETENDED,
-        "_python_dispatch": PRETENDED,
-        "_scaled_dot_product_flash_attention_for_cpu": PRETENDED,
-        "_scaled_dot_product_flash_attention_for_cpu_backward": PRETENDED,
-    },
-    "tests/pretended_gpu/pretended/nccl.py": {
-        "_C": PRETENDED,
-        "_NCCL_AVAILABLE": PRETENDED,
-        "_distributed_c10d": PRETENDED,
-        "_end_coalescing": PRETENDED,
-        "_get_backend": PRETENDED,
-        "_pytree": PRETENDED,
-        "_schema": PRETENDED,
-        "_start_coalescing": PRETENDED,
-    },
-    "tests/zero/test_defects_stage3.py": {"_parameters": "a script's own rule, as Hugging Face's"},
-    "tests/virtual/test_virtual_recorded.py": {"_foreach_add": LISTS},
-    "tests/kernels/test_kernels_page.py": {"_dynamo": "explain(), which the page names"},
-    "tests/sending_less/test_less_formulas.py": {
-        "_python_dispatch": "the module of modes that see operators",
-        "_schema": "the name of an operator that moves bytes",
-    },
-}
+# What a file may use beside the door; told.md says why: a peer, or a look at PyTorch's own state.
+BESIDE_THE_DOOR = defaultdict(set)
+for file, names, _ in cells("test_torch_internals::beside the door"):
+    BESIDE_THE_DOOR[file].update(names.split())
 
 
 def private_names(file: Source) -> list[str]:
@@ -133,8 +68,7 @@ def test_three_files_name_what_is_private_in_pytorch():
     `self._modules` in recompute/layers.py, while another file assigns a `_modules`;
     `torch._C` in bench/ or in a test; a peer above that no test uses any more."""
     found = {name: set(private_names(file)) for name, file in files().items()}
-    allowed = {name: set(reasons) for name, reasons in BESIDE_THE_DOOR.items()}
-    assert {name: names for name, names in found.items() if names} == allowed
+    assert {name: names for name, names in found.items() if names} == BESIDE_THE_DOOR
 
 
 @pytest.mark.parametrize("line", [line for line, _ in told("test_torch_internals::seen", {})])

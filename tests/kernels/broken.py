@@ -1,6 +1,7 @@
 """Broken kernels, each with the fault that tiles name, and arguments that no kernel takes."""
 
 import torch
+from told import told
 
 from shardlab.kernels.tiles import run, tl
 from shardlab.kernels.watched import BadArgument, OutOfBounds, Race
@@ -77,53 +78,7 @@ def reads_several_then_writes(x, out, n, BLOCK: tl.constexpr):
         tl.store(out, 1.0)
 
 
-ORDER = "programs run in any order, or at once."
-MASK = "a mask is missing, or lets too much through."
-BROKEN = {  # with n = 10 in blocks of 4, 3 programs: the fault, its sentence
-    load_without_mask: (OutOfBounds, f"(2, 0, 0) reads element 10 of x, which has 10: {MASK}"),
-    store_without_mask: (OutOfBounds, f"(2, 0, 0) writes element 10 of out, which has 10: {MASK}"),
-    mask_one_too_long: (OutOfBounds, f"(2, 0, 0) reads element 10 of x, which has 10: {MASK}"),
-    begins_before_the_tensor: (
-        OutOfBounds,
-        f"(0, 0, 0) reads element -1 of x, which has 10: {MASK}",
-    ),
-    grid_without_blocks: (
-        Race,
-        f"(1, 0, 0) writes element 1 of out, which program (0, 0, 0) writes: {ORDER}",
-    ),
-    sums_without_atomic: (
-        Race,
-        f"(1, 0, 0) reads element 0 of out, which program (0, 0, 0) writes: {ORDER}",
-    ),
-    reads_a_neighbours_result: (
-        Race,
-        f"(1, 0, 0) writes element 4 of out, which program (0, 0, 0) reads: {ORDER}",
-    ),
-    shifts_in_place: (
-        Race,
-        f"(1, 0, 0) writes element 4 of x, which program (0, 0, 0) reads: {ORDER}",
-    ),
-    reads_an_atomic_sum: (
-        Race,
-        f"(0, 0, 0) reads element 0 of out, which an atomic sum writes: {ORDER}",
-    ),
-    stores_over_an_atomic_sum: (
-        Race,
-        f"(1, 0, 0) writes element 0 of out, which an atomic sum writes: {ORDER}",
-    ),
-    begins_a_sum_that_others_add_to: (
-        Race,
-        f"(1, 0, 0) adds to element 0 of out, which program (0, 0, 0) writes: {ORDER}",
-    ),
-    rows_with_a_columns_stride: (
-        Race,
-        "(0, 0, 0) writes an element of out twice at once: strides are wrong.",
-    ),
-    reads_several_then_writes: (
-        Race,
-        f"(2, 0, 0) writes element 0 of out, which several programs reads: {ORDER}",
-    ),
-}
+BROKEN = told("test_tiles::test_broken_kernels_are_named", globals())
 
 
 def launch_broken(kernel):
@@ -151,31 +106,5 @@ def touches_nothing(x, out):
 
 
 ONES = torch.ones(4, 4)
-BAD = {  # kernel, first and second argument: the sentence
-    (block_of_three, ONES, ONES): (
-        "program (0, 0, 0) asks for tl.arange(0, 3): blocks have powers of two."
-    ),
-    (writes_a_fraction, ONES, ONES.long()): (
-        "program (0, 0, 0) writes float32 to element 0 of out, which is int64."
-    ),
-    (offset_that_is_no_number_of_elements, ONES, ONES): (
-        "program (0, 0, 0) moves x by float32: offsets are whole numbers."
-    ),
-    (adds_in_few_bits, ONES, ONES.bfloat16()): (
-        "program (0, 0, 0) adds to out, which is bfloat16: sums want fp32."
-    ),
-    (touches_nothing, torch.ones(4, 5).t(), ONES): (
-        "x is not contiguous: its strides are (1, 5), and they are not among the kernel's"
-        " arguments. Pass them, or the tensor's contiguous()."
-    ),
-    (touches_nothing, ONES, ONES.to(torch.complex64)): (
-        "out is torch.complex64 on cpu: tiles run on the CPU, with numbers of 16 bits or more."
-    ),
-    (touches_nothing, ONES.bool(), ONES): (
-        "x is torch.bool on cpu: tiles run on the CPU, with numbers of 16 bits or more."
-    ),
-    (touches_nothing, ONES.to("meta"), ONES): (
-        "x is torch.float32 on meta: tiles run on the CPU, with numbers of 16 bits or more."
-    ),
-}
+BAD = told("test_tiles::test_bad_arguments_are_named", globals())
 FAULTS = (BadArgument, OutOfBounds, Race)

@@ -12,11 +12,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from night import at_night
+from operators import Operators
 from test_context_parallel import batch_of, drawn, far, gpt_2, llama
+from told import told
 from torch import nn
 
 from shardlab import zero
-from shardlab.common.torch_internals import TorchDispatchMode, fuses_groups
+from shardlab.common.torch_internals import fuses_groups
 from shardlab.context_parallel import (
     Context,
     GatheredAttention,
@@ -156,16 +158,6 @@ def test_beside_tensor_parallelism(worlds, mix, own_tokens, context_first, packe
 # --- kernels --------------------------------------------------------------------------------------
 
 
-class Operators(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), named=None):
-        self.seen.append(function.overloadpacket.__name__)
-        return function(*args, **(named or {}))
-
-
 def kernels(zigzag):
     """On a rank: fused kernels of one ring, and all matrix products."""
     q, k, v = torch.randn(2, 4, 8, 8), *torch.randn(2, 2, 2, 8, 8)
@@ -173,7 +165,7 @@ def kernels(zigzag):
     mix.context = context
     with Operators() as operators:
         mix(q, k, v)
-    return tuple(sum(kind in name for name in operators.seen) for kind in ("flash", "mm"))
+    return tuple(sum(kind in name for name in operators.names()) for kind in ("flash", "mm"))
 
 
 def test_a_turn_is_one_fused_kernel(worlds):
@@ -269,19 +261,7 @@ def never_averaged(n):
         optimizer.step()
 
 
-REFUSED = {
-    tokens_not_cut: "ValueError: 12 tokens came to a model on 2 ranks, which have cut sequences of 20: give it what context.own() returns.",  # noqa: E501
-    nothing_cut: "ValueError: 6 tokens came to a model on 2 ranks, which have cut sequences of 0:",
-    targets_not_cut: "ValueError: Expected input batch_size",
-    another_batch_on_each_rank: "ValueError: rank 0 has a batch [3, 20] ..., rank 1 has a batch [3, 20] ...: the ranks of a context group cut the same sequences",  # noqa: E501
-    positions_cut: "ValueError: positions [3, 10] of sequences of 20: give those of whole rows",
-    cut_twice: "ValueError: rank 0: embedding.position_ids is a Context already: cut the plain model, once",  # noqa: E501
-    walls_already: "ValueError: rank 0: embedding.position_ids is a PackedRow already",
-    nothing_that_mixes: "ValueError: rank 0: Linear has no CoreAttention of gpt.py",
-    drops: "ValueError: rank 0: dropout = 0.1: ranks would draw different masks",
-    other_models: "ValueError: rank 0 has ..., rank 1 has blocks.1",
-    never_averaged: "ValueError: rank 0 has embedding.positions that begins with ..., rank 1 has ...: average gradients over the ranks of data and context",  # noqa: E501
-}
+REFUSED = told("test_hardened_context::test_what_is_refused", globals())
 
 
 def said(misuse, n):
@@ -292,13 +272,13 @@ def said(misuse, n):
     return "no word"
 
 
-@pytest.mark.parametrize("misuse", REFUSED, ids=lambda misuse: misuse.__name__)
-def test_what_is_refused(worlds, misuse):
+@pytest.mark.parametrize("misuse, sentence", REFUSED, ids=[one.__name__ for one, _ in REFUSED])
+def test_what_is_refused(worlds, misuse, sentence):
     """On all ranks. Must catch: training on tokens of another place, on half of a batch's targets,
     across documents, or on ranks whose models drift apart; a rank that waits for another one."""
-    want = ".*".join(map(re.escape, REFUSED[misuse].split("...")))
-    for sentence in worlds(2).run(said, misuse, 2):
-        assert re.match(want, sentence, re.S), sentence
+    want = ".*".join(map(re.escape, sentence.split("...")))
+    for found in worlds(2).run(said, misuse, 2):
+        assert re.match(want, found, re.S), found
 
 
 def copied_and_evaluated():

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from told import told
 from torch import nn
 
 from coursekit.formulas import evaluate, parameters, quantities
@@ -638,23 +639,7 @@ def refused(what):
     return "accepted"
 
 
-REFUSED = {
-    "experts": "CannotDivide: rank 0: 6 experts on ep = 4 ranks",
-    "axis": "ValueError: ep = 3: it must divide dp = 4",
-    "dense": "CannotDivide: rank 0: this GPT has no experts",
-    "late": "CannotDivide: rank 0: module.embedding.positions has replicas",
-    "fully_shard, late": "CannotDivide: rank 0: embedding.positions has replicas, a pipeline",
-    "twice": "CannotDivide: rank 0: blocks.0.mlp.experts.up is divided among ranks already",
-    "group": r"CannotShard: rank \d: blocks.0.mlp.experts.up is one of the experts that ranks",
-    "ladder": "CannotReplicate: rank 0: blocks.0.mlp.experts.up is in part 1 of 2",
-    "DDP": r"CannotShard: rank \d: blocks.0.mlp.experts.up is in part",
-    **dict.fromkeys(
-        ["FSDP", "fully_shard"], r"CannotShard: ranks \[\d, \d\] have different experts"
-    ),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_refusals(worlds, what):
+@pytest.mark.parametrize("what, sentence", told("test_experts::test_refusals", {}))
+def test_refusals(worlds, what, sentence):
     """Must catch: experts that are averaged over ranks that have others; a part of a part."""
-    assert all(re.match(REFUSED[what], told) for told in worlds(4).run(refused, what))
+    assert all(re.match(sentence, said) for said in worlds(4).run(refused, what))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from forked_script import forked, rehearsing
 from night import at_night
+from told import told
 
 from coursekit.lab.virtual import CLOCK
 from coursekit.machine.rehearsing import lines_of_errors
@@ -101,22 +102,9 @@ def test_each_rank_of_a_pipeline(rehearsed):
 def test_several_ranks_are_a_table(rehearsed, tmp_path):
     """Must catch: the first rank's bytes for all; a rank that is left out; an option of a
     rehearsal that goes to the script in silence."""
-    command = [
-        sys.executable,
-        "-m",
-        "shardlab",
-        "rehearse",
-        "--gpus",
-        "4",
-        "--rank",
-        "last, first,0",
-    ]
-    run = subprocess.run(
-        [*command, str(SCRIPTS / "staged.py"), "--seconds=3", "--lr", "1"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    command = [sys.executable, "-m", "shardlab", "rehearse", "--gpus", "4"]
+    words = ["--rank", "last, first,0", str(SCRIPTS / "staged.py"), "--seconds=3", "--lr", "1"]
+    run = subprocess.run([*command, *words], capture_output=True, text=True, timeout=PATIENCE)
     assert run.returncode == 0, run.stderr
     heading, names, last, first = run.stdout.strip().splitlines()[-4:]
     assert heading.startswith("staged.py, 2 ranks of 4 x H100 SXM 80GB: ")
@@ -158,84 +146,16 @@ def train(x):
     optimizer.zero_grad()
     return x
 """
-REFUSED = {
-    "it never trains": ("print(3)", "ended after 0 updates of an optimizer, and 3 are wanted"),
-    "it loops forever": ("while True: pass", "script.py:9 ran when 4 seconds were over"),
-    "a shape of contents": (
-        "x = torch.ones(4, 8, device='cuda'); x[x.sum(1) > 2]",
-        "script.py:9: index needs the contents of a tensor",
-    ),
-    "a tensor that leaves": (
-        "torch.ones(2, device='cuda').cpu().numpy()",
-        "script.py:9: numpy() takes the contents of a tensor",
-    ),
-    "two devices": (
-        "train(torch.ones(4, 8))",
-        "script.py:5: FakeTensorDeviceMismatchError: Expected all tensors to be on the same device",
-    ),
-    "the network": (
-        "import urllib.request; urllib.request.urlopen('http://localhost:9/')",
-        "script.py:9: URLError: <urlopen error",
-    ),
-    "nothing on the GPU": (
-        "cpu = torch.nn.Linear(2, 2); sgd = torch.optim.SGD(cpu.parameters())\n"
-        "while True: cpu(torch.ones(1, 2)).sum().backward(); sgd.step()",
-        "script.py computed nothing on the GPU",
-    ),
-    "on the CPU, with messages": (
-        "import torch.distributed as dist; dist.init_process_group('gloo')\n"
-        "model = torch.nn.Linear(4, 4); optimizer = torch.optim.SGD(model.parameters())\n"
-        "for _ in range(3):\n"
-        "    model(torch.ones(1, 4)).sum().backward(); dist.all_reduce(model.weight.grad)\n"
-        "    optimizer.step()",
-        "script.py computed nothing on the GPU",
-    ),
-    "one process for all GPUs": (
-        "torch.nn.DataParallel(model)(torch.ones(8, 8))",
-        "script.py:9: nn.DataParallel drives all GPUs from one process",
-    ),
-    "a second GPU": (
-        "other = torch.nn.Linear(8, 8).to('cuda:1'); other(torch.ones(2, 8, device='cuda:1'))"
-        ".sum().backward()",
-        "script.py:9: RuntimeError: a second GPU in one process",
-    ),
-    "a kernel for contents alone": (
-        "torch.distributed.init_process_group('nccl')\n"
-        "torch.nn.SyncBatchNorm(8).cuda()(torch.ones(4, 8, device='cuda'))",
-        "script.py:10: PyTorch's kernel needs the contents of its tensors in `mean, invstd = torch",
-    ),
-    "a graph": ("torch.cuda.CUDAGraph()", "script.py:9: a CUDA graph is a recording of a real GPU"),
-    "an optimizer that asks": (
-        "torch.optim.LBFGS(model.parameters()).step(lambda: model(torch.ones(2, 8).cuda()).sum())",
-        "script.py:9: LBFGS goes on or ends by values, which a rehearsal does not have",
-    ),
-    "a build with CUDA": (
-        "raise RuntimeError('CUDA error: CUDA driver version is insufficient for CUDA runtime')",
-        "script.py:9: RuntimeError: it asks CUDA for a driver: rehearse it with PyTorch's build",
-    ),
-    "no Python": ("for x in 3 print(x)", "script.py:9: SyntaxError: invalid syntax"),
-    "an exit": ("raise SystemExit(3)", "script.py left with exit code 3"),
-    "it takes no signal forever": (
-        "import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True: pass",
-        "script.py ran when 4 seconds were over, and took no signal.",
-    ),
-    "it catches all forever": (
-        "def run():\n    while True: pass\nwhile True:\n    try: run()\n    except: pass",
-        "script.py ran when 4 seconds were over, and took no signal.",
-    ),
-    "its process dies": (
-        "import os; os._exit(5)",
-        "script.py ended its process with exit code 5.",
-    ),
-}
+REFUSED = told("test_rehearse::test_a_script_that_cannot_be_rehearsed", globals())
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_script_that_cannot_be_rehearsed_gets_one_sentence(rehearsed, case, tmp_path):
+@pytest.mark.parametrize("case, text, sentence", REFUSED, ids=[case for case, *_ in REFUSED])
+def test_a_script_that_cannot_be_rehearsed_gets_one_sentence(
+    rehearsed, case, text, sentence, tmp_path
+):
     """Must catch: a script without a step that hangs or prints zeros; a traceback; a line of
     PyTorch instead of the script's; a tensor of the host that runs on the GPU."""
-    text, sentence = REFUSED[case]
     (tmp_path / "script.py").write_text(SHORT.lstrip() + text)
     seconds = "4" if "forever" in case else "200"
     said = rehearsed(tmp_path / "script.py", "--seconds", seconds, fails=2)
@@ -243,17 +163,7 @@ def test_a_script_that_cannot_be_rehearsed_gets_one_sentence(rehearsed, case, tm
 
 
 @pytest.mark.parametrize(
-    "options, sentence",
-    [
-        (["--rank", "4"], "--rank 4: 4 GPUs have ranks 0 to 3."),
-        (["--rank", "first,4"], "--rank first,4: 4 GPUs have ranks 0 to 3."),
-        (["--rank", "all"], "--rank all: name numbers of ranks, or first, middle, last."),
-        (["--rank", ""], "--rank : name numbers of ranks, or first, middle, last."),
-        (["--rank", "0,1", "--trace", "a"], "--trace a: it holds one rank, and --rank names 2."),
-        (["--nodes", "3"], "--nodes 3: it must divide --gpus 4."),
-        (["--gpu", "H1000"], "--gpu H1000: there are "),
-        (["--seconds", "0"], "--seconds 0.0: it must be above 0."),
-    ],
+    "options, sentence", told("test_rehearse::test_a_question_that_cannot_be", globals())
 )
 def test_a_question_that_cannot_be(rehearsed, options, sentence):
     """Must catch: a traceback; a rank that does not exist."""
