@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from coursekit.formulas import evaluate, quantities
 from coursekit.topics.tensor_parallelism import runs
+from coursekit.topics.tensor_parallelism.pictures import COUNTED_BLOCK
 from ranklab.measure.fake_ranks import fake_ranks
 from shardlab.gpt import GPT, GPTConfig
 from shardlab.tensor_parallel import (
@@ -71,24 +72,7 @@ def test_the_published_loss_and_the_messages(t, hidden, heads, rate):
 
 # The model of the chapter's opening, with the update that its peaks assume.
 MODEL = quantities(
-    recipe="bf16 + fp32 master",
-    layers=48,
-    hidden=6144,
-    heads=64,
-    key_value_heads=64,
-    feed_forward=24_576,
-    vocabulary=51_200,
-    max_sequence=2048,
-    learned_positions=1,
-    biases=1,
-    gated_mlp=0,
-    tied_head=1,
-    microbatch=4,
-    sequence=2048,
-    dropout=0.0,
-    fused_attention=1,
-    tensor_rank=0,
-    optimizer_mode=2,
+    **COUNTED_BLOCK | dict(layers=48, dropout=0.0, fused_attention=1, optimizer_mode=2)
 )
 
 
