@@ -28,7 +28,6 @@ from shardlab.pipelines.simulation import (
     Costs,
     Deadlock,
     in_flight,
-    repeated,
     simulate,
     validate_schedule,
 )
@@ -271,8 +270,9 @@ def test_the_idle_time_of_h2_is_between_steps():
     one, two = zero_bubble_h1(4, 8), zero_bubble_h2(4, 8)
     assert simulate(two).idle_of_rank == [0, 0, 0, 0]
     assert simulate(two).idle_of_step == simulate(one).idle_of_step == [3, 3, 3, 3]
-    steps = [simulate(repeated(plan, 5)).seconds for plan in (one, two)]
-    assert steps == [5 * 24 + 5 * 3, 5 * 24 + 3]
+    later = lambda action, step: action._replace(microbatch=action.microbatch + 8 * step)
+    five = lambda plan: [[later(a, step) for step in range(5) for a in own] for own in plan]
+    assert [simulate(five(plan)).seconds for plan in (one, two)] == [5 * 24 + 5 * 3, 5 * 24 + 3]
 
 
 def test_in_flight_counts_until_the_weights_gradients():

@@ -164,19 +164,6 @@ def in_flight(plan: Schedule) -> list[int]:
     return peaks
 
 
-def repeated(plan: Schedule, steps: int) -> Schedule:
-    """Several steps, one after the other, without a stop between them."""
-    count = 1 + max(action.microbatch for actions in plan for action in actions)
-    return [
-        [
-            action._replace(microbatch=action.microbatch + step * count)
-            for step in range(steps)
-            for action in actions
-        ]
-        for actions in plan
-    ]
-
-
 def validate_schedule(plan: Schedule, microbatches: int) -> None:
     """Raises InvalidSchedule, with the grid and the bad cell, unless each stage is on one rank and
     does each microbatch once, in order; Deadlock if the ranks would not get through."""
