@@ -9,11 +9,10 @@ from torch.nn import functional as F
 from shardlab.common.backward import NoSecondGradient
 from shardlab.common.torch_internals import scaled_product
 from shardlab.mixed_precision.float8 import (
-    Float8Linear,
+    Float8Product,
     Float8Recipe,
     from_float8,
     to_float8,
-    use_float8,
 )
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -95,14 +94,13 @@ def test_blocks_are_at_least_one_element():
 )
 def test_products_forward_and_backward(recipe):
     """Must catch: gradients rounded to e4m3; a weight gradient of the x that was not rounded; the
-    factors' scales forgotten; a bias in 8 bits; blocks of the forward, which lie along another dim,
+    factors' scales forgotten; blocks of the forward, which lie along another dim,
     reused in backward."""
     torch.manual_seed(0)
     layer = nn.Linear(12, 8)
     x = torch.randn(5, 3, 12, requires_grad=True)
     dy = torch.randn(5, 3, 8) * 1e-3
-    emulated = use_float8(nn.Sequential(layer), recipe)
-    y = emulated(x)
+    y = Float8Product.apply(x, layer.weight, recipe) + layer.bias
     y.backward(dy)
 
     def rounded(tensor, dtype):
@@ -125,10 +123,10 @@ def test_products_forward_and_backward(recipe):
 
 def test_gradients_of_gradients_are_refused():
     """Must catch: a penalty on gradients from which the layers in 8 bits are missing."""
-    emulated = use_float8(nn.Sequential(nn.Linear(4, 4)))
-    x = torch.randn(2, 4, requires_grad=True)
+    x, w = (torch.randn(4, 4, requires_grad=True) for _ in "xw")
+    y = Float8Product.apply(x, w, Float8Recipe())
     with pytest.raises(NoSecondGradient, match="rounding to 8 bits has no gradient"):
-        torch.autograd.grad(emulated(x).pow(2).sum() + x.pow(3).sum(), x, create_graph=True)
+        torch.autograd.grad(y.pow(2).sum() + x.pow(3).sum(), x, create_graph=True)
 
 
 def test_the_same_as_a_scaled_product():
@@ -145,27 +143,11 @@ def test_the_same_as_a_scaled_product():
     assert torch.allclose(ours, theirs, rtol=0, atol=64 * 2.0**-24 * ours.abs().max().item())
 
 
-def test_which_layers_compute_in_8_bits():
-    """Must catch: the head in 8 bits; a recipe that all layers share."""
-
-    class Own(nn.Linear):
-        pass
-
-    model = nn.ModuleDict(
-        dict(body=nn.Sequential(nn.Linear(4, 4), Own(4, 4)), head=nn.Linear(4, 2))
-    )
-    names = list(model.state_dict())
-    use_float8(model, Float8Recipe(block=2), keep=[model["head"]])
-    assert type(model["body"][0]) is Float8Linear and type(model["body"][1]) is Own
-    assert type(model["head"]) is nn.Linear and list(model.state_dict()) == names
-    assert model["body"][0].recipe.block == 2 and Float8Linear.recipe.block is None
-
-
 def test_gradients_that_a_scale_saves():
     """Must catch: scales for weights and activations alone."""
     found = []
     for scaled in (False, True):
-        layer = use_float8(nn.Sequential(nn.Linear(8, 8)), Float8Recipe(scaled=scaled))
-        layer(torch.ones(2, 8)).sum().mul(2.0**-20).backward()
-        found.append(layer[0].weight.grad.abs().max().item())
+        x, w = torch.ones(2, 8), torch.ones(8, 8, requires_grad=True)
+        Float8Product.apply(x, w, Float8Recipe(scaled=scaled)).sum().mul(2.0**-20).backward()
+        found.append(w.grad.abs().max().item())
     assert found == [0, 2 * 2.0**-20]

@@ -14,15 +14,12 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
 from shardlab.mixed_precision import LossScaler, MasterWeights
-from shardlab.mixed_precision.float8 import CannotUseFloat8, use_float8
 from shardlab.mixed_precision.hardened.loss_scaler import CannotScale, OverflowEveryStep
 from shardlab.pipelines.hardened.pipeline import Pipeline
-from shardlab.pipelines.hardened.split_backward import WeightGradientsLater
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import schedule
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
 from shardlab.zero.hardened.full_parameters import unsharded
-from shardlab.zero.hardened.stage3 import fully_shard
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # as a rank: 16-bit sums depend on threads
 CONFIG = dict(layers=4, hidden=8, heads=4, vocabulary=11, max_sequence=6)
@@ -337,35 +334,3 @@ def test_a_scaler_of_some_ranks(four):
             assert said and said.startswith("the scaler's group has the ranks ["), (axis, stage)
             assert "have other parts of the model: give it all ranks that train one" in said
     assert four.run(scaled_in, "tp", 0) == [None] * 4
-
-
-def eight_bits_after(how):
-    """On a rank: what use_float8 says of a model that is cut already, and a step's loss."""
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
-    if how == "tensor parallelism":
-        model = GPT(GPTConfig(**CONFIG))
-        apply_tensor_parallel(model, gpt_plan(GPTConfig(**CONFIG)), Mesh(dp=2, tp=2).tp.group)
-    elif how == "zero bubble":
-        WeightGradientsLater(model)
-    elif how == "first":
-        use_float8(model)
-    if "stage 3" in how or how == "first":
-        units = list(model) if how == "stage 3 of layers" else []
-        fully_shard(model, units=units)
-    try:
-        use_float8(model)
-    except CannotUseFloat8 as error:
-        return str(error)
-    return model(torch.linspace(-1, 1, 8)).sum().item()
-
-
-def test_8_bits_after_a_cut(four):
-    """Must catch: layers that print as Float8Linear and compute in 32 bits; parts that are left as
-    they are without a word; a refusal of a layer inside of a unit."""
-    assert "embedding" not in (said := four.run(eight_bits_after, "tensor parallelism")[0])
-    assert said.startswith("blocks.0.attention.qkv is a part of tensor parallelism"), said
-    for how in ("zero bubble", "stage 3 of layers"):
-        said = four.run(eight_bits_after, how)
-        assert all(text.startswith("0 computes by a forward that stage 3, a zero") for text in said)
-    assert four.run(eight_bits_after, "stage 3") == four.run(eight_bits_after, "first")

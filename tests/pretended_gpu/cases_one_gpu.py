@@ -16,7 +16,7 @@ from shardlab import recompute
 from shardlab.data_loading.core import TokenLoader, prefetched
 from shardlab.gpt import next_token_loss
 from shardlab.kernels.losses import chunked_cross_entropy, cut_cross_entropy
-from shardlab.mixed_precision.float8 import use_float8
+from shardlab.mixed_precision.float8 import Float8Product, Float8Recipe
 from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.mixed_precision.policies import POLICIES
@@ -143,10 +143,17 @@ def on_both(training, within: float) -> Step:
     return step
 
 
+def in_8_bits(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    y = Float8Product.apply(x, layer.weight, Float8Recipe())
+    return y if layer.bias is None else y + layer.bias
+
+
 def float8() -> Step:
     def training(device):
         net, tokens = model(device=device, dtype=torch.float32, **ONE_ATTENTION), batch(device)
-        use_float8(net, keep=[net.head])
+        for layer in net.blocks.modules():
+            if isinstance(layer, torch.nn.Linear):
+                layer.forward = partial(in_8_bits, layer)
         step = train(lambda: next_token_loss(net(tokens), tokens).backward(), sgd(net.parameters()))
         pairs = zip(net.parameters(), trained(dtype=torch.float32, **ONE_ATTENTION).parameters())
         rounded = max((mine.cpu() - plain).abs().max().item() for mine, plain in pairs)

@@ -2,7 +2,7 @@
 
     packed = to_float8(weight, torch.float8_e4m3fn, block=128)      # values of one byte, and scales
     from_float8(packed)                                             # fp32 again, rounded
-    use_float8(model, recipe=Float8Recipe(block=128), keep=[model.head])
+    Float8Product.apply(x, weight, Float8Recipe(block=128))         # of a linear layer
 
 A scale moves the largest element of a tensor, or of each block of it, to the format's largest
 number. It is for the range and not for precision: e4m3 keeps 4 bits of a number wherever it is
@@ -26,21 +26,15 @@ not powers of two, and blocks of weights have one dim, not 128 x 128.
 Micikevicius et al. 2022 (formats), Rouhani et al. 2023 and DeepSeek-AI 2024 (blocks).
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ..common.backward import NoSecondGradient
-from ..tensor_parallel.hardened.layers import CutLinear
 
 LEAST_SCALE = torch.finfo(torch.float32).smallest_normal
-
-
-class CannotUseFloat8(ValueError):
-    """Why linear layers cannot compute in 8 bits: one sentence."""
 
 
 class Packed(NamedTuple):
@@ -95,9 +89,6 @@ class Float8Recipe(NamedTuple):
         return along, along if self.block is None else self.rounded(tensor.mT, dtype).mT
 
 
-PER_TENSOR = Float8Recipe()
-
-
 class Float8Product(torch.autograd.Function):
     """x @ w.T, with both factors of each of its three products in 8 bits."""
 
@@ -116,55 +107,9 @@ class Float8Product(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise NoSecondGradient(
                 "create_graph=True: rounding to 8 bits has no gradient, so gradients of gradients"
-                " end there; compute such a penalty without use_float8."
+                " end there; compute such a penalty with whole factors."
             )
         x8, w8 = ctx.saved_tensors
         dy8, dy8_of_dw = ctx.recipe.both_ways(dy.reshape(-1, dy.shape[-1]), ctx.recipe.gradients)
         dx, dw = (dy8 @ w8).view(ctx.shape), dy8_of_dw.mT @ x8
         return dx.to(ctx.dtypes[0]), dw.to(ctx.dtypes[1]), None
-
-
-class Float8Linear(nn.Linear):
-    """A linear layer whose products are in 8 bits. Its weight and its bias stay what they are."""
-
-    recipe = PER_TENSOR
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = Float8Product.apply(x, self.weight, self.recipe)
-        return y if self.bias is None else y + self.bias
-
-
-def use_float8(
-    model: nn.Module, recipe: Float8Recipe = PER_TENSOR, keep: Iterable[nn.Module] = ()
-) -> nn.Module:
-    """All linear layers of the model, in place, compute in 8 bits, but those inside the modules of
-    `keep`: the head and its loss need more. Subclasses of nn.Linear stay what they are. Call it
-    before stage 3 and before a pipeline. Raises CannotUseFloat8, and changes nothing, where a layer
-    would go on as before."""
-    kept = {module for outer in keep for module in outer.modules()}
-    layers = {}
-    for name, module in model.named_modules():
-        if module in kept:
-            continue
-        if isinstance(module, CutLinear):
-            raise CannotUseFloat8(
-                f"{name} is a part of tensor parallelism, and only a whole linear layer computes in"
-                " 8 bits: give it to keep=."
-            )
-        if type(module) in (nn.Linear, Float8Linear):
-            layers[name] = module
-    for name, layer in layers.items():
-        if "forward" in vars(layer):
-            raise CannotUseFloat8(
-                f"{name or 'the model'} computes by a forward that stage 3, a zero-bubble pipeline"
-                " or other code has put there, so it would go on without 8 bits: call use_float8"
-                " before that."
-            )
-    if not layers:
-        raise CannotUseFloat8(
-            f"this {type(model).__name__} has no nn.Linear outside of keep=: nothing would compute"
-            " in 8 bits."
-        )
-    for layer in layers.values():
-        layer.__class__, layer.recipe = Float8Linear, recipe
-    return model
