@@ -45,7 +45,6 @@ from shardlab.tensor_parallel import (
 )
 from shardlab.tensor_parallel.hardened.full_parameters import (
     cuts_of,
-    load_whole_state_dict,
     whole_state_dict,
 )
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows, Tokens, Whole
@@ -380,13 +379,10 @@ def states(config, way):
     plain = drawn(config, seed=100)
     want, me = plain.state_dict(), dist.get_rank()
     model = apply_tensor_parallel(drawn(config, seed=100 + me), plan_of(config, way))
-    other = apply_tensor_parallel(drawn(config, seed=7), plan_of(config, way))
-    load_whole_state_dict(other, want)
-    found, again = whole_state_dict(model), whole_state_dict(other)
-    assert list(found) == list(again) == list(want)
+    found = whole_state_dict(model)
+    assert list(found) == list(want)
     return found["head.scores.weight"] is found["embedding.tokens.weight"], all(
-        torch.equal(found[name], want[name]) and torch.equal(again[name], want[name])
-        for name in want
+        torch.equal(found[name], want[name]) for name in want
     )
 
 

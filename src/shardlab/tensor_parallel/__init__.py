@@ -21,7 +21,7 @@ and in hardened/, for any model that a plan describes:
                   adds up the gradients of what is whole
     overlap.py    messages that travel while the GPU multiplies: chunks.py forward, late.py backward
     full_parameters.py
-                  to and from the plain model's state_dict
+                  the plain model's state_dict
 
 Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198).
 """

@@ -1,14 +1,11 @@
-"""The plain model's state_dict, to and from a model of which each rank has parts.
+"""The plain model's state_dict, from a model of which each rank has parts.
 
     whole = whole_state_dict(model)               # on every rank: what the plain model would have
-    load_whole_state_dict(model, whole)           # each rank takes its parts; nothing is sent
 
-Names are the plain model's. A state that is read with torch.load(..., mmap=True) is never whole in
-memory: each rank reads its parts. To continue on another number of ranks, save the one and load the
-other.
+To continue on another number of ranks, load it into the plain model, and cut that.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -54,14 +51,3 @@ def joined(part: Tensor, cut: Cut, group: dist.ProcessGroup | None) -> Tensor:
     for rank, each in enumerate(parts):
         dist.broadcast(each, dist.get_global_rank(group or dist.group.WORLD, rank), group)
     return torch.cat(parts, cut.dim)
-
-
-@torch.no_grad()
-def load_whole_state_dict(model: nn.Module, states: Mapping[str, Tensor]):
-    """Raises RuntimeError, as load_state_dict does, for names or sizes that do not fit."""
-    states = dict(states)
-    for name, cut, group in reversed([*cuts_of(model)]):
-        if name in states:
-            n, me = place(group)
-            states[name] = cut.part(states[name], me, n)
-    model.load_state_dict(states)

@@ -98,7 +98,7 @@ class CutModule(AmongRanks, ConvertedModule):
         if self.group is not None:
             raise TypeError(
                 f"a {type(self).__name__} has a process group of its own, which is not pickled:"
-                " save whole_state_dict(model), and load it into a model that is split anew."
+                " save whole_state_dict(model), load it into the plain model, and split that."
             )
         return vars(self)
 
