@@ -121,7 +121,7 @@ PACKING = Explorer(
             x=CurveAxis(
                 "tokens of a document, logarithmic", "exact", ticks=(16, 256, 4096, 65_536)
             ),
-            y=CurveAxis("share of rows, or of tokens", "percent", scale="linear"),
+            y=CurveAxis("share of a row, or of all tokens", "percent", scale="linear"),
             lines=(
                 Line("padded_row_share", "single: padding"),
                 Line("whole_row_share", "whole: padding"),
@@ -133,8 +133,8 @@ PACKING = Explorer(
     ),
     sentence=(
         Say(
-            "Of rows with one document each, {padded_row_share:percent} are padding; with"
-            " {documents_in_row:exact} whole document{documents_in_row:s} in a row"
+            "With one document in a row, {padded_row_share:percent} of the row is padding; with"
+            " {documents_in_row:exact} whole document{documents_in_row:s},"
             " {whole_row_share:percent}. Full rows that cut the last document throw"
             " {cropped_share:percent} of all tokens away."
         ),
