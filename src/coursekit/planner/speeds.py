@@ -31,9 +31,10 @@ class Speed:
     """Constants of published runs, and how far the seconds of a step are from the published ones,
     in percent; the test of published seconds computes each number again. `utilisation`, and for
     SCORE_CLASSES or NETWORK_CLASSES one share more, and the seconds of the host and of the network
-    where a class has them, are fitted to every second row of a class;
-    `other_half` is the error of the rows between. The hidden share is set, not fitted: nine rows
-    cannot tell 0.5 from 1, and 1 would make tensor parallelism free."""
+    where a class has them, are fitted to every second row of a class; `other_half` is the error of
+    the rows between. `mean` is of errors of rows that were not fitted, too: each half's by
+    constants that were fitted to the other. The hidden share is set, not fitted: nine rows cannot
+    tell 0.5 from 1, and 1 would make tensor parallelism free."""
 
     measured: str
     utilisation: float  # share of the datasheet's FLOP/s that matrix products reach
@@ -54,9 +55,9 @@ class Speed:
 
     def __str__(self):
         return (
-            f"on {self.rows} published rows ({self.measured}) the seconds were off by"
-            f" {self.mean:.1f}% on average, {self.other_half:.1f}% on the half that nothing was"
-            f" fitted to, from {self.lowest:+.1f}% to {self.highest:+.1f}% ({PUBLISHED_SECONDS})"
+            f"on {self.rows} published rows ({self.measured}) the seconds were {self.mean:.1f}% off"
+            f" on average, each half by a fit to the other, {self.other_half:.1f}% on the half held"
+            f" out, from {self.lowest:+.1f}% to {self.highest:+.1f}% ({PUBLISHED_SECONDS})"
         )
 
     def habits(self, gpu) -> str:
