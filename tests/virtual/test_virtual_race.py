@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 from night import at_night
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from bench import rungs, virtual
-from bench.published import DENSE, Beside, able_rows, virtual_seconds
+from bench.published import DENSE, Beside, able_rows, gpu_of, virtual_seconds
 from coursekit.lab.virtual import virtual_gpus
+from coursekit.planner.speeds import SPEEDS, step_values
 from coursekit.recordings.recordings import read_all
 from coursekit.topics.hardware.one_gpu import padded_loss
 from coursekit.topics.pipelines.peers import TorchPipeline
+from coursekit.topics.which_layout.referee import published_layout
 from shardlab.pipelines.partition import plan_pipeline
 
 (RECORDED,) = [
@@ -105,6 +108,22 @@ def test_every_published_run_that_can_run_is_recorded():
     found = {(row.case["speed"], row.case["run"]): row.case["fitted"] for row in recorded}
     assert len(found) == len(recorded)
     assert found == {name: one.fitted for name, one in ROWS.items()}
+
+
+@pytest.mark.parametrize("speed", ["FSDP on A100", "Megatron-LM on B200"])
+def test_attention_is_as_fast_as_the_formula_found_it(speed):
+    """Must catch: a fused kernel's backward, which multiplies the scores again, at the rate of one
+    that does not; the scores that a causal mask hides counted twice."""
+    row = next(one.row for one in able_rows(speed) if int(one.row["recompute_policy"]) == 0)
+    layout, constants = published_layout(row), SPEEDS[speed]
+    gpu = gpu_of(row, layout, 0.5)
+    values = step_values(layout, constants)
+    shape = layout.microbatch, layout.sizes["heads"], layout.sequence
+    shape = *shape, layout.sizes["hidden"] // layout.sizes["heads"]
+    flops = sdpa_flop_count(shape, shape, shape) + sdpa_backward_flop_count(*[shape] * 4)
+    rate = gpu.attention_share * gpu.flops_per_second[torch.bfloat16]
+    formula = 3 * values["attention_core_flops"] / constants.utilisation
+    assert 0.5 * flops / rate == pytest.approx(formula / values["flops_per_second"])
 
 
 @same_kernels
