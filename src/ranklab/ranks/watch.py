@@ -198,7 +198,7 @@ class Watch:
         if self.outcome.ends[rank] is not None:
             return
         if wire.closed:
-            process.join(1)
+            process.join(5)  # on a busy machine its exit code comes late
         if process.exitcode is not None:
             self.outcome.ends[rank] = Died(how_it_ended(process.exitcode), time.monotonic())
         elif wire.closed:
