@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from graded import check_sentence, results, skeleton, text_of
+from graded import check_sentence, mutated, results, skeleton, text_of
 
 from coursekit.exercises.assignments import assignment
 from shardlab.data_parallel import core as data_parallel
@@ -103,7 +103,8 @@ def test_a_misconception_gets_its_sentence(worlds, topic, wrong):
 
 
 def test_edits_are_read_as_they_are_written():
-    """Must catch: an edit that changes nothing, a line lost or joined to its neighbour."""
+    """Must catch: an edit that changes nothing, one of text that the solution no longer has or that
+    leaves no Python; a line lost or joined to its neighbour."""
     text = (
         "# A\n\n## b\n\nt, bytes: no\n\n    x = 1 => x = 2\n\n     a\n    -b\n    +c\n\n    y =>\n"
     )
@@ -112,6 +113,7 @@ def test_edits_are_read_as_they_are_written():
     for topic, wrong in (row.values for row in WRONG):
         olds, news = wrong.changes[::2], wrong.changes[1::2]
         assert olds and not set(zip(olds, news)) & {(old, old) for old in olds}, (topic, wrong.name)
+        compile(mutated(SOLUTIONS[topic][0], *wrong.changes), f"{topic}, {wrong.name}", "exec")
 
 
 def test_sends_that_wait_for_each_other(worlds):

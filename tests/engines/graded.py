@@ -59,4 +59,4 @@ def check_sentence(
     work, group, changes, sentence = wrong
     [found] = results(world, topic, mutated(solution, *changes), work, trial_seconds=trial_seconds)
     assert (found.said, found.trial.group) == ("not yet", group)
-    assert sentence in found.sentence
+    assert sentence in found.sentence, found.sentence
