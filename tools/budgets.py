@@ -61,6 +61,7 @@ def parts_of(root: Path) -> dict[str, list[Path]]:
     parts["topics"] = sorted(topics.rglob("*.py"))
     for path in sorted(topics.glob("*/__init__.py")):
         parts[f"topics/{path.parent.name}"] = sorted(path.parent.rglob("*.py"))
+    parts["workshop"] = sorted((root / "workshop").rglob("*.py"))
     parts["tests"] = sorted((root / "tests").rglob("*.py"))
     parts["cores"] = sorted({path for pattern in CORES for path in shardlab.glob(pattern)})
     return parts

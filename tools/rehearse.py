@@ -29,10 +29,10 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from bookkit.learner import has_tag
 from coursekit.machine.capabilities import memory_bytes
-from coursekit.machine.room import HEADING, class_report
-from coursekit.machine.seats import Seat, seats
 from coursekit.show.tables import Table
 from ranklab.measure.clock import cores
+from workshop.room import HEADING, class_report
+from workshop.room.seats import Seat, seats
 
 ROOT = Path(__file__).resolve().parents[1]
 LABS, PLANS = ROOT / "labs", ROOT / "workshop" / "plans.md"

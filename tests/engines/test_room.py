@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from forked_script import forked
 
-from coursekit.machine import room, seats
+from workshop import room
+from workshop.room import seats
 
 
 def notebook(*cells):

@@ -3,4 +3,5 @@
 capabilities.py  the abilities that a lab needs, found by trying
 doctor.py        whether labs run here, and what to do if not
 limit.py         running out of memory without harm
+regular_file.py  JSON that somebody else wrote
 """

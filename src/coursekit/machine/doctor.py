@@ -21,7 +21,7 @@ import torch.distributed as dist
 from packaging.requirements import Requirement
 
 from coursekit.machine.capabilities import find_device, memory_bytes
-from coursekit.machine.handed_in import regular_json
+from coursekit.machine.regular_file import regular_json
 from coursekit.show.tables import Table
 from ranklab.measure.clock import BUSY_SPREAD, cores, median_seconds
 from ranklab.ranks import ranks

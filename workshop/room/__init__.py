@@ -22,19 +22,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from coursekit.machine.regular_file import LARGEST_FILE_BYTES, regular_json
 from coursekit.show.format import printable
 from coursekit.show.tables import Table
 
-from .handed_in import (
-    HANDED_IN_SCHEMA,
-    LARGEST_FILE_BYTES,
-    LONGEST_NAME,
-    HandedIn,
-    LabState,
-    handed_in,
-    regular_json,
-    typed,
-)
+from .handed_in import HANDED_IN_SCHEMA, LONGEST_NAME, HandedIn, LabState, handed_in, typed
 
 TOKEN = ".room"  # beside the labs: which file of the shared folder is this learner's
 BINS, BAR = 8, 30  # of a histogram: how many, and signs of the longest
@@ -317,7 +309,7 @@ def run_hand_in(asked) -> int:
     labs = asked.labs or (Path("labs") if Path("labs").is_dir() else Path())
     doctor = None
     if asked.doctor:
-        from .doctor import examine  # loads torch
+        from coursekit.machine.doctor import examine  # loads torch
 
         found = examine(labs)
         doctor = dict(ready=found.fit, findings=[one._asdict() for one in found.findings])

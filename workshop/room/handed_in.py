@@ -5,17 +5,14 @@ size, and its fields must have the types below. Texts are cut, and lose each sig
 would obey.
 """
 
-import json
-import os
-import stat
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from coursekit.machine.regular_file import regular_json
 from coursekit.show.format import printable
 
 HANDED_IN_SCHEMA = 1
-LARGEST_FILE_BYTES = 20 << 20  # of a file; a notebook with its pictures has one or two million
 MOST_ITEMS = 1_000  # of a list
 LONGEST_TEXT = 200
 LONGEST_NAME = 40
@@ -50,22 +47,6 @@ def handed_in(path: Path) -> HandedIn:
         raise ValueError(f"its schema is not {HANDED_IN_SCHEMA}, which this shardlab reads")
     found = typed(given, HandedIn)
     return found._replace(name=found.name[:LONGEST_NAME])
-
-
-def regular_json(path: Path) -> Any:
-    """The content of a regular file: a pipe or a device would never end."""
-    without_waiting = getattr(os, "O_NONBLOCK", 0)
-    with open(
-        path, "rb", opener=lambda name, flags: os.open(name, flags | without_waiting)
-    ) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("not a regular file")
-        if len(content := file.read(LARGEST_FILE_BYTES + 1)) > LARGEST_FILE_BYTES:
-            raise ValueError(f"more than {LARGEST_FILE_BYTES:,} bytes")
-    try:
-        return json.loads(content)
-    except RecursionError:
-        raise ValueError("lists in lists without end") from None
 
 
 def typed(value: Any, kind: Any, field: str = "the content") -> Any:
