@@ -16,6 +16,7 @@ from bookkit import stepper
 from bookkit.cards import CardDirective, add_files, radio_buttons
 from bookkit.pictures import SHEET
 from coursekit import topics
+from coursekit.show.drawing import PICTURE_WIDTH
 
 CARDS = {
     module.FRAMES.name: module.FRAMES
@@ -52,7 +53,7 @@ def card(name, source):
         (name, first, data),
         source,
         shown.caption.format(shown.choices[first]),
-        shown.high,
+        f"aspect-ratio:{PICTURE_WIDTH}/{shown.high}",
     )
 
 

@@ -54,7 +54,7 @@ def card(way, ranks, source):
         (way, ranks, data),
         source,
         f"The moves of {_steps.PAIR_WAYS[way].lower()} on {ranks} ranks.",
-        stepper.pixels_of_shards(ranks),
+        stepper.room_of_shards(ranks),
     )
 
 

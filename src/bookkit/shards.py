@@ -61,7 +61,7 @@ def card(stage, ranks, source):
         (_steps.name_of(stage, 1), ranks, data),
         source,
         f"The moves of a training step in stage {stage} on {ranks} ranks.",
-        stepper.pixels_of_shards(ranks),
+        stepper.room_of_shards(ranks),
     )
 
 

@@ -77,25 +77,28 @@ Arrows are what this step sends: + is added, = is put in place."""
         (name, ranks, data),
         source,
         f"The steps of {_a(name)} on {ranks} ranks.",
-        _pixels(data),
+        _room(data),
     )
 
 
-def _pixels(data):
+def _room(data):
     """The height of chunks.js' picture of these data."""
     ranks, top = len(data["have"]), 42 if data.get("exchange") else 24
-    return top + ranks * ((40 if data["need"] > 1 else 32) + (6 if ranks > 6 else 9))
+    pitch = (40 if data["need"] > 1 else 32) + (6 if ranks > 6 else 9)
+    return f"min-height:{top + ranks * pitch}px"
 
 
-def pixels_of_shards(ranks):
+def room_of_shards(ranks):
     """The height of shards.js' picture."""
-    return 44 + ranks * (29 if ranks > 5 else 40)
+    return f"min-height:{44 + ranks * (29 if ranks > 5 else 40)}px"
 
 
-def frame(ident, heading, look, menus, step, steps, number, first, source, caption, high):
+def frame(
+    ident, heading, look, menus, step, steps, number, first, source, caption, room_of_picture
+):
     """The card of whatever goes step by step: `look` says what to look at, `menus` what is chosen
     (both HTML), `step` what a step is called; it is shown at step `number`. `first` are name, ranks
-    and data of the first picture, `high` are its pixels."""
+    and data of the first picture, `room_of_picture` is the style that keeps its place."""
     last, (name, ranks, data) = len(steps) - 1, first
     data = {key: value for key, value in data.items() if key != "say"}  # the table says it
     longest = lambda texts: max(map(unbroken, texts), key=len)
@@ -104,7 +107,7 @@ def frame(ident, heading, look, menus, step, steps, number, first, source, capti
     inside = f"""<div class="explorer-picture" tabindex="0" role="group"
  aria-label="Picture: the arrow keys step, space plays">
 <p class="explorer-caption">{look}</p>
-<div class="explorer-drawing" style="min-height:{high}px"></div></div>
+<div class="explorer-drawing" style="{room_of_picture}"></div></div>
 <div class="explorer-menus">{menus}</div>
 <div class="explorer-controls"><div class="explorer-menu">
 <label for="{ident}-step">{step}

@@ -11,11 +11,11 @@ VALUES = """() => [...document.querySelectorAll(
   control => control.type === "radio" ? control.checked : control.value)"""
 
 # The keys that move a control of each kind. A choice may show what was shown before (two GPUs with
-# the same memory): then the next.
+# the same memory, two orders that both balance a ring): then the next.
 KEYS = {
     "range": ["ArrowRight", "ArrowLeft"],
     "text": ["ArrowUp", "ArrowDown"],
-    "radio": ["ArrowRight", "ArrowLeft"],
+    "radio": [*["ArrowRight"] * 2, "ArrowLeft"],
     "select-one": [*["ArrowDown"] * 4, *["ArrowUp"] * 8],
 }
 

@@ -576,8 +576,14 @@ def test_menus_set_values_and_show_when_they_are_left(card):
     if not both:  # no control moves what a menu sets
         return
     moved, kind = both[0]
+    names = next(menu.names for menu in card.spec.menus if menu.kind == kind)
     chooser, start = card.find(f"[data-kind={kind}]"), card.spec.start()[moved.quantity]
-    card.slide(moved.quantity, next(stop for stop in reversed(moved.stops) if stop != start))
+    of_presets = {
+        values.get(moved.quantity) for values in map(partial(card.spec.preset, kind), names)
+    }
+    others = [stop for stop in reversed(moved.stops) if stop != start]
+    own = next((stop for stop in others if stop not in of_presets), others[0])
+    card.slide(moved.quantity, own)
     assert (
         chooser.input_value() == ""
         and chooser.evaluate("menu => menu.selectedOptions[0].text") == "own values"

@@ -40,8 +40,8 @@ def test_gradients_are_of_one_model():
 
 
 def test_figures_of_the_lab():
-    """Must catch: loss and bytes turned round; a link's bars under another link."""
+    """Must catch: the way that sends most on top; a link's bars under another link."""
     (points,) = lab.chart({"SGD": (2.8, 640_000.0), "signs": (2.6, 20_000.0)}).data
-    assert (points.x, points.y) == ((640_000.0, 20_000.0), (2.8, 2.6))
+    assert points.x == (2.6, 2.8)
     bars = lab.link_figure({"near": {"fp32": 9, "signs": 10}, "far": {"fp32": 90, "signs": 20}})
     assert [list(bar.y) for bar in bars.data] == [[9, 90], [10, 20]]

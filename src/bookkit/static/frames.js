@@ -5,7 +5,7 @@
   const WIDE = 400; // of coursekit/show/drawing.py
 
   function picture(svg, data, steps, width) {
-    BOOK.svg.set(svg, { viewBox: "0 0 " + WIDE + " " + data.high, height: Math.round(data.high * width / WIDE) });
+    BOOK.svg.set(svg, { viewBox: "0 0 " + WIDE + " " + data.high, height: data.high * width / WIDE });
     return function (number) { svg.innerHTML = '<g class="picture">' + steps[number] + "</g>"; };
   }
 

@@ -75,7 +75,11 @@ LOADER = Explorer(
     detail=(
         Say(
             "The GPU asks for {asked_bytes_per_second} and gets {delivered_bytes_per_second}. One"
-            " batch comes out of the loader every {batch_making_seconds:short duration}."
+            " batch comes out of the loader every {batch_making_seconds:short duration}. "
+        ),
+        Say(
+            "Batches that a worker makes ahead: {buffered_batches_per_worker:exact}.",
+            unless=(_ALONE,),
         ),
     ),
     table=ExplorerTable(

@@ -123,7 +123,10 @@ ATTENTION_TILES = Explorer(
             "In tiles of {tile_rows:exact} rows attention moves {attention_moved_bytes}; with"
             " scores in memory, {stored_scores_bytes} of them, it moves {scores_moved_bytes}. "
         ),
-        Say("A tile takes {tile_bytes:KiB} on the chip, and fits.", when=(("tile_fits", 1),)),
+        Say(
+            "A tile takes {tile_bytes:KiB} of {shared_memory_bytes:KiB} on the chip.",
+            when=(("tile_fits", 1),),
+        ),
         Say(
             "A tile takes {tile_bytes:KiB}, which {shared_memory_bytes:KiB} do not hold.",
             when=(("tile_fits", 0),),

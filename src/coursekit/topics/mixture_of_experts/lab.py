@@ -3,8 +3,7 @@
 import plotly.graph_objects as go
 from torch import Tensor, nn
 
-from coursekit.show.figures import axis, new_figure
-from coursekit.show.palette import MEMORY, TIMELINE
+from coursekit.show.figures import axis, draw_lines, new_figure
 from shardlab.experts.core import mixtures
 
 SIZES = dict(layers=2, hidden=64, heads=4, feed_forward=128, experts=8, experts_per_token=2)
@@ -71,16 +70,11 @@ def load_figure(history: History, title: str, every: int = 5) -> go.Figure:
 
 def balance_figure(runs: dict[str, History], every: int = 5) -> go.Figure:
     """The fullest expert of each run by step: 1 is balance."""
-    figure = new_figure("Fullest expert of the last layer, times the mean", 320)
-    colours = (*TIMELINE.values(), *MEMORY.values())
-    for (name, history), colour in zip(runs.items(), colours):
+    lines = {}
+    for name, history in runs.items():
         fullest = [max(step[-1]) for step in history.loads]
-        smooth = [
-            round(sum(fullest[at : at + every]) / every, 2)
-            for at in range(0, len(fullest) - every + 1, every)
-        ]
-        steps = list(range(0, len(fullest) - every + 1, every))
-        figure.add_trace(go.Scatter(x=steps, y=smooth, name=name, line=dict(color=colour.light)))
-    figure.update_layout(showlegend=True, legend=dict(orientation="h", y=-0.25))
-    figure.update_xaxes(axis(title="step"))
-    return figure.update_yaxes(axis(range=[0, 4.2], showgrid=True))
+        places = range(0, len(fullest) - every + 1, every)
+        lines[name] = places, [round(sum(fullest[at : at + every]) / every, 2) for at in places]
+    return draw_lines(
+        new_figure("Fullest expert of the last layer", 350), lines, "step", "times the mean"
+    )

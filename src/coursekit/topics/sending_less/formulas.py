@@ -173,6 +173,37 @@ class WhatStays(BOOK.section(source="definition of the hook", measured_by=_KEPT)
         that it averages"""
         return 4 * ceil_div(q.parameters, q.data_parallel)
 
+    def attention_factor_columns(q):
+        r"""m_\text{att} | count | elements of PowerSGD's second factors in a layer's attention,
+        at rank 1; a matrix with larger factors than itself goes whole and has none"""
+        return where(
+            q.power_rank * (q.hidden + q.product_columns) < q.hidden * q.product_columns,
+            q.hidden,
+            0,
+        ) + where(
+            q.power_rank * (q.hidden + q.query_size) < q.hidden * q.query_size, q.query_size, 0
+        )
+
+    def mlp_factor_columns(q):
+        r"""m_\text{mlp} | count | the same in the MLP of a layer"""
+        return where(
+            q.power_rank * (q.hidden + q.feed_forward) < q.hidden * q.feed_forward,
+            (1 + q.gated_mlp) * q.hidden + q.feed_forward,
+            0,
+        )
+
+    def end_factor_columns(q):
+        r"""m_\text{end} | count | the same of embeddings, positions and the head"""
+        return where(
+            q.power_rank * (q.hidden + q.vocabulary) < q.hidden * q.vocabulary,
+            (2 - q.tied_head) * q.hidden,
+            0,
+        ) + where(
+            q.power_rank * (q.hidden + q.max_sequence) < q.hidden * q.max_sequence,
+            q.learned_positions * q.hidden,
+            0,
+        )
+
     def power_factor_bytes(q):
         r"""M_\text{low} | bytes | bytes of PowerSGD's second factors, from which the next step
         begins"""
@@ -180,35 +211,8 @@ class WhatStays(BOOK.section(source="definition of the hook", measured_by=_KEPT)
             4
             * q.power_rank
             * (
-                q.layers
-                * (
-                    where(
-                        q.power_rank * (q.hidden + q.product_columns)
-                        < q.hidden * q.product_columns,
-                        q.hidden,
-                        0,
-                    )
-                    + where(
-                        q.power_rank * (q.hidden + q.query_size) < q.hidden * q.query_size,
-                        q.query_size,
-                        0,
-                    )
-                    + where(
-                        q.power_rank * (q.hidden + q.feed_forward) < q.hidden * q.feed_forward,
-                        (1 + q.gated_mlp) * q.hidden + q.feed_forward,
-                        0,
-                    )
-                )
-                + where(
-                    q.power_rank * (q.hidden + q.vocabulary) < q.hidden * q.vocabulary,
-                    (2 - q.tied_head) * q.hidden,
-                    0,
-                )
-                + where(
-                    q.power_rank * (q.hidden + q.max_sequence) < q.hidden * q.max_sequence,
-                    q.learned_positions * q.hidden,
-                    0,
-                )
+                q.layers * (q.attention_factor_columns + q.mlp_factor_columns)
+                + q.end_factor_columns
             )
         )
 

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from coursekit.lab import batches, small_gpt
-from coursekit.show.figures import axis, new_figure
+from coursekit.show.figures import axis, legend_below, name_rows, new_figure
+from coursekit.show.format import decimal_bytes
 from coursekit.show.palette import MEMORY, TIMELINE
 from ranklab.measure.clock import MedianSeconds
 from ranklab.measure.timing import wall_seconds
@@ -64,24 +65,22 @@ def link_figure(times: dict[str, dict[str, float]]) -> go.Figure:
                 textposition="outside",
             )
         )
-    figure.update_layout(showlegend=True, legend=dict(orientation="h", y=-0.2), barmode="group")
+    figure.update_layout(barmode="group", **legend_below(-0.2))
     figure.update_xaxes(axis())
     return figure.update_yaxes(axis(showgrid=True, type="log"))
 
 
 def chart(runs: dict[str, tuple[float, float]]) -> go.Figure:
-    """Loss and bytes of each run: the best ones are low and left."""
-    figure = new_figure("Loss of the last steps, and bytes that a rank sends in a step", 380)
-    losses, nbytes = zip(*runs.values())
+    """A dot for the loss of each run; whoever sends fewest bytes a step is on top."""
+    names = sorted(runs, key=lambda name: runs[name][1])
+    figure = new_figure("Loss of the last steps, by bytes a step", 120 + 36 * len(names))
     figure.add_trace(
         go.Scatter(
-            x=nbytes,
-            y=losses,
-            text=list(runs),
-            mode="markers+text",
-            textposition="top center",
+            x=[runs[name][0] for name in names],
+            y=list(range(len(names))),
+            mode="markers",
             marker=dict(size=10, color=TIMELINE["communication"].light),
         )
     )
-    figure.update_xaxes(axis(title="bytes a step", type="log", range=[2.5, 6.5]))
-    return figure.update_yaxes(axis(title="loss", showgrid=True))
+    name_rows(figure, [f"{name}<br>{decimal_bytes(runs[name][1])}" for name in names])
+    return figure.update_xaxes(axis(title="loss", showgrid=True))

@@ -171,7 +171,11 @@ BYTES_PER_PARAMETER = Explorer(
     menus=(Menu("recipe", "Recipe", without=("adapter_rank",)),),
     controls=(
         Choice("parameter_element_bytes", "parameter", ((1, "1 B"), (2, "2 B"), (4, "4 B"))),
-        Choice("gradient_element_bytes", "gradient", ((1, "1 B"), (2, "2 B"), (4, "4 B"))),
+        Choice(
+            "gradient_element_bytes",
+            "gradient",
+            ((1, "1 B"), (2, "2 B"), (4, "4 B"), (6, "2 + 4 B")),
+        ),
         Choice(
             "master_element_bytes",
             "master copy",

@@ -62,8 +62,9 @@ def draw_errors(name, title, classes):
         steps = "".join(f"M{_place(tick):.1f} {high}V{low}" for high, low in tops)
         drawing.path(steps, "grid" if tick else "line")
         words = f"{tick:+d}%".replace("-", "−") if tick else "0"
-        side = {_LEAST: "", _MOST: " end"}.get(tick, " middle")
-        drawing.text(_place(tick), top + 8, words, f"small{side}")
+        if tick % 40 == 0:  # closer numbers would meet
+            side = "end" if tick == _MOST else "middle"
+            drawing.text(_place(tick), top + 8, words, f"small {side}")
     drawing.path("".join(marks[False]), "accent")
     drawing.path("".join(marks[True]), "line")
     return drawing.svg(
