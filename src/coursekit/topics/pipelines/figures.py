@@ -44,9 +44,9 @@ def pipeline_figure(
     layers += [(from_zero(measured), 0.5, True)] if measured else []
     ends = [span.end for spans, *_ in layers for own in spans for span in own]
     head = HEAD_PIXELS + (12 if measured else 0)
-    height = head + FOOT_PIXELS + 50 + RANK_ROW_PIXELS * len(lists)
+    height = head + FOOT_PIXELS + 70 + RANK_ROW_PIXELS * len(lists)
     figure = new_figure(title, height, barmode="overlay", bargap=0)
-    figure.update_layout(margin=dict(t=head, b=FOOT_PIXELS + 50), **legend_below(-0.28))
+    figure.update_layout(margin=dict(t=head, b=FOOT_PIXELS + 70), **legend_below(-0.28))
     for spans, width, filled in layers:
         for kind in Kind:
             chosen = [(rank, span) for rank, own in enumerate(spans) for span in own]
