@@ -11,7 +11,12 @@ import pytest
 from graded import check_sentence, mutated, results, skeleton, text_of
 
 from coursekit.exercises.assignments import assignment
+from shardlab.context_parallel import core_ring
+from shardlab.data_loading import core as data_loading
+from shardlab.data_loading import core_packing
 from shardlab.data_parallel import core as data_parallel
+from shardlab.experts import core_parallel
+from shardlab.kernels import attention
 from shardlab.mixed_precision import core as mixed_precision
 from shardlab.pipelines import core as pipelines
 from shardlab.pipelines import schedules
@@ -42,15 +47,47 @@ class PipelineOfWords(Pipeline):
 
 Pipeline = PipelineOfWords
 """
+AROUND_THE_RING = """
+from shardlab.context_parallel.core import Context
+
+zigzag, merge = places_in_zigzag, merged
+
+
+def ring_attention(q, k, v, group=None):
+    if q.shape[2] % 2:
+        raise ValueError(f"{q.shape[2]} tokens")
+    return RingOfKeys.apply(q, k, v, Blocks(Context(group)))
+"""
+
+
+def of_reference(topic: str, *names: str) -> str:
+    """The source of what a learner builds, as the book has it."""
+    reference = assignment(topic).reference
+    return "\n\n".join(inspect.getsource(reference[name]) for name in names)
+
+
+def flash_attention() -> str:
+    """Its kernels, called as they are: PyTorch knows them as operators already."""
+    kernels = text_of(attention).partition("def _keep")[0].replace("@operator\n", "")
+    wrapped = of_reference("kernels", "FlashAttention").replace("OfTheShelf", "FlashAttention")
+    return f"{kernels}TILE = 16\n\n\n{wrapped}"
+
+
 SOLUTIONS = {  # the right solution, and on how many ranks it is tried
     "activation_checkpointing": (text_of(recompute), 1),
     "collectives": (ANOTHER, 4),
     "data_parallelism": (text_of(data_parallel), 4),
-    "feeding_the_gpu": ((HERE / "feeding_the_gpu/another_solution.py").read_text("utf-8"), 1),
-    "kernels": ((HERE / "kernels/another_solution.py").read_text("utf-8"), 1),
-    "long_sequences": ((HERE / "long_sequences/another_solution.py").read_text("utf-8"), 4),
+    "feeding_the_gpu": (text_of(data_loading, core_packing), 1),
+    "kernels": (flash_attention(), 1),
+    "long_sequences": (
+        text_of(core_ring) + of_reference("long_sequences", "zigzag", "merge") + AROUND_THE_RING,
+        4,
+    ),
     "mixed_precision": (text_of(mixed_precision), 2),
-    "mixture_of_experts": ((HERE / "mixture_of_experts/another_solution.py").read_text("utf-8"), 4),
+    "mixture_of_experts": (
+        text_of(core_parallel) + of_reference("mixture_of_experts", "route"),
+        4,
+    ),
     "pipelines": (text_of(schedules) + text_of(pipelines) + IN_WORDS, 4),
     "tensor_parallelism": (text_of(tensor_parallel), 4),
     "where_the_time_goes": (
