@@ -92,7 +92,7 @@ def starts_ranks(module):
 def pytest_collection_finish(session):
     """Ranks get the functions of tests, and of their helpers, by value, as they get those of a
     notebook: they cannot import them."""
-    helpers = ("tables", "compositions", "operators", "random_models", "test_compression")
+    helpers = "tables compositions operators random_models refusals test_compression".split()
     of_tests = {getattr(item, "module", None) for item in session.items}
     for module in of_tests | set(map(sys.modules.get, helpers)):
         if module and sys.modules.get(module.__name__) is module:

@@ -6,6 +6,9 @@ from functools import partial
 import pytest
 import torch
 from night import at_night
+from refusals import said_by
+from tables import RIGHT, Beside, check
+from torch import nn
 
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
@@ -128,10 +131,7 @@ def test_messages_of_the_second_run(pair):
 
 def of_own_tokens(way):
     """On a rank: what a partitioned checkpoint says of what ranks do not share."""
-    try:
-        tensor_step(STYLES[1], way, CALLS["partitioned"])
-    except CheckpointError as error:
-        return str(error)
+    return said_by(lambda: tensor_step(STYLES[1], way, CALLS["partitioned"]), CheckpointError)
 
 
 def test_a_partitioned_input_that_ranks_do_not_share(pair):
@@ -147,33 +147,38 @@ def test_a_partitioned_input_that_ranks_do_not_share(pair):
 M = 4
 
 
-def pipeline_step(kind, style, name=None):
-    """(losses, gradients) of a step of this rank."""
-    model = gpt(style)
-    layers = [model.embedding, *model.blocks, model.head]
+def staged_step(kind, style, call=None, tp=1):
+    """(losses, gradients) of a step of this rank, one of 2 x tp: a pipeline whose layers tensor
+    parallelism has cut, each block in a checkpoint."""
+    mesh, model, loss = Mesh(pp=2, tp=tp), gpt(style), next_token_loss
     torch.manual_seed(6)
     tokens, targets = (torch.randint(53, (2 * M, 8)) for _ in range(2))
-    plan = plan_pipeline(layers, schedule(kind, 2, M), tokens)
-    pipeline = Pipeline(layers, plan, next_token_loss)
-    if name == "core":
+
+    def layers():
+        return [model.embedding, *model.blocks, model.head]
+
+    plan = plan_pipeline(layers(), schedule(kind, 2, M), tokens)
+    if tp > 1:
+        apply_tensor_parallel(model, gpt_plan(model.config), mesh.tp.group)
+        loss = partial(vocabulary_parallel_loss, vocabulary=53, group=mesh.tp.group)
+    pipeline = Pipeline(layers(), plan, loss, mesh.pp.group)
+    if call == "core":
         checkpoint_modules(model, CoreAttention)
-    elif name:
-        checkpoint_modules(model, Block, CALLS[name])
+    elif call == "partitioned":
+        checkpoint_modules(model, Block, partial(checkpoint_partitioned, mesh.tp.group))
+    elif call:
+        checkpoint_modules(model, Block, CALLS[call])
     torch.manual_seed(7)
     losses = pipeline.step(tokens, targets)
-    return losses, [parameter.grad for parameter in pipeline.parameters()]
+    return losses, *(parameter.grad for parameter in pipeline.parameters())
 
 
-def beside_pipelines(kind, name):
+def beside_stages(kind, call, styles, tp=1):
+    """The styles for which the call gives other bits."""
     torch.set_default_dtype(torch.float64)  # of what the plan says that stages send
     try:
-        wrong = []
-        for style in STYLES:
-            plain, ours = pipeline_step(kind, style), pipeline_step(kind, style, name)
-            pairs = [*zip(ours[1], plain[1], strict=True), (ours[0], plain[0])]
-            if not all(torch.equal(mine, theirs) for mine, theirs in pairs):
-                wrong.append(style)
-        return wrong
+        found = [[staged_step(kind, style, one, tp) for one in (None, call)] for style in styles]
+        return [s for s, both in zip(styles, found) if not all(map(torch.equal, *both))]
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -184,10 +189,7 @@ def beside_pipelines(kind, name):
 def test_pipelines_and_split_backward(pair, kind, name):
     """Must catch: random numbers of another microbatch in the second run; a weight's gradient that
     is put off and lands on a tensor that was recomputed."""
-    assert pair.run(beside_pipelines, kind, name) == [[], []]
-
-
-# --- tensor parallelism, pipelines and a split backward at once -----------------------------------
+    assert pair.run(beside_stages, kind, name, STYLES) == [[], []]
 
 
 @pytest.fixture
@@ -195,43 +197,90 @@ def four(worlds):
     return worlds(4, patience_seconds=30)
 
 
-def split_step_of_parts(style, call=None):
-    """(losses, gradients) of a step of this rank, one of 2 x 2: zero-bubble H1 whose layers tensor
-    parallelism has cut, each block in a checkpoint."""
-    mesh = Mesh(pp=2, tp=2)
-    model = gpt(style)
-    torch.manual_seed(6)
-    tokens, targets = (torch.randint(53, (2 * M, 8)) for _ in range(2))
-
-    def layers():
-        return [model.embedding, *model.blocks, model.head]
-
-    plan = plan_pipeline(layers(), schedule("zero-bubble H1", 2, M), tokens)
-    apply_tensor_parallel(model, gpt_plan(model.config), mesh.tp.group)
-    loss = partial(vocabulary_parallel_loss, vocabulary=53, group=mesh.tp.group)
-    pipeline = Pipeline(layers(), plan, loss, mesh.pp.group)
-    if call == "partitioned":
-        checkpoint_modules(model, Block, partial(checkpoint_partitioned, mesh.tp.group))
-    elif call:
-        checkpoint_modules(model, Block, CALLS[call])
-    torch.manual_seed(7)
-    losses = pipeline.step(tokens, targets)
-    return losses, [parameter.grad for parameter in pipeline.parameters()]
-
-
-def beside_split_parts(call):
-    torch.set_default_dtype(torch.float64)
-    try:
-        plain, ours = split_step_of_parts(STYLES[0]), split_step_of_parts(STYLES[0], call)
-        pairs = [*zip(ours[1], plain[1], strict=True), (ours[0], plain[0])]
-        return all(torch.equal(mine, theirs) for mine, theirs in pairs)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("call", ["partitioned", "by hooks", "selective"])
 def test_parts_of_layers_in_a_split_backward(four, call):
     """Must catch: an input that is partitioned over the ranks of the pipeline; a gathering of the
     second run that the other rank makes for another microbatch."""
-    assert four.run(beside_split_parts, call) == [True] * 4
+    assert four.run(beside_stages, "zero-bubble H1", call, STYLES[:1], 2) == [[]] * 4
+
+
+# --- beside data parallelism and ZeRO -------------------------------------------------------------
+
+
+class Called(nn.Module):
+    def __init__(self, call, layer):
+        super().__init__()
+        self.call, self.layer = call, layer
+
+    def forward(self, x):
+        return self.call(self.layer, x)
+
+
+def blocks():
+    inner = lambda: nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4))
+    return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), inner()) for _ in range(3)))
+
+
+def inside(net, call):
+    """Checkpoints inside of units."""
+    for block in net:
+        block[1] = Called(call, block[1])
+
+
+def around(net, call):
+    for number, block in enumerate(net):
+        net[number] = Called(call, block)
+
+
+def of_forward(net, call):
+    for block in net:
+        block.forward = partial(call, block.forward)
+
+
+def in_groups(net, call):
+    net.forward = checkpoint_every(nn.Sequential(*net), 2, call).forward
+
+
+def recomputed(door, place, call):
+    """Two microbatches, checkpoints in both models. Must catch: gradients sent before the second
+    run has added its own; a unit of stage 3 that is not there when its layers run again."""
+    before = (lambda net: place(net, call)) if place is inside else lambda net: None
+    beside = Beside(door, blocks, before=before)
+    for net in (beside.plain,) if place is inside else beside.nets:
+        place(net, call)
+    for _ in range(2):
+        beside.optimizer.zero_grad()
+        beside.plain_optimizer.zero_grad()
+        for _ in range(2):
+            beside.backward()
+        beside.step()
+    return beside.verdict()
+
+
+def called_with_nothing(door):
+    checkpoint(torch.tanh, torch.ones(2))
+
+
+BESIDE_REPLICAS = (checkpoint, checkpoint_by_function, checkpoint_selective, offloaded)
+PLACES = (inside, around, of_forward, in_groups)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    "door, place",
+    [(door, place) for door in ("replicas", "stage 3") for place in PLACES]
+    + [("stage 2", around)]  # whose hooks find gradients of the second run
+    + at_night(*(("stage 1", place) for place in PLACES))
+    + at_night(*(("stage 2", place) for place in (inside, of_forward, in_groups))),
+)
+def test_the_parameters_of_the_plain_model(worlds, door, place):
+    """Must catch: what the row says."""
+    for call in BESIDE_REPLICAS:
+        check(worlds(2, patience_seconds=30), door, recomputed, (place, call), RIGHT)
+
+
+def test_the_sentence_comes_on_every_rank(worlds):
+    """Must catch: an error that a rank keeps for itself, or that cannot travel."""
+    said = "CheckpointError: nothing that checkpoint() was given"
+    check(worlds(2, patience_seconds=30), "replicas", called_with_nothing, (), said)

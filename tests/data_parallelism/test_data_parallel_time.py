@@ -2,12 +2,16 @@
 make_buckets, and the figures that the chapter prints."""
 
 import random
+import re
 from functools import cache
 
 import pytest
 import torch
+from pages import chapter
+from solved import Given, value
 
 from coursekit.formulas import MODELS, evaluate, events, quantities
+from coursekit.topics.data_parallelism import published
 from coursekit.topics.data_parallelism.timeline import STEP
 from shardlab.data_parallel import make_buckets
 from shardlab.gpt import GPT, GPTConfig
@@ -83,21 +87,19 @@ def test_closed_form_is_the_simulation():
 def test_the_list_of_a_model():
     """Must catch: 19 buckets; the table counted as 16 equal parts; positions in the table's bucket;
     the old order of queries and MLP."""
-    names = ["equal_buckets", "equal_bucket_bytes", "last_bytes", "last_messages"]
-    names += ["gradient_buckets", "head_bucket_bytes", "gradient_bytes"]
     for model in ("GPT-2 124M", "GPT-2 355M", "Llama 7B"):
         given = quantities(model=model, recipe="fp32 Adam")
         for bucket_bytes in (64 * 1024, MIB, 16 * MIB, 25 * MIB, 500 * MIB):
-            found = evaluate(names, allow_unused=True, **given, bucket_bytes=bucket_bytes)
-            layers = found["equal_buckets"] * found["equal_bucket_bytes"]
-            total = layers + found["last_bytes"] + found["head_bucket_bytes"]
+            found = Given(**given, bucket_bytes=bucket_bytes)
+            layers = found.equal_buckets * found.equal_bucket_bytes
+            total = layers + found.last_bytes + found.head_bucket_bytes
             assert total == pytest.approx(sum(real_buckets(model, bucket_bytes)))
-            assert total == pytest.approx(found["gradient_bytes"])
-    found = evaluate(names, allow_unused=True, **GPT2)
+            assert total == pytest.approx(found.gradient_bytes)
+    found = Given(**GPT2)
     assert real_buckets("GPT-2 124M", 25 * MIB) == [28_351_488] * 12 + [154_395_648, 3_145_728]
-    assert (found["equal_buckets"], found["equal_bucket_bytes"]) == (12, 28_351_488)
-    assert (found["last_bytes"], found["last_messages"]) == (154_395_648 + 3_145_728, 2)
-    assert found["gradient_buckets"] == 14
+    assert (found.equal_buckets, found.equal_bucket_bytes) == (12, 28_351_488)
+    assert (found.last_bytes, found.last_messages) == (154_395_648 + 3_145_728, 2)
+    assert found.gradient_buckets == 14
 
 
 def test_equal_buckets_are_close_to_the_list():
@@ -142,30 +144,26 @@ def exposed_of_the_list(given, found, buckets):
 def test_the_bucket_that_nobody_can_hide():
     """GPT-2 124M on 8 ranks, 100 Gbit/s. Must catch: the old 3.80 ms, an efficiency of 98%, and 53
     ms with the buckets ready evenly from the beginning."""
-    names = ["exposed_seconds", "data_parallel_step_seconds", "scaling_efficiency", "last_share"]
-    weak = evaluate(names, allow_unused=True, **GPT2)
-    assert 1e3 * weak["exposed_seconds"] == pytest.approx(26.428, abs=0.001)
-    assert 1e3 * weak["data_parallel_step_seconds"] == pytest.approx(276.43, abs=0.01)
-    assert weak["last_share"] == pytest.approx(0.3165, abs=1e-4)
-    strong = evaluate(names, allow_unused=True, **{**GPT2, "strong_scaling": 1})
-    assert 1e3 * strong["exposed_seconds"] == pytest.approx(58.20, abs=0.01)
-    assert strong["scaling_efficiency"] == pytest.approx(0.407, abs=0.001)
-    slow = evaluate(names, allow_unused=True, **{**GPT2, **quantities(link="Ethernet, 1 Gbit/s")})
-    assert slow["exposed_seconds"] == pytest.approx(6.864, abs=0.001)
+    weak = Given(**GPT2)
+    assert 1e3 * weak.exposed_seconds == pytest.approx(26.428, abs=0.001)
+    assert 1e3 * weak.data_parallel_step_seconds == pytest.approx(276.43, abs=0.01)
+    assert weak.last_share == pytest.approx(0.3165, abs=1e-4)
+    strong = Given(**{**GPT2, "strong_scaling": 1})
+    assert 1e3 * strong.exposed_seconds == pytest.approx(58.20, abs=0.01)
+    assert strong.scaling_efficiency == pytest.approx(0.407, abs=0.001)
+    slow = Given(**{**GPT2, **quantities(link="Ethernet, 1 Gbit/s")})
+    assert slow.exposed_seconds == pytest.approx(6.864, abs=0.001)
 
 
 def test_the_link_that_keeps_up():
     """Must catch: a whole backward taken as cover, with the head's part."""
     given = {**GPT2, "latency_seconds": 0}
     name = "hiding_link_bytes_per_second"
-    speed = evaluate([name], allow_unused=True, **given)[name]
-    names = ["exposed_seconds", "equal_bucket_seconds", "last_buckets_seconds"]
+    speed = value(name, **given)
     for slower, same in ((1, True), (2, False)):
-        found = evaluate(
-            names, allow_unused=True, **{**given, "link_bytes_per_second": speed / slower}
-        )
-        least = found["equal_bucket_seconds"] + found["last_buckets_seconds"]
-        assert (found["exposed_seconds"] == pytest.approx(least, rel=1e-9)) == same
+        found = Given(**{**given, "link_bytes_per_second": speed / slower})
+        least = found.equal_bucket_seconds + found.last_buckets_seconds
+        assert (found.exposed_seconds == pytest.approx(least, rel=1e-9)) == same
 
 
 def test_the_share_of_the_head():
@@ -183,5 +181,40 @@ def test_the_share_of_the_head():
         net(tokens)
     counts = counter.get_flop_counts()
     share = sum(counts["GPT.head"].values()) / sum(counts["Global"].values())
-    found = evaluate(["head_backward_share"], **config.quantities(), sequence=24)
-    assert found["head_backward_share"] == pytest.approx(share, rel=1e-12)
+    found = Given(**config.quantities(), sequence=24)
+    assert found.head_backward_share == pytest.approx(share, rel=1e-12)
+
+
+# --- overlap that others published ----------------------------------------------------------------
+
+CHAPTER = " ".join(chapter("data-parallelism").split())
+
+
+def test_published_overlap():
+    """Must catch: a speed-up printed as the share that was hidden; a model that hides forward's
+    time too, or nothing."""
+    most = published.most_hidden_share()
+    step = published.FORWARD_SECONDS + 2 * published.BACKWARD_SECONDS
+    assert most == pytest.approx(published.BACKWARD_SECONDS / step, rel=0.01)
+    assert f"at most {100 * most:.0f}%" in CHAPTER and "quoted" in published.SOURCE
+    for row in published.OVERLAPS:
+        share = 100 * row.hidden_share
+        assert row.hidden_share <= most
+        line = rf"\| {re.escape(row.name)} \| {100 * row.speed_up:.1f}% \| {share:.1f}% \|"
+        assert re.search(line, CHAPTER), row.name
+    assert published.hidden_share(0.5) < most > published.hidden_share(8)
+
+
+@pytest.mark.parametrize("contention", (0.0, 0.16, 0.29))
+def test_a_hidden_second_costs(contention):
+    """Must catch: the share of speed taken for the share of time; exposed seconds counted, in which
+    nothing is computed."""
+    work, message, step = 0.9, 0.4, 1e-4
+    time = done = 0.0
+    while done < work:
+        done += step * (1 - contention if time < message else 1)
+        time += step
+    names = ["contention_seconds"]
+    given = dict(contention=contention, hidden_seconds=message)
+    lost = evaluate(names, **given)["contention_seconds"]
+    assert time - work == pytest.approx(lost, abs=3 * step)

@@ -1,5 +1,6 @@
 """The scripts of "Your first eight ranks", on ranks of the fork server, which spare the imports; at
-night by torchrun, as the page says, on one machine and on two."""
+night by torchrun, as the page says, on one machine and on two. And the
+script of a pipeline."""
 
 import contextlib
 import os
@@ -9,12 +10,12 @@ import socket
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 from forked_script import forked
+from night import at_night
+from pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.ranks
 BY_TORCHRUN = pytest.param(True, marks=pytest.mark.nightly)
 WAYS = pytest.mark.parametrize("by_torchrun", [False, BY_TORCHRUN])
@@ -106,3 +107,24 @@ def test_bad_input(tmp_path):
     _, errors, codes = forked(script, "--batch", 6, ranks=2, folder=tmp_path)
     assert codes == [1, 1]
     assert "--batch 6 is not a multiple of 2 ranks x 2." in errors
+
+
+# --- examples/pipeline.py, which a chapter prints -------------------------------------------------
+
+EXAMPLE = ROOT / "examples" / "pipeline.py"
+
+
+def lines(ranks, folder):
+    printed, errors, codes = forked(EXAMPLE, ranks=ranks, folder=folder)
+    assert codes == [0] * ranks, errors
+    return printed.splitlines()
+
+
+@pytest.mark.parametrize("ranks", [2, *at_night(4)])
+def test_as_many_ranks_as_you_like(tmp_path, ranks):
+    """Must catch: a gradient that does not cross a cut; a loss that is not divided by the number of
+    microbatches; a stage that is left out."""
+    alone = lines(1, tmp_path)
+    assert lines(ranks, tmp_path) == alone
+    first, *_, last = (float(line.rpartition(" ")[2]) for line in alone)
+    assert len(alone) == 5 and last < first / 2

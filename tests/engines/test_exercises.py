@@ -1,4 +1,5 @@
-"""Predictions stay as they were made; checks know every misconception they were given."""
+"""Predictions stay as they were made; checks know every misconception they were given, and
+speak in whole sentences."""
 
 import dataclasses
 import importlib
@@ -21,6 +22,7 @@ from told import cells, told
 from coursekit import topics
 from coursekit.exercises import Exercise, Misconception, Predictions, check, checker, hint
 from coursekit.exercises.checker import OfRanks, judge
+from coursekit.exercises.decisions import decisions_of
 from coursekit.exercises.going_on import gives_numbers, must_be_right
 from coursekit.exercises.numbers import plain_numbers
 from coursekit.exercises.predictions import NotYet
@@ -560,3 +562,46 @@ def test_what_a_rank_has_is_called_by_its_name():
         "half() should give 0.5 on rank 1 for the gradient of x at place 0 (counted from 0), yours"
         " gives 1."
     )
+
+
+# --- answers that are a sentence ------------------------------------------------------------------
+
+BLOCKS = [
+    "### each alone",
+    "same(found, one + other)\n:   the sum.",
+    "same(found, max(one, other))\n:   the larger one.",
+]
+OF_A_PRODUCT = Exercise(
+    "product",
+    lambda one, other: one * other,
+    (dict(one=1, other=2), dict(one=3, other=3), dict(one=0, other=4)),
+    (),
+    "so it is.",
+    properties=decisions_of(BLOCKS, "coursekit.exercises.answers", "a test").lists,
+)
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    told("test_exercises::test_a_formula_is_named_where_it_gives_every_answer", globals()),
+)
+def test_a_formula_is_named_where_it_gives_every_answer(wrong, said):
+    """Must catch: a formula named for the one case that is wrong, though it would give another
+    answer where the reader's is right."""
+    assert said in judge(OF_A_PRODUCT, wrong).sentence
+
+
+def test_a_task_does_not_say_its_answer():
+    """Must catch: "should give 5, yours gives 2" of a number that the reader is to find."""
+    task = Exercise("slowest", lambda: 5, ({},), (), "rank 5.", of_a_value=True)
+    said = judge(task, lambda: 2).sentence
+    assert said.startswith("slowest is not 2") and "5" not in said
+
+
+def test_a_known_mistake_may_return_none():
+    """Must catch: "returns nothing ... end with return" of a function that has returned None where
+    its mistake is known."""
+    wrong = (Misconception(lambda n: None if n > 1 else n, "where none fits, say so."),)
+    exercise = Exercise("fits", lambda n: n, (dict(n=1), dict(n=2)), wrong, "so it is.")
+    assert judge(exercise, lambda n: {1: 1}.get(n)).sentence == "where none fits, say so."
+    assert "returns nothing" in judge(exercise, lambda n: None).sentence

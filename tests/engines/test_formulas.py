@@ -4,9 +4,9 @@ without a training run."""
 import math
 import re
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
+from pages import ROOT, chapter
 from told import cells, given, told
 
 from coursekit import formulas
@@ -27,7 +27,6 @@ from coursekit.formulas import (
 )
 from coursekit.show.explorers import EXPLORERS
 
-ROOT = Path(__file__).resolve().parents[2]
 # models that gpt.py can be: the others have norms of queries, four norms in a layer, or experts
 OURS = EXPLORERS["where-the-memory-goes"].menus[0].names
 SMALL = dict(
@@ -548,3 +547,57 @@ def test_presets_name_what_is_missing_and_given_values_win():
     assert GPUS["H100 SXM 80GB"].quantities["flops_per_second"] == 989e12
     with pytest.raises(TypeError, match="no recipe is named 'fp8'; there are fp32 Adam"):
         quantities(recipe="fp8")
+
+
+# --- the notation page ----------------------------------------------------------------------------
+
+PAGE = chapter("notation")
+ROWS = re.findall(r"^\| \$(.+?)\$ \| `(\w+)` \| (.+) \|$", PAGE, re.MULTILINE)
+PLANNED = {"microbatches"}  # symbols of chapters to come, which no formula has yet
+ALIKE = {
+    "GPUs": "count",
+    "tensors": "count",
+    "days": "seconds",
+    "tokens/GPU": "tokens",
+    "tokens/s": "1/s",
+}
+
+
+def symbols_and_kinds():
+    """Every quantity and formula of the book: name -> (symbol, what it counts)."""
+    both = {**BOOK.formulas, **BOOK.quantities}
+    units = {name: known.unit.split(",")[0] for name, known in both.items()}
+    return {name: (both[name].symbol, ALIKE.get(unit, unit)) for name, unit in units.items()}
+
+
+def letter(symbol):
+    """The symbol without subscripts, superscripts and accents."""
+    return re.match(r"\\[a-zA-Z]+|.", symbol)[0]
+
+
+def test_the_table_is_the_registry():
+    """Must catch: a symbol that the page prints otherwise than every equation, a name that no
+    formula knows, a quantity listed twice."""
+    known = symbols_and_kinds()
+    names = [name for _, name, _ in ROWS]
+    assert len(ROWS) > 20 and len(names) == len(set(names))
+    for symbol, name, _ in ROWS:
+        assert name in PLANNED or known[name][0] == symbol, f"{name} is {known[name][0]}"
+
+
+def test_one_letter_one_kind():
+    """Must catch: T for tokens, seconds and temporaries, B for a bandwidth and for bytes, m for
+    microbatches and for rows of a matrix."""
+    kinds = defaultdict(lambda: defaultdict(list))
+    for name, (symbol, unit) in symbols_and_kinds().items():
+        kinds[letter(symbol)][unit].append(name)
+    mixed = {letter: dict(units) for letter, units in kinds.items() if len(units) > 1}
+    assert not mixed, f"a letter of several kinds: give one of them another letter: {mixed}"
+
+
+def test_each_letter_is_explained():
+    """Must catch: a letter that equations use and the notation page does not name."""
+    there = {letter(symbol) for symbol, _ in symbols_and_kinds().values()}
+    said = set(re.findall(r"\$(\\[a-zA-Z]+|[a-zA-Z1])(?:_|\$|\^)", PAGE))
+    new = sorted(there - said)
+    assert not new, f"chapters/notation.md lacks a row in a table of letters, | $Y$ | ... |: {new}"

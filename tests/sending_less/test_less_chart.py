@@ -1,10 +1,14 @@
-"""The stepper, the explorer and the recorded chart beside what they say."""
+"""The page, its stepper, its explorer and the recorded chart beside what they say."""
 
-from pathlib import Path
+import json
+import re
 from statistics import mean
 
 import pytest
+import torch
+from pages import ROOT, chapter
 
+from coursekit.topics.sending_less import lab
 from coursekit.topics.sending_less.explorer import SENDING_LESS
 from coursekit.topics.sending_less.figures import (
     CHART_LINKS,
@@ -77,7 +81,7 @@ def test_the_recorded_chart():
 
 def test_the_page_says_what_the_charts_show():
     """Must catch: a new recording beside the old words."""
-    page = (Path(__file__).parents[2] / "chapters/sending-less.md").read_text("utf-8")
+    page = chapter("sending-less")
     chart, large = recorded_chart(), recorded_large()
     ends = {name: mean(way.ends) for name, way in chart.items()}
     spread = max(chart["fp32"].ends) - min(chart["fp32"].ends)
@@ -92,3 +96,42 @@ def test_the_page_says_what_the_charts_show():
     assert chart["fp32"].step_bytes / chart["DiLoCo"].step_bytes == pytest.approx(50, rel=0.01)
     assert sorted(ends, key=ends.get)[-2:] == ["signs", "top 1 %"]
     assert min(mean(large[128][name]) for name in large[128] if "SGD" in name) > 3.15
+
+
+# --- the page and its lab -------------------------------------------------------------------------
+
+PAGE = chapter("sending-less")
+
+
+def printed():
+    cells = json.loads((ROOT / "labs" / "16-sending-less.ipynb").read_text("utf-8"))["cells"]
+    outputs = [out for cell in cells for out in cell.get("outputs", ())]
+    return "".join("".join(out.get("text", ())) for out in outputs)
+
+
+def test_the_page_has_the_labs_losses():
+    """Must catch: a lab that is stored anew beside the losses of before."""
+    plain, fed, unfed = re.search(
+        r"loss in fp32 ([\d.]+), signs ([\d.]+), signs without ([\d.]+)", printed()
+    ).groups()
+    assert f"| rate 0.3 | {plain} | **{fed}** | {unfed} |" in PAGE
+    heavy, unfed = re.search(
+        r"loss in fp32 ([\d.]+), signs without feedback ([\d.]+)", printed()
+    ).groups()
+    row = re.search(r"\| rate 0.1, momentum 0.9 \| ([\d.]+) \| \*\*([\d.]+)\*\* \| ([\d.]+)", PAGE)
+    assert (row[1], row[3]) == (heavy, unfed) and float(row[2]) > float(unfed)
+
+
+def test_gradients_are_of_one_model():
+    """Must catch: a model that moves between batches; gradients that add up; one batch twice."""
+    first, second = lab.flat_gradients(2)
+    assert torch.equal(first, lab.flat_gradients(1)[0]) and not torch.equal(first, second)
+    assert len(first) == 106_624
+
+
+def test_figures_of_the_lab():
+    """Must catch: the way that sends most on top; a link's bars under another link."""
+    (points,) = lab.chart({"SGD": (2.8, 640_000.0), "signs": (2.6, 20_000.0)}).data
+    assert points.x == (2.6, 2.8)
+    bars = lab.link_figure({"near": {"fp32": 9, "signs": 10}, "far": {"fp32": 90, "signs": 20}})
+    assert [list(bar.y) for bar in bars.data] == [[9, 90], [10, 20]]

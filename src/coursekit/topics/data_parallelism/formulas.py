@@ -246,7 +246,7 @@ class WhenTheyAreReady(BOOK.section(source=_OURS, measured_by=_EVENTS)):
 
     @BOOK.own(
         source="arXiv 2507.03114, abstract, for the share",
-        measured_by="tests/data_parallelism/test_published_overlap.py::test_a_hidden_second_costs",
+        measured_by="tests/data_parallelism/test_data_parallel_time.py::test_a_hidden_second_costs",
     )
     def contention_seconds(q):
         r"""\tau_\varphi | seconds | time that computing loses to concurrent messages, which use the

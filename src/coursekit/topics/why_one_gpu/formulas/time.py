@@ -7,7 +7,7 @@ from coursekit.formulas.subset import equal
 BOOK.given_beside(__file__)
 
 _KAPLAN = "Kaplan et al. 2020, section 2.1"
-_FOUNDRY = "tests/why_one_gpu/test_utilisation.py::test_published_utilisations"
+_FOUNDRY = "tests/why_one_gpu/test_states.py::test_published_utilisations"
 _DEFINITION = "definition"
 
 
