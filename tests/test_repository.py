@@ -21,6 +21,15 @@ PACKAGES = ("shardlab", "ranklab", "coursekit")  # the wheel's
 PYTHONS = ("3.11.7", "3.12.1", "3.13.0", "3.14.0")
 
 
+def text(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def lines_of(name: str) -> list[str]:
+    """Without comments."""
+    return [line for line in text(name).splitlines() if line and not line.startswith("#")]
+
+
 # ---------------------------------------------------------------- who imports whom
 
 
@@ -262,9 +271,7 @@ def test_the_books_code_loads_no_torch():
 
 def test_one_version():
     """Must catch: a release that changes the package's version and not the citation."""
-    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE).group(
-        1
-    )
+    cited = re.search(r"^version: (.+)$", text("CITATION.cff"), re.MULTILINE)[1]
     assert cited == shardlab.__version__ == version("shardlab")
 
 
@@ -277,13 +284,12 @@ def under(python: str, extra: str = "") -> dict[str, str]:
 def pins(python: str) -> dict[str, list[str]]:
     """Name -> versions that constraints.txt gives it under `python`."""
     found = {}
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
-        if line and not line.startswith("#"):
-            pin = Requirement(line)
-            (exact,) = pin.specifier
-            assert exact.operator == "==", line
-            if pin.marker is None or pin.marker.evaluate(under(python)):
-                found.setdefault(canonicalize_name(pin.name), []).append(exact.version)
+    for line in lines_of("constraints.txt"):
+        pin = Requirement(line)
+        (exact,) = pin.specifier
+        assert exact.operator == "==", line
+        if pin.marker is None or pin.marker.evaluate(under(python)):
+            found.setdefault(canonicalize_name(pin.name), []).append(exact.version)
     return found
 
 
@@ -309,15 +315,8 @@ def test_requirements_are_ranges_and_name_no_index():
     """Must catch: an exact version that would replace a torch that is there; somebody's package
     index."""
     for name in ("requirements.txt", "constraints.txt"):
-        lines = [
-            line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")
-        ]
-        assert not [line for line in lines if line.startswith("-") or "://" in line], name
-    ranges = [
-        Requirement(line)
-        for line in (ROOT / "requirements.txt").read_text().splitlines()
-        if line[:1] != "#"
-    ]
+        assert not [line for line in lines_of(name) if line[0] == "-" or "://" in line], name
+    ranges = [Requirement(line) for line in lines_of("requirements.txt")]
     assert not [range for range in ranges if "==" in str(range.specifier)]
     assert "torch" in {range.name for range in ranges}
 
@@ -326,7 +325,7 @@ def test_requirements_are_ranges_and_name_no_index():
 
 
 def targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return set(re.findall(r"^([a-z]+):", text("Makefile"), re.MULTILINE))
 
 
 @pytest.mark.parametrize(
@@ -335,9 +334,9 @@ def targets() -> set[str]:
 def test_the_commands_that_are_named_exist(path):
     """Must catch: a make target renamed, and the README or the automation still calling the old
     one."""
-    text = (ROOT / path).read_text()
-    named = set(re.findall(r"(?:^|`|- run: |; ?)make ([a-z]+)", text, re.MULTILINE)) | (
-        {"test"} if ".ci/run" in text else set()
+    page = text(path)
+    named = set(re.findall(r"(?:^|`|- run: |; ?)make ([a-z]+)", page, re.MULTILINE)) | (
+        {"test"} if ".ci/run" in page else set()
     )
     assert named or path.endswith("test.yml")
     assert named <= targets(), named - targets()
@@ -346,41 +345,35 @@ def test_the_commands_that_are_named_exist(path):
 def test_continuous_integration_runs_the_readmes_test_command():
     """Must catch: CI that tests something else than README.md tells a newcomer to run, or skips the
     browser."""
-    commands = [
-        line
-        for line in (ROOT / ".ci" / "run").read_text().splitlines()
-        if line and not line.startswith("#")
-    ]
+    commands = lines_of(".ci/run")
     assert commands[-1] == "make test"
     assert any(line.startswith("export CI=true") for line in commands)
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
-    assert "\nmake test " in (ROOT / "README.md").read_text()
+    assert "\nmake test " in text("README.md")
 
 
 def test_the_jobs_run_every_test():
     """Must catch: a mark that `make check` leaves out and no job runs; a job for the oldest PyTorch
     that installs another; a path of a test that was moved; an action named by a tag."""
-    text = (ROOT / ".github/workflows/test.yml").read_text()
-    parts = re.search(r"matrix: \{ part: \[(.+)\] \}", text)[1].split(", ")
-    left_out = re.search(r'-m "not \((.+)\)"', (ROOT / "Makefile").read_text())[1].split(" or ")
-    registered = re.findall(
-        r'^    "([a-z]+): ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
-    )
+    page = text(".github/workflows/test.yml")
+    parts = re.search(r"matrix: \{ part: \[(.+)\] \}", page)[1].split(", ")
+    left_out = re.search(r'-m "not \((.+)\)"', text("Makefile"))[1].split(" or ")
+    registered = re.findall(r'^    "([a-z]+): ', text("pyproject.toml"), re.MULTILINE)
     assert [*parts, "nightly"] == left_out == registered
-    assert "make nightly" in (ROOT / ".github/workflows/nightly.yml").read_text()
-    oldest = re.search(r"^torch>=(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)[1]
-    assert f"/torch=={oldest}.0/" in text
-    for path in re.findall(r"tests/\S+\.py", text):
+    assert "make nightly" in text(".github/workflows/nightly.yml")
+    oldest = re.search(r"^torch>=(.+)$", text("requirements.txt"), re.MULTILINE)[1]
+    assert f"/torch=={oldest}.0/" in page
+    for path in re.findall(r"tests/\S+\.py", page):
         assert (ROOT / path).exists(), path
-    used = re.findall(r"uses: \S+@(\S+)", text)
+    used = re.findall(r"uses: \S+@(\S+)", page)
     assert used and all(re.fullmatch(r"[0-9a-f]{40}", commit) for commit in used)
 
 
 def described() -> set[str]:
     """The files, folders and modules that the pages for contributors name as they are now. In the
     row of a package, `stage1.py` is a file of that package."""
-    pages = [(ROOT / name).read_text() for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")]
-    changes = (ROOT / "CHANGELOG.md").read_text()
+    pages = [text(name) for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")]
+    changes = text("CHANGELOG.md")
     new = [row.split("|")[2] for row in changes.splitlines() if row.count("|") == 3]
     found = set()
     for line in [*"".join(pages).splitlines(), *new]:
@@ -388,7 +381,7 @@ def described() -> set[str]:
         for name in re.findall(r"`([^`\s<>*:]+)`", line):
             of_package = package and name.endswith(".py") and "/" not in name
             found.add(package[1] + name if of_package else name)
-    made = {line.strip("/") + "/" for line in (ROOT / ".gitignore").read_text().splitlines()}
+    made = {line.strip("/") + "/" for line in text(".gitignore").splitlines()}
     dotted = tuple(f"{package}." for package in PACKAGES)
     named = {name for name in found if name.endswith((".py", "/")) or name.startswith(dotted)}
     return named - made
@@ -431,8 +424,8 @@ def test_the_architecture_names_what_exists():
         for path in (SOURCES / package).glob("*/__init__.py")
     }
     assert {"zero/", "mixed_precision/", "formulas/"} <= packages
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    missing = {name for name in packages if f"`{name}`" not in text}
+    page = text("ARCHITECTURE.md")
+    missing = {name for name in packages if f"`{name}`" not in page}
     assert not missing, f"ARCHITECTURE.md has no row for these packages: {sorted(missing)}"
 
 
@@ -447,7 +440,7 @@ def test_every_target_says_what_it_does():
 def test_every_lab_stands_in_the_book():
     """Must catch: a lab that is written but not in the contents, or that no chapter offers in its
     header."""
-    contents = (ROOT / "_toc.yml").read_text()
+    contents = text("_toc.yml")
     chapters = "".join(
         path.read_text(encoding="utf-8") for path in (ROOT / "chapters").glob("*.md")
     )

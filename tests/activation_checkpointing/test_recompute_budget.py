@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from solved import Given
 
-from coursekit.formulas import evaluate, quantities
+from coursekit.formulas import quantities
 from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.recompute.budget import (
@@ -191,27 +192,23 @@ def of_model(config, microbatch, sequence, recipe):
         **dict(dropout=0, fused_attention=1, microbatch=microbatch, sequence=sequence),
         **dict(first_step=1, accumulation_steps=1),
     )
-    names = ["residual_bytes", "layer_activation_bytes", "layer_work_bytes", "layer_forward_flops"]
-    names += ["batch_bytes", "parameter_bytes", "norm_parameters", "head_gradient_bytes"]
-    names += ["kept_activation_bytes", "kept_layers_bytes", "logit_bytes", "layer_parameters"]
-    names += ["gradient_element_bytes", "step_flops", "skipped_flops"]
-    of = evaluate([n for n in names if n not in given], allow_unused=True, **given)
+    of = Given(**given)
     each = given["gradient_element_bytes"]
-    beside = of["batch_bytes"] + of["parameter_bytes"]
-    standing = beside + each * of["norm_parameters"] + of["head_gradient_bytes"] + 8
-    standing += of["residual_bytes"]
-    work = of["layer_work_bytes"]
-    again = of["layer_forward_flops"] - of["skipped_flops"]
-    outside = of["kept_activation_bytes"] - of["kept_layers_bytes"] - of["batch_bytes"]
+    beside = of.batch_bytes + of.parameter_bytes
+    standing = beside + each * of.norm_parameters + of.head_gradient_bytes + 8
+    standing += of.residual_bytes
+    work = of.layer_work_bytes
+    again = of.layer_forward_flops - of.skipped_flops
+    outside = of.kept_activation_bytes - of.kept_layers_bytes - of.batch_bytes
     return OfModel(
         [
-            LayerOption(of["layer_activation_bytes"], work, 0.0),
-            LayerOption(of["residual_bytes"], work, again),
+            LayerOption(of.layer_activation_bytes, work, 0.0),
+            LayerOption(of.residual_bytes, work, again),
         ],
-        beside + outside + 2 * of["logit_bytes"] + 4 - standing,
-        each * of["layer_parameters"],
+        beside + outside + 2 * of.logit_bytes + 4 - standing,
+        each * of.layer_parameters,
         standing,
-        of["step_flops"],
+        of.step_flops,
     )
 
 

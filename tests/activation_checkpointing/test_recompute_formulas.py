@@ -9,11 +9,12 @@ import pytest
 import torch
 from night import at_night
 from operators import Operators
+from solved import Given, of_model, value
 from told import told
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from coursekit.formulas import InvalidQuantity, evaluate, quantities
+from coursekit.formulas import BOOK, InvalidQuantity, quantities
 from coursekit.formulas.events import end_seconds, operations, play
 from coursekit.recordings.races import TrainingTask
 from coursekit.topics.activation_checkpointing.runs import KEEPS_ALL, WAYS, by_operations, training
@@ -47,11 +48,6 @@ def under(policy, model, n=1, whole=checkpoint_every):
     return model
 
 
-def ask(*names, **given):
-    found = evaluate(list(names), allow_unused=True, **given)
-    return found[names[0]] if len(names) == 1 else found
-
-
 # --- a step ---------------------------------------------------------------------------------------
 
 
@@ -74,28 +70,16 @@ def drawn(draw):
         dropout=dropout,
         fused_attention=in_group == 1 and not dropout and pick([True, False]),
     )
-    return config, quantities(
-        recipe=pick(["fp32 Adam", "bf16, no master"]),
-        **config.quantities(),
-        dropout=config.dropout,
-        fused_attention=int(config.fused_attention),
-        microbatch=draw.randint(1, 4),
-        sequence=draw.randint(6, 48),
-        accumulation_steps=pick([1, 2]),
-        first_step=pick([0, 1]),
-        optimizer_mode=0,
-        recompute_every=draw.randint(1, 4),
-    )
+    recipe = pick(["fp32 Adam", "bf16, no master"])
+    given = of_model(config, draw.randint(1, 4), draw.randint(6, 48), recipe)
+    given |= dict(accumulation_steps=pick([1, 2]), first_step=pick([0, 1]))
+    return config, given | dict(optimizer_mode=0, recompute_every=draw.randint(1, 4))
 
 
 def weighed(config, policy, given):
     """(bytes of activations after the loss of the last microbatch, most bytes) of a step."""
-    wide = given["parameter_element_bytes"] == 4
-    torch.set_default_dtype(torch.float32 if wide else torch.bfloat16)
-    try:
-        model = under(policy, GPT(config), given["recompute_every"])
-    finally:
-        torch.set_default_dtype(torch.float32)
+    dtype = torch.float32 if given["parameter_element_bytes"] == 4 else torch.bfloat16
+    model = under(policy, GPT(config).to(dtype), given["recompute_every"])
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     kept = []
 
@@ -139,14 +123,10 @@ def compare_with_formulas(draw, steps):
         config, given = drawn(draw)
         for policy in (NOTHING, CORE, PRODUCTS, WHOLE):
             kept, peak = weighed(config, policy, given)
-            found = ask(
-                *("kept_activation_bytes", "recompute_peak_bytes", "recompute_peak_place"),
-                recompute_policy=policy,
-                **given,
-            )
-            assert found["kept_activation_bytes"] == kept, (policy, given)
-            assert found["recompute_peak_bytes"] == pytest.approx(peak, rel=0.01), (policy, given)
-            places.add(found["recompute_peak_place"])
+            found = Given(recompute_policy=policy, **given)
+            assert found.kept_activation_bytes == kept, (policy, given)
+            assert found.recompute_peak_bytes == pytest.approx(peak, rel=0.01), (policy, given)
+            places.add(found.recompute_peak_place)
     return places
 
 
@@ -154,9 +134,9 @@ def test_autocast_is_refused():
     """Must catch: a peak that leaves the cached copies of weights out, without a word."""
     _, given = drawn(random.Random(5))
     given |= quantities(recipe="autocast Adam")
-    assert ask("recompute_peak_bytes", **given)
+    assert value("recompute_peak_bytes", **given)
     with pytest.raises(InvalidQuantity, match="recompute_policy = 3 under autocast"):
-        ask("recompute_peak_bytes", recompute_policy=3, **given)
+        value("recompute_peak_bytes", recompute_policy=3, **given)
 
 
 # --- operations -----------------------------------------------------------------------------------
@@ -182,19 +162,11 @@ def test_operations_that_are_done_twice(style):
         model = under(policy, GPT(config), n)
         with FlopCounterMode(display=False) as counter:
             next_token_loss(model(tokens), tokens).backward()
-        found = ask(
-            *("step_flops", "recomputed_flops", "recomputed_share"),
-            **config.quantities(),
-            dropout=config.dropout,
-            fused_attention=0,
-            microbatch=3,
-            sequence=8,
-            recompute_policy=policy,
-            recompute_every=n,
-        )
-        total = found["step_flops"] + found["recomputed_flops"]
+        given = of_model(config, 3, 8, recompute_policy=policy, recompute_every=n)
+        found = Given(**given)
+        total = found.step_flops + found.recomputed_flops
         assert counter.get_total_flops() == total, (policy, n)
-        assert math.isclose(found["recomputed_share"], total / found["step_flops"] - 1)
+        assert math.isclose(found.recomputed_share, total / found.step_flops - 1)
 
 
 def test_operations_beside_the_race():
@@ -210,7 +182,7 @@ def test_operations_beside_the_race():
 
     config = GPTConfig(**task.sizes)
     given = dict(**config.quantities(), dropout=0, fused_attention=1, microbatch=2, sequence=8)
-    core, step = (ask(name, **given) for name in ("attention_core_flops", "step_flops"))
+    core, step = (value(name, **given) for name in ("attention_core_flops", "step_flops"))
     once = operations_of(KEEPS_ALL)
     for name, cores in (("by hooks", 3), ("by function", 3), ("selective", 0)):
         again = operations_of(name) - once + cores * core
@@ -223,13 +195,13 @@ def test_fused_attention_is_kept_or_made_again():
     config = GPTConfig(layers=3, hidden=16, heads=2, vocabulary=31, max_sequence=8)
     tokens = torch.zeros(2, 8, dtype=torch.long)
     given = dict(**config.quantities(), dropout=0, fused_attention=1, microbatch=2, sequence=8)
-    once = ask("attention_core_flops", **given)
+    once = value("attention_core_flops", **given)
     for policy in (CORE, PRODUCTS, WHOLE):
         model = under(policy, GPT(config))
         with Operators() as operators:
             next_token_loss(model(tokens), tokens).backward()
         runs = sum(one.overloadpacket in FUSED_ATTENTION for one, _ in operators.seen)
-        want = ask("recomputed_flops", recompute_policy=policy, **given)
+        want = value("recomputed_flops", recompute_policy=policy, **given)
         others = (policy == WHOLE) * 2 * 16 * 16 * (3 * 16 + 16 + 64)  # products before the last
         assert runs == 3 + (want - 3 * others) / once, policy
 
@@ -260,27 +232,19 @@ def test_the_least_peak_by_formula_and_by_counting():
     / r; a checkpoint that keeps more than its input."""
     for layers in (16, 36):
         by_n = {n: most_activations(layers, n) for n in range(1, layers + 1)}
-        best = ask(
-            "best_recompute_every", layers=layers, residual_bytes=4, layer_activation_bytes=4
-        )
+        given = dict(layers=layers, residual_bytes=1, layer_activation_bytes=1)
+        best = Given(**given).best_recompute_every
         assert best == math.sqrt(layers) and by_n[round(best)] == min(by_n.values())
         for n, found in by_n.items():
-            want = ask(
-                "grouped_activation_bytes",
-                **dict(layers=layers, recompute_every=n, residual_bytes=1),
-                layer_activation_bytes=1,
-            )
+            want = Given(recompute_every=n, **given).grouped_activation_bytes
             assert 0 <= found - want <= 3, n  # x itself, the gradient in and the one that is made
     for layers in (12, 24, 30, 34, 48, 400):
         given = dict(layers=layers, residual_bytes=1, layer_activation_bytes=16)
-        every = {
-            n: ask("grouped_activation_bytes", recompute_every=n, **given)
-            for n in range(1, layers + 1)
-        }
-        found = ask("best_recompute_every", "layers_worth_grouping", **given)
-        least = min(every, key=every.get)
-        assert abs(least - found["best_recompute_every"]) < 1
-        assert (least == 1) == (layers <= found["layers_worth_grouping"])
+        every = [Given(recompute_every=1 + n, **given) for n in range(layers)]
+        kept = [each.grouped_activation_bytes for each in every]
+        found, least = Given(**given), 1 + kept.index(min(kept))
+        assert abs(least - found.best_recompute_every) < 1
+        assert (least == 1) == (layers <= found.layers_worth_grouping)
 
 
 # --- a rank among several -------------------------------------------------------------------------
@@ -306,12 +270,7 @@ def kept_on_a_rank(t, rank, way, policy, n, partition, config, microbatch, seque
         with Ledger(model) as ledger:
             loss = vocabulary_parallel_loss(model(tokens), tokens.clone(), config.vocabulary)
             del loss
-            return ledger_at_the_loss(ledger)
-
-
-def ledger_at_the_loss(ledger):
-    """Activations when there were most of them."""
-    return max(point.bytes.activations for point in ledger.timeline)
+            return max(point.bytes.activations for point in ledger.timeline)
 
 
 @pytest.mark.one_in(2)
@@ -327,21 +286,11 @@ def test_kept_bytes_of_a_rank(policy):
         for partition in {0, int(policy == WHOLE and not way)}:
             n = 1 + number % 2
             found = kept_on_a_rank(t, rank, way, policy, n, partition, config, 2, 12)
-            given = quantities(
-                recipe="fp32 Adam",
-                **config.quantities(),
-                **{"sequence_parallel": 0, "regather": 0, **way},
-                dropout=config.dropout,
-                fused_attention=int(config.fused_attention),
-                microbatch=2,
-                sequence=12,
-                tensor_parallel=t,
-                tensor_rank=rank,
-                recompute_policy=policy,
-                recompute_every=n,
-                partition_activations=partition,
-            )
-            assert ask("tensor_kept_activation_bytes", **given) == found, given
+            given = dict(tensor_parallel=t, tensor_rank=rank, partition_activations=partition)
+            given |= dict(recompute_policy=policy, recompute_every=n)
+            given |= {"sequence_parallel": 0, "regather": 0, **way}
+            given = of_model(config, 2, 12, **given)
+            assert Given(**given).tensor_kept_activation_bytes == found, given
 
 
 def test_one_rank_is_one_gpu():
@@ -351,9 +300,8 @@ def test_one_rank_is_one_gpu():
         _, given = drawn(draw)
         given |= dict(tensor_parallel=1, tensor_rank=0, sequence_parallel=0, regather=0)
         for policy in range(4):
-            names = "rank_layers_kept_bytes", "kept_layers_bytes"
-            found = ask(*names, recompute_policy=policy, **given)
-            assert found[names[0]] == found[names[1]], (policy, given)
+            found = Given(recompute_policy=policy, **given)
+            assert found.rank_layers_kept_bytes == found.kept_layers_bytes, (policy, given)
 
 
 @pytest.mark.parametrize(
@@ -366,14 +314,10 @@ def test_kept_in_flight(policy, n, sequence, fused):
     recomputed."""
     sizes = dict(layers=10, hidden=24, heads=4, vocabulary=31, max_sequence=sequence)
     config = GPTConfig(**sizes, fused_attention=bool(fused))
-    given = quantities(
-        recipe="fp32 Adam",
-        **config.quantities(),
-        **dict(dropout=0, fused_attention=fused, microbatch=3, sequence=sequence),
-        **dict(pipeline_schedule=2, pipeline_parallel=2, pipeline_rank=0, microbatches=4),
-        **dict(stages_per_rank=1, sequence_parallel=0, regather=0),
-        **dict(recompute_policy=policy, recompute_every=n),
-    )
+    given = dict(pipeline_schedule=2, pipeline_parallel=2, pipeline_rank=0, microbatches=4)
+    given |= dict(stages_per_rank=1, sequence_parallel=0, regather=0)
+    given |= dict(recompute_policy=policy, recompute_every=n)
+    given = of_model(config, 3, sequence, **given)
     stage = nn.Module()
     stage.blocks = nn.Sequential(*(Block(config) for _ in range(5)))
     chain = under(policy, stage, n).blocks
@@ -383,18 +327,17 @@ def test_kept_in_flight(policy, n, sequence, fused):
         kept = ledger.bytes.activations
         gradient = torch.ones(3, sequence, 24)
         outputs[0].backward(gradient)
-    found = ask("held_kept_bytes", "held_working_bytes", "layer_work_bytes", **given)
-    assert found["held_kept_bytes"] == kept
+    found = Given(**given)
+    assert found.held_kept_bytes == kept
     # two of them in flight, five layers each
-    alone = ask("rank_layers_bytes", **{**given, "layers": 5})
-    assert alone == found["held_working_bytes"] - kept // 2
+    alone = Given(**given | dict(layers=5)).rank_layers_bytes
+    assert alone == found.held_working_bytes - kept // 2
     backward = [point for point in ledger.timeline if point.phase == "backward"]
     most = max(p.bytes.activations + p.bytes.temporaries for p in backward)
-    outside = 2 * gradient.nbytes  # outputs, whose names are in this test
-    outside += gradient.nbytes
+    outside = (2 + 1) * gradient.nbytes  # outputs, whose names are in this test, and it
     # of the layer at work, what is not saved: gradients that come and go
-    at_work = found["layer_work_bytes"] - ask("layer_activation_bytes", **given)
-    want = found["held_working_bytes"] + outside + at_work
+    at_work = found.layer_work_bytes - found.layer_activation_bytes
+    want = found.held_working_bytes + outside + at_work
     assert most == pytest.approx(want, rel=0.01)
 
 
@@ -405,15 +348,7 @@ def test_offload_is_what_is_simulated():
     """Must catch: the copy at an edge hidden; copies of two layers at once; backward as fast as
     forward; a layer's activations that are back more than one layer early, as in no run."""
     draw = random.Random(3)
-    names = [
-        "layer_forward_seconds",
-        "layer_backward_seconds",
-        "layer_copy_seconds",
-        "offloaded_forward_seconds",
-        "offloaded_backward_seconds",
-        "copies_exposed_seconds",
-        "hiding_bytes_per_second",
-    ]
+    names = ["copies_exposed_seconds", "hiding_bytes_per_second"]
     for _ in range(300):
         given = quantities(
             model="GPT-2 124M",
@@ -425,38 +360,28 @@ def test_offload_is_what_is_simulated():
             recompute_policy=draw.randrange(4),
         )
         given["layers"] = draw.choice([1, 2, 12, 40])
-        found = ask(*names, **given)
+        found = BOOK.solve(names, given, allow_unused=True)
         ran = play(operations(OFFLOADED_STEP, {**given, **found}))
         whole = found["offloaded_forward_seconds"] + found["offloaded_backward_seconds"]
         assert math.isclose(end_seconds(ran), whole, rel_tol=1e-9)
         back = [each.start for each in ran if each.name == "back"]
         backward = [each.start for each in ran if each.name == "backward"]
         assert all(copy >= before for copy, before in zip(back[1:], backward))
-        computes = given["layers"] * (
-            found["layer_forward_seconds"] + found["layer_backward_seconds"]
-        )
+        of_a_layer = found["layer_forward_seconds"] + found["layer_backward_seconds"]
+        computes = given["layers"] * of_a_layer
         assert math.isclose(found["copies_exposed_seconds"], whole - computes, rel_tol=1e-6)
         fast = found["hiding_bytes_per_second"] <= given["pcie_bytes_per_second"]
-        edges = math.isclose(
-            found["copies_exposed_seconds"], 2 * found["layer_copy_seconds"], rel_tol=1e-6
-        )
-        assert fast <= edges
+        edges = 2 * found["layer_copy_seconds"]
+        assert fast <= math.isclose(found["copies_exposed_seconds"], edges, rel_tol=1e-6)
 
 
 def test_link_that_hides_the_copies():
     """32 bytes over 24 h + 4 s operations, at 400 TFLOP/s, by hand. Must catch: scores counted
     although attention is fused; seconds of backward taken."""
     for h, s, gigabytes in ((4096, 4096, 111.6), (8192, 8192, 55.8)):
-        found = ask(
-            "hiding_bytes_per_second",
-            **quantities(recipe="bf16, no master"),
-            **dict(
-                layers=1, hidden=h, heads=h // 128, feed_forward=4 * h, key_value_heads=h // 128
-            ),
-            **dict(head_size=0, dropout=0, fused_attention=1, microbatch=1, sequence=s),
-            **dict(biases=1, gated_mlp=0, learned_positions=1, vocabulary=2, max_sequence=s),
-            **dict(utilisation=1.0, flops_per_second=400e12, recompute_policy=0),
-        )
+        config = GPTConfig(layers=1, hidden=h, heads=h // 128, vocabulary=2, max_sequence=s)
+        speed = dict(utilisation=1.0, flops_per_second=400e12, recompute_policy=0)
+        found = Given(**of_model(config, 1, s, "bf16, no master", **speed)).hiding_bytes_per_second
         assert found / 1e9 == pytest.approx(gigabytes, rel=0.01)
 
 
@@ -465,13 +390,8 @@ def test_link_that_hides_the_copies():
 )
 def test_what_is_refused(wrong, message):
     """Must catch: a policy that no formula has; a part of what is a part already."""
-    given = quantities(
-        recipe="fp32 Adam",
-        **GPTConfig(layers=2, hidden=24, heads=4).quantities(),
-        **dict(dropout=0, fused_attention=1, microbatch=1, sequence=8, tensor_parallel=2),
-        **dict(tensor_rank=0, regather=0),
-    )
-    given = {"sequence_parallel": 0, **given}
-    assert ask("tensor_kept_activation_bytes", **given)
+    given = dict(tensor_parallel=2, tensor_rank=0, regather=0, sequence_parallel=0)
+    given = of_model(GPTConfig(layers=2, hidden=24, heads=4), 1, 8, **given)
+    assert value("tensor_kept_activation_bytes", **given)
     with pytest.raises(InvalidQuantity, match=message):
-        ask("tensor_kept_activation_bytes", **{**given, **wrong})
+        value("tensor_kept_activation_bytes", **{**given, **wrong})

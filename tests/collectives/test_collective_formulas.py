@@ -4,6 +4,7 @@ has to wait for."""
 import math
 
 import pytest
+from solved import Given, value
 from told import cells, given
 
 from coursekit.formulas import InvalidQuantity, ceil_log2, evaluate, render
@@ -32,19 +33,10 @@ def test_ceil_log2():
 @pytest.mark.parametrize("n", MANY)
 def test_steps(n):
     """Mutation: n for n - 1; log2 rounded down."""
-    steps = evaluate(
-        [
-            "ring_pass_steps",
-            "ring_all_reduce_steps",
-            "naive_all_reduce_steps",
-            "tree_broadcast_steps",
-            "tree_all_reduce_steps",
-        ],
-        ranks=n,
-    )
-    assert steps["ring_all_reduce_steps"] == len(plans.ring_all_reduce(n))
-    assert steps["naive_all_reduce_steps"] == len(plans.naive_all_reduce(n))
-    assert steps["tree_all_reduce_steps"] == len(plans.tree_all_reduce(n))
+    steps = Given(ranks=n)
+    assert steps.ring_all_reduce_steps == len(plans.ring_all_reduce(n))
+    assert steps.naive_all_reduce_steps == len(plans.naive_all_reduce(n))
+    assert steps.tree_all_reduce_steps == len(plans.tree_all_reduce(n))
     for plan in (
         plans.ring_reduce_scatter,
         plans.ring_all_gather,
@@ -52,9 +44,9 @@ def test_steps(n):
         plans.gather,
         plans.all_to_all,
     ):
-        assert steps["ring_pass_steps"] == len(plan(n))
+        assert steps.ring_pass_steps == len(plan(n))
     for plan in (plans.tree_broadcast, plans.tree_reduce, plans.barrier):
-        assert steps["tree_broadcast_steps"] == len(plan(n))
+        assert steps.tree_broadcast_steps == len(plan(n))
 
 
 def clock(plan, n, nbytes, latency_seconds, link_bytes_per_second):
@@ -82,24 +74,12 @@ def clock(plan, n, nbytes, latency_seconds, link_bytes_per_second):
 def test_seconds(n, nbytes):
     """Mutations: a latency more or less; the bytes of one way around the ring only; chunks in the
     tree."""
-    found = evaluate(
-        [
-            "ring_pass_seconds",
-            "ring_all_reduce_seconds",
-            "tree_all_reduce_seconds",
-            "tree_broadcast_seconds",
-            "naive_all_reduce_seconds",
-            "message_seconds",
-        ],
-        ranks=n,
-        message_bytes=nbytes,
-        **LINK,
-    )
+    found = Given(ranks=n, message_bytes=nbytes, **LINK)
 
     def same(seconds, plan, each):
         return math.isclose(seconds, clock(plan, n, each, **LINK), rel_tol=1e-12)
 
-    assert same(found["ring_all_reduce_seconds"], plans.ring_all_reduce(n), nbytes / n)
+    assert same(found.ring_all_reduce_seconds, plans.ring_all_reduce(n), nbytes / n)
     for plan in (
         plans.ring_reduce_scatter,
         plans.ring_all_gather,
@@ -107,12 +87,12 @@ def test_seconds(n, nbytes):
         plans.scatter,
         plans.gather,
     ):
-        assert same(found["ring_pass_seconds"], plan(n), nbytes / n)
-    assert same(found["tree_all_reduce_seconds"], plans.tree_all_reduce(n), nbytes)
+        assert same(found.ring_pass_seconds, plan(n), nbytes / n)
+    assert same(found.tree_all_reduce_seconds, plans.tree_all_reduce(n), nbytes)
     for plan in (plans.tree_broadcast, plans.tree_reduce):
-        assert same(found["tree_broadcast_seconds"], plan(n), nbytes)
-    assert same(found["naive_all_reduce_seconds"], plans.naive_all_reduce(n), nbytes)
-    assert found["message_seconds"] == clock([[plans.Move(0, 1, 0, "=")]], 2, nbytes, **LINK)
+        assert same(found.tree_broadcast_seconds, plan(n), nbytes)
+    assert same(found.naive_all_reduce_seconds, plans.naive_all_reduce(n), nbytes)
+    assert found.message_seconds == clock([[plans.Move(0, 1, 0, "=")]], 2, nbytes, **LINK)
 
 
 @pytest.mark.parametrize("n", [n for n in MANY if n > 1])
@@ -123,15 +103,10 @@ def test_bandwidths(n):
         ("ring_all_reduce_seconds", "all_reduce_bus_bytes_per_second"),
         ("ring_pass_seconds", "pass_bus_bytes_per_second"),
     ):
-        took = evaluate([seconds], **given)[seconds]
-        found = evaluate(
-            ["algorithm_bytes_per_second", bus],
-            ranks=n,
-            message_bytes=10**9,
-            collective_seconds=took,
-        )
-        assert math.isclose(found["algorithm_bytes_per_second"], 10**9 / took)
-        assert math.isclose(found[bus], 25e9)
+        took = value(seconds, **given)
+        found = Given(collective_seconds=took, **given)
+        assert math.isclose(found.algorithm_bytes_per_second, 10**9 / took)
+        assert math.isclose(getattr(found, bus), 25e9)
 
 
 @pytest.mark.parametrize("nodes, each", [(1, 4), (2, 1), (2, 2), (2, 8), (3, 4), (4, 2)])
@@ -139,8 +114,7 @@ def test_hierarchical(nodes, each):
     """Mutation: the whole array across nodes instead of the chunk; the bandwidths of the two links
     exchanged."""
     n, nbytes = nodes * each, 5040 * 16
-    found = evaluate(
-        ["nodes", "flat_link_share", "hierarchical_link_share", "hierarchical_all_reduce_seconds"],
+    found = Given(
         ranks=n,
         ranks_per_node=each,
         node_latency_seconds=1e-6,
@@ -149,21 +123,21 @@ def test_hierarchical(nodes, each):
         network_cards_per_node=1,
         **LINK,
     )
-    assert found["nodes"] == nodes
+    assert found.nodes == nodes
     crossing = sum(
         nbytes / n
         for moves in plans.ring_all_reduce(n)
         for move in moves
         if (move.source + 1) == each == move.target
     )
-    assert nodes == 1 or math.isclose(found["flat_link_share"], crossing / nbytes)
+    assert nodes == 1 or math.isclose(found.flat_link_share, crossing / nbytes)
     from_one = sum(
         nbytes / each / nodes
         for moves in plans.ring_all_reduce(nodes)
         for move in moves
         if move.source == 0
     )
-    assert math.isclose(found["hierarchical_link_share"], each * from_one / nbytes, abs_tol=1e-15)
+    assert math.isclose(found.hierarchical_link_share, each * from_one / nbytes, abs_tol=1e-15)
     inside = dict(latency_seconds=1e-6, link_bytes_per_second=400e9)
     across = dict(latency_seconds=3e-6, link_bytes_per_second=25e9 / each)
     took = (
@@ -171,62 +145,41 @@ def test_hierarchical(nodes, each):
         + clock(plans.ring_all_reduce(nodes), nodes, nbytes / each / nodes, **across)
         + clock(plans.ring_all_gather(each), each, nbytes / each, **inside)
     )
-    assert math.isclose(found["hierarchical_all_reduce_seconds"], took, rel_tol=1e-12)
+    assert math.isclose(found.hierarchical_all_reduce_seconds, took, rel_tol=1e-12)
 
 
 @pytest.mark.parametrize("n", MANY)
 def test_the_fastest(n):
     """Mutations: the crossover without the factor n; `<` for `<=`, which has no winner in a tie;
     the naive one taken for a tree."""
-    cross = evaluate(["ring_tree_crossover_bytes"], ranks=n, **LINK)["ring_tree_crossover_bytes"]
-    targets = [
-        "ring_all_reduce_seconds",
-        "tree_all_reduce_seconds",
-        "naive_all_reduce_seconds",
-        "fastest_all_reduce",
-        "fastest_all_reduce_seconds",
-        "fastest_bus_bytes_per_second",
-        "hierarchical_all_reduce_seconds",
-        "algorithm_bytes_per_second",
-        "all_reduce_bus_bytes_per_second",
-    ]
+    cross = Given(ranks=n, **LINK).ring_tree_crossover_bytes
 
-    def found(nbytes, each=1, **given):
-        given = dict(
-            ranks=n,
-            ranks_per_node=each,
-            message_bytes=nbytes,
-            node_latency_seconds=1e-6,
-            node_bytes_per_second=400e9,
-            **LINK,
-        )
-        took = evaluate(targets[:5], **given)
-        assert took["naive_all_reduce_seconds"] >= took["tree_all_reduce_seconds"]
-        if n == 1:
-            return took
-        return evaluate(targets, collective_seconds=took["fastest_all_reduce_seconds"], **given)
+    def found(nbytes, each=1):
+        given = dict(ranks=n, ranks_per_node=each, message_bytes=nbytes, **LINK)
+        given |= dict(node_latency_seconds=1e-6, node_bytes_per_second=400e9)
+        took = Given(**given)
+        assert took.naive_all_reduce_seconds >= took.tree_all_reduce_seconds
+        seconds = {} if n == 1 else dict(collective_seconds=took.fastest_all_reduce_seconds)
+        return Given(**seconds, **given)
 
     if n <= 3:
-        assert cross == 0 and found(8)["fastest_all_reduce"] == 1
+        assert cross == 0 and found(8).fastest_all_reduce == 1
         return
     at = found(round(cross))
-    assert math.isclose(at["ring_all_reduce_seconds"], at["tree_all_reduce_seconds"], rel_tol=1e-4)
+    assert math.isclose(at.ring_all_reduce_seconds, at.tree_all_reduce_seconds, rel_tol=1e-4)
     for nbytes, which, name in (
         (round(cross / 2), 2, "tree_all_reduce_seconds"),
         (round(2 * cross), 1, "ring_all_reduce_seconds"),
     ):
         best = found(nbytes)
-        assert best["fastest_all_reduce"] == which
-        assert best["fastest_all_reduce_seconds"] == best[name]
-        assert math.isclose(
-            best["fastest_bus_bytes_per_second"],
-            best["all_reduce_bus_bytes_per_second"],
-            rel_tol=1e-12,
-        )
+        assert best.fastest_all_reduce == which
+        assert best.fastest_all_reduce_seconds == getattr(best, name)
+        bus = best.all_reduce_bus_bytes_per_second
+        assert math.isclose(best.fastest_bus_bytes_per_second, bus, rel_tol=1e-12)
     if n % 4 == 0 and n > 4:
         nodes = found(10**9, each=4)
-        assert nodes["fastest_all_reduce"] == 3
-        assert nodes["fastest_all_reduce_seconds"] == nodes["hierarchical_all_reduce_seconds"]
+        assert nodes.fastest_all_reduce == 3
+        assert nodes.fastest_all_reduce_seconds == nodes.hierarchical_all_reduce_seconds
 
 
 @pytest.mark.parametrize("wrong, sentence", cells("test_collective_formulas::test_bad_input"))
@@ -240,18 +193,12 @@ def test_bad_input(wrong, sentence):
 def test_roofline():
     """Mutation: maximum for minimum; bytes over operations."""
     card = dict(flops_per_second=312e12, memory_bytes_per_second=2.0e12)
-    targets = [
-        "operation_seconds",
-        "attainable_flops_per_second",
-        "arithmetic_intensity",
-        "ridge_intensity",
-    ]
-    ridge = evaluate(["ridge_intensity"], **card)["ridge_intensity"]
+    ridge = Given(**card).ridge_intensity
     assert ridge == 156
     for intensity in (0.25, 155, 156, 157, 5000):
-        found = evaluate(targets, operation_flops=intensity * 10**6, operation_bytes=10**6, **card)
-        assert found["arithmetic_intensity"] == intensity
+        found = Given(operation_flops=intensity * 10**6, operation_bytes=10**6, **card)
+        assert found.arithmetic_intensity == intensity
         assert math.isclose(
-            found["operation_seconds"], max(10**6 / 2.0e12, intensity * 10**6 / 312e12)
+            found.operation_seconds, max(10**6 / 2.0e12, intensity * 10**6 / 312e12)
         )
-        assert (found["attainable_flops_per_second"] == 312e12) == (intensity >= ridge)
+        assert (found.attainable_flops_per_second == 312e12) == (intensity >= ridge)

@@ -2,18 +2,14 @@
 whose bytes are the formula's."""
 
 import math
-import re
 from fractions import Fraction
 
 import pytest
+from pages import words
+from solved import Given
 
-from coursekit.formulas import evaluate
 from coursekit.topics.collectives import pictures
 from coursekit.topics.collectives.figures import message_figure, race_figure
-
-
-def words(svg):
-    return " | ".join(re.findall(r"<text[^>]*>([^<]*)</text>", svg))
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8, 10, 16])
@@ -59,12 +55,7 @@ def test_what_crosses_a_nodes_border_is_the_formulas():
     """Must catch: 3/4 S over the network, the share of the flat ring's chunk."""
     _, sent = pictures.hierarchical_states()
     ranks = pictures.DRAWN_NODES * pictures.DRAWN_PLACES
-    share = evaluate(
-        ["hierarchical_link_share"],
-        allow_unused=True,
-        ranks=ranks,
-        ranks_per_node=pictures.DRAWN_PLACES,
-    )["hierarchical_link_share"]
+    share = Given(ranks=ranks, ranks_per_node=pictures.DRAWN_PLACES).hierarchical_link_share
     assert sent[1] * pictures.DRAWN_PLACES == share
     assert sent[0] == sent[2] == Fraction(pictures.DRAWN_PLACES - 1, pictures.DRAWN_PLACES)
     shown = words(pictures.draw_hierarchical())

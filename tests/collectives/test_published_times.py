@@ -1,16 +1,16 @@
 """All-reduces that others have measured, beside the formulas; rings of nodes by counting hops."""
 
 import re
-from pathlib import Path
 from statistics import median
 
 import pytest
+from pages import ROOT
 
 from coursekit.formulas import evaluate
 from coursekit.topics.collectives.published import FOUR_NODES, GIB, ask, from_bus, rows
 from shardlab import collective_plans as plans
 
-CHAPTER = Path(__file__).resolve().parents[2] / "chapters" / "collectives.md"
+CHAPTER = ROOT / "chapters" / "collectives.md"
 # Every measurement that the model misses by more than 1.5 times; the page says so of each.
 OUTLIERS = {
     "4 x 8 B200, 32 to 128 KiB": ["32 KiB", "64 KiB"],

@@ -9,10 +9,11 @@ from itertools import chain
 import pytest
 import torch
 import torch.distributed as dist
+from refusals import said_by
+from solved import Given
 from told import told
 from torch import nn
 
-from coursekit.formulas import evaluate
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
 from ranklab.measure.trace import trace_step
@@ -88,18 +89,15 @@ def built(make, seed):
 
 
 def wrapped(kind, net, **options):
-    return (
-        kind(net, **options)
-        if kind in (ParameterServer, PerTensor)
-        else kind(net, bucket_bytes=SMALL, **options)
-    )
+    if kind in (Bucketed, DistributedDataParallel):
+        options["bucket_bytes"] = SMALL
+    return kind(net, **options)
 
 
 def part(step, rank, rows=3):
     """Rows of a rank in a step; every rank can make everyone's."""
-    return torch.randn(
-        rows, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1000 * step + rank)
-    )
+    draw = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(rows, 5, dtype=torch.float64, generator=draw)
 
 
 def far(ours, theirs):
@@ -164,12 +162,8 @@ def step_of(make):
     """The quantities that the formulas take, of the parameters that are trained."""
     trained = [p for p in make().double().parameters() if p.requires_grad]
     nbytes = sum(p.nbytes for p in trained)
-    return dict(
-        parameter_tensors=len(trained),
-        parameter_bytes=nbytes,
-        gradient_bytes=nbytes,
-        gradient_element_bytes=8,
-    )
+    of_step = dict(parameter_bytes=nbytes, gradient_bytes=nbytes, gradient_element_bytes=8)
+    return dict(parameter_tensors=len(trained), **of_step)
 
 
 @pytest.mark.one_in(3)
@@ -179,39 +173,24 @@ def test_what_each_kind_sends(world, make):
     parameter twice or pad; gradients sent to the server that are not its own; a rank that is
     counted in where rank 0 talks to the others."""
     n, step = world.world_size, step_of(make)
-    reduced, tensors = (
-        evaluate(["reduced_bytes"], allow_unused=True, **step)["reduced_bytes"],
-        step["parameter_tensors"],
-    )
+    reduced, tensors = Given(**step).reduced_bytes, step["parameter_tensors"]
     for kind in (PerTensor, Bucketed, DistributedDataParallel):
         for sent, buckets in world.run(messages_of_a_step, kind, make):
             assert {operation for operation, _ in sent} == {"all_reduce"} and sum(
                 nbytes for _, nbytes in sent
             ) == reduced
             assert len(sent) == (tensors if kind is PerTensor else buckets)
-            most = evaluate(
-                ["gradient_buckets_at_most"], allow_unused=True, bucket_bytes=SMALL, **step
-            )["gradient_buckets_at_most"]
+            most = Given(bucket_bytes=SMALL, **step).gradient_buckets_at_most
             assert kind is PerTensor or len(sent) <= most <= tensors
     for rank, (sent, _) in enumerate(
         world.run(messages_of_a_step, ParameterServer, make) if make is not SmallGPT else ()
     ):
-        want = evaluate(
-            ["server_messages", "server_sent_bytes", "server_received_bytes"],
-            allow_unused=True,
-            data_parallel=n,
-            rank=rank,
-            **step,
-        )
-        for operation, nbytes in (
-            ("send", want["server_sent_bytes"]),
-            ("recv", want["server_received_bytes"]),
-        ):
+        want = Given(data_parallel=n, rank=rank, **step)
+        nbytes_of = dict(send=want.server_sent_bytes, recv=want.server_received_bytes)
+        for operation, nbytes in nbytes_of.items():
             found = [size for name, size in sent if name == operation]
-            assert (len(found), sum(found)) == (want["server_messages"], nbytes)
-    without = evaluate(
-        ["reduced_bytes_without_no_sync"], allow_unused=True, accumulation_steps=3, **step
-    )["reduced_bytes_without_no_sync"]
+            assert (len(found), sum(found)) == (want.server_messages, nbytes)
+    without = Given(accumulation_steps=3, **step).reduced_bytes_without_no_sync
     for sent, _ in world.run(messages_of_a_step, DistributedDataParallel, make, 3):
         assert sum(nbytes for _, nbytes in sent) == without
 
@@ -225,13 +204,8 @@ def sent_around_a_ring(elements):
 def test_what_a_ring_sends(world):
     """Mutation: one way around the ring counted; n for n - 1."""
     for elements in (12, 5040):
-        want = evaluate(
-            ["data_parallel_sent_bytes"], data_parallel=world.world_size, reduced_bytes=8 * elements
-        )
-        assert (
-            world.run(sent_around_a_ring, elements)
-            == [want["data_parallel_sent_bytes"]] * world.world_size
-        )
+        want = Given(data_parallel=world.world_size, reduced_bytes=8 * elements)
+        assert set(world.run(sent_around_a_ring, elements)) == {want.data_parallel_sent_bytes}
 
 
 def order_of_events(overlap):
@@ -256,6 +230,12 @@ def test_overlap_is_real(world):
     assert world.run(order_of_events, False) == [(0, 3, 3)] * world.world_size
 
 
+def strangers_in(bucket):
+    memory = [p.grad.untyped_storage() for p in bucket]
+    alone = [each.nbytes() != sum(p.nbytes + 4 for p in bucket) for each in memory]
+    return sum(alone) + (len({each.data_ptr() for each in memory}) > 1)
+
+
 def memory_of_gradients(set_to_none):
     """(gradients that are not in one memory with their bucket, bytes after backward, after
     zero_grad and at the peak above those before)."""
@@ -267,26 +247,14 @@ def memory_of_gradients(set_to_none):
         before = ledger.bytes.total
         model(torch.ones(1, 32)).sum().backward()
         after = ledger.bytes.total - before
-        strangers = sum(
-            len({p.grad.untyped_storage().data_ptr() for p in bucket}) > 1
-            for bucket in model.buckets
-        )
-        strangers += sum(
-            p.grad.untyped_storage().nbytes() != sum(q.nbytes + 4 for q in b)
-            for b in model.buckets
-            for p in b
-        )
+        strangers = sum(map(strangers_in, model.buckets))
         optimizer.zero_grad(set_to_none)
         # gloo's thread lets go of a buffer a moment after its work is done
         deadline = time.monotonic() + 10
         while set_to_none and ledger.bytes.total > before and time.monotonic() < deadline:
             time.sleep(0.01)
-        return (
-            strangers,
-            after,
-            ledger.bytes.total - before,
-            max(point.bytes.total for point in ledger.timeline) - before,
-        )
+        most = max(point.bytes.total for point in ledger.timeline)
+        return strangers, after, ledger.bytes.total - before, most - before
 
 
 def test_gradients_are_memory_of_their_bucket(three):
@@ -378,10 +346,10 @@ def test_state_dict_and_buffers(three):
 
 
 def refused(bucket_bytes):
-    try:
-        DistributedDataParallel(nn.Linear(2, 2), bucket_bytes(dist.get_rank()))
-    except CannotReplicate as error:
-        return str(error)
+    return said_by(
+        lambda: DistributedDataParallel(nn.Linear(2, 2), bucket_bytes(dist.get_rank())),
+        CannotReplicate,
+    )
 
 
 @pytest.mark.parametrize(
@@ -396,10 +364,7 @@ def test_refused_on_all_ranks(three, bucket_bytes, sentence):
 
 def outside_of_the_group():
     group = dist.new_group([0, 1])
-    try:
-        DistributedDataParallel(nn.Linear(2, 2), group=group)
-    except ValueError as error:
-        return str(error)
+    return said_by(lambda: DistributedDataParallel(nn.Linear(2, 2), group=group), ValueError)
 
 
 def test_refused_without_a_group(three):
@@ -427,12 +392,8 @@ def traced(overlap):
     model = DistributedDataParallel(net, SMALL, overlap)
     trace = trace_step(model, lambda: loss_of(model(part(0, 0))))
     hooks = [len(parameter._post_accumulate_grad_hooks) for parameter in net.parameters()]
-    return (
-        trace,
-        len(model.buckets),
-        hooks,
-        [parameter.grad is None for parameter in net.parameters()],
-    )
+    missing = [parameter.grad is None for parameter in net.parameters()]
+    return trace, len(model.buckets), hooks, missing
 
 
 def test_trace(three):
@@ -451,9 +412,7 @@ def test_trace(three):
 def of_a_copy() -> str:
     """On a rank: what is said of the core's replicas of a module that a copy has."""
     twin = copy.deepcopy(core.DistributedDataParallel(nn.Linear(3, 2)))
-    with pytest.raises(ValueError) as caught:
-        core.DistributedDataParallel(twin.module)
-    return str(caught.value)
+    return said_by(lambda: core.DistributedDataParallel(twin.module), ValueError)
 
 
 def test_a_copys_module_has_replicas_already(worlds):

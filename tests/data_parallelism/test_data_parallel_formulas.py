@@ -5,6 +5,7 @@ import math
 import random
 
 import pytest
+from solved import Given
 from told import told
 
 from coursekit.formulas import InvalidQuantity, evaluate, quantities
@@ -12,12 +13,13 @@ from coursekit.formulas import InvalidQuantity, evaluate, quantities
 LINK = dict(latency_seconds=2e-4, link_bytes_per_second=1.25e8)
 
 
+def on_the_link(nbytes):
+    return LINK["latency_seconds"] + nbytes / LINK["link_bytes_per_second"]
+
+
 def around_a_ring(ranks, nbytes):
     """Seconds of a ring all-reduce, step by step."""
-    return sum(
-        LINK["latency_seconds"] + nbytes / ranks / LINK["link_bytes_per_second"]
-        for _ in range(2 * (ranks - 1))
-    )
+    return sum(on_the_link(nbytes / ranks) for _ in range(2 * (ranks - 1)))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
@@ -25,25 +27,14 @@ def test_seconds(ranks):
     """Must catch: the latency paid once; messages that travel side by side; a server that talks to
     all ranks at once."""
     nbytes, tensors = 10_000_000, 60
-    given = dict(
-        data_parallel=ranks,
-        reduced_bytes=nbytes,
-        equal_bucket_bytes=nbytes / 5,
-        parameter_tensors=tensors,
-        parameter_bytes=9_000_000,
-        **LINK,
-    )
-    found = evaluate(["equal_bucket_seconds", "server_seconds", "per_tensor_seconds"], **given)
-    assert math.isclose(found["equal_bucket_seconds"], around_a_ring(ranks, nbytes / 5))
-    assert math.isclose(
-        found["per_tensor_seconds"],
-        sum(around_a_ring(ranks, nbytes / tensors) for _ in range(tensors)),
-    )
+    given = dict(parameter_tensors=tensors, parameter_bytes=9_000_000, reduced_bytes=nbytes, **LINK)
+    found = Given(data_parallel=ranks, equal_bucket_bytes=nbytes / 5, **given)
+    assert math.isclose(found.equal_bucket_seconds, around_a_ring(ranks, nbytes / 5))
+    one_by_one = sum(around_a_ring(ranks, nbytes / tensors) for _ in range(tensors))
+    assert math.isclose(found.per_tensor_seconds, one_by_one)
     messages = [9_000_000 / tensors, nbytes / tensors] * tensors * (ranks - 1)
-    served = sum(
-        LINK["latency_seconds"] + size / LINK["link_bytes_per_second"] for size in messages
-    )
-    assert math.isclose(found["server_seconds"], served, rel_tol=1e-12)
+    served = sum(map(on_the_link, messages))
+    assert math.isclose(found.server_seconds, served, rel_tol=1e-12)
 
 
 def test_step():
@@ -61,42 +52,21 @@ def test_step():
         last_messages=1,
         **LINK,
     )
-    targets = [
-        "compute_seconds",
-        "data_parallel_step_seconds",
-        "scaling_efficiency",
-        "hidden_seconds",
-        "exposed_seconds",
-        "all_buckets_seconds",
-        "step_without_overlap_seconds",
-        "efficiency_without_overlap",
-    ]
-    alone = evaluate(targets, data_parallel=1, equal_bucket_bytes=1e7, last_bytes=10**7, **given)
-    assert math.isclose(alone["data_parallel_step_seconds"], 0.35)
-    assert alone["scaling_efficiency"] == 1 and alone["hidden_seconds"] == 0
+    alone = Given(data_parallel=1, equal_bucket_bytes=1e7, last_bytes=10**7, **given)
+    assert math.isclose(alone.data_parallel_step_seconds, 0.35)
+    assert alone.scaling_efficiency == 1 and alone.hidden_seconds == 0
     before = 0
     for nbytes in (10**5, 10**6, 10**7, 10**8):
-        found = evaluate(
-            targets,
-            data_parallel=4,
-            equal_bucket_bytes=nbytes / 11,
-            last_bytes=nbytes // 11,
-            **given,
-        )
-        assert 0 <= found["hidden_seconds"] <= 0.2 and found["exposed_seconds"] > before
-        assert math.isclose(
-            found["hidden_seconds"] + found["exposed_seconds"], found["all_buckets_seconds"]
-        )
-        assert math.isclose(found["data_parallel_step_seconds"], 0.35 + found["exposed_seconds"])
-        assert math.isclose(found["scaling_efficiency"] * found["data_parallel_step_seconds"], 0.35)
-        assert math.isclose(
-            found["step_without_overlap_seconds"],
-            found["data_parallel_step_seconds"] + found["hidden_seconds"],
-        )
-        assert math.isclose(
-            found["efficiency_without_overlap"] * found["step_without_overlap_seconds"], 0.35
-        )
-        before = found["exposed_seconds"]
+        each = dict(equal_bucket_bytes=nbytes / 11, last_bytes=nbytes // 11)
+        found = Given(data_parallel=4, **each, **given)
+        assert 0 <= found.hidden_seconds <= 0.2 and found.exposed_seconds > before
+        assert math.isclose(found.hidden_seconds + found.exposed_seconds, found.all_buckets_seconds)
+        assert math.isclose(found.data_parallel_step_seconds, 0.35 + found.exposed_seconds)
+        assert math.isclose(found.scaling_efficiency * found.data_parallel_step_seconds, 0.35)
+        without = found.step_without_overlap_seconds
+        assert math.isclose(without, found.data_parallel_step_seconds + found.hidden_seconds)
+        assert math.isclose(found.efficiency_without_overlap * without, 0.35)
+        before = found.exposed_seconds
 
 
 def test_number_of_buckets():
@@ -107,13 +77,9 @@ def test_number_of_buckets():
 
     def both(sizes, bucket_bytes):
         tensors = [torch.empty(size, device="meta") for size in sizes]
-        given = dict(
-            parameter_tensors=len(sizes), gradient_bytes=4 * sum(sizes), bucket_bytes=bucket_bytes
-        )
-        return (
-            len(make_buckets(tensors, bucket_bytes)),
-            evaluate(["gradient_buckets_at_most"], **given)["gradient_buckets_at_most"],
-        )
+        given = dict(parameter_tensors=len(sizes), gradient_bytes=4 * sum(sizes))
+        formula = Given(bucket_bytes=bucket_bytes, **given).gradient_buckets_at_most
+        return len(make_buckets(tensors, bucket_bytes)), formula
 
     for size, count, each in ((10, 12, 3), (7, 5, 1), (1, 9, 9), (3, 10, 4)):
         there, formula = both([size] * count, 4 * size * each)
@@ -133,14 +99,10 @@ def test_presets_go_in():
     """A model of the presets gives what is sent, to the byte. Mutation: a parameter's element
     instead of a gradient's."""
     given = quantities(model="GPT-2 124M", recipe="fp32 Adam", bucket_bytes=25 << 20)
-    found = evaluate(
-        ["reduced_bytes", "gradient_bytes", "parameter_tensors", "gradient_buckets"], **given
-    )
-    assert found["reduced_bytes"] == 4 * (124_439_808 + 148) and found["gradient_buckets"] == 14
-    half = evaluate(["reduced_bytes"], allow_unused=True, **{**given, "gradient_element_bytes": 2})[
-        "reduced_bytes"
-    ]
-    assert 2 * half == found["reduced_bytes"]
+    found = Given(**given)
+    assert found.reduced_bytes == 4 * (124_439_808 + 148) and found.gradient_buckets == 14
+    half = Given(**{**given, "gradient_element_bytes": 2}).reduced_bytes
+    assert 2 * half == found.reduced_bytes
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 import inspect
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
+
+from pages import ROOT
 
 from coursekit.exercises.assignments import assignment
 from coursekit.exercises.grading import TRIAL_SECONDS, Grader
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def results(

@@ -5,9 +5,9 @@ import ast
 import json
 import re
 from html import unescape
-from pathlib import Path
 
 import pytest
+from pages import chapter
 from told import cells, told
 
 from bookkit.explorer import anchor
@@ -363,7 +363,6 @@ def test_the_sheets_numbers_of_recipes_and_gpus(sheet):
     assert cells("A100 SXM 80GB")[:3] == ["85.1", "79.3", "312"]
 
 
-ROOT = Path(__file__).resolve().parents[2]
 STAGE_1 = 'zero_states_bytes(recipe="bf16 + fp32 master", rank=0, zero_stage=1)'
 
 
@@ -398,7 +397,7 @@ def test_brackets_stand_where_they_must(text, printed):
 
 def test_the_cheatsheet_has_no_formula_of_its_own():
     """Must catch: a sum or a quotient between dollars, which nothing confirms."""
-    page = (ROOT / "chapters" / "cheatsheet.md").read_text("utf-8")
+    page = chapter("cheatsheet")
     assert len(re.findall(r"\{law\}`", page)) >= 15
     typed = re.findall(r"\$([^$]+)\$", page)
     assert not [one for one in typed if re.search(r"[-+/]|\\frac", one)]

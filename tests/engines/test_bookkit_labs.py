@@ -4,15 +4,14 @@ import ast
 import json
 import re
 import sys
-from pathlib import Path
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
+from pages import ROOT
 
 from bookkit.lab_pages import calls_as_code, kept, without_guesses
 from coursekit.exercises.predictions import Predictions
 
-ROOT = Path(__file__).resolve().parents[2]
 LABS = ROOT / "labs"
 sys.path.insert(0, str(ROOT / "tools"))
 

@@ -1,13 +1,13 @@
 """Chapters by number, their objectives and minutes; code and tables of two widths; the glossary."""
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
 import pytest
 from docutils import nodes
 from docutils.utils import new_document
+from pages import ROOT
 from small_books import builder
 from told import sample
 
@@ -15,7 +15,6 @@ from bookkit import glossary, search, words
 from bookkit.look import COLUMN_LETTERS, WORD_LETTERS, keep_words, mend_tables, widen_code
 from bookkit.objectives import minutes
 
-ROOT = Path(__file__).resolve().parents[2]
 TYPED = re.compile(r"\b[Cc]hapters? [0-9]")
 
 

@@ -1,15 +1,14 @@
 """From page to page: each page's question, the way to its lab and back, labs by number."""
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
+from pages import ROOT
 from small_books import builder
 
 from bookkit.lab_pages import numbered
 from bookkit.ways import labs_of_chapters, onward, parts, question_of, summary, title_of
 
-ROOT = Path(__file__).resolve().parents[2]
 ENV = SimpleNamespace(
     found_docs={"chapters/a", "chapters/b", "labs/01-a"},
     metadata={

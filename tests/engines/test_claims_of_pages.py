@@ -5,15 +5,15 @@ import csv
 import json
 import re
 from datetime import date
-from pathlib import Path
 
 import pytest
 import torch
+from pages import ROOT
+from solved import value
 from told import cells
 
 from coursekit.formulas import BOOK, GPUS, LINKS, PRESETS, evaluate, quantities
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "chapters").glob("*.md")}
 
 # page, what it said, why that was wrong
@@ -122,7 +122,7 @@ def test_from_how_many_ranks_a_model_fits():
     """Must catch: the next stop of a slider taken for the least number of ranks."""
     given = quantities(model="Llama 2 70B", recipe="bf16 + fp32 master", zero_stage=3, rank=0)
     name = "zero_states_bytes"
-    held = lambda ranks: evaluate([name], allow_unused=True, data_parallel=ranks, **given)[name]
+    held = lambda ranks: value(name, data_parallel=ranks, **given)
     said = re.search(r"Stage 3 fits from (\d+) ranks up, with", words("zero"))
     memory = GPUS["H100 SXM 80GB"].quantities["gpu_memory_bytes"]
     assert int(said[1]) == next(ranks for ranks in range(1, 100) if held(ranks) <= memory)
@@ -171,7 +171,7 @@ CITED = {  # llm-foundry's table: parameters, and tokens a second of all GPUs
 
 
 def count(name, model):
-    return evaluate([name], **quantities(model=model))[name]
+    return value(name, **quantities(model=model))
 
 
 def test_typed_numbers_are_round_or_have_a_source():

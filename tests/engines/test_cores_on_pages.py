@@ -6,10 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pages import ROOT
 from sphinx.directives.code import LiteralIncludeReader
 from told import valued
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "shardlab"
 # As CORES of tools/budgets.py.
 CORES = sorted(

@@ -4,11 +4,11 @@ what was tried."""
 import ast
 import json
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from pages import ROOT
 
 from coursekit.__main__ import main
 from coursekit.machine import capabilities, doctor
@@ -16,8 +16,6 @@ from coursekit.machine.capabilities import find_device, memory_bytes, multiplies
 from coursekit.machine.doctor import Diagnosis, rows_of_labs
 from coursekit.machine.limit import MemoryLimit
 from ranklab.measure.clock import MedianSeconds
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.ranks

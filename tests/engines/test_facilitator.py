@@ -3,12 +3,12 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import nbformat
 import pytest
 import yaml
 from facilitator import _plain, card, instructors_edition, measured_numbers, sections
+from pages import ROOT
 
 from coursekit import topics
 from coursekit.exercises.elsewhere import (
@@ -21,7 +21,6 @@ from coursekit.exercises.elsewhere import (
 from coursekit.exercises.slips import slips_of, unit_in
 from coursekit.recordings.recordings import read_all
 
-ROOT = Path(__file__).resolve().parents[2]
 RECORDINGS = read_all(ROOT / "measured")
 LABS = sorted((ROOT / "labs").glob("*.ipynb"))
 PLANS = {"45 minutes": 45, "90 minutes": 90, "Half a day": 210, "One day": 465, "Two days": 915}

@@ -3,6 +3,7 @@ at sizes nobody here has."""
 
 import pytest
 import torch.distributed as dist
+from solved import Given, value
 
 from coursekit.formulas import RECIPES, evaluate, quantities
 from coursekit.topics.zero.rank_of_many import rank_of_many, sharded_step
@@ -51,7 +52,7 @@ def resting(config, n, rank):
     given |= RECIPES["fp32 Adam"].quantities
 
     def bytes_of(target, **more):
-        return evaluate([target], allow_unused=True, **given, **more)[target]
+        return value(target, **given, **more)
 
     each = [(unit, unit + -unit % n) for unit in units(config)]
     targets = ["zero_parameter_bytes", "zero_gradient_bytes", "zero_optimizer_bytes"]
@@ -95,12 +96,11 @@ def test_what_is_whole_at_the_peak():
     freed between its two units; a second block that is whole."""
     config = GPTConfig(layers=2, hidden=512, heads=4, vocabulary=2000, max_sequence=256)
     peak = rank_of_many(config, 64).peak
-    whole = evaluate(
-        ["zero_gathered_bytes"],
+    whole = Given(
         zero_unit_parameters=units(config)[1],
         zero_root_parameters=config.vocabulary * config.hidden,
         parameter_element_bytes=2,
-    )["zero_gathered_bytes"]
+    ).zero_gathered_bytes
     one_input = 2 * config.max_sequence * config.hidden
     assert peak.phase == "backward" and peak.bytes.gathered == whole
     assert peak.bytes.temporaries == pytest.approx(whole + 6 * one_input, rel=1e-3)

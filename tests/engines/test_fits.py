@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from solved import Given
 from told import cells
 
 from coursekit.__main__ import main
@@ -52,7 +53,7 @@ def test_the_peak_is_the_formulas():
     answer = fits("Qwen3 8B", **H100, gpus=16, zero_stage=2, accumulation_steps=4)
     given = MEGATRON | dict(model="Qwen3 8B", zero_stage=2, data_parallel=16)
     given |= dict(accumulation_steps=4, sequence=8192)
-    wanted = evaluate(["rank_peak_bytes"], **given)["rank_peak_bytes"]
+    wanted = Given(**given).rank_peak_bytes
     assert tensors_of(answer) == wanted
     asked = {**H100, "gpus": 16, "zero_stage": 2, "accumulation_steps": 4}
     assert tensors_of(fits("Qwen3 8B", **{**asked, "reserve_gb": 3})) == wanted + 3 * 10**9

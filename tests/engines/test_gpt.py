@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from dtypes import default_dtype
 from told import cells, given, told
 from torch import nn
 
@@ -308,11 +309,8 @@ def test_initialisation():
 def test_default_dtype_decides(variant):
     """A model built under a bf16 default is bf16 throughout, its logits too; the loss is fp32. Must
     catch: a float32 tensor that raises the type of what follows; a loss rounded to bf16."""
-    torch.set_default_dtype(torch.bfloat16)
-    try:
+    with default_dtype(torch.bfloat16):
         model = GPT(GPTConfig(**SMALL, **VARIANTS[variant]))
-    finally:
-        torch.set_default_dtype(torch.float32)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     logits = model(some_tokens())
     loss = next_token_loss(logits, some_tokens())

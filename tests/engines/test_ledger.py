@@ -4,9 +4,10 @@ import gc
 
 import pytest
 import torch
+from solved import Given
 from torch.profiler import ProfilerActivity, profile
 
-from coursekit.formulas import evaluate, quantities
+from coursekit.formulas import quantities
 from ranklab.measure.ledger import Counts, Ledger
 from ranklab.measure.weigh import storage_bytes, weigh
 from shardlab.common.torch_internals import FakeTensorMode
@@ -173,20 +174,19 @@ def test_categories_at_each_phase():
     temporaries during the step."""
     model, optimizer, step = training()
     config = {**model.config.quantities(), **quantities(recipe="fp32 Adam")}
-    names = ("parameter", "gradient", "optimizer", "step_counter")
-    want = evaluate([f"{name}_bytes" for name in names], **config)
-    states = want["optimizer_bytes"] + want["step_counter_bytes"]
+    want = Given(**config)
+    states = want.optimizer_bytes + want.step_counter_bytes
     with Ledger(model, optimizer) as ledger:
         step()
-    assert ledger.timeline[0].bytes == Counts(parameters=want["parameter_bytes"])
+    assert ledger.timeline[0].bytes == Counts(parameters=want.parameter_bytes)
     last = {point.phase: point.bytes for point in ledger.timeline}
-    assert last["backward"].gradients == want["gradient_bytes"] and last["backward"].optimizer == 0
+    assert last["backward"].gradients == want.gradient_bytes and last["backward"].optimizer == 0
     tokens = 3 * 7 * 8  # the step still has a name for them; nobody else holds the targets
     assert last["backward"].activations == tokens
     assert last["optimizer"].optimizer == states
     updating = [point for point in ledger.timeline if point.phase == "optimizer"]
     assert max(point.bytes.temporaries for point in updating) < states
-    assert ledger.bytes == Counts(parameters=want["parameter_bytes"], optimizer=states)
+    assert ledger.bytes == Counts(parameters=want.parameter_bytes, optimizer=states)
 
 
 def test_who_allocated():

@@ -3,12 +3,10 @@ browser that it finds."""
 
 import shutil
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from pages import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from solved import Given
 from told import cells, given
 
 from coursekit.formulas import BOOK, MODELS, evaluate, parameters, training_days
@@ -52,11 +53,9 @@ def test_active_parameters():
 
     Must catch: experts that no token uses counted; the router dropped with them."""
     for name in ("Mixtral 8x7B", "Qwen3 30B-A3B"):
-        found = evaluate(["active_parameters"], model=name)["active_parameters"]
+        found = Given(model=name).active_parameters
         assert found == PUBLISHED[name]["active"]
-    assert evaluate(["active_parameters"], model="Llama 7B")["active_parameters"] == parameters(
-        model="Llama 7B"
-    )
+    assert Given(model="Llama 7B").active_parameters == parameters(model="Llama 7B")
 
 
 def test_flops_of_latent_attention():
@@ -69,8 +68,8 @@ def test_flops_of_latent_attention():
     experts = (8 + 1) * 3 * hidden * 2048 + 256 * hidden
     weights = layers * attention + 58 * experts + 3 * 3 * hidden * 18432 + 129280 * hidden
     scores = layers * heads * 4096 * (128 + 64 + 128)
-    found = evaluate(["matmul_flops_per_token"], model="DeepSeek-V3 671B", sequence=4096)
-    assert found["matmul_flops_per_token"] == 6 * weights + 6 * scores
+    found = Given(model="DeepSeek-V3 671B", sequence=4096)
+    assert found.matmul_flops_per_token == 6 * weights + 6 * scores
 
 
 def test_training_time_of_experts():

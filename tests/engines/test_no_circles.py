@@ -2,11 +2,11 @@
 
 import ast
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
+from pages import ROOT
 from sources import source
 
-SOURCES = Path(__file__).resolve().parents[2] / "src"
+SOURCES = ROOT / "src"
 FILES = {
     ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__"): path
     for package in ("shardlab", "ranklab", "coursekit", "bookkit")

@@ -1,10 +1,10 @@
 """Still pictures of all topics: drawn as SVG that follows the page, is heard, and is read on a
 phone."""
 
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from pages import ROOT
 
 from bookkit.pictures import pictures, style_sheet
 from coursekit.show.drawing import (
@@ -16,7 +16,6 @@ from coursekit.show.drawing import (
     Drawing,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 PICTURES = pictures()
 SVG = "{http://www.w3.org/2000/svg}"
 COLUMN = 354  # pixels of a phone's 390 that the text has

@@ -12,10 +12,10 @@ from shutil import copy2, copytree
 
 import nbformat
 import pytest
+from pages import ROOT
 
 from coursekit.recordings.recordings import read_all
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = Path(__file__).with_name("pretended_technique.txt").read_text("utf-8")
 FILES = dict(re.findall(r"^=== (.*)\n((?:(?!===).*\n)*)", TEXT, re.MULTILINE))
 SOURCE = FILES.pop("references.bib")

@@ -3,13 +3,12 @@
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
+from pages import ROOT
 from told import told
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 JOBS = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text())["jobs"]
 

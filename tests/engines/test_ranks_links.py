@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.distributed as dist
+from solved import Given
 
-from coursekit.formulas import evaluate
 from ranklab.measure.communication import CommunicationLog
 from ranklab.ranks import links, ranks
 from ranklab.ranks.links import LinksUnavailable, two_hosts
@@ -80,9 +80,7 @@ def test_the_links_counter_agrees_with_the_log(hosts):
     own network; bytes counted twice or by the bit; a collective of DDP's reducer or of FSDP2 that
     the log does not see, or sees twice."""
     parameters = 4 * 2 * 1024**2  # bytes, of either model
-    ring = evaluate(["data_parallel_sent_bytes"], data_parallel=2, reduced_bytes=parameters)[
-        "data_parallel_sent_bytes"
-    ]
+    ring = Given(data_parallel=2, reduced_bytes=parameters).data_parallel_sent_bytes
     with ranks(2, device="cpu", hosts=hosts, announce=False) as world:
         for (total, message, crossed), replicated, sharded in world.run(steps_across_the_link):
             assert (total, message) == (4.0, NBYTES)

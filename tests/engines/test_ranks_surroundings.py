@@ -21,6 +21,7 @@ import cloudpickle
 import pytest
 from forked_script import forked
 from notebook_kernel import gone
+from refusals import said_by
 from told import told
 
 from ranklab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
@@ -328,9 +329,8 @@ def test_ranks_of_a_group_are_named_as_those_of_the_world():
 
         found, group, me = [], dist.new_group([1, 2]), dist.get_rank()
         for facts, complaint in (([], "wrong" * (me == 2)), ([f"a {me}"], "")) if me else ():
-            with pytest.raises(ValueError) as caught:
-                agree(facts, group, ValueError, "all agree", complaint)
-            found.append(str(caught.value))
+            asked = facts, group, ValueError, "all agree", complaint
+            found.append(said_by(partial(agree, *asked), ValueError))
         return found
 
     with ranks(3, device="cpu", announce=False) as world:

@@ -3,9 +3,9 @@
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from pages import ROOT
 from told import cells, given
 
 from coursekit.recordings.recordings import (
@@ -92,7 +92,7 @@ def test_a_suspect_row_is_kept_and_not_found(tmp_path):
 def test_the_rows_that_were_measured_wrongly_are_marked():
     """Must catch: the mark of a row of the recorded H100 taken away before it is measured again:
     its allocator gave out 100 MB more than the ledger saw."""
-    measured = Path(__file__).parents[2] / "measured"
+    measured = ROOT / "measured"
     recording = read_recording(measured / "nvidia-h100-80gb-hbm3-2026-11-26.json")
     for group in ("zero", "tensor_parallel"):
         rows = [row for row in recording.rows if row.name == f"{group}.allocated_peak"]

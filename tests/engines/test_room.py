@@ -5,10 +5,10 @@ import json
 import os
 import random
 import re
-from pathlib import Path
 
 import pytest
 from forked_script import forked
+from pages import ROOT
 
 from workshop import room
 from workshop.room import seats
@@ -296,6 +296,6 @@ def test_one_folder_is_one_learner(labs, shared, capsys):
 @pytest.mark.ranks
 def test_the_script_of_two_nodes_runs(tmp_path):
     """Must catch: a call of the package that the script knows by an older name."""
-    script = Path(__file__).resolve().parents[2] / "workshop" / "ranks_of_a_lab.py"
+    script = ROOT / "workshop" / "ranks_of_a_lab.py"
     printed, errors, _ = forked(script, ranks=2, folder=tmp_path)
     assert re.search(r"2 ranks keep [\d,]+ to [\d,]+ bytes", printed), errors

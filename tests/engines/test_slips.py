@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pages import ROOT
 from told import sample, told
 
 from coursekit.exercises import Predictions
@@ -12,7 +13,6 @@ from coursekit.exercises.wrong_numbers import Slip, Slips, slips_in, slips_of
 from shardlab.pipelines.schedules import one_f_one_b, zero_bubble_h1
 from shardlab.pipelines.simulation import Costs, simulate
 
-ROOT = Path(__file__).resolve().parents[2]
 LABS = sorted((ROOT / "labs").glob("*.ipynb"))
 TOPICS = ROOT / "src" / "coursekit" / "topics"
 LISTS = [slips_in(path.read_text("utf-8")) for path in TOPICS.glob("*/predictions.md")]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from pages import ROOT
 from sources import Source, is_private, source
 from told import cells, told
 
 import ranklab.torch_internals
 from shardlab.common import torch_internals
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "bench", "tools", "examples", "tests")
 DOORS = [ROOT / "src" / of / "torch_internals.py" for of in ("shardlab/common", "ranklab")]
 DOORS += [ROOT / "src" / "ranklab" / "rehearse" / "stand_in.py"]

@@ -6,6 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from solved import Given, value
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from coursekit.formulas import evaluate
@@ -16,10 +17,6 @@ from shardlab.data_loading.core_packing import (
     greedy_crop,
     one_in_a_row,
 )
-
-
-def value(name, **given):
-    return evaluate([name], **given)[name]
 
 
 @pytest.mark.parametrize("vocabulary", [50_257, 65_536, 65_537, 128_256])
@@ -127,10 +124,10 @@ def test_a_buffer_carries_over_a_hiccup(workers, ahead, hiccup):
         buffered_batches_per_worker=ahead,
         hiccup_microseconds=hiccup,
     )
-    found = evaluate(["hiccup_wait_seconds", "full_buffer_batches", "fed_step_seconds"], **given)
-    assert found["full_buffer_batches"] == workers * ahead
+    found = Given(**given)
+    assert found.full_buffer_batches == workers * ahead
     wait = longest_wait(0, workers * ahead, 40, hiccup, 20_000)
-    assert found["hiccup_wait_seconds"] == pytest.approx(1e-6 * wait, abs=1e-9)
+    assert found.hiccup_wait_seconds == pytest.approx(1e-6 * wait, abs=1e-9)
 
 
 def test_an_order_costs_memory():

@@ -1,11 +1,11 @@
 """From raw text to numbers, and the numbers that the page prints about the labs' text."""
 
 import re
-from pathlib import Path
 
 import pytest
+from pages import ROOT
+from solved import Given
 
-from coursekit.formulas import evaluate
 from coursekit.topics.feeding_the_gpu.text_to_shards import (
     decoded,
     documents_of,
@@ -23,7 +23,7 @@ from shardlab.data_loading.core_packing import (
 )
 from shardlab.text import load_text
 
-PAGE = Path(__file__).parents[2] / "chapters" / "feeding-the-gpu.md"
+PAGE = ROOT / "chapters" / "feeding-the-gpu.md"
 TEXT = load_text()
 DOCUMENTS = documents_of(TEXT)
 
@@ -72,12 +72,11 @@ def test_what_the_packers_lose_of_the_text(packer):
         packed_rows=len(rows),
         sequence=512,
     )
-    names = ["packed_padding_share", "packed_thrown_share", "least_rows"]
-    shares = evaluate(names, allow_unused=True, **given)
+    shares = Given(**given)
     last_row = 512 - sum(length for _, length in rows[-1]) if "crop" in packer.__name__ else 0
-    assert padding - shares["packed_padding_share"] == pytest.approx(last_row / (512 * len(rows)))
-    assert thrown - shares["packed_thrown_share"] == pytest.approx(last_row / sum(lengths))
-    assert "crop" in packer.__name__ or len(rows) >= shares["least_rows"]
-    assert packer is not first_fit_decreasing or len(rows) <= shares["least_rows"] + 1
+    assert padding - shares.packed_padding_share == pytest.approx(last_row / (512 * len(rows)))
+    assert thrown - shares.packed_thrown_share == pytest.approx(last_row / sum(lengths))
+    assert "crop" in packer.__name__ or len(rows) >= shares.least_rows
+    assert packer is not first_fit_decreasing or len(rows) <= shares.least_rows + 1
     line = f"`{packer.__name__}` | {len(rows)} | {padding:.1%} | {thrown:.1%} | {cut} |"
     assert re.search(re.escape(line), PAGE.read_text("utf-8")), line

@@ -1,19 +1,15 @@
 """The pictures of hardware say what links carry and how tiles fill a chip."""
 
 import math
-import re
 
 import pytest
+from pages import words
 
 from coursekit.formulas import LINKS
 from coursekit.show.figures import INK, LINE
 from coursekit.show.format import format_as
 from coursekit.topics.hardware import pictures
 from coursekit.topics.hardware.figures import Point, Roof, roofline_figure
-
-
-def words(svg):
-    return " | ".join(re.findall(r"<text[^>]*>([^<]*)</text>", svg))
 
 
 def test_each_connection_has_its_links_rate():

@@ -2,6 +2,7 @@
 real tensors."""
 
 import pytest
+from solved import Given
 
 from coursekit.formulas import (
     BOOK,
@@ -28,16 +29,15 @@ def test_what_a_product_does_and_moves(rows, columns, depth):
         a, b = torch.zeros(rows, depth, dtype=dtype), torch.zeros(depth, columns, dtype=dtype)
         with FlopCounterMode(display=False) as counter:
             c = a @ b
-        found = evaluate(
-            ["operation_flops", "operation_bytes", "product_flops", "product_bytes"],
+        found = Given(
             matrix_product=1,
             operation_rows=rows,
             operation_columns=columns,
             operation_depth=depth,
             operation_element_bytes=dtype.itemsize,
         )
-        assert found["operation_flops"] == found["product_flops"] == counter.get_total_flops()
-        assert found["operation_bytes"] == found["product_bytes"] == a.nbytes + b.nbytes + c.nbytes
+        assert found.operation_flops == found.product_flops == counter.get_total_flops()
+        assert found.operation_bytes == found.product_bytes == a.nbytes + b.nbytes + c.nbytes
 
 
 @pytest.mark.parametrize("rows, columns, count", SHAPES)
@@ -67,22 +67,15 @@ def test_what_an_elementwise_operation_does_and_moves(rows, columns, count):
 def test_which_bound():
     """The sentence of the explorer by hand. Mutations: `<=` for `<` at the ridge; the share of the
     wrong roof."""
-    targets = [
-        "arithmetic_intensity",
-        "ridge_intensity",
-        "bound_by_memory",
-        "attainable_share",
-        "operation_seconds",
-    ]
     h100 = quantities(gpu="H100 SXM 80GB", operation="square product", operation_element_bytes=2)
-    found = evaluate(targets, **h100)
-    assert found["arithmetic_intensity"] == pytest.approx(4096 / 3)
-    assert found["ridge_intensity"] == pytest.approx(989 / 3.35)
-    assert (found["bound_by_memory"], found["attainable_share"]) == (0, 1)
-    assert found["operation_seconds"] == pytest.approx(138.97e-6, rel=1e-4)
-    token = evaluate(targets, **{**h100, **OPERATIONS["one token through a layer"].quantities})
-    assert token["bound_by_memory"] == 1
-    assert token["attainable_share"] == pytest.approx(token["arithmetic_intensity"] / (989 / 3.35))
+    found = Given(**h100)
+    assert found.arithmetic_intensity == pytest.approx(4096 / 3)
+    assert found.ridge_intensity == pytest.approx(989 / 3.35)
+    assert (found.bound_by_memory, found.attainable_share) == (0, 1)
+    assert found.operation_seconds == pytest.approx(138.97e-6, rel=1e-4)
+    token = Given(**{**h100, **OPERATIONS["one token through a layer"].quantities})
+    assert token.bound_by_memory == 1
+    assert token.attainable_share == pytest.approx(token.arithmetic_intensity / (989 / 3.35))
     at_the_ridge = evaluate(
         ["bound_by_memory", "attainable_share"],
         flops_per_second=8.0,
@@ -127,14 +120,9 @@ def test_a_datasheets_rate():
     """The A100's 108 multiprocessors at 1.41 GHz. Mutations: a factor left out; the share upside
     down."""
     a100 = quantities(gpu="A100 SXM 80GB")
-    made = evaluate(
-        ["chip_flops_per_second"],
-        multiprocessors=108,
-        multiprocessor_flops_per_cycle=2048,
-        cycles_per_second=1.41e9,
-    )
-    assert made["chip_flops_per_second"] == pytest.approx(a100["flops_per_second"], rel=1e-3)
-    assert evaluate(["measured_share"], **a100)["measured_share"] == pytest.approx(0.869, abs=5e-4)
+    made = Given(multiprocessors=108, multiprocessor_flops_per_cycle=2048, cycles_per_second=1.41e9)
+    assert made.chip_flops_per_second == pytest.approx(a100["flops_per_second"], rel=1e-3)
+    assert Given(**a100).measured_share == pytest.approx(0.869, abs=5e-4)
 
 
 def test_rates_of_eight_and_four_bits():
@@ -158,7 +146,5 @@ def test_pace(launch, operation):
     done = 0.0
     for number in range(1000):
         done = max(done, (number + 1) * launch) + operation
-    found = evaluate(
-        ["queued_operation_seconds"], launch_seconds=launch, operation_seconds=operation
-    )
-    assert done / 1000 == pytest.approx(found["queued_operation_seconds"], rel=0.01)
+    found = Given(launch_seconds=launch, operation_seconds=operation)
+    assert done / 1000 == pytest.approx(found.queued_operation_seconds, rel=0.01)

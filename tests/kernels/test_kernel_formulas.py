@@ -8,16 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from shipped import launch_of
+from solved import Given, value
 from torch.autograd.graph import saved_tensors_hooks
 
-from coursekit.formulas import evaluate
 from shardlab.kernels.losses import chunked_cross_entropy, cut_cross_entropy
 from shardlab.kernels.moved_bytes import moved_bytes
 from shardlab.kernels.tiles import run
-
-
-def value(given, name):
-    return evaluate([name], allow_unused=True, **given)[name]
 
 
 def by_hand(x):
@@ -40,11 +36,11 @@ def test_bytes_of_chains(chain, operations, operands, shape):
     given = dict(operation_rows=shape[0], operation_columns=shape[1], operation_element_bytes=4)
     given |= dict(operation_depth=operations, chain_operands=operands)
     moved = moved_bytes(chain, x)
-    assert value(given, "chain_bytes") == moved.total
+    assert value("chain_bytes", **given) == moved.total
     assert len(moved.calls) == operations
     fused = moved_bytes(F.gelu, x).total
-    assert value(given, "fused_chain_bytes") == fused
-    assert value(given, "fused_share") == fused / moved.total
+    assert value("fused_chain_bytes", **given) == fused
+    assert value("fused_share", **given) == fused / moved.total
 
 
 FORMULAS = {
@@ -74,7 +70,7 @@ def test_bytes_of_row_kernels(name, tile, dtype):
         given = dict(operation_rows=rows, operation_columns=columns, kernel_block=tile)
         given |= dict(operation_element_bytes=dtype.itemsize, row_programs=min(tile, rows))
         options = dict(tile=tile, dtype=dtype, rows=rows, columns=columns, pads=False)
-        assert sum(counted(name, **options)) == value(given, FORMULAS[name])
+        assert sum(counted(name, **options)) == value(FORMULAS[name], **given)
 
 
 TILES = [(16, 16), (32, 16), (16, 64), (64, 32)]
@@ -99,14 +95,12 @@ def test_bytes_of_attention(shape, tile, causal, dtype):
     given = sizes_of(shape, tile, dtype, causal)
     ends, options = ", causal" if causal else "", dict(tile=tile, dtype=dtype, sizes=shape)
     read, written = counted("attention" + ends, **options)
-    names = ["attention_read_bytes", "attention_written_bytes", "attention_moved_bytes"]
-    names += ["attention_backward_moved_bytes"]
-    found = evaluate(names, **given)
-    assert found["attention_read_bytes"] == read
-    assert found["attention_written_bytes"] == written
-    assert found["attention_moved_bytes"] == read + written
+    found = Given(**given)
+    assert found.attention_read_bytes == read
+    assert found.attention_written_bytes == written
+    assert found.attention_moved_bytes == read + written
     backward = sum(counted("attention backward" + ends, **options))
-    assert found["attention_backward_moved_bytes"] == backward
+    assert found.attention_backward_moved_bytes == backward
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 16, 8), (2, 3, 33, 20)])
@@ -119,10 +113,10 @@ def test_bytes_of_plain_attention(shape):
     given = dict(zip(("microbatch", "heads", "sequence", "head_columns"), shape))
     given["operation_element_bytes"] = 4
     tensors = [torch.randn(shape) for _ in range(3)]
-    assert value(given, "scores_moved_bytes") == moved_bytes(plain, *tensors).total
+    assert value("scores_moved_bytes", **given) == moved_bytes(plain, *tensors).total
     del given["head_columns"]
     scores = tensors[0] @ tensors[1].transpose(-2, -1)
-    assert value(given, "stored_scores_bytes") == scores.nbytes
+    assert value("stored_scores_bytes", **given) == scores.nbytes
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -152,17 +146,17 @@ def test_what_a_tile_holds(tile, causal, monkeypatch):
     run(launch.kernel, launch.grid, *launch.arguments, **launch.constants)
     sys.setprofile(before)
     given = sizes_of(shape, tile, torch.float32, causal)
-    assert {value(given, "tile_bytes")} == sizes
-    assert value(given, "attention_tile_flops") == sum(flops)
+    assert {value("tile_bytes", **given)} == sizes
+    assert value("attention_tile_flops", **given) == sum(flops)
 
 
 def test_the_slower_of_two():
     """Must catch: a sum of both times; the smaller one."""
     given = sizes_of((1, 2, 2, 64, 16), (16, 16), torch.float32, True)
-    bytes_, flops = (value(given, f"attention_{name}") for name in ("moved_bytes", "tile_flops"))
+    bytes_, flops = (value(f"attention_{name}", **given) for name in ("moved_bytes", "tile_flops"))
     for bandwidth, rate in ((1e9, 1e15), (1e15, 1e9)):
         rates = dict(memory_bytes_per_second=bandwidth, flops_per_second=rate)
-        found = value(given | rates, "attention_kernel_seconds")
+        found = value("attention_kernel_seconds", **given, **rates)
         assert found == pytest.approx(max(bytes_ / bandwidth, flops / rate))
 
 
@@ -203,10 +197,10 @@ def test_bytes_of_losses(tokens, words, chunk, part, dtype):
         "cut": lambda h, w: cut_cross_entropy(h, w, targets, chunk, part),
     }
     for name, way in ways.items():
-        assert kept(way, hidden, weight)[0] == value(given, f"{name}_loss_kept_bytes")
+        assert kept(way, hidden, weight)[0] == value(f"{name}_loss_kept_bytes", **given)
         if name == "eager":
             continue
-        logits = value(given, f"{name}_logits_bytes")
+        logits = value(f"{name}_logits_bytes", **given)
         moved = moved_bytes(lambda way=way: way(hidden, weight).backward())
         assert max(call.written for call in moved.calls if call.name == "exp_") == logits
 
@@ -224,5 +218,5 @@ def test_steps_of_optimizers(mode, count):
     moved = moved_bytes(optimizer.step)
     given = dict(optimizer_mode=mode, optimizer_tensors=count)
     given["parameters"] = sum(parameter.numel() for parameter in parameters)
-    assert value(given, "optimizer_calls") == len(moved.calls)
-    assert value(given, "optimizer_moved_bytes") == moved.total
+    assert value("optimizer_calls", **given) == len(moved.calls)
+    assert value("optimizer_moved_bytes", **given) == moved.total

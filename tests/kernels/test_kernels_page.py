@@ -6,10 +6,10 @@ import math
 import re
 import resource
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from pages import ROOT, chapter
 
 from coursekit.formulas import evaluate
 from coursekit.lab import batches, small_gpt
@@ -21,8 +21,7 @@ from coursekit.topics.kernels.steps import FRAMES, ROW_SCORES, ROW_VALUES, TILES
 from shardlab.gpt import next_token_loss
 from shardlab.kernels.moved_bytes import moved_bytes
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "chapters" / "kernels.md").read_text("utf-8")
+PAGE = chapter("kernels")
 
 
 @pytest.mark.parametrize("tile", TILES)

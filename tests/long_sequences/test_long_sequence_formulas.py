@@ -6,6 +6,8 @@ from itertools import product
 
 import pytest
 import torch
+from dtypes import default_dtype
+from solved import value
 from torch.utils.checkpoint import checkpoint
 
 from coursekit.formulas import InvalidQuantity, evaluate, quantities
@@ -37,10 +39,6 @@ MIXES = {RING: RingAttention, GATHERED: GatheredAttention, EXCHANGED: Ulysses}
 CONTIGUOUS, ZIGZAG, STRIPED = 1, 2, 3
 
 
-def value(name, **given):
-    return evaluate([name], allow_unused=True, **given)[name]
-
-
 def sent(log):
     """Bytes that leave a rank: of an array that is gathered, scattered or exchanged, all but one
     part."""
@@ -63,16 +61,12 @@ def test_bytes_of_mixes(mix, c):
         config = GPTConfig(
             layers=1, hidden=96, heads=heads, key_value_heads=12, vocabulary=50, max_sequence=96
         )
-        torch.set_default_dtype(dtype)
-        try:
-            with fake_ranks(c, c - 1), FakeTensorMode():
-                net = context_parallel(GPT(config), Context(), MIXES[mix])
-                with CommunicationLog() as log:
-                    out = net(torch.zeros(2, 24, dtype=torch.long))
-                    forward = sent(log)
-                    out.sum().backward()
-        finally:
-            torch.set_default_dtype(torch.float32)
+        with fake_ranks(c, c - 1), FakeTensorMode(), default_dtype(dtype):
+            net = context_parallel(GPT(config), Context(), MIXES[mix])
+            with CommunicationLog() as log:
+                out = net(torch.zeros(2, 24, dtype=torch.long))
+                forward = sent(log)
+                out.sum().backward()
         given = quantities(**config.quantities(), microbatch=2, sequence=24, context_mix=mix)
         given |= dict(context_parallel=c, compute_element_bytes=dtype.itemsize)
         assert value("context_forward_bytes", **given) == forward

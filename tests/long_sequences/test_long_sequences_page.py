@@ -2,14 +2,15 @@
 published run, the lab's pairs."""
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from docutils import nodes
+from pages import ROOT, chapter
+from solved import Given
 
 from bookkit.recorded import _virtual_races
-from coursekit.formulas import evaluate, quantities
+from coursekit.formulas import quantities
 from coursekit.formulas.events import end_seconds, operations, play
 from coursekit.recordings.recordings import nearby
 from coursekit.topics.long_sequences import lab
@@ -30,7 +31,6 @@ from coursekit.topics.long_sequences.steps import (
 )
 from shardlab.context_parallel.core import Context
 
-ROOT = Path(__file__).resolve().parents[2]
 RING = "context parallelism, ring"
 
 
@@ -94,10 +94,7 @@ def test_the_published_run_by_its_operations():
     for keys that takes more than the page says."""
     sizes = quantities(model="Llama 3 8B")
     flops = [
-        evaluate(
-            ["step_flops"], allow_unused=True, **sizes, microbatch=1, score_share=0.5, sequence=s
-        )["step_flops"]
-        / s
+        Given(**sizes, microbatch=1, score_share=0.5, sequence=s).step_flops / s
         for s in (TORCHTITAN[0].sequence, TORCHTITAN[-1].sequence)
     ]
     slower = TORCHTITAN[0].tokens_per_second / TORCHTITAN[-1].tokens_per_second
@@ -112,7 +109,7 @@ def test_the_published_run_by_its_operations():
 
 def test_the_page_has_nvidias_table():
     """Must catch: a number of another column, or of the other model."""
-    page = (ROOT / "chapters/long-sequences.md").read_text("utf-8")
+    page = chapter("long-sequences")
     runs = NEMO["Llama 7B"][1:]
     for words, rates in (
         ("without context", [run.whole for run in runs]),
@@ -129,7 +126,7 @@ def test_the_page_has_the_recorded_race():
     rows = [
         [entry.astext() for entry in row.findall(nodes.entry)] for row in table.findall(nodes.row)
     ]
-    assert "```{virtual} mixes" in (ROOT / "chapters/long-sequences.md").read_text("utf-8")
+    assert "```{virtual} mixes" in chapter("long-sequences")
     peers = ["PyTorch, ring", "PyTorch, gathered", "DeepSpeed, heads"]
     assert [(row[0], row[-1]) for row in rows[1:]] == [(one.split(", ")[1], one) for one in peers]
     step, peak = (
@@ -147,5 +144,5 @@ def test_pairs_of_a_part():
     """Must catch: a token that does not see itself; keys after the query."""
     assert lab.pairs_of(range(8)) == 36 and lab.pairs_of(range(24, 32)) == 228
     assert lab.pairs_of([4, 5], [3, 4, 9]) == 4
-    evens = evaluate(["causal_pairs"], context_parallel=4, sequence=8)
-    assert evens["causal_pairs"] == 4 * 132
+    evens = Given(context_parallel=4, sequence=8)
+    assert evens.causal_pairs == 4 * 132

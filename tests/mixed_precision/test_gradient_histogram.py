@@ -2,10 +2,10 @@
 
 import re
 from math import log2
-from pathlib import Path
 
 import pytest
 import torch
+from pages import ROOT
 
 from coursekit.recordings.recordings import Hardware, Recording, read_all
 from coursekit.topics.mixed_precision import histogram, pictures
@@ -14,7 +14,6 @@ from coursekit.topics.mixed_precision.gradients import count_binades, gradients,
 from coursekit.topics.mixed_precision.histogram import Sizes, shares
 from coursekit.topics.mixed_precision.trainings import build_model
 
-ROOT = Path(__file__).resolve().parents[2]
 IN_TORCH = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from solved import Given
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -394,7 +395,7 @@ def test_peak_of_a_step(phase):
         **dict(dropout=0, fused_attention=1, microbatch=batch, sequence=sequence),
         **dict(accumulation_steps=1, first_step=0, optimizer_mode=0),
     )
-    wanted = evaluate([*PARTS, "activation_bytes", "peak_bytes"], **given)
+    wanted = Given(**given)
 
     def step(look=lambda: None):
         tokens = torch.zeros(batch, sequence, dtype=torch.long)
@@ -410,13 +411,13 @@ def test_peak_of_a_step(phase):
     with Ledger(model, optimizer) as ledger:
         step(lambda: seen.append(ledger.bytes))
     counters = 4 * len(optimizer.pairs)
-    assert ledger.timeline[0].bytes.optimizer == wanted["optimizer_bytes"] + counters
-    assert ledger.timeline[0].bytes.parameters == wanted["parameter_bytes"]
-    assert seen[0].activations == wanted["activation_bytes"]
-    assert seen[1].gradients == wanted["gradient_bytes"]
+    assert ledger.timeline[0].bytes.optimizer == wanted.optimizer_bytes + counters
+    assert ledger.timeline[0].bytes.parameters == wanted.parameter_bytes
+    assert seen[0].activations == wanted.activation_bytes
+    assert seen[1].gradients == wanted.gradient_bytes
     assert ledger.peak.phase == phase
     found = ledger.peak.bytes.total - counters
-    assert found == pytest.approx(wanted["peak_bytes"], rel=0.01)
+    assert found == pytest.approx(wanted.peak_bytes, rel=0.01)
 
 
 @pytest.mark.one_in(3)

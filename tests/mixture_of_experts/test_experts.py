@@ -15,10 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from solved import Given
 from told import told
 from torch import nn
 
-from coursekit.formulas import evaluate, parameters, quantities
+from coursekit.formulas import parameters, quantities
 from coursekit.planner.model_config import read_config
 from ranklab.measure.communication import CommunicationLog
 from shardlab import zero
@@ -327,11 +328,11 @@ def test_published_models_of_experts(name):
     skipped = sum(p.numel() for p in layer.experts.parameters())
     skipped -= skipped // config.experts * config.experts_per_token
     layers = sizes["layers"] - sizes.get("dense_layers", 0)
-    found = evaluate(["parameters", "active_parameters", "layer_mlp_parameters"], **sizes)
-    rest = found["parameters"] - layers * found["layer_mlp_parameters"]
-    assert built == found["layer_mlp_parameters"]
+    found = Given(**sizes)
+    rest = found.parameters - layers * found.layer_mlp_parameters
+    assert built == found.layer_mlp_parameters
     assert rest + layers * built + MODELS[name].get("left_out", 0) == MODELS[name]["parameters"]
-    assert rest + layers * (built - skipped) == found["active_parameters"]
+    assert rest + layers * (built - skipped) == found.active_parameters
 
 
 def test_mixtral_is_a_gpt_of_this_book():

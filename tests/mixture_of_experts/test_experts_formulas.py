@@ -1,17 +1,14 @@
 """Formulas of chapter 15 beside routings that are counted, and beside published numbers."""
 
 import pytest
+from solved import value
 
-from coursekit.formulas import PRESETS, evaluate
+from coursekit.formulas import PRESETS
 from coursekit.planner.fits import asked_layout
 from coursekit.planner.speeds import SPEEDS, parts_of, step_values
 
 NAMES = ("hot_expert_rows", "cold_expert_rows", "rank_expert_rows", "fullest_rank_rows")
 NAMES += ("expert_imbalance", "rank_imbalance", "dropped_share")
-
-
-def value(name, **given):
-    return evaluate([name], allow_unused=True, **given)[name]
 
 
 def routed(experts, experts_per_token, ranks, tokens, collapsed, capacity):

@@ -3,12 +3,12 @@ picture's gates, the history of a run, numbers of the page."""
 
 import csv
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from pages import ROOT, chapter
+from solved import Given
 
-from coursekit.formulas import evaluate
 from coursekit.lab import batches, small_gpt
 from coursekit.topics.mixture_of_experts import lab
 from coursekit.topics.mixture_of_experts.exercises import route
@@ -22,8 +22,7 @@ from coursekit.topics.mixture_of_experts.steps import FRAMES, ROUTINGS, dispatch
 from shardlab.experts.core import Experts, MixtureOfExperts, Router, mixtures
 from shardlab.gpt import next_token_loss
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "chapters" / "mixture-of-experts.md").read_text("utf-8")
+PAGE = chapter("mixture-of-experts")
 
 
 @pytest.mark.parametrize("routing", FRAMES.choices)
@@ -64,13 +63,7 @@ def test_rows_that_travel_are_those_of_the_formula():
     given = dict(experts=8, experts_per_token=2, expert_parallel=4, microbatch=1, sequence=2)
     given |= dict(hidden=1, dispatch_element_bytes=1, combine_element_bytes=1)
     moved = sum(row.home != row.there for rank in dispatch_steps(0)[4].rows for row in rank)
-    assert (
-        4 * moved
-        == 4
-        * evaluate(["expert_layer_sent_bytes"], allow_unused=True, **given)[
-            "expert_layer_sent_bytes"
-        ]
-    )
+    assert 4 * moved == 4 * Given(**given).expert_layer_sent_bytes
 
 
 def test_the_smallest_version_is_the_core():

@@ -6,16 +6,18 @@ import os
 import re
 import signal
 import time
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from night import at_night
+from refusals import said_by
+from solved import Given, of_model
 from told import told
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from coursekit.formulas import evaluate
 from coursekit.topics.pipelines.sleeping import measured_spans, seconds_of, sleeping_plan
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
@@ -509,18 +511,15 @@ def refused_by_stage_3():
     layers, (inputs, _, loss_of) = built("tied"), batch_of("tied")
     plan = plan_pipeline(layers, one_f_one_b(2, M), inputs)
     pipeline = Pipeline(layers, plan, loss_of, mesh.pp.group)
-    with pytest.raises(CannotShard) as caught:
-        zero.shard(pipeline, torch.optim.SGD, stage=3, group=mesh.dp.group)
-    said.append(str(caught.value))
+    shard = partial(zero.shard, optimizer_cls=torch.optim.SGD, stage=3, group=mesh.dp.group)
+    said.append(said_by(lambda: shard(pipeline), CannotShard))
     whole = nn.Sequential(*built("tied"))
-    zero.shard(whole, torch.optim.SGD, stage=3, group=mesh.dp.group)
+    shard(whole)
     for make in (
         lambda: plan_pipeline([*whole], one_f_one_b(2, M), inputs),
         lambda: Pipeline([*whole], plan, loss_of, mesh.pp.group),
     ):
-        with pytest.raises(CannotPipeline) as caught:
-            make()
-        said.append(str(caught.value))
+        said.append(said_by(make, CannotPipeline))
     return said
 
 
@@ -541,10 +540,7 @@ def trained_later():
     pipeline = Pipeline(layers, plan, loss_of, mesh.pp.group)
     replicas = DistributedDataParallel(pipeline, group=mesh.dp.group)
     replicas.requires_grad_(True)
-    try:
-        pipeline.step(inputs, targets)
-    except CannotReplicate as error:
-        return str(error)
+    return said_by(lambda: pipeline.step(inputs, targets), CannotReplicate)
 
 
 def test_a_layer_that_is_trained_later(worlds):
@@ -586,12 +582,8 @@ def test_in_flight_executed_simulated_and_by_formula(worlds, kind):
     assert [done for done, _ in found] == plan.schedule
     executed = [most for _, most in found]
     given = dict(pipeline_schedule=NUMBER[kind], pipeline_parallel=4, microbatches=M)
-    by_formula = [
-        evaluate(["pipeline_in_flight"], pipeline_rank=rank, stages_per_rank=2, **given)
-        for rank in range(4)
-    ]
-    assert executed == in_flight(plan.schedule)
-    assert executed == [found["pipeline_in_flight"] for found in by_formula]
+    ranks = [Given(pipeline_rank=rank, stages_per_rank=2, **given) for rank in range(4)]
+    assert executed == in_flight(plan.schedule) == [rank.pipeline_in_flight for rank in ranks]
 
 
 @pytest.mark.parametrize("kind", ("interleaved 1F1B", "zero-bubble H1"))
@@ -634,9 +626,8 @@ def weighed(plan):
 
 @pytest.fixture(scope="module")
 def weights(worlds):
-    """{schedule: what each rank of four found}, with the quantities of the formulas."""
+    """{schedule: what each rank of four found}."""
     torch.set_default_dtype(torch.float32)
-    config = GPTConfig(**SIZES)
     model, batch = gpt(**SIZES), torch.randint(11, (2 * M, 5))
     found = {}
     for kind in ("GPipe", "1F1B", "eager 1F1B"):
@@ -645,45 +636,22 @@ def weights(worlds):
     plan = plan_pipeline(model, interleaved(4, M, 2), batch, [2, 1, 1, 1, 1, 1, 1, 2])
     found["interleaved 1F1B"] = worlds(4).run(weighed, plan)
     torch.set_default_dtype(torch.float64)
-    return found, config.quantities()
+    return found
 
 
-def needed(targets, **given):
-    """evaluate() of what the targets need."""
-    from coursekit.formulas import BOOK
-
-    names = BOOK.resolve(targets, given)[1]
-    return evaluate(targets, **{name: given[name] for name in names if name in given})
-
-
-def given_of(kind, rank):
-    return dict(
-        pipeline_schedule=NUMBER[kind],
-        pipeline_parallel=4,
-        microbatches=M,
-        stages_per_rank=2,
-        pipeline_rank=rank,
-        microbatch=2,
-        sequence=5,
-        residual_element_bytes=4,
-        compute_element_bytes=4,
-        parameter_element_bytes=4,
-        gradient_element_bytes=4,
-        fused_attention=1,
-        dropout=0,
-    )
+def wanted_of(kind, rank):
+    given = dict(pipeline_schedule=NUMBER[kind], pipeline_parallel=4, pipeline_rank=rank)
+    return Given(**of_model(GPTConfig(**SIZES), 2, 5, microbatches=M, stages_per_rank=2, **given))
 
 
 def test_what_each_rank_has(weights):
     """Must catch: a head left out, or not counted twice where it is tied; p - r - 1 microbatches;
     the activations of one stage for those of v; the loss of one microbatch in GPipe, or of none."""
-    found, sizes = weights
-    for kind, of_ranks in found.items():
+    for kind, of_ranks in weights.items():
         for rank, (parameters, kept, _) in enumerate(of_ranks):
-            given = {**sizes, **given_of(kind, rank)}
-            assert parameters == needed(["stage_parameters"], **given)["stage_parameters"]
+            assert parameters == wanted_of(kind, rank).stage_parameters
             if rank > 0:
-                want = needed(["held_bytes"], **given)["held_bytes"]
+                want = wanted_of(kind, rank).held_bytes
                 if rank == 3:
                     want += 8 * 2 * M * 5 + 4 * (M if kind == "GPipe" else 1)
                 assert kept == want, (kind, rank)
@@ -692,15 +660,13 @@ def test_what_each_rank_has(weights):
 def test_messages_and_bytes(weights):
     """Must catch: an activation that the last stage sends; stages of an interleaved schedule
     counted once; a tied gradient that is not sent, or sent by every rank."""
-    found, sizes = weights
-    for kind, of_ranks in found.items():
+    for kind, of_ranks in weights.items():
         for rank, (_, _, sent) in enumerate(of_ranks):
-            given = {**sizes, **given_of(kind, rank)}
-            want = needed(["pipeline_messages", "pipeline_sent_bytes"], **given)
+            want = wanted_of(kind, rank)
             tied = 1 if rank in (0, 3) else 0
             # one more message each way when the tied weight was handed out
-            assert sent.messages == want["pipeline_messages"] + tied, (kind, rank)
-            assert sent.nbytes == want["pipeline_sent_bytes"], (kind, rank)
+            assert sent.messages == want.pipeline_messages + tied, (kind, rank)
+            assert sent.nbytes == want.pipeline_sent_bytes, (kind, rank)
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -803,10 +769,7 @@ def refused_on_a_rank(plan, others, size):
     layers = built("tied")
     inputs, targets, loss_of = batch_of("tied", size=size)
     plan = others if dist.get_rank() else plan
-    try:
-        Pipeline(layers, plan, loss_of).step(inputs, targets)
-    except CannotPipeline as error:
-        return str(error)
+    return said_by(lambda: Pipeline(layers, plan, loss_of).step(inputs, targets), CannotPipeline)
 
 
 def test_ranks_that_disagree_refuse_together(worlds):
@@ -867,9 +830,7 @@ def refused_at_the_start(plan):
         (untied if rank else built("tied"), None),
         (built("tied"), other),
     ):
-        with pytest.raises(ValueError) as caught:  # of which CannotPipeline is one
-            Pipeline(layers, plan, loss_of, group)
-        said.append(str(caught.value))
+        said.append(said_by(partial(Pipeline, layers, plan, loss_of, group), ValueError))
     return said
 
 
@@ -917,9 +878,7 @@ def make_and_keep(plan):
 
 
 def step_again():
-    with pytest.raises(CannotPipeline) as caught:
-        builtins.kept_pipeline.step(*batch_of("tied")[:2])
-    return str(caught.value)
+    return said_by(lambda: builtins.kept_pipeline.step(*batch_of("tied")[:2]), CannotPipeline)
 
 
 def raise_on_a_rank():

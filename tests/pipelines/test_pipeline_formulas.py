@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import pytest
 from night import at_night
+from solved import Given
 from told import told
 
 from coursekit.formulas import InvalidQuantity, evaluate
@@ -59,14 +60,13 @@ def test_idle_time_is_what_is_simulated(times):
         if m < least.get(name, lambda p: 1)(p):
             continue
         timeline = simulate(made(name, p, m, v), costs_of(*times, v))
-        targets = ["pipeline_idle_seconds", "bubble_share_of_total", "bubble_share_of_ideal"]
-        found = evaluate(targets, **given_of(name, p, m, v), **seconds_of(*times))
+        found = Given(**given_of(name, p, m, v), **seconds_of(*times))
         idle = timeline.idle_of_step[0]
         assert set(timeline.idle_of_step) == {idle}
-        assert found["pipeline_idle_seconds"] == pytest.approx(float(idle), rel=1e-15, abs=0)
+        assert found.pipeline_idle_seconds == pytest.approx(float(idle), rel=1e-15, abs=0)
         total, ideal = idle / timeline.seconds, Fraction(idle, m * sum(times))
-        assert found["bubble_share_of_total"] == pytest.approx(float(total), rel=1e-15, abs=0)
-        assert found["bubble_share_of_ideal"] == pytest.approx(float(ideal), rel=1e-15, abs=0)
+        assert found.bubble_share_of_total == pytest.approx(float(total), rel=1e-15, abs=0)
+        assert found.bubble_share_of_ideal == pytest.approx(float(ideal), rel=1e-15, abs=0)
 
 
 def test_the_slowest_rank_sets_the_pace():
@@ -74,7 +74,7 @@ def test_the_slowest_rank_sets_the_pace():
     factor = [1, 1, 1, Fraction(3, 2)]
     for m in (4, 64):
         given = dict(microbatches=m, last_rank_share=1.5, **seconds_of(1, 1, 1))
-        least = evaluate(["pipeline_least_seconds"], **given)["pipeline_least_seconds"]
+        least = Given(**given).pipeline_least_seconds
         assert least == 4.5 * m
         for name in SCHEDULES:
             if name != "interleaved 1F1B":
@@ -93,7 +93,7 @@ def test_transfer_time_is_what_is_simulated(transfer):
         longer = simulate(plan, costs_of(*times, v, transfer)).seconds
         longer -= simulate(plan, costs_of(*times, v)).seconds
         given = dict(transfer_seconds=float(transfer), **given_of(name, p, m, v))
-        found = evaluate(["pipeline_waiting_seconds"], **given)["pipeline_waiting_seconds"]
+        found = Given(**given).pipeline_waiting_seconds
         assert found == pytest.approx(float(longer), rel=1e-15, abs=0), (name, p, m, v)
 
 
@@ -101,25 +101,21 @@ def test_in_flight_is_what_the_lists_hold():
     """Must catch: p - r - 1 or p - r + 1 for 1F1B; zero-bubble that holds less on later ranks; a
     warm-up of more microbatches than there are."""
     for name, p, m, v in cases():
-        found = [
-            evaluate(["pipeline_in_flight"], pipeline_rank=rank, **given_of(name, p, m, v))
-            for rank in range(p)
-        ]
-        assert [f["pipeline_in_flight"] for f in found] == in_flight(made(name, p, m, v))
+        given = given_of(name, p, m, v)
+        found = [Given(pipeline_rank=rank, **given).pipeline_in_flight for rank in range(p)]
+        assert found == in_flight(made(name, p, m, v))
 
 
 def test_known_figures():
     """Narayanan et al. 2021 and Korthikanti et al. 2022. Must catch: one bubble called by the
     other's name; layers of a stage left out of what is held."""
     one = dict(pipeline_parallel=4, microbatches=8, stages_per_rank=1, **seconds_of(1, 1, 1))
-    shares = evaluate(
-        ["bubble_share_of_total", "bubble_share_of_ideal"], pipeline_schedule=2, **one
-    )
-    assert shares == {"bubble_share_of_total": 3 / 11, "bubble_share_of_ideal": 3 / 8}
+    shares = Given(pipeline_schedule=2, **one)
+    assert (shares.bubble_share_of_total, shares.bubble_share_of_ideal) == (3 / 11, 3 / 8)
 
     def held(**given):
         given = dict(dict(layers=48, microbatches=64, pipeline_rank=0, stages_per_rank=1), **given)
-        return evaluate(["held_layers"], **given)["held_layers"]
+        return Given(**given).held_layers
 
     assert {held(pipeline_schedule=2, pipeline_parallel=p) for p in (1, 2, 4, 8, 16)} == {48}
     for p, v in ((4, 2), (4, 3), (8, 2), (8, 6)):

@@ -1,8 +1,9 @@
 """Figures of the lab, and its words on late ranks, which no run of it compares."""
 
 import pytest
+from solved import Given
 
-from coursekit.formulas import evaluate, quantities
+from coursekit.formulas import quantities
 from coursekit.show.format import format_as
 from coursekit.topics.pipelines import pictures
 from coursekit.topics.pipelines.figures import pipeline_figure
@@ -109,7 +110,7 @@ def test_peaks_are_the_formulas(name):
             pipeline_rank=rank,
             pipeline_schedule=list(SCHEDULES).index(name) + 1,
         )
-        nbytes = evaluate(["held_bytes"], allow_unused=True, **given)["held_bytes"]
+        nbytes = Given(**given).held_bytes
         assert nbytes == peak * pictures.microbatch_bytes(rank)
         assert format_as(nbytes, "bytes") in pictures.draw_held()
 

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import accumulate, product
-from pathlib import Path
 
 import pytest
+from pages import chapter
 from told import told
 
 from shardlab.pipelines.schedule_checks import picture
@@ -303,7 +303,7 @@ def test_activations_that_h1_holds_on_each_rank():
     lists = zero_bubble_h1(4, 8)
     ours, theirs = (held_at_the_peak(lists, 32, halved) for halved in (34, 56))
     assert ours == [130, 132, 134, 136] and theirs == [152, 176, 200, 224]
-    page = (Path(__file__).parents[2] / "chapters/pipelines.md").read_text(encoding="utf-8")
+    page = chapter("pipelines")
     for name, halved, found in (("this book", 34, ours), ("PyTorch", 56, theirs)):
         row = f"| {name}, $32(3 - r) + {halved}(r + 1)$ | {' | '.join(map(str, found))} |"
         assert row in page

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from night import at_night
+from refusals import said_by
 from told import told
 from torch import nn
 
@@ -55,6 +56,7 @@ def training(
     dtype=torch.float64,
     width=7,
     collectives=None,
+    **settings,
 ):
     """(model, optimizer, scheduler); stage 0 is a plain model, on which all ranks do the same.
     Weight decay is chosen by layer or, after sharding, by dims."""
@@ -73,14 +75,14 @@ def training(
             dict(params=[p for p in trained if p.dim() < 2], weight_decay=0.0),
         ]
     if stage in (0, 3):
-        optimizer = rule(parts, lr=0.1)
-    elif not groups:
-        options = dict(bucket_bytes=300, collectives=collectives, lr=0.1)
-        _, optimizer = zero.shard(model, rule, stage=stage, **options)
-    else:  # the door takes all parameters with the same settings
-        optimizer = (stage1, stage2)[stage - 1].ShardedOptimizer(
-            parts, rule, bucket_bytes=300, collectives=collectives, lr=0.1
-        )
+        optimizer = rule(parts, lr=0.1, **settings)
+    else:
+        settings |= dict(bucket_bytes=300, collectives=collectives, lr=0.1)
+        if groups:  # the door takes all parameters with the same settings
+            kind = (stage1, stage2)[stage - 1].ShardedOptimizer
+            optimizer = kind(parts, rule, **settings)
+        else:
+            _, optimizer = zero.shard(model, rule, stage=stage, **settings)
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 
 
@@ -89,19 +91,16 @@ def steps(model, optimizer, scheduler, begin, end):
     n, me, losses = dist.get_world_size(), dist.get_rank(), []
     for step in range(begin, end):
         chance = torch.Generator().manual_seed(step)
-        x = torch.randn(6, 5, generator=chance, dtype=model.first.bias.dtype)[
-            6 * me // n : 6 * (me + 1) // n
-        ]
+        x = torch.randn(6, 5, generator=chance, dtype=model.first.bias.dtype)
+        x = x[6 * me // n : 6 * (me + 1) // n]
         optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
         if not hasattr(optimizer, "buckets") and not stage3.sharded_units(model):
             for p in model.parameters():
                 if p.grad is not None:
-                    dist.all_reduce(
-                        p.grad,
-                        dist.ReduceOp.AVG if dist.get_backend() == "nccl" else dist.ReduceOp.SUM,
-                    )
+                    nccl = dist.get_backend() == "nccl"
+                    dist.all_reduce(p.grad, dist.ReduceOp.AVG if nccl else dist.ReduceOp.SUM)
                     p.grad /= n
         optimizer.step()
         scheduler.step()
@@ -206,10 +205,7 @@ def partly_trained(folder, how):
     else:
         optimizer.param_groups[0]["amsgrad"] = True
     steps(model, optimizer, scheduler, 0, 1)
-    try:
-        save(folder, model, optimizer, 1)
-    except ValueError as error:
-        return str(error)
+    return said_by(lambda: save(folder, model, optimizer, 1), ValueError)
 
 
 @pytest.mark.parametrize("how", ("frozen", "left out", "amsgrad for matrices"))
@@ -224,22 +220,9 @@ def test_states_that_differ_within_a_unit(how, two, tmp_path):
 
 def laid_out(stage, rule, seed, dtype, settings):
     """(the model to call, the model, its optimizer): matrices decay, vectors do not. `stage` is
-    None for a plain model."""
-    torch.manual_seed(seed)
-    model = called = Network().to(dtype)
-    if stage == 0:
-        called = DistributedDataParallel(model)
-    elif stage == 3:
-        stage3.fully_shard(model, [model.first, model.last])
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        dict(params=[p for p in trained if p.dim() > 1]),
-        dict(params=[p for p in trained if p.dim() < 2], weight_decay=0.0),
-    ]
-    if stage in (1, 2):
-        kind = (stage1, stage2)[stage - 1].ShardedOptimizer
-        return called, model, kind(groups, rule, bucket_bytes=200, lr=0.05, **settings)
-    return called, model, rule(groups, lr=0.05, **settings)
+    None for a plain model, 0 for replicas of it."""
+    model, optimizer, _ = training(stage or 0, seed, rule, "by dims", dtype, **settings)
+    return DistributedDataParallel(model) if stage == 0 else model, model, optimizer
 
 
 def go_on(folder, stage, rule, dtype, settings, seed=9):
@@ -307,9 +290,8 @@ def test_offloaded_master_weights(worlds, tmp_path):
 
 
 def limit_files(nbytes):
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (nbytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    )
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, most))
 
 
 def full_disk(folder, guilty, phase):
@@ -367,10 +349,7 @@ def refused(stage, folder, what=resume, user=None, **options):
             os.seteuid(user)
         what(folder, model, optimizer)
     except (Damaged, SaveFailed, ValueError) as error:
-        assert (
-            all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
-            and not optimizer.state
-        )
+        assert all(map(torch.equal, before, model.parameters())) and not optimizer.state
         return f"{type(error).__name__}: {error}"
     finally:
         if user is not None:
@@ -382,21 +361,14 @@ def test_no_permission(two, tmp_path):
     for it; a folder that may not be read taken for an empty one, so that a month of training begins
     anew."""
     (tmp_path / "file").write_text("no folder")
-    assert (
-        two.run(
-            refused, 2, str(tmp_path / "file" / "saves"), partial(save, step=1), limit_seconds=600
-        )
-        == [f"SaveFailed: rank 0 could not write to {tmp_path}/file/saves: Not a directory."] * 2
-    )
+    asked = 2, str(tmp_path / "file" / "saves"), partial(save, step=1)
+    for said in two.run(refused, *asked, limit_seconds=600):
+        assert said == f"SaveFailed: rank 0 could not write to {asked[1]}: Not a directory."
     two.run(run_and_save, 2, str(tmp_path / "saves"), (4,))
     nobody = 65534 if os.geteuid() == 0 else None  # root may do everything
-    for mode, what, said in (
-        (
-            0o555,
-            partial(save, step=5),
-            "SaveFailed: rank 0 could not write to {}: Permission denied.",
-        ),
-        (0o000, resume, "Damaged: rank 0 could not read {}: Permission denied."),
+    for mode, what, failed in (
+        (0o555, partial(save, step=5), "SaveFailed: rank 0 could not write to"),
+        (0o000, resume, "Damaged: rank 0 could not read"),
     ):
         for folder in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
             folder.chmod(folder.stat().st_mode | 0o055)
@@ -405,9 +377,8 @@ def test_no_permission(two, tmp_path):
             found = two.run(refused, 2, str(tmp_path / "saves"), what, nobody, limit_seconds=600)
         finally:
             (tmp_path / "saves").chmod(0o755)
-        assert all(sentence.startswith(said.format(tmp_path / "saves")) for sentence in found), (
-            found
-        )
+        said = f"{failed} {tmp_path / 'saves'}: Permission denied."
+        assert all(sentence.startswith(said) for sentence in found), found
 
 
 def unreadable_extra(folder):
@@ -593,10 +564,7 @@ def groups_exchanged(folder):
         list(model.first.parameters()),
     ]
     optimizer = stage1.ShardedOptimizer([dict(params=part) for part in parts], torch.optim.AdamW)
-    try:
-        resume(folder, model, optimizer)
-    except ValueError as error:
-        return str(error)
+    return said_by(lambda: resume(folder, model, optimizer), ValueError)
 
 
 def updated_apart(folder):

@@ -2,16 +2,16 @@
 
 import math
 import random
-from pathlib import Path
 
 import pytest
 import torch
+from pages import chapter
+from solved import Given
 from torch import nn
 
 from coursekit.formulas import (
     RECIPES,
     checkpoint_bytes_per_parameter,
-    evaluate,
     render,
     square_root,
 )
@@ -23,7 +23,6 @@ from shardlab.saving.folders import saves
 from shardlab.saving.resharding import FlatParameters, Layout
 from shardlab.zero.hardened.flat import chunk_of
 
-ROOT = Path(__file__).resolve().parents[2]
 STORAGE = 2e9  # bytes a second
 
 
@@ -47,13 +46,11 @@ def test_how_often_to_save():
         storage_bytes_per_second=STORAGE,
         failure_seconds=10_000.0,
     )
-    interval = evaluate(["save_interval_seconds"], **given)["save_interval_seconds"]
+    interval = Given(**given).save_interval_seconds
     assert interval == math.sqrt(2 * 10 * 10_000)
     best = lost(interval, 10, 10_000)
     for factor in (0.5, 1, 2):
-        found = evaluate(["save_lost_fraction"], **given, save_interval_seconds=factor * interval)[
-            "save_lost_fraction"
-        ]
+        found = Given(**given, save_interval_seconds=factor * interval).save_lost_fraction
         assert found == pytest.approx(lost(factor * interval, 10, 10_000), rel=0.05)
         assert factor == 1 or lost(factor * interval, 10, 10_000) > 1.1 * best
 
@@ -66,10 +63,8 @@ def test_what_a_restart_costs():
         storage_bytes_per_second=STORAGE,
         failure_seconds=10_000.0,
     )
-    interval = evaluate(["save_interval_seconds"], **given)["save_interval_seconds"]
-    found = evaluate(["failures_lost_fraction"], **given, restart_seconds=200)[
-        "failures_lost_fraction"
-    ]
+    interval = Given(**given).save_interval_seconds
+    found = Given(**given, restart_seconds=200).failures_lost_fraction
     assert found == pytest.approx(lost(interval, 10, 10_000, restart=200), rel=0.05)
     llama = dict(
         parameters=405_000_000_000,
@@ -78,18 +73,18 @@ def test_what_a_restart_costs():
         restart_seconds=600,
         **RECIPES["bf16 + fp32 master"].quantities,
     )
-    both = evaluate(["save_lost_fraction", "failures_lost_fraction"], **llama)
-    assert both["save_lost_fraction"] == pytest.approx(0.0209, abs=5e-5)
-    assert both["failures_lost_fraction"] == pytest.approx(0.0748, abs=5e-5)
+    both = Given(**llama)
+    assert both.save_lost_fraction == pytest.approx(0.0209, abs=5e-5)
+    assert both.failures_lost_fraction == pytest.approx(0.0748, abs=5e-5)
 
 
 def test_published_intervals():
     """Daly 2006, captions of figures 3 to 5; Young's is a third above the last. Must catch: the
     square root without the 2; a page that calls Young's interval exact."""
-    page = " ".join((ROOT / "chapters" / "saving.md").read_text(encoding="utf-8").split())
+    page = " ".join(chapter("saving").split())
     for hours, minutes, most in ((24, 117, 1.06), (6, 57, 1.06), (0.25, 9.1, 1.35)):
         given = dict(checkpoint_seconds=300.0, failure_seconds=3600.0 * hours)
-        found = evaluate(["save_interval_seconds"], **given)["save_interval_seconds"]
+        found = Given(**given).save_interval_seconds
         assert 1.02 < found / (60 * minutes) < most
         assert f"{minutes} minutes" in page
 

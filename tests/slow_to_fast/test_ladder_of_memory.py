@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from dtypes import default_dtype
 from night import at_night
+from solved import Given
 
-from coursekit.formulas import MODELS, RECIPES, evaluate
+from coursekit.formulas import MODELS, RECIPES
 from coursekit.topics.slow_to_fast.rungs import LADDER_BATCH, MEMORY_RUNGS, climb
 from ranklab.measure.fake_ranks import fake_ranks
 from ranklab.measure.ledger import Ledger
@@ -29,9 +31,8 @@ def peak_of(config: GPTConfig, rung: str) -> int:
         if name == rung:
             break
     masters = given["recipe"] != "fp32 Adam"
-    torch.set_default_dtype(torch.bfloat16 if masters else torch.float32)
-    model = GPT(config)
-    torch.set_default_dtype(torch.float32)
+    with default_dtype(torch.bfloat16 if masters else torch.float32):
+        model = GPT(config)
     if given["zero_stage"]:
         fully_shard(model, [model.embedding, *model.blocks, model.head])
     if given["recompute_policy"]:
@@ -110,5 +111,5 @@ def test_masters_are_updated_in_piles(mode):
     assert peak.phase == "optimizer"
     given = dict(config.quantities(), **RECIPES["bf16 + fp32 master"].quantities)
     given |= dict(microbatch=1, sequence=16, optimizer_mode=mode, step_counter_element_bytes=4)
-    wanted = evaluate(["peak_bytes"], allow_unused=True, **given)["peak_bytes"]
+    wanted = Given(**given).peak_bytes
     assert abs(wanted / peak.bytes.total - 1) < 0.005

@@ -2,14 +2,13 @@
 
 import json
 import runpy
-from pathlib import Path
 
 import pytest
 from night import at_night
+from pages import ROOT
 
 from coursekit.lab.rehearsed import RECORDED, answer_elsewhere, exposed_percent, rehearsed_all
 
-ROOT = Path(__file__).parents[2]
 ASKED = runpy.run_path(str(ROOT / "tools" / "store_rehearsals.py"))["ASKED"]
 KNOWN = json.loads(RECORDED.read_text(encoding="utf-8"))
 

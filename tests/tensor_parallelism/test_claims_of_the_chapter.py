@@ -2,14 +2,15 @@
 
 import re
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from pages import ROOT
+from solved import Given, of_model, value
 
-from coursekit.formulas import evaluate, quantities
+from coursekit.formulas import quantities
 from coursekit.topics.tensor_parallelism import runs
 from coursekit.topics.tensor_parallelism.pictures import COUNTED_BLOCK
 from ranklab.measure.fake_ranks import fake_ranks
@@ -23,7 +24,7 @@ from shardlab.tensor_parallel import (
 )
 from shardlab.tensor_parallel.hardened.layers import RowLinear
 
-PAGE = Path(__file__).resolve().parents[2] / "chapters" / "tensor-parallelism.md"
+PAGE = ROOT / "chapters" / "tensor-parallelism.md"
 TEXT = " ".join(PAGE.read_text(encoding="utf-8").split())
 
 # Megatron-LM@5281919 images/tables.tex, DGX-A100, batch size 16: t, hidden, heads, TFLOP/s a GPU
@@ -33,28 +34,11 @@ PUBLISHED = ((2, 2304, 18, 136.8), (4, 3072, 24, 124.7), (8, 4096, 32, 109.3))
 
 def share(t, hidden, heads):
     """The share of a layer's time, at the rate of one GPU and the bus bandwidth of eight A100."""
-    return evaluate(
-        ["tensor_message_share"],
-        allow_unused=True,
-        hidden=hidden,
-        heads=heads,
-        key_value_heads=heads,
-        feed_forward=4 * hidden,
-        gated_mlp=0,
-        microbatch=16,
-        sequence=1024,
-        compute_element_bytes=2,
-        tensor_parallel=t,
-        sequence_parallel=0,
-        regather=0,
-        utilisation=1.0,
-        flops_per_second=ONE_GPU * 1e12,
-        ranks_per_node=8,
-        node_bytes_per_second=235e9,
-        node_latency_seconds=3e-6,
-        link_bytes_per_second=25e9,
-        latency_seconds=1e-5,
-    )["tensor_message_share"]
+    config = GPTConfig(hidden=hidden, heads=heads)
+    given = dict(tensor_parallel=t, sequence_parallel=0, regather=0, ranks_per_node=8)
+    given |= dict(utilisation=1.0, flops_per_second=ONE_GPU * 1e12, node_bytes_per_second=235e9)
+    given |= dict(node_latency_seconds=3e-6, link_bytes_per_second=25e9, latency_seconds=1e-5)
+    return Given(**of_model(config, 16, 1024, "bf16, no master", **given)).tensor_message_share
 
 
 @pytest.mark.parametrize("t, hidden, heads, rate", PUBLISHED)
@@ -64,9 +48,8 @@ def test_the_published_loss_and_the_messages(t, hidden, heads, rate):
     lost = 1 - rate / ONE_GPU
     (said,) = re.findall(rf"\| \$t = {t}\$, \$h = {hidden}\$ \| (\d+)% \|", TEXT)
     assert int(said) == round(100 * lost)
-    least, most = map(
-        float, re.search(r"is ([\d.]+) to ([\d.]+) times the computed", TEXT).groups()
-    )
+    said = re.search(r"is ([\d.]+) to ([\d.]+) times the computed", TEXT)
+    least, most = map(float, said.groups())
     assert least - 0.05 <= lost / share(t, hidden, heads) <= most + 0.05
 
 
@@ -81,12 +64,9 @@ def test_the_peaks_of_the_opening_are_in_the_loss(layout):
     """The four columns of the first table are at one point, and the activations of the opening are
     those of that point. Must catch: an update with temporaries, whose peak has no activations."""
     names = ("tensor_parallel", "sequence_parallel", "regather")
-    wanted = ["tensor_peak_bytes", "live_at_tensor_loss_bytes", "tensor_activation_bytes"]
-    wanted += ["activations_at_tensor_peak_bytes"]
-    peak, in_the_loss, kept, there = evaluate(
-        wanted, allow_unused=True, **MODEL, **dict(zip(names, layout))
-    ).values()
-    assert peak == in_the_loss and there == kept > 0
+    found = Given(**MODEL, **dict(zip(names, layout)))
+    assert found.tensor_peak_bytes == found.live_at_tensor_loss_bytes
+    assert found.activations_at_tensor_peak_bytes == found.tensor_activation_bytes > 0
     assert "| peak of the step, in the loss |" in TEXT and "optimizer_mode=2, gpu=" in TEXT
 
 
@@ -94,7 +74,7 @@ def test_activations_fall_to_a_third():
     """Activations fall as the chapter says under its table. Must catch: a layer that keeps a tenth
     or a half."""
     name = "tensor_layer_bytes"
-    of = lambda t: evaluate([name], allow_unused=True, tensor_parallel=t, **MODEL)[name]
+    of = lambda t: value(name, tensor_parallel=t, **MODEL)
     assert "Activations fall to a third" in TEXT and of(8) / of(1) == pytest.approx(1 / 3, rel=0.05)
 
 

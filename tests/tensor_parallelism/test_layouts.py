@@ -8,6 +8,7 @@ import compositions
 import pytest
 import torch
 from night import at_night
+from refusals import said_by
 from told import told
 from torch import nn
 
@@ -105,12 +106,8 @@ def cut_later(mesh, stage=None):
 def said_of_all(misuses):
     """On a rank: what each misuse raises."""
     torch.set_num_threads(1)
-    mesh, said = Mesh(dp=2, tp=2), []
-    for misuse in misuses:
-        with pytest.raises(ValueError) as raised:
-            misuse(mesh)
-        said.append(str(raised.value))
-    return said
+    mesh = Mesh(dp=2, tp=2)
+    return [said_by(partial(misuse, mesh), ValueError) for misuse in misuses]
 
 
 def test_groups_that_mix_parts(worlds):

@@ -6,9 +6,9 @@ import re
 
 import pytest
 import torch
+from solved import Given, of_model
 from torch import nn
 
-from coursekit.formulas import evaluate
 from coursekit.topics.tensor_parallelism.steps import (
     PAIR_COLUMNS,
     PAIR_WAYS,
@@ -95,35 +95,16 @@ def test_the_moves_are_what_the_code_does(way, t):
 @pytest.mark.parametrize(("way", "t"), EVERY)
 def test_what_is_kept_and_sent_is_the_formulas(way, t):
     """Must catch: the gathered n kept although it is gathered again; an all-reduce sent once."""
-    given = dict(
-        layers=1,
-        hidden=64,
-        heads=8,
-        key_value_heads=8,
-        feed_forward=256,
-        gated_mlp=0,
-        biases=1,
-        microbatch=1,
-        sequence=64,
-        dropout=0.0,
-        fused_attention=1,
-        compute_element_bytes=4,
-        residual_element_bytes=4,
-        layer_norm_statistic_element_bytes=4,
-        tensor_parallel=t,
-        tensor_rank=0,
-        sequence_parallel=int(way != "tensor"),
-        regather=int(way == "gathered again"),
-    )
-    names = ["tensor_mlp_bytes", "tensor_own_tokens", "tensor_message_bytes"]
-    names += ["tensor_layer_forward_sent_bytes", "tensor_layer_backward_sent_bytes"]
-    found = evaluate(names, allow_unused=True, **given)
-    one = found["tensor_message_bytes"]
-    kept = found["tensor_mlp_bytes"] - 2 * 4 * found["tensor_own_tokens"]
+    again = dict(sequence_parallel=int(way != "tensor"), regather=int(way == "gathered again"))
+    config = GPTConfig(layers=1, hidden=64, heads=8)
+    found = Given(**of_model(config, 1, 64, tensor_parallel=t, tensor_rank=0, **again))
+    one = found.tensor_message_bytes
+    kept = found.tensor_mlp_bytes - 2 * 4 * found.tensor_own_tokens
     steps = pair_steps(way, t)
     forward = next(step for step in steps if step.has["dy"])
     assert held_tensors(forward.has, PAIR_COLUMNS[0][2], t) == kept / one
-    sent = sum(value for name, value in found.items() if name.endswith("sent_bytes")) / 2 / one
+    both_ways = found.tensor_layer_forward_sent_bytes, found.tensor_layer_backward_sent_bytes
+    sent = sum(both_ways) / 2 / one
     said = [float(re.search(r" of ([\d.]+) S\.$", step.detail)[1]) for step in steps]
     assert len(set(said)) == 1 and said[0] == pytest.approx(sent, rel=5e-3)
 

@@ -6,11 +6,13 @@ from itertools import product
 
 import pytest
 import torch
+from dtypes import default_dtype
 from night import at_night
+from solved import Given, of_model
 from told import told
 from torch_has import needs_fused_groups
 
-from coursekit.formulas import InvalidQuantity, evaluate, quantities
+from coursekit.formulas import InvalidQuantity, evaluate
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.fake_ranks import fake_ranks
 from ranklab.measure.ledger import Ledger
@@ -50,28 +52,14 @@ class Rank:
         plan = gpt_plan(config)
         if way["sequence_parallel"]:
             plan = sequence_parallel(plan, regather=bool(way["regather"]))
-        torch.set_default_dtype(torch.bfloat16 if recipe.startswith("bf16") else torch.float32)
-        try:
-            with fake_ranks(t, rank), FakeTensorMode():
-                tokens = torch.zeros(microbatch, sequence, dtype=torch.long)
-                self.run(config, plan, way, tokens, step, later)
-        finally:
-            torch.set_default_dtype(torch.float32)
-        self.given = quantities(
-            recipe=recipe,
-            **config.quantities(),
-            **way,
-            dropout=config.dropout,
-            fused_attention=int(config.fused_attention),
-            microbatch=microbatch,
-            sequence=sequence,
-            accumulation_steps=1,
-            tensor_parallel=t,
-            tensor_rank=rank,
-        )
+        dtype = torch.bfloat16 if recipe.startswith("bf16") else torch.float32
+        with fake_ranks(t, rank), FakeTensorMode(), default_dtype(dtype):
+            tokens = torch.zeros(microbatch, sequence, dtype=torch.long)
+            self.run(apply_tensor_parallel(GPT(config), plan), way, tokens, step, later)
+        way |= dict(accumulation_steps=1, tensor_parallel=t, tensor_rank=rank)
+        self.given = of_model(config, microbatch, sequence, recipe, **way)
 
-    def run(self, config, plan, way, tokens, step, later):
-        model = apply_tensor_parallel(GPT(config), plan)
+    def run(self, model, way, tokens, step, later):
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         if later:
@@ -80,7 +68,7 @@ class Rank:
             optimizer.step()
             optimizer.zero_grad()
         with Ledger(model, optimizer) as ledger, CommunicationLog() as log:
-            loss = vocabulary_parallel_loss(model(tokens), tokens.clone(), config.vocabulary)
+            loss = vocabulary_parallel_loss(model(tokens), tokens.clone(), model.config.vocabulary)
             self.saved, self.beside = ledger.bytes.activations, ledger.bytes.temporaries
             if step:
                 loss.backward()
@@ -91,8 +79,8 @@ class Rank:
         self.after, self.sent, self.peak = ledger.bytes, log.totals(), ledger.peak.bytes.total
 
     def want(self, *targets):
-        found = evaluate(list(targets), allow_unused=True, **self.given)
-        return tuple(found[name] for name in targets)
+        found = Given(**self.given)
+        return tuple(getattr(found, name) for name in targets)
 
 
 one_of_many = pytest.mark.ranks  # on fake ranks: seconds, not milliseconds
@@ -114,10 +102,8 @@ def test_bytes_of_each_rank(t, rank):
     for changes in STYLES:
         found = Rank(t, rank, PLAIN, **changes)
         assert found.want("tensor_parameters") == (found.parameters,)
-        (states,) = found.want("tensor_states_bytes")
-        (tensors,) = evaluate(["parameter_tensors"], allow_unused=True, **found.given).values()
-        counters = 4 * tensors
-        after = found.after
+        states, tensors = found.want("tensor_states_bytes", "parameter_tensors")
+        counters, after = 4 * tensors, found.after
         assert after.parameters + after.gradients + after.optimizer == states + counters
 
 
@@ -214,14 +200,11 @@ def test_what_is_sent(way):
         logical = {name: total.nbytes for name, total in sent.items()}
         rings = (t - 1) * (2 * logical.pop("all_reduce") + sum(logical.values()))
         assert found.want("tensor_sent_bytes") == (-(-rings // t),)
-        forward, backward, layers = (
-            *found.want("tensor_layer_forward_sent_bytes", "tensor_layer_backward_sent_bytes"),
-            given["layers"],
-        )
-        outside = 4 + (given["regather"])  # embedding and head, forward and backward
-        assert (layers * (forward + backward)) + outside * (t - 1) * one // t + (t - 1) * 2 * (
-            loss + whole
-        ) // t == pytest.approx(-(-rings // t), abs=2)
+        of_layer = "tensor_layer_forward_sent_bytes", "tensor_layer_backward_sent_bytes"
+        layers = given["layers"] * sum(found.want(*of_layer))
+        outside = 4 + given["regather"]  # embedding and head, forward and backward
+        rest = outside * (t - 1) * one // t + (t - 1) * 2 * (loss + whole) // t
+        assert layers + rest == pytest.approx(-(-rings // t), abs=2)
 
 
 @pytest.mark.parametrize("t", (1, 2, 8))
@@ -230,23 +213,15 @@ def test_published_counts_of_a_layer(t):
     gathering again."""
     s, b, h, a = 64, 2, 256, 16
     config = dict(layers=1, hidden=h, heads=a, vocabulary=8 * t, max_sequence=s)
-    given = quantities(
-        recipe="bf16, no master",
-        **GPTConfig(**config).quantities(),
-        dropout=0.1,
-        fused_attention=0,
-        microbatch=b,
-        sequence=s,
-        tensor_parallel=t,
-        tensor_rank=0,
-    )
+    config = GPTConfig(**config, dropout=0.1, fused_attention=False)
+    given = of_model(config, b, s, "bf16, no master", tensor_parallel=t, tensor_rank=0)
     statistics = 2 * b * s * 2 * 2  # of two norms, mean and deviation, in 16 bits
     for way, each, cut in (
         (dict(sequence_parallel=0, regather=0), 10 + 24 / t, 1),
         (dict(sequence_parallel=1, regather=0), 4 + 30 / t, t),
         (dict(sequence_parallel=1, regather=1), 34 / t, t),
     ):
-        (found,) = evaluate(["tensor_layer_bytes"], allow_unused=True, **given, **way).values()
+        found = Given(**given, **way).tensor_layer_bytes
         assert found - statistics / cut == s * b * h * (each + 5 * a * s / (h * t)), way
 
 
@@ -254,43 +229,26 @@ def test_share_of_a_layer():
     """Must catch: an all-reduce as one pass of the ring; the link of the other side of the node's
     border; compute not divided by t."""
     h, t, flops, node, net = 8192, 8, 500e12, 360e9, 50e9
-    given = dict(
-        hidden=h,
-        key_value_size=h,
-        feed_forward=4 * h,
-        gated_mlp=0,
-        microbatch=1,
-        sequence=4096,
-        compute_element_bytes=2,
-        tensor_parallel=t,
-        sequence_parallel=0,
-        utilisation=1.0,
-        flops_per_second=flops,
-        node_bytes_per_second=node,
-        link_bytes_per_second=net,
-        node_latency_seconds=3e-6,
-        latency_seconds=1e-5,
-    )
-    names = ["tensor_layer_message_seconds", "tensor_layer_compute_seconds", "tensor_message_share"]
+    given = dict(hidden=h, key_value_size=h, feed_forward=4 * h, gated_mlp=0, tensor_parallel=t)
+    given |= dict(microbatch=1, sequence=4096, compute_element_bytes=2, sequence_parallel=0)
+    given |= dict(utilisation=1.0, flops_per_second=flops, node_bytes_per_second=node)
+    given |= dict(link_bytes_per_second=net, node_latency_seconds=3e-6, latency_seconds=1e-5)
     message = 2 * 4096 * h
     steps = len(plans.ring_reduce_scatter(t)) + len(plans.ring_all_gather(t))
     scores = 12 * h * 4096 / (72 * h * h + 12 * h * 4096)
     for ranks_per_node, latency, bandwidth in ((8, 3e-6, node), (4, 1e-5, net)):
-        found = evaluate(
-            names, allow_unused=True, ranks_per_node=ranks_per_node, regather=0, **given
-        )
+        found = Given(ranks_per_node=ranks_per_node, regather=0, **given)
         clock = 4 * steps * (latency + message / t / bandwidth)
-        assert math.isclose(found["tensor_layer_message_seconds"], clock, rel_tol=1e-12)
-        compute = found["tensor_layer_compute_seconds"]
+        assert math.isclose(found.tensor_layer_message_seconds, clock, rel_tol=1e-12)
+        compute = found.tensor_layer_compute_seconds
         wire = 4 * steps * message / t / bandwidth
         ratio = wire / (compute * (1 - scores))
         assert math.isclose(ratio, 2 / 9 * (t - 1) * flops / (h * bandwidth), rel_tol=1e-9)
-        assert math.isclose(found["tensor_message_share"], clock / (clock + compute))
-    again = evaluate(
-        names, allow_unused=True, ranks_per_node=8, regather=1, **{**given, "sequence_parallel": 1}
-    )
-    before = evaluate(names, allow_unused=True, ranks_per_node=8, regather=0, **given)
-    assert math.isclose(again[names[0]], 1.25 * before[names[0]])
+        assert math.isclose(found.tensor_message_share, clock / (clock + compute))
+    before = Given(ranks_per_node=8, regather=0, **given)
+    again = Given(**{**given, **dict(ranks_per_node=8, regather=1, sequence_parallel=1)})
+    wanted = 1.25 * before.tensor_layer_message_seconds
+    assert math.isclose(again.tensor_layer_message_seconds, wanted)
 
 
 @pytest.mark.parametrize(
@@ -298,15 +256,9 @@ def test_share_of_a_layer():
 )
 def test_what_is_refused(wrong, message):
     """Must catch: a rule that is never asked, so that a count is rounded down."""
-    given = {
-        **quantities(recipe="fp32 Adam", **GPTConfig(**SMALL).quantities()),
-        **dict(microbatch=1, sequence=16, tensor_parallel=4, tensor_rank=0),
-        **dict(sequence_parallel=1, regather=1, dropout=0.0, fused_attention=1),
-    }
-    assert evaluate(["tensor_activation_bytes", "tensor_parameters"], allow_unused=True, **given)
+    given = dict(tensor_parallel=4, tensor_rank=0, sequence_parallel=1, regather=1)
+    given = of_model(GPTConfig(**SMALL), 1, 16, **given)
+    targets = ["tensor_activation_bytes", "tensor_parameters"]
+    assert evaluate(targets, allow_unused=True, **given)
     with pytest.raises(InvalidQuantity, match=message):
-        evaluate(
-            ["tensor_activation_bytes", "tensor_parameters"],
-            allow_unused=True,
-            **{**given, **wrong},
-        )
+        evaluate(targets, allow_unused=True, **{**given, **wrong})

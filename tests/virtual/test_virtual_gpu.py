@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from operators import Operators
+from solved import Given
 from told import told
 from torch import nn  # noqa: F401 (told.md names it)
 
-from coursekit import formulas
 from coursekit.lab.virtual import recorded_gpu
 from ranklab.virtual import GPU, Links, NoContents, UnknownSpeed, VirtualGPU, VirtualGPUs
 from ranklab.virtual.operators import cost
@@ -352,7 +352,7 @@ def test_links_take_the_time_of_the_books_formulas(ranks):
         message_elements=nbytes,
         message_element_bytes=1,
     )
-    (whole,) = formulas.evaluate(["nodes_ring_all_reduce_seconds"], **given).values()
+    whole = Given(**given).nodes_ring_all_reduce_seconds
     for name, share in (("all_reduce", 1), ("all_gather", 1 / 2), ("reduce_scatter", 1 / 2)):
         assert links.seconds(name, nbytes, list(range(ranks))) == pytest.approx(share * whole)
     assert nodes == links.nodes(list(range(ranks)))

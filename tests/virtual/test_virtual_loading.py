@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from solved import Given
 
 from coursekit.formulas import evaluate
 from ranklab.virtual import GPU, VirtualGPU, VirtualLoader
@@ -60,7 +61,7 @@ def test_a_late_batch_costs_what_the_buffer_does_not_carry(workers, ahead, late_
         buffered_batches_per_worker=ahead,
         hiccup_microseconds=1000 * late_ms,
     )
-    (wait,) = evaluate(["hiccup_wait_seconds"], **given).values()
+    wait = Given(**given).hiccup_wait_seconds
     # the batch is begun when the reader takes an earlier one, and takes a millisecond itself
     assert found.seconds - plain.seconds == pytest.approx(wait, abs=1.1e-3)
 

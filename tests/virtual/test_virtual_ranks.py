@@ -113,12 +113,12 @@ def test_a_link_carries_messages_both_ways_at_once(worlds):
 
 def pipelined(plans):
     ends = []
-    for plan in plans:
-        stages = max(action.stage for own in plan for action in own) + 1
+    for plan, counts in plans:
         with VirtualGPU(ARITHMETIC) as gpu:
-            layers = [nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(stages)]
+            layers = [nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(sum(counts))]
             x = torch.ones(8 * ROWS, HIDDEN)
-            pipeline = Pipeline(layers, plan_pipeline(layers, plan, x), lambda y, _: y.mean())
+            planned = plan_pipeline(layers, plan, x, counts)
+            pipeline = Pipeline(layers, planned, lambda y, _: y.mean())
             with gpu.step() as step:
                 pipeline.step(x, x)
         assert step.host_waits == 0
@@ -135,33 +135,22 @@ def test_a_pipeline_takes_the_time_of_its_schedule(worlds):
         schedules.interleaved(4, 8, 2),
         schedules.zero_bubble_h1(4, 8),
     ]
-    found = worlds(4).run(pipelined, plans)
-    for number, plan in enumerate(plans):
-        stages = max(action.stage for own in plan for action in own) + 1
-        costs = Costs(
-            UNIT, [0] + [UNIT] * (stages - 1), UNIT, TRANSFER
-        )  # nobody wants the input's gradient
+    numbers = [1 + max(action.stage for own in plan for action in own) for plan in plans]
+    found = worlds(4).run(pipelined, [(plan, [1] * n) for plan, n in zip(plans, numbers)])
+    for number, (plan, stages) in enumerate(zip(plans, numbers)):
+        # nobody wants the input's gradient
+        costs = Costs(UNIT, [0] + [UNIT] * (stages - 1), UNIT, TRANSFER)
         seconds = simulate(plan, costs).seconds
         for rank in range(4):
             assert found[rank][number][0] == pytest.approx(seconds, rel=1e-4), (number, rank)
-
-
-def with_a_long_last_stage():
-    with VirtualGPU(ARITHMETIC) as gpu:
-        layers = [nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(5)]
-        x = torch.ones(8 * ROWS, HIDDEN)
-        plan = plan_pipeline(layers, schedules.zero_bubble_h1(4, 8), x, [1, 1, 1, 2])
-        pipeline = Pipeline(layers, plan, lambda y, _: y.mean())
-        with gpu.step() as step:
-            pipeline.step(x, x)
-    return step.end, step.computing_seconds
 
 
 def test_zero_bubble_takes_no_longer_than_its_longest_stage(worlds):
     """No order is faster. Must catch: W of the last stage before the gradients for which the others
     wait (`late` is 0); a last stage that waits for a message, or whose I makes the gradients of
     weights."""
-    found = worlds(4).run(with_a_long_last_stage)
-    (seconds,) = {end / 1e9 for end, _ in found}
-    assert found[-1][1] == pytest.approx(8 * 2 * 3 * UNIT / 1e9, rel=1e-4)
-    assert seconds == pytest.approx(3 * (UNIT + TRANSFER) / 1e9 + found[-1][1], rel=1e-4)
+    found = worlds(4).run(pipelined, [(schedules.zero_bubble_h1(4, 8), [1, 1, 1, 2])])
+    (seconds,) = {end / 1e9 for [(end, _)] in found}
+    [(_, computing)] = found[-1]
+    assert computing == pytest.approx(8 * 2 * 3 * UNIT / 1e9, rel=1e-4)
+    assert seconds == pytest.approx(3 * (UNIT + TRANSFER) / 1e9 + computing, rel=1e-4)

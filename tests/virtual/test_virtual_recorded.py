@@ -2,7 +2,6 @@
 each of its constants does."""
 
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from docutils import nodes
+from pages import ROOT
 from test_virtual_gpu import SIMPLE, spans_of
 from test_virtual_race import RECORDED
 
@@ -23,7 +23,7 @@ from ranklab.virtual import Links, NCCLLinks, OutOfMemory, VirtualGPU, VirtualGP
 from ranklab.virtual.clock import MAIN, SLOWED, VirtualClock
 from shardlab import zero
 
-LABS = Path(__file__).resolve().parents[2] / "labs"
+LABS = ROOT / "labs"
 MOST_OFF = 0.15  # of the recorded or published seconds, at most
 
 

@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 import torch
+from solved import Given, of_model
 from torch_has import FUSES_GROUPS
 
-from coursekit.formulas import evaluate, quantities
 from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
@@ -24,11 +24,7 @@ ATTENTION = [
 def forward(recipe="fp32 Adam", microbatch=3, sequence=7, **changes):
     """({module: bytes it saved}, quantities of the same forward pass and loss)."""
     config = GPTConfig(**{**SMALL, **changes})
-    torch.set_default_dtype(torch.bfloat16 if recipe.startswith("bf16") else torch.float32)
-    try:
-        model = GPT(config)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    model = GPT(config).to(torch.bfloat16 if recipe.startswith("bf16") else torch.float32)
     with (
         Ledger(model) as ledger,
         torch.autocast("cpu", torch.bfloat16, enabled=recipe == "autocast Adam"),
@@ -37,24 +33,13 @@ def forward(recipe="fp32 Adam", microbatch=3, sequence=7, **changes):
         loss = next_token_loss(model(tokens), torch.zeros_like(tokens))
         saved = ledger.by_module("activations")
     del loss
-    given = quantities(
-        recipe=recipe,
-        **config.quantities(),
-        dropout=config.dropout,
-        fused_attention=int(config.fused_attention),
-        microbatch=microbatch,
-        sequence=sequence,
-    )
-    return saved, given
+    return saved, of_model(config, microbatch, sequence, recipe)
 
 
 def under(saved, *prefixes):
     """Bytes of the modules with one of these names, and of the modules in them."""
-    return sum(
-        count
-        for name, count in saved.items()
-        if any(f"{name}.".startswith(f"{prefix}.") for prefix in prefixes)
-    )
+    starts = tuple(f"{prefix}." for prefix in prefixes)
+    return sum(count for name, count in saved.items() if f"{name}.".startswith(starts))
 
 
 @pytest.mark.parametrize(
@@ -78,27 +63,10 @@ def test_each_module_keeps_what_its_formula_says(recipe, attention):
             gated_mlp=gated,
             tied_head=tied,
         )
-        want = evaluate(
-            [
-                "attention_activation_bytes",
-                "mlp_activation_bytes",
-                "head_activation_bytes",
-                "norm_activation_bytes",
-                "residual_bytes",
-                "mask_bytes",
-                "score_dropout_bytes",
-                "batch_bytes",
-                "logit_bytes",
-                "activation_bytes",
-                "weight_copy_element_bytes",
-                "linear_input_bytes",
-                "copies_weights",
-            ],
-            **given,
-        )
-        stream, mask = want["residual_bytes"], want["mask_bytes"]
+        want = Given(**given)
+        stream, mask = want.residual_bytes, want.mask_bytes
         # autocast's copy is made by the layer that takes it
-        normalized = 0 if want["copies_weights"] else want["linear_input_bytes"]
+        normalized = 0 if want.copies_weights else want.linear_input_bytes
         found = {
             "norm": under(saved, "blocks.1.attention_norm"),
             "attention": under(saved, "blocks.1.attention_norm", "blocks.1.attention"),
@@ -113,22 +81,18 @@ def test_each_module_keeps_what_its_formula_says(recipe, attention):
             "all": sum(saved.values()),
         }
         assert found == {
-            "norm": want["norm_activation_bytes"] - stream + normalized,
-            "attention": want["attention_activation_bytes"] - stream - mask,
-            "dropped scores": want["score_dropout_bytes"],
-            "mlp": want["mlp_activation_bytes"] - stream - mask,
-            "down": want["weight_copy_element_bytes"] * given["hidden"] * given["feed_forward"],
+            "norm": want.norm_activation_bytes - stream + normalized,
+            "attention": want.attention_activation_bytes - stream - mask,
+            "dropped scores": want.score_dropout_bytes,
+            "mlp": want.mlp_activation_bytes - stream - mask,
+            "down": want.weight_copy_element_bytes * given["hidden"] * given["feed_forward"],
             "masks": 2 * mask,
             "additions": 2 * stream,
             "embedding": stream + mask,
-            "head": want["head_activation_bytes"] - stream,
-            "loss": want["batch_bytes"] + want["logit_bytes"] + 4,
-            "all": want["activation_bytes"],
-        }, (
-            recipe,
-            attention,
-            dict(groups=groups, learned=learned, biases=biases, gated=gated, tied=tied),
-        )
+            "head": want.head_activation_bytes - stream,
+            "loss": want.batch_bytes + want.logit_bytes + 4,
+            "all": want.activation_bytes,
+        }, given
 
 
 @pytest.mark.nightly  # test_random_steps has some of these shapes by day
@@ -143,26 +107,11 @@ def test_shapes_in_which_a_view_takes_the_place_of_a_copy():
         if in_group > 1 and attention["fused_attention"] and not FUSES_GROUPS:
             continue
         for size in [1, 2] if learned else [2, 4]:
-            saved, given = forward(
-                layers=1,
-                microbatch=microbatch,
-                sequence=sequence,
-                **attention,
-                hidden=groups * in_group * size,
-                heads=groups * in_group,
-                key_value_heads=groups,
-                learned_positions=learned,
-            )
-            over = sum(saved.values()) - evaluate(["activation_bytes"], **given)["activation_bytes"]
-            shape = dict(
-                microbatch=microbatch,
-                sequence=sequence,
-                groups=groups,
-                in_group=in_group,
-                learned=learned,
-                size=size,
-                **attention,
-            )
+            heads = dict(heads=groups * in_group, key_value_heads=groups)
+            shape = dict(microbatch=microbatch, sequence=sequence, hidden=groups * in_group * size)
+            shape |= dict(learned_positions=learned, **heads, **attention)
+            saved, given = forward(layers=1, **shape)
+            over = sum(saved.values()) - Given(**given).activation_bytes
             if (microbatch, sequence, groups, learned) == (1, 1, 1, 0):
                 assert over == 4 * (given["hidden"] + size), shape
             elif over:
@@ -172,14 +121,11 @@ def test_shapes_in_which_a_view_takes_the_place_of_a_copy():
 
 def layer(**changes):
     """(bytes that one more layer saves, what the formula says, bsh, ab s²)."""
-    (two, given), (one, _) = (
-        forward(**{**changes, "layers": 2}),
-        forward(**{**changes, "layers": 1}),
-    )
+    (two, given), (one, _) = (forward(**changes | dict(layers=layers)) for layers in (2, 1))
     tokens = given["microbatch"] * given["sequence"]
     return (
         sum(two.values()) - sum(one.values()),
-        evaluate(["layer_activation_bytes"], **given)["layer_activation_bytes"],
+        Given(**given).layer_activation_bytes,
         tokens,
         tokens * given["hidden"],
         given["heads"] * tokens * given["sequence"],
@@ -204,8 +150,6 @@ def test_statistics_of_layer_norm_on_a_gpu():
     """Mutation: norm_activation_bytes takes residual_element_bytes for the statistics, which a GPU
     keeps in fp32."""
     given = dict(biases=1, hidden=24, microbatch=3, sequence=7, residual_element_bytes=2)
-    on_cpu = evaluate(["norm_activation_bytes"], **given)["norm_activation_bytes"]
-    on_gpu = evaluate(["norm_activation_bytes"], **given, layer_norm_statistic_element_bytes=4)[
-        "norm_activation_bytes"
-    ]
+    on_cpu = Given(**given).norm_activation_bytes
+    on_gpu = Given(**given, layer_norm_statistic_element_bytes=4).norm_activation_bytes
     assert (on_cpu, on_gpu) == (2 * 21 * 24 + 2 * 2 * 21, 2 * 21 * 24 + 2 * 4 * 21)

@@ -4,19 +4,20 @@ import math
 
 import pytest
 import torch
+from solved import Given
 from told import given
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from coursekit.formulas import RECIPES, InvalidQuantity, evaluate
+from coursekit.formulas import RECIPES, InvalidQuantity
 from coursekit.planner.fits import fits
 
 RANK, SEQUENCE = 16, 32
 SIZES = dict(layers=2, hidden=256, heads=4, key_value_heads=1, feed_forward=512, vocabulary=512)
 SIZES |= dict(max_sequence=64, learned_positions=0, biases=0, gated_mlp=1, tied_head=0)
 STEP = dict(SIZES, sequence=SEQUENCE, microbatch=1, zero_stage=0, data_parallel=1)
-STEP |= dict(kernels="Megatron-LM, fused loss", gpu="RTX 4090", allow_unused=True)
+STEP |= dict(kernels="Megatron-LM, fused loss", gpu="RTX 4090")
 LORA, QLORA, EIGHT = "LoRA, rank 16", "QLoRA, rank 16", "bf16, 8-bit Adam"
 
 
@@ -97,15 +98,13 @@ def test_a_model_with_adapters():
     optimizer = torch.optim.AdamW(trained)
     model(torch.zeros(1, SEQUENCE, dtype=torch.long)).float().logsumexp(-1).mean().backward()
     optimizer.step()
-    names = ["adapter_parameters", "rank_parameter_bytes", "rank_backward_gradient_bytes"]
-    found = evaluate([*names, "rank_optimizer_bytes"], recipe=LORA, **STEP)
+    found = Given(recipe=LORA, **STEP)
     states = [t for state in optimizer.state.values() for t in state.values()]
-    assert list(found.values()) == [
-        sum(p.numel() for p in trained),
-        nbytes(model.parameters()),
-        nbytes(p.grad for p in model.parameters() if p.grad is not None),
-        nbytes(states),
-    ]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert found.adapter_parameters == sum(p.numel() for p in trained)
+    assert found.rank_parameter_bytes == nbytes(model.parameters())
+    assert found.rank_backward_gradient_bytes == nbytes(gradients)
+    assert found.rank_optimizer_bytes == nbytes(states)
 
 
 def kept_bytes(model):
@@ -132,12 +131,10 @@ def test_adapters_keep_what_layers_keep():
         layer.norms.requires_grad_(False)
     more = kept_bytes(adapted(Model())) - kept_bytes(plain)
     lora = {**STEP, "recipe": LORA, "compute_element_bytes": 4}
-    assert more == SIZES["layers"] * evaluate(["adapter_kept_bytes"], **lora)["adapter_kept_bytes"]
-    given = dict(STEP, recipe=LORA)
-    names = ["rank_layer_bytes", "adapter_kept_bytes"]
-    with_adapters, own = evaluate(names, **given).values()
-    alone = evaluate(names[:1], **{**given, "recipe": "bf16 + fp32 gradients"})[names[0]]
-    assert with_adapters == alone + own
+    assert more == SIZES["layers"] * Given(**lora).adapter_kept_bytes
+    adapted_layers = Given(**STEP, recipe=LORA)
+    alone = Given(**STEP, recipe="bf16 + fp32 gradients").rank_layer_bytes
+    assert adapted_layers.rank_layer_bytes == alone + adapted_layers.adapter_kept_bytes
 
 
 def in_four_bits(weight):
@@ -151,27 +148,25 @@ def in_four_bits(weight):
 def test_weights_in_four_bits():
     """Must catch: scales in fp32, 4.5 bits; embedding or head in four bits, too; bits of a model of
     8 billion parameters other than the paper's 4.127; four bits where no adapter is."""
-    model, names = Model().to(torch.bfloat16), ["four_bit_bytes", "rank_parameter_bytes"]
+    model, found = Model().to(torch.bfloat16), Given(recipe=QLORA, **STEP)
     matrices = [m.weight for layer in model.layers for m in layer.matrices.values()]
-    found = evaluate([*names, "adapter_parameters"], recipe=QLORA, **STEP)
     packed = nbytes(tensor for weight in matrices for tensor in in_four_bits(weight))
-    assert found["four_bit_bytes"] == packed
+    assert found.four_bit_bytes == packed
     rest = nbytes(model.parameters()) - nbytes(matrices)
-    assert found["rank_parameter_bytes"] == packed + rest + 4 * found["adapter_parameters"]
-    names = ["four_bit_bytes", "frozen_matrix_parameters"]
-    size, each = evaluate(names, model="Llama 3 8B").values()
-    assert round(8 * size / (32 * each), 3) == 4.127
-    given = dict(STEP, recipe=QLORA)
-    names = ["dequantised_bytes", "dequantised_moved_bytes", "rank_frozen_bytes"]
-    assert evaluate(names[:1], **given) == {"dequantised_bytes": 2 * 256 * 512}
-    without = evaluate(names, **STEP, **RECIPES[QLORA].quantities | {"adapter_rank": 0})
-    assert list(without.values()) == [0, 0, 0]  # a card whose layout moved beside QLoRA
+    assert found.rank_parameter_bytes == packed + rest + 4 * found.adapter_parameters
+    llama = Given(model="Llama 3 8B")
+    assert round(8 * llama.four_bit_bytes / (32 * llama.frozen_matrix_parameters), 3) == 4.127
+    assert found.dequantised_bytes == 2 * 256 * 512
+    # a card whose layout moved beside QLoRA
+    without = Given(**STEP, **RECIPES[QLORA].quantities | {"adapter_rank": 0})
+    assert without.dequantised_bytes == without.dequantised_moved_bytes == 0
+    assert without.rank_frozen_bytes == 0
 
 
 def test_moments_in_eight_bits():
     """Must catch: moments without their scales; one moment's scales for both."""
     parameters = [p.numel() for p in Model().parameters()]
-    found = evaluate(["rank_optimizer_bytes"], recipe=EIGHT, **STEP)["rank_optimizer_bytes"]
+    found = Given(recipe=EIGHT, **STEP).rank_optimizer_bytes
     assert found == sum(2 * (n + 4 * math.ceil(n / 256)) for n in parameters)
 
 
@@ -179,11 +174,10 @@ def test_moments_in_eight_bits():
 def test_bytes_of_the_host(stage, states):
     """Must catch: parameters and gradients of stage 3 forgotten; bytes on the host without any
     offload."""
-    given = dict(STEP, recipe="bf16 + fp32 gradients", zero_stage=stage)
-    names = ["rank_host_bytes", "rank_optimizer_bytes", "rank_parameters"]
-    host, left, parameters = evaluate(names, offload=1, **given).values()
-    assert (host, left) == (states * parameters, 0)
-    assert evaluate(names[:1], **given) == {"rank_host_bytes": 0}
+    given = {**STEP, "recipe": "bf16 + fp32 gradients", "zero_stage": stage}
+    moved = Given(offload=1, **given)
+    assert moved.rank_host_bytes == states * moved.rank_parameters
+    assert moved.rank_optimizer_bytes == Given(**given).rank_host_bytes == 0
 
 
 def test_seconds_of_adapters():
@@ -194,11 +188,10 @@ def test_seconds_of_adapters():
     with FlopCounterMode(display=False) as counted:
         layer(hidden).sum().backward()
     rate = dict(utilisation=1.0, flops_per_second=1.0)
-    names = ["layer_forward_seconds", "layer_gradient_seconds"]
-    forward, gradient = evaluate(names, recipe=LORA, **{**STEP, **rate}).values()
-    assert counted.get_total_flops() == pytest.approx(forward + gradient, rel=1e-12)
-    forward, gradient = evaluate(names, recipe=EIGHT, **{**STEP, **rate}).values()
-    assert gradient == 2 * forward
+    lora, plain = (Given(recipe=recipe, **STEP, **rate) for recipe in (LORA, EIGHT))
+    wanted = lora.layer_forward_seconds + lora.layer_gradient_seconds
+    assert counted.get_total_flops() == pytest.approx(wanted, rel=1e-12)
+    assert plain.layer_gradient_seconds == 2 * plain.layer_forward_seconds
 
 
 OTHERS = ("tensor_parallel=2", "pipeline_parallel=2", "zero_stage=3")

@@ -1,18 +1,14 @@
 """The pictures of memory: what autograd saves of a real block, and the shapes of a real GPT."""
 
-import re
-
 import torch
+from pages import words
+from solved import Given
 from torch.autograd.graph import saved_tensors_hooks
 
-from coursekit.formulas import evaluate, quantities
+from coursekit.formulas import quantities
 from coursekit.show.format import format_as
 from coursekit.topics.where_the_memory_goes import pictures
 from shardlab.gpt import GPT, GPTConfig
-
-
-def words(svg):
-    return " | ".join(re.findall(r"<text[^>]*>([^<]*)</text>", svg))
 
 
 def test_autograd_keeps_what_the_picture_says():
@@ -100,10 +96,7 @@ def test_the_boxes_add_up_to_the_model():
     total = count(before) + found["layers"] * count(layer) + count(after)
     assert total == found["parameters"]
     given = quantities(model="GPT-2 124M")
-    assert (
-        count(layer)
-        == evaluate(["layer_parameters"], **given, allow_unused=True)["layer_parameters"]
-    )
+    assert count(layer) == Given(**given).layer_parameters
 
 
 def test_the_picture_prints_the_formulas_bytes():

@@ -3,10 +3,11 @@
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from other_planners import TOOLS, Asked
+from pages import ROOT
+from solved import Given
 
 from coursekit.formulas import BOOK, GPUS, KERNELS
 from coursekit.planner.fits import (
@@ -23,7 +24,6 @@ from coursekit.recordings.recordings import nearby
 from coursekit.topics.which_layout import referee
 
 ROWS = referee.published_rows(PEAKS)
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "chapters" / "referee.md"
 OTHERS = {  # rows, mean and worst error in percent: of the rows to which a tool's formula applies
     "Megatron-like": {
@@ -80,11 +80,8 @@ def test_a_pipeline_of_as_many_microbatches_as_ranks():
     """Must catch: one microbatch less than ranks on the first rank, as if gradients came later."""
     asked = dict(model="Llama 3 8B", recipe="bf16 + fp32 gradients", kernels=FUSED_LOSS)
     asked |= dict(sequence=4096, microbatch=1, zero_stage=1, data_parallel=8, pipeline_parallel=4)
-    few, many = (
-        BOOK.evaluate(["rank_peak_bytes"], allow_unused=True, accumulation_steps=steps, **asked)
-        for steps in (4, 16)
-    )
-    assert many["rank_peak_bytes"] - few["rank_peak_bytes"] < 2**20
+    few, many = (Given(accumulation_steps=k, **asked).rank_peak_bytes for k in (4, 16))
+    assert many - few < 2**20
 
 
 @pytest.mark.parametrize("group", referee.CLASSES)
@@ -98,16 +95,13 @@ def test_other_planners(group):
         errors = []
         for row in rows:
             layout = referee.published_layout(row)
-            counted = BOOK.evaluate(["parameters"], allow_unused=True, **layout.sizes)
-            if said := formula(Asked(layout, counted["parameters"])):
+            counted = Given(**layout.sizes)
+            if said := formula(Asked(layout, counted.parameters)):
                 errors.append(100 * (said / referee.measured_bytes(row) - 1))
         if errors:
-            found[tool] = (
-                len(errors),
-                round(referee.mean(errors), 1),
-                round(max(errors, key=abs), 1),
-            )
-            assert referee.mean(errors) > referee.mean(ledger)
+            mean, worst = referee.mean(errors), max(errors, key=abs)
+            found[tool] = (len(errors), round(mean, 1), round(worst, 1))
+            assert mean > referee.mean(ledger)
     assert found == OTHERS[group]
 
 
@@ -173,11 +167,9 @@ def test_dropout_under_fused_attention():
     Must catch: the scores of all numbers_in of tokens kept because dropout is on."""
     layout = dict(model="GPT-3 175B", recipe="bf16 + fp32 gradients", kernels=FUSED_LOSS)
     layout |= dict(sequence=2048, microbatch=1, fused_attention=1)
-    kept = [
-        BOOK.evaluate(["library_layer_bytes"], allow_unused=True, **layout, dropout=dropout)
-        for dropout in (0, 0.1)
-    ]
-    without, with_masks = (found["library_layer_bytes"] for found in kept)
+    without, with_masks = (
+        Given(**layout, dropout=dropout).library_layer_bytes for dropout in (0, 0.1)
+    )
     assert with_masks - without == 2 * 2048 * 12288
 
 

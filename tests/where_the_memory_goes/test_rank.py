@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from solved import Given
 
 from coursekit.formulas import RECIPES, evaluate, rank_peak_bytes
 from coursekit.topics.where_the_memory_goes.formulas.rank import RANK
@@ -103,7 +104,7 @@ def test_alone_it_is_the_peak_of_one_gpu(accumulation_steps):
     for first_step in (0, 1):
         given = dict(GPT2, accumulation_steps=accumulation_steps, first_step=first_step)
         found = rank_peak_bytes(**given, zero_stage=0, data_parallel=1)
-        assert found == evaluate(["peak_bytes"], **given)["peak_bytes"]
+        assert found == Given(**given).peak_bytes
 
 
 def test_the_parts_are_all_of_it():
@@ -131,9 +132,7 @@ def test_the_parts_are_all_of_it():
     dummies = 2 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14_336 + 128_256 * 4096)
     assert sum(found.values()) == total
     assert found["rank_workspace_bytes"] == (3 * 32 << 20) + dummies
-    assert RANK.places[evaluate(["rank_peak_place"], **given)["rank_peak_place"] - 1].name == (
-        "rank_library_loss"
-    )
+    assert RANK.places[Given(**given).rank_peak_place - 1].name == ("rank_library_loss")
 
 
 def test_published_layer():
@@ -144,14 +143,10 @@ def test_published_layer():
     shape |= dict(parameter_element_bytes=2)
     gpt = dict(layers=1, hidden=h, heads=a, key_value_heads=a, feed_forward=4 * h, vocabulary=100)
     gpt |= dict(max_sequence=s, learned_positions=1, biases=1, gated_mlp=0, tied_head=1)
-    found = evaluate(
-        ["library_layer_bytes"], allow_unused=True, **gpt, **shape, dropout=0.1, fused_attention=0
-    )["library_layer_bytes"]
+    found = Given(**gpt, **shape, dropout=0.1, fused_attention=0).library_layer_bytes
     assert found == s * b * h * 34 + 5 * a * s * s * b + 2 * 8 * s * b
     llama = {**gpt, "biases": 0, "gated_mlp": 1, "feed_forward": f, "learned_positions": 0}
-    found = evaluate(
-        ["library_layer_bytes"], allow_unused=True, **llama, **shape, kept_gated_tensors=3
-    )["library_layer_bytes"]
+    found = Given(**llama, **shape, kept_gated_tensors=3).library_layer_bytes
     assert found == 2 * b * s * (2 * h + 2 * h + 3 * h + h + 3 * f) + 4 * b * s * (2 + a)
 
 
@@ -170,13 +165,6 @@ def test_a_layer_that_is_cut():
     ):
         statistics = 2 * 8 * s * b / cut
         for policy, scores in ((0, 5 * a * s / (h * t)), (1, 0)):
-            found = evaluate(
-                ["rank_waiting_layer_bytes"],
-                allow_unused=True,
-                **gpt,
-                **way,
-                library_kernels=1,
-                recompute_policy=policy,
-            )
+            found = Given(**gpt, **way, library_kernels=1, recompute_policy=policy)
             want = s * b * h * (each + scores) + statistics
-            assert found["rank_waiting_layer_bytes"] == want, (way, policy)
+            assert found.rank_waiting_layer_bytes == want, (way, policy)

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 from night import at_night
+from solved import Given
 from told import cells, given
 
 import shardlab.pipelines.hardened.step_checks
@@ -106,18 +107,17 @@ def test_parameters_of_a_rank(changes):
 def test_shorter_ends_are_the_whole_model():
     """Llama 3 405B on 16 ranks, and others. Must catch: both ends shorter by one layer together;
     ends that are longer; each stage of the first rank shorter."""
-    asked = dict(model="Llama 3 405B", pipeline_parallel=16, shorter_ends=1, allow_unused=True)
-    found = [evaluate(["rank_layers"], pipeline_rank=r, **asked)["rank_layers"] for r in range(16)]
+    asked = dict(model="Llama 3 405B", pipeline_parallel=16, shorter_ends=1)
+    found = [Given(pipeline_rank=r, **asked).rank_layers for r in range(16)]
     assert found == [7, *[8] * 14, 7] and sum(found) == 126
     asked |= dict(kernels="Megatron-LM, fused loss", recipe="bf16 + fp32 gradients", microbatch=1)
     asked |= dict(pipeline_parallel=4, stages_per_rank=4, pipeline_schedule=4, sequence=4096)
     asked |= dict(accumulation_steps=64, data_parallel=1, tensor_parallel=1)
-    names = ["rank_layers", "rank_held_layers", "rank_held_microbatches"]
-    found = [evaluate(names, pipeline_rank=r, **asked) for r in range(4)]
-    assert [one["rank_layers"] for one in found] == [31, 32, 32, 31]
-    assert found[0]["rank_held_microbatches"] == 19  # 2 x 3 + 3 x 4 + 1
-    assert found[0]["rank_held_layers"] == 8 * 19 - 7  # 4 + 3 of them are in the first stage
-    assert found[3]["rank_held_layers"] == 8 * 13 - 1
+    found = [Given(pipeline_rank=r, **asked) for r in range(4)]
+    assert [one.rank_layers for one in found] == [31, 32, 32, 31]
+    assert found[0].rank_held_microbatches == 19  # 2 x 3 + 3 x 4 + 1
+    assert found[0].rank_held_layers == 8 * 19 - 7  # 4 + 3 of them are in the first stage
+    assert found[3].rank_held_layers == 8 * 13 - 1
 
 
 def test_ranks_of_published_models():
@@ -125,18 +125,17 @@ def test_ranks_of_published_models():
     last norm in each stage."""
     for name, preset in MODELS.items():
         t = 5 if preset.quantities["key_value_heads"] % 2 else 2
-        given = dict(model=name, pipeline_parallel=1, tensor_parallel=t, allow_unused=True)
-        wanted = ("parameters", "rank_parameters", "rank_whole_layer_parameters")
-        parts = [evaluate([*wanted, "norm_parameters"], tensor_rank=r, **given) for r in range(t)]
+        given = dict(model=name, pipeline_parallel=1, tensor_parallel=t)
+        parts = [Given(tensor_rank=r, **given) for r in range(t)]
         sizes = preset.quantities
         whole = (
-            sizes["layers"] * parts[0]["rank_whole_layer_parameters"]
+            sizes["layers"] * parts[0].rank_whole_layer_parameters
             - sizes.get("dense_layers", 0) * sizes.get("experts", 0) * sizes["hidden"]
-            + parts[0]["norm_parameters"]
+            + parts[0].norm_parameters
             + sizes["learned_positions"] * sizes["max_sequence"] * sizes["hidden"]
         )
-        together = sum(part["rank_parameters"] for part in parts) - (t - 1) * whole
-        assert together == parts[0]["parameters"], name
+        together = sum(part.rank_parameters for part in parts) - (t - 1) * whole
+        assert together == parts[0].parameters, name
 
 
 @pytest.mark.parametrize("gated", [0, 1])
@@ -146,20 +145,17 @@ def test_biases_of_shared_experts_are_on_ranks(gated):
     given = dict(layers=3, hidden=24, heads=6, feed_forward=52, vocabulary=96, max_sequence=16)
     given |= dict(learned_positions=1, biases=1, gated_mlp=gated, tied_head=0, key_value_heads=6)
     given |= dict(experts=4, experts_per_token=2, shared_feed_forward=104)
-    given |= dict(dense_layers=1, dense_feed_forward=64, pipeline_parallel=1, allow_unused=True)
-    names = ["parameters", "rank_parameters", "rank_layer_parameters"]
-    names += ["rank_dense_layer_parameters", "layer_parameters", "dense_layer_parameters"]
-    whole = evaluate(names, tensor_parallel=1, **given)
-    assert whole["rank_parameters"] == whole["parameters"]
-    assert whole["rank_layer_parameters"] == whole["layer_parameters"]
-    assert whole["rank_dense_layer_parameters"] == whole["dense_layer_parameters"]
-    half = evaluate(names, tensor_parallel=2, **given)
+    given |= dict(dense_layers=1, dense_feed_forward=64, pipeline_parallel=1)
+    whole, half = (Given(tensor_parallel=t, **given) for t in (1, 2))
+    assert whole.rank_parameters == whole.parameters
+    assert whole.rank_layer_parameters == whole.layer_parameters
+    assert whole.rank_dense_layer_parameters == whole.dense_layer_parameters
     norms_and_output = 2 * 2 * 24 + 24  # whole on both ranks, as are these:
     router_and_downs = 4 * 24 + 5 * 24
-    both = 2 * half["rank_layer_parameters"] - norms_and_output - router_and_downs
-    assert both == whole["layer_parameters"]
-    both = 2 * half["rank_dense_layer_parameters"] - norms_and_output - 24
-    assert both == whole["dense_layer_parameters"]
+    both = 2 * half.rank_layer_parameters - norms_and_output - router_and_downs
+    assert both == whole.layer_parameters
+    both = 2 * half.rank_dense_layer_parameters - norms_and_output - 24
+    assert both == whole.dense_layer_parameters
 
 
 # --- the fullest point ----------------------------------------------------------------------------

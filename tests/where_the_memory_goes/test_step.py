@@ -8,7 +8,9 @@ from functools import lru_cache
 
 import pytest
 import torch
+from dtypes import default_dtype
 from night import at_night
+from solved import Given, of_model
 from torch_has import FUSES_GROUPS
 
 from coursekit.formulas import evaluate, quantities
@@ -40,17 +42,9 @@ class Step:
 
     def quantities(self):
         """The quantities that the formulas take."""
-        return quantities(
-            recipe=self.recipe,
-            **self.config.quantities(),
-            dropout=self.config.dropout,
-            fused_attention=int(self.config.fused_attention),
-            microbatch=self.microbatch,
-            sequence=self.sequence,
-            accumulation_steps=self.accumulation_steps,
-            first_step=self.first_step,
-            optimizer_mode=MODES.index(self.mode),
-        )
+        steps = dict(accumulation_steps=self.accumulation_steps, first_step=self.first_step)
+        steps["optimizer_mode"] = MODES.index(self.mode)
+        return of_model(self.config, self.microbatch, self.sequence, self.recipe, **steps)
 
 
 @dataclass(frozen=True)
@@ -85,13 +79,8 @@ def measure(step: Step) -> Measured:
         optimizer.zero_grad()
 
     with FakeTensorMode() if step.fake else nullcontext():
-        torch.set_default_dtype(
-            torch.bfloat16 if step.recipe == "bf16, no master" else torch.float32
-        )
-        try:
+        with default_dtype(torch.bfloat16 if step.recipe.startswith("bf16") else torch.float32):
             model = GPT(step.config)
-        finally:
-            torch.set_default_dtype(torch.float32)
         how = dict(foreach=step.mode == "foreach", fused=step.mode == "fused")
         optimizer = (
             torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **how)
@@ -101,13 +90,10 @@ def measure(step: Step) -> Measured:
         if not step.first_step:
             train(1)
         with Ledger(model, optimizer) as ledger:
-            train(
-                step.accumulation_steps,
-                lambda name: seen.update({name: getattr(ledger.bytes, name)}),
-            )
-    return Measured(
-        ledger.timeline[0].bytes.parameters, **seen, peak=ledger.peak, timeline=ledger.timeline
-    )
+            look = lambda name: seen.update({name: getattr(ledger.bytes, name)})
+            train(step.accumulation_steps, look)
+    timeline = ledger.timeline
+    return Measured(timeline[0].bytes.parameters, **seen, peak=ledger.peak, timeline=timeline)
 
 
 def fuses(config):
@@ -167,35 +153,23 @@ def compare(step: Step) -> tuple[list[str], float]:
     """(what is wrong, relative miss of the peak): the bytes that must be equal and are not, a wrong
     point, a miss of 1 %."""
     found = measure(step)
-    want = evaluate(
-        [
-            "parameter_bytes",
-            "gradient_bytes",
-            "optimizer_bytes",
-            "step_counter_bytes",
-            "activation_bytes",
-            "peak_bytes",
-            "peak_point",
-        ],
-        **step.quantities(),
-    )
+    want = Given(**step.quantities())
     pairs = dict(
-        parameters=want["parameter_bytes"],
-        gradients=want["gradient_bytes"],
-        activations=want["activation_bytes"],
-        optimizer=want["optimizer_bytes"] + want["step_counter_bytes"],
+        parameters=want.parameter_bytes,
+        gradients=want.gradient_bytes,
+        activations=want.activation_bytes,
+        optimizer=want.optimizer_bytes + want.step_counter_bytes,
     )
     wrong = [
         f"{name}: counted {getattr(found, name):,}, formula {value:,}"
         for name, value in pairs.items()
         if getattr(found, name) != value
     ]
-    miss = want["peak_bytes"] / found.peak.bytes.total - 1
-    name = POINTS[want["peak_point"] - 1]
+    miss = want.peak_bytes / found.peak.bytes.total - 1
+    name = POINTS[want.peak_point - 1]
     if abs(miss) >= 0.01:
         wrong.append(
-            f"peak: counted {found.peak.bytes.total:,}, formula {want['peak_bytes']:,}"
-            f" ({miss:+.2%})"
+            f"peak: counted {found.peak.bytes.total:,}, formula {want.peak_bytes:,} ({miss:+.2%})"
         )
     if miss == 0 and name not in point(found.peak):
         wrong.append("point")
@@ -257,28 +231,16 @@ def test_steps_on_record():
     """Mutation: 3 * logit_bytes -> 2 * logit_bytes; a tensor's quotient forgotten in
     optimizer_loop_elements."""
     found = measure(NOTED)
-    want = evaluate(
-        [
-            "peak_bytes",
-            "activation_bytes",
-            "parameter_bytes",
-            "optimizer_bytes",
-            "step_counter_bytes",
-            "logit_bytes",
-        ],
-        **NOTED.quantities(),
-    )
-    assert found.peak.bytes.total == want["peak_bytes"] == 536_550_616
-    assert found.peak.bytes.parameters == want["parameter_bytes"] == 64_363_520
+    want = Given(**NOTED.quantities())
+    assert found.peak.bytes.total == want.peak_bytes == 536_550_616
+    assert found.peak.bytes.parameters == want.parameter_bytes == 64_363_520
     assert found.peak.bytes.gradients == 0
     assert (
-        found.peak.bytes.optimizer
-        == want["optimizer_bytes"] + want["step_counter_bytes"]
-        == 128_727_248
+        found.peak.bytes.optimizer == want.optimizer_bytes + want.step_counter_bytes == 128_727_248
     )
     # the sum of the targets' weights is no longer needed
-    assert found.peak.bytes.activations == want["activation_bytes"] - 4
-    assert found.peak.bytes.temporaries == 2 * want["logit_bytes"] + 8
+    assert found.peak.bytes.activations == want.activation_bytes - 4
+    assert found.peak.bytes.temporaries == 2 * want.logit_bytes + 8
     recorded = {
         ("Llama 7B", "loop"): 108_863_275_920,
         ("Llama 7B", "foreach"): 134_768_346_000,

@@ -5,6 +5,7 @@ import random
 from functools import cache
 
 import pytest
+from solved import Given
 from test_step import REAL, Step, compare, draw, fuses, measure
 from torch_has import needs_fused_groups
 
@@ -89,7 +90,7 @@ def test_every_point_can_be_the_peak(where):
     """Six steps, each to the byte. Mutation: leave the point out of peak_bytes."""
     failures, miss = compare(REAL[where])
     assert not failures and miss == 0
-    assert POINTS[evaluate(["peak_point"], **REAL[where].quantities())["peak_point"] - 1] == where
+    assert POINTS[Given(**REAL[where].quantities()).peak_point - 1] == where
 
 
 @pytest.mark.parametrize("where", list(points()))

@@ -3,8 +3,8 @@ habits that move bytes."""
 
 import pytest
 import torch
+from solved import Given, of_model, value
 
-from coursekit.formulas import evaluate, quantities
 from coursekit.topics.where_the_memory_goes import lab
 from ranklab.measure.ledger import Ledger
 from ranklab.measure.weigh import weigh
@@ -14,17 +14,7 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 CONFIG = GPTConfig(layers=4, hidden=256, heads=4, max_sequence=256)
-GIVEN = quantities(
-    recipe="fp32 Adam",
-    **CONFIG.quantities(),
-    microbatch=2,
-    sequence=256,
-    accumulation_steps=1,
-    first_step=0,
-    optimizer_mode=0,
-    dropout=0,
-    fused_attention=1,
-)
+GIVEN = of_model(CONFIG, 2, 256, accumulation_steps=1, first_step=0, optimizer_mode=0)
 
 
 def watched(loop, **how):
@@ -54,7 +44,7 @@ def step(model, optimizer, ledger=None, set_to_none=True):
 
 
 def formula(name, **changes):
-    return evaluate([name], allow_unused=True, **{**GIVEN, **changes})[name]
+    return value(name, **{**GIVEN, **changes})
 
 
 def test_every_point_of_the_table():
@@ -70,22 +60,12 @@ def test_every_point_of_the_table():
     layers = operations.index("slice_backward")
     update = next(line for line, point in enumerate(timeline) if point.phase == "optimizer")
     assert timeline[loss].bytes.gradients == 0
-    assert {
-        "loss_peak_bytes": total[loss],
-        "head_peak_bytes": max(total[loss + 1 : head + 1]),
-        "layers_peak_bytes": max(total[head + 1 : layers]),
-        "embedding_peak_bytes": max(total[layers:update]),
-        "optimizer_peak_bytes": max(total[update:]),
-    } == evaluate(
-        [
-            "loss_peak_bytes",
-            "head_peak_bytes",
-            "layers_peak_bytes",
-            "embedding_peak_bytes",
-            "optimizer_peak_bytes",
-        ],
-        **GIVEN,
-    )
+    want = Given(**GIVEN)
+    assert total[loss] == want.loss_peak_bytes
+    assert max(total[loss + 1 : head + 1]) == want.head_peak_bytes
+    assert max(total[head + 1 : layers]) == want.layers_peak_bytes
+    assert max(total[layers:update]) == want.embedding_peak_bytes
+    assert max(total[update:]) == want.optimizer_peak_bytes
 
 
 def test_the_loop_needs_more_than_foreach_where_one_tensor_is_most_of_the_model():

@@ -1,10 +1,11 @@
 """Formulas of chapter 11 beside the virtual device, to the nanosecond, and by hand."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from pages import ROOT, chapter
+from solved import Given
 
 from coursekit.formulas import evaluate
 from coursekit.planner.runs_published import PUBLISHED_RUNS
@@ -38,15 +39,10 @@ def test_waits_on_the_virtual_device(every, length, reads):
     waits = range(every, 101, every)
     found = virtual_nanoseconds([length] * 100, waits, reads)
     given = dict(queued_kernels=100, launch_seconds=LAUNCH, kernel_seconds=length)
-    wanted = evaluate(
-        ["synced_seconds", "unsynced_seconds", "waits_of_a_step"],
-        **given,
-        kernels_per_wait=every,
-        reads_value=int(reads),
-    )
-    assert found == wanted["synced_seconds"]
-    assert len(waits) == wanted["waits_of_a_step"]
-    assert virtual_nanoseconds([length] * 100) == wanted["unsynced_seconds"]
+    wanted = Given(**given, kernels_per_wait=every, reads_value=int(reads))
+    assert found == wanted.synced_seconds
+    assert len(waits) == wanted.waits_of_a_step
+    assert virtual_nanoseconds([length] * 100) == wanted.unsynced_seconds
 
 
 @pytest.mark.parametrize("long, short", [(40, 90), (40, 10), (3, 90)])
@@ -54,18 +50,17 @@ def test_a_read_throws_the_lead_away(long, short):
     """Must catch: short kernels that keep the pace of the GPU after a read; a lead that lasts
     without end."""
     kernels = [30_000] * long + [2_000] * short
-    wanted = evaluate(
-        ["read_step_seconds", "unread_step_seconds", "host_lead_seconds"],
+    wanted = Given(
         launch_seconds=LAUNCH,
         long_kernels=long,
         long_kernel_seconds=30_000,
         short_kernels=short,
         short_kernel_seconds=2_000,
     )
-    assert virtual_nanoseconds(kernels) == wanted["unread_step_seconds"]
-    assert virtual_nanoseconds(kernels, [long]) == wanted["read_step_seconds"]
+    assert virtual_nanoseconds(kernels) == wanted.unread_step_seconds
+    assert virtual_nanoseconds(kernels, [long]) == wanted.read_step_seconds
     launched = long * LAUNCH  # when the host is through, and the GPU still has the lead to run
-    assert wanted["host_lead_seconds"] == virtual_nanoseconds([30_000] * long) - launched
+    assert wanted.host_lead_seconds == virtual_nanoseconds([30_000] * long) - launched
 
 
 def test_by_hand():
@@ -77,11 +72,9 @@ def test_by_hand():
     assert [one["loaded_step_seconds"] for one in found] == pytest.approx([0.06, 0.04, 0.02, 0.02])
     assert found[0]["workers_needed"] == 2
     slower = {**loader, "sample_microseconds": 5_001}
-    assert evaluate(["workers_needed"], **slower)["workers_needed"] == 3
-    seen = evaluate(
-        ["profiled_seconds"], unwatched_seconds=0.008, profiled_events=3_000, event_seconds=1e-6
-    )
-    assert seen["profiled_seconds"] == pytest.approx(0.011)
+    assert Given(**slower).workers_needed == 3
+    seen = Given(unwatched_seconds=0.008, profiled_events=3_000, event_seconds=1e-6)
+    assert seen.profiled_seconds == pytest.approx(0.011)
 
 
 def test_a_budget_adds_up():
@@ -105,8 +98,7 @@ def test_a_budget_adds_up():
     assert [found[name] for name in shares] == pytest.approx([0.3, 0.4])
 
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "chapters" / "where-the-time-goes.md").read_text(encoding="utf-8")
+PAGE = chapter("where-the-time-goes")
 
 
 def recorded(name: str, rung: str) -> float:
@@ -157,11 +149,8 @@ def test_the_profilers_cost_is_within_ten_percent():
     runs += ((0.44, 5398, *re.search(r"predicted ([\d.]+), measured ([\d.]+)", box).groups()),)
     for each, events, predicted, measured in runs:
         assert f"{each} µs" in box and f"{events:,}" in box
-        found = evaluate(
-            ["profiled_seconds"],
-            unwatched_seconds=bare / 1e3,
-            profiled_events=events,
-            event_seconds=each / 1e6,
-        )["profiled_seconds"]
+        found = Given(
+            unwatched_seconds=bare / 1e3, profiled_events=events, event_seconds=each / 1e6
+        ).profiled_seconds
         assert f"{1e3 * found:.1f}" == predicted
         assert abs(float(predicted) / float(measured) - 1) <= 0.1

@@ -2,10 +2,10 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from night import at_night
+from pages import chapter
 from told import told
 
 from bookkit.formulas import read_call
@@ -31,7 +31,7 @@ from coursekit.topics.which_layout.runs import SIZES, RunLayout, weigh_rank
 from coursekit.topics.which_layout.tree import QUESTIONS, next_technique
 from ranklab.measure.ledger import Counts
 
-PAGE = (Path(__file__).parents[2] / "chapters" / "which-layout.md").read_text(encoding="utf-8")
+PAGE = chapter("which-layout")
 
 
 def given_on_the_page():

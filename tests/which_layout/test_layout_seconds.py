@@ -3,8 +3,9 @@
 from fractions import Fraction
 
 import pytest
+from solved import Given
 
-from coursekit.formulas import BOOK, evaluate
+from coursekit.formulas import BOOK
 from shardlab.pipelines.schedules import schedule
 from shardlab.pipelines.simulation import Costs, simulate
 
@@ -157,8 +158,7 @@ def test_a_shared_sequence_by_hand(mix, c, bandwidth, policy, times):
 def test_bubble_is_what_is_simulated(p, v, layers, ends, head):
     """Must catch: a bubble of as many microbatches as there are stages; a head that delays only the
     last rank; interleaving that leaves the bubble as it is."""
-    found = evaluate(
-        ["slowest_rank_seconds", "bubble_seconds"],
+    found = Given(
         layer_seconds=3,
         head_seconds=3 * head,
         layers=layers,
@@ -167,7 +167,6 @@ def test_bubble_is_what_is_simulated(p, v, layers, ends, head):
         stages_per_rank=v,
         shorter_ends=ends,
         first_stage_layers=-(-layers // (p * v)),
-        allow_unused=True,
     )
     stages = [(layers + 2 * ends) // (p * v)] * p * v
     stages[0] -= ends
@@ -177,7 +176,7 @@ def test_bubble_is_what_is_simulated(p, v, layers, ends, head):
     more = {"stages_per_rank": v} if v > 1 else {}
     plan = schedule("interleaved 1F1B" if v > 1 else "1F1B", p, 8, **more)
     wanted = simulate(plan, Costs(costs, costs, costs)).seconds
-    assert 8 * found["slowest_rank_seconds"] + found["bubble_seconds"] == wanted
+    assert 8 * found.slowest_rank_seconds + found.bubble_seconds == wanted
 
 
 def test_groups_and_the_host_by_hand():

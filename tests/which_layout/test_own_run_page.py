@@ -4,14 +4,13 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from pages import ROOT, chapter
 
 from coursekit.__main__ import main
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "chapters" / "your-own-run.md").read_text("utf-8")
+PAGE = chapter("your-own-run")
 BLOCKS = re.findall(r"```bash\n([^`]*)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
 SHOWN = [(command, shown) for command, shown in BLOCKS if "rehearse" not in command]
 

@@ -6,16 +6,17 @@ import shlex
 from dataclasses import replace
 from html import unescape
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 from night import at_night
+from pages import chapter
+from solved import Given
 from told import cells, given
 
 from bookkit import layouts
 from coursekit.__main__ import main
-from coursekit.formulas import BOOK, InvalidQuantity
+from coursekit.formulas import InvalidQuantity
 from coursekit.formulas.presets import GPUS
 from coursekit.planner.fits import (
     EXCHANGED,
@@ -308,7 +309,7 @@ def test_python_takes_only_what_there_is():
 
 def test_commands_of_the_page_ask_what_the_cards_ask(capsys):
     """Must catch: other kernels, another batch or another layout than the card's."""
-    page = (Path(__file__).parents[2] / "chapters" / "any-layout.md").read_text(encoding="utf-8")
+    page = chapter("any-layout")
     (block,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     command = shlex.split(block.replace("\\\n", " "))
     main(command[3:] + ["--json"])
@@ -320,6 +321,11 @@ def test_commands_of_the_page_ask_what_the_cards_ask(capsys):
     main(asked[3:] + ["--json"])
     found = json.loads(capsys.readouterr().out)
     assert f"{found['legal']:,} legal layouts, {found['fitting']:,} fit." in html
+
+
+# with which the explorer starts
+PAGES_OWN = dict(kernels=FUSED_LOSS, recipe="bf16 + fp32 gradients", sequence=8192)
+PAGES_OWN |= dict(accumulation_steps=16, tensor_parallel=8)
 
 
 @pytest.mark.parametrize("model, ranks", [("Llama 3 70B", 1), ("Mixtral 8x7B", 8)])
@@ -336,19 +342,8 @@ def test_the_explorer_has_the_planners_bytes_and_seconds(model, ranks, first):
         hand.move("expert_parallel", ranks)
         shown = card.compute(hand.values)
         assert hand.values["expert_parallel"] == ranks and hand.along == ""
-        layout = RankLayout(
-            model=model,
-            sizes=model_sizes(model),
-            gpu=gpu,
-            gpus=64,
-            sequence=8192,
-            zero_stage=1,
-            accumulation_steps=16,
-            kernels=FUSED_LOSS,
-            recipe="bf16 + fp32 gradients",
-            tensor_parallel=8,
-            expert_parallel=ranks,
-        )
+        knobs = dict(PAGES_OWN, zero_stage=1, expert_parallel=ranks)
+        layout = RankLayout(model=model, sizes=model_sizes(model), gpu=gpu, gpus=64, **knobs)
         speed = SPEEDS[usual_speed(gpu, FUSED_LOSS, experts=ranks > 1)]
         seconds = step_values(layout, speed)["layout_seconds"]
         assert shown["layout_seconds"] == pytest.approx(seconds, rel=1e-12)
@@ -363,18 +358,8 @@ def test_a_pipeline_reduces_once(stage):
     for p, times in ((1, 16), (2, 1)):
         knobs = dict(pipeline_parallel=p, zero_stage=stage)
         shown = card.compute({**card.start(), **knobs, "pipeline_rank": p - 1})
-        layout = RankLayout(
-            model="Llama 3 70B",
-            sizes=model_sizes("Llama 3 70B"),
-            gpu="H100 SXM 80GB",
-            gpus=64 * p,
-            sequence=8192,
-            accumulation_steps=16,
-            kernels=FUSED_LOSS,
-            recipe="bf16 + fp32 gradients",
-            tensor_parallel=8,
-            **knobs,
-        )
+        asked = dict(model="Llama 3 70B", sizes=model_sizes("Llama 3 70B"), gpu="H100 SXM 80GB")
+        layout = RankLayout(**asked, gpus=64 * p, **PAGES_OWN, **knobs)
         values = step_values(layout, SPEEDS["Megatron-LM on H100"])
         assert values["zero_reductions"] == times
         assert shown["layout_seconds"] == pytest.approx(values["layout_seconds"], rel=1e-12)
@@ -385,23 +370,13 @@ def test_a_stage_of_layers_without_experts():
 
     Must catch: fewer than no bytes before a checkpoint; the bytes of those layers forgotten."""
     sizes = {**model_sizes("DeepSeek-V3 671B"), "layers": 64}
-    layout = RankLayout(
-        model="DeepSeek-V3 671B",
-        sizes=sizes,
-        gpu="B200 SXM",
-        gpus=2048,
-        sequence=4096,
-        zero_stage=1,
-        kernels=FUSED_LOSS,
-        recipe="bf16 + fp32 gradients",
-        expert_parallel=64,
-        pipeline_parallel=32,
-    )
-    names = ["rank_before_bytes", "rank_saved_bytes", "rank_stage_bytes"]
-    found = BOOK.evaluate(names, allow_unused=True, **layout.given, pipeline_rank=0)
-    assert layout.solved()["rank_peak_bytes"] > found["rank_saved_bytes"]
-    least = found["rank_saved_bytes"] - 2 * found["rank_stage_bytes"]
-    assert least <= found["rank_before_bytes"] < found["rank_saved_bytes"]
+    asked = dict(kernels=FUSED_LOSS, recipe="bf16 + fp32 gradients", sequence=4096, zero_stage=1)
+    asked |= dict(gpu="B200 SXM", gpus=2048, expert_parallel=64, pipeline_parallel=32)
+    layout = RankLayout(model="DeepSeek-V3 671B", sizes=sizes, **asked)
+    found = Given(**layout.given, pipeline_rank=0)
+    assert layout.solved()["rank_peak_bytes"] > found.rank_saved_bytes
+    least = found.rank_saved_bytes - 2 * found.rank_stage_bytes
+    assert least <= found.rank_before_bytes < found.rank_saved_bytes
 
 
 HOST = "checkpoints-on-host 1"

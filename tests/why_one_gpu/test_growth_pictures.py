@@ -3,36 +3,31 @@ each chapter."""
 
 import re
 from datetime import date
-from pathlib import Path
 
 import pytest
+from pages import ROOT, chapter, words
+from solved import Given
 
 from bookkit.words import chapters
-from coursekit.formulas import GPUS, MODELS, evaluate, quantities
+from coursekit.formulas import GPUS, MODELS, quantities
 from coursekit.show.format import format_as
 from coursekit.topics.why_one_gpu import pictures, where_we_stand
 from coursekit.topics.why_one_gpu.where_we_stand import CHAPTER_MOVES, bytes_of_bar
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def words(svg):
-    return " | ".join(re.findall(r"<text[^>]*>([^<]*)</text>", svg))
 
 
 def test_models_are_those_of_the_references():
     """Must catch: a model that no work in references.bib cites, a year that is not the work's, a
     parameter count that is not the preset's."""
     library = (ROOT / "references.bib").read_text("utf-8")
-    page = (ROOT / "chapters" / "why-one-gpu.md").read_text("utf-8")
+    page = chapter("why-one-gpu")
     for model in pictures.PUBLISHED_MODELS:
         entry = re.search(rf"@\w+\{{{model.key},.*?\n\}}", library, re.DOTALL)[0]
         assert f"year = {{{model.published.year}}}" in entry and model.key in page
         month = re.search(r"abs/(\d\d)(\d\d)\.", entry)
         if month:
             assert model.published == date(2000 + int(month[1]), int(month[2]), 1)
-    gpt_2 = evaluate(["parameters"], allow_unused=True, **quantities(model="GPT-2 1.5B"))
-    assert pictures.PUBLISHED_MODELS[0].parameters == gpt_2["parameters"]
+    gpt_2 = Given(**quantities(model="GPT-2 1.5B"))
+    assert pictures.PUBLISHED_MODELS[0].parameters == gpt_2.parameters
 
 
 def test_a_model_is_compared_with_the_gpu_of_its_day():
@@ -51,7 +46,7 @@ def test_a_model_is_compared_with_the_gpu_of_its_day():
 def test_the_map_says_what_the_formulas_say():
     """Must catch: a technique drawn with another's layout; parts that are not the sum."""
     kept = {name: pictures.kept_on_a_rank(layout) for name, layout, _ in pictures.techniques()}
-    psi = evaluate(["parameters"], allow_unused=True, **MODELS["Llama 7B"].quantities)["parameters"]
+    psi = Given(**MODELS["Llama 7B"].quantities).parameters
     states = lambda name: sum(list(kept[name].values())[:3])
     d = pictures.MAPPED_GPUS
     for name in ("one GPU, fp32", "mixed precision"):
@@ -73,7 +68,7 @@ def test_each_chapter_adds_one_row_to_the_bar():
     assert [move.page for move in CHAPTER_MOVES] == [page.stem for page in chapters(ROOT)]
     bytes_of = {move.page: bytes_of_bar(move) for move in CHAPTER_MOVES}
     for move in CHAPTER_MOVES:
-        page = (ROOT / "chapters" / f"{move.page}.md").read_text("utf-8")
+        page = chapter(move.page)
         assert f"## Where we stand\n\n```{{picture}} stand-{move.page}\n" in page
         if move.layout is not None:
             peak = move.layout.solved()["rank_peak_bytes"]

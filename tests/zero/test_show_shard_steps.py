@@ -5,9 +5,10 @@ import json
 import re
 
 import pytest
+from solved import Given
 
 from bookkit import shards
-from coursekit.formulas import RECIPES, evaluate
+from coursekit.formulas import RECIPES
 from coursekit.topics.zero import moves
 from coursekit.topics.zero.steps import (
     MICROBATCHES,
@@ -48,24 +49,17 @@ def test_the_steps_are_the_moves_and_the_formulas(stage, ranks, microbatches):
         accumulation_steps=microbatches,
     )
     recipe = RECIPES[RECIPE].quantities
-    states = evaluate(
-        ["zero_states_bytes", "zero_gradient_bytes"], allow_unused=True, **given, **recipe
-    )
-    sent = (
-        evaluate(["zero_sent_bytes"], **given, parameter_element_bytes=1, gradient_element_bytes=1)[
-            "zero_sent_bytes"
-        ]
-        / psi
-    )
+    states = Given(**given, **recipe)
+    sent = Given(**given, parameter_element_bytes=1, gradient_element_bytes=1).zero_sent_bytes / psi
     found = [list(map(float, re.findall(r"\d+(?:\.\d+)?", step.detail))) for step in steps]
     done = (
         next(k for k, step in enumerate(steps) if isinstance(step.move, moves.Update))
         - 1
         - len(UNIT_LETTERS) * (stage == 1)
     )
-    assert found[done][0] == pytest.approx(states["zero_states_bytes"] / psi, rel=5e-3)
+    assert found[done][0] == pytest.approx(states.zero_states_bytes / psi, rel=5e-3)
     assert found[0][0] == pytest.approx(
-        (states["zero_states_bytes"] - states["zero_gradient_bytes"]) / psi, rel=5e-3
+        (states.zero_states_bytes - states.zero_gradient_bytes) / psi, rel=5e-3
     )
     assert "sent nothing" in steps[0].detail and found[-1][-2] == found[-1][-1] == pytest.approx(
         sent, rel=5e-3

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from night import at_night
 from operators import Operators
+from solved import Given
 from tables import far
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -485,13 +486,12 @@ def test_bytes_of_each_rank(world):
                     zero_stage=stage, data_parallel=n, rank=me, **RECIPES[recipe].quantities
                 )
                 want = list(summed(KEPT, sizes, **given))
-                want[2] += evaluate(
-                    ["zero_step_counter_bytes"],
+                want[2] += Given(
                     zero_stage=stage,
                     zero_flat_tensors=len(sizes),
                     parameter_tensors=len(list(MODELS["gated"]().parameters())),
                     **RECIPES[recipe].quantities,
-                )["zero_step_counter_bytes"]
+                ).zero_step_counter_bytes
                 # stage 1 has reduced them
                 want += summed(["zero_gradient_bytes"], sizes, **{**given, "zero_stage": 2})
                 assert (list(kept), gathered) == (want, 0), (stage, recipe, me)
@@ -591,13 +591,11 @@ def test_what_is_whole_at_a_time(world):
             parameter_element_bytes=4,
             gradient_element_bytes=4,
         )
-        want = evaluate(["zero_gathered_bytes", "zero_transient_bytes"], **given)
-        assert most == dict(
-            forward=want["zero_gathered_bytes"], backward=want["zero_gathered_bytes"]
-        )
+        want = Given(**given)
+        assert most == dict(forward=want.zero_gathered_bytes, backward=want.zero_gathered_bytes)
         assert (after_forward, after, phase) == (0, 0, "backward")
         travelling = 2 * 4 * -(-unit // world.world_size)
-        assert 0 <= beside - want["zero_transient_bytes"] <= travelling + 4 * 128 * 20
+        assert 0 <= beside - want.zero_transient_bytes <= travelling + 4 * 128 * 20
 
 
 # --- what else can happen -------------------------------------------------------------------------

@@ -4,6 +4,7 @@ figures, what is refused."""
 import math
 
 import pytest
+from solved import Given
 from told import told
 
 from coursekit.formulas import (
@@ -45,7 +46,7 @@ def test_seconds(stage, n, k, flats):
         reductions * clock(plans.ring_reduce_scatter(n), 4 * size / n)
         + gatherings * clock(plans.ring_all_gather(n), (4 if stage == 0 else 2) * size / n)
     )
-    found = evaluate(["zero_communication_seconds"], **given)["zero_communication_seconds"]
+    found = Given(**given).zero_communication_seconds
     assert math.isclose(found, took, rel_tol=1e-12, abs_tol=1e-18)
 
 
@@ -89,7 +90,5 @@ def test_the_table_of_megatron(recipe, fixed, shared):
     """6 + 12/d, 4 + 16/d, 8 + 8/d. Must catch: the fp32 copy of fp16 gradients counted with the
     gradients, so that it stays whole: 9.5 bytes on eight ranks, and Megatron says 6."""
     for d in (1, 8, 64):
-        found = evaluate(
-            ["zero_states_bytes"], recipe=recipe, parameters=64, zero_stage=1, data_parallel=d
-        )["zero_states_bytes"]
+        found = Given(recipe=recipe, parameters=64, zero_stage=1, data_parallel=d).zero_states_bytes
         assert found == 64 * fixed + 64 * shared // d

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from night import at_night
+from solved import Given
 from told import told
 from torch import nn
 
-from coursekit.formulas import evaluate
 from coursekit.topics.zero.moves import (
     AT_REST,
     STAGES,
@@ -36,6 +36,7 @@ SIZES = [out * into for into, out in zip(WIDTHS, WIDTHS[1:])]
 SMALL = 12_000  # bytes of activations and their gradients: less than the smallest shard on 4 ranks
 # gloo's thread may keep a buffer a moment longer: of each point the leanest of three counts
 STEPS = 3
+NOTHING, SHARD, WHOLE = HeldPart.NOTHING, HeldPart.SHARD, HeldPart.WHOLE
 
 
 class Block(nn.Module):
@@ -157,36 +158,16 @@ class Watched:
         move, self.pending = self.pending, None
         if move is None or self.ledger is None:
             return
-        counts, shards = (
-            self.ledger.bytes,
-            [p for group in self.optimizer.param_groups for p in group["params"]],
-        )
-        storages = {
-            p.grad.untyped_storage().data_ptr(): p.grad.untyped_storage().nbytes()
-            for p in (*shards, *self.model.parameters())
-            if p.grad is not None
-        }
-        rest = (
-            counts.total
-            - counts.parameters
-            - counts.optimizer
-            - counts.gathered
-            - sum(storages.values())
-        )
-        values = (
-            [sum(p.detach().double().sum().item() for p in own) for own in self.parameters]
-            if self.stage < 3
-            else None
-        )
-        self.points.append(
-            [
-                move,
-                (counts.parameters, counts.optimizer, counts.gathered),
-                sum(storages.values()),
-                rest,
-                values,
-            ]
-        )
+        shards = [p for group in self.optimizer.param_groups for p in group["params"]]
+        with_grad = [p for p in (*shards, *self.model.parameters()) if p.grad is not None]
+        storages = [p.grad.untyped_storage() for p in with_grad]
+        gradients = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+        counts = self.ledger.bytes
+        held = counts.parameters, counts.optimizer, counts.gathered
+        values = None
+        if self.stage < 3:
+            values = [sum(p.detach().double().sum().item() for p in own) for own in self.parameters]
+        self.points.append([move, held, gradients, counts.total - sum(held) - gradients, values])
 
     def step(self, microbatches):
         self.optimizer.zero_grad()
@@ -203,16 +184,12 @@ def collectives_in(messages):
     """(kind, bytes of the whole array) of each collective of this rank. Of a ring, the chunk that a
     rank sends first says which it is, and chunks are equal here."""
     n, me = dist.get_world_size(), dist.get_rank()
-    found = [
-        ("AllReduce", message.nbytes) for message in messages if message.operation == "all_reduce"
-    ]
-    sends = [message for message in messages if message.operation == "send"]
+    found = [("AllReduce", m.nbytes) for m in messages if m.operation == "all_reduce"]
+    sends = [m for m in messages if m.operation == "send"]
     for first in range(0, len(sends), n - 1):
         ring = sends[first : first + n - 1]
         begins = {(me - 1) % n: "ReduceScatter", me: "AllGather"}
-        found.append(
-            (begins[ring[0].chunk], sum(message.nbytes for message in ring) * n // (n - 1))
-        )
+        found.append((begins[ring[0].chunk], sum(m.nbytes for m in ring) * n // (n - 1)))
     return found
 
 
@@ -230,13 +207,11 @@ def watched(stage, microbatches):
             watch.step(microbatches)
         watch.ledger = None
         seen.append(watch.points)
-    assert all([m[:3] for m in points] == [m[:3] for m in seen[0]] for points in seen), (
-        "every step is the same"
-    )
+    first, *others = [[point[:3] for point in points] for points in seen]
+    assert all(points == first for points in others), "every step is the same"
     leanest = [min(same, key=lambda point: point[3]) for same in zip(*seen)]
-    return [[*lean[:4], last[4]] for lean, last in zip(leanest, seen[-1])], collectives_in(
-        log.messages
-    )
+    points = [[*lean[:4], last[4]] for lean, last in zip(leanest, seen[-1])]
+    return points, collectives_in(log.messages)
 
 
 @pytest.fixture(params=[2, *at_night(4)])
@@ -246,11 +221,8 @@ def world(request, worlds):
 
 def said(pictures, field, n):
     """Bytes of float32 that every rank has of it, over all units."""
-    return sum(
-        {HeldPart.NOTHING: 0, HeldPart.SHARD: size // n, HeldPart.WHOLE: size}[getattr(has, field)]
-        * 4
-        for has, size in zip(pictures, SIZES)
-    )
+    parts = [(getattr(has, field), size) for has, size in zip(pictures, SIZES)]
+    return sum(4 * {NOTHING: 0, SHARD: size // n, WHOLE: size}[part] for part, size in parts)
 
 
 @pytest.mark.one_in(3)
@@ -261,10 +233,8 @@ def test_the_moves_are_what_the_code_does(world, stage, microbatches):
     gradients; a unit freed after its gradients are reduced, or not in forward; the last unit not
     gathered again; units updated before they are reduced; stage 0 reduces in each microbatch."""
     n, units = world.world_size, len(SIZES)
-    moves, pictures = (
-        list(STAGES[stage](units, microbatches)),
-        follow_moves(stage, units, microbatches),
-    )
+    moves = list(STAGES[stage](units, microbatches))
+    pictures = follow_moves(stage, units, microbatches)
     flags = 4 if stage == 0 else 0
     wanted = [
         (type(move).__name__, 4 * SIZES[move.unit] + flags)
@@ -278,11 +248,10 @@ def test_the_moves_are_what_the_code_does(world, stage, microbatches):
         for move, before, now, (_, counts, gradients, rest, _) in zip(
             moves, pictures, pictures[1:], points
         ):
-            assert counts == tuple(
-                said(now, field, n) for field in ("parameters", "optimizer", "gathered")
-            ), move
+            fields = "parameters", "optimizer", "gathered"
+            assert counts == tuple(said(now, field, n) for field in fields), move
             own, mean = said(now, "own", n), said(now, "gradients", n)
-            averaged = flags * sum(has.gradients == HeldPart.WHOLE for has in now)
+            averaged = flags * sum(has.gradients == WHOLE for has in now)
             if stage < 3:
                 assert gradients == own + mean + averaged, move
             else:  # whole gradients are on their way to the shards: nobody's .grad
@@ -294,10 +263,8 @@ def test_the_moves_are_what_the_code_does(world, stage, microbatches):
     if stage < 3:
         for number, now in enumerate(pictures[1:]):
             for unit, has in enumerate(now):
-                assert (len({points[number][4][unit] for points, _ in every}) > 1) == has.old, (
-                    moves[number],
-                    unit,
-                )
+                values = {points[number][4][unit] for points, _ in every}
+                assert (len(values) > 1) == has.old, (moves[number], unit)
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -307,46 +274,24 @@ def test_the_moves_add_up_to_the_formulas(stage, units, microbatches):
     whole."""
     size, n = 60, 4
     sent = {AllReduce: 2 * size, ReduceScatter: size, AllGather: size}
-    moves, pictures = (
-        list(STAGES[stage](units, microbatches)),
-        follow_moves(stage, units, microbatches),
-    )
-    given = dict(
-        zero_stage=stage,
-        parameters=units * size,
-        data_parallel=n,
-        rank=0,
-        accumulation_steps=microbatches,
-    )
-    targets = [
-        "zero_traffic_parameters",
-        "zero_kept_parameters",
-        "zero_kept_gradients",
-        "zero_kept_optimizer_states",
-    ]
-    want = evaluate(targets, **given)
-    assert sum(sent.get(type(move), 0) for move in moves) == want["zero_traffic_parameters"]
-    elements = {HeldPart.NOTHING: 0, HeldPart.SHARD: size // n, HeldPart.WHOLE: size}
+    moves = list(STAGES[stage](units, microbatches))
+    pictures = follow_moves(stage, units, microbatches)
+    given = dict(zero_stage=stage, data_parallel=n, rank=0, accumulation_steps=microbatches)
+    want = Given(parameters=units * size, **given)
+    assert sum(sent.get(type(move), 0) for move in moves) == want.zero_traffic_parameters
+    elements = {NOTHING: 0, SHARD: size // n, WHOLE: size}
     done = pictures[moves.index(Update()) - units * (stage == 1)]
-    kept = [
-        sum(elements[part] for has in done for part in parts(has))
-        for parts in (
-            lambda has: [has.parameters, has.gathered],
-            lambda has: [has.own, has.gradients],
-            lambda has: [has.optimizer],
-        )
-    ]
-    assert kept == [
-        want[f"zero_kept_{what}"] for what in ("parameters", "gradients", "optimizer_states")
-    ]
+
+    def kept(*fields):
+        return sum(elements[getattr(has, field)] for has in done for field in fields)
+
+    assert kept("parameters", "gathered") == want.zero_kept_parameters
+    assert kept("own", "gradients") == want.zero_kept_gradients
+    assert kept("optimizer") == want.zero_kept_optimizer_states
     assert all(
-        (has.own, has.gathered, has.old) == (HeldPart.NOTHING, HeldPart.NOTHING, False)
-        for has in pictures[-1]
+        (has.own, has.gathered, has.old) == (NOTHING, NOTHING, False) for has in pictures[-1]
     )
     assert pictures[0] == [AT_REST[stage]] * units
-
-
-WHOLE, SHARD = HeldPart.WHOLE, HeldPart.SHARD
 
 
 @pytest.mark.parametrize(

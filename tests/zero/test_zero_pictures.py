@@ -1,19 +1,16 @@
 """The pictures of ZeRO say what formulas, the simulated step and PyTorch say."""
 
-import re
 from math import prod
 
 import pytest
 import torch
+from pages import words
+from solved import Given
 
-from coursekit.formulas import evaluate, quantities
+from coursekit.formulas import quantities
 from coursekit.show.format import format_as
 from coursekit.topics.zero import pictures
 from shardlab.zero.hardened.flat import chunk_of
-
-
-def words(svg):
-    return " | ".join(re.findall(r"<text[^>]*>([^<]*)</text>", svg))
 
 
 def test_the_bars_are_the_formulas():
@@ -31,7 +28,7 @@ def test_the_step_ends_where_the_formula_says():
     """Must catch: another step than the chapter computes; a unit numbered in the wrong order."""
     found, values = pictures.stage_3_step()
     given = quantities(**pictures.FIVE, **pictures.STAGE_3)
-    seconds = evaluate(["zero_step_seconds"], allow_unused=True, **given)["zero_step_seconds"]
+    seconds = Given(**given).zero_step_seconds
     assert max(end for *_, end in found) == pytest.approx(seconds, rel=1e-12)
     units = values["zero_flat_tensors"]
     for name, order in (("forward", range(units)), ("backward", range(units - 1, -1, -1))):
@@ -50,12 +47,11 @@ def test_memory_beneath_is_shards_and_whole_units():
     assert held[-1][1:] == (0, 0) and min(min(each[1:]) for each in held) >= 0
     unit = values["parameters"] / values["zero_flat_tensors"] * values["parameter_element_bytes"]
     assert {round(each[1] / unit) for each in held} <= {0, 1, 2}
-    alone = evaluate(
-        ["zero_unit_backward_bytes"],
+    alone = Given(
         parameter_element_bytes=values["parameter_element_bytes"],
         gradient_element_bytes=values["gradient_element_bytes"],
         zero_unit_parameters=values["parameters"] // values["zero_flat_tensors"],
-    )["zero_unit_backward_bytes"]
+    ).zero_unit_backward_bytes
     most = max(each[1] + each[2] for each in held)
     assert most == pytest.approx(alone + unit, rel=1e-9)
     shown = words(pictures.draw_stage_3())

@@ -4,6 +4,7 @@ many tokens hide a phase, and the figures that the chapter prints."""
 import random
 
 import pytest
+from solved import Given, value
 
 from coursekit.formulas import evaluate, events, quantities
 from coursekit.topics.zero.timeline import BACKWARD, FORWARD, MICROBATCH
@@ -91,19 +92,13 @@ def test_the_depth_of_prefetch_changes_nothing():
     draw = random.Random(1)
     for _ in range(200):
         units, gather, work = draw.randint(1, 40), draw.random(), draw.random()
-        names = ["zero_gathered_forward_seconds"]
-        found = evaluate(
-            names,
-            prefetch_units=1,
-            zero_flat_tensors=units,
-            unit_gather_seconds=gather,
-            unit_forward_seconds=work,
-        )["zero_gathered_forward_seconds"]
+        each = dict(unit_gather_seconds=gather, unit_forward_seconds=work)
+        found = Given(prefetch_units=1, zero_flat_tensors=units, **each)
         ends = [(k + 1) * gather for k in range(units)]  # all asked for at once
         now = 0.0
         for end in ends:
             now = max(now, end) + work
-        assert found == pytest.approx(now, rel=1e-9)
+        assert found.zero_gathered_forward_seconds == pytest.approx(now, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -125,16 +120,10 @@ def test_how_often_a_step_communicates(stage, forward, backward, sync, counts):
     switches = dict(
         reshard_after_forward=forward, reshard_after_backward=backward, gradient_sync=sync
     )
-    names = ["zero_forward_gatherings", "zero_backward_gatherings", "zero_reductions"]
-    found = evaluate(
-        [*names, "zero_traffic_parameters"],
-        allow_unused=True,
-        zero_stage=stage,
-        accumulation_steps=8,
-        parameters=1,
-        **{name: value for name, value in switches.items() if value is not None},
-    )
-    assert tuple(found.values()) == counts
+    given = {name: value for name, value in switches.items() if value is not None}
+    found = Given(zero_stage=stage, accumulation_steps=8, parameters=1, **given)
+    gatherings = found.zero_forward_gatherings, found.zero_backward_gatherings
+    assert (*gatherings, found.zero_reductions, found.zero_traffic_parameters) == counts
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -151,11 +140,11 @@ def test_tokens_that_hide_a_phase(stage):
             travels = bytes_of[phase] * 15 / 16 / 50e9
             computes = count * found[f"{phase}_hiding_tokens"] / (0.4 * 989e12)
             assert computes == pytest.approx(travels)
-    slow = evaluate(names, allow_unused=True, **{**given, **quantities(link="network, 100 Gbit/s")})
-    assert slow["zero_hiding_tokens"] == pytest.approx(29_670)
+    slow = Given(**{**given, **quantities(link="network, 100 Gbit/s")})
+    assert slow.zero_hiding_tokens == pytest.approx(29_670)
     if stage == 3:
-        fp32 = evaluate(names, allow_unused=True, **{**given, "gradient_element_bytes": 4})
-        assert fp32["zero_hiding_tokens"] == pytest.approx(11_126.25)
+        fp32 = Given(**{**given, "gradient_element_bytes": 4})
+        assert fp32.zero_hiding_tokens == pytest.approx(11_126.25)
 
 
 def test_what_the_chapter_prints():
@@ -164,7 +153,7 @@ def test_what_the_chapter_prints():
     def exposed(tokens, stage, k=1, **how):
         given = {**FIVE, **how, "microbatch_tokens": tokens, "zero_stage": stage}
         name = "zero_exposed_seconds"
-        return 1e3 * evaluate([name], allow_unused=True, accumulation_steps=k, **given)[name]
+        return 1e3 * value(name, accumulation_steps=k, **given)
 
     rows = {
         (8192, 1): (12, 375, 12, 375, 12, 562, 18),
@@ -194,11 +183,8 @@ def test_offload():
         pcie_bytes_per_second=31e9,
         host_memory_bytes_per_second=200e9,
     )
-    names = ["offload_copy_seconds", "cpu_adam_seconds", "cpu_adam_bytes"]
     for ranks, each, copies, adam in ((1, 1, 645, 700), (16, 8, 40, 350), (8, 8, 81, 700)):
-        found = evaluate(
-            names, allow_unused=True, data_parallel=ranks, ranks_on_a_host=each, **given
-        )
-        assert 1e3 * found["offload_copy_seconds"] == pytest.approx(copies, abs=0.6)
-        assert 1e3 * found["cpu_adam_seconds"] == pytest.approx(adam, abs=0.6)
-        assert found["cpu_adam_bytes"] * ranks == 28 * 5 * 10**9
+        found = Given(data_parallel=ranks, ranks_on_a_host=each, **given)
+        assert 1e3 * found.offload_copy_seconds == pytest.approx(copies, abs=0.6)
+        assert 1e3 * found.cpu_adam_seconds == pytest.approx(adam, abs=0.6)
+        assert found.cpu_adam_bytes * ranks == 28 * 5 * 10**9
