@@ -1,4 +1,4 @@
-"""What is said by work that refuses."""
+"""Refusals: the sentence of work that raises."""
 
 from collections.abc import Callable
 
