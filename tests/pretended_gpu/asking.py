@@ -12,6 +12,7 @@ from pretended import environment
 from pretended.build import CannotBuild
 
 DRIVER = Path(__file__).with_name("driver.py")
+MOST = 4
 
 
 @dataclass
@@ -37,19 +38,20 @@ class Answer:
 
 
 class Driver:
-    """The process that has ranks with so many GPUs."""
+    """The process that has ranks with GPUs, up to MOST."""
 
-    def __init__(self, gpus: int):
+    def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, str(DRIVER), str(gpus)],
-            env=environment_or_skip(gpus),
+            [sys.executable, str(DRIVER)],
+            env=environment_or_skip(MOST),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, case, *args, **named) -> Answer:
-        asked = json.dumps((case.__module__, case.__name__, args, named))
+    def run(self, n: int, case, *args, **named) -> Answer:
+        """case(...) on n ranks, each with a pretended GPU of its own."""
+        asked = json.dumps((n, case.__module__, case.__name__, args, named))
         print(asked, file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()
         assert answer, f"the process with the pretended GPUs is gone: {self.process.wait()}"

@@ -1,6 +1,6 @@
 """Runs cases on ranks with pretended GPUs, for tests of another process: a JSON line for each case
-on the standard input, a line for its answer on the standard output. PyTorch is imported, and ranks
-are started, once for all cases.
+on the standard input, a line for its answer on the standard output. PyTorch is imported, and each
+number of ranks is started, once for all cases.
 
 Pretended GPUs find tensors of two devices in one operator, memory that nobody wrote, tensors that
 are not contiguous, a first message whose peer waits elsewhere, a batch of messages as a group's
@@ -14,23 +14,28 @@ import importlib
 import json
 import os
 import sys
+from contextlib import ExitStack
 
 LIMIT_SECONDS = 120  # of one case
 
 
-def answers(gpus: int, lines, answer):
+def answers(lines, answer):
     from pretended.step import Step, disagreements, torch
 
     from ranklab.ranks import ranks
 
-    shared = torch.cuda.device_count() < gpus  # real ones: then messages go through the host
-
-    with ranks(gpus, device="cuda", announce=False, patience_seconds=30) as world:
+    worlds = {}
+    with ExitStack() as stack:
         for line in lines:
-            module, function, args, named = json.loads(line)
+            n, module, function, args, named = json.loads(line)
+            # real ones: then messages go through the host
+            shared = torch.cuda.device_count() < n
+            if n not in worlds:
+                world = ranks(n, device="cuda", announce=False, patience_seconds=30)
+                worlds[n] = stack.enter_context(world)
             try:
                 case = getattr(importlib.import_module(module), function)
-                steps = world.run(case, *args, limit_seconds=LIMIT_SECONDS, **named)
+                steps = worlds[n].run(case, *args, limit_seconds=LIMIT_SECONDS, **named)
                 steps = [step or Step() for step in steps]
                 answer(
                     error="",
@@ -45,6 +50,4 @@ if __name__ == "__main__":
     # what cases and libraries print goes to the standard error, where no answer is
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    answers(
-        int(sys.argv[1]), sys.stdin, lambda **what: print(json.dumps(what), file=out, flush=True)
-    )
+    answers(sys.stdin, lambda **what: print(json.dumps(what), file=out, flush=True))
