@@ -46,7 +46,7 @@ def wait_for(processes):
             end = min(end, time.monotonic() + GRACE_SECONDS)
 
 
-def rehearsals(asked):
+def rehearsals(asked, prepare):
     """Rehearse for whoever asks, each time in a new process: with its exit code as the answer."""
     from coursekit.__main__ import main
     from coursekit.lab import virtual  # noqa: F401  (all rehearsals need it)
@@ -56,6 +56,8 @@ def rehearsals(asked):
     fork = multiprocessing.get_context("fork")
     rehearsing.get_context = lambda _: fork  # a rank that is spawned imports torch again
     rehearsing.GRACE = 1
+    if prepare:
+        prepare()
 
     def command(words, folder, printed):
         for stream, path in enumerate(printed, start=1):
@@ -73,12 +75,13 @@ def rehearsals(asked):
 
 
 @contextmanager
-def rehearsing():
-    """rehearse(words, folder): the command with these words, as subprocess.run would give it."""
+def rehearsing(prepare=None):
+    """rehearse(words, folder): the command with these words, as subprocess.run would give it, where
+    prepare() was called."""
     server.start_fork_server()
     context = multiprocessing.get_context(server.start_method())
     here, there = context.Pipe()
-    process = context.Process(target=rehearsals, args=(there,))
+    process = context.Process(target=rehearsals, args=(there, prepare))
     with server.without_main():
         process.start()
     there.close()

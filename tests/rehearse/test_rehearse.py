@@ -99,12 +99,11 @@ def test_each_rank_of_a_pipeline(rehearsed):
     assert first["bytes"]["activations"] > last["bytes"]["activations"]  # of microbatches in flight
 
 
-def test_several_ranks_are_a_table(rehearsed, tmp_path):
+def test_several_ranks_are_a_table(rehearse, rehearsed, tmp_path):
     """Must catch: the first rank's bytes for all; a rank that is left out; an option of a
     rehearsal that goes to the script in silence."""
-    command = [sys.executable, "-m", "shardlab", "rehearse", "--gpus", "4"]
-    words = ["--rank", "last, first,0", str(SCRIPTS / "staged.py"), "--seconds=3", "--lr", "1"]
-    run = subprocess.run([*command, *words], capture_output=True, text=True, timeout=PATIENCE)
+    words = ["--gpus", "4", "--rank", "last, first,0", str(SCRIPTS / "staged.py")]
+    run = rehearse([*words, "--seconds=3", "--lr", "1"], tmp_path)
     assert run.returncode == 0, run.stderr
     heading, names, last, first = run.stdout.strip().splitlines()[-4:]
     assert heading.startswith("staged.py, 2 ranks of 4 x H100 SXM 80GB: ")
