@@ -171,6 +171,7 @@ class Steps(torch.utils.data.Dataset):
         return self.loader.batch(step, *self.where)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", range(5))
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

@@ -23,7 +23,6 @@ def case(dp, stage, ep, sizes=(), **others):
 TWICE = dict(accumulate=2, recompute="function")
 ROWS = {
     "data parallelism": case(4, 0, 2, **TWICE),
-    "stage 1": case(4, 1, 2, sizes=LLAMA),
     "stage 2": case(4, 2, 4, **TWICE),
     "stage 3": case(4, 3, 2, recompute="hooks"),
     "no rank alone has experts": case(4, 2, 0),
@@ -32,6 +31,7 @@ ROWS = {
 }
 BY_NIGHT = {
     "data parallelism, no replicas": case(4, 0, 4),
+    "stage 1": case(4, 1, 2, sizes=LLAMA),
     "stage 3, no replicas": case(4, 3, 4, **TWICE, sizes=LLAMA),
     "tensor parallelism, stage 3": case(2, 3, 2, tp=2, sizes=LLAMA, recompute="selective"),
     "tensor parallelism alone": case(2, 0, 0, tp=2),
@@ -55,9 +55,9 @@ def resumed(before, after, ep, ep_after, sizes=(), **others):
 
 RESUMED = {
     "4 to 2": resumed((4, 1), (4, 2), 4, 2),
-    "2 to all on 2 ranks": resumed((4, 3), (2, 0), 2, 0, sizes=LLAMA),
 }
 RESUMED_BY_NIGHT = {
+    "2 to all on 2 ranks": resumed((4, 3), (2, 0), 2, 0, sizes=LLAMA),
     "all to 2, stage 3": resumed((2, 0), (4, 3), 0, 2),
     "4 to 2 of 2 ranks, no ZeRO": resumed((4, 0), (2, 0), 4, 2, optimizer="AdamW"),
     "2 to 1 beside tensor parallelism": resumed((2, 1), (2, 3), 2, 1, tp=2),

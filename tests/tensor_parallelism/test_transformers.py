@@ -3,6 +3,8 @@ recomputed. They are made of their configurations, so nothing is downloaded.
 
 Their norms and losses compute in fp32, hence 1e-5: a rank that goes astray is 1e-3 off."""
 
+from functools import cache
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -170,9 +172,9 @@ WAYS = (
 
 
 @pytest.fixture(scope="module")
-def plainly():
-    found = {}
-    return lambda kind: found.get(kind) or found.setdefault(kind, trained(kind))
+def plainly(worlds):
+    """kind -> what a rank finds alone; transformers takes seconds to import."""
+    return cache(lambda kind: worlds(2).run(trained, kind)[0])
 
 
 # By day each model is cut in pieces and is a unit's, and one model or another goes each other way.

@@ -74,6 +74,7 @@ def exposed_by_formula(stage, link, ahead, early):
     return evaluate(["zero_exposed_seconds"], zero_stage=stage, allow_unused=True, **given)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize(
     "stage, ahead, early",
