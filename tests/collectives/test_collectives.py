@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("module", [collectives, collectives_fast], ids=["
 ALL_REDUCES = (plans.ring_all_reduce, plans.tree_all_reduce, plans.naive_all_reduce)
 
 
-@pytest.fixture(params=[5, *at_night(2, 3)])
+@pytest.fixture(params=[3, *at_night(2, 5)])
 def world(request, worlds):
     return worlds(request.param)
 

@@ -377,6 +377,7 @@ def on_a_rank(kind):
     return output.detach(), gradients(model), loads, moves
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_parity(worlds, n, kind):

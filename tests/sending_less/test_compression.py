@@ -236,6 +236,7 @@ def resumed(hook, feedback):
     return trained(ours, 3, begin=3) == trained(right, 3, begin=3)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize("name", HOOKS)
 def test_resumed(worlds, name, feedback):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from night import at_night
 from torch import nn
 
 from shardlab.compression import LAMB, LARS, zero_plus_plus
@@ -57,7 +58,7 @@ def train(model, steps):
     return model
 
 
-@pytest.fixture(params=NODES)
+@pytest.fixture(params=[4, *at_night(2, 3)])
 def world(request, worlds):
     return worlds(request.param)
 
