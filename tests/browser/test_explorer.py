@@ -173,10 +173,10 @@ def by_day(*names):
 
 
 # The scripts behind these tests know no explorer by name. These stand for the others, which wait
-# for the night: streams and tabs, parts with a search, neither groups nor tabs; and whose pictures
-# and links are of every kind.
-alike = by_day(*(THREE := ("step-time", "rank-of-any-layout", "does-it-fit")))
-OF_EACH_KIND = (*THREE[:2], "fits-and-how-long", "where-the-memory-goes", "schedule")
+# for the night: streams and tabs, parts with a search; and whose pictures and links are of every
+# kind.
+alike = by_day(*(TWO := ("step-time", "rank-of-any-layout")))
+OF_EACH_KIND = (*TWO, "fits-and-how-long", "where-the-memory-goes", "schedule")
 same = by_day(*OF_EACH_KIND)
 
 
@@ -258,10 +258,10 @@ NONSENSE = re.compile(r"\w*[a-z]_[a-z]\w*|(?:\d,?){30}|e\d+ [nµm]s|NaN|undefine
 
 
 def walk_of(both, chance):
-    """80 moves of sliders and menus at random, each from where the one before ended; then, from
+    """40 moves of sliders and menus at random, each from where the one before ended; then, from
     the start, the middle of each control, both ends, each preset, and whatever one may type."""
     spec = both.card.spec
-    for step in range(80):
+    for step in range(40):
         of = "python" if step % 4 == 0 else None
         if chance.random() < 0.15:
             menu = chance.choice(spec.menus)

@@ -244,7 +244,7 @@ def test_the_lines_of_curves(open_page, name, place):
     """Mutations: the swept quantity left out of the function's inputs, so that it is computed; a
     stop that is refused ends the line."""
     spec, chance = EXPLORERS[name], random.Random(name)
-    curves, configurations = spec.pictures[place], valid(spec, chance, 40)
+    curves, configurations = spec.pictures[place], valid(spec, chance, 20)
     lines = [(line.quantity, dict(line.given)) for line in curves.lines]
     got = ask(
         open_page(name, "file"),
