@@ -151,10 +151,11 @@ def pytest_runtest_protocol(item):
 
 @cache
 def start_fork_server():
-    """The fork server imports pytest for all ranks: a function of a test module brings it there,
-    and each rank would need a tenth of a second for its own import."""
+    """The fork server imports pytest and the formulas for all ranks: functions of test modules
+    bring them there, and each rank would need half a second for its own import."""
     if server.start_method() == "forkserver":
-        multiprocessing.set_forkserver_preload(["ranklab.ranks.preload", "pytest"])
+        first = ["coursekit.formulas", "pytest"]  # frozen by the last
+        multiprocessing.set_forkserver_preload([*first, "ranklab.ranks.preload"])
         forkserver.ensure_running()
 
 
