@@ -120,6 +120,25 @@ def test_a_rank_that_raises_is_named():
     assert answer_of_ranks(2, lambda dist: dist.get_rank() / ...) is ...
 
 
+def test_the_lowest_rank_that_fails_is_named():
+    """Must catch: a rank that waits ended by another's error, although its message still comes."""
+    first = []
+
+    def work(dist):
+        me = dist.get_rank()
+        if me == 2:
+            first.append(threading.current_thread())
+            raise KeyError("mine")
+        if me == 1:
+            dist.recv(torch.empty(1), 0)
+        while not first:
+            time.sleep(0.001)
+        first[0].join()
+        dist.send(torch.empty(2), 1)
+
+    assert answer_of_ranks(3, work).startswith("ValueError on rank 1: rank 0 sent 2 elements")
+
+
 def test_a_rank_that_hands_back_nothing():
     """Must catch: a blank, or nothing, of one rank hidden among the answers of the others; None
     taken for a blank by answer_of_ranks; a failure looked through letter by letter; an error over a

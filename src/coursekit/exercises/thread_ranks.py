@@ -49,7 +49,8 @@ class Sheet:
         self.errors: dict[int, BaseException] = {}
 
     def wait(self, rank: int, ready: Callable[[], bool], words: str):
-        """Wait until `ready`, or raise Stuck when no rank can go on. The caller holds `changed`."""
+        """Wait until `ready`, or raise Stuck when no rank can go on, as another has failed or also
+        waits: the same code fails in the same way each time. The caller holds `changed`."""
         self.waiting[rank] = ready, words
         while not ready() and self.trouble is None:
             if len(self.waiting) == len(self.running) and not any(
@@ -63,16 +64,16 @@ class Sheet:
             else:
                 self.changed.wait()
         del self.waiting[rank]
-        # ranks that can go on do, so that the same code fails in the same way each time
         if not ready():
             raise Stuck(str(self.trouble))
 
     def end(self, rank: int, error: BaseException | None):
         with self.changed:
             self.running.discard(rank)
-            if error is not None and not isinstance(error, Stuck):
+            if isinstance(error, (Stuck, RunsOn)):
+                self.trouble = self.trouble or error
+            elif error is not None:
                 self.errors[rank] = error
-            self.trouble = self.trouble or error
             self.changed.notify_all()
 
     def verdict(self) -> tuple[BaseException | None, list[int]]:
