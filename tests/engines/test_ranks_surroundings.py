@@ -25,6 +25,7 @@ from refusals import said_by
 from told import told
 
 from ranklab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
+from ranklab.ranks import watch as watching
 from ranklab.ranks.board import Board, CallKind, Post, shortened
 from ranklab.ranks.checks import Checks
 from ranklab.ranks.faults import verdict
@@ -191,6 +192,27 @@ def test_an_answer_to_earlier_work(ends):
     theirs.sendall(packed(5, Returned(b"of this")))
     watch.receive(0)
     assert watch.outcome.ends == [Returned(b"of this")]
+
+
+def test_ranks_that_close_their_files_share_the_wait_for_exit_codes(monkeypatch):
+    """Must catch: each of eight ranks that go on without their files waited for by itself."""
+    now, waits = 0.0, []
+
+    def join(seconds):
+        nonlocal now
+        now += seconds
+        waits.append(seconds)
+
+    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now))
+    wire = SimpleNamespace(write=lambda: None, read=list, closed=True)
+    rank = Member(SimpleNamespace(exitcode=None, join=join), wire, None, None)
+    watch = Watch([rank] * 8, 5, None, [])
+    for number in range(8):
+        watch.receive(number)
+    assert waits == [watching.EXIT_SECONDS, *[0.0] * 7]
+    assert {end.how for end in watch.outcome.ends} == {
+        "it closed its files, or became another program"
+    }
 
 
 # --- what work leaves behind ----------------------------------------------------------------------

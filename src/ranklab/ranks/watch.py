@@ -21,6 +21,7 @@ LOOK_SECONDS = 0.3  # between two looks at the board
 # after a failure: time for the other ranks to fail or end by themselves
 SETTLE_SECONDS = 1.0
 GRACE_SECONDS = 2.0  # time to stop after the order to stop
+EXIT_SECONDS = 5.0  # for exit codes of ranks whose files have closed: late on a busy machine
 
 End = Returned | Raised | Refused | Died
 
@@ -85,6 +86,7 @@ class Watch:
         self.members, self.number, self.board = members, number, board
         self.interrupts = interrupts
         self.outcome = Outcome([None] * len(members), [None] * len(members))
+        self.exit_seconds = EXIT_SECONDS  # what is left of them, for all ranks together
 
     def run(self, command, limits: Limits, on_tick: Callable[[float], None]) -> Outcome:
         """Send the work to all ranks; return when each rank has ended it or cannot be waited
@@ -198,7 +200,9 @@ class Watch:
         if self.outcome.ends[rank] is not None:
             return
         if wire.closed:
-            process.join(5)  # on a busy machine its exit code comes late
+            begin = time.monotonic()
+            process.join(self.exit_seconds)
+            self.exit_seconds = max(0.0, self.exit_seconds - (time.monotonic() - begin))
         if process.exitcode is not None:
             self.outcome.ends[rank] = Died(how_it_ended(process.exitcode), time.monotonic())
         elif wire.closed:
