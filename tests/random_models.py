@@ -31,7 +31,7 @@ from shardlab.data_parallel import (
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.zero.hardened.flat import FastRing, Native, Ring
 from shardlab.zero.hardened.full_parameters import unsharded
-from shardlab.zero.hardened.parameter_slots import NotGathered
+from shardlab.zero.hardened.stage3 import NotGathered
 
 REFUSALS = (CannotReplicate, CannotShard, NotGathered, NoSecondGradient)
 LADDER = {

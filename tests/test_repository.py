@@ -388,7 +388,7 @@ def described() -> set[str]:
 
 
 def exists(name: str) -> bool:
-    """`zero/`, `gpt.py` or `shardlab.zero.hardened.unit.Unit` among the sources, or a path
+    """`zero/`, `gpt.py` or `shardlab.zero.hardened.stage3.Unit` among the sources, or a path
     from the root; a file of a package, in its `hardened/` too; the name of what every topic may
     have."""
     if name.startswith(tuple(f"{package}." for package in PACKAGES)):

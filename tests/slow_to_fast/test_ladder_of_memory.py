@@ -14,7 +14,7 @@ from shardlab.common.torch_internals import FakeTensorMode
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.mixed_precision import MasterWeights
 from shardlab.recompute.layers import checkpoint_every
-from shardlab.zero.hardened import checks
+from shardlab.zero.hardened import stage1
 from shardlab.zero.hardened.stage3 import fully_shard
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,7 +69,7 @@ def second_step(model, optimizer, microbatch, microbatches):
 @pytest.fixture
 def alone(monkeypatch):
     """Ranks that nobody has to agree with."""
-    monkeypatch.setattr(checks, "agree", lambda *facts: None)
+    monkeypatch.setattr(stage1, "agree", lambda *facts: None)
 
 
 def by_formula(config, ranks):

@@ -18,7 +18,7 @@ from shardlab.recompute.offload import offload_activations
 from shardlab.tensor_parallel import apply_tensor_parallel, overlapped, sequence_parallel
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
 from shardlab.zero.hardened.flat import Native
-from shardlab.zero.hardened.unit_shards import Landing
+from shardlab.zero.hardened.offload import Landing
 
 UNITS, HIDDEN, RANKS = 5, 1024, 8
 UNIT_BYTES = 4 * HIDDEN**2

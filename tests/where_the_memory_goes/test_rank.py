@@ -12,7 +12,7 @@ from coursekit.topics.where_the_memory_goes.formulas.rank import RANK
 from ranklab.measure.fake_ranks import fake_ranks
 from ranklab.measure.ledger import Ledger, TimelinePoint
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.zero.hardened import checks
+from shardlab.zero.hardened import stage1
 from shardlab.zero.hardened.api import shard
 from shardlab.zero.hardened.flat import Native
 
@@ -80,7 +80,7 @@ def test_peak_of_a_rank(stage, monkeypatch):
     optimizer states, or gradients, in stage 1 or 2; the unit at work not gathered in stage 3; the
     copy that is reduced, or accumulated gradients, forgotten; the unit that is reduced first or
     last forgotten."""
-    monkeypatch.setattr(checks, "agree", lambda *facts: None)  # there is nobody to agree with
+    monkeypatch.setattr(stage1, "agree", lambda *facts: None)  # there is nobody to agree with
     generator, misses = random.Random(7), []
     for _ in range(8):
         config, given = draw(generator, stage)

@@ -19,7 +19,7 @@ from coursekit.topics.which_layout.runs import RunLayout, RunningRank, planned, 
 from ranklab.measure.fake_ranks import fake_ranks
 from shardlab.pipelines.partition import PipelinePlan
 from shardlab.tensor_parallel.hardened import pairs
-from shardlab.zero.hardened import checks
+from shardlab.zero.hardened import stage1
 from shardlab.zero.hardened.flat import Native
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,7 +75,7 @@ def one_of_many(layout: RunLayout, pipeline_rank: int = 0) -> Iterator[None]:
     """This process is one rank of the layout, and there are no others to agree with."""
     with ExitStack() as stack:
         stack.enter_context(fake_ranks(layout.ranks, pipeline_rank * layout.tensor_parallel))
-        for module in (checks, shardlab.pipelines.hardened.step_checks):
+        for module in (stage1, shardlab.pipelines.hardened.step_checks):
             stack.enter_context(mock.patch.object(module, "agree", lambda *facts: None))
         nothing = mock.patch.object(pairs, "collectives_for", lambda *of: (send_nothing,) * 2)
         stack.enter_context(nothing)

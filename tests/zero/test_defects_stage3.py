@@ -280,7 +280,7 @@ def read_while_gone(door):
     model, _ = door.shard(net, SGD)
     weight, shape = net.middle.weight, list(model(torch.arange(5)).shape)
     found = weight.shape, weight.dim(), weight.numel(), weight.dtype, weight.requires_grad
-    said = "Placeholder(shape=[8, 8], dtype=torch.float64)"
+    said = "Gone(shape=[8, 8], dtype=torch.float64)"
     want = torch.Size([8, 8]), 2, 64, torch.float64, True, [5, 11], said
     return right((*found, shape, repr(weight)), want)
 
@@ -391,7 +391,8 @@ def stepped(_, kept, optimizer):
 
 def weighed(_, kept, optimizer):
     found = sum(p.nbytes for p in kept), [p.grad for p in kept], repr(kept[0])
-    return right(found, (0, [None, None], "Dissolved()"))
+    said = "Gone(shape=[0], dtype=torch.float64)"
+    return right(found, (0, [None, None], said))
 
 
 class ByRows(nn.Linear):

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..common.collective_wire import Group
-from .core import Experts, as_autocast, mixtures
+from .core import Experts, Router, as_autocast, mixtures
 
 
 class Exchange(torch.autograd.Function):
@@ -111,9 +111,9 @@ class TotalCounts(nn.Module):
 
 def count_everywhere(model: nn.Module, group: Group):
     """Routers count the rows of all these ranks, which see different tokens."""
-    for layer in mixtures(model):
-        if not isinstance(layer.router.total, TotalCounts):
-            layer.router.total = TotalCounts(group)
+    for router in model.modules():
+        if isinstance(router, Router) and not isinstance(router.total, TotalCounts):
+            router.total = TotalCounts(group)
 
 
 def expert_parallel(model: nn.Module, group: Group = None, everyone: Group = None) -> nn.Module:

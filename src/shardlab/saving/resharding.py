@@ -110,9 +110,7 @@ def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
     paths = {module: f"{path}." * bool(path) for path, module in model.named_modules()}
     for unit in (module.sharded_unit for module in sharded_units(model)):  # stage 3
         # a tied parameter by its first name
-        called = {
-            number: f"{paths[place]}{name}" for place, name, number in reversed(unit.slots.sites)
-        }
+        called = {number: f"{paths[place]}{name}" for place, name, number in reversed(unit.sites)}
         parameters = iter(
             [called[number], list(shape)]
             for number, shape in enumerate(s for f in unit.flats for s in f.shapes)

@@ -9,13 +9,11 @@ and in hardened/, for any model and optimizer that can be sharded:
     api.py        shard(): all stages behind one function
     stage1.py     the core's optimizer of shards; stage2.py the core's, too, with gradients sharded.
                   buckets.py groups parameters, offload.py has states on the host
-    stage3.py     parameters sharded: which unit owns which. unit.py is what a unit does in a step,
-                  unit_shards.py its flat tensors, ahead.py its messages under the unit before;
-                  parameter_slots.py has the places of parameters that are gone, saved_tensors.py
-                  what leaves a unit's computation;
-                  full_parameters.py has parameters whole for a while
+    stage3.py     parameters sharded: which unit owns which, a unit in a step, its flat tensors, and
+                  the places of parameters that are gone. ahead.py has messages under the unit
+                  before, saved_tensors.py what leaves a unit's computation, full_parameters.py
+                  parameters whole for a while
     flat.py       the two collectives on flat tensors: our rings, and PyTorch's
-    checks.py     what cannot be sharded
 
 Rajbhandari et al. 2020 (arXiv 1910.02054).
 """

@@ -34,10 +34,11 @@ from .arriving import UnderWay
 
 
 class Ahead:
-    """The order of a module's units. One of them is asked for early."""
+    """The order of a model's units. One of them is asked for early. `forward_begins` and
+    `forward_ends` are hooks of the model."""
 
-    def __init__(self, root: nn.Module):
-        self.root = root
+    def __init__(self):
+        self.root: nn.Module | None = None  # of the model, once its forward has begun
         self.called, self.before = [], []  # units, as this forward and the last one called them
         self.in_forward = False
         self.asked = None  # the unit whose parameters are on their way
@@ -45,10 +46,9 @@ class Ahead:
         self.late: tuple[object, Callable[[], list[Tensor]]] | None = None
         self.last = UnderWay()  # gradients of a backward that is over
         self.stream = self.used = None
-        root.register_forward_pre_hook(self.forward_begins)
-        root.register_forward_hook(self.forward_ends, always_call=True)
 
-    def forward_begins(self, *_):
+    def forward_begins(self, root: nn.Module, _):
+        self.root = root
         if current_backward() is None:  # no checkpoint that recomputes
             self.let_go()
             self.before, self.called, self.in_forward = self.called, [], True

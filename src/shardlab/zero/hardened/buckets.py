@@ -20,8 +20,7 @@ from ...common.backward import check_gradient
 from ...common.shards import CannotShard, as_shard, groups_of, replicas_of, stages_of
 from ...common.torch_internals import current_backward, storage_key, version
 from .arriving import Arrival, UnderWay
-from .checks import filled
-from .flat import Group, Ring, flattened, own_chunk
+from .flat import Group, Ring, filled, flattened, own_chunk
 
 # of parameters in one bucket: large enough for the link, small beside the model
 BUCKET_BYTES = 25 << 20

@@ -214,6 +214,14 @@ def flattened(tensors: list[Tensor], share: float = 1.0) -> Tensor:
     return flat
 
 
+def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor) -> list[Tensor]:
+    """None means zeros of the expected shape."""
+    return [
+        like.new_zeros(shape) if tensor is None else tensor
+        for tensor, shape in zip(tensors, shapes)
+    ]
+
+
 def own_chunk(flat: Tensor, group: Group = None) -> Tensor:
     """This rank's chunk of a flat tensor [E], as a view [about E/n]."""
     n, me = place(group)

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 
 from ...collectives import scatter
 from .flat import own_chunk
-from .stage3 import sharded_units
-from .unit import Unit
-from .unit_shards import Flat
+from .stage3 import Flat, Unit, sharded_units
 
 
 @contextmanager
@@ -43,7 +41,7 @@ def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
                 keep(unit)
     finally:
         for unit in opened:
-            unit.slots.close()
+            unit.close()
             unit.exposed = None
 
 
@@ -51,7 +49,7 @@ def expose(unit: Unit):
     """The plain module's parameters instead of the shards."""
     unit.exposed = [full_copy(flat) for flat in unit.flats]
     views = zip(unit.views(unit.exposed), unit.shards)
-    unit.slots.fill([parameter(view, shard, unit) for view, shard in views])
+    unit.fill([parameter(view, shard, unit) for view, shard in views])
 
 
 @torch.no_grad()
@@ -82,9 +80,9 @@ def parameter(view: Tensor, shard: nn.Parameter, unit: Unit) -> nn.Parameter:
 @torch.no_grad()
 def keep(unit: Unit):
     """The shards get the values of rank 0's whole parameters."""
-    numbers = {id(whole): number for number, whole in enumerate(unit.slots.content)}
+    numbers = {id(whole): number for number, whole in enumerate(unit.content)}
     views = unit.views(unit.exposed)
-    for module, name, number in unit.slots.sites:
+    for module, name, number in unit.sites:
         now = getattr(module, name)
         if numbers.get(id(now), number) != number:
             raise ValueError(
