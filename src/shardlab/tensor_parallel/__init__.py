@@ -19,7 +19,7 @@ and in hardened/, for any model that a plan describes:
                   checks.py says what cannot be cut, first_forward.py what ranks have alike
     sequence.py   sequence parallelism: what is still whole is cut by tokens; whole_gradients.py
                   adds up the gradients of what is whole
-    overlap.py    messages that travel while the GPU multiplies: chunks.py forward, late.py backward
+    overlap.py    messages that travel while the GPU multiplies
     full_parameters.py
                   the plain model's state_dict
 
