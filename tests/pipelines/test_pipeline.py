@@ -60,19 +60,8 @@ def default_dtype():
 # --- models ---------------------------------------------------------------------------------------
 
 TIED = dict(layers=6, hidden=8, heads=2, vocabulary=11, max_sequence=5)
-GATED = dict(
-    layers=7,
-    hidden=6,
-    heads=3,
-    key_value_heads=1,
-    feed_forward=19,
-    vocabulary=13,
-    max_sequence=5,
-    biases=0,
-    learned_positions=0,
-    gated_mlp=1,
-    tied_head=0,
-)
+GATED = dict(TIED, layers=7, hidden=6, heads=3, key_value_heads=1, feed_forward=19, vocabulary=13)
+GATED |= dict(biases=0, learned_positions=0, gated_mlp=1, tied_head=0)
 
 
 class Turned(nn.Module):

@@ -52,19 +52,9 @@ def random_values(make, seed):
 
 
 TIED = dict(layers=2, hidden=8, heads=2, vocabulary=11, max_sequence=5)
-GATED = dict(
-    layers=3,
-    hidden=7,
-    heads=7,
-    key_value_heads=1,
-    feed_forward=19,
-    vocabulary=13,
-    max_sequence=5,
-    biases=0,
-    gated_mlp=1,
-    # its units have 126, 525 and 98 parameters: 2, 3 and 4 ranks each fail to divide some
-    tied_head=0,
-)
+# its units have 126, 525 and 98 parameters: 2, 3 and 4 ranks each fail to divide some
+GATED = dict(TIED, layers=3, hidden=7, heads=7, key_value_heads=1, feed_forward=19, vocabulary=13)
+GATED |= dict(biases=0, gated_mlp=1, tied_head=0)
 MODELS = {"tied": lambda: GPT(GPTConfig(**TIED)), "gated": lambda: GPT(GPTConfig(**GATED))}
 
 

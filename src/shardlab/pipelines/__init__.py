@@ -18,9 +18,9 @@ With torch:
 
 and in hardened/:
 
-    pipeline.py         keeps a rank's layers and runs its list
+    pipeline.py         keeps a rank's layers, runs its list, and posts receives ahead
     step_checks.py      what it refuses
-    p2p.py              sends and receives between stages
+    tied.py             weights that ranks share
     split_backward.py   a backward in two halves, for schedules that put weight gradients off
 
 This file imports nothing: import names from the files.

@@ -103,7 +103,7 @@ class Pipeline(nn.Module):
             target = goes_to(action, self.last)
             if target and self.home[action.stage] != self.home[target[0]]:
                 forth = self.home[action.stage] < self.home[target[0]]
-                ways.add((action.kind.value, forth))
+                ways.add((target[1].value, forth))
         self.groups = {way: channel(self.ranks, way) for way in sorted(ways)}
 
     def give(self, action: Action, tensor: Tensor) -> Sent | None:
@@ -113,7 +113,7 @@ class Pipeline(nn.Module):
         if rank == self.me:
             self.inbox[target] = tensor
             return None
-        group, tensor = self.groups[action.kind.value, self.me < rank], tensor.contiguous()
+        group, tensor = self.groups[target[1].value, self.me < rank], tensor.contiguous()
         return Sent(tensor, dist.isend(tensor, self.ranks[rank], group=group))
 
     def take(self, action: Action) -> Tensor:

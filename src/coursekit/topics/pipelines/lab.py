@@ -23,7 +23,7 @@ def lists_of(own: Callable, ranks: int, microbatches: int) -> Schedule:
 def messages_of(pipeline: Pipeline, action: Action) -> tuple[Callable, Callable]:
     """(take, give) of an action. At the ends of the model: a microbatch as it is, nothing to give,
     a loss that needs no gradient."""
-    forward, rank, last = action.kind is Kind.FORWARD, pipeline.rank, pipeline.plan.last
+    forward, rank, last = action.kind is Kind.FORWARD, pipeline.rank, pipeline.last
     sent = vars(pipeline).setdefault("sent", {})  # activations, until their gradients come
 
     def take() -> Tensor | None:
@@ -31,14 +31,14 @@ def messages_of(pipeline: Pipeline, action: Action) -> tuple[Callable, Callable]
             return pipeline.batch[action.microbatch].double()
         if not forward and rank == last:
             return None
-        taken = pipeline.wire.take(action)
+        taken = pipeline.take(action)
         if not forward:
             sent.pop(action.microbatch).work.wait()
         return taken
 
     def give(tensor: Tensor):
         if 0 <= rank + (1 if forward else -1) <= last:
-            message = pipeline.wire.give(action, tensor)
+            message = pipeline.give(action, tensor)
             sent.update({action.microbatch: message} if forward else {})
 
     return take, give

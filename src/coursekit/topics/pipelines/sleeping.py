@@ -74,7 +74,7 @@ class TimedPipeline(Pipeline):
 
     def perform(self, action: Action):
         if action.kind is not Kind.WEIGHT:
-            self.wire.wait_for(action)
+            self.wait_for(action)
         begin = self.now()
         super().perform(action)
         self.spans.append(Span(action, begin, self.now()))
@@ -82,8 +82,8 @@ class TimedPipeline(Pipeline):
     def now(self) -> float:
         """The time at which this rank has computed all that it was told to; its messages may still
         be on their way."""
-        if self.wire.device.type == "cuda":
-            torch.cuda.current_stream(self.wire.device).synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
         return self.clock()
 
     def weight_gradients_of(self, action: Action):

@@ -14,12 +14,18 @@ A loss scaler is made on every rank, and scales in `loss`: lambda y, t: scaler.s
 torch.amp.GradScaler skips on all ranks or on none.
 
 partition.py cuts the model and says what is wrong with it before a rank waits, step_checks.py says
-what ranks refuse, p2p.py sends and receives, split_backward.py divides a backward into I and W.
+what ranks refuse, tied.py adds up the gradients of what they share, split_backward.py divides a
+backward into I and W.
 
-A backward is the core's, or half of one. Receives are posted ahead, and a forward also counts
-targets and lets a layer write into its input.
+A backward is the core's, or half of one, and so are the groups and a send. gloo moves data only
+once a receive is posted, so it is posted one action ahead. NCCL receives on the GPU, where a
+receive that waits for what this rank has yet to compute would stop all that needs an idle GPU: the
+first launch of a kernel, memory that is given back. There it is posted in time. NCCL connects two
+ranks of a group at their first message, and both wait there for each other. Ranks that meet in the
+order of a schedule may wait in a circle, so all pairs meet when the pipeline is made.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
@@ -28,14 +34,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...common.backward import as_one_backward
+from ...common.collective_wire import backend_for
 from ...common.shards import Stages, stages_of_parameters
 from ...common.torch_clip_and_scale import watch_steps
 from ...common.torch_internals import active_fake_mode
 from .. import core
-from ..partition import CannotPipeline, PipelinePlan
+from ..core import Sent
+from ..partition import CannotPipeline, PipelinePlan, comes_from, goes_to
 from ..schedules import Action, Kind
 from . import split_backward
-from .p2p import Received, Sent, TiedWeights, Wire
 from .step_checks import (
     check_batch,
     check_one_batch,
@@ -44,6 +51,7 @@ from .step_checks import (
     check_stage_loss,
     check_unbroken,
 )
+from .tied import TiedWeights
 
 
 class Pipeline(core.Pipeline):
@@ -66,24 +74,32 @@ class Pipeline(core.Pipeline):
     ):
         nn.Module.__init__(self)  # cut by the plan, with messages of its own
         check_ranks(layers, plan, group)
-        self.plan, self.loss, self.rank = plan, loss, dist.get_rank(group)
-        self.last = plan.last
+        self.plan, self.loss, self.group = plan, loss, group
+        self.rank = self.me = dist.get_rank(group)  # readers' name, and the core's
+        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self.last, self.home, self.outputs = plan.last, plan.home, plan.outputs
         self.layers = nn.ModuleDict()
         for stage, (first, end) in enumerate(plan.cuts):
-            if plan.home[stage] == self.rank:
+            if plan.home[stage] == self.me:
                 self.layers.update({str(number): layers[number] for number in range(first, end)})
-        stages = Stages(group, plan.home[plan.last] == self.rank)
+        stages = Stages(group, plan.home[plan.last] == self.me)
         stages_of_parameters.update({parameter: stages for parameter in self.parameters()})
         watch_steps()
-        self.wire = Wire(plan, group, next(self.parameters()).device)
+        self.device = next(self.parameters()).device
+        self.ahead = backend_for(self.device.type, group) != "nccl"
+        self.make_groups(plan.schedule)
+        self.connect()
         self.known = set(self.parameters())
         self.tied = TiedWeights(layers, plan, group)
         self.tied.hand_out()
-        elsewhere = [parameter for parameter, ranks in self.tied.shared if self.rank != ranks[0]]
+        elsewhere = [parameter for parameter, ranks in self.tied.shared if self.me != ranks[0]]
         stages_of_parameters.update({p: stages._replace(counts=False) for p in elsewhere})
-        splits = any(action.kind is Kind.WEIGHT for action in plan.schedule[self.rank])
+        splits = any(action.kind is Kind.WEIGHT for action in plan.schedule[self.me])
         self.later = split_backward.WeightGradientsLater(self, False) if splits else None
-        self.group, self.compared = group, False  # whether ranks had one batch, at the first step
+        self.compared = False  # whether ranks had one batch, at the first step
+        self.inbox: dict[tuple, Tensor] = {}  # what has come, or was made here
+        self.coming: dict[tuple, tuple[Tensor, dist.Work]] = {}
+        self.leaving: deque[Sent] = deque()  # what no message answers: gradients
         self.held: dict[tuple[int, int], tuple] = {}  # (x, y, message) by stage and microbatch
         self.put_off: dict[tuple[int, int], list[split_backward.PutOff]] = {}
         self.methods = {
@@ -104,19 +120,20 @@ class Pipeline(core.Pipeline):
         needs the average count of its ranks."""
         self.begin(batch, targets)
         self.counted = () if count is None else (count,)
-        actions = self.plan.schedule[self.rank]
+        actions = self.plan.schedule[self.me]
         if not torch.is_grad_enabled():
             actions = [action for action in actions if action.kind is Kind.FORWARD]
         with as_one_backward(self.parameters()), self.tied.added_up(), self.later or nullcontext():
             for action, following in zip(actions, [*actions[1:], None]):
-                self.wire.post(action)
-                self.wire.post_ahead(following)
+                self.post(action)
+                if self.ahead and following is not None:
+                    self.post(following)
                 self.perform(action)
-            self.wire.settle()
+            self.settle(0)
         return torch.stack(self.losses) if self.losses else torch.empty(0)
 
     def begin(self, batch: Tensor, targets: Tensor):
-        check_unbroken(self.wire, unfinished=bool(self.held or self.wire.coming))
+        check_unbroken(self.groups.values(), bool(self.held or self.inbox or self.coming))
         check_batch(self.plan, batch, targets)
         if not self.compared and active_fake_mode() is None:
             check_one_batch(batch, targets, self.group)
@@ -131,18 +148,59 @@ class Pipeline(core.Pipeline):
         self.batch, self.targets = batch.chunk(m), targets.chunk(m)
         self.losses: list[Tensor] = []
 
+    # --- messages ---------------------------------------------------------------------------------
+
+    def connect(self):
+        """A first collective of the whole group, without which no batch of messages between some of
+        its ranks may come; then a first message on each route, in one order on all ranks."""
+        token, routes = torch.zeros(1, device=self.device), set()
+        for action in (action for own in self.plan.schedule for action in own):
+            target = goes_to(action, self.last)
+            if target and self.home[action.stage] != self.home[target[0]]:
+                routes.add((target[1].value, self.home[action.stage], self.home[target[0]]))
+        dist.all_reduce(token, group=self.group)
+        for kind, source, target in sorted(routes):
+            group = self.groups[kind, source < target]
+            if self.me == source:
+                dist.send(token, self.ranks[target], group)
+            elif self.me == target:
+                dist.recv(token, self.ranks[source], group)
+
+    def post(self, action: Action):
+        """Begin to receive what the action takes, if it comes from another rank."""
+        source, wanted = comes_from(action, self.last), input_of(action)
+        if source is None or self.home[source] == self.me or wanted in self.coming:
+            return
+        shape, dtype = self.outputs[min(source, action.stage)]
+        tensor, rank = torch.empty(shape, dtype=dtype, device=self.device), self.home[source]
+        group = self.groups[wanted[1].value, rank < self.me]
+        self.coming[wanted] = tensor, dist.irecv(tensor, self.ranks[rank], group=group)
+
+    def wait_for(self, action: Action):
+        """Until what the action takes has come."""
+        if (wanted := input_of(action)) in self.coming:
+            tensor, work = self.coming[wanted]
+            work.wait()
+            self.inbox[wanted] = tensor
+            del self.coming[wanted]
+
+    def take(self, action: Action) -> Tensor:
+        self.wait_for(action)
+        return self.inbox.pop(input_of(action))
+
+    def give(self, action: Action, tensor: Tensor) -> Sent | None:
+        """An activation is kept until its gradient answers. Of what no message answers the last few
+        are on their way: older ones were received long ago, and a wait for them takes no time."""
+        sent, forward = super().give(action, tensor), action.kind is Kind.FORWARD
+        if sent and not (forward and torch.is_grad_enabled()):
+            self.leaving.append(sent)
+            self.settle(len(self.ranks))
+        return sent if forward else None
+
     # --- the actions ------------------------------------------------------------------------------
 
     def perform(self, action: Action):
         self.methods[action.kind](action)
-
-    def take(self, action: Action) -> Tensor:
-        return self.wire.take(action)
-
-    def give(self, action: Action, tensor: Tensor) -> Sent | None:
-        """An activation is kept until its gradient answers; the wire keeps a gradient."""
-        sent = self.wire.give(action, tensor)
-        return sent if action.kind is Kind.FORWARD else None
 
     def forward_of(self, action: Action):
         stage, _, microbatch = action
@@ -173,3 +231,22 @@ class Pipeline(core.Pipeline):
             "a pipeline has process groups of its own, which are not copied or pickled: save its"
             " state_dict(), and make another pipeline of a copy of the layers."
         )
+
+
+def input_of(action: Action) -> tuple[int, Kind, int]:
+    """The input of the action, under the name that goes_to gives it."""
+    kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD
+    return action.stage, kind, action.microbatch
+
+
+class Received(torch.autograd.Function):
+    """The input of a stage, into which its first layer may write in place. Autograd allows it for
+    what an operation has made, not for the tensor whose gradient is asked for."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, dx):
+        return dx

@@ -1,6 +1,6 @@
 """Refusals of a pipeline on ranks: when it is made, on all ranks or on none, and in a step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ from ...common.agreement import agree, batch_of, unlogged
 from ...common.collective_wire import place
 from ...common.shards import groups_of, would_mix
 from ..partition import CannotPipeline, PipelinePlan, complaint_of_shards
-from .p2p import TiedWeights, Wire
+from .tied import TiedWeights
 
 
 def check_ranks(layers: Sequence[nn.Module], plan: PipelinePlan, group: dist.ProcessGroup | None):
@@ -38,11 +38,11 @@ def complaint_of_members(
     )
 
 
-def check_unbroken(wire: Wire, unfinished: bool):
+def check_unbroken(groups: Iterable[dist.ProcessGroup], unfinished: bool):
     """Whether messages of this step would meet those of the same step on the other ranks."""
     try:
-        for channel in wire.channels.values():
-            dist.get_backend(channel)
+        for group in groups:
+            dist.get_backend(group)
     except ValueError:  # the group is not known any more
         unfinished = True
     if unfinished:
