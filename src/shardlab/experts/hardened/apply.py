@@ -26,7 +26,7 @@ from ...common.torch_internals import (
     watch_fsdp,
 )
 from ...mesh import ExpertAxes
-from ...tensor_parallel.hardened.layers import Cut, CutModule, know_parts
+from ...tensor_parallel.hardened.layers import Cut, CutModule
 from ..core import Experts, mixtures
 from ..core_parallel import ExpertParallel, count_everywhere
 from .beside import compute_beside, travel_beside
@@ -91,13 +91,11 @@ class DividedExperts(CutModule, ExpertParallel):
 
     def __init__(self, whole: Experts, axes: ExpertAxes):
         ExpertParallel.__init__(self, whole, axes.divide.group)
-        self.axes, self.among_own_tokens, self.inside = axes, False, []
-        self.tp = None
+        self.axes, self.inside, self.tp = axes, [], None
         if isinstance(whole, SplitExperts):
             self.tp, self.inside = whole.group, [(*cut, whole.group) for cut in whole.cuts.items()]
-        self.cuts = {name: Cut(0, len(whole.up)) for name, p in whole.named_parameters()}
         self.groups = {name: groups_of(p) for name, p in whole.named_parameters()}
-        self.register_load_state_dict_post_hook(know_parts)
+        self.know_cuts(axes.divide.group, dict.fromkeys(self.groups, Cut(0, len(whole.up))))
         self.converted()
 
     def forward(self, rows: Tensor, counts: Tensor | None) -> Tensor:  # [R, H], [E]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...common.collective_wire import Group
 from ...tensor_parallel.core import enter, leave
-from ...tensor_parallel.hardened.layers import Cut, CutModule, Parts, know_parts
+from ...tensor_parallel.hardened.layers import Cut, CutModule, Parts
 from ..core import Experts, biased, product
 
 
@@ -26,8 +26,7 @@ class SplitExperts(CutModule, Experts):
             p = getattr(whole, name)
             self.register_parameter(name, parts(p, cuts[name]) if name in cuts else p)
         there = {name: cut for name, cut in cuts.items() if getattr(whole, name) is not None}
-        self.group, self.cuts, self.among_own_tokens = parts.group, there, False
-        self.register_load_state_dict_post_hook(know_parts)
+        self.know_cuts(parts.group, there)
 
     def forward(self, rows: Tensor, counts: Tensor | None) -> Tensor:  # [R, H], [E]
         return split_forward(self, rows, counts, self.group)

@@ -79,6 +79,9 @@ class CutModule(AmongRanks, ConvertedModule):
 
     def __init__(self, group: Group, cuts: dict[str, Cut]):
         super().__init__()
+        self.know_cuts(group, cuts)
+
+    def know_cuts(self, group: Group, cuts: dict[str, Cut]):
         self.group, self.cuts, self.among_own_tokens = group, cuts, False
         self.register_load_state_dict_post_hook(know_parts)
 

@@ -59,7 +59,7 @@ from .pairs import (
     tokens_by_rank,
 )
 from .plan import Around, Rows, TensorPlan, Whole
-from .sequence import AroundGathered, Regathered, keeps_own_tokens
+from .sequence import AroundGathered, Regathered
 
 
 def overlapped(plan: TensorPlan, chunks: int = 1) -> dict[str, tuple[Whole, ...]]:
@@ -109,8 +109,9 @@ class AroundGatheredLate(AroundGathered):
             whole = GatherLate.apply(x, group, late, not self.regather)
             if not self.regather:
                 return compute(whole)
-            with keeps_own_tokens(whole, x, group) as kept:
-                late.regathered = weakref.ref(kept)
+            kept = Regathered(whole, x, group)
+            late.regathered = weakref.ref(kept)
+            with kept.hooks():
                 return compute(whole)
 
 

@@ -15,8 +15,7 @@ The idea is core_sequence.py's, here as a change of any plan. Parameters that ar
 tokens only, so their gradients are parts of a sum.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -90,43 +89,39 @@ class AroundGathered(Around):
         whole = gather(x, group)
         if not self.regather:
             return compute(whole)
-        with keeps_own_tokens(whole, x, group):
+        with Regathered(whole, x, group).hooks():
             return compute(whole)
 
     def beside(self, other, group):
         return other  # the gradients of what is whole are terms of sum_gradients()
 
 
-@contextmanager
-def keeps_own_tokens(whole: Tensor, own: Tensor, group) -> Iterator["Regathered"]:
-    """Within, autograd keeps `own` where it would keep `whole`, or a view of it. What else it keeps
-    goes to the hooks that are set around it, such as checkpoint's or the ledger's."""
-    outer = OuterHooks()
-    kept = Regathered(own, group, outer)
-    memory = storage_key(whole.untyped_storage())  # a key: autograd keeps the hooks till backward
-
-    def pack(tensor):
-        if storage_key(tensor.untyped_storage()) == memory:
-            kept.uses += 1
-            return None, (tensor.shape, tensor.stride(), tensor.storage_offset())
-        return outer.pack(tensor)
-
-    def unpack(packed):
-        other, about = packed
-        return outer.unpack(packed) if other is not None else kept.whole().as_strided(*about)
-
-    with saved_tensors_hooks(pack, unpack):
-        yield kept
-
-
 class Regathered:
-    """Own tokens between forward and backward. All tokens from the first use in backward to the
-    last: the MLP's gate and its other factor use them both."""
+    """Own tokens between forward and backward, where autograd would keep all, or a view of them.
+    All tokens from the first use in backward to the last: the MLP's gate and its other factor use
+    them both. What else autograd keeps goes to the hooks that are set around these, such as
+    checkpoint's or the ledger's."""
 
-    def __init__(self, own: Tensor, group, outer: OuterHooks):
-        self.kept, self.outer, self.group = outer.pack(own), outer, group
+    def __init__(self, whole: Tensor, own: Tensor, group):
+        self.outer, self.group = OuterHooks(), group
+        self.kept = self.outer.pack(own)
+        # a key, as autograd keeps the hooks until backward
+        self.memory = storage_key(whole.untyped_storage())
         self.uses = self.used = 0
         self.coming = self.now = None
+
+    def hooks(self) -> saved_tensors_hooks:
+        return saved_tensors_hooks(self.pack, self.unpack)
+
+    def pack(self, tensor: Tensor) -> tuple:
+        if storage_key(tensor.untyped_storage()) == self.memory:
+            self.uses += 1
+            return None, (tensor.shape, tensor.stride(), tensor.storage_offset())
+        return self.outer.pack(tensor)
+
+    def unpack(self, packed: tuple) -> Tensor:
+        other, about = packed
+        return self.outer.unpack(packed) if other is not None else self.whole().as_strided(*about)
 
     def ask(self):
         """Begin to gather, if backward will use the tokens."""
