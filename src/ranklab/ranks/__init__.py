@@ -14,10 +14,10 @@ In a notebook, `%load_ext ranklab.ranks` adds `%%ranks 4`: the cell runs on four
 its variables for the next. When something fails, the error names the rank that failed first and not
 the ranks that waited for it: see faults.py.
 
-    launching    launch.py    ranks(...); asked.py checks what it is given
+    launching    world.py     ranks(...), and the parent of the ranks: sends work, gathers results,
+                              mends faults; asked.py checks what it is given
                  server.py    starts processes: a fork server that never touches CUDA, or spawn
                               where there is none; preload.py is what they import
-                 world.py     the parent of the ranks: sends work, gathers results, mends faults
                  worker.py    one rank; messages.py is what it is told and what it answers,
                               place.py its device, and the files it shares
                  wire.py      the socket between them
@@ -54,8 +54,8 @@ from .faults import (
     RanksInterrupted,
     RanksTooSlow,
 )
-from .launch import ranks
 from .place import NotARank, rank_device
+from .world import ranks
 
 __all__ = [
     "NotARank",

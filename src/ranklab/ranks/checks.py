@@ -9,6 +9,7 @@ making the collective.
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from hashlib import blake2b
 from itertools import groupby
 from typing import NamedTuple
@@ -35,10 +36,11 @@ class GroupMembers(NamedTuple):
 
 
 class Checks:
-    """A listener (see calls.py) that keeps one rank's part of the board."""
+    """A listener (see calls.py) that keeps one rank's part of the board, and raises what `error`
+    makes of a sentence that goes on from "Rank 1"."""
 
-    def __init__(self, board: Board, rank: int):
-        self.board, self.rank = board, rank
+    def __init__(self, board: Board, rank: int, error: Callable[[str], Exception] = Disagreement):
+        self.board, self.rank, self.error = board, rank, error
         self.forget()
 
     def forget(self):
@@ -70,20 +72,20 @@ class Checks:
         self.board.write(self.rank, post)
         digest = post.digest
         if uneven(self.rank, post, {self.rank: post}):
-            raise Disagreement(f"brings {post.said}: not those that it sends itself.")
+            raise self.error(f"brings {post.said}: not those that it sends itself.")
         for rank in post.ranks:
             other = self.board.same_call(rank, post, digest)
             if other is None or rank == self.rank:
                 continue
             if other.what != post.what:
-                raise Disagreement(f"brings {post.what}, rank {rank} {other.what}.")
+                raise self.error(f"brings {post.what}, rank {rank} {other.what}.")
             if other.history != post.history:
-                raise Disagreement(
+                raise self.error(
                     f"brings {post.what}, and so does rank {rank}, but they differed in an earlier"
                     " call."
                 )
             if uneven(self.rank, post, {rank: other}):
-                raise Disagreement(f"brings {post.said}, rank {rank} {other.said}.")
+                raise self.error(f"brings {post.said}, rank {rank} {other.said}.")
 
     def post(self, call: CollectiveCall) -> Post | None:
         name = call.group.group_name

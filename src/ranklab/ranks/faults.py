@@ -75,6 +75,11 @@ class RanksInterrupted(KeyboardInterrupt):
 def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
     """The error to raise. `after` is its last line: the state of the ranks now."""
     ends, trouble = outcome.ends, outcome.trouble
+
+    def error(kind: type[RankError], ranks: list[int], *lines: str, told: list[int]) -> RankError:
+        """`told` are the ranks of which these lines tell already."""
+        return kind(_lines(*lines, *_others(outcome, told), after), ranks)
+
     if isinstance(trouble, Interrupted):
         return RanksInterrupted(_lines("The ranks were interrupted.", *_others(outcome, []), after))
     refused = next((end for end in ends if isinstance(end, Refused)), None)
@@ -88,77 +93,65 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
         # this was noticed before any error; errors raised when the ranks were stopped do not count
         first = None
     if outcome.posts and (first is None or getattr(first[1], "error", "") == Disagreement.__name__):
-        return _disagreement(outcome, after)
+        lines, guilty = _disagreement(outcome.posts)
+        return RanksDisagree(_lines(*lines, *_stands(outcome, guilty), after), guilty)
     if isinstance(trouble, Finding):
         kind = RanksDeadlocked if isinstance(trouble, Circle) else RankAbsent
         ranks = ranks_of(trouble)
-        lines = [line for r in ranks for line in _whereabouts(outcome, r)]
-        return kind(_lines(sentence_of(trouble), *lines, *_others(outcome, ranks), after), ranks)
+        places = [line for r in ranks for line in _whereabouts(outcome, r)]
+        return error(kind, ranks, sentence_of(trouble), *places, told=ranks)
     if isinstance(trouble, Flooded):
         said = (
             f"{_ranks(trouble.ranks).capitalize()} printed more than {MOST_BYTES // 10**6} MB in"
             " one piece of work: what is shown is the beginning and the end."
         )
-        return RankFlooded(_lines(said, *_others(outcome, []), after), trouble.ranks)
+        return error(RankFlooded, trouble.ranks, said, told=[])
     if isinstance(trouble, OverTime):
         late = [r for r, end in enumerate(ends) if not isinstance(end, Returned)]
         who = f"{_ranks(late)} had not ended" if late else "the work had only just ended"
         said = f"After {trouble.limit_seconds:g} s {who}."
-        return RanksTooSlow(_lines(said, *_others(outcome, []), after), late)
+        return error(RanksTooSlow, late, said, told=[])
     if first is None:  # nothing but echoes
         first = min(raised.items(), key=lambda pair: pair[1].seconds)
     rank, end = first
     if isinstance(end, Died):
-        return RankDied(
-            _lines(f"Rank {rank} died: {end.how}.", *_others(outcome, [rank]), after), [rank]
-        )
+        return error(RankDied, [rank], f"Rank {rank} died: {end.how}.", told=[rank])
     alike = [
         r for r, other in own.items() if (other.error, other.message) == (end.error, end.message)
     ] or [rank]
     said = (
         end.message if end.error == OF_CHECKS else f"raised {end.error}: {end.message}".rstrip(": ")
     )
-    return RankRaised(
-        _lines(
-            f"{_ranks(alike).capitalize()} {said}",
-            *reader_lines(end.frames, limit=8),
-            f"  It came from {end.cause}" if end.cause else "",
-            *_others(outcome, alike),
-            after,
-        ),
-        alike,
-    )
+    lines = [f"{_ranks(alike).capitalize()} {said}", *reader_lines(end.frames, limit=8)]
+    lines += [f"  It came from {end.cause}"] * bool(end.cause)
+    return error(RankRaised, alike, *lines, told=alike)
 
 
-def _disagreement(outcome: Outcome, after: str) -> RanksDisagree:
-    posts = outcome.posts
+def _disagreement(posts: dict[int, Post]) -> tuple[list[str], list[int]]:
+    """The lines of the message, and the ranks to blame."""
     counts = Counter(post.said for post in posts.values()).most_common()
-    tie = len(counts) > 1 and counts[0][1] == counts[1][1]
-    guilty = sorted(r for r, post in posts.items() if tie or post.said != counts[0][0])
     any_post = next(iter(posts.values()))
+    where = f"collective {any_post.number} of {_ranks(any_post.ranks)}"
+    ranks = sorted(posts)
     if len(posts) == 1:  # an all-to-all
-        [rank] = posts
-        said = (
-            f"Rank {rank} disagrees with itself about collective {any_post.number} of"
-            f" {_ranks(any_post.ranks)}, {any_post.said}: it sends itself another number than it"
-            " awaits from itself."
-        )
-        return RanksDisagree(_lines(said, *_stands(outcome, [rank]), after), [rank])
+        return [
+            f"Rank {ranks[0]} disagrees with itself about {where}, {any_post.said}: it sends itself"
+            " another number than it awaits from itself."
+        ], ranks
     if len(counts) == 1:  # the difference is in what was before, and no longer on the board
-        ranks = sorted(posts)
-        said = (
-            f"{_ranks(ranks).capitalize()} disagree with each other about a call before collective"
-            f" {any_post.number} of {_ranks(any_post.ranks)}, {any_post.what}."
-        )
-        return RanksDisagree(_lines(said, *_stands(outcome, ranks), after), ranks)
+        return [
+            f"{_ranks(ranks).capitalize()} disagree with each other about a call before {where},"
+            f" {any_post.what}."
+        ], ranks
+    tie = counts[0][1] == counts[1][1]
+    guilty = [r for r in ranks if tie or posts[r].said != counts[0][0]]
     lines = [
         f"{_ranks(guilty).capitalize()} {'disagree' if tie or len(guilty) > 1 else 'disagrees'}"
-        f" with {'each other' if tie else 'the others'} about collective {any_post.number} of"
-        f" {_ranks(any_post.ranks)}:"
+        f" with {'each other' if tie else 'the others'} about {where}:"
     ]
     for what, _ in counts:
-        lines.append(f"  {_ranks([r for r in sorted(posts) if posts[r].said == what])}: {what}")
-    return RanksDisagree(_lines(*lines, *_stands(outcome, guilty), after), guilty)
+        lines.append(f"  {_ranks([r for r in ranks if posts[r].said == what])}: {what}")
+    return lines, guilty
 
 
 def _stands(outcome: Outcome, ranks: list[int]) -> list[str]:

@@ -7,8 +7,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from .faults import RankRaised
-from .launch import ranks
-from .world import World
+from .world import World, ranks
 
 PATIENCE_SECONDS = 60.0
 NOT_THERE = (

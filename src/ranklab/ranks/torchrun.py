@@ -20,13 +20,20 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
 
 import cloudpickle
+import torch
+import torch.distributed as dist
+
+from ranklab.torch_internals import watch_new_groups
 
 from .asked import Asked
 from .board import MOST_RANKS, Board
+from .calls import listening
+from .checks import Checks
+from .devices import choose_device
 from .faults import (
     RankAbsent,
     RanksDisagree,
@@ -36,32 +43,19 @@ from .faults import (
     waiting_in,
 )
 from .findings import NCCL_START_SECONDS, Finding, first_finding
-from .messages import Disagreement, dumps
+from .messages import dumps
 from .place import SharedFile, give_device
+from .reports import is_echo, readers_frames
 from .scheduling import woken_threads_wait
 from .watch import LOOK_SECONDS
 
-NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 LEAVE_SECONDS = 2.0  # after the connections were cut: a rank that is still stuck is ended
-
-
-def started_us() -> bool:
-    return all(name in os.environ for name in ("TORCHELASTIC_RUN_ID", *NEEDED))
 
 
 class Torchrun:
     """A world of which this process is a rank."""
 
     def __init__(self, asked: Asked):
-        import torch
-        import torch.distributed as dist
-
-        from ranklab.torch_internals import watch_new_groups
-
-        from .calls import listening
-        from .checks import Checks
-        from .devices import choose_device
-
         self.rank, local, there = (
             int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         )
@@ -98,9 +92,9 @@ class Torchrun:
                 " between them."
             )
         self.board = self._board(local, here)
-        self.checks = Checks(self.board, self.rank)
-        self.open.enter_context(listening(self._check))
-        self.open.callback(watch_new_groups(self._check_group, woken_threads_wait))
+        checks = Checks(self.board, self.rank, self._disagreement)
+        self.open.enter_context(listening(checks))
+        self.open.callback(watch_new_groups(checks.new_group, woken_threads_wait))
         ended = threading.Event()
         self.open.callback(ended.set)
         threading.Thread(target=self._watch, args=(ended,), daemon=True).start()
@@ -108,8 +102,6 @@ class Torchrun:
     def _board(self, local: int, here: int) -> Board:
         """One file for the ranks of this machine: the first rank makes it, and the others open it
         by the first rank's descriptor."""
-        import torch.distributed as dist
-
         made = SharedFile(Board.nbytes(self.world_size)) if local == 0 else None
         paths: list = [None] * self.world_size
         dist.all_gather_object(paths, made and f"/proc/{os.getpid()}/fd/{made.fd}")
@@ -120,24 +112,12 @@ class Torchrun:
         file.close()  # the mapping stays
         return board
 
-    def _check(self, call):
-        with self._named():
-            self.checks(call)
-
-    def _check_group(self, ranks, among_themselves: bool):
-        with self._named():
-            self.checks.new_group(ranks, among_themselves)
-
-    @contextmanager
-    def _named(self):
-        try:
-            yield
-        except Disagreement as error:
-            raise RanksDisagree(f"Rank {self.rank} {error}", [self.rank]) from None
+    def _disagreement(self, said: str) -> RanksDisagree:
+        return RanksDisagree(f"Rank {self.rank} {said}", [self.rank])
 
     def _watch(self, ended: threading.Event):
         """Report the rank that keeps others waiting, and end waiting ranks."""
-        from .stopping import abort_groups, cut_connections
+        from .stopping import abort_groups, cut_connections  # Windows has not all that they need
 
         while not ended.wait(LOOK_SECONDS):
             start_seconds = NCCL_START_SECONDS * (self.backend == "nccl")
@@ -162,16 +142,12 @@ class Torchrun:
         return first_finding(self.board, ends, patience_seconds, time.monotonic(), start_seconds)
 
     def _say_where(self):
-        from .reports import readers_frames
-
         frame = sys._current_frames().get(threading.main_thread().ident)
         for line in reader_lines(readers_frames(reversed(list(traceback.walk_stack(frame))))):
             print(f"Rank {self.rank} is in {line.strip()}", file=sys.stderr, flush=True)
 
     def _blame(self, error: BaseException) -> Finding | None:
         """The rank that has left a collective and so made it fail."""
-        from .reports import is_echo
-
         return self._look(0.0) if self.board is not None and is_echo(error) else None
 
     def _say(self, sentence: str):
@@ -191,8 +167,6 @@ class Torchrun:
     def run(self, function, *args, limit_seconds: float | None = None, **kwargs) -> list:
         """Call `function(*args, **kwargs)` here, as every other rank does. Returns all results, in
         rank order, on every rank."""
-        import torch.distributed as dist
-
         results: list = [None] * self.world_size
         try:
             dist.all_gather_object(results, dumps(function(*args, **kwargs)))
@@ -203,8 +177,6 @@ class Torchrun:
         return [cloudpickle.loads(result) for result in results]
 
     def close(self):
-        import torch.distributed as dist
-
         self.open.close()
         if self.ours and dist.is_initialized():
             dist.destroy_process_group()

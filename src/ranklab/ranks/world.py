@@ -1,4 +1,4 @@
-"""A world of ranks, seen from its parent."""
+"""A world of ranks, seen from its parent; or joining those that torchrun has started."""
 
 import atexit
 import json
@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 import cloudpickle
 
 from . import server
-from .asked import Asked, RankPlace, announcement, check_limit
+from .asked import Asked, RankPlace, announcement, check_asked, check_limit
 from .board import Board
 from .faults import RankError, RanksInterrupted, verdict
 from .findings import NCCL_START_SECONDS
@@ -27,6 +27,7 @@ from .place import SharedFile, SharedPath
 from .watch import Flooded, Limits, Member, Outcome, Watch, counting_interrupts
 from .wire import ParentsEnd, packed
 
+OF_TORCHRUN = "TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 START_SECONDS = 120.0  # importing torch takes a few on a cold machine
 QUIT_SECONDS = 1.0
 GONE_SECONDS = 10.0  # for a killed process to be gone
@@ -37,6 +38,59 @@ NOT_ANEW = (
     "Their process group could not be made anew, so all ranks were ended; the next run starts fresh"
     " ones."
 )
+
+
+def ranks(
+    world_size: int,
+    *,
+    device: str | None = None,
+    backend: str | None = None,
+    share_gpus: bool = False,
+    patience_seconds: float = 60.0,
+    hosts: tuple[Host, ...] = (),
+    method: str | None = None,
+    announce: bool = True,
+):
+    """Start `world_size` ranks; close them with `close()` or by leaving the `with`.
+
+    device            "cuda" or "cpu"; by itself: GPUs if there are any
+    backend           "nccl" or "gloo"; by itself: NCCL with a GPU for each rank, else gloo
+    share_gpus        NCCL for more ranks than GPUs: an experiment of NCCL 2.30, not yet seen to
+                      work here
+    patience_seconds  how long ranks may wait in a collective for one that does not come
+    hosts             rehearsed hosts (see links.py) among which the ranks are divided; their
+                      backend is gloo, as NCCL would go past the link
+    method            "forkserver" or "spawn"; by itself what this system can do
+    announce          print one line that says what was started
+
+    Under torchrun this process is a rank already: ranks() returns torchrun's world, and the same
+    code works. Raises ValueError, one sentence, if this machine cannot provide the request.
+    """
+    asked = Asked(
+        world_size,
+        device,
+        backend,
+        share_gpus,
+        patience_seconds,
+        hosts,
+        method,
+        announce,
+    )
+    check_asked(asked)
+    if all(name in os.environ for name in OF_TORCHRUN):
+        if hosts:
+            raise ValueError(
+                f"hosts = {hosts!r}: torchrun has placed these ranks already. Leave hosts away."
+            )
+        from .torchrun import Torchrun  # which loads torch
+
+        return Torchrun(asked)
+    loaded = sys.modules.get("torch.distributed")
+    if loaded is not None and loaded.is_available() and loaded.is_initialized():
+        here = f"rank {loaded.get_rank()} of {loaded.get_world_size()}"
+        raise ValueError(f"this process is {here}: a rank cannot start a world of its own.")
+    backend = "gloo" if hosts else backend
+    return World(asked._replace(method=method or server.start_method(), backend=backend))
 
 
 class World:

@@ -6,10 +6,9 @@ stand_in.py  C++ and Python of PyTorch that take it for CUDA's
 cuda.py      torch.cuda, torch.distributed and loaders as the script finds them
 writes.py    the files that the script writes
 script.py    the script, its steps, and where they end
-refusal.py   the error of a script that cannot be rehearsed
 """
 
-from .refusal import CannotRehearse
+from .gpu import CannotRehearse
 from .script import Rehearsal, rehearse
 
 __all__ = ["CannotRehearse", "Rehearsal", "rehearse"]

@@ -20,8 +20,7 @@ from ranklab.virtual.clock import MAIN
 from ranklab.virtual.streams import VirtualEvent, VirtualStream
 from shardlab.common.torch_internals import FakeTensor, is_fake
 
-from .gpu import RehearsedGPU
-from .refusal import CannotRehearse
+from .gpu import CannotRehearse, RehearsedGPU
 from .stand_in import attention_as_on_cuda, without_contents
 
 COMPUTE_CAPABILITY = {"V100": (7, 0), "T4": (7, 5), "A100": (8, 0), "RTX 4090": (8, 9)}

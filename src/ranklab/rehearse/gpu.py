@@ -40,7 +40,6 @@ from shardlab.common.torch_internals import (
     storage_key,
 )
 
-from .refusal import CannotRehearse
 from .reserved import Reserved
 from .stand_in import COPY_OPERATORS
 
@@ -49,6 +48,11 @@ REAL_ELEMENTS = 1 << 20  # of an array of floating-point numbers on the host tha
 
 READ_VALUE = aten._local_scalar_dense
 NEVER = operators("any isnan")  # True of no tensor without contents
+
+
+class CannotRehearse(RuntimeError):
+    """The script needs what a rehearsal does not have: one sentence, without a full stop: the line
+    of the script and a way out follow."""
 
 
 @dataclass

@@ -34,8 +34,7 @@ from shardlab.common.shards import groups_of
 from shardlab.common.torch_internals import tree_leaves
 
 from .cuda import install, same_batch
-from .gpu import IN_BACKWARD, MadeStorage, RehearsedGPU
-from .refusal import CannotRehearse
+from .gpu import IN_BACKWARD, CannotRehearse, MadeStorage, RehearsedGPU
 from .stand_in import stand_in_for_cuda
 from .writes import instead_of_saving, link_entries, writes_stay_in
 
