@@ -26,6 +26,7 @@ the ledger keeps every point with its operation, and says what is gathered.
 
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -128,7 +129,7 @@ class Ledger(TorchDispatchMode):
         self._changed = True
         self._modules = [""]
         self._stepping = 0  # optimizers that are
-        self._undo = []
+        self._within: ExitStack | None = None  # what to undo, within the context
         self._detaching = False  # by the ledger itself
 
     # --- what it tells ----------------------------------------------------------------------------
@@ -136,7 +137,7 @@ class Ledger(TorchDispatchMode):
     @property
     def bytes(self) -> Counts:
         """Live bytes by category, now."""
-        if self._undo:  # within the context
+        if self._within:
             self._find_gradients()
         return Counts(**self._now)
 
@@ -348,32 +349,31 @@ class Ledger(TorchDispatchMode):
 
     def __enter__(self):
         self._fake_mode = active_fake_mode()
-        try:
-            self._watch()
-            return super().__enter__()
-        except BaseException:
-            self._unwatch()
-            raise
+        with ExitStack() as within:  # undone where it raises
+            self._watch(within)
+            super().__enter__()
+            self._within = within.pop_all()
+        return self
 
     def __exit__(self, *error):
         try:
             return super().__exit__(*error)
         finally:
             self._find_gradients()
-            self._unwatch()
+            self._within.close()
+            self._within, self._stepping = None, 0
+            self._modules[1:] = []
 
-    def _watch(self):
+    def _watch(self, within: ExitStack):
+        def until_then(hook):
+            within.callback(hook.remove)
+
         for name, module in self.model.named_modules():
-            self._undo += [
-                module.register_forward_pre_hook(
-                    lambda *_, name=name: self._modules.append(name)
-                ).remove,
-                module.register_forward_hook(self._leave_module, always_call=True).remove,
-            ]
+            enter = lambda *_, name=name: self._modules.append(name)
+            until_then(module.register_forward_pre_hook(enter))
+            until_then(module.register_forward_hook(self._leave_module, always_call=True))
         for parameter in (p for p in self.model.parameters() if p.requires_grad):
-            self._undo.append(
-                parameter.register_post_accumulate_grad_hook(self._keep_gradient).remove
-            )
+            until_then(parameter.register_post_accumulate_grad_hook(self._keep_gradient))
         self._move("parameters", self.model.parameters())
         self._move("gradients", (p.grad for p in self.model.parameters() if p.grad is not None))
         for buffer in self.model.buffers():
@@ -381,37 +381,23 @@ class Ledger(TorchDispatchMode):
         if self.optimizer is not None:
             self._keep_states(self.optimizer)
             self._keep_copies(self.optimizer)
-        self._undo += [
-            register_optimizer_step_pre_hook(self._before_step).remove,
-            register_optimizer_step_post_hook(self._after_step).remove,
-        ]
-        saved = saved_tensors_hooks(self._keep_for_backward, self._give_back)
-        saved.__enter__()
-        self._undo.append(lambda: saved.__exit__(None, None, None))
-        self._watch_resize()
+        until_then(register_optimizer_step_pre_hook(self._before_step))
+        until_then(register_optimizer_step_post_hook(self._after_step))
+        within.enter_context(saved_tensors_hooks(self._keep_for_backward, self._give_back))
+        within.callback(watch_resize(self._resized))
         self._write_line("")
-
-    def _unwatch(self):
-        while self._undo:
-            self._undo.pop()()
-        self._modules[1:] = []
-        self._stepping = 0
 
     def _leave_module(self, *_):
         self._modules.pop()
 
-    def _watch_resize(self):
+    def _resized(self, storage):
         """FSDP and zero/stage3.py free and refill the storages of gathered parameters. Nothing else
         resizes a storage, so a resized storage is a gathered parameter."""
-
-        def resized(storage):
-            if self.only not in (None, storage.device.type):
-                return
-            entry = self._live.get(storage_key(storage))
-            if entry is None:
-                return self._enter(storage, "gathered", "resize_")
-            self._count(entry.category, -entry.nbytes)
-            entry.category, entry.nbytes = "gathered", storage.nbytes()
-            self._count(entry.category, entry.nbytes)
-
-        self._undo.append(watch_resize(resized))
+        if self.only not in (None, storage.device.type):
+            return
+        entry = self._live.get(storage_key(storage))
+        if entry is None:
+            return self._enter(storage, "gathered", "resize_")
+        self._count(entry.category, -entry.nbytes)
+        entry.category, entry.nbytes = "gathered", storage.nbytes()
+        self._count(entry.category, entry.nbytes)
