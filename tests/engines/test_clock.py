@@ -22,8 +22,11 @@ def run(durations, cpu_share=1.0, cpu_tick=1e-9, **how):
         cpu[0] += cpu_share * durations[len(calls)]
         calls.append(None)
 
-    moved = clock.Clock(lambda: now[0], lambda: cpu[0], cpu_tick)
-    return clock.median_seconds(work, CPU, clock=moved, **how), len(calls)
+    with pytest.MonkeyPatch.context() as moved:
+        moved.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        moved.setattr(clock, "time", SimpleNamespace(process_time=lambda: cpu[0]))
+        moved.setattr(clock, "CPU_TICK", cpu_tick)
+        return clock.median_seconds(work, CPU, **how), len(calls)
 
 
 def test_warm_up_is_not_counted_and_the_middle_is_taken():

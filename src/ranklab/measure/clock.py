@@ -10,44 +10,20 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
-from .timing import gpu_seconds
+from .timing import gpu_seconds, wall_seconds
 
 BUSY_SPREAD = 0.3
 LONGER = 0.1
 LEAST_CPU_SHARE = 0.7  # of the wall's time, where the work only computes
+CPU_TICK = time.get_clock_info("process_time").resolution  # seconds
 TICKS = 20  # of the clock of CPU time: fewer say nothing
 # copies compute nothing, and NCCL's kernels spin while they wait for other ranks
 IDLE_KERNELS = ("nccl", "Memcpy", "Memset")
-
-
-class Clock(NamedTuple):
-    """Readings in seconds: of the wall's clock, and of the CPU time of all threads of this process;
-    and the smallest difference that the second can show."""
-
-    wall: Callable[[], float] = time.perf_counter
-    cpu: Callable[[], float] = time.process_time
-    cpu_tick: float = time.get_clock_info("process_time").resolution
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """The seconds of one call, on the wall."""
-        start = self.wall()
-        work()
-        return self.wall() - start
-
-    def cpu_share(self, begin: float, seconds: float) -> float:
-        """CPU time since it was `begin`, over so many seconds on the wall; 1 where they are too few
-        to tell."""
-        known = seconds > 0 and seconds >= TICKS * self.cpu_tick
-        return (self.cpu() - begin) / seconds if known else 1.0
-
-
-THESE = Clock()
 
 
 def median_seconds(
@@ -56,7 +32,6 @@ def median_seconds(
     repeats: int = 11,
     warm_up: int = 3,
     calls: int = 1,
-    clock: Clock = THESE,
 ) -> "MedianSeconds":
     """Median time of one call of `work`, in seconds, over `repeats` calls after `warm_up` calls
     that are not counted: a float that knows its spread. `calls` says how many small operations
@@ -66,12 +41,13 @@ def median_seconds(
             f"repeats = {repeats}, warm_up = {warm_up}: repeats must be at least 1, warm_up at"
             " least 0."
         )
-    once = gpu_seconds if device.type == "cuda" else clock.seconds
+    once = gpu_seconds if device.type == "cuda" else wall_seconds
     for _ in range(warm_up):
         work()
-    begin = clock.cpu()
+    begin = time.process_time()
     times = [once(work) for _ in range(repeats)]
-    cpu_share = 1.0 if device.type == "cuda" else clock.cpu_share(begin, sum(times))
+    known = device.type != "cuda" and sum(times) >= TICKS * CPU_TICK > 0
+    cpu_share = (time.process_time() - begin) / sum(times) if known else 1.0
     return MedianSeconds((seconds / calls for seconds in times), cpu_share)
 
 

@@ -67,18 +67,11 @@ def time_message(
     return MedianSeconds(found.tolist())
 
 
-def measure_link(
-    here: int = 0,
-    there: int = 1,
-    group: dist.ProcessGroup | None = None,
-    device: str | torch.device = "cpu",
-    timed: Callable = time_message,
-) -> Link:
-    """Latency and bandwidth of the link between two ranks; tensors must be where the backend can
-    send them. `timed` takes what time_message takes."""
+def measure_link(device: str | torch.device = "cpu") -> Link:
+    """Latency and bandwidth of the link between ranks 0 and 1; tensors must be where the backend
+    can send them."""
     latency, large = (
-        timed(nbytes, here, there, group, device)
-        for nbytes in (SMALL_MESSAGE_BYTES, LARGE_MESSAGE_BYTES)
+        time_message(nbytes, device=device) for nbytes in (SMALL_MESSAGE_BYTES, LARGE_MESSAGE_BYTES)
     )
     return Link(latency, LARGE_MESSAGE_BYTES / max(large - latency, 1e-9))
 

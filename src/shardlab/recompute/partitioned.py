@@ -26,9 +26,7 @@ compared: WeakKeyDictionary = WeakKeyDictionary()  # group -> shapes that were a
 SAMPLE = 64  # elements
 
 
-def checkpoint_partitioned(
-    group: dist.ProcessGroup | None, function: Callable, *args, same: bool = False, **named
-):
+def checkpoint_partitioned(group: dist.ProcessGroup | None, function: Callable, *args, **named):
     """checkpoint(function, *args, **named) whose tensors of floating point are kept in parts. They
     are the same on all ranks of the group, which call this, and run its backward, in the same
     order.
@@ -36,7 +34,7 @@ def checkpoint_partitioned(
     Raises what checkpoint() raises, and CheckpointError for an input that ranks do not share."""
     whole, others = taken_apart((args, named))
     run = Partitioned(group or dist.group.WORLD, function, whole, others)
-    return checkpoint(run, *map(run.part, whole), same=same)
+    return checkpoint(run, *map(run.part, whole))
 
 
 class Partitioned:

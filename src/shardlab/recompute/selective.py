@@ -37,15 +37,13 @@ EXPENSIVE = PRODUCTS + FUSED_ATTENTION
 KINDS_OF_OPERATORS = type(torch.ops.aten.mm), type(torch.ops.aten.mm.default)
 
 
-def checkpoint_selective(
-    function: Callable, *args, keep: Collection = EXPENSIVE, same: bool = False, **named
-):
+def checkpoint_selective(function: Callable, *args, keep: Collection = EXPENSIVE, **named):
     """checkpoint(function, *args, **named) that keeps the outputs of the operators in `keep`:
     torch.ops.aten.mm, or one overload of it, torch.ops.aten.mm.default.
 
     Raises ValueError for a policy that names no operator, and what checkpoint() raises."""
     selective = Selective(function, check_policy(keep))
-    output = checkpoint(selective, *args, same=same, **named)
+    output = checkpoint(selective, *args, **named)
     selective.keep_outputs()
     return output
 
