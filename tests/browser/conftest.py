@@ -129,12 +129,11 @@ OF_CARDS = ("bits", "explorer", "gradients", "stepper")
 @pytest.fixture(scope="session")
 def with_new_elements(book_html, paths):
     """The two pages that are like no other, and few more, each with six elements at least for
-    100,000 characters, by name and class, that none before it has: by day axe and the Tab key go
+    100,000 bytes, by name and class, that none before it has: by day axe and the Tab key go
     through these, at night through all."""
-    elements, lengths = {}, {}
+    elements = {}
     for path in paths:
         text = (book_html / path).read_text(encoding="utf-8")
-        lengths[path] = len(text)
         elements[path] = {
             (name, kind)
             for name, attributes in ELEMENT.findall(text[text.find("<article") :])
@@ -145,7 +144,7 @@ def with_new_elements(book_html, paths):
     left = set().union(*elements.values()).difference(*(elements[page] for page in found))
 
     def worth(path):
-        return len(elements[path] & left) / (lengths[path] + 50_000)
+        return len(elements[path] & left) / ((book_html / path).stat().st_size + 50_000)
 
     while worth(page := max(paths, key=worth)) > 6e-5:
         found.add(page)

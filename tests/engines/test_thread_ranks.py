@@ -122,18 +122,15 @@ def test_a_rank_that_raises_is_named():
 
 def test_the_lowest_rank_that_fails_is_named():
     """Must catch: a rank that waits ended by another's error, although its message still comes."""
-    first = []
+    threads = {}
 
     def work(dist):
-        me = dist.get_rank()
-        if me == 2:
-            first.append(threading.current_thread())
+        threads[dist.get_rank()] = threading.current_thread()
+        if dist.get_rank() == 2:
+            dist.isend(torch.empty(1), 0)
             raise KeyError("mine")
-        if me == 1:
-            dist.recv(torch.empty(1), 0)
-        while not first:
-            time.sleep(0.001)
-        first[0].join()
+        dist.recv(torch.empty(1), (2, 0)[dist.get_rank()])
+        threads[2].join()
         dist.send(torch.empty(2), 1)
 
     assert answer_of_ranks(3, work).startswith("ValueError on rank 1: rank 0 sent 2 elements")
