@@ -196,15 +196,10 @@ def test_an_answer_to_earlier_work(ends):
 
 def test_ranks_that_close_their_files_share_the_wait_for_exit_codes(monkeypatch):
     """Must catch: each of eight ranks that go on without their files waited for by itself."""
-    now, waits = [0.0], []
-
-    def join(seconds):
-        now[0] += seconds
-        waits.append(seconds)
-
-    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    waits = []
+    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: sum(waits)))
     wire = SimpleNamespace(write=lambda: None, read=list, closed=True)
-    rank = Member(SimpleNamespace(exitcode=None, join=join), wire, None, None)
+    rank = Member(SimpleNamespace(exitcode=None, join=waits.append), wire, None, None)
     watch = Watch([rank] * 8, 5, None, [])
     for number in range(8):
         watch.receive(number)
