@@ -101,6 +101,6 @@ def measure_part(part: str, browser, root: Path, book: Path, homes: dict) -> lis
         return measure_redraws(reader, cards_of(book))
     from visit import page_paths
 
-    static = (root / "src" / "bookkit" / "static").iterdir()
-    our_files = {path.name for path in static} | {"palette.css"}
+    folders = (root / "src" / of / "static" for of in ("bookkit", "coursekit/show"))
+    our_files = {path.name for folder in folders for path in folder.iterdir()} | {"palette.css"}
     return measure_weight(browser, book, page_paths(book), our_files)

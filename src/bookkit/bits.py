@@ -15,8 +15,9 @@ from html import escape
 
 from docutils import nodes
 
-from bookkit.cards import STATUS, CardDirective, add_card, foot, frame, labelled, menu, table
+from bookkit.cards import CardDirective, add_card, foot, frame, table
 from coursekit import topics
+from coursekit.show.card import STATUS, labelled, menu
 
 # The topic whose formats these are, found by what it has.
 _card = topics.the_one_with("CARD_FORMATS", "explorer")

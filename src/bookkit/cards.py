@@ -5,15 +5,15 @@ An author's mistake is a warning at its place, and the page goes on without the 
 that a script makes live; without one, and on paper, a table says what it shows.
 """
 
-import json
 import re
-from html import escape
 from pathlib import Path
 
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
+
+from coursekit.show import card
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,6 @@ FULL_SCREEN = (  # last in a card's foot: book.js
     '<button type="button" class="present-open" title="On the whole screen, for a room: f">Full'
     " screen</button>"
 )
-RESET = '<button type="button" class="explorer-reset">Reset</button>'
-STATUS = '<p class="explorer-status" role="status"></p>'
-
-
-def json_in_html(data):
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
 def live(function):
@@ -46,20 +40,13 @@ def live(function):
 
 def frame(ident, look, function, title, inside, attributes=""):
     """A card with its title; `look` are its classes, BOOK.`function` makes it live."""
-    return f"""
-<div class="{look} wide" id="{ident}"{attributes} role="group" aria-labelledby="{ident}-title">
-{live(function)}
-<p class="explorer-title" id="{ident}-title">{title}</p>
-{inside}
-</div>
-"""
+    return card.frame(ident, f"{look} wide", title, inside, attributes, live(function) + "\n")
 
 
 def foot(fallback, before="", after=""):
     """The end of a card: the table for print and for readers without JavaScript, and buttons."""
-    return f"""<div class="explorer-fallback">{fallback}</div>
-<div class="explorer-foot">{before}{RESET}
-{after}{FULL_SCREEN}</div>"""
+    buttons = card.foot(before, after + FULL_SCREEN)
+    return f'<div class="explorer-fallback">{fallback}</div>\n{buttons}'
 
 
 def table(caption, heads, rows, numbers=(), named=True):
@@ -105,22 +92,6 @@ def link_to(text, target, docname, kind="doc", sure=True):
     inside = nodes.inline("", text)
     known = dict(refdomain="std", reftype=kind, reftarget=target, refdoc=docname)
     return addnodes.pending_xref("", inside, **known, refexplicit=True, refwarn=sure)
-
-
-def menu(ident, label, choices, chosen, own="", attributes=""):
-    """A menu of names, or of words for values; `own` is said while none of them is chosen."""
-    known = choices.items() if isinstance(choices, dict) else ((None, name) for name in choices)
-    options = f'<option value="" hidden>{own}</option>' if own else ""
-    for value, words in known:
-        given = "" if value is None else f' value="{value}"'
-        selected = " selected" if chosen == (words if value is None else value) else ""
-        options += f"<option{given}{selected}>{escape(words)}</option>"
-    return labelled(ident, escape(label), f'<select id="{ident}"{attributes}>{options}</select>')
-
-
-def labelled(ident, label, control):
-    """A control below its label, both of them HTML."""
-    return f'<div class="explorer-menu"><label for="{ident}">{label}</label>{control}</div>'
 
 
 def radio_buttons(ident, key, label, choices, chosen):

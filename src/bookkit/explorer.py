@@ -14,6 +14,7 @@ being read; ``static/pictures.js``, ``static/timeline.js``, ``static/curves.js``
 
 import json
 import re
+from dataclasses import fields
 from functools import cache, partial
 from html import escape
 from pathlib import Path
@@ -21,15 +22,18 @@ from pathlib import Path
 import rjsmin
 from docutils import nodes
 
-from bookkit import room
-from bookkit.cards import STATUS, CardDirective, add_card, foot, frame, json_in_html, menu, table
-from bookkit.explorer_data import data_of, functions_of
+from bookkit.cards import CardDirective, add_card, foot, live, table
 from bookkit.mathml import to_mathml
 from coursekit.formulas import BOOK
 from coursekit.formulas.render import latex
+from coursekit.planner.fits import RankLayout, model_sizes, nearest
+from coursekit.show.card import COPY, explorer_card, ident_of
+from coursekit.show.embed import drawing_scripts, read
+from coursekit.show.explorer_data import functions_of
 from coursekit.show.explorers import EXPLORERS
-from coursekit.show.format import format_as, format_to_type
-from coursekit.show.spec import Choice, default_style
+from coursekit.show.format import format_as
+from coursekit.show.spec import default_style
+from coursekit.topics.which_layout.planner_page import facts, words_of_change
 
 
 class explorer(nodes.General, nodes.Element):
@@ -50,52 +54,44 @@ def card(spec, sheet=None, script=None):
     """The explorer as HTML. ``sheet`` gives the address of a formula or quantity on a formula
     sheet, or None; ``script`` is that of the script which brings the equations behind "Why?" when
     they are asked for; without one they stand in the card."""
-    ident, start = f"explorer-{spec.name}", spec.start()
-    computed = spec.compute(start)
-    menus = "".join(_menu(ident, spec, asked) for asked in spec.menus)
-    controls = _controls(spec, start)
-    first, *others = (
-        f'<div class="explorer-picture"><p class="explorer-caption">{escape(picture.title)}</p>'
-        f"{room.of_picture(picture)}</div>"
-        for picture in spec.pictures
-    )
-    parts = "".join(PARTS[part](spec) for part in spec.parts)
-    detail = (
-        f'<div class="explorer-words" id="{ident}-detail"><p class="explorer-detail">'
-        f"{escape(unbroken(spec.say_detail(computed)))}</p></div>"
-    )
-    equations = (
-        '<details class="explorer-why"'
-        f' data-script="{escape(script)}"><summary>Why?</summary></details>'
-        if script
-        else f'<details class="explorer-why"><summary>Why?</summary>{why(spec, sheet)}</details>'
-    )
-    copy = '<button type="button" class="explorer-copy">Copy as Python</button>\n'
-    inside = f"""<div class="explorer-body">
-<div class="explorer-menus">{menus}</div>
-<div class="explorer-controls">{controls}</div>
-<div class="explorer-shown"><div class="explorer-pinned">{first}
-<div class="explorer-words" id="{ident}-words">
-<p class="explorer-sentence">{escape(unbroken(spec.say(computed)))}</p></div>
-<p class="explorer-stale">last valid values</p></div>{parts}{_others(spec, others)}
-{"</div>" + detail if tall(spec) else detail + "</div>"}
-</div>
-{STATUS}
-{foot(_table(spec), equations, copy)}
-<pre class="explorer-python" tabindex="0" hidden></pre>
-<script type="application/json">{json_in_html(data_of(spec))}</script>
+    ident = ident_of(spec)
+    starts = f"""
 <script>
-{functions_of(spec)}
+{functions_of(spec, rjsmin.jsmin)}
 BOOK.start({json.dumps(ident)});
 </script>"""
-    attributes = f' data-explorer="{spec.name}"'
-    return frame(ident, "explorer", "start", escape(spec.title), inside, attributes)
+    return explorer_card(
+        spec,
+        foot(_table(spec), equations(spec, sheet, script), COPY),
+        "explorer wide",
+        parts=parts_of(spec),
+        first=live("start") + "\n",
+        last=starts,
+        of_parts=data_of_parts(spec),
+    )
+
+
+def equations(spec, sheet=None, script=None):
+    """The formulas of a card, in its foot."""
+    given = f' data-script="{escape(script)}"' if script else ""
+    inside = "" if script else why(spec, sheet)
+    return f'<details class="explorer-why"{given}><summary>Why?</summary>{inside}</details>'
+
+
+def parts_of(spec):
+    """The parts beside the pictures that pages alone have."""
+    return "".join(PARTS[part](spec) for part in spec.parts)
+
+
+def data_of_parts(spec):
+    """What their scripts read."""
+    return {"parts": spec.parts, "layouts": facts()} if spec.parts else {}
 
 
 PARTS = dict(
     nearest=lambda spec: (
         '<div class="explorer-nearest" role="group" aria-label="Nearest that fits">'
-        f"{room.nearest_buttons(spec)}</div>"
+        f"{nearest_buttons(spec)}</div>"
     ),
     ranks=lambda spec: (
         '<div class="explorer-ranks"><div class="ranks-drawing"></div>'
@@ -104,95 +100,18 @@ PARTS = dict(
 )
 
 
-def tall(spec):
-    """Whether pictures and parts fill the height of a screen, so that words and controls have to
-    share the other column."""
-    return bool(spec.parts) or any(picture.kind != "time" for picture in spec.pictures[1:])
-
-
-def unbroken(text):
-    """No line ends between a number and its unit."""
-    return re.sub(r"(?<=\d) (?=[A-Za-z])", "\N{NO-BREAK SPACE}", text)
-
-
-def initials(name):
-    """The ids of an explorer's controls begin with these: each id stands five times or more on the
-    page."""
-    return "".join(word[0] for word in name.split("-"))
-
-
-def _others(spec, pictures):
-    """The pictures after the first, behind tabs where there are several: the card stays within a
-    screen."""
-    if len(pictures) > 1:
-        ident = initials(spec.name)
-        tabs = "".join(
-            f'<label><input type="radio" name="{ident}"{"" if place else " checked"}><span>'
-            f"{escape(picture.title)}</span></label>"
-            for place, picture in enumerate(spec.pictures[1:])
-        )
-        tabs = f'<div class="explorer-tabs" role="radiogroup" aria-label="Picture">{tabs}</div>'
-    else:
-        tabs = ""
-    return f'<div class="explorer-others">{tabs}{"".join(pictures)}</div>' if pictures else ""
-
-
-def _menu(ident, spec, asked):
-    return menu(
-        f"{ident}-{asked.kind}",
-        asked.label,
-        asked.names,
-        spec.begin[asked.kind],
-        own="own values",
-        attributes=f' data-kind="{asked.kind}"',
-    )
-
-
-def _controls(spec, start):
-    """The controls, in groups that fold where the explorer has groups; beside several pictures, or
-    of many controls, one group is open at a time."""
-    made = {
-        control.quantity: (_choice if isinstance(control, Choice) else _control)(
-            f"{initials(spec.name)}{place}", control, start[control.quantity]
-        )
-        for place, control in enumerate(spec.controls)
-    }
-    many = tall(spec) or len(spec.controls) > 9
-    alone = f' name="{initials(spec.name)}"' if many else ""
-    groups = "".join(
-        f'<details class="explorer-group"{alone}{"" if group.folded else " open"}>'
-        f"<summary>{escape(group.title)}</summary>"
-        '<div class="explorer-grouped">'
-        f"{''.join(made.pop(name) for name in group.quantities)}</div></details>"
-        for group in spec.groups
-    )
-    return "".join(made.values()) + groups
-
-
-def _control(ident, control, value):
-    """A box and a slider of one name. The slider moves over positions of the list of stops; the
-    script says how many there are."""
-    text = escape(format_to_type(value, control.style))
-    return (
-        f'<div class="explorer-control" data-quantity="{control.quantity}"><label'
-        f' id="{ident}-label" for="{ident}">{escape(control.label)}</label><input type="text"'
-        f' id="{ident}" value="{text}"><input type="range" aria-labelledby="{ident}-label"></div>'
-    )
-
-
-def _choice(ident, control, value):
-    """One button for each option; one of them is down. The value of a button is its place in the
-    list."""
-    options = "".join(
-        f'<label><input type="radio" name="{ident}"'
-        f' value="{place}"{" checked" if option == value else ""}>'
-        f"<span>{escape(words)}</span></label>"
-        for place, (option, words) in enumerate(control.options)
-    )
-    return (
-        f'<div class="explorer-control explorer-choice" data-quantity="{control.quantity}"><span'
-        f' id="{ident}-label">{escape(control.label)}</span><div class="explorer-options"'
-        f' role="radiogroup" aria-labelledby="{ident}-label">{options}</div></div>'
+def nearest_buttons(spec):
+    """The buttons that ranks.js puts beside a rank which does not fit at the start."""
+    start = {**spec.start(), **spec.begin}
+    if spec.compute(spec.start())["fits"]:
+        return ""
+    given = {field.name: start[field.name] for field in fields(RankLayout) if field.name in start}
+    gpus = start["data_parallel"] * start["tensor_parallel"] * start["pipeline_parallel"]
+    layout = RankLayout(**given, sizes=model_sizes(start["model"]), gpus=gpus)
+    return "Nearest that fits: " + "".join(
+        f'<button type="button">{escape(words_of_change(change))} <small>'
+        f"{format_as(found.needed_bytes(found.solved()), 'decimal bytes')}</small></button>"
+        for change, found in nearest(layout)
     )
 
 
@@ -309,8 +228,7 @@ def sheet_address(builder, page, name):
 
 @cache
 def _reasons():
-    code = Path(__file__).parent / "static" / "why.js"
-    return rjsmin.jsmin(code.read_text(encoding="utf-8"))
+    return rjsmin.jsmin(read(Path(__file__).parent / "static" / "why.js"))
 
 
 def _html(node, builder):
@@ -328,27 +246,14 @@ def _html(node, builder):
     return card(spec, sheet, "../" * page.count("/") + script)
 
 
-DRAWN_BY = dict(  # kind of picture -> its script, in the order in which scripts are loaded
-    memory="pictures.js",
-    timeline="timeline.js",
-    time="timeline.js",
-    curves="curves.js",
-    streams="streams.js",
-    schedule="schedules.js",
-)
-
-
-def drawing_scripts(specs):
-    """The scripts that draw the pictures and parts of these explorers."""
-    kinds = {picture.kind for spec in specs for picture in spec.pictures}
-    drawing = dict.fromkeys(script for kind, script in DRAWN_BY.items() if kind in kinds)
-    return [*drawing] + ["layouts.js", "ranks.js"] * any(spec.parts for spec in specs)
+OF_PARTS = ("layouts.js", "ranks.js")
 
 
 def _files(found):
     specs = [EXPLORERS[node["name"]] for node in found]
     looks = {"explorer.css": 810} | ({"layouts.css": 811} if any(s.parts for s in specs) else {})
-    scripts = ("formulas.js", "svg.js", *drawing_scripts(specs), "explorer.js")
+    of_parts = OF_PARTS * any(spec.parts for spec in specs)
+    scripts = ("formulas.js", "svg.js", *drawing_scripts(specs), *of_parts, "explorer.js")
     return looks | {script: 810 + place for place, script in enumerate(scripts)}
 
 

@@ -39,12 +39,13 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-from bookkit.cards import add_element, json_in_html, warn
-from bookkit.explorer import sheet_address, unbroken
+from bookkit.cards import add_element, warn
+from bookkit.explorer import sheet_address
 from coursekit.formulas import BOOK, PRESETS, UnusedQuantity, evaluate, quantities
 from coursekit.formulas.registry import show
 from coursekit.formulas.render import right_hand_side, width
 from coursekit.formulas.subset import expression_of
+from coursekit.show.card import json_in_html, unbroken
 from coursekit.show.format import BINARY, DECIMAL, DURATIONS, STYLE_OF_UNIT, format_as
 
 SECONDS = {"seconds": 1, "days": 86_400}  # units that can be printed as any duration

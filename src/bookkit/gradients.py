@@ -17,9 +17,10 @@ from pathlib import Path
 from docutils import nodes
 
 from bookkit import cards
-from bookkit.cards import STATUS, CardDirective, foot, frame, labelled, menu, radio_buttons
+from bookkit.cards import CardDirective, foot, frame, radio_buttons
 from coursekit import topics
 from coursekit.recordings.recordings import InvalidRecording, read_all
+from coursekit.show.card import STATUS, labelled, menu
 
 # The topic whose histogram this is, found by what it has.
 _histogram = topics.the_one_with("histogram_data", "histogram")

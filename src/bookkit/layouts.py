@@ -16,9 +16,10 @@ from html import escape
 
 from docutils import nodes
 
-from bookkit.cards import STATUS, CardDirective, add_card, frame, json_in_html, labelled, menu
+from bookkit.cards import CardDirective, add_card, frame
 from bookkit.explorer import explorer
 from coursekit.formulas.presets import GPUS, MODELS
+from coursekit.show.card import STATUS, json_in_html, labelled, menu
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import format_as
 from coursekit.topics.which_layout.planner_page import (

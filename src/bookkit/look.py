@@ -1,21 +1,24 @@
 """How the pages look: style sheets, fonts, icons, and the palettes as CSS variables.
 
 ``static/book.css`` holds the look. This module copies it, ``static/book.js`` and the fonts next to
-the theme's style sheet, and writes ``palette.css`` from ``coursekit.show.palette``, so that a
-colour is defined once for figures and pages.
+the theme's style sheet, and what cards have in a notebook, too (``coursekit/show/static``). It
+writes ``palette.css`` from ``page.css`` there and ``coursekit.show.palette``, so that a colour is
+defined once for figures and pages.
 """
 
 import json
 import re
 from pathlib import Path
 
+import rcssmin
 import rjsmin
 from docutils import nodes
 from markupsafe import Markup
 
 from bookkit.cards import add_static
 from bookkit.icons import ICONS, svg
-from coursekit.show.palette import MEMORY, PAGE, TIMELINE
+from coursekit.show import embed
+from coursekit.show.palette import palette_css
 
 STATIC = Path(__file__).parent / "static"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -27,23 +30,6 @@ THEME_SCRIPT = (TEMPLATES / "theme.js").read_text(encoding="utf-8")
 COLUMN_LETTERS = 62  # of code, on a line of the column
 WIDE_COLUMNS = 5  # of a table
 WORD_LETTERS = 24  # of a word of code that is never broken; a phone has room for it
-
-
-def palette_css():
-    """The page, and two variables for each quantity: its fill and the line around it, in light and
-    in dark."""
-
-    def declarations(mode):
-        yield f"  --page: {getattr(PAGE, mode)};\n  --line-strong: {PAGE.line};\n"
-        for kind, palette in (("memory", MEMORY), ("timeline", TIMELINE)):
-            for name, swatch in palette.items():
-                variable = f"--{kind}-{name.replace('_', '-')}"
-                yield f"  {variable}: {getattr(swatch, mode)};\n  {variable}-line: {swatch.line};\n"
-
-    return (
-        f":root {{\n{''.join(declarations('light'))}}}\n"
-        f"html[data-theme=dark] {{\n{''.join(declarations('dark'))}}}\n"
-    )
 
 
 # Between a formula and the mark after it browsers would end a line.
@@ -187,12 +173,16 @@ def _widen(app, doctree, docname):
 
 def _prepend_templates(app, config):
     config.templates_path = [str(TEMPLATES), *config.templates_path]
-    config.html_static_path = [*config.html_static_path, str(STATIC)]
+    config.html_static_path = [*config.html_static_path, str(embed.STATIC), str(STATIC)]
+
+
+def _variables():
+    return rcssmin.cssmin(embed.read(embed.STATIC / "page.css")) + "\n" + palette_css()
 
 
 def setup(app):
     app.connect("config-inited", _prepend_templates)
-    add_static(app, "_static/palette.css", palette_css)
+    add_static(app, "_static/palette.css", _variables)
     app.connect("doctree-resolved", _widen)
     app.connect("html-page-context", _page_context)
     app.add_css_file("palette.css", priority=800)

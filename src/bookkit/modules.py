@@ -12,45 +12,33 @@ The built book carries the modules in ``_static/explorers``; ``{explorer-modules
 """
 
 import argparse
-import json
-import re
 from html import escape
 from pathlib import Path
 
-import rcssmin
 import rjsmin
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-from bookkit.cards import FULL_SCREEN, after_pages
-from bookkit.explorer import card, drawing_scripts
-from bookkit.explorer_data import functions_of
-from bookkit.look import STATIC, TEMPLATES, palette_css
+from bookkit.cards import after_pages
+from bookkit.explorer import OF_PARTS, data_of_parts, equations, parts_of
+from bookkit.look import STATIC, TEMPLATES
+from coursekit.show.card import COPY, explorer_card, foot
+from coursekit.show.embed import embedded
 from coursekit.show.explorers import EXPLORERS
 
 FOLDER = "_static/explorers"
-REM_PX = 16  # a page around may have made its own of it
-GLOBAL = "window.BOOK = window.BOOK || {};"  # how scripts of a page find one another
 PAGE = (TEMPLATES / "explorer.html").read_text(encoding="utf-8")
 
 
 def module(spec):
     """The text of an explorer's module."""
-    scripts = ["formulas.js", "svg.js", *drawing_scripts([spec]), "explorer.js", "why.js"]
-    code = "\n".join(_read(name).replace(GLOBAL, "") for name in scripts)
-    html = re.sub(r"<script>.*?</script>\n", "", card(spec), flags=re.DOTALL).replace(
-        FULL_SCREEN, ""
-    )
-    html = f'<div class="bd-article">{html.replace("explorer wide", "explorer", 1).strip()}</div>'
-    constants = [("NAME", spec.name), ("CARD", html), ("SHEET", style())]
+    parts = [*OF_PARTS, "layouts.css"] * bool(spec.parts)
+    more = [STATIC / name for name in (*parts, "why.js")]
+    buttons = foot(equations(spec), COPY)
+    html = explorer_card(spec, buttons, parts=parts_of(spec), of_parts=data_of_parts(spec))
     return (
         f"// {spec.title}: an explorer of the book Split, Shard, Recompute (MIT).\n"
-        + "".join(
-            f"const {name} = {json.dumps(value, ensure_ascii=False)};\n"
-            for name, value in constants
-        )
-        + rjsmin.jsmin(f"const BOOK = {{}};\n{code}\n{functions_of(spec)}\n{_read('embed.js')}")
-        + "\n"
+        f"{rjsmin.jsmin(embedded(spec, html, *more))}\nexport default {{ render }};\n"
     )
 
 
@@ -59,33 +47,6 @@ def page(spec):
     options: #model=Llama 7B&theme=dark."""
     inside = module(spec).replace("export default", "const explorer =").replace("</", "<\\/")
     return PAGE.format(title=escape(spec.title), module=inside)
-
-
-def style():
-    """The style sheet of a card in a shadow root."""
-    variables = re.findall(r"^(?::root|html\[.*?\]) \{.*?^\}", _read("book.css"), re.M | re.S)
-    text = "\n".join([*variables, palette_css(), *map(_read, ("explorer.css", "layouts.css"))])
-    text = re.sub(r"^html\[data-theme=(\W?)dark\1\]", ":host([data-theme=dark])", text, flags=re.M)
-    text = text.replace(":root {", ":host {") + _read("embed.css")
-    text = re.sub(r"(\d*\.?\d+)rem\b", lambda rem: f"{float(rem[1]) * REM_PX:g}px", text)
-    return rcssmin.cssmin(by_container(text))
-
-
-def by_container(css):
-    """Rules for widths of the screen as rules for the width of the place where a card stands."""
-
-    def turned(found):
-        conditions = found[1].strip().split(" and ")
-        widths = " and ".join(one for one in conditions if "-width" in one)
-        others = " and ".join(one for one in conditions if "-width" not in one)
-        heads = [f"@media {others} {{"] * bool(others) + [f"@container {widths} {{"] * bool(widths)
-        return "\n".join(heads) + found[2] + "}" * len(heads)
-
-    return re.sub(r"@media ([^{]+)\{((?:[^{}]|\{[^{}]*\})*)\}", turned, css)
-
-
-def _read(name):
-    return (STATIC / name).read_text(encoding="utf-8")
 
 
 ENDINGS = {module: ".js", page: ".html"}

@@ -28,6 +28,7 @@ import rjsmin
 from docutils import nodes
 
 from bookkit.cards import after_pages, warn
+from coursekit.show import embed
 
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -36,7 +37,7 @@ LIVE_IN_THE_LAB = (
     "This control is live in the lab: open the notebook in Jupyter or Colab to move it."
 )
 
-OURS = Path(__file__).parent / "static"
+OURS = embed.STATIC, Path(__file__).parent / "static"
 
 # Scripts of Sphinx and of the theme that no page needs.
 UNUSED_SCRIPTS = {
@@ -247,7 +248,9 @@ def _tidy(app, output):
     output = output.resolve()
     static = output / "_static"
     used = {static / name for name in ASKED_FOR}
-    names = set(re.findall(r"[\w-]+", "".join(map(Path.read_text, OURS.glob("*.js")))))
+    ours = [path for folder in OURS for path in folder.glob("*.*s")]  # .css and .js
+    scripts = [path for path in ours if path.suffix == ".js"]
+    names = set(re.findall(r"[\w-]+", "".join(map(Path.read_text, scripts))))
     pages = looked_at(output, Path(app.doctreedir) / "pages.json", _references)
     for page, references in pages.items():
         folder = (output / page).parent
@@ -267,8 +270,8 @@ def _tidy(app, output):
             if _is_external(address):
                 _warn(sheet.relative_to(output), address)
             used.add(_local(address, sheet.parent))
-    # .css and .js; who reads them finds them, with their comments, in the repository
-    for source in OURS.glob("*.*s"):
+    # who reads them finds them, with their comments, in the repository
+    for source in ours:
         if static / source.name in used:
             text = source.read_text(encoding="utf-8")
             text = rcssmin.cssmin(text) if source.suffix == ".css" else rjsmin.jsmin(text)

@@ -20,6 +20,7 @@ from docutils.parsers.rst import directives
 
 from bookkit import cards
 from coursekit import topics
+from coursekit.show.card import STATUS, json_in_html, menu
 
 # The topic whose steps these are, found by what it has.
 _steps = topics.the_one_with("stepper_steps", "steps")
@@ -64,7 +65,7 @@ def card(name, ranks, source):
     data = _steps.page_data(name, ranks)
     look = f"""<span class="stepper-look">{escape(_steps.COLLECTIVES[name].look)}</span>
 Arrows are what this step sends: + is added, = is put in place."""
-    menus = cards.menu(f"{ident}-name", "Collective", list(_steps.COLLECTIVES), name)
+    menus = menu(f"{ident}-name", "Collective", list(_steps.COLLECTIVES), name)
     menus += ranks_buttons(ident, _steps.RANKS, ranks)
     return frame(
         ident,
@@ -119,9 +120,9 @@ def frame(
 <p class="explorer-sentence">{escape(unbroken(steps[number].sentence))}</p>
 <p class="explorer-detail">{escape(unbroken(steps[number].detail))}</p>
 <p class="stepper-room" aria-hidden="true">{escape(room)}</p></div>
-{cards.STATUS}
+{STATUS}
 {cards.foot(table(steps, caption))}
-<script>BOOK.stepper("{ident}", {cards.json_in_html({name: {ranks: data}})});</script>"""
+<script>BOOK.stepper("{ident}", {json_in_html({name: {ranks: data}})});</script>"""
     attributes = f' data-script="{escape(source)}"'
     return cards.frame(ident, "explorer stepper", "stepper", heading, inside, attributes)
 

@@ -22,10 +22,10 @@ from math import floor, log10
 from docutils import nodes
 from sphinx.util.docutils import SphinxRole
 
-from bookkit.cards import CardDirective, add_files, classed, json_in_html, live, table, warn
-from bookkit.formulas import unbroken
+from bookkit.cards import CardDirective, add_files, classed, live, table, warn
 from bookkit.recorded import near
 from coursekit.recordings.virtual_errors import VIRTUAL_ERRORS
+from coursekit.show.card import json_in_html, unbroken
 from ranklab.measure.slim_trace import COMPUTES, SlimTrace, SpanKind, covered
 
 WIDTH, ROW, BAR = 1000, 20, 16  # units across; pixels down

@@ -25,6 +25,7 @@ from visit import (
 )
 
 import bookkit
+from coursekit.show import embed
 
 STATIC = Path(bookkit.__file__).parent / "static"
 
@@ -94,7 +95,7 @@ def weight(page):
     the theme."""
     text = page.read_text(encoding="utf-8")
     found = re.findall(r'<(?:script|link)\b[^>]*\b(?:src|href)="([^"?]+\.(?:js|css))\b', text)
-    ours = {path.name for path in STATIC.iterdir()} | {"palette.css"}
+    ours = {path.name for path in (*STATIC.iterdir(), *embed.STATIC.iterdir())} | {"palette.css"}
     return len(text.encode()) + sum(
         (page.parent / name).stat().st_size for name in found if name.rpartition("/")[2] in ours
     )

@@ -9,10 +9,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from bookkit.explorer import card, marked_equation, unbroken
+from bookkit.explorer import card, marked_equation
 from bookkit.mathml import to_mathml
 from coursekit.formulas import BOOK
 from coursekit.formulas.render import latex
+from coursekit.show.card import unbroken
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.spec import Say, default_style
 

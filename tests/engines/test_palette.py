@@ -101,7 +101,7 @@ def test_hatches_are_told_apart_without_colour(palette):
 def test_pages_have_every_colour_once_for_each_mode():
     """Mutation: write the light fills for the dark page; forget that weight_gradient needs a hyphen
     in CSS."""
-    from bookkit.look import palette_css
+    from coursekit.show.palette import palette_css
 
     light, dark = palette_css().split("html[data-theme=dark]")
     for css, mode in ((light, "light"), (dark, "dark")):

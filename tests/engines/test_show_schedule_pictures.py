@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 from told import told
 
-from bookkit.explorer_data import data_of, packed
 from bookkit.schedules import LEFT, RIGHT, WIDTH, drawing, sentence, simulated
+from coursekit.show.explorer_data import data_of, packed
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.schedule_pictures import ACTION_LETTERS, SIMULATED_WORDS
 from shardlab.pipelines.schedules import Action, InvalidSchedule, schedule

@@ -1,7 +1,7 @@
 """Numbers as the book prints them: three significant digits, the unit always written.
 
 GiB (2^30) is for memory one can measure, GB (10^9) for what vendors print; counts are 175B and
-3.14e23; durations run from nanoseconds to years of 365 days. bookkit/static/formulas.js writes the
+3.14e23; durations run from nanoseconds to years of 365 days. static/formulas.js writes the
 same strings; a test compares the two.
 """
 

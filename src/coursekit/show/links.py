@@ -4,7 +4,7 @@ a reader moves a control. A control never refuses its own stops, because what de
     settle(links, {**values, "hidden": 5120}, ["hidden"], preset)
 
 `moved` has the quantities that moved, first the reader's own: a link never moves the one of its two
-that moved first. bookkit/static/explorer.js does the same; a test compares the two.
+that moved first. static/explorer.js does the same; a test compares the two.
 """
 
 import math

@@ -61,3 +61,20 @@ LINES = (
     Stroke("#008a64", (3, 4), "diamond"),
     Stroke("#b45d8d", (9, 4, 2, 4), "triangle-up"),
 )
+
+
+def palette_css():
+    """The page, and two variables for each quantity: its fill and the line around it, in light and
+    in dark."""
+
+    def declarations(mode):
+        yield f"  --page: {getattr(PAGE, mode)};\n  --line-strong: {PAGE.line};\n"
+        for kind, palette in (("memory", MEMORY), ("timeline", TIMELINE)):
+            for name, swatch in palette.items():
+                variable = f"--{kind}-{name.replace('_', '-')}"
+                yield f"  {variable}: {getattr(swatch, mode)};\n  {variable}-line: {swatch.line};\n"
+
+    return (
+        f":root {{\n{''.join(declarations('light'))}}}\n"
+        f"html[data-theme=dark] {{\n{''.join(declarations('dark'))}}}\n"
+    )

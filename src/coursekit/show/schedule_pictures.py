@@ -1,6 +1,6 @@
 """The picture of a pipeline's schedule, as data: which quantities say what is drawn, and what the
-simulation says beside the formulas. The page draws it in static/schedules.js, a
-notebook in svg/spans.py; both play the lists that shardlab.pipelines.schedules makes.
+simulation says beside the formulas. static/schedules.js draws it, and plays the lists that
+shardlab.pipelines.schedules makes.
 
     picture.plan(values)        the lists
     picture.timeline(values)    when each action begins and ends
@@ -35,6 +35,13 @@ SIMULATED_WORDS = {
     "first_held_models": "number",  # in flight on rank 0, over all stages
     "as_by_formula": "exact",  # 1 where the formula says the same idle time
 }
+KEY = (  # of its colours, in static/schedules.js
+    "forward before the first backward",
+    "other forwards",
+    "backward",
+    "backward of the input",
+    "of the weights",
+)
 SAME = 1e-9  # relative
 
 

@@ -1,5 +1,5 @@
-/* The end of an explorer's module (bookkit/modules.py), for a page that is not the book's. In front of it stand NAME, CARD and SHEET, the
-   scripts that draw, and the explorer's functions. Each rendering has a shadow root: ids, names and styles are its own. */
+/* The end of an explorer's script for a page that is not the book's, and for a notebook (show/embed.py). In front of it stand NAME, CARD
+   and SHEET, the scripts that draw, and the explorer's functions. Each rendering has a shadow root: ids, names and styles are its own. */
 
 const ARROWS = /^(Arrow|Page|Home|End)/;
 
@@ -85,5 +85,3 @@ function render(asked) {
   }
   return () => { forget(); host.remove(); };
 }
-
-export default { render };

@@ -1,4 +1,4 @@
-/* Makes the cards that bookkit/explorer.py wrote live. Classic script, no fetch: it works from file://. The card calls
+/* Makes the cards that show/card.py wrote live. Classic script, no fetch: it works from file://. The card calls
    BOOK.start(id) while the rest of the page is still being read. SVG nodes are made once and moved; nothing moves unless the
    reader moves it. Quantities are computed by BOOK.models[name], generated from the formulas. */
 (function () {
@@ -481,7 +481,7 @@
       const width = drawing.place.clientWidth;
       if (!width || width === drawing.width) return;
       drawing.width = width;
-      set(drawing.svg, { width: width, height: drawing.place.clientHeight }); // the room that bookkit/room.py keeps
+      set(drawing.svg, { width: width, height: drawing.place.clientHeight }); // the room that show/room.py keeps
       drawOne(drawing);
     }));
     // On a phone what is pinned covers the top of the screen: what gets the focus comes to lie below it.

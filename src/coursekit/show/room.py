@@ -1,13 +1,7 @@
 """The room that a card keeps before its script comes: what the script draws moves nothing. The
 test that compares both is in tests/browser/test_web_pages.py."""
 
-from dataclasses import fields
-from html import escape
-
-from coursekit.planner.fits import RankLayout, model_sizes, nearest
-from coursekit.show.format import format_as
-from coursekit.show.svg.spans import ACTIONS, forward_words
-from coursekit.topics.which_layout.planner_page import words_of_change
+from .schedule_pictures import KEY
 
 
 def of_picture(picture):
@@ -33,8 +27,7 @@ def _streams(picture):
 
 
 def _schedule(picture):
-    words = map(forward_words, (True, False)), (words for words, _ in ACTIONS.values())
-    return 212, 16, 0, [22 + 6.4 * len(text) for some in words for text in some]
+    return 212, 16, 0, [22 + 6.4 * len(text) for text in KEY]
 
 
 # Kind -> pixels above the key, left of it and between its entries; the widths of its entries.
@@ -51,18 +44,3 @@ PICTURES = {
     "streams": _streams,
     "schedule": _schedule,
 }
-
-
-def nearest_buttons(spec):
-    """The buttons that ranks.js puts beside a rank which does not fit at the start."""
-    start = {**spec.start(), **spec.begin}
-    if spec.compute(spec.start())["fits"]:
-        return ""
-    given = {field.name: start[field.name] for field in fields(RankLayout) if field.name in start}
-    gpus = start["data_parallel"] * start["tensor_parallel"] * start["pipeline_parallel"]
-    layout = RankLayout(**given, sizes=model_sizes(start["model"]), gpus=gpus)
-    return "Nearest that fits: " + "".join(
-        f'<button type="button">{escape(words_of_change(change))} <small>'
-        f"{format_as(found.needed_bytes(found.solved()), 'decimal bytes')}</small></button>"
-        for change, found in nearest(layout)
-    )

@@ -4,19 +4,18 @@ import json
 import re
 from itertools import product
 
-import rjsmin
-
 from coursekit.formulas.events import COMPUTE, LINK, Event, Repeat
-from coursekit.formulas.render import javascript
-from coursekit.show.palette import LINES
-from coursekit.show.schedule_pictures import PLAYS, lists
-from coursekit.show.spec import default_style
-from coursekit.topics.which_layout.planner_page import facts
+
+from .palette import LINES
+from .schedule_pictures import PLAYS, lists
+from .spec import default_style
 
 
-def functions_of(spec):
+def functions_of(spec, smaller=str):
     """Calls of BOOK.define, one a line: the function behind the card, and for each picture of
-    curves that of its lines."""
+    curves that of its lines. `smaller` makes code smaller."""
+    from coursekit.formulas.render import javascript  # loads sympy
+
     functions = {spec.name: javascript(spec.targets, spec.inputs)}
     for picture in spec.pictures:
         if picture.kind == "curves":
@@ -26,7 +25,7 @@ def functions_of(spec):
             )
     return "\n".join(
         f"BOOK.define({json.dumps(name)}, function (given, exact, finite, invalid, ceilDiv,"
-        f" floorDiv) {{ return {rjsmin.jsmin(code)} }});"
+        f" floorDiv) {{ return {smaller(code)} }});"
         for name, code in functions.items()
     )
 
@@ -70,7 +69,6 @@ def data_of(spec):
         values=spec.start(),
         chosen=spec.chosen_at_start(),
         pictures=[_picture(spec, drawn) for drawn in spec.pictures],
-        **({"parts": spec.parts, "layouts": facts()} if spec.parts else {}),
         **({"card": [spec.card.capacity, spec.card.total]} if spec.card else {}),
         sentence=words(spec.sentence),
         detail=words(spec.detail),
