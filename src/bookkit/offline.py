@@ -9,8 +9,8 @@ bars, search box and colour mode are ``static/book.js``) and its icon fonts (``i
 the rules that no page needs, and the book's own files lose comments and white space.
 3. plotly figures stored in notebooks, which MyST-NB drops without a word, are written into the
 page; the one local
-   copy of plotly.js is fetched when the first of them comes near the screen. A stored ipywidgets
-   view, which would be a dead slider, becomes a sentence.
+   copy of plotly.js is fetched when the first of them comes near the screen. A stored explorer or
+   ipywidgets view, which would be a dead slider, becomes a sentence.
 4. Every page is read once more, and anything it would load from elsewhere is a warning, which stops
 the build.
 """
@@ -29,6 +29,7 @@ from docutils import nodes
 
 from bookkit.cards import after_pages, warn
 from coursekit.show import embed
+from coursekit.show.widgets import STORED as EXPLORER
 
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -60,21 +61,21 @@ LAYER = "@layer theme{"
 
 
 class OfflineMime:
-    """MyST-NB plugin for two kinds of stored output; found through the entry point
+    """MyST-NB plugin for some kinds of stored output; found through the entry point
     ``myst_nb.mime_renderers``."""
 
-    mime_priority_overrides = [("html", PLOTLY, 1), ("html", WIDGET, 2)]
+    mime_priority_overrides = [("html", PLOTLY, 1), ("html", WIDGET, 2), ("html", EXPLORER, 2)]
 
     @staticmethod
     def handle_mime(renderer, data, inline):
-        """Nodes for a plotly figure or a widget; None for anything else, and in books that do not
-        use bookkit."""
+        """Nodes for a plotly figure, an explorer or a widget; None for anything else, and in books
+        that do not use bookkit."""
         environment = getattr(renderer.renderer, "sphinx_env", None)
         if inline or environment is None or "bookkit_sources" not in environment.config:
             return None
         if data.mime_type == PLOTLY:
             return [nodes.raw("", figure_html(data.content), format="html")]
-        if data.mime_type == WIDGET:
+        if data.mime_type in (WIDGET, EXPLORER):
             return [nodes.paragraph("", LIVE_IN_THE_LAB, classes=["needs-kernel"])]
         return None
 

@@ -11,6 +11,7 @@ from pages import ROOT
 
 from bookkit.lab_pages import calls_as_code, kept, without_guesses
 from coursekit.exercises.predictions import Predictions
+from coursekit.show.widgets import STORED, explorer
 
 LABS = ROOT / "labs"
 sys.path.insert(0, str(ROOT / "tools"))
@@ -42,11 +43,13 @@ def test_a_page_leaves_predictions_to_its_reader(tmp_path):
 
 
 def test_a_page_has_the_books_explorer_and_no_blank_verdict():
-    """Must catch: a sentence about a dead control where the book has its explorer; the verdict of
-    a blank that waits for its reader."""
-    view = {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "Explorer"}
+    """Must catch: a sentence about a dead control where the book has its explorer; a hundred
+    kilobytes of it in a stored lab; the verdict of a blank that waits for its reader."""
+    shown = explorer("zero")._repr_mimebundle_()
     blank = {"text/markdown": "**not yet:** f(1) gave Ellipsis: fill in the blank."}
-    outputs = [nbformat.v4.new_output("display_data", data) for data in (blank, view)]
+    outputs = [nbformat.v4.new_output("display_data", data) for data in (blank, shown)]
+    outputs = kept(outputs)
+    assert {*outputs[1]["data"]} == {STORED, "text/plain"} and "text/html" in shown
     cell = nbformat.v4.new_code_cell('display(explorer(\n    "zero", n=1))', outputs=outputs)
     [found] = without_guesses({"cells": [cell]})["cells"]
     assert [out["data"] for out in found["outputs"]] == [

@@ -6,7 +6,7 @@ from night import at_night
 
 from coursekit.formulas import PRESETS, quantities
 from coursekit.lab.virtual import gpt_in_bf16, virtual_gpu, virtual_gpus, virtual_step
-from coursekit.show.svg.virtual import virtual_step_svg
+from coursekit.show.virtual_step import virtual_step_svg
 from shardlab import zero
 from shardlab.gpt import next_token_loss
 from shardlab.tensor_parallel import (

@@ -227,9 +227,7 @@ def test_a_run_and_its_explorer():
     widget = run.explorer(rank=2)
     assert widget.shown["rank_peak_bytes"] == run.measured[2].total
     assert "Rank 1 of the pipeline, one of 4 ranks" in widget.sentence
-    assert all(f"{nbytes:,}" in widget.pictures[0] for nbytes in run.measured[2] if nbytes)
-    widget.sliders["accumulation_steps"].value = 8
-    assert widget.shown["rank_peak_bytes"] > run.measured[2].total
+    assert sorted(widget.measured.values()) == sorted(run.measured[2])
     assert repr(WeighedRun(run.layout, (Counts(),) * 4).explorer()) != repr(widget)
 
 

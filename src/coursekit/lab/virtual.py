@@ -21,7 +21,7 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 from ..formulas import quantities
 from ..formulas.presets import WITHOUT_BF16, rows_of_table
-from ..show.svg.virtual import virtual_step_svg
+from ..show.virtual_step import virtual_step_svg
 
 VIRTUAL_SIZES = dict(
     layers=4, hidden=2048, heads=16, max_sequence=2048, vocabulary=50304, tied_head=0

@@ -20,7 +20,9 @@ STATUS = '<p class="explorer-status" role="status"></p>'
 
 
 def json_in_html(data):
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    """The data as JSON, also NumPy's numbers, in which nothing ends a script."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, default=float)
+    return text.replace("<", "\\u003c")
 
 
 def frame(ident, look, title, inside, attributes="", first=""):
@@ -63,22 +65,26 @@ def ident_of(spec):
     return f"explorer-{spec.name}"
 
 
-def explorer_card(spec, buttons, look="explorer", parts="", of_parts=None, first="", last=""):
-    """The explorer as HTML. `buttons` are its foot(); `parts` stand under the first picture, and
-    their scripts read `of_parts`; `first` stands above the title, `last` behind all else."""
+def explorer_card(
+    spec, buttons, look="explorer", measured=None, parts="", of_parts=None, first="", last=""
+):
+    """The explorer as HTML. `buttons` are its foot(); `measured` has measured values by quantity or
+    line; `parts` stand under the first picture, and their scripts read `of_parts`; `first` stands
+    above the title, `last` behind all else."""
     ident, start = ident_of(spec), spec.start()
     computed = spec.compute(start)
     menus = "".join(_menu(ident, spec, asked) for asked in spec.menus)
     controls = _controls(spec, start)
     shown, *others = (
         f'<div class="explorer-picture"><p class="explorer-caption">{escape(picture.title)}</p>'
-        f"{room.of_picture(picture)}</div>"
+        f"{room.of_picture(picture, measured or {})}</div>"
         for picture in spec.pictures
     )
     detail = (
         f'<div class="explorer-words" id="{ident}-detail"><p class="explorer-detail">'
         f"{escape(unbroken(spec.say_detail(computed)))}</p></div>"
     )
+    data = data_of(spec, measured or {}) | (of_parts or {})
     inside = f"""<div class="explorer-body">
 <div class="explorer-menus">{menus}</div>
 <div class="explorer-controls">{controls}</div>
@@ -91,7 +97,7 @@ def explorer_card(spec, buttons, look="explorer", parts="", of_parts=None, first
 {STATUS}
 {buttons}
 <pre class="explorer-python" tabindex="0" hidden></pre>
-<script type="application/json">{json_in_html(data_of(spec) | (of_parts or {}))}</script>{last}"""
+<script type="application/json">{json_in_html(data)}</script>{last}"""
     attributes = f' data-explorer="{spec.name}"'
     return frame(ident, look, escape(spec.title), inside, attributes, first)
 

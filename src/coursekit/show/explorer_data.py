@@ -3,10 +3,12 @@
 import json
 import re
 from itertools import product
+from types import MappingProxyType
 
 from coursekit.formulas.events import COMPUTE, LINK, Event, Repeat
 
 from .palette import LINES
+from .pictures import measurable
 from .schedule_pictures import PLAYS, lists
 from .spec import default_style
 
@@ -30,9 +32,9 @@ def functions_of(spec, smaller=str):
     )
 
 
-def data_of(spec):
+def data_of(spec, measured=MappingProxyType({})):
     """The specification as explorer.js reads it. Texts name quantities and styles; numbers are the
-    presets' and the stops'."""
+    presets', the stops' and what was `measured`, by the name of a quantity or a line."""
 
     def words(pieces):
         return [
@@ -68,7 +70,7 @@ def data_of(spec):
         followers=[(name, *words[:2]) for name, words in spec.followers.items()],
         values=spec.start(),
         chosen=spec.chosen_at_start(),
-        pictures=[_picture(spec, drawn) for drawn in spec.pictures],
+        pictures=[_picture(spec, drawn, measured) for drawn in spec.pictures],
         **({"card": [spec.card.capacity, spec.card.total]} if spec.card else {}),
         sentence=words(spec.sentence),
         detail=words(spec.detail),
@@ -99,7 +101,7 @@ def _model(spec, curves):
     return f"{spec.name}/{spec.pictures.index(curves)}"
 
 
-def _picture(spec, drawn):
+def _picture(spec, drawn, measured):
     if drawn.kind == "curves":
         return dict(
             kind="curves",
@@ -133,6 +135,7 @@ def _picture(spec, drawn):
                     colour=stroke.colour,
                     dash=" ".join(map(str, stroke.dash)) or "none",
                     mark=stroke.mark,
+                    **({"measured": measured[line.name]} if line.name in measured else {}),
                 )
                 for line, stroke in zip(drawn.lines, LINES)
             ],
@@ -176,6 +179,8 @@ def _picture(spec, drawn):
                 for column in drawn.columns
             ],
         )
+    if beside := {name: measured[name] for name in measurable(drawn) if name in measured}:
+        own["measured"] = beside
     return dict(kind=drawn.kind, **own)
 
 
@@ -187,6 +192,8 @@ def _sizes(spec, drawn):
         for preset in (spec.preset(menu.kind, name) for name in menu.names)
         if drawn.schedule in preset
     }
+    start = spec.start()
+    schedules.add((start[drawn.schedule], start[drawn.stages_per_rank]))
     stops = {control.quantity: control.stops for control in spec.controls}
     for (schedule, stages), ranks, microbatches in product(
         sorted(schedules), stops[drawn.ranks], stops[drawn.microbatches]

@@ -1,5 +1,5 @@
-"""The explorers of the book by name, as data (spec.py): the page draws them as SVG
-(bookkit/explorer.py), labs as ipywidgets (widgets.py); neither has formulas or numbers of its own.
+"""The explorers of the book by name, as data (spec.py): card.py writes
+them for pages (bookkit/explorer.py) and notebooks (widgets.py), and static/explorer.js moves them.
 A topic's `explorer.py` defines them; this module finds them.
 
     EXPLORERS["does-it-fit"]

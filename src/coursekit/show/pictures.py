@@ -1,5 +1,5 @@
-"""The pictures of explorers, as data: which quantities are drawn how. The page draws them in
-static/pictures.js, timeline.js, curves.js and streams.js, a notebook in svg/."""
+"""The pictures of explorers, as data: which quantities are drawn how. They are drawn by
+static/pictures.js, timeline.js, curves.js and streams.js."""
 
 import re
 from dataclasses import dataclass, field
@@ -236,3 +236,13 @@ class Curves:
     def shown(self, values):
         """Pairs (place in `lines`, line) of the lines that are there."""
         return [(place, line) for place, line in enumerate(self.lines) if line.shown(values)]
+
+
+def measurable(picture):
+    """The quantities of a picture beside which a measured value can be drawn. Of a step that ran
+    there are figures: trace_figure and a topic's figures.py draw what was measured."""
+    if picture.kind == "curves":
+        return [line.name for line in picture.lines]
+    if picture.kind == "memory":
+        return [part.quantity for part in picture.parts]
+    return [picture.quantity] if picture.kind == "time" else []

@@ -1,13 +1,16 @@
 """The room that a card keeps before its script comes: what the script draws moves nothing. The
 test that compares both is in tests/browser/test_web_pages.py."""
 
+from .pictures import measurable
 from .schedule_pictures import KEY
 
 
-def of_picture(picture):
+def of_picture(picture, measured):
     """The place of a picture: as high as all above its key, with an empty item for each entry of
-    the key. The items fill rows as the entries do, however wide the place is."""
+    the key. The items fill rows as the entries do, however wide the place is. A row says what was
+    measured, where something was."""
     high, left, gap, widths = PICTURES[picture.kind](picture)
+    high += 18 * any(name in measured for name in measurable(picture))
     items = "".join(f'<i style="width:{width:.1f}px"></i>' for width in widths)
     style = f"padding:{high}px 0 0 {left}px;column-gap:{gap}px"
     return f'<div class="explorer-drawing" style="{style}">{items}</div>'

@@ -57,8 +57,10 @@
   }
 
   BOOK.pictures.curves = function (svg, spec) {
-    const TOP = ROW * (spec.marks.length + 1) + 6, under = TOP + PLOT, stops = spec.stops, logX = spec.x.log, logY = spec.y.log;
-    const rangeX = [logX ? stops[0] : 0, stops[stops.length - 1]], inX = value => value >= rangeX[0] && value <= rangeX[1];
+    const measured = spec.lines.flatMap(line => line.measured || []), compared = measured.length > 0;
+    const TOP = ROW * (spec.marks.length + 1 + compared) + 6, under = TOP + PLOT, stops = spec.stops, logX = spec.x.log, logY = spec.y.log;
+    const wholeX = [stops[0], stops[stops.length - 1], ...measured.map(pair => pair[0])];
+    const rangeX = [logX ? Math.min(...wholeX) : 0, Math.max(...wholeX)], inX = value => value >= rangeX[0] && value <= rangeX[1];
     const model = BOOK.models[spec.model];
     // One path for all lines that look alike: a redraw writes two long paths instead of eighteen short ones.
     const grid = draw(svg, "path", { class: "grid" }), floor = draw(svg, "path", { class: "axis" });
@@ -73,10 +75,13 @@
       path: draw(svg, "path", { class: "curve", fill: "none", stroke: line.colour, "stroke-width": 2.5, "stroke-dasharray": line.dash,
         "stroke-linejoin": "round" }),
       at: draw(svg, "polygon", { fill: line.colour }), lead: draw(svg, "polyline", { fill: "none", stroke: line.colour }),
-      text: draw(svg, "text", { class: "name" }) }));
+      text: draw(svg, "text", { class: "name" }), measured: line.measured || [],
+      marks: draw(svg, "path", { class: "measured", style: "fill: " + line.colour }) }));
     const note = spec.note && draw(svg, "text", { class: "name" });
     const point = draw(svg, "path", { class: "marker" }), words = draw(svg, "text", { class: "strong" });
     write(draw(svg, "text", { class: "tick", y: 12 }), spec.y.words);
+    const told = compared && draw(svg, "text", { class: "tick", y: 12 + ROW });
+    if (compared) point.classList.add("predicted");
     const nameX = draw(svg, "text", { class: "tick", y: under + 36 });
     let before = null, last = null;
 
@@ -120,7 +125,7 @@
     function look(values) {
       if (last && last.values === values) return last;
       const bends = spec.corners ? guides.map(guide => values[guide.quantity]) : [];
-      const corners = bends.filter(place => place > stops[0] && place < rangeX[1]);
+      const corners = bends.filter(place => place > stops[0] && place < stops[stops.length - 1]);
       const places = corners.length ? stops.concat(corners).sort((one, other) => one - other) : stops;
       return { values: values, swept: swept(values, places), shown: lines.filter(line => there(line, values)) };
     }
@@ -131,6 +136,7 @@
         const value = one[1].get(line);
         if (value > 0) { least = Math.min(least, value); most = Math.max(most, value); }
       })));
+      measured.forEach(([, value]) => { least = Math.min(least, value); most = Math.max(most, value); });
       if (!most) least = most = looks[0].values[spec.point]; // the formulas refuse every place: the point is still to be seen
       if (!(most > 0)) return logY ? [1, 10] : [0, 1];
       if (!logY) return [0, roundUp(most * (1 + (spec.above ? PAD / PLOT : 0.03)))];
@@ -168,7 +174,7 @@
 
     return {
       ghost(values) { before = values && look(values); },
-      draw(values, width) {
+      draw(values, width, measuredAt) {
         const now = last = look(values), rangeY = rangeOf(before ? [now, before] : [now]);
         const ofAWhole = spec.y.style === "percent" && rangeY[1] <= 1.2; // above the whole there is room for words alone
         const rows = ticksOf(rangeY, logY).filter(value => !ofAWhole || value <= 1).slice(0, names.length), sizes = rows.map(value => tickText(spec.y, value));
@@ -177,6 +183,7 @@
         const right = width - longest(now.shown.map(line => fill(line.words, values))) * LETTER - 15, wide = right - left;
         const x = value => left + wide * share(value, rangeX, logX), y = value => under - PLOT * share(value, rangeY, logY);
 
+        if (told) write(told, "lines: predicted, marks: measured" + measuredAt);
         set(grid, { d: rows.map(value => "M" + at(left, y(value)) + "H" + right).join("") });
         names.forEach((name, k) => { // what is not needed is empty
           set(name, { x: left - 6, y: k < rows.length ? tenth(y(rows[k]) + 4) : 0 });
@@ -209,6 +216,8 @@
           const value = line.given ? (own.length ? own[0][1].get(line) : 0) : values[line.quantity], marked = drawn[k] && !beyond && (value > 0 || !logY);
           set(line.path, { d: drawn[k] });
           points(line.at, ...(marked ? line.mark.map(by => at(px + by[0], y(value) + by[1])) : []));
+          const mark = ([place, size]) => "M" + line.mark.map(by => at(x(place) + by[0], y(size) + by[1])).join("L") + "z";
+          set(line.marks, { d: drawn[k] ? line.measured.map(mark).join("") : "" });
           if (drawn[k]) return;
           points(line.lead);
           set(line.text, { x: 0, y: 0 });

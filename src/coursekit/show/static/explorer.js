@@ -189,6 +189,16 @@
       return said && " Moved along: " + said + ".";
     }
 
+    /* At which values a notebook measured, where a hand has moved them since: what was measured stays. Points along a curve have their own
+       value of what is swept. */
+    function measuredAt() {
+      const moved = controls.filter(({ quantity, choice }) => !choice && shown[quantity] !== spec.values[quantity] &&
+        !spec.pictures.some(picture => picture.sweep === quantity));
+      if (moved.length > 2) return " where the explorer began";
+      return moved.map(({ quantity, label, style }, k) =>
+        (k ? " and " : " with ") + label + " " + BOOK.formatToType(spec.values[quantity], style)).join("");
+    }
+
     function sentenceNow() { return say(spec.sentence) + along; }
 
     /* The sentence of a refusal in the reader's words: Explorer.refusal of show/spec.py. */
@@ -237,7 +247,7 @@
         along = sayAlong();
         write(sentence, unbroken(sentenceNow()));
         write(detail, unbroken(say(spec.detail)));
-        if (why.open) fillEquations();
+        if (why && why.open) fillEquations();
       }
       parts.forEach(part => part(refused ? null : shown));
       if (!python.hidden) write(python, call());
@@ -282,7 +292,7 @@
 
     function drawOne(drawing) {
       drawing.late = false;
-      if (drawing.width) drawing.picture.draw(shown, drawing.width);
+      if (drawing.width) drawing.picture.draw(shown, drawing.width, measuredAt());
     }
 
     function drawLate() {
@@ -408,7 +418,7 @@
 
     let asked = false, fillEquations = () => {};
 
-    why.addEventListener("toggle", () => {
+    if (why) why.addEventListener("toggle", () => {
       if (!why.open || !shown) return;
       if (asked) { fillEquations(); return; }
       asked = true;

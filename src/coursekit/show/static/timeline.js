@@ -114,11 +114,14 @@
     const marker = draw(svg, "circle", { class: "marker", r: 7, cy: y });
     const arrow = draw(svg, "path", { class: "marker" });
     const text = draw(svg, "text", { class: "strong", y: y - 16 });
+    const measured = spec.measured && spec.measured[spec.quantity];
+    const disc = measured && draw(svg, "path", { class: "marker measured" }), key = measured && draw(svg, "text", { class: "strong", y: y + 40 });
+    if (measured) marker.classList.add("predicted");
     let before = null;
 
     return {
       ghost(values) { before = values; },
-      draw(values, width) {
+      draw(values, width, measuredAt) {
         const x = seconds => EDGE + (width - 2 * EDGE) * clamp(
           Math.log(seconds / spec.least) / Math.log(spec.most / spec.least), 0, 1);
         const seconds = values[spec.quantity], beyond = seconds > spec.most ? 1 : seconds < spec.least ? -1 : 0;
@@ -131,9 +134,14 @@
           if (free) taken = right - 2 * half;
         });
         set(marker, { cx: x(seconds), visibility: beyond ? "hidden" : "visible" });
-        set(arrow, { visibility: beyond ? "visible" : "hidden",
-          d: "M" + (x(seconds) + 8 * beyond) + " " + y + "l" + -14 * beyond + " -7v14z" });
-        label(text, format(seconds, "duration"), x(seconds), width, "middle");
+        const beside = (seconds, side) => "M" + (x(seconds) + 8 * side) + " " + y + "l" + -14 * side + " -7v14z";
+        set(arrow, { visibility: beyond ? "visible" : "hidden", d: beside(seconds, beyond) });
+        label(text, format(seconds, "duration") + (measured ? " predicted" : ""), x(seconds), width, "middle");
+        if (measured) {
+          const side = measured > spec.most ? 1 : measured < spec.least ? -1 : 0;
+          set(disc, { d: side ? beside(measured, side) : "M" + (x(measured) - 4) + " " + y + "a4 4 0 1 0 8 0a4 4 0 1 0 -8 0" });
+          label(key, format(measured, "duration") + " measured" + measuredAt, x(measured), width, "middle");
+        }
         set(ghost, { cx: before ? x(before[spec.quantity]) : 0, visibility: before ? "visible" : "hidden" });
       }
     };

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from coursekit.formulas import RECIPES, evaluate
 from coursekit.show.tables import Table
-from coursekit.show.widgets import ExplorerWidget, explorer
+from coursekit.show.widgets import ExplorerOutput, explorer
 from coursekit.topics.which_layout.explorer import beside_a_run
 from coursekit.topics.which_layout.runs import RunLayout, check_layout, weigh_rank
 from ranklab.measure.ledger import Counts
@@ -70,7 +70,7 @@ class WeighedRun:
             rows.append([f"rank {rank}", *found, found.total, f"{said.total - found.total:+,d}"])
         return Table(["", *Counts._fields, "together", "formulas - ledger"], rows)
 
-    def explorer(self, rank: int = 0) -> ExplorerWidget:
+    def explorer(self, rank: int = 0) -> ExplorerOutput:
         """The formulas of a rank in any layout as sliders, as this run was made, with the ledger's
         bytes of one rank beside them."""
         measured = dict(zip(QUANTITIES, self.measured[rank]))
