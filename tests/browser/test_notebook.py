@@ -128,7 +128,7 @@ def test_what_was_measured_is_filled_and_stays(notebook):
     slide(notebook, 0, "gpus_per_copy", 2)
     key = next(word for word in texts(notebook, 0) if "fill: measured" in word)
     assert key.endswith(" measured with layers 32 and GPUs that share one copy 1")
-    slide(notebook, 0, "vocabulary", 50_257)
+    slide(notebook, 0, "hidden", 2048)
     assert any(word.endswith("measured where the explorer began") for word in texts(notebook, 0))
     at(notebook, 0).locator(".explorer-reset").click()
     notebook.wait_for_function(ALL_DRAWN)

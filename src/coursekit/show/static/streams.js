@@ -117,7 +117,7 @@
         const x = seconds => Math.round(10 * (LEFT + seconds / most * (width - LEFT - 8))) / 10;
         const box = (row, from, to) => "M" + x(from) + " " + ROWS[row] + "H" + x(to) + "v" + BAR + "H" + x(from) + "z";
         ran.forEach(one => { if (one.end > one.start && kinds.has(one.name)) kinds.get(one.name).boxes += box(one.stream, one.start, one.end); });
-        const idle = waiting(ran), seconds = idle.reduce((sum, span) => sum + span[2] - span[1], 0);
+        const idle = waiting(ran), seconds = idle.reduce((sum, span) => sum + (span[2] - span[1]), 0);
         set(over, { d: idle.map(span => box(COMPUTE, span[1], span[2])).join("") });
         let at = LEFT, row = 0;
         const place = (rect, text, words) => {
