@@ -12,6 +12,7 @@ import pytest
 from cards import AS_WIDE
 from keyboard import VALUES, walk
 from page_scripts import page_scripts
+from reader import Hand, marks, refusal, swept
 from told import told
 from visit import DRAWN, PHONE, Readers, click, open_all, stop_clock, until
 from visit import JS as ON_PAGES
@@ -21,7 +22,7 @@ from coursekit.formulas.events import end_seconds, operations, play, waiting
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import format_as, format_to_type, parse_number
 from coursekit.show.schedule_pictures import PLAYS, simulated
-from coursekit.show.spec import Choice, Hand, default_style, fill_in
+from coursekit.show.spec import Choice, default_style, fill_in
 
 JS = page_scripts("explorer")
 # one worker builds the small book of explorers
@@ -266,8 +267,8 @@ class Both:
             self.words = self.card.expected_words(self.hand.values, self.hand.along)
         except InvalidQuantity as refused:
             changed = name if what in ("slide", "type") else None
-            place = spec.marks(refused.quantity, changed)
-            sentences = {place: spec.refusal(refused, self.hand.values)}
+            place = marks(spec, refused.quantity, changed)
+            sentences = {place: refusal(spec, refused, self.hand.values)}
         self.moves.append((what, name, to, of))
         self.said.append((self.words, sentences, self.hand.values))
         return bool(sentences)
@@ -499,7 +500,7 @@ def test_a_refusal_stands_beside_its_control(open_card, name, quantity, text, se
     values = card.spec.move(card.spec.start(), quantity, typed)
     with pytest.raises(InvalidQuantity) as refused:
         card.spec.compute(values)
-    assert card.spec.refusal(refused.value, values) == sentence
+    assert refusal(card.spec, refused.value, values) == sentence
     assert card.errors == [sentence] and card.error(quantity).is_visible()
     for control in (card.box(quantity), card.slider(quantity)):
         assert control.get_attribute("aria-invalid") == "true"
@@ -830,7 +831,7 @@ def places(card, values):
     return (
         shown,
         curves,
-        list(card.spec.swept(curves, shown)),
+        list(swept(card.spec, curves, shown).items()),
         card.find(f".explorer-drawing >> nth={place}").evaluate(JS.CURVES),
     )
 
@@ -865,7 +866,7 @@ def test_lines_are_to_scale(open_card, name):
         if quantity:
             values = card.spec.move(values, quantity, stop)
             card.slide(quantity, stop)
-        shown, curves, swept, drawn = places(card, values)
+        shown, curves, points, drawn = places(card, values)
         x_of, y_of = (math.log10 if one.scale == "log" else float for one in (curves.x, curves.y))
         there = [place for place, _ in curves.shown(shown)]
         assert [line is not None for line in drawn["lines"]] == [
@@ -876,9 +877,9 @@ def test_lines_are_to_scale(open_card, name):
         up = [(y_of(shown[curves.point]), drawn["point"][1])]
         for place in there:
             line, name_ = drawn["lines"][place], curves.lines[place].name
-            assert len(line) == 2 * len(swept)
-            across += zip((x_of(at) for at, _ in swept), line[::2])
-            up += zip((y_of(found[name_]) for _, found in swept), line[1::2])
+            assert len(line) == 2 * len(points)
+            across += zip((x_of(at) for at, _ in points), line[::2])
+            up += zip((y_of(found[name_]) for _, found in points), line[1::2])
         ticks = [(y_of(on_axis(text, curves.y)), y) for text, y in drawn["ticks"]]
         assert_to_scale(across, 0.15)
         assert_to_scale(up, 0.15)

@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+from reader import swept
 
 from coursekit.formulas import BOOK, InvalidQuantity
 from coursekit.formulas.events import COMPUTE, LINK, operations, play, waiting
@@ -256,9 +257,9 @@ def test_the_lines_of_curves(open_page, name, place):
         configurations,
     )
     for configuration, found in zip(configurations, got, strict=True):
-        swept = dict(spec.swept(curves, configuration))
+        wanted = swept(spec, curves, configuration)
         for stop, values in zip(curves.stops, found, strict=True):
-            expected = swept.get(stop)
+            expected = wanted.get(stop)
             assert (expected is None) == (values is None), (configuration, stop)
             assert values is None or values == pytest.approx(
                 [expected[line.name] for line in curves.lines], rel=1e-12

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from night import at_night
 from pages import chapter
+from reader import Hand
 from solved import Given
 from told import cells, given
 
@@ -31,7 +32,6 @@ from coursekit.planner.many import solve_many
 from coursekit.planner.plan import RULES, WORTH, Search, divisors, plan
 from coursekit.planner.speeds import EXPERTS, SPEEDS, pace, step_values, usual_speed
 from coursekit.show.explorers import EXPLORERS
-from coursekit.show.spec import Hand
 
 ASKED = dict(gpu="H100 SXM 80GB", gpus=16, batch=64, sequence=4096)
 

@@ -214,10 +214,3 @@ def parse_number(text, style=None, shown=""):
 def printable(text: str) -> str:
     """The text without signs that move the cursor, turn the line round or are not seen."""
     return "".join(each if each.isprintable() or each in JOINERS else "\ufffd" for each in text)
-
-
-def as_code(value):
-    """A value as Python code; text that is not a number, as the reader typed it."""
-    if isinstance(value, int) and abs(value) >= DIGITS_BELOW:
-        value = float(value)
-    return f"{value:_}" if isinstance(value, (int, float)) else repr(value)

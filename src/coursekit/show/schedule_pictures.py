@@ -20,8 +20,6 @@ from shardlab.pipelines.schedules import (
 )
 from shardlab.pipelines.simulation import Costs, Timeline, in_flight, simulate
 
-from .format import as_code
-
 # What a simulated schedule gives an explorer's sentences, and how it is printed.
 SIMULATED_WORDS = {
     "simulated_seconds": "short duration",  # of the step
@@ -89,14 +87,7 @@ class SchedulePicture:
         seconds, predicted = found["simulated_seconds"], values[self.ideal] + values[self.idle]
         return {**found, "as_by_formula": float(abs(seconds - predicted) <= SAME * seconds)}
 
-    def call(self, values: Mapping) -> str:
-        """Python that plays the picture: what "Copy as Python" gives."""
-        numbers = ", ".join(as_code(values[name]) for name in self.sizes)
-        seconds = ", ".join(f"{name}={as_code(values[getattr(self, name)])}" for name in _TIMES)
-        return f"{PLAYS}({numbers},\n          {seconds})"
 
-
-_TIMES = ("forward", "input", "weight", "transfer", "last")
 PLAYS = "from coursekit.show.schedule_pictures import simulated\n\nsimulated"
 
 

@@ -16,9 +16,8 @@ from types import MappingProxyType
 
 from coursekit.formulas import BOOK, PRESETS, InvalidQuantity, evaluate
 from coursekit.formulas.events import holds
-from coursekit.formulas.registry import show
 
-from .format import STYLE_OF_UNIT, as_code, format_as, format_to_type
+from .format import STYLE_OF_UNIT, format_as
 from .links import Divides, settle
 from .pictures import MemoryBar
 from .schedule_pictures import SIMULATED_WORDS
@@ -29,11 +28,6 @@ from .schedule_pictures import SIMULATED_WORDS
 def spelled(name):
     """A quantity's name where no label stands for it."""
     return name.replace("_", " ")
-
-
-def quoted(text):
-    """A name as Python and JavaScript both write it."""
-    return f'"{text}"'
 
 
 @dataclass(frozen=True)
@@ -123,9 +117,6 @@ def fill_in(text, values):
 
 PLACEHOLDER = re.compile(r"\{(\w+)(?::([^}]+))?\}")
 PLACE = re.compile(r"\{(\w+)")
-# In a refusal: a name, and a limit of a range.
-NAMED = re.compile(r"\b(?:\w+(?= = )|[a-z]+(?:_[a-z]+)+)", re.ASCII)
-LIMIT = re.compile(r"(at least |above |at most )([\d,]+)")
 
 
 @dataclass(frozen=True)
@@ -152,14 +143,6 @@ def default_style(name):
     return {**STYLE_OF_UNIT, "bytes": "decimal bytes", "bytes, any number": "decimal bytes"}.get(
         BOOK.find(name).unit, "count"
     )
-
-
-def lines_by_given(lines):
-    """given -> lines: those that are computed from the same values."""
-    groups = {}
-    for line in lines:
-        groups.setdefault(line.given, []).append(line)
-    return groups
 
 
 def _without_unit(text, head):
@@ -246,11 +229,6 @@ class Explorer:
             return self.adds
         return ((bar.total, "together"), *((part.quantity, part.label) for part in bar.parts))
 
-    @cached_property
-    def _swept(self):
-        """Title of a picture of curves -> what its lines were last computed from, their points."""
-        return {}
-
     def preset(self, kind, name):
         """The quantities that a choice in a menu sets: the preset's quantities that are inputs, and
         inputs that follow from the preset alone (a model sets `parameters` if that is an input);
@@ -318,35 +296,6 @@ class Explorer:
         inputs."""
         return BOOK.resolve([line.quantity for line in curves.lines], [curves.sweep, *self.inputs])
 
-    def swept(self, curves, computed):
-        """The points of the picture's lines: pairs (value of the swept quantity, quantity ->
-        value), without refused ones."""
-        stops = curves.stops
-        if curves.corners:
-            corners = [computed[name] for name, _ in curves.marks]
-            corners = [corner for corner in corners if stops[0] < corner < stops[-1]]
-            stops = sorted([*stops, *corners])
-        moving = [computed[name] for name in self.sweep(curves)[1] if name != curves.sweep]
-        key = (curves, *stops, *moving)
-        if self._swept.get(curves.title, [None])[0] != key:  # only what moves the lines
-            self._swept[curves.title] = key, list(self.sampled(curves, computed, stops))
-        yield from self._swept[curves.title][1]
-
-    def sampled(self, curves, computed, places):
-        """The points of the picture's lines at other places than swept() has."""
-        needed = {name: computed[name] for name in self.sweep(curves)[1]}
-        for place in places:
-            found = {}
-            try:
-                for given, lines in lines_by_given(curves.lines).items():
-                    values = {**needed, **dict(given), curves.sweep: place}
-                    asked = [line.quantity for line in lines]
-                    computed = evaluate(asked, allow_unused=True, **values)
-                    found.update((line.name, computed[line.quantity]) for line in lines)
-            except InvalidQuantity:
-                continue
-            yield place, found
-
     def say(self, computed):
         """The sentence for a result of compute(): the picture in words."""
         computed = self.with_derived(computed)
@@ -381,56 +330,6 @@ class Explorer:
         links = dict.fromkeys(name for link in self.links for name in link.quantities)
         return {name: found[name] for name in links if name in found}
 
-    def say_along(self, before, after, moved):
-        """The end of the sentence, which says what followed those that `moved`."""
-        said = ", ".join(
-            f"{words} to {options.get(after[name]) or format_to_type(after[name], style)}"
-            for name, (words, style, options) in self.followers.items()
-            if name not in moved and after[name] != before[name]
-        )
-        return said and f" Moved along: {said}."
-
-    def refusal(self, refused, values):
-        """The sentence of an InvalidQuantity in a reader's words: names are those of the controls,
-        values stand as in the boxes."""
-        text, styles = str(refused), {control.quantity: control.style for control in self.controls}
-        for name, style in styles.items():
-            if isinstance(values[name], (int, float)):
-                typed = format_to_type(values[name], style)
-                said = rf"\b{name} = {re.escape(show(values[name]))}"
-                text = re.sub(said, f"{name} = {typed}", text)
-        style, must = styles.get(refused.quantity, "exact"), f"{refused.quantity} must be "
-        if must in text:
-            limit = lambda found: found[1] + format_as(int(found[2].replace(",", "")), style)
-            text = LIMIT.sub(limit, text.replace(must, "it must be "))
-        labels = {control.quantity: f"“{control.label}”" for control in self.controls}
-        return NAMED.sub(lambda name: labels.get(name[0]) or spelled(name[0]), text)
-
-    def marks(self, quantity, changed=None):
-        """The control to mark when `quantity` is refused: its own control, or the one that
-        moved."""
-        controls = [control.quantity for control in self.controls]
-        return next((name for name in (quantity, changed) if name in controls), controls[0])
-
-    def call(self, values, chosen=None):
-        """Python that explains the outputs: the presets last chosen, where the outputs depend on
-        them, and by name every value that they do not give. A picture that is simulated says
-        itself how."""
-        if played := getattr(self.pictures[0], "call", None):
-            return played(values)
-        chosen = {**self.chosen_at_start(), **(chosen or {})}
-        presets = {menu.kind: self.in_preset(menu, chosen[menu.kind]) for menu in self.menus}
-        given = {name: value for preset in presets.values() for name, value in preset.items()}
-        own = [name for name in self.asked if given.get(name) != values[name]]
-        needed = set(self.asked) - set(own)
-        named = [
-            f"{kind}={quoted(chosen[kind])}" for kind in presets if needed & set(presets[kind])
-        ]
-        lines = [", ".join(named), ", ".join(f"{name}={as_code(values[name])}" for name in own)]
-        outputs = ", ".join(map(quoted, self.outputs))
-        given = "".join(f",\n        {line}" for line in lines if line)
-        return f"from coursekit.formulas import explain\n\nexplain([{outputs}]{given})"
-
     def rows(self):
         """The table's rows: (preset's name, texts of the columns). A preset that is refused shows
         the reason in one cell."""
@@ -445,34 +344,3 @@ class Explorer:
                 yield name, texts
             except InvalidQuantity as refused:
                 yield name, [str(refused)]
-
-
-class Hand:
-    """A reader's hand on an explorer: `values` and `chosen` as it left them. Moves of one control
-    after another count as one, from the values before the first of them, so that the controls that
-    followed come back with it."""
-
-    def __init__(self, spec, values, chosen):
-        self.spec, self.values, self.chosen = spec, dict(values), dict(chosen)
-        self._on, self._before, self._moved = None, self.values, ()
-
-    def move(self, quantity, value):
-        """Move a control."""
-        self._lay(quantity, (quantity,))
-        self.values = self.spec.move(self._before, quantity, value, self.chosen)
-
-    def choose(self, kind, name):
-        """Choose from a menu."""
-        self._lay(kind, self.spec.preset(kind, name))
-        self.chosen[kind] = name
-        self.values = self.spec.choose(self._before, kind, name, self.chosen)
-
-    def _lay(self, on, moved):
-        if on != self._on:
-            self._on, self._before = on, self.values
-        self._moved = moved
-
-    @property
-    def along(self):
-        """The controls that followed, as the end of the sentence."""
-        return self.spec.say_along(self._before, self.values, self._moved)
