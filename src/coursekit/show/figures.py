@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from .format import DECIMAL, decimal_bytes, format_exact
+from .format import DECIMAL, decimal_bytes, format_exact, round_up
 from .palette import LINES, MEMORY, PAGE, TIMELINE
-from .svg.canvas import round_up
 
 CLEAR = "rgba(0,0,0,0)"
 INK = PAGE.line

@@ -214,3 +214,10 @@ def parse_number(text, style=None, shown=""):
 def printable(text: str) -> str:
     """The text without signs that move the cursor, turn the line round or are not seen."""
     return "".join(each if each.isprintable() or each in JOINERS else "\ufffd" for each in text)
+
+
+def round_up(value: float) -> float:
+    """The smallest round number that is not below value."""
+    scale = 10.0 ** math.floor(math.log10(value))
+    steps = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12)
+    return next(step * scale for step in steps if step * scale >= value)

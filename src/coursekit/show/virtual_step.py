@@ -7,10 +7,9 @@ palette's, which stand on light and on dark. Attributes say all of that: no styl
 no id, so that two pictures in a notebook never meet.
 """
 
-import math
 from html import escape
 
-from .format import format_as
+from .format import format_as, round_up
 from .palette import TIMELINE
 
 WIDTH, LEFT, TALL, FIRST_ROW, PITCH, KEY_ROW = 620, 68, 34, 22, 42, 18
@@ -95,13 +94,6 @@ def merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
         else:
             found.append((left, right))
     return found
-
-
-def round_up(value: float) -> float:
-    """The smallest round number that is not below value."""
-    scale = 10.0 ** math.floor(math.log10(value))
-    steps = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12)
-    return next(step * scale for step in steps if step * scale >= value)
 
 
 def _short(seconds):
