@@ -84,7 +84,7 @@ def parts_of(spec):
 
 
 def data_of_parts(spec):
-    """What their scripts read."""
+    """Data for the scripts of these parts."""
     return {"parts": spec.parts, "layouts": facts()} if spec.parts else {}
 
 

@@ -20,7 +20,7 @@ ROOFLINE = "attainable_flops_per_second"
 
 
 def data_in(shown):
-    """What the script of an output reads."""
+    """The data of an output's script."""
     card = json.loads(
         re.search(r"^const CARD = (.*);$", shown.html(), re.M)[1].replace("<\\/", "</")
     )

@@ -29,7 +29,7 @@ from .format import format_to_type
 from .pictures import measurable
 from .spec import PRESETS, Choice
 
-STORED = "application/vnd.shardlab.explorer+json"  # what a stored lab has in place of the HTML
+STORED = "application/vnd.shardlab.explorer+json"  # in a stored lab, without the HTML
 A_LINE = 110  # letters of the text beside it
 
 
@@ -54,7 +54,7 @@ def explorer(name_or_spec, measured=None, **start):
 
 
 class ExplorerOutput:
-    """What a cell shows. `spec` begins with the values that were asked for, `shown` is everything
+    """The output of a cell. `spec` begins with the values that were asked for, `shown` is everything
     computed from them."""
 
     def __init__(self, spec, measured, start):

@@ -14,9 +14,11 @@
     const ROW = 17, TOP = measured ? 18 : 0, BAR = 40, GAP = 74, INSIDE = 12, y = TOP + spec.parts.length * ROW + 6, under = y + BAR;
     const pattern = hatched(svg);
     const free = draw(svg, "polygon", { class: "free" });
-    const parts = spec.parts.map(([quantity, label, colour]) => ({ quantity, label, box: draw(svg, "polygon", { class: "part", style: colours(colour) }),
-      inside: draw(svg, "polygon", { class: "part measured", style: colours(colour) }) }));
-    parts.filter(found).forEach(part => part.box.classList.add("predicted"));
+    const parts = spec.parts.map(([quantity, label, colour]) => ({ quantity, label, box: draw(svg, "polygon", { class: "part", style: colours(colour) }) }));
+    parts.filter(found).forEach(part => {
+      part.box.classList.add("predicted");
+      part.inside = draw(svg, "polygon", { class: "part measured", style: part.box.getAttribute("style") });
+    });
     const over = draw(svg, "polygon", { class: "over", fill: "url(#" + pattern + ")" });
     const halo = draw(svg, "path", { class: "ghost halo" }), ghost = draw(svg, "path", { class: "ghost" });
     const card = draw(svg, "path", { class: "capacity" });
