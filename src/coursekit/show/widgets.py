@@ -54,8 +54,8 @@ def explorer(name_or_spec, measured=None, **start):
 
 
 class ExplorerOutput:
-    """The output of a cell. `spec` begins with the values that were asked for, `shown` is everything
-    computed from them."""
+    """The output of a cell. `spec` begins with the values that were asked for, and `shown` is all
+    that follows from them."""
 
     def __init__(self, spec, measured, start):
         known = [name for picture in spec.pictures for name in measurable(picture)]
