@@ -28,7 +28,7 @@ pytestmark = pytest.mark.ranks
 HERE = Path(__file__).resolve().parent
 ANOTHER = (HERE / "collectives/another_solution.py").read_text("utf-8")
 IN_WORDS = """
-from trials_of_pipelines.trials_given import actions_of, in_words
+from assignments.pipelines.trials_given import actions_of, in_words
 from shardlab.pipelines.schedule_checks import check_order
 
 gpipe, one_f_one_b, interleaved = map(in_words, (gpipe, one_f_one_b, interleaved))

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from coursekit.exercises.assignments import Assignment
-from coursekit.exercises.on_a_rank import Wrong, demand, expect, race_of_two
 from ranklab.measure.ledger import Ledger
 from shardlab import recompute
 from shardlab.recompute import core
+
+from ..asking import Wrong, demand, expect, race_of_two
 
 ASSIGNMENT = Assignment(
     "activation_checkpointing",

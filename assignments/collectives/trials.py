@@ -10,17 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from coursekit.exercises.assignments import Assignment
-from coursekit.exercises.on_a_rank import (
-    Here,
-    Wrong,
-    demand,
-    expect,
-    groups,
-    held,
-    new_groups,
-    race_of_two,
-    refuses,
-)
 from ranklab.measure.communication import CommunicationLog
 from ranklab.ranks.calls import listening
 from shardlab import collectives
@@ -31,6 +20,18 @@ from shardlab.collective_plans import (
     ring_all_reduce,
     ring_reduce_scatter,
     tree_all_reduce,
+)
+
+from ..asking import (
+    Here,
+    Wrong,
+    demand,
+    expect,
+    groups,
+    held,
+    new_groups,
+    race_of_two,
+    refuses,
 )
 
 COLLECTIVES = {

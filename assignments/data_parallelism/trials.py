@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 from coursekit.exercises.assignments import Assignment
-from coursekit.exercises.on_a_rank import Here, Wrong, demand, expect, groups, race_of_two, refuses
-from coursekit.exercises.trap_model import Stumble, Trap, plain_model, stumble, trained, trap_loss
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
 from shardlab import data_parallel
 from shardlab.data_parallel import core
+
+from ..asking import Here, Wrong, demand, expect, groups, race_of_two, refuses
+from ..trap_model import Stumble, Trap, plain_model, stumble, trained, trap_loss
 
 ASSIGNMENT = Assignment(
     "data_parallelism",

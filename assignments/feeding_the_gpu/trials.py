@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from coursekit.exercises.assignments import Assignment
-from coursekit.exercises.on_a_rank import demand, expect, race_of_two, refuses
 from shardlab.data_loading import core, core_packing
+
+from ..asking import demand, expect, race_of_two, refuses
 
 WRITE, ORDER, LOADER, PACK = "write_tokens", "shuffled", "TokenLoader", "best_fit_crop"
 REFERENCE = {

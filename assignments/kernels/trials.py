@@ -6,9 +6,10 @@ from contextlib import contextmanager
 import torch
 
 from coursekit.exercises.assignments import Assignment
-from coursekit.exercises.on_a_rank import demand, expect, held, race_of_two, refuses
 from shardlab.kernels.attention import attention_backward, attention_forward
 from shardlab.kernels.tiles import tl
+
+from ..asking import demand, expect, held, race_of_two, refuses
 
 CLASS, TILE, CLOSE = "FlashAttention", 16, 2e-5
 LARGEST = (2, 96, 96, 32)  # sequences, queries, keys, columns of the trials of bytes

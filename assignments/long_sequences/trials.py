@@ -6,10 +6,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from coursekit.exercises.assignments import Assignment
-from coursekit.exercises.on_a_rank import Here, demand, expect, groups, refuses
 from coursekit.topics.long_sequences.exercises import places_in_zigzag
 from ranklab.measure.communication import CommunicationLog
 from shardlab.context_parallel import core, core_ring
+
+from ..asking import Here, demand, expect, groups, refuses
 
 ZIGZAG, MERGE, RING = "zigzag", "merge", "ring_attention"
 

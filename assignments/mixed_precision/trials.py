@@ -6,11 +6,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from coursekit.exercises.assignments import Assignment
-from coursekit.exercises.on_a_rank import demand, expect, race_of_two, refuses
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
 from shardlab import mixed_precision
 from shardlab.mixed_precision import core
+
+from ..asking import demand, expect, race_of_two, refuses
 
 ASSIGNMENT = Assignment(
     "mixed_precision",

@@ -6,10 +6,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from coursekit.exercises.assignments import Assignment
-from coursekit.exercises.on_a_rank import Here, demand, expect, groups, refuses
 from coursekit.topics.mixture_of_experts.exercises import route
 from ranklab.measure.communication import CommunicationLog
 from shardlab.experts import core, core_parallel
+
+from ..asking import Here, demand, expect, groups, refuses
 
 ROUTE, PARALLEL = "route", "ExpertParallel"
 REFERENCE = {ROUTE: route, PARALLEL: core_parallel.ExpertParallel}

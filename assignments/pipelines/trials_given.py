@@ -5,12 +5,13 @@ import re
 from collections.abc import Callable
 
 from coursekit.exercises.assignments import Assignment
-from coursekit.exercises.on_a_rank import demand
 from shardlab.pipelines import core, schedules
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import check_order_of_messages, plan_pipeline
 from shardlab.pipelines.schedules import Action, InvalidSchedule, Kind, Schedule
 from shardlab.pipelines.simulation import validate_schedule
+
+from ..asking import demand
 
 Words = list[list[str]]  # a learner's schedule: of each rank, its actions
 

@@ -1,10 +1,10 @@
 """Schedules as lists: are they valid, how much do they hold, how long do they take?"""
 
-from coursekit.exercises.on_a_rank import Wrong, demand, refuses
 from shardlab.pipelines.partition import check_order_of_messages
 from shardlab.pipelines.schedules import InvalidSchedule, Kind, Schedule
 from shardlab.pipelines.simulation import home_of, in_flight, simulate, validate_schedule
 
+from ..asking import Wrong, demand, refuses
 from .trials_given import ASSIGNMENT, plan_of
 
 ASKED_SCHEDULES = ("gpipe", "one_f_one_b", "interleaved")

@@ -11,7 +11,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coursekit.exercises.on_a_rank import (
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
+from shardlab.pipelines.partition import cut, goes_to
+from shardlab.pipelines.simulation import home_of, in_flight
+
+from ..asking import (
     Here,
     Wrong,
     demand,
@@ -20,11 +25,6 @@ from coursekit.exercises.on_a_rank import (
     race_of_two,
     refuses,
 )
-from ranklab.measure.communication import CommunicationLog
-from ranklab.measure.ledger import Ledger
-from shardlab.pipelines.partition import cut, goes_to
-from shardlab.pipelines.simulation import home_of, in_flight
-
 from .trials_given import ASSIGNMENT, Words, actions_of
 
 PIPELINE = "Pipeline"

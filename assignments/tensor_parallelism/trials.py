@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coursekit.exercises.assignments import Assignment
-from coursekit.exercises.on_a_rank import (
+from ranklab.measure.communication import CommunicationLog
+from shardlab.gpt import Block, GPTConfig
+from shardlab.tensor_parallel import apply_tensor_parallel, core, vocabulary_parallel_loss
+from shardlab.tensor_parallel.hardened.layers import Cut, Parts
+from shardlab.tensor_parallel.hardened.pairs import enter, leave
+from shardlab.tensor_parallel.hardened.plan import Around, Columns, Drops, Rows, Tokens, Whole
+
+from ..asking import (
     Here,
     Wrong,
     demand,
@@ -19,12 +26,6 @@ from coursekit.exercises.on_a_rank import (
     refuses,
     sent_at_best,
 )
-from ranklab.measure.communication import CommunicationLog
-from shardlab.gpt import Block, GPTConfig
-from shardlab.tensor_parallel import apply_tensor_parallel, core, vocabulary_parallel_loss
-from shardlab.tensor_parallel.hardened.layers import Cut, Parts
-from shardlab.tensor_parallel.hardened.pairs import enter, leave
-from shardlab.tensor_parallel.hardened.plan import Around, Columns, Drops, Rows, Tokens, Whole
 
 
 def split_block(block: Block, group: dist.ProcessGroup | None = None) -> Block:

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from coursekit.exercises.assignments import Assignment
-from coursekit.exercises.on_a_rank import demand, expect, held
 from shardlab.common.torch_internals import TorchDispatchMode
 
+from ..asking import demand, expect, held
 from . import trials_mended
 
 LOG, CLIP, PLACES, AVERAGE, BATCH = "train_and_log", "clip", "positions", "average", "batch"

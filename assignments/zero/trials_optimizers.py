@@ -6,7 +6,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from coursekit.exercises.on_a_rank import (
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
+
+from ..asking import (
     Here,
     Wrong,
     closest,
@@ -17,7 +20,7 @@ from coursekit.exercises.on_a_rank import (
     refuses,
     sent_at_best,
 )
-from coursekit.exercises.trap_model import (
+from ..trap_model import (
     Stumble,
     Trap,
     inputs_of,
@@ -26,9 +29,6 @@ from coursekit.exercises.trap_model import (
     trained,
     trap_loss,
 )
-from ranklab.measure.communication import CommunicationLog
-from ranklab.measure.ledger import Ledger
-
 from .trials_given import ASSIGNMENT, CLOSE, FOUR_BYTES, bytes_of, layers
 
 BOTH = ("ShardedStates", "ShardedGradients")

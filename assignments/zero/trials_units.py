@@ -7,7 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from coursekit.exercises.on_a_rank import (
+from ranklab.measure.communication import CommunicationLog
+from ranklab.measure.ledger import Ledger
+
+from ..asking import (
     Here,
     Wrong,
     demand,
@@ -17,10 +20,7 @@ from coursekit.exercises.on_a_rank import (
     refuses,
     sent_at_best,
 )
-from coursekit.exercises.trap_model import Stumble, inputs_of, stumble
-from ranklab.measure.communication import CommunicationLog
-from ranklab.measure.ledger import Ledger
-
+from ..trap_model import Stumble, inputs_of, stumble
 from .trials_given import ASSIGNMENT, CLOSE, bytes_of, layers
 
 SHARD, WHOLE = "fully_shard", "whole_parameters"

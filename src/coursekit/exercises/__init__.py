@@ -23,7 +23,6 @@ catch.
                    grading_command.py   `python -m shardlab grade`
                    grading_text.py      what is asked of the file's text before it runs
                    on_a_rank.py         the rank's side of grading
-                   trap_model.py        the model on which techniques are tried
 """
 
 from importlib import import_module

@@ -2,7 +2,7 @@
 
 The trials.py in that folder makes an Assignment and adds trials, functions that run on every rank
 and call what the learner wrote. A trial's docstring says what it tries, and what it raises says
-what is wrong (on_a_rank.py):
+what is wrong (asking.py beside the folders):
 
     ASSIGNMENT = Assignment("collectives", reference={"all_reduce": collectives.all_reduce})
 
@@ -21,8 +21,9 @@ are tests, and `pytest assignments/collectives --mine FILE` tries a learner's fi
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -109,13 +110,8 @@ def folder_of(topic: str) -> Path:
 
 
 def assignment(topic: str) -> Assignment:
-    """The assignment of a topic's trials.py. Its folder is imported as a package, so that trials
-    may be in several files, and under a name that nothing else has."""
-    folder, name = folder_of(topic), f"trials_of_{topic}"
-    if name not in sys.modules:
-        spec = spec_from_file_location(
-            name, folder / "trials.py", submodule_search_locations=[str(folder)]
-        )
-        sys.modules[name] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name].ASSIGNMENT
+    """The assignment of a topic's trials.py. The folder of all is a package, so that trials may
+    be in several files and ask as asking.py does."""
+    package = sys.modules.setdefault("assignments", ModuleType("assignments"))
+    package.__path__ = [str(folder_of(topic).parent)]
+    return import_module(f"assignments.{topic}.trials").ASSIGNMENT

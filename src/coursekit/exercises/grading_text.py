@@ -13,6 +13,7 @@ from .assignments import Assignment, CannotGrade
 SOURCE_CHARACTERS = 200_000
 # by these a file reaches a module without an import that can be read
 UNSEEN = ("__import__", "exec", "eval", "__builtins__")
+OF_THE_BOOK = ("shardlab", "ranklab", "coursekit", "assignments")
 UNSEEN_OF = ("builtins", "importlib", "runpy", "pkgutil", "sys.modules")
 
 
@@ -42,9 +43,7 @@ def rules_broken(asked: Assignment, source: str, path: str) -> Iterator[str]:
     for line, name in sorted(set(names_used(tree))):
         if _within(name, asked.forbidden):
             yield f"line {line} uses {name}, which this assignment is to build: see its rules."
-        elif _within(name, ("shardlab", "ranklab", "coursekit")) and not _within(
-            name, asked.may_import
-        ):
+        elif _within(name, OF_THE_BOOK) and not _within(name, asked.may_import):
             also = f" and {', '.join(asked.may_import)}" if asked.may_import else ""
             yield f"line {line} imports {name}: the file may import PyTorch{also}."
         elif name in UNSEEN or _within(name, UNSEEN_OF):
