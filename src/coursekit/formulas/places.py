@@ -32,10 +32,9 @@ and `largest` registers them and, over all places,
 import ast
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from types import MappingProxyType
 
 from .registry import BOOK, Registry
 from .subset import (
@@ -52,37 +51,27 @@ LETTERS |= dict(temporaries="U", workspaces="K")
 SAID = {"optimizer": "optimizer states", "gathered": "gathered parameters"}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Place:
-    """One place: its name, its phase, the quantity of all its bytes, and category -> quantity."""
-
-    name: str
-    phase: str
-    total: str
-    parts: Mapping
-    when: str = ""  # a quantity that is 0 where there is no such place
-
-    def categories(self):
-        """Category -> quantity, in the order in which they are stacked."""
-        return dict(self.parts)
-
-
-@dataclass
-class _Declared:
-    """A place before its formulas are made: what it says of itself, and the terms that techniques
-    add."""
+    """One place: its name, its phase, the quantity of all its bytes, and category -> quantity, by
+    what the place says of itself and the terms that techniques add."""
 
     name: str
     symbol: str
     phase: str
     total: str
-    when: str
-    rival: bool
+    when: str  # a quantity that is 0 where there is no such place
+    rival: bool  # whether it can be the largest
     words: str
-    function: Callable
+    module: str
     origin: Mapping
-    says: dict = field(default_factory=dict)
+    says: Mapping
     terms: list = field(default_factory=list)
+    parts: Mapping = field(default_factory=dict)
+
+    def categories(self):
+        """Category -> quantity, in the order in which they are stacked."""
+        return dict(self.parts)
 
     def bytes_of(self, usual):
         """Category -> what the place says, or what is usual, and the terms."""
@@ -115,8 +104,6 @@ class Places:
     there: str = ""  # what is said of a category at the largest, where `meaning` does not fit
     registry: Registry = BOOK
     places: list[Place] = field(default_factory=list, init=False)
-    rivals: list[Place] = field(default_factory=list, init=False)  # those that can be the largest
-    _declared: dict = field(default_factory=dict, init=False)
 
     def place(self, name, *, symbol, phase="", total="", when="", largest=True, **origin):
         """Declare the place below. `largest=False`: it is shown, but never has the most. `origin`
@@ -124,11 +111,8 @@ class Places:
 
         def declare(function):
             words = " ".join(inspect.cleandoc(function.__doc__).split())
-            facts = dict(name=name, symbol=symbol, phase=phase, total=total, when=when)
-            self._declared[name] = _Declared(
-                **facts, rival=largest, words=words, function=function, origin=origin
-            )
-            self._declared[name].says.update(_read(function))
+            said = words, function.__module__, origin, _read(function)
+            self.places.append(Place(name, symbol, phase, total, when, largest, *said))
             return function
 
         return declare
@@ -138,67 +122,65 @@ class Places:
         may name what each of the places says of itself, as if it were a quantity."""
 
         def declare(function):
+            there = {place.name: place for place in self.places}
             for name in names:
-                self._declared[name].terms.append(_read(function))
+                there[name].terms.append(_read(function))
             return function
 
         return declare
 
-    def _register(self, declared):
+    def _register(self, place):
         """The formulas of a place: those of its categories, and their sum."""
-        bytes_of = declared.bytes_of(self.usual)
-        parts = {
+        bytes_of = place.bytes_of(self.usual)
+        place.parts = parts = {
             category: quantity
             for category in LETTERS
-            if (quantity := self._part(declared, category, bytes_of.get(category, "0")))
+            if (quantity := self._part(place, category, bytes_of.get(category, "0")))
         }
-        name, when = declared.name, declared.when
-        alone = len(parts) == 1 and not declared.total and not when  # is its own sum
-        total = [*parts.values()][0] if alone else declared.total or f"live_at_{name}_bytes"
-        if not alone:
-            terms = " + ".join(dict.fromkeys(parts.values()))
-            together = _formula(f"{when} * ({terms})" if when else terms)
-            together.parts = parts  # explains which category is which quantity
-            symbol, meaning = self.letter + declared.symbol, f"bytes {declared.words}"
-            module = declared.function.__module__
-            self._add(total, together, symbol, meaning, module, **declared.origin)
-        return Place(name, declared.phase, total, MappingProxyType(parts), when)
+        if len(parts) == 1 and not place.total and not place.when:  # is its own sum
+            (place.total,) = parts.values()
+            return
+        terms = " + ".join(dict.fromkeys(parts.values()))
+        together = _formula(f"{place.when} * ({terms})" if place.when else terms)
+        together.parts = parts  # explains which category is which quantity
+        place.total = place.total or f"live_at_{place.name}_bytes"
+        symbol, meaning = self.letter + place.symbol, f"bytes {place.words}"
+        self._add(place.total, together, symbol, meaning, place.module, **place.origin)
 
-    def _part(self, declared, category, text):
+    def _part(self, place, category, text):
         """The quantity of one category: the one that is named, or a formula of its own; "" where
         it is 0."""
         if text == "0" or text.isidentifier():
             return text.removeprefix("0")
-        if declared.when:
-            text = f"{declared.when} * ({text})"
-        quantity = f"{category}_at_{declared.name}_bytes"
-        where, _, _ = declared.words.partition(":")
+        if place.when:
+            text = f"{place.when} * ({text})"
+        quantity = f"{category}_at_{place.name}_bytes"
+        where, _, _ = place.words.partition(":")
         self._add(
             quantity,
             _formula(ast.unparse(ast.parse(text))),
-            f"{LETTERS[category]}{declared.symbol}",
+            f"{LETTERS[category]}{place.symbol}",
             f"{SAID.get(category, category)} {where}",
-            declared.function.__module__,
-            **declared.origin,
+            place.module,
+            **place.origin,
         )
         return quantity
 
     def largest(self, which=""):
         """Register the places, the largest of them, which one it is, and its parts."""
-        for declared in self._declared.values():
-            self.places.append(self._register(declared))
-            if declared.rival:
-                self.rivals.append(self.places[-1])
+        for place in self.places:
+            self._register(place)
+        rivals = [place for place in self.places if place.rival]
         module = inspect.currentframe().f_back.f_globals["__name__"]
         total, which = f"{self.name}_bytes", which or f"{self.name}_place"
-        totals = ", ".join(dict.fromkeys(place.total for place in self.rivals))
-        numbered = ", ".join(f"{n} {place.name}" for n, place in enumerate(self.rivals, 1))
+        totals = ", ".join(dict.fromkeys(place.total for place in rivals))
+        numbered = ", ".join(f"{n} {place.name}" for n, place in enumerate(rivals, 1))
         made = self.letter + self.symbol
         self._add(total, _formula(f"maximum({totals})"), made, f"bytes {self.meaning}", module)
         number = ("i" + self.symbol, f"place of that maximum: {numbered}", module, "count")
         self._add(which, _formula(f"arg_max({totals})"), *number)
         for category, letter in LETTERS.items():
-            parts = [place.parts.get(category, "0") for place in self.rivals]
+            parts = [place.parts.get(category, "0") for place in rivals]
             there = self.there or self.meaning.partition(":")[0]
             if len(set(parts)) > 1:
                 name, meaning = f"{category}_at_{self.name}_bytes", SAID.get(category, category)
