@@ -18,7 +18,6 @@ PACKAGES = (
     "Sphinx",
     "sphinx-book-theme",
     "myst-nb",
-    "sympy",
     "playwright",
     "torch",
 )

@@ -240,10 +240,9 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_import_of_the_packages_is_light():
     """Must catch: a convenience import in an __init__.py of the three, which would load
-    torch or SymPy with every use."""
+    torch or NumPy with every use."""
     assert not loaded_by("import shardlab, ranklab, coursekit") & {
         "torch",
-        "sympy",
         "numpy",
         "plotly",
         "ipywidgets",

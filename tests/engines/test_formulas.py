@@ -256,7 +256,10 @@ def test_whole_quantities_take_whole_floats_and_never_become_floats():
 
 
 def test_equations_keep_the_written_order():
-    """Mutation: call the formula without sympy.evaluate(False), or print without order="none"."""
+    """Must catch: terms of a sum, or factors, in another order than the author wrote; `a + (1 - b)`
+    as a difference; a power that is lost, as that of a quotient that is rounded."""
+    assert render.latex("gradient_buckets").endswith(r"+ \left(1 - 1_\text{tied}\right)")
+    assert r"\rfloor^{2}" in render.latex("zigzag_pairs")
     parts = r"\Psi_L + \Psi_\text{embed} + \Psi_\text{norm} + \Psi_\text{head}"
     assert render.latex("parameters") == rf"\Psi = {parts}"
     each = r"\left\lceil \frac{\Psi}{n_\text{copy}} \right\rceil"
@@ -266,7 +269,7 @@ def test_equations_keep_the_written_order():
 
 
 def test_long_equations_are_stacked():
-    """Mutation: print nested cases, or leave maximum to sympy.Max, which sorts its arguments."""
+    """Mutation: print nested cases, or sort the arguments of a maximum."""
     from coursekit.formulas import maximum, minimum, where
 
     registry = Registry()
@@ -316,12 +319,11 @@ def test_numbers_of_places_in_a_row_are_a_range():
 
 
 def test_every_formula_prints_in_both_languages():
-    """Mutation: register a formula whose function SymPy cannot print."""
+    """Must catch: a formula that cannot be printed; quotients that JavaScript would round."""
     code = render.javascript(list(BOOK.formulas))
     for name in BOOK.formulas:
         assert render.latex(name).startswith(BOOK.formulas[name].symbol)
         assert f'(r, "{name}", ' in code
-    # the traps of notes on SymPy
     assert "Math.pow" not in code.replace("Math.pow(2, ", "")
     assert "Math.ceil" not in code
     assert "1/2" not in code

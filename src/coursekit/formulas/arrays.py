@@ -15,20 +15,21 @@ def _stacked(*values):
 
 
 def _chosen(place, *values):
-    return _stacked(*values, place)[place - 1, np.arange(len(place))]
+    *rows, place = np.broadcast_arrays(*values, place)
+    return np.stack(rows)[place - 1, np.arange(len(place))]
 
 
 # Name in subset.py -> the same of arrays
 OF_ARRAYS = dict(
-    CeilDiv=lambda a, b: -(-a // b),
-    FloorDiv=lambda a, b: a // b,
-    CeilLog2=lambda a: np.frexp(a - 1)[1],
-    SquareRoot=np.sqrt,
-    PowerOfTwo=partial(np.ldexp, 1.0),
-    Maximum=_in_turn(np.maximum),
-    Minimum=_in_turn(np.minimum),
-    ArgMax=lambda *values: np.argmax(_stacked(*values), axis=0) + 1,
-    Choose=_chosen,
+    ceil_div=lambda a, b: -(-a // b),
+    floor_div=lambda a, b: a // b,
+    ceil_log2=lambda a: np.frexp(a - 1)[1],
+    square_root=np.sqrt,
+    power_of_two=partial(np.ldexp, 1.0),
+    maximum=_in_turn(np.maximum),
+    minimum=_in_turn(np.minimum),
+    arg_max=lambda *values: np.argmax(_stacked(*values), axis=0) + 1,
+    choose=_chosen,
     where=np.where,
     equal=np.equal,
 )

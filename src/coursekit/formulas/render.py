@@ -1,88 +1,156 @@
-"""The second and third rendering: SymPy symbols in, LaTeX and JavaScript out. Imported only when
-something is typeset.
+"""The second and third rendering: LaTeX and JavaScript, printed from the tree of a formula.
 
-The functions are called under `sympy.evaluate(False)` and printed with `order="none"`, so that the
-equation and the code keep the order in which the formula was written. JavaScript gets one named
-line per quantity; divisions that round and powers are printed by this module's methods (a ceiling
-that SymPy prints as (1/91)*n is wrong at n = 273: 4, not 3)."""
+Both keep the order in which the formula was written. JavaScript gets one named line per quantity,
+and calls of formulas.js for divisions that round."""
 
+import ast
 import json
 import math
 import re
-from functools import cache
-
-import sympy
-from sympy.printing.jscode import JavascriptCodePrinter
-from sympy.printing.latex import LatexPrinter
-from sympy.printing.precedence import PRECEDENCE
+from functools import cache, partial
+from inspect import signature
 
 from .registry import BOOK, EXACT_LIMIT, Formula, Registry
-from .subset import Values
+from .subset import SUBSET, returned, tree_of
+
+_SUMS = (ast.Add, ast.Sub)
+SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+_CHOICES = ("where", "choose")
+_MADE_OF_OTHERS = ("shard_of", "next_rank", "ring_pass")
 
 
-class _Latex(LatexPrinter):
-    def __init__(self, symbols, ruler=None):
-        super().__init__({"order": "none", "symbol_names": symbols, "mul_symbol": r"\,"})
-        self.ruler = ruler or self
+def _operator(node):
+    """The class of the operator, of a sum, a product and the like; None for anything else."""
+    return type(node.op) if isinstance(node, ast.BinOp) else None
 
-    def _print_CeilDiv(self, expression, exp=None):
-        over, under = map(self._print, expression.args)
-        return rf"\left\lceil \frac{{{over}}}{{{under}}} \right\rceil"
 
-    def _print_FloorDiv(self, expression, exp=None):
-        over, under = map(self._print, expression.args)
-        return rf"\left\lfloor \frac{{{over}}}{{{under}}} \right\rfloor"
+def _called(node):
+    """The name of the function that the node calls; "" for anything else."""
+    return node.func.id if isinstance(node, ast.Call) else ""
 
-    def _print_CeilLog2(self, expression, exp=None):
-        (argument,) = expression.args
-        printed = self._print(argument)
-        if not argument.is_Symbol:
-            printed = rf"\left({printed}\right)"
+
+class _Printer:
+    """Prints a tree whose names are quantities. `symbol` gives a quantity's text, CALLS that of a
+    function by those of its arguments; a function that looks at them is a method."""
+
+    def text(self, node):
+        match node:
+            case ast.Constant():
+                return self.number(node.value)
+            case ast.Name():
+                return self.symbol(node.id)
+            case ast.Call() if template := self.CALLS.get(_called(node)):
+                texts = list(map(self.text, node.args))
+                return template.format(*texts, all=", ".join(texts), name=self.name)
+            case ast.Call():
+                return getattr(self, _called(node))(*node.args)
+            case ast.Compare(left, [sign], [right]):
+                return f"{self.text(left)} {self.SIGNS[type(sign)]} {self.text(right)}"
+            case ast.BinOp(left, ast.Add() | ast.Sub() as sign, right):
+                return f"{self.first_term(left)} {SIGNS[type(sign)]} {self.term(right)}"
+            case ast.BinOp(left, ast.Mult(), right):
+                return self.product(node)
+            case ast.BinOp(over, ast.Div(), under):
+                return self.ratio(over, under)
+            case ast.BinOp(base, ast.Pow(), exponent):
+                return self.power(base, exponent.value)
+            case ast.UnaryOp(ast.USub(), operand):
+                return self.MINUS + self.factor(operand)
+
+    def term(self, node):
+        return self.bracketed(node) if _operator(node) in _SUMS else self.text(node)
+
+    def bracketed(self, node):
+        return self.BRACKETS.format(self.text(node))
+
+
+class _Latex(_Printer):
+    CALLS = dict(
+        ceil_div=r"\left\lceil \frac{{{0}}}{{{1}}} \right\rceil",
+        floor_div=r"\left\lfloor \frac{{{0}}}{{{1}}} \right\rfloor",
+        square_root=r"\sqrt{{{0}}}",
+        power_of_two="2^{{{0}}}",
+        equal="{0} = {1}",
+    )
+    BRACKETS, MINUS = r"\left({}\right)", "- "
+    SIGNS = {**SIGNS, ast.LtE: r"\leq", ast.GtE: r"\geq"}
+
+    def __init__(self, symbol, ruler=None):
+        self.symbol, self.name, self.ruler = symbol, "", ruler or self
+
+    def number(self, value):
+        digits, exponent = f"{value:.14e}".split("e")
+        if isinstance(value, int) or -5 < int(exponent) < 15:
+            return f"{value if isinstance(value, int) else float(f'{value:.15g}')}"
+        return rf"{float(digits)} \cdot 10^{{{int(exponent)}}}"
+
+    def first_term(self, node):
+        return self.text(node)
+
+    def product(self, node):
+        """Factors side by side; a dot between two numbers."""
+        text = ""
+        for factor in map(self.factor, _factors(node)):
+            dot = re.search(r"\d[} ]*$", text) and re.match(r"\d|\\frac\{\d+\}\{\d+\}", factor)
+            text += (r" \cdot " if dot else r"\,") * bool(text) + factor
+        return text
+
+    def factor(self, node):
+        return self.bracketed(node) if _called(node) == "where" else self.term(node)
+
+    def ratio(self, over, under):
+        return rf"\frac{{{self.text(over)}}}{{{self.text(under)}}}"
+
+    def power(self, base, exponent):
+        text = self.bracketed(base) if isinstance(base, ast.BinOp) else self.text(base)
+        return f"{text}^{{{exponent}}}"
+
+    def ceil_log2(self, a):
+        printed = self.text(a) if isinstance(a, ast.Name) else self.bracketed(a)
         return rf"\left\lceil \log_2 {printed} \right\rceil"
 
-    def _print_SquareRoot(self, expression, exp=None):
-        return rf"\sqrt{{{self._print(expression.args[0])}}}"
-
-    def _print_PowerOfTwo(self, expression, exp=None):
-        return f"2^{{{self._print(expression.args[0])}}}"
-
-    def _print_Piecewise(self, expression):
+    def where(self, condition, yes, no):
         """One row for each condition: a `where` instead of `no` goes on below, where a reader
         expects it."""
-        rows = []
-        while isinstance(expression, sympy.Piecewise):
-            (yes, condition), (expression, _) = expression.args
-            rows.append(rf"{self._print(yes)} & \text{{if }} {self._print(condition)}")
-        rows.append(rf"{self._print(expression)} & \text{{otherwise}}")
-        return _cases(rows)
+        rows = [rf"{self.text(yes)} & \text{{if }} {self.text(condition)}"]
+        while _called(no) == "where":
+            condition, yes, no = no.args
+            rows.append(rf"{self.text(yes)} & \text{{if }} {self.text(condition)}")
+        return _cases([*rows, rf"{self.text(no)} & \text{{otherwise}}"])
 
-    def _print_Maximum(self, expression, exp=None):
-        return self._extreme(r"\max", expression)
-
-    def _print_Minimum(self, expression, exp=None):
-        return self._extreme(r"\min", expression)
-
-    def _print_ArgMax(self, expression, exp=None):
-        return self._extreme(r"\text{arg}\max", expression)
-
-    def _print_Choose(self, expression, exp=None):
+    def choose(self, place, *values):
         """One row for each value; numbers that choose the same stand in one row."""
-        place, *values = map(self._print, expression.args)
         rows = {}
-        for number, value in enumerate(values, 1):
+        for number, value in enumerate(map(self.text, values), 1):
             rows.setdefault(value, []).append(number)
         return _cases(
-            rf"{value} & \text{{if }} {place} = {_listed(numbers)}"
+            rf"{value} & \text{{if }} {self.text(place)} = {_listed(numbers)}"
             for value, numbers in rows.items()
         )
 
-    def _extreme(self, name, expression):
-        """Arguments that are long stand one under the other. How long is measured with the
-        registered symbols, whatever is printed."""
-        arguments = [self._print(argument) for argument in expression.args]
-        if sum(width(self.ruler.doprint(argument)) for argument in expression.args) <= LONG:
-            return rf"{name}\left({', '.join(arguments)}\right)"
-        return f"{name} {_cases(arguments)}"
+    def maximum(self, *values):
+        return self.extreme(r"\max", values)
+
+    def minimum(self, *values):
+        return self.extreme(r"\min", values)
+
+    def arg_max(self, *values):
+        return self.extreme(r"\text{arg}\max", values)
+
+    def extreme(self, name, values):
+        """Values that are long stand one under the other. How long is measured with the registered
+        symbols, whatever is printed."""
+        texts = list(map(self.text, values))
+        if sum(width(self.ruler.text(value)) for value in values) <= LONG:
+            return rf"{name}\left({', '.join(texts)}\right)"
+        return f"{name} {_cases(texts)}"
+
+
+def _factors(node):
+    """The factors of products within products, as they are written."""
+    if _operator(node) is ast.Mult:
+        return [*_factors(node.left), *_factors(node.right)]
+    return [node]
 
 
 def _listed(numbers):
@@ -117,113 +185,109 @@ def width(text):
     return len(re.sub(r"[{}_\\^&\s]", "", re.sub(r"\\[a-zA-Z]+", "x", names)))
 
 
-def _flatten(expression):
-    """((a + b) + c) as a + b + c: Python adds two at a time, a reader does not want to see it. To
-    be called under `sympy.evaluate(False)`, once: it empties SymPy's caches."""
-    arguments = [_flatten(argument) for argument in expression.args]
-    if isinstance(expression, sympy.Add) and isinstance(arguments[0], sympy.Add):
-        arguments[:1] = arguments[0].args
-    elif all(new is old for new, old in zip(arguments, expression.args)):
-        return expression
-    return expression.func(*arguments)
-
-
-class _JavaScript(JavascriptCodePrinter):
+class _JavaScript(_Printer):
     """Prints one formula; `name` goes into the calls that may refuse, `letters` are the names of
     variables."""
 
+    CALLS = dict(
+        ceil_div='ceilDiv("{name}", {all})',
+        floor_div='floorDiv("{name}", {all})',
+        square_root="Math.sqrt({0})",
+        power_of_two="Math.pow(2, {0})",
+        maximum="Math.max({all})",
+        minimum="Math.min({all})",
+        arg_max="([{all}].indexOf(Math.max({all})) + 1)",
+        where="({0} ? {1} : {2})",
+        equal="{0} == {1}",
+    )
+    BRACKETS, MINUS = "({})", "-"
+    SIGNS = SIGNS
+    number = staticmethod(repr)
+
     def __init__(self, name, letters):
-        super().__init__({"order": "none"})
-        self.name, self.letters = name, letters
+        self.name, self.symbol = name, letters.__getitem__
 
-    def _print_Symbol(self, symbol):
-        return self.letters[symbol.name]
+    def first_term(self, node):
+        return self.term(node)
 
-    def _print_CeilDiv(self, expression):
-        return self._call("ceilDiv", expression)
+    def product(self, node):
+        return f"{self.factor(node.left)}*{self.factor(node.right)}"
 
-    def _print_FloorDiv(self, expression):
-        return self._call("floorDiv", expression)
+    def factor(self, node):
+        alone = _operator(node) in (None, ast.Pow)
+        return self.text(node) if alone else self.bracketed(node)
 
-    def _call(self, function, expression):
-        over, under = map(self._print, expression.args)
-        return f"{function}({json.dumps(self.name)}, {over}, {under})"
+    def ratio(self, over, under):
+        return f"{self.factor(over)}/{self.factor(under)}"
 
-    def _print_CeilLog2(self, expression):
-        argument = self.parenthesize(expression.args[0], PRECEDENCE["Add"])
-        return f"(32 - Math.clz32({argument} - 1))"
+    def power(self, base, exponent):
+        return f"({'*'.join([self.factor(base)] * exponent)})"
 
-    def _print_SquareRoot(self, expression):
-        return f"Math.sqrt({self._print(expression.args[0])})"
+    def ceil_log2(self, a):
+        return f"(32 - Math.clz32({self.term(a)} - 1))"
 
-    def _print_PowerOfTwo(self, expression):
-        return f"Math.pow(2, {self._print(expression.args[0])})"
+    def choose(self, place, *values):
+        return f"[{', '.join(map(self.text, values))}][{self.term(place)} - 1]"
 
-    def _print_Maximum(self, expression):
-        return f"Math.max({', '.join(map(self._print, expression.args))})"
 
-    def _print_Minimum(self, expression):
-        return f"Math.min({', '.join(map(self._print, expression.args))})"
-
-    def _print_ArgMax(self, expression):
-        values = ", ".join(map(self._print, expression.args))
-        return f"([{values}].indexOf(Math.max({values})) + 1)"
-
-    def _print_Choose(self, expression):
-        place, *values = expression.args
-        chosen = self.parenthesize(place, PRECEDENCE["Add"])
-        return f"[{', '.join(map(self._print, values))}][{chosen} - 1]"
-
-    def _print_Piecewise(self, expression):
-        (yes, condition), (no, _) = expression.args
-        return f"({self._print(condition)} ? {self._print(yes)} : {self._print(no)})"
-
-    def _print_Pow(self, expression):
-        base, exponent = expression.base, expression.exp
-        if exponent.is_Integer:
-            base, exponent = expression.as_base_exp()
-        if exponent == -1:
-            return "1/" + self.parenthesize(base, PRECEDENCE["Pow"])
-        return "(" + "*".join([self.parenthesize(base, PRECEDENCE["Mul"])] * int(exponent)) + ")"
+def _written_out(node, known):
+    """The tree with others for the names in `known`, with the bodies of ring_pass and the like
+    instead of their calls, and with numbers where everything is one."""
+    again = partial(_written_out, known=known)
+    match node:
+        case ast.Constant():
+            return node
+        case ast.Name():
+            return known.get(node.id, node)
+        case ast.BinOp():
+            parts = [again(node.left), again(node.right)]
+            made = ast.BinOp(parts[0], node.op, parts[1])
+        case ast.UnaryOp():
+            parts = [again(node.operand)]
+            made = ast.UnaryOp(node.op, *parts)
+        case ast.Compare():
+            parts = [again(node.left), again(node.comparators[0])]
+            made = ast.Compare(parts[0], node.ops, parts[1:])
+        case ast.Call():
+            parts, function = list(map(again, node.args)), SUBSET[_called(node)]
+            if _called(node) in _MADE_OF_OTHERS:
+                return _written_out(
+                    returned(function), dict(zip(signature(function).parameters, parts))
+                )
+            if _called(node) in _CHOICES and isinstance(parts[0], ast.Constant):
+                return function(parts[0].value, *parts[1:])
+            made = ast.Call(node.func, parts, [])
+    if all(isinstance(part, ast.Constant) for part in parts):
+        return ast.Constant(eval(ast.unparse(made), dict(SUBSET)))
+    return made
 
 
 @cache  # a formula is on its page, on a formula sheet, and in the JavaScript of explorers
-def _symbolic(function, needs):
-    with sympy.evaluate(False):
-        symbols = {need: sympy.Symbol(need, nonnegative=True) for need in needs}
-        return sympy.sympify(function(Values(symbols)))
+def _tree(function):
+    return _written_out(tree_of(function), {})
 
 
 def right_hand_side(name, registry: Registry = BOOK, symbol=None, given=None):
     """LaTeX of the formula's right-hand side. `symbol(name)` gives each quantity's LaTeX; by
     default its registered symbol. `given` are numbers for some quantities: what follows from them
     is written out, and of each `where` only the side that holds."""
-    made = _with(name, registry, given) if given else None
-    if made is None:
-        formula = registry.formulas[name]
-        made = _symbolic(formula.function, formula.needs)
-    symbols = {made: registry.find(made.name).symbol for made in made.free_symbols}
-    printer = _Latex(symbols)
+    made = _with(name, registry, given) if given else _tree(registry.formulas[name].function)
+    names = {node.id for node in ast.walk(made) if isinstance(node, ast.Name)} - SUBSET.keys()
+    printer = _Latex({name: registry.find(name).symbol for name in names}.get)
     if symbol:
-        printer = _Latex({made: symbol(made.name) for made in symbols}, ruler=printer)
-    with sympy.evaluate(False):
-        flat = _flatten(made)
-    return printer.doprint(flat)
+        printer = _Latex({name: symbol(name) for name in names}.get, ruler=printer)
+    return printer.text(made)
 
 
 def _with(name, registry, given):
     """The formula with numbers for what is given and an expression for what depends on it."""
-    formula = registry.formulas[name]
-    known = {
-        need: given[need]
-        if need in given
-        else _with(need, registry, given)
-        if need in registry.formulas and set(given) & set(registry.resolve([need])[1])
-        else sympy.Symbol(need, nonnegative=True)
-        for need in formula.needs
-    }
-    with sympy.evaluate(False):
-        return sympy.sympify(formula.function(Values(known)))
+    formula, known = registry.formulas[name], {}
+    for need in formula.needs:
+        if need in given:
+            known[need] = ast.Constant(given[need])
+        elif need in registry.formulas and set(given) & set(registry.resolve([need])[1]):
+            known[need] = _with(need, registry, given)
+    return _written_out(tree_of(formula.function), known)
 
 
 def latex(name, registry: Registry = BOOK, symbol=None):
@@ -231,14 +295,6 @@ def latex(name, registry: Registry = BOOK, symbol=None):
     right_hand_side."""
     left = symbol(name) if symbol else registry.formulas[name].symbol
     return f"{left} = {right_hand_side(name, registry, symbol)}"
-
-
-def _javascript_expression(function_name, function, needs, letters):
-    made = _symbolic(function, needs)
-    text = " ".join(_JavaScript(function_name, letters).doprint(made).split())
-    if "Not supported" in text:
-        raise ValueError(f"formula {function_name} does not print as JavaScript: {text}")
-    return text
 
 
 _TAKEN = {"q", "r", "do", "if", "in", "of"}  # two are javascript()'s own, the others JavaScript's
@@ -291,7 +347,7 @@ def javascript(targets, inputs=(), registry: Registry = BOOK):
             if rule.name not in done:
                 done.add(rule.name)
                 there = {name: str(value) for name, value in rule.assumed} | letters
-                condition = _javascript_expression(rule.name, rule.function, rule.needs, there)
+                condition = _JavaScript(rule.name, there).text(_tree(rule.function))
                 shown = "{" + ", ".join(f"{need}: {there[need]}" for need in rule.needs) + "}"
                 lines.append(
                     f"  if (!({condition})) invalid({json.dumps(rule.marks)},"
@@ -301,7 +357,7 @@ def javascript(targets, inputs=(), registry: Registry = BOOK):
     rules()
     for name in formulas:
         formula = registry.formulas[name]
-        text = _javascript_expression(name, formula.function, formula.needs, letters)
+        text = _JavaScript(name, letters).text(_tree(formula.function))
         define(name, f"{'exact' if formula.whole else 'finite'}(r, {json.dumps(name)}, {text})")
         known.add(name)
         rules()

@@ -4,12 +4,11 @@
 A formula takes one argument, `q`, and names a quantity where it needs it: `q.layers`. What it
 depends on is read from its body.
 
-Each function takes numbers, SymPy symbols (symbols.py) or arrays of NumPy (arrays.py). So one
-formula serves more than once: called with integers it gives exact bytes, with symbols the equation
-on the page and the JavaScript behind the slider, with arrays the bytes of thousands of layouts.
-`//`, `%` and `==` are left out on purpose: SymPy prints `n // 49` as floor((1/49) * n), which is 0
-at n = 49, and takes `symbol == 2` for a question about names. `check_subset` refuses a formula that
-leaves the subset when it is defined, not when it first prints something wrong.
+Each function takes numbers or arrays of NumPy (arrays.py), and render.py prints it. So one formula
+serves more than once: called with integers it gives exact bytes, with arrays the bytes of thousands
+of layouts, and its body is the equation on the page and the JavaScript behind the slider. `//` and
+`%` are left out on purpose: JavaScript has no division that is exact up to 2^53. `check_subset`
+refuses a formula that leaves the subset when it is defined, not when it is first printed.
 """
 
 import ast
@@ -18,7 +17,7 @@ import inspect
 import linecache
 import math
 import textwrap
-from functools import cache
+from functools import cache, wraps
 
 # up to here a JavaScript number, a float64, holds every whole number and no other rounds to it
 EXACT_LIMIT = 2**53 - 1
@@ -28,19 +27,18 @@ class DividendTooLarge(OverflowError):
     """ceil_div or floor_div of a number above EXACT_LIMIT; the registry adds the formula's name."""
 
 
-def _symbolic(*values):
-    return not all(isinstance(value, (int, float)) for value in values)
+def _of_arrays(function):
+    """The function below, for arrays of NumPy that of arrays.py, which is imported only then."""
 
+    @wraps(function)
+    def of_either(*values):
+        if any(hasattr(value, "dtype") for value in values):
+            from .arrays import OF_ARRAYS
 
-def _as_symbols(name, *arguments):
-    """The functions on SymPy symbols, or on arrays of NumPy; either is imported only then."""
-    if any(hasattr(argument, "dtype") for argument in arguments):
-        from .arrays import OF_ARRAYS
+            return OF_ARRAYS[function.__name__](*values)
+        return function(*values)
 
-        return OF_ARRAYS[name](*arguments)
-    from .symbols import OF_SYMBOLS
-
-    return OF_SYMBOLS[name](*arguments)
+    return of_either
 
 
 def _whole_division(name, a, b):
@@ -52,90 +50,78 @@ def _whole_division(name, a, b):
         raise DividendTooLarge(a)
 
 
+@_of_arrays
 def ceil_div(a, b):
     """a / b rounded up, exact for whole numbers: the rows of the fullest shard when a rows are
     dealt to b ranks."""
-    if _symbolic(a, b):
-        return _as_symbols("CeilDiv", a, b)
     _whole_division("ceil_div", a, b)
     return -(-a // b)
 
 
+@_of_arrays
 def floor_div(a, b):
     """a / b rounded down, exact for whole numbers."""
-    if _symbolic(a, b):
-        return _as_symbols("FloorDiv", a, b)
     _whole_division("floor_div", a, b)
     return a // b
 
 
+@_of_arrays
 def ceil_log2(a):
     """How often 1 must be doubled to reach a; a is a whole number from 1 to 2^32: its quantities
     have to promise that."""
-    if _symbolic(a):
-        return _as_symbols("CeilLog2", a)
     if not isinstance(a, int) or not 1 <= a <= 2**32:
         raise TypeError(f"ceil_log2({a}): it must be a whole number from 1 to 2^32.")
     return (a - 1).bit_length()
 
 
+@_of_arrays
 def square_root(a):
     """The number whose square is a: rounded correctly by Python and by the page, so that both have
     the same."""
-    if _symbolic(a):
-        return _as_symbols("SquareRoot", a)
     return math.sqrt(a)
 
 
+@_of_arrays
 def power_of_two(a):
     """2 to the power of a, which may be negative: exact for whole numbers down to -1074, in Python
     and on the page."""
-    if _symbolic(a):
-        return _as_symbols("PowerOfTwo", a)
     return 2**a if isinstance(a, int) else 2.0**a
 
 
+@_of_arrays
 def maximum(*values):
     """The largest of the values: the peak over the points of a step."""
-    if _symbolic(*values):
-        return _as_symbols("Maximum", *values)
     return max(values)
 
 
+@_of_arrays
 def minimum(*values):
     """The smallest of the values."""
-    if _symbolic(*values):
-        return _as_symbols("Minimum", *values)
     return min(values)
 
 
+@_of_arrays
 def arg_max(*values):
     """Which of the values is the largest, counted from 1; of equal ones the first."""
-    if _symbolic(*values):
-        return _as_symbols("ArgMax", *values)
     return values.index(max(values)) + 1
 
 
+@_of_arrays
 def choose(place, *values):
     """The value with that number, counted from 1, as arg_max counts."""
-    if _symbolic(place):
-        return _as_symbols("Choose", place, *values)
     return values[place - 1]
 
 
+@_of_arrays
 def where(condition, yes, no):
     """`yes` where the condition holds, else `no`. The condition is one comparison: `zero_stage >=
     2`."""
-    if isinstance(condition, bool):
-        return yes if condition else no
-    return _as_symbols("where", condition, yes, no)
+    return yes if condition else no
 
 
+@_of_arrays
 def equal(a, b):
-    """True where the two are equal. `==` on symbols asks whether they are the same symbol, hence a
-    function."""
-    if _symbolic(a, b):
-        return _as_symbols("equal", a, b)
+    """True where the two are equal."""
     return a == b
 
 
@@ -247,6 +233,11 @@ def expression_of(function):
     expression is made."""
     text = getattr(function, "written", "")
     return text or as_text(returned(function))
+
+
+def tree_of(function):
+    """The expression as a tree, whose names are quantities."""
+    return ast.parse(expression_of(function), mode="eval").body
 
 
 def check_subset(function):
