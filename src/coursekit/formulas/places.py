@@ -203,11 +203,10 @@ def _read(function):
 
 def _formula(text):
     """A formula as it is written, but for `q.`."""
-    names = [name for name in re.findall(r"\b[a-z_]\w*", text) if name not in SUBSET]
     of_q = lambda name: name[0] if name[0] in SUBSET else f"q.{name[0]}"
     code = re.sub(r"\b[a-z_]\w*", of_q, text)
     formula = eval(f"lambda q: {code}", dict(SUBSET))
-    formula.written, formula.needs = text, list(dict.fromkeys(names))
+    formula.written = text
     return formula
 
 

@@ -16,6 +16,7 @@ import copy
 import inspect
 import linecache
 import math
+import re
 import textwrap
 from functools import cache, wraps
 
@@ -201,22 +202,6 @@ def quantity_in(node):
     return node.attr if named and node.value.id == "q" else ""
 
 
-def quantities_in(expression):
-    """The quantities that the expression names, each once, in the order in which they stand."""
-    if name := quantity_in(expression):
-        return [name]
-    parts = map(quantities_in, ast.iter_child_nodes(expression))
-    return list(dict.fromkeys(name for part in parts for name in part))
-
-
-@cache
-def needs_of(function):
-    """The names of the quantities on which a formula depends; places say those of what they
-    make."""
-    made = getattr(function, "needs", None)
-    return tuple(quantities_in(returned(function)) if made is None else made)
-
-
 class _WithoutQ(ast.NodeTransformer):
     def visit_Attribute(self, node):
         return ast.Name(quantity_in(node), ast.Load())
@@ -233,6 +218,14 @@ def expression_of(function):
     expression is made."""
     text = getattr(function, "written", "")
     return text or as_text(returned(function))
+
+
+@cache
+def needs_of(function):
+    """The names of the quantities on which a formula depends, each once, in the order in which they
+    stand."""
+    names = dict.fromkeys(re.findall(r"\b[A-Za-z_]\w*", expression_of(function)))
+    return tuple(name for name in names if name not in SUBSET)
 
 
 def tree_of(function):
