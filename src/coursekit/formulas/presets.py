@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from types import MappingProxyType
+from typing import get_type_hints
 
 from . import given as _quantities_of_models  # noqa: F401 - declares what presets give
 from .registry import BOOK
@@ -75,6 +76,19 @@ def _without_usual(preset):
 def rows_of_table(name) -> list[dict]:
     """The rows of a table in data/."""
     return list(csv.DictReader(DATA.joinpath(name).read_text("utf-8").splitlines()))
+
+
+_CELLS = {int: int, float: float, str: str, bool: "1".__eq__}
+
+
+def records_of(name, kind) -> dict:
+    """The first column of a table in data/ -> a `kind`, whose fields are the other columns; an
+    empty cell has the field's default."""
+    kinds, found = get_type_hints(kind), {}
+    for row in rows_of_table(name):
+        (_, key), *cells = row.items()
+        found[key] = kind(**{name: _CELLS[kinds[name]](cell) for name, cell in cells if cell})
+    return found
 
 
 def _gpus():

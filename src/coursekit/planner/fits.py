@@ -22,6 +22,7 @@ from coursekit.formulas.presets import (
     MODELS,
     RECIPES,
     WITHOUT_BF16,
+    records_of,
     rows_of_table,
 )
 from coursekit.formulas.registry import BOOK, InvalidQuantity, show
@@ -94,15 +95,7 @@ class Published:
         )
 
 
-def _peaks() -> Iterator[tuple[str, Published]]:
-    for row in rows_of_table("peaks.csv"):
-        kernels, measured, rows = (row.pop(key) for key in ("kernels", "measured", "rows"))
-        of_rows = {key: row.pop(key) == "1" for key in ("reserved", "recomputes")}
-        numbers = {key: float(number) for key, number in row.items()}
-        yield kernels, Published(int(rows), measured, **numbers, **of_rows)
-
-
-PUBLISHED = dict(_peaks())
+PUBLISHED = records_of("peaks.csv", Published)
 # The allocator's reserve beyond what is allocated, as a share of it: the most of the runs behind
 # FUSED_LOSS, which publish both.
 RESERVED_SHARES = {

@@ -5,10 +5,9 @@ runs, which were fitted, and how far the seconds are from those that were publis
     values["layout_seconds"], parts_of(values)
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from coursekit.formulas.presets import GPUS, LINKS, rows_of_table
+from coursekit.formulas.presets import GPUS, LINKS, records_of
 from coursekit.formulas.registry import BOOK
 
 from .fits import (
@@ -73,16 +72,7 @@ class Speed:
 EXPERTS = "Megatron-Bridge's experts"
 
 
-def _speeds() -> Iterator[tuple[str, Speed]]:
-    for row in rows_of_table("speeds.csv"):
-        name, measured = row.pop("speed"), row.pop("measured")
-        numbers = {key: float(number) for key, number in row.items() if number}
-        numbers |= dict(rows=int(row["rows"]), overlap=row["overlap"] == "1")
-        numbers["shards_late"] = row["shards_late"] == "1"
-        yield name, Speed(measured, **numbers)
-
-
-SPEEDS = dict(_speeds())
+SPEEDS = records_of("speeds.csv", Speed)
 SCORE_CLASSES = ("Megatron-LM on B200", "FSDP on A100", "FSDP on H100")  # share of scores fitted
 NETWORK_CLASSES = ("DeepSpeed on A100", "nanotron on H100")  # share of the network fitted
 

@@ -10,7 +10,7 @@ data/virtual_errors.csv has them to two digits, from the recording of `bench.pub
 
 from typing import NamedTuple
 
-from coursekit.formulas.presets import rows_of_table
+from coursekit.formulas.presets import records_of
 
 
 class HeldOut(NamedTuple):
@@ -25,10 +25,7 @@ class HeldOut(NamedTuple):
 
 
 OF_ONE_GPU = "H100, recorded"  # the other classes are of published steps
-VIRTUAL_ERRORS = {
-    row["class"]: HeldOut(int(row["steps"]), float(row["lowest"]), float(row["highest"]))
-    for row in rows_of_table("virtual_errors.csv")
-}
+VIRTUAL_ERRORS = records_of("virtual_errors.csv", HeldOut)
 
 
 def errors_of_class(name: str = OF_ONE_GPU) -> HeldOut:
