@@ -73,7 +73,7 @@ def _write(tool, given) -> int:
         return 1
     fastest, text, outside = fastest_written(tool, found)
     print(text, end="")
-    print(f"{fastest}\n   for {tool.facts['version']}", file=sys.stderr)
+    print(f"{fastest}\n   for {tool.version}", file=sys.stderr)
     if outside:
         said = ", ".join(f"{name} = {value}" for name, value in outside.items())
         print(f"   left to the script or the launcher: {said}", file=sys.stderr)

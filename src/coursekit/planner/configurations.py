@@ -114,8 +114,14 @@ def _meets(wanted, value) -> bool:
 @dataclass(frozen=True)
 class Tool:
     name: str
-    facts: dict
     settings: tuple
+    version: str
+    format: str
+    kernels: str
+    signs: list
+    outside: list
+    silent: dict
+    recipes: dict
 
     def matching(self, key) -> list[Setting]:
         """The settings of a key; those with a `*` only where no other names it."""
@@ -125,26 +131,9 @@ class Tool:
         ]
 
     @property
-    def signs(self) -> list[str]:
-        return self.facts["signs"].split()
-
-    @property
-    def silent(self) -> dict:
-        pairs = (pair.split("=") for pair in self.facts["silent"].split())
-        return {name: _number(value) for name, value in pairs}
-
-    @property
-    def outside(self) -> list[str]:
-        return self.facts["outside"].split()
-
-    @property
-    def recipes(self) -> dict:
-        return dict(pair.strip().split("=", 1) for pair in self.facts["recipes"].split(";"))
-
-    @property
     def lenient(self) -> bool:
         """Whether its files hold keys of others: scripts and data."""
-        return self.facts["format"] == "command" or "base_model" in self.signs
+        return self.format == "command" or "base_model" in self.signs
 
 
 @cache
@@ -156,8 +145,12 @@ def tools() -> dict[str, Tool]:
         name, facts, lines = part.strip().split("\n\n", 2)
         rows = (re.split(r" \| ?", line) for line in lines.splitlines())
         settings = tuple(Setting(tuple(keys.split()), *more) for keys, *more in rows)
-        pairs = re.findall(r"(?m)^- (\w+): ?(.*)", facts)
-        found[name.split("-")[0].lower()] = Tool(name, dict(pairs), settings)
+        facts = dict(re.findall(r"(?m)^- (\w+): ?(.*)", facts))
+        facts |= {fact: facts[fact].split() for fact in ("signs", "outside")}
+        silent = (pair.split("=") for pair in facts["silent"].split())
+        facts["silent"] = {quantity: _number(value) for quantity, value in silent}
+        facts["recipes"] = dict(re.findall(r"([\w.]+)=([^;]+)", facts["recipes"]))
+        found[name.split("-")[0].lower()] = Tool(name, settings, **facts)
     return found
 
 
@@ -220,7 +213,7 @@ def _read(path, found):
     tool = _tool_of(path, tree, keys)
     found.tools.append(tool)
     for key, value in keys.items():
-        line = _line(text, key, tool.facts["format"] == "command")
+        line = _line(text, key, tool.format == "command")
         place = f"{key} = {_shown(value)} ({path.name}, line {line})"
         settings = tool.matching(key)
         if not settings:
@@ -394,7 +387,7 @@ def _stages(found, said, p):
 
 def _recipe(found, said):
     tool = found.main
-    said.setdefault("kernels", tool.facts["kernels"])
+    said.setdefault("kernels", tool.kernels)
     if (adapters := said.get("adapters", "full")) != "full":
         recipes = tools()["trainer"].recipes
         said.setdefault("recipe", recipes["qlora" if said.get("four_bits") else adapters])
@@ -520,10 +513,10 @@ def _tool_of(path, tree, keys) -> Tool:
     formats = suffixes.get(path.suffix[1:].replace("yml", "yaml"), ("command", "json"))
     for tool in tools().values():
         signs = sum(sign in tree for sign in tool.signs)
-        if tool.facts["format"] in formats and signs >= min(2, len(tool.signs) - 1):
+        if tool.format in formats and signs >= min(2, len(tool.signs) - 1):
             return tool
     for tool in tools().values():
-        if tool.facts["format"] in formats and any(sign in tree for sign in tool.signs):
+        if tool.format in formats and any(sign in tree for sign in tool.signs):
             return tool
     names, has = ", ".join(tool.name for tool in tools().values()), ", ".join([*tree][:4])
     raise InvalidConfiguration(

@@ -50,7 +50,7 @@ def knobs_of(tool: Tool) -> dict:
 def kernels_of(tool: Tool) -> str:
     """The kernels that a written file asks for."""
     rows = [row for row in tool.settings if row.named == "kernels" and row.written]
-    return next(iter(rows[0].choices.values())) if rows else tool.facts["kernels"]
+    return next(iter(rows[0].choices.values())) if rows else tool.kernels
 
 
 def written_configuration(tool: Tool, layout: RankLayout) -> tuple[str, dict]:
@@ -78,7 +78,7 @@ def written_configuration(tool: Tool, layout: RankLayout) -> tuple[str, dict]:
         if tool.silent.get("sequence_parallel") != 0:
             raise InvalidConfiguration(f"{tool.name} cuts tokens wherever it cuts layers by width.")
     outside = {name: values[name] for name in tool.outside}
-    return "\n".join(WRITERS[tool.facts["format"]](tree)) + "\n", outside
+    return "\n".join(WRITERS[tool.format](tree)) + "\n", outside
 
 
 def fastest_written(tool: Tool, found: LayoutPlan) -> tuple:

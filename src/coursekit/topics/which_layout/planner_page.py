@@ -195,7 +195,7 @@ def _table(tool):
         | dict(words=one.words if one.quantity == "!" else "")
         for one in tool.settings
     ]
-    known = dict(name=tool.name, json=tool.facts["format"] == "json", signs=tool.signs)
+    known = dict(name=tool.name, json=tool.format == "json", signs=tool.signs)
     return known | dict(silent=tool.silent, settings=settings)
 
 
