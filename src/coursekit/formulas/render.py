@@ -48,7 +48,7 @@ class _Printer:
                 return f"{self.text(left)} {self.SIGNS[type(sign)]} {self.text(right)}"
             case ast.BinOp(left, ast.Add() | ast.Sub() as sign, right):
                 return f"{self.first_term(left)} {SIGNS[type(sign)]} {self.term(right)}"
-            case ast.BinOp(left, ast.Mult(), right):
+            case ast.BinOp(op=ast.Mult()):
                 return self.product(node)
             case ast.BinOp(over, ast.Div(), under):
                 return self.ratio(over, under)
@@ -79,9 +79,11 @@ class _Latex(_Printer):
         self.symbol, self.name, self.ruler = symbol, "", ruler or self
 
     def number(self, value):
+        if isinstance(value, int):
+            return str(value)
         digits, exponent = f"{value:.14e}".split("e")
-        if isinstance(value, int) or -5 < int(exponent) < 15:
-            return f"{value if isinstance(value, int) else float(f'{value:.15g}')}"
+        if -5 < int(exponent) < 15:
+            return str(float(f"{value:.15g}"))
         return rf"{float(digits)} \cdot 10^{{{int(exponent)}}}"
 
     def first_term(self, node):
