@@ -16,7 +16,7 @@ from .spec import default_style
 def functions_of(spec, smaller=str):
     """Calls of BOOK.define, one a line: the function behind the card, and for each picture of
     curves that of its lines. `smaller` makes code smaller."""
-    from coursekit.formulas.render import javascript  # loads sympy
+    from coursekit.formulas.render import javascript
 
     functions = {spec.name: javascript(spec.targets, spec.inputs)}
     for picture in spec.pictures:
