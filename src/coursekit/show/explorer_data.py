@@ -154,7 +154,7 @@ def _picture(spec, drawn, measured):
             idle=drawn.idle,
             plays=PLAYS,
             lists={
-                sizes: " ".join(map(packed, ranks))
+                sizes: " ".join(map(packed_lists, ranks))
                 for sizes, ranks in lists(drawn, _sizes(spec, drawn)).items()
             },
         )
@@ -201,7 +201,7 @@ def _sizes(spec, drawn):
         yield schedule, ranks, microbatches, stages
 
 
-def packed(text):
+def packed_lists(text):
     """Runs of a text as what is repeated and how often: "AAAAAbAbAbbb" is "A5bA2b3"."""
     runs = re.finditer(r"(\w{1,4}?)\1+|\w", text)
     return "".join(f"{run[1] or run[0]}{len(run[0]) // len(run[1] or run[0])}" for run in runs)

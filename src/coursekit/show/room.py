@@ -9,7 +9,7 @@ def of_picture(picture, measured):
     """The place of a picture: as high as all above its key, with an empty item for each entry of
     the key. The items fill rows as the entries do, however wide the place is. A row says what was
     measured, where something was."""
-    high, left, gap, widths = PICTURES[picture.kind](picture)
+    high, left, gap, widths = _PICTURES[picture.kind](picture)
     high += 18 * any(name in measured for name in measurable(picture))
     items = "".join(f'<i style="width:{width:.1f}px"></i>' for width in widths)
     style = f"padding:{high}px 0 0 {left}px;column-gap:{gap}px"
@@ -34,7 +34,7 @@ def _schedule(picture):
 
 
 # Kind -> pixels above the key, left of it and between its entries; the widths of its entries.
-PICTURES = {
+_PICTURES = {
     "memory": lambda picture: (
         17 * len(picture.parts) + (99 if picture.capacity else 72),
         0,

@@ -12,7 +12,7 @@ from html import escape
 from .format import format_as, round_up
 from .palette import TIMELINE
 
-WIDTH, LEFT, TALL, FIRST_ROW, PITCH, KEY_ROW = 620, 68, 34, 22, 42, 18
+WIDTH, _LEFT, TALL, FIRST_ROW, PITCH, KEY_ROW = 620, 68, 34, 22, 42, 18
 AS_ONE = 0.5  # pixels
 WARN = "#c75800"  # read on light and dark pages
 PHASES = {  # of a phase on the stream that computes
@@ -35,7 +35,7 @@ def virtual_step_svg(step, title: str) -> str:
     most = round_up(step.seconds or 1)
 
     def x(nanoseconds):
-        return LEFT + nanoseconds / 1e9 / most * (WIDTH - LEFT - 8)
+        return _LEFT + nanoseconds / 1e9 / most * (WIDTH - _LEFT - 8)
 
     shapes, words, key = [], [], {}
     for lane, y in rows.items():
@@ -54,7 +54,7 @@ def virtual_step_svg(step, title: str) -> str:
         for left, right in merged(gaps)
         if right - left > 2 * AS_ONE
     ]
-    at = LEFT
+    at = _LEFT
     for kind, swatch in [*key.items(), ("nothing computes", None)]:
         y = under + 40
         shapes.append(
@@ -69,7 +69,7 @@ def virtual_step_svg(step, title: str) -> str:
     tick, ticks = round_up(most / 4), []
     while len(ticks) * tick <= most * 1.0001:
         ticks.append(len(ticks) * tick)
-    axis = f"M{LEFT} {under}H{_one(x(1e9 * most))}"
+    axis = f"M{_LEFT} {under}H{_one(x(1e9 * most))}"
     axis += "".join(f"M{_one(x(1e9 * seconds))} {under}v5" for seconds in ticks)
     shapes.append(_path(axis, "none", "currentColor"))
     for seconds in ticks:
