@@ -28,7 +28,7 @@ from coursekit.formulas import BOOK
 from coursekit.formulas.render import latex
 from coursekit.planner.fits import RankLayout, model_sizes, nearest
 from coursekit.show.card import COPY, explorer_card, ident_of
-from coursekit.show.embed import drawing_scripts, text_of_file
+from coursekit.show.embed import drawing_scripts, text_in
 from coursekit.show.explorer_data import functions_of
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import format_as
@@ -228,7 +228,7 @@ def sheet_address(builder, page, name):
 
 @cache
 def _reasons():
-    return rjsmin.jsmin(text_of_file(Path(__file__).parent / "static" / "why.js"))
+    return rjsmin.jsmin(text_in(Path(__file__).parent / "static" / "why.js"))
 
 
 def _html(node, builder):

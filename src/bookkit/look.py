@@ -177,7 +177,7 @@ def _prepend_templates(app, config):
 
 
 def _variables():
-    return rcssmin.cssmin(embed.text_of_file(embed.STATIC / "page.css")) + "\n" + palette_css()
+    return rcssmin.cssmin(embed.text_in(embed.STATIC / "page.css")) + "\n" + palette_css()
 
 
 def setup(app):

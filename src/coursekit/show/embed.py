@@ -34,9 +34,7 @@ def embedded(spec, card, *more):
     paths of scripts and style sheets besides."""
     names = ["formulas.js", "svg.js", *drawing_scripts([spec]), "explorer.js"]
     files = [*(STATIC / name for name in names), *more]
-    code = "\n".join(
-        text_of_file(path).replace(GLOBAL, "") for path in files if path.suffix == ".js"
-    )
+    code = "\n".join(text_in(path).replace(GLOBAL, "") for path in files if path.suffix == ".js")
     sheets = [path for path in more if path.suffix == ".css"]
     html = f'<div class="bd-article">{card.strip()}</div>'
     constants = [("NAME", spec.name), ("CARD", html), ("SHEET", style(*sheets))]
@@ -49,7 +47,7 @@ def embedded(spec, card, *more):
             "const BOOK = {};",
             code,
             functions_of(spec),
-            text_of_file(STATIC / "embed.js"),
+            text_in(STATIC / "embed.js"),
         ]
     )
 
@@ -57,9 +55,9 @@ def embedded(spec, card, *more):
 def style(*sheets):
     """The style sheet of a card in a shadow root."""
     own = [STATIC / name for name in ("page.css", "explorer.css")]
-    text = "\n".join([text_of_file(own[0]), palette_css(), *map(text_of_file, [own[1], *sheets])])
+    text = "\n".join([text_in(own[0]), palette_css(), *map(text_in, [own[1], *sheets])])
     text = re.sub(r"^html\[data-theme=(\W?)dark\1\]", ":host([data-theme=dark])", text, flags=re.M)
-    text = text.replace(":root {", ":host {") + text_of_file(STATIC / "embed.css")
+    text = text.replace(":root {", ":host {") + text_in(STATIC / "embed.css")
     text = re.sub(r"(\d*\.?\d+)rem\b", lambda rem: f"{float(rem[1]) * REM_PX:g}px", text)
     text = by_container(re.sub(r"/\*.*?\*/", "", text, flags=re.S))
     return re.sub(r"\s*([{};])\s*", r"\1", text).strip()
@@ -78,5 +76,5 @@ def by_container(css):
     return re.sub(r"@media ([^{]+)\{((?:[^{}]|\{[^{}]*\})*)\}", turned, css)
 
 
-def text_of_file(path):
+def text_in(path):
     return path.read_text(encoding="utf-8")
