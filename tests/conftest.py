@@ -170,6 +170,9 @@ def small_worlds():
         yield Worlds(stack, {})
 
 
+MOST_GROUPS = 4  # of a rank when a test begins
+
+
 class Worlds(NamedTuple):
     """Ranks that are started when a test first asks, and live until the stack ends."""
 
@@ -189,8 +192,9 @@ class Worlds(NamedTuple):
 @pytest.fixture(scope="module")
 def worlds(small_worlds):
     """worlds(n, **options): n ranks, started when the first test asks. Up to four live on for the
-    next modules, each with a process group of its own; each test finds PyTorch's default dtype on
-    them."""
+    next modules, without a process group: a thread of each group wakes a hundred times a second,
+    and all of them together took a fifth of the tests' time. Each test finds PyTorch's default
+    dtype on them, and few groups of tests before it."""
     import torch
 
     met = set()
@@ -199,13 +203,24 @@ def worlds(small_worlds):
 
         def world_of(n, **options):
             world = (small_worlds if n <= 4 and not options else own).of(n, **options)
-            if world not in met and world in small_worlds.started.values():
-                world.run(torch.distributed.destroy_process_group)  # they make another
             met.add(world)
-            world.run(torch.set_default_dtype, torch.float32)
+            if max(world.run(begin_test)) > MOST_GROUPS:
+                world.run(torch.distributed.destroy_process_group)  # they make another
             return world
 
         yield world_of
+        for world in met & {*small_worlds.started.values()}:
+            world.run(torch.distributed.destroy_process_group)
+
+
+def begin_test():
+    """On a rank: PyTorch's default dtype. Returns the number of groups that it is in."""
+    import torch
+
+    from ranklab.torch_internals import process_groups
+
+    torch.set_default_dtype(torch.float32)
+    return len(process_groups())
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ models that the core does not, and lies in the folder `hardened/` beside it. Aro
     common/                  what techniques share; torch_internals has PyTorch's private names
 
 Nothing here imports the bench (`ranklab`) or the course (`coursekit`). Importing the package is
-light: no torch, no SymPy. Import the module you need: `from shardlab.gpt import GPT`.
+light: no torch. Import the module you need: `from shardlab.gpt import GPT`.
 """
 
 __version__ = "0.1.0"

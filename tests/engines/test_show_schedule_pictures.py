@@ -8,7 +8,7 @@ import pytest
 from told import told
 
 from bookkit.schedules import LEFT, RIGHT, WIDTH, drawing, sentence, simulated
-from coursekit.show.explorer_data import data_of, packed
+from coursekit.show.explorer_data import data_of, packed_lists
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.schedule_pictures import ACTION_LETTERS, SIMULATED_WORDS
 from shardlab.pipelines.schedules import Action, InvalidSchedule, schedule
@@ -69,8 +69,8 @@ def test_every_choice_of_the_card_has_its_lists():
 
 def test_what_is_packed():
     """Must catch: a single letter that is taken into the run behind it."""
-    assert packed("AAAAAbAbAbbb") == "A5bA2b3" or packed("AAAAAbAbAbbb") == "A5bA2b1b2"
-    assert packed("ABABAB") == "AB3" and packed("A") == "A1"
+    assert packed_lists("AAAAAbAbAbbb") == "A5bA2b3" or packed_lists("AAAAAbAbAbbb") == "A5bA2b1b2"
+    assert packed_lists("ABABAB") == "AB3" and packed_lists("A") == "A1"
 
 
 @pytest.mark.parametrize("name", SPEC.menus[0].names)
