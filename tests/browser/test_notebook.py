@@ -196,3 +196,13 @@ def test_without_scripts_an_output_is_its_sentence(browser):
     page.set_content(OUTPUTS[0].html())
     assert page.locator("body").inner_text().strip() == repr(OUTPUTS[0])
     context.close()
+
+
+def test_outputs_that_are_there_before_their_scripts_run(browser):
+    """Must catch: one id for all outputs, by which the first script draws in every place."""
+    outputs = explorer(FIT), explorer("roofline")
+    with new_context(browser, offline=True) as context:
+        page = context.new_page()
+        page.evaluate(PUT, "".join(output.html() for output in outputs))
+        said = page.locator(".explorer-sentence").all_text_contents()
+    assert [text.replace("\u00a0", " ") for text in said] == [one.sentence for one in outputs]
