@@ -117,6 +117,7 @@ def test_second_derivatives_are_the_same():
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
+@pytest.mark.slow
 def test_sixty_steps_in_constant_memory():
     """A ledger for each step. Must catch: a hook, a graph, an entry or a watcher that stays."""
     layer = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1), nn.Sigmoid())

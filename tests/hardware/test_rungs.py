@@ -10,6 +10,7 @@ from coursekit.recordings.races import TINY
 from coursekit.topics.hardware import one_gpu
 
 
+@pytest.mark.slow
 def test_each_rung_trains_alike():
     """Must catch: a rung that does not go on from the one before it; a rung whose steps train
     something else; a rung that fails."""

@@ -77,6 +77,7 @@ def by_formula(config, ranks):
     return {rung.name: rung.nbytes for rung in climb(step, ranks)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [4, *at_night(1)])
 def test_every_rung_to_the_byte(alone, every):
     """Must catch: a rung that changes what the formulas do not; fp32 gradients of masters

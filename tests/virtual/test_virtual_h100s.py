@@ -29,6 +29,7 @@ def step_of(prefetch):
     return virtual_step(stage_3, prefetch=prefetch)
 
 
+@pytest.mark.slow
 def test_a_reader_sees_stage_3_wait_and_changes_one_argument():
     """Must catch: prefetch that hides nothing; a last unit that backward asks for; a step that
     depends on the wall's clock; a picture with a shape for each of a thousand kernels; an update
@@ -75,6 +76,7 @@ def waits_for_messages(width, sequence, chunks):
     return round(100 * step.exposed_seconds / step.seconds), round(1e3 * step.seconds, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "width, sequence, shares",
     [

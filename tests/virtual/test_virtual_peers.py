@@ -60,6 +60,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_peer_runs_in_virtual_time_as_on_its_gpus(family):

@@ -26,6 +26,7 @@ same_kernels = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @same_kernels
 @pytest.mark.parametrize("technique", ["data parallelism", *at_night("ZeRO 3")])
 def test_a_row_of_the_race_is_the_same_each_time(technique):
@@ -121,6 +122,7 @@ def test_attention_is_as_fast_as_the_formula_found_it(speed):
     assert 0.5 * flops / rate == pytest.approx(formula / values["flops_per_second"])
 
 
+@pytest.mark.slow
 @same_kernels
 @pytest.mark.parametrize(
     "name",

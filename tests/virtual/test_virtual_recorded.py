@@ -160,6 +160,7 @@ def test_a_kernel_of_another_stream_slows_those_of_the_main_one():
     assert found == 3 * [600_000] and step.end == 1_800_000
 
 
+@pytest.mark.slow
 def test_memory_runs_out_at_the_ledgers_peak():
     """Must catch: a storage that is counted twice when it is filled again, or never given back; the
     host's memory counted; the peak of all time for that of a step."""

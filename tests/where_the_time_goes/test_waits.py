@@ -80,6 +80,7 @@ def test_counters_of_an_optimizer_stay_on_the_host(mode):
     assert waits.total() and "lbfgs.step" in str(waits)
 
 
+@pytest.mark.slow
 def test_the_bug_hunt_takes_one_read_of_both_numbers():
     """Must catch: a list that is refused; the solution's two reads asked for to the count."""
     exec(BUG_HUNT, found := {})

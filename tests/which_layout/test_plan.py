@@ -246,6 +246,7 @@ def test_unequal_ends_and_interleaving_are_tried():
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
 
 
+@pytest.mark.slow
 def test_what_is_tried_when_it_is_asked_for():
     """Must catch: one of them tried unasked; updates on the host that take no time; a group that
     has a part of the states; parameters that a pipeline gathers once for all microbatches; messages
@@ -382,6 +383,7 @@ def test_a_stage_of_layers_without_experts():
 HOST = "checkpoints-on-host 1"
 
 
+@pytest.mark.slow
 def test_tiles_and_checkpoints_on_the_host_are_nearest():
     """Must catch: a long sequence for which the answer knows more GPUs and shorter sequences only;
     tiles of layers that keep their tensors."""

@@ -48,6 +48,7 @@ def fitted(name, rows, speed):
     return speed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPEEDS)
 def test_published_seconds(name):
     """Constants are the best of every second row; a mean has each half by a fit to the other. Must
@@ -119,6 +120,7 @@ def test_a_dot_for_each_run(name):
         assert name == "bytes" or f">mean {speed.other_half}% of {speed.rows // 2}<" in drawn
 
 
+@pytest.mark.slow
 def test_the_published_best_is_among_five():
     """nanotron's, at least 20 of 26. Must catch: layouts that fit nowhere called fastest; five that
     differ in microbatch alone."""
