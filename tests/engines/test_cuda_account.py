@@ -1,19 +1,84 @@
-"""The steps from the ledger's bytes to nvidia-smi, without a GPU: a model of the caching allocator,
+"""The steps from the ledger's bytes to nvidia-smi, without a GPU: the allocator of a rehearsal,
 compared with numbers that real GPUs printed, replaces PyTorch's, and the account of a real step
 must come out."""
 
 import itertools
 import random
+from collections import Counter
 
 import pytest
 import torch
-from caching_allocator import KIB, MIB, OutOfMemory, Simulator
 
 from ranklab.measure.cuda import UNEXPLAINED, CachingAllocator, CudaAccount, Reading, account_rows
 from ranklab.measure.ledger import Ledger
 from ranklab.rehearse.reserved import Reserved
 from shardlab.common.torch_internals import current_backward, storage_key
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
+
+KIB, MIB = 1024, 1024**2
+
+
+class Allocator(Reserved):
+    """A rehearsal's, as measure.cuda.CachingAllocator: with the counters that a GPU prints, and
+    workspaces of cuBLAS by thread. `context` bytes are beside it."""
+
+    def __init__(self, capacity: int = 1 << 60, context: int = 0):
+        super().__init__(capacity)
+        self.context, self.requested, self.workspaces = context, {}, {}
+        self.most = Counter()
+
+    def take(self, nbytes: int, stream: str = "main") -> int | None:
+        start = super().take(nbytes, stream)
+        if start is not None:
+            self.requested[start] = nbytes
+        self.most |= self.counts()
+        return start
+
+    def give(self, start: int | None):
+        super().give(start)
+        self.requested.pop(start, None)
+        self.most |= self.counts()
+
+    def counts(self) -> Counter:
+        """By (counter, pool)."""
+        found = Counter()
+
+        def add(small: bool, **numbers: int):
+            for name, number in numbers.items():
+                for pool in ("all", "small" if small else "large"):
+                    found[name, pool] += number
+
+        for start, ((_, small), size) in self.taken.items():
+            asked = self.requested.get(start, 0)  # 0: it is being taken
+            add(small, requested=asked, active=size, reserved=size, allocations=1)
+        for (_, small), free in self.free.items():
+            for size, start in free:
+                split = self.segments[start] != size if start in self.segments else True
+                add(small, reserved=size, splits=split, split_bytes=size * split)
+        return found
+
+    def reading(self, which: str = "current") -> Reading:
+        counts = self.counts() if which == "current" else self.most
+        return Reading(*(counts[name, "all"] for name in Reading._fields))
+
+    def start(self):
+        self.most = self.counts()
+
+    def used(self) -> int:
+        return self.now + self.context
+
+    def workspace(self, thread: str, nbytes: int):
+        """The workspace that cuBLAS has from a thread's first product on."""
+        if thread not in self.workspaces:
+            self.workspaces[thread] = self.take(nbytes)
+
+    def lend_workspaces(self, nbytes: int = 8_519_680):
+        for thread in ("forward", "backward"):
+            self.workspace(thread, nbytes)
+
+    def clear_workspaces(self):
+        while self.workspaces:
+            self.give(self.workspaces.popitem()[1])
 
 
 def merlinite() -> list[int]:
@@ -31,41 +96,42 @@ def test_a_printed_memory_summary():
     """memory_summary() after `ilab model train` on an NVIDIA L4 (InstructLab workshop, August
     2024), to the digit. Mutations: a size class or a pool's segment of another size; the rest of a
     large block never cut off; a new segment before the split ones are used."""
-    simulator = Simulator()
+    allocator = Allocator()
     for nbytes in merlinite():
-        simulator.allocate(nbytes)
+        allocator.take(nbytes)
+    counts, pools = allocator.counts(), ("all", "large", "small")
 
     def now(counter, unit=1):
-        return [simulator.now[counter, pool] // unit for pool in ("all", "large", "small")]
+        return [counts[counter, pool] // unit for pool in pools]
 
     assert now("requested", MIB) == now("active", MIB) == [14324, 14324, 0]
     assert now("reserved", MIB) == [14586, 14584, 2]
     assert now("allocations") == [387, 290, 97]
-    assert now("segments") == [227, 226, 1]
+    sizes = sorted(allocator.segments.values())
+    assert (len(sizes), sizes[:2]) == (227, [2 * MIB, 20 * MIB])
     assert now("splits") == [67, 66, 1]
     assert now("split_bytes", KIB) == [267_624, 266_112, 1_512]
-    pools = ("all", "large", "small")
-    peaks = [simulator.peak["split_bytes", pool] // KIB for pool in pools]
+    peaks = [allocator.most["split_bytes", pool] // KIB for pool in pools]
     assert peaks == [273_856, 272_320, 2_047]
 
 
 def test_ends_left_uncut_and_the_best_fit():
     """Mutations: the rest of a large block cut off from 512 bytes on, or not at 1 MiB and a bit;
     the largest block that fits."""
-    simulator = Simulator()
+    allocator = Allocator()
     for nbytes, active in (
         (11 * MIB, 12 * MIB),
         (11 * MIB - 1, 12 * MIB),
         (11 * MIB - 512, 11 * MIB - 512),
     ):
-        block = simulator.allocate(nbytes)
-        assert simulator.reading() == (nbytes, active, 12 * MIB)
-        simulator.free(block)
-        simulator.empty_cache()
-    smaller, larger = simulator.allocate(30 * MIB), simulator.allocate(40 * MIB)
-    simulator.free(larger)
-    simulator.free(smaller)
-    assert simulator.allocate(29 * MIB) is smaller and simulator.reading().reserved == 70 * MIB
+        block = allocator.take(nbytes)
+        assert allocator.reading() == (nbytes, active, 12 * MIB)
+        allocator.give(block)
+        allocator.release()
+    smaller, larger = allocator.take(30 * MIB), allocator.take(40 * MIB)
+    allocator.give(larger)
+    allocator.give(smaller)
+    assert allocator.take(29 * MIB) == smaller and allocator.now == 70 * MIB
 
 
 def test_the_arithmetic_of_another():
@@ -84,39 +150,33 @@ def test_the_arithmetic_of_another():
 def test_what_holds_at_every_point(seed):
     """Mutations: a free neighbour forgotten, or joined over the end of its segment; a block cut off
     without being counted."""
-    draw, simulator, live, asked = random.Random(seed), Simulator(), [], 0
+    draw, allocator, live, asked = random.Random(seed), Allocator(), [], 0
     for _ in range(400):
         if live and draw.random() < 0.45:
             block = live.pop(draw.randrange(len(live)))
-            asked -= block.requested
-            simulator.free(block)
+            asked -= allocator.requested[block]
+            allocator.give(block)
         else:
             sizes = (1, 700, 40 * KIB, MIB, MIB + 1, 3 * MIB, 10 * MIB, 11 * MIB + 5)
-            live.append(simulator.allocate(draw.choice(sizes)))
-            asked += live[-1].requested
-        requested, active, reserved = simulator.reading()
-        assert asked == requested <= active <= reserved
-        assert reserved == sum(block.size for block in simulator.blocks)
-        assert min(simulator.now.values()) >= 0
-        split = sum(b.size for b in simulator.blocks if b.free and b.part)
-        assert simulator.now["split_bytes", "all"] == split
+            live.append(allocator.take(draw.choice(sizes)))
+            asked += allocator.requested[live[-1]]
+        requested, active, reserved = allocator.reading()
+        assert asked == requested <= active <= reserved == allocator.now
     for block in live:
-        simulator.free(block)
-    assert simulator.reading()[:2] == (0, 0) and simulator.now["splits", "all"] == 0
-    simulator.empty_cache()
-    assert simulator.reading() == (0, 0, 0) and simulator.blocks == []
+        allocator.give(block)
+    assert allocator.reading()[:2] == (0, 0) and allocator.counts()["splits", "all"] == 0
+    allocator.release()
+    assert allocator.reading() == (0, 0, 0) and allocator.now == 0
 
 
 def test_a_full_card():
-    """Mutation: the cache never emptied before the allocator gives up, or emptied of split segments
-    too."""
-    simulator = Simulator(capacity=40 * MIB)
-    small, large = simulator.allocate(1), simulator.allocate(30 * MIB)
-    with pytest.raises(OutOfMemory):
-        simulator.allocate(12 * MIB)
-    simulator.free(large)
-    simulator.allocate(38 * MIB)
-    assert simulator.now["reserved", "all"] == 40 * MIB and not small.free
+    """Mutations: segments that stay where there is no room; those that go though a part is
+    taken."""
+    allocator = Allocator(capacity=40 * MIB)
+    small, large = allocator.take(1), allocator.take(30 * MIB)
+    allocator.give(large)
+    allocator.take(38 * MIB)
+    assert allocator.now == allocator.peak == 40 * MIB and small in allocator.taken
 
 
 def test_workspaces_of_later_products():
@@ -141,12 +201,13 @@ class OnAGpu(Ledger):
         self.gpu, self.held = gpu, {}
 
     def _enter(self, storage, *rest):
-        there = self.gpu.there.pop(storage_key(storage), None)
-        self.held[storage_key(storage)] = there or self.gpu.allocate(storage.nbytes())
+        key = storage_key(storage)
+        there = self.gpu.there
+        self.held[key] = there.pop(key) if key in there else self.gpu.take(storage.nbytes())
         super()._enter(storage, *rest)
 
     def _forget(self, key):
-        self.gpu.free(self.held.pop(key))
+        self.gpu.give(self.held.pop(key))
         super()._forget(key)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -154,24 +215,24 @@ class OnAGpu(Ledger):
             phase = "forward" if current_backward() is None else "backward"
             self.gpu.workspace(phase, self.workspace_bytes)
         if "_log_softmax" in function.overloadpacket.__name__:
-            self.gpu.free(self.gpu.allocate(self.scratch_bytes))
+            self.gpu.give(self.gpu.take(self.scratch_bytes))
         return super().__torch_dispatch__(function, types, args, kwargs)
 
 
-class Known(Simulator):
+class Known(Allocator):
     """On this GPU the tensors are already: they are not allocated a second time when the ledger
     meets them."""
 
     def __init__(self, tensors, **settings):
         super().__init__(**settings)
         self.there = {
-            storage_key(t.untyped_storage()): self.allocate(t.untyped_storage().nbytes())
+            storage_key(t.untyped_storage()): self.take(t.untyped_storage().nbytes())
             for t in tensors
         }
 
 
 def a_step(changes=(), surprise=0):
-    """(account, ledger, simulator) of a steady training step; `surprise` bytes appear in it that
+    """(account, ledger, allocator) of a steady training step; `surprise` bytes appear in it that
     nobody knows of."""
     torch.manual_seed(0)
     sizes = dict(layers=2, hidden=64, heads=4, vocabulary=5_003, max_sequence=64)
@@ -191,7 +252,7 @@ def a_step(changes=(), surprise=0):
         gpu.workspace(thread, OnAGpu.workspace_bytes)
     with OnAGpu(gpu, model, optimizer) as ledger, CudaAccount(ledger, gpu) as account:
         if surprise:
-            gpu.allocate(surprise)
+            gpu.take(surprise)
         step()
     return account, ledger, gpu
 
@@ -270,7 +331,7 @@ def test_an_account_wants_the_gpus_bytes_only():
     unexplained rest falls below 0."""
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="the ledger counts what lies anywhere"):
-        CudaAccount(Ledger(model), Simulator())
+        CudaAccount(Ledger(model), Allocator())
     with pytest.raises(ValueError, match="the model is on cpu: there is a caching allocator to"):
         CudaAccount(Ledger(model, device="cpu"))
 
@@ -291,37 +352,6 @@ def test_a_ledger_of_one_kind_of_device():
         del kept[1:]
         kept.append(torch.zeros(50, device="meta"))
     assert there.bytes.total == 4 * 150 and counts == [400, 800, 1_200]
-
-
-# --- reserved bytes of a rehearsal, beside the same model -----------------------------------------
-
-SIZES = [1, 512, 513, 300 * KIB, MIB, MIB + 1, 3 * MIB, 10 * MIB - 1, 10 * MIB, 33 * MIB + 5]
-
-
-@pytest.mark.parametrize("capacity", [1 << 60, 400 * MIB])
-@pytest.mark.parametrize("seed", range(5))
-def test_segments_are_those_of_the_model(seed, capacity):
-    """Must catch: another size of a segment; an end that is cut off or kept wrongly; the first
-    block that fits instead of the smallest; neighbours that stay apart, or segments that join;
-    segments that go though a part of them is taken, or stay where there is no room."""
-    draw, model, ours = random.Random(seed), Simulator(capacity), Reserved(capacity)
-    alive = []
-    for _ in range(600):
-        if alive and (draw.random() < 0.45 or model.now["active", "all"] > 200 * MIB):
-            block, start = alive.pop(draw.randrange(len(alive)))
-            model.free(block)
-            ours.give(start)
-        else:
-            size = draw.choice(SIZES) + draw.choice([0, 0, draw.randrange(5 * MIB)])
-            alive.append((model.allocate(size), ours.take(size, "main")))
-        assert ours.now == model.now["reserved", "all"]
-    assert ours.peak == model.peak["reserved", "all"]
-    for block, start in alive:
-        model.free(block)
-        ours.give(start)
-    model.empty_cache()
-    ours.release()
-    assert ours.now == model.now["reserved", "all"] == 0
 
 
 def test_streams_share_no_block():
