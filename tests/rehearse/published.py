@@ -5,6 +5,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from coursekit.formulas import quantities
 from coursekit.lab.virtual import recorded_gpu
@@ -21,8 +22,9 @@ def main(ranks: int, script: str, *arguments: str):
         memory_bytes_per_second=share * usual.memory_bytes_per_second,
         memory_bytes=usual.memory_bytes + CARD_BYTES - quantities(gpu=GPU)["gpu_memory_bytes"],
     )
-    found = rehearse(Path(script), list(arguments), card, CARD_BYTES, ranks=ranks)
-    print(json.dumps(found.as_json(), indent=1))
+    with TemporaryDirectory() as folder:
+        given = list(arguments), card, CARD_BYTES, Path(folder)
+        print(json.dumps(rehearse(Path(script), *given, ranks=ranks).as_json(), indent=1))
 
 
 if __name__ == "__main__":

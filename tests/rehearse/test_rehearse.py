@@ -154,11 +154,15 @@ def test_a_script_that_cannot_be_rehearsed_gets_one_sentence(
     rehearsed, case, text, sentence, tmp_path
 ):
     """Must catch: a script without a step that hangs or prints zeros; a traceback; a line of
-    PyTorch instead of the script's; a tensor of the host that runs on the GPU."""
-    (tmp_path / "script.py").write_text(SHORT.lstrip() + text)
+    PyTorch instead of the script's; a tensor of the host that runs on the GPU; the working folder
+    of a script that is ended from outside."""
+    where = tmp_path / "where"
+    first = f"import os; open({str(where)!r}, 'w').write(os.getcwd()); "
+    (tmp_path / "script.py").write_text(first + SHORT.lstrip() + text)
     seconds = "4" if "forever" in case else "200"
     said = rehearsed(tmp_path / "script.py", "--seconds", seconds, fails=2)
     assert said.startswith(sentence) or f"script.py {sentence}" in said, said
+    assert not where.exists() or not Path(where.read_text()).exists()
 
 
 @pytest.mark.parametrize(

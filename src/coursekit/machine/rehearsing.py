@@ -9,6 +9,8 @@ import argparse
 import json
 import sys
 from multiprocessing import connection, get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from coursekit.formulas.command import say_refused
 from coursekit.formulas.presets import GPUS
@@ -31,12 +33,9 @@ def run_rehearse(asked: argparse.Namespace) -> int:
     if wrong := refused(asked):
         return say_refused(wrong)
     print(f"a rehearsal of {asked.script}: {WARNING}", file=sys.stderr)
-    own = {
-        f"--{name}"
-        for name in vars(asked).keys() - {"module", "script", "arguments", "run", "parser"}
-    }
+    own = vars(asked).keys() - {"module", "script", "arguments", "run"}
     for word in asked.arguments:
-        if word.partition("=")[0] in own:
+        if word.startswith("--") and word[2:].partition("=")[0] in own:
             print(f"{word} stands after {asked.script}, which gets it.", file=sys.stderr)
     ranks, found = ranks_in(asked), []
     for rank in ranks:
@@ -65,28 +64,28 @@ def rehearsed(asked: argparse.Namespace, rank: int) -> tuple[dict, list[str]] | 
     """The answer of a process of its own, as JSON and in lines, or why there is none."""
     spawn = get_context("spawn")
     here, there = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=rehearse_rank, args=(asked, rank, there))
-    process.start()
-    there.close()
-    try:
-        answer = None
-        for limit in (None, asked.seconds + GRACE):  # until the script begins, and then
-            if not connection.wait([here, process.sentinel], limit):
-                return (
-                    f"{asked.script.name} ran when {asked.seconds:g} seconds were over, and took no"
-                    " signal."
-                )
-            answer = here.recv()
-        return answer
-    except EOFError:
-        process.join()
-        return f"{asked.script.name} ended its process with exit code {process.exitcode}."
-    finally:
-        process.kill()
-        process.join()
+    with TemporaryDirectory() as folder:  # which goes with a process that is killed, too
+        process = spawn.Process(target=rehearse_rank, args=(asked, rank, folder, there))
+        process.start()
+        there.close()
+        try:
+            for limit in (None, asked.seconds + GRACE):  # until the script begins, and then
+                if not connection.wait([here, process.sentinel], limit):
+                    return (
+                        f"{asked.script.name} ran when {asked.seconds:g} seconds were over, and"
+                        " took no signal."
+                    )
+                answer = here.recv()
+            return answer
+        except EOFError:
+            process.join()
+            return f"{asked.script.name} ended its process with exit code {process.exitcode}."
+        finally:
+            process.kill()
+            process.join()
 
 
-def rehearse_rank(asked: argparse.Namespace, rank: int, told):
+def rehearse_rank(asked: argparse.Namespace, rank: int, folder: str, told):
     from coursekit.lab.virtual import recorded_gpu  # they load torch
     from ranklab.rehearse import CannotRehearse, rehearse
     from ranklab.rehearse.stand_in import NoStandIn
@@ -99,6 +98,7 @@ def rehearse_rank(asked: argparse.Namespace, rank: int, told):
             asked.arguments,
             recorded_gpu(asked.gpu, per_node),
             GPUS[asked.gpu].quantities["gpu_memory_bytes"],
+            Path(folder),
             ranks=asked.gpus,
             rank=rank,
             per_node=per_node,

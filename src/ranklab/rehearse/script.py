@@ -1,6 +1,6 @@
 """A rehearsal: a script's own steps on a GPU that is not there, until two of them are known.
 
-found = rehearse(Path("train.py"), ["--lr", "0.1"], h100, card_bytes, ranks=64)
+found = rehearse(Path("train.py"), ["--lr", "0.1"], h100, card_bytes, folder, ranks=64)
 print(found.step)
 """
 
@@ -9,7 +9,6 @@ import os
 import runpy
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -179,6 +178,7 @@ def rehearse(
     arguments: list[str],
     gpu: GPU,
     card_bytes: int,
+    folder: Path,
     ranks: int = 1,
     rank: int = 0,
     per_node: int = 8,
@@ -188,16 +188,16 @@ def rehearse(
     nccl_bytes: Callable[[int, bool], int] = lambda groups, exchanges: 0,
 ) -> Rehearsal:
     """Run the script, or the module of this name, as one of so many ranks; this process is good for
-    nothing else afterwards. `nccl_bytes` tells NCCL's buffers for so many groups of ranks, some of
-    which may exchange all with all. Raises CannotRehearse, one sentence with a line of the
-    script."""
+    nothing else afterwards. The script works in `folder`, which is empty. `nccl_bytes` tells NCCL's
+    buffers for so many groups of ranks, some of which may exchange all with all. Raises
+    CannotRehearse, one sentence with a line of the script."""
     virtual = RehearsedGPU(gpu, stand_in_for_cuda())
     install(virtual, card_bytes, ranks, rank, per_node)
     instead_of_saving()
     steps = ScriptSteps(virtual)
     os.environ.update(environment(ranks, rank, per_node))
     with ExitStack() as entered:
-        entered.enter_context(as_started(script, arguments))
+        entered.enter_context(as_started(script, arguments, folder))
         entered.enter_context(time_limit(seconds))
         if synthetic:
             entered.enter_context(same_batch())
@@ -347,21 +347,20 @@ def form_of(leaf):
 
 
 @contextmanager
-def as_started(script: Path, arguments: list[str]) -> Iterator[None]:
+def as_started(script: Path, arguments: list[str], folder: Path) -> Iterator[None]:
     """A context in which the script finds its arguments, its folder, and a working folder that has
     links to everything in the one that it was started from: what it writes does not stay."""
     before, start = (sys.argv, list(sys.path)), Path.cwd()
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
-    with tempfile.TemporaryDirectory() as folder:
-        link_entries(start, Path(folder))
-        os.chdir(folder)
-        try:
-            with writes_stay_in(Path(folder)):
-                yield
-        finally:
-            os.chdir(start)
-            sys.argv, sys.path[:] = before
+    link_entries(start, folder)
+    os.chdir(folder)
+    try:
+        with writes_stay_in(folder):
+            yield
+    finally:
+        os.chdir(start)
+        sys.argv, sys.path[:] = before
 
 
 @contextmanager
