@@ -99,8 +99,7 @@ def steps(model, optimizer, scheduler, begin, end):
         if not hasattr(optimizer, "buckets") and not stage3.sharded_units(model):
             for p in model.parameters():
                 if p.grad is not None:
-                    nccl = dist.get_backend() == "nccl"
-                    dist.all_reduce(p.grad, dist.ReduceOp.AVG if nccl else dist.ReduceOp.SUM)
+                    dist.all_reduce(p.grad)
                     p.grad /= n
         optimizer.step()
         scheduler.step()
