@@ -38,16 +38,6 @@ LADDER = {
     kind.__name__: kind for kind in (ParameterServer, PerTensor, Bucketed, DistributedDataParallel)
 }
 TECHNIQUES = (*LADDER, "stage 1", "stage 2", "stage 3")
-PIECES = (
-    *("layer", "layer", "tied", "shared", "frozen", "half frozen", "scale", "norm", "twice"),
-    *("residual", "checkpointed", "checkpointed reentrant", "by step", "by data", "transposed"),
-    *("used by another", "other method", "buffer", "single precision", "table", "nested"),
-    *("either by data", "by microbatch", "dropped", "recomputed", "recomputed reentrant"),
-    *("weight norm", "hooked", "beside", "a dataclass", "a dict subclass", "a UserDict"),
-    *("a closure", "a generator", "a nested dataclass", "whole table", "turned table"),
-    *("again", "again reentrant", "replaced", "replaced reentrant", "calls itself", "recurrent"),
-    *("weight norm inside", "spectral norm", "parametrised", "attention"),
-)
 OUTPUTS = ("tensor", "tuple", "dict", "list", "named tuple", "dataclass", "attribute")
 SCALERS = ("none", "none", "none", "fine", "overflow")
 # relative; sums over ranks are made in another order, and single precision rounds to 1e-7
@@ -123,9 +113,9 @@ class Layer(nn.Module):
 
 
 class Tied(Layer):
-    def __init__(self, width, first):
+    def __init__(self, width, before):
         super().__init__(width)
-        self.linear.weight = first.linear.weight
+        self.linear.weight = before[0].linear.weight
 
 
 class HalfFrozen(Layer):
@@ -135,7 +125,7 @@ class HalfFrozen(Layer):
 
 
 class Scale(nn.Module):
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
 
@@ -261,9 +251,9 @@ class Transposed(Layer):
 class UsedByAnother(nn.Module):
     """Tied by use and not by assignment: the weight of the first piece."""
 
-    def __init__(self, first):
+    def __init__(self, width, before):
         super().__init__()
-        self.first = [first]  # not registered
+        self.first = before[:1]  # not registered
 
     def forward(self, x, point):
         return nn.functional.linear(x, self.first[0].linear.weight)
@@ -424,51 +414,58 @@ def hooked(layer: Layer) -> Layer:
     return layer
 
 
+# name -> a piece of a width, and of the pieces before it where it needs them
+MAKERS = {
+    "layer": Layer,
+    "tied": Tied,
+    "shared": lambda width, before: before[-1],
+    "frozen": lambda width: Layer(width).requires_grad_(False),
+    "half frozen": HalfFrozen,
+    "scale": Scale,
+    "norm": Norm,
+    "twice": Twice,
+    "residual": Residual,
+    "checkpointed": partial(Checkpointed, reentrant=False),
+    "checkpointed reentrant": partial(Checkpointed, reentrant=True),
+    "by step": ByStep,
+    "by data": ByData,
+    "transposed": Transposed,
+    "used by another": UsedByAnother,
+    "other method": OtherMethod,
+    "buffer": Buffer,
+    "single precision": SinglePrecision,
+    "table": partial(Table, name="table"),
+    "nested": Nested,
+    "either by data": EitherByData,
+    "by microbatch": ByMicrobatch,
+    "dropped": Dropped,
+    "recomputed": partial(Recomputed, reentrant=False),
+    "recomputed reentrant": partial(Recomputed, reentrant=True),
+    "weight norm": lambda width: by_norm(utils.weight_norm, WeightNorm(width, width)),
+    "hooked": lambda width: hooked(Layer(width)),
+    "beside": Beside,
+    **{name: partial(Hands, container=name) for name in Hands.CONTAINERS},
+    **{name: partial(Table, name=name) for name in ("whole table", "turned table")},
+    "again": partial(Again, reentrant=False),
+    "again reentrant": partial(Again, reentrant=True),
+    "replaced": partial(Replaced, reentrant=False),
+    "replaced reentrant": partial(Replaced, reentrant=True),
+    "calls itself": Deep,
+    "recurrent": lambda width: Recurrent(width, width),
+    "weight norm inside": lambda width: Inside(by_norm(utils.weight_norm, nn.Linear(width, width))),
+    # in training it counts calls, and the plain model is called for each rank
+    "spectral norm": lambda width: by_norm(utils.spectral_norm, WeightNorm(width, width)).eval(),
+    "parametrised": lambda width: Inside(
+        utils.parametrizations.weight_norm(nn.Linear(width, width))
+    ),
+    "attention": lambda width: Attention(width, 1, width, dropout=0.0),
+}
+NEED_OTHERS = ("tied", "shared", "used by another")
+PIECES = ("layer", *MAKERS)  # the layer twice as often
+
+
 def piece(name: str, width: int, before: list[nn.Module]) -> nn.Module:
-    first = before[0] if before else None
-    make = {
-        "layer": lambda: Layer(width),
-        "tied": lambda: Tied(width, first),
-        "shared": lambda: before[-1],
-        "frozen": lambda: Layer(width).requires_grad_(False),
-        "half frozen": lambda: HalfFrozen(width),
-        "scale": Scale,
-        "norm": lambda: Norm(width),
-        "twice": lambda: Twice(width),
-        "residual": lambda: Residual(width),
-        "checkpointed": lambda: Checkpointed(width, False),
-        "checkpointed reentrant": lambda: Checkpointed(width, True),
-        "by step": lambda: ByStep(width),
-        "by data": lambda: ByData(width),
-        "transposed": lambda: Transposed(width),
-        "used by another": lambda: UsedByAnother(first),
-        "other method": lambda: OtherMethod(width),
-        "buffer": lambda: Buffer(width),
-        "single precision": lambda: SinglePrecision(width),
-        **{table: partial(Table, width, table) for table in Table.GIVEN},
-        **{container: partial(Hands, width, container) for container in Hands.CONTAINERS},
-        "beside": lambda: Beside(width),
-        "again": lambda: Again(width, False),
-        "again reentrant": lambda: Again(width, True),
-        "replaced": lambda: Replaced(width, False),
-        "replaced reentrant": lambda: Replaced(width, True),
-        "calls itself": lambda: Deep(width),
-        "recurrent": lambda: Recurrent(width, width),
-        "weight norm inside": lambda: Inside(by_norm(utils.weight_norm, nn.Linear(width, width))),
-        # in training it counts calls, and the plain model is called for each rank
-        "spectral norm": lambda: by_norm(utils.spectral_norm, WeightNorm(width, width)).eval(),
-        "parametrised": lambda: Inside(utils.parametrizations.weight_norm(nn.Linear(width, width))),
-        "attention": lambda: Attention(width, 1, width, dropout=0.0),
-        "nested": lambda: Nested(width),
-        "either by data": lambda: EitherByData(width),
-        "by microbatch": lambda: ByMicrobatch(width),
-        "dropped": lambda: Dropped(width),
-        "recomputed": lambda: Recomputed(width, False),
-        "recomputed reentrant": lambda: Recomputed(width, True),
-        "weight norm": lambda: by_norm(utils.weight_norm, WeightNorm(width, width)),
-        "hooked": lambda: hooked(Layer(width)),
-    }
-    return make[name]()
+    return MAKERS[name](width, before) if name in NEED_OTHERS else MAKERS[name](width)
 
 
 class Pair(NamedTuple):

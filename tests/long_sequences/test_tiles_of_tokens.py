@@ -13,8 +13,7 @@ from ranklab.measure.ledger import Ledger
 from shardlab.context_parallel import Context, RingAttention, context_parallel, targets_a_rank
 from shardlab.gpt import GPT, MLP, PADDING, GPTConfig, next_token_loss
 from shardlab.kernels.losses import chunked_cross_entropy
-from shardlab.recompute.layers import checkpoint_modules
-from shardlab.recompute.tiles import checkpoint_tiles
+from shardlab.recompute.layers import checkpoint_modules, checkpoint_tiles
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["test_context_parallel"])

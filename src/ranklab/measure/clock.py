@@ -15,6 +15,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
+from .slim_trace import covered
 from .timing import gpu_seconds, wall_seconds
 
 BUSY_SPREAD = 0.3
@@ -125,13 +126,9 @@ def gpu_busy_seconds(work: Callable[[], object]) -> float | None:
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         work()
         torch.cuda.synchronize()
-    spans = (
+    microseconds = covered(
         (event.time_range.start, event.time_range.end)
         for event in seen.events()
         if event.device_type == DeviceType.CUDA and not event.name.startswith(IDLE_KERNELS)
     )
-    microseconds = until = 0.0
-    for start, end in sorted(spans):  # kernels of several streams overlap
-        microseconds += max(0.0, end - max(start, until))
-        until = max(until, end)
     return microseconds / 1e6 or None

@@ -8,9 +8,8 @@
     checkpointing.py    PyTorch's checkpoint, which here compares the parameters of both runs, and
                         the core's autograd function with refusals
 
-    layers.py           which layers of a model are in a checkpoint
+    layers.py           which layers of a model are in a checkpoint, whole or a tile at a time
     budget.py           which of them to recompute, so that a step fits a budget and costs least
-    tiles.py            modules that take some tokens at a time
 
 Three files keep something else than the whole input:
 

@@ -3,6 +3,7 @@
     model.blocks = checkpoint_every(model.blocks, 2)           # two blocks in each checkpoint
     model.blocks = checkpoint_some(model.blocks, [0, 1, 2])    # the first three, each in its own
     checkpoint_modules(model, CoreAttention)                   # the core of attention alone
+    checkpoint_modules(model, MLP, partial(checkpoint_tiles, tokens=4096))      # a tile at a time
 
 The model's loop over its blocks stays as it is: it now meets one callable for every checkpoint.
 `by` is the checkpoint: checkpoint(), or one with options, such as
@@ -16,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from .hardened.checkpointing import checkpoint
 
@@ -138,3 +140,11 @@ def checkpoint_modules(model: nn.Module, kind: type, by: Callable = checkpoint) 
     for module in found:
         module.forward = partial(by, module.forward)
     return model
+
+
+def checkpoint_tiles(function: Callable[[Tensor], Tensor], x: Tensor, tokens: int) -> Tensor:
+    """function(x) of x [B, S, ...], of which each tile of so many tokens is in a checkpoint of its
+    own: the inner activations of one tile are in memory, not those of the sequence. Attention looks
+    at other tokens, so it is none of these functions. Bekman et al. 2025 (Arctic Long Sequence
+    Training, arXiv 2506.13996); kernels/losses.py has the loss so, without a second forward."""
+    return torch.cat([checkpoint(function, tile) for tile in x.split(tokens, 1)], 1)

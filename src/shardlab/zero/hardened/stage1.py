@@ -32,18 +32,10 @@ from .flat import Group, best_collectives
 
 
 class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimizer):
-    """Any optimizer that updates each element by itself, on this rank's shard of the parameters.
-
-    params         parameters, or groups of them, as torch.optim takes them
-    optimizer_cls  torch.optim.AdamW, ...; **settings are its arguments
-    group          the process group whose ranks share the states; by default the world
-    bucket_bytes   of parameters that travel together
-    collectives    by default the best for the group: see flat.py
-    prefetch       updated parameters travel under the next forward; an alias from before step(),
-                   such as p.data, is read too early, silently: see arriving.py
-
-    Its param_groups are those of the optimizer inside, as learning-rate schedulers ask.
-    """
+    """Any optimizer that updates each element by itself, on this rank's shard of the parameters, or
+    groups of them, that torch.optim takes. The other arguments are those of zero.shard, which says
+    what `prefetch` promises. Its param_groups are those of the optimizer inside, as learning-rate
+    schedulers ask."""
 
     def __init__(
         self,
