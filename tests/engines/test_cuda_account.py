@@ -1,10 +1,9 @@
-"""The steps from the ledger's bytes to nvidia-smi, without a GPU: the allocator of a rehearsal,
-compared with numbers that real GPUs printed, replaces PyTorch's, and the account of a real step
-must come out."""
+"""The steps from the ledger's bytes to nvidia-smi, without a GPU: the caching allocator of
+rehearsals, compared with numbers that real GPUs printed, replaces PyTorch's, and the account of a
+real step must come out."""
 
 import itertools
 import random
-from collections import Counter
 
 import pytest
 import torch
@@ -16,65 +15,44 @@ from shardlab.common.torch_internals import current_backward, storage_key
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 KIB, MIB = 1024, 1024**2
+WORKSPACE = 8_519_680  # bytes that cuBLAS takes for a thread
 
 
-class Allocator(Reserved):
-    """A rehearsal's, as measure.cuda.CachingAllocator: with the counters that a GPU prints, and
-    workspaces of cuBLAS by thread. `context` bytes are beside it."""
+class Gpu(Reserved):
+    """The model with what measure.cuda.CachingAllocator says of a GPU."""
 
     def __init__(self, capacity: int = 1 << 60, context: int = 0):
         super().__init__(capacity)
-        self.context, self.requested, self.workspaces = context, {}, {}
-        self.most = Counter()
+        self.context, self.workspaces = context, {}  # by thread
+        self.requested: dict[int, int] = {}  # start -> bytes
+        self.start()
 
     def take(self, nbytes: int, stream: str = "main") -> int | None:
         start = super().take(nbytes, stream)
         if start is not None:
             self.requested[start] = nbytes
-        self.most |= self.counts()
+        self.peaks = Reading(*map(max, self.peaks, self.reading()))
         return start
 
     def give(self, start: int | None):
-        super().give(start)
         self.requested.pop(start, None)
-        self.most |= self.counts()
-
-    def counts(self) -> Counter:
-        """By (counter, pool)."""
-        found = Counter()
-
-        def add(small: bool, **numbers: int):
-            for name, number in numbers.items():
-                for pool in ("all", "small" if small else "large"):
-                    found[name, pool] += number
-
-        for start, ((_, small), size) in self.taken.items():
-            asked = self.requested.get(start, 0)  # 0: it is being taken
-            add(small, requested=asked, active=size, reserved=size, allocations=1)
-        for (_, small), free in self.free.items():
-            for size, start in free:
-                split = self.segments[start] != size if start in self.segments else True
-                add(small, reserved=size, splits=split, split_bytes=size * split)
-        return found
+        super().give(start)
 
     def reading(self, which: str = "current") -> Reading:
-        counts = self.counts() if which == "current" else self.most
-        return Reading(*(counts[name, "all"] for name in Reading._fields))
+        active = sum(size for _, size in self.taken.values())
+        now = Reading(sum(self.requested.values()), active, self.now)
+        return self.peaks if which == "peak" else now
 
     def start(self):
-        self.most = self.counts()
+        self.peaks = self.reading()
 
     def used(self) -> int:
         return self.now + self.context
 
-    def workspace(self, thread: str, nbytes: int):
-        """The workspace that cuBLAS has from a thread's first product on."""
-        if thread not in self.workspaces:
-            self.workspaces[thread] = self.take(nbytes)
-
-    def lend_workspaces(self, nbytes: int = 8_519_680):
-        for thread in ("forward", "backward"):
-            self.workspace(thread, nbytes)
+    def lend_workspaces(self, *threads: str):
+        for thread in threads or ("forward", "backward"):
+            if thread not in self.workspaces:  # from its first product on
+                self.workspaces[thread] = self.take(WORKSPACE)
 
     def clear_workspaces(self):
         while self.workspaces:
@@ -96,42 +74,43 @@ def test_a_printed_memory_summary():
     """memory_summary() after `ilab model train` on an NVIDIA L4 (InstructLab workshop, August
     2024), to the digit. Mutations: a size class or a pool's segment of another size; the rest of a
     large block never cut off; a new segment before the split ones are used."""
-    allocator = Allocator()
+    gpu, peaks = Gpu(), [0, 0, 0]
+    of_pools = lambda counts: [sum(counts), *counts]  # large blocks, then small ones
+    free = lambda: [sum(size for size, _ in gpu.free["main", small]) for small in (False, True)]
     for nbytes in merlinite():
-        allocator.take(nbytes)
-    counts, pools = allocator.counts(), ("all", "large", "small")
-
-    def now(counter, unit=1):
-        return [counts[counter, pool] // unit for pool in pools]
-
-    assert now("requested", MIB) == now("active", MIB) == [14324, 14324, 0]
-    assert now("reserved", MIB) == [14586, 14584, 2]
-    assert now("allocations") == [387, 290, 97]
-    sizes = sorted(allocator.segments.values())
-    assert (len(sizes), sizes[:2]) == (227, [2 * MIB, 20 * MIB])
-    assert now("splits") == [67, 66, 1]
-    assert now("split_bytes", KIB) == [267_624, 266_112, 1_512]
-    peaks = [allocator.most["split_bytes", pool] // KIB for pool in pools]
-    assert peaks == [273_856, 272_320, 2_047]
+        gpu.take(nbytes)
+        peaks = [*map(max, peaks, of_pools(free()))]
+    requested, active, _ = gpu.reading()
+    assert requested // MIB == active // MIB == 14324
+    sizes = [*gpu.segments.values()]
+    small = [size for size in sizes if size == 2 * MIB]
+    assert [sum(sizes) // MIB, sum(small) // MIB] == [14586, 2]
+    assert [len(sizes), len(small)] == [227, 1]
+    pools = [pool for pool, _ in gpu.taken.values()]
+    assert of_pools([pools.count(("main", small)) for small in (False, True)]) == [387, 290, 97]
+    split = [len(gpu.free["main", small]) for small in (False, True)]
+    assert of_pools(split) == [67, 66, 1]
+    assert [nbytes // KIB for nbytes in of_pools(free())] == [267_624, 266_112, 1_512]
+    assert [nbytes // KIB for nbytes in peaks] == [273_856, 272_320, 2_047]
 
 
 def test_ends_left_uncut_and_the_best_fit():
     """Mutations: the rest of a large block cut off from 512 bytes on, or not at 1 MiB and a bit;
-    the largest block that fits."""
-    allocator = Allocator()
+    the largest block that fits, or the first."""
+    gpu = Gpu()
     for nbytes, active in (
         (11 * MIB, 12 * MIB),
         (11 * MIB - 1, 12 * MIB),
         (11 * MIB - 512, 11 * MIB - 512),
     ):
-        block = allocator.take(nbytes)
-        assert allocator.reading() == (nbytes, active, 12 * MIB)
-        allocator.give(block)
-        allocator.release()
-    smaller, larger = allocator.take(30 * MIB), allocator.take(40 * MIB)
-    allocator.give(larger)
-    allocator.give(smaller)
-    assert allocator.take(29 * MIB) == smaller and allocator.now == 70 * MIB
+        block = gpu.take(nbytes)
+        assert gpu.reading() == (nbytes, active, 12 * MIB)
+        gpu.give(block)
+        gpu.release()
+    blocks = [gpu.take(size * MIB) for size in (40, 30, 50)]
+    for block in blocks:
+        gpu.give(block)
+    assert gpu.take(29 * MIB) == blocks[1] and gpu.now == 120 * MIB
 
 
 def test_the_arithmetic_of_another():
@@ -146,37 +125,38 @@ def test_the_arithmetic_of_another():
     assert [amount for _, amount in rows] == [184_648, 0, 0, 0, 8_184, 1, 42_687, 512_000]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_what_holds_at_every_point(seed):
+@pytest.mark.parametrize("capacity", [1 << 60, 100 * MIB])
+@pytest.mark.parametrize("seed", range(10))
+def test_what_holds_at_every_point(seed, capacity):
     """Mutations: a free neighbour forgotten, or joined over the end of its segment; a block cut off
-    without being counted."""
-    draw, allocator, live, asked = random.Random(seed), Allocator(), [], 0
+    without being counted; segments that go though a part of them is taken."""
+    draw, gpu, live, asked = random.Random(seed), Gpu(capacity), [], 0
     for _ in range(400):
         if live and draw.random() < 0.45:
-            block = live.pop(draw.randrange(len(live)))
-            asked -= allocator.requested[block]
-            allocator.give(block)
+            block, nbytes = live.pop(draw.randrange(len(live)))
+            asked -= nbytes
+            gpu.give(block)
         else:
             sizes = (1, 700, 40 * KIB, MIB, MIB + 1, 3 * MIB, 10 * MIB, 11 * MIB + 5)
-            live.append(allocator.take(draw.choice(sizes)))
-            asked += allocator.requested[live[-1]]
-        requested, active, reserved = allocator.reading()
-        assert asked == requested <= active <= reserved == allocator.now
-    for block in live:
-        allocator.give(block)
-    assert allocator.reading()[:2] == (0, 0) and allocator.counts()["splits", "all"] == 0
-    allocator.release()
-    assert allocator.reading() == (0, 0, 0) and allocator.now == 0
+            nbytes = draw.choice(sizes)
+            live.append((gpu.take(nbytes), nbytes))
+            asked += nbytes
+        requested, active, reserved = gpu.reading()
+        assert asked == requested <= active <= reserved
+        assert active + sum(gpu.free_sizes.values()) == reserved
+    for block, _ in live:
+        gpu.give(block)
+    gpu.release()
+    assert gpu.reading() == (0, 0, 0) and not gpu.free_sizes
 
 
 def test_a_full_card():
-    """Mutations: segments that stay where there is no room; those that go though a part is
-    taken."""
-    allocator = Allocator(capacity=40 * MIB)
-    small, large = allocator.take(1), allocator.take(30 * MIB)
-    allocator.give(large)
-    allocator.take(38 * MIB)
-    assert allocator.now == allocator.peak == 40 * MIB and small in allocator.taken
+    """Mutation: the cache never emptied before a new segment, or emptied of split segments too."""
+    gpu = Gpu(capacity=40 * MIB)
+    small, large = gpu.take(1), gpu.take(30 * MIB)
+    gpu.give(large)
+    gpu.take(38 * MIB)
+    assert gpu.now == 40 * MIB and small in gpu.taken
 
 
 def test_workspaces_of_later_products():
@@ -194,15 +174,14 @@ class OnAGpu(Ledger):
     a GPU; products take workspaces as cuBLAS does, a forward thread's and a backward thread's, and
     the loss takes scratch memory while it runs."""
 
-    workspace_bytes, scratch_bytes = 8_519_680, 3_000_000
+    scratch_bytes = 3_000_000
 
     def __init__(self, gpu, *args):
         super().__init__(*args, device="cpu")
         self.gpu, self.held = gpu, {}
 
     def _enter(self, storage, *rest):
-        key = storage_key(storage)
-        there = self.gpu.there
+        key, there = storage_key(storage), self.gpu.there
         self.held[key] = there.pop(key) if key in there else self.gpu.take(storage.nbytes())
         super()._enter(storage, *rest)
 
@@ -212,14 +191,13 @@ class OnAGpu(Ledger):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if "mm" in function.overloadpacket.__name__:
-            phase = "forward" if current_backward() is None else "backward"
-            self.gpu.workspace(phase, self.workspace_bytes)
+            self.gpu.lend_workspaces("forward" if current_backward() is None else "backward")
         if "_log_softmax" in function.overloadpacket.__name__:
             self.gpu.give(self.gpu.take(self.scratch_bytes))
         return super().__torch_dispatch__(function, types, args, kwargs)
 
 
-class Known(Allocator):
+class Known(Gpu):
     """On this GPU the tensors are already: they are not allocated a second time when the ledger
     meets them."""
 
@@ -232,7 +210,7 @@ class Known(Allocator):
 
 
 def a_step(changes=(), surprise=0):
-    """(account, ledger, allocator) of a steady training step; `surprise` bytes appear in it that
+    """(account, ledger, GPU) of a steady training step; `surprise` bytes appear in it that
     nobody knows of."""
     torch.manual_seed(0)
     sizes = dict(layers=2, hidden=64, heads=4, vocabulary=5_003, max_sequence=64)
@@ -248,8 +226,7 @@ def a_step(changes=(), surprise=0):
     step()
     states = [t for state in optimizer.state.values() for t in state.values()]
     gpu = Known([*dict.fromkeys(model.parameters()), *states, tokens, unused], context=500 * MIB)
-    for thread in ("forward", "backward"):  # from the step before
-        gpu.workspace(thread, OnAGpu.workspace_bytes)
+    gpu.lend_workspaces()  # from the step before
     with OnAGpu(gpu, model, optimizer) as ledger, CudaAccount(ledger, gpu) as account:
         if surprise:
             gpu.take(surprise)
@@ -271,7 +248,7 @@ def test_the_account_of_a_step(changes):
     assert (ledger.peak.operation, ledger.peak.phase) == ("_log_softmax_backward_data", "backward")
     assert rows["the ledger's bytes"] == ledger.peak.bytes.total
     assert rows["there before, not the model's"] == account.before - 8 * 128 == 4 * 1_234
-    assert rows["workspaces of cuBLAS"] == account.workspaces == 2 * OnAGpu.workspace_bytes
+    assert rows["workspaces of cuBLAS"] == account.workspaces == 2 * WORKSPACE
     assert rows[UNEXPLAINED] == 0
     # of the operation: its scratch is gone before that is there
     result = ledger.peak.bytes.total - ledger.timeline[at - 1].bytes.total
@@ -331,7 +308,7 @@ def test_an_account_wants_the_gpus_bytes_only():
     unexplained rest falls below 0."""
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="the ledger counts what lies anywhere"):
-        CudaAccount(Ledger(model), Allocator())
+        CudaAccount(Ledger(model), Gpu())
     with pytest.raises(ValueError, match="the model is on cpu: there is a caching allocator to"):
         CudaAccount(Ledger(model, device="cpu"))
 
