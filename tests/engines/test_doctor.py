@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from pages import ROOT
+from told import told
 
 from coursekit.__main__ import main
 from coursekit.machine import capabilities, doctor
@@ -210,28 +211,18 @@ def test_a_t4_has_no_bf16_units(monkeypatch):
     assert not multiplies_bf16(CPU)
 
 
-def test_the_sentence_of_a_gpu(monkeypatch):
-    """Mutations: memory in GB; the second GPU said to be used; what needs a GPU said to be skipped
-    on one; ranks and a backend named in a lab of one process."""
-    pretend(monkeypatch, device_count=2, **T4)
-    said = capabilities.capabilities(GPU, needs_gpu=["it"])
-    assert said == "This lab runs on Tesla T4, 14.7 GiB; one of 2 GPUs is used."
-
-
-def test_a_lab_of_several_ranks(monkeypatch):
-    """Mutations: NCCL promised with one GPU for two ranks, or on the CPU of a machine with two, or
-    to a lab whose ranks stay on the CPU; "one process" said; one of two GPUs said to be used where
-    each rank has its own; the reason for gloo left out of the sentence."""
-    pretend(monkeypatch, device_count=1, **T4)
-
-    def said(device=GPU, **given):
-        return capabilities.capabilities(device, ranks=2, **given)
-
-    assert "backend gloo: 2 ranks share the GPU, and NCCL wants one for each" in said()
-    pretend(monkeypatch, device_count=2)
-    assert "2 of 2 GPUs are used. It starts 2 ranks, backend nccl: a GPU for each rank." in said()
-    assert "one of 2 GPUs is used" in said(on_cpu=True)
-    assert "backend gloo" in said(CPU) and "backend gloo" in said(on_cpu=True)
+@pytest.mark.parametrize(
+    "gpus, device, asked, words", told("test_doctor::test_what_a_lab_runs_on", globals())
+)
+def test_what_a_lab_runs_on(gpus, device, asked, words, monkeypatch):
+    """Must catch: memory in GB; the second GPU said to be used, or one of two where each rank has
+    its own; NCCL promised with one GPU for two ranks, on the CPU of a machine with two, or for
+    ranks that stay on the CPU; ranks named in a lab of one process; what is skipped left out; NCCL
+    said to carry the messages of rehearsed hosts."""
+    pretend(monkeypatch, device_count=gpus, **T4)
+    said = capabilities.capabilities(device, **asked)
+    assert words in said and (" ranks" in said) == ("ranks" in asked)
+    assert ("Nothing in it" in said) == (device == CPU and "needs_gpu" not in asked)
 
 
 def test_memory_of_a_container_and_where_the_system_does_not_tell(monkeypatch):
@@ -244,17 +235,3 @@ def test_memory_of_a_container_and_where_the_system_does_not_tell(monkeypatch):
     monkeypatch.delattr(capabilities.os, "sysconf")
     assert memory_bytes(CPU) is None
     assert "GiB" not in capabilities.capabilities(CPU)
-
-
-def test_the_sentence_of_a_cpu(monkeypatch):
-    """Must catch: a lab that needs a GPU said to need none; ranks named in a lab of one process;
-    what is skipped left out."""
-    monkeypatch.setattr(capabilities.torch.cuda, "device_count", lambda: 0)
-
-    def said(**given):
-        return capabilities.capabilities(CPU, "no CUDA GPU was found", **given)
-
-    assert "(no CUDA GPU was found). Nothing in it needs a GPU." in said()
-    assert "It starts 4 ranks, backend gloo: " in said(ranks=4) and "ranks" not in said()
-    skipped = said(needs_gpu=["the card's account"])
-    assert "only a GPU can show it: the card's account." in skipped and "Nothing" not in skipped

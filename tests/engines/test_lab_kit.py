@@ -7,7 +7,6 @@ from notebook_kernel import notebook
 
 from coursekit.exercises import Exercise, Misconception, check
 from coursekit.lab import batches, far, ranks_on, ring_bytes, small_gpt
-from coursekit.machine.capabilities import capabilities
 from ranklab.measure.communication import CommunicationLog
 from ranklab.ranks import NotARank, rank_device
 from shardlab.gpt import next_token_loss
@@ -98,13 +97,6 @@ def test_a_check_of_what_a_cell_found():
     assert check(found, [8, 16]) and "both sent the same." in repr(check(found, [8, 8]))
     assert repr(check(found, [8, 9])).startswith("not yet: bytes of both ranks is not [8, 9].")
     assert "fill in the blank" in repr(check(found, ...))
-
-
-def test_a_backend_that_the_cell_has_chosen():
-    """Must catch: NCCL said to carry the messages of rehearsed hosts."""
-    assert "backend gloo: ranks send" in capabilities(torch.device("cpu"), ranks=2, backend="gloo")
-    said = capabilities(torch.device("cpu"), ranks=2, backend="nccl")
-    assert "backend nccl: as this cell asks for." in said
 
 
 SETUP = """from coursekit.exercises import Predictions
