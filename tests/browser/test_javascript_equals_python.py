@@ -19,8 +19,7 @@ from shardlab.pipelines.simulation import in_flight
 # one worker builds the small book of explorers
 pytestmark = pytest.mark.xdist_group("explorers")
 
-# half from the controls' grid, half arbitrary; one in five of these with a value that has to be
-# refused
+# half from the controls' grid, half arbitrary
 CONFIGURATIONS = 8_000
 BAD = ["", "many", "12 GB", 0, -1, 2.5, -0.5, math.nan, math.inf, -math.inf]
 BAD += [2**53, 2**53 + 2, 1.125e16, 3e300, 1e-7]
@@ -66,82 +65,42 @@ def from_the_grid(spec, chance):
     return values
 
 
-def arbitrary(spec, chance):
-    """Any numbers: odd, prime, up to 2^53 - 1; most of them obey the rules between quantities."""
-    values = {}
-    for name in spec.inputs:
-        quantity = BOOK.find(name).as_quantity if name in BOOK.formulas else BOOK.quantities[name]
-        if not quantity.whole:
-            none = quantity.least == 0 and not quantity.above and chance.random() < 0.5
-            values[name] = (
-                0
-                if none
-                else chance.uniform(0.001, quantity.most)
-                if quantity.most < 10
-                else 10 ** chance.uniform(9, 17)
-            )
-        elif quantity.most < 10:
-            values[name] = chance.randint(int(quantity.least), int(quantity.most))
-        else:
-            most = max(int(quantity.least), 2 ** chance.choice((2, 4, 8, 12, 16)))
-            values[name] = chance.randint(int(quantity.least), most)
-    if chance.random() < 0.9:
-        if "tensor_rank" in values:
-            t = values["tensor_parallel"] = chance.randint(1, 16)
-            values["tensor_rank"] = chance.randint(0, t - 1)
-            values["key_value_heads"] = t * chance.randint(1, 9)
-            values["sequence"] = t * chance.randint(1, 999)
-            values["regather"] = chance.randint(0, values["sequence_parallel"])
-        if "heads" in values:
-            values["heads"] = values.get("key_value_heads", 1) * chance.randint(1, 9)
-            values["hidden"] = values["heads"] * chance.randint(1, 257)
-        if "collapsed_share" in values:  # experts on ranks
-            values["experts"], e = chance.randint(1, 512), chance.randint(1, 64)
-            values["expert_parallel"], values["expert_rank"] = e, chance.randint(0, e - 1)
-            values["experts_per_token"] = chance.randint(1, values["experts"])
-        elif "expert_parallel" in values:  # a rank of any layout
-            values["expert_load_percent"] = 100
-            p = values["pipeline_parallel"] = chance.randint(1, 8)
-            values["pipeline_rank"] = chance.randint(0, p - 1)
-            values["layers"] = p * values["stages_per_rank"] * chance.randint(1, 16)
-            c = 1 if values["context_mix"] == 3 else chance.randint(1, 8)
-            values["context_parallel"], values["data_parallel"] = c, 8 * c * chance.randint(1, 8)
-            values["rank"] = chance.randint(0, values["data_parallel"] - 1)
-            values["expert_parallel"] = values["shard_groups"] = values["sequence_tiles"] = 1
-            for name in ("shorter_ends", "partition_activations", "checkpoints_on_host"):
-                values[name] = 0
-            # Python refuses a dividend beyond 2^53 in a branch, too, that is not taken
-            values["step_counter_element_bytes"] = chance.randint(0, 8)
-        if (
-            "experts" in values and "collapsed_share" not in values
-        ):  # the eager step knows none, and no norms of queries
-            dense = chance.random() < 0.9 or "microbatch" not in values
-            values["experts"] = 0 if dense else chance.randint(1, 64)
-            values["query_key_norms"] = chance.randint(0, 1) * ("microbatch" not in values)
-            values["norms_per_layer"] = 2
-            first = 0 if dense else chance.randint(0, values["layers"])
-            if "expert_parallel" in values and not dense:
-                e = values["expert_parallel"] = chance.choice((1, 2, 4, 8))
-                values["experts"] *= e
-            values["dense_layers"], values["dense_feed_forward"] = first, 3 * min(first, 1)
-            latent = chance.randint(0, 1) * ("microbatch" not in values)
-            for name in ("key_value_latent", "query_latent", "value_columns"):
-                values[name] = latent * max(values[name], 1)
-        if "adapter_rank" in values:  # beside whole models alone: recipes of the grid have them
-            values["adapter_rank"] = 0
-        if "experts_per_token" in values and "collapsed_share" not in values:
-            values["experts_per_token"] = min(values["experts"], 2)
-        if "ranks_per_node" in values:
-            values["ranks"] = values["ranks_per_node"] * chance.randint(1, 16)
-        if "gpus" in values:
-            values["gpus"] = values["data_parallel"] * values["gpus_per_copy"]
-    if chance.random() < 0.05:
-        # of ends shorter than a stage by more than all layers, each of both has its own refusal
-        names = [name for name in spec.inputs if name != "shorter_ends"]
-        values[chance.choice(names)] = chance.randint(2**40, 2**53 - 1)
+def anything(name, value, chance):
+    """Another value of an input: any number, odd, prime, up to 2^53 - 1; a multiple of what it was,
+    which others may divide; or what has to be refused."""
+    quantity = BOOK.find(name).as_quantity if name in BOOK.formulas else BOOK.quantities[name]
     if chance.random() < 0.2:
-        values[chance.choice(spec.inputs)] = chance.choice(BAD)
-    return values
+        return chance.choice(BAD)
+    if name == "step_counter_element_bytes":
+        return chance.randint(0, 8)  # Python refuses a dividend in a branch that is not taken
+    # of ends shorter than a stage by more than all layers, each of both has its own refusal
+    if chance.random() < 0.05 and name != "shorter_ends":
+        return chance.randint(2**40, 2**53 - 1)
+    if not quantity.whole:
+        none = quantity.least == 0 and not quantity.above and chance.random() < 0.5
+        most = quantity.most
+        any_of = chance.uniform(0.001, most) if most < 10 else 10 ** chance.uniform(9, 17)
+        return 0 if none else any_of
+    if quantity.most < 10:
+        return chance.randint(int(quantity.least), int(quantity.most))
+    if chance.random() < 0.5:
+        return value * chance.choice((2, 3, 5, 7, 11))
+    most = max(int(quantity.least), 2 ** chance.choice((2, 4, 8, 12, 16)))
+    return chance.randint(int(quantity.least), most)
+
+
+def wander(spec, chance, count):
+    """Configurations with Python's answers: from the grid, one input or two after the other become
+    anything. What is refused is not gone on from."""
+    for step in range(count):
+        if step % 16 == 0:
+            valid = from_the_grid(spec, chance)
+        changed = chance.sample(spec.inputs, chance.randint(1, 2))
+        tried = valid | {name: anything(name, valid[name], chance) for name in changed}
+        said = answer(spec, tried)
+        yield tried, said
+        if not isinstance(said, str):
+            valid = tried
 
 
 def ask(page, function, *arguments):
@@ -154,10 +113,9 @@ def cases(name):
     refusal)."""
     spec, chance = EXPLORERS[name], random.Random(name)
     each = CONFIGURATIONS // len(EXPLORERS) // 2
-    configurations = [
-        make(spec, chance) for make in (from_the_grid, arbitrary) for _ in range(each)
-    ]
-    return configurations, [answer(spec, configuration) for configuration in configurations]
+    reached = [from_the_grid(spec, chance) for _ in range(each)]
+    tried, said = zip(*wander(spec, chance, each))
+    return [*reached, *tried], [*(answer(spec, values) for values in reached), *said]
 
 
 def answer(spec, configuration):
