@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from shutil import copy, copytree
 
-from visit import DESKTOP, Watch, until
+from visit import opener_of_pages, until
 
 from coursekit.recordings.recordings import read_all
 from coursekit.topics.collectives.steps import stepper_steps
@@ -203,21 +203,15 @@ def opener(browser, path, kind, **usual):
     """open_card(**options of the browser's context): the card on the page at `path` of a built
     book, as the class `kind` has it. A reader has a light desktop and wants no motion, unless
     `usual` or the options say otherwise."""
-    contexts = []
+    with opener_of_pages(browser) as opened:
 
-    def open_it(**options):
-        given = {"viewport": DESKTOP, "color_scheme": "light", "reduced_motion": "reduce"}
-        contexts.append(browser.new_context(**{**given, **usual, **options}))
-        page = contexts[-1].new_page()
-        page.watch = Watch.of(page)
-        page.goto(path.as_uri())
-        if options.get("java_script_enabled", True):
-            page.wait_for_selector(f"{kind.root_selector} svg[width]")
-        return kind(page)
+        def open_it(**options):
+            page = opened(path.as_uri(), **usual | options)
+            if options.get("java_script_enabled", True):
+                page.wait_for_selector(f"{kind.root_selector} svg[width]")
+            return kind(page)
 
-    yield open_it
-    for context in contexts:
-        context.close()
+        yield open_it
 
 
 def contrast(one, other):

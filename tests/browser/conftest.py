@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cards import CARDS, build_cards
 from told import sample
-from visit import new_context, page_paths, visit, visitor
+from visit import new_context, opener_of_pages, page_paths, visit, visitor
 
 from bookkit.words import chapters
 from coursekit.show.explorers import EXPLORERS
@@ -83,6 +83,12 @@ def card_pages(tmp_path_factory):
     small book for all tests."""
     folder = tmp_path_factory.mktemp("cards")
     return build_cards(folder, CARDS, predict=sample("predict.md"))
+
+
+@pytest.fixture
+def opened(browser):
+    with opener_of_pages(browser) as opened:
+        yield opened
 
 
 @pytest.fixture

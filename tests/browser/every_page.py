@@ -117,14 +117,13 @@ def test_paper(visits):
     assert not lines({path: visit.paper for path, visit in visits.items()})
 
 
-def test_without_javascript(browser, visits, homes):
+def test_without_javascript(opened, visits, homes):
     """Must catch: text or a formula that only a script shows, an explorer without its table, a
     button that does nothing."""
-    with new_context(browser, java_script_enabled=False) as context:
-        page = context.new_page()
-        problems = {
-            path: without_scripts(page, f"{homes['file']}/{path}", visit.blocks)
-            for path, visit in visits.items()
-            if visit.blocks
-        }
+    page = opened(java_script_enabled=False)
+    problems = {
+        path: without_scripts(page, f"{homes['file']}/{path}", visit.blocks)
+        for path, visit in visits.items()
+        if visit.blocks
+    }
     assert problems and not lines(problems)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from cards import Card, opener
-from visit import PHONE, click
+from visit import TOUCH, click
 
 from coursekit.topics.mixed_precision.explorer import EXAMPLES, format_words, sentence, words_of_all
 from coursekit.topics.mixed_precision.formats import CARD_FORMATS
@@ -223,6 +223,6 @@ def test_the_picture_has_the_number_where_it_is(card):
 
 def test_a_finger_turns_a_bit(open_card):
     """Must catch: bits that answer a pointer alone."""
-    card = open_card(viewport=PHONE, has_touch=True, is_mobile=True)
+    card = open_card(**TOUCH)
     card.find("[data-format=fp16] [role=switch]").nth(3).tap()
     assert card.bits("fp16")[3] != words_of_all(*EXAMPLES[0][1:])["fp16"].bits.replace(" ", "")[3]

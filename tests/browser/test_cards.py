@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from cards import FOUND, STEPPED, GradientCard, StepperCard, opener
 from night import at_night
-from visit import DESKTOP, JS, PHONE, axe_findings, in_colours, on_paper
+from visit import DESKTOP, JS, PHONE, TOUCH, axe_findings, in_colours, on_paper
 
 from coursekit.topics.mixed_precision import histogram
 from coursekit.topics.mixed_precision.explorer import EXAMPLES, words_of_all
@@ -45,7 +45,6 @@ TABLES = {
     "shards": steps("shards", 1, 4, 1),
     "stepper": steps("stepper", "ring all-reduce", 4),
 }
-TOUCH = {"viewport": PHONE, "has_touch": True, "is_mobile": True}
 
 
 @dataclass

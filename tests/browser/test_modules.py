@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from visit import DESKTOP, PHONE, Watch
+from visit import PHONE
 
 from bookkit.modules import export, module, page
 from coursekit.show.explorers import EXPLORERS
@@ -58,19 +58,22 @@ def server(modules, serve):
         yield address
 
 
-def opened(browser, address, **options):
-    context = browser.new_context(**{"viewport": DESKTOP, "color_scheme": "light", **options})
-    page = context.new_page()
-    watch = Watch.of(page)
-    page.goto(address)
-    page.wait_for_selector(".explorer.live svg[width]")
-    return page, watch
+@pytest.fixture
+def shown(opened):
+    """shown(address, **options): a page there on which an explorer lives."""
+
+    def show(address, **options):
+        page = opened(address, **options)
+        page.wait_for_selector(".explorer.live svg[width]")
+        return page
+
+    return show
 
 
-def test_every_explorer_lives_on_a_bare_page_beside_all_others(browser, server):
+def test_every_explorer_lives_on_a_bare_page_beside_all_others(shown, server):
     """Must catch: a script or a style that only the book's pages have, a card that moves its
     neighbour, that is wider than a phone, or narrow in a place as wide as its content."""
-    page, watch = opened(browser, f"{server}/page.html", viewport=PHONE)
+    page = shown(f"{server}/page.html", viewport=PHONE)
     before = page.evaluate(WORDS)
     assert before[::2] == before[1::2] and len(set(before)) == len(EXPLORERS)
     for place, name in enumerate(EXPLORERS):
@@ -82,15 +85,14 @@ def test_every_explorer_lives_on_a_bare_page_beside_all_others(browser, server):
     wide = page.evaluate("[...document.querySelectorAll('section')].map(one => one.offsetWidth)")
     assert min(wide) > 300 and max(wide) < PHONE["width"]
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    assert not watch.errors and not watch.failed
-    assert watch.loaded == {f"{server}/{name}" for name in ("page.html", *FILES)}
-    page.context.close()
+    assert not page.watch.errors and not page.watch.failed
+    assert page.watch.loaded == {f"{server}/{name}" for name in ("page.html", *FILES)}
 
 
-def test_a_page_sets_where_an_explorer_begins(browser, server):
+def test_a_page_sets_where_an_explorer_begins(shown, server):
     """Must catch: an option that the sentence does not follow, a reset that forgets it, an unknown
     one that is dropped without a word, a widget's trait that is not read, a card that stays."""
-    page, watch = opened(browser, f"{server}/page.html")
+    page = shown(f"{server}/page.html")
     zero = list(EXPLORERS).index("zero")
     ask = f"asked => {{ window.ended = show({zero}, asked); }}"
     page.evaluate(ask, {"options": {"model": "GPT-3 175B", "zero_stage": 3, "data_parallel": "64"}})
@@ -117,23 +119,21 @@ def test_a_page_sets_where_an_explorer_begins(browser, server):
     ):
         assert page.evaluate(told, {"options": options}).startswith(sentence)
         assert page.locator("[role=alert]").last.inner_text().startswith(sentence)
-    assert not watch.errors
-    page.context.close()
+    assert not page.watch.errors
 
 
-def test_the_lines_that_the_book_prints_show_an_explorer(browser, server):
+def test_the_lines_that_the_book_prints_show_an_explorer(shown, server):
     """Must catch: a page in the text that does not run, or does not begin where it says."""
-    page, _ = opened(browser, f"{server}/printed.html")
+    page = shown(f"{server}/printed.html")
     assert page.locator(".explorer-sentence").inner_text().startswith("In stage 3")
-    page.context.close()
 
 
-def test_a_card_is_as_dark_as_its_page_and_keeps_the_keys_to_itself(browser, modules):
+def test_a_card_is_as_dark_as_its_page_and_keeps_the_keys_to_itself(shown, modules):
     """Must catch: a file that needs a server, a card that stays light when its page turns dark or
     that does not obey `theme`, an arrow that also turns the page's slide, equations that do not
     come."""
     address = (modules / "zero.html").as_uri()
-    page, watch = opened(browser, f"{address}#zero_stage=2", color_scheme="dark")
+    page = shown(f"{address}#zero_stage=2", color_scheme="dark")
     theme = "document.querySelector('#here > div').dataset.theme"
     assert page.evaluate(theme) == "dark"
     page.emulate_media(color_scheme="light")
@@ -154,9 +154,8 @@ def test_a_card_is_as_dark_as_its_page_and_keeps_the_keys_to_itself(browser, mod
         "document.querySelector('#here > div').shadowRoot"
         ".querySelector('.explorer-sum b').textContent.includes('GB')"
     )
-    assert not watch.errors and not watch.failed
+    assert not page.watch.errors and not page.watch.failed
     page.goto("about:blank")
     page.goto(f"{address}#theme=dark")
     page.wait_for_selector(".explorer.live")
     assert page.evaluate(theme) == "dark"
-    page.context.close()

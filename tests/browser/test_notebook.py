@@ -1,7 +1,7 @@
 """Explorers as a notebook shows them: the HTML of an output, without a network and a kernel."""
 
 import pytest
-from visit import DESKTOP, DRAWN, JS, PHONE, Watch, new_context
+from visit import DRAWN, JS, TOUCH
 
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import decimal_bytes
@@ -43,25 +43,22 @@ BOXES = """parts => parts.map(part => { const box = part.getBBox();
   return [Math.round(box.x), Math.round(box.width), getComputedStyle(part).fill]; })"""
 
 
-def opened(browser, mode="light", **options):
-    context = new_context(browser, offline=True, color_scheme="light", **options)
-    page = context.new_page()
-    page.watch = Watch.of(page)
+def put(page, mode="light"):
     ink = "color: #ddd; background: #111" if mode == "dark" else ""
     page.set_content(f'<meta name="viewport" content="width=device-width"><body style="{ink}">')
     for output in OUTPUTS:
         page.evaluate(PUT, output.html())
     page.evaluate(DRAWN)
     assert page.locator("svg[width]").count() >= len(OUTPUTS)
-    return page
 
 
 @pytest.fixture
-def notebook(browser):
-    page = opened(browser, viewport=DESKTOP)
+def notebook(opened):
+    page = opened(offline=True)
+    page.watch.forget()
+    put(page)
     yield page
     assert not page.watch.errors and not page.watch.loaded
-    page.context.close()
 
 
 def at(page, place):
@@ -172,10 +169,11 @@ def test_what_no_page_begins_with(notebook):
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-def test_an_output_on_a_phone_in_its_notebooks_colours(browser, mode):
+def test_an_output_on_a_phone_in_its_notebooks_colours(opened, mode):
     """Mutations: a card that stays light in a dark notebook; a key or a measured number cut off or
     over another; a card wider than a phone; a slider that no finger meets."""
-    page = opened(browser, mode, viewport=PHONE, has_touch=True, is_mobile=True)
+    page = opened(offline=True, **TOUCH)
+    put(page, mode)
     for place in range(len(OUTPUTS)):
         host = at(page, place).locator("div > div").first
         assert host.get_attribute("data-theme") == mode
@@ -186,23 +184,19 @@ def test_an_output_on_a_phone_in_its_notebooks_colours(browser, mode):
         )
         ink, paper = (sum(map(int, shade[4:-1].split(","))) for shade in shades)
         assert ink < 200 < 600 < paper if mode == "light" else paper < 200 < 600 < ink
-    page.context.close()
 
 
-def test_without_scripts_an_output_is_its_sentence(browser):
+def test_without_scripts_an_output_is_its_sentence(opened):
     """Mutation: an empty place where a front end runs no script."""
-    context = new_context(browser, java_script_enabled=False)
-    page = context.new_page()
+    page = opened(java_script_enabled=False)
     page.set_content(OUTPUTS[0].html())
     assert page.locator("body").inner_text().strip() == repr(OUTPUTS[0])
-    context.close()
 
 
-def test_outputs_that_are_there_before_their_scripts_run(browser):
+def test_outputs_that_are_there_before_their_scripts_run(opened):
     """Must catch: one id for all outputs, by which the first script draws in every place."""
     outputs = explorer(FIT), explorer("roofline")
-    with new_context(browser, offline=True) as context:
-        page = context.new_page()
-        page.evaluate(PUT, "".join(output.html() for output in outputs))
-        said = page.locator(".explorer-sentence").all_text_contents()
+    page = opened(offline=True)
+    page.evaluate(PUT, "".join(output.html() for output in outputs))
+    said = page.locator(".explorer-sentence").all_text_contents()
     assert [text.replace("\u00a0", " ") for text in said] == [one.sentence for one in outputs]

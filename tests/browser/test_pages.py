@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from conftest import KINDS
+from cards import AS_WIDE
 from keyboard import VALUES, walk
 from night import at_night
 from pdf_text import pdf_text
@@ -15,7 +15,9 @@ from visit import (
     DESKTOP,
     JS,
     PHONE,
+    TOUCH,
     Watch,
+    in_colours,
     in_every_way,
     new_context,
     open_all,
@@ -30,12 +32,6 @@ from coursekit.show import embed
 STATIC = Path(bookkit.__file__).parent / "static"
 
 
-def test_there_are_pages(paths):
-    """Must catch: an empty or misplaced build, on which everything below would pass; a page that
-    stands for others renamed, so that none of its kind is looked at."""
-    assert {*KINDS} <= set(paths)
-
-
 FOLD = """() => {
   const seen = [...document.querySelectorAll(
     ".bd-article :is(h1, h2, p, li, button, input, select, summary)")].filter(one =>
@@ -47,13 +43,19 @@ FOLD = """() => {
 }"""
 
 
-def test_the_front_page_is_a_door(browser, homes):
+def test_the_front_page_is_a_door(opened, homes):
     """Must catch: an explorer of four menus and six groups at the top; two explorers above the
-    fold; buttons for authors beside Reset."""
-    with new_context(browser, viewport={"width": 1280, "height": 900}) as context:
-        page = context.new_page()
-        page.goto(f"{homes['file']}/index.html")
-        words, controls = page.evaluate(FOLD)
+    fold; buttons for authors beside Reset; a paragraph or a banner before the explorer, so that one
+    has to scroll to meet it."""
+    page = opened(f"{homes['file']}/index.html")
+    for window in (DESKTOP, PHONE):
+        page.set_viewport_size(window)
+        until(page, AS_WIDE)
+        box = page.locator(".explorer svg").first.bounding_box()
+        assert box["y"] + box["height"] <= window["height"], window
+    page.set_viewport_size({"width": 1280, "height": 900})
+    until(page, AS_WIDE)
+    words, controls = page.evaluate(FOLD)
     assert 40 < words <= 80 and 4 <= controls <= 8, (words, controls)
 
 
@@ -65,19 +67,17 @@ KEYS = """() => {
 }"""
 
 
-def test_what_is_folded_gets_its_keys_when_it_opens(browser, homes):
+def test_what_is_folded_gets_its_keys_when_it_opens(opened, homes):
     """Must catch: boxes in folds measured with the page, each with a layout of its own, half a
     second of a slow phone; wide code in an answer or a fold that no key reaches once it is open."""
-    with new_context(browser, viewport={"width": 390, "height": 844}) as context:
-        page = context.new_page()
-        page.goto(f"{homes['file']}/chapters/collectives.html")
-        page.wait_for_selector(".copy-button", state="attached")
-        page.wait_for_function(f"!({KEYS})()[1]")
-        assert page.evaluate(KEYS) == [False, False]
-        for skip in page.get_by_role("button", name="Look without one").all():
-            skip.click()
-        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-        page.wait_for_function(f"!({KEYS})()[1]")
+    page = opened(f"{homes['file']}/chapters/collectives.html", viewport=PHONE)
+    page.wait_for_selector(".copy-button", state="attached")
+    page.wait_for_function(f"!({KEYS})()[1]")
+    assert page.evaluate(KEYS) == [False, False]
+    for skip in page.get_by_role("button", name="Look without one").all():
+        skip.click()
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    page.wait_for_function(f"!({KEYS})()[1]")
 
 
 def test_the_pages_of_labs_ask_before_they_tell(book_html):
@@ -131,16 +131,15 @@ def test_every_font_is_our_own_and_has_its_licence(book_html):
 # ---------------------------------------------------------------- figures, print
 
 
-def test_a_collision_is_seen(browser):
+def test_a_collision_is_seen(opened):
     """Must catch: boxes that are never compared."""
-    with new_context(browser, viewport=PHONE) as context:
-        page = context.new_page()
-        page.set_content(
-            '<div class="picture" style="width: 200px"><svg width="200"><text x="5" y="20">'
-            'one text</text><text x="30" y="22">another</text><text x="180" y="60">beyond the'
-            ' edge</text><text x="5" y="90" font-size="8">tiny</text></svg></div>'
-        )
-        found = page.evaluate(JS.COLLISIONS)
+    page = opened(viewport=PHONE)
+    page.set_content(
+        '<div class="picture" style="width: 200px"><svg width="200"><text x="5" y="20">'
+        'one text</text><text x="30" y="22">another</text><text x="180" y="60">beyond the'
+        ' edge</text><text x="5" y="90" font-size="8">tiny</text></svg></div>'
+    )
+    found = page.evaluate(JS.COLLISIONS)
     assert ["tiny: 8.0 px high" in found[0], "runs into" in found[1]] == [True, True]
     assert len(found) == 3 and "beyond the edge" in found[2]
 
@@ -161,43 +160,37 @@ def bare(text):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("scripts", [True, False])
 @pytest.mark.parametrize("path", ["chapters/collectives.html", "labs/04-collectives.html"])
-def test_what_is_folded_is_printed(browser, homes, path, scripts):
+def test_what_is_folded_is_printed(opened, homes, path, scripts):
     """Must catch: no rule for `::details-content` in book.css, or none for an answer on paper; code
     that fades in."""
-    with new_context(
-        browser, java_script_enabled=scripts, reduced_motion="no-preference"
-    ) as context:
-        page = context.new_page()
-        page.goto(f"{homes['file']}/{path}")
-        unseen = page.evaluate(UNSEEN)
-        paper = bare(pdf_text(page.pdf(format="A4")))
+    page = opened(
+        f"{homes['file']}/{path}", java_script_enabled=scripts, reduced_motion="no-preference"
+    )
+    unseen = page.evaluate(UNSEEN)
+    paper = bare(pdf_text(page.pdf(format="A4")))
     # where a page ends within a paragraph, its rest may be drawn later
     assert len(unseen) > 3 and [text for text in unseen if bare(text)[:60] not in paper] == []
 
 
-def test_what_is_folded_is_unfolded_for_paper_and_folded_again(browser, homes):
+def test_what_is_folded_is_unfolded_for_paper_and_folded_again(opened, homes):
     """Must catch: what is folded stays folded; stays open after printing; is folded although the
     reader has opened it."""
     folded = "document.querySelectorAll('article details.sd-dropdown:not([open])').length"
-    with new_context(browser) as context:
-        page = context.new_page()
-        page.goto(f"{homes['file']}/chapters/collectives.html")
-        page.locator("article details.sd-dropdown > summary").first.click()
-        closed = page.evaluate(folded)
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        on_paper = page.evaluate(folded)
-        page.evaluate("dispatchEvent(new Event('afterprint'))")
-        assert closed > 3 and (on_paper, page.evaluate(folded)) == (0, closed)
+    page = opened(f"{homes['file']}/chapters/collectives.html")
+    page.locator("article details.sd-dropdown > summary").first.click()
+    closed = page.evaluate(folded)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    on_paper = page.evaluate(folded)
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert closed > 3 and (on_paper, page.evaluate(folded)) == (0, closed)
 
 
-def test_numbers_say_where_they_are_from_and_code_is_not_translated(browser, homes):
+def test_numbers_say_where_they_are_from_and_code_is_not_translated(opened, homes):
     """Must catch: an input that the page's list lacks; a call whose inputs are not put in; a name
     in code that a browser turns into another language."""
-    with new_context(browser) as context:
-        page = context.new_page()
-        page.goto(f"{homes['file']}/chapters/pipelines.html")
-        titles = page.evaluate("[...document.querySelectorAll('[data-call]')].map(e => e.title)")
-        foreign = page.locator("article code:not([translate=no])").count()
+    page = opened(f"{homes['file']}/chapters/pipelines.html")
+    titles = page.evaluate("[...document.querySelectorAll('[data-call]')].map(e => e.title)")
+    foreign = page.locator("article code:not([translate=no])").count()
     wrong = [one for one in titles if not re.match(r"computed: \w+\(\w+=.*\) = [\d.]", one)]
     found = 'computed: head_parameters(model="Llama 3 8B") = 525,336,576 parameters'
     assert len(titles) > 20 and not wrong and found in titles and not foreign
@@ -208,37 +201,32 @@ def test_numbers_say_where_they_are_from_and_code_is_not_translated(browser, hom
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["file", "http"])
-def test_colour_mode(browser, homes, scheme):
+def test_colour_mode(opened, homes, scheme):
     """Must catch: a page that does not follow the system, a button that does not turn it, a choice
     the next page forgets."""
-    with new_context(browser) as context:
-        page = context.new_page()
+    page = opened(f"{homes[scheme]}/index.html")
 
-        def background():
-            return page.evaluate("getComputedStyle(document.body).backgroundColor")
+    def background():
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
-        page.goto(f"{homes[scheme]}/index.html")
-        light = background()
-        page.emulate_media(color_scheme="dark")
-        until(page, "document.documentElement.dataset.theme === 'dark'")
-        dark = background()
-        assert dark != light
-        page.emulate_media(color_scheme="light")
-        until(page, "document.documentElement.dataset.theme === 'light'")
-        page.locator(".theme-button:visible").click()
-        assert background() == dark
-        page.locator("article a[href*='chapters/']:visible").first.click()
-        page.wait_for_url("**/chapters/**")
-        for _ in range(
-            100
-        ):  # another process may draw the next page: the choice reaches it in a moment
-            if background() == dark:
-                break
-            page.wait_for_timeout(50)
-            page.reload()
-        assert background() == dark
-        page.locator(".theme-button:visible").click()
-        assert background() == light
+    light = background()
+    in_colours(page, "dark")
+    dark = background()
+    assert dark != light
+    in_colours(page, "light")
+    page.locator(".theme-button:visible").click()
+    assert background() == dark
+    page.locator("article a[href*='chapters/']:visible").first.click()
+    page.wait_for_url("**/chapters/**")
+    # another process may draw the next page: the choice reaches it in a moment
+    for _ in range(100):
+        if background() == dark:
+            break
+        page.wait_for_timeout(50)
+        page.reload()
+    assert background() == dark
+    page.locator(".theme-button:visible").click()
+    assert background() == light
 
 
 @pytest.fixture(scope="module")
@@ -260,29 +248,26 @@ def found_pages(page, homes, query, scheme="file"):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["file", "http"])
-def test_search(browser, homes, scheme):
+def test_search(opened, homes, scheme):
     """Must catch: search-text.js not loaded, a search box that leads nowhere, a result whose
     address is wrong, a result without its line of text."""
-    with new_context(browser) as context:
-        page = context.new_page()
-        watch = Watch.of(page)
-        page.goto(f"{homes[scheme]}/chapters/notation.html")
-        page.locator(".book-search input:visible").fill("optimizer")
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/search.html?q=optimizer*")
-        found = page.locator("#search-results li a[href*='chapters/why-one-gpu'][href*='#']").first
-        found.wait_for()
-        line = found.locator("xpath=..").inner_text()
-        assert "optimizer" in line.lower() and len(line) > 40
-        found.click()
-        page.wait_for_url("**/chapters/why-one-gpu.html#*")
-        here = page.evaluate("document.querySelector(location.hash).innerText")
-        assert "optimizer" in here.lower()
-        assert found_pages(page, homes, "zyzzyva", scheme) == []
-        assert "Nothing found" in page.locator("#search-results").inner_text()
+    page = opened(f"{homes[scheme]}/chapters/notation.html")
+    page.locator(".book-search input:visible").fill("optimizer")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/search.html?q=optimizer*")
+    found = page.locator("#search-results li a[href*='chapters/why-one-gpu'][href*='#']").first
+    found.wait_for()
+    line = found.locator("xpath=..").inner_text()
+    assert "optimizer" in line.lower() and len(line) > 40
+    found.click()
+    page.wait_for_url("**/chapters/why-one-gpu.html#*")
+    here = page.evaluate("document.querySelector(location.hash).innerText")
+    assert "optimizer" in here.lower()
+    assert found_pages(page, homes, "zyzzyva", scheme) == []
+    assert "Nothing found" in page.locator("#search-results").inner_text()
     # the click broke it off
-    failed = [request for request in watch.failed if "ERR_ABORTED" not in request]
-    assert [*failed, *watch.errors, *watch.outside(homes[scheme])] == []
+    failed = [request for request in page.watch.failed if "ERR_ABORTED" not in request]
+    assert [*failed, *page.watch.errors, *page.watch.outside(homes[scheme])] == []
 
 
 @pytest.mark.one_in(4)
@@ -308,14 +293,11 @@ def test_search_takes_every_word(search_page, homes, typed):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("asked", ["#%E0%A4%A", "?present=%E0%A4%A", "?present", "?present=%"])
-def test_an_address_with_a_broken_escape(browser, homes, asked):
+def test_an_address_with_a_broken_escape(opened, homes, asked):
     """Must catch: a fragment or a name that decodeURIComponent refuses, which stops a script."""
-    with new_context(browser) as context:
-        page = context.new_page()
-        watch = Watch.of(page)
-        page.goto(f"{homes['file']}/chapters/zero.html{asked}")
-        page.locator(".presented" if "present" in asked else ".predict-room").first.wait_for()
-        assert not watch.errors
+    page = opened(f"{homes['file']}/chapters/zero.html{asked}")
+    page.locator(".presented" if "present" in asked else ".predict-room").first.wait_for()
+    assert not page.watch.errors
 
 
 @pytest.mark.one_in(3)
@@ -350,34 +332,18 @@ def test_the_text_that_is_searched_is_small(book_html):
     assert not (book_html / "searchindex.js").exists(), "Sphinx's index"
 
 
-def test_the_front_page_shows_its_explorer_first(browser, homes):
-    """Must catch: a paragraph or a banner put before the explorer, so that one has to scroll to
-    meet it."""
-    with new_context(browser) as context:
-        page = context.new_page()
-        for window in (DESKTOP, PHONE):
-            page.set_viewport_size(window)
-            page.goto(f"{homes['file']}/index.html")
-            box = page.locator(".explorer svg").first.bounding_box()
-            assert box["y"] + box["height"] <= window["height"], (
-                f"the picture ends at {box['y'] + box['height']:.0f} px of {window}"
-            )
-
-
-def test_the_contents_open_on_a_phone(browser, homes):
+def test_the_contents_open_on_a_phone(opened, homes):
     """Must catch: the contents out of reach at 390 px, a drawer that Escape does not close."""
-    with new_context(browser, viewport=PHONE, has_touch=True, is_mobile=True) as context:
-        page = context.new_page()
-        page.goto(f"{homes['file']}/index.html")
-        link = page.locator("nav a[href*='hardware']").first
-        assert not link.is_visible()
-        page.locator(".sidebar-open:visible").tap()
-        link.wait_for(state="visible")
-        page.keyboard.press("Escape")
-        link.wait_for(state="hidden")
-        page.locator(".sidebar-open:visible").tap()
-        link.tap()
-        page.wait_for_url("**/hardware.html")
+    page = opened(f"{homes['file']}/index.html", **TOUCH)
+    link = page.locator("nav a[href*='hardware']").first
+    assert not link.is_visible()
+    page.locator(".sidebar-open:visible").tap()
+    link.wait_for(state="visible")
+    page.keyboard.press("Escape")
+    link.wait_for(state="hidden")
+    page.locator(".sidebar-open:visible").tap()
+    link.tap()
+    page.wait_for_url("**/hardware.html")
 
 
 LETTERS = """() => [...document.querySelectorAll(".plotly-figure text")]
@@ -386,13 +352,12 @@ LETTERS = """() => [...document.querySelectorAll(".plotly-figure text")]
   .map(([scale, size]) => size * Math.hypot(scale.a, scale.b))"""
 
 
-def test_letters_of_schedules_can_be_read_on_a_phone(browser, homes):
+def test_letters_of_schedules_can_be_read_on_a_phone(opened, homes):
     """Must catch: no wider figure for small letters; no higher one for a title of two lines, which
     makes the bars lower and the letters in them smaller, however wide the figure is."""
-    with new_context(browser, viewport=PHONE, has_touch=True, is_mobile=True) as context:
-        page = context.new_page()
-        open_page(page, f"{homes['file']}/labs/08-pipelines.html")
-        letters = page.evaluate(LETTERS)
+    page = opened(**TOUCH)
+    open_page(page, f"{homes['file']}/labs/08-pipelines.html")
+    letters = page.evaluate(LETTERS)
     assert len(letters) > 100 and min(letters) > 9.8
 
 
@@ -432,10 +397,10 @@ def test_what_axe_finds_is_seen(browser, spoiled, spoiled_visit, way):
 
 
 @OF_EXPLORERS
-def test_a_page_spoiled_for_readers_without_javascript_is_seen(browser, spoiled, spoiled_visit):
+def test_a_page_spoiled_for_readers_without_javascript_is_seen(opened, spoiled, spoiled_visit):
     """Must catch: `without_scripts` no longer seeing late text, TeX, dead buttons."""
-    with new_context(browser, java_script_enabled=False) as context:
-        problems = "\n".join(without_scripts(context.new_page(), spoiled, spoiled_visit.blocks))
+    page = opened(java_script_enabled=False)
+    problems = "\n".join(without_scripts(page, spoiled, spoiled_visit.blocks))
     for words in ("written by a script", "left as TeX", "does nothing without JavaScript"):
         assert words in problems
 
@@ -451,15 +416,14 @@ SPOIL_KEYS = """() => {
 
 
 @OF_EXPLORERS
-def test_a_spoiled_walk_is_seen(browser, spoiled):
+def test_a_spoiled_walk_is_seen(opened, spoiled):
     """Must catch: `walk` no longer noticing what it is for."""
-    with new_context(browser) as context:
-        page = context.new_page()
-        page.add_init_script(f"addEventListener('load', {SPOIL_KEYS})")
-        open_page(page, spoiled)
-        before = page.evaluate(VALUES)
-        open_all(page)
-        problems = "\n".join(walk(page, before))
+    page = opened()
+    page.add_init_script(f"addEventListener('load', {SPOIL_KEYS})")
+    open_page(page, spoiled)
+    before = page.evaluate(VALUES)
+    open_all(page)
+    problems = "\n".join(walk(page, before))
     for words in (
         'Tab does not reach <button tabindex="-1"',
         'see the focus on <button class="blind"',
@@ -473,14 +437,12 @@ def test_a_spoiled_walk_is_seen(browser, spoiled):
 # ---------------------------------------------------------------- the cheatsheet
 
 
-def test_the_cheatsheet_is_one_sheet_of_a4(browser, book_html):
+def test_the_cheatsheet_is_one_sheet_of_a4(opened, book_html):
     """And its letters are no smaller than print is elsewhere.
 
     Must catch: a row too many; letters that were made small so that it fits."""
-    with new_context(browser) as context:
-        page = context.new_page()
-        page.goto((book_html / "chapters" / "cheatsheet.html").as_uri())
-        sheets = len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4")))
-        page.emulate_media(media="print")
-        size = page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)")
+    page = opened((book_html / "chapters" / "cheatsheet.html").as_uri())
+    sheets = len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4")))
+    page.emulate_media(media="print")
+    size = page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)")
     assert sheets == 1 and size >= 9

@@ -4,7 +4,7 @@ test_pages.py sees: a browser reports what it refuses."""
 import re
 
 import pytest
-from visit import Watch, new_context, open_page
+from visit import open_page
 
 POLICY = re.compile(
     r'<head>\s*<meta charset="utf-8" />'
@@ -49,17 +49,15 @@ def intruded(request, book_html, serve, tmp_path_factory):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["file", "http"])
-def test_what_is_put_into_a_page_does_nothing(browser, intruded, scheme):
+def test_what_is_put_into_a_page_does_nothing(opened, intruded, scheme):
     """Must catch: `script-src 'unsafe-inline'`; `default-src *`; a policy that a browser
     ignores."""
     guarded, addresses = intruded
-    with new_context(browser) as context:
-        page = context.new_page()
-        page.add_init_script("window.intruders = []")
-        watch = Watch.of(page)
-        open_page(page, f"{addresses[scheme]}/intruded.html")
-        page.evaluate("document.querySelector('#link').click()")
-        page.wait_for_timeout(100)
-        assert set(page.evaluate("intruders")) == (set() if guarded else set(INTRUDERS))
-        refused = [error for error in watch.errors if "Content Security Policy" in error]
-        assert (len(refused) >= len(INTRUDERS)) == guarded
+    page = opened()
+    page.add_init_script("window.intruders = []")
+    open_page(page, f"{addresses[scheme]}/intruded.html")
+    page.evaluate("document.querySelector('#link').click()")
+    page.wait_for_timeout(100)
+    assert set(page.evaluate("intruders")) == (set() if guarded else set(INTRUDERS))
+    refused = [error for error in page.watch.errors if "Content Security Policy" in error]
+    assert (len(refused) >= len(INTRUDERS)) == guarded

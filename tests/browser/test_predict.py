@@ -1,47 +1,28 @@
 """A predict box as a reader meets it: an answer is locked, what follows opens, and the browser
 remembers."""
 
+from functools import partial
+
 import pytest
-from visit import DESKTOP, JS, PAPER, PHONE, Watch, axe_findings, click
+from visit import JS, PAPER, PHONE, Watch, axe_findings, click
 
 pytestmark = pytest.mark.xdist_group("cards")  # one worker builds their small book
 
 
 @pytest.fixture
-def built(card_pages):
-    return card_pages["predict"].as_uri()
-
-
-@pytest.fixture
-def open_context(browser):
-    contexts = []
-
-    def open_it(**options):
-        given = {"viewport": DESKTOP, "color_scheme": "light", "reduced_motion": "reduce"}
-        contexts.append(browser.new_context(**{**given, **options}))
-        return contexts[-1]
-
-    yield open_it
-    for context in contexts:
-        context.close()
-
-
-def opened(context, address):
-    page = context.new_page()
-    page.watch = Watch.of(page)
-    page.goto(address)
-    return page
+def open_page(opened, card_pages):
+    """open_page(**options of the browser's context): the page of boxes."""
+    return partial(opened, card_pages["predict"].as_uri())
 
 
 def box(page, number):
     return page.locator(".box-predict").nth(number)
 
 
-def test_an_answer_is_locked_and_opens_what_follows(open_context, built):
+def test_an_answer_is_locked_and_opens_what_follows(open_page):
     """Must catch: an answer that is there before anybody predicted; a prediction that can be
     changed after the answer was seen; one that is lost with the page; an empty prediction."""
-    context = open_context()
-    page = opened(context, built)
+    page = open_page()
     assert not page.get_by_text("Seven, as").is_visible()
     first = box(page, 0)
     click(first.get_by_role("button", name="Lock it and look"))
@@ -51,7 +32,9 @@ def test_an_answer_is_locked_and_opens_what_follows(open_context, built):
     assert page.get_by_text("Seven, as").is_visible()
     assert first.locator("q").text_content() == "about <b>six</b>"
     assert not first.get_by_label("Your prediction").is_visible()
-    locked, page = page, opened(context, built)
+    locked, page = page, page.context.new_page()
+    page.watch = Watch.of(page)
+    page.goto(locked.url)
     for _ in range(20):  # what a page keeps reaches others when the browser has time
         if box(page, 0).locator("q").is_visible():
             break
@@ -67,10 +50,10 @@ def test_an_answer_is_locked_and_opens_what_follows(open_context, built):
     assert not page.watch.errors and not page.watch.failed
 
 
-def test_a_fold_opens_and_nothing_else_hides(open_context, built):
+def test_a_fold_opens_and_nothing_else_hides(open_page):
     """Must catch: what stands between box and answer hidden with it, such as a definition; a box
     without an answer that hides the next section; a part of an answer that is there before."""
-    page = opened(open_context(), built)
+    page = open_page()
     assert page.get_by_text("is twelve").is_visible()
     assert page.get_by_text("A definition").is_visible()
     assert not page.locator("details.sd-dropdown[open]").count()
@@ -88,28 +71,28 @@ def test_a_fold_opens_and_nothing_else_hides(open_context, built):
     assert page.get_by_text("Nine, says").is_visible()
 
 
-def test_without_a_script_the_text_is_there(open_context, built):
+def test_without_a_script_the_text_is_there(open_page):
     """Must catch: an answer that only a script shows."""
-    page = opened(open_context(java_script_enabled=False), built)
+    page = open_page(java_script_enabled=False)
     assert page.get_by_text("Seven, as").is_visible()
     assert not page.locator(".predict-room").count()
 
 
-def test_paper_has_the_answer_and_no_field(open_context, built):
+def test_paper_has_the_answer_and_no_field(open_page):
     """Must catch: an answer that is missing in print."""
-    page = opened(open_context(viewport=PAPER), built)
+    page = open_page(viewport=PAPER)
     page.emulate_media(media="print")
     assert page.locator(".answer p").first.bounding_box()["height"] > 10
     assert not page.locator(".predict-room input").first.is_visible()
 
 
-def test_where_nothing_can_be_kept(open_context, built):
+def test_where_nothing_can_be_kept(open_page):
     """Must catch: a page that stops where the browser refuses storage."""
-    context = open_context()
-    context.add_init_script(
+    page = open_page()
+    page.add_init_script(
         "Object.defineProperty(window, 'localStorage', { get() { throw new Error('refused'); } });"
     )
-    page = opened(context, built)
+    page.reload()
     box(page, 0).get_by_label("Your prediction").fill("6")
     click(box(page, 0).get_by_role("button", name="Lock it and look"))
     assert page.get_by_text("Seven, as").is_visible() and not page.watch.errors
@@ -124,9 +107,9 @@ def test_where_nothing_can_be_kept(open_context, built):
         pytest.param({"color_scheme": "dark"}, marks=pytest.mark.nightly),
     ],
 )
-def test_access_and_widths(open_context, built, options):
+def test_access_and_widths(open_page, options):
     """Must catch: a field without a name, pale words, a row that a phone cuts off."""
-    page = opened(open_context(**options), built)
+    page = open_page(**options)
     assert not axe_findings(page) and not page.evaluate(JS.BEYOND)
     box(page, 0).get_by_label("Your prediction").fill("a long prediction " * 8)
     click(box(page, 0).get_by_role("button", name="Lock it and look"))

@@ -1,18 +1,16 @@
 """A page as slides: one thing on the whole screen, the answer hidden until a key is pressed."""
 
 import pytest
-from visit import DESKTOP, PHONE, Watch
+from visit import DESKTOP, PHONE
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("screen", [DESKTOP, PHONE], ids=["desk", "phone"])
-def test_a_page_is_shown_thing_by_thing(browser, book_html, screen):
+def test_a_page_is_shown_thing_by_thing(opened, book_html, screen):
     """Must catch: an answer on the screen before its key; an arrow of a slider that goes to the
     next thing; an Escape that leaves the page covered; an answer shown without its question."""
-    context = browser.new_context(viewport=screen, color_scheme="light", reduced_motion="reduce")
-    page = context.new_page()
-    watch = Watch.of(page)
-    page.goto((book_html / "chapters" / "zero.html").as_uri() + "?present=zero")
+    address = (book_html / "chapters" / "zero.html").as_uri()
+    page = opened(f"{address}?present=zero", viewport=screen)
     words = page.locator("#explorer-zero-words")
     page.wait_for_selector(".presented svg[width]")
     assert page.locator(".presented").get_attribute("id") == "explorer-zero"
@@ -40,20 +38,17 @@ def test_a_page_is_shown_thing_by_thing(browser, book_html, screen):
     assert page.locator(".presented").get_attribute("id") == "explorer-zero"
     page.keyboard.press("f")
     assert not page.locator(".presented").count()
-    assert not watch.errors and not watch.failed
-    context.close()
+    assert not page.watch.errors and not page.watch.failed
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("path", "asked"), [("labs/04-collectives.html", ""), ("workshop/plans.html", "plan-90")]
 )
-def test_a_lab_and_a_plan_are_slides(browser, book_html, path, asked):
+def test_a_lab_and_a_plan_are_slides(opened, book_html, path, asked):
     """Must catch: a lab's questions that are not shown; a plan whose rows are not, or come with
     those of another plan; an empty cell with its head; a solution that nobody asked for."""
-    page = browser.new_page(viewport=DESKTOP)
-    watch = Watch.of(page)
-    page.goto(f"{(book_html / path).as_uri()}?present={asked}")
+    page = opened(f"{(book_html / path).as_uri()}?present={asked}")
     page.wait_for_selector(".present-bar")
     rows = page.locator(f"section:has(> #{asked}) tbody tr").count() if asked else 5
     of = int(page.locator(".present-bar span").first.inner_text().split()[-1])
@@ -63,8 +58,7 @@ def test_a_lab_and_a_plan_are_slides(browser, book_html, path, asked):
         assert page.locator(".presented").is_visible()
         cells = page.locator(".presented td:visible").all()
         assert all(cell.get_attribute("data-head") and cell.inner_text() for cell in cells)
-    assert not watch.errors and not watch.failed
-    page.close()
+    assert not page.watch.errors and not page.watch.failed
 
 
 COUNT = """() => [
@@ -87,17 +81,14 @@ SLIDES = """() => { const seen = [];
 @pytest.mark.parametrize(
     "page", ["pipelines", "where-the-time-goes", "hardware", "zero-in-time", "any-layout", "lab"]
 )
-def test_the_deck_has_every_figure(browser, book_html, page):
+def test_the_deck_has_every_figure(opened, book_html, page):
     """Must catch: a figure of another kind that the deck leaves out; a figure inside another shown
     twice; the figures of a lab left out; a figure in a fold that stays folded."""
     path = "labs/06-zero.html" if page == "lab" else f"chapters/{page}.html"
-    context = browser.new_context(viewport=DESKTOP, reduced_motion="reduce")
-    shown = context.new_page()
-    shown.goto((book_html / path).as_uri() + "?present")
+    shown = opened((book_html / path).as_uri() + "?present")
     shown.wait_for_selector(".present-bar")
     captions, others, slides = shown.evaluate(COUNT)
     seen = shown.evaluate(SLIDES)
     assert len(seen) == slides and sum(one == "figure" for one in seen) == captions
     assert sum("planner" in one or "plotly-figure" in one for one in seen) == others
     assert captions + others >= 1
-    context.close()

@@ -24,20 +24,14 @@ FINGERS = """([svg, apart]) => {
 
 
 @pytest.fixture(params=[DESKTOP, PHONE], ids=["desk", "phone"])
-def page(browser, book_html, request):
-    context = browser.new_context(viewport=request.param)
-    page = context.new_page()
-    page.goto((book_html / PAGE).as_uri())
-    yield page
-    context.close()
+def page(opened, book_html, request):
+    return opened((book_html / PAGE).as_uri(), viewport=request.param)
 
 
 @pytest.mark.one_in(2)
-def test_the_script_draws_what_the_build_drew(page, browser, book_html):
+def test_the_script_draws_what_the_build_drew(page, opened, book_html):
     """Must catch: other shapes with a script than without one, whole or zoomed in."""
-    context = browser.new_context(java_script_enabled=False)
-    still = context.new_page()
-    still.goto((book_html / PAGE).as_uri())
+    still = opened((book_html / PAGE).as_uri(), java_script_enabled=False)
     for ident, names in NAMES.items():
         card = page.locator(f"#{ident}")
         drawn = still.locator(f"#{ident}").evaluate(PATHS)
@@ -57,7 +51,6 @@ def test_the_script_draws_what_the_build_drew(page, browser, book_html):
             if traces.shape(trace, lane, kind, 0, seconds)
         ]
         assert [path for svg in card.evaluate(PATHS) for path in svg] == wanted
-    context.close()
 
 
 @pytest.mark.one_in(2)

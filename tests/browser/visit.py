@@ -3,7 +3,7 @@ lists of sentences; the tests say which list has to be empty."""
 
 import json
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from coursekit.show.explorers import EXPLORERS
 JS = page_scripts("visit")
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
+TOUCH = {"viewport": PHONE, "has_touch": True, "is_mobile": True}
 PAPER = {"width": 718, "height": 1050}  # A4 within margins of 10 mm, in CSS pixels
 
 # Their controls are reached here, and moved in test_explorer.py.
@@ -309,6 +310,20 @@ def new_context(browser, **options):
     return browser.new_context(
         **{"viewport": DESKTOP, "reduced_motion": "reduce", "color_scheme": "light", **options}
     )
+
+
+@contextmanager
+def opener_of_pages(browser):
+    """opened(address, **options of the browser's context): a page there, with a `watch`."""
+    with ExitStack() as stack:
+
+        def opened(address="about:blank", **options):
+            page = stack.enter_context(new_context(browser, **options)).new_page()
+            page.watch = Watch.of(page)
+            page.goto(address)
+            return page
+
+        yield opened
 
 
 # What there is to see and set of a page's explorers, and which of their parts are folded.
