@@ -20,7 +20,7 @@ from types import CodeType, SimpleNamespace
 import cloudpickle
 import pytest
 from forked_script import forked
-from notebook_kernel import gone
+from notebook_kernel import descendants, gone
 from refusals import said_by
 from told import told
 
@@ -254,7 +254,9 @@ KILLED = """
         return os.getpid(), subprocess.Popen(["sleep", "300"]).pid
 
     def hold():
-        import ctypes
+        import ctypes, torch.distributed as dist
+        while dist.get_rank() == 0:
+            pass
         ctypes.PyDLL(None).sleep(1000)
 
     world = ranks(2, device="cpu", method=sys.argv[1], announce=False)
@@ -265,8 +267,9 @@ KILLED = """
 
 @METHODS
 def test_a_killed_parent(tmp_path, method):
-    """Must catch: a rank that never lets go of the interpreter outlives its parent, or is killed
-    without the programs it has started."""
+    """Must catch: ranks that end only when they next read a message: one computes, one never lets
+    go of the interpreter; a rank that outlives its parent, or is killed without the programs it has
+    started; a fork server that stays."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(KILLED))
     command = [sys.executable, str(script), method]
@@ -274,15 +277,15 @@ def test_a_killed_parent(tmp_path, method):
         pids = [int(pid) for pid in process.stdout.readline().split()]
         assert len(pids) == 4
         time.sleep(0.3)
+        below = {*pids, *descendants(process.pid)}
+        assert process.poll() is None
         process.kill()
     try:
-        assert gone(pids)
+        assert gone(below)
     finally:
         for pid in pids[1::2]:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
 
 def test_stop_pressed_while_ranks_are_ended(two):
