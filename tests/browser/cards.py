@@ -212,17 +212,3 @@ def opener(browser, path, kind, **usual):
             return kind(page)
 
         yield open_it
-
-
-def contrast(one, other):
-    """Contrast of two colours in a browser's notation, after WCAG."""
-
-    def light(colour):
-        red, green, blue = (
-            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-            for c in (int(channel) / 255 for channel in colour[4:-1].split(","))
-        )
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    low, high = sorted((light(one), light(other)))
-    return (high + 0.05) / (low + 0.05)

@@ -6,9 +6,10 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from cards import STEPPED, contrast, opener
+from cards import STEPPED, opener
 from keyboard import VALUES
 from visit import PHONE, click, in_colours, stop_clock, until
+from wcag import contrast
 
 from coursekit.topics.collectives import steps as collectives
 from coursekit.topics.collectives.steps import COLLECTIVES, stepper_steps

@@ -5,6 +5,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from io import StringIO
 
 import pytest
 from notebook_kernel import descendants, gone, notebook
@@ -121,20 +122,11 @@ def test_the_magic():
         assert "Ranks 0 and 1 raised ValueError: -4\n  a cell, line 4" in shown.error
 
 
-class Screen:
+class Screen(StringIO):
     """A terminal that remembers."""
-
-    def __init__(self):
-        self.text = ""
 
     def isatty(self):
         return True
-
-    def write(self, text):
-        self.text += text
-
-    def flush(self):
-        pass
 
 
 def test_long_work_shows_how_it_goes(monkeypatch):
@@ -153,13 +145,13 @@ def test_long_work_shows_how_it_goes(monkeypatch):
     short(0.5)
     short(9.9)
     short.end()
-    assert screen.text == ""
+    assert screen.getvalue() == ""
     long = output.Progress(printed)
     for tenth in range(125):
         long(tenth / 10)
-    assert screen.text.count("\r") == 3 and "10 s | rank 1: epoch 2" in screen.text
+    assert screen.getvalue().count("\r") == 3 and "10 s | rank 1: epoch 2" in screen.getvalue()
     long.end()
-    assert screen.text.endswith("\r\x1b[K")
+    assert screen.getvalue().endswith("\r\x1b[K")
     assert printed[1].take() == "epoch 1\nepoch 2\n"  # the line of progress takes nothing away
     for ours, theirs in pipes:
         os.close(ours)
