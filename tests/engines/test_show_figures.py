@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_palette import contrast
+from wcag import contrast
 
 from coursekit.show.figures import Bytes, loss_figure, memory_figure, round_up, states_figure
 from coursekit.show.palette import MEMORY
