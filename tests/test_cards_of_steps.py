@@ -52,16 +52,6 @@ def test_the_first_move_that_is_shown_of_shards():
 
 
 @pytest.mark.parametrize(
-    "steps, given, sentence", told("test_cards_of_steps::test_what_there_is_not", globals())
-)
-def test_what_there_is_not(steps, given, sentence):
-    """Must catch: a KeyError or an IndexError; 9 ranks with the letters of 8; three ranks that are
-    drawn as four."""
-    with pytest.raises(ValueError, match=sentence):
-        steps(*given)
-
-
-@pytest.mark.parametrize(
     "kind, text, sentence",
     told("test_cards_of_steps::test_a_wrong_directive_is_a_warning", globals()),
 )

@@ -10,7 +10,6 @@ import torch
 from night import at_night
 from operators import Operators
 from solved import Given, of_model, value
-from told import told
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -383,15 +382,3 @@ def test_link_that_hides_the_copies():
         speed = dict(utilisation=1.0, flops_per_second=400e12, recompute_policy=0)
         found = Given(**of_model(config, 1, s, "bf16, no master", **speed)).hiding_bytes_per_second
         assert found / 1e9 == pytest.approx(gigabytes, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"), told("test_recompute_formulas::test_what_is_refused", globals())
-)
-def test_what_is_refused(wrong, message):
-    """Must catch: a policy that no formula has; a part of what is a part already."""
-    given = dict(tensor_parallel=2, tensor_rank=0, regather=0, sequence_parallel=0)
-    given = of_model(GPTConfig(layers=2, hidden=24, heads=4), 1, 8, **given)
-    assert value("tensor_kept_activation_bytes", **given)
-    with pytest.raises(InvalidQuantity, match=message):
-        value("tensor_kept_activation_bytes", **{**given, **wrong})

@@ -9,13 +9,12 @@ import torch.distributed as dist
 from night import at_night
 from refusals import said_by
 from solved import Given
-from told import told
 
 from ranklab.measure.communication import CommunicationLog
 from ranklab.ranks import RanksDisagree
 from shardlab import collective_plans as plans
 from shardlab import collectives, collectives_fast
-from shardlab.collective_plans import Move, follow  # noqa: F401 (told.md names it)
+from shardlab.collective_plans import follow
 
 MANY = range(1, 18)
 both = pytest.mark.parametrize("module", [collectives, collectives_fast], ids=["readable", "fast"])
@@ -85,15 +84,6 @@ def test_plan_of_the_barrier(n):
             for rank in range(n)
         ]
     assert all(ears == set(range(n)) for ears in heard)
-
-
-@pytest.mark.parametrize(
-    "plan, sentence", told("test_collectives::test_a_plan_that_cannot_be", globals())
-)
-def test_a_plan_that_cannot_be(plan, sentence):
-    """Mutation: any of the three checks left out of follow()."""
-    with pytest.raises(ValueError, match=sentence):
-        follow(plan, everyone(2, 1))
 
 
 # --- results: PyTorch's own -----------------------------------------------------------------------

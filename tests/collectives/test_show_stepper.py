@@ -8,7 +8,7 @@ import pytest
 
 from coursekit.show.palette import MEMORY, TIMELINE
 from coursekit.topics.collectives.stepper import step_picture, stepper
-from coursekit.topics.collectives.steps import COLLECTIVES, RANKS, label, stepper_steps
+from coursekit.topics.collectives.steps import COLLECTIVES, label, stepper_steps
 from shardlab import collective_plans as plans
 from shardlab.collective_plans import Move
 
@@ -116,18 +116,3 @@ def test_a_plan_of_ones_own():
         ),
     ):
         stepper("scatter", 4, plan=lambda n: [[Move(0, n, 0, "=")]])
-
-
-def test_what_there_is_not():
-    """Mutation: an IndexError, or the last step for step -1."""
-    for number in (-1, 7):
-        with pytest.raises(
-            ValueError,
-            match=(
-                f"number = {number}: ring all-reduce on 4 ranks has steps 1 to 6, and 0 before"
-                " them."
-            ),
-        ):
-            step_picture("ring all-reduce", 4, number)
-    with pytest.raises(ValueError, match=f"n = {RANKS[-1] + 1}"):
-        stepper("scatter", RANKS[-1] + 1)

@@ -2,9 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
-from told import told
-
 from coursekit.show.palette import TIMELINE
 from coursekit.topics.data_parallelism.figures import step_figure, trace_figure
 
@@ -46,13 +43,3 @@ def test_a_traced_step():
         ("message 1", 200, 100, 2),
         ("message 2", 300, 200, 3),
     ]
-
-
-@pytest.mark.parametrize(
-    "rows, sentence", told("test_show_trace_figures::test_bad_rows", globals())
-)
-def test_bad_rows(rows, sentence):
-    """Mutation: a bar drawn to the left."""
-    with pytest.raises(ValueError) as caught:
-        trace_figure("A step", rows)
-    assert str(caught.value) == sentence

@@ -84,9 +84,3 @@ def test_points_and_roofs_lie_inside_the_axes():
         {round(math.log10(t)) for t in figure.layout.yaxis.tickvals}
     )
     assert "1 TFLOP/s" in figure.layout.yaxis.ticktext
-
-
-def test_nothing_to_draw():
-    """Mutation: an IndexError or an empty figure."""
-    with pytest.raises(ValueError, match=r"roofs = \[\]: a roofline needs the roof of at least"):
-        roofline_figure("Roofs", [])

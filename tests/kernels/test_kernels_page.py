@@ -39,12 +39,6 @@ def test_the_stepper_ends_with_softmax_times_values(tile):
     assert len(data["frames"]) == len(data["say"]) == len(steps) == 8 // tile + 2
 
 
-def test_a_tile_that_does_not_divide_the_row_is_refused():
-    """Must catch: keys that are lost at the end."""
-    with pytest.raises(ValueError, match="3 keys in a tile: there are 1, 2, 4, 8"):
-        tile_steps(3)
-
-
 def test_the_picture_has_autograds_graph():
     """Must catch: a node left out, arrows in another order, a tensor that is kept and not drawn."""
     names = {"x": torch.randn(4, 3)}

@@ -90,12 +90,6 @@ def test_sizes_are_torchs(name):
     assert kind.neighbours(kind.largest_pattern)[1] == math.inf
 
 
-def test_a_pattern_has_so_many_bits():
-    """Must catch: a pattern read with its upper bits cut off."""
-    with pytest.raises(ValueError, match="patterns of 8 bits"):
-        CARD_FORMATS["e5m2"].decode(256)
-
-
 @pytest.mark.parametrize(
     ("value", "text"), told("test_formats::test_numbers_as_the_card_writes_them", globals())
 )

@@ -194,7 +194,7 @@ def test_overflow_on_every_step():
 
 def test_what_is_refused():
     """Must catch: fp16 gradients divided in fp16, where they are zero again; a loss in fp16, whose
-    gradient would be the infinite scale; settings that make no scale."""
+    gradient would be the infinite scale."""
     half = nn.Parameter(torch.ones(3, dtype=torch.float16))
     optimizer = torch.optim.SGD([half], lr=0.1)
     half.grad = torch.ones_like(half)
@@ -202,18 +202,6 @@ def test_what_is_refused():
         LossScaler().step(optimizer)
     with pytest.raises(CannotScale, match="logits.float"):
         LossScaler().scale(half.sum())
-    for settings in (
-        dict(init_scale=0.0),
-        dict(init_scale=math.inf),
-        dict(growth_factor=0.5),
-        dict(backoff_factor=0.0),
-        dict(backoff_factor=2.0),
-        dict(growth_interval=0),
-        dict(floor=-1.0),
-        dict(init_scale=2.0, floor=4.0),
-    ):
-        with pytest.raises(CannotScale, match=next(reversed(settings))):
-            LossScaler(**settings)
 
 
 def test_bf16_gradients_pass():

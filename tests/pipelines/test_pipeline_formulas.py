@@ -6,9 +6,7 @@ from fractions import Fraction
 import pytest
 from night import at_night
 from solved import Given
-from told import told
 
-from coursekit.formulas import InvalidQuantity, evaluate
 from shardlab.pipelines.schedules import SCHEDULES, schedule
 from shardlab.pipelines.simulation import Costs, in_flight, simulate
 
@@ -121,14 +119,3 @@ def test_known_figures():
     for p, v in ((4, 2), (4, 3), (8, 2), (8, 6)):
         more = held(pipeline_schedule=4, pipeline_parallel=p, stages_per_rank=v) / 48
         assert more == pytest.approx(1 + (p - 1) / (p * v))
-
-
-@pytest.mark.parametrize(
-    "targets, given, words", told("test_pipeline_formulas::test_what_is_refused", globals())
-)
-def test_what_is_refused(targets, given, words):
-    """Must catch: a rank behind the last one; a number for a schedule that there is not; a formula
-    that gives a number where it does not hold."""
-    with pytest.raises(InvalidQuantity) as caught:
-        evaluate(targets, stages_per_rank=1, **given)
-    assert words in str(caught.value)

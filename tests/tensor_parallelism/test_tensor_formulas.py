@@ -9,10 +9,8 @@ import torch
 from dtypes import default_dtype
 from night import at_night
 from solved import Given, of_model
-from told import told
 from torch_has import needs_fused_groups
 
-from coursekit.formulas import InvalidQuantity, evaluate
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.fake_ranks import fake_ranks
 from ranklab.measure.ledger import Ledger
@@ -249,16 +247,3 @@ def test_share_of_a_layer():
     again = Given(**{**given, **dict(ranks_per_node=8, regather=1, sequence_parallel=1)})
     wanted = 1.25 * before.tensor_layer_message_seconds
     assert math.isclose(again.tensor_layer_message_seconds, wanted)
-
-
-@pytest.mark.parametrize(
-    "wrong, message", told("test_tensor_formulas::test_what_is_refused", globals())
-)
-def test_what_is_refused(wrong, message):
-    """Must catch: a rule that is never asked, so that a count is rounded down."""
-    given = dict(tensor_parallel=4, tensor_rank=0, sequence_parallel=1, regather=1)
-    given = of_model(GPTConfig(**SMALL), 1, 16, **given)
-    targets = ["tensor_activation_bytes", "tensor_parameters"]
-    assert evaluate(targets, allow_unused=True, **given)
-    with pytest.raises(InvalidQuantity, match=message):
-        evaluate(targets, allow_unused=True, **{**given, **wrong})

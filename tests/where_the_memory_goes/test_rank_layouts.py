@@ -10,10 +10,9 @@ from unittest import mock
 import pytest
 from night import at_night
 from solved import Given
-from told import cells, given
 
 import shardlab.pipelines.hardened.step_checks
-from coursekit.formulas import MODELS, InvalidQuantity, evaluate, rank_peak_bytes
+from coursekit.formulas import MODELS, evaluate
 from coursekit.topics.which_layout.lab import quantities_of_rank
 from coursekit.topics.which_layout.runs import RunLayout, RunningRank, planned, weigh_rank
 from ranklab.measure.fake_ranks import fake_ranks
@@ -355,12 +354,3 @@ def test_peak_of_ranks_that_run(worlds, layout):
 
 
 # --- bad input ------------------------------------------------------------------------------------
-
-GPT2 = dict(model="GPT-2 124M", recipe="fp32 Adam", microbatch=1, sequence=1024, data_parallel=2)
-
-
-@pytest.mark.parametrize("wrong, message", cells("test_rank_layouts::test_layouts_that_cannot_be"))
-def test_layouts_that_cannot_be(wrong, message):
-    """Must catch: a rule about what is assumed, such as the first rank, that is never asked."""
-    with pytest.raises(InvalidQuantity, match=message):
-        rank_peak_bytes(**{**GPT2, **given(wrong)})

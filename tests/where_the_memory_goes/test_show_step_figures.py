@@ -120,9 +120,3 @@ def test_predictions_are_rings_over_the_line_they_speak_of():
     assert rings.marker.symbol == "circle-open"
     assert rings.text[1] == "loss: 85 MiB" and "rings: predicted" in words(figure)
     assert "predicted" not in [trace.name for trace in timeline_figure(STEP).data]
-
-
-def test_nothing_to_draw_is_refused():
-    """Mutation: let max() fail on an empty list, in words about arguments."""
-    with pytest.raises(ValueError, match="the timeline has 0 lines: run the step inside the"):
-        timeline_figure([])

@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 from night import at_night
 from pages import chapter
-from told import told
 
 from bookkit.formulas import read_call
 from bookkit.words import MOST, main_line_words
-from coursekit.formulas import InvalidQuantity, quantities
+from coursekit.formulas import quantities
 from coursekit.planner.fits import FUSED_LOSS
 from coursekit.planner.plan import plan
 from coursekit.planner.runs_published import PUBLISHED_RUNS
@@ -229,12 +228,3 @@ def test_a_run_and_its_explorer():
     assert "Rank 1 of the pipeline, one of 4 ranks" in widget.sentence
     assert sorted(widget.measured.values()) == sorted(run.measured[2])
     assert repr(WeighedRun(run.layout, (Counts(),) * 4).explorer()) != repr(widget)
-
-
-@pytest.mark.parametrize(
-    "wrong, message", told("test_chapter::test_a_layout_that_cannot_be_starts_no_rank", globals())
-)
-def test_a_layout_that_cannot_be_starts_no_rank(wrong, message):
-    """Must catch: ranks that start, and say the same in eight tracebacks."""
-    with pytest.raises(InvalidQuantity, match=message):
-        weigh_layout(RunLayout(**wrong))

@@ -302,12 +302,6 @@ def test_what_cannot_be(changes, sentence):
     assert str(refused.value).startswith(sentence)
 
 
-def test_python_takes_only_what_there_is():
-    """Must catch: a misspelt knob ignored."""
-    with pytest.raises(TypeError, match="plan\\(\\) knows no offloads; knobs are"):
-        plan("Llama 3 8B", **ASKED, offloads=2)
-
-
 def test_commands_of_the_page_ask_what_the_cards_ask(capsys):
     """Must catch: other kernels, another batch or another layout than the card's."""
     page = chapter("any-layout")

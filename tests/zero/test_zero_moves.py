@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from night import at_night
 from solved import Given
-from told import told
 from torch import nn
 
 from coursekit.topics.zero.moves import (
@@ -292,16 +291,6 @@ def test_the_moves_add_up_to_the_formulas(stage, units, microbatches):
         (has.own, has.gathered, has.old) == (NOTHING, NOTHING, False) for has in pictures[-1]
     )
     assert pictures[0] == [AT_REST[stage]] * units
-
-
-@pytest.mark.parametrize(
-    "stage, moves, sentence", told("test_zero_moves::test_moves_that_cannot_be", globals())
-)
-def test_moves_that_cannot_be(stage, moves, sentence):
-    """Each is refused with the move and the rule. Mutation: any of the checks left out."""
-    with pytest.raises(ValueError) as caught:
-        follow_moves(stage, 2, 1, moves)
-    assert str(caught.value).startswith(sentence)
 
 
 def test_gradients_of_two_microbatches():
