@@ -240,36 +240,8 @@ def test_a_well_stored_lab_has_no_problems():
     assert stored_problems(small_lab(), 1000) == []
 
 
-def never_run(lab):
-    lab.cells[2].execution_count = None
-
-
-def out_of_order(lab):
-    lab.cells[1].execution_count, lab.cells[2].execution_count = 2, 1
-
-
-def with_error(lab):
-    lab.cells[2].outputs.append(new_output("error", ename="E", evalue="", traceback=[]))
-
-
-def with_stderr(lab):
-    lab.cells[2].outputs.append(new_output("stream", name="stderr", text="warning"))
-
-
-def without_output(lab):
-    lab.cells[2].outputs = []
-
-
-def nothing_compared(lab):
-    lab.cells[2].metadata = {}
-
-
-def another_install_cell(lab):
-    lab.cells[1].source = "%pip install shardlab"
-
-
-def with_widget_state(lab):
-    lab.metadata["widgets"] = {}
+def change(cell, **parts):
+    return lambda lab: lab.cells[cell].update(parts)
 
 
 @pytest.mark.parametrize(
@@ -306,10 +278,6 @@ def test_storing_keeps_what_a_lab_needs():
     plain = small_lab()
     store_lab.normalise(plain)
     assert "shardlab" not in plain.metadata
-
-
-def change(cell, **parts):
-    return lambda lab: lab.cells[cell].update(parts)
 
 
 @pytest.mark.parametrize(
