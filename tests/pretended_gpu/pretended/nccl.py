@@ -16,6 +16,7 @@
 `log` has this rank's calls in order, for tests that compare ranks.
 """
 
+import gc
 import os
 import queue
 import random
@@ -62,7 +63,14 @@ class Entry(NamedTuple):
 
 
 log: list[Entry] = []
-backends: list["ProcessGroupNCCL"] = []  # for good: PyTorch keeps only the C++ half of each
+backends: list["ProcessGroupNCCL"] = []  # PyTorch keeps only the C++ half of each
+
+
+def end_groups():
+    """Ends all groups of this rank. A thread of each wakes a hundred times a second."""
+    dist.destroy_process_group()
+    backends.clear()
+    gc.collect()  # models that know their group, and their hooks know them
 
 
 # --- communicators --------------------------------------------------------------------------------
