@@ -89,7 +89,7 @@ def test_one_microbatch_needs_none(wanted):
     assert mean_of_last(losses_of(torch.bfloat16)) == pytest.approx(end, abs=0.05)
 
 
-@pytest.mark.nightly  # by day test_the_three_sums_of_the_page and the masters' parity
+@pytest.mark.nightly  # by day test_sums_of_the_page and the masters' parity
 def test_norms_never_move():
     """160 of 160 weights, and 16 with a copy, on the page's machine; bounds leave room, as AdamW is
     chaotic. Must catch: bf16 weights that are updated through an fp32 copy that nobody asked for; a
@@ -116,12 +116,17 @@ def test_the_update_fits_and_the_sum_does_not(dtype):
     assert w + u == w and u > torch.finfo(dtype).smallest_normal and u.dtype == dtype
 
 
-def test_the_three_sums_of_the_page():
-    """Must catch: a page that says the update is the problem."""
+def test_sums_of_the_page():
+    """Must catch: a page that says the update is the problem; an average that rounds down; a loss
+    that is scaled in fp16."""
     one, step = torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(0.001, dtype=torch.bfloat16)
     assert step != 0 and one - step == one and one + step == one
     assert torch.tensor(2e-8).half() == 0
     assert torch.tensor(40_000.0).half() * 2 == torch.inf
+    assert torch.tensor(4.2).half() * 2.0**16 == torch.inf
+    for _ in range(100):
+        one = one * 0.999
+    assert one == 1
 
 
 @pytest.mark.parametrize(("dtype", "end"), [(torch.bfloat16, 0.5), (torch.float16, 4.0)])
@@ -132,14 +137,6 @@ def test_ten_thousand_times_a_thousandth(dtype, end):
         total = total + summand
     assert total.item() == end
     assert summand.expand(10_000).sum().item() == pytest.approx(10, rel=0.01)
-
-
-def test_an_average_that_never_moves():
-    """Must catch: a claim about an average that rounds down."""
-    average = torch.ones((), dtype=torch.bfloat16)
-    for _ in range(100):
-        average = average * 0.999
-    assert average == 1
 
 
 @pytest.mark.slow
@@ -157,11 +154,6 @@ def test_adam_in_fp16_is_not_a_number():
         next_token_loss(model(tokens), targets).backward()
         optimizer.step()
     assert any(parameter.isnan().any() for parameter in model.parameters())
-
-
-def test_the_loss_is_too_large_for_fp16():
-    """Must catch: a loss that is scaled in fp16."""
-    assert torch.tensor(4.2).half() * 2.0**16 == torch.inf
 
 
 def test_a_loop_inside_one_autocast_computes_with_old_weights():

@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import accumulate, product
 
 import pytest
+from night import at_night
 from pages import chapter
 from told import told
 
@@ -57,25 +58,16 @@ def accepted_by_pytorch(plan, stages, microbatches):
     return peer._validate_schedule(actions, len(plan), stages, microbatches)
 
 
-def accept_all(sizes):
+@pytest.mark.parametrize("sizes", [QUICK, *at_night((REST,))], ids=["some", "every"])
+def test_pytorch_accepts_every_schedule(sizes):
+    """And no rank waits forever. Must catch: a warm-up of one more forward than there are
+    microbatches; W before its I; a stage of the interleaved schedule on two ranks; a size for which
+    a schedule is wrong, as where the ranks do not divide the microbatches."""
     for ranks, microbatches in sizes:
         for name, plan, stages in every_schedule(ranks, microbatches):
             homes = accepted_by_pytorch(plan, stages, microbatches)
             assert homes == {stage: stage % ranks for stage in range(stages)}, (name, ranks)
             validate_schedule(plan, microbatches)  # and whether the ranks get through
-
-
-def test_pytorch_accepts_every_schedule():
-    """And no rank waits forever. Must catch: a warm-up of one more forward than there are
-    microbatches; W before its I; a stage of the interleaved schedule on two ranks."""
-    accept_all(QUICK)
-
-
-@pytest.mark.nightly
-def test_pytorch_accepts_every_schedule_of_every_size():
-    """Must catch: a size for which a schedule is wrong, as where the ranks do not divide the
-    microbatches."""
-    accept_all(REST)
 
 
 # --- the order of interleaving --------------------------------------------------------------------
