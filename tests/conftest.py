@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import cloudpickle
 import pytest
+from night import at_night
 from small_books import OF_FORMULAS, builder
 
 from ranklab.ranks import server
@@ -92,7 +93,7 @@ def starts_ranks(module):
 def pytest_collection_finish(session):
     """Ranks get the functions of tests, and of their helpers, by value, as they get those of a
     notebook: they cannot import them."""
-    helpers = "tables compositions operators random_models refusals test_compression".split()
+    helpers = "tables drawn compositions operators random_models refusals test_compression".split()
     of_tests = {getattr(item, "module", None) for item in session.items}
     for module in of_tests | set(map(sys.modules.get, helpers)):
         if module and sys.modules.get(module.__name__) is module:
@@ -237,6 +238,12 @@ def three(worlds):
 @pytest.fixture
 def four(worlds):
     return worlds(4)
+
+
+@pytest.fixture(params=[3, *at_night(2, 4)])
+def world(request, worlds):
+    """For what depends on the number of ranks: by day on three, which divide few sizes."""
+    return worlds(request.param)
 
 
 @pytest.fixture(scope="session")

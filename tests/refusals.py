@@ -1,5 +1,6 @@
-"""Refusals: the sentence of work that raises."""
+"""Refusals: the sentence of work that raises, and whether it is the one that is meant."""
 
+import re
 from collections.abc import Callable
 
 
@@ -9,3 +10,18 @@ def said_by(work: Callable, *kinds: type[Exception]) -> str | None:
         work()
     except kinds as error:
         return str(error)
+
+
+def answer_of(work: Callable, *args, **options):
+    """What work returns, or the type and the sentence of its error."""
+    try:
+        return work(*args, **options)
+    except Exception as error:
+        if type(error).__module__.startswith("ranklab.ranks"):  # for the world to tell
+            raise
+        return f"{type(error).__name__}: {error}"
+
+
+def begins(found: str, sentence: str) -> bool:
+    """Whether an answer begins so; "..." stands for what is in between."""
+    return bool(re.match(re.escape(sentence).replace(r"\.\.\.", ".*"), found, re.DOTALL))

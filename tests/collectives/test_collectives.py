@@ -395,35 +395,6 @@ def test_barrier(world):
         assert world.run(one_is_late, late) == [n] * n
 
 
-def refusals():
-    full, shard = torch.zeros(10), torch.zeros(3 if dist.get_rank() < 2 else 2)
-    said = []
-    for wrong in (
-        lambda: collectives.all_gather(full, torch.zeros(4)),
-        lambda: collectives.reduce_scatter(shard.double(), full),
-        lambda: collectives.broadcast(full, 4),
-        lambda: collectives.all_to_all(torch.zeros(10), full),
-    ):
-        try:
-            wrong()
-        except ValueError as refused:
-            said.append(str(refused))
-    return said
-
-
-def test_bad_input_gets_one_sentence(four):
-    """Mutation: any of these checks left out: what follows would be wrong numbers, or a send
-    without its recv."""
-    found = four.run(refusals)
-    assert found[0] == [
-        "shard has 4 elements: of 10 in full, rank 0 of 4 has 3.",
-        "shard is torch.float64 on cpu, full is torch.float32 on cpu: they must agree.",
-        "root = 4: the group has ranks 0 to 3.",
-        "shard has 10 elements: of 10 in full, rank 0 of 4 has 12.",
-    ]
-    assert found[3][0] == "shard has 4 elements: of 10 in full, rank 3 of 4 has 2."
-
-
 def test_a_root_without_its_tensor(four):
     """Mutation: None cut into chunks, an AttributeError."""
     with pytest.raises(RuntimeError, match="rank 0 is the root: it gives the full tensor."):

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from refusals import said_by
 from solved import Given
-from told import told
 from torch import nn
 
 from ranklab.measure.communication import CommunicationLog
@@ -343,23 +342,6 @@ def test_state_dict_and_buffers(three):
 
 
 # --- what cannot be replicated --------------------------------------------------------------------
-
-
-def refused(bucket_bytes):
-    return said_by(
-        lambda: DistributedDataParallel(nn.Linear(2, 2), bucket_bytes(dist.get_rank())),
-        CannotReplicate,
-    )
-
-
-@pytest.mark.parametrize(
-    "bucket_bytes, sentence", told("test_data_parallel::test_refused_on_all_ranks", globals())
-)
-def test_refused_on_all_ranks(three, bucket_bytes, sentence):
-    """Must catch: a check before the gathering, so that one rank raises and the others wait. (Odd
-    models are in rows.md.)"""
-    for said in three.run(refused, bucket_bytes, limit_seconds=20):
-        assert said.startswith(sentence)
 
 
 def outside_of_the_group():

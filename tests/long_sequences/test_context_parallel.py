@@ -11,7 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from drawn import drawn_gpt
 from night import at_night
+from tables import far
 from torch import nn
 
 from ranklab.measure.communication import CommunicationLog
@@ -45,15 +47,6 @@ STYLES = {
 }
 
 
-def drawn(config):
-    """A model with every parameter drawn at random, biases and norms too."""
-    torch.manual_seed(100)
-    model = GPT(config).double()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return model
-
-
 def batch_of(config, n, chunk=5):
     """Tokens and targets [3, S] of an odd chunk. A sequence has no target on the first ranks,
     another none in its second half."""
@@ -78,15 +71,11 @@ class Seen(CoreAttention):
         return F.scaled_dot_product_attention(q, k, v, self.table, enable_gqa=True)
 
 
-def far(ours, plain):
-    return ((ours - plain).abs().max() / plain.abs().max().clamp(min=1e-300)).item()
-
-
 def errors(config, by, packed=False, rule=None, table=None):
     """On a rank: how far loss, outputs and each gradient are from the plain model's, at most."""
     torch.set_num_threads(1)
     n, found = dist.get_world_size(), {}
-    plain = drawn(config)
+    plain = drawn_gpt(config)
     tokens, targets = batch_of(config, n)
     positions = documents_of(tokens) if packed else None
     mine = copy.deepcopy(plain)

@@ -7,7 +7,9 @@ from functools import partial
 import cloudpickle
 import pytest
 import torch
-from test_context_parallel import average, batch_of, drawn, far, llama
+from drawn import drawn_gpt
+from tables import far
+from test_context_parallel import average, batch_of, llama
 
 from ranklab.measure.ledger import Ledger
 from shardlab.context_parallel import Context, RingAttention, context_parallel, targets_a_rank
@@ -38,7 +40,7 @@ def tiled(n):
     plain model's."""
     torch.set_num_threads(1)
     config = llama(n)
-    plain = drawn(config)
+    plain = drawn_gpt(config)
     tokens, targets = batch_of(config, n)
     context = Context(zigzag=False)
     if n > 1:

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from drawn import drawn
 from solved import Given
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -28,12 +29,11 @@ STEPS = 5
 
 
 def net_of(dtype, sizes=(6, 9, 5, 3)):
-    torch.manual_seed(0)
-    layers = [nn.Linear(i, o) for i, o in zip(sizes, sizes[1:])]
-    model = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return model.to(dtype)
+    def model():
+        layers = [nn.Linear(i, o) for i, o in zip(sizes, sizes[1:])]
+        return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+
+    return drawn(model).to(dtype)
 
 
 def batches(count=STEPS):

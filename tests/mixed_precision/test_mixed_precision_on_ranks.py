@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from drawn import drawn
 from night import at_night
 from refusals import said_by
 from torch import nn
@@ -230,11 +231,7 @@ def microbatches_of(step):
 
 def gpt_in(dtype):
     """(model, its layers)"""
-    torch.manual_seed(7)
-    model = GPT(GPTConfig(**CONFIG, tied_head=0))
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.2)
-    model.to(dtype)
+    model = drawn(lambda: GPT(GPTConfig(**CONFIG, tied_head=0)), 7, std=0.2).to(dtype)
     return model, [model.embedding, *model.blocks, model.head]
 
 

@@ -5,7 +5,6 @@ random biases."""
 import copy
 import json
 import math
-import re
 import sys
 from pathlib import Path
 from unittest import mock
@@ -15,15 +14,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from drawn import drawn
+from refusals import answer_of, begins
 from solved import Given
-from told import told
+from told import sections
 from torch import nn
 
 from coursekit.formulas import parameters, quantities
 from coursekit.planner.model_config import read_config
 from ranklab.measure.communication import CommunicationLog
-from shardlab import zero
-from shardlab.data_parallel import Bucketed
+from shardlab import zero  # noqa: F401 (told.md names it)
+from shardlab.data_parallel import Bucketed  # noqa: F401 (told.md names it)
 from shardlab.experts.core import (
     Experts,
     MixtureOfExperts,
@@ -91,15 +92,11 @@ def assert_same(found, right, where=""):
 
 
 def layer_of(hidden=8, experts=6, per_token=2, inner=16, gated=True, biases=True, shared=None):
-    torch.manual_seed(0)
-    router, mlps = (
-        Router(hidden, experts, per_token),
-        Experts(experts, hidden, inner, gated, biases),
-    )
-    layer = MixtureOfExperts(router, mlps, shared).double()
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return layer
+    def layer():
+        mlps = Experts(experts, hidden, inner, gated, biases)
+        return MixtureOfExperts(Router(hidden, experts, per_token), mlps, shared).double()
+
+    return drawn(layer)
 
 
 def token_by_token(layer, x):
@@ -608,40 +605,14 @@ def test_experts_may_be_anywhere(worlds):
             assert_same(one, right)
 
 
-def refused(what):
+def refused(misuse):
     torch.set_num_threads(1)
-    mesh, model = Mesh(dp=4), model_of("top 2")
-    axes = mesh.experts(2)
-    try:
-        if what == "experts":
-            apply_expert_parallel(model_of("top 2", experts=6), mesh.experts(4))
-        if what == "axis":
-            mesh.experts(3)
-        if what == "dense":
-            apply_expert_parallel(model_of("top 2", experts=0, experts_per_token=0), axes)
-        if what == "late":
-            apply_expert_parallel(zero.shard(model, torch.optim.SGD, stage=0, lr=1.0)[0], axes)
-        if what == "fully_shard, late":
-            by_fully_shard(model)
-        apply_expert_parallel(model, axes)
-        if what == "twice":
-            apply_expert_parallel(model, axes)
-        if what == "group":
-            zero.shard(model, torch.optim.SGD, stage=1, lr=1.0, group=axes.replicas.group)
-        if what == "ladder":
-            Bucketed(model)
-        if what == "DDP":
-            nn.parallel.DistributedDataParallel(model)
-        if what == "FSDP":
-            by_fsdp(model)
-        if what == "fully_shard":
-            by_fully_shard(model)
-    except ValueError as error:
-        return f"{type(error).__name__}: {error}"
-    return "accepted"
+    mesh = Mesh(dp=4)
+    return answer_of(misuse, mesh, model_of("top 2"), mesh.experts(2))
 
 
-@pytest.mark.parametrize("what, sentence", told("test_experts::test_refusals", {}))
-def test_refusals(worlds, what, sentence):
+@pytest.mark.parametrize("call, sentence", sections()["test_experts::test_refusals"])
+def test_refusals(worlds, call, sentence):
     """Must catch: experts that are averaged over ranks that have others; a part of a part."""
-    assert all(re.match(sentence, said) for said in worlds(4).run(refused, what))
+    misuse = eval(f"lambda mesh, model, axes: {call}", globals())
+    assert all(begins(said, sentence) for said in worlds(4).run(refused, misuse))

@@ -7,6 +7,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from drawn import drawn
 from torch import nn
 
 from coursekit.topics.zero.deepspeed import deepspeed_on_gloo
@@ -76,10 +77,11 @@ def test_megatron_routes_alike(sigmoid):
 
 def two_experts_a_token():
     """A layer of 6 experts, tokens of this rank, and a gradient."""
-    torch.manual_seed(0)
-    layer = MixtureOfExperts(Router(8, 6, 2), Experts(6, 8, 16, gated=False, biases=True))
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=0.5)
+
+    def experts():
+        return MixtureOfExperts(Router(8, 6, 2), Experts(6, 8, 16, gated=False, biases=True))
+
+    layer = drawn(experts)
     torch.manual_seed(1 + dist.get_rank())
     return layer, torch.randn(1, 20, 8, requires_grad=True), torch.randn(1, 20, 8)
 

@@ -3,11 +3,12 @@ parameters themselves, and what is kept in between."""
 
 import pytest
 import torch
+from drawn import drawn, drawn_gpt
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ranklab.measure.ledger import Ledger
-from shardlab.gpt import GPT, Block, GPTConfig
+from shardlab.gpt import Block, GPTConfig
 from shardlab.pipelines.hardened.split_backward import WeightGradientsLater, make_weight_gradients
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
@@ -39,10 +40,7 @@ class Blocks(nn.Module):
 
 def gradients(split, microbatches=3, **options):
     """(gradients of every parameter, and of the input) after some microbatches."""
-    torch.manual_seed(0)
-    model = Blocks(**options).double()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
+    model = drawn(lambda: Blocks(**options).double(), std=0.3)
     later = WeightGradientsLater(model) if split else None
     found = []
     for _ in range(microbatches):
@@ -143,10 +141,7 @@ def parts_on_ranks(way):
     tokens = torch.randint(11, (2, 6), generator=draw)
     found = []
     for halves in (False, True):
-        torch.manual_seed(1)
-        model = GPT(config).double()
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=0.3)
+        model = drawn_gpt(config, seed=1)
         apply_tensor_parallel(model, plan)
         later = WeightGradientsLater(model) if halves else None
         for microbatch in range(2):

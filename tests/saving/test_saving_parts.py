@@ -13,24 +13,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from night import at_night
+from refusals import answer_of
 from told import told
 from torch import nn
 
 from shardlab import zero
-from shardlab.saving import Damaged, SaveFailed, durable, resume, save
+from shardlab.saving import Damaged, durable, resume, save
 from shardlab.saving.parts import plain_names
 from shardlab.saving.together import reason
 from shardlab.tensor_parallel import apply_tensor_parallel
 from shardlab.tensor_parallel.hardened.plan import Whole
 from shardlab.zero.hardened import stage3
-
-
-def outcome(work, *args, **options):
-    """The result of work, or the sentence of its error."""
-    try:
-        return work(*args, **options)
-    except (ValueError, SaveFailed, Damaged) as error:
-        return f"{type(error).__name__}: {error}"
 
 
 @pytest.mark.one_in(3)
@@ -55,7 +48,7 @@ def test_all_parts_in_one_folder(axes, before, after, worlds, tmp_path):
 def saved(folder, model, step=1, **options):
     """Save and resume; the sentences of both, or None."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    said = outcome(save, folder, model, optimizer, step, **options)
+    said = answer_of(save, folder, model, optimizer, step, **options)
     dist.barrier()
     return said
 
@@ -81,14 +74,14 @@ def a_buffer_on_one(folder):
     _, optimizer = zero.shard(model, torch.optim.SGD, stage=1, lr=0.1)
     if dist.get_rank() == 1:
         model.register_buffer("seen", torch.zeros(2))
-    return outcome(save, folder, model, optimizer, 1)
+    return answer_of(save, folder, model, optimizer, 1)
 
 
 def averages_of_shards(folder):
     torch.manual_seed(0)
     model, optimizer = zero.shard(nn.Linear(4, 4), torch.optim.SGD, stage=3, lr=0.1)
     average = [p.detach().clone() for p in model.parameters()]
-    return outcome(save, folder, model, optimizer, 1, extra=dict(average=average))
+    return answer_of(save, folder, model, optimizer, 1, extra=dict(average=average))
 
 
 def buffers_before(technique):
@@ -96,8 +89,8 @@ def buffers_before(technique):
     if dist.get_rank() == 1:
         model.register_buffer("seen", torch.zeros(2))
     if technique == "tensor parallelism":
-        return outcome(apply_tensor_parallel, model, {"": Whole()})
-    return outcome(zero.shard, model, torch.optim.SGD, stage=technique, lr=0.1)
+        return answer_of(apply_tensor_parallel, model, {"": Whole()})
+    return answer_of(zero.shard, model, torch.optim.SGD, stage=technique, lr=0.1)
 
 
 @pytest.mark.parametrize("technique", (0, 1, 3, "tensor parallelism"))
@@ -149,7 +142,7 @@ def test_stages_by_hand(worlds, tmp_path):
 def resumed_on(folder, dp, axes):
     run = compositions.Run(compositions.layout(dp, 0, **axes), 0)
     before = run.whole_weights()
-    said = outcome(resume, folder, run.net, run.optimizer)
+    said = answer_of(resume, folder, run.net, run.optimizer)
     assert all(map(torch.equal, before.values(), run.whole_weights().values()))
     return said
 
@@ -186,11 +179,11 @@ def made(seed=0, rule=torch.optim.SGD):
 
 
 def save_at(folder, step, **options):
-    return outcome(save, folder, *made(), step, **options)
+    return answer_of(save, folder, *made(), step, **options)
 
 
 def resume_from(folder):
-    return outcome(resume, folder, *made())
+    return answer_of(resume, folder, *made())
 
 
 def test_another_run_saves(two, tmp_path):
@@ -324,7 +317,7 @@ def with_a_history(folder):
     optimizer = Remembers(model.parameters(), lr=0.1)
     model(torch.ones(2, 3)).square().sum().backward()
     optimizer.step()
-    return outcome(save, folder, model, optimizer, 1)
+    return answer_of(save, folder, model, optimizer, 1)
 
 
 def test_states_of_another_shape(two, tmp_path):

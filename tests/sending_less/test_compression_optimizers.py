@@ -9,12 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from night import at_night
+from refusals import answer_of, begins
 from test_compression import backward, fingerprint, me, rounded_up, tokens_of, trap
 from told import told
 
 from shardlab.compression import Compressed, DeMo, DiLoCo, OneBitAdam, power_sgd, signs
-from shardlab.data_parallel import DistributedDataParallel
 from shardlab.mixed_precision import LossScaler
 from shardlab.zero.core_stage3 import fully_shard
 
@@ -31,11 +30,6 @@ MAKERS = {
     "DiLoCo": lambda params: DiLoCo(torch.optim.AdamW(params, lr=0.01), every=3),
     "streaming": lambda params: DiLoCo(torch.optim.AdamW(params, lr=0.01), every=4, parts=3),
 }
-
-
-@pytest.fixture(params=[3, *at_night(2, 4)])
-def world(request, worlds):
-    return worlds(request.param)
 
 
 def far(ours, theirs):
@@ -212,18 +206,6 @@ def test_diloco(world, case):
     assert max(world.run(beside_diloco, *case)) < CLOSE
 
 
-def every_step():
-    net, plain = trap(me()), trap(me())
-    train(net, DiLoCo(sgd(net.parameters()), 1, 1.0, 0.0), 4)
-    train(DistributedDataParallel(plain), sgd(plain.parameters()), 4)
-    return far(net, plain)
-
-
-def test_every_step_is_data_parallelism(world):
-    """H = 1, plain SGD outside. Must catch: a sum over ranks; an outer step before the inner."""
-    assert max(world.run(every_step)) < CLOSE
-
-
 # --- states, traps -------------------------------------------------------------------------
 
 
@@ -280,14 +262,6 @@ def frozen_and_copied(name):
     return torch.equal(before, net.up.bias), all(p.isfinite().all() for p in net.parameters())
 
 
-def refused(attempt):
-    """All ranks say this, and none waits for another."""
-    try:
-        attempt()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
 def part_of_a_model():
     net = fully_shard(trap())
     return DiLoCo(sgd(net.parameters()), 4)
@@ -318,8 +292,8 @@ NAMES = dict(globals(), partial=partial, power_sgd=power_sgd)
 def test_what_is_refused(worlds, attempt, words):
     """Must catch: a check that is left out, so that shards of ranks become one rank's, or a part,
     a matrix or a wave is never sent, and nothing raises."""
-    for said in worlds(2).run(refused, attempt):
-        assert said is not None and said.startswith(words), said
+    for said in worlds(2).run(answer_of, attempt):
+        assert begins(said, words), said
 
 
 @pytest.mark.parametrize("name", MAKERS)

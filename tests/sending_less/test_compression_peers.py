@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from drawn import drawn
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -17,11 +18,8 @@ ONE_BUCKET = 1000  # MB: PyTorch's PowerSGD sends from threads, so two buckets w
 
 
 def net(seed=0):
-    torch.manual_seed(seed)
-    made = nn.Sequential(nn.Linear(19, 23), nn.Tanh(), nn.Linear(23, 11)).double()
-    for p in made.parameters():
-        nn.init.normal_(p, std=0.4)
-    return made
+    layers = lambda: nn.Sequential(nn.Linear(19, 23), nn.Tanh(), nn.Linear(23, 11)).double()
+    return drawn(layers, seed, std=0.4)
 
 
 def loss_of(model, step, rank=None):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from drawn import drawn
 from night import at_night
 from torch import nn
 
@@ -28,11 +29,7 @@ class Net(nn.Module):
 
 
 def net(seed):
-    torch.manual_seed(seed)
-    made = Net().double()
-    for p in made.parameters():
-        nn.init.normal_(p, std=0.4)
-    return made
+    return drawn(lambda: Net().double(), seed, std=0.4)
 
 
 def sharded(**settings):
@@ -146,7 +143,7 @@ def steps_of(make, gradients):
     return [p.detach() for p in layer.parameters()]
 
 
-def drawn():
+def random_gradients():
     torch.manual_seed(1)
     return [(torch.randn(3, 5).double(), torch.randn(3).double()) for _ in range(4)]
 
@@ -158,12 +155,12 @@ def test_lars():
     layer = nn.Linear(5, 3).double()
     w, b = (p.detach().clone() for p in layer.parameters())
     speed, speed_b = 0, 0
-    for g, g_b in drawn():
+    for g, g_b in random_gradients():
         step = g + 0.1 * w
         speed = 0.9 * speed + 2.0 * 0.001 * w.norm() / step.norm() * step
         speed_b = 0.9 * speed_b + 2.0 * (g_b + 0.1 * b)
         w, b = w - speed, b - speed_b
-    found = steps_of(lambda params: LARS(params, lr=2.0, weight_decay=0.1), drawn())
+    found = steps_of(lambda params: LARS(params, lr=2.0, weight_decay=0.1), random_gradients())
     torch.testing.assert_close(found, [w, b], rtol=1e-12, atol=1e-12)
 
 
@@ -173,14 +170,14 @@ def test_lamb():
     torch.manual_seed(0)
     w = [p.detach().clone() for p in nn.Linear(5, 3).double().parameters()]
     mean, square = [0, 0], [0, 0]
-    for step, gradients in enumerate(drawn(), start=1):
+    for step, gradients in enumerate(random_gradients(), start=1):
         for i, g in enumerate(gradients):
             mean[i] = 0.9 * mean[i] + 0.1 * g
             square[i] = 0.999 * square[i] + 0.001 * g * g
             u = mean[i] / (1 - 0.9**step) / ((square[i] / (1 - 0.999**step)) ** 0.5 + 1e-6)
             u = u + 0.01 * w[i]
             w[i] = w[i] - 0.02 * (w[i].norm() / u.norm() if i == 0 else 1) * u
-    found = steps_of(lambda params: LAMB(params, lr=0.02, weight_decay=0.01), drawn())
+    found = steps_of(lambda params: LAMB(params, lr=0.02, weight_decay=0.01), random_gradients())
     torch.testing.assert_close(found, w, rtol=1e-12, atol=1e-12)
 
 

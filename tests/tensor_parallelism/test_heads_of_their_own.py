@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
+from drawn import drawn
 from night import at_night
 from refusals import said_by
 from torch import nn
@@ -82,11 +83,7 @@ class Net(nn.Module):
 
 
 def built(between, seed=3):
-    torch.manual_seed(seed)
-    net = Net(between).double()
-    for parameter in net.parameters():
-        nn.init.normal_(parameter)
-    return net
+    return drawn(lambda: Net(between).double(), seed, std=1.0)
 
 
 def plan_of(**others):

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from drawn import drawn_gpt
 from night import at_night
 from refusals import said_by
 from tables import far
@@ -55,11 +56,6 @@ PEERS = {"DTensor": dict(sequence=False), "DTensor, sequence": dict(sequence=Tru
 WAYS = ("tensor", "sequence", "sequence, gathered again")
 OVERLAPPED = ("tensor, 1 chunk", "tensor, 3 chunks", "sequence, 2 chunks")
 OVERLAPPED += ("sequence, gathered again, 3 chunks",)
-
-
-@pytest.fixture(params=[3, *at_night(2, 4)])
-def world(request, worlds):
-    return worlds(request.param)
 
 
 def gpt_2(n, **others):
@@ -107,15 +103,6 @@ def own_tokens(way):
     return way.startswith("sequence")
 
 
-def drawn(config, seed):
-    """A model with every parameter drawn at random, biases and norms too."""
-    torch.manual_seed(seed)
-    model = GPT(config).double()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return model
-
-
 def batch_of(config, n, seed=3):
     """Tokens and targets, among them the first of each rank's part of the vocabulary, and the last
     of all."""
@@ -132,7 +119,7 @@ def errors(config, way, frozen=(), by_core=False):
     torch.set_num_threads(1)
     me, n = dist.get_rank(), dist.get_world_size()
     tokens, targets = batch_of(config, n)
-    model, plain = drawn(config, seed=100 if by_core else 100 + me), drawn(config, seed=100)
+    model, plain = drawn_gpt(config, seed=100 if by_core else 100 + me), drawn_gpt(config, seed=100)
     for net in (model, plain):
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(not any(name.endswith(end) for end in frozen))
@@ -242,7 +229,7 @@ def checkpointed(config, way, reentrant):
     tokens, targets = batch_of(config, dist.get_world_size())
     found = []
     for recompute in (False, True):
-        model = apply_tensor_parallel(drawn(config, seed=1), plan_of(config, way))
+        model = apply_tensor_parallel(drawn_gpt(config, seed=1), plan_of(config, way))
         if recompute:
             for block in model.blocks:
                 block.forward = partial(checkpoint, block.forward, use_reentrant=reentrant)
@@ -264,7 +251,7 @@ def second_backward(way):
     says)."""
     config = llama(dist.get_world_size())
     tokens, targets = batch_of(config, dist.get_world_size())
-    model = apply_tensor_parallel(drawn(config, seed=1), plan_of(config, way))
+    model = apply_tensor_parallel(drawn_gpt(config, seed=1), plan_of(config, way))
     inner = []
     model.blocks[0].mlp.up.register_forward_hook(lambda *given: inner.append(given[2]))
     scores, found = model(tokens), []
@@ -294,7 +281,7 @@ def test_a_second_backward(worlds, way):
 def changed_in_place(way):
     config = gpt_2(dist.get_world_size(), dropout=0.0)
     tokens, _ = batch_of(config, dist.get_world_size())
-    model = apply_tensor_parallel(drawn(config, seed=1), plan_of(config, way))
+    model = apply_tensor_parallel(drawn_gpt(config, seed=1), plan_of(config, way))
     inner = []
     model.blocks[0].mlp.up.register_forward_hook(lambda *found: inner.append(found[2]))
     scores = model(tokens)
@@ -351,33 +338,14 @@ def test_the_loss(world):
         assert loss < 1e-5 and gradient < 0.01
 
 
-def refused_loss(columns, target):
-    """On a rank: what it says of so many scores, of 8, and of this target."""
-    return said_by(
-        lambda: vocabulary_parallel_loss(torch.zeros(1, 1, columns), torch.tensor([[target]]), 8),
-        IndexError,
-        ValueError,
-    )
-
-
-def test_targets_that_no_rank_has(worlds):
-    """Must catch: a target of no rank, whose score would be a sum of zeros; scores of other
-    tokens."""
-    said = [f"scores have 5 tokens of the vocabulary: of 8, rank {me} of 2 has 4." for me in (0, 1)]
-    assert worlds(2).run(refused_loss, 5, 0) == said
-    for target in (-1, 8):
-        said = worlds(2).run(refused_loss, 4, target)
-        assert said == [f"token {target}: there are 0 to 7."] * 2
-
-
 # --- states ---------------------------------------------------------------------------------------
 
 
 def states(config, way):
     """On a rank: (whether the head is tied, whether states are the plain model's)"""
-    plain = drawn(config, seed=100)
+    plain = drawn_gpt(config, seed=100)
     want, me = plain.state_dict(), dist.get_rank()
-    model = apply_tensor_parallel(drawn(config, seed=100 + me), plan_of(config, way))
+    model = apply_tensor_parallel(drawn_gpt(config, seed=100 + me), plan_of(config, way))
     found = whole_state_dict(model)
     assert list(found) == list(want)
     return found["head.scores.weight"] is found["embedding.tokens.weight"], all(
@@ -433,7 +401,7 @@ def copied(config, way, how, in_a_group):
     """On a rank: whether a copy trains as the original does; or what it says instead."""
     torch.set_default_dtype(torch.float64)
     group = dist.new_group() if in_a_group else None
-    model = apply_tensor_parallel(drawn(config, seed=1), plan_of(config, way), group)
+    model = apply_tensor_parallel(drawn_gpt(config, seed=1), plan_of(config, way), group)
     try:
         twin = how(model)
     except TypeError as error:
@@ -596,7 +564,7 @@ def test_modules_that_a_part_cannot_replace(change, message):
 
 def sent(config, way, tokens):
     """On a rank: bytes that it sends by this book's ring, and brings to all-reduces, in a step."""
-    model = apply_tensor_parallel(drawn(config, seed=1), plan_of(config, way))
+    model = apply_tensor_parallel(drawn_gpt(config, seed=1), plan_of(config, way))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with CommunicationLog() as log:
         vocabulary_parallel_loss(model(tokens), tokens, config.vocabulary).backward()
@@ -671,7 +639,7 @@ def refused_on_ranks(case):
     plan = plan_of(config, WAYS[1])
     if case == "plans" and me == 1:
         del plan["head.norm"]
-    model, tokens = drawn(config, seed=1), torch.zeros(1, 2 * n, dtype=torch.long)
+    model, tokens = drawn_gpt(config, seed=1), torch.zeros(1, 2 * n, dtype=torch.long)
     try:
         apply_tensor_parallel(model, plan)
         model(tokens[:, :-1] if case == "odd" else tokens + 200 if case == "unknown" else tokens)
@@ -821,7 +789,7 @@ def apart(case, way):
     """On a rank: what two forwards with gradients say, of ranks that differ so."""
     me, n = dist.get_rank(), dist.get_world_size()
     config = gpt_2(n, dropout=0.0 if case == "no dropout" else 0.1)
-    model = apply_tensor_parallel(drawn(config, seed=1), plan_of(config, way))
+    model = apply_tensor_parallel(drawn_gpt(config, seed=1), plan_of(config, way))
     tokens, _ = batch_of(config, n)
     if case in ("seeds", "no dropout", "evaluation"):
         torch.manual_seed(100 + me)
@@ -870,7 +838,7 @@ def compared():
 
     config = gpt_2(dist.get_world_size())
     tokens, _ = batch_of(config, dist.get_world_size())
-    model = apply_tensor_parallel(drawn(config, seed=1), gpt_plan(config))
+    model = apply_tensor_parallel(drawn_gpt(config, seed=1), gpt_plan(config))
     made, found = [], []
     for _ in range(2):
         made.clear()

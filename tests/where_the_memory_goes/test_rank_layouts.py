@@ -351,6 +351,3 @@ def test_peak_of_ranks_that_run(worlds, layout):
     of_stages = [found[rank * layout.tensor_parallel] for rank in stages]  # of the first copy
     for rank, peak in enumerate(of_stages):
         assert wanted(layout, rank) == peak, (rank, found)
-
-
-# --- bad input ------------------------------------------------------------------------------------

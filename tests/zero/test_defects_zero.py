@@ -12,6 +12,7 @@ import pytest
 import tables
 import torch
 import torch.distributed as dist
+from refusals import answer_of
 from tables import check, drawn, far, linears, right, takes
 from torch import nn
 from torch.func import functional_call, hessian, jacrev, jvp, vmap
@@ -91,14 +92,6 @@ def test_a_row(worlds, door, row, args, expected):
     check(worlds(2, patience_seconds=30), door, row, args, expected)
 
 
-def said(work):
-    """The sentence with which the work is refused, or its result."""
-    try:
-        return work()
-    except ValueError as error:
-        return f"{type(error).__name__}: {error}"
-
-
 def norm_by_torch(stage, masters=False):
     """The answers of get_total_norm for the gradients of a model's parameters, and for those that
     the optimizer updates."""
@@ -110,7 +103,7 @@ def norm_by_torch(stage, masters=False):
     if masters:
         optimizer.take_gradients()
     of_optimizer = optimizer.param_groups[0]["params"]
-    return [said(lambda p=p: norm_of(p)) for p in (net.parameters(), of_optimizer)]
+    return [answer_of(norm_of, p) for p in (net.parameters(), of_optimizer)]
 
 
 def norm_of(parameters):

@@ -2,10 +2,12 @@
 kinds of models and trainings is in test_random_models.py, what users do in rows.md.
 """
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
-from night import at_night
+from drawn import drawn
 from operators import Operators
 from solved import Given
 from tables import far
@@ -28,12 +30,6 @@ from shardlab.zero.hardened.offload import cpu_offload
 STAGES = (1, 2, 3)
 
 
-@pytest.fixture(params=[3, *at_night(2, 4)])
-def world(request, worlds):
-    """For what depends on the number of ranks: collectives, and bytes."""
-    return worlds(request.param)
-
-
 def in_small_parts():
     """A ring with messages of a few elements, as a large model has of a few megabytes."""
     return FastRing(small_bytes=16, piece_bytes=80)
@@ -42,15 +38,7 @@ def in_small_parts():
 # --- models ---------------------------------------------------------------------------------------
 
 
-def random_values(make, seed):
-    """The model with every parameter drawn at random, biases too."""
-    torch.manual_seed(seed)
-    model = make()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return model
-
-
+random_values = partial(drawn, std=0.3)
 TIED = dict(layers=2, hidden=8, heads=2, vocabulary=11, max_sequence=5)
 # its units have 126, 525 and 98 parameters: 2, 3 and 4 ranks each fail to divide some
 GATED = dict(TIED, layers=3, hidden=7, heads=7, key_value_heads=1, feed_forward=19, vocabulary=13)
