@@ -6,27 +6,25 @@ category with its formula and source, what was assumed, and the nearest layout t
 Warns of tensor parallelism across nodes: CrossesNodes, with the time of a layer's messages.
 """
 
-import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from types import CodeType
 
 from coursekit.formulas.presets import (
-    DATA,
     GPUS,
     KERNELS,
     LINKS,
     MODELS,
-    RECIPES,
     WITHOUT_BF16,
     records_of,
     rows_of_table,
 )
 from coursekit.formulas.registry import BOOK, InvalidQuantity, show
-from coursekit.formulas.subset import ceil_div, expression_of
+from coursekit.formulas.subset import expression_of
+from coursekit.sentences import sentences
 from shardlab.common.cross_node_warning import CrossesNodes
 
 from .model_config import InvalidModelConfig, read_config
@@ -116,22 +114,11 @@ def divides_heads(sizes, t, c) -> bool:
     return sizes["key_value_heads"] % (t * c) == 0
 
 
-@cache
-def _refusals(heading) -> list[tuple[CodeType, str, CodeType]]:
-    """(condition, the quantity that is refused, the sentence) of data/knobs.md."""
-    text = DATA.joinpath("knobs.md").read_text("utf-8").partition(f"## {heading}\n")[2]
-    text = text.partition("\n## ")[0].replace("\n  ", " ")
-    compiled = partial(compile, filename="knobs.md", mode="eval")
-    found = re.findall(r"(?m)^- `(.+?)` (\w+): (.+)", text)
-    return [(compiled(when), name, compiled(f'f"""{words}"""')) for when, name, words in found]
-
-
 def refuse_by_knobs(heading, names, asked):
     """Raise InvalidQuantity by the first condition below a heading of data/knobs.md that holds; it
     and its sentence know these names and what is asked."""
-    for condition, quantity, words in _refusals(heading):
-        if eval(condition, names, asked):
-            raise InvalidQuantity(quantity, asked[quantity], eval(words, names, asked))
+    for quantity, words in sentences("knobs.md", heading, names | asked):
+        raise InvalidQuantity(quantity, asked[quantity], words)
 
 
 @dataclass(frozen=True)
@@ -205,8 +192,10 @@ class RankLayout:
     @property
     def mix(self) -> int:
         """How ranks that share a sequence attend: of MIXES."""
+        if self.context_mix is not None:
+            return self.context_mix
         whole = divides_heads(self.sizes, self.tensor_parallel, self.context_parallel)
-        return self.context_mix or (EXCHANGED if whole else RING)
+        return EXCHANGED if whole else RING
 
     @property
     def cuts_tokens(self) -> bool:
@@ -216,15 +205,16 @@ class RankLayout:
 
     @property
     def given(self) -> dict:
-        """The quantities that formulas take. The GPUs that tensor parallelism and pipelines leave
-        are data-parallel ranks. With context parallelism a rank has the bytes of a shorter
-        sequence, and shards states with all that share it."""
+        """The quantities that formulas take, arrays where fields are columns of many layouts. The
+        GPUs that tensor parallelism and pipelines leave are data-parallel ranks. With context
+        parallelism a rank has the bytes of a shorter sequence, and shards states with all that
+        share it."""
         named = ("recipe", "kernels", "gpu", "zero_stage", "microbatch", "recompute_policy")
         degrees = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "context_parallel")
         degrees += ("expert_load_percent", "shard_groups", "offload")
         degrees += ("sequence_tiles", "checkpoints_on_host")
         values = {name: getattr(self, name) for name in (*named, *degrees)}
-        copy = self.tensor_parallel * self.pipeline_parallel
+        copy, interleaved = self.tensor_parallel * self.pipeline_parallel, self.stages_per_rank > 1
         if self.first_stage_layers is not None:
             values["first_stage_layers"] = self.first_stage_layers
         return {
@@ -234,9 +224,9 @@ class RankLayout:
             "sequence": self.sequence // self.context_parallel,
             "accumulation_steps": self.steps,
             "data_parallel": self.gpus // copy,
-            "sequence_parallel": int(self.cuts_tokens),
-            "regather": int(self.cuts_tokens),
-            "pipeline_schedule": INTERLEAVED if self.stages_per_rank > 1 else ONE_F_ONE_B,
+            "sequence_parallel": self.cuts_tokens * 1,
+            "regather": self.cuts_tokens * 1,
+            "pipeline_schedule": ONE_F_ONE_B + (INTERLEAVED - ONE_F_ONE_B) * interleaved,
             "stages_per_rank": self.stages_per_rank,
             "shorter_ends": self.shorter_ends,
         }
@@ -438,60 +428,21 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     where = dict(gpu=gpu, gpus=gpus, sequence=sequence, zero_stage=zero_stage)
     layout = asked_layout(model, reserve_gb, **where, **more)
     values = layout.solved()
-    taken = dict(vars(layout), accumulation_steps=layout.steps)
-    taken |= dict(sequence_parallel=int(layout.cuts_tokens))
-    taken |= dict(first_stage_layers=values["first_stage_layers"])
+    stages = layout.pipeline_parallel * layout.stages_per_rank
     even = values["first_stage_layers"] == values["stage_layers"]
-    for name in LAYOUT_OPTIONS:
-        unasked = dict(
-            ranks_per_node=layout.tensor_parallel == 1,
-            stages_per_rank=layout.pipeline_parallel == 1,
-            shorter_ends=layout.pipeline_parallel == 1,
-            first_stage_layers=even,
-            context_parallel=True,
-            context_mix=True,
-            shard_groups=True,
-            offload=True,
-            sequence_tiles=True,
-            checkpoints_on_host=True,
-            expert_parallel=not layout.sizes.get("experts"),
-            expert_load_percent=not layout.sizes.get("experts"),
-        )
-        if more.get(name) is None and not unasked.get(name):
-            assumed[name] = f"{taken[name]} (--{name.replace('_', '-')})"
+    uneven = even and layout.sizes["layers"] % stages and not layout.shorter_ends
+    known = globals() | vars(layout) | dict(layout=layout, values=values, more=more)
+    known |= dict(reserve_gb=reserve_gb, family=layout.family, stages=stages, uneven=uneven)
+    for name, value in sentences("knobs.md", "defaults that are said", known):
+        if more.get(name) is None:
+            assumed[name] = f"{value} ({option(name)})"
     flat = BOOK.expand({**layout.given, "pipeline_rank": values["pipeline_rank"]})
     _, inputs = BOOK.resolve([RANK_PEAK], flat)
     assumed |= {
         name: f"{show(value)}: {BOOK.quantities[name].meaning}"
         for name, value in BOOK.assumed(inputs, flat).items()
     }
-    if reserve_gb is None:
-        share = f"{RESERVED_SHARES[layout.kind]:.1%} of the peak, the most that published runs of"
-        share += f" {layout.kind} reserved beyond it ({PEAKS})"
-        unknown = "0: no published run of these kernels gives what is reserved beyond the peak"
-        assumed["reserve_gb"] = f"{share if in_library(layout.kernels) else unknown} (--reserve-gb)"
-    if in_library(layout.kernels) and layout.recipe.startswith("bf16"):
-        if RECIPES[layout.recipe].quantities["gradient_element_bytes"] < 4:
-            assumed["gradients"] = (
-                f"2 bytes, as {layout.recipe} says: Megatron-LM keeps 4 in bf16 unless it runs with"
-                f" --grad-reduce-in-bf16 (--recipe {LIBRARY_RECIPE!r})"
-            )
-    if (c := layout.context_parallel) > 1:
-        assumed["sequence"] = (
-            f"{show(sequence // c)} of {show(sequence)} tokens on each rank, whose attention"
-            f" {MIXES[layout.mix]}"
-        )
-    if domain := NVLINK_DOMAIN.get(layout.family) if "ranks_per_node" in assumed else None:
-        assumed["ranks_per_node"] += f"; NVLink joins {domain} GPUs of these nodes"
-    stages = layout.pipeline_parallel * layout.stages_per_rank
-    layers = layout.sizes["layers"]
-    if layers % stages and even and not layout.shorter_ends:
-        assumed["stages"] = (
-            f"{stages} of {layers} layers: each is counted with {ceil_div(layers, stages)}, the"
-            " most that one has"
-        )
-        if stages == layout.pipeline_parallel and (layers + 2) % stages == 0:
-            assumed["stages"] += ", or the first and the last with one less (--shorter-ends 1)"
+    assumed |= dict(sentences("knobs.md", "what else is assumed", known))
     lines = tuple(_lines(values))
     answer = Answer(layout, values, lines, assumed, (), layout.crossing())
     if answer.warning:
@@ -576,21 +527,25 @@ def nearest(layout: RankLayout) -> Iterator[tuple[str, RankLayout]]:
     """The smallest change that fits, for each thing that can change, and on one GPU with
     recomputation; where no such change does, all at once that cost no time: on one GPU for
     sequences halved again and again, then on more GPUs, then for shorter sequences there."""
-    found = [tried for changes in _single_changes(layout) if (tried := _first_that_fits(changes))]
+    single = list(_those_that_fit(_single_changes(layout)))
+    found = single or _those_that_fit((_tiled(layout), _frugal_on_one_gpu(layout)))
     yield from ((difference(layout, tried), tried) for tried in found)
-    if found:
-        return
-    for less in (_tiled(layout), _frugal_on_one_gpu(layout)):
-        if tried := _first_that_fits(less):
+    for sequence in () if single else (layout.sequence // step for step in (1, 2, 4, 8, 16)):
+        several = [layout.gpus, *_doubles(layout.gpus)] if sequence else ()
+        frugal = (_frugal(replace(layout, sequence=sequence, gpus=gpus)) for gpus in several)
+        for tried in _those_that_fit(frugal):
             yield difference(layout, tried), tried
-    for sequence in (layout.sequence // step for step in (1, 2, 4, 8, 16)):
-        gpus = layout.gpus
-        while sequence and gpus <= MOST_GPUS:
-            frugal = replace(layout, sequence=sequence, gpus=gpus)
-            if tried := _first_that_fits(_frugal(frugal)):
-                yield difference(layout, tried), tried
-                return
-            gpus *= 2
+            return
+
+
+def _those_that_fit(changes) -> Iterator[RankLayout]:
+    """The first layout of each change that fits."""
+    for layouts in changes:
+        yield from islice((tried for tried in layouts if tried.fits), 1)
+
+
+def _each(layout, name, values, **more) -> list[RankLayout]:
+    return [replace(layout, **{name: value}, **more) for value in values]
 
 
 def _repairs(layout):
@@ -598,7 +553,6 @@ def _repairs(layout):
     the host, and parameters and gradients, too; smaller moments; adapters."""
     if layout.gpus > 1:
         return
-    policies = range(layout.recompute_policy, WHOLE_LAYERS + 1)
     there = [] if layout.offload else [dict(offload=1)]
     there += [dict(zero_stage=3, offload=1)] if layout.zero_stage < 3 else []
     recipes = (*SMALL_MOMENTS, *ADAPTED)
@@ -606,12 +560,9 @@ def _repairs(layout):
     taken = [
         [dict(recipe=name) for name in smaller if name in of] for of in (SMALL_MOMENTS, ADAPTED)
     ]
+    policies = range(layout.recompute_policy, WHOLE_LAYERS + 1)
     for steps in (there, *taken):
-        yield [
-            replace(layout, recompute_policy=policy, **step)
-            for step in steps
-            for policy in policies
-        ]
+        yield [one for step in steps for one in _each(layout, "recompute_policy", policies, **step)]
 
 
 def _frugal_on_one_gpu(layout):
@@ -628,13 +579,13 @@ def _tiled(layout):
     if layout.gpus == 1:
         again = replace(again, zero_stage=3, offload=1)
     for on_host in range(layout.checkpoints_on_host, 2) if in_library(layout.kernels) else ():
-        for tiles in _more_tiles(layout):
-            yield replace(again, sequence_tiles=tiles, checkpoints_on_host=on_host)
+        yield from _each(again, "sequence_tiles", _more_tiles(layout), checkpoints_on_host=on_host)
 
 
 def _more_tiles(layout):
-    tokens = layout.sequence // layout.context_parallel
-    return [n for n in _doubles(layout.sequence_tiles) if n * TILE_TOKENS <= tokens]
+    return _doubles(
+        layout.sequence_tiles, layout.sequence // layout.context_parallel // TILE_TOKENS
+    )
 
 
 def _frugal(layout):
@@ -642,9 +593,7 @@ def _frugal(layout):
     a copy. Pipelines come with stage 1: they reduce gradients once, at the end of a step."""
     frugal = replace(layout, microbatch=1, kernels=_fused(layout.kernels))
     yield replace(frugal, zero_stage=3)
-    for ranks in _doubles(1):
-        if ranks > MOST_TENSOR_PARALLEL * MOST_PIPELINE_PARALLEL:
-            return
+    for ranks in _doubles(1, MOST_TENSOR_PARALLEL * MOST_PIPELINE_PARALLEL):
         t = max(layout.tensor_parallel, min(ranks, MOST_TENSOR_PARALLEL))
         p = max(layout.pipeline_parallel, ranks // t)
         if layout.gpus % (t * p) == 0:
@@ -653,45 +602,30 @@ def _frugal(layout):
             )
 
 
-def _single_changes(layout):
-    yield [replace(layout, zero_stage=z) for z in range(layout.zero_stage + 1, 4)]
+def _single_changes(layout) -> Iterator[list[RankLayout]]:
+    """Layouts that differ in one thing each, from the least change to the largest."""
+    each, again = partial(_each, layout), layout.recompute_policy
+    yield each("zero_stage", range(layout.zero_stage + 1, 4))
     if layout.zero_stage and layout.gpus > 1:
-        yield [replace(layout, offload=1)]
-    yield [replace(layout, microbatch=b) for b in _halves(layout.microbatch)]
-    yield [replace(layout, kernels=_fused(layout.kernels))]
-    policies = range(layout.recompute_policy + 1, WHOLE_LAYERS + 1)
-    yield [replace(layout, recompute_policy=policy) for policy in policies]
-    if layout.recompute_policy == WHOLE_LAYERS and in_library(layout.kernels):
-        yield [replace(layout, sequence_tiles=tiles) for tiles in _more_tiles(layout)]
-        yield [replace(layout, checkpoints_on_host=1)]
+        yield each("offload", [1])
+    yield each("microbatch", _halves(layout.microbatch))
+    yield each("kernels", [_fused(layout.kernels)])
+    yield each("recompute_policy", range(again + 1, WHOLE_LAYERS + 1))
+    if again == WHOLE_LAYERS and in_library(layout.kernels):
+        yield each("sequence_tiles", _more_tiles(layout))
+        yield each("checkpoints_on_host", [1])
     yield from _repairs(layout)
-    yield [
-        replace(layout, tensor_parallel=t)
-        for t in _doubles(layout.tensor_parallel)
-        if t <= MOST_TENSOR_PARALLEL
-    ]
+    yield each("tensor_parallel", _doubles(layout.tensor_parallel, MOST_TENSOR_PARALLEL))
     if layout.sizes.get("experts"):
-        yield [replace(layout, expert_parallel=e) for e in _doubles(layout.expert_parallel)]
+        yield each("expert_parallel", _doubles(layout.expert_parallel))
     mix = layout.context_mix if layout.context_parallel > 1 else None  # without: the usual one
-    yield [
-        replace(layout, context_parallel=c, context_mix=mix)
-        for c in _doubles(layout.context_parallel)
-        if c <= layout.gpus
-    ]
-    yield [
-        replace(layout, pipeline_parallel=p)
-        for p in _doubles(layout.pipeline_parallel)
-        if p <= MOST_PIPELINE_PARALLEL
-    ]
+    contexts = _doubles(layout.context_parallel, layout.gpus)
+    yield each("context_parallel", contexts, context_mix=mix)
+    yield each("pipeline_parallel", _doubles(layout.pipeline_parallel, MOST_PIPELINE_PARALLEL))
     if layout.zero_stage:
-        yield [replace(layout, gpus=n) for n in _doubles(layout.gpus)]
-    yield [replace(layout, sequence=s) for s in _halves(layout.sequence) if s >= 128]
-    larger = sorted(GPUS, key=lambda name: GPUS[name].quantities["gpu_memory_bytes"])
-    yield [replace(layout, gpu=name) for name in larger]
-
-
-def _first_that_fits(layouts):
-    return next((tried for tried in layouts if tried.fits), None)
+        yield each("gpus", _doubles(layout.gpus))
+    yield each("sequence", [s for s in _halves(layout.sequence) if s >= 128])
+    yield each("gpu", sorted(GPUS, key=lambda name: GPUS[name].quantities["gpu_memory_bytes"]))
 
 
 def difference(layout: RankLayout, other: RankLayout) -> str:
@@ -700,12 +634,17 @@ def difference(layout: RankLayout, other: RankLayout) -> str:
     names = ("zero_stage", "offload", *degrees, "microbatch", "kernels", "recipe")
     names += ("recompute_policy", "sequence_tiles", "checkpoints_on_host")
     names += ("gpus", "sequence", "gpu")
-    changed = [name for name in names if getattr(layout, name) != getattr(other, name)]
-    values = {name: getattr(other, name) for name in changed}
+    values = {name: getattr(other, name) for name in names}
     return " ".join(
-        f"--{name.replace('_', '-')} " + (f'"{value}"' if isinstance(value, str) else str(value))
+        f"{option(name)} " + (f'"{value}"' if isinstance(value, str) else str(value))
         for name, value in values.items()
+        if getattr(layout, name) != value
     )
+
+
+def option(name) -> str:
+    """A field of a layout as the command has it."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _fused(kernels):
@@ -718,8 +657,8 @@ def _halves(number):
         yield number
 
 
-def _doubles(number):
-    while (number := 2 * number) <= MOST_GPUS:
+def _doubles(number, most=MOST_GPUS):
+    while (number := 2 * number) <= most:
         yield number
 
 

@@ -22,10 +22,8 @@ from .fits import (
     ADAPTED,
     EXCHANGED,
     GATHERED,
-    INTERLEAVED,
     MIXES,
     NO_ADAPTERS,
-    ONE_F_ONE_B,
     PUBLISHED,
     RANK_NEEDED,
     RING,
@@ -37,6 +35,7 @@ from .fits import (
     json_of_nearest,
     lines_of_nearest,
     nearest,
+    option,
     refuse_by_knobs,
 )
 from .many import solve_many
@@ -49,6 +48,7 @@ from .speeds import (
     joined_gpus,
     pace,
     parts_of,
+    step_given,
     step_values,
     usual_speed,
 )
@@ -334,7 +334,6 @@ class Search:
                             offload=o,
                             sequence_parallel=cut,
                             recompute_policy=policy,
-                            data_parallel=d,
                             accumulation_steps=m,
                         )
 
@@ -426,26 +425,13 @@ class Search:
         counts |= {"GPUs": self.asked.gpus, "sequences in a step": self.batch}
         return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
-    def given(self, columns) -> dict:
-        """The quantities of layouts; of one layout where the columns are numbers."""
-        several = (columns["stages_per_rank"] > 1) * 1
-        return {
-            **pace(self.asked.gpu, self.speed, self.asked.ranks_per_node, self.asked.gpus),
-            **self.asked.sizes,
-            **{name: getattr(self.asked, name) for name in ("recipe", "kernels")},
-            **columns,
-            "sequence": self.asked.sequence // columns["context_parallel"],
-            "regather": columns["sequence_parallel"],
-            "pipeline_schedule": ONE_F_ONE_B + (INTERLEAVED - ONE_F_ONE_B) * several,
-        }
-
     @cached_property
     def _found(self) -> tuple:
         """(needed bytes, seconds, right) of every layout; bytes are those of the fullest rank."""
-        columns, needed = self.columns, 0
-        p = columns["pipeline_parallel"]
+        needed, p = 0, self.columns["pipeline_parallel"]
         for rank in (np.zeros_like(p), np.minimum(1, p - 1), p - 1):
-            given = self.given(columns) | dict(pipeline_rank=rank)
+            given = step_given(replace(self.asked, **self.columns), self.speed)
+            given["pipeline_rank"] = rank
             values, right = solve_many((RANK_NEEDED, "layout_seconds"), given)
             needed = np.maximum(needed, self.asked.needed_bytes(values))
         return needed, values["layout_seconds"], right
@@ -471,9 +457,8 @@ class Search:
 
     def layout(self, place: int) -> RankLayout:
         row = {name: int(column[place]) for name, column in self.columns.items()}
-        del row["data_parallel"]
-        cut = bool(row.pop("sequence_parallel"))
-        return replace(self.asked, **row, sequence_parallel=cut)
+        row["sequence_parallel"] = bool(row["sequence_parallel"])
+        return replace(self.asked, **row)
 
     def best(self, most: int) -> Iterator[Candidate]:
         """The fastest layouts that fit, one for each pair of degrees. Layouts within WORTH of the
@@ -569,11 +554,7 @@ def options(layout: RankLayout) -> str:
     still = dict(stages_per_rank=1, shorter_ends=0, recompute_policy=0)
     still |= dict(context_parallel=1, expert_parallel=1, shard_groups=1, offload=0)
     still |= dict(context_mix=layout.mix if layout.context_parallel == 1 else None)
-    said = [
-        f"--{name.replace('_', '-')} {value}"
-        for name, value in values.items()
-        if still.get(name) != value
-    ]
+    said = [f"{option(name)} {value}" for name, value in values.items() if still.get(name) != value]
     if layout.tensor_parallel > 1 and not cut:
         said.append("--no-sequence-parallel")
     return " ".join(said)

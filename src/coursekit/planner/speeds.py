@@ -185,10 +185,15 @@ def pace(gpu, speed: Speed, ranks_per_node=USUAL_RANKS_PER_NODE, gpus=1) -> dict
     )
 
 
+def step_given(layout: RankLayout, speed: Speed) -> dict:
+    """The quantities of a layout, or of columns of layouts, at a speed."""
+    return layout.given | pace(layout.gpu, speed, layout.ranks_per_node, layout.gpus)
+
+
 def step_values(layout: RankLayout, speed: Speed, **more) -> dict:
     """The values of a step's seconds and of all that they follow from; `more` are quantities that
     the layout does not have, such as dropout."""
-    given = layout.given | pace(layout.gpu, speed, layout.ranks_per_node, layout.gpus) | more
+    given = step_given(layout, speed) | more
     given["pipeline_rank"] = layout.pipeline_parallel - 1
     return BOOK.solve(_SECONDS, given, allow_unused=True)
 

@@ -1,0 +1,38 @@
+"""Sentences of a Markdown file in data/, each with its condition: refusals, advice, assumptions.
+
+    - `gpus % t` gpus: gpus = {gpus} is not a multiple of tensor_parallel = {t}.
+
+A line below a heading has a condition in Python, a name where it needs one, and a sentence, whose
+braces are Python as well.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
+from types import CodeType
+from typing import Any
+
+from coursekit.formulas.presets import DATA
+
+
+def sentences(file: str, heading: str, known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, sentence) of the lines below a heading whose condition holds, by what is known."""
+    for condition, name, words in _compiled(file, heading):
+        if eval(condition, dict(known)):
+            yield name, eval(words, dict(known))
+
+
+def first_sentence(file: str, heading: str, known: Mapping[str, Any]) -> str:
+    """The sentence of the first condition that holds; empty where none does."""
+    return next((words for _, words in sentences(file, heading, known)), "")
+
+
+@cache
+def _compiled(file: str, heading: str) -> list[tuple[CodeType, str, CodeType]]:
+    text = DATA.joinpath(file).read_text("utf-8").partition(f"## {heading}\n")[2]
+    text = text.partition("\n## ")[0].replace("\n  ", " ")
+    compiled = partial(compile, filename=file, mode="eval")
+    found = re.findall(r"(?m)^- `(.+?)`(?: (\w+))?: (.+)", text)
+    return [
+        (compiled(when), name, compiled(f'f"""{words} """[:-1]')) for when, name, words in found
+    ]
