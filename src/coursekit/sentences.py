@@ -9,17 +9,24 @@ braces are Python as well.
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
+from importlib.resources import files
 from types import CodeType
 from typing import Any
 
-from coursekit.formulas.presets import DATA
+DATA = files("coursekit").joinpath("data")
+
+
+def with_values(file: str, heading: str, known: Mapping[str, Any]) -> Iterator[tuple]:
+    """(value of the condition, name, sentence) of the lines below a heading whose condition is
+    true, by what is known."""
+    for condition, name, words in _compiled(file, heading):
+        if value := eval(condition, dict(known)):
+            yield value, name, eval(words, dict(known))
 
 
 def sentences(file: str, heading: str, known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, sentence) of the lines below a heading whose condition holds, by what is known."""
-    for condition, name, words in _compiled(file, heading):
-        if eval(condition, dict(known)):
-            yield name, eval(words, dict(known))
+    """(name, sentence) of these lines."""
+    return ((name, words) for _, name, words in with_values(file, heading, known))
 
 
 def first_sentence(file: str, heading: str, known: Mapping[str, Any]) -> str:

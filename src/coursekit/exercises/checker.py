@@ -15,17 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from coursekit.sentences import DATA
 from ranklab.ranks.apart import CannotGoApart, Ended, apart
 
-from .common_mistakes import about_an_error, about_numbers
 from .missing_names import ShownAlone
 from .numbers import is_number, plain_number
 from .patience import at_most
-from .properties import CaseTried, how_they_differ
+from .properties import CaseTried, about_numbers, how_they_differ
 
 LIMIT_SECONDS = 30.0  # for all cases together
 SHOWN_CHARACTERS = 240  # of a value in a sentence
 _ABSENT = object()  # an argument that was left away
+ERRORS = re.findall(
+    r"(?m)^(\S.*)\n:   (.*(?:\n    .*)*)", DATA.joinpath("errors.md").read_text("utf-8")
+)
 MARKUP = re.compile(r"[\\`*_\[\]{}<>#$|~!]")  # what Markdown would take for more than a character
 
 
@@ -86,7 +89,7 @@ class Exercise:
     Arguments that print badly, such as tensors, have `words` instead, one for each case. If the
     result itself is not compared, as with a training loop, `answer` (solution, **case) computes the
     compared value, for example the bytes that the ledger counted. `hint` is a reader's first help,
-    the half-written solution of the lab the next, `right` the last. `errors` has (pattern,
+    `half`, a half-written solution, the next, `right` the last. `errors` has (pattern,
     sentence): the sentence explains an error of a solution whose text has the pattern in it. `unit`
     is that of a result that is one number: "bytes", "seconds". `properties` (found, right, **case)
     look at a wrong answer beside the right one, and return the sentence of what it lacks ("two
@@ -103,6 +106,7 @@ class Exercise:
     words: tuple[str, ...] = ()
     answer: Callable = call
     hint: str = ""
+    half: str = ""
     errors: tuple[tuple[str, str], ...] = ()
     unit: str = ""
     properties: tuple[Callable[..., str | None], ...] = ()
@@ -293,7 +297,9 @@ def _alike_in_form(found: Any, right: Any) -> bool:
 
 def _raised(exercise: Exercise, number: int, solution: Callable, failure: Failure) -> str:
     """The error of a case, and what it comes from, where that is known."""
-    why = about_an_error(failure, exercise.errors)
+    known = (*exercise.errors, *ERRORS)  # the exercise's come first
+    why = next((words for pattern, words in known if re.search(pattern, failure)), "")
+    why = " ".join(why.split())
     stop = "." * (not failure.endswith("."))
     said = f"{exercise.written(number, solution)} raised {failure}"
     return f"{said}{stop} {why}" if why else said

@@ -16,9 +16,9 @@ decision lists for answers that nobody listed follow (decisions.py).
 
 import inspect
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
+from textwrap import dedent
 from types import FunctionType
 from typing import Any
 
@@ -70,12 +70,14 @@ class Topic:
         solution that checks it. Raises KeyError if no lab has one, ValueError if an edit finds
         nothing."""
         self._add_decisions(key, rest)
+        of_lab = f"{self.name}.{key}"
+        rest["half"] = solutions().get(of_lab, {}).get("half", "")
         if rest.get("of_a_value"):
             wrong = list(self._values(key))
             found = solution if callable(solution) else lambda: solution
             return Exercise(reference=found, misconceptions=tuple(wrong), **rest)
-        lab = solutions()[f"{self.name}.{key}"] if solution is None else {}
-        source = lab.get("solution") or textwrap.dedent(inspect.getsource(solution))
+        lab = solutions()[of_lab] if solution is None else {}
+        source = lab.get("solution") or dedent(inspect.getsource(solution))
         names: dict[str, Any] = {}
         exec(lab.get("imports", ""), names)
         names |= {**vars(self.module), **self.before}

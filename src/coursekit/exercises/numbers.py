@@ -24,3 +24,8 @@ def plain_numbers(result):
     if type(result) in (tuple, list):
         return type(result)(map(plain_numbers, result))
     return plain_number(result)
+
+
+def ranks_in_words(ranks) -> str:
+    """rank 1; ranks 0, 2."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"

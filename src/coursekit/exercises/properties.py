@@ -11,7 +11,51 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .numbers import is_number, plain_number
+from coursekit.sentences import with_values
+from coursekit.show.format import BINARY, DECIMAL, DURATIONS
+
+from .numbers import is_number, plain_number, ranks_in_words
+
+UNITS_OF_SIZE = {"bits": 1 / 8, "bytes": 1.0, **dict(DECIMAL[1:4] + BINARY[1:4])}
+UNITS_OF_TIME = {f"{name}s": size for name, size in DURATIONS if name != "year"}
+NEAR = 0.02  # a difference of so much, in every case, is no other formula
+
+
+def about_numbers(wanted: Sequence, given: Sequence, unit: str = "") -> str:
+    """How numbers differ that differ in the same way in every case; empty for what is no number or
+    differs in several ways."""
+    wanted, given = [[plain_number(one) for one in some] for some in (wanted, given)]
+    if not all(is_number(one) and abs(one) < 1e300 for one in (*wanted, *given)) or not all(wanted):
+        return ""
+    if any(mine != theirs for mine, theirs in zip(given, wanted)) and (
+        any(all(_each_alike(given, [round(w, k) for w in wanted])) for k in range(4))
+        or all(_each_alike(given, [math.floor(w) for w in wanted]))
+    ):
+        return "yours is rounded. Keep all digits, and divide with /, not //"
+    ratios = [mine / theirs for mine, theirs in zip(given, wanted)]
+    if len(wanted) > 1 and all(_each_alike(ratios, ratios[:1] * len(ratios))):
+        return _one_ratio(ratios[0], unit)
+    if all(abs(ratio - 1) < NEAR for ratio in ratios):
+        return "yours is near, in every case: a number in it is rounded, or a small term is missing"
+    if all(_each_alike(given, [1 / one for one in wanted])):
+        return "yours is upside down"
+    return ""
+
+
+def _one_ratio(ratio: float, unit: str) -> str:
+    if ratio == 0:
+        return ""
+    for units in (UNITS_OF_SIZE, UNITS_OF_TIME):
+        for name, size in units.items():
+            if unit in units and math.isclose(ratio, units[unit] / size, rel_tol=1e-9):
+                return f"those are {name}, and {unit} are wanted"
+    if abs(ratio - 1) < NEAR:
+        return f"yours is {ratio:.4g} times that, in every case: a number in it is rounded"
+    return f"yours is {ratio:.4g} times that, in every case"
+
+
+def _each_alike(some: Sequence, others: Sequence) -> list[bool]:
+    return [math.isclose(one, other, rel_tol=1e-9) for one, other in zip(some, others)]
 
 
 class CaseTried(NamedTuple):
@@ -140,7 +184,7 @@ def _of_ranks(fields: list[Field]) -> str | None:
         own = next((f, r) for f, r in pairs if not _alike(f))
         good = [rank for rank, one in enumerate(own[0]) if _equal(one, own[1][0])]
         if good:
-            return f"is right on {_ranks(good)} alone, and all ranks are to have the same"
+            return f"is right on {ranks_in_words(good)} alone, and all ranks are to have the same"
         for words, combine in (
             ("one rank's own part, and their sum is right: nobody adds them up", _sum),
             ("each rank's own, and their mean is right: nobody takes the mean", _mean),
@@ -174,41 +218,27 @@ def _a_factor(fields: list[Field]) -> str | None:
         ratios.append(ratio)
     if all(_near(ratio, -1) for ratio in ratios):
         return "has the wrong sign everywhere"
-    for words, factor in _factors(fields):
-        if all(_near(ratio, factor(field)) for ratio, field in zip(ratios, fields)):
+    for words, factors in _factors(fields):
+        if all(map(_near, ratios, factors)):
             return f"is {words}"
     if all(_near(ratio, ratios[0]) for ratio in ratios) and len(fields) + len(found) > 2:
         return f"is {ratios[0]:.4g} times what it should be, everywhere"
     return None
 
 
-def _factors(fields: list[Field]) -> Iterator[tuple[str, Any]]:
-    """(words, factor of a field) by the numbers of a case: its ranks, and whole arguments."""
+def _factors(fields: list[Field]) -> Iterator[tuple[str, list[float]]]:
+    """(words, a factor of each field) by the numbers of a case: its ranks, and whole arguments."""
     counts = {"the number of ranks": [field.ranks for field in fields]}
-    for name in fields[0].case:
-        counts[name] = [field.case.get(name) for field in fields]
+    counts |= {name: [field.case.get(name) for field in fields] for name in fields[0].case}
     for name, values in counts.items():
         if not all(type(value) is int and value > 1 for value in values):
             continue
-        many = f"{name} ({', '.join(dict.fromkeys(map(str, values)))})"
-        by = dict(zip(map(id, fields), values))
-
-        def of(work, by=by):
-            return lambda field: work(by[id(field)])
-
-        counted, shared = (
-            (": a sum where a mean is wanted, or added up twice", ": a mean where a sum is wanted")
-            if name == "the number of ranks"
-            else ("", "")
-        )
-        yield f"{many} times what it should be{counted}", of(lambda n: n)
-        yield f"1/{many} of what it should be{shared}", of(lambda n: 1 / n)
-        yield f"the square of {many} times what it should be", of(lambda n: n * n)
-        yield f"1/{many}\N{SUPERSCRIPT TWO} of what it should be", of(lambda n: 1 / n**2)
-        if all(value > 2 for value in values) or len(set(values)) > 1:
-            yield f"({name} - 1)/{many} of what it should be", of(lambda n: (n - 1) / n)
-            yield f"{many} / ({name} - 1) times what it should be", of(lambda n: n / (n - 1))
-            yield f"{many} - 1 times what it should be", of(lambda n: n - 1)
+        known = dict(name=name, of_ranks=name == "the number of ranks")
+        known |= dict(many=f"{name} ({', '.join(dict.fromkeys(map(str, values)))})")
+        known |= dict(told_apart=min(values) > 2 or len(set(values)) > 1)
+        each = [with_values("slips.md", "a factor of an answer", known | dict(n=n)) for n in values]
+        for lines in zip(*each):
+            yield lines[0][2], [factor for factor, _, _ in lines]
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -258,10 +288,6 @@ def _mean(parts: list[list]) -> list | None:
 def _listed(names: Sequence[str]) -> str:
     *most, last = (f"the {name}" for name in names)
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _show(value) -> str:

@@ -12,8 +12,10 @@ from fractions import Fraction
 from itertools import combinations
 from types import MappingProxyType
 
-from .common_mistakes import UNITS_OF_SIZE, UNITS_OF_TIME
+from coursekit.sentences import with_values
+
 from .numbers import plain_number
+from .properties import UNITS_OF_SIZE, UNITS_OF_TIME
 from .wrong_numbers import Slips, slips_of
 
 OWN_FIT = 0.03  # a slip of the quantity explains a number that is so near to it
@@ -131,44 +133,28 @@ def _apart(one: float, other: float) -> float:
 
 def _general(unit: str, ranks: int, right: float) -> Iterator[tuple]:
     """(wrong number, words) of the slips that any quantity of that unit on so many ranks has."""
-    if unit in UNITS_OF_SIZE:
-        yield right / 4, "elements for bytes, of which an element of fp32 has 4"
-        yield right * 4, "4 bytes an element, counted twice"
-        yield right / 8, "elements of 8 bytes for bytes"
-        yield right * 2, "elements of twice their bytes, or something counted twice"
-        yield right / 2, "elements of half their bytes, or one of two parts forgotten"
-        for other, size in UNITS_OF_SIZE.items():
-            if size != UNITS_OF_SIZE[unit]:
-                yield right * UNITS_OF_SIZE[unit] / size, f"{other}, where {unit} are asked for"
-    elif unit in _TIMES:
-        for other, size in UNITS_OF_TIME.items():
-            if size != _TIMES[unit]:
-                yield right * _TIMES[unit] / size, f"{other}, where {unit} are asked for"
-    elif unit == "percent":
-        yield right / 100, "a share, where percent are asked for"
-        yield 100 - right, "the rest of the hundred percent"
-        yield 100 + right, "the whole in percent, where the difference is asked for"
-        yield 1 + right / 100, "a factor, where percent are asked for"
-        if 0 < right < 100:
-            yield 100 * right / (100 - right), "percent of what is left, not of the whole"
-        if right > 0:
-            yield 100 * right / (100 + right), "percent of the larger of the two"
-    if unit in ("", "rate"):
-        for power in (1e3, 1e6, 1e9):
-            yield right * power, "a prefix mixed up: k, M, G or T"
-            yield right / power, "a prefix mixed up: k, M, G or T"
-    if unit not in (*_TIMES, "percent"):
+    units = UNITS_OF_TIME if unit in _TIMES else UNITS_OF_SIZE if unit in UNITS_OF_SIZE else {}
+    size, counted = {**UNITS_OF_SIZE, **_TIMES}.get(unit), unit not in (*_TIMES, "percent")
+    if units is UNITS_OF_SIZE:
+        yield from _told("a size", right)
+    for other, other_size in units.items():
+        if other_size != size:
+            yield right * size / other_size, f"{other}, where {unit} are asked for"
+    if unit == "percent":
+        yield from _told("a percentage", right)
+    for power in (1e3, 1e6, 1e9) if unit in ("", "rate") else ():
+        yield right * power, "a prefix mixed up: k, M, G or T"
+        yield right / power, "a prefix mixed up: k, M, G or T"
+    if counted:
         yield right * 10, "a zero too many", "two"
         yield right / 10, "a zero too few", "two"
-    if ranks > 1 and unit not in (*_TIMES, "rate", "percent"):
-        n = ranks
-        yield right * n, f"that of all {n} ranks, not of one"
-        yield right / n, f"one of {n} ranks' part, not the whole"
-        if 2 < n <= FEW_RANKS:  # else (n - 1)/n is near 1
-            yield right * (n - 1) / n, f"without a rank's own part, {n - 1} of {n}"
-            yield right * n / (n - 1), "with a rank's own part, which it need not send"
-            yield right * (n - 1), f"that of the {n - 1} other ranks"
-            yield right / (n - 1), f"one of {n - 1} messages, or one of {n - 1} other ranks"
+    if counted and unit != "rate" and ranks > 1:
+        yield from _told("a number of ranks", right, n=ranks, few=FEW_RANKS)
+
+
+def _told(heading: str, right: float, **known) -> Iterator[tuple[float, str]]:
+    lines = with_values("slips.md", heading, known | dict(right=right))
+    return ((wrong, words) for wrong, _, words in lines)
 
 
 def _of_parts(given: Slips, unit: str, right: float) -> Iterator[tuple]:

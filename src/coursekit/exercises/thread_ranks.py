@@ -15,7 +15,7 @@ its k-th, whatever that is: like a real one. With async_op=True the sum is there
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from coursekit.exercises.answers import unless_blank
 from coursekit.exercises.checker import Failure, OfRanks, is_blank
+from coursekit.exercises.numbers import ranks_in_words
 from coursekit.exercises.patience import RunsOn, stop
 
 WORK_SECONDS = 10.0  # for work that neither ends nor waits
@@ -254,7 +255,7 @@ def answer_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
     if isinstance(error, TimeoutError):
         raise error
     if error is not None:
-        where = _ranks(guilty) if 0 < len(guilty) < n else ""
+        where = ranks_in_words(guilty) if 0 < len(guilty) < n else ""
         return ... if is_blank(error) else Failure.of(error, where)
     return OfRanks(sheet.results)
 
@@ -288,8 +289,8 @@ def _followed(n: int, work: Callable[[ThreadRank], Any], seconds: float = WORK_S
                 with sheet.changed:
                     busy = sheet.running - set(sheet.waiting)
                     sheet.trouble = sheet.trouble or TimeoutError(
-                        f"{_ranks(busy)} had not ended after {seconds:g} s, and did not wait"
-                        " for another."
+                        f"{ranks_in_words(busy)} had not ended after {seconds:g} s, and did not"
+                        " wait for another."
                     )
                 break
     finally:  # an interrupt comes here, too
@@ -301,9 +302,3 @@ def _followed(n: int, work: Callable[[ThreadRank], Any], seconds: float = WORK_S
         for thread in threads:
             thread.join(STOPPED_SECONDS)
     return sheet
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    """rank 1; ranks 0, 2."""
-    listed = ", ".join(map(str, sorted(ranks)))
-    return f"ranks {listed}" if "," in listed else f"rank {listed}"

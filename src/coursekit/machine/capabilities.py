@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from coursekit.machine.limit import control_groups
+from coursekit.sentences import first_sentence
 from ranklab.measure.clock import leave_a_core_free
 
 
@@ -90,18 +91,10 @@ def capabilities(
 
 def _of_ranks(ranks: int, gpus: int, on_cpu: bool, chosen: str) -> str:
     """The sentence of several ranks on so many GPUs; on the CPU where there is none."""
-    why = f"ranks send through the CPU's memory{', on any machine' * on_cpu}"
-    if gpus >= ranks:
-        why = "a GPU for each rank"
-    elif gpus:
-        why = (
-            f"{ranks} ranks share {f'{gpus} GPUs' if gpus > 1 else 'the GPU'}, and NCCL wants one"
-            " for each; times of messages are those of the host's memory"
-        )
     backend = "nccl" if gpus >= ranks else "gloo"
-    if chosen not in ("", backend):
-        backend, why = chosen, "as this cell asks for"
-    return f" It starts {ranks} ranks, backend {backend}: {why}."
+    known = dict(ranks=ranks, gpus=gpus, on_cpu=on_cpu, chosen=chosen, backend=backend)
+    why = first_sentence("machine.md", "why ranks have this backend", known)
+    return f" It starts {ranks} ranks, backend {chosen or backend}: {why}."
 
 
 class Sentence(str):

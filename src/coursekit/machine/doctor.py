@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 
 from coursekit.machine.capabilities import find_device, memory_bytes
 from coursekit.machine.regular_file import regular_json
+from coursekit.sentences import first_sentence
 from coursekit.show.tables import Table
 from ranklab.measure.clock import BUSY_SPREAD, cores, median_seconds
 from ranklab.ranks import ranks
@@ -95,13 +96,14 @@ def ready_or_not(findings: list["Diagnosis"]) -> str:
 
 def python() -> Diagnosis:
     low, high = (".".join(map(str, one)) for one in PYTHONS)
-    fit = sys.version_info[:2] >= PYTHONS[0]
-    advice = (
-        f"the labs were tested with {low} to {high}" if fit else f"install Python {low} or newer"
-    )
-    if fit and sys.version_info[:2] <= PYTHONS[1]:
-        advice = ENOUGH
-    return Diagnosis("Python", platform.python_version(), advice, fit)
+    version = sys.version_info[:2]
+    do = advice("Python", version=version, low=low, high=high)
+    return Diagnosis("Python", platform.python_version(), do, version >= PYTHONS[0])
+
+
+def advice(about: str, **found) -> str:
+    """The advice of data/machine.md on what was found."""
+    return first_sentence("machine.md", f"{about}: what to do", globals() | found) or ENOUGH
 
 
 def packages() -> Iterator[Diagnosis]:
@@ -111,8 +113,8 @@ def packages() -> Iterator[Diagnosis]:
         lines = requires("shardlab") or ()
     except PackageNotFoundError:  # a checkout whose src/ is on the path
         here = Path(__file__).parents[2]
-        advice = f"pip install -e {here.parent}; what it needs was not compared"
-        yield Diagnosis("shardlab", f"not installed: it runs from {here}", advice)
+        do = f"pip install -e {here.parent}; what it needs was not compared"
+        yield Diagnosis("shardlab", f"not installed: it runs from {here}", do)
         return
     for line in lines:
         wanted = Requirement(line)
@@ -136,39 +138,27 @@ def front_end() -> Diagnosis:
     try:
         return Diagnosis("front end", f"JupyterLab {version('jupyterlab')}", ENOUGH)
     except PackageNotFoundError:
-        advice = "pip install jupyterlab; VS Code and Colab need nothing"
-        return Diagnosis("front end", "no JupyterLab", advice)
+        do = "pip install jupyterlab; VS Code and Colab need nothing"
+        return Diagnosis("front end", "no JupyterLab", do)
 
 
 def disk(folder: Path) -> Diagnosis:
     """Room for predictions and checkpoints beside the labs; without it labs run and say so."""
     place = folder if folder.is_dir() else Path.cwd()
-    free = shutil.disk_usage(place).free / 1e9
-    can = os.access(place, os.W_OK)
-    advice = "predictions cannot be kept here: copy the labs into a folder of your own"
-    if can and free < GB_OF_DISK:
-        advice = f"labs want {GB_OF_DISK:g} GB"
+    free, can = shutil.disk_usage(place).free / 1e9, os.access(place, os.W_OK)
     here = f"{free:.1f} GB free, {'' if can else 'not '}writable"
-    return Diagnosis("disk", here, ENOUGH if can and free >= GB_OF_DISK else advice)
+    return Diagnosis("disk", here, advice("disk", can=can, free=free))
 
 
 def clock() -> Diagnosis:
     """How much the time of one product of matrices varies, and how many want the cores."""
     a = torch.ones(256, 256)
     spread = median_seconds(lambda: a @ a, torch.device("cpu"), repeats=31).spread
-    here = f"times of the same work differ by {spread:.0%}"
-    advice = ENOUGH
-    if spread > BUSY_SPREAD:
-        advice = "this machine is busy: close other programs, or repeat a time"
+    here, load = f"times of the same work differ by {spread:.0%}", 0.0
     if hasattr(os, "getloadavg"):  # not on Windows
         load = os.getloadavg()[0] / cores()
         here += f"; {load:.1f} processes want each core"
-        if load > BUSY_LOAD:
-            advice = (
-                f"labs take about {load:.0f} times as long as they say: run setup cells early, take"
-                " turns, or share fewer cores among fewer people"
-            )
-    return Diagnosis("clock", here, advice)
+    return Diagnosis("clock", here, advice("clock", busy=spread > BUSY_SPREAD, load=load))
 
 
 def this_machine() -> Iterator[Diagnosis]:
@@ -181,15 +171,10 @@ def this_machine() -> Iterator[Diagnosis]:
         f"{count} core{'s' * (count > 1)}" + (f", {memory / 2**30:.1f} GiB" if memory else ""),
         ENOUGH if enough else f"{RANKS_TRIED} ranks want {needed:g} GiB: close other programs",
     )
-    if device.type == "cuda":
-        names = ", ".join(torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count()))
-        yield Diagnosis("GPU", names, ENOUGH)
-    else:
-        driver = torch.version.cuda is not None and os.path.exists("/proc/driver/nvidia")
-        advice = "nothing: labs run on the CPU and replay what only a GPU shows"
-        if torch.cuda.is_available() or driver:  # it is there, and refuses
-            advice = "look at the driver, or take a PyTorch built for this GPU"
-        yield Diagnosis("GPU", why_not, advice)
+    gpus = range(torch.cuda.device_count()) if device.type == "cuda" else ()
+    names = ", ".join(torch.cuda.get_device_name(k) for k in gpus)
+    driver = torch.version.cuda is not None and os.path.exists("/proc/driver/nvidia")
+    yield Diagnosis("GPU", names or why_not, advice("GPU", device=device, driver=driver))
 
 
 def started_ranks() -> Diagnosis:
@@ -200,17 +185,13 @@ def started_ranks() -> Diagnosis:
             sums = world.run(add_up)
             seconds, where = perf_counter() - begin, world.places
     except Exception as error:
-        advice = "if it is not clear what to do, report this line"
-        return Diagnosis(what, str(error).splitlines()[0], advice, fit=False)
+        do = "if it is not clear what to do, report this line"
+        return Diagnosis(what, str(error).splitlines()[0], do, fit=False)
     if sums != [RANKS_TRIED * (RANKS_TRIED - 1) / 2] * RANKS_TRIED:
-        advice = "report this: its collectives err"
-        return Diagnosis(what, f"their sum is wrong: {sums}", advice, fit=False)
-    slow = (
-        "each lab's first cell with ranks waits as long: run it before the session begins, and"
-        " start fewer labs at a time"
-    )
+        do = "report this: its collectives err"
+        return Diagnosis(what, f"their sum is wrong: {sums}", do, fit=False)
     here = f"{where}, by {start_method()}; their first sum after {seconds:.1f} s"
-    return Diagnosis(what, here, slow if seconds > SLOW_START_SECONDS else ENOUGH)
+    return Diagnosis(what, here, advice("ranks", seconds=seconds))
 
 
 def add_up() -> float:
@@ -227,13 +208,8 @@ def nccl() -> Diagnosis:
         return Diagnosis("NCCL", missing, "nothing: ranks use gloo")
     found = ".".join(map(str, torch.cuda.nccl.version()))
     connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or "not set"
-    advice = "nothing: several ranks share the GPU, by gloo; speeds between them say nothing"
-    if gpus > 1:
-        advice = (
-            "to overlap tensor parallelism, set CUDA_DEVICE_MAX_CONNECTIONS=1, so that a GPU begins"
-            f" messages in the order of the calls; it is {connections}"
-        )
-    return Diagnosis("NCCL", f"{found}, for up to {gpus} rank{'s' * (gpus > 1)}", advice)
+    here = f"{found}, for up to {gpus} rank{'s' * (gpus > 1)}"
+    return Diagnosis("NCCL", here, advice("NCCL", gpus=gpus, connections=connections))
 
 
 def links() -> Diagnosis:
@@ -258,14 +234,12 @@ def rows_of_labs(folder: Path, findings: list[Diagnosis]) -> Iterator[tuple[str,
             problem = f"the file is not a notebook ({said}): download it again"
             yield path.stem, "cannot run", problem
             continue
-        if type(count) is not int or not 1 <= count <= RANKS_OF_A_LAB:
-            problem = f"its metadata ask for {count!r} ranks, not for 1 to {RANKS_OF_A_LAB}"
-            yield path.stem, "cannot run", problem
-            continue
-        needed = [finding for finding in findings if count > 1 or "ranks" not in finding.question]
-        world = f"{count} rank{'s' * (count > 1)}"
-        if broken := [finding.question for finding in needed if not finding.fit]:
-            yield path.stem, "cannot run", f"see {', '.join(broken)} above"
+        alone = count == 1
+        needed = [one for one in findings if not (alone and "ranks" in one.question)]
+        known = globals() | dict(count=count, broken=[f.question for f in needed if not f.fit])
+        world = f"{count} rank{'s' * (not alone)}"
+        if why := first_sentence("machine.md", "a lab that cannot run", known):
+            yield path.stem, "cannot run", why
         elif needs_gpu and not torch.cuda.is_available():
             yield path.stem, "runs in part", f"{world}; replayed or skipped: {needs_gpu}"
         else:

@@ -11,45 +11,23 @@ in a process of its own, which the system holds to the limit.
 """
 
 import gc
-import pickle
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
+from torch.nn.functional import cross_entropy
+
+from ranklab.ranks.apart import apart
 
 UNLIMITED = 2**60  # version 1 says 2**63 less a page
 SPARE = 2  # this many times the limit must be free before anything is tried
 LINE_LENGTH = 66  # of what a lab prints
 CHILD_SECONDS = 300  # against a process that hangs
-
-# Modules are loaded, and a step of a few numbers is taken, before memory is counted: a first
-# forward, backward and update load some 100 MiB, which are not the work's. Each further thread
-# would reserve addresses of its own.
-_CHILD = """
-import pickle, resource, sys
-import cloudpickle, torch
-from coursekit.machine.limit import attempt_each
-limit_bytes, work, cases = cloudpickle.load(sys.stdin.buffer)
-answer_to, sys.stdout = sys.stdout.buffer, sys.stderr  # what the work prints is no answer
-torch.set_num_threads(1)
-warm = torch.nn.Linear(2, 2)
-torch.nn.functional.cross_entropy(warm(torch.ones(2, 2)), torch.zeros(2).long()).backward()
-torch.optim.AdamW(warm.parameters()).step()
-with open("/proc/self/statm") as file:
-    taken = int(file.read().split()[0]) * resource.getpagesize()
-_, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
-resource.setrlimit(resource.RLIMIT_AS, (taken + limit_bytes, hard_limit))
-attempts = [tuple(attempt) for attempt in attempt_each(work, cases)]
-resource.setrlimit(resource.RLIMIT_AS, (hard_limit, hard_limit))  # the answer itself always fits
-answer_to.write(pickle.dumps(attempts))
-answer_to.flush()
-"""
 
 
 class Attempt(NamedTuple):
@@ -214,11 +192,27 @@ def _on_gpu(limit_bytes, device, work, cases):
 
 
 def _in_child(limit_bytes, device, work, cases):
-    sent = cloudpickle.dumps((limit_bytes, work, list(cases)))
-    child, options = [sys.executable, "-c", _CHILD], dict(capture_output=True)
-    ended = subprocess.run(child, input=sent, timeout=CHILD_SECONDS, **options)
-    if ended.returncode:
-        said = ended.stderr.decode(errors="replace").strip().splitlines()
-        last = said[-1] if said else f"it ended with {ended.returncode}"
-        raise RuntimeError(f"the process that tried it failed: {last}")
-    return [Attempt(*attempt) for attempt in pickle.loads(ended.stdout)]
+    found = apart(_held_to, limit_bytes, work, list(cases), seconds=CHILD_SECONDS)
+    if isinstance(found, str):
+        raise RuntimeError(f"the process that tried it failed: {found}")
+    return [Attempt(*attempt) for attempt in found]
+
+
+def _held_to(limit_bytes, work, cases) -> list[tuple] | str:
+    """The attempts of a process of its own, or another error. A first forward, backward and update
+    load some 100 MiB, which are not the work's: a step is taken before memory is counted."""
+    import resource  # not on Windows
+
+    warm = torch.nn.Linear(2, 2)
+    cross_entropy(warm(torch.ones(2, 2)), torch.zeros(2).long()).backward()
+    torch.optim.AdamW(warm.parameters()).step()
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + limit_bytes, hard_limit))
+    try:
+        with redirect_stdout(sys.stderr):
+            return [tuple(attempt) for attempt in attempt_each(work, cases)]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:  # the answer itself always fits
+        resource.setrlimit(resource.RLIMIT_AS, (hard_limit, hard_limit))

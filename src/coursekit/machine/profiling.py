@@ -8,16 +8,16 @@ import argparse
 import os
 import runpy
 import sys
+import traceback
 from pathlib import Path
 
 from coursekit.formulas.command import say_refused
+from coursekit.sentences import first_sentence
 
 
 def run_profile(asked: argparse.Namespace) -> int:
-    if not asked.script.is_file():
-        return say_refused(f"{asked.script} is not there: name the script that trains.")
-    if asked.trace and (asked.trace.is_dir() or not asked.trace.parent.is_dir()):
-        return say_refused(f"--trace {asked.trace}: name a file in a folder that is there.")
+    if wrong := first_sentence("machine.md", "what profile cannot be asked", vars(asked)):
+        return say_refused(wrong)
     own = [word for word in asked.arguments if word.split("=")[0] == "--trace"]
     if own:
         say_refused(f"{own[0]} goes to {asked.script}: options of profile are before the script.")
@@ -57,12 +57,9 @@ def run_script(script: Path):
     except EnoughSteps:
         raise
     except BaseException as error:  # the script's own may be one
-        trace, line = error.__traceback__, 0
-        while trace is not None:  # the innermost line of the script itself
-            if trace.tb_frame.f_code.co_filename == str(script):
-                line = trace.tb_lineno
-            trace = trace.tb_next
-        where = f"{script}:{getattr(error, 'lineno', line) or line}"
+        frames = traceback.extract_tb(error.__traceback__)  # the script's own innermost line
+        lines = [0, *(one.lineno for one in frames if one.filename == str(script))]
+        where = f"{script}:{getattr(error, 'lineno', 0) or lines[-1]}"
         raise ScriptFailed(f"{where} raised {type(error).__name__}: {text_of(error)}") from error
 
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from coursekit.formulas.command import say_refused
 from coursekit.formulas.presets import GPUS
 from coursekit.formulas.registry import BOOK
+from coursekit.sentences import first_sentence, sentences
 from coursekit.show.format import decimal_bytes
 
 ORDER = "parameters", "gradients", "optimizer", "gathered", "activations"
@@ -23,6 +24,7 @@ WARNING = (
     "the script itself runs: what it loads it loads, and what it writes outside of its working"
     " folder stays."
 )
+CHANGES = "changes of a rehearsed script"
 GPUS_OF_A_NODE, MOST_WAITS, MOST_CHANGES = 8, 5, 3
 LEAST_SAVED = 0.02  # of the peak
 GRACE = 10  # seconds that a script has more, where it takes no signal
@@ -134,27 +136,12 @@ def nodes_of(asked: argparse.Namespace) -> tuple[int, int]:
 
 def refused(asked: argparse.Namespace) -> str:
     """Why the question cannot be answered, or nothing."""
-    if not (asked.module or asked.script.is_file()):
-        return f"{asked.script} is not there: name the script that trains."
-    if asked.gpu not in GPUS:
-        return f"--gpu {asked.gpu}: there are {', '.join(GPUS)}."
-    if asked.gpus < 1:
-        return f"--gpus {asked.gpus}: it must be at least 1."
     try:
         ranks = ranks_in(asked)
     except ValueError:
-        return f"--rank {asked.rank}: name numbers of ranks, or first, middle, last."
-    if not all(0 <= rank < asked.gpus for rank in ranks):
-        return f"--rank {asked.rank}: {asked.gpus} GPUs have ranks 0 to {asked.gpus - 1}."
-    if asked.trace and len(ranks) > 1:
-        return f"--trace {asked.trace}: it holds one rank, and --rank names {len(ranks)}."
-    if asked.nodes is not None and (asked.nodes < 1 or asked.gpus % asked.nodes):
-        return f"--nodes {asked.nodes}: it must divide --gpus {asked.gpus}."
-    if not asked.seconds > 0:
-        return f"--seconds {asked.seconds}: it must be above 0."
-    if asked.trace and (asked.trace.is_dir() or not asked.trace.absolute().parent.is_dir()):
-        return f"--trace {asked.trace}: name a file in a folder that is there."
-    return ""
+        ranks = None
+    known = vars(asked) | dict(GPUS=GPUS, ranks=ranks)
+    return first_sentence("machine.md", "what rehearse cannot be asked", known)
 
 
 def heading(asked: argparse.Namespace, ranks: str) -> str:
@@ -207,13 +194,10 @@ def changes(found, ranks: int) -> list[str]:
         (has.get("activations", 0), "at most, by recomputing: a third more computing"),
     ]
     told = [(saved, how) for saved, how in rows if saved > LEAST_SAVED * found.peak_bytes]
-    alone = "  the script starts no process group: each GPU trains a model of its own"
-    eager = "  torch.compile was left out: compiled, the step has fewer launches, bytes and seconds"
-    return (
-        [alone] * (ranks > 1 and not found.grouped)
-        + [eager] * found.compiles
-        + [f"  {decimal_bytes(saved)} less: {how}" for saved, how in told[:MOST_CHANGES]]
-    )
+    first = sentences("machine.md", CHANGES, dict(found=found, several=ranks > 1))
+    return [f"  {words}" for _, words in first] + [
+        f"  {decimal_bytes(saved)} less: {how}" for saved, how in told[:MOST_CHANGES]
+    ]
 
 
 def lines_of_seconds(found, asked: argparse.Namespace) -> list[str]:

@@ -347,12 +347,8 @@ class Answer:
 
     @property
     def place(self) -> str:
-        where = self._place.meaning.removeprefix("bytes ")
+        where = fullest_place(self.values).meaning.removeprefix("bytes ")
         return where.partition(":")[0].partition(";")[0]
-
-    @property
-    def _place(self):
-        return BOOK.formulas[BOOK.formulas[RANK_PEAK].needs[self.values[RANK_PLACE] - 1]]
 
     def __str__(self) -> str:
         return "\n".join(self._texts())
@@ -505,9 +501,14 @@ MODELS_WITH_USUAL = {
 }
 
 
+def fullest_place(values):
+    """The formula of the place at which the rank's peak is."""
+    return BOOK.formulas[BOOK.formulas[RANK_PEAK].needs[values[RANK_PLACE] - 1]]
+
+
 def _lines(values) -> Iterator[LedgerLine]:
     """The parts of the fullest place that are there, and what no tensor holds."""
-    place = BOOK.formulas[BOOK.formulas[RANK_PEAK].needs[values[RANK_PLACE] - 1]]
+    place = fullest_place(values)
     outside = zip(("context", "NCCL"), NO_TENSOR)
     for category, name in (*place.function.parts.items(), *outside):
         if not values[name]:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from coursekit.formulas.asking import close_names
 from coursekit.formulas.registry import BOOK, InvalidQuantity
+from coursekit.sentences import first_sentence
 
 SAID_AGAIN = {"experts_per_token": "num_experts_per_tok"}  # in gpt-oss: a field, and its double
 
@@ -59,19 +60,12 @@ def read_config(source) -> dict[str, int]:
     InvalidModelConfig with one sentence for a file that is missing, is no JSON, is no model's
     configuration, or is of an architecture that the formulas do not know."""
     config, name = (source, "the config") if isinstance(source, dict) else _loaded(Path(source))
-    kind = config.get("model_type")
-    if not isinstance(kind, str):
-        raise InvalidModelConfig(
-            f"{name} has no model_type: it is not the config.json of a model on Hugging Face; take"
-            " the file of that name beside the model's weights."
-        )
-    if kind not in ARCHITECTURES:
-        part = "text_config" in config
-        raise InvalidModelConfig(
-            f"{name}: model_type {kind!r} is an architecture that the formulas do not know"
-            + (", a model of several parts: give its text_config" if part else "")
-            + f"{close_names(kind, ARCHITECTURES) or ';'} there are {', '.join(ARCHITECTURES)}."
-        )
+    kind, made_for = config.get("model_type"), config.get("architectures") or []
+    made_for = made_for if isinstance(made_for, list) else [made_for]
+    known = dict(config=config, name=name, kind=kind, close_names=close_names, dumps=json.dumps)
+    known |= dict(architectures=ARCHITECTURES, unlike=list(filter(_has_no_head, made_for)))
+    if why := first_sentence("knobs.md", "files that are no model's config.json", known):
+        raise InvalidModelConfig(why)
     return _quantities(config, ARCHITECTURES[kind], name)
 
 
@@ -95,28 +89,19 @@ def _loaded(path):
     return config, str(path)
 
 
-def _refuse_what_is_not_counted(config, architecture, name):
-    """Raise InvalidModelConfig for a field that changes the bytes and is in no formula."""
-    kind = config["model_type"]
-    made_for = config.get("architectures") or []
-    for made in made_for if isinstance(made_for, list) else [made_for]:
-        if not (isinstance(made, str) and made.endswith(CAUSAL_MODELS)):
-            raise InvalidModelConfig(
-                f"{name}: architectures = {json.dumps(made)}: the formulas count a model with a"
-                " head over the vocabulary, such as one that ends in ForCausalLM."
-            )
-    if config.get("quantization_config"):
-        raise InvalidModelConfig(
-            f"{name} has a quantization_config: the formulas count weights in the precision of the"
-            " recipe; delete the field to ask about training in that precision."
-        )
+def _has_no_head(made) -> bool:
+    """Whether a class is no model with a head over the vocabulary."""
+    return not (isinstance(made, str) and made.endswith(CAUSAL_MODELS))
+
+
+def _refuse_unknown_experts(config, architecture, name):
+    """Raise InvalidModelConfig for a field of experts that is in no formula."""
     read = {field_name for fields in architecture.names.values() for field_name in several(fields)}
     for field_name, value in config.items():
         again = config.get(SAID_AGAIN.get(field_name)) == value
         if "expert" in field_name and value and field_name not in read and not again:
-            raise InvalidModelConfig(
-                f"{name}: {field_name} = {json.dumps(value)}: the formulas know {kind} without it."
-            )
+            said = f"{field_name} = {json.dumps(value)}: the formulas know"
+            raise InvalidModelConfig(f"{name}: {said} {config['model_type']} without it.")
 
 
 def several(fields):
@@ -139,7 +124,7 @@ def _number(config, field_name, name, optional):
 
 
 def _quantities(config, architecture, name):
-    _refuse_what_is_not_counted(config, architecture, name)
+    _refuse_unknown_experts(config, architecture, name)
     for field_name, wanted in architecture.only.items():
         found = config.get(field_name, wanted)
         alike = isinstance(found, bool) == isinstance(wanted, bool)  # 0 is not false

@@ -6,10 +6,11 @@ missing, at which point of the step, and the nearest fixes with their bytes.
 
 import re
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cache
+from typing import NamedTuple
 
 from coursekit.formulas.presets import DATA, GPUS
+from coursekit.sentences import sentences
 from coursekit.show.format import format_bytes
 
 SIZE = r"([\d.]+ (?:bytes|KiB|MiB|GiB|TiB))"
@@ -36,11 +37,14 @@ CAPACITY_SHARE = 0.01  # of a card: sizes that are one card's
 
 
 _TEXT = DATA.joinpath("oom.md").read_text("utf-8")
-# why an allocation failed: what is said of it, and the first fix
-Cause = Enum(
-    "Cause",
-    {name: words.split(" → ") for name, words in re.findall(r"(?m)^- ([A-Z_]+): (.+)", _TEXT)},
-)
+
+
+class Cause(NamedTuple):
+    """Why an allocation failed: what is said of it, and the first fix."""
+
+    name: str
+    said: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class FailurePoint:
 
 @cache
 def points() -> tuple[FailurePoint, ...]:
-    parts = _TEXT.split("\n## ")[1:]
+    parts = _TEXT.split("\n## ")[2:]
     return tuple(
         FailurePoint(name, why, pattern.strip("`"), tuple(re.findall(r"(?m)^- (.+)", fixes)))
         for name, why, pattern, fixes in (part.split("\n\n", 3) for part in parts)
@@ -99,20 +103,16 @@ class MemoryMessage:
         return sum(self.processes.values()) or max(0, self.total - self.free - own)
 
     @property
+    def held_by_others(self) -> int:
+        """These bytes without a context of this process."""
+        own = self.own is not None or self.processes  # else the context is among them
+        return self.others - (0 if own else CONTEXT_BYTES)
+
+    @property
     def cause(self) -> Cause:
-        if self.asked > self.total:
-            return Cause.TOO_LARGE
-        if self.allowed is not None and self.reserved + self.asked > self.allowed:
-            return Cause.LIMIT
-        if self.free >= self.asked:
-            return Cause.REFUSED
-        if self.unallocated >= max(GAP_SHARE * self.total, self.missing):
-            return Cause.GAPS
-        own = self.own is not None or self.processes  # else a context of this process is in it
-        others = self.others - (0 if own else CONTEXT_BYTES)
-        if others >= max(self.missing, 2 * GAP_SHARE * self.total):
-            return Cause.OTHERS
-        return Cause.NEED
+        known = self._shown | dict(message=self, GAP_SHARE=GAP_SHARE)
+        name, words = next(sentences("oom.md", "why an allocation failed", known))
+        return Cause(name, *words.split(" → "))
 
     @property
     def point(self) -> FailurePoint | None:
@@ -151,9 +151,10 @@ class MemoryMessage:
     def fixes(self) -> list[str]:
         """The nearest first."""
         found = self.point.fixes if self.point else ()
-        if not (self.point and self.cause in (Cause.NEED, Cause.TOO_LARGE)):
-            found = (self.cause.value[1], *found)
-        return [fix.format_map(self._shown) for fix in found]
+        found = [fix.format_map(self._shown) for fix in found]
+        if not (self.point and self.cause.name in ("NEED", "TOO_LARGE")):
+            found = [self.cause.fix, *found]
+        return found
 
     @property
     def rows(self) -> list[tuple[int, str]]:
@@ -185,7 +186,7 @@ class MemoryMessage:
         if self.reserved > self.total:
             yield "More than the card has: the driver pages to the host's memory, as on Windows."
         yield ""
-        yield self.cause.value[0].format_map(self._shown)
+        yield self.cause.said
         where = f", at {self.line}" if self.line else ""
         if self.point:
             yield f"Where: {self.point.name}{where}. {self.point.why}"
@@ -194,9 +195,9 @@ class MemoryMessage:
         yield "What helps, the nearest first:"
         yield from (f"  - {fix}" for fix in self.fixes)
         room = format_bytes(abs(self.room))
-        if self.cause is not Cause.GAPS and self.room < 0:
+        if self.cause.name != "GAPS" and self.room < 0:
             yield f"expandable_segments:True does not help: with all gaps {room} lack."
-        elif self.cause is Cause.NEED:
+        elif self.cause.name == "NEED":
             yield f"expandable_segments:True may let this tensor pass, with {room} left: no cure."
         if self.more:
             yield f"{self.more} more of these messages follow; the first is nearest to the cause."

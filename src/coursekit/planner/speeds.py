@@ -112,22 +112,7 @@ SECONDS_BY_LOOK = {  # look of palette.TIMELINE -> (label, parts of the step)
     "communication": ("messages", ("messages", "passing", "exposed", "experts", "exchange")),
     "idle": ("bubble", ("bubble",)),
 }
-_SECONDS = (
-    "layout_seconds",
-    "layout_tokens_per_second",
-    "layout_utilisation",
-    "layer_forward_seconds",
-    "layer_backward_seconds",
-    "recompute_seconds",
-    "layer_moving_seconds",
-    "layer_waiting_seconds",
-    "layer_expert_seconds",
-    "layer_expert_tensor_seconds",
-    "layer_late_seconds",
-    "layer_context_seconds",
-    "layer_seconds",
-    "head_seconds",
-)
+_STEP = ("layout_seconds", "layout_tokens_per_second", "layout_utilisation")
 
 
 def joined_gpus(gpu, ranks_per_node=USUAL_RANKS_PER_NODE) -> int:
@@ -195,7 +180,7 @@ def step_values(layout: RankLayout, speed: Speed, **more) -> dict:
     the layout does not have, such as dropout."""
     given = step_given(layout, speed) | more
     given["pipeline_rank"] = layout.pipeline_parallel - 1
-    return BOOK.solve(_SECONDS, given, allow_unused=True)
+    return BOOK.solve(_STEP, given, allow_unused=True)
 
 
 def parts_of(values) -> dict:
