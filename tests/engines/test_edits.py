@@ -2,7 +2,6 @@
 
 import sys
 from types import ModuleType
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,11 +9,11 @@ from told import sample, told
 
 from coursekit import topics
 from coursekit.exercises.answers import share_of_each
-from coursekit.exercises.checker import Exercise, OfRanks, judge
+from coursekit.exercises.checker import Exercise, judge
 from coursekit.exercises.decisions import decisions_of
 from coursekit.exercises.edits import Topic, edited
 from coursekit.exercises.mistakes import decisions_in, mistakes_in
-from coursekit.exercises.properties import CaseTried, how_they_differ
+from coursekit.exercises.properties import CaseTried, OfRanks, how_they_differ
 
 MOST = 8  # listed wrong solutions of an exercise
 TEXT = sample("mistakes.md")
@@ -128,21 +127,16 @@ def test_lists_are_short_and_belong_to_an_exercise(module):
     assert not long, f"more than {MOST} sentences, make a property of some: {long}"
 
 
-class Two(NamedTuple):
-    output: list
-    gradient: list
-
-
 def said(found, right, ranks=True, **case):
     kind = OfRanks if ranks else (lambda answer: answer)
-    return how_they_differ([CaseTried(case, kind(found), kind(right))], OfRanks)
+    return how_they_differ([CaseTried(case, kind(found), kind(right))])
 
 
 @pytest.mark.parametrize(
     "found, right, words", told("test_edits::test_a_property_has_its_words", globals())
 )
 def test_a_property_has_its_words(found, right, words):
-    """Must catch: a property that another hides, a sum taken for a mean, the wrong rank named."""
+    """Must catch: a property that another hides, the wrong rank named."""
     assert words in said(found, right)
 
 
@@ -150,9 +144,9 @@ def test_factors_are_those_of_the_case():
     """Must catch: a factor that fits in one case alone; the 2 of two ranks said for the 2 of two
     microbatches."""
     tries = [CaseTried(dict(parts=k), [6.0 * k, k], [6.0, 1]) for k in (2, 3)]
-    assert how_they_differ(tries, OfRanks) == "yours is parts (2, 3) times what it should be"
+    assert how_they_differ(tries) == "yours is parts (2, 3) times what it should be"
     tries[1] = CaseTried(dict(parts=3), [6.0 * 4, 4], [6.0, 1])
-    assert how_they_differ(tries, OfRanks) == ""
+    assert how_they_differ(tries) == ""
     assert said([7.0, 3.0], [1.0, 2.0], ranks=False) == ""
 
 

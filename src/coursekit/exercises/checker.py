@@ -8,7 +8,6 @@ answers, and says its misconception; then for a property of the answers, of the 
 
 import copy
 import inspect
-import math
 import os
 import re
 from collections.abc import Callable
@@ -19,9 +18,9 @@ from coursekit.sentences import DATA
 from ranklab.ranks.apart import CannotGoApart, Ended, apart
 
 from .missing_names import ShownAlone
-from .numbers import is_number, plain_number
+from .numbers import is_number, plain_number, same
 from .patience import at_most
-from .properties import CaseTried, about_numbers, how_they_differ
+from .properties import CaseTried, OfRanks, about_numbers, how_they_differ
 
 LIMIT_SECONDS = 30.0  # for all cases together
 SHOWN_CHARACTERS = 240  # of a value in a sentence
@@ -62,10 +61,6 @@ class Failure(str):
             first = "its text cannot be shown"
         place, colon = f" on {where}" * bool(where), ": " * bool(first)
         return cls(f"{type(error).__name__}{place}{colon}{first}")
-
-
-class OfRanks(list):
-    """One answer of each rank, in rank order."""
 
 
 def is_blank(error: BaseException) -> bool:
@@ -153,21 +148,6 @@ def own_name(solution: Callable | None, otherwise: str) -> str:
     """The name that a reader gives their function or class; a lambda has no name."""
     name = getattr(solution, "__name__", "")
     return name if isinstance(name, str) and name.isidentifier() else otherwise
-
-
-def same(a, b) -> bool:
-    """Whether two answers are equal, also within lists and tuples, whichever of the two they are;
-    numbers are numbers, whoever made them; floats to nine digits, which tells every misconception
-    apart."""
-    try:
-        if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-            return len(a) == len(b) and all(map(same, a, b))
-        a, b = plain_number(a), plain_number(b)
-        if isinstance(a, float) or isinstance(b, float):
-            return is_number(a) and is_number(b) and math.isclose(a, b, rel_tol=1e-9)
-        return type(a) is type(b) and bool(a == b)
-    except Exception:  # a tensor of several elements, 10**5000, a list of a million lists
-        return False
 
 
 # of the checks so far, in this process, without those that passed since
@@ -259,7 +239,7 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
         return Verdict(False, f"{said.removesuffix('.')}: a number is wanted.")
     if "yours gives" not in said and "and is" not in said:
         return Verdict(False, said)  # the answer's own sentence
-    how = about_numbers(wanted, given, exercise.unit) or how_they_differ(tries, OfRanks)
+    how = about_numbers(wanted, given, exercise.unit) or how_they_differ(tries)
     return Verdict(False, f"{said.removesuffix('.')}: {how}." if how else said)
 
 

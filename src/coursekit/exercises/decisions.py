@@ -33,7 +33,9 @@ from typing import Any, NamedTuple
 import torch
 
 from .answers import drawn, nine_digits, share_of_each, times_of_parts
-from .checker import Failure, OfRanks, same
+from .checker import Failure
+from .numbers import same
+from .properties import OfRanks
 
 GIVEN = dict(math=math, torch=torch, drawn=drawn, nine_digits=nine_digits, same=same)
 GIVEN |= dict(share_of_each=share_of_each, times_of_parts=times_of_parts)

@@ -22,9 +22,10 @@ import torch.distributed
 from torch import Tensor
 
 from coursekit.exercises.answers import unless_blank
-from coursekit.exercises.checker import Failure, OfRanks, is_blank
+from coursekit.exercises.checker import Failure, is_blank
 from coursekit.exercises.numbers import ranks_in_words
 from coursekit.exercises.patience import RunsOn, stop
+from coursekit.exercises.properties import OfRanks
 
 WORK_SECONDS = 10.0  # for work that neither ends nor waits
 STOPPED_SECONDS = 1.0  # for a rank to end when it is told to

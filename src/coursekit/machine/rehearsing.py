@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from coursekit.formulas.command import say_refused
 from coursekit.formulas.presets import GPUS
 from coursekit.formulas.registry import BOOK
-from coursekit.sentences import first_sentence, sentences
+from coursekit.sentences import first_sentence, sentences, with_values
 from coursekit.show.format import decimal_bytes
 
 ORDER = "parameters", "gradients", "optimizer", "gathered", "activations"
@@ -184,16 +184,12 @@ def changes(found, ranks: int) -> list[str]:
     has, spared = found.by_purpose(), 1 - 1 / ranks
     states = sum(has.get(purpose, 0) for purpose in ("parameters", "gradients", "optimizer"))
     whole, states_whole = (ranks > 1 and not one for one in (found.sharded, found.shared_states))
-    rows = [
-        (
-            states_whole * spared * has.get("optimizer", 0),
-            "shard the optimizer: as many bytes are sent",
-        ),
-        (whole * spared * states, "fully_shard: 1.5 times the bytes, and a unit is gathered"),
-        (found.of_batch / 2, "at most, by half the microbatch, twice as many: messages hide less"),
-        (has.get("activations", 0), "at most, by recomputing: a third more computing"),
-    ]
-    told = [(saved, how) for saved, how in rows if saved > LEAST_SAVED * found.peak_bytes]
+    known = dict(states=states, optimizer=has.get("optimizer", 0), spared=spared)
+    known |= dict(activations=has.get("activations", 0), of_batch=found.of_batch)
+    known |= dict(whole=whole, states_whole=states_whole)
+    least = LEAST_SAVED * found.peak_bytes
+    lines = with_values("machine.md", "less at the peak of a rehearsed script", known)
+    told = [(saved, how) for saved, _, how in lines if saved > least]
     first = sentences("machine.md", CHANGES, dict(found=found, several=ranks > 1))
     return [f"  {words}" for _, words in first] + [
         f"  {decimal_bytes(saved)} less: {how}" for saved, how in told[:MOST_CHANGES]

@@ -17,8 +17,8 @@ from coursekit.exercises.answers import (
     times_of_parts,
     unless_blank,
 )
-from coursekit.exercises.checker import same
 from coursekit.exercises.edits import Topic
+from coursekit.exercises.numbers import same
 from coursekit.exercises.thread_ranks import answer_of_ranks, value_of_ranks
 
 topic = Topic(__name__)

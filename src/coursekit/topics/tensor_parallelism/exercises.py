@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry
 
 from coursekit.exercises.answers import drawn, list_of_ranks, nine_digits, share_of_each
-from coursekit.exercises.checker import OfRanks
 from coursekit.exercises.edits import Topic
+from coursekit.exercises.properties import OfRanks
 from coursekit.exercises.thread_ranks import value_of_ranks
 from coursekit.lab import far
 from ranklab.ranks import rank_device

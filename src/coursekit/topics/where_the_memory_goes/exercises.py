@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from coursekit.exercises.checker import same
 from coursekit.exercises.edits import Topic
+from coursekit.exercises.numbers import same
 from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
