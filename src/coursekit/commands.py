@@ -13,11 +13,12 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-from coursekit.formulas.presets import DATA, GPUS, KERNELS, PRESETS, RECIPES
+from coursekit.formulas.presets import GPUS, KERNELS, PRESETS, RECIPES
 from coursekit.machine.rehearsing import WARNING
 from coursekit.planner.configurations import tools
 from coursekit.planner.plan import RULES
 from coursekit.planner.speeds import SPEEDS
+from coursekit.sentences import data_text
 
 ARGUMENT_KINDS = dict(text=str, whole=int, number=float, path=Path)
 LISTED_NAMES = dict(gpus=GPUS, recipes=RECIPES, kernels=KERNELS, speeds=SPEEDS, presets=PRESETS)
@@ -32,7 +33,7 @@ class OneSentence(argparse.ArgumentParser):
 
 def parser_of_commands() -> OneSentence:
     """Its answers have `run`, the dotted name of the command's function, and `parser`."""
-    head, *parts = DATA.joinpath("commands.md").read_text("utf-8").split("\n## ")
+    head, *parts = data_text("commands.md").split("\n## ")
     parser = OneSentence(
         prog="python -m shardlab",
         description=head.partition("\n\n")[2],

@@ -13,7 +13,10 @@ from importlib.resources import files
 from types import CodeType
 from typing import Any
 
-DATA = files("coursekit").joinpath("data")
+
+def data_text(file: str) -> str:
+    """The text of a file in data/."""
+    return files("coursekit").joinpath("data", file).read_text("utf-8")
 
 
 def with_values(file: str, heading: str, known: Mapping[str, Any]) -> Iterator[tuple]:
@@ -36,7 +39,7 @@ def first_sentence(file: str, heading: str, known: Mapping[str, Any]) -> str:
 
 @cache
 def _compiled(file: str, heading: str) -> list[tuple[CodeType, str, CodeType]]:
-    text = DATA.joinpath(file).read_text("utf-8").partition(f"## {heading}\n")[2]
+    text = data_text(file).partition(f"## {heading}\n")[2]
     text = text.partition("\n## ")[0].replace("\n  ", " ")
     compiled = partial(compile, filename=file, mode="eval")
     found = re.findall(r"(?m)^- `(.+?)`(?: (\w+))?: (.+)", text)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from coursekit.sentences import DATA
+from coursekit.sentences import data_text
 from ranklab.ranks.apart import CannotGoApart, Ended, apart
 
 from .missing_names import ShownAlone
@@ -25,9 +25,7 @@ from .properties import CaseTried, OfRanks, about_numbers, how_they_differ
 LIMIT_SECONDS = 30.0  # for all cases together
 SHOWN_CHARACTERS = 240  # of a value in a sentence
 _ABSENT = object()  # an argument that was left away
-ERRORS = re.findall(
-    r"(?m)^(\S.*)\n:   (.*(?:\n    .*)*)", DATA.joinpath("errors.md").read_text("utf-8")
-)
+ERRORS = re.findall(r"(?m)^(\S.*)\n:   (.*(?:\n    .*)*)", data_text("errors.md"))
 MARKUP = re.compile(r"[\\`*_\[\]{}<>#$|~!]")  # what Markdown would take for more than a character
 
 

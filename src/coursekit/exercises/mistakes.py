@@ -6,8 +6,9 @@ import re
 import textwrap
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
 from typing import NamedTuple
+
+from coursekit.sentences import data_text
 
 ORIGINS = ("learner", "page", "author")
 # the first block of an exercise's decision lists (decisions.py) looks like this
@@ -66,4 +67,4 @@ def mistakes_in(text: str) -> dict[str, list[Mistake]]:
 def solutions() -> dict[str, dict[str, str]]:
     """The solution, the lab's imports for it and its first half by topic.exercise, made from the
     labs: see tools/skeletons.py."""
-    return json.loads(files("coursekit").joinpath("data", "skeletons.json").read_text("utf-8"))
+    return json.loads(data_text("skeletons.json"))

@@ -8,6 +8,7 @@ own: what replaces torch.cuda stays there, and a script that takes no signal is 
 import argparse
 import json
 import sys
+from collections import Counter
 from multiprocessing import connection, get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +25,6 @@ WARNING = (
     "the script itself runs: what it loads it loads, and what it writes outside of its working"
     " folder stays."
 )
-CHANGES = "changes of a rehearsed script"
 GPUS_OF_A_NODE, MOST_WAITS, MOST_CHANGES = 8, 5, 3
 LEAST_SAVED = 0.02  # of the peak
 GRACE = 10  # seconds that a script has more, where it takes no signal
@@ -181,19 +181,12 @@ def lines_of_bytes(found, gpu: str) -> list[str]:
 
 def changes(found, ranks: int) -> list[str]:
     """The cheapest changes that leave fewer bytes at the peak, by formula."""
-    has, spared = found.by_purpose(), 1 - 1 / ranks
-    states = sum(has.get(purpose, 0) for purpose in ("parameters", "gradients", "optimizer"))
-    whole, states_whole = (ranks > 1 and not one for one in (found.sharded, found.shared_states))
-    known = dict(states=states, optimizer=has.get("optimizer", 0), spared=spared)
-    known |= dict(activations=has.get("activations", 0), of_batch=found.of_batch)
-    known |= dict(whole=whole, states_whole=states_whole)
-    least = LEAST_SAVED * found.peak_bytes
+    has, least = Counter(found.by_purpose()), LEAST_SAVED * found.peak_bytes
+    known = dict(found=found, has=has, several=ranks > 1, spared=1 - 1 / ranks)
+    notes = sentences("machine.md", "what a rehearsal leaves out", known)
     lines = with_values("machine.md", "less at the peak of a rehearsed script", known)
-    told = [(saved, how) for saved, _, how in lines if saved > least]
-    first = sentences("machine.md", CHANGES, dict(found=found, several=ranks > 1))
-    return [f"  {words}" for _, words in first] + [
-        f"  {decimal_bytes(saved)} less: {how}" for saved, how in told[:MOST_CHANGES]
-    ]
+    told = [f"  {decimal_bytes(saved)} less: {how}" for saved, _, how in lines if saved > least]
+    return [*(f"  {words}" for _, words in notes), *told[:MOST_CHANGES]]
 
 
 def lines_of_seconds(found, asked: argparse.Namespace) -> list[str]:

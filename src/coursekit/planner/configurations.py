@@ -17,8 +17,9 @@ from functools import cache
 from pathlib import Path
 
 from coursekit.formulas.asking import close_names
-from coursekit.formulas.presets import DATA, MODELS
+from coursekit.formulas.presets import MODELS
 from coursekit.formulas.registry import BOOK
+from coursekit.sentences import data_text
 from coursekit.show.format import format_bytes
 
 from .fits import INTERLEAVED, LAYOUT_OPTIONS
@@ -139,7 +140,7 @@ class Tool:
 @cache
 def tools() -> dict[str, Tool]:
     """Name in small letters -> Tool."""
-    text = DATA.joinpath("configurations.md").read_text("utf-8")
+    text = data_text("configurations.md")
     found = {}
     for part in text.split("\n## ")[1:]:
         name, facts, lines = part.strip().split("\n\n", 2)

@@ -173,6 +173,15 @@ class RankLayout:
         return values[RANK_PEAK] + self.reserved(values) + outside
 
     @property
+    def compared(self) -> str:
+        """How far the ledger of these kernels was from published measurements."""
+        if not (found := PUBLISHED.get(self.kernels)):
+            return "no published peak of these kernels is among our rows"
+        again = self.recompute_policy and not found.recomputes
+        said = f"{found}{', none of which recomputes' if again else ''}"
+        return f"{said}{NO_ADAPTERS if self.recipe in ADAPTED else ''}"
+
+    @property
     def reserves_by_formula(self) -> bool:
         """Whether RANK_RESERVE is set aside: nobody says how much, and the published peaks of these
         kernels leave it out."""
@@ -333,13 +342,7 @@ class Answer:
 
     @property
     def compared(self) -> str:
-        """How far the ledger of these kernels was from published measurements."""
-        asked = self.layout
-        if not (found := PUBLISHED.get(asked.kernels)):
-            return "no published peak of these kernels is among our rows"
-        again = asked.recompute_policy and not found.recomputes
-        said = f"{found}{', none of which recomputes' if again else ''}"
-        return f"{said}{NO_ADAPTERS if asked.recipe in ADAPTED else ''}"
+        return self.layout.compared
 
     @property
     def memory_bytes(self) -> int:

@@ -10,13 +10,12 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
 from coursekit.formulas.asking import close_names
 from coursekit.formulas.registry import BOOK, InvalidQuantity
-from coursekit.sentences import first_sentence
+from coursekit.sentences import data_text, first_sentence
 
 SAID_AGAIN = {"experts_per_token": "num_experts_per_tok"}  # in gpt-oss: a field, and its double
 
@@ -44,7 +43,7 @@ class Architecture:
 
 
 def _architectures() -> Iterator[tuple[str, Architecture]]:
-    table = json.loads(files("coursekit").joinpath("data", "architectures.json").read_text("utf-8"))
+    table = json.loads(data_text("architectures.json"))
     for kind, facts in table["architectures"].items():
         facts.pop("note", None)
         yield kind, Architecture(**facts | dict(names=table["names"][facts["names"]]))

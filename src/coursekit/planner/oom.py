@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
-from coursekit.formulas.presets import DATA, GPUS
-from coursekit.sentences import sentences
+from coursekit.formulas.presets import GPUS
+from coursekit.sentences import data_text, sentences
 from coursekit.show.format import format_bytes
 
 SIZE = r"([\d.]+ (?:bytes|KiB|MiB|GiB|TiB))"
@@ -36,7 +36,7 @@ CONTEXT_BYTES = 3 * 2**28  # of CUDA, in each process
 CAPACITY_SHARE = 0.01  # of a card: sizes that are one card's
 
 
-_TEXT = DATA.joinpath("oom.md").read_text("utf-8")
+_TEXT = data_text("oom.md")
 
 
 class Cause(NamedTuple):

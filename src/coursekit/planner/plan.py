@@ -15,8 +15,9 @@ from math import gcd, isqrt
 
 import numpy as np
 
-from coursekit.formulas.presets import DATA, GPUS
+from coursekit.formulas.presets import GPUS
 from coursekit.formulas.registry import InvalidQuantity, show
+from coursekit.sentences import data_text
 
 from .fits import (
     ADAPTED,
@@ -24,7 +25,6 @@ from .fits import (
     GATHERED,
     MIXES,
     NO_ADAPTERS,
-    PUBLISHED,
     RANK_NEEDED,
     RING,
     RankLayout,
@@ -77,7 +77,7 @@ ENOUGH_ROWS = 4096  # of a product that keeps a GPU busy: no formula has the cos
 
 
 # Knobs of a layout, each with its rule. The book's own rules hold beside these.
-_KNOBS = DATA.joinpath("knobs.md").read_text("utf-8").partition("\n## layouts that cannot be")[0]
+_KNOBS = data_text("knobs.md").partition("\n## layouts that cannot be")[0]
 RULES = dict(re.findall(r"(?m)^- (\w+): (.+)", _KNOBS.replace("\n  ", " ")))
 
 
@@ -140,13 +140,11 @@ class LayoutPlan:
     @property
     def compared(self) -> dict:
         """How far such answers were from published measurements."""
-        known = PUBLISHED.get(self.asked.kernels)
-        bytes_said = str(known or "no published peak of these kernels is among our rows")
         adapted = NO_ADAPTERS if self.asked.recipe in ADAPTED else ""
         family = self.asked.family
         other = "" if f"{family}s" in self.speed.measured else f", none of them on the {family}"
         return {
-            "bytes": bytes_said + (adapted if known else ""),
+            "bytes": self.asked.compared,
             "seconds": f"{self.speed}{other}{adapted}",
         }
 
