@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from sources import source
 
 import shardlab
+from coursekit import sentences
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src"
@@ -517,3 +518,12 @@ def test_every_test_says_what_it_must_catch():
         if (names := silent(path.read_text(encoding="utf-8")))
     }
     assert found == {}
+
+
+@pytest.mark.parametrize("file", ("knobs.md", "machine.md", "oom.md", "slips.md"))
+def test_each_sentence_of_data_has_a_condition_in_python(file):
+    """Must catch: a condition or braces that are no Python, found when somebody asks; a line that
+    is written in another way, and passed over."""
+    for part in sentences.data_text(file).split("\n## ")[1:]:
+        heading = part.partition("\n")[0]
+        assert len(sentences._compiled(file, heading)) == len(re.findall(r"(?m)^- `", part))

@@ -127,9 +127,8 @@ def test_lists_are_short_and_belong_to_an_exercise(module):
     assert not long, f"more than {MOST} sentences, make a property of some: {long}"
 
 
-def said(found, right, ranks=True, **case):
-    kind = OfRanks if ranks else (lambda answer: answer)
-    return how_they_differ([CaseTried(case, kind(found), kind(right))])
+def said(found, right, kind=OfRanks):
+    return how_they_differ([CaseTried({}, kind(found), kind(right))])
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_factors_are_those_of_the_case():
     assert how_they_differ(tries) == "yours is parts (2, 3) times what it should be"
     tries[1] = CaseTried(dict(parts=3), [6.0 * 4, 4], [6.0, 1])
     assert how_they_differ(tries) == ""
-    assert said([7.0, 3.0], [1.0, 2.0], ranks=False) == ""
+    assert said([7.0, 3.0], [1.0, 2.0], list) == ""
 
 
 def test_an_answer_is_made_of_so_much_of_each_part():

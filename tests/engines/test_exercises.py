@@ -21,12 +21,11 @@ from told import cells, told
 
 from coursekit import topics
 from coursekit.exercises import Exercise, Misconception, Predictions, check, checker, hint
-from coursekit.exercises.checker import judge
+from coursekit.exercises.checker import OfRanks, judge
 from coursekit.exercises.decisions import decisions_of
 from coursekit.exercises.going_on import gives_numbers, must_be_right
 from coursekit.exercises.numbers import plain_numbers
 from coursekit.exercises.predictions import NotYet
-from coursekit.exercises.properties import OfRanks
 from coursekit.topics.hardware.exercises import Queue, rate_above_the_roof
 from coursekit.topics.where_the_memory_goes.exercises import memory_that_grows
 from coursekit.topics.why_one_gpu.exercises import bytes_behind_tensors

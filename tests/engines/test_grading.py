@@ -12,7 +12,7 @@ from graded import ROOT, results, skeleton
 from told import told, valued
 
 from coursekit.__main__ import main
-from coursekit.exercises import assignments, grading, grading_command, grading_report, grading_text
+from coursekit.exercises import assignments, grading, grading_command, grading_text
 from coursekit.exercises.assignments import CannotGrade, assignment
 from coursekit.exercises.grading_text import names_used, rules_broken
 from coursekit.exercises.on_a_rank import Learners
@@ -257,10 +257,10 @@ def test_a_report_has_what_was_found_and_no_code(tmp_path):
         )
         for group, said in kinds
     ]
-    report = grading_report.report_of("collectives", found, 1.23)
+    report = grading_command.report_of("collectives", found, 1.23)
     assert (report["right"], report["count"]) == (1, 2) and report["versions"]["torch"]
     ours, theirs = tmp_path / "report.json", tmp_path / "results.json"
-    grading_report.write_reports(report, ours, theirs)
+    grading_command.write_reports(report, ours, theirs)
     assert "SECRET" not in ours.read_text() + theirs.read_text()
     tests = json.loads(theirs.read_text())["tests"]
     assert [(one["score"], one["max_score"]) for one in tests] == [(1, 1), (0, 1), (0, 0)]

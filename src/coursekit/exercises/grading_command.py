@@ -4,26 +4,41 @@ python -m shardlab grade TOPIC --start [FOLDER]    copy the skeleton and the spe
 python -m shardlab grade TOPIC [FILE]              grade what you built
 python -m shardlab grade TOPIC --reference         grade the hardened class of the shelf
 python -m shardlab grade TOPIC --report FILE.json  write what was found, to hand in
+
+A report has the trials, the versions and the time, and no source code:
+
+{"schema": 1, "topic": "zero", "right": 21, "count": 24, "seconds": 31.2, "versions": {...},
+ "trials": [{"part": "stage 1", "title": "...", "group": "parity", "said": "right",
+             "sentence": ""}, ...]}
+
+`as_gradescope` says the same as Gradescope wants it: one point a trial that counts.
 """
 
 import argparse
+import json
 import os
+import platform
 import textwrap
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shutil import copyfile
+from typing import Any
 
 from coursekit.show.format import printable
 from ranklab.ranks import RankError, ranks
 
 from .assignments import CannotGrade, assignment, folder_of
 from .grading import ABSENCE_SECONDS, Grader, TrialResult
-from .grading_report import report_of, write_reports
 from .grading_text import read_source, rules_broken, unwritten
 
 REPORT_WIDTH = 100
+REPORT_SCHEMA = 1
+SHOWN = ("shardlab", "torch", "numpy")
+REPORTED = ("part", "title", "group", "said", "sentence")
 
 
 def place_of_file(topic: str) -> Path:
@@ -115,6 +130,56 @@ def run_grade(asked) -> int:
     print(f"{report['right']} of {report['count']} right, in {report['seconds']:.0f} s.")
     write_reports(report, asked.report, asked.gradescope)
     return 0 if report["right"] == report["count"] else 1
+
+
+def report_of(topic: str, results: list[TrialResult], seconds: float) -> dict[str, Any]:
+    """The report. A trial's sentence is the grader's; what the learner's code printed stays out."""
+    counted = [found for found in results if found.counts]
+    return dict(
+        schema=REPORT_SCHEMA,
+        topic=topic,
+        right=sum(found.said == "right" for found in counted),
+        count=len(counted),
+        seconds=round(seconds, 1),
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={"python": platform.python_version(), **{name: _version(name) for name in SHOWN}},
+        trials=[
+            dict(zip(REPORTED, (*found.trial.named, found.said, found.sentence)))
+            for found in results
+        ],
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def as_gradescope(report: dict[str, Any]) -> dict[str, Any]:
+    """The report in the form of Gradescope's results.json; a speed has no points."""
+    tests = []
+    for part, title, group, said, sentence in map(dict.values, report["trials"]):
+        right, points = said == "right", int(group != "speed")
+        tests.append(
+            dict(
+                name=f"{group}, {part}: {title}",
+                score=points * right,
+                max_score=points,
+                status="passed" if right or not points else "failed",
+                output=sentence or said,
+            )
+        )
+    return dict(tests=tests, execution_time=report["seconds"], stdout_visibility="hidden")
+
+
+def write_reports(report: dict[str, Any], ours: Path | None, gradescope: Path | None) -> None:
+    """Write the report to the places that are asked for. Raises OSError where one cannot be
+    written."""
+    for path, content in ((ours, report), (gradescope, as_gradescope(report))):
+        if path is not None:
+            path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 
 def user_ids(name: str) -> tuple[int, int]:

@@ -53,6 +53,7 @@ MIXES = {
     GATHERED: "gathers all keys and values",
     EXCHANGED: "exchanges heads (all-to-all)",
 }
+NO_QUANTITIES = ("model", "sizes", "gpus", "reserve_bytes", "ranks_per_node")  # of a layout
 PEAKS = "tests/where_the_memory_goes/published_peaks.csv"
 
 
@@ -218,17 +219,11 @@ class RankLayout:
         GPUs that tensor parallelism and pipelines leave are data-parallel ranks. With context
         parallelism a rank has the bytes of a shorter sequence, and shards states with all that
         share it."""
-        named = ("recipe", "kernels", "gpu", "zero_stage", "microbatch", "recompute_policy")
-        degrees = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "context_parallel")
-        degrees += ("expert_load_percent", "shard_groups", "offload")
-        degrees += ("sequence_tiles", "checkpoints_on_host")
-        values = {name: getattr(self, name) for name in (*named, *degrees)}
         copy, interleaved = self.tensor_parallel * self.pipeline_parallel, self.stages_per_rank > 1
-        if self.first_stage_layers is not None:
-            values["first_stage_layers"] = self.first_stage_layers
+        named = {name: value for name, value in vars(self).items() if name not in NO_QUANTITIES}
         return {
             **self.sizes,
-            **values,
+            **{name: value for name, value in named.items() if value is not None},
             "context_mix": self.mix,
             "sequence": self.sequence // self.context_parallel,
             "accumulation_steps": self.steps,
@@ -236,8 +231,6 @@ class RankLayout:
             "sequence_parallel": self.cuts_tokens * 1,
             "regather": self.cuts_tokens * 1,
             "pipeline_schedule": ONE_F_ONE_B + (INTERLEAVED - ONE_F_ONE_B) * interleaved,
-            "stages_per_rank": self.stages_per_rank,
-            "shorter_ends": self.shorter_ends,
         }
 
     def check(self):

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from coursekit.exercises.checker import Failure
+from coursekit.exercises.checker import Failure, same
 from coursekit.exercises.edits import Topic
-from coursekit.exercises.numbers import same
 from coursekit.exercises.thread_ranks import value_of_ranks
 from shardlab.mixed_precision import LossScaler
 
