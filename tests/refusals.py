@@ -13,7 +13,7 @@ def said_by(work: Callable, *kinds: type[Exception]) -> str | None:
 
 
 def answer_of(work: Callable, *args, **options):
-    """What work returns, or the type and the sentence of its error."""
+    """The result of the work, or the type and the sentence of its error."""
     try:
         return work(*args, **options)
     except Exception as error:

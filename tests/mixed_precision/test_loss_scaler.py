@@ -1,4 +1,4 @@
-"""What the loss scaler adds to torch.amp.GradScaler, whose events it has, and what it refuses."""
+"""The loss scaler's additions to torch.amp.GradScaler, whose events it has, and its refusals."""
 
 import math
 
