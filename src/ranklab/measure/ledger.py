@@ -91,11 +91,11 @@ class Entry:
     born: int
 
 
-def storages(tensor: Tensor):
-    """The storages behind a tensor: the shard's for a DTensor, the result's for a collective that
-    nothing has waited for yet."""
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The storage behind a tensor: the shard's for a DTensor, the result's for a collective that
+    nothing has waited for yet. None for a sparse one."""
     tensor = local_tensor(tensor)
-    return (tensor.untyped_storage(),) if tensor.layout is torch.strided else ()
+    return tensor.untyped_storage() if tensor.layout is torch.strided else None
 
 
 class Ledger(TorchDispatchMode):
@@ -170,16 +170,18 @@ class Ledger(TorchDispatchMode):
 
     # --- one entry per storage --------------------------------------------------------------------
 
-    def _storages(self, tensor):
+    def _key(self, tensor) -> int | None:
+        """The key of the tensor's storage; None if its bytes do not count."""
         # a fake tensor asked for its device is an operation
         here = self.only is None or tensor.device.type == self.only
-        return storages(tensor) if here else ()
+        storage = storage_of(tensor) if here else None
+        return None if storage is None else storage_key(storage)
 
-    def _record(self, category, tensor, operation=""):
-        """Enter the tensor's storage unless it has an entry."""
-        for storage in self._storages(tensor):
-            if storage_key(storage) not in self._live:
-                self._enter(storage, category, operation)
+    def _record(self, category, tensor, operation="") -> Entry | None:
+        """The entry of the tensor's storage, a new one if there was none."""
+        if (key := self._key(tensor)) is not None and key not in self._live:
+            self._enter(storage_of(tensor), category, operation)
+        return self._live.get(key)
 
     def _enter(self, storage, category, operation):
         key, nbytes = storage_key(storage), storage.nbytes()
@@ -190,13 +192,11 @@ class Ledger(TorchDispatchMode):
     def _move(self, category, tensors):
         """Enter the tensors' storages under a category, or move them there."""
         for tensor in tensors:
-            self._record(category, tensor)
-            for storage in self._storages(tensor):
-                entry = self._live[storage_key(storage)]
-                if entry.category != category:
-                    self._count(entry.category, -entry.nbytes)
-                    self._count(category, entry.nbytes)
-                    entry.category = category
+            entry = self._record(category, tensor)
+            if entry is not None and entry.category != category:
+                self._count(entry.category, -entry.nbytes)
+                self._count(category, entry.nbytes)
+                entry.category = category
 
     def _forget(self, key):
         del self._watchers[key]
@@ -254,8 +254,8 @@ class Ledger(TorchDispatchMode):
     # --- what a storage is for --------------------------------------------------------------------
 
     def _keep_for_backward(self, tensor):
-        for storage in self._storages(tensor):
-            entry = self._live.get(storage_key(storage))
+        if (key := self._key(tensor)) is not None:
+            entry = self._live.get(key)
             if entry is None or (entry.category == "temporaries" and entry.operation != BUFFER):
                 self._move("activations", [tensor])
                 self._restate("save for backward")
@@ -309,28 +309,22 @@ class Ledger(TorchDispatchMode):
     def _keep_copies(self, optimizer):
         """Whatever an optimizer updates and the model does not have is a copy of a parameter, as an
         fp32 master weight is: a state as well."""
-        own = {storage_key(s) for p in self.model.parameters() for s in self._storages(p)}
+        own = {self._key(p) for p in self.model.parameters()}
         updated = [p for group in optimizer.param_groups for p in group["params"]]
-        self._found("optimizer", [p for p in updated if self._is_unknown(p, own)])
+        copies = [p for p in updated if self._key(p) not in own and self._has_no_purpose(p)]
+        self._found("optimizer", copies)
 
-    def _is_unknown(self, tensor, own) -> bool:
-        """Whether the tensor is not among these storages, and has no purpose yet."""
-        keys = [storage_key(storage) for storage in self._storages(tensor)]
-        entries = [self._live[key] for key in keys if key in self._live]
-        return not own.intersection(keys) and all(e.category == "temporaries" for e in entries)
+    def _has_no_purpose(self, tensor) -> bool:
+        entry = self._live.get(self._key(tensor))
+        return entry is None or entry.category == "temporaries"
 
     def _found(self, category, held):
         """These storages have been of the category since they were made. Correct the lines since
         then."""
         born = [0] * (len(self.timeline) + 1)
-        for entry in {
-            key: self._live[key]
-            for t in held
-            for s in self._storages(t)
-            if (key := storage_key(s)) in self._live
-        }.values():
-            if entry.category == "temporaries":
-                born[entry.born] += entry.nbytes
+        for key in set(map(self._key, held)).intersection(self._live):
+            if self._live[key].category == "temporaries":
+                born[self._live[key].born] += self._live[key].nbytes
         self._move(category, held)
         if not any(born):
             return

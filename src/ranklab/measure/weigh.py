@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shardlab.common.torch_internals import storage_key
 
-from .ledger import Ledger, storages
+from .ledger import Ledger, storage_of
 
 
 class Weight(NamedTuple):
@@ -53,12 +53,7 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 def _new_bytes(tensors, seen):
     # all at once: of two short-lived tensors, the second could get the address of the first
-    tensors = list(tensors)
-    found = {
-        key: s.nbytes()
-        for tensor in tensors
-        for s in storages(tensor)
-        if (key := storage_key(s)) not in seen
-    }
+    storages = [storage for storage in map(storage_of, tensors) if storage is not None]
+    found = {key: s.nbytes() for s in storages if (key := storage_key(s)) not in seen}
     seen.update(found)
     return sum(found.values())
