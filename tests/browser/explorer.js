@@ -56,38 +56,6 @@ const LOOK = (root, of) => [of === "typed" ? null : (root.innerText
     .match(/.{0,40}(NaN|undefined|null|Infinity|\binf\b).{0,40}/),
   of === "drawn" ? (TEXTS)(root) : null, root.querySelector(".explorer-python").textContent];
 
-// What a link may move after each stop of each control, from the start and from every preset, and
-// the refusals of all that.
-const EVERY_STOP = (root, linked) => {
-  const spec = JSON.parse(root.querySelector("script[type='application/json']").textContent);
-  const row = (menu, name) => Object.fromEntries(
-    menu.quantities.map((quantity, k) => [quantity, menu.presets[name][k]]));
-  const chosen = Object.fromEntries(spec.menus.map(menu => [menu.kind, spec.chosen[menu.kind]]));
-  const begins = [[spec.values, chosen]], found = [], refused = [];
-  spec.menus.forEach(menu => Object.keys(menu.presets).forEach(name => {
-    const preset = row(menu, name), from = {...spec.values, ...preset};
-    begins.push([BOOK.follow(spec.links, from, Object.keys(preset), preset),
-      {...chosen, [menu.kind]: name}]);
-  }));
-  begins.forEach(([values, chosen], k) => {
-    found.push([]);
-    const preset = Object.assign({}, ...spec.menus.map(menu => row(menu, chosen[menu.kind])));
-    spec.controls.forEach(({quantity, stops}) => {
-      const range = stops.range;
-      if (range) stops = [...Array(range[1] - range[0] + 1).keys()].map(k => k + range[0]);
-      stops.forEach(stop => {
-        const from = {...values, [quantity]: stop};
-        const moved = BOOK.follow(spec.links, from, [quantity], preset);
-        found[k].push(linked.map(name => moved[name]));
-        try {
-          BOOK.models[spec.name](moved);
-          if (moved[quantity] !== stop) refused.push([quantity, stop, moved[quantity]]);
-        } catch (error) { refused.push([quantity, stop, error.message]); }
-      });
-    });
-  });
-  return [found, refused]; };
-
 // [name, strong, then for each path of parts and for the hatch [y, height] where it has a box over
 // that name, else [0, 0]]
 const COLUMNS = drawing => {

@@ -375,31 +375,6 @@ def test_a_step_of_too_many_pieces_says_so(open_card):
         assert len(said) == (number != "1000"), number
 
 
-@pytest.mark.one_in(2)
-@same
-def test_a_control_never_refuses_its_own_stops(card):
-    """Must catch: a link that only one of both languages has; a follower that stays where it
-    divides nothing; the nearest divisor below in one language and above in the other."""
-    spec = card.spec
-    linked = list(dict.fromkeys(name for link in spec.links for name in link.quantities))
-    found, refused = card.root.evaluate(JS.EVERY_STOP, linked)
-    assert refused == []
-    begins = [({}, spec.start())] + [
-        ({menu.kind: name}, spec.choose(spec.start(), menu.kind, name))
-        for menu in spec.menus
-        for name in menu.names
-    ]
-    for (chosen, values), moved in zip(begins, found, strict=True):
-        sets = [name for choice in chosen.items() for name in spec.preset(*choice)]
-        if chosen and not {*linked} & {*sets}:
-            continue  # as at the start
-        stops = [(control.quantity, stop) for control in spec.controls for stop in control.stops]
-        assert len(moved) == len(stops)
-        for (quantity, stop), on_page in zip(stops, moved, strict=True):
-            here = spec.move(values, quantity, stop, chosen)
-            assert [here[name] for name in linked] == on_page, (chosen, quantity, stop)
-
-
 # --- keys and typing ------------------------------------------------------------------------------
 
 

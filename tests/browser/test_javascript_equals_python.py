@@ -6,11 +6,13 @@ import math
 import random
 
 import pytest
+from night import at_night
 from reader import swept
 
 from coursekit.formulas import BOOK, InvalidQuantity
 from coursekit.formulas.events import COMPUTE, LINK, operations, play, waiting
 from coursekit.formulas.registry import show
+from coursekit.show.explorer_data import data_of
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import STYLES, UNITS, format_as, format_to_type, parse_number
 from shardlab.pipelines.schedules import Kind
@@ -163,6 +165,38 @@ def test_functions_and_refusals(open_page, name):
     assert len(expected) - len(refused) >= len(expected) / 2, "few configurations are valid"
     got = ask(open_page(name, "http"), RUN, name, configurations)
     assert not list(differences(spec, configurations, expected, got))[:3]
+
+
+FOLLOW = """([links, linked, begins]) => begins.map(([values, preset, moves]) =>
+  moves.map(([quantity, stop]) => {
+    const after = BOOK.follow(links, {...values, [quantity]: stop}, [quantity], preset);
+    return linked.map(name => after[name]);
+  }))"""
+
+
+@pytest.mark.parametrize("every", [4, *at_night(1)])
+def test_what_follows_every_stop(open_page, every):
+    """From the start and each preset, by day every fourth. Must catch: a link that only one of both
+    languages has; a follower that stays where it divides nothing; the nearest divisor below in one
+    language and above in the other. (That no stop is refused:
+    test_a_control_never_refuses_its_own_stops.)"""
+    page = open_page("does-it-fit", "file")
+    for name, spec in EXPLORERS.items():
+        linked = list(dict.fromkeys(name for link in spec.links for name in link.quantities))
+        moves = [(control.quantity, stop) for control in spec.controls for stop in control.stops]
+        start, begins, expected = spec.start(), [], []
+        chosen = [{}, *({menu.kind: of} for menu in spec.menus for of in menu.names)]
+        for choice in chosen[::every]:
+            sets = {name for one in choice.items() for name in spec.preset(*one)}
+            if choice and not {*linked} & sets:
+                continue  # as at the start
+            values = spec.choose(start, *next(iter(choice.items()))) if choice else start
+            of_all = spec.chosen_at_start() | choice
+            preset = {k: v for one in of_all.items() for k, v in spec.preset(*one).items()}
+            begins.append((values, preset, moves))
+            after = (spec.move(values, *move, choice) for move in moves)
+            expected.append([[one[name] for name in linked] for one in after])
+        assert ask(page, FOLLOW, data_of(spec)["links"], linked, begins) == expected, name
 
 
 def pictures_of(kind):
