@@ -7,6 +7,7 @@
     exercises/   checks, predictions, and the grading of a whole technique
     recordings/  `make gpu`, races, and the files in measured/
     machine/     the abilities of this machine, and running out of its memory without harm
+    sentences.py refusals, advice and assumptions of data/*.md, each with its condition
     commands.py  `python -m shardlab`, out of data/commands.md
 
 Importing the package is light, as importing shardlab is.

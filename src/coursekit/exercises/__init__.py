@@ -15,8 +15,8 @@ catch.
                    numbers.py           a reader's number, whoever made it
                    missing_names.py     a name of a cell that did not run: one sentence
                    going_on.py          a later cell runs what passed its check, nothing else
-    safely         patience.py          a time limit for a reader's code
-                   apart.py             the same in a process of its own, which nothing outlasts
+    safely         patience.py          a time limit for code that has no process of its own; that
+                                        is ranklab/ranks/apart.py
                    thread_ranks.py      ranks as threads, which cannot hang
     assignments    assignments.py       a topic's assignment and its trials
                    grading.py           grades a file in which a reader built a technique

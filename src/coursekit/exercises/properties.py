@@ -92,8 +92,10 @@ def _of_each_rank(tried: CaseTried) -> list[tuple]:
 
 
 def _right_on_some_ranks(tries: Sequence[CaseTried]) -> str:
-    good = [rank for rank, pair in enumerate(_of_each_rank(tries[0])) if same(*pair)]
-    return f"is right on {ranks_in_words(good)} alone" if good else ""
+    pairs = _of_each_rank(tries[0])
+    good = [rank for rank, pair in enumerate(pairs) if same(*pair)]
+    words = f"is right on {ranks_in_words(good)} alone, and all ranks are to have the same"
+    return words if good and all(same(right, pairs[0][1]) for _, right in pairs) else ""
 
 
 def _form(tries: Sequence[CaseTried]) -> str:

@@ -14,7 +14,6 @@ import gc
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
@@ -210,8 +209,7 @@ def _held_to(limit_bytes, work, cases) -> list[tuple] | str:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (taken + limit_bytes, hard_limit))
     try:
-        with redirect_stdout(sys.stderr):
-            return [tuple(attempt) for attempt in attempt_each(work, cases)]
+        return [tuple(attempt) for attempt in attempt_each(work, cases)]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:  # the answer itself always fits
