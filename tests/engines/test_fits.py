@@ -336,12 +336,6 @@ def test_what_cannot_be(changes, sentence, capsys):
     assert sentence in said.err and not said.out and said.err.count("\n") == 1
 
 
-def test_tokens_are_not_divided_among_one_rank():
-    """Must catch: sequence parallelism without tensor parallelism taken for none."""
-    with pytest.raises(InvalidQuantity, match="sequence_parallel = 1 with tensor_parallel = 1"):
-        fits("GPT-2 124M", gpu="T4", gpus=2, sequence=512, sequence_parallel=True)
-
-
 def test_a_file_that_is_no_model(tmp_path, capsys):
     """Must catch: the list of the book's models instead of what is wrong with the file."""
     path = tmp_path / "config.json"
@@ -361,9 +355,3 @@ def test_commands_that_cannot_be(asked, sentence, capsys):
         code = left.code
     said = capsys.readouterr()
     assert code == 2 and sentence in said.err and not said.out and said.err.count("\n") == 1
-
-
-def test_python_says_the_same():
-    """Must catch: a refusal of the function swallowed by the command."""
-    with pytest.raises(InvalidQuantity, match="gpus = 0"):
-        fits("GPT-2 124M", gpu="T4", gpus=0, sequence=16)

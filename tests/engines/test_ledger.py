@@ -260,12 +260,6 @@ def test_any_module_can_be_weighed():
     assert ledger.timeline[0].bytes.temporaries == sum(b.nbytes for b in model.buffers())
 
 
-def test_a_peak_before_anything_was_seen():
-    """Must catch: "max() arg is an empty sequence"."""
-    with pytest.raises(RuntimeError, match="this ledger has seen nothing: read its peak after"):
-        _ = Ledger(torch.nn.Linear(1, 1)).peak
-
-
 SIZES_OF_BOTH = dict(layers=2, hidden=64, heads=2, vocabulary=512, max_sequence=64)
 
 

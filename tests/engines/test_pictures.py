@@ -13,7 +13,6 @@ from coursekit.show.drawing import (
     LOOKS,
     PICTURE_WIDTH,
     SMALL_LETTER_UNITS,
-    Drawing,
 )
 
 PICTURES = pictures()
@@ -71,9 +70,3 @@ def test_every_look_has_a_rule():
     for look in (*COLOUR_WORDS, *(look for look, declarations in LOOKS.items() if declarations)):
         assert f".picture .{look}{{" in css, look
     assert css.count("{") == css.count("}")
-
-
-def test_an_unknown_look_is_refused():
-    """Must catch: a misspelt colour that draws in black."""
-    with pytest.raises(ValueError, match="parmeters"):
-        Drawing("a", "b").box(0, 0, 1, 1, "parmeters")

@@ -11,7 +11,7 @@ from bookkit.schedules import LEFT, RIGHT, WIDTH, drawing, sentence, simulated
 from coursekit.show.explorer_data import data_of, packed_lists
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.schedule_pictures import ACTION_LETTERS, SIMULATED_WORDS
-from shardlab.pipelines.schedules import Action, InvalidSchedule, schedule
+from shardlab.pipelines.schedules import Action, schedule
 
 SPEC = EXPLORERS["schedule"]
 PICTURE = SPEC.pictures[0]
@@ -152,9 +152,3 @@ def test_messages_take_time():
     units = {**UNITS, "transfer": Fraction(1, 2)}
     seconds = [simulated(n, GRID, units).timeline.seconds for n in ("GPipe", "1F1B", "eager 1F1B")]
     assert seconds == [36, 41, 36]
-
-
-def test_what_is_no_schedule_is_said():
-    """Must catch: a typing error that leaves an empty figure."""
-    with pytest.raises(InvalidSchedule, match="1F1C"):
-        simulated("1F1C", GRID, UNITS)
