@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from told import sample
+from visit import opener_of_pages
 
 from coursekit.formulas import InvalidQuantity
 from coursekit.formulas.presets import GPUS, KERNELS, MODELS, RECIPES
@@ -36,22 +37,19 @@ PUBLISHED = json.loads((ENGINES / "published_models.json").read_text(encoding="u
 @pytest.fixture(scope="module")
 def page(browser, explorer_places):
     """The first page of the book with both cards, without a network."""
-    context = browser.new_context(offline=True, reduced_motion="reduce")
-    page = context.new_page()
-    page.goto(explorer_places[NAME].address())
-    page.evaluate(
-        """name => {
-        const { spec, presets } = document.getElementById("explorer-" + name).hands;
-        const card = document.querySelector(".planner script[type='application/json']");
-        window.known = JSON.parse(card.textContent);
-        window.layouts = BOOK.layouts(name, presets, spec.layouts);
-        window.drained = steps => { let next; do next = steps.next(); while (!next.done);
-          return next.value; };
-        window.start = spec.values; }""",
-        NAME,
-    )
-    yield page
-    context.close()
+    with opener_of_pages(browser) as opened:
+        page = opened(explorer_places[NAME].address(), offline=True)
+        page.evaluate(
+            """name => {
+            const { spec, presets } = document.getElementById("explorer-" + name).hands;
+            const card = document.querySelector(".planner script[type='application/json']");
+            window.known = JSON.parse(card.textContent);
+            window.layouts = BOOK.layouts(name, presets, spec.layouts);
+            window.drained = steps => { let next; do next = steps.next(); while (!next.done);
+              return next.value; }; }""",
+            NAME,
+        )
+        yield page
 
 
 def ask(page, function, *arguments):

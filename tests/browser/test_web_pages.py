@@ -49,11 +49,11 @@ def test_web_pages_load_without_failures_and_ask_for_nothing_outside(browser, ho
     )
 
 
-def held_page(browser, width):
+def held_page(opened, width):
     """A page of a window of that width on which the scripts of cards wait."""
-    context = new_context(browser, viewport={"width": width, "height": 844})
-    context.add_init_script(HOLD_CARDS)
-    return context.new_page()
+    page = opened(viewport={"width": width, "height": 844})
+    page.add_init_script(HOLD_CARDS)
+    return page
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,14 @@ def held_page(browser, width):
     ],
     ids=["phone", "desk", "phone-all", "desk-all"],
 )
-def test_nothing_moves_when_scripts_draw(browser, homes, texts, width, of):
+def test_nothing_moves_when_scripts_draw(opened, homes, texts, width, of):
     """Must catch: a picture without the room that show/room.py keeps, on any page; a card that
     is a table until its script comes. That no font swaps is said by
     test_pages_ask_for_the_faces_they_show, in tests/engines."""
-    page = held_page(browser, width)
+    page = held_page(opened, width)
     pages = [path for path, text in texts.items() if of.search(text)]
     assert len(pages) >= 3
     found = {path: moved_by_scripts(page, f"{homes['http']}/{path}")[:4] for path in pages}
-    page.context.close()
     assert not lines(found)
 
 
@@ -96,13 +95,12 @@ SPOILS = {
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [390, pytest.param(1280, marks=at_night)])
 @pytest.mark.parametrize("spoil", SPOILS)
-def test_what_moves_when_scripts_draw_is_seen(browser, homes, texts, width, spoil):
+def test_what_moves_when_scripts_draw_is_seen(opened, homes, texts, width, spoil):
     """Must catch: a measure that sees nothing, or only what is on the first screen."""
     path = "index.html" if "picture" in spoil or "card" in spoil else "chapters/any-layout.html"
     text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", texts[path])
     text, count = re.subn(*SPOILS[spoil], text)
     assert count
-    page = held_page(browser, width)
+    page = held_page(opened, width)
     page.route(f"**/{path}", lambda route: route.fulfill(body=text, content_type="text/html"))
     assert moved_by_scripts(page, f"{homes['http']}/{path}")
-    page.context.close()
