@@ -30,7 +30,7 @@ def test_a_step_overflows_on_one_of_two_optimizers():
             scaler.step(optimizer)
         scaler.update()
         found.append([weight.tolist() for weight, _ in pairs] + [scaler.state_dict()["scale"]])
-    assert found[0] == found[1] and found[0][2] == 512
+    assert found[0] == found[1] and found[0][2] == 512 and scaler.skips == 1
     assert found[0][0] == [1.0, -2.0, 0.5] != found[0][1]
 
 
