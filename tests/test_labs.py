@@ -65,8 +65,6 @@ def stored_problems(notebook, size_bytes: int) -> list[str]:
             "its first code cell is not the install cell (bookkit.learner.INSTALL_CELL, tagged"
             " install)"
         )
-    if "widgets" in notebook.metadata:
-        problems.append("it holds the state of widgets: store it with make store")
     if size_bytes > SIZE_LIMIT_BYTES:
         problems.append(
             f"it has {size_bytes // 1024} KiB; {SIZE_LIMIT_BYTES // 1024} are the limit"
@@ -260,7 +258,7 @@ def test_storing_keeps_what_a_lab_needs():
     thinks it runs anywhere; what no page shows kept: a guess, a table's second form, what a line of
     progress leaves; what a page shows dropped."""
     lab = small_lab()
-    lab.metadata["widgets"], lab.metadata["shardlab"] = {}, {"ranks": 2}
+    lab.metadata["kernel"], lab.metadata["shardlab"] = {}, {"ranks": 2}
     lab.cells[2].outputs[0].text = "predicted: bytes = 4\n42\n"
     lab.cells[2].outputs += [
         new_output("stream", text="predicted: bytes = 4\n"),
@@ -269,7 +267,7 @@ def test_storing_keeps_what_a_lab_needs():
         new_output("display_data", data={"text/plain": "7"}),
     ]
     store_lab.normalise(lab)
-    assert lab.metadata["shardlab"] == {"ranks": 2} and "widgets" not in lab.metadata
+    assert lab.metadata["shardlab"] == {"ranks": 2} and "kernel" not in lab.metadata
     assert [output.get("text") or output.data for output in lab.cells[2].outputs] == [
         "42\n",
         {"text/markdown": "**6**"},

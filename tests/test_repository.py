@@ -246,7 +246,6 @@ def test_import_of_the_packages_is_light():
         "torch",
         "numpy",
         "plotly",
-        "ipywidgets",
     }
 
 

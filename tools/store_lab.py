@@ -7,10 +7,9 @@ edited the notebook instead takes the edits over with ``python tools/store_lab.p
 A number of a text comes from the run, where the text says so: ``{ran}`peak / 10**6:.1f` MB`` is
 what this expression is after the next code cell. The notebook has the number in its place.
 
-What changes from run to run without meaning is dropped or numbered: the state of widgets
-(megabytes; a stored widget is dead anyway), times, ids of cells and widgets, versions of the
-kernel. So is what no page shows (`bookkit.lab_pages.kept`). A cell that fails leaves the notebook
-as it was. The lab runs on the CPU, in a copy of its folder without your own predictions.
+What changes from run to run without meaning is dropped or numbered: times, ids of cells, versions
+of the kernel. So is what no page shows (`bookkit.lab_pages.kept`). A cell that fails leaves the
+notebook as it was. The lab runs on the CPU, in a copy of its folder without your own predictions.
 """
 
 import argparse
@@ -27,7 +26,6 @@ import nbformat
 import torch
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from nbclient.output_widget import OutputWidget
 from nbformat.v4 import new_code_cell
 from skeletons import text_of_skeletons
 
@@ -38,17 +36,7 @@ KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 TEXT_FORMAT = "md:myst"
 IN_TEXT = "# tools/store_lab.py writes the install cell here"
 RAN = re.compile(r"\{ran\}`([^`]+)`")
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 CELL_TIMEOUT_SECONDS = 600
-
-
-class QuietOutput(OutputWidget):
-    """The output of an Output widget, kept here. nbclient also sends it to the kernel, and on a
-    busy machine that can cost it the kernel's next answer, so that it waits for nothing until the
-    cell's time is up. A stored widget is dead anyway."""
-
-    def sync_state(self) -> None:
-        pass
 
 
 def normalise(notebook: nbformat.NotebookNode) -> None:
@@ -59,7 +47,6 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
         {"kernelspec": KERNEL, "language_info": {"name": "python"}, **needs}
     )
     notebook.nbformat, notebook.nbformat_minor = 4, 5  # the first with cell ids
-    models = {}
     for number, cell in enumerate(notebook.cells, start=1):
         cell.id = f"cell-{number}"
         tags = cell.metadata.get("tags", [])
@@ -72,9 +59,6 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
                 if output.output_type == "stream"
                 else output.update(metadata={})
             )
-            view = output.get("data", {}).get(WIDGET_VIEW)
-            if view:
-                view["model_id"] = models.setdefault(view["model_id"], f"widget-{len(models) + 1}")
 
 
 def lab_in(text: Path) -> nbformat.NotebookNode:
@@ -184,8 +168,6 @@ def store(text: Path) -> None:
     it. Raises CellExecutionError when a cell fails."""
     notebook = lab_in(text)
     asked = asked_of_the_run(notebook)
-    # Not with store_widget_state=False: then nbclient fails on an Output widget. normalise drops
-    # the state.
     with TemporaryDirectory() as folder:
         place = copy_place(text.resolve(), Path(folder))
         client = NotebookClient(
@@ -196,7 +178,6 @@ def store(text: Path) -> None:
             coalesce_streams=True,
             resources={"metadata": {"path": str(place)}},
         )
-        client.widget_registry["@jupyter-widgets/output"]["OutputModel"] = QuietOutput
         client.execute()
     take_answers(notebook, asked)
     normalise(notebook)

@@ -9,10 +9,9 @@ import json
 import re
 from copy import copy
 
-from coursekit.show.widgets import STORED as EXPLORER
+from coursekit.show.embed import STORED
 
 from .learner import GUESS, has_tag
-from .offline import WIDGET
 
 # the head of a table of predictions.py, its rule, and its rows
 PREDICTIONS = re.compile(
@@ -30,7 +29,7 @@ CALL = re.compile(r"""[\w.\\]+\([^()`\n]*['"][^()`\n]*\)""")
 def kept(outputs: list[dict]) -> list[dict]:
     """Copies of a cell's outputs that have only what a page shows: without the guesses that
     a cell locks, the text of a table that is there as Markdown, what a line of progress leaves when
-    it goes, and the HTML of an explorer, which is as large as the rest of a lab."""
+    it goes, and the HTML of a live card, which is as large as the rest of a lab."""
     found = []
     for output in map(copy, outputs):
         data = output.get("data")
@@ -43,7 +42,7 @@ def kept(outputs: list[dict]) -> list[dict]:
                 kind: shown
                 for kind, shown in data.items()
                 if (kind != "text/plain" or (shown and "text/markdown" not in data))
-                and (kind != "text/html" or EXPLORER not in data)
+                and (kind != "text/html" or STORED not in data)
             }
             if not output["data"]:
                 continue
@@ -59,7 +58,7 @@ def without_guesses(lab: dict) -> dict:
             cell["source"] = GUESS.sub(r"\1...", "".join(cell["source"]))
         live = LIVE.search("".join(cell["source"]))
         for output in [*cell.get("outputs", [])]:
-            if live and {WIDGET, EXPLORER} & {*output.get("data", {})}:
+            if live and STORED in output.get("data", {}):
                 output["data"] = {"text/markdown": f"```{{{live[1]}}} {live[2]}\n```"}
                 continue
             if UNFILLED in json.dumps(output.get("data")):

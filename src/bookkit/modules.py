@@ -23,7 +23,7 @@ from bookkit.cards import after_pages
 from bookkit.explorer import OF_PARTS, data_of_parts, equations, parts_of
 from bookkit.look import STATIC, TEMPLATES
 from coursekit.show.card import COPY, explorer_card, foot
-from coursekit.show.embed import embedded
+from coursekit.show.embed import embedded_explorer
 from coursekit.show.explorers import EXPLORERS
 
 FOLDER = "_static/explorers"
@@ -38,7 +38,7 @@ def module(spec):
     html = explorer_card(spec, buttons, parts=parts_of(spec), of_parts=data_of_parts(spec))
     return (
         f"// {spec.title}: an explorer of the book Split, Shard, Recompute (MIT).\n"
-        f"{rjsmin.jsmin(embedded(spec, html, *more))}\nexport default {{ render }};\n"
+        f"{rjsmin.jsmin(embedded_explorer(spec, html, *more))}\nexport default {{ render }};\n"
     )
 
 

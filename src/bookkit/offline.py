@@ -10,7 +10,7 @@ the rules that no page needs, and the book's own files lose comments and white s
 3. plotly figures stored in notebooks, which MyST-NB drops without a word, are written into the
 page; the one local
    copy of plotly.js is fetched when the first of them comes near the screen. A stored explorer or
-   ipywidgets view, which would be a dead slider, becomes a sentence.
+   stepper becomes a sentence.
 4. Every page is read once more, and anything it would load from elsewhere is a warning, which stops
 the build.
 """
@@ -29,11 +29,9 @@ from docutils import nodes
 
 from bookkit.cards import after_pages, warn
 from coursekit.show import embed
-from coursekit.show.widgets import STORED as EXPLORER
+from coursekit.show.embed import STORED
 
 PLOTLY = "application/vnd.plotly.v1+json"
-WIDGET = "application/vnd.jupyter.widget-view+json"
-WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 LIVE_IN_THE_LAB = (
     "This control is live in the lab: open the notebook in Jupyter or Colab to move it."
 )
@@ -64,18 +62,18 @@ class OfflineMime:
     """MyST-NB plugin for some kinds of stored output; found through the entry point
     ``myst_nb.mime_renderers``."""
 
-    mime_priority_overrides = [("html", PLOTLY, 1), ("html", WIDGET, 2), ("html", EXPLORER, 2)]
+    mime_priority_overrides = [("html", PLOTLY, 1), ("html", STORED, 2)]
 
     @staticmethod
     def handle_mime(renderer, data, inline):
-        """Nodes for a plotly figure, an explorer or a widget; None for anything else, and in books
-        that do not use bookkit."""
+        """Nodes for a plotly figure or a live card; None for anything else, and in books that do
+        not use bookkit."""
         environment = getattr(renderer.renderer, "sphinx_env", None)
         if inline or environment is None or "bookkit_sources" not in environment.config:
             return None
         if data.mime_type == PLOTLY:
             return [nodes.raw("", figure_html(data.content), format="html")]
-        if data.mime_type in (WIDGET, EXPLORER):
+        if data.mime_type == STORED:
             return [nodes.paragraph("", LIVE_IN_THE_LAB, classes=["needs-kernel"])]
         return None
 
@@ -121,7 +119,6 @@ def _select_assets(app, pagename, templatename, context, doctree):
         unused = (
             name in UNUSED_SCRIPTS
             or body.startswith("DOCUMENTATION_OPTIONS.")
-            or attributes.get("type") == WIDGET_STATE
             or (name, body) in seen
         )
         if not unused:

@@ -7,12 +7,12 @@
 The argument is the collective that is shown first, the option on how many ranks; the reader chooses
 others. The card has the look and the habits of an explorer (``explorer.py``). Moves and words are
 data (``coursekit.topics.collectives.steps``): those of the first picture stand in the card, the
-others in one script that is fetched when the reader asks for another. ``static/stepper.js`` steps,
-``static/chunks.js`` draws. Without a script, and on paper, a table says the same steps.
+others in one script that is fetched when the reader asks for another. ``stepper.js`` steps,
+``chunks.js`` draws, in a notebook, too. Without a script, and on paper, a table says the same
+steps.
 """
 
 import json
-import re
 from html import escape
 
 from docutils import nodes
@@ -20,7 +20,14 @@ from docutils.parsers.rst import directives
 
 from bookkit import cards
 from coursekit import topics
-from coursekit.show.card import STATUS, json_in_html, menu
+from coursekit.show.card import json_in_html, menu
+from coursekit.show.stepped import inside_of
+from coursekit.topics.collectives.stepper import (
+    stepper_ident,
+    stepper_look,
+    stepper_room,
+    stepper_title,
+)
 
 # The topic whose steps these are, found by what it has.
 _steps = topics.the_one_with("stepper_steps", "steps")
@@ -48,29 +55,18 @@ class StepperDirective(SteppedDirective):
 
 # --- the card -------------------------------------------------------------------------------------
 
-BUTTONS = {  # 24 x 24, lines only, like the book's icons
-    "first": ("First", "M17 6l-7 6 7 6M7 6v12"),
-    "back": ("One step back", "M15 6l-7 6 7 6"),
-    "play": ("Play", None),
-    "forward": ("One step forward", "M9 6l7 6-7 6"),
-    "last": ("Last", "M7 6l7 6-7 6M17 6v12"),
-}
-PLAY, PAUSE = "M8 5l11 7-11 7z", "M9 5.5v13M15 5.5v13"
-
 
 def card(name, ranks, source):
     """The stepper as HTML, at its first step; `source` is the address of the script with all the
     others."""
-    ident, steps = f"stepper-{name.replace(' ', '-')}", _steps.stepper_steps(name, ranks)
+    ident, steps = stepper_ident(name), _steps.stepper_steps(name, ranks)
     data = _steps.page_data(name, ranks)
-    look = f"""<span class="stepper-look">{escape(_steps.COLLECTIVES[name].look)}</span>
-Arrows are what this step sends: + is added, = is put in place."""
     menus = menu(f"{ident}-name", "Collective", list(_steps.COLLECTIVES), name)
     menus += ranks_buttons(ident, _steps.RANKS, ranks)
     return frame(
         ident,
-        title(name),
-        look,
+        stepper_title(name),
+        stepper_look(data),
         menus,
         "Step",
         steps,
@@ -78,15 +74,8 @@ Arrows are what this step sends: + is added, = is put in place."""
         (name, ranks, data),
         source,
         f"The steps of {_a(name)} on {ranks} ranks.",
-        _room(data),
+        stepper_room(data),
     )
-
-
-def _room(data):
-    """The height of chunks.js' picture of these data."""
-    ranks, top = len(data["have"]), 42 if data.get("exchange") else 24
-    pitch = (40 if data["need"] > 1 else 32) + (6 if ranks > 6 else 9)
-    return f"min-height:{top + ranks * pitch}px"
 
 
 def room_of_shards(ranks):
@@ -97,30 +86,11 @@ def room_of_shards(ranks):
 def frame(
     ident, heading, look, menus, step, steps, number, first, source, caption, room_of_picture
 ):
-    """The card of whatever goes step by step: `look` says what to look at, `menus` what is chosen
-    (both HTML), `step` what a step is called; it is shown at step `number`. `first` are name, ranks
-    and data of the first picture, `room_of_picture` is the style that keeps its place."""
-    last, (name, ranks, data) = len(steps) - 1, first
+    """The card of whatever goes step by step (`inside_of`). `first` are name, ranks and data of the
+    first picture."""
+    name, ranks, data = first
     data = {key: value for key, value in data.items() if key != "say"}  # the table says it
-    longest = lambda texts: max(map(unbroken, texts), key=len)
-    sentences, details = zip(*((step.sentence, step.detail) for step in steps))
-    room = f"{longest(sentences)}\n{longest(details)}"  # as stepper.js writes it
-    inside = f"""<div class="explorer-picture" tabindex="0" role="group"
- aria-label="Picture: the arrow keys step, space plays">
-<p class="explorer-caption">{look}</p>
-<div class="explorer-drawing" style="{room_of_picture}"></div></div>
-<div class="explorer-menus">{menus}</div>
-<div class="explorer-controls"><div class="explorer-menu">
-<label for="{ident}-step">{step}
-<span class="stepper-count">{number} of {last}</span></label>
-<input type="range" id="{ident}-step" min="0" max="{last}" step="1" value="{number}"></div>
-<div class="stepper-buttons">{"".join(map(_button, BUTTONS))}</div>
-<p class="stepper-keys">Keys: <kbd>←</kbd> <kbd>→</kbd> one step, <kbd>space</kbd> plays</p></div>
-<div class="explorer-words" id="{ident}-words">
-<p class="explorer-sentence">{escape(unbroken(steps[number].sentence))}</p>
-<p class="explorer-detail">{escape(unbroken(steps[number].detail))}</p>
-<p class="stepper-room" aria-hidden="true">{escape(room)}</p></div>
-{STATUS}
+    inside = f"""{inside_of(ident, look, step, steps, number, room_of_picture, menus)}\
 {cards.foot(table(steps, caption))}
 <script>BOOK.stepper("{ident}", {json_in_html({name: {ranks: data}})});</script>"""
     attributes = f' data-script="{escape(source)}"'
@@ -129,29 +99,6 @@ def frame(
 
 def ranks_buttons(ident, choices, chosen):
     return cards.radio_buttons(ident, "n", "Ranks", {n: n for n in choices}, chosen)
-
-
-def unbroken(text):
-    """No line ends between a rank and its number."""
-    return re.sub("(rank|chunk|unit) (?=[0-9A-H])", "\\1\N{NO-BREAK SPACE}", text)
-
-
-def title(name):
-    return f"{name[0].upper()}{name[1:]}, step by step"
-
-
-def _button(name):
-    words, path = BUTTONS[name]
-    paths = (
-        f'<path d="{path}"/>'
-        if path
-        else f'<path class="play" d="{PLAY}"/><path class="pause" d="{PAUSE}"/>'
-    )
-    kind = f'data-to="{name}"' if path else 'class="stepper-play"'
-    return (
-        f'<button type="button" {kind} aria-label="{words}">'
-        f'<svg class="icon" viewBox="0 0 24 24" aria-hidden="true">{paths}</svg></button>'
-    )
 
 
 def table(steps, caption):

@@ -1,4 +1,5 @@
-"""Explorers as a notebook shows them: the HTML of an output, without a network and a kernel."""
+"""Explorers and steppers as a notebook shows them: the HTML of an output, without a network and a
+kernel."""
 
 import pytest
 from visit import DRAWN, JS, TOUCH
@@ -6,6 +7,9 @@ from visit import DRAWN, JS, TOUCH
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import decimal_bytes
 from coursekit.show.widgets import explorer
+from coursekit.topics.collectives.stepper import stepper
+from shardlab import collective_plans as plans
+from shardlab.collective_plans import Move
 
 FIT = EXPLORERS["does-it-fit"]
 COMPUTED = FIT.compute(FIT.start())
@@ -43,13 +47,13 @@ BOXES = """parts => parts.map(part => { const box = part.getBBox();
   return [Math.round(box.x), Math.round(box.width), getComputedStyle(part).fill]; })"""
 
 
-def put(page, mode="light"):
+def put(page, mode="light", outputs=OUTPUTS):
     ink = "color: #ddd; background: #111" if mode == "dark" else ""
     page.set_content(f'<meta name="viewport" content="width=device-width"><body style="{ink}">')
-    for output in OUTPUTS:
+    for output in outputs:
         page.evaluate(PUT, output.html())
     page.evaluate(DRAWN)
-    assert page.locator("svg[width]").count() >= len(OUTPUTS)
+    assert page.locator("svg[width]").count() >= len(outputs)
 
 
 @pytest.fixture
@@ -200,3 +204,58 @@ def test_outputs_that_are_there_before_their_scripts_run(opened):
     page.evaluate(PUT, "".join(output.html() for output in outputs))
     said = page.locator(".explorer-sentence").all_text_contents()
     assert [text.replace("\u00a0", " ") for text in said] == [one.sentence for one in outputs]
+
+
+# --- steppers -------------------------------------------------------------------------------------
+
+
+def turned(n):
+    """A reduce-scatter that goes to the left, as a reader may write it."""
+    return [
+        [Move(m.target, m.source, (m.source + m.target - m.chunk) % n, m.operator) for m in moves]
+        for moves in plans.ring_reduce_scatter(n)
+    ]
+
+
+STEPPERS = [
+    stepper("ring all-reduce", 4),
+    stepper("reduce-scatter", 4, plan=turned),
+    stepper("all-to-all", 8),
+]
+
+
+@pytest.fixture(params=["light", "dark"])
+def steppers(opened, request):
+    """A notebook on a phone with steppers behind an explorer."""
+    page = opened(offline=True, reduced_motion="no-preference", **TOUCH)
+    page.watch.forget()
+    put(page, request.param, [explorer("roofline"), *STEPPERS])
+    yield page, request.param
+    assert not page.watch.errors and not page.watch.loaded
+
+
+def test_a_stepper_goes_by_keyboard_beside_others(steppers):
+    """Must catch: a key that the notebook takes, or that moves another output; the book's plan in
+    place of the reader's; a card that asks for the page's script; that has the other theme's
+    colours, or is wider than a phone."""
+    page, mode = steppers
+    assert page.evaluate(WORDS)[1:] == [shown.sentence for shown in STEPPERS]
+    page.evaluate("addEventListener('keydown', () => { window.taken = true; })")
+    own, last = at(page, 2), STEPPERS[1].steps[-1]
+    assert own.locator(".arrow").get_attribute("d").count("M") == 4
+    own.locator(".explorer-picture").focus()
+    for key, number in (("ArrowRight", 2), ("End", 3), ("Home", 0), (" ", 1)):
+        page.keyboard.press(key)
+        assert own.locator(".stepper-count").text_content() == f"{number} of 3"
+    assert own.locator(".stepper-play").get_attribute("aria-label") == "Pause"
+    page.keyboard.press("End")
+    said = own.locator(".explorer-sentence").text_content().replace("\u00a0", " ")
+    assert said == last.sentence and said.endswith("Now each rank has its chunk of the sum.")
+    assert not page.evaluate("window.taken")
+    assert page.evaluate(WORDS)[1::2] == [STEPPERS[0].sentence, STEPPERS[2].sentence]
+    own.locator(".explorer-reset").click()
+    assert page.evaluate(WORDS)[2] == STEPPERS[1].sentence
+    for place in range(1, 4):
+        assert at(page, place).locator("div > div").first.get_attribute("data-theme") == mode
+        card = at(page, place).locator(".explorer")
+        assert card.evaluate(f"root => ({JS.CARD_PROBLEMS})(root, 1)") == [], place

@@ -30,7 +30,7 @@ def decode(text):
             Move(int(move[0]), int(move[1]), DIGITS.index(move[2]), operators[move[3]])
             for move in re.findall("....", step)
         ]
-        for step in text.split(" ")
+        for step in text.split(" ")[1:]
     ]
 
 
@@ -167,7 +167,7 @@ def test_the_weight_of_a_stepper():
     import rcssmin
     import rjsmin
 
-    from bookkit.look import STATIC
+    from coursekit.show.embed import STATIC
 
     own = sum(
         len(rjsmin.jsmin((STATIC / f"{name}.js").read_text()))

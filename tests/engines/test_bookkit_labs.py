@@ -11,7 +11,8 @@ from pages import ROOT
 
 from bookkit.lab_pages import calls_as_code, kept, without_guesses
 from coursekit.exercises.predictions import Predictions
-from coursekit.show.widgets import STORED, explorer
+from coursekit.show.embed import STORED
+from coursekit.show.widgets import explorer
 
 LABS = ROOT / "labs"
 sys.path.insert(0, str(ROOT / "tools"))

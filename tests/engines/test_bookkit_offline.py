@@ -29,11 +29,10 @@ FIGURE = {
 
 
 def lab():
-    """A notebook with a stored plotly figure, a stored widget and the widget's state."""
-    widget = "application/vnd.jupyter.widget-"
+    """A notebook with a stored plotly figure and a stored card."""
     shown = (
         {"application/vnd.plotly.v1+json": FIGURE, "text/html": "<p>not this</p>"},
-        {f"{widget}view+json": {"model_id": "0"}, "text/plain": "IntSlider()"},
+        {offline.STORED: {"name": "mine"}, "text/plain": "Mine: a sentence."},
     )
     outputs = [nbformat.v4.new_output("display_data", data) for data in shown]
     quotations = "> **Predict.** How *many*?\n>\n> Write it down.\n\n> **Not a box.** Quoted.\n"
@@ -45,7 +44,6 @@ def lab():
     metadata = {
         "kernelspec": {"name": "python3", "display_name": "Python 3"},
         "language_info": {"name": "python", "pygments_lexer": "ipython3"},
-        "widgets": {f"{widget}state+json": {"state": {"0": {"model_name": "IntSlider"}}}},
     }
     return nbformat.writes(nbformat.v4.new_notebook(cells=cells, metadata=metadata))
 
@@ -177,11 +175,11 @@ def test_a_figure_is_data_in_the_page(book):
 
 
 @pytest.mark.slow
-def test_a_widget_is_a_sentence(book):
-    """Mutation: leave the view's script (a dead slider) or the state of the widgets in the page."""
+def test_a_live_card_that_is_no_page_of_the_book_is_a_sentence(book):
+    """Must catch: the text of a stored card in the page, or nothing at all."""
     page = pages(book)["labs/lab.html"]
     assert page.count("This control is live in the lab") == 1
-    assert "widget-view" not in page and "widget-state" not in page and "IntSlider" not in page
+    assert "Mine: a sentence." not in page
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import pytest
 from told import told
 
 from coursekit.formulas import InvalidQuantity  # noqa: F401 (told.md)
+from coursekit.show.embed import STORED
 from coursekit.show.explorers import EXPLORERS
-from coursekit.show.widgets import STORED, explorer
+from coursekit.show.widgets import explorer
 
 FIT = "does-it-fit"
 ROOFLINE = "attainable_flops_per_second"
@@ -38,9 +39,7 @@ def test_it_starts_as_the_page_does(name):
     data, html = data_in(shown), shown.html()
     assert (data["values"], data["chosen"]) == (spec.start(), spec.chosen_at_start())
     assert shown.sentence == spec.say(spec.compute(spec.start()))
-    assert html.startswith('<div id="explorer-') and escape(repr(shown)) in re.sub(
-        "</?b>", "", html
-    )
+    assert html.startswith('<div id="card-') and escape(repr(shown)) in re.sub("</?b>", "", html)
     assert "parts" not in data and "measured" not in html.partition("const CARD")[2][:5]
     assert not re.findall(r"(?:src|href)=|@import|url\((?!#)|import\(|fetch\(", html)
     assert {*re.findall(r"https?://[\w./]+", html)} <= {
@@ -114,13 +113,13 @@ def test_as_text_it_is_the_sentence():
 
 @pytest.mark.slow
 def test_an_explorer_needs_nothing_that_is_slow_to_load():
-    """Must catch: torch, which the book is built without; ipywidgets, which need a kernel; SymPy
-    before an explorer is shown; what only the book's build has, when it is."""
+    """Must catch: torch, which the book is built without; SymPy before an explorer is shown; what
+    only the book's build has, when it is."""
     code = """
 import sys
 from coursekit.show.widgets import explorer
 shown = explorer("zero")
-slow = {"torch", "numpy", "plotly", "ipywidgets", "IPython", "rjsmin", "latex2mathml", "bookkit"}
+slow = {"torch", "numpy", "plotly", "IPython", "rjsmin", "latex2mathml", "bookkit"}
 assert not {*slow, "sympy"} & {*sys.modules}
 shown.html()
 assert not slow & {*sys.modules}

@@ -1,10 +1,12 @@
-"""An explorer as one script with its code, style and data inside, which asks the network for
-nothing: in a page that is not the book's (bookkit/modules.py) and in a notebook (widgets.py). Each
-rendering has a shadow root, so that no style or name meets another's."""
+"""A card as one script with its code, style and data inside, which asks the network for nothing: in
+a page that is not the book's (bookkit/modules.py) and in a notebook (LiveOutput). Each rendering
+has a shadow root, so that no style or name meets another's."""
 
 import json
 import re
+from html import escape
 from pathlib import Path
+from uuid import uuid4
 
 from .explorer_data import functions_of
 from .palette import palette_css
@@ -12,6 +14,8 @@ from .palette import palette_css
 STATIC = Path(__file__).parent / "static"
 REM_PX = 16  # a page around may have made its own of it
 GLOBAL = "window.BOOK = window.BOOK || {};"  # how scripts of a page find one another
+STORED = "application/vnd.shardlab.explorer+json"  # in a stored lab, without the HTML
+A_LINE = 110  # letters of the text beside it
 
 DRAWN_BY = dict(  # kind of picture -> its script, in the order in which scripts are loaded
     memory="pictures.js",
@@ -29,27 +33,59 @@ def drawing_scripts(specs):
     return list(dict.fromkeys(script for kind, script in DRAWN_BY.items() if kind in kinds))
 
 
-def embedded(spec, card, *more):
-    """An explorer's code, ending in `render` of static/embed.js, with its card() inside; `more` are
-    paths of scripts and style sheets besides."""
-    names = ["formulas.js", "svg.js", *drawing_scripts([spec]), "explorer.js"]
-    files = [*(STATIC / name for name in names), *more]
+class LiveOutput:
+    """What a cell shows: a card that needs no network and no kernel, so it moves in JupyterLab, VS
+    Code, Colab and Kaggle, also when the kernel has stopped, and in a lab exported as HTML. It is
+    no frame: its height is its content's, and its colours follow the notebook's. A front end that
+    runs no script shows `title` and `sentence`; `code()` of a subclass is what embedded() makes."""
+
+    def __init__(self, name, title):
+        self.name, self.title = name, title
+
+    def html(self):
+        """The card, for any page."""
+        place, code = f"card-{uuid4().hex}", self.code()
+        return (
+            f'<div id="{place}"><p><b>{escape(self.title)}</b> {escape(self.sentence)}</p></div>\n'
+            "<script>(function () {\n" + code.replace("</", "<\\/") + "\n"
+            f"""for (const words of document.querySelectorAll("[id='{place}'] > p")) {{"""
+            " render({ el: words.parentNode }); words.remove(); }\n})();</script>"
+        )
+
+    def _repr_mimebundle_(self, **asked):
+        text = repr(self)
+        text = text if len(text) <= A_LINE else f"{text[:A_LINE]}…"
+        stored = {STORED: {"name": self.name}, "text/plain": text}
+        return stored | {"text/html": self.html()}
+
+    def __repr__(self):
+        return f"{self.title} {self.sentence}"
+
+
+def embedded(card, files, begin):
+    """The code of a card, ending in `render` of static/embed.js, with the HTML inside. `files` are
+    paths of scripts and of style sheets beside explorer.css; `begin` is JavaScript that defines
+    begin(root, options)."""
     code = "\n".join(text_in(path).replace(GLOBAL, "") for path in files if path.suffix == ".js")
-    sheets = [path for path in more if path.suffix == ".css"]
     html = f'<div class="bd-article">{card.strip()}</div>'
-    constants = [("NAME", spec.name), ("CARD", html), ("SHEET", style(*sheets))]
+    sheet = style(*(path for path in files if path.suffix == ".css"))
     return "\n".join(
         [
-            *(
-                f"const {name} = {json.dumps(text, ensure_ascii=False)};"
-                for name, text in constants
-            ),
+            f"const CARD = {json.dumps(html, ensure_ascii=False)};",
+            f"const SHEET = {json.dumps(sheet, ensure_ascii=False)};",
             "const BOOK = {};",
             code,
-            functions_of(spec),
+            begin,
             text_in(STATIC / "embed.js"),
         ]
     )
+
+
+def embedded_explorer(spec, card, *more):
+    """The code of an explorer with its card(); `more` are paths of files besides."""
+    names = ["formulas.js", "svg.js", *drawing_scripts([spec]), "explorer.js"]
+    files = [*(STATIC / name for name in names), *more]
+    return embedded(card, files, functions_of(spec) + "\n" + text_in(STATIC / "begin.js"))
 
 
 def style(*sheets):

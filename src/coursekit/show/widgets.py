@@ -1,36 +1,26 @@
-"""Explorers in a notebook: the page's own, each one HTML with its code, style and data inside. It
-needs no network and no kernel, so its sliders work in JupyterLab, VS Code, Colab and Kaggle, also
-when the kernel has stopped, and in a lab that was exported as HTML.
+"""Explorers in a notebook: the page's own, each a LiveOutput (embed.py).
 
-    explorer("does-it-fit")                                # as it starts in the book
-    explorer("does-it-fit", model="GPT-2 1.5B", gpu="T4")  # from other presets
+explorer("does-it-fit")                                # as it starts in the book
+explorer("does-it-fit", model="GPT-2 1.5B", gpu="T4")  # from other presets
 
-    # beside a fresh measurement
-    explorer("does-it-fit", measured=weighed, **config.quantities())
+# beside a fresh measurement
+explorer("does-it-fit", measured=weighed, **config.quantities())
 
-    # points beside a line
-    points = [(intensity, flops_per_second), ...]
-    explorer("roofline", measured={"attainable_flops_per_second": points})
-
-It is no frame: its height is its content's, its colours follow the notebook's, and a shadow root
-keeps styles and names apart. A front end that runs no script shows the sentence.
+# points beside a line
+points = [(intensity, flops_per_second), ...]
+explorer("roofline", measured={"attainable_flops_per_second": points})
 """
 
 import math
 from dataclasses import replace
-from html import escape
 from itertools import chain
-from uuid import uuid4
 
 from .card import COPY, explorer_card, foot
-from .embed import embedded
+from .embed import LiveOutput, embedded_explorer
 from .explorers import EXPLORERS
 from .format import format_to_type
 from .pictures import measurable
 from .spec import PRESETS, Choice
-
-STORED = "application/vnd.shardlab.explorer+json"  # in a stored lab, without the HTML
-A_LINE = 110  # letters of the text beside it
 
 
 def explorer(name_or_spec, measured=None, **start):
@@ -53,11 +43,12 @@ def explorer(name_or_spec, measured=None, **start):
     return ExplorerOutput(name_or_spec, measured or {}, start)
 
 
-class ExplorerOutput:
-    """The output of a cell. `spec` begins with the values that were asked for, and `shown` is all
+class ExplorerOutput(LiveOutput):
+    """An explorer in a cell. `spec` begins with the values that were asked for, and `shown` is all
     that follows from them."""
 
     def __init__(self, spec, measured, start):
+        super().__init__(spec.name, spec.title)
         known = [name for picture in spec.pictures for name in measurable(picture)]
         _refuse_unknown("measured", measured, known)
         kinds = [menu.kind for menu in spec.menus]
@@ -80,26 +71,9 @@ class ExplorerOutput:
         """The picture in words."""
         return self.spec.say(self.shown)
 
-    def html(self):
-        """The explorer, for any page."""
-        place, spec = f"explorer-{uuid4().hex}", self.spec
-        card = explorer_card(spec, foot(after=COPY), measured=self.measured)
-        code = embedded(spec, card).replace("</", "<\\/")
-        return (
-            f'<div id="{place}"><p><b>{escape(spec.title)}</b> {escape(self.sentence)}</p></div>\n'
-            f"<script>(function () {{\n{code}\n"
-            f"""for (const words of document.querySelectorAll("[id='{place}'] > p")) {{"""
-            " render({ el: words.parentNode }); words.remove(); }\n})();</script>"
-        )
-
-    def _repr_mimebundle_(self, **asked):
-        text = repr(self)
-        text = text if len(text) <= A_LINE else f"{text[:A_LINE]}…"
-        stored = {STORED: {"name": self.spec.name}, "text/plain": text}
-        return stored | {"text/html": self.html()}
-
-    def __repr__(self):
-        return f"{self.spec.title} {self.sentence}"
+    def code(self):
+        card = explorer_card(self.spec, foot(after=COPY), measured=self.measured)
+        return embedded_explorer(self.spec, card)
 
 
 def _with_option(control, begin):

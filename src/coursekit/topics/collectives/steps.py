@@ -334,16 +334,16 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-"
 
 def encode(plan: Plan) -> str:
     """A plan in four characters a move: source, target, chunk (one of DIGITS), operator; a space
-    between steps."""
+    before each step."""
 
     def written(move):
         return f"{move.source}{move.target}{DIGITS[move.chunk]}{move.operator[0]}"
 
-    return " ".join("".join(map(written, moves)) for moves in plan)
+    return "".join(" " + "".join(map(written, moves)) for moves in plan)
 
 
-def page_data(name: str, n: int) -> dict:
-    """Data that static/chunks.js draws.
+def page_data(name: str, n: int, plan: Callable[[int], Plan] | None = None) -> dict:
+    """Data that chunks.js of show/static draws.
 
     `look`: what to look at. `columns`: their heads. `have`: of each rank its chunks before the
     first step, with its own part in each. `labels`: of each chunk, what is written in a cell that
@@ -352,7 +352,7 @@ def page_data(name: str, n: int) -> dict:
     `say`: of each step, from step 0 on, its sentence and detail. `exchange`: columns stand twice,
     for what a rank has and for what it got. `hearsay`: see Collective.
     """
-    steps, shown = stepper_steps(name, n), COLLECTIVES[name]
+    steps, shown = stepper_steps(name, n, plan), COLLECTIVES[name]
     have = [sorted(chunks) for chunks in steps[0].picture]
     exchange, ranks = shown.have == "for all", [str(rank) for rank in range(n)]
     return {

@@ -1,6 +1,5 @@
-/* Makes the cards that bookkit/stepper.py and bookkit/shards.py wrote live: what goes step by step. Classic script, no fetch: it works
-   from file://. The card calls BOOK.stepper(id, data); the script that the build writes calls BOOK.steppers.add(data) when the reader
-   asks for another picture. What is drawn, and how steps follow from the data, is the affair of BOOK.steppers.kinds: chunks.js,
+/* Makes the cards that show/stepped.py wrote live: what goes step by step. Classic script, no fetch: it works from file://. The card
+   calls BOOK.stepper(id, data); the script that the build writes calls BOOK.steppers.add(data) when the reader asks for another picture. What is drawn, and how steps follow from the data, is the affair of BOOK.steppers.kinds: chunks.js,
    shards.js, frames.js. A card has a menu, whose value is the name of what is shown, or radio buttons, whose values make it. Nothing moves unless
    the reader moves it. */
 (function () {
@@ -27,9 +26,10 @@
     document.head.append(node);
   }
 
-  BOOK.stepper = function (id, first) {
+  /* By its id, or where no document knows that (embed.js), the card itself. */
+  BOOK.stepper = function (card, first) {
     BOOK.steppers.add(first);
-    const root = document.getElementById(id), find = selector => root.querySelector(selector);
+    const root = card.nodeType ? card : document.getElementById(card), id = root.id, find = selector => root.querySelector(selector);
     root.querySelectorAll("input, select").forEach(control => { control.autocomplete = "off"; }); // a reload starts where the card starts
     const menu = find("select"), choices = Array.from(root.querySelectorAll("[type=radio]")), ranks = id + "-n", slider = find("[type=range]");
     const place = find(".explorer-drawing"), status = find(".explorer-status"), play = find(".stepper-play");
@@ -145,7 +145,7 @@
       set(svg, { width: width });
       drawStep = drawn.picture(svg, data, steps, width);
       drawStep(at.number);
-      place.style.minHeight = ""; // the room of the first picture, from stepper.py
+      place.style.minHeight = ""; // the room of the first picture, from stepped.py
     }).observe(place);
     root.setAttribute("data-ready", performance.now().toFixed(1));
     root.dispatchEvent(new CustomEvent("explorer:ready", { bubbles: true }));

@@ -14,8 +14,8 @@
   function follow(data) {
     let picture = data.have.map((chunks, rank) => Object.fromEntries(chunks.map(chunk => [chunk, 1 << rank])));
     const steps = [{ moves: [], picture: picture }];
-    data.moves.split(" ").forEach(text => {
-      const before = picture, moves = text.match(/..../g).map(move => ({ source: +move[0], target: +move[1],
+    data.moves.split(" ").slice(1).forEach(text => {
+      const before = picture, moves = (text.match(/..../g) || []).map(move => ({ source: +move[0], target: +move[1],
         chunk: data.hearsay ? 0 : DIGITS.indexOf(move[2]), adds: data.hearsay || move[3] === "+" }));
       picture = before.map(held => Object.assign({}, held));
       moves.forEach(move => {
