@@ -112,8 +112,8 @@ SENDING_LESS = Explorer(
             " {less_message_seconds:short duration}. It keeps {less_kept_bytes} more, and ZeRO's"
             " largest stage beside it is {zero_stage_left:exact}. Assumed: {utilisation} of the"
             " arithmetic, the core's operators one by one; 1-bit Adam's bytes are the mean of a run"
-            " with {warm_up_share} warm-up. Set: {sync_every:exact} steps alone, rank"
-            " {power_rank:exact}, the largest one in {kept_one_in:exact}."
+            " with {warm_up_share} warm-up. Chosen: {sync_every:exact} step{sync_every:s} between"
+            " averages, rank {power_rank:exact}, one element in {kept_one_in:exact}."
         ),
     ),
     table=ExplorerTable(
