@@ -77,14 +77,6 @@ def test_a_colour_means_bytes_or_seconds(mode):
             assert apart >= 20, f"{memory} and {time} are {apart:.1f} apart"
 
 
-@pytest.mark.parametrize("palette", [MEMORY, TIMELINE], ids=["memory", "timeline"])
-def test_hatches_are_told_apart_without_colour(palette):
-    """Mutation: give two quantities one hatch; use a pattern plotly does not know."""
-    hatches = [swatch.hatch for swatch in palette.values()]
-    assert len(set(hatches)) == len(hatches)
-    assert set(hatches) <= {"", "/", "\\", "x", "-", "|", "+", "."}
-
-
 def test_pages_have_every_colour_once_for_each_mode():
     """Mutation: write the light fills for the dark page; forget that weight_gradient needs a hyphen
     in CSS."""

@@ -5,7 +5,7 @@ Fills of memory are from Okabe and Ito (2008), "Color Universal Design"; fills o
 colours, so that a colour means bytes or seconds, never both. Within a palette, fills can be told
 apart with every kind of colour blindness. The line around a fill has a contrast of at least 3:1
 against the light and against the dark page, so one figure works on either. A label always says the
-same as the colour; the hatch repeats it without colour (print).
+same as the colour.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,11 @@ class Swatch:
     """How one quantity is drawn.
 
     ``light`` and ``dark``: its fill on the light and on the dark page. ``line``: the outline, the
-    same on both. ``hatch``: a pattern in plotly's notation (``"/"``, ``"x"``, ...; ``""`` for no
-    pattern)."""
+    same on both."""
 
     light: str
     dark: str
     line: str
-    hatch: str
 
 
 @dataclass(frozen=True)
@@ -36,23 +34,23 @@ class Stroke:
     mark: str
 
 
-PAGE = Swatch(light="#fdfdfc", dark="#15181b", line="#757b84", hatch="")
+PAGE = Swatch(light="#fdfdfc", dark="#15181b", line="#757b84")
 
 MEMORY = {
-    "parameters": Swatch("#0072b2", "#0072b2", "#0072b2", ""),
-    "gradients": Swatch("#d55e00", "#d55e00", "#c75800", "/"),
-    "optimizer": Swatch("#e69f00", "#e69f00", "#a97400", "x"),
-    "activations": Swatch("#009e73", "#009e73", "#008a64", "."),
-    "gathered": Swatch("#56b4e9", "#56b4e9", "#2c86bd", "\\"),
-    "temporaries": Swatch("#cc79a7", "#cc79a7", "#b45d8d", "-"),
+    "parameters": Swatch("#0072b2", "#0072b2", "#0072b2"),
+    "gradients": Swatch("#d55e00", "#d55e00", "#c75800"),
+    "optimizer": Swatch("#e69f00", "#e69f00", "#a97400"),
+    "activations": Swatch("#009e73", "#009e73", "#008a64"),
+    "gathered": Swatch("#56b4e9", "#56b4e9", "#2c86bd"),
+    "temporaries": Swatch("#cc79a7", "#cc79a7", "#b45d8d"),
 }
 
 TIMELINE = {
-    "forward": Swatch("#5145a8", "#6a5ec4", "#7a6fd0", ""),
-    "backward": Swatch("#8f9a2c", "#8f9a2c", "#7f8a1c", "/"),
-    "weight_gradient": Swatch("#f3e55a", "#e3d634", "#8c8300", "."),
-    "communication": Swatch("#ec4b72", "#ec4b72", "#d0447f", "x"),
-    "idle": Swatch("#fdfdfc", "#15181b", "#757b84", "-"),
+    "forward": Swatch("#5145a8", "#6a5ec4", "#7a6fd0"),
+    "backward": Swatch("#8f9a2c", "#8f9a2c", "#7f8a1c"),
+    "weight_gradient": Swatch("#f3e55a", "#e3d634", "#8c8300"),
+    "communication": Swatch("#ec4b72", "#ec4b72", "#d0447f"),
+    "idle": Swatch("#fdfdfc", "#15181b", "#757b84"),
 }
 
 LINES = (
