@@ -20,8 +20,8 @@ from coursekit.formulas import BOOK, InvalidQuantity, evaluate
 from coursekit.formulas.events import end_seconds, operations, play, waiting
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import format_as, format_to_type, parse_number
-from coursekit.show.schedule_pictures import PLAYS, simulated
 from coursekit.show.spec import Choice, default_style, fill_in
+from coursekit.topics.pipelines.schedule_picture import PLAYS, simulated
 
 JS = page_scripts("explorer")
 # one worker builds the small book of explorers

@@ -65,7 +65,7 @@ def held_page(opened, width):
     ids=["phone", "desk", "phone-all", "desk-all"],
 )
 def test_nothing_moves_when_scripts_draw(opened, homes, texts, width, of):
-    """Must catch: a picture without the room that show/room.py keeps, on any page; a card that
+    """Must catch: a picture without the room that show/pictures.py keeps, on any page; a card that
     is a table until its script comes. That no font swaps is said by
     test_pages_ask_for_the_faces_they_show, in tests/engines."""
     page = held_page(opened, width)

@@ -83,7 +83,7 @@ def test_a_bar_knows_its_card(card, found):
     """A card that is larger, just large enough, a byte too small. Mutation: free and missing
     exchanged; a card that is filled to the last byte refused."""
     bar = MemoryBar("", (), total="states_bytes", capacity="gpu_memory_bytes")
-    room = bar.room(dict(states_bytes=64, gpu_memory_bytes=card))
+    room = bar.of_card(dict(states_bytes=64, gpu_memory_bytes=card))
     assert tuple(room[name] for name in ("free_bytes", "missing_bytes", "fits")) == found
 
 

@@ -8,9 +8,9 @@ import pytest
 from told import told
 
 from bookkit.schedules import LEFT, RIGHT, WIDTH, drawing, sentence, simulated
-from coursekit.show.explorer_data import data_of, packed_lists
+from coursekit.show.explorer_data import data_of
 from coursekit.show.explorers import EXPLORERS
-from coursekit.show.schedule_pictures import ACTION_LETTERS, SIMULATED_WORDS
+from coursekit.topics.pipelines.schedule_picture import ACTION_LETTERS, SIMULATED_WORDS, packed_list
 from shardlab.pipelines.schedules import Action, schedule
 
 SPEC = EXPLORERS["schedule"]
@@ -69,8 +69,8 @@ def test_every_choice_of_the_card_has_its_lists():
 
 def test_what_is_packed():
     """Must catch: a single letter that is taken into the run behind it."""
-    assert packed_lists("AAAAAbAbAbbb") == "A5bA2b3" or packed_lists("AAAAAbAbAbbb") == "A5bA2b1b2"
-    assert packed_lists("ABABAB") == "AB3" and packed_lists("A") == "A1"
+    assert packed_list("AAAAAbAbAbbb") == "A5bA2b3" or packed_list("AAAAAbAbAbbb") == "A5bA2b1b2"
+    assert packed_list("ABABAB") == "AB3" and packed_list("A") == "A1"
 
 
 @pytest.mark.parametrize("name", SPEC.menus[0].names)

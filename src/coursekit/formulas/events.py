@@ -180,3 +180,19 @@ def quantities_of(step: Iterable) -> list[str]:
             found += [entry.count] if isinstance(entry, Repeat) else []
             found += quantities_of(entry.events)
     return list(dict.fromkeys(found))
+
+
+def step_as_lists(step: Iterable) -> list[list]:
+    """The entries of a step as static/streams.js reads them: lists that begin with what they are
+    and end with their conditions."""
+
+    def entry(one):
+        conditions = [one.when, one.unless]
+        if isinstance(one, Event):
+            stream = [COMPUTE, LINK].index(one.stream)
+            return ["event", one.name, stream, one.seconds, one.after, *conditions]
+        if isinstance(one, Repeat):
+            return ["repeat", one.count, one.less, step_as_lists(one.events), *conditions]
+        return ["phase", one.name, step_as_lists(one.events), *conditions]
+
+    return list(map(entry, step))

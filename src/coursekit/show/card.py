@@ -6,7 +6,6 @@ import json
 import re
 from html import escape
 
-from . import room
 from .explorer_data import data_of
 from .format import format_to_type
 from .spec import Choice
@@ -77,7 +76,7 @@ def explorer_card(
     controls = _controls(spec, start)
     shown, *others = (
         f'<div class="explorer-picture"><p class="explorer-caption">{escape(picture.title)}</p>'
-        f"{room.of_picture(picture, measured or {})}</div>"
+        f"{_place(picture, measured or {})}</div>"
         for picture in spec.pictures
     )
     detail = (
@@ -117,6 +116,17 @@ def initials(name):
     """The ids of an explorer's controls begin with these: each id stands five times or more on the
     page."""
     return "".join(word[0] for word in name.split("-"))
+
+
+def _place(picture, measured):
+    """The place of a picture, as high as all above its key, with an empty item for each entry of
+    the key: what the script draws moves nothing. The items fill rows as the entries do, however
+    wide the place is. A row says what was measured, where something was."""
+    high, left, gap, widths = picture.room
+    high += 18 * any(name in measured for name in picture.measurable)
+    items = "".join(f'<i style="width:{width:.1f}px"></i>' for width in widths)
+    style = f"padding:{high}px 0 0 {left}px;column-gap:{gap}px"
+    return f'<div class="explorer-drawing" style="{style}">{items}</div>'
 
 
 def _others(spec, pictures):

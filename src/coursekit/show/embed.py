@@ -17,20 +17,10 @@ GLOBAL = "window.BOOK = window.BOOK || {};"  # how scripts of a page find one an
 STORED = "application/vnd.shardlab.explorer+json"  # in a stored lab, without the HTML
 A_LINE = 110  # letters of the text beside it
 
-DRAWN_BY = dict(  # kind of picture -> its script, in the order in which scripts are loaded
-    memory="pictures.js",
-    timeline="timeline.js",
-    time="timeline.js",
-    curves="curves.js",
-    streams="streams.js",
-    schedule="schedules.js",
-)
-
 
 def drawing_scripts(specs):
     """The scripts that draw the pictures of these explorers."""
-    kinds = {picture.kind for spec in specs for picture in spec.pictures}
-    return list(dict.fromkeys(script for kind, script in DRAWN_BY.items() if kind in kinds))
+    return sorted({picture.script for spec in specs for picture in spec.pictures})
 
 
 class LiveOutput:

@@ -1,16 +1,47 @@
-"""The pictures of explorers, as data: which quantities are drawn how. They are drawn by
-static/pictures.js, timeline.js, curves.js and streams.js."""
+"""The pictures of explorers, as data: which quantities are drawn how, by which script of static/,
+and which room a card keeps for the picture before its script comes. A topic may have one more
+beside its explorer."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
-from coursekit.formulas.events import holds, operation_count, quantities_of
+from coursekit.formulas.events import holds, operation_count, quantities_of, step_as_lists
 
 from .format import format_as
+from .palette import LINES
 
 
-@dataclass(frozen=True)
-class Part:
+class Picture:
+    """A picture under its title: the entry `kind` of BOOK.pictures, in the script `script`. Its
+    `quantities` are what it needs; beside those that are `measurable` a measured value is drawn. Of
+    a step that ran there are figures: trace_figure and a topic's figures.py draw what was measured.
+
+    `room` is what the script will take: pixels above the key, left of it and between its entries,
+    and the widths of its entries; tests/browser/test_web_pages.py compares both.
+    """
+
+    measurable = ()
+    # What the sentences may say of a picture though no formula computes it: name -> style.
+    says = MappingProxyType({})
+    styles = {}  # those of all kinds
+
+    def __init_subclass__(cls):
+        Picture.styles.update(cls.says)
+
+    def derived(self, computed):
+        """What the picture finds by playing: names in `says`."""
+        return {}
+
+    def data(self, spec, measured):
+        """The picture of an explorer as its script reads it; a text in braces is a quantity."""
+        own = {name: value for name, value in vars(self).items() if name != "title"}
+        beside = {name: measured[name] for name in self.measurable if name in measured}
+        return own | ({"measured": beside} if beside else {})
+
+
+class Part(NamedTuple):
     """One piece of a bar: its quantity, the label beside it, and its colour's name in
     palette.MEMORY."""
 
@@ -19,27 +50,18 @@ class Part:
     colour: str
 
 
-# Category of memory, as in palette.MEMORY -> its label.
-MEMORY_LABELS = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer states",
-    "activations": "activations",
-    "temporaries": "temporaries",
-}
-
-
 def memory_parts(**quantities):
     """A part for each category of memory, `category="its quantity"`, in the order given: what lasts
     longest comes first, from zero on or at the bottom of a column."""
+    labels = {"optimizer": "optimizer states"}
     return tuple(
-        Part(quantity, MEMORY_LABELS[category], category)
+        Part(quantity, labels.get(category, category), category)
         for category, quantity in quantities.items()
     )
 
 
 @dataclass(frozen=True)
-class MemoryBar:
+class MemoryBar(Picture):
     """Bytes end to end from zero; on a GPU the card's capacity as a line, free room outlined, bytes
     beyond the capacity hatched. The axis is as long as the bar and the card need, and at least
     `least` bytes."""
@@ -49,14 +71,23 @@ class MemoryBar:
     total: str
     capacity: str = ""
     least: int = 0
-    kind: str = field(default="memory", init=False)
+    kind, script = "memory", "pictures.js"
+    says = dict(free_bytes="decimal bytes", missing_bytes="decimal bytes", fits="exact")
+
+    @property
+    def measurable(self):
+        return [part.quantity for part in self.parts]
 
     @property
     def quantities(self):
         card = (self.capacity,) if self.capacity else ()
-        return (*(part.quantity for part in self.parts), self.total, *card)
+        return (*self.measurable, self.total, *card)
 
-    def room(self, values):
+    @property
+    def room(self):
+        return 17 * len(self.parts) + (99 if self.capacity else 72), 0, 0, ()
+
+    def of_card(self, values):
         """The card's free room, its missing room, and whether the card holds the bar: the names
         that an explorer's sentences may use."""
         left = values[self.capacity] - values[self.total]
@@ -76,14 +107,14 @@ class Column:
 
 
 @dataclass(frozen=True)
-class TimelinePicture:
+class TimelinePicture(Picture):
     """A column of bytes for each point of the step, from zero, time from left to right; the highest
     is marked, the card's capacity is a line."""
 
     title: str
     columns: tuple
     capacity: str
-    kind: str = field(default="timeline", init=False)
+    kind, script = "timeline", "timeline.js"
 
     @property
     def quantities(self):
@@ -101,9 +132,27 @@ class TimelinePicture:
             if all(values[name] == value for name, value in column.when)
         ]
 
+    @property
+    def room(self):
+        columns = sorted(self.columns, key=lambda column: -len(column.parts))
+        words = {}
+        for part in (part for column in columns for part in column.parts):
+            words.setdefault(part.colour, part.label)
+        return 232, 0, 10, [18 + 5.9 * len(text) for text in words.values()]
+
+    def data(self, spec, measured):
+        parts = [part for column in self.columns for part in column.parts]
+        kinds = list(dict.fromkeys((part.label, part.colour) for part in parts))
+
+        def placed(column):
+            places = [[part.quantity, kinds.index(part[1:])] for part in column.parts]
+            return vars(column) | {"parts": places}
+
+        return dict(capacity=self.capacity, kinds=kinds, columns=list(map(placed, self.columns)))
+
 
 @dataclass(frozen=True)
-class TimeAxis:
+class TimeAxis(Picture):
     """A logarithmic axis of time with one marker."""
 
     title: str
@@ -118,15 +167,17 @@ class TimeAxis:
     )
     least: float = 60
     most: float = 3e12
-    kind: str = field(default="time", init=False)
+    kind, script, room = "time", "timeline.js", (62, 0, 0, ())
 
     @property
     def quantities(self):
         return (self.quantity,)
 
+    measurable = quantities
+
 
 @dataclass(frozen=True)
-class StreamsPicture:
+class StreamsPicture(Picture):
     """A step as two streams on one axis of time, computing and the link unless `rows` names others;
     spans in which nothing computes are hatched, and named by `idle`. `step` are phases of
     formulas/events.py: the simulator plays them, nothing else is computed. `colours` are triples
@@ -141,11 +192,19 @@ class StreamsPicture:
     most: int = 4000  # stops give up to 1,300; a bar of a fifth of a pixel is no picture
     rows: tuple = ("computing", "link")
     idle: str = "exposed"
-    kind: str = field(default="streams", init=False)
+    kind, script = "streams", "streams.js"
 
     @property
     def quantities(self):
         return tuple(quantities_of(self.step))
+
+    @property
+    def room(self):
+        words = {name: words for name, words, _ in self.colours}
+        return 148, 62, 0, [22 + 6.4 * len(text) for text in (*words.values(), self.idle)]
+
+    def data(self, spec, measured):
+        return super().data(spec, measured) | {"step": step_as_lists(self.step)}
 
     def too_many(self, values):
         """Why the step is not drawn, in words; "" where it is."""
@@ -177,20 +236,31 @@ class Line:
         given = ", ".join(f"{name}={value}" for name, value in self.given)
         return f"{self.quantity}({given})" if given else self.quantity
 
-    def shown(self, values):
-        return holds(self, values)
+    def drawn(self, stroke, measured):
+        """The line as curves.js reads it, in the look of a palette's stroke."""
+        return dict(
+            quantity=self.quantity,
+            **({"given": dict(self.given)} if self.given else {}),
+            label=self.label,
+            when=self.when,
+            unless=self.unless,
+            colour=stroke.colour,
+            dash=" ".join(map(str, stroke.dash)) or "none",
+            mark=stroke.mark,
+            **({"measured": measured[self.name]} if self.name in measured else {}),
+        )
 
 
 @dataclass(frozen=True)
 class CurveAxis:
     """Its title, and how its numbers are printed, without `unit` if the title names the unit.
-    `scale` is "log", or "linear" from zero. Where there are no ticks, they are made for what is
+    Without `log` it is linear from zero. Where there are no ticks, they are made for what is
     drawn."""
 
     words: str
     style: str
     unit: str = ""
-    scale: str = "log"
+    log: bool = True
     ticks: tuple = ()
 
     def text(self, value):
@@ -199,7 +269,7 @@ class CurveAxis:
 
 
 @dataclass(frozen=True)
-class Curves:
+class Curves(Picture):
     """Quantities along a swept one, which takes the values of `stops`, while all others stay the
     reader's.
 
@@ -221,7 +291,15 @@ class Curves:
     marks: tuple = ()
     corners: bool = False
     note: tuple = ()
-    kind: str = field(default="curves", init=False)
+    kind, script = "curves", "curves.js"
+
+    @property
+    def measurable(self):
+        return [line.name for line in self.lines]
+
+    @property
+    def room(self):
+        return 16 * len(self.marks) + 218, 0, 0, ()
 
     @property
     def quantities(self):
@@ -235,14 +313,23 @@ class Curves:
 
     def shown(self, values):
         """Pairs (place in `lines`, line) of the lines that are there."""
-        return [(place, line) for place, line in enumerate(self.lines) if line.shown(values)]
+        return [(place, line) for place, line in enumerate(self.lines) if holds(line, values)]
 
+    def model(self, spec):
+        """The name under which the page has the function that the lines are drawn from."""
+        return f"{spec.name}/{spec.pictures.index(self)}"
 
-def measurable(picture):
-    """The quantities of a picture beside which a measured value can be drawn. Of a step that ran
-    there are figures: trace_figure and a topic's figures.py draw what was measured."""
-    if picture.kind == "curves":
-        return [line.name for line in picture.lines]
-    if picture.kind == "memory":
-        return [part.quantity for part in picture.parts]
-    return [picture.quantity] if picture.kind == "time" else []
+    def data(self, spec, measured):
+        return super().data(spec, {}) | dict(
+            model=self.model(spec),
+            inputs=self.moving(spec),
+            note=self.note or None,
+            x=vars(self.x),
+            y=vars(self.y),
+            lines=[line.drawn(*of, measured) for line, *of in zip(self.lines, LINES)],
+        )
+
+    def moving(self, spec):
+        """The inputs that move the lines: not the swept one, nor one that each line is given."""
+        always = set.intersection(*(set(dict(line.given)) for line in self.lines))
+        return [name for name in spec.sweep(self)[1] if name not in {self.sweep, *always}]

@@ -19,8 +19,7 @@ from coursekit.formulas.events import holds
 
 from .format import STYLE_OF_UNIT, format_as
 from .links import Divides, settle
-from .pictures import MemoryBar
-from .schedule_pictures import SIMULATED_WORDS
+from .pictures import MemoryBar, Picture
 
 # --- what an explorer is made of ------------------------------------------------------------------
 
@@ -130,16 +129,11 @@ class ExplorerTable:
     columns: tuple
 
 
-# The names of MemoryBar.room, and how they are printed.
-ROOM = {"free_bytes": "decimal bytes", "missing_bytes": "decimal bytes", "fits": "exact"}
-OF_PICTURES = {**ROOM, **SIMULATED_WORDS}  # what sentences may say that no formula computes
-
-
 def default_style(name):
     """The default style of a quantity. Bytes are GB here, since they are compared with a card's
     GB."""
-    if name in OF_PICTURES:
-        return OF_PICTURES[name]
+    if name in Picture.styles:
+        return Picture.styles[name]
     return {**STYLE_OF_UNIT, "bytes": "decimal bytes", "bytes, any number": "decimal bytes"}.get(
         BOOK.find(name).unit, "count"
     )
@@ -185,7 +179,9 @@ class Explorer:
         parts = (*self.pictures, *self.sentence, *self.detail)
         shown = [name for part in parts for name in part.quantities]
         shown += [column[1] for column in self.table.columns] + [name for name, _ in self.adds]
-        return [name for name in dict.fromkeys([*self.outputs, *shown]) if name not in OF_PICTURES]
+        return [
+            name for name in dict.fromkeys([*self.outputs, *shown]) if name not in Picture.styles
+        ]
 
     @cached_property
     def card(self):
@@ -234,22 +230,19 @@ class Explorer:
         inputs that follow from the preset alone (a model sets `parameters` if that is an input);
         and what the menu sets beside them."""
         menu = next(menu for menu in self.menus if menu.kind == kind)
-        return {**self.in_preset(menu, name), **menu.beside.get(name, {})}
-
-    def in_preset(self, menu, name):
-        """The quantities that the preset itself has; a call in Python gives them by its name."""
         usual = BOOK.assumed(menu.family, ())
         given = {**usual, **PRESETS[menu.kind][name].quantities}
         follows = [
-            name
-            for name in self.inputs
-            if name in BOOK.formulas
-            and name not in given
-            and set(BOOK.resolve([name])[1]) <= set(given)
+            own
+            for own in self.inputs
+            if own in BOOK.formulas
+            and own not in given
+            and set(BOOK.resolve([own])[1]) <= set(given)
         ]
         return {
-            **{name: given[name] for name in self.inputs if name in given},
+            **{own: given[own] for own in self.inputs if own in given},
             **(evaluate(follows, **given) if follows else {}),
+            **menu.beside.get(name, {}),
         }
 
     def chosen_at_start(self):
@@ -289,7 +282,7 @@ class Explorer:
         sentence to show."""
         given = {name: values[name] for name in self.inputs}
         computed = evaluate([*self.inputs, *self.formulas], **given)
-        return {**computed, **(self.card.room(computed) if self.card else {})}
+        return {**computed, **(self.card.of_card(computed) if self.card else {})}
 
     def sweep(self, curves):
         """(formulas, inputs) that the lines of a picture need, its swept quantity among the
@@ -307,11 +300,10 @@ class Explorer:
         return "".join(piece.said(computed) for piece in self.detail)
 
     def with_derived(self, computed):
-        """A result of compute(), and what a picture finds by playing a schedule."""
+        """A result of compute(), and what a picture finds by playing."""
         found = dict(computed)
         for picture in self.pictures:
-            if picture.kind == "schedule":
-                found.update(picture.derived(computed))
+            found |= picture.derived(computed)
         return found
 
     @cached_property

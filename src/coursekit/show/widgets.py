@@ -19,7 +19,6 @@ from .card import COPY, explorer_card, foot
 from .embed import LiveOutput, embedded_explorer
 from .explorers import EXPLORERS
 from .format import format_to_type
-from .pictures import measurable
 from .spec import PRESETS, Choice
 
 
@@ -49,7 +48,7 @@ class ExplorerOutput(LiveOutput):
 
     def __init__(self, spec, measured, start):
         super().__init__(spec.name, spec.title)
-        known = [name for picture in spec.pictures for name in measurable(picture)]
+        known = [name for picture in spec.pictures for name in picture.measurable]
         _refuse_unknown("measured", measured, known)
         kinds = [menu.kind for menu in spec.menus]
         _refuse_unknown("the start", start, [*kinds, *spec.inputs])
@@ -99,7 +98,7 @@ def _refuse_without_a_place(spec, measured):
     for curves in spec.pictures:
         for line in getattr(curves, "lines", ()):
             for x, y in measured.get(line.name, ()):
-                if (x <= 0 and curves.x.scale == "log") or (y <= 0 and curves.y.scale == "log"):
+                if (x <= 0 and curves.x.log) or (y <= 0 and curves.y.log):
                     raise ValueError(
                         f"{line.name} was measured as {y} at {curves.sweep} = {x}: a logarithmic"
                         " axis has only places above 0."

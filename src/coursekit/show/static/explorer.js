@@ -491,7 +491,7 @@
       const width = drawing.place.clientWidth;
       if (!width || width === drawing.width) return;
       drawing.width = width;
-      set(drawing.svg, { width: width, height: drawing.place.clientHeight }); // the room that show/room.py keeps
+      set(drawing.svg, { width: width, height: drawing.place.clientHeight }); // the room that show/pictures.py keeps
       drawOne(drawing);
     }));
     // On a phone what is pinned covers the top of the screen: what gets the focus comes to lie below it.

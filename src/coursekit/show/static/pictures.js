@@ -1,5 +1,5 @@
 /* The pictures of explorers, as SVG: nodes are made once and moved. Classic script; explorer.js calls BOOK.pictures[kind](svg, spec).
-   Each picture is { draw(values, width), ghost(values or null) }, as high as its place (show/room.py); sizes are CSS pixels, so text keeps its size on a phone. */
+   Each picture is { draw(values, width), ghost(values or null) }, as high as its place (show/pictures.py); sizes are CSS pixels, so text keeps its size on a phone. */
 (function () {
   "use strict";
 

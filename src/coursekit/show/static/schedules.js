@@ -1,4 +1,4 @@
-/* The picture of a pipeline's schedule (SchedulePicture of show/schedule_pictures.py), and the simulator of
+/* The picture of a pipeline's schedule (SchedulePicture of topics/pipelines/schedule_picture.py), and the simulator of
    shardlab/pipelines/simulation.py, which plays the lists that the card carries. Loaded on the pages that have one; as pictures.js. */
 (function () {
   "use strict";

@@ -84,7 +84,7 @@ RECOMPUTE = Explorer(
             title="The layers' bytes, by checkpoint size",
             sweep="recompute_every",
             stops=EVERY,
-            x=CurveAxis("layers in a checkpoint", "exact", scale="linear"),
+            x=CurveAxis("layers in a checkpoint", "exact", log=False),
             y=CurveAxis("bytes, logarithmic", "decimal bytes"),
             lines=tuple(policy_line(number) for number in (0, 1, 2, 3)),
             point="rank_layers_bytes",

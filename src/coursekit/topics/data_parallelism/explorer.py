@@ -64,7 +64,7 @@ STEP_TIME = Explorer(
             sweep="data_parallel",
             stops=powers_of_two(1, 4096),
             x=CurveAxis("ranks, logarithmic", "exact", ticks=(1, 8, 64, 512, 4096)),
-            y=CurveAxis("share of the step spent computing", "percent", scale="linear"),
+            y=CurveAxis("share of the step spent computing", "percent", log=False),
             lines=(
                 Line("scaling_efficiency", "overlap"),
                 Line("efficiency_without_overlap", "no overlap"),

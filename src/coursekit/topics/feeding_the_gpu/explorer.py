@@ -125,7 +125,7 @@ PACKING = Explorer(
             x=CurveAxis(
                 "tokens of a document, logarithmic", "exact", ticks=(16, 256, 4096, 65_536)
             ),
-            y=CurveAxis("share of a row, or of all tokens", "percent", scale="linear"),
+            y=CurveAxis("share of a row, or of all tokens", "percent", log=False),
             lines=(
                 Line("padded_row_share", "single: padding"),
                 Line("whole_row_share", "whole: padding"),

@@ -40,8 +40,8 @@ EXPERTS_ON_RANKS = Explorer(
             title="Rows of a layer's experts, on up to 16 ranks",
             sweep="expert_rank",
             stops=tuple(range(16)),
-            x=CurveAxis("rank", "exact", scale="linear", ticks=(0, 3, 6, 9, 12, 15)),
-            y=CurveAxis("rows", "count", scale="linear"),
+            x=CurveAxis("rank", "exact", log=False, ticks=(0, 3, 6, 9, 12, 15)),
+            y=CurveAxis("rows", "count", log=False),
             lines=(
                 Line("rank_expert_rows", "computed"),
                 Line("even_rank_rows", "an even share"),
@@ -53,8 +53,8 @@ EXPERTS_ON_RANKS = Explorer(
             title="Time of a layer's experts, by collapse",
             sweep="collapsed_share",
             stops=COLLAPSED,
-            x=CurveAxis("tokens that have collapsed", "percent", scale="linear"),
-            y=CurveAxis("time", "short duration", scale="linear"),
+            x=CurveAxis("tokens that have collapsed", "percent", log=False),
+            y=CurveAxis("time", "short duration", log=False),
             lines=(
                 Line("experts_seconds", "both"),
                 Line("expert_exchange_seconds", "messages"),

@@ -1,8 +1,9 @@
 """The explorer of chapter 8: a schedule drawn live, how long ranks are idle, what each holds."""
 
 from coursekit.show.links import Divides
-from coursekit.show.schedule_pictures import SchedulePicture
 from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
+
+from .schedule_picture import SchedulePicture
 
 SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04)
 

@@ -90,7 +90,7 @@ TENSOR_PARALLEL = Explorer(
             sweep="tensor_parallel",
             stops=SPLITS,
             x=T_AXIS,
-            y=CurveAxis("share of the time", "percent", scale="linear"),
+            y=CurveAxis("share of the time", "percent", log=False),
             lines=(
                 Line("tensor_message_share", "no two on one node", given=(("ranks_per_node", 1),)),
                 Line("tensor_message_share", "all on one node", given=(("ranks_per_node", 64),)),

@@ -1,16 +1,20 @@
-"""The picture of a pipeline's schedule, as data: which quantities say what is drawn, and what the
-simulation says beside the formulas. static/schedules.js draws it, and plays the lists that
-shardlab.pipelines.schedules makes.
+"""The picture of a pipeline's schedule, as data (show/pictures.py): which quantities say what is
+drawn, and what the simulation says beside the formulas. schedules.js of show/static draws it, and
+plays the lists that shardlab.pipelines.schedules makes.
 
     picture.plan(values)        the lists
     picture.timeline(values)    when each action begins and ends
     picture.derived(values)     what the sentences may say of it: names of SIMULATED_WORDS
 """
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
+from coursekit.show.pictures import Picture
 from shardlab.pipelines.schedules import (
     SCHEDULES,
     InvalidSchedule,
@@ -33,7 +37,7 @@ SIMULATED_WORDS = {
     "first_held_models": "number",  # in flight on rank 0, over all stages
     "as_by_formula": "exact",  # 1 where the formula says the same idle time
 }
-KEY = (  # of its colours, in static/schedules.js
+KEY = (  # of its colours, in schedules.js
     "forward before the first backward",
     "other forwards",
     "backward",
@@ -44,7 +48,7 @@ SAME = 1e-9  # relative
 
 
 @dataclass(frozen=True)
-class SchedulePicture:
+class SchedulePicture(Picture):
     """A row for each rank, its actions from left to right, and at the end of the row what it holds
     at the peak. The fields are names of quantities; the schedule is its place in SCHEDULES, from
     1. `last` is how many times as long the last rank takes: its last stage has the head."""
@@ -61,7 +65,8 @@ class SchedulePicture:
     last: str
     ideal: str  # by formula, without idle time
     idle: str
-    kind: str = field(default="schedule", init=False)
+    kind, script, says = "schedule", "schedules.js", SIMULATED_WORDS
+    room = 212, 16, 0, [22 + 6.4 * len(text) for text in KEY]
 
     @property
     def quantities(self) -> tuple[str, ...]:
@@ -87,8 +92,36 @@ class SchedulePicture:
         seconds, predicted = found["simulated_seconds"], values[self.ideal] + values[self.idle]
         return {**found, "as_by_formula": float(abs(seconds - predicted) <= SAME * seconds)}
 
+    def data(self, spec, measured):
+        own = dict(sizes=self.sizes, seconds=self.seconds, ideal=self.ideal, idle=self.idle)
+        return own | dict(plays=PLAYS, lists=dict(self.lists(spec)))
 
-PLAYS = "from coursekit.show.schedule_pictures import simulated\n\nsimulated"
+    def lists(self, spec) -> Iterator[tuple[str, str]]:
+        """Sizes, "2,4,8,1", and the ranks' packed lists, of each schedule that there is among those
+        that the explorer offers."""
+        for sizes in self.offered(spec):
+            with suppress(InvalidSchedule):
+                ranks = letters(_plan(*sizes))
+                yield ",".join(map(str, sizes)), " ".join(map(packed_list, ranks))
+
+    def offered(self, spec) -> Iterator[tuple[int, ...]]:
+        """Every choice of the sizes that the explorer's menus and buttons offer."""
+        schedules = {
+            (preset[self.schedule], preset[self.stages_per_rank])
+            for menu in spec.menus
+            for preset in (spec.preset(menu.kind, name) for name in menu.names)
+            if self.schedule in preset
+        }
+        start = spec.start()
+        schedules.add((start[self.schedule], start[self.stages_per_rank]))
+        stops = {control.quantity: control.stops for control in spec.controls}
+        for (number, stages), ranks, microbatches in product(
+            sorted(schedules), stops[self.ranks], stops[self.microbatches]
+        ):
+            yield number, ranks, microbatches, stages
+
+
+PLAYS = "from coursekit.topics.pipelines.schedule_picture import simulated\n\nsimulated"
 
 
 def simulated(
@@ -170,14 +203,7 @@ def letters(plan: Schedule) -> list[str]:
     ]
 
 
-def lists(picture: SchedulePicture, choices: Iterator[tuple[int, ...]]) -> dict[str, list[str]]:
-    """Letters of every schedule that there is among the choices of `sizes`, under "2,4,8,1"."""
-    found = {}
-    for sizes in choices:
-        try:
-            found[",".join(map(str, sizes))] = letters(
-                picture.plan(dict(zip(picture.sizes, sizes)))
-            )
-        except InvalidSchedule:
-            continue
-    return found
+def packed_list(text: str) -> str:
+    """Runs of a text as what is repeated and how often: "AAAAAbAbAbbb" is "A5bA2b3"."""
+    runs = re.finditer(r"(\w{1,4}?)\1+|\w", text)
+    return "".join(f"{run[1] or run[0]}{len(run[0]) // len(run[1] or run[0])}" for run in runs)
