@@ -5,8 +5,9 @@ import json
 import pytest
 from wcag import contrast
 
-from coursekit.show.figures import Bytes, loss_figure, memory_figure, round_up, states_figure
+from coursekit.show.figures import loss_figure, round_up
 from coursekit.show.palette import MEMORY
+from coursekit.topics.why_one_gpu.figures import states_figure
 
 STATES = dict(
     parameter_bytes=2_448_896,
@@ -86,7 +87,7 @@ def test_unequal_parts_are_refused():
 
 def test_no_bytes_at_all_can_be_drawn():
     """Mutation: the logarithm of zero in the axis' range."""
-    assert memory_figure("States", [Bytes("parameters", "parameters", 0)]).layout.xaxis.range[1] > 0
+    assert states_figure({"parameter_bytes": 0}, None).layout.xaxis.range[1] > 0
 
 
 def test_round_up():

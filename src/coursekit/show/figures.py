@@ -6,12 +6,10 @@ on a light and on a dark page (the book sets its own colours). The JSON is small
 the same numbers: plain lists, no template, no ids.
 """
 
-from dataclasses import dataclass
-
 import plotly.graph_objects as go
 
-from .format import DECIMAL, decimal_bytes, format_exact, round_up
-from .palette import LINES, MEMORY, PAGE, TIMELINE
+from .format import round_up
+from .palette import LINES, PAGE, TIMELINE
 
 CLEAR = "rgba(0,0,0,0)"
 INK = PAGE.line
@@ -99,99 +97,12 @@ def legend_below(y):
     return dict(showlegend=True, legend=dict(font=dict(size=12), itemclick=False, **legend))
 
 
-# --- bytes ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Bytes:
-    """One row of a figure of bytes: its label, its colour's name in palette.MEMORY, and the bytes;
-    None if nothing is predicted, or nothing measured."""
-
-    label: str
-    colour: str
-    predicted: int | None = None
-    measured: int | None = None
-
-    @property
-    def size(self):
-        return self.predicted if self.predicted is not None else self.measured
-
-
-# The quantities that a figure of model states may be asked for, in the order of their rows.
-STATES = {
-    "parameter_bytes": ("parameters", "parameters"),
-    "gradient_bytes": ("gradients", "gradients"),
-    "optimizer_bytes": ("optimizer states", "optimizer"),
-    "step_counter_bytes": ("step counters", "optimizer"),
-}
-
-
-def states_figure(predicted, measured, title="Model states"):
-    """Bytes of model states, formula -> bytes, predicted and measured: the keys of both are the
-    same names of STATES."""
-    there = sorted({*predicted, *measured}, key=[*STATES].index)
-    rows = [Bytes(*STATES[name], predicted[name], measured[name]) for name in there]
-    return memory_figure(title, rows)
-
-
-def memory_figure(title, rows):
-    """Rows of Bytes, each bar starting where the one above ended, and their sum. A predicted bar is
-    an outline around a measured bar, and filled if nothing was measured."""
-    compared = any(row.measured is not None for row in rows)
-    measured = [row.measured for row in rows]
-    together = Bytes(
-        "together", "", sum(row.size for row in rows), None if None in measured else sum(measured)
-    )
-    most = max(together.predicted, together.measured or 0, 1)
-    unit, scale = unit_of(most, DECIMAL)
-    if compared:
-        title += "<br><span style='font-size:13px'>outline: predicted, fill: measured</span>"
-    head_pixels = HEAD_PIXELS + (12 if compared else 0)
-    height = head_pixels + FOOT_PIXELS + ROW_PIXELS * (len(rows) + 1)
-    figure = new_figure(title, height, barmode="overlay", bargap=0)
-    figure.update_layout(margin_t=head_pixels)
-    along = [0, round_up(1.02 * most / scale)]
-    figure.update_xaxes(axis(range=along, ticksuffix=f" {unit}", nticks=5, showgrid=True))
-    name_rows(figure, [_words(row) for row in [*rows, together]])
-
-    start = 0
-    for place, row in enumerate([*rows, together]):
-        base = 0 if row is together else start
-        for kind, size in (("predicted", row.predicted), ("measured", row.measured)):
-            if size is not None:
-                figure.add_trace(_bar(row, kind, place, base, size, scale))
-        start = base + row.size
-    return figure
+# --- bars -----------------------------------------------------------------------------------------
 
 
 def unit_of(most, units):
     """(unit, size): the largest unit of which `most` has at least one."""
     return next((unit, size) for unit, size in reversed(units) if most >= size or size == 1)
-
-
-def _words(row):
-    """The words beside a bar: its name, its bytes, and the prediction if it differs."""
-    shown = row.measured if row.measured is not None else row.predicted
-    differs = row.predicted not in (None, shown)
-    beside = f", predicted {decimal_bytes(row.predicted)}" if differs else ""
-    return f"{row.label}<br>{decimal_bytes(shown)}{beside}"
-
-
-def _bar(row, kind, place, base, size, scale):
-    swatch = MEMORY.get(row.colour)
-    fill, line = (swatch.light, swatch.line) if swatch else (INK, INK)
-    filled = kind == "measured" or row.measured is None
-    words = f"{row.label}, {kind}: {decimal_bytes(size)} = {format_exact(size)} B"
-    return go.Bar(
-        orientation="h",
-        x=[size / scale],
-        base=[base / scale],
-        y=[place],
-        marker=dict(color=fill if filled else CLEAR, line=dict(color=line, width=2)),
-        width=[0.56 if kind == "predicted" or row.predicted is None else 0.32],
-        name=f"{row.label}, {kind}",
-        hovertemplate=f"{words}<extra></extra>",
-    )
 
 
 def stacked_figure(title, rows, pieces, hover):

@@ -3,11 +3,12 @@ where the explorers begin."""
 
 from coursekit.formulas import RECIPES, evaluate
 from coursekit.machine.capabilities import find_device, memory_bytes
-from coursekit.show.figures import Bytes, axis, memory_figure, new_figure, states_figure
+from coursekit.show.figures import axis, new_figure
 from coursekit.show.format import format_as
 from coursekit.show.palette import TIMELINE
 from coursekit.show.tables import Table
 from coursekit.topics.why_one_gpu.exercises import KindsOfStates
+from coursekit.topics.why_one_gpu.figures import states_figure
 from shardlab.gpt import GPTConfig
 
 _RECIPE = "fp32 Adam"
@@ -29,10 +30,7 @@ def table_of_parameters(config: GPTConfig, counted: int) -> Table:
 def figure_of_formulas(config: GPTConfig):
     """Model states by formula; nothing was run."""
     found = by_formulas(config, *_KINDS[:3])
-    words = ("parameters", "gradients", "optimizer states")
-    colours = ("parameters", "gradients", "optimizer")
-    rows = [Bytes(*named, found[kind]) for *named, kind in zip(words, colours, _KINDS)]
-    return memory_figure("Model states, by formula", rows)
+    return states_figure(found, None, "Model states, by formula")
 
 
 def figure_of_states(config: GPTConfig, weighed: KindsOfStates):
