@@ -2,13 +2,14 @@
 
 from types import SimpleNamespace
 
+from coursekit.show.figures import trace_figure
 from coursekit.show.palette import TIMELINE
-from coursekit.topics.data_parallelism.figures import step_figure, trace_figure
+from coursekit.topics.data_parallelism.figures import step_figure
 
-ROWS = [
-    ("backward", "backward", [(0.1, 0.2)]),
-    ("bucket 1", "communication", [(0.15, 0.04), (0.25, 0.3)]),
-]
+ROWS = {
+    "backward": [("backward", "backward", [(0.1, 0.2)])],
+    "bucket 1": [("bucket 1", "communication", [(0.15, 0.04), (0.25, 0.3)])],
+}
 
 
 def test_bars_stand_where_things_ran():

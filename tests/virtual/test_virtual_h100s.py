@@ -5,8 +5,13 @@ import torch
 from night import at_night
 
 from coursekit.formulas import PRESETS, quantities
-from coursekit.lab.virtual import gpt_in_bf16, virtual_gpu, virtual_gpus, virtual_step
-from coursekit.show.virtual_step import virtual_step_svg
+from coursekit.lab.virtual import (
+    gpt_in_bf16,
+    virtual_gpu,
+    virtual_gpus,
+    virtual_step,
+    virtual_step_figure,
+)
 from shardlab import zero
 from shardlab.gpt import next_token_loss
 from shardlab.tensor_parallel import (
@@ -41,8 +46,12 @@ def test_a_reader_sees_stage_3_wait_and_changes_one_argument():
     assert step_of(True).spans == ahead.spans
     phases = {span.phase for span in ahead.spans if span.stream == "compute"}
     assert phases == {"forward", "backward", "update"}
-    drawn = virtual_step_svg(ahead, "stage 3")
-    assert len(drawn) < 20_000 and "nothing computes" in drawn
+    drawn = virtual_step_figure(ahead, "stage 3")
+    assert len(drawn.to_json()) < 20_000
+    *_, idle, messages = drawn.data
+    assert idle.name == "nothing computes" and idle.marker.pattern.shape and not idle.y[0]
+    assert sum(idle.x) == pytest.approx(1e3 * ahead.idle_seconds(), rel=0.05)
+    assert messages.name == "messages" and {*messages.y} == {1}
 
 
 def test_each_preset_of_a_gpu_is_a_virtual_one():

@@ -21,7 +21,8 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 from ..formulas import quantities
 from ..formulas.presets import WITHOUT_BF16, rows_of_table
-from ..show.virtual_step import virtual_step_svg
+from ..show.figures import trace_figure
+from ..show.format import format_as
 
 VIRTUAL_SIZES = dict(
     layers=4, hidden=2048, heads=16, max_sequence=2048, vocabulary=50304, tied_head=0
@@ -112,8 +113,46 @@ def virtual_step(
     return step
 
 
-def show_step(step: VirtualStep, title: str = "a step in virtual time"):
-    """Draw the step in a notebook."""
-    from IPython.display import HTML, display
+PHASES = dict(forward="forward", backward="backward", update="weight_gradient")
+AS_ONE = 1 / 1000  # of the step: what is nearer than that is one bar
 
-    display(HTML(virtual_step_svg(step, title)))
+
+def show_step(step: VirtualStep, title: str):
+    """Draw the step in a notebook."""
+    from IPython.display import display
+
+    display(virtual_step_figure(step, title))
+
+
+def virtual_step_figure(step: VirtualStep, title: str):
+    """A row for each stream, with a colour for each phase, and one for the messages; hatched where
+    nothing computes."""
+
+    def bars(words, colour, spans):
+        return words, colour, merged(sorted((s.start, s.end) for s in spans), AS_ONE * step.end)
+
+    rows = {}
+    for lane in dict.fromkeys(["compute", *(span.stream for span in step.spans)]):
+        own = [span for span in step.spans if span.stream == lane]
+        if isinstance(lane, str):
+            kinds = {kind: [s for s in own if s.phase == kind] for kind in PHASES}
+            rows[lane] = [bars(kind, PHASES[kind], spans) for kind, spans in kinds.items()]
+        else:
+            rows.setdefault("messages", []).append(bars("messages", "communication", own))
+    gaps = [gap for gap in step.gaps if gap.stream == "compute"]
+    rows["compute"].append(bars("nothing computes", "idle", gaps))
+    idle, whole = (
+        format_as(seconds, "short duration") for seconds in (step.idle_seconds(), step.seconds)
+    )
+    return trace_figure(f"{title}<br>{idle} of {whole} nothing computes, virtual", rows)
+
+
+def merged(spans: list[tuple[int, int]], near: float) -> list[tuple[float, float]]:
+    """(begin, duration) in seconds of spans in nanoseconds; neighbours that are near are one."""
+    found: list[list[int]] = []
+    for begin, end in spans:
+        if found and begin - found[-1][1] < near:
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([begin, end])
+    return [(begin / 1e9, (end - begin) / 1e9) for begin, end in found]

@@ -8,13 +8,13 @@ the same numbers: plain lists, no template, no ids.
 
 import plotly.graph_objects as go
 
-from .format import round_up
+from .format import format_as, round_up
 from .palette import LINES, PAGE, TIMELINE
 
 CLEAR = "rgba(0,0,0,0)"
 INK = PAGE.line
 LINE = TIMELINE["forward"].line
-ROW_PIXELS, HEAD_PIXELS, FOOT_PIXELS = 44, 56, 40
+ROW_PIXELS, HEAD_PIXELS, FOOT_PIXELS, LANE_PIXELS = 44, 56, 40, 30
 
 
 # --- what all figures share -----------------------------------------------------------------------
@@ -124,6 +124,50 @@ def stacked_figure(title, rows, pieces, hover):
     figure.update_layout(margin_b=2 * FOOT_PIXELS, **legend_below(-0.2))
     figure.update_xaxes(axis(showgrid=True))
     return figure.update_yaxes(axis(autorange="reversed"))
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def trace_figure(title, rows, until_seconds=0.0):
+    """What ran when: name of a row -> triples (words, colour's name in palette.TIMELINE, pairs
+    (begin, duration) in seconds); the first row is on top, and idle time is hatched. Two figures
+    with one `until_seconds` have one scale."""
+    many = any(len(drawn) > 1 for drawn in rows.values())
+    foot = FOOT_PIXELS + 16 + 30 * many
+    height = HEAD_PIXELS + foot + LANE_PIXELS * len(rows)
+    figure = new_figure(title, height, barmode="overlay", bargap=0)
+    figure.update_layout(margin_b=foot, **(legend_below(-0.8) if many else {}))
+    until = until_seconds
+    for place, drawn in enumerate(rows.values()):
+        for words, colour, bars in drawn:
+            until = max([until, *(begin + seconds for begin, seconds in bars)])
+            said = [[format_as(time, "short duration") for time in bar] for bar in bars]
+            swatch = TIMELINE[colour]
+            look = dict(color=swatch.light, line=dict(color=swatch.line, width=1.5))
+            if colour == "idle":
+                look |= dict(color=CLEAR, pattern=dict(shape="/", fgcolor=swatch.line, size=6))
+            figure.add_trace(
+                go.Bar(
+                    orientation="h",
+                    name=words,
+                    base=[_milliseconds(begin) for begin, _ in bars],
+                    x=[_milliseconds(seconds) for _, seconds in bars],
+                    y=[place] * len(bars),
+                    width=[0.62] * len(bars),
+                    marker=look,
+                    text=[f"{words}: {seconds} from {begin} on" for begin, seconds in said],
+                    textposition="none",
+                    hovertemplate="%{text}<extra></extra>",
+                )
+            )
+    reach(figure, 1000 * until or 1, "milliseconds since forward began")
+    name_rows(figure, list(rows))
+    return figure
+
+
+def _milliseconds(seconds):
+    return float(f"{1000 * seconds:.4g}")
 
 
 # --- lines ----------------------------------------------------------------------------------------
