@@ -235,8 +235,8 @@ def steppers(opened, request):
 
 
 def test_a_stepper_goes_by_keyboard_beside_others(steppers):
-    """Must catch: a key that the notebook takes, or that moves another output; the book's plan in
-    place of the reader's; a card that asks for the page's script; that has the other theme's
+    """Must catch: a key that the notebook takes, or that moves another output; the book's plan
+    instead of the reader's; a card that asks for the page's script; that has the other theme's
     colours, or is wider than a phone."""
     page, mode = steppers
     assert page.evaluate(WORDS)[1:] == [shown.sentence for shown in STEPPERS]

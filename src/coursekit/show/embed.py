@@ -24,7 +24,7 @@ def drawing_scripts(specs):
 
 
 class LiveOutput:
-    """What a cell shows: a card that needs no network and no kernel, so it moves in JupyterLab, VS
+    """A card that a cell shows: it needs no network and no kernel, so it moves in JupyterLab, VS
     Code, Colab and Kaggle, also when the kernel has stopped, and in a lab exported as HTML. It is
     no frame: its height is its content's, and its colours follow the notebook's. A front end that
     runs no script shows `title` and `sentence`; `code()` of a subclass is what embedded() makes."""

@@ -130,9 +130,9 @@ def stacked_figure(title, rows, pieces, hover):
 
 
 def trace_figure(title, rows, until_seconds=0.0):
-    """What ran when: name of a row -> triples (words, colour's name in palette.TIMELINE, pairs
-    (begin, duration) in seconds); the first row is on top, and idle time is hatched. Two figures
-    with one `until_seconds` have one scale."""
+    """Bars of what ran when: name of a row -> triples (words, colour's name in palette.TIMELINE,
+    pairs (begin, duration) in seconds); the first row is on top, and idle time is hatched. Two
+    figures with one `until_seconds` have one scale."""
     many = any(len(drawn) > 1 for drawn in rows.values())
     foot = FOOT_PIXELS + 16 + 30 * many
     height = HEAD_PIXELS + foot + LANE_PIXELS * len(rows)

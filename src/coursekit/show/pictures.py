@@ -31,7 +31,7 @@ class Picture:
         Picture.styles.update(cls.says)
 
     def derived(self, computed):
-        """What the picture finds by playing: names in `says`."""
+        """Values that the picture finds by playing: names in `says`."""
         return {}
 
     def data(self, spec, measured):

@@ -18,7 +18,7 @@ PLAY, PAUSE = "M8 5l11 7-11 7z", "M9 5.5v13M15 5.5v13"
 
 
 def inside_of(ident, look, step, steps, number, room_of_picture, menus=""):
-    """What the card has between its title and its foot, at step `number` of `steps`, which have a
+    """Everything between the card's title and its foot, at step `number` of `steps`, which have a
     sentence and a detail each. `look` says what to look at, `menus` what is chosen (both HTML),
     `step` what a step is called; `room_of_picture` is the style that keeps the picture's place."""
     last = len(steps) - 1

@@ -59,7 +59,7 @@ def stepper_title(name):
 
 
 def stepper_look(data):
-    """What to look at, as HTML."""
+    """Words that say where to look, as HTML."""
     return f"""<span class="stepper-look">{escape(data["look"])}</span>
 Arrows are what this step sends: + is added, = is put in place."""
 
