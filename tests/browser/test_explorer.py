@@ -797,7 +797,7 @@ def test_lines_are_to_scale(open_card, name):
             values = card.spec.move(values, quantity, stop)
             card.slide(quantity, stop)
         shown, curves, points, drawn = places(card, values)
-        x_of, y_of = (math.log10 if one.scale == "log" else float for one in (curves.x, curves.y))
+        x_of, y_of = (math.log10 if one.log else float for one in (curves.x, curves.y))
         there = [place for place, _ in curves.shown(shown)]
         assert [line is not None for line in drawn["lines"]] == [
             place in there for place in range(len(curves.lines))
