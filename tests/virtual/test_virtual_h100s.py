@@ -49,7 +49,7 @@ def test_a_reader_sees_stage_3_wait_and_changes_one_argument():
     drawn = virtual_step_figure(ahead, "stage 3")
     assert len(drawn.to_json()) < 20_000
     *_, idle, messages = drawn.data
-    assert idle.name == "nothing computes" and idle.marker.pattern.shape and not idle.y[0]
+    assert idle.name == "idle" and idle.marker.pattern.shape and not idle.y[0]
     assert sum(idle.x) == pytest.approx(1e3 * ahead.idle_seconds(), rel=0.05)
     assert messages.name == "messages" and {*messages.y} == {1}
 

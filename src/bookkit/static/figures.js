@@ -51,7 +51,8 @@
     if (width < 520) {
       result.margin = Object.assign({}, result.margin, { l: 8, r: 8, t: 24 + 24 * lines });
       if (result.height) result.height *= 1.1; // a title of two lines takes height from the bars, and letters from them
-      result.legend = Object.assign({}, result.legend, { orientation: "h", x: 0, y: -0.2, yanchor: "top", xanchor: "left" });
+      var below = Math.min(-0.2, (result.legend || {}).y || 0); // of the bars' height: a low figure has its axis' words above
+      result.legend = Object.assign({}, result.legend, { orientation: "h", x: 0, y: below, yanchor: "top", xanchor: "left" });
     } else {
       result.margin = Object.assign({ l: 60, r: 20, t: 24 + 24 * lines, b: 50 }, result.margin);
     }

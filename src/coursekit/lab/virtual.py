@@ -140,7 +140,7 @@ def virtual_step_figure(step: VirtualStep, title: str):
         else:
             rows.setdefault("messages", []).append(bars("messages", "communication", own))
     gaps = [gap for gap in step.gaps if gap.stream == "compute"]
-    rows["compute"].append(bars("nothing computes", "idle", gaps))
+    rows["compute"].append(bars("idle", "idle", gaps))
     idle, whole = (
         format_as(seconds, "short duration") for seconds in (step.idle_seconds(), step.seconds)
     )

@@ -134,10 +134,10 @@ def trace_figure(title, rows, until_seconds=0.0):
     pairs (begin, duration) in seconds); the first row is on top, and idle time is hatched. Two
     figures with one `until_seconds` have one scale."""
     many = any(len(drawn) > 1 for drawn in rows.values())
-    foot = FOOT_PIXELS + 16 + 30 * many
+    foot = FOOT_PIXELS + 16 + 46 * many
     height = HEAD_PIXELS + foot + LANE_PIXELS * len(rows)
     figure = new_figure(title, height, barmode="overlay", bargap=0)
-    figure.update_layout(margin_b=foot, **(legend_below(-0.8) if many else {}))
+    figure.update_layout(margin_b=foot, **(legend_below(-1) if many else {}))
     until = until_seconds
     for place, drawn in enumerate(rows.values()):
         for words, colour, bars in drawn:
