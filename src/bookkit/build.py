@@ -6,6 +6,7 @@ and the execution cache lie beside OUTPUT, so that the second build is quick.
 """
 
 import argparse
+import gc
 import hashlib
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ def build_book(source, output, quiet=True, overrides=None):
     sys.modules.setdefault("rfc3987_syntax", None)
     from jupyter_book.sphinx import build_sphinx
 
+    gc.collect()  # sphinx_external_toc asks every object for its class: proxies in garbage fail
     source, output = Path(source).resolve(), Path(output).resolve()
     doctrees = output.parent / "doctrees"
     result = build_sphinx(
