@@ -66,6 +66,7 @@ def resting(config, n, rank):
     return *sums[:2], sums[2] - of_one * zeros + counters
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("rank", (0, 4))
 def test_the_rank_has_its_own_shard(rank):
@@ -75,6 +76,7 @@ def test_the_rank_has_its_own_shard(rank):
     assert found == resting(SMALL, 5, rank) != resting(SMALL, 5, 4 - rank)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("rank", (0, 1023))
 def test_one_of_a_thousand(rank):
@@ -91,6 +93,7 @@ def test_one_of_a_thousand(rank):
     assert step.peak.bytes.gathered <= 2 * max(units(config))
 
 
+@pytest.mark.slow
 def test_what_is_whole_at_the_peak():
     """The sum that chapter 6 prints for GPT-3, for a smaller model. Must catch: a table that is
     freed between its two units; a second block that is whole."""

@@ -41,6 +41,7 @@ def some_tokens():
     return torch.randint(31, (3, 8), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_gpt_leaves_its_parameters_only(fused):
     """After 40 forwards of which no backward came, and after one that was weighed. Must catch: a

@@ -146,6 +146,7 @@ OPERATORS = {  # arguments: first those of a case that gradcheck takes, too
 HAVE_GRADIENTS = [name for name in OPERATORS if name not in (softmax_backward, rms_norm_backward)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS, ids=str)
 def test_operators_are_registered_well(operator):
     """opcheck: schema, shapes under fake tensors, autograd's registration, tracing.

@@ -69,6 +69,7 @@ def beside_a_peer(operator, x):
     return torch.allclose(operator(x.t().contiguous().t()), x * x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_table_of_checks(fault):
     """Must catch: a cell of the page that says otherwise than a run."""

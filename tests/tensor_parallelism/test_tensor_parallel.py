@@ -942,6 +942,7 @@ def peak_of_layers(model, sequences, regather, chunks):
         return ledger.peak.bytes.total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model, sequences", [(gpt_2, 1), *at_night((gpt_2, 4), (llama, 1), (llama, 4))]
 )

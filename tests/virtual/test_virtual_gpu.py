@@ -107,6 +107,7 @@ def test_an_operator_takes_what_is_slower_memory_or_arithmetic():
 ADAMW, SGD = torch.optim.AdamW, torch.optim.SGD
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "make, tensors, elements, launches",

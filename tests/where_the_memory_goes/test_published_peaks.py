@@ -185,6 +185,7 @@ def error_of_best(name, speed):
     return referee.mean(sum(halves, []))
 
 
+@pytest.mark.slow
 def test_the_page_prints_these_numbers():
     """Must catch: a number typed by hand, or left as it was when a preset was mended; a row that
     the page leaves out."""
