@@ -29,14 +29,13 @@ from ..common.torch_internals import at_end_of_backward
 from ..data_parallel.core import first_rank
 
 Site = tuple[nn.Module, str]  # a module, and the name of a parameter that it has
-Sites = dict[nn.Parameter, list[Site]]  # parameters, and every place of each
 
 
 class Flat:
     """Parameters of one dtype, all trained or all frozen: `full` [E], which comes and goes, and
     this rank's `shard` [E/n], which stays. `sites` are where each parameter was."""
 
-    def __init__(self, sites: Sites, group: Group):
+    def __init__(self, sites: dict[nn.Parameter, list[Site]], group: Group):
         parameters, self.sites, self.group = list(sites), list(sites.values()), group
         self.n, me = dist.get_world_size(group), dist.get_rank(group)
         self.shapes = [p.shape for p in parameters]
@@ -98,7 +97,7 @@ class Gathered(torch.autograd.Function):
 class Unit:
     """A module that is whole only while it computes."""
 
-    def __init__(self, module: nn.Module, sites: Sites, group, flat_cls):
+    def __init__(self, module: nn.Module, sites: dict[nn.Parameter, list[Site]], group, flat_cls):
         kinds: dict[tuple, dict] = {}
         for p, places in sites.items():
             kinds.setdefault((p.dtype, p.requires_grad), {})[p] = places
@@ -136,28 +135,6 @@ class Unit:
             flat.free()
 
 
-def owned_sites(root: nn.Module, units: Iterable[nn.Module]) -> dict[nn.Module, Sites]:
-    """For each unit that owns parameters, these and every place of each. The owner is the innermost
-    unit around the parameter, or the root if these are several."""
-    sites: dict[nn.Parameter, dict[Site, None]] = {}
-    around: dict[nn.Parameter, set[nn.Module]] = {}
-
-    def visit(module: nn.Module, unit: nn.Module):
-        unit = module if module in units else unit
-        for name, p in module.named_parameters(recurse=False, remove_duplicate=False):
-            sites.setdefault(p, {})[module, name] = None
-            around.setdefault(p, set()).add(unit)
-        for child in module.children():  # of a module that has two parents, twice
-            visit(child, unit)
-
-    visit(root, root)
-    owned: dict[nn.Module, Sites] = {unit: {} for unit in units}
-    for p, found in around.items():
-        owner = found.pop() if len(found) == 1 else root
-        owned[owner][p] = list(sites[p])
-    return {unit: own for unit, own in owned.items() if own}
-
-
 def fully_shard(module: nn.Module, units: Iterable[nn.Module] = (), group=None, flat_cls=Flat):
     """Shard the module in place and return it. All ranks begin with the values of the group's rank
     0. A unit takes tensors and returns one. Raises ValueError for a unit that is not inside the
@@ -168,10 +145,23 @@ def fully_shard(module: nn.Module, units: Iterable[nn.Module] = (), group=None, 
     if any(hasattr(child, "zero_unit") for child in module.modules()):
         raise ValueError("the module is sharded already.")
     names = {p: name for name, p in module.named_parameters()}
-    owned = owned_sites(module, units)
-    for unit, sites in owned.items():
-        Unit(unit, sites, group, flat_cls)
-    sites = {p: places for own in owned.values() for p, places in own.items()}
+    sites: dict[nn.Parameter, dict[Site, None]] = {p: {} for p in names}
+    around: dict[nn.Parameter, set[nn.Module]] = {p: set() for p in names}
+
+    def visit(child: nn.Module, unit: nn.Module):
+        unit = child if child in units else unit
+        for name, p in child.named_parameters(recurse=False, remove_duplicate=False):
+            sites[p][child, name] = None
+            around[p].add(unit)
+        for grandchild in child.children():
+            visit(grandchild, unit)
+
+    visit(module, module)
+    home = {p: found.pop() if len(found) == 1 else module for p, found in around.items()}
+    for unit in units:
+        own = {p: list(sites[p]) for p in names if home[p] is unit}
+        if own:
+            Unit(unit, own, group, flat_cls)
     module.plain_names = {site: name for p, name in names.items() for site in sites[p]}
     return module
 

@@ -59,12 +59,14 @@ from ...common.torch_internals import (
 )
 from ...experts.core_parallel import count_everywhere
 from .. import core_stage3
-from ..core_stage3 import Site, Sites
 from .ahead import Ahead
 from .arriving import Arrival, as_gradients
 from .flat import Ring, best_collectives, filled, own_chunk, sizes_of
 from .offload import Landing, add_gradients, brought_home, may_come_late
 from .saved_tensors import saved_with, tensors_of, with_leaves, without_parameters
+
+# parameters, and every place of each
+Sites = dict[nn.Parameter, list[core_stage3.Site]]
 
 
 def fully_shard(
@@ -98,14 +100,13 @@ def fully_shard(
     check_units(module, units, device)
     check_alike(module, units, group)
     watch_steps()
+    owned = owned_sites(module, units)
     ahead = Ahead() if prefetch else None
     if ahead:
         module.register_forward_pre_hook(ahead.forward_begins)
         module.register_forward_hook(ahead.forward_ends, always_call=True)
     how = How(group, device, shard_device, compute_dtype, ahead, Landing())
-    owned = core_stage3.owned_sites(module, units)
-    for number, (unit, sites) in enumerate(owned.items(), 1):
-        kinds = kinds_of(sites)
+    for number, (unit, kinds) in enumerate(owned.items(), 1):
         own = copy(best_collectives(how.device_of(next(iter(kinds[0]))), group, collectives))
         own.unit = number
         unit.sharded_unit = Unit(unit, kinds, how, own)
@@ -118,6 +119,28 @@ def sharded_units(module: nn.Module) -> list[nn.Module]:
     """The modules inside that are units, in the order of module.modules(). A compiled module has
     the attributes of the one in it, and is no second unit."""
     return [child for child in module.modules() if "sharded_unit" in vars(child)]
+
+
+def owned_sites(root: nn.Module, units: list[nn.Module]) -> dict[nn.Module, list[Sites]]:
+    """For each unit that owns parameters, these and every place of each, by kinds. The owner is the
+    innermost unit around the parameter, or the root if these are several."""
+    sites: dict[nn.Parameter, dict[core_stage3.Site, None]] = {}
+    around: dict[nn.Parameter, set[nn.Module]] = {}
+
+    def visit(module, unit):
+        unit = module if module in units else unit
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            sites.setdefault(parameter, {})[module, name] = None
+            around.setdefault(parameter, set()).add(unit)
+        for child in module.children():  # of a module that has two parents, twice
+            visit(child, unit)
+
+    visit(root, root)
+    owned: dict[nn.Module, Sites] = {unit: {} for unit in units}
+    for parameter, found in around.items():
+        owner = next(iter(found)) if len(found) == 1 else root
+        owned[owner][parameter] = list(sites[parameter])
+    return {unit: kinds_of(own) for unit, own in owned.items() if own}
 
 
 def kinds_of(sites: Sites) -> list[Sites]:
@@ -277,7 +300,7 @@ class Unit:
 
     # --- the places of its parameters -------------------------------------------------------------
 
-    def take_places(self, sites: list[list[Site]]):
+    def take_places(self, sites: list[list[core_stage3.Site]]):
         self.sites = [(*site, number) for number, own in enumerate(sites) for site in own]
         paths = {module: path for path, module in self.module.named_modules()}
         likes = [(shape, flat.full.dtype) for flat in self.flats for shape in flat.shapes]
