@@ -23,7 +23,7 @@ class Picture:
     """
 
     measurable = ()
-    # What the sentences may say of a picture though no formula computes it: name -> style.
+    # Sentences may say these of a picture though no formula computes them: name -> style.
     says = MappingProxyType({})
     styles = {}  # those of all kinds
 
