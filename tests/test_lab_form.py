@@ -41,7 +41,6 @@ TAGS = {
     "check",
     "solution",
     COMPARED,
-    "slow",
     "raises-exception",
     "core",
     "more",
