@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 from graded import check_sentence, mutated, results, skeleton, text_of
+from pages import ROOT
 
 from coursekit.exercises.assignments import assignment
 from shardlab.context_parallel import core_ring
@@ -73,28 +74,23 @@ def flash_attention() -> str:
     return f"{kernels}TILE = 16\n\n\n{wrapped}"
 
 
-SOLUTIONS = {  # the right solution, and on how many ranks it is tried
-    "activation_checkpointing": (text_of(recompute), 1),
-    "collectives": (ANOTHER, 4),
-    "data_parallelism": (text_of(data_parallel), 4),
-    "feeding_the_gpu": (text_of(data_loading, core_packing), 1),
-    "kernels": (flash_attention(), 1),
-    "long_sequences": (
-        text_of(core_ring) + of_reference("long_sequences", "zigzag", "merge") + AROUND_THE_RING,
-        4,
+SOLUTIONS = {
+    "activation_checkpointing": text_of(recompute),
+    "collectives": ANOTHER,
+    "data_parallelism": text_of(data_parallel),
+    "feeding_the_gpu": text_of(data_loading, core_packing),
+    "kernels": flash_attention(),
+    "long_sequences": text_of(core_ring)
+    + of_reference("long_sequences", "zigzag", "merge")
+    + AROUND_THE_RING,
+    "mixed_precision": text_of(mixed_precision),
+    "mixture_of_experts": text_of(core_parallel) + of_reference("mixture_of_experts", "route"),
+    "pipelines": text_of(schedules) + text_of(pipelines) + IN_WORDS,
+    "tensor_parallelism": text_of(tensor_parallel),
+    "where_the_time_goes": inspect.getsource(
+        inspect.getmodule(assignment("where_the_time_goes").reference["clip"])
     ),
-    "mixed_precision": (text_of(mixed_precision), 2),
-    "mixture_of_experts": (
-        text_of(core_parallel) + of_reference("mixture_of_experts", "route"),
-        4,
-    ),
-    "pipelines": (text_of(schedules) + text_of(pipelines) + IN_WORDS, 4),
-    "tensor_parallelism": (text_of(tensor_parallel), 4),
-    "where_the_time_goes": (
-        inspect.getsource(inspect.getmodule(assignment("where_the_time_goes").reference["clip"])),
-        1,
-    ),
-    "zero": (text_of(core, core_stage3), 4),
+    "zero": text_of(core, core_stage3),
 }
 
 
@@ -126,7 +122,7 @@ def change(edit: str) -> list[str]:
 
 WRONG = [
     pytest.param(topic, wrong, id=f"{topic}-{wrong.name}", marks=pytest.mark.xdist_group(topic))
-    for topic in SOLUTIONS
+    for topic in sorted(path.parent.name for path in ROOT.glob("assignments/*/trials.py"))
     for wrong in wrong_in((HERE / topic / "wrong_solutions.md").read_text("utf-8"))
 ]
 
@@ -135,8 +131,8 @@ WRONG = [
 @pytest.mark.parametrize("topic, wrong", WRONG)
 def test_a_misconception_gets_its_sentence(worlds, topic, wrong):
     """Must catch: a trial that lets this wrong solution pass, or says no more than "wrong"."""
-    solution, n = SOLUTIONS[topic]
-    check_sentence(worlds(n), topic, solution, wrong[1:3] + (wrong.changes, wrong.sentence))
+    case = wrong[1:3] + (wrong.changes, wrong.sentence)
+    check_sentence(worlds(assignment(topic).world_size), topic, SOLUTIONS[topic], case)
 
 
 def test_edits_are_read_as_they_are_written():
@@ -150,7 +146,7 @@ def test_edits_are_read_as_they_are_written():
     for topic, wrong in (row.values for row in WRONG):
         olds, news = wrong.changes[::2], wrong.changes[1::2]
         assert olds and not set(zip(olds, news)) & {(old, old) for old in olds}, (topic, wrong.name)
-        compile(mutated(SOLUTIONS[topic][0], *wrong.changes), f"{topic}, {wrong.name}", "exec")
+        compile(mutated(SOLUTIONS[topic], *wrong.changes), f"{topic}, {wrong.name}", "exec")
 
 
 def test_sends_that_wait_for_each_other(worlds):
@@ -160,7 +156,7 @@ def test_sends_that_wait_for_each_other(worlds):
         "return dist.send(tensor, self.ranks[rank], group=group)",
     )
     wrong = ("every_gradient", "parity", change, "wait")
-    check_sentence(worlds(4), "pipelines", SOLUTIONS["pipelines"][0], wrong, trial_seconds=3.0)
+    check_sentence(worlds(4), "pipelines", SOLUTIONS["pipelines"], wrong, trial_seconds=3.0)
 
 
 def test_another_solution_passes(worlds):
