@@ -8,9 +8,7 @@ import pytest
 from coursekit.planner.plan import Search
 from coursekit.planner.speeds import (
     EXPERTS,
-    NETWORK_CLASSES,
     PUBLISHED_SECONDS,
-    SCORE_CLASSES,
     SPEEDS,
     parts_of,
     step_values,
@@ -19,20 +17,23 @@ from coursekit.show.drawing import PICTURE_WIDTH
 from coursekit.topics.which_layout import referee
 from coursekit.topics.which_layout.pictures import PICTURES
 
-HOST_STEPS = dict(launch=2e-4, rank_wait=1e-4, stall=0.1, network_latency=5e-6)
+# class -> constants that are fitted beside utilisation, each with the step of the search
+FITTED = {
+    "Megatron-LM on B200": dict(score_share=0.1),
+    "FSDP on A100": dict(score_share=0.1),
+    "FSDP on H100": dict(score_share=0.1),
+    "DeepSpeed on A100": dict(network_share=0.01),
+    "nanotron on H100": dict(
+        network_share=0.05, launch=2e-4, rank_wait=1e-4, stall=0.1, network_latency=5e-6
+    ),
+}
 ROWS = referee.published_rows(PUBLISHED_SECONDS)
 
 
 def fitted(name, rows, speed):
     """The class's constants from which no step comes nearer to these rows, found from those of
     `speed`."""
-    steps = dict(utilisation=0.01)
-    if name in SCORE_CLASSES:
-        steps["score_share"] = 0.1
-    if name in NETWORK_CLASSES:
-        steps["network_share"] = 0.05 if name.startswith("nanotron") else 0.01
-    if speed.launch:
-        steps |= HOST_STEPS
+    steps = dict(utilisation=0.01) | FITTED.get(name, {})
 
     def error(one):
         return referee.mean([referee.seconds_error(row, one) for row in rows])

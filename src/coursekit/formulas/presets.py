@@ -91,13 +91,16 @@ def records_of(name, kind) -> dict:
     return found
 
 
+HARDWARE = {row["name"]: row for row in rows_of_table("hardware.csv")}
+
+
 def _gpus():
-    for row in rows_of_table("hardware.csv"):
+    for name, row in HARDWARE.items():
         dense_tflops = float(row["dense_tflops_bf16"] or row["dense_tflops_fp16"])
         kind = "bf16" if row["dense_tflops_bf16"] else "fp16"
         more = {
-            name: float(row[column]) * unit
-            for column, name, unit in (
+            quantity: float(row[column]) * unit
+            for column, quantity, unit in (
                 ("dense_tflops_fp8", "fp8_flops_per_second", 1e12),
                 ("dense_tflops_fp4", "fp4_flops_per_second", 1e12),
                 ("measured_matmul_tflops_bf16", "measured_flops_per_second", 1e12),
@@ -106,7 +109,7 @@ def _gpus():
             if row[column]
         }
         yield Preset(
-            row["name"],
+            name,
             MappingProxyType(
                 dict(
                     gpu_memory_bytes=int(row["visible_bytes"]),
@@ -123,9 +126,7 @@ def _gpus():
 
 
 GPUS = _by_name(_gpus())
-WITHOUT_BF16 = frozenset(
-    row["name"] for row in rows_of_table("hardware.csv") if not row["dense_tflops_bf16"]
-)
+WITHOUT_BF16 = frozenset(name for name, row in HARDWARE.items() if not row["dense_tflops_bf16"])
 
 
 def _node_link(link):
@@ -151,7 +152,7 @@ def _all() -> Iterator[tuple[str, MappingProxyType]]:
 
 BOOK.presets = PRESETS = MappingProxyType(dict(_all()))
 MODELS, RECIPES, KERNELS = PRESETS["model"], PRESETS["recipe"], PRESETS["kernels"]
-LINKS, OPERATIONS, FORMATS = PRESETS["link"], PRESETS["operation"], PRESETS["number_format"]
+LINKS, OPERATIONS = PRESETS["link"], PRESETS["operation"]
 
 
 def quantities(**given):

@@ -14,13 +14,12 @@ from dataclasses import fields
 import torch
 from torch import nn
 
-from coursekit.planner.fits import family_of
-from coursekit.planner.speeds import BANDWIDTH_SHARE, host_rate, link_rates
+from coursekit.planner.links import BANDWIDTH_SHARE, host_rate, link_rates
 from ranklab.virtual import GPU, NCCLLinks, VirtualGPU, VirtualGPUs, VirtualStep
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 from ..formulas import quantities
-from ..formulas.presets import WITHOUT_BF16, rows_of_table
+from ..formulas.presets import HARDWARE, WITHOUT_BF16, rows_of_table
 from ..show.figures import trace_figure
 from ..show.format import format_as
 
@@ -39,10 +38,6 @@ def virtual_gpu(gpu: str = "H100 SXM 80GB", ranks_per_node: int = 8) -> VirtualG
     return VirtualGPU(recorded_gpu(gpu, ranks_per_node))
 
 
-SWITCHES_ADD = "H100", "H200", "B200", "GB200", "B300", "GB300"  # NVLink's, NVLS
-HARDWARE = {row["name"]: row for row in rows_of_table("hardware.csv")}
-
-
 CLOCK = {row["name"]: float(row["value"]) for row in rows_of_table("virtual.csv")}
 OF_THE_CLOCK = CLOCK.keys() & {field.name for field in fields(GPU)}
 
@@ -51,14 +46,13 @@ def recorded_gpu(name: str, ranks_per_node: int = 8) -> GPU:
     """A preset's GPU at the shares of its datasheet that were recorded on an H100 or fitted to its
     steps (data/virtual.csv), with messages as NCCL sends them. Products have a rate in 16 bits, and
     in fp32 and TF32 where data/hardware.csv has one."""
-    chip, family, products = quantities(gpu=name), family_of(name), CLOCK["product_share"]
+    chip, row, products = quantities(gpu=name), HARDWARE[name], CLOCK["product_share"]
     formats = [torch.float16] + [torch.bfloat16] * (name not in WITHOUT_BF16)
     rates = dict.fromkeys(formats, products * chip["flops_per_second"])
-    of_fp32 = (HARDWARE[name][f"dense_tflops_{kind}"] for kind in ("fp32", "tf32"))
+    of_fp32 = (row[f"dense_tflops_{kind}"] for kind in ("fp32", "tf32"))
     fp32, tf32 = (products * float(f"{tflops or 0}e12") for tflops in of_fp32)
     node, card = link_rates(name)
-    switch = CLOCK["switch_share_blackwell" if "B" in family else "switch_share_hopper"]
-    switch *= family in SWITCHES_ADD
+    switch = CLOCK.get(f"switch_share_{row['switch']}", 0.0)
     return GPU(
         rates | ({torch.float32: fp32} if fp32 else {}),
         CLOCK["copy_share"] * chip["memory_bytes_per_second"],
@@ -69,6 +63,7 @@ def recorded_gpu(name: str, ranks_per_node: int = 8) -> GPU:
         tf32_flops_per_second=tf32,
         memory_bytes=chip["gpu_memory_bytes"] - int(CLOCK["context_bytes"]),
         name=name,
+        compute_capability=tuple(map(int, row["compute_capability"].split("."))),
         **{one: CLOCK[one] for one in OF_THE_CLOCK},
     )
 

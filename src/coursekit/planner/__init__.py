@@ -2,6 +2,7 @@
 
     fits.py            what the fullest rank holds, byte by byte, and the nearest layout that fits
     plan.py            all legal layouts, solved at once by many.py, and the fastest that fit
+    links.py           what joins the GPUs of a preset
     speeds.py          seconds of a step, at the speeds of published runs (runs_published.py)
     model_config.py    a model's sizes out of its config.json
     configurations.py  settings of other tools in the quantities of fits; _written.py: the other way

@@ -16,17 +16,16 @@ from pathlib import Path
 from coursekit.formulas.presets import (
     GPUS,
     KERNELS,
-    LINKS,
     MODELS,
     WITHOUT_BF16,
     records_of,
-    rows_of_table,
 )
 from coursekit.formulas.registry import BOOK, InvalidQuantity, show
 from coursekit.formulas.subset import expression_of
 from coursekit.sentences import sentences
 from shardlab.common.cross_node_warning import CrossesNodes
 
+from .links import USUAL_RANKS_PER_NODE, LinksOfGPU, links_of
 from .model_config import InvalidModelConfig, read_config
 
 RANK_PEAK, RANK_PLACE = "rank_peak_bytes", "rank_peak_place"
@@ -39,7 +38,7 @@ LIBRARY_RECIPE, LIBRARY_RECIPE_FP16 = "bf16 + fp32 gradients", "fp16 + fp32 grad
 MOST_GPUS = 65_536
 MOST_RESERVE_GB = 1_000_000
 MOST_TENSOR_PARALLEL, MOST_PIPELINE_PARALLEL = 8, 64
-USUAL_RANKS_PER_NODE, USUAL_UTILISATION = 8, 0.5
+USUAL_UTILISATION = 0.5
 MICROBATCHES_PER_STAGE = 4  # assumed of a pipeline: from one on, more of them change no byte
 WHOLE_LAYERS = 3  # of recompute_policy
 TILE_TOKENS = 4096  # of the smallest tile that is proposed, as ALST's runs had them
@@ -55,19 +54,6 @@ MIXES = {
 }
 NO_QUANTITIES = ("model", "sizes", "gpus", "reserve_bytes", "ranks_per_node")  # of a layout
 PEAKS = "tests/where_the_memory_goes/published_peaks.csv"
-
-
-def family_of(gpu) -> str:
-    """The chip's name, without the board and the memory: H100, RTX 4090."""
-    return gpu.split(" SXM")[0]
-
-
-CHIPS = {family_of(row["name"]): row for row in rows_of_table("hardware.csv")}
-# family -> links inside a node, and of each GPU's network card
-LINKS_OF_GPU = {f: (row["node_link"], row["network"]) for f, row in CHIPS.items() if row["network"]}
-LINKS_OF_OTHERS = ("PCIe 4 x16", "network, 100 Gbit/s")
-# family -> GPUs that NVLink joins beyond a node: NVL72
-NVLINK_DOMAIN = {f: int(row["nvlink_gpus"]) for f, row in CHIPS.items() if row["nvlink_gpus"]}
 
 
 @dataclass(frozen=True)
@@ -157,8 +143,8 @@ class RankLayout:
     checkpoints_on_host: int = 0  # 1: inputs of recomputed layers wait there
 
     @property
-    def family(self) -> str:
-        return family_of(self.gpu)
+    def links(self) -> LinksOfGPU:
+        return links_of(self.gpu, self.ranks_per_node)
 
     @property
     def steps(self) -> int:
@@ -258,16 +244,14 @@ class RankLayout:
     def crossing(self) -> str:
         """The cost of a layer's messages where its ranks are on several nodes, or on several
         domains of NVLink where these are larger; empty where they are on one."""
-        t, family = self.tensor_parallel, self.family
-        node = max(self.ranks_per_node, NVLINK_DOMAIN.get(family, 0))
-        if t <= node:
+        t, links = self.tensor_parallel, self.links
+        if t <= (node := links.joined_gpus):
             return ""
-        inside, card = LINKS_OF_GPU.get(family, LINKS_OF_OTHERS)
-        cards = node if family in LINKS_OF_GPU else 1
         names = ["tensor_layer_message_seconds", "tensor_message_share"]
+        card = links.quantities[1]
         given = {**self.given, "utilisation": USUAL_UTILISATION}
-        given |= dict(node_link=inside, link=card)
-        given["link_bytes_per_second"] = cards * LINKS[card].quantities["link_bytes_per_second"]
+        given |= dict(node_link=links.inside, link=links.card)
+        given["link_bytes_per_second"] = links.cards * card["link_bytes_per_second"]
         (across_ms, across), (inside_ms, within) = (
             (1000 * found[names[0]], f"{100 * found[names[1]]:.0f}%")
             for found in (
@@ -278,8 +262,8 @@ class RankLayout:
         where = "domains of NVLink" if node > self.ranks_per_node else "nodes"
         return (
             f"tensor_parallel = {t} on {where} of {node} GPUs: the messages of a layer take"
-            f" {across_ms:.3g} ms, {across} of its time, over {cards} x {card}; inside a"
-            f" node, over {inside}, they would take {inside_ms:.3g} ms, {within}. At"
+            f" {across_ms:.3g} ms, {across} of its time, over {links.cards} x {links.card};"
+            f" inside a node, over {links.inside}, they would take {inside_ms:.3g} ms, {within}. At"
             f" {100 * USUAL_UTILISATION:.0f}% of the GPU's FLOP/s; cut by depth beyond a node."
         )
 
@@ -424,7 +408,7 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     even = values["first_stage_layers"] == values["stage_layers"]
     uneven = even and layout.sizes["layers"] % stages and not layout.shorter_ends
     known = globals() | vars(layout) | dict(layout=layout, values=values, more=more)
-    known |= dict(reserve_gb=reserve_gb, family=layout.family, stages=stages, uneven=uneven)
+    known |= dict(reserve_gb=reserve_gb, stages=stages, uneven=uneven)
     for name, value in sentences("knobs.md", "defaults that are said", known):
         if more.get(name) is None:
             assumed[name] = f"{value} ({option(name)})"

@@ -38,6 +38,7 @@ from .fits import (
     option,
     refuse_by_knobs,
 )
+from .links import family_of
 from .many import solve_many
 from .speeds import (
     BANDWIDTH_SHARE,
@@ -45,7 +46,6 @@ from .speeds import (
     SPEEDS,
     WORK,
     Speed,
-    joined_gpus,
     pace,
     parts_of,
     step_given,
@@ -141,7 +141,7 @@ class LayoutPlan:
     def compared(self) -> dict:
         """How far such answers were from published measurements."""
         adapted = NO_ADAPTERS if self.asked.recipe in ADAPTED else ""
-        family = self.asked.family
+        family = family_of(self.asked.gpu)
         other = "" if f"{family}s" in self.speed.measured else f", none of them on the {family}"
         return {
             "bytes": self.asked.compared,
@@ -292,7 +292,7 @@ class Search:
 
     def _rows(self) -> Iterator[dict]:
         asked, sizes = self.asked, self.asked.sizes
-        node, fixed = joined_gpus(asked.gpu, asked.ranks_per_node), self.fixed
+        node, fixed = asked.links.joined_gpus, self.fixed
         policies = (0, 1, 3) if in_library(asked.kernels) else (0, 1, 2, 3)
         for t in divisors(asked.gpus):
             if sizes["key_value_heads"] % t or (node % t and t % node):

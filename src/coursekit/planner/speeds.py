@@ -7,31 +7,21 @@ runs, which were fitted, and how far the seconds are from those that were publis
 
 from dataclasses import dataclass
 
-from coursekit.formulas.presets import GPUS, LINKS, records_of
+from coursekit.formulas.presets import GPUS, HARDWARE, records_of
 from coursekit.formulas.registry import BOOK
 
-from .fits import (
-    CHIPS,
-    LINKS_OF_GPU,
-    LINKS_OF_OTHERS,
-    NVLINK_DOMAIN,
-    USUAL_RANKS_PER_NODE,
-    RankLayout,
-    family_of,
-    in_library,
-)
+from .fits import RankLayout, in_library
+from .links import BANDWIDTH_SHARE, USUAL_RANKS_PER_NODE, family_of, links_of
 
-BANDWIDTH_SHARE = 0.8  # of a datasheet's figure that memory and links reach: assumed, not fitted
 PUBLISHED_SECONDS = "tests/which_layout/published_seconds.csv"
 
 
 @dataclass(frozen=True)
 class Speed:
     """Constants of published runs, and how far the seconds of a step are from the published ones,
-    in percent; the test of published seconds computes each number again. `utilisation`, and for
-    SCORE_CLASSES or NETWORK_CLASSES one share more, and the seconds of the host and of the network
-    where a class has them, are fitted to every second row of a class; `other_half` is the error of
-    the rows between. `mean` is of errors of rows that were not fitted, too: each half's by
+    in percent; the test of published seconds computes each number again, and its FITTED says which
+    constants are fitted beside `utilisation`, to every second row of a class; `other_half` is the
+    error of the rows between. `mean` is of errors of rows that were not fitted, too: each half's by
     constants that were fitted to the other. The hidden share is set, not fitted: nine rows cannot
     tell 0.5 from 1, and 1 would make tensor parallelism free."""
 
@@ -73,8 +63,6 @@ EXPERTS = "Megatron-Bridge's experts"
 
 
 SPEEDS = records_of("speeds.csv", Speed)
-SCORE_CLASSES = ("Megatron-LM on B200", "FSDP on A100", "FSDP on H100")  # share of scores fitted
-NETWORK_CLASSES = ("DeepSpeed on A100", "nanotron on H100")  # share of the network fitted
 
 
 def usual_speed(gpu, kernels, experts=False) -> str:
@@ -82,12 +70,9 @@ def usual_speed(gpu, kernels, experts=False) -> str:
     one."""
     if experts:
         return EXPERTS
-    if not in_library(kernels):
-        return f"FSDP on {'A100' if gpu.startswith(('A100', 'V100')) else 'H100'}"
-    if gpu.startswith(("A100", "V100")):
-        return "Megatron-LM on A100"
-    blackwell = gpu.startswith(("B200", "GB200", "B300", "GB300"))
-    return f"Megatron-LM on {'B200' if blackwell else 'H100'}"
+    software = "Megatron-LM" if in_library(kernels) else "FSDP"
+    nearest = f"{software} on {HARDWARE[gpu]['published_rows']}"
+    return nearest if nearest in SPEEDS else f"{software} on H100"
 
 
 # part of a step -> how it is called; products and elementwise operations are work, the rest waits
@@ -113,11 +98,6 @@ SECONDS_BY_LOOK = {  # look of palette.TIMELINE -> (label, parts of the step)
     "idle": ("bubble", ("bubble",)),
 }
 _STEP = ("layout_seconds", "layout_tokens_per_second", "layout_utilisation")
-
-
-def joined_gpus(gpu, ranks_per_node=USUAL_RANKS_PER_NODE) -> int:
-    """GPUs that NVLink joins."""
-    return max(ranks_per_node, NVLINK_DOMAIN.get(family_of(gpu), 0))
 
 
 def _measured_share(gpu) -> float | None:
@@ -146,10 +126,8 @@ STALLING_GPUS = 512  # of nanotron's runs: on 256, few microbatches stall
 
 def pace(gpu, speed: Speed, ranks_per_node=USUAL_RANKS_PER_NODE, gpus=1) -> dict:
     """The quantities of a GPU and its links at a fitted speed."""
-    family, node = family_of(gpu), joined_gpus(gpu, ranks_per_node)
-    inside, card = (LINKS[name].quantities for name in LINKS_OF_GPU.get(family, LINKS_OF_OTHERS))
-    chip = GPUS[gpu].quantities
-    cards = node if family in LINKS_OF_GPU else 1
+    links, chip = links_of(gpu, ranks_per_node), GPUS[gpu].quantities
+    inside, card = links.quantities
     return dict(
         flops_per_second=chip["flops_per_second"],
         memory_bytes_per_second=BANDWIDTH_SHARE * chip["memory_bytes_per_second"],
@@ -159,10 +137,10 @@ def pace(gpu, speed: Speed, ranks_per_node=USUAL_RANKS_PER_NODE, gpus=1) -> dict
         layer_launch_seconds=speed.launch,
         tensor_rank_wait_seconds=speed.rank_wait,
         microbatch_stall_seconds=speed.stall * (gpus >= STALLING_GPUS),
-        link_bytes_per_second=cards * speed.network_share * card["link_bytes_per_second"],
-        ranks_per_node=node,
+        link_bytes_per_second=links.cards * speed.network_share * card["link_bytes_per_second"],
+        ranks_per_node=links.joined_gpus,
         utilisation=_utilisation(gpu, speed),
-        hidden_message_share=speed.hidden_message_share * (family in LINKS_OF_GPU),
+        hidden_message_share=speed.hidden_message_share * links.fast,
         score_share=speed.score_share,
         reduce_early=int(speed.overlap),
         prefetch_units=int(speed.overlap and not speed.shards_late),
@@ -207,18 +185,3 @@ def parts_of(values) -> dict:
         "exposed": values["data_exposed_seconds"],
         "update": values["rank_update_seconds"],
     }
-
-
-def host_rate(gpu: str) -> float:
-    """Bytes per second between a preset's GPU and its host, each way, at four fifths of the
-    datasheet; 0 where the book has no link for it."""
-    link = CHIPS[family_of(gpu)]["host_link"]
-    return BANDWIDTH_SHARE * LINKS[link].quantities["link_bytes_per_second"] if link else 0.0
-
-
-def link_rates(gpu: str) -> tuple[float, float]:
-    """Bytes a second that the links of a preset's GPU reach: inside a node, and of its network
-    card."""
-    names = LINKS_OF_GPU.get(family_of(gpu), LINKS_OF_OTHERS)
-    node, card = (LINKS[name].quantities["link_bytes_per_second"] for name in names)
-    return BANDWIDTH_SHARE * node, BANDWIDTH_SHARE * card

@@ -17,15 +17,12 @@ from torch.distributed import device_mesh as device_mesh  # so that its names ar
 
 from ranklab.torch_internals import fake_store
 from ranklab.virtual.clock import MAIN
+from ranklab.virtual.hardware import GPU
 from ranklab.virtual.streams import VirtualEvent, VirtualStream
 from shardlab.common.torch_internals import FakeTensor, is_fake
 
 from .gpu import CannotRehearse, RehearsedGPU
 from .stand_in import attention_as_on_cuda, without_contents
-
-COMPUTE_CAPABILITY = {"V100": (7, 0), "T4": (7, 5), "A100": (8, 0), "RTX 4090": (8, 9)}
-COMPUTE_CAPABILITY |= {"L4": (8, 9), "L40S": (8, 9), "RTX 5090": (12, 0)}
-BLACKWELL, HOPPER = (10, 0), (9, 0)
 
 
 def install(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, per_node: int):
@@ -62,7 +59,7 @@ def install(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, per_node:
 def cuda_functions(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, per_node: int):
     streams, clock, memory = gpu.streams, gpu.clock, gpu.memory
     reserved = memory.reserved
-    numbers = chip(gpu.gpu.name, card_bytes)
+    numbers = chip(gpu.gpu, card_bytes)
 
     class Stream(VirtualStream):
         def __init__(self, device=None, priority=0, name=None, **_):
@@ -157,12 +154,11 @@ def cuda_functions(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, pe
     )
 
 
-def chip(name: str, card_bytes: int) -> SimpleNamespace:
-    """The properties of a GPU, by the name of its preset."""
-    known = next((c for start, c in COMPUTE_CAPABILITY.items() if name.startswith(start)), None)
-    major, minor = known or (BLACKWELL if "B" in name.split()[0] else HOPPER)
+def chip(gpu: GPU, card_bytes: int) -> SimpleNamespace:
+    """The properties of a GPU as torch.cuda has them."""
+    major, minor = gpu.compute_capability
     return SimpleNamespace(
-        name=f"NVIDIA {name}",
+        name=f"NVIDIA {gpu.name}",
         total_memory=card_bytes,
         multi_processor_count=132,
         major=major,

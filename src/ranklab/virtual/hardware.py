@@ -116,6 +116,7 @@ class GPU:
     memory_share: float = 1.0  # of the memory's rate, which kernels of kind OTHER reach
     memory_bytes: int = 0  # beside its context; 0: it never runs out
     name: str = "a virtual GPU"
+    compute_capability: tuple[int, int] = (9, 0)
 
     @property
     def launch_nanoseconds(self) -> int:

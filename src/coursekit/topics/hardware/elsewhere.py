@@ -1,7 +1,7 @@
 """Sources of the numbers of lab 2 on machines that have GPUs."""
 
 from coursekit.exercises.elsewhere import Elsewhere
-from coursekit.planner.speeds import link_rates
+from coursekit.planner.links import link_rates
 
 ELSEWHERE = {
     "large fp32 product, GFLOP/s": Elsewhere(

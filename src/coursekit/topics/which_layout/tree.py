@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coursekit.planner.fits import RankLayout
-from coursekit.planner.speeds import Speed, joined_gpus, parts_of, step_values
+from coursekit.planner.speeds import Speed, parts_of, step_values
 
 WORTH_A_MOVE = 0.05  # of the step
 
@@ -51,11 +51,7 @@ class _Seen:
         asked = self.layout
         t, p = 2 * asked.tensor_parallel, asked.pipeline_parallel
         heads = asked.sizes["key_value_heads"]
-        return (
-            t <= joined_gpus(asked.gpu, asked.ranks_per_node)
-            and asked.gpus % (t * p) == 0
-            and heads % t == 0
-        )
+        return t <= asked.links.joined_gpus and asked.gpus % (t * p) == 0 and heads % t == 0
 
     @property
     def has_another_stage(self) -> bool:
