@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from bench.virtual import recorded
 from coursekit.formulas import quantities
 from coursekit.lab.virtual import CLOCK, recorded_gpu
-from coursekit.planner.fits import RankLayout
+from coursekit.planner.layout import RankLayout
 from coursekit.planner.speeds import BANDWIDTH_SHARE, SPEEDS
 from coursekit.recordings.recordings import Row
 from coursekit.topics.which_layout.referee import numbers_in, published_layout, seconds_rows

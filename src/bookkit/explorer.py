@@ -26,7 +26,8 @@ from bookkit.cards import CardDirective, add_card, foot, live, table
 from bookkit.mathml import to_mathml
 from coursekit.formulas import BOOK
 from coursekit.formulas.render import latex
-from coursekit.planner.fits import RankLayout, model_sizes, nearest
+from coursekit.planner.layout import RankLayout, model_sizes
+from coursekit.planner.nearest import nearest
 from coursekit.show.card import COPY, explorer_card, ident_of
 from coursekit.show.embed import drawing_scripts, text_in
 from coursekit.show.explorer_data import functions_of

@@ -14,15 +14,9 @@ from visit import opener_of_pages
 from coursekit.formulas import InvalidQuantity
 from coursekit.formulas.presets import GPUS, KERNELS, MODELS, RECIPES
 from coursekit.planner.configurations import InvalidConfiguration, read_configurations
-from coursekit.planner.fits import (
-    ADAPTED,
-    SMALL_MOMENTS,
-    RankLayout,
-    model_sizes,
-    nearest,
-    usual_recipe,
-)
+from coursekit.planner.layout import ADAPTED, RankLayout, model_sizes, usual_recipe
 from coursekit.planner.model_config import InvalidModelConfig, read_config
+from coursekit.planner.nearest import SMALL_MOMENTS, nearest
 from coursekit.planner.plan import RULES, Search, plan
 from coursekit.planner.speeds import SPEEDS, pace, usual_speed
 from coursekit.show.explorers import EXPLORERS

@@ -12,7 +12,8 @@ from told import cells
 
 from coursekit.__main__ import main
 from coursekit.formulas import BOOK, InvalidQuantity, evaluate
-from coursekit.planner.fits import NO_TENSOR, fits
+from coursekit.planner.fits import fits
+from coursekit.planner.layout import NO_TENSOR
 from shardlab.common.cross_node_warning import CrossesNodes
 
 PUBLISHED = {

@@ -11,7 +11,7 @@ from solved import value
 from torch.utils.checkpoint import checkpoint
 
 from coursekit.formulas import InvalidQuantity, evaluate, quantities
-from coursekit.planner.fits import FUSED_LOSS
+from coursekit.planner.layout import FUSED_LOSS
 from coursekit.planner.plan import plan
 from coursekit.planner.speeds import SPEEDS
 from coursekit.topics.long_sequences.published import (

@@ -4,7 +4,7 @@ import pytest
 from solved import value
 
 from coursekit.formulas import PRESETS
-from coursekit.planner.fits import asked_layout
+from coursekit.planner.layout import asked_layout
 from coursekit.planner.speeds import SPEEDS, parts_of, step_values
 
 NAMES = ("hot_expert_rows", "cold_expert_rows", "rank_expert_rows", "fullest_rank_rows")

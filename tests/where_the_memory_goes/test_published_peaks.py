@@ -10,14 +10,14 @@ from pages import ROOT
 from solved import Given
 
 from coursekit.formulas import BOOK, GPUS, KERNELS
-from coursekit.planner.fits import (
+from coursekit.planner.fits import fits
+from coursekit.planner.layout import (
     FUSED_LOSS,
     NO_TENSOR,
     PEAKS,
     PUBLISHED,
     RANK_RESERVE,
     RESERVED_SHARES,
-    fits,
 )
 from coursekit.planner.speeds import BANDWIDTH_SHARE, PUBLISHED_SECONDS, SPEEDS
 from coursekit.recordings.recordings import nearby

@@ -10,7 +10,7 @@ from pages import chapter
 from bookkit.formulas import read_call
 from bookkit.words import MOST, main_line_words
 from coursekit.formulas import quantities
-from coursekit.planner.fits import FUSED_LOSS
+from coursekit.planner.layout import FUSED_LOSS
 from coursekit.planner.plan import plan
 from coursekit.planner.runs_published import PUBLISHED_RUNS
 from coursekit.planner.speeds import SPEEDS, pace, step_values

@@ -19,15 +19,8 @@ from bookkit import layouts
 from coursekit.__main__ import main
 from coursekit.formulas import InvalidQuantity
 from coursekit.formulas.presets import GPUS
-from coursekit.planner.fits import (
-    EXCHANGED,
-    FUSED_LOSS,
-    GATHERED,
-    RING,
-    RankLayout,
-    fits,
-    model_sizes,
-)
+from coursekit.planner.fits import fits
+from coursekit.planner.layout import EXCHANGED, FUSED_LOSS, GATHERED, RING, RankLayout, model_sizes
 from coursekit.planner.many import solve_many
 from coursekit.planner.plan import RULES, WORTH, Search, divisors, plan
 from coursekit.planner.speeds import EXPERTS, SPEEDS, pace, step_values, usual_speed

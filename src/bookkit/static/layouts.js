@@ -1,4 +1,4 @@
-/* All legal layouts of a model on GPUs, the fastest that fit, and the nearest that fits: coursekit/planner/plan.py and fits.py in
+/* All legal layouts of a model on GPUs, the fastest that fit, and the nearest that fits: coursekit/planner/plan.py and nearest.py in
    the page; a test compares them. Bytes and seconds are those of BOOK.models, generated from the formulas. Classic script. */
 (function () {
   "use strict";
@@ -96,7 +96,7 @@
       return [needed, seconds, fullest];
     }
 
-    // --- fits.py: the nearest that fits
+    // --- nearest.py: the nearest that fits
 
     function check(layout) {
       const { gpus, tensor_parallel: t, pipeline_parallel: p, context_parallel: c } = layout;

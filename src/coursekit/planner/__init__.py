@@ -1,6 +1,8 @@
 """The planner: whether a model fits on GPUs, and which layout is the fastest that does.
 
-    fits.py            what the fullest rank holds, byte by byte, and the nearest layout that fits
+    layout.py          a layout that is asked about, and the bytes of its fullest rank
+    fits.py            these bytes as a ledger, with what was assumed
+    nearest.py         the nearest layouts that fit
     plan.py            all legal layouts, solved at once by many.py, and the fastest that fit
     links.py           what joins the GPUs of a preset
     speeds.py          seconds of a step, at the speeds of published runs (runs_published.py)

@@ -15,7 +15,9 @@ from shardlab.common.cross_node_warning import CrossesNodes
 
 from .configurations import read_configurations, tools
 from .configurations_written import fastest_written, kernels_of, knobs_of
-from .fits import fits, gigabytes, json_of_nearest, lines_of_nearest, nearest
+from .fits import fits
+from .layout import gigabytes
+from .nearest import json_of_nearest, lines_of_nearest, nearest
 from .oom import explain_oom
 from .plan import plan
 

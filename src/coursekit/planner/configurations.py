@@ -22,7 +22,7 @@ from coursekit.formulas.registry import BOOK
 from coursekit.sentences import data_text
 from coursekit.show.format import format_bytes
 
-from .fits import INTERLEAVED, LAYOUT_OPTIONS
+from .layout import INTERLEAVED, LAYOUT_OPTIONS
 
 SIZE_NAMES = ("layers", "hidden", "heads", "key_value_heads", "feed_forward", "vocabulary")
 SIZE_NAMES += ("max_sequence", "learned_positions", "biases", "gated_mlp", "tied_head")

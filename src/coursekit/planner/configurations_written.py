@@ -15,7 +15,7 @@ from .configurations import (
     InvalidConfiguration,
     Tool,
 )
-from .fits import MODELS_WITH_USUAL, RankLayout
+from .layout import MODELS_WITH_USUAL, RankLayout
 from .plan import RULES, LayoutPlan, knobs
 
 # knobs that plan() tries by itself: a tool that has all of these limits nothing

@@ -19,7 +19,7 @@ from coursekit.formulas.presets import GPUS
 from coursekit.formulas.registry import InvalidQuantity, show
 from coursekit.sentences import data_text
 
-from .fits import (
+from .layout import (
     ADAPTED,
     EXCHANGED,
     GATHERED,
@@ -32,14 +32,12 @@ from .fits import (
     divides_heads,
     gigabytes,
     in_library,
-    json_of_nearest,
-    lines_of_nearest,
-    nearest,
     option,
     refuse_by_knobs,
 )
 from .links import family_of
 from .many import solve_many
+from .nearest import json_of_nearest, lines_of_nearest, nearest
 from .speeds import (
     BANDWIDTH_SHARE,
     PARTS,

@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from coursekit.formulas.registry import BOOK
-from coursekit.planner.fits import RankLayout, model_sizes
+from coursekit.planner.layout import RankLayout, model_sizes
 from coursekit.planner.speeds import PUBLISHED_SECONDS, SPEEDS, parts_of, step_values
 
 ROOT = Path(__file__).resolve().parents[3]

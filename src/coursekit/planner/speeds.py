@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from coursekit.formulas.presets import GPUS, HARDWARE, records_of
 from coursekit.formulas.registry import BOOK
 
-from .fits import RankLayout, in_library
+from .layout import RankLayout, in_library
 from .links import BANDWIDTH_SHARE, USUAL_RANKS_PER_NODE, family_of, links_of
 
 PUBLISHED_SECONDS = "tests/which_layout/published_seconds.csv"

@@ -3,7 +3,7 @@
 from coursekit.formulas import quantities
 from coursekit.formulas.events import COMPUTE, LINK, Event, Phase, Repeat
 from coursekit.formulas.presets import MODELS
-from coursekit.planner.fits import EXCHANGED, FUSED_LOSS, GATHERED, RING
+from coursekit.planner.layout import EXCHANGED, FUSED_LOSS, GATHERED, RING
 from coursekit.show.links import HEADS_FOLLOW, AtLeast, AtMost, Divides
 from coursekit.show.pictures import (
     CurveAxis,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from coursekit.formulas.registry import BOOK
-from coursekit.planner.fits import FUSED_LOSS, GATHERED, RankLayout, model_sizes
+from coursekit.planner.layout import FUSED_LOSS, GATHERED, RankLayout, model_sizes
 from coursekit.planner.speeds import SPEEDS, step_values
 
 TOKENS_A_RANK = 32_768

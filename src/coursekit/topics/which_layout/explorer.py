@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from coursekit.formulas.presets import GPUS, MODELS
 from coursekit.formulas.registry import BOOK
-from coursekit.planner.fits import FUSED_LOSS
+from coursekit.planner.layout import FUSED_LOSS
 from coursekit.planner.speeds import BANDWIDTH_SHARE, EXPERTS, SPEEDS, pace, usual_speed
 from coursekit.show.links import AtLeast, AtMost, Back, Divides, Instead, Some
 from coursekit.show.pictures import MemoryBar, Part, memory_parts

@@ -5,13 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from coursekit.formulas.registry import BOOK
-from coursekit.planner.fits import (
-    FUSED_LOSS,
-    NO_TENSOR,
-    RESERVED_SHARES,
-    RankLayout,
-    model_sizes,
-)
+from coursekit.planner.layout import FUSED_LOSS, NO_TENSOR, RESERVED_SHARES, RankLayout, model_sizes
 from coursekit.planner.speeds import SPEEDS, parts_of, step_values
 
 ASKED_MODEL, ASKED_GPU, ASKED_GPUS, ASKED_SEQUENCE, ASKED_BATCH = (

@@ -5,8 +5,9 @@ import re
 
 from coursekit.formulas.presets import GPUS, KERNELS, MODELS, WITHOUT_BF16
 from coursekit.formulas.registry import BOOK
-from coursekit.planner import fits
+from coursekit.planner import layout as layouts
 from coursekit.planner import model_config as config
+from coursekit.planner import nearest
 from coursekit.planner.configurations import tools
 from coursekit.planner.speeds import EXPERTS, PARTS, SPEEDS, WORK, pace, usual_speed
 from coursekit.show.format import format_as
@@ -62,7 +63,7 @@ def plan_command(**asked):
 
 
 def words_of_change(change):
-    """The change of fits.difference, in the words of buttons: BOOK.inWords of ranks.js."""
+    """The change of nearest.difference, in the words of buttons: BOOK.inWords of ranks.js."""
     options = re.findall(r'--([\w-]+) (?:"(.*?)"|(\S+))', change)
     return ", ".join(
         CHANGE_WORDS[name := option.replace("-", "_")].format(
@@ -79,7 +80,7 @@ def published(said):
     return re.sub(r" \(tests/\S+\)", "", f"{said}")
 
 
-# Names of changes on a button, in the order in which fits.difference names changes.
+# Names of changes on a button, in the order in which nearest.difference names changes.
 CHANGE_WORDS = dict(
     zero_stage="ZeRO {}",
     offload="states on the host",
@@ -118,20 +119,20 @@ def facts():
         again=RECOMPUTED_WORDS,
         gpus=larger,
         without_bf16=sorted(WITHOUT_BF16),
-        kernels=[fits.USUAL_KERNELS, fits.FUSED_LOSS],
-        small_moments=fits.SMALL_MOMENTS,
-        adapted=fits.ADAPTED,
-        no_adapters=fits.NO_ADAPTERS,
-        most_gpus=fits.MOST_GPUS,
+        kernels=[layouts.USUAL_KERNELS, layouts.FUSED_LOSS],
+        small_moments=nearest.SMALL_MOMENTS,
+        adapted=layouts.ADAPTED,
+        no_adapters=layouts.NO_ADAPTERS,
+        most_gpus=nearest.MOST_GPUS,
         most_batch=MOST_BATCH,
-        most_tensor=fits.MOST_TENSOR_PARALLEL,
-        most_pipeline=fits.MOST_PIPELINE_PARALLEL,
-        tile_tokens=fits.TILE_TOKENS,
-        one_f_one_b=fits.ONE_F_ONE_B,
-        interleaved=fits.INTERLEAVED,
+        most_tensor=nearest.MOST_TENSOR_PARALLEL,
+        most_pipeline=nearest.MOST_PIPELINE_PARALLEL,
+        tile_tokens=nearest.TILE_TOKENS,
+        one_f_one_b=layouts.ONE_F_ONE_B,
+        interleaved=layouts.INTERLEAVED,
         contexts=CONTEXTS,
-        mixes=list(fits.MIXES),
-        exchanged=fits.EXCHANGED,
+        mixes=list(layouts.MIXES),
+        exchanged=layouts.EXCHANGED,
         worth=WORTH,
         simplest=SIMPLEST,
         enough_rows=ENOUGH_ROWS,
@@ -145,8 +146,8 @@ def facts():
 
 def data():
     """The data of the card beside those of the explorer above it."""
-    family = list(fits.MODELS_WITH_USUAL[next(iter(MODELS))])
-    speeds = {usual_speed(gpu, fits.USUAL_KERNELS) for gpu in GPUS} | {EXPERTS}
+    family = list(layouts.MODELS_WITH_USUAL[next(iter(MODELS))])
+    speeds = {usual_speed(gpu, layouts.USUAL_KERNELS) for gpu in GPUS} | {EXPERTS}
     of_speed = (
         "utilisation",
         "hidden_message_share",
@@ -164,9 +165,9 @@ def data():
         usual=[usual.get(quantity) for quantity in family],
         models={
             name: [sizes[quantity] for quantity in family]
-            for name, sizes in fits.MODELS_WITH_USUAL.items()
+            for name, sizes in layouts.MODELS_WITH_USUAL.items()
         },
-        speed_of={gpu: usual_speed(gpu, fits.USUAL_KERNELS) for gpu in GPUS},
+        speed_of={gpu: usual_speed(gpu, layouts.USUAL_KERNELS) for gpu in GPUS},
         speeds={name: published(SPEEDS[name]) for name in sorted(speeds)},
         measured={name: SPEEDS[name].measured for name in sorted(speeds)},
         experts=EXPERTS,
@@ -174,8 +175,8 @@ def data():
             gpu: {name: pace(gpu, SPEEDS[EXPERTS])[name] for name in of_speed} for gpu in GPUS
         },
         said_again=config.SAID_AGAIN,
-        compared={name: published(fits.PUBLISHED.get(name, NO_ROW)) for name in KERNELS},
-        fp16=fits.LIBRARY_RECIPE_FP16,
+        compared={name: published(layouts.PUBLISHED.get(name, NO_ROW)) for name in KERNELS},
+        fp16=layouts.LIBRARY_RECIPE_FP16,
         names=tables,
         architectures={
             kind: {**vars(architecture), "names": tables.index(architecture.names)}

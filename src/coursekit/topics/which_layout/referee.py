@@ -7,7 +7,7 @@ here.
 
 from coursekit.formulas.presets import KERNELS
 from coursekit.formulas.registry import BOOK
-from coursekit.planner.fits import PEAKS
+from coursekit.planner.layout import PEAKS
 from coursekit.planner.runs_published import numbers_in, published_layout, published_rows
 from coursekit.planner.speeds import PUBLISHED_SECONDS, SPEEDS, step_values
 

@@ -8,7 +8,7 @@ first that is answered with no names a technique.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from coursekit.planner.fits import RankLayout
+from coursekit.planner.layout import RankLayout
 from coursekit.planner.speeds import Speed, parts_of, step_values
 
 WORTH_A_MOVE = 0.05  # of the step

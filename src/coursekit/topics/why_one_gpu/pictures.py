@@ -8,7 +8,7 @@ from math import ceil, log10
 from typing import NamedTuple
 
 from coursekit.formulas import BOOK, MODELS, quantities, states_bytes
-from coursekit.planner.fits import RankLayout
+from coursekit.planner.layout import RankLayout
 from coursekit.show.drawing import Drawing
 from coursekit.show.format import decimal_bytes as said
 from coursekit.topics.why_one_gpu import where_we_stand

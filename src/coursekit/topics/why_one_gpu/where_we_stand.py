@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from coursekit.formulas import BOOK, MODELS, evaluate, quantities
-from coursekit.planner.fits import RankLayout
+from coursekit.planner.layout import RankLayout
 from coursekit.show.drawing import Drawing
 from coursekit.show.format import decimal_bytes as said
 
