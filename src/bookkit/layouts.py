@@ -7,7 +7,7 @@ GPUs, below the explorer of a rank, and hands the layout that a reader clicks to
     ```{planner} rank-of-any-layout
     ```
 
-The search is coursekit.planner.plan's, in static/layouts.js; static/planner.js is the card. What
+The search is coursekit.planner.search's, in static/layouts.js; static/planner.js is the card. What
 the card shows before any script has run is the planner's answer to the explorer's own question.
 """
 

@@ -17,7 +17,8 @@ from coursekit.planner.configurations import InvalidConfiguration, read_configur
 from coursekit.planner.layout import ADAPTED, RankLayout, model_sizes, usual_recipe
 from coursekit.planner.model_config import InvalidModelConfig, read_config
 from coursekit.planner.nearest import SMALL_MOMENTS, nearest
-from coursekit.planner.plan import RULES, Search, plan
+from coursekit.planner.plan import plan
+from coursekit.planner.search import RULES, Search
 from coursekit.planner.speeds import SPEEDS, pace, usual_speed
 from coursekit.show.explorers import EXPLORERS
 from coursekit.topics.which_layout.planner_page import CHANGE_WORDS

@@ -16,7 +16,8 @@ from coursekit.planner.configurations_written import (
     written_configuration,
 )
 from coursekit.planner.fits import fits
-from coursekit.planner.plan import RULES, knobs, plan
+from coursekit.planner.plan import plan
+from coursekit.planner.search import RULES, knobs
 
 FILES = [part.split("\n", 3) for part in sample("configurations.md").split("\n## ")[1:]]
 PAIR = re.compile(r"(\w+)=(.+?)(?=, \w+=|$)")

@@ -22,7 +22,8 @@ from coursekit.formulas.presets import GPUS
 from coursekit.planner.fits import fits
 from coursekit.planner.layout import EXCHANGED, FUSED_LOSS, GATHERED, RING, RankLayout, model_sizes
 from coursekit.planner.many import solve_many
-from coursekit.planner.plan import RULES, WORTH, Search, divisors, plan
+from coursekit.planner.plan import plan
+from coursekit.planner.search import RULES, WORTH, Search, divisors
 from coursekit.planner.speeds import EXPERTS, SPEEDS, pace, step_values, usual_speed
 from coursekit.show.explorers import EXPLORERS
 

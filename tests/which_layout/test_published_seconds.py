@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from coursekit.planner.plan import Search
+from coursekit.planner.search import Search
 from coursekit.planner.speeds import (
     EXPERTS,
     PUBLISHED_SECONDS,

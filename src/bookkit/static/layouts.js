@@ -1,4 +1,4 @@
-/* All legal layouts of a model on GPUs, the fastest that fit, and the nearest that fits: coursekit/planner/plan.py and nearest.py in
+/* All legal layouts of a model on GPUs, the fastest that fit, and the nearest that fits: coursekit/planner/search.py and nearest.py in
    the page; a test compares them. Bytes and seconds are those of BOOK.models, generated from the formulas. Classic script. */
 (function () {
   "use strict";
@@ -57,7 +57,7 @@
   BOOK.layouts = function (name, presets, facts) {
     const one = quick(name), CHANGED = Object.keys(facts.words);
 
-    /* How ranks that share a sequence may attend: _mixes of plan.py. */
+    /* How ranks that share a sequence may attend: _mixes of search.py. */
     function mixes(layout, t, c) {
       if (c === 1) return [facts.exchanged];
       return facts.mixes.filter(mix => mix !== facts.exchanged || layout.values.key_value_heads % (t * c) === 0);
@@ -229,7 +229,7 @@
       return near;
     }
 
-    // --- plan.py: all legal layouts, and the best
+    // --- search.py: all legal layouts, and the best
 
     function* rows(asked, contexts) {
       const { gpus, batch, sequence } = asked, sizes = asked.values, experts = sizes.experts;
@@ -268,7 +268,7 @@
       return c === 1 || (asked.values.library_kernels && asked.sequence % (2 * c) === 0);
     }
 
-    /* Search of plan.py. It stops after every layout that it tried, so that whoever asks can let the page breathe. */
+    /* Search of search.py. It stops after every layout that it tried, so that whoever asks can let the page breathe. */
     function* tried(asked, contexts) {
       const found = { layouts: [], needed: [], seconds: [], right: [], fits: [] };
       for (const row of rows(asked, contexts)) {
@@ -285,7 +285,7 @@
       return found;
     }
 
-    /* The nearest smaller and larger batch that have a layout: _near_batches of plan.py. */
+    /* The nearest smaller and larger batch that have a layout: _near_batches of search.py. */
     function nearBatches(asked) {
       const legal = batch => batch > 0 && batch <= facts.most_batch && !rows(Object.assign({}, asked, { batch: batch }), [1]).next().done;
       const below = divisors(asked.gpus).map(copies => Math.floor(asked.batch / copies) * copies);

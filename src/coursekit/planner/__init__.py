@@ -3,7 +3,8 @@
     layout.py          a layout that is asked about, and the bytes of its fullest rank
     fits.py            these bytes as a ledger, with what was assumed
     nearest.py         the nearest layouts that fit
-    plan.py            all legal layouts, solved at once by many.py, and the fastest that fit
+    search.py          all legal layouts, solved at once by many.py, and the fastest that fit
+    plan.py            these, with what was assumed
     links.py           what joins the GPUs of a preset
     speeds.py          seconds of a step, at the speeds of published runs (runs_published.py)
     model_config.py    a model's sizes out of its config.json

@@ -16,7 +16,8 @@ from .configurations import (
     Tool,
 )
 from .layout import MODELS_WITH_USUAL, RankLayout
-from .plan import RULES, LayoutPlan, knobs
+from .plan import LayoutPlan
+from .search import RULES, knobs
 
 # knobs that plan() tries by itself: a tool that has all of these limits nothing
 TRIED = dict(zero_stage={0, 1, 2, 3}, recompute_policy={0, 1, 2, 3}, offload={0})

@@ -110,7 +110,7 @@ KNOB_WORDS = dict(
 
 def facts():
     """The planner's numbers and names, for static/layouts.js."""
-    from coursekit.planner.plan import CONTEXTS, ENOUGH_ROWS, MOST_BATCH, RULES, SIMPLEST, WORTH
+    from coursekit.planner.search import CONTEXTS, ENOUGH_ROWS, MOST_BATCH, RULES, SIMPLEST, WORTH
 
     larger = sorted(GPUS, key=lambda name: GPUS[name].quantities["gpu_memory_bytes"])
     return dict(
