@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coursekit.formulas.presets import GPUS, KERNELS, PRESETS, RECIPES
 from coursekit.machine.rehearsing import WARNING
-from coursekit.planner.configurations import tools
+from coursekit.planner.configurations_table import tools
 from coursekit.planner.search import RULES
 from coursekit.planner.speeds import SPEEDS
 from coursekit.sentences import data_text

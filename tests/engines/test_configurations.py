@@ -8,7 +8,8 @@ import pytest
 from told import sample, told
 
 from coursekit.__main__ import main
-from coursekit.planner.configurations import InvalidConfiguration, read_configurations, tools
+from coursekit.planner.configurations import read_configurations
+from coursekit.planner.configurations_table import InvalidConfiguration, tools
 from coursekit.planner.configurations_written import (
     fastest_written,
     kernels_of,

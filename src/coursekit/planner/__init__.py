@@ -8,7 +8,8 @@
     links.py           what joins the GPUs of a preset
     speeds.py          seconds of a step, at the speeds of published runs (runs_published.py)
     model_config.py    a model's sizes out of its config.json
-    configurations.py  settings of other tools in the quantities of fits; _written.py: the other way
+    configurations.py  settings of other tools in the quantities of fits (_table.py, _text.py), and
+                       the other way (_written.py)
     oom.py             PyTorch's out-of-memory message in plain words
     command.py         `python -m shardlab fits`, `plan` and `oom`
 

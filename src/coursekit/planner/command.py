@@ -13,7 +13,8 @@ from coursekit.formulas.command import say_refused
 from coursekit.formulas.presets import WITHOUT_BF16
 from shardlab.common.cross_node_warning import CrossesNodes
 
-from .configurations import read_configurations, tools
+from .configurations import read_configurations
+from .configurations_table import tools
 from .configurations_written import fastest_written, kernels_of, knobs_of
 from .fits import fits
 from .layout import gigabytes

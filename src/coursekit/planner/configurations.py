@@ -5,23 +5,27 @@ data/configurations.md: DeepSpeed, accelerate, torchtitan, Megatron-LM, the Trai
     fits("config.json", gpu="H100 SXM 80GB", sequence=8192, **found.quantities)
 """
 
-import json
 import math
-import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 
 from coursekit.formulas.asking import close_names
 from coursekit.formulas.presets import MODELS
 from coursekit.formulas.registry import BOOK
-from coursekit.sentences import data_text
 from coursekit.show.format import format_bytes
 
+from .configurations_table import (
+    SAYS_NOTHING,
+    InvalidConfiguration,
+    Tool,
+    as_written,
+    number_in,
+    plain_text,
+    tools,
+)
+from .configurations_text import leaves_of, line_of_key, parsed_file
 from .layout import INTERLEAVED, LAYOUT_OPTIONS
 
 SIZE_NAMES = ("layers", "hidden", "heads", "key_value_heads", "feed_forward", "vocabulary")
@@ -41,118 +45,12 @@ NEUTRAL |= dict(shorter_ends=0, shard_groups=1, offload=0, tensor_parallel=1)
 INTERLEAVED_BY_DEFAULT = 2  # stages on a rank, where torchtitan's schedule alone is given
 TYPO = 0.9  # likeness of a key that is most likely a known one
 BYTES_OF_ELEMENT = 2  # of a buffer in 16 bits
-SAYS_NOTHING = (None, "", "auto", [], {})
 OPEN = ("model", "family", "every")  # quantities that other values of a file leave open
 # a setting that the script decides where a file says "auto" -> the option that says it here
 LEFT_OPEN = dict(precision="recipe", microbatch="microbatch")
 LEFT_OPEN |= dict(accumulation_steps="accumulation_steps", zero_stage="zero_stage")
 LEFT_OVER = -1  # as torchtitan writes a number that follows from the others
 TEXTS = ("flavor",)  # quantities without choices that are no numbers
-AGREE = {
-    "no": "false",
-    "yes": "true",
-}  # what YAML reads as a truth value, and files write in quotes
-
-
-class InvalidConfiguration(ValueError):
-    """Why a file is no configuration that can be read, or a layout none that can be written: one
-    sentence, with the key and its line."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A line of the table."""
-
-    keys: tuple
-    quantity: str
-    values: str = ""
-    words: str = ""
-
-    @property
-    def named(self) -> str:
-        return self.quantity.lstrip("<")
-
-    @property
-    def written(self) -> bool:
-        return not re.match(r"[<!?-]|bucket", self.quantity)
-
-    @property
-    def pairs(self) -> list[tuple]:
-        """(value of the quantity, the file's), in the order of the table."""
-        return [
-            (_number(ours), there) for ours, there in re.findall(r"(?:^| )(.+?)=(\S+)", self.values)
-        ]
-
-    @property
-    def choices(self) -> dict:
-        """Value in the file -> value of the quantity."""
-        return {_plain(there): ours for ours, there in self.pairs}
-
-    def holds(self, said) -> bool:
-        """Whether a note is about these quantities: `?zero_stage=3,offload=1`; a buffer's values
-        end with its stages."""
-        if self.quantity == "bucket":
-            return said.get("zero_stage") in map(int, self.values.split()[1:])
-        wanted = [pair.split("=") for pair in self.quantity[1:].split(",") if pair]
-        return all(said.get(name) == _number(value) for name, value in wanted)
-
-    def meets(self, value, *, absent=False) -> bool:
-        """Whether one of the values is the file's."""
-        if absent:
-            return "absent" in self.values.split()
-        if value in SAYS_NOTHING or value is False and "false" not in self.values:
-            return False
-        several = value if isinstance(value, list) else str(value).split() or [value]
-        return any(_meets(wanted, one) for wanted in self.values.split() for one in several)
-
-
-def _meets(wanted, value) -> bool:
-    if wanted.startswith(">"):
-        return _number(value) > int(wanted[1:])
-    return wanted == "*" or _plain(wanted) == _plain(value)
-
-
-@dataclass(frozen=True)
-class Tool:
-    name: str
-    settings: tuple
-    version: str
-    format: str
-    kernels: str
-    signs: list
-    outside: list
-    silent: dict
-    recipes: dict
-
-    def matching(self, key) -> list[Setting]:
-        """The settings of a key; those with a `*` only where no other names it."""
-        named = [one for one in self.settings if key in one.keys]
-        return named or [
-            one for one in self.settings if any(fnmatchcase(key, known) for known in one.keys)
-        ]
-
-    @property
-    def lenient(self) -> bool:
-        """Whether its files hold keys of others: scripts and data."""
-        return self.format == "command" or "base_model" in self.signs
-
-
-@cache
-def tools() -> dict[str, Tool]:
-    """Name in small letters -> Tool."""
-    text = data_text("configurations.md")
-    found = {}
-    for part in text.split("\n## ")[1:]:
-        name, facts, lines = part.strip().split("\n\n", 2)
-        rows = (re.split(r" \| ?", line) for line in lines.splitlines())
-        settings = tuple(Setting(tuple(keys.split()), *more) for keys, *more in rows)
-        facts = dict(re.findall(r"(?m)^- (\w+): ?(.*)", facts))
-        facts |= {fact: facts[fact].split() for fact in ("signs", "outside")}
-        silent = (pair.split("=") for pair in facts["silent"].split())
-        facts["silent"] = {quantity: _number(value) for quantity, value in silent}
-        facts["recipes"] = dict(re.findall(r"([\w.]+)=([^;]+)", facts["recipes"]))
-        found[name.split("-")[0].lower()] = Tool(name, settings, **facts)
-    return found
 
 
 @dataclass
@@ -209,13 +107,13 @@ def read_configurations(paths, **given) -> Configuration:
 
 def _read(path, found):
     text = path.read_text("utf-8-sig", errors="replace")
-    tree = _parsed(path, text)
-    keys = dict(_flat(tree))
+    tree = parsed_file(path, text)
+    keys = dict(leaves_of(tree))
     tool = _tool_of(path, tree, keys)
     found.tools.append(tool)
     for key, value in keys.items():
-        line = _line(text, key, tool.format == "command")
-        place = f"{key} = {_shown(value)} ({path.name}, line {line})"
+        line = line_of_key(text, key, tool.format == "command")
+        place = f"{key} = {as_written(value)} ({path.name}, line {line})"
         settings = tool.matching(key)
         if not settings:
             _unknown(tool, key, place)
@@ -242,7 +140,7 @@ def _take(found, setting, key, value, place):
             found.notes.append((setting, f"{place}: {nbytes} in 16 bits, {setting.words}."))
     elif value == "auto" not in setting.choices and setting.named in LEFT_OPEN:
         found.left.setdefault(setting.named, place)
-    elif quantity == "-" or value in SAYS_NOTHING and _plain(value) not in setting.choices:
+    elif quantity == "-" or value in SAYS_NOTHING and plain_text(value) not in setting.choices:
         found.ignored.append(f"{key}{' = auto' if value == 'auto' else ''}")
     else:
         ours = _ours(setting, value, place)
@@ -252,12 +150,12 @@ def _take(found, setting, key, value, place):
 
 def _ours(setting, value, place):
     """The value of the quantity; None where the file's leaves it open, as a flag that is off."""
-    choices, plain = setting.choices, _plain(value)
+    choices, plain = setting.choices, plain_text(value)
     if plain in choices:
         return choices[plain]
     if setting.named in OPEN or "true" in choices and plain == "false":
         return None
-    number = _number(value)
+    number = number_in(value)
     whole = isinstance(number, int) and number >= LEFT_OVER
     if choices or not whole and setting.named not in TEXTS:
         wanted = f"there are {', '.join(choices)}" if choices else "it must be a whole number"
@@ -271,7 +169,7 @@ def _note_taken(found, name, value, place):
         raise InvalidConfiguration(f"{place} contradicts {found.where[name]}.")
     found.where.setdefault(name, place)
     option = f"--{name.replace('_', '-')}" if name in ASKED_BY_NAME else name.replace("_", " ")
-    found.taken.append(f"{place}: {option} {_shown(value)}")
+    found.taken.append(f"{place}: {option} {as_written(value)}")
 
 
 def _say_what_is_absent(found):
@@ -417,93 +315,6 @@ def _model(found, said):
         said["model"] = BOOK.validate(**sizes)
 
 
-def _parsed(path, text) -> dict:
-    """The tree of a file; a command line's options as one level."""
-    try:
-        if path.suffix == ".toml":
-            return tomllib.loads(text)
-        if path.suffix == ".json" or text.lstrip().startswith("{"):
-            tree = json.loads(text, object_pairs_hook=_once)
-        elif path.suffix in (".yaml", ".yml"):
-            tree = _yaml(text)
-        else:
-            tree = dict(_options(text))
-    except InvalidConfiguration:  # of an option that is given twice
-        raise
-    except RecursionError:
-        raise InvalidConfiguration(f"{path.name} cannot be parsed: too deeply nested.") from None
-    except ValueError as error:
-        raise InvalidConfiguration(f"{path.name} cannot be parsed: {error}.") from None
-    if not isinstance(tree, dict):
-        raise InvalidConfiguration(f"{path.name} holds no settings with names.")
-    return tree
-
-
-def _once(pairs) -> dict:
-    """An object of JSON. Raises ValueError for a key that is there twice."""
-    names = [name for name, _ in pairs]
-    if len(names) > len(set(names)):
-        raise ValueError(f"{max(names, key=names.count)} is there twice")
-    return dict(pairs)
-
-
-def _yaml(text):
-    try:
-        import yaml
-    except ImportError:
-        raise ValueError("YAML needs the package pyyaml, which is not installed") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
-
-
-ASSIGNED = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(?!\()(.*?)\s*$", re.M)
-OPTION = re.compile(r"(?<![\w-])--([a-zA-Z][\w-]*)(?:(?:=|[ \t]+)([^\s\"'()\\-][^\s\"'()\\]*))?")
-
-
-def _options(text) -> Iterator[tuple]:
-    """The options of a command line or a shell script, with the variables that it sets. What a
-    condition chooses is read as if it held. Raises InvalidConfiguration for an option that is given
-    twice with different values."""
-    lines = re.sub(r"(?m)(^|\s)#.*$", "", text)
-    variables = {}
-    for name, value in ASSIGNED.findall(lines):
-        variables.setdefault(name, _expanded(value, variables).strip("\"'"))
-    seen = {}
-    for name, value in OPTION.findall(_expanded(lines, variables)):
-        key = name.replace("_", "-")
-        known = tools()["megatron"].matching(key)
-        flag = any("true" in one.choices for one in known)
-        value = value if value and not (flag and value.startswith("$")) else True  # --bf16 $MORE
-        if seen.setdefault(key, value) != value and known:
-            raise InvalidConfiguration(
-                f"--{key} is given twice: {_shown(seen[key])} and {_shown(value)} (line"
-                f" {_line(text, key, True)})."
-            )
-    yield from seen.items()
-
-
-def _expanded(text, variables) -> str:
-    def value(found):
-        name, default = found[1] or found[3], found[2]
-        return str(variables.get(name, default if default is not None else found[0]))
-
-    text = re.sub(r"\$\{(\w+)(?::-\"?([^}\"]*)\"?)?\}|\$(\w+)", value, text)
-    product = lambda found: str(int(found[1]) * int(found[2]))
-    return re.sub(r"\$\(\(\s*(\d+)\s*\*\s*(\d+)\s*\)\)", product, text)
-
-
-def _flat(tree, before="") -> Iterator[tuple]:
-    """(dotted key, value) of every leaf."""
-    for name, value in tree.items():
-        key = f"{before}{name}"
-        if isinstance(value, dict):
-            yield from _flat(value, f"{key}.")
-        else:
-            yield key, value
-
-
 def _tool_of(path, tree, keys) -> Tool:
     if "model_type" in tree and "hidden_size" in tree:
         raise InvalidConfiguration(
@@ -532,38 +343,7 @@ def _unknown(tool, key, place):
         raise InvalidConfiguration(f"{place}: {tool.name} has no such setting{near or '.'}")
 
 
-def _line(text, key, option) -> int:
-    """The line of a dotted key, part after part."""
-    at = 0
-    for part in [key] if option else key.split("."):
-        name = re.escape(part).replace(r"\-", "[-_]")
-        pattern = rf"--{name}\b" if option else rf"(?<![\w.-])[\"']?{name}[\"']?\s*[:=\].]"
-        found = re.compile(pattern).search(text, at)
-        at = found.end() if found else at
-    return text.count("\n", 0, at) + 1
-
-
-def _plain(value) -> str:
-    text = str(value).lower()
-    return AGREE.get(text, text)
-
-
-def _number(value):
-    """A whole number where the text is one, also as 1e9; else the text."""
-    if isinstance(value, bool):
-        return int(value)
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return value
-    return int(number) if number % 1 == 0 else number
-
-
 def _counted(value) -> bool:
     """Whether the value is a number that is finite and not negative."""
-    number = _number(value)
+    number = number_in(value)
     return isinstance(number, (int, float)) and 0 <= number < math.inf
-
-
-def _shown(value) -> str:
-    return json.dumps(value) if isinstance(value, (bool, list, dict)) else str(value)

@@ -8,13 +8,8 @@ from collections.abc import Iterator
 
 from coursekit.formulas.subset import ceil_div
 
-from .configurations import (
-    MORE_SIZES,
-    NEUTRAL,
-    SIZE_NAMES,
-    InvalidConfiguration,
-    Tool,
-)
+from .configurations import MORE_SIZES, NEUTRAL, SIZE_NAMES
+from .configurations_table import InvalidConfiguration, Tool
 from .layout import MODELS_WITH_USUAL, RankLayout
 from .plan import LayoutPlan
 from .search import RULES, knobs

@@ -8,7 +8,7 @@ from coursekit.formulas.registry import BOOK
 from coursekit.planner import layout as layouts
 from coursekit.planner import model_config as config
 from coursekit.planner import nearest
-from coursekit.planner.configurations import tools
+from coursekit.planner.configurations_table import tools
 from coursekit.planner.speeds import EXPERTS, PARTS, SPEEDS, WORK, pace, usual_speed
 from coursekit.show.format import format_as
 
