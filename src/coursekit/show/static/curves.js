@@ -156,6 +156,16 @@
       return path;
     }
 
+    /* Whether a line crosses words from left to right, whose letters stand at this height. */
+    function crossed(look, x, y, left, right, height) {
+      return look.shown.some(line => look.swept.some(([place, values], k) => {
+        const [before, earlier] = look.swept[Math.max(0, k - 1)], from = x(before), to = x(place), start = y(earlier.get(line)), end = y(values.get(line));
+        if (to < left || from > right || to === from) return false;
+        const at = here => start + (end - start) * (Math.max(from, Math.min(to, here)) - from) / (to - from);
+        return Math.min(at(left), at(right)) < height + 4 && Math.max(at(left), at(right)) > height - 13;
+      }));
+    }
+
     /* The words at the ends of lines, pushed apart where lines end close together. */
     function labelEnds(look, x, y, right, width) {
       const ends = look.shown.map(line => {
@@ -227,8 +237,10 @@
         points(drop, at(px, py), tenth(px), under);
         set(point, { d: "M" + at(px, py) + (beyond ? "m" + 8 * beyond + " 0l" + -14 * beyond + " -7v14z" : ring(6.5)) });
         const text = fill(spec.words, values), half = text.length * LETTER / 2;
-        const side = spec.above ? px + 10 - half : px + 9 + half; // lines rise to the right: there is room above left, below right
-        const middle = Math.max(left + half + 2, Math.min(right - half, side)), level = py + (spec.above ? -13 : 23);
+        const above = py - 13, lower = py + 23, places = [[px + 9 + half, above], [px + 9 + half, lower], [px - 9 - half, lower], [px - 9 - half, above]];
+        places.unshift(spec.above ? [px + 10 - half, above] : places[1]); // lines rise to the right: there is room above left, below right
+        const clamped = places.map(place => [Math.max(left + half + 2, Math.min(right - half, place[0])), place[1]]);
+        const [middle, level] = clamped.find(([middle, level]) => level < under && !crossed(now, x, y, middle - half, middle + half, level)) || clamped[0];
         set(words, { y: tenth(level) });
         label(words, text, middle, width, "middle");
         if (note) { // not where the point's words are

@@ -79,9 +79,10 @@
 
         const right = shown.indexOf(highest) >= shown.length / 2; // the card is named where the peak is not
         set(card, { d: near ? "M" + LEFT + " " + y(room) + "H" + width : "" });
-        set(cardText, { y: near ? y(room) - 6 : 13 });
-        label(cardText, format(room, "decimal bytes") + (near ? " card" : " card: far above"), right ? LEFT + 4 : width, width,
-          right ? "start" : "end");
+        const named = format(room, "decimal bytes") + (near ? " card" : " card: far above"), from = right ? LEFT + 4 : width - 7 * named.length;
+        const below = shown.filter(column => x(column) < from + 7 * named.length && x(column) + wide > from); // the name lies on none of them
+        set(cardText, { y: near ? y(Math.max(room, ...below.map(column => values[column.total]))) - 6 : 13 });
+        label(cardText, named, right ? LEFT + 4 : width, width, right ? "start" : "end");
         set(mark, { d: "M" + middle(highest) + " " + (y(values[highest.total]) - 1) + "l-5 -7h10z" });
         const above = y(values[highest.total]) - 13, across = near && Math.abs(above - 4 - y(room)) < 11; // the card's line
         set(peak, { y: across ? y(room) - 6 : above, class: values[highest.total] > room ? "strong warn" : "strong" });
