@@ -156,13 +156,13 @@
       return path;
     }
 
-    /* Whether a line crosses words from left to right, whose letters stand at this height. */
-    function crossed(look, x, y, left, right, height) {
+    /* Whether a line crosses a box. */
+    function crossed(look, x, y, left, right, top, bottom) {
       return look.shown.some(line => look.swept.some(([place, values], k) => {
         const [before, earlier] = look.swept[Math.max(0, k - 1)], from = x(before), to = x(place), start = y(earlier.get(line)), end = y(values.get(line));
         if (to < left || from > right || to === from) return false;
         const at = here => start + (end - start) * (Math.max(from, Math.min(to, here)) - from) / (to - from);
-        return Math.min(at(left), at(right)) < height + 4 && Math.max(at(left), at(right)) > height - 13;
+        return Math.min(at(left), at(right)) < bottom && Math.max(at(left), at(right)) > top;
       }));
     }
 
@@ -239,8 +239,9 @@
         const text = fill(spec.words, values), half = text.length * LETTER / 2;
         const above = py - 13, lower = py + 23, places = [[px + 9 + half, above], [px + 9 + half, lower], [px - 9 - half, lower], [px - 9 - half, above]];
         places.unshift(spec.above ? [px + 10 - half, above] : places[1]); // lines rise to the right: there is room above left, below right
-        const clamped = places.map(place => [Math.max(left + half + 2, Math.min(right - half, place[0])), place[1]]);
-        const [middle, level] = clamped.find(([middle, level]) => level < under && !crossed(now, x, y, middle - half, middle + half, level)) || clamped[0];
+        const inside = places.map(place => [Math.max(left + half + 2, Math.min(right - half, place[0])), place[1]]);
+        const [middle, level] = inside.find(([middle, level]) => level < under && !crossed(now, x, y, middle - half, middle + half,
+          ...(level < py ? [level - 13, py - 6] : [py + 6, level + 4]))) || inside[0]; // no line between the words and the point
         set(words, { y: tenth(level) });
         label(words, text, middle, width, "middle");
         if (note) { // not where the point's words are
