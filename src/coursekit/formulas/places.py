@@ -37,12 +37,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from .registry import BOOK, Registry
-from .subset import (
-    SUBSET,
-    as_text,
-    check_expression,
-    returned,
-)
+from .subset import SUBSET, as_text, check_expression, returned
 
 LETTERS = dict(parameters="P", optimizer="O", gradients="G", activations="A", gathered="H")
 LETTERS |= dict(temporaries="U", workspaces="K")

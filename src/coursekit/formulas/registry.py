@@ -28,12 +28,7 @@ from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 
-from .asking import (
-    MissingQuantity,
-    UnknownName,
-    UnknownPreset,
-    refuse_unused,
-)
+from .asking import MissingQuantity, UnknownName, UnknownPreset, refuse_unused
 from .subset import EXACT_LIMIT, DividendTooLarge, Values, check_subset, needs_of
 
 # counted, so exact; every other unit is a float

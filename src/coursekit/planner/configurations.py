@@ -31,15 +31,7 @@ from .layout import INTERLEAVED, LAYOUT_OPTIONS
 SIZE_NAMES = ("layers", "hidden", "heads", "key_value_heads", "feed_forward", "vocabulary")
 SIZE_NAMES += ("max_sequence", "learned_positions", "biases", "gated_mlp", "tied_head")
 MORE_SIZES = ("head_size", "query_key_norms", "experts", "experts_per_token")
-ASKED_BY_NAME = (
-    "model",
-    "gpu",
-    "gpus",
-    "sequence",
-    "zero_stage",
-    "reserve_gb",
-    *LAYOUT_OPTIONS,
-)
+ASKED_BY_NAME = ("model", "gpu", "gpus", "sequence", "zero_stage", "reserve_gb", *LAYOUT_OPTIONS)
 NEUTRAL = dict(pipeline_parallel=1, context_parallel=1, expert_parallel=1, stages_per_rank=1)
 NEUTRAL |= dict(shorter_ends=0, shard_groups=1, offload=0, tensor_parallel=1)
 INTERLEAVED_BY_DEFAULT = 2  # stages on a rank, where torchtitan's schedule alone is given
