@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from ranklab.ranks import ranks
-from shardlab import recompute, zero
+from shardlab import zero
 from shardlab.common.agreement import CannotReplicate
 from shardlab.common.shards import CannotShard
 from shardlab.context_parallel import (
@@ -38,6 +38,7 @@ from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import CannotPipeline, plan_pipeline
 from shardlab.pipelines.schedules import SCHEDULES, schedule
+from shardlab.recompute import checkpoint, core
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
 from shardlab.recompute.selective import checkpoint_selective
 from shardlab.saving import resume, save
@@ -64,8 +65,8 @@ OPTIMIZERS = {
     "Adagrad": (torch.optim.Adagrad, dict(lr=0.05, eps=1e-3)),
 }
 RECOMPUTE = {
-    "hooks": recompute.checkpoint,
-    "function": recompute.checkpoint_by_function,
+    "hooks": checkpoint,
+    "function": core.checkpoint_by_function,
     "selective": checkpoint_selective,
 }
 MIXES = {"ring": RingAttention, "gathered": GatheredAttention, "Ulysses": Ulysses}

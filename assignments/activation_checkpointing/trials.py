@@ -17,7 +17,7 @@ from ..asking import Wrong, demand, expect, race_of_two
 ASSIGNMENT = Assignment(
     "activation_checkpointing",
     reference={
-        "checkpoint_by_function": recompute.checkpoint_by_function,
+        "checkpoint_by_function": core.checkpoint_by_function,
         "checkpoint": recompute.checkpoint,
     },
     core={

@@ -17,7 +17,8 @@ from shardlab.mesh import Mesh
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import schedule
-from shardlab.recompute import CheckpointError, checkpoint, checkpoint_by_function
+from shardlab.recompute import CheckpointError, checkpoint
+from shardlab.recompute.core import checkpoint_by_function
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
 from shardlab.recompute.offload import offload_activations
 from shardlab.recompute.partitioned import checkpoint_partitioned

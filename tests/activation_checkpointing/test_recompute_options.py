@@ -14,7 +14,8 @@ from torch import nn
 from ranklab.measure.ledger import Ledger
 from shardlab.common.torch_internals import FUSED_ATTENTION
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
-from shardlab.recompute import CheckpointError, checkpoint, checkpoint_by_function
+from shardlab.recompute import CheckpointError, checkpoint
+from shardlab.recompute.core import checkpoint_by_function
 from shardlab.recompute.host_copies import Copies
 from shardlab.recompute.layers import checkpoint_modules, checkpoint_some
 from shardlab.recompute.offload import offload_activations

@@ -12,7 +12,6 @@ from pretended.step import Step, watched
 from coursekit.topics.activation_checkpointing.runs import WAYS
 from ranklab.measure.cuda import UNEXPLAINED, CudaAccount
 from ranklab.measure.ledger import Ledger
-from shardlab import recompute
 from shardlab.data_loading.core import TokenLoader, prefetched
 from shardlab.gpt import next_token_loss
 from shardlab.kernels.losses import chunked_cross_entropy, cut_cross_entropy
@@ -21,6 +20,7 @@ from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.mixed_precision.policies import POLICIES
 from shardlab.mixed_precision.stochastic_rounding import StochasticRounding
+from shardlab.recompute import checkpoint, core
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.offload import offload_activations
 from shardlab.recompute.selective import checkpoint_selective
@@ -58,11 +58,10 @@ def recomputed_with_dropout(name: str) -> Step:
     """A second run that draws the first one's numbers gives the same gradients, bit by bit. On a
     GPU the numbers are those of the device's own generator."""
     by = {
-        "hooks": recompute.checkpoint,
-        "function": recompute.checkpoint_by_function,
+        "hooks": checkpoint,
         "selective": checkpoint_selective,
-        "core, hooks": recompute.core.checkpoint,
-        "core, function": recompute.core.checkpoint_by_function,
+        "core, hooks": core.checkpoint,
+        "core, function": core.checkpoint_by_function,
     }[name]
     gradients = []
     for way in (None, by):

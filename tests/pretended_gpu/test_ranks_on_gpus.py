@@ -262,9 +262,7 @@ def test_activations_on_the_host(on_gpus):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "name", ["hooks", "function", "selective", "core, hooks", "core, function"]
-)
+@pytest.mark.parametrize("name", ["hooks", "selective", "core, hooks", "core, function"])
 def test_dropout_in_a_recomputation(on_gpus, name):
     """Must catch: a second run that restores the CPU's random state alone."""
     on_gpus(1, one_gpu.recomputed_with_dropout, name).is_right()

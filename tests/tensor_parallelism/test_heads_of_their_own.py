@@ -18,7 +18,8 @@ from shardlab import zero
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
 from shardlab.pipelines.hardened.split_backward import WeightGradientsLater, make_weight_gradients
-from shardlab.recompute import checkpoint, checkpoint_by_function
+from shardlab.recompute import checkpoint
+from shardlab.recompute.core import checkpoint_by_function
 from shardlab.saving import resume, save
 from shardlab.tensor_parallel import (
     CannotSplit,

@@ -17,7 +17,7 @@ from torch.optim import SGD, swa_utils
 
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
-from shardlab.recompute import checkpoint_by_function  # noqa: F401 (told.md names it)
+from shardlab.recompute.core import checkpoint_by_function  # noqa: F401 (told.md names it)
 from shardlab.saving.resharding import flats_of
 from shardlab.zero.hardened import stage1, stage2, stage3
 from shardlab.zero.hardened.arriving import is_coming

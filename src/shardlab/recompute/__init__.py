@@ -3,10 +3,9 @@
     y = checkpoint(block, x)                            # y = block(x), of which only x is kept
     model.blocks = checkpoint_every(model.blocks, 2)    # two blocks in each checkpoint
 
-    core.py             both functions on a page
-    hardened/           the same for any arguments and outputs, which this package gives:
-    checkpointing.py    PyTorch's checkpoint, which here compares the parameters of both runs, and
-                        the core's autograd function with refusals
+    core.py             the idea on a page, twice: by an autograd function and by hooks
+    hardened/           by hooks for any arguments and outputs, which this package gives:
+    checkpointing.py    PyTorch's checkpoint, which here compares the parameters of both runs
 
     layers.py           which layers of a model are in a checkpoint, whole or a tile at a time
     budget.py           which of them to recompute, so that a step fits a budget and costs least
@@ -20,6 +19,6 @@ Three files keep something else than the whole input:
 Chen et al. 2016; Korthikanti et al. 2022 (arXiv 2205.05198).
 """
 
-from .hardened.checkpointing import CheckpointError, checkpoint, checkpoint_by_function
+from .hardened.checkpointing import CheckpointError, checkpoint
 
-__all__ = ["CheckpointError", "checkpoint", "checkpoint_by_function"]
+__all__ = ["CheckpointError", "checkpoint"]

@@ -21,7 +21,7 @@ from coursekit.recordings.recordings import Row
 from ranklab.measure.ledger import Ledger
 from ranklab.measure.timing import median_ratio
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.recompute import checkpoint, checkpoint_by_function, core
+from shardlab.recompute import checkpoint, core
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.offload import offload_activations
 from shardlab.recompute.selective import EXPENSIVE, checkpoint_selective
@@ -67,12 +67,9 @@ WAYS = {
     KEEPS_ALL: Way(each_block, dict(policy=0)),
     "by hooks": Way(each_block, dict(call=checkpoint, policy=3), SIBLINGS[:1], NOT_SLOWER),
     "by function": Way(
-        each_block, dict(call=checkpoint_by_function, policy=3), SIBLINGS[1:2], NOT_SLOWER
+        each_block, dict(call=core.checkpoint_by_function, policy=3), SIBLINGS[1:2], NOT_SLOWER
     ),
     "by hooks, core": Way(each_block, dict(call=core.checkpoint, policy=3), SIBLINGS[:1]),
-    "by function, core": Way(
-        each_block, dict(call=core.checkpoint_by_function, policy=3), SIBLINGS[1:2]
-    ),
     "selective": Way(
         each_block, dict(call=checkpoint_selective, policy=2), SIBLINGS[2:], NOT_SLOWER
     ),
@@ -164,13 +161,11 @@ def of_policy(way: Way, task: TrainingTask) -> dict[str, float]:
 
 
 def by_operations(way: Way, task: TrainingTask) -> float:
-    """Operations of a step, over those of a step that computes nothing twice. The core, and the
-    checkpoint by an autograd function, run forward to its end again; the formula's stops before the
-    last product."""
+    """Operations of a step, over those of a step that computes nothing twice. Both checkpoints of
+    the core run forward to its end again; the formula's stops before the last product."""
     found = of_policy(way, task)
     again = found["recomputed_share"]
-    to_the_end = checkpoint_by_function, core.checkpoint_by_function, core.checkpoint
-    if way.options.get("call") in to_the_end:
+    if way.options.get("call") in (core.checkpoint_by_function, core.checkpoint):
         again = found["layers_forward_flops"] / found["step_flops"]
     return round(1 + again, 3)
 

@@ -1,2 +1,2 @@
-"""The hardened classes: any arguments and outputs, early stops, and refusals.
-The idea of each is in ../core.py."""
+"""The hardened checkpoint: any arguments and outputs, early stops, and refusals. Its idea is in
+../core.py."""

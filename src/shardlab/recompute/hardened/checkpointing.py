@@ -1,14 +1,11 @@
-"""Both checkpoints of ../core.py for any function, and their refusals.
+"""The checkpoint by hooks of ../core.py for any function, and its refusals.
 
-Both give the bits of the plain function, dropout included. Their difference is a lesson:
+    checkpoint   is torch.utils.checkpoint.checkpoint(use_reentrant=False), which tells autograd how
+                 to keep a tensor. The graph is the plain function's. Any arguments, any outputs,
+                 retain_graph, create_graph and autograd.grad. The second run stops at the last
+                 tensor that backward needs.
 
-    checkpoint               is torch.utils.checkpoint.checkpoint(use_reentrant=False), which tells
-                             autograd how to keep a tensor. The graph is the plain function's. Any
-                             arguments, any outputs, retain_graph, create_graph and autograd.grad.
-                             The second run stops at the last tensor that backward needs.
-    checkpoint_by_function   hides the function's graph behind one node, whose backward makes a new
-                             graph and runs a backward within the backward. Older and easier to see
-                             through; tensors or tuples of tensors, and backward() only.
+Output and gradients have the bits of the plain function's, dropout included.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,16 +21,12 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from ...common.torch_internals import (
     base_of,
     hooks_of_saved_tensors,
-    in_plain_backward,
     tree_leaves,
     tree_map,
     version,
 )
-from .. import core
 
 A_TENSOR = object()  # where a tensor was among arguments
-
-# --- by hooks -------------------------------------------------------------------------------------
 
 
 def checkpoint(function: Callable, *args, same: bool = False, **named):
@@ -154,66 +147,3 @@ def needs_no_gradient(leaf) -> bool:
     if isinstance(leaf, Tensor):
         return not leaf.requires_grad
     return leaf is None or isinstance(leaf, int | float | complex | str)
-
-
-# --- by an autograd function ----------------------------------------------------------------------
-
-HIDDEN_FROM_AUTOGRAD = (
-    "checkpoint_by_function() sees tensors and tuples of tensors alone, and {}: autograd would lose"
-    " its gradients without a word; take checkpoint()."
-)
-
-
-def checkpoint_by_function(function: Callable, *args):
-    """function(*args), whose activations are recomputed in backward. The function returns a
-    tensor or a tuple of tensors.
-
-    The runs are not compared, because the first one records nothing: call backward() before eval()
-    and before parameters are written. A parameter that several checkpoints use gets its gradient in
-    parts, and its hooks run for each part.
-
-    Raises CheckpointError: at once if a list or a dict hides a tensor from autograd; in backward
-    if no output requires a gradient, or if the backward is autograd.grad() or has
-    create_graph=True.
-    """
-    for arg in args:
-        leaves = [] if isinstance(arg, Tensor) else tree_leaves(arg)
-        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-            raise CheckpointError(
-                HIDDEN_FROM_AUTOGRAD.format(f"an argument is a {type(arg).__name__}")
-            )
-
-    def checked(*args):
-        outputs = function(*args)
-        refuse_outputs(outputs)
-        return outputs
-
-    # parameters get gradients even if no argument requires one: something must
-    return RunTwice.apply(checked, torch.empty(0, requires_grad=True), *args)
-
-
-def refuse_outputs(outputs):
-    """Raises CheckpointError if `outputs` is neither a tensor nor a tuple of tensors, or if none of
-    the second run's requires a gradient."""
-    several = (outputs,) if isinstance(outputs, Tensor) else outputs
-    if not isinstance(several, tuple) or not all(isinstance(y, Tensor) for y in several):
-        raise CheckpointError(
-            HIDDEN_FROM_AUTOGRAD.format(f"the function returns a {type(outputs).__name__}")
-        )
-    # the first run records nothing
-    if torch.is_grad_enabled() and not any(y.requires_grad for y in several):
-        raise CheckpointError(
-            "nothing that checkpoint_by_function() was given or used requires a gradient; call"
-            " the function itself."
-        )
-
-
-class RunTwice(core.RunTwice):
-    @staticmethod
-    def backward(ctx, *gradients):
-        if torch.is_grad_enabled() or not in_plain_backward():
-            raise CheckpointError(
-                "checkpoint_by_function() supports backward() only: for autograd.grad() and"
-                " create_graph=True use checkpoint()."
-            )
-        return core.RunTwice.backward(ctx, *gradients)
