@@ -172,7 +172,7 @@ def chip(gpu: GPU, card_bytes: int) -> SimpleNamespace:
 
 def pinned(gpu: RehearsedGPU, tensor: Tensor) -> Tensor:
     copy = tensor.clone()
-    gpu.pinned.pin(copy)
+    gpu.pinned.note(copy)
     return copy
 
 

@@ -6,7 +6,6 @@ needs them, but for parameters and for large arrays of floating-point numbers, w
 
 import math
 import os
-import weakref
 from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -156,14 +155,6 @@ class HostMemory(PinnedMemory):
     def has(self, tensor: Tensor) -> bool:
         return tensor.device.type == "cpu"
 
-    def pin(self, tensor: Tensor):
-        storage = tensor.untyped_storage()
-        self.storages[storage_key(storage)] = True
-        weakref.finalize(storage, self.storages.pop, storage_key(storage), None)
-
-    def is_pinned(self, tensor: Tensor) -> bool:
-        return self.storages.get(storage_key(tensor.untyped_storage()), False)
-
 
 class RehearsedGPU(VirtualGPU):
     """Its `mode` makes tensors without contents."""
@@ -205,7 +196,7 @@ class RehearsedGPU(VirtualGPU):
         if packet is COPY_OPERATORS[0] and args[0].dtype is torch.uint8 and not is_fake(args[0]):
             self.states[result] = args[0]
         if pinned:
-            self.pinned.pin(result)
+            self.pinned.note(result)
         if packet in NEVER or (function is aten.eq.Scalar and args[1] == math.inf):
             self.never[result] = True
         return result

@@ -28,17 +28,23 @@ class PinnedMemory:
     def add(self, *tensors: Tensor, pinned: bool = True):
         for tensor in tensors:
             if not self.has(tensor):
-                storage = tensor.untyped_storage()
-                self.storages[storage_key(storage)] = pinned
-                weakref.finalize(storage, self.storages.pop, storage_key(storage), None)
+                self.note(tensor, pinned)
+
+    def note(self, tensor: Tensor, pinned: bool = True):
+        storage = tensor.untyped_storage()
+        self.storages[storage_key(storage)] = pinned
+        weakref.finalize(storage, self.storages.pop, storage_key(storage), None)
 
     def has(self, tensor: Tensor) -> bool:
         return storage_key(tensor.untyped_storage()) in self.storages
 
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return self.storages.get(storage_key(tensor.untyped_storage()), False)
+
     def copy(self, stream: str, to: Tensor, source: Tensor, phase: str, waits: bool):
         """The host waits unless its memory is pinned and non_blocking=True is asked for."""
         host, engine = (to, TO_THE_HOST) if self.has(to) else (source, FROM_THE_HOST)
-        pinned = self.storages.get(storage_key(host.untyped_storage()), False)
+        pinned = self.is_pinned(host)
         self.clock.launch(self.gpu.launch_nanoseconds)
         self.clock.wait(stream, self.clock.free[engine])
         duration = self.gpu.copy_nanoseconds(to.numel() * to.element_size(), pinned)
