@@ -121,6 +121,26 @@ def test_a_verdict_says_what_is_wrong():
     assert r"yours gives \<class 'int'\>: " in judge(TWICE, lambda a: int)._repr_markdown_()
 
 
+def test_a_result_that_the_check_cannot_read_is_said():
+    """Must catch: `_handed_back` that is not asked, so that an error of the check's own answer is
+    told as the solution's; a solution that raises itself told as one that returned."""
+    halves = Exercise(
+        "halves",
+        lambda a: (a // 2, a - a // 2),
+        (dict(a=5), dict(a=8)),
+        (),
+        "both are a.",
+        answer=lambda solution, a: [half + 0 for half in solution(a)],
+    )
+    for answer, said in (
+        (lambda a: None, "halves(a=5) returns nothing. A value that is printed"),
+        (lambda a: 2.5, "halves(a=5) returns a number, where (number, number) is wanted."),
+        (lambda a: (None, None), "returns (NoneType, NoneType), where (number, number) is wanted."),
+        (lambda a: a + None, "halves(a=5) raised TypeError: unsupported operand"),
+    ):
+        assert said in judge(halves, answer).sentence
+
+
 @pytest.mark.slow
 def test_a_cell_goes_on_with_right_answers_alone():
     """Must catch: ranks that are given a blank, or a function that would hang."""

@@ -78,7 +78,7 @@ def test_the_small_gpt():
 
 def test_a_check_of_what_a_cell_found():
     """Must catch: a number that is refused because it is no function; a misconception that is not
-    compared with it; a call that no reader wrote in the sentence."""
+    compared with it; a call that no reader wrote in the sentence; None told as a function's."""
     found = Exercise(
         name="bytes of both ranks",
         reference=lambda: [8, 16],
@@ -90,6 +90,8 @@ def test_a_check_of_what_a_cell_found():
     )
     assert check(found, [8, 16]) and "both sent the same." in repr(check(found, [8, 8]))
     assert repr(check(found, [8, 9])).startswith("not yet: bytes of both ranks is not [8, 9].")
+    assert "is not 8: yours is one int, and a list of 2 is wanted." in repr(check(found, 8))
+    assert "is None: give it the value that the cell has found." in repr(check(found, None))
     assert "fill in the blank" in repr(check(found, ...))
 
 

@@ -7,11 +7,15 @@ answers, and says its misconception; then for a property of the answers, of the 
 """
 
 import copy
+import functools
 import inspect
+import io
 import os
 import re
 from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from coursekit.sentences import data_text
@@ -148,6 +152,11 @@ def own_name(solution: Callable | None, otherwise: str) -> str:
     return name if isinstance(name, str) and name.isidentifier() else otherwise
 
 
+BLANK = "gave Ellipsis: fill in the blank."
+NOTHING = (
+    "returns nothing. A value that is printed, or has a name, is not handed back: end with return,"
+    " and the result."
+)
 # of the checks so far, in this process, without those that passed since
 failed: list[Exercise] = []
 
@@ -215,15 +224,13 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
         return Verdict(True, exercise.right)
     written = exercise.written(wrong, solution)
     if given[wrong] is ...:
-        return Verdict(False, f"{written} gave Ellipsis: fill in the blank.")
+        return Verdict(False, f"{written} {BLANK}")
     for misconception in exercise.misconceptions:
         if all(same(*pair) for pair in zip(given, exercise.answers(misconception.solution))):
             return Verdict(False, misconception.sentence)
     if given[wrong] is None:
-        said = (
-            "A value that is printed, or has a name, is not handed back: end with return, and the"
-        )
-        return Verdict(False, f"{written} returns nothing. {said} result.")
+        found = "is None: give it the value that the cell has found."
+        return Verdict(False, f"{written} {found if exercise.of_a_value else NOTHING}")
     if isinstance(given[wrong], Failure):
         return Verdict(False, _raised(exercise, wrong, solution, given[wrong]))
     every = [*map(CaseTried, exercise.cases, given, wanted)]
@@ -231,11 +238,12 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
     if lacks := _lacks(exercise, every, tries):
         return Verdict(False, lacks)
     said = _words_for_a_difference(written, wanted[wrong], given[wrong])
-    if exercise.of_a_value and "yours gives" in said:  # a task's answer is not said
+    hidden = exercise.of_a_value and "yours gives" in said  # a task's answer is not said
+    if hidden:
         said = f"{written} is not {_around_the_difference(_show(given[wrong]))[0]}."
     if is_number(wanted[wrong]) and not is_number(plain_number(given[wrong])):
         return Verdict(False, f"{said.removesuffix('.')}: a number is wanted.")
-    if "yours gives" not in said and "and is" not in said:
+    if not hidden and "yours gives" not in said and "and is" not in said:
         return Verdict(False, said)  # the answer's own sentence
     how = about_numbers(wanted, given, exercise.unit) or how_they_differ(tries)
     return Verdict(False, f"{said.removesuffix('.')}: {how}." if how else said)
@@ -275,12 +283,47 @@ def _alike_in_form(found: Any, right: Any) -> bool:
 
 def _raised(exercise: Exercise, number: int, solution: Callable, failure: Failure) -> str:
     """The error of a case, and what it comes from, where that is known."""
+    written = exercise.written(number, solution)
+    back = _handed_back(exercise, number, solution, failure)
+    right = _handed_back(exercise, number, exercise.reference, failure) if back else []
+    if len(back) <= len(right) and right:
+        found, wanted = back[-1], right[len(back) - 1]
+        if _form_of(found) != _form_of(wanted):
+            if found is None or found is ...:
+                return f"{written} {BLANK if found else NOTHING}"
+            return f"{written} returns {_form_of(found)}, where {_form_of(wanted)} is wanted."
     known = (*exercise.errors, *ERRORS)  # the exercise's come first
     why = next((words for pattern, words in known if re.search(pattern, failure)), "")
     why = " ".join(why.split())
     stop = "." * (not failure.endswith("."))
-    said = f"{exercise.written(number, solution)} raised {failure}"
+    said = f"{written} raised {failure}"
     return f"{said}{stop} {why}" if why else said
+
+
+def _handed_back(exercise: Exercise, number: int, solution: Callable, failure: Failure) -> list:
+    """All that a solution returns in a case, call by call, where the failure is that the exercise
+    could not read it; nothing where a call raises, or the exercise has a sentence of its own."""
+    called, back = [], []
+
+    @functools.wraps(solution)
+    def noted(*args, **kwargs):
+        called.append(args)
+        back.append(solution(*args, **kwargs))
+        return back[-1]
+
+    if isinstance(solution, FunctionType) and not re.search("^TimeoutError|: it ", failure):
+        quietly, ends = redirect_stdout(io.StringIO()), at_most(LIMIT_SECONDS)
+        with suppress(Exception, SystemExit), quietly, ends:
+            exercise.tried(noted, number)
+    return back if len(called) == len(back) else []
+
+
+def _form_of(value: Any) -> str:
+    """The form of a value, in words: a number, (Tensor, Tensor), a list."""
+    kind = lambda one: "number" if is_number(plain_number(one)) else type(one).__name__
+    if isinstance(value, tuple) and len(value) < 5:
+        return f"({', '.join(map(kind, value))})"
+    return f"a {kind(value)}"
 
 
 def _words_for_a_difference(written: str, wanted: Any, given: Any) -> str:

@@ -50,9 +50,6 @@ def _merged(solution, base, blocks):
         merged = solution(out.clone(), lse.clone(), part, part_lse)
         if isinstance(merged, torch.Tensor):
             return "two things are wanted: the merged output, and the logarithm of all powers."
-        of_two = isinstance(merged, (tuple, list)) and len(merged) == 2
-        if not of_two or not all(isinstance(one, torch.Tensor) or one is ... for one in merged):
-            return merged
         out, lse = merged
     return nine_digits(out), nine_digits(lse)
 
@@ -141,8 +138,6 @@ def _tiled(solution, sequences, tokens, tiles):
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         y = solution(mlp, x, tiles)
-    if not isinstance(y, torch.Tensor):
-        return y
     if y.shape != x.shape:
         return f"the result is {list(y.shape)}, and x is {list(x.shape)}: join the tiles again."
     calls = moved_bytes(lambda: found.append(solution(mlp, x.detach(), tiles))).calls
@@ -188,8 +183,7 @@ def _attended(solution, kind):
     """The attention of two heads to tokens that lie in this order, in the same order."""
     where = torch.tensor(PLACES[kind])
     q, k, v = drawn(len(where), *[(2, len(where), 3)] * 3)
-    mixed = solution(*(x[:, where].clone() for x in (q, k, v)), where)
-    return nine_digits(mixed) if isinstance(mixed, torch.Tensor) else mixed
+    return nine_digits(solution(*(x[:, where].clone() for x in (q, k, v)), where))
 
 
 better_than_true = topic.exercise(
