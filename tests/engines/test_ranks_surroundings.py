@@ -746,6 +746,16 @@ def test_a_rank_that_ended_before_it_was_asked_has_a_place():
     assert "  rank 0 was in ring.py, line 7, ring\n  rank 1 was in ring.py, line 7" in said
 
 
+def test_a_rank_waits_where_its_collective_is():
+    """Must catch: `seen` told before the rank's own report, so that a rank which was importing when
+    it was asked "waited in a collective, last seen in" an import."""
+    echo = Raised("RuntimeError", "closed", (("cell.py", 5, "step"),), 0.0, True, False)
+    guilty = Raised("ValueError", "bad", (("cell.py", 2, "step"),), 0.0, False, False)
+    seen = [(), (("library.py", 3, "<module>"),)]
+    said = str(verdict(Outcome([guilty, echo], seen, guilty), "after"))
+    assert "Rank 1 waited in a collective, last seen in cell.py, line 5, step" in said
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the list of a process's open files")
 def test_programs_get_no_files_of_the_rank(two):
     """Must catch: a program that outlives its rank, and holds gloo's connections, the shared board

@@ -254,8 +254,8 @@ def _fate(outcome: Outcome, rank: int) -> str:
         return f"died: {end.how}"
     if end.stopped:
         return f"stopped{at}"
-    if end.echo:
-        at = at or "".join(f" in {line.strip()}" for line in reader_lines(end.frames))
+    if end.echo:  # asked for its place, a rank may have been on its way to the collective
+        at = "".join(f" in {line.strip()}" for line in reader_lines(end.frames)) or at
         return f"waited in a collective{', last seen' * bool(at)}{at}"
     said = end.message if end.error == OF_CHECKS else f"raised {end.error}: {end.message}"
     return said.rstrip(": .")
