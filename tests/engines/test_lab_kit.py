@@ -104,7 +104,8 @@ def inside(): return len(3)"""
 def test_a_missing_name_or_an_interrupted_import_is_one_sentence(tmp_path, monkeypatch):
     """Must catch: a traceback for a cell whose earlier cell was skipped; an error that the cell
     survives; other errors or interrupts without their traceback; a name that is missing within the
-    package told as the reader's own; a package that an interrupt has left in parts."""
+    package told as the reader's own; a package that an interrupt has left in parts, and that is
+    imported once more, which may hang."""
     monkeypatch.chdir(tmp_path)
     with notebook(SETUP) as kernel:
         missing = kernel.run("print(losses[-1])")
@@ -125,7 +126,8 @@ def test_a_missing_name_or_an_interrupted_import_is_one_sentence(tmp_path, monke
         assert plain.name == "KeyboardInterrupt" and "----> 1 raise" in plain.error
         assert "----> 1 1 / 0" in kernel.run("1 / 0").error
         kernel.run("import sys; sys.modules['torch.part'] = sys")
-        for cell in ("raise KeyboardInterrupt", "raise ImportError('partially')", "nowhere"):
+        raised = "raise KeyboardInterrupt", "raise ImportError('partially')", "nowhere"
+        for cell in (*raised, "import torch", "from torch import nn"):
             shown = kernel.run(cell)
             assert shown.error == (
                 f"{shown.name}: the import of torch was interrupted, and cannot be repeated:"

@@ -35,7 +35,9 @@ def _explain(shell, kind, error, trace, tb_offset=None):
 
 def _half_imported() -> str:
     for name in IMPORTED_ONCE:
-        if name not in sys.modules and any(part.startswith(f"{name}.") for part in sys.modules):
+        parts = any(part.startswith(f"{name}.") for part in sys.modules)
+        if parts and sys.modules.get(name) is None:
+            sys.modules[name] = None  # a second import may hang, and hears no stop button
             return (
                 f"the import of {name} was interrupted, and cannot be repeated: restart the kernel,"
                 " and run the lab from its first cell."
