@@ -2,6 +2,7 @@
 tree is thrown away: trees of the whole package would be 200 MB."""
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -60,6 +61,19 @@ class Source:
 def source(path: Path) -> Source:
     """Nobody may change it."""
     return Source.of(path.read_text(encoding="utf-8"))
+
+
+def imported(path: Path, sources: Path) -> Iterator[tuple[str, list[str]]]:
+    """(module, the names that are taken from it) of each import in a file below `sources`, with
+    dotted names, inside functions too; the names are empty where it is the module itself."""
+    package = path.relative_to(sources).with_suffix("").parts[:-1]
+    for node in source(path).imports:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, []) for alias in node.names)
+        else:
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, [base, node.module]))
+            yield module, [alias.name for alias in node.names]
 
 
 def walk(tree: ast.AST):

@@ -22,7 +22,7 @@ SOURCE = FILES.pop("references.bib")
 LAB_FILE = "labs/90-pretended.ipynb"
 
 ENGINES = "tests/engines/test_"
-NAMED = ("names", "no_circles", "bookkit_ways")
+NAMED = ("names", "bookkit_ways")
 ASKED_ONCE_FOR_EACH = ("exercises", "pictures", "show_explorers")
 TESTS = (  # of the copy
     ["tests/test_repository.py", *(f"{ENGINES}{name}.py" for name in NAMED)],
