@@ -22,6 +22,11 @@ def answer_of(work: Callable, *args, **options):
         return f"{type(error).__name__}: {error}"
 
 
+def pattern(sentence: str) -> str:
+    """The regular expression of a sentence in which "..." stands for what is in between."""
+    return re.escape(sentence).replace(r"\.\.\.", ".*")
+
+
 def begins(found: str, sentence: str) -> bool:
     """Whether an answer begins so; "..." stands for what is in between."""
-    return bool(re.match(re.escape(sentence).replace(r"\.\.\.", ".*"), found, re.DOTALL))
+    return bool(re.match(pattern(sentence), found, re.DOTALL))

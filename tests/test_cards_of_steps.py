@@ -12,7 +12,6 @@ from coursekit.topics.kernels.steps import tile_steps
 from coursekit.topics.long_sequences.steps import block_steps
 from coursekit.topics.mixture_of_experts.steps import dispatch_steps
 from coursekit.topics.tensor_parallelism.steps import FIRST_SHOWN, pair_steps
-from coursekit.topics.zero.moves import Update
 from coursekit.topics.zero.steps import shard_steps
 
 # (makes the card and its steps, of what, the step that is shown at first)
@@ -44,11 +43,6 @@ def test_a_card_is_whole_and_speaks_before_any_script(name):
     assert f'value="{first}"' in text and f"{first} of {len(steps) - 1}" in text
     assert f'<p class="explorer-sentence">{steps[first].sentence}</p>' in text
     assert all(f"<tr><td>{step.sentence}</td><td>{step.detail}</td></tr>" in text for step in steps)
-
-
-def test_the_first_move_that_is_shown_of_shards():
-    """Must catch: a card that opens at another move than the first update."""
-    assert isinstance(shard_steps(1, 4, 1)[10].move, Update)
 
 
 @pytest.mark.parametrize(

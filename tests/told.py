@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+TOLD = Path(__file__).with_name("told.md")
+
 
 def sample(name: str) -> str:
     return Path(__file__).parent.joinpath("samples", name).read_text("utf-8")
@@ -14,7 +16,7 @@ def sample(name: str) -> str:
 
 @cache
 def sections() -> dict[str, list[tuple[str, str]]]:
-    text = Path(__file__).with_name("told.md").read_text("utf-8")
+    text = TOLD.read_text("utf-8")
     parts = (part.split("\n", 1) for part in text.split("\n## ")[1:])
     return {name: re.findall(r"^- `(.*)` => ?(.*)$", lines, re.M) for name, lines in parts}
 

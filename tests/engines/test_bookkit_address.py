@@ -16,7 +16,7 @@ from small_books import ROOT, WHEEL, real_book
 from told import cells
 
 from bookkit import address
-from bookkit.address import Address, InvalidAddress, resolve_address
+from bookkit.address import InvalidAddress, resolve_address
 from bookkit.build import build_book
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
 from coursekit.recordings.recordings import read_all
@@ -207,21 +207,6 @@ def test_downloads_work_from_a_disk(browser, without_address):
     tab.close()
 
 
-def test_addresses_are_resolved():
-    """Must catch: the file not going before the variables; a slash or .git kept; GitHub Enterprise
-    sent to Colab."""
-    variables = {"GITHUB_SERVER_URL": "https://git.example.org", "GITHUB_REPOSITORY": "a/b"}
-    assert resolve_address({}, {}) == Address()
-    assert resolve_address({"repository": ""}, {}).requirement == ""
-    fork = Address(FORK, "main", "", "github")
-    assert resolve_address({"repository": FORK + ".git/"}, variables) == fork
-    assert fork.colab("x.ipynb") == "", "nothing writes a learners' branch"
-    enterprise = resolve_address({"learner_branch": "learner"}, variables)
-    assert enterprise == Address("https://git.example.org/a/b", "main", "learner", "github")
-    assert enterprise.colab("x.ipynb") == ""
-    assert resolve_address({"repository": "https://gitlab.com/a/b"}, {}).provider == "gitlab"
-
-
 @pytest.mark.parametrize(
     "key, value, sentence",
     cells("test_bookkit_address::test_a_wrong_address_gets_one_clear_sentence"),
@@ -324,6 +309,5 @@ def test_what_the_wheel_holds():
 
 
 def test_commands_of_the_ways_to_run_a_lab_are_code():
-    """Must catch: backquotes on the page; text that is escaped after it was marked."""
+    """Must catch: backquotes on the page."""
     assert all(line.count("`") % 2 == 0 for line in address.WAYS.splitlines())
-    assert address._as_code("`a &lt; b` says c") == "<code>a &lt; b</code> says c"

@@ -108,21 +108,6 @@ def test_each_line_stands_alone():
 
 
 @pytest.mark.parametrize(
-    "name, begins, ends",
-    [
-        ("First", "class First:", "return True"),
-        ("Second", "@abc.decorated", "return True"),
-        ("First.end", "def end(self):", "    return True"),
-        ("alone", "def alone():", "    pass"),
-    ],
-)
-def test_names(name, begins, ends):
-    """Mutations: no decorators; a method left indented; only the top level searched."""
-    found = source_of(CODE, name)
-    assert found.startswith(begins) and found.endswith(ends)
-
-
-@pytest.mark.parametrize(
     "change, sentence",
     told("test_bookkit_diffs::test_what_cannot_be_compared_stops_the_build", globals()),
 )

@@ -156,8 +156,3 @@ def test_a_wrong_name_and_a_second_card_are_warnings(build):
     assert f"index.md:3: WARNING: {words}" in warnings
     assert "index.md:9: WARNING: explorer: 'does-it-fit' is on this page already" in warnings
     assert pages["index"].count('id="explorer-does-it-fit"') == 1
-
-
-def test_bytes_of_any_number_have_their_unit():
-    """Must catch: the bytes of an equal bucket, which need not be whole, said as a bare 28.4M."""
-    assert default_style("equal_bucket_bytes") == default_style("last_bytes") == "decimal bytes"

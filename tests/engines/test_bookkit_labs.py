@@ -9,7 +9,7 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 from pages import ROOT
 
-from bookkit.lab_pages import calls_as_code, kept, without_guesses
+from bookkit.lab_pages import kept, without_guesses
 from coursekit.exercises.predictions import Predictions
 from coursekit.show.embed import STORED
 from coursekit.show.widgets import explorer
@@ -56,16 +56,6 @@ def test_a_page_has_the_books_explorer_and_no_blank_verdict():
     assert [out["data"] for out in found["outputs"]] == [
         {"text/markdown": "```{explorer} zero\n```"}
     ]
-
-
-def test_a_call_in_a_verdict_is_code():
-    """Must catch: a call left in the sentence, where its quotes become curly; the backslash that
-    protects an underscore kept in code, where it would show; a call without quotes touched."""
-    verdict = r'**not yet:** ledger.by\_module("activations") says it; rate(2 ranks) does not.'
-    wanted = '**not yet:** `ledger.by_module("activations")` says it; rate(2 ranks) does not.'
-    assert calls_as_code(verdict) == wanted
-    assert calls_as_code("f(unit='GB/s') gave") == "`f(unit='GB/s')` gave"
-    assert calls_as_code("the reader's (or the book's)") == "the reader's (or the book's)"
 
 
 def test_no_lab_shows_a_guess():

@@ -84,13 +84,6 @@ def test_every_known_name_is_drawn():
     assert len(CAPITAL_GREEK) == sum(name[0].isupper() for name in COMMANDS)
 
 
-def test_limits_of_sums_stand_below_and_above():
-    r"""Mutation: translate a display as if it were in a line: the limits of ``\sum`` would stand
-    beside it."""
-    assert inner(r"\sum_{i}^{n} a", display=True)[0].tag == "munderover"
-    assert inner(r"x_i^n", display=True)[0].tag == "msubsup"
-
-
 def test_alignment():
     """Mutation: translate ``aligned`` as it is: every cell would be centred; leave the ``-`` of
     ``&- c`` a sign."""

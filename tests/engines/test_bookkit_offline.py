@@ -288,17 +288,6 @@ def scripts_named(page):
     return re.search("script-src ([^;]*)", policy(page))[1].split()
 
 
-def test_inline_scripts_are_named_by_hash():
-    """Mutations: hash the text without its white space; hash data, or a file's empty element; miss
-    the second script; name one twice."""
-    assert scripts_named(WITH_A_SCRIPT) == ["'self'", "file:", GO]
-    assert scripts_named("<script src='a.js'></script>") == ["'self'", "file:"]
-    assert scripts_named("<script type='application/json'>go()</script>") == ["'self'", "file:"]
-    assert scripts_named("<script> go()</script>")[2] != GO
-    assert len(scripts_named("<script>1 < 2</script><p>a</p><script>'&amp;'</script>")) == 4
-    assert scripts_named(2 * WITH_A_SCRIPT) == scripts_named(WITH_A_SCRIPT)
-
-
 def test_a_page_gets_one_policy_in_front_of_all():
     """Mutations: a second policy at the second build; the policy of an older build, with hashes of
     scripts that are gone; the policy behind a script."""

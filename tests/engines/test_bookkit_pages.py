@@ -4,7 +4,6 @@ import re
 from types import SimpleNamespace
 
 import nbformat
-import pytest
 from docutils import nodes
 from docutils.utils import new_document
 from pages import ROOT
@@ -13,7 +12,6 @@ from told import sample
 
 from bookkit import glossary, search, words
 from bookkit.look import COLUMN_LETTERS, WORD_LETTERS, keep_words, mend_tables, widen_code
-from bookkit.objectives import minutes
 
 TYPED = re.compile(r"\b[Cc]hapters? [0-9]")
 
@@ -38,17 +36,6 @@ def test_no_chapters_number_is_typed():
     assert typed == []
 
 
-def test_every_chapter_that_is_named_is_in_the_contents():
-    """Must catch: a page that was renamed."""
-    known = {page.stem for page in words.chapters(ROOT)}
-    asked = {
-        name.removesuffix(" as number")
-        for page in [*(ROOT / "chapters").glob("*.md"), ROOT / "index.md"]
-        for name in re.findall(r"\{chapter\}`([^`]+)`", page.read_text("utf-8"))
-    }
-    assert asked and asked <= known
-
-
 def test_the_role_says_the_place_in_the_contents(tmp_path):
     """Must catch: numbers from 0; no link; a page outside the numbered parts passed in silence."""
     contents = "parts:\n  - caption: A\n    numbered: 1\n    chapters:\n"
@@ -63,14 +50,6 @@ def test_the_role_says_the_place_in_the_contents(tmp_path):
 
 
 OPENING = sample("opening.md")
-
-
-@pytest.mark.parametrize(
-    "count, said", [(0, 5), (1000, 5), (1001, 10), (5000, 25), (5001, 30)], ids=str
-)
-def test_minutes(count, said):
-    """Must catch: minutes that are rounded down; another pace than 200 words a minute."""
-    assert minutes(count) == said
 
 
 def test_the_opening(tmp_path):
@@ -176,28 +155,10 @@ def link(term, anchor):
     return nodes.reference("", "", inside, refuri=f"glossary.html#{anchor}", internal=True)
 
 
-def test_definitions_are_read():
-    """Must catch: a definition of two lines cut, markup in a tooltip, code left out of it or
-    without its underscores, a second glossary of the page not read."""
-    assert glossary.definitions(GLOSSARY) == {
-        "rank": "One process, and its number.",
-        "model states": "0 of these.",
-        "NCCL": "A library_of collectives.",
-    }
-
-
-def test_lines_of_a_definition_are_indented_equally():
-    """Must catch: "  local rank" below a first line of four spaces, of which Sphinx prints "ocal
-    rank"."""
-    with pytest.raises(ValueError, match="rank: indent all lines"):
-        glossary.definitions(
-            "```{glossary}\nrank\n    One process.\n  *Local rank* is a number.\n```\n"
-        )
-
-
 def test_a_term_shows_its_definition(tmp_path):
     """Must catch: a term of two words or in capitals without its definition; a link that is no term
-    given one."""
+    given one; a definition of two lines cut, markup in a tooltip, code left out of it or without
+    its underscores, a second glossary of the page not read."""
     (tmp_path / "chapters").mkdir()
     (tmp_path / "chapters" / "glossary.md").write_text(GLOSSARY)
     page = new_document("page")
@@ -209,11 +170,6 @@ def test_a_term_shows_its_definition(tmp_path):
     shown = [term["reftitle"] for term in terms]
     assert shown == ["One process, and its number.", "0 of these.", "A library_of collectives."]
     assert "reftitle" not in other
-
-
-def test_a_book_without_a_glossary(tmp_path):
-    """Must catch: a small book, such as those of the tests, that no longer builds."""
-    glossary._explain(SimpleNamespace(srcdir=tmp_path), new_document("page"), "page")
 
 
 def test_definitions_fit_a_tooltip():

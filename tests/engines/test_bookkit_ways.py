@@ -6,8 +6,7 @@ from types import SimpleNamespace
 from pages import ROOT
 from small_books import builder
 
-from bookkit.lab_pages import numbered
-from bookkit.ways import labs_of_chapters, onward, parts, question_of, summary, title_of
+from bookkit.ways import parts, question_of, title_of
 
 ENV = SimpleNamespace(
     found_docs={"chapters/a", "chapters/b", "labs/01-a"},
@@ -66,23 +65,3 @@ def test_the_table_is_made_from_contents_and_pages(tmp_path):
     )
     assert re.findall('href="([^"]*)"', table) == ["chapters/a.html", "chapters/b.html"]
     assert "b.md asks no question: write one into its front matter." in warnings
-
-
-def test_a_chapter_leads_to_its_lab_and_back():
-    """Must catch: a lab that is not in the book; a way from a page that has none."""
-    assert labs_of_chapters(ENV) == {"labs/01-a": "chapters/a"}
-    assert (
-        onward(ENV, "chapters/a")[1] == "labs/01-a" and onward(ENV, "labs/01-a")[1] == "chapters/a"
-    )
-    assert onward(ENV, "chapters/b") is None
-    assert summary(ENV, "labs/01-a") == summary(ENV, "chapters/a") == "Why?"
-    assert summary(ENV, "chapters/b") == ""
-
-
-def test_a_lab_begins_with_its_number():
-    """Must catch: 05; a number inside the text; a notebook without a number."""
-    lab = lambda: {"cells": [{"source": ["# Four ranks\n", "Text, # no title"]}]}
-    assert numbered(lab(), "05-data")["cells"][0]["source"].startswith(
-        "# Lab 5. Four ranks\nText, #"
-    )
-    assert numbered(lab(), "pretended") == lab()

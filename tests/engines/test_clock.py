@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from told import told
 
 from ranklab.measure import clock, timing
 
@@ -29,25 +30,40 @@ def run(durations, cpu_share=1.0, cpu_tick=1e-9, **how):
         return clock.median_seconds(work, CPU, **how), len(calls)
 
 
-def test_warm_up_is_not_counted_and_the_middle_is_taken():
-    """Mutations: warm-up calls among the timed ones (median 5), the mean (37.3), the minimum
-    (1)."""
-    assert run([100, 100, 5, 1, 106], warm_up=2, repeats=3) == (5, 5)
-    assert run([100, 9, 1, 3], warm_up=1, repeats=3) == (3, 4)
+def of(*seconds, **how):
+    """The median of calls that took these seconds."""
+    return run(seconds, warm_up=0, repeats=len(seconds), **how)[0]
 
 
-def test_every_call_is_timed_alone():
-    """Mutation: the start read once before the loop, so that later calls carry the earlier ones
-    (median 4)."""
-    assert run([2, 2, 2], warm_up=0, repeats=3) == (2, 3)
+CALM, WILD = clock.MedianSeconds([1, 1, 1]), clock.MedianSeconds([1, 2, 3])
 
 
-@pytest.mark.parametrize("how", [dict(repeats=0), dict(warm_up=-1)])
-def test_nothing_to_time_is_refused(how):
-    """Mutation: the check left out; statistics.median then raises about 'no median for empty
-    data'."""
-    with pytest.raises(ValueError, match="repeats must be at least 1"):
-        run([1] * 20, **how)
+@pytest.mark.parametrize(
+    "say, said",
+    told(
+        "test_clock::test_a_busy_machine_is_named", dict(vars(clock), of=of, CALM=CALM, WILD=WILD)
+    ),
+)
+def test_a_busy_machine_is_named(say, said, capsys):
+    """Must catch: a busy machine not noticed, a quiet one accused; one slow call of many, or one of
+    many measurements, taken for a busy machine; CPU time not looked at, where times are long and
+    all alike; a clock of CPU time too coarse to tell; no measurement at all; a line for what ends
+    in time; a message that is slower than a larger one without a word."""
+    say()
+    shown = capsys.readouterr().out
+    assert shown.startswith(said) and bool(shown) == bool(said)
+
+
+def test_a_median_keeps_its_spread_and_its_share():
+    """Must catch: a spread or a share that gets lost on the way, between processes, or in the
+    division by many small calls."""
+    quiet, busy = of(1.0, 1.02, 1.01, 1.0, 9.0), of(1.0, 2.0, 1.5, 3.0, 1.0)
+    assert quiet.spread < 0.05 and busy.spread > 0.5
+    assert of(10.0, 20.0, 30.0, calls=10).spread == 1.0
+    half = of(*[1.0] * 5, cpu_share=0.5)
+    assert half.spread == 0 and half.cpu_share == pytest.approx(0.5)
+    elsewhere = pickle.loads(pickle.dumps(of(1.0, 2.0, 3.0, cpu_share=0.5)))
+    assert elsewhere == 2.0 and elsewhere.cpu_share == pytest.approx(0.5) and elsewhere.spread == 1
 
 
 def test_a_gpu_reads_its_own_clock(monkeypatch):
@@ -112,52 +128,6 @@ def test_a_gpu_computes_while_a_kernel_runs(monkeypatch):
     assert clock.gpu_busy_seconds(list) is None
 
 
-def test_times_that_differ_say_that_the_machine_is_busy(capsys):
-    """Must catch: a busy machine not noticed, a quiet one accused; one slow call of many taken
-    for a busy machine; a spread that gets lost on the way."""
-    quiet, _ = run([1.0, 1.02, 1.01, 1.0, 9.0], warm_up=0, repeats=5)
-    busy, _ = run([1.0, 2.0, 1.5, 3.0, 1.0], warm_up=0, repeats=5)
-    assert quiet.spread < 0.05 and busy.spread > 0.5
-    clock.say_if_busy(quiet, 3.0)
-    assert capsys.readouterr().out == ""
-    clock.say_if_busy(quiet, busy)
-    assert capsys.readouterr().out.startswith("this machine is busy (times differ by 67%)")
-
-
-def test_cpu_time_shows_a_machine_that_is_evenly_busy(capsys):
-    """Must catch: CPU time not looked at, where times are long and all alike; an idle machine
-    accused, or one whose clock of CPU time is too coarse to tell; the share that gets lost between
-    processes."""
-    half, _ = run([1.0] * 5, cpu_share=0.5, warm_up=0, repeats=5)
-    assert half.spread == 0 and half.cpu_share == pytest.approx(0.5)
-    two_threads, _ = run([1.0] * 5, cpu_share=1.9, warm_up=0, repeats=5)
-    coarse, _ = run([1.0] * 5, cpu_share=0.5, cpu_tick=1.0, warm_up=0, repeats=5)
-    clock.say_if_busy(two_threads, coarse)
-    assert capsys.readouterr().out == ""
-    clock.say_if_busy(two_threads, half)
-    said = capsys.readouterr().out
-    assert said == "this machine is busy (it worked here for 50% of the time): repeat\n"
-    elsewhere = pickle.loads(pickle.dumps(run([1.0, 2.0, 3.0], 0.5, warm_up=0, repeats=3)[0]))
-    assert elsewhere == 2.0 and elsewhere.cpu_share == pytest.approx(0.5) and elsewhere.spread == 1
-
-
-def test_many_small_operations_keep_their_spread():
-    """Must catch: the time of all calls given for that of one; the spread lost in the division."""
-    found, _ = run([10.0, 20.0, 30.0], warm_up=0, repeats=3, calls=10)
-    assert found == 2.0 and found.spread == 1.0
-
-
-def test_one_message_that_varies_is_chance(capsys):
-    """Must catch: one of many measurements enough to call the machine busy; most of them not
-    enough; no measurement at all."""
-    calm, wild = clock.MedianSeconds([1, 1, 1]), clock.MedianSeconds([1, 2, 3])
-    clock.say_if_most_vary([calm, wild, calm, calm])
-    clock.say_if_most_vary([])
-    assert capsys.readouterr().out == ""
-    clock.say_if_most_vary([wild, wild, calm, wild])
-    assert capsys.readouterr().out.startswith("this machine is busy")
-
-
 @pytest.mark.parametrize(
     ("cores", "threads", "chosen", "left"),
     [(8, 8, "", 7), (8, 4, "", 4), (1, 1, "", 1), (8, 8, "8", 8), (2, 2, "", 1)],
@@ -172,17 +142,6 @@ def test_a_core_is_left_free(monkeypatch, cores, threads, chosen, left):
     if chosen:
         monkeypatch.setenv("OMP_NUM_THREADS", chosen)
     assert clock.leave_a_core_free(cores) == left
-
-
-def test_what_takes_longer_than_it_could_is_said(capsys):
-    """Must catch: a line for what ends in time; a message that is slower than a larger one without
-    a word."""
-    clock.say_if_longer(0.70, 0.66, "the stages slept")
-    clock.say_if_longer(0.04, 0.12, "1 MB took")
-    assert capsys.readouterr().out == ""
-    clock.say_if_longer(1.016, 0.66, "the stages slept")
-    said = "this machine is busy (54% longer than the stages slept): repeat\n"
-    assert capsys.readouterr().out == said
 
 
 def test_works_take_turns():

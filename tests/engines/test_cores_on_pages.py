@@ -23,8 +23,6 @@ CORES = sorted(
     )
     for path in PACKAGE.glob(pattern)
 )
-# Cores that no page prints whole so far. This list shrinks, one line for each file.
-NOT_YET: set[str] = set()
 DIRECTIVE = re.compile(
     r"^[ \t]*(?:`{3,}|:{3,})\{(literalinclude|source-diff)\} *(\S+)\n((?:[ \t]*:[\w-]+:.*\n)*)",
     re.MULTILINE,
@@ -114,21 +112,12 @@ def on_pages():
 @pytest.mark.parametrize("core", CORES)
 def test_every_line_of_a_core_is_on_a_page(on_pages, core):
     """Must catch: a method that was added to a core and that its chapter does not print; an
-    `end-before` that leaves out a last line; a core that stays in NOT_YET although a page prints it
-    whole."""
+    `end-before` that leaves out a last line."""
     code = (PACKAGE / core).read_text("utf-8")
     lines = code.splitlines()
     missing = lines_of_code(code) - on_pages.get(PACKAGE / core, set())
     shown = [f"{core}:{number}: {lines[number - 1]}" for number in sorted(missing)]
-    if core in NOT_YET:
-        assert shown, f"chapters print {core} whole: take it out of NOT_YET."
-    else:
-        assert shown == [], "no literalinclude or source-diff of a chapter prints these lines"
-
-
-def test_a_core_that_waits_is_there():
-    """Must catch: a core that was renamed and leaves its allowance behind."""
-    assert NOT_YET <= set(CORES)
+    assert shown == [], "no literalinclude or source-diff of a chapter prints these lines"
 
 
 CODE = '''"""A module."""
@@ -166,8 +155,3 @@ def test_the_lines_that_a_page_prints(tmp_path, directive, expected):
     (tmp_path / "a.py").write_text(CODE)
     page = f":::{{dropdown}} Folded\n\n```{{{directive}\n```\n:::\n"
     assert printed(page, tmp_path) == {tmp_path / "a.py": expected}
-
-
-def test_what_a_page_must_print():
-    """Must catch: a constant or a docstring of a class passed over."""
-    assert lines_of_code(CODE) == {4, 7, 8, 10, 11, 13, 14, 15, 18, 19, 21, 22}

@@ -303,16 +303,6 @@ def test_the_counters_exist():
         assert callable(getattr(torch.cuda, name)), name
 
 
-def test_an_account_wants_the_gpus_bytes_only():
-    """Mutation: a ledger that counts step counters on the CPU taken for the GPU's, so that the
-    unexplained rest falls below 0."""
-    model = torch.nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="the ledger counts what lies anywhere"):
-        CudaAccount(Ledger(model), Gpu())
-    with pytest.raises(ValueError, match="the model is on cpu: there is a caching allocator to"):
-        CudaAccount(Ledger(model, device="cpu"))
-
-
 def test_a_ledger_of_one_kind_of_device():
     """Meta tensors play the other device. Mutation: a ledger for one kind of device that counts
     another's, or trips over it."""

@@ -67,14 +67,6 @@ def test_a_checkout_that_is_not_installed_is_named(monkeypatch):
     assert row.do == f"pip install -e {ROOT}; what it needs was not compared"
 
 
-def test_the_last_line_is_ready_or_what_to_do():
-    """Must catch: "ready" where a lab cannot run; advice that is no obstacle in the last line."""
-    fine, busy = Diagnosis("CPU", "2 cores", "nothing to do"), Diagnosis("clock", "50%", "repeat")
-    old = Diagnosis("torch", "2.7.1", "pip install 'torch>=2.8'", False)
-    assert doctor.ready_or_not([fine, busy]) == "ready"
-    assert doctor.ready_or_not([fine, old, busy]) == "not ready: torch: pip install 'torch>=2.8'"
-
-
 def test_front_end_disk_and_clock_are_looked_at(monkeypatch, tmp_path):
     """Must catch: a full or closed disk called fine; a spread or a load that is never compared;
     silence about a front end that is missing."""
@@ -141,7 +133,7 @@ def test_the_labs_say_what_they_need(path):
 
 def test_what_each_lab_will_do(tmp_path, monkeypatch):
     """Mutation: a lab of one process refused because ranks do not start; the needs of one lab given
-    to the next."""
+    to the next; a damaged notebook that hides the rest of the report."""
     monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
 
     def lab(name, **needs):
@@ -160,7 +152,11 @@ def test_what_each_lab_will_do(tmp_path, monkeypatch):
     does = [row[1] for row in rows_of_labs(tmp_path, broken)]
     assert does == ["runs", "runs in part", "cannot run"]
     (tmp_path / "05-torn.ipynb").write_text('{"metadata":')
-    assert list(rows_of_labs(tmp_path, fine))[-1][:2] == ("05-torn", "cannot run")
+    (tmp_path / "05-without.ipynb").write_text('{"metadata": {"shardlab": ["ranks"]}}')
+    for name, (found, does, why) in zip(
+        ("05-torn", "05-without"), list(rows_of_labs(tmp_path, fine))[-2:], strict=True
+    ):
+        assert (found, does) == (name, "cannot run") and "download it again" in why
     for count in (0, -1, 2.5, 10**9, True, "4"):
         lab("06-odd", ranks=count)
         *_, (_, _, why) = rows_of_labs(tmp_path, fine)

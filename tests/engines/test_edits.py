@@ -4,11 +4,9 @@ import sys
 from types import ModuleType
 
 import pytest
-import torch
-from told import sample, told
+from told import sample, told, valued
 
 from coursekit import topics
-from coursekit.exercises.answers import share_of_each
 from coursekit.exercises.checker import Exercise, judge
 from coursekit.exercises.decisions import decisions_of
 from coursekit.exercises.edits import Topic, edited
@@ -73,14 +71,7 @@ def test_an_exercise_that_no_lab_solves_is_named(topic):
 
 
 @pytest.mark.parametrize(
-    ("found", "a", "said"),
-    [
-        (7, 7, [None, None, None, None]),
-        (14, 7, ["of 7: the answer is 7 too small, 2.0 times a.", None, "less: the double.", None]),
-        (-5, 5, [None, "negative.", None, None]),
-        (30, 6, ["{too large}.", None, None, None]),
-        (4, 2, [None, None, "less: the double.", "less: the square."]),
-    ],
+    "found, a, said", valued("test_edits::test_the_first_line_that_is_true_speaks", globals())
 )
 def test_the_first_line_that_is_true_speaks(found, a, said):
     """Must catch: a heading's condition that is not asked, or asked of the lines above it; the line
@@ -147,22 +138,3 @@ def test_factors_are_those_of_the_case():
     tries[1] = CaseTried(dict(parts=3), [6.0 * 4, 4], [6.0, 1])
     assert how_they_differ(tries) == ""
     assert said([7.0, 3.0], [1.0, 2.0], list) == ""
-
-
-def test_an_answer_is_made_of_so_much_of_each_part():
-    """Must catch: parts that do not make the answer, yet are said to; a part that is not in it; the
-    mean of two not told as such."""
-    parts = {
-        "the first": torch.tensor([1.0, 0.0, 2.0]),
-        "the second": torch.tensor([0.0, 1.0, 1.0]),
-    }
-    assert share_of_each([1.0, 1.0, 3.0], parts) is None
-    assert share_of_each([1.0, 1.0, 4.0], parts) is None
-    assert share_of_each([2.0, 1.0], parts) is None
-    assert share_of_each([2.0, 1.0, 5.0], parts) == (
-        "the first is in it 2 times, and once is wanted"
-    )
-    assert share_of_each([0.5, 0.5, 1.5], parts) == "each is in it 0.5 times, and once is wanted"
-    assert share_of_each([0.0, 0.5, 0.5], parts, 0.5) == (
-        "the first is in it not at all, and 0.5 times is wanted"
-    )

@@ -73,11 +73,6 @@ def test_waiting_inside_a_phase():
     assert exposed_phase_seconds(ran) == dict(forward=4) and end_seconds(ran) == 10
 
 
-def test_an_empty_step_takes_no_time():
-    """Must catch: max() of nothing."""
-    assert play([]) == [] and end_seconds([]) == 0 and exposed_phase_seconds([]) == {}
-
-
 @pytest.mark.parametrize("ahead", [True, False])
 def test_any_list(ahead):
     """1,000 random lists by their closed forms, the largest of r_j + c_j + ... + c_last and of g_1

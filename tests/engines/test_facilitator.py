@@ -7,7 +7,7 @@ from dataclasses import replace
 import nbformat
 import pytest
 import yaml
-from facilitator import _plain, card, instructors_edition, measured_numbers, sections
+from facilitator import card, instructors_edition, measured_numbers, sections
 from pages import ROOT
 
 from coursekit import topics
@@ -51,13 +51,6 @@ def test_a_card_knows_its_lab(path):
     ]
     assert [part.title for part in parts] == headings
     assert all(f"{{rubric}} {title} (" in text for title in headings)
-
-
-def test_code_and_italics_of_a_sentence_stay():
-    """Must catch: the marks of code and of italics printed; a product taken for italics."""
-    assert _plain("Take it out of `kept`, *its* sum: a_b * c") == (
-        "Take it out of `kept`, *its* sum: a\\_b \\* c"
-    )
 
 
 def test_the_instructors_edition_is_the_stored_lab_with_notes():

@@ -11,7 +11,7 @@ from solved import Given
 from told import cells
 
 from coursekit.__main__ import main
-from coursekit.formulas import BOOK, InvalidQuantity, evaluate
+from coursekit.formulas import BOOK, evaluate
 from coursekit.planner.fits import fits
 from coursekit.planner.layout import NO_TENSOR
 from shardlab.common.cross_node_warning import CrossesNodes
@@ -140,34 +140,6 @@ def test_links_of_a_gpu():
         warnings.simplefilter("error")
         for gpu in ("GB200", "GB300"):
             assert not fits("Llama 3 70B", gpu=gpu, **asked).warning
-    usual = fits("Llama 3 70B", **dict(asked, gpu="GB300", ranks_per_node=8)).assumed
-    assert "ranks_per_node" not in usual
-    del asked["ranks_per_node"]
-    assumed = fits("Llama 3 70B", gpu="GB300", **asked).assumed["ranks_per_node"]
-    assert assumed == "8 (--ranks-per-node); NVLink joins 72 GPUs of these nodes"
-
-
-def test_the_usual_recipe():
-    """Must catch: 2-byte gradients under Megatron-LM without a word; a T4 that trains in bf16."""
-    for gpu, kernels, recipe in (
-        ("H100 SXM 80GB", "Megatron-LM with Transformer Engine", "bf16 + fp32 gradients"),
-        ("H100 SXM 80GB", "PyTorch eager", "bf16 + fp32 master"),
-        ("T4", "Megatron-LM with Transformer Engine", "fp16 + fp32 gradients"),
-    ):
-        asked = dict(gpu=gpu, gpus=2, sequence=512, kernels=kernels)
-        answer = fits("GPT-2 124M", **asked)
-        assert answer.assumed["recipe"] == f"{recipe} (--recipe)"
-        assert "gradients" not in answer.assumed
-    asked = dict(gpu="H100 SXM 80GB", gpus=2, sequence=512)
-    answer = fits("GPT-2 124M", **asked, recipe="bf16 + fp32 master")
-    assert (
-        "keeps 4 in bf16 unless it runs with --grad-reduce-in-bf16" in answer.assumed["gradients"]
-    )
-    older = fits("GPT-2 124M", **asked, kernels="Megatron-LM, Transformer Engine before 2.3")
-    assert "Compared: no published peak of these kernels is among our rows." in str(older)
-    eager = fits("GPT-2 124M", **asked, kernels="PyTorch eager")
-    assert eager.assumed["reserve_gb"].startswith("0: no published run") and not eager.reserve_bytes
-    assert "torchtitan" in eager.compared and "-39.17%" in str(eager)
 
 
 def test_the_nearest_may_cut_layers():
@@ -249,13 +221,8 @@ def test_layouts_of_published_runs():
     interleaved = fits("Llama 3 405B", **asked, stages_per_rank=8, shorter_ends=1).values
     ends = interleaved["pipeline_rank"] in (0, 15)  # the embedding's stage, and the head's
     assert interleaved["rank_layers"] == 8 - ends
-    with pytest.raises(InvalidQuantity, match="ask for several stages on a rank and shorter ends"):
-        fits("Llama 3 405B", **asked, stages_per_rank=8)
     assert shorter.needed_bytes < even.needed_bytes
     assert "--shorter-ends" in fits("Llama 3 405B", **asked).assumed["stages"]
-    with pytest.raises(InvalidQuantity, match="shorter_ends = 1 with 2 stages on a rank"):
-        eager = dict(kernels="PyTorch eager", shorter_ends=1, stages_per_rank=2)
-        fits("Llama 3 405B", **asked, **eager)
     asked |= dict(gpus=64, sequence=2048, pipeline_parallel=8)
     whole, again = (fits("GPT-3 175B", **asked, recompute_policy=policy) for policy in (0, 1))
     core = again.values["library_core_bytes"]
@@ -348,10 +315,11 @@ def test_a_file_that_is_no_model(tmp_path, capsys):
 
 @pytest.mark.parametrize("asked, sentence", cells("test_fits::test_commands_that_cannot_be"))
 def test_commands_that_cannot_be(asked, sentence, capsys):
-    """One sentence, exit code 2. Must catch: a page of usage instead of what is wrong; the
-    last of two values taken without a word."""
+    """One sentence, exit code 2. Must catch: a page of usage instead of what is wrong; the last of
+    two values taken without a word; a pipeline in accelerate's file; a knob that a tool's file
+    drops."""
     try:
-        code = main(asked.split())
+        code = main(shlex.split(asked))
     except SystemExit as left:
         code = left.code
     said = capsys.readouterr()

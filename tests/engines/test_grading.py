@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 from graded import ROOT, results, skeleton
-from told import told, valued
+from told import told
 
 from coursekit.__main__ import main
 from coursekit.exercises import assignments, grading, grading_command, grading_text
@@ -162,12 +162,6 @@ def test_an_untouched_skeleton_starts_no_ranks(topic, monkeypatch, tmp_path, cap
     assert said.count("not written yet") == len({t.part for t in assignment(topic).trials})
 
 
-@pytest.mark.parametrize("source, parts", valued("test_grading::test_unwritten_parts", globals()))
-def test_unwritten_parts(source, parts):
-    """Must catch: a part that is begun, and is not tried; a docstring taken for code."""
-    assert grading_text.unwritten(source) == parts
-
-
 @pytest.mark.ranks
 def test_a_line_that_fails_in_every_trial_is_told_once(worlds):
     """Must catch: PyTorch's text about the address of a group, and the same text for each trial."""
@@ -209,15 +203,6 @@ def test_code_that_misbehaves(source, sentence):
     assert [result.said for result in found] == ["not yet"] * 2
     assert sentence in found[0].sentence
     assert all(len(result.sentence) < 1_000 and len(result.printed) < 2_000 for result in found)
-
-
-@pytest.mark.parametrize(
-    "found", [None, [None] * 4, [[1.0, 0.0]], [["a", "b"]], [[1.0]], [[1, 2], [1]], 5, {"a": 1}]
-)
-def test_a_race_without_times(found):
-    """Must catch: a TypeError of `grade` where a forged trial hands back what is no time."""
-    with pytest.raises(grading.RankError, match="not two times of each rank"):
-        grading._ratio(found)
 
 
 def test_a_file_clears_no_screen(capsys):

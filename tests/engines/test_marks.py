@@ -29,15 +29,6 @@ def test_ranks_do_not_start_without_the_mark():
         world.run(int)
 
 
-@pytest.mark.ranks
-def test_ranks_start_with_the_mark():
-    """Must catch: the guard left up for a test that has the mark."""
-    from ranklab.ranks import ranks
-
-    with ranks(1, announce=False) as world:
-        assert world.run(int) == [0]
-
-
 @pytest.mark.parametrize(
     "statement, starts",
     [

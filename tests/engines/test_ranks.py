@@ -16,9 +16,7 @@ import torch.distributed as dist
 from forked_script import forked
 from notebook_kernel import gone
 
-from ranklab import ranks as package
 from ranklab.ranks import RankDied, RankRaised, RanksInterrupted, ranks, server
-from ranklab.ranks.asked import announcement
 from ranklab.ranks.devices import CannotBeHad, choose_device
 from ranklab.ranks.server import start
 from ranklab.ranks.stopping import abort_groups
@@ -215,14 +213,6 @@ def test_devices_and_backends():
     assert chosen(2, 0, None, None) == chosen(2, 8, "cpu", None) == [("cpu", "gloo")] * 2
     assert chosen(4, 8, None, None) == [(f"cuda:{rank}", "nccl") for rank in range(4)]
     assert chosen(4, 2, None, None) == [(f"cuda:{rank % 2}", "gloo") for rank in range(4)]
-    with pytest.raises(CannotBeHad, match="shows no CUDA GPU"):
-        choose_device(0, 2, 0, "cuda", None)
-    for devices, hosts, said in (
-        (["cpu"] * 4, 0, "4 ranks on the CPU, 1 thread each; backend gloo"),
-        (["cuda:0", "cuda:1"] * 2, 0, "4 ranks on 2 GPUs, which they share; backend gloo"),
-        (["cuda:0", "cuda:1"], 2, "2 ranks on 2 GPUs, one each; backend gloo; 2 rehearsed hosts"),
-    ):
-        assert announcement(devices, "gloo", hosts) == said
 
 
 def test_kernels_of_nccl_are_aborted(monkeypatch):
@@ -404,12 +394,3 @@ def test_another_number_of_ranks_than_torchruns(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="world_size = 3: torchrun started 2 ranks"):
         ranks(3)
-
-
-def test_the_package_loads_no_torch():
-    """Mutation: `import torch` at the top of a module of the parent, a second that every notebook's
-    first cell would wait."""
-    assert package.__all__
-    script = "import ranklab.ranks, sys; print('torch' in sys.modules)"
-    command = [sys.executable, "-c", script]
-    assert subprocess.run(command, capture_output=True, check=True).stdout.strip() == b"False"

@@ -147,14 +147,6 @@ def test_a_broken_recording_is_refused_by_name(tmp_path, place, change, sentence
     assert sentence in str(caught.value) and str(caught.value).startswith(path.name)
 
 
-def test_a_truncated_file_is_refused_by_name(tmp_path):
-    """Must catch: a JSON error without the file's name."""
-    path = Recording(**GOOD).write(tmp_path)
-    path.write_text(path.read_text()[:100])
-    with pytest.raises(InvalidRecording, match="nvidia-h200-2026-11-21.json: "):
-        read_recording(path)
-
-
 def test_a_lab_starts_beside_what_is_no_recording(tmp_path, capsys):
     """Must catch: a link without a target, a folder or a pipe in measured/ that stops every lab, or
     that a lab waits for."""

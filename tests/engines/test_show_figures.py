@@ -5,7 +5,7 @@ import json
 import pytest
 from wcag import contrast
 
-from coursekit.show.figures import loss_figure, round_up
+from coursekit.show.figures import loss_figure
 from coursekit.show.palette import MEMORY
 from coursekit.topics.why_one_gpu.figures import states_figure
 
@@ -51,11 +51,6 @@ def test_every_bar_starts_where_the_one_above_ended():
     assert figure.layout.xaxis.ticksuffix == " MB"
 
 
-def test_bytes_start_at_zero():
-    """Mutation: the range left to plotly, which starts at the smallest bar."""
-    assert states_figure(STATES, STATES).layout.xaxis.range[0] == 0
-
-
 def test_predicted_is_an_outline_and_measured_a_fill():
     """Mutations: the two exchanged; the measured bar as wide as the predicted one, which hides the
     outline."""
@@ -76,25 +71,6 @@ def test_a_difference_is_drawn_and_said():
     assert "parameters<br>2.45 MB |" in words(figure)
     (bar,) = [bar for bar in figure.data if bar.name == "parameters, measured"]
     assert bar.hovertemplate == "parameters, measured: 2.45 MB = 2,448,896 B<extra></extra>"
-
-
-def test_unequal_parts_are_refused():
-    """Mutation: parts without a partner dropped, so that forgotten bytes look like agreement."""
-    for predicted in ({**STATES, "activation_bytes": 1}, {"parameter_bytes": 1}):
-        with pytest.raises((KeyError, ValueError)):
-            states_figure(predicted, STATES)
-
-
-def test_no_bytes_at_all_can_be_drawn():
-    """Mutation: the logarithm of zero in the axis' range."""
-    assert states_figure({"parameter_bytes": 0}, None).layout.xaxis.range[1] > 0
-
-
-def test_round_up():
-    """Mutation: the steps searched in falling order, or a step missing at the upper end (11.5
-    raises StopIteration)."""
-    rounded = {0.013: 0.015, 0.99: 1, 1: 1, 7.3: 8, 9.8: 10, 10.3: 12, 11.5: 12, 64: 80, 107: 120}
-    assert {value: round_up(value) for value in rounded} == pytest.approx(rounded)
 
 
 # ---------------------------------------------------------------- loss

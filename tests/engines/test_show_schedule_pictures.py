@@ -2,7 +2,6 @@
 said is what is simulated, and the plotly figure draws the same spans."""
 
 import re
-from fractions import Fraction
 
 import pytest
 from told import told
@@ -10,7 +9,7 @@ from told import told
 from bookkit.schedules import LEFT, RIGHT, WIDTH, drawing, sentence, simulated
 from coursekit.show.explorer_data import data_of
 from coursekit.show.explorers import EXPLORERS
-from coursekit.topics.pipelines.schedule_picture import ACTION_LETTERS, SIMULATED_WORDS, packed_list
+from coursekit.topics.pipelines.schedule_picture import ACTION_LETTERS, SIMULATED_WORDS
 from shardlab.pipelines.schedules import Action, schedule
 
 SPEC = EXPLORERS["schedule"]
@@ -67,12 +66,6 @@ def test_every_choice_of_the_card_has_its_lists():
                 assert ",".join(str(shown[size]) for size in PICTURE.sizes) in PAGE["lists"]
 
 
-def test_what_is_packed():
-    """Must catch: a single letter that is taken into the run behind it."""
-    assert packed_list("AAAAAbAbAbbb") == "A5bA2b3" or packed_list("AAAAAbAbAbbb") == "A5bA2b1b2"
-    assert packed_list("ABABAB") == "AB3" and packed_list("A") == "A1"
-
-
 @pytest.mark.parametrize("name", SPEC.menus[0].names)
 def test_the_start_is_as_by_formula(name):
     """Must catch: a share over ranks and seconds that leaves the ranks out; idle time of one rank
@@ -97,21 +90,6 @@ def test_messages_and_a_slow_rank_are_simulated():
     for name in ("1F1B", "interleaved 1F1B, v = 4"):
         busy = PICTURE.timeline(moved(schedule=name, last_rank_share=1.5)).busy
         assert busy == pytest.approx([0.24, 0.24, 0.24, 0.36])
-
-
-def test_no_rank_is_idle_between_its_own_actions_under_h2():
-    """Must catch: what rounding leaves, printed as a duration."""
-    found = PICTURE.derived(moved(schedule="zero-bubble H2"))
-    assert found["simulated_own_idle_seconds"] == 0 and found["simulated_idle_seconds"] > 0
-
-
-def test_interleaving_takes_the_next_multiple():
-    """Must catch: a multiple below; other schedules that are rounded, too; a menu after which the
-    rule of the formulas refuses."""
-    assert moved(pipeline_parallel=8, microbatches=4)["microbatches"] == 4
-    interleaved = "interleaved 1F1B, v = 2"
-    assert moved(pipeline_parallel=8, microbatches=4, schedule=interleaved)["microbatches"] == 8
-    assert moved(schedule=interleaved, pipeline_parallel=8, microbatches=16)["microbatches"] == 16
 
 
 GRID = dict(ranks=4, microbatches=8)
@@ -145,10 +123,3 @@ def test_boxes_are_to_scale():
     assert max(x + wide for x, wide, _ in boxes) == 33
     assert len({row for _, _, row in boxes}) == 8
     assert 'role="img"' in made and "here-title here-text" in made
-
-
-def test_messages_take_time():
-    """Must catch: a transfer that is read and not used."""
-    units = {**UNITS, "transfer": Fraction(1, 2)}
-    seconds = [simulated(n, GRID, units).timeline.seconds for n in ("GPipe", "1F1B", "eager 1F1B")]
-    assert seconds == [36, 41, 36]

@@ -8,7 +8,7 @@ from pages import ROOT
 from told import sample, told
 
 from coursekit.exercises import Predictions
-from coursekit.exercises.slips import cause, unit_in
+from coursekit.exercises.slips import cause
 from coursekit.exercises.wrong_numbers import Slip, Slips, slips_in, slips_of
 from shardlab.pipelines.schedules import one_f_one_b, zero_bubble_h1
 from shardlab.pipelines.simulation import Costs, simulate
@@ -75,50 +75,33 @@ def test_slips_of_any_quantity(name, predicted, measured, ranks, words):
     assert words in said and bool(words) == bool(said)
 
 
-def test_the_nearest_slip_wins():
+FOURS = Slip("four.", times=4), Slip("four and a bit.", times=4.1)
+OTHERS = Slip("the other one.", of="other", times=2), Slip("less.", of="other", more=30)
+OWN = Slips((OTHERS[0], *FOURS, OTHERS[1]), ranks=4)
+EXACT = Slips((Slip("the sum.", number=1_111),), within=0, general=False)
+LISTED = Slip("ten.", number=10), Slip("thirties.", number=30, upto=39)
+MANY = Slips((*LISTED, Slip("less.", number=1, upto=90)), ranks=4, within=0.01)
+
+
+@pytest.mark.parametrize(
+    "slips, predicted, measured, known, words",
+    told("test_slips::test_one_of_several_slips", globals()),
+)
+def test_one_of_several_slips(slips, predicted, measured, known, words):
     """Must catch: the first of the list said, or the general one before the quantity's own; the
-    number of another prediction that is not measured yet taken for zero."""
-    fours = Slip("four.", times=4), Slip("four and a bit.", times=4.1)
-    others = Slip("the other one.", of="other", times=2), Slip("less", of="other", more=30)
-    own = Slips((others[0], *fours, others[1]), ranks=4)
-
-    def said(predicted, **known):
-        return cause("sent, bytes", predicted, 100, known, own)
-
-    assert said(400) == "four." and said(409) == "four and a bit."
-    assert said(70, other=35) == "the other one." and said(66, other=35) == "less."
-    assert said(75).startswith("3/4 of") and said(70) == ""
-    quiet = Slips(own.slips, general=False)
-    assert cause("sent, bytes", 75, 100, {}, quiet) == "" == cause("x", 9e9, 100, {}, quiet)
-    assert cause("sent, bytes", 110, 100, {}, Slips(own.slips, within=0.2)) == ""
+    number of another prediction that is not measured yet taken for zero; 1,112 said to be the 1,111
+    of a slip where the number is exact; a sentence that is true of many numbers hides that of one
+    among them, or the right number, or is said beyond its end."""
+    said = cause("sent, bytes", predicted, measured, known, slips)
+    assert said.startswith(words) and bool(words) == bool(said)
 
 
-def test_a_count_is_its_slip_or_is_not(tmp_path):
-    """Must catch: 1,112 said to be the 1,111 of a slip where the number is exact; a ratio shown of
-    a number that stands for a thing."""
-    exact = Slips((Slip("the sum.", number=1_111),), within=0, general=False)
-    assert cause("a", 1_111, 400, slips=exact) == "the sum."
-    assert cause("a", 1_112, 400, slips=exact) == ""
+def test_a_number_that_stands_for_a_thing_has_no_ratio(tmp_path):
+    """Must catch: a ratio shown of a number that stands for a thing."""
     predictions = Predictions("lab", tmp_path)
     name = "tensor-parallel ranks of the fastest"
     predictions.lock(name, 8)
     assert predictions.compare(name, 4).rows[0][-1] == "–"
-
-
-def test_a_slip_of_many_numbers():
-    """Must catch: a sentence that is true of many numbers hides that of one number among them, or
-    the right number; one that is said of numbers beyond its end, or just beside the right one."""
-    listed = Slip("ten.", number=10), Slip("thirties.", number=30, upto=39)
-    many = Slips((*listed, Slip("less.", number=1, upto=90)), ranks=4, within=0.01)
-
-    def said(predicted, measured):
-        return cause("sent, bytes", predicted, measured, slips=many)
-
-    assert said(1, 100) == said(60, 100) == said(90, 100) == "less."
-    assert said(10, 100) == "ten." and said(35, 100) == "thirties."
-    assert said(75, 100).startswith("3/4 of") and said(95, 100) == ""
-    assert said(40, 60) == "" == said(40, 90.4)
-    assert said(39.5, 100) == said(90, 92) == "less."
 
 
 KEPT = Slips(
@@ -147,18 +130,6 @@ def test_a_number_of_no_slip_hears_what_moves_it(name, predicted, words):
     """Must catch: a number between the listed ones that hears nothing, or that of any quantity."""
     (known,) = (measured for measured in MEASURED if name in measured)
     assert words in cause(name, predicted, known[name], known)
-
-
-def test_the_unit_in_a_name():
-    """Must catch: the limit in a name taken for the unit of what is predicted."""
-    for name, unit in (
-        ("foreach, bytes a parameter", "bytes"),
-        ("Llama 7B, peak in GB", "GB"),
-        ("link, GB/s", "rate"),
-        ("ring over the slow link, ms", "ms"),
-        ("blocks recomputed for 70%", ""),
-    ):
-        assert unit_in(name) == unit
 
 
 def test_the_cause_stands_below_the_table(tmp_path):

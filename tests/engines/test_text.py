@@ -1,12 +1,9 @@
 """The shipped text, the character tokenizer and the batches made from them."""
 
-import pytest
 import torch
 
 from shardlab.text import (
     CharTokenizer,
-    InvalidBatch,
-    UnknownToken,
     batches,
     load_text,
     vocabulary_of_text,
@@ -68,30 +65,6 @@ def test_the_generator_decides():
     rows = [torch.cat([next(stream)[0] for _ in range(5)]) for stream in (first, second, other)]
     assert torch.equal(rows[0], rows[1]) and not torch.equal(rows[0], rows[2])
     assert len(rows[0].unique(dim=0)) > 5
-
-
-def test_bad_input_is_refused():
-    """One sentence with the value and the rule, at the call and not at the first batch. Must catch:
-    a negative token that decodes from the alphabet's end; a check that waits until the generator is
-    asked."""
-    tokenizer = CharTokenizer("abc")
-    with pytest.raises(UnknownToken, match="'d' is not one of the 3 characters"):
-        tokenizer.encode("abcd")
-    for number in (3, -1):
-        with pytest.raises(UnknownToken, match=f"token {number} is not one of 0 ... 2"):
-            tokenizer.decode(torch.tensor([0, number]))
-    for name, value, words in (
-        ("sequence", 10, "at most 9"),
-        ("sequence", 0, "at least 1"),
-        ("batch", 0, "at least 1"),
-        ("batch", 1.5, "whole number"),
-    ):
-        with pytest.raises(InvalidBatch, match=f"^{name} = {value}: .*{words}"):
-            batches(
-                torch.arange(10),
-                **{"batch": 2, "sequence": 5, name: value},
-                generator=torch.Generator(),
-            )
 
 
 def test_windows_of_the_text():
