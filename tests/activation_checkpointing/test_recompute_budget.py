@@ -24,22 +24,6 @@ from shardlab.recompute.layers import checkpoint_some
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def first_layers(
-    count: int, keep: LayerOption, again: LayerOption, budget_bytes: int, loss_bytes: int = 0
-) -> int:
-    """How many of equal layers to recompute, from the first on, by division. Gradients are left
-    out. A number above `count` says that nothing fits."""
-    at_the_loss = count * keep.kept_bytes + loss_bytes - budget_bytes
-    in_the_last = (count - 1) * keep.kept_bytes + keep.work_bytes - budget_bytes
-    saved = keep.kept_bytes - again.kept_bytes
-    needed = max(0, -(-at_the_loss // saved), -(-in_the_last // saved))
-    if needed >= count:  # then the last is recomputed, too
-        at_the_loss = count * again.kept_bytes + loss_bytes
-        in_the_last = (count - 1) * again.kept_bytes + again.work_bytes
-        return count if max(at_the_loss, in_the_last) <= budget_bytes else count + 1
-    return needed
-
-
 def plan_of_choices(
     choices: Sequence[int], layers: Layers, loss_bytes: int = 0, gradient_bytes: int = 0
 ) -> RecomputePlan:
@@ -51,27 +35,6 @@ def plan_of_choices(
         peak = max(peak, kept + option.work_bytes + done)
         kept, seconds = kept + option.kept_bytes, seconds + option.seconds
     return RecomputePlan(tuple(choices), seconds, max(peak, kept + loss_bytes))
-
-
-RULES = {  # the name of a rule -> of L layers, the order in which it recomputes them
-    "the first": lambda layers: list(range(layers)),
-    "the last": lambda layers: list(range(layers))[::-1],
-    "spread": lambda layers: [*range(0, layers, 2), *range(1, layers, 2)],
-    "all or nothing": None,
-}
-
-
-def by_rule(rule: str, layers: Layers, budget_bytes: int, **beside: int) -> RecomputePlan | None:
-    """The first plan of a rule that fits, which recomputes as few layers as the rule can: each by
-    its last option. None where all layers are not enough."""
-    order = (RULES[rule] or RULES["the first"])(len(layers))
-    for count in (0, len(layers)) if RULES[rule] is None else range(len(layers) + 1):
-        chosen = set(order[:count])
-        choices = [len(o) - 1 if n in chosen else 0 for n, o in enumerate(layers)]
-        plan = plan_of_choices(choices, layers, **beside)
-        if plan.peak_bytes <= budget_bytes:
-            return plan
-    return None
 
 
 def layers_of(draw, count, alike):
@@ -111,45 +74,6 @@ def test_the_best_of_all_combinations(alike):
         with pytest.raises(BudgetTooSmall, match=f"{least:,} bytes are needed at least") as error:
             plan_recomputation(layers, least - 1, **beside)
         assert error.value.least_bytes == least
-
-
-def test_equal_layers_by_division():
-    """Must catch: the last layer's work counted beside what it keeps; one layer too many where the
-    budget fits to the byte."""
-    draw = random.Random(8)
-    for _ in range(30):
-        count, whole = draw.randint(1, 7), draw.randint(4, 20)
-        keep, again = LayerOption(whole, whole + 5, 0.0), LayerOption(1, whole + 5, 1.0)
-        loss = draw.choice([0, 15, 60])
-        for budget in range(whole, count * whole + loss + 8, 3):
-            by_division = first_layers(count, keep, again, budget, loss)
-            try:
-                found = plan_recomputation([[keep, again]] * count, budget, loss)
-            except BudgetTooSmall:
-                assert by_division == count + 1
-                continue
-            assert len(found.recomputed) == by_division
-            choices = [1] * by_division + [0] * (count - by_division)
-            assert plan_of_choices(choices, [[keep, again]] * count, loss).peak_bytes <= budget
-
-
-def test_first_layers_before_last_layers():
-    """Must catch: the solver's layers at the end, where they do not help; a rule that is better
-    than the best."""
-    draw, more = random.Random(2), []
-    for _ in range(10):
-        count, whole = draw.randint(3, 7), 16
-        keep, again = LayerOption(whole, whole + 6, 0.0), LayerOption(1, whole + 6, 1.0)
-        layers = [[keep, again]] * count
-        lowest = plan_of_choices([1] * count, layers).peak_bytes
-        for budget in range(lowest, plan_of_choices([0] * count, layers).peak_bytes, 3):
-            best = plan_recomputation(layers, budget)
-            plans = {rule: by_rule(rule, layers, budget) for rule in RULES}
-            assert plans["the first"].seconds == best.seconds
-            assert all(plan is None or plan.seconds >= best.seconds for plan in plans.values())
-            more.append(plans["the last"].seconds - best.seconds)
-    assert set(more) == {1.0}  # one layer's forward, at every budget
-    assert by_rule("the last", layers, 3) is None
 
 
 def test_many_layers_are_quick():
