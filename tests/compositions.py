@@ -196,8 +196,8 @@ def layout(dp: int, stage: int, **others) -> Case:
 
 
 def drawn(case: Case, seed: int) -> GPT:
-    torch.manual_seed(seed)
     model = GPT(GPTConfig(**case.sizes)).double()
+    torch.manual_seed(seed)  # what the default dtype draws does not matter
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     balance_experts(model, case, case.accumulate)

@@ -8,13 +8,14 @@ import signal
 import time
 from functools import partial
 
+import compositions
 import pytest
 import torch
 import torch.distributed as dist
 from night import at_night
 from refusals import said_by
 from solved import Given, of_model
-from told import told
+from told import sections, told
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -25,9 +26,8 @@ from ranklab.ranks import RankAbsent, RankDied, RankRaised, ranks
 from shardlab import zero
 from shardlab.common.agreement import CannotReplicate
 from shardlab.common.shards import CannotShard
-from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
+from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import CannotPipeline, plan_pipeline
@@ -42,11 +42,10 @@ from shardlab.pipelines.schedules import (
 )
 from shardlab.pipelines.simulation import Costs, in_flight, simulate
 from shardlab.recompute.layers import checkpoint_every  # noqa: F401 (told.md names it)
-from shardlab.zero.hardened import stage1, stage2
+from shardlab.zero.hardened import stage2
 
 NUMBER = {name: number for number, name in enumerate(SCHEDULES, 1)}
 M = 8  # microbatches
-CLIP = 0.1  # below every norm
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -133,35 +132,25 @@ def named(layers):
     return dict(whole.named_parameters(remove_duplicate=False))
 
 
-def trained_plainly(name, steps=2, parts=1):
-    """(losses of each step [parts, m], norms of clipped gradients, layers) of the undivided
-    model."""
+def plain(name, steps=2):
+    """(losses of each step [m], gradients of the last) of the undivided model."""
     layers = built(name)
-    parameters = list(dict.fromkeys(named(layers).values()))
-    optimizer = torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.1)
-    found, norms = [], []
+    parameters = named(layers)
+    trained = [p for p in dict.fromkeys(parameters.values()) if p.requires_grad]
+    optimizer, found = torch.optim.SGD(trained, lr=0.1), []
+    inputs, targets, loss_of = batch_of(name)
     for _ in range(steps):
         optimizer.zero_grad()
         losses = []
-        for part in range(parts):
-            inputs, targets, loss_of = batch_of(name, part)
-            for x, target in zip(inputs.chunk(M), targets.chunk(M)):
-                for layer in layers:
-                    x = layer(x)
-                loss = loss_of(x, target)
-                (loss / M / parts).backward()
-                losses.append(loss.item())
+        for x, target in zip(inputs.chunk(M), targets.chunk(M)):
+            for layer in layers:
+                x = layer(x)
+            loss = loss_of(x, target)
+            (loss / M).backward()
+            losses.append(loss.item())
         found.append(losses)
-        if parts > 1:
-            norms.append(nn.utils.clip_grad_norm_(parameters, CLIP).item())
         optimizer.step()
-    return found, norms, layers
-
-
-def plain(name, steps=2):
-    """(losses of each step, gradients of the last) of the undivided model."""
-    losses, _, layers = trained_plainly(name, steps)
-    return losses, {key: parameter.grad for key, parameter in named(layers).items()}
+    return found, {key: parameter.grad for key, parameter in parameters.items()}
 
 
 def plan_of(name, schedule_name, n, **options):
@@ -320,95 +309,26 @@ def test_three_stages_on_each_of_two_ranks(worlds):
         agrees([f[1] for f in found], gradients, gradients)
 
 
-def said_at_the_start(plan):
-    """On a rank, as (operation, peer): what it says when a pipeline is made, and in a step."""
-    inputs, targets, loss_of = batch_of("gated")
-    with CommunicationLog() as at_the_start:
-        pipeline = Pipeline(built("gated"), plan, loss_of)
-    with CommunicationLog() as in_a_step:
-        pipeline.step(inputs, targets)
-    kinds = ("all_reduce", "send", "recv")
-    return [
-        [(m.operation, m.peer) for m in log.messages if m.operation in kinds]
-        for log in (at_the_start, in_a_step)
-    ]
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("kind", ("GPipe", "interleaved 1F1B", "zero-bubble H1"))
-def test_all_pairs_meet_at_the_start(worlds, kind):
-    """Must catch: a pair that meets in a step only, in the order of a schedule; pairs in an order
-    in which ranks wait in a circle; a batch of messages as the first use of the group."""
-    found = worlds(4).run(said_at_the_start, plan_of("gated", kind, 4))
-    assert all(start[0] == ("all_reduce", None) for start, _ in found)
-    assert all(set(step) <= set(start) for start, step in found)
-    left = [start[1:] for start, _ in found]
-    while any(left):  # a message passes where both ranks have come to it
-        ready = [
-            (rank, own[0][1])
-            for rank, own in enumerate(left)
-            if own and own[0][0] == "send" and left[own[0][1]][:1] == [("recv", rank)]
-        ]
-        assert ready, left
-        for rank in sum(ready, ()):
-            left[rank].pop(0)
-
-
 # --- with data parallelism and ZeRO ---------------------------------------------------------------
-
-
-def train_replicas(how, kind):
-    """dp 2 x pp 2: as `train`, each replica on its part of the batch."""
-    layers, mesh = built("tied", seed=3 + dist.get_rank() // 2), Mesh(dp=2, pp=2)
-    inputs, targets, loss_of = batch_of("tied", mesh.dp.rank)
-    plan = plan_pipeline(layers, schedule(kind, 2, M), inputs)
-    pipeline = Pipeline(layers, plan, loss_of, mesh.pp.group)
-    if isinstance(how, type) and issubclass(how, nn.Module):
-        replicas = how(pipeline, group=mesh.dp.group)
-        optimizer = torch.optim.SGD(replicas.parameters(), lr=0.1)
-    else:
-        optimizer = how.ShardedOptimizer(
-            pipeline.parameters(), torch.optim.SGD, group=mesh.dp.group, lr=0.1
-        )
-    losses, norms = [], []
-    for _ in range(2):
-        optimizer.zero_grad()
-        losses.append(pipeline.step(inputs, targets).tolist())
-        with pytest.raises(CannotShard, match="this rank's stages alone"):
-            nn.utils.clip_grad_norm_(pipeline.parameters(), CLIP)
-        norms.append(clip_gradients(optimizer, CLIP).item())
-        optimizer.step()
-    parameters = pipeline.layers.named_parameters(remove_duplicate=False)
-    return losses, {key: p.detach().clone() for key, p in parameters}, norms
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
-    "how, kind",
+    "stage, kind",
     [
-        (PerTensor, "zero-bubble H1"),
-        (DistributedDataParallel, "zero-bubble H1"),
-        (stage1, "1F1B"),
-        (stage2, "zero-bubble H1"),
-        *at_night(
-            (Bucketed, "zero-bubble H1"), (DistributedDataParallel, "1F1B"), (stage2, "1F1B")
-        ),
+        (0, "zero-bubble H1"),
+        (1, "1F1B"),
+        (2, "zero-bubble H1"),
+        *at_night((0, "1F1B"), (1, "zero-bubble H1"), (2, "1F1B")),
     ],
 )
-def test_with_data_parallelism_and_zero(worlds, how, kind):
+def test_with_data_parallelism_and_zero(worlds, stage, kind):
     """Must catch: means that are taken after each microbatch; weights whose gradients W has made
     and nobody has averaged; tied gradients added after those of one end were averaged; a tied
-    weight counted twice in the norm; a norm of one rank's stages, by clip_gradients or by
-    PyTorch."""
-    found = worlds(4).run(train_replicas, how, kind)
-    losses, norms, layers = trained_plainly("tied", parts=2)
-    assert all(each == pytest.approx(norms, rel=1e-12) for *_, each in found)
-    for part, rank in ((0, 1), (1, 3)):  # the last stages
-        for step in range(2):
-            of_part = losses[step][M * part : M * (part + 1)]
-            assert found[rank][0][step] == pytest.approx(of_part, rel=1e-12)
-    want = {key: parameter.detach() for key, parameter in named(layers).items()}
-    agrees([f[1] for f in found], want, want)
+    weight counted twice in the norm; a norm of one rank's stages."""
+    case = compositions.layout(2, stage, pp=2, microbatches=4, schedule=kind)
+    case = case._replace(sizes={**case.sizes, "layers": 4, "tied_head": 1})
+    assert compositions.parity_in(worlds(4), case) == "parity"
 
 
 PADDING = ((0, 5, 1), (3, 2, 5))  # targets of each microbatch that are padding, by part
@@ -434,13 +354,16 @@ def train_padded(kind):
     dist.all_reduce(count, group=mesh.dp.group)
     losses = pipeline.step(inputs, targets, count / mesh.dp.size)
     assert replicas.n == 2
+    with pytest.raises(CannotShard, match="this rank's stages alone"):
+        nn.utils.clip_grad_norm_(pipeline.parameters(), 0.1)
     gradients = pipeline.layers.named_parameters(remove_duplicate=False)
     return losses, {key: parameter.grad for key, parameter in gradients}
 
 
 def test_padded_targets(worlds):
     """dp 2 x pp 2, and as many targets in no two microbatches. Must catch: a mean of microbatches'
-    means, or of ranks' means; a sum divided by m as well."""
+    means, or of ranks' means; a sum divided by m as well; PyTorch's clipping by the norm of one
+    rank's stages."""
     layers = built("tied")
     inputs, targets = (torch.cat(both) for both in zip(padded(0), padded(1)))
     for layer in layers:
@@ -754,27 +677,26 @@ def test_messages_in_another_order_are_refused():
         plan_pipeline(LINEAR, lists, torch.ones(6, 3))
 
 
-def refused_on_a_rank(plan, others, size):
+def of_two(kind="1F1B", layers=None, group=None):
+    """On a rank of two: a pipeline of the tied model."""
+    plan = plan_of("tied", kind, 2)
+    return Pipeline(layers or built("tied"), plan, batch_of("tied")[2], group)
+
+
+def untied_on_rank_1():
     layers = built("tied")
-    inputs, targets, loss_of = batch_of("tied", size=size)
-    plan = others if dist.get_rank() else plan
-    return said_by(lambda: Pipeline(layers, plan, loss_of).step(inputs, targets), CannotPipeline)
+    if dist.get_rank():
+        layers[-1].scores.weight = nn.Parameter(layers[-1].scores.weight.detach().clone())
+    return layers
 
 
-def test_ranks_that_disagree_refuse_together(worlds):
-    """Must catch: a rank that raises while the others wait: plans that differ, a plan for another
-    number of ranks, a batch of another size than was planned, which other ranks receive in part."""
-    one, two = plan_of("tied", "1F1B", 2), plan_of("tied", "GPipe", 2)
-    world = worlds(2)
-    [said, again] = world.run(refused_on_a_rank, one, two, M)
-    assert said == again and "all ranks run the same plan" in said
-    three = plan_of("tied", "1F1B", 3)
-    for said in world.run(refused_on_a_rank, three, three, M):
-        assert "the schedule is for 3 ranks, and the group has 2." in said
-    for said in world.run(refused_on_a_rank, one, one, M + 1):
-        assert f"a batch of {M + 1} with targets of {M + 1}: both have the same number" in said
-    for said in world.run(refused_on_a_rank, one, one, 2 * M):
-        assert f"a batch of [{2 * M}, 5], and the plan is for [{M}, 5]" in said
+@pytest.mark.parametrize("call, words", sections()["test_pipeline::test_ranks_refuse_together"])
+def test_ranks_refuse_together(worlds, call, words):
+    """Must catch: a rank that raises, or a weight that is tied on its own rank alone, while the
+    others wait; a batch of another size than was planned, which other ranks receive in part."""
+    refused = eval(f"lambda: said_by(lambda: {call}, ValueError)", globals())
+    for said in worlds(2).run(refused):
+        assert words in said
 
 
 OTHERS = {  # what the last rank is given instead
@@ -805,31 +727,6 @@ def test_ranks_are_given_one_batch(worlds, other):
     for said in worlds(2).run(given_another_batch, plan, other, other == "targets"):
         assert re.match(r"rank 0 has (as targets )?a batch .*, rank 1 has ", said), said
         assert "the ranks of one pipeline, here [0, 1], are given one batch" in said
-
-
-def refused_at_the_start(plan):
-    """The sentences on this rank for layers that are too few, for layers that are tied on rank 0
-    alone, and for a group of other ranks."""
-    rank, (_, _, loss_of), said = dist.get_rank(), batch_of("tied"), []
-    untied = built("tied")
-    untied[-1].scores.weight = nn.Parameter(untied[-1].scores.weight.detach().clone())
-    other = [dist.new_group([number]) for number in (0, 1)][1 - rank]
-    for layers, group in (
-        (built("tied")[:-1], None),
-        (untied if rank else built("tied"), None),
-        (built("tied"), other),
-    ):
-        said.append(said_by(partial(Pipeline, layers, plan, loss_of, group), ValueError))
-    return said
-
-
-def test_what_a_pipeline_is_made_of(worlds):
-    """Must catch: an IndexError for the wrong number of layers, or on a rank that is not a member;
-    a rank that waits for the other end of a weight that is tied on its own rank alone."""
-    for rank, said in enumerate(worlds(2).run(refused_at_the_start, plan_of("tied", "1F1B", 2))):
-        assert "the plan is for 8 layers, and there are 7" in said[0]
-        assert "rank 0 has a weight on ranks [0, 1], rank 1 has nothing more" in said[1]
-        assert f"rank {rank} is no member of the group" in said[2]
 
 
 LOSSES = {
