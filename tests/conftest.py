@@ -94,6 +94,7 @@ def pytest_collection_finish(session):
     """Ranks get the functions of tests, and of their helpers, by value, as they get those of a
     notebook: they cannot import them."""
     helpers = "tables drawn compositions operators random_models refusals test_compression".split()
+    helpers += ["test_context_parallel"]
     of_tests = {getattr(item, "module", None) for item in session.items}
     for module in of_tests | set(map(sys.modules.get, helpers)):
         if module and sys.modules.get(module.__name__) is module:

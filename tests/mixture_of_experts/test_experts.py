@@ -5,11 +5,9 @@ random biases."""
 import copy
 import json
 import math
-import sys
 from pathlib import Path
 from unittest import mock
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -37,11 +35,8 @@ from shardlab.experts.core_parallel import ExpertParallel, average_gradients, ex
 from shardlab.experts.hardened import beside
 from shardlab.experts.hardened.apply import apply_expert_parallel
 from shardlab.gpt import GPT, GPTConfig, make_mlp, next_token_loss
-from shardlab.gpt_checks import InvalidInput
 from shardlab.mesh import Mesh
 from shardlab.recompute.core import checkpoint_by_function
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SIZES = dict(layers=2, hidden=12, heads=2, feed_forward=20, vocabulary=31, max_sequence=9)
 LLAMA = dict(learned_positions=0, biases=0, gated_mlp=1, tied_head=0)
@@ -277,20 +272,6 @@ def test_16_bits_and_autocast(capacity):
     assert halves.experts.up.grad.isfinite().all()
 
 
-def test_sizes_that_no_model_has():
-    """Must catch: a token that goes through more experts than there are; experts that are named
-    where there are none."""
-    for sizes in (
-        dict(experts=4),
-        dict(experts=4, experts_per_token=5),
-        dict(experts_per_token=2),
-        dict(shared_experts=1),
-        dict(experts=-1),
-    ):
-        with pytest.raises(InvalidInput, match="experts"):
-            GPTConfig(**{**SIZES, **sizes})
-
-
 # --- published models -----------------------------------------------------------------------------
 
 TYPES = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "deepseek_v2", "deepseek_v3")
@@ -360,10 +341,16 @@ def in_one_process(kind, ranks):
     return outputs, gradients(model), loads, moves
 
 
-def on_a_rank(kind):
+def beside_shared_experts(model):
+    """A copy, whose rows travel while its shared experts compute."""
+    n = dist.get_world_size()
+    return copy.deepcopy(apply_expert_parallel(model, Mesh(dp=n).experts(n), overlap=True))
+
+
+def on_a_rank(kind, divided):
     torch.set_num_threads(1)
     n, me = dist.get_world_size(), dist.get_rank()
-    model = expert_parallel(model_of(kind))
+    model = divided(model_of(kind))
     inputs, targets = (x.chunk(n)[me] for x in batch_of(n))
     output = model(inputs)
     next_token_loss(output, targets).backward()
@@ -374,15 +361,27 @@ def on_a_rank(kind):
     return output.detach(), gradients(model), loads, moves
 
 
+SHARED = [kind for kind, (sizes, *_) in KINDS.items() if "shared_experts" in sizes]
+
+
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind, divided",
+    [
+        *((kind, expert_parallel) for kind in KINDS),
+        *((kind, beside_shared_experts) for kind in SHARED),
+    ],
+)
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_parity(worlds, n, kind):
+def test_parity(worlds, n, kind, divided):
     """Must catch: experts averaged over all ranks, or not divided by their degree; a balance loss
     of a rank's own counts; a choosing bias that gets into the gates; rows that come back in the
-    order of ranks; a loss that a rank joins as a sum."""
+    order of ranks; a loss that a rank joins as a sum. Beside shared experts: rows that are read
+    before they have come; gradients that go back with the sizes of the way there; a copy that
+    computes the original's experts."""
     outputs, right, loads, moves = in_one_process(kind, n)
-    for rank, (output, found, own_loads, own_moves) in enumerate(worlds(n).run(on_a_rank, kind)):
+    found_on_ranks = worlds(n).run(on_a_rank, kind, divided)
+    for rank, (output, found, own_loads, own_moves) in enumerate(found_on_ranks):
         assert_same(output, outputs[rank], "output")
         assert all(map(torch.equal, own_loads, loads))
         assert all(map(torch.equal, own_moves, moves))
@@ -481,29 +480,6 @@ def test_ranks_with_unequal_tokens(worlds, capacity, told):
     """Must catch: ranks that wait for messages of a size that no one sends."""
     found = worlds(3).run(unequal_tokens, capacity, limit_seconds=60)
     assert all(said.startswith(told) for said in found)
-
-
-def beside_shared_experts(kind):
-    torch.set_num_threads(1)
-    n, me = dist.get_world_size(), dist.get_rank()
-    model = apply_expert_parallel(model_of(kind), Mesh(dp=n).experts(n), overlap=True)
-    inputs, targets = (x.chunk(n)[me] for x in batch_of(n))
-    for net in (model, copy.deepcopy(model)):
-        net.zero_grad()
-        next_token_loss(net(inputs), targets).backward()
-        average_gradients(net, replicas=Mesh(dp=n).tp.group)
-    return gradients(net)
-
-
-@pytest.mark.parametrize("kind", ["top 1, shared", "sigmoid, losses, bias"])
-def test_rows_travel_beside_shared_experts(worlds, kind):
-    """The model and a copy of it. Must catch: rows that are read before they have come; gradients
-    that go back with the sizes of the way there; a copy that computes the original's experts."""
-    _, right, _, _ = in_one_process(kind, 3)
-    for rank, found in enumerate(worlds(3).run(beside_shared_experts, kind)):
-        for name, gradient in found.items():
-            want = right[name].chunk(3)[rank] if "experts." in name else right[name]
-            assert_same(gradient, want, name)
 
 
 def trips_of_a_step(kind):

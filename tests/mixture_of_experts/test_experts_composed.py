@@ -1,13 +1,9 @@
 """Experts with every other technique, trained beside the plain model: see compositions.py. Losses,
 norms, all weights and the moves of the choosing bias are the plain model's."""
 
-import cloudpickle
-import compositions
 import pytest
 from compositions import layout, outcome, parity_in
 from night import at_night
-
-cloudpickle.register_pickle_by_value(compositions)
 
 LLAMA = dict(biases=0, gated_mlp=1, tied_head=0, shared_experts=1)
 

@@ -1,9 +1,6 @@
 """The router of Megatron-Core, and the layer of DeepSpeed, beside this book's, where they are
 installed."""
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +12,6 @@ from ranklab.ranks import ranks
 from shardlab.experts.core import Experts, MixtureOfExperts, Router
 from shardlab.experts.core_parallel import expert_parallel
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 WHY = "is not installed: it is compared where it is (pip install {} --no-deps)"
 
 
