@@ -158,34 +158,28 @@ def test_gradients_of_a_gpt(dtype):
         assert (left - right).norm() < tolerance * exact.norm()
 
 
-def test_a_parameter_that_was_written_to():
-    """Must catch: the loaded weights overwritten by the old masters, in silence."""
+@pytest.mark.parametrize("before", ["nothing", "a step", "a step and a loaded state"])
+def test_a_parameter_that_was_written_to(before):
+    """Must catch: the loaded weights overwritten by the old masters, in silence; a master made
+    before ranks begin alike, which overwrites what they begin with."""
     weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
     optimizer = MasterWeights([weight], torch.optim.SGD, lr=2.0**-12)
     weight.grad = -torch.ones_like(weight)
-    optimizer.step()
-    with torch.no_grad():
-        weight[1] = 5.0
-    optimizer.step()
-    assert optimizer.pairs[0][1].tolist() == [1 + 2 * 2.0**-12, 5 + 2.0**-12]
-
-
-@pytest.mark.parametrize("load", [False, True])
-def test_a_write_that_no_version_counts(load):
-    """Must catch: a master made before ranks begin alike, which overwrites what they begin with."""
-    weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
-    optimizer = MasterWeights([weight], torch.optim.SGD, lr=2.0**-12)
-    weight.grad = -torch.ones_like(weight)
-    if load:
+    steps = 0 if before == "nothing" else 1
+    if steps:
         optimizer.step()
+    if before == "a step and a loaded state":
         optimizer.load_state_dict(optimizer.state_dict())
-    weight.data.copy_(torch.tensor([1.0, 5.0]))
+    if before == "a step":
+        with torch.no_grad():
+            weight[1] = 5.0
+    else:  # no version counts it
+        weight.data.copy_(torch.tensor([1.0, 5.0]))
     optimizer.step()
-    steps = 2 if load else 1
-    assert optimizer.pairs[0][1].tolist() == [1 + steps * 2.0**-12, 5 + 2.0**-12]
+    assert optimizer.pairs[0][1].tolist() == [1 + (steps + 1) * 2.0**-12, 5 + 2.0**-12]
     weight.data = torch.tensor([1.0, 7.0], dtype=torch.bfloat16)
     optimizer.step()
-    assert optimizer.pairs[0][1].tolist() == [1 + (steps + 1) * 2.0**-12, 7 + 2.0**-12]
+    assert optimizer.pairs[0][1].tolist() == [1 + (steps + 2) * 2.0**-12, 7 + 2.0**-12]
 
 
 class Counting(torch.optim.Optimizer):
