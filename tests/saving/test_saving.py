@@ -146,16 +146,53 @@ def test_the_run_goes_on(stage, two, three, tmp_path):
         assert found[0][2] == 4 * 6 / before.world_size + 2 * 6 / other.world_size
 
 
+def go_on(folder, stage, options, seed):
+    """Make two steps and save, or resume and save that; then two more steps. (weights that were
+    saved, weights at the end.) All ranks have the same batch. `stage` is None for a plain model, 0
+    for replicas of it."""
+    model, optimizer, _ = training(stage or 0, seed, **options)
+    called = DistributedDataParallel(model) if stage == 0 else model
+
+    def weights():
+        with unsharded(model):
+            return [p.detach().clone() for p in model.parameters()]
+
+    def step(number):
+        draw = torch.Generator().manual_seed(number)
+        optimizer.zero_grad()
+        x = torch.randn(4, 5, generator=draw, dtype=torch.float64).to(model.first.bias.dtype)
+        called(x).square().mean().backward()
+        optimizer.step()
+
+    saved = resume(folder, called, optimizer)
+    for number in () if saved else (0, 1):
+        step(number)
+    save(folder, called, optimizer, saved.step + 1 if saved else 2)
+    kept = weights()
+    for number in (2, 3):
+        step(number)
+    return kept, weights()
+
+
 NATIVE = dict(collectives=Native())
 PARTS = dict(collectives=FastRing(small_bytes=8, piece_bytes=40))
 DIMS = dict(groups="by dims")
 HOSTED = dict(rule=cpu_offload(torch.optim.AdamW))
+MASTERS = dict(rule=MasterWeights, of=torch.optim.AdamW, dtype=torch.bfloat16, **DIMS)
+HOSTED_MASTERS = {**MASTERS, "rule": cpu_offload(MasterWeights)}
+
+
+def any_layouts(options, seed):
+    """Stages that are drawn, on two ranks, three and one."""
+    chance = random.Random(f"{len(options)} {seed}")
+    return [(chance.choice((None, 0, 1, 2, 3)), n, options) for n in (2, 3, 1)]
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
-    "before, after",
+    "layouts",
     [
+        any_layouts(MASTERS, 0),
         # (stage, ranks, options); a bucket's shard has many parts, or one
         ((1, 3, PARTS), (1, 2, {})),
         ((2, 3, PARTS), (3, 2, {})),
@@ -163,35 +200,53 @@ HOSTED = dict(rule=cpu_offload(torch.optim.AdamW))
         ((1, 3, NATIVE), (2, 2, {})),
         # or of a unit
         ((3, 2, NATIVE), (1, 3, NATIVE)),
-        ((3, 3, NATIVE), (0, 2, {})),
+        ((3, 3, NATIVE), (None, 2, {})),
+        # masters, and parameters, that are on the host
+        (
+            (1, 2, HOSTED_MASTERS),
+            (0, 2, HOSTED_MASTERS),
+            (2, 2, MASTERS),
+            (None, 2, HOSTED_MASTERS),
+        ),
         # other flat tensors, or none
-        ((0, 3, {}), (1, 2, {})),
+        ((None, 3, {}), (1, 2, {})),
         ((3, 3, {}), (2, 2, {})),
         # in stage 3 parameters of both groups travel in one flat tensor
-        ((0, 3, DIMS), (3, 2, DIMS)),
+        ((None, 3, DIMS), (3, 2, DIMS)),
         ((3, 3, DIMS), (1, 2, DIMS)),
         # states, and the parameters that are updated, lie on the host
         ((1, 2, HOSTED), (1, 2, HOSTED)),
         ((1, 2, HOSTED), (1, 2, {})),
+        any_layouts(DIMS, 0),
         *at_night(
-            ((1, 2, {}), (1, 3, PARTS)),
-            ((3, 2, {}), (1, 3, PARTS)),
-            ((1, 3, NATIVE), (1, 3, NATIVE)),
-            ((1, 2, {}), (1, 3, NATIVE)),
-            ((2, 3, NATIVE), (3, 2, {})),
-            ((3, 3, NATIVE), (3, 2, NATIVE)),
+            [(1, 2, {}), (1, 3, PARTS)],
+            [(3, 2, {}), (1, 3, PARTS)],
+            [(1, 3, NATIVE), (1, 3, NATIVE)],
+            [(1, 2, {}), (1, 3, NATIVE)],
+            [(2, 3, NATIVE), (3, 2, {})],
+            [(3, 3, NATIVE), (3, 2, NATIVE)],
+            *(any_layouts(options, seed) for options in (MASTERS, DIMS) for seed in (1, 2, 3)),
         ),
     ],
+    ids=lambda layouts: " ".join(f"{stage} on {n}" for stage, n, _ in layouts),
 )
-def test_in_another_layout(before, after, worlds, tmp_path):
+def test_from_layout_to_layout(layouts, worlds, tmp_path):
     """Must catch: states of the first part alone saved; parts, or parameters, brought back in
     another order; one step counter for all flat tensors; zeros behind them not counted; a tied
     weight by its second name; the states of a plain model not saved; the host's copies not
-    refreshed, so that the first step undoes the resuming."""
-    (stage, n, options), (other, m, others) = before, after
-    whole = worlds(n).run(run_and_save, stage, str(tmp_path), **options)[0]
-    step, losses, _ = worlds(m).run(run_on, other, str(tmp_path), **others)[0]
-    assert step == 4 and losses == pytest.approx(whole[4:], rel=1e-12)
+    refreshed, so that the first step undoes the resuming; masters that begin anew from rounded
+    weights, or are not found beside a model without shards; "module." in a file; decay of another
+    group."""
+    want = None
+    for number, (stage, n, options) in enumerate(layouts):
+        in_16_bits = "of" in options
+        for kept, end in worlds(n).run(go_on, str(tmp_path), stage, options, number):
+            want = want or (kept, end)
+            compared = zip(want[0] + want[1], kept + end)
+            if in_16_bits and n == 3:  # where the mean of three is rounded
+                compared = zip(want[0], kept)
+            close = 0 if in_16_bits else 1e-12
+            assert all(torch.allclose(*both, rtol=0, atol=close) for both in compared), (stage, n)
 
 
 def partly_trained(folder, how):
@@ -212,77 +267,6 @@ def test_states_that_differ_within_a_unit(how, two, tmp_path):
     """Must catch: the states of the first parameter taken for all; a chunk with a hole."""
     for sentence in two.run(partly_trained, str(tmp_path), how):
         assert "and others travel together, and some of them were updated in other" in sentence
-
-
-# --- any layout to any other ----------------------------------------------------------------------
-
-
-def laid_out(stage, rule, seed, dtype, settings):
-    """(the model to call, the model, its optimizer): matrices decay, vectors do not. `stage` is
-    None for a plain model, 0 for replicas of it."""
-    model, optimizer, _ = training(stage or 0, seed, rule, "by dims", dtype, **settings)
-    return DistributedDataParallel(model) if stage == 0 else model, model, optimizer
-
-
-def go_on(folder, stage, rule, dtype, settings, seed=9):
-    """Make two steps and save, or resume and save that; then two more steps. (weights that were
-    saved, weights at the end.) All ranks have the same batch."""
-    called, model, optimizer = laid_out(stage, rule, seed, dtype, settings)
-
-    def weights():
-        with unsharded(model):
-            return [p.detach().clone() for p in model.parameters()]
-
-    def step(number):
-        draw = torch.Generator().manual_seed(number)
-        optimizer.zero_grad()
-        x = torch.randn(4, 5, generator=draw, dtype=torch.float64).to(dtype)
-        called(x).square().mean().backward()
-        optimizer.step()
-
-    saved = resume(folder, called, optimizer)
-    for number in () if saved else (0, 1):
-        step(number)
-    save(folder, called, optimizer, saved.step + 1 if saved else 2)
-    kept = weights()
-    for number in (2, 3):
-        step(number)
-    return kept, weights()
-
-
-ADAMW = dict(of=torch.optim.AdamW)
-
-
-@pytest.mark.parametrize("seed", [0, *at_night(1, 2, 3)])
-@pytest.mark.parametrize(
-    "rule, settings, dtype",
-    [(torch.optim.AdamW, {}, torch.float64), (MasterWeights, ADAMW, torch.bfloat16)],
-)
-def test_any_layout_to_any_other(rule, settings, dtype, seed, worlds, tmp_path):
-    """Must catch: masters that begin anew from rounded weights, or are not found beside a model
-    that has no shards; "module." in a file; decay of another group."""
-    chance = random.Random(f"{rule.__name__} {seed}")
-    close, want = 1e-12 if dtype is torch.float64 else 0, None
-    for number in range(3):
-        stage, n = chance.choice((None, 0, 1, 2, 3)), (2, 3, 1)[number]
-        found = worlds(n).run(go_on, str(tmp_path), stage, rule, dtype, settings, number)
-        want = want or found[0]
-        for rank in found:
-            for a, b in zip(want[0] + want[1] * (n != 3), rank[0] + rank[1] * (n != 3)):
-                assert torch.allclose(a, b, rtol=0, atol=close), (number, stage, n)
-
-
-def test_offloaded_master_weights(worlds, tmp_path):
-    """Must catch: masters that are not found beside a model whose parameters are elsewhere."""
-    hosted, want = cpu_offload(MasterWeights), None
-    layouts = ((1, hosted), (0, hosted), (2, MasterWeights), (None, hosted))
-    for number, (stage, rule) in enumerate(layouts):
-        asked = (str(tmp_path), stage, rule, torch.bfloat16, ADAMW, number)
-        found = worlds(2).run(go_on, *asked)
-        want = want or found[0]
-        for rank in found:
-            for a, b in zip(want[0] + want[1], rank[0] + rank[1]):
-                assert torch.equal(a, b), (stage, rule)
 
 
 # --- what cannot be written -----------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from night import at_night
 
+from coursekit.topics.saving import pictures
 from ranklab.ranks import RankDied
 from shardlab import zero
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
@@ -127,22 +128,24 @@ def dies_in_the_save(stage, folder, rank, where):
     train(stage, folder, keep=1)
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "rank, where, begin",
-    [
-        (1, "in its file", 3),
-        (0, "while it removes the older one", 6),
-        *at_night(
-            *((0, f"before the {what}", 3) for what in ("manifest", "move")),
-            (0, "after the move", 6),
-        ),
-    ],
+PLACES = (
+    (1, "in its file"),
+    (0, "before the manifest"),
+    (0, "before the move"),
+    (0, "after the move"),
+    (0, "while it removes the older one"),
 )
+NEWEST = {pictures.OLD_SAVE: 3, pictures.NEW_SAVE: 6}
+KILLS = [
+    (*place, NEWEST[phase.found]) for place, phase in zip(PLACES, pictures.SAVE_PHASES, strict=True)
+]
+
+
+@pytest.mark.parametrize("rank, where, begin", [KILLS[0], *at_night(*KILLS[1:])])
 def test_killed_in_the_save(rank, where, begin, worlds, tmp_path):
-    """Mutations: files written into the folder with the final name; the older save removed before
-    the new one is whole; the older one removed under its name, so that a half of it looks like a
-    whole."""
+    """In each phase of the picture. Mutations: files written into the folder with the final name;
+    the older save removed before the new one is whole; the older one removed under its name, so
+    that a half of it looks like a whole; a picture that says otherwise."""
     whole = worlds(2).run(train, 2, str(tmp_path / "whole"), keep=1)[0]
     folder = tmp_path / "disturbed"
     with pytest.raises(RankDied, match=f"Rank {rank} died: .* SIGKILL"):
