@@ -19,16 +19,6 @@ IN_TORCH = {
 }
 
 
-@pytest.mark.parametrize("name", CARD_FORMATS)
-def test_a_number_keeps_its_pattern(name):
-    """Must catch: a carry lost between fraction and exponent, the sign of zero lost."""
-    kind = CARD_FORMATS[name]
-    patterns = range(0, 2**kind.bits, max(1, 2**kind.bits // 5000))
-    for pattern in (*patterns, kind.largest_pattern, kind.sign):
-        value = kind.decode(pattern)
-        assert math.isnan(value) or kind.encode(value) == pattern, (pattern, value)
-
-
 def numbers():
     """Numbers of every size, those half-way between two neighbours and those beside them."""
     torch.manual_seed(0)
@@ -77,13 +67,9 @@ def test_what_overflows():
 
 
 @pytest.mark.parametrize("name", CARD_FORMATS)
-def test_sizes_are_torchs(name):
-    """Must catch: an epsilon of half a step, the smallest normal number for the smallest number."""
+def test_neighbours_are_a_step_away(name):
+    """Must catch: half a step for a step, the smallest normal number for the smallest number."""
     kind = CARD_FORMATS[name]
-    if name in IN_TORCH:
-        info = torch.finfo(IN_TORCH[name])
-        assert (kind.largest_number, 2.0**-kind.fraction_bits) == (info.max, info.eps)
-        assert 2.0**kind.least_exponent == info.smallest_normal
     below, above = kind.neighbours(kind.encode(1.0))
     assert above - 1 == 2.0**-kind.fraction_bits and 1 - below == 2.0**-kind.fraction_bits / 2
     assert kind.neighbours(0) == (-(2.0**kind.smallest_exponent), 2.0**kind.smallest_exponent)

@@ -6,6 +6,7 @@ from math import log2
 import pytest
 import torch
 from pages import ROOT
+from test_formats import IN_TORCH
 
 from coursekit.recordings.recordings import Hardware, Recording, read_all
 from coursekit.topics.mixed_precision import histogram, pictures
@@ -13,13 +14,6 @@ from coursekit.topics.mixed_precision.formats import CARD_FORMATS
 from coursekit.topics.mixed_precision.gradients import count_binades, gradients, watched_gradients
 from coursekit.topics.mixed_precision.histogram import Sizes, shares
 from coursekit.topics.mixed_precision.trainings import build_model
-
-IN_TORCH = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "e4m3": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2,
-}
 
 
 def test_binades_count_every_element_once():
@@ -113,13 +107,6 @@ def test_the_repository_has_a_recording_for_the_page():
     assert histogram.shares(sizes, half, best - 11).lost < 1e-3
 
 
-TYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "e5m2": torch.float8_e5m2,
-    "e4m3": torch.float8_e4m3fn,
-}
 UNIT = pictures.PICTURE_WIDTH / (pictures.MOST_DRAWN - pictures.LEAST_DRAWN)
 
 
@@ -135,7 +122,7 @@ def test_ranges_are_those_of_pytorch():
     left out."""
     found = pictures.ranges()
     assert list(found) == ["fp32", "tf32", "bf16", "fp16", "e5m2", "e4m3"]
-    for name, kind in TYPES.items():
+    for name, kind in IN_TORCH.items():
         least, normal, most, bits, _ = found[name]
         info = torch.finfo(kind)
         assert least == log2(info.smallest_normal * info.eps)

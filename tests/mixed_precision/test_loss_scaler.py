@@ -19,6 +19,14 @@ def two_scalers(scale):
     return torch.amp.GradScaler("cpu", scale), LossScaler(scale)
 
 
+def step(scaler, weight, optimizer, gradient, loss=1.0):
+    """With this gradient in every element, or these."""
+    scaler.scale(torch.tensor(loss))
+    weight.grad = torch.tensor(gradient).expand(3).clone()
+    scaler.step(optimizer)
+    scaler.update()
+
+
 def test_a_step_overflows_on_one_of_two_optimizers():
     """Must catch: one flag for both; the overflow of the first forgotten."""
     found = []
@@ -62,10 +70,7 @@ def test_a_floor():
     weight, optimizer = weight_and_optimizer()
     seen = []
     for value in (math.inf, math.inf, math.inf, 1.0, 1.0):
-        scaler.scale(torch.ones(()))
-        weight.grad = torch.full((3,), value)
-        scaler.step(optimizer)
-        scaler.update()
+        step(scaler, weight, optimizer, value)
         seen.append(scaler.factor.item())
     assert seen == [8, 4, 4, 8, 16]
 
@@ -75,10 +80,7 @@ def test_a_static_scale():
     scaler = LossScaler(2.0**8, growth_factor=1.0, backoff_factor=1.0, growth_interval=1)
     weight, optimizer = weight_and_optimizer()
     for value in (math.nan, 2.0**8, 2.0**8):
-        scaler.scale(torch.ones(()))
-        weight.grad = torch.full((3,), value)
-        scaler.step(optimizer)
-        scaler.update()
+        step(scaler, weight, optimizer, value)
         assert scaler.factor == 2.0**8
     assert weight.isfinite().all() and weight[0].item() == pytest.approx(1 - 0.1 - 0.19)
 
@@ -88,10 +90,7 @@ def overflow(scaler, named=False, weight_value=1.0, loss=1.0):
     given = [("blocks.0.bias", weight)] if named else [weight]
     optimizer = torch.optim.SGD(given, lr=0.1)
     for _ in range(100):
-        scaler.scale(torch.tensor(loss))
-        weight.grad = torch.tensor([0.0, math.inf, 1.0])
-        scaler.step(optimizer)
-        scaler.update()
+        step(scaler, weight, optimizer, [0.0, math.inf, 1.0], loss)
 
 
 def test_overflow_on_every_step():
@@ -110,10 +109,7 @@ def test_overflow_on_every_step():
     weight, optimizer = weight_and_optimizer()
     patient = LossScaler(most_skips=1)
     for value in (math.inf, 1.0) * 5:
-        patient.scale(torch.ones(()))
-        weight.grad = torch.full((3,), value)
-        patient.step(optimizer)
-        patient.update()
+        step(patient, weight, optimizer, value)
 
 
 def test_what_is_refused():
