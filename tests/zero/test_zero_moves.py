@@ -7,18 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from night import at_night
-from solved import Given
 from torch import nn
 
 from coursekit.topics.zero.moves import (
-    AT_REST,
     STAGES,
     AllGather,
     AllReduce,
     Backward,
     Forward,
     Free,
-    Has,
     HeldPart,
     ReduceScatter,
     Update,
@@ -264,37 +261,3 @@ def test_the_moves_are_what_the_code_does(world, stage, microbatches):
             for unit, has in enumerate(now):
                 values = {points[number][4][unit] for points, _ in every}
                 assert (len(values) > 1) == has.old, (moves[number], unit)
-
-
-@pytest.mark.parametrize("stage", range(4))
-@pytest.mark.parametrize("units, microbatches", [(1, 1), (3, 1), (4, 3)])
-def test_the_moves_add_up_to_the_formulas(stage, units, microbatches):
-    """Mutations: a gathering more in stage 3; stage 2 that keeps whole gradients; a unit left
-    whole."""
-    size, n = 60, 4
-    sent = {AllReduce: 2 * size, ReduceScatter: size, AllGather: size}
-    moves = list(STAGES[stage](units, microbatches))
-    pictures = follow_moves(stage, units, microbatches)
-    given = dict(zero_stage=stage, data_parallel=n, rank=0, accumulation_steps=microbatches)
-    want = Given(parameters=units * size, **given)
-    assert sum(sent.get(type(move), 0) for move in moves) == want.zero_traffic_parameters
-    elements = {NOTHING: 0, SHARD: size // n, WHOLE: size}
-    done = pictures[moves.index(Update()) - units * (stage == 1)]
-
-    def kept(*fields):
-        return sum(elements[getattr(has, field)] for has in done for field in fields)
-
-    assert kept("parameters", "gathered") == want.zero_kept_parameters
-    assert kept("own", "gradients") == want.zero_kept_gradients
-    assert kept("optimizer") == want.zero_kept_optimizer_states
-    assert all(
-        (has.own, has.gathered, has.old) == (NOTHING, NOTHING, False) for has in pictures[-1]
-    )
-    assert pictures[0] == [AT_REST[stage]] * units
-
-
-def test_gradients_of_two_microbatches():
-    """Mutation: a backward that forgets what was there."""
-    had = Has(WHOLE, SHARD, gradients=SHARD)
-    assert Backward(0).then(had) == Has(WHOLE, SHARD, own=WHOLE, gradients=SHARD)
-    assert ReduceScatter(0).then(Backward(0).then(had)) == had
