@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from solved import Given, value
+from solved import value
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from coursekit.formulas import evaluate
@@ -94,40 +94,6 @@ def test_short_windows_save_pairs(tmp_path):
     pairs = {length: inputs.numel() * inputs.shape[1] for length, inputs in seen.items()}
     saved = 1 - sum(pairs[length] for length in lengths) / (len(lengths) * pairs[32])
     assert value("saved_pairs_share", mean_sequence=sum(lengths) / 4, sequence=32) == saved
-
-
-def longest_wait(makes, buffer, late, hiccup, step, steps=60):
-    """A loader that makes a batch in `makes`, with room for `buffer` of them, and one that comes
-    `hiccup` late: the longest time that the reader waits, in a simulation with whole numbers."""
-    ready, taken = [], []  # when a batch is there, when the reader has taken it
-    for number in range(steps):
-        begins = ready[-1] if ready else 0
-        if number >= buffer:
-            begins = max(begins, taken[number - buffer])
-        ready.append(begins + makes + hiccup * (number == late))
-        free = taken[-1] + step if taken else 0
-        taken.append(max(ready[-1], free))
-    waits = [at - before - step for before, at in zip(taken, taken[1:])]
-    return max(waits[10:])
-
-
-@pytest.mark.parametrize("hiccup", [0, 50_000, 80_000, 200_000])
-@pytest.mark.parametrize("workers, ahead", [(1, 2), (2, 2), (4, 2), (4, 8)])
-def test_a_buffer_carries_over_a_hiccup(workers, ahead, hiccup):
-    """Must catch: a buffer of one worker alone; a buffer that makes the loader faster; a hiccup
-    that is never longer than the buffer."""
-    given = dict(
-        loader_batch=1,
-        sample_microseconds=1,
-        loader_workers=workers,
-        fed_step_microseconds=20_000,
-        buffered_batches_per_worker=ahead,
-        hiccup_microseconds=hiccup,
-    )
-    found = Given(**given)
-    assert found.full_buffer_batches == workers * ahead
-    wait = longest_wait(0, workers * ahead, 40, hiccup, 20_000)
-    assert found.hiccup_wait_seconds == pytest.approx(1e-6 * wait, abs=1e-9)
 
 
 def test_an_order_costs_memory():

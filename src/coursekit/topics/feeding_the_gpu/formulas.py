@@ -35,7 +35,7 @@ object_bytes | S_\text{obj} | bytes | bytes of a Python object as the allocator 
 _TESTS = "tests/feeding_the_gpu/test_loading_formulas.py"
 _BY_FILE = f"{_TESTS}::test_bytes_of_stores"
 _PAGES = f"{_TESTS}::test_pages_that_windows_touch"
-_SLEEPS = f"{_TESTS}::test_a_buffer_carries_over_a_hiccup"
+_SLEEPS = "tests/virtual/test_virtual_loading.py::test_what_a_late_batch_costs"
 _ORDER = f"{_TESTS}::test_an_order_costs_memory"
 _PACKS = f"{_TESTS}::test_packers_of_equal_documents"
 _BY_HAND = f"{_TESTS}::test_by_hand"
