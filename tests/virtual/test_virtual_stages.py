@@ -99,23 +99,6 @@ def test_a_stage_exposes_what_its_closed_form_says(stage, ahead, early, link):
         assert all(start >= end for start, end in zip(gathers[2:], ends))
 
 
-@pytest.mark.parametrize("ranks", [7, 8])
-def test_a_unit_that_ranks_do_not_divide_computes_as_long(ranks):
-    """In bytes of kernels beside the products. Must catch: chunks that are copied before or after
-    they are gathered, or gradients twice."""
-    gpu = GPU({torch.float32: 1e18}, 1e9, Links(1e9), launch_seconds=0)
-    with VirtualGPUs(ranks, gpu) as own:
-        model = nn.Sequential(*[nn.Linear(HIDDEN, HIDDEN) for _ in range(2)])
-        options = dict(stage=3, units=[*model], prefetch=True, lr=0.1)
-        model, optimizer = zero.shard(model, torch.optim.SGD, **options)
-        x = torch.ones(1, HIDDEN, requires_grad=True)
-        for _ in range(2):
-            with own.step() as step:
-                model(x).mean().backward()
-    taken = sum(s.end - s.start for s in step.spans if s.name in ("cat", "mul", "mul_", "copy_"))
-    assert taken == pytest.approx(2 * 2 * UNIT_BYTES, rel=0.01)
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_bucket_of_small_parameters_of_all_layers_holds_up_none(stage):
