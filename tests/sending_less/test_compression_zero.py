@@ -119,17 +119,6 @@ def test_two_hops_by_definition(world):
     assert max(world.run(by_definition)) < 1e-12
 
 
-def other_grid():
-    mesh = Mesh(dp=2, tp=2)
-    with pytest.raises(ValueError, match="no grid: take Mesh"):
-        zero_plus_plus(nn.Linear(3, 2), inside=mesh.dp.group, across=mesh.tp.group)
-
-
-def test_other_grid(worlds):
-    """Must catch: chunks that land on the wrong owner where the groups are exchanged."""
-    worlds(4).run(other_grid)
-
-
 # --- large batches --------------------------------------------------------------------------------
 
 
