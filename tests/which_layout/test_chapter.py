@@ -194,7 +194,12 @@ LAYOUTS = (
         microbatches=3,
         sizes=dict(vocabulary=10_240, max_sequence=8),
     ),
+    RunLayout(data_parallel=2, pipeline_parallel=2, microbatches=4, zero_stage=1),
+    RunLayout(pipeline_parallel=4, microbatches=8),
     *at_night(
+        RunLayout(data_parallel=2, tensor_parallel=2, microbatches=2, zero_stage=1),
+        RunLayout(data_parallel=2, tensor_parallel=2, zero_stage=3, **OWN_TOKENS),
+        RunLayout(pipeline_parallel=2, tensor_parallel=2, microbatches=4, **OWN_TOKENS),
         RunLayout(**CUBE, zero_stage=1, **OWN_TOKENS),
         RunLayout(**CUBE, zero_stage=2, recompute_policy=3, schedule="GPipe"),
         RunLayout(**CUBE, zero_stage=0, recompute_policy=3, **OWN_TOKENS),

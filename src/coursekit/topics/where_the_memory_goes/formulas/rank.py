@@ -23,7 +23,7 @@ from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import ceil_div, equal, floor_div, maximum, minimum, where
 
 _OURS = "shardlab.zero, shardlab.tensor_parallel, shardlab.pipelines; counted from gpt.py"
-_LEDGER = "tests/where_the_memory_goes/test_rank.py::test_peak_of_a_rank"
+_LEDGER = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_rank"
 _CUT = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_tensor_parallel_rank"
 _AGAIN = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_layout_that_recomputes"
 _LIB = dict(
