@@ -18,7 +18,6 @@ from refusals import said_by
 from tables import far
 from told import told
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from coursekit.formulas import evaluate
 from coursekit.topics.tensor_parallelism import runs
@@ -222,28 +221,6 @@ def test_frozen_parameters(worlds):
 
 
 # --- between forward and backward -----------------------------------------------------------------
-
-
-def checkpointed(config, way, reentrant):
-    """On a rank: the largest difference of a gradient with and without activation checkpointing."""
-    tokens, targets = batch_of(config, dist.get_world_size())
-    found = []
-    for recompute in (False, True):
-        model = apply_tensor_parallel(drawn_gpt(config, seed=1), plan_of(config, way))
-        if recompute:
-            for block in model.blocks:
-                block.forward = partial(checkpoint, block.forward, use_reentrant=reentrant)
-        vocabulary_parallel_loss(model(tokens), targets, config.vocabulary).backward()
-        found.append([parameter.grad for parameter in model.parameters()])
-    return max(far(ours, plain) for ours, plain in zip(*found))
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("way", (WAYS[2], *OVERLAPPED[1::2]))
-@pytest.mark.parametrize("reentrant", (False, True))
-def test_recomputed_blocks(worlds, reentrant, way):
-    """Must catch: hooks of this book that take the tensors from checkpoint's."""
-    assert max(worlds(2).run(checkpointed, llama(2), way, reentrant)) < CLOSE
 
 
 def second_backward(way):
@@ -656,88 +633,75 @@ def test_what_ranks_refuse_together(worlds, case, message):
     assert all(text and text.startswith(message) for text in said), said
 
 
-def summed_twice(module, between):
-    """On a rank: what the second sum of a step says, after none in the step before."""
-    model = apply_tensor_parallel(small(), sequence_parallel(SMALL))
-    optimizer = module(model.parameters())
+class KeepsZeros(torch.optim.SGD):
+    """Its gradients are the same tensors in each step."""
 
-    def backward():
-        model(torch.arange(4).view(1, 4)).sum().backward()
-
-    for _ in range(2):  # a step, as it should be
-        optimizer.zero_grad()
-        backward()
-        backward()
-        sum_gradients(optimizer)
-        clip_gradients(optimizer, 0.1)
-        optimizer.step()
-    optimizer.zero_grad()
-    backward()
-    sum_gradients(optimizer)
-    {
-        "nothing": lambda: None,
-        "clip": partial(clip_gradients, optimizer, 0.1),
-        "backward": backward,
-    }[between]()
-    return said_by(lambda: sum_gradients(optimizer), CannotSplit)
+    def zero_grad(self):
+        super().zero_grad(set_to_none=False)
 
 
-@pytest.mark.parametrize("between", ["nothing", "clip", "backward"])
-def test_gradients_summed_twice(worlds, between):
+def sharded(model, stage):
+    group = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    return zero.shard(model, torch.optim.SGD, stage=stage, group=group, lr=0.1)
+
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+MASTERS = partial(MasterWeights, of=torch.optim.SGD, lr=0.1)
+MADE = {
+    "plain": lambda model: (model, SGD(model.parameters())),
+    "keeps zeros": lambda model: (model, KeepsZeros(model.parameters(), lr=0.1)),
+    "whole alone": lambda model: (
+        model,
+        SGD([p for p in model.parameters() if p.dim() == 1 and not groups_of(p)]),
+    ),
+    "masters": lambda model: (model.bfloat16(), MASTERS(list(model.parameters()))),
+    **{f"stage {stage}": partial(sharded, stage=stage) for stage in (1, 2, 3)},
+}
+
+
+def last_of(calls, kind, plan):
+    """On a rank: what the last of these calls says."""
+    model, optimizer = MADE[kind](apply_tensor_parallel(small(), plan))
+    does = {
+        "backward": lambda: model(torch.arange(4).view(1, 4)).sum().backward(),
+        "sum": lambda: sum_gradients(optimizer),
+        "clip": lambda: clip_gradients(optimizer, 0.1),
+        "step": optimizer.step,
+        "zero": optimizer.zero_grad,
+    }
+    *before, last = calls.split()
+    for call in before:
+        does[call]()
+    return said_by(does[last], CannotSplit)
+
+
+@pytest.mark.parametrize("between", ["", "clip", "backward"])
+@pytest.mark.parametrize("kind", ["plain", "keeps zeros"])
+def test_gradients_summed_twice(worlds, kind, between):
     """Must catch: gradients of biases that are too large by the number of ranks, also where a
     script sums after each microbatch; a refusal in the next step."""
-    for kind in (partial(torch.optim.SGD, lr=0.1), partial(KeepsZeros, lr=0.1)):
-        for said in worlds(2).run(summed_twice, kind, between):
-            assert said.startswith("sum_gradients a second time since the last zero_grad()")
-
-
-def not_summed(kind):
-    """On a rank: what a step without a sum says, after a step with it."""
-    model = apply_tensor_parallel(small(), sequence_parallel(SMALL))
-    dp = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-    parameters = list(model.parameters())
-    vectors = [p for p in parameters if p.dim() == 1 and not groups_of(p)]
-    sgd = partial(torch.optim.SGD, lr=0.1)
-    made = {
-        "plain": lambda: (model, sgd(parameters)),
-        "whole alone": lambda: (model, sgd(vectors)),
-        "masters": lambda: (model.bfloat16(), MasterWeights(parameters, torch.optim.SGD, lr=0.1)),
-    }
-    by_stage = partial(zero.shard, model, torch.optim.SGD, group=dp, lr=0.1)
-    called, optimizer = made[kind]() if kind in made else by_stage(stage=int(kind[-1]))
-    for last in (False, True):
-        called(torch.arange(4).view(1, 4)).sum().backward()
-        if not last:
-            sum_gradients(optimizer)
-            optimizer.step()
-            optimizer.zero_grad()
-    return said_by(optimizer.step, CannotSplit)
+    calls = "zero backward backward sum clip step " * 2 + f"zero backward sum {between} sum"
+    for said in worlds(2).run(last_of, calls, kind, sequence_parallel(SMALL)):
+        assert said.startswith("sum_gradients a second time since the last zero_grad()")
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "kind", ["plain", "whole alone", "masters", "stage 1", "stage 2", "stage 3"]
-)
+@pytest.mark.parametrize("kind", [kind for kind in MADE if kind != "keeps zeros"])
 def test_a_step_without_the_sum(worlds, kind):
     """Must catch: copies of what is whole that drift apart; a sum of the step before that counts
     for this one."""
-    for said in worlds(2).run(not_summed, kind):
+    calls = "backward sum step zero backward step"
+    for said in worlds(2).run(last_of, calls, kind, sequence_parallel(SMALL)):
         assert re.match(
             r"step\(\) with a gradient of shape \[\d+\] that is of this rank's tok", said
         )
 
 
-def summed_without_own_tokens():
-    model = apply_tensor_parallel(small(), SMALL)
-    model(torch.arange(4).view(1, 4)).sum().backward()
-    with pytest.raises(CannotSplit, match="every rank of this group sees all tokens"):
-        sum_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
-
-
 def test_gradients_that_are_whole_already(worlds):
     """Must catch: gradients of norms and biases too large by the number of ranks, where a training
     script has lost its sequence_parallel."""
-    worlds(2).run(summed_without_own_tokens)
+    for said in worlds(2).run(last_of, "backward sum", "plain", SMALL):
+        assert "every rank of this group sees all tokens" in said
 
 
 def padded_losses():
@@ -773,13 +737,6 @@ def test_padded_targets(worlds):
             torch.testing.assert_close(loss, want.detach(), rtol=1e-12, atol=0)
             own = scores.grad.tensor_split(3, -1)[rank]
             torch.testing.assert_close(gradient, own, rtol=1e-12, atol=1e-15)
-
-
-class KeepsZeros(torch.optim.SGD):
-    """Its gradients are the same tensors in each step."""
-
-    def zero_grad(self):
-        super().zero_grad(set_to_none=False)
 
 
 # --- what ranks have alike ------------------------------------------------------------------------
@@ -859,72 +816,50 @@ def test_ranks_compare_once(worlds):
 # --- the gradient of an input that somebody else has as well --------------------------------------
 
 
-class Beside(nn.Module):
-    """Adds to its input what was computed before, so that one gradient is that of both."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.beside = nn.Linear(4, 6, bias=False), None
-
-    def forward(self, x):
-        return self.up(x + self.beside)
-
-
-def gradients_beside(chunks):
-    torch.manual_seed(0)
-    model = nn.Sequential(Beside()).double()
-    plan = {"0": Around(), "0.up": Columns(6)}
-    apply_tensor_parallel(model, overlapped(plan, chunks) if chunks else plan)
-    x, beside = (torch.ones(1, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    model[0].beside = 3 * beside
-    model(x * 2).square().sum().backward()
-    return x.grad, beside.grad
-
-
-def test_a_sum_in_place_is_not_seen_beside_the_module(world):
-    """Must catch: a gradient that is summed in the memory of another path's."""
-    for plain, late in zip(world.run(gradients_beside, 0), world.run(gradients_beside, 1)):
-        assert all(map(torch.equal, plain, late))
-
-
 class Watched(nn.Module):
-    """Its input is looked at by a hook, and used without a weight, too."""
+    """Its input is looked at by a hook, used without a weight, too, or added to what was computed
+    before, so that one gradient is that of both."""
 
-    def __init__(self):
+    def __init__(self, how, before):
         super().__init__()
-        self.up, self.gate, self.hooked, self.added = *(nn.Linear(4, 6) for _ in "ug"), False, False
+        self.up, self.gate = (nn.Linear(4, 6) for _ in "ug")
+        self.how, self.before = how, before
 
     def forward(self, x):
-        if self.hooked:
+        if self.how == "hooked":
             x.register_hook(lambda gradient: 3 * gradient)
+        if self.how == "added to another":
+            x = x + self.before
         y = self.up(x) * self.gate(x)
-        return y * x.mean() if self.added else y
+        return y * x.mean() if self.how == "without a weight" else y
 
 
-def gradients_watched(hooked, added, sequence, chunks):
-    """Gradients of own tokens, of two sequences, and of the columns."""
+def gradients_watched(how, sequence, chunks):
+    """Gradients of own tokens, of two sequences, of what was computed before, and of the
+    columns."""
     torch.manual_seed(0)
-    model = nn.Sequential(Watched()).double()
-    model[0].hooked, model[0].added = hooked, added
+    before = torch.ones(2, 3 * (dist.get_world_size() if sequence else 1), 4, dtype=torch.float64)
+    before.requires_grad_()
+    model = nn.Sequential(Watched(how, 3 * before)).double()
     plan = {"0": Around(), "0.up": Columns(6), "0.gate": Columns(6)}
     plan = sequence_parallel(plan, regather=False) if sequence else plan
     apply_tensor_parallel(model, overlapped(plan, chunks) if chunks else plan)
     x = torch.rand(2, 3, 4, dtype=torch.float64, requires_grad=True)
     model(x * 2).square().sum().backward()
-    return [x.grad, *(p.grad for p in model.parameters())]
+    beside = [before.grad] if how == "added to another" else []
+    return [x.grad, *(p.grad for p in model.parameters()), *beside]
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("hooked, added", [(False, False), (True, False), (False, True)])
-def test_whoever_looks_at_the_gradient_of_an_input_sees_it(world, hooked, added, sequence):
+@pytest.mark.parametrize("how", ["alone", "hooked", "without a weight", "added to another"])
+def test_whoever_looks_at_the_gradient_of_an_input_sees_it(world, how, sequence):
     """Must catch: a gradient that no hook sees, as it is made where the message leaves; a part that
-    does not come from a weight and is left out; two sequences in the order of one."""
-    given = hooked, added, sequence
-    for plain, late in zip(
-        world.run(gradients_watched, *given, 0), world.run(gradients_watched, *given, 1)
-    ):
-        assert len(plain) == len(late) == 5
+    does not come from a weight and is left out; two sequences in the order of one; a gradient that
+    is summed in the memory of another path's."""
+    ways = (world.run(gradients_watched, how, sequence, chunks) for chunks in (0, 1))
+    for plain, late in zip(*ways):
+        assert len(plain) == len(late) == 5 + (how == "added to another")
         assert all(torch.allclose(*pair, rtol=CLOSE) for pair in zip(plain, late))
 
 
