@@ -153,6 +153,7 @@ def own_name(solution: Callable | None, otherwise: str) -> str:
 
 
 BLANK = "gave Ellipsis: fill in the blank."
+NO_VALUE = "is None: give it the value that the cell has found."
 NOTHING = (
     "returns nothing. A value that is printed, or has a name, is not handed back: end with return,"
     " and the result."
@@ -229,8 +230,7 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
         if all(same(*pair) for pair in zip(given, exercise.answers(misconception.solution))):
             return Verdict(False, misconception.sentence)
     if given[wrong] is None:
-        found = "is None: give it the value that the cell has found."
-        return Verdict(False, f"{written} {found if exercise.of_a_value else NOTHING}")
+        return Verdict(False, f"{written} {NO_VALUE if exercise.of_a_value else NOTHING}")
     if isinstance(given[wrong], Failure):
         return Verdict(False, _raised(exercise, wrong, solution, given[wrong]))
     every = [*map(CaseTried, exercise.cases, given, wanted)]
@@ -284,17 +284,18 @@ def _alike_in_form(found: Any, right: Any) -> bool:
 def _raised(exercise: Exercise, number: int, solution: Callable, failure: Failure) -> str:
     """The error of a case, and what it comes from, where that is known."""
     written = exercise.written(number, solution)
-    back = _handed_back(exercise, number, solution, failure)
+    named = lambda known: next((why for what, why in known if re.search(what, failure)), "")
+    own = named(exercise.errors)  # these come first
+    back = [] if own else _handed_back(exercise, number, solution, failure)
     right = _handed_back(exercise, number, exercise.reference, failure) if back else []
     if len(back) <= len(right) and right:
         found, wanted = back[-1], right[len(back) - 1]
         if _form_of(found) != _form_of(wanted):
+            nothing, verb = (NO_VALUE, "is") if exercise.of_a_value else (NOTHING, "returns")
             if found is None or found is ...:
-                return f"{written} {BLANK if found else NOTHING}"
-            return f"{written} returns {_form_of(found)}, where {_form_of(wanted)} is wanted."
-    known = (*exercise.errors, *ERRORS)  # the exercise's come first
-    why = next((words for pattern, words in known if re.search(pattern, failure)), "")
-    why = " ".join(why.split())
+                return f"{written} {BLANK if found else nothing}"
+            return f"{written} {verb} {_form_of(found)}, where {_form_of(wanted)} is wanted."
+    why = " ".join((own or named(ERRORS)).split())
     stop = "." * (not failure.endswith("."))
     said = f"{written} raised {failure}"
     return f"{said}{stop} {why}" if why else said
