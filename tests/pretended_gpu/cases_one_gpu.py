@@ -54,17 +54,19 @@ def activations_on_the_host() -> Step:
     return step
 
 
+DROPPING = {
+    "hooks": recompute.checkpoint,
+    "selective": checkpoint_selective,
+    "core, hooks": recompute.core.checkpoint,
+    "core, function": recompute.core.checkpoint_by_function,
+}
+
+
 def recomputed_with_dropout(name: str) -> Step:
     """A second run that draws the first one's numbers gives the same gradients, bit by bit. On a
     GPU the numbers are those of the device's own generator."""
-    by = {
-        "hooks": checkpoint,
-        "selective": checkpoint_selective,
-        "core, hooks": core.checkpoint,
-        "core, function": core.checkpoint_by_function,
-    }[name]
     gradients = []
-    for way in (None, by):
+    for way in (None, DROPPING[name]):
         net, tokens = model(dropout=0.3), batch()
         if way:
             net.blocks = checkpoint_every(net.blocks, 1, way)
