@@ -1,11 +1,9 @@
 """Context parallelism as a user has it: beside other techniques, saved, and used wrongly."""
 
 import copy
-import sys
 from contextlib import nullcontext
 from unittest import mock
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -44,8 +42,6 @@ from shardlab.tensor_parallel import (
 from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
 from shardlab.zero.hardened.full_parameters import unsharded
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(sys.modules["test_context_parallel"])
 CLOSE, attention = 1e-12, F.scaled_dot_product_attention
 MIXES = {"ring": RingAttention, "gathered": GatheredAttention, "Ulysses": Ulysses}
 

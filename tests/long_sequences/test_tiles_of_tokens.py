@@ -1,10 +1,8 @@
 """An MLP and a loss that take a tile of tokens at a time, on one GPU and on ranks."""
 
 import copy
-import sys
 from functools import partial
 
-import cloudpickle
 import pytest
 import torch
 from drawn import drawn_gpt
@@ -17,8 +15,6 @@ from shardlab.gpt import GPT, MLP, PADDING, GPTConfig, next_token_loss
 from shardlab.kernels.losses import chunked_cross_entropy
 from shardlab.recompute.layers import checkpoint_modules, checkpoint_tiles
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(sys.modules["test_context_parallel"])
 CLOSE = 1e-12
 
 
