@@ -76,7 +76,7 @@ def train_on_three_axes(scaler_of, dtype, scale):
 
 
 def norm_of_all(dtype):
-    """Of the mean gradient of both replicas' batches, in fp32, where weights are as in `dtype`."""
+    """The norm of the mean gradient of both replicas, in fp32; weights are as in `dtype`."""
     torch.manual_seed(7)
     model = GPT(GPTConfig(**CONFIG)).to(dtype).float()
     tokens, targets = map(torch.cat, zip(*map(microbatches_of, (0, 1))))

@@ -55,7 +55,7 @@ on_one = partial(on, (1,), by_day=1)  # on more each process would do the same
 of_a_gpu = partial(on_one, marks=[pretended_only])
 of_nccl = partial(on, (4,), by_day=4, marks=[pretended_only])
 
-# Above its rows stands what a case must catch.
+# What a case must catch stands above its rows.
 ROWS = [
     # a bucket that is read before its all-reduce has ended (drop a wait()), calls in the order in
     # which gradients come on each rank, an .item() in a step; in the core, flags that are read on
