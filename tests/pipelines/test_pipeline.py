@@ -309,6 +309,40 @@ def test_three_stages_on_each_of_two_ranks(worlds):
         agrees([f[1] for f in found], gradients, gradients)
 
 
+def said_at_the_start(plan):
+    """On a rank, as (operation, peer): what it says when a pipeline is made, and in a step."""
+    inputs, targets, loss_of = batch_of("gated")
+    with CommunicationLog() as at_the_start:
+        pipeline = Pipeline(built("gated"), plan, loss_of)
+    with CommunicationLog() as in_a_step:
+        pipeline.step(inputs, targets)
+    kinds = ("all_reduce", "send", "recv")
+    return [
+        [(m.operation, m.peer) for m in log.messages if m.operation in kinds]
+        for log in (at_the_start, in_a_step)
+    ]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("kind", ("GPipe", "interleaved 1F1B", "zero-bubble H1"))
+def test_all_pairs_meet_at_the_start(worlds, kind):
+    """Must catch: a pair that meets in a step only, in the order of a schedule; pairs in an order
+    in which ranks wait in a circle; a batch of messages as the first use of the group."""
+    found = worlds(4).run(said_at_the_start, plan_of("gated", kind, 4))
+    assert all(start[0] == ("all_reduce", None) for start, _ in found)
+    assert all(set(step) <= set(start) for start, step in found)
+    left = [start[1:] for start, _ in found]
+    while any(left):  # a message passes where both ranks have come to it
+        ready = [
+            (rank, own[0][1])
+            for rank, own in enumerate(left)
+            if own and own[0][0] == "send" and left[own[0][1]][:1] == [("recv", rank)]
+        ]
+        assert ready, left
+        for rank in sum(ready, ()):
+            left[rank].pop(0)
+
+
 # --- with data parallelism and ZeRO ---------------------------------------------------------------
 
 
