@@ -5,7 +5,7 @@
     nearest.py         the nearest layouts that fit
     search.py          all legal layouts, solved at once by many.py, and the fastest that fit
     plan.py            these, with what was assumed
-    links.py           what joins the GPUs of a preset
+    links.py           the links between the GPUs of a preset
     speeds.py          seconds of a step, at the speeds of published runs (runs_published.py)
     model_config.py    a model's sizes out of its config.json
     configurations.py  settings of other tools in the quantities of fits (_table.py, _text.py), and

@@ -1,4 +1,4 @@
-"""What joins the GPUs of a preset, by its row of data/hardware.csv: links inside a node, and the
+"""The links between the GPUs of a preset, by its row of data/hardware.csv: inside a node, and the
 network's cards."""
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class LinksOfGPU:
 
     @property
     def quantities(self) -> tuple:
-        """Those of `inside`, and of `card`."""
+        """The quantities of `inside`, and of `card`."""
         return LINKS[self.inside].quantities, LINKS[self.card].quantities
 
 
