@@ -154,7 +154,7 @@ def own_name(solution: Callable | None, otherwise: str) -> str:
 
 BLANK = "gave Ellipsis: fill in the blank."
 NO_VALUE = "is None: give it the value that the cell has found."
-NOTHING = (
+NO_RETURN = (
     "returns nothing. A value that is printed, or has a name, is not handed back: end with return,"
     " and the result."
 )
@@ -230,7 +230,7 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
         if all(same(*pair) for pair in zip(given, exercise.answers(misconception.solution))):
             return Verdict(False, misconception.sentence)
     if given[wrong] is None:
-        return Verdict(False, f"{written} {NO_VALUE if exercise.of_a_value else NOTHING}")
+        return Verdict(False, f"{written} {NO_VALUE if exercise.of_a_value else NO_RETURN}")
     if isinstance(given[wrong], Failure):
         return Verdict(False, _raised(exercise, wrong, solution, given[wrong]))
     every = [*map(CaseTried, exercise.cases, given, wanted)]
@@ -291,7 +291,7 @@ def _raised(exercise: Exercise, number: int, solution: Callable, failure: Failur
     if len(back) <= len(right) and right:
         found, wanted = back[-1], right[len(back) - 1]
         if _form_of(found) != _form_of(wanted):
-            nothing, verb = (NO_VALUE, "is") if exercise.of_a_value else (NOTHING, "returns")
+            nothing, verb = (NO_VALUE, "is") if exercise.of_a_value else (NO_RETURN, "returns")
             if found is None or found is ...:
                 return f"{written} {BLANK if found else nothing}"
             return f"{written} {verb} {_form_of(found)}, where {_form_of(wanted)} is wanted."
