@@ -55,10 +55,10 @@ def activations_on_the_host() -> Step:
 
 
 DROPPING = {
-    "hooks": recompute.checkpoint,
+    "hooks": checkpoint,
     "selective": checkpoint_selective,
-    "core, hooks": recompute.core.checkpoint,
-    "core, function": recompute.core.checkpoint_by_function,
+    "core, hooks": core.checkpoint,
+    "core, function": core.checkpoint_by_function,
 }
 
 
