@@ -831,6 +831,8 @@ class Watched(nn.Module):
         if self.how == "added to another":
             x = x + self.before
         y = self.up(x) * self.gate(x)
+        if self.how == "added beside weights":
+            y = y * (x + self.before).square().mean()
         return y * x.mean() if self.how == "without a weight" else y
 
 
@@ -846,20 +848,23 @@ def gradients_watched(how, sequence, chunks):
     apply_tensor_parallel(model, overlapped(plan, chunks) if chunks else plan)
     x = torch.rand(2, 3, 4, dtype=torch.float64, requires_grad=True)
     model(x * 2).square().sum().backward()
-    beside = [before.grad] if how == "added to another" else []
+    beside = [before.grad] if how in ADDED else []
     return [x.grad, *(p.grad for p in model.parameters()), *beside]
+
+
+ADDED = ("added to another", "added beside weights")
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("how", ["alone", "hooked", "without a weight", "added to another"])
+@pytest.mark.parametrize("how", ["alone", "hooked", "without a weight", *ADDED])
 def test_whoever_looks_at_the_gradient_of_an_input_sees_it(world, how, sequence):
     """Must catch: a gradient that no hook sees, as it is made where the message leaves; a part that
     does not come from a weight and is left out; two sequences in the order of one; a gradient that
-    is summed in the memory of another path's."""
+    is summed in the memory of another path's, for want of `clone` or in `by_rank(other)`."""
     ways = (world.run(gradients_watched, how, sequence, chunks) for chunks in (0, 1))
     for plain, late in zip(*ways):
-        assert len(plain) == len(late) == 5 + (how == "added to another")
+        assert len(plain) == len(late) == 5 + (how in ADDED)
         assert all(torch.allclose(*pair, rtol=CLOSE) for pair in zip(plain, late))
 
 
