@@ -6,7 +6,9 @@ each rank draws for itself."""
 import os
 import shutil
 import signal
+from contextlib import suppress
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +22,8 @@ from shardlab import zero
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
-from shardlab.saving.checkpoint import resume, save
+from shardlab.saving.checkpoint import SaveFailed, resume, save
+from shardlab.saving.folders import saves
 
 CONFIG = GPTConfig(layers=2, hidden=12, heads=2, vocabulary=29, max_sequence=8)
 BATCH, END, EVERY = 12, 9, 3
@@ -156,6 +159,33 @@ def test_killed_in_the_save(rank, where, begin, worlds, tmp_path):
     assert worlds(2).run(train, 2, str(folder), keep=1)[0] == last(whole, begin)
     if begin == 3:
         assert os.listdir(folder) == ["step-6"]
+
+
+CALLS = ("write", "write_json", "os.rename", "flush_folder", "shutil.rmtree")
+
+
+def saves_after_a_failure(call, folder):
+    """On a rank: whole saves, the newest first, after one whose last call of this name failed."""
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters())
+    save(folder, model, optimizer, 3)
+    fails = [None] * (call == "flush_folder") + [OSError]  # the first is before the move
+    stop = mock.patch(f"shardlab.saving.checkpoint.{call}", side_effect=fails)
+    with stop, suppress(SaveFailed):
+        save(folder, model, optimizer, 6, keep=1)
+    return [found.name for found in saves(folder)]
+
+
+def saves_after_each(folder):
+    return [saves_after_a_failure(call, folder / call) for call in CALLS]
+
+
+def test_what_can_be_read_after_each_phase(worlds, tmp_path):
+    """Must catch: a folder that gets its name before its manifest; a picture that says so; an older
+    save that is half removed and looks whole."""
+    (found,) = worlds(1).run(saves_after_each, tmp_path)
+    wanted = [f"step-{NEWEST[phase.found]}" for phase in pictures.SAVE_PHASES]
+    assert [newest for newest, *_ in found] == wanted and found[-1] == wanted[-1:]
 
 
 def two_halves(stage, folder, begin):
