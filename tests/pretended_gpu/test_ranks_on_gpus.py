@@ -73,7 +73,7 @@ ROWS = [
     *on_all(cases.zero_as, (3,), ("bf16",)),
     # gradients on the host that are unscaled by a number on the GPU, a wait for each gradient
     *on_all(cases.zero_as, STAGES, ("plain",), SCALERS, waits=SCALER, one_in=6),
-    *on_all(cases.zero_as, STAGES, ("offload",), SCALERS, waits=SCALER + OFFLOAD, one_in=4),
+    *on_all(cases.zero_as, STAGES, ("offload",), SCALERS, waits=SCALER + OFFLOAD, one_in=3),
     # an update on the host that reads gradients before they have come
     *on_all(
         cases.zero_as,
