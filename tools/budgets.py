@@ -3,8 +3,7 @@
 A size is lines of code: no blanks, no comments, no docstrings. `tools/budgets.csv` has a row for
 each package and for all cores together: its name, the most lines, and why. A package above its
 number fails `make check`, and whoever raises a number says why there. A core has at most 200 lines
-of text, all of them 3,250, because a newcomer reads them. Lines of text are beside the rest for
-information.
+of text, because a newcomer reads it. Lines of text are beside the rest for information.
 """
 
 import ast

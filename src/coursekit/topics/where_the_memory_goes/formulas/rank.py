@@ -76,7 +76,7 @@ def rank_attention(q):
 
 @plain_place("rank_loss", symbol=r"_2^r")
 def rank_loss(q):
-    """in the backward of the log-softmax, when stage 3 has gathered nothing yet"""
+    """in the backward of the log-softmax, before anything is gathered"""
     return live(
         activations=q.rank_saved_bytes + q.rank_exit_bytes,
         temporaries=q.pipeline_is_last * 2 * q.logit_bytes + q.rank_scalar_bytes,
