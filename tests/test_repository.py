@@ -504,39 +504,6 @@ def test_only_the_readme_names_a_package_index():
     assert named == {"README.md"}
 
 
-def silent(text: str) -> list[str]:
-    """The tests of a file, as the formatter lays it out, that begin without a docstring. To parse
-    all files of tests takes a hundred times as long."""
-    lines, found = text.splitlines(), []
-    for number, line in enumerate(lines):
-        if test := re.match(r"(?:    )?def (test_\w+)\(", line):
-            ends = (n for n in range(number, len(lines)) if re.search(r":( *#.*)?$", lines[n]))
-            if not re.match(r' +r?"""', lines[next(ends) + 1]):
-                found.append(test[1])
-    return found
-
-
-def test_every_test_says_what_it_must_catch():
-    """Must catch: a test whose docstring does not say which change of the code makes it fail, also
-    a method, or one with a long list of arguments."""
-    said = '    """Must catch: a number."""\n'
-    for head in (
-        "def test_one():\n",
-        "def test_one(a, b):  # a comment: here\n",
-        "def test_one(\n    a, b\n):\n",
-    ):
-        inside = "class TestOne:\n" + "".join(f"    {line}\n" for line in head.splitlines())
-        for text, docstring in ((head, said), (inside, f"    {said}")):
-            assert silent(f"{text}        pass\n\n\n{head}{said}") == ["test_one"]
-            assert silent(f"{text}{docstring}        pass\n\n\n{head}{said}") == []
-    found = {
-        path.name: names
-        for path in (ROOT / "tests").rglob("test_*.py")
-        if (names := silent(path.read_text(encoding="utf-8")))
-    }
-    assert found == {}
-
-
 @pytest.mark.parametrize("file", ("knobs.md", "machine.md", "oom.md", "slips.md"))
 def test_each_sentence_of_data_has_a_condition_in_python(file):
     """Must catch: a condition or braces that are no Python, found when somebody asks; a line that

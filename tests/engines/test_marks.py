@@ -2,7 +2,7 @@
 browser that it finds."""
 
 import shutil
-from importlib.util import module_from_spec, spec_from_file_location
+from runpy import run_path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -11,10 +11,7 @@ from pages import ROOT
 
 @pytest.fixture(scope="module")
 def conftest():
-    spec = spec_from_file_location("conftest_of_all", ROOT / "tests" / "conftest.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**run_path(str(ROOT / "tests" / "conftest.py")))
 
 
 def test_ranks_do_not_start_without_the_mark():
@@ -51,6 +48,7 @@ class Row:
     """A collected row of a test, as conftest.py sees it."""
 
     fixturenames, module = (), ModuleType("test_some")
+    function = test_ranks_do_not_start_without_the_mark
 
     def __init__(self, session, number, *marks):
         self.session, self.nodeid, self.marks = session, f"test_some.py::test[{number}]", [*marks]
@@ -75,6 +73,15 @@ def test_every_nth_row_runs_by_day(conftest):
             conftest.pytest_itemcollected(item)
         by_day += [row.nodeid] * (not row.get_closest_marker("nightly"))
     assert by_day == ["test_some.py::test[2]", "test_some.py::test[5]"]
+
+
+def test_a_test_without_a_docstring_fails(conftest):
+    """Must catch: a test that does not say which change of the code makes it fail."""
+    row = Row(SimpleNamespace(stash=pytest.Stash()), 0)
+    row.function = lambda: None
+    conftest.pytest_itemcollected(row)
+    with pytest.raises(pytest.fail.Exception, match="no docstring says what it must catch"):
+        row.runtest()
 
 
 def test_without_a_browser(conftest, monkeypatch):
