@@ -14,7 +14,6 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import NamedTuple
@@ -247,20 +246,6 @@ def four(worlds):
 def world(request, worlds):
     """For what depends on the number of ranks: by day on three, which divide few sizes."""
     return worlds(request.param)
-
-
-@pytest.fixture(scope="session")
-def program():
-    """program("prose"): the program for authors, in tools/, as a module."""
-
-    @cache
-    def loaded(name):
-        spec = spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return loaded
 
 
 def find_browser(names=BROWSERS):

@@ -1,15 +1,8 @@
 """The sizes that `make check` prints, and the numbers that they may not exceed."""
 
-from pathlib import Path
-
+import budgets
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module")
-def budgets(program):
-    return program("budgets")
+from pages import ROOT
 
 
 @pytest.mark.parametrize(
@@ -24,7 +17,7 @@ def budgets(program):
         ("", 0),
     ],
 )
-def test_lines_of_code(budgets, source, expected):
+def test_lines_of_code(source, expected):
     """Must catch: a comment, a docstring or an empty line counted as code, which would make people
     write fewer of them."""
     assert budgets.code_lines(source) == expected
@@ -56,7 +49,7 @@ def write(root, *numbers):
     (root / "tools" / "budgets.csv").write_text("\n".join(["name,most,reason", *rows, ""]))
 
 
-def test_within_the_numbers(budgets, root, capsys):
+def test_within_the_numbers(root, capsys):
     """Must catch: topics counted as coursekit too; a file that is no core held to 200 lines."""
     assert budgets.main(root) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -64,28 +57,28 @@ def test_within_the_numbers(budgets, root, capsys):
 
 
 @pytest.mark.parametrize("part", ["shardlab/zero/stage1", "ranklab/a", "coursekit/topics/zero/a"])
-def test_a_line_more_fails(budgets, root, capsys, part):
+def test_a_line_more_fails(root, capsys, part):
     """Must catch: a package that grows over its number while `make check` stays green."""
     (root / "src" / f"{part}.py").open("a").write("y = 2\n")
     assert budgets.main(root) >= 1
     assert "cut, or raise the number in tools/budgets.csv and say why." in capsys.readouterr().out
 
 
-def test_a_core_is_read_in_one_sitting(budgets, root, capsys):
+def test_a_core_is_read_in_one_sitting(root, capsys):
     """Must catch: a core over 200 lines, even if comments are what is over."""
     (root / "src/shardlab/zero/core.py").open("a").write("# more\n")
     assert budgets.main(root) == 1
     assert "core.py, a core, has 201 lines" in capsys.readouterr().out
 
 
-def test_each_part_has_a_number(budgets, root, capsys):
+def test_each_part_has_a_number(root, capsys):
     """Must catch: a new topic that nobody bounds; the number of a topic that has gone."""
     write(root, "shardlab 500", "ranklab 40", "nobody 7")
     assert budgets.main(root) == 7
     assert "nobody, which is not there" in capsys.readouterr().out
 
 
-def test_each_number_has_a_reason(budgets):
+def test_each_number_has_a_reason():
     """Must catch: a number that somebody raised without a word."""
     rows = (ROOT / "tools" / "budgets.csv").read_text("utf-8").splitlines()
     assert rows[0] == "name,most,reason"

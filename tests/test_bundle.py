@@ -7,12 +7,9 @@ import sys
 import zipfile
 from pathlib import Path
 
+import bundle
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import bundle  # noqa: E402
+from pages import ROOT
 
 pytestmark = pytest.mark.slow
 APART = (

@@ -4,15 +4,12 @@ import json
 import os
 import stat
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-from gradescope import write_zip  # noqa: E402
+from gradescope import write_zip
+from pages import ROOT
 
 TOKEN = "http://127.0.0.1:20042/?token=SECRET"
 

@@ -16,17 +16,14 @@ from types import ModuleType
 
 import nbformat
 import pytest
+import store_lab
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from pages import ROOT
 from told import told
 
 from bookkit.learner import INSTALL_CELL, has_tag
 
-ROOT = Path(__file__).resolve().parents[1]
 HERE = str(Path(__file__).resolve().parent)  # where nbval finds its plugin
-sys.path.insert(0, str(ROOT / "tools"))
-
-import store_lab  # noqa: E402  (found here)
-
 LABS = sorted((ROOT / "labs").glob("*.ipynb"))
 CELL_TIMEOUT_SECONDS = 600  # against a cell that hangs; a busy machine may well take a tenth of it
 LAB_TIMEOUT_SECONDS = 1200

@@ -1,12 +1,6 @@
 """The whole book as one document: its order, its ids and its links."""
 
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import pdf  # noqa: E402
+import pdf
 
 PAGE = """<html><head><link rel="stylesheet" href="{up}_static/book.css?v=1">{next}</head><body>
 <article class="bd-article"><script>x</script><h1 id="top">{title}</h1>{body}</article>

@@ -1,18 +1,10 @@
 """The rules of English that `make check` holds pages to, and the length of chapters."""
 
-from pathlib import Path
-
+import prose
 import pytest
+from pages import ROOT
 
 from bookkit import words
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module")
-def prose(program):
-    return program("prose")
-
 
 STUMBLES, FINE = (
     [line[2:] for line in part.splitlines() if line.startswith("- ")]
@@ -21,7 +13,7 @@ STUMBLES, FINE = (
 
 
 @pytest.mark.parametrize("sentence", STUMBLES)
-def test_a_stumble_is_found(prose, sentence):
+def test_a_stumble_is_found(sentence):
     """In the main line, in a box, in a list, and where a line breaks in the middle of it.
 
     Must catch: a rule that is lost, or that reads only lines of the main line."""
@@ -31,12 +23,12 @@ def test_a_stumble_is_found(prose, sentence):
 
 
 @pytest.mark.parametrize("sentence", FINE)
-def test_good_english_passes(prose, sentence):
+def test_good_english_passes(sentence):
     """Must catch: a rule so wide that it refuses what it asks for."""
     assert prose.stumbles(sentence) == []
 
 
-def test_code_is_not_prose(prose):
+def test_code_is_not_prose():
     """Must catch: code, formulas, tables' data or options of a directive read as English; the text
     after such a block lost."""
     bad = STUMBLES[0]
@@ -59,7 +51,7 @@ CODE = {
 
 @pytest.mark.parametrize("what", CODE)
 @pytest.mark.parametrize("sentence", STUMBLES)
-def test_code_says_it_in_english_too(prose, tmp_path, capsys, what, sentence):
+def test_code_says_it_in_english_too(tmp_path, capsys, what, sentence):
     """Docstrings, comments and messages, also cut over two lines or two strings.
 
     Must catch: one of the three not read; a sentence read in halves; the wrong line named."""
@@ -87,7 +79,7 @@ BEGINNINGS = (
 
 
 @pytest.mark.parametrize("begin", BEGINNINGS)
-def test_a_docstring_begins_with_its_subject(prose, tmp_path, capsys, begin):
+def test_a_docstring_begins_with_its_subject(tmp_path, capsys, begin):
     """Must catch: a docstring or a message of an error not read, or a line lost; a question, a
     comment or another string taken for one."""
     (tmp_path / "src").mkdir()
@@ -106,7 +98,7 @@ def test_a_docstring_begins_with_its_subject(prose, tmp_path, capsys, begin):
     assert prose.main(tmp_path, {}) == 0
 
 
-def test_only_english_is_read_in_code(prose, tmp_path):
+def test_only_english_is_read_in_code(tmp_path):
     """Must catch: code in a docstring, a name, a short string or what an f-string fills in read as
     English; two strings of different calls, or the cells of a table, read as one sentence."""
     (tmp_path / "tests").mkdir()
@@ -158,7 +150,7 @@ $$ a = b $$
     assert words.main_line_words(page) == 11
 
 
-def test_a_long_chapter_is_an_error(prose, tmp_path, capsys):
+def test_a_long_chapter_is_an_error(tmp_path, capsys):
     """Must catch: the limit not looked at; a page that is not a chapter taken for one; a lab's text
     cells not read; a page that got worse than it was."""
     (tmp_path / "chapters").mkdir()
@@ -182,7 +174,7 @@ def test_a_long_chapter_is_an_error(prose, tmp_path, capsys):
     assert "tools/prose.py may say so" in capsys.readouterr().out
 
 
-def test_a_misspelled_word_is_found(prose):
+def test_a_misspelled_word_is_found():
     """Must catch: code read as words; a kept word reported; a word at the start of a sentence."""
     known = {"teh": "the", "als": "also,"}
     page = "Teh book says teh same, als `teh` does.\n"
@@ -192,6 +184,6 @@ def test_a_misspelled_word_is_found(prose):
     ]
 
 
-def test_pages_that_wait_are_there(prose):
+def test_pages_that_wait_are_there():
     """Must catch: a page that was renamed and leaves its allowance behind."""
     assert set(prose.KNOWN) <= {name for name, _ in prose.pages()}

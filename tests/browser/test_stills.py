@@ -1,15 +1,10 @@
 """The pictures of a chapter as sheets for a projector."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
-from pdf_text import pdf_text
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
 import stills
+from pdf_text import pdf_text
 
 PAGE = "chapters/zero.html"
 

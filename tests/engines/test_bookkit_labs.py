@@ -3,11 +3,11 @@
 import ast
 import json
 import re
-import sys
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 from pages import ROOT
+from skeletons import half_written, skeletons, text_of_skeletons
 
 from bookkit.lab_pages import kept, without_guesses
 from coursekit.exercises.predictions import Predictions
@@ -15,9 +15,6 @@ from coursekit.show.embed import STORED
 from coursekit.show.widgets import explorer
 
 LABS = ROOT / "labs"
-sys.path.insert(0, str(ROOT / "tools"))
-
-from skeletons import half_written, skeletons, text_of_skeletons  # noqa: E402  (found here)
 
 
 def test_a_page_leaves_predictions_to_its_reader(tmp_path):

@@ -1,6 +1,7 @@
 """The picture of what a rank keeps along a block: the formulas' bytes, cut as they are drawn, and
 the functions in the order in which a rank calls them."""
 
+import draw_cuts as tool
 import pytest
 import torch
 from pages import words
@@ -79,24 +80,19 @@ def test_pairs_stand_where_a_rank_sends(way):
 
 
 @pytest.fixture(scope="module")
-def tool(program):
-    return program("draw_cuts")
-
-
-@pytest.fixture(scope="module")
-def figures(tool):
+def figures():
     found = tool.counted()
     return {block.name: tool.draw(block, found) for block in tool.blocks(found)}
 
 
-def test_the_committed_figures_are_what_the_tool_draws(tool, figures):
+def test_the_committed_figures_are_what_the_tool_draws(figures):
     """Must catch: a formula or the drawing changed without drawing the figures anew."""
     for name, figure in figures.items():
         path = tool.FIGURES / f"{name}.svg"
         assert path.read_text(encoding="utf-8") == figure, "run tools/draw_cuts.py"
 
 
-def test_weights_are_those_of_a_rank(tool, figures):
+def test_weights_are_those_of_a_rank(figures):
     """Must catch: rows where columns belong; a part of one matrix of queries, keys and values."""
     import torch
 
@@ -117,7 +113,7 @@ def test_weights_are_those_of_a_rank(tool, figures):
             assert f"[{inputs:,} × {outputs:,}]" in words(figures[name])
 
 
-def test_what_is_sent_is_the_formulas(tool, figures):
+def test_what_is_sent_is_the_formulas(figures):
     """Must catch: an all-reduce as one pass of the ring."""
     name = "tensor_layer_forward_sent_bytes"
     sent = value(name, **tool.GIVEN) // 2

@@ -2,6 +2,7 @@
 
 import re
 
+import draw_step as tool
 import pytest
 from test_step import NOTED
 
@@ -12,22 +13,17 @@ pytestmark = pytest.mark.slow  # each needs the measured step of GPT-2
 
 
 @pytest.fixture(scope="module")
-def tool(program):
-    return program("draw_step")
-
-
-@pytest.fixture(scope="module")
-def timeline(tool):
+def timeline():
     return tool.measure_step()
 
 
-def test_the_committed_figure_is_what_the_tool_draws(tool, timeline):
+def test_the_committed_figure_is_what_the_tool_draws(timeline):
     """Mutations: the model, the ledger or the drawing changed without drawing the figure anew; a
     figure edited by hand."""
     assert tool.FIGURE.read_text(encoding="utf-8") == tool.draw(timeline), "run tools/draw_step.py"
 
 
-def test_the_figure_says_what_the_formulas_say(tool, timeline):
+def test_the_figure_says_what_the_formulas_say(timeline):
     """The step of record: the peak, its parts, and that it holds no gradients.
 
     Mutations: a line beside the peak taken for it; the bytes of another category printed."""
