@@ -15,12 +15,12 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import forkserver
-from pathlib import Path
 from typing import NamedTuple
 
 import cloudpickle
 import pytest
 from night import at_night
+from pages import ROOT
 from small_books import OF_FORMULAS, builder
 
 from ranklab.ranks import server
@@ -28,7 +28,6 @@ from ranklab.ranks import server
 # nbformat would compile 38 grammars of addresses: a second, for what no notebook of this book has
 sys.modules.setdefault("rfc3987_syntax", None)
 
-ROOT = Path(__file__).resolve().parents[1]
 # Of few tests, each as long as a file of others; those of faults and kernels wait most of the time.
 LONG = ("test_pages_first.py", "test_pages_second.py", "test_record_on_gpus.py")
 LONG += ("test_ranks_faults.py", "test_ranks_kernels.py")

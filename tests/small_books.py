@@ -3,9 +3,9 @@
 import re
 import zipfile
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from pages import ROOT
+
 WHEEL = "shardlab-9.9.9-py3-none-any.whl"
 OF_FORMULAS = ("mathml", "explorer", "formulas", "formula_sheet")
 

@@ -12,11 +12,11 @@ import pytest
 import sources
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from pages import ROOT
 
 import shardlab
 from coursekit import sentences
 
-ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src"
 PACKAGES = ("shardlab", "ranklab", "coursekit")  # the wheel's
 PYTHONS = ("3.11.7", "3.12.1", "3.13.0", "3.14.0")

@@ -2,9 +2,9 @@
 cards share."""
 
 from contextlib import contextmanager
-from pathlib import Path
-from shutil import copy, copytree
+from shutil import copytree
 
+from small_books import ROOT, real_book
 from visit import opener_of_pages, until
 
 from coursekit.recordings.recordings import read_all
@@ -13,8 +13,6 @@ from coursekit.topics.mixed_precision.formats import CARD_FORMATS
 from coursekit.topics.mixed_precision.histogram import recorded_sizes, share_detail, share_sentence
 from coursekit.topics.tensor_parallelism.steps import pair_steps
 from coursekit.topics.zero.steps import name_of, shard_steps
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Directive -> how a page asks for it.
 CARDS = {
@@ -31,17 +29,9 @@ def build_pages(folder, pages, recordings=False):
     recordings or without."""
     from bookkit.build import build_book
 
-    source = folder / "book"
-    (source / "chapters").mkdir(parents=True)
-    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
-        copy(path, source)
+    source = real_book(folder / "book", **{f"chapters/{name}": pages[name] for name in pages})
     if recordings:
         copytree(ROOT / "measured", source / "measured")
-    (source / "index.md").write_text("# A book\n\nRead on.\n")
-    for name, text in pages.items():
-        (source / "chapters" / f"{name}.md").write_text(text)
-    files = "".join(f"  - file: chapters/{name}\n" for name in pages)
-    (source / "_toc.yml").write_text(f"format: jb-book\nroot: index\nchapters:\n{files}")
     build_book(source, folder / "html")
     return {name: folder / "html" / "chapters" / f"{name}.html" for name in pages}
 

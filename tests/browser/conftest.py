@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cards import CARDS, build_cards
+from pages import ROOT
 from told import sample
 from visit import new_context, opener_of_pages, page_paths, visit, visitor
 
@@ -14,7 +15,6 @@ from bookkit.words import chapters
 from coursekit.show.explorers import EXPLORERS
 
 pytest.register_assert_rewrite("every_page")
-ROOT = Path(__file__).resolve().parents[2]
 
 SPOILS = (
     """

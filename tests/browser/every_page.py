@@ -3,53 +3,50 @@ A module that takes these names looks at the pages of its own SHARE. "Must catch
 on a copied page, or taken off it; conftest.SPOILS has what is put there in every run."""
 
 import re
-from pathlib import Path
 
 import pytest
 from conftest import CONTENTS
+from pages import ROOT
 from visit import in_every_way, lines, new_context, without_scripts
 
 from bookkit.words import chapters
 
-ROOT = Path(__file__).resolve().parents[2]
 at_night = pytest.mark.nightly
 
 
-def test_files_ask_for_nothing_outside_the_book(visits, homes):
-    """Must catch: <img src="https://...">, a font from elsewhere, a script that fetches."""
-    assert not lines({path: visit.watch.outside(homes["file"]) for path, visit in visits.items()})
+# Kind of fault -> the sentences about it, of a Visit. Must catch:
+FAULTS = {
+    # <img src="https://...">, a font from elsewhere, a script that fetches
+    "asks for what is outside": lambda visit, home: visit.watch.outside(home),
+    # <img src="missing.png">, a script that throws, console.error in a script; `eval`, a script
+    # that is fetched on demand, or a style that plotly writes, which the policy refuses
+    "fails": lambda visit, _: visit.watch.failed + visit.watch.errors,
+    # a page without <link rel="icon">: browsers then ask the server for /favicon.ico, a 404
+    "has no icon": lambda visit, _: ["names none"] * (not visit.icons),
+    # <p style="width: 900px">, also where `overflow-x: clip` hides it
+    "is wider than a phone": lambda visit, _: visit.phone,
+    # WCAG 2.2, levels A and AA, on a phone: text too pale for its page, a button without a name, a
+    # list with children that are not items, two buttons of 8 px side by side, a head without text
+    "axe finds": lambda visit, _: visit.axe,
+    # tabindex="-1" on a button, `outline: none`, a slider that swallows arrow keys, a trap for Tab.
+    # (Controls of explorers are moved in test_explorer.py.)
+    "the keyboard does not reach or move": lambda visit, _: visit.keyboard,
+    # a start at DOMContentLoaded, or scripts loaded with `defer`
+    "a card is dead while the page is read": lambda visit, _: visit.late,
+    # a label of the peak in the line of the title, or longer than the figure is wide; digits of
+    # 7 px in the grid of a schedule
+    "texts of figures collide": lambda visit, _: visit.collisions,
+    # the dark page printed dark, menus on paper, code that paper cuts off, code or a box that
+    # leaves half a page empty, as it does not break; a card without its table, or with a slider
+    "paper": lambda visit, _: visit.paper,
+}
 
 
-def test_files_load_without_failures_and_errors(visits):
-    """Must catch: <img src="missing.png">, a script that throws, console.error in a script; `eval`,
-    a script that is fetched on demand, or a style that plotly writes, which the policy refuses."""
-    assert not lines(
-        {path: visit.watch.failed + visit.watch.errors for path, visit in visits.items()}
-    )
-
-
-def test_every_page_names_its_icon(visits):
-    """Must catch: a page without <link rel="icon">, for which browsers ask the server for
-    /favicon.ico: a 404."""
-    assert [path for path, visit in visits.items() if not visit.icons] == []
-
-
-def test_nothing_is_wider_than_a_phone(visits):
-    """Must catch: <p style="width: 900px">, also where `overflow-x: clip` hides it."""
-    assert not lines({path: visit.phone for path, visit in visits.items()})
-
-
-def test_axe_finds_nothing(visits):
-    """WCAG 2.2, levels A and AA, on a phone. Must catch: text too pale for its page, a button
-    without a name, a list with children that are not items, two buttons of 8 px side by side, a
-    head without text."""
-    assert not lines({path: visit.axe for path, visit in visits.items()})
-
-
-def test_the_keyboard_alone_reaches_and_moves_everything(visits):
-    """Must catch: tabindex="-1" on a button, `outline: none`, a slider that swallows arrow keys, a
-    trap for Tab. (Controls of explorers are moved in test_explorer.py.)"""
-    assert not lines({path: visit.keyboard for path, visit in visits.items()})
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_page_has_a_fault(visits, homes, fault):
+    """Must catch: what stands above each kind of fault."""
+    found = {path: FAULTS[fault](visit, homes["file"]) for path, visit in visits.items()}
+    assert found and not lines(found)
 
 
 @at_night
@@ -63,11 +60,6 @@ def test_axe_and_the_keyboard_find_nothing_in_any_way(browser, homes, paths, req
             for way, problems in in_every_way(context, address, looks, inert).items():
                 found[f"{path}, {way}"] = problems
     assert not lines(found)
-
-
-def test_cards_are_alive_while_the_page_is_still_read(visits):
-    """Must catch: a start at DOMContentLoaded, or scripts loaded with `defer`."""
-    assert not lines({path: visit.late for path, visit in visits.items()})
 
 
 def test_a_chapter_opens_with_its_picture(visits):
@@ -102,19 +94,6 @@ def test_no_number_of_an_answer_is_beside_its_box(visits):
             given_away += [f"{path}: {number}" for number in numbers if number in beside]
             given_away += [f"{path}: {said}" for said in DEFINES.findall(answer)]
     assert not given_away and boxes > 3
-
-
-def test_texts_of_figures_keep_apart(visits):
-    """Must catch: a label of the peak in the line of the title, or longer than the figure is wide;
-    digits of 7 px in the grid of a schedule."""
-    assert not lines({path: visit.collisions for path, visit in visits.items()})
-
-
-def test_paper(visits):
-    """Must catch: the dark page printed dark, menus on paper, code that paper cuts off, code or a
-    box that leaves half a page empty, as it does not break; a card without its table, or with a
-    slider."""
-    assert not lines({path: visit.paper for path, visit in visits.items()})
 
 
 def test_without_javascript(opened, visits, homes):

@@ -10,11 +10,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from pages import ROOT
 from told import cells
 
 from bookkit.glossary import definitions
 
-ROOT = Path(__file__).resolve().parents[2]
 ADDRESSES = {
     ("a", "href"),
     ("area", "href"),
@@ -162,7 +162,7 @@ def test_each_term_has_one_address(book_html):
     """Must catch: a word that two pages define, an address that is a number and not the word, a
     link to a word that leads elsewhere or shows no definition, a word that a search misses."""
     defined = {}
-    for path in sorted((ROOT).glob("[cilw]*/**/*.md")):
+    for path in sorted(ROOT.glob("[cilw]*/**/*.md")):
         for word in definitions(path.read_text("utf-8")):
             defined.setdefault(word.lower(), []).append((word, path.stem))
     assert [places for places in defined.values() if len(places) > 1] == []

@@ -1,15 +1,15 @@
 """The explorers on pages that are not the book's, without the book's files."""
 
 import re
-from pathlib import Path
 
 import pytest
+from pages import ROOT
 from visit import PHONE
 
 from bookkit.modules import export, module, page
 from coursekit.show.explorers import EXPLORERS
 
-TEACHING = Path(__file__).resolve().parents[2] / "chapters" / "teaching.md"
+TEACHING = ROOT / "chapters" / "teaching.md"
 FILES = [f"{name}.js" for name in EXPLORERS]
 IMPORTS = "".join(f'import e{k} from "./{name}";\n' for k, name in enumerate(FILES))
 EMBED = f"""<!doctype html><meta name="viewport" content="width=device-width">
