@@ -9,7 +9,7 @@ import pytest
 from cards import AS_WIDE
 from keyboard import VALUES, walk
 from night import at_night
-from pdf_text import pdf_text
+from pypdfium2 import PdfDocument
 from told import told
 from visit import (
     DESKTOP,
@@ -22,6 +22,7 @@ from visit import (
     new_context,
     open_all,
     open_page,
+    printed_text,
     until,
     without_scripts,
 )
@@ -167,7 +168,7 @@ def test_what_is_folded_is_printed(opened, homes, path, scripts):
         f"{homes['file']}/{path}", java_script_enabled=scripts, reduced_motion="no-preference"
     )
     unseen = page.evaluate(UNSEEN)
-    paper = bare(pdf_text(page.pdf(format="A4")))
+    paper = bare(printed_text(PdfDocument(page.pdf(format="A4"))))
     # where a page ends within a paragraph, its rest may be drawn later
     assert len(unseen) > 3 and [text for text in unseen if bare(text)[:60] not in paper] == []
 
@@ -442,7 +443,7 @@ def test_the_cheatsheet_is_one_sheet_of_a4(opened, book_html):
 
     Must catch: a row too many; letters that were made small so that it fits."""
     page = opened((book_html / "chapters" / "cheatsheet.html").as_uri())
-    sheets = len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4")))
+    sheets = len(PdfDocument(page.pdf(format="A4")))
     page.emulate_media(media="print")
     size = page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)")
     assert sheets == 1 and size >= 9

@@ -13,6 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from keyboard import VALUES, walk
 from page_scripts import page_scripts
 from playwright.sync_api import Error
+from pypdfium2 import PdfDocument
 
 from coursekit.show.explorers import EXPLORERS
 
@@ -207,6 +208,11 @@ def on_paper(page, **media):
     page.set_viewport_size(PAPER)
     page.emulate_media(media="print", **media)
     frames(page, DRAWN)
+
+
+def printed_text(sheets: PdfDocument) -> str:
+    """The words of a PDF, with one space for any white space."""
+    return " ".join(" ".join(sheet.get_textpage().get_text_range() for sheet in sheets).split())
 
 
 def drawing_processes() -> list:
