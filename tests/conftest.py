@@ -57,16 +57,6 @@ FLAGS = [
 ]
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--slow-browser",
-        type=float,
-        default=1,
-        metavar="TIMES",
-        help="scripts of pages run so many times slower: what breaks then has waited too little",
-    )
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Objects that are loaded now (PyTorch, SymPy, thousands of tests) stay to the end: the
@@ -280,32 +270,14 @@ def chromium():
 
 
 @pytest.fixture(scope="session")
-def browser(chromium, pytestconfig):
+def browser(chromium):
     """A Playwright browser without a network. Each test opens its own context or page."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        slow_down(browser, pytestconfig.getoption("--slow-browser"))
         yield browser
         browser.close()
-
-
-def slow_down(browser, times):
-    """Pages of later contexts take `times` as long for each script and each layout."""
-    new_context = browser.new_context
-
-    def slow_context(**options):
-        context = new_context(**options)
-        context.on("page", slow_page)
-        return context
-
-    def slow_page(page):
-        session = page.context.new_cdp_session(page)
-        session.send("Emulation.setCPUThrottlingRate", {"rate": times})
-
-    if times != 1:
-        browser.new_context = slow_context
 
 
 @pytest.fixture(scope="session")
