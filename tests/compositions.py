@@ -74,20 +74,20 @@ CLOSE = 1e-9  # relative, in float64: sums over ranks are made in another order
 
 
 class Case(NamedTuple):
-    seed: int
-    pp: int
-    tp: int
-    sequence_parallel: bool
     before: tuple[int, int]  # (data-parallel ranks, ZeRO stage) until the save
     after: tuple[int, int]  # and from then on
-    schedule: str
-    microbatches: int  # of a pipeline
-    recompute: str
-    clip: float
-    accumulate: int
-    scaler: str
-    optimizer: str
     sizes: dict  # of the GPT
+    seed: int = 100
+    pp: int = 1
+    tp: int = 1
+    sequence_parallel: bool = False
+    schedule: str = "1F1B"
+    microbatches: int = 1  # of a pipeline
+    recompute: str = ""
+    clip: float = 0.5
+    accumulate: int = 1
+    scaler: str = ""
+    optimizer: str = "SGD"
     chunks: int = 0  # of row layers whose messages overlap
     context: tuple[int, int] = (1, 1)  # context-parallel ranks, before and after
     mix: str = "ring"
@@ -174,25 +174,10 @@ def with_context(case: Case, draw: random.Random) -> Case:
 
 
 def layout(dp: int, stage: int, **others) -> Case:
-    """A case of data-parallel ranks in a stage of ZeRO, with clipping and what else is named."""
+    """A case of data-parallel ranks in a stage of ZeRO, with what else is named."""
     sizes = dict(layers=2, hidden=24, heads=8, key_value_heads=4, feed_forward=29, vocabulary=101)
-    plain = dict(
-        seed=100,
-        pp=1,
-        tp=1,
-        sequence_parallel=False,
-        before=(dp, stage),
-        after=(dp, stage),
-        schedule="1F1B",
-        microbatches=1,
-        recompute="",
-        clip=0.5,
-        accumulate=1,
-        scaler="",
-        optimizer="SGD",
-        sizes=dict(sizes, max_sequence=SEQUENCE),
-    )
-    return Case(**{**plain, **others})
+    layout = dict(before=(dp, stage), after=(dp, stage), sizes=dict(sizes, max_sequence=SEQUENCE))
+    return Case(**layout | others)
 
 
 def drawn(case: Case, seed: int) -> GPT:

@@ -157,15 +157,15 @@ class Checkpointed(nn.Module):
         return checkpoint(self.inside, x, point, use_reentrant=self.reentrant)
 
 
-class ByStep(nn.Module):
-    """All ranks take the same way."""
+class ByTurns(nn.Module):
+    """All ranks take the same way, another one in each step or in each microbatch."""
 
-    def __init__(self, width):
+    def __init__(self, width, turns, odd):
         super().__init__()
-        self.even, self.odd = Layer(width), Layer(width)
+        self.turns, self.even, self.odd = turns, Layer(width), odd(width)
 
     def forward(self, x, point):
-        return (self.odd if point.step % 2 else self.even)(x, point)
+        return (self.odd if getattr(point, self.turns) % 2 else self.even)(x, point)
 
 
 class ByData(nn.Module):
@@ -188,17 +188,6 @@ class EitherByData(nn.Module):
 
     def forward(self, x, point):
         return (self.above if x.detach().sum() > 0 else self.below)(x, point)
-
-
-class ByMicrobatch(nn.Module):
-    """All ranks take the same way, another one in each microbatch."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.even, self.odd = Layer(width), Residual(width)
-
-    def forward(self, x, point):
-        return (self.odd if point.microbatch % 2 else self.even)(x, point)
 
 
 class Dropped(Layer):
@@ -427,7 +416,7 @@ MAKERS = {
     "residual": Residual,
     "checkpointed": partial(Checkpointed, reentrant=False),
     "checkpointed reentrant": partial(Checkpointed, reentrant=True),
-    "by step": ByStep,
+    "by step": partial(ByTurns, turns="step", odd=Layer),
     "by data": ByData,
     "transposed": Transposed,
     "used by another": UsedByAnother,
@@ -437,7 +426,7 @@ MAKERS = {
     "table": partial(Table, name="table"),
     "nested": Nested,
     "either by data": EitherByData,
-    "by microbatch": ByMicrobatch,
+    "by microbatch": partial(ByTurns, turns="microbatch", odd=Residual),
     "dropped": Dropped,
     "recomputed": partial(Recomputed, reentrant=False),
     "recomputed reentrant": partial(Recomputed, reentrant=True),
