@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from pages import ROOT
 from sphinx.directives.code import LiteralIncludeReader
-from told import valued
+from told import from_told, valued
 
 PACKAGE = ROOT / "src" / "shardlab"
 # As CORES of tools/budgets.py.
@@ -44,23 +44,12 @@ def included(file: Path, options: dict) -> set[int]:
     return {int(number) for number in re.findall(r"\0(\d+)", text)}
 
 
-def lines_of(code: str, name: str) -> range:
-    """Numbers of the lines of a class, function or method, decorators included."""
-    node = ast.parse(code)
-    for part in name.split("."):
-        node = next(child for child in node.body if getattr(child, "name", None) == part)
-    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-    return range(first, node.end_lineno + 1)
-
-
 def compared(folder: Path, path: str, options: dict) -> dict[Path, set[int]]:
     """Numbers of the lines that a source-diff prints, by file."""
-    sides = (path, options["from"]), (options.get("into", path), options["to"])
-    files = [(folder / side).resolve() for side, _ in sides]
-    codes = [file.read_text("utf-8") for file in files]
-    found = {file: set() for file in files}
-    for file, code, (_, name) in zip(files, codes, sides):
-        found[file] |= set(lines_of(code, name))
+    found: dict[Path, set[int]] = {}
+    for side, name in ((path, options["from"]), (options.get("into", path), options["to"])):
+        file = (folder / side).resolve()
+        found.setdefault(file, set()).update(included(file, {"pyobject": name}))
     return found
 
 
@@ -145,10 +134,7 @@ class B:
 '''
 
 
-@pytest.mark.parametrize(
-    "directive, expected",
-    valued("test_cores_on_pages::test_the_lines_that_a_page_prints", globals()),
-)
+@from_told("directive, expected", valued)
 def test_the_lines_that_a_page_prints(tmp_path, directive, expected):
     """Must catch: a decorator left out, an option of Sphinx's not followed, what a diff folds taken
     for printed, a directive in a fold not found."""
