@@ -19,7 +19,7 @@ import pytest
 import store_lab
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pages import ROOT
-from told import told
+from told import from_told
 
 from bookkit.learner import INSTALL_CELL, has_tag
 
@@ -260,9 +260,7 @@ def change(cell, **parts):
     return lambda lab: lab.cells[cell].update(parts)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "sentence"), told("test_labs::test_each_problem_is_seen", globals())
-)
+@from_told("spoil, sentence")
 def test_each_problem_is_seen(spoil, sentence):
     """Must catch: one of the checks in `stored_problems` taken out."""
     lab = small_lab()
@@ -296,10 +294,7 @@ def test_storing_keeps_what_a_lab_needs():
     assert "shardlab" not in plain.metadata
 
 
-@pytest.mark.parametrize(
-    ("spoil", "sentence"),
-    told("test_labs::test_a_text_makes_its_notebook_and_a_difference_is_seen", globals()),
-)
+@from_told("spoil, sentence")
 def test_a_text_makes_its_notebook_and_a_difference_is_seen(spoil, sentence, tmp_path):
     """Must catch: a tag, a magic or the needs of a lab lost on the way into the text and back; a
     text that repeats the install cell; a part that `difference` does not compare; an edited

@@ -3,9 +3,12 @@ folder samples has pages and lists that tests read or build."""
 
 import re
 from ast import literal_eval
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 TOLD = Path(__file__).with_name("told.md")
 
@@ -35,6 +38,18 @@ def cells(section: str, **names: str) -> list[tuple[str, ...]]:
     """The rows of a test whose values are text, with bars between; `{name}` is one of the names."""
     rows = [(*values.split(" | "), words) for values, words in sections()[section]]
     return [tuple(cell.format_map(names) for cell in row) for row in rows] if names else rows
+
+
+def from_told(arguments: str, read: Callable = told, **names: str) -> Callable:
+    """Parametrizes a test with the rows of its heading in told.md, `module::test`, as `told`,
+    `valued` or `cells` reads them; rows know the names of the test's module, cells these names."""
+
+    def with_rows(test):
+        section = f"{test.__module__}::{test.__name__}"
+        rows = read(section, **names) if read is cells else read(section, test.__globals__)
+        return pytest.mark.parametrize(arguments, rows)(test)
+
+    return with_rows
 
 
 def given(cell: str) -> dict[str, Any]:

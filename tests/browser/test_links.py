@@ -9,9 +9,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pytest
 from pages import ROOT
-from told import cells
+from told import cells, from_told
 
 from bookkit.glossary import definitions
 
@@ -208,7 +207,7 @@ def small_book(folder: Path, more: str = "") -> Path:
     return folder / "book"
 
 
-@pytest.mark.parametrize("spoil, said", cells("test_links::test_each_problem_is_seen"))
+@from_told("spoil, said", cells)
 def test_each_problem_is_seen(tmp_path, spoil, said):
     """Must catch: one of the checks in `problem_of` taken out."""
     (problem,) = link_problems(small_book(tmp_path, spoil))

@@ -10,7 +10,7 @@ from cards import AS_WIDE
 from keyboard import VALUES, walk
 from night import at_night
 from pypdfium2 import PdfDocument
-from told import told
+from told import from_told
 from visit import (
     DESKTOP,
     JS,
@@ -272,9 +272,7 @@ def test_search(opened, homes, scheme):
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(
-    ("typed", "said"), told("test_pages::test_search_knows_other_names", globals())
-)
+@from_told("typed, said")
 def test_search_knows_other_names(search_page, homes, typed, said):
     """Must catch: a name taken out of the table in search.js, words compared letter by letter."""
     found = "\n".join(found_pages(search_page, homes, typed))
@@ -369,9 +367,7 @@ OF_EXPLORERS = pytest.mark.xdist_group("explorers")  # one worker builds their s
 
 
 @OF_EXPLORERS
-@pytest.mark.parametrize(
-    ("look", "words"), told("test_pages::test_a_spoiled_page_is_seen", globals())
-)
+@from_told("look, words")
 def test_a_spoiled_page_is_seen(spoiled_visit, look, words):
     """Must catch: one of the looks in visit.py taken out or no longer seeing what it is for."""
     assert words in "\n".join(look(spoiled_visit))

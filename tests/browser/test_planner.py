@@ -5,9 +5,10 @@ import json
 import random
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from pages import ROOT
+from published import PUBLISHED
 from told import sample
 from visit import opener_of_pages
 
@@ -25,8 +26,6 @@ from coursekit.topics.which_layout.planner_page import CHANGE_WORDS
 
 NAME = "rank-of-any-layout"
 SPEC = EXPLORERS[NAME]
-ENGINES = Path(__file__).parents[1] / "engines"
-PUBLISHED = json.loads((ENGINES / "published_models.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -201,8 +200,12 @@ def test_the_nearest_that_fits_is_pythons(page, count):
         assert ours == theirs, {name: value for name, value in question.items() if name != "values"}
 
 
-LLAMA = next(model["config"] for model in PUBLISHED if model["name"] == "Llama 3 8B")
-GLM = next(m["config"] for m in PUBLISHED if m["config"]["model_type"] == "glm4_moe")
+def published(kind):
+    """The first published config.json of that architecture."""
+    return next(m["config"] for m in PUBLISHED.values() if m["config"]["model_type"] == kind)
+
+
+LLAMA, GLM = PUBLISHED["Llama 3 8B"]["config"], published("glm4_moe")
 WRONG = (
     "hello",
     "[1, 2]",
@@ -239,7 +242,7 @@ def test_a_config_is_read_as_in_python(page, tmp_path):
     product of two fields, a position table's extra rows or a tied head forgotten; a size in a list,
     or true, taken for a number; a field that is empty taken for one that says something."""
     path = tmp_path / "config.json"
-    texts = [json.dumps(model["config"]) for model in PUBLISHED] + list(WRONG)
+    texts = [json.dumps(model["config"]) for model in PUBLISHED.values()] + list(WRONG)
     found = ask(
         page,
         """texts => texts.map(text => { try { return BOOK.readConfig(text, known, "the config"); }
@@ -307,7 +310,7 @@ def test_somebody_with_a_tools_file(page):
     card.locator("[data-asked=gpus]").fill("8")
     card.locator("[data-asked=sequence]").fill("4,096")
     chosen = card.locator(".planner-tool input")
-    own_run = Path(__file__).parents[2] / "examples" / "own_run" / "ds_config.json"
+    own_run = ROOT / "examples" / "own_run" / "ds_config.json"
     chosen.set_input_files(own_run)
     read = card.locator(".planner-read")
     read.filter(has_text="Read as DeepSpeed: microbatch 2, accumulation steps 8").wait_for()
@@ -342,7 +345,7 @@ def test_somebody_with_a_config_and_gpus(page):
     the speed of dense models; a refusal that leaves the table as if it answered, or has Python's
     names; GPT-2's own config.json refused for the tokens that were asked before."""
     card, above = page.locator(".planner"), page.locator(f"#explorer-{NAME}")
-    config = next(m["config"] for m in PUBLISHED if m["name"] == "Qwen3 30B-A3B")
+    config = PUBLISHED["Qwen3 30B-A3B"]["config"]
     card.locator("[data-asked=model]").select_option("a config.json ...")
     error = card.locator(".explorer-error")
     error.filter(has_text="Paste a config.json").wait_for()
@@ -350,8 +353,7 @@ def test_somebody_with_a_config_and_gpus(page):
     error.filter(has_text="has no num_hidden_layers").wait_for()
     assert card.locator(".planner-best").is_hidden()
     assert card.locator(".planner-command").is_hidden()
-    gpt2 = next(m["config"] for m in PUBLISHED if m["config"]["model_type"] == "gpt2")
-    card.locator("textarea").fill(json.dumps(gpt2))
+    card.locator("textarea").fill(json.dumps(published("gpt2")))
     card.locator(".explorer-sentence").filter(has_text="a table of 1,024 positions").wait_for()
     assert card.locator("[data-asked=sequence]").input_value() == "1,024"
     card.locator("[data-asked=gpus]").fill("1,000,000")

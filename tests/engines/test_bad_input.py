@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from told import told
+from told import from_told, told
 
 from coursekit.__main__ import main
 from coursekit.exercises import Predictions
@@ -27,9 +27,7 @@ STEP = dict(
 )
 
 
-@pytest.mark.parametrize(
-    "wanted, changes, said", told("test_bad_input::test_values_that_cannot_be", globals())
-)
+@from_told("wanted, changes, said")
 def test_values_that_cannot_be(wanted, changes, said):
     """Must catch: negative bytes out of values that contradict each other; True counted as 1;
     an OverflowError out of the middle of a formula."""

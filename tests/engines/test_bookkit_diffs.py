@@ -6,7 +6,7 @@ from html import unescape
 
 import pytest
 from small_books import builder
-from told import told
+from told import from_told
 
 from bookkit.diffs import coloured, compare, diff, source_of
 
@@ -107,10 +107,7 @@ def test_each_line_stands_alone():
         assert not re.match(r"<[^>]*> ", line)
 
 
-@pytest.mark.parametrize(
-    "change, sentence",
-    told("test_bookkit_diffs::test_what_cannot_be_compared_stops_the_build", globals()),
-)
+@from_told("change, sentence")
 def test_what_cannot_be_compared_stops_the_build(build, change, sentence):
     """A warning with page and line; the build takes warnings for errors. Mutation: an empty diff in
     silence."""

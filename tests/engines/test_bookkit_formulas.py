@@ -7,7 +7,7 @@ from html import unescape
 
 import pytest
 from pages import chapter
-from told import cells
+from told import cells, from_told
 
 from bookkit.explorer import anchor
 from bookkit.formulas import MISTAKES, compute
@@ -26,10 +26,7 @@ GPT3 = GIVEN["GPT3"]
 # --- the number roles -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "call, style, printed, said",
-    cells("test_bookkit_formulas::test_a_call_is_printed_with_its_origin", **GIVEN),
-)
+@from_told("call, style, printed, said", cells, **GIVEN)
 def test_a_call_is_printed_with_its_origin(call, style, printed, said):
     """Mutation: print days as seconds; leave the unit out; show the rounded value on hover; call
     the range, "bytes, any number", a unit; a number of the call's without its separators; any place
@@ -38,9 +35,7 @@ def test_a_call_is_printed_with_its_origin(call, style, printed, said):
     assert shown == printed and origin.endswith(said)
 
 
-@pytest.mark.parametrize(
-    "text, message", cells("test_bookkit_formulas::test_a_wrong_call_says_what_is_wrong", **GIVEN)
-)
+@from_told("text, message", cells, **GIVEN)
 def test_a_wrong_call_says_what_is_wrong(text, message):
     """Mutation: evaluate with eval, or print in any style that is asked for; a peak, or a part of
     one, printed without a place."""

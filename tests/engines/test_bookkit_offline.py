@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from night import at_night
 from small_books import real_book
-from told import sample, told
+from told import from_told, sample
 
 from bookkit import offline
 from bookkit.build import BuildFailed, build_book
@@ -63,17 +63,6 @@ def pages(book):
     }
 
 
-def loads(page):
-    """Addresses of everything a page loads, read with a rougher net than the build's own check."""
-    tags = re.findall(r"<(?:script|img|iframe|source|embed|object)\b[^>]*>", page)
-    tags += re.findall(r"<link\b[^>]*rel=\"(?!next|prev|search|author|index|canonical)[^>]*>", page)
-    return [
-        address
-        for tag in tags
-        for address in re.findall(r"(?:src|href|data|data-plotly)=\"([^\"]*)\"", tag)
-    ]
-
-
 @pytest.mark.slow
 def test_our_own_files_lose_their_comments(book):
     """Mutation: copy book.js and book.css as they are."""
@@ -113,8 +102,8 @@ def test_pages_carry_few_bytes(book):
     more = {"search.html": {"search.js", "search-text.js"}, "labs/lab.html": {"figures.js"}}
     for name, page in pages(book).items():
         asks = {"predict.js"} if "box-predict asks" in page else set()
-        loaded = {Path(address.split("?")[0]).name for address in loads(page) if ".js" in address}
-        assert loaded - {"plotly.min.js"} == {"book.js"} | more.get(name, set()) | asks, name
+        loaded = {Path(url).name for url in re.findall(r'<script\b[^>]*\bsrc="([^"?]*)', page)}
+        assert loaded == {"book.js"} | more.get(name, set()) | asks, name
 
 
 @pytest.mark.slow
@@ -182,9 +171,7 @@ def test_a_live_card_that_is_no_page_of_the_book_is_a_sentence(book):
     assert "Mine: a sentence." not in page
 
 
-@pytest.mark.parametrize(
-    "kind, label", told("test_bookkit_offline::test_boxes_say_what_they_are", globals())
-)
+@from_told("kind, label")
 @pytest.mark.slow
 def test_boxes_say_what_they_are(book, kind, label):
     """Mutation: label by colour only; give two boxes one mark; drop a box's own title."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pages import ROOT
 from solved import value
-from told import cells
+from told import cells, from_told
 
 from coursekit.formulas import BOOK, GPUS, LINKS, PRESETS, evaluate, quantities
 
@@ -30,9 +30,7 @@ def test_what_was_wrong_stays_away(page, said, why):
     assert not re.search(said, words(page)), f"{page}: {said!r}: {why}"
 
 
-@pytest.mark.parametrize(
-    "page, said, why", cells("test_claims_of_pages::test_what_was_missing_stays")
-)
+@from_told("page, said, why", cells)
 def test_what_was_missing_stays(page, said, why):
     """Must catch: what a reader had missed, taken off its page again."""
     assert re.search(said, words(page)), f"{page}: {said!r}: {why}"

@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from told import sample, told
+from told import from_told, sample
 
 from coursekit.__main__ import main
 from coursekit.planner.configurations import read_configurations
@@ -64,9 +64,7 @@ TOML = "[training]\nseq_len = 2048\n[parallelism]\ntensor_parallel_degree = 1\n"
 ARGS = "--num-layers 2 --tensor-model-parallel-size 2 --micro-batch-size 1"
 
 
-@pytest.mark.parametrize(
-    "name, text, sentence", told("test_configurations::test_what_cannot_be_read", globals())
-)
+@from_told("name, text, sentence")
 def test_what_cannot_be_read(name, text, sentence, tmp_path):
     """Must catch: the wrong tool's file, an unknown key, a contradiction that is read somehow; a
     sentence without the key and its line."""

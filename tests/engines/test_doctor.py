@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from pages import ROOT
-from told import told
+from told import from_told
 
 from coursekit.__main__ import main
 from coursekit.machine import capabilities, doctor
@@ -207,9 +207,7 @@ def test_a_t4_has_no_bf16_units(monkeypatch):
     assert not multiplies_bf16(CPU)
 
 
-@pytest.mark.parametrize(
-    "gpus, device, asked, words", told("test_doctor::test_what_a_lab_runs_on", globals())
-)
+@from_told("gpus, device, asked, words")
 def test_what_a_lab_runs_on(gpus, device, asked, words, monkeypatch):
     """Must catch: memory in GB; the second GPU said to be used, or one of two where each rank has
     its own; NCCL promised with one GPU for two ranks, on the CPU of a machine with two, or for

@@ -4,7 +4,7 @@ import sys
 from types import ModuleType
 
 import pytest
-from told import sample, told, valued
+from told import from_told, sample, valued
 
 from coursekit import topics
 from coursekit.exercises.checker import Exercise, judge
@@ -70,9 +70,7 @@ def test_an_exercise_that_no_lab_solves_is_named(topic):
         topic.exercise("half", cases=(dict(a=3),), right="half.")
 
 
-@pytest.mark.parametrize(
-    "found, a, said", valued("test_edits::test_the_first_line_that_is_true_speaks", globals())
-)
+@from_told("found, a, said", valued)
 def test_the_first_line_that_is_true_speaks(found, a, said):
     """Must catch: a heading's condition that is not asked, or asked of the lines above it; the line
     `...` passed over; a rule that ends nothing; lines `each alone` that hide one another, or that
@@ -122,9 +120,7 @@ def said(found, right, kind=OfRanks):
     return how_they_differ([CaseTried({}, kind(found), kind(right))])
 
 
-@pytest.mark.parametrize(
-    "found, right, words", told("test_edits::test_a_property_has_its_words", globals())
-)
+@from_told("found, right, words")
 def test_a_property_has_its_words(found, right, words):
     """Must catch: a property that another hides, the wrong rank named."""
     assert words in said(found, right)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from refusals import begins
-from told import told
+from told import from_told
 
 from coursekit import topics
 from coursekit.exercises import Exercise, Misconception, Predictions, check, checker, hint
@@ -192,9 +192,7 @@ OTHERS = (
 NAMED = {one.name: one for one in (TWICE, *OTHERS)}
 
 
-@pytest.mark.parametrize(
-    "name, solution, said", told("test_exercises::test_a_verdict_says_what_is_wrong", globals())
-)
+@from_told("name, solution, said")
 def test_a_verdict_says_what_is_wrong(name, solution, said):
     """Must catch: an error of the reader's that comes out as a traceback, a blank taken for an
     answer, 6 and 6.0 or True and 1 mixed up; cases that a solution uses up; an array compared as
@@ -302,10 +300,7 @@ def nested():
     return found
 
 
-@pytest.mark.parametrize(
-    "solution, said",
-    told("test_exercises::test_nothing_that_a_reader_writes_makes_check_raise_or_hang", globals()),
-)
+@from_told("solution, said")
 @pytest.mark.slow
 def test_nothing_that_a_reader_writes_makes_check_raise_or_hang(solution, said):
     """Must catch: loops in C, which neither a thread nor a signal stops; exits that only

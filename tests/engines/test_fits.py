@@ -4,11 +4,11 @@ import json
 import shlex
 import warnings
 from functools import partial
-from pathlib import Path
 
 import pytest
+from published import PUBLISHED
 from solved import Given
-from told import cells
+from told import cells, from_told
 
 from coursekit.__main__ import main
 from coursekit.formulas import BOOK, evaluate
@@ -16,10 +16,6 @@ from coursekit.planner.fits import fits
 from coursekit.planner.layout import NO_TENSOR
 from shardlab.common.cross_node_warning import CrossesNodes
 
-PUBLISHED = {
-    model["name"]: model["config"]
-    for model in json.loads(Path(__file__).with_name("published_models.json").read_text())
-}
 H100 = dict(gpu="H100 SXM 80GB", sequence=8192, reserve_gb=0)
 MEGATRON = dict(recipe="bf16 + fp32 gradients", kernels="Megatron-LM with Transformer Engine")
 MEGATRON |= dict(microbatch=1)
@@ -173,9 +169,7 @@ def test_the_nearest_layouts_fit_and_differ_in_one_thing():
 AGAIN = "--recompute-policy 3"
 
 
-@pytest.mark.parametrize(
-    "model, gpu, sequence, repairs", cells("test_fits::test_repairs_of_one_gpu", AGAIN=AGAIN)
-)
+@from_told("model, gpu, sequence, repairs", cells, AGAIN=AGAIN)
 def test_repairs_of_one_gpu(model, gpu, sequence, repairs):
     """Must catch: another card as the only advice; recomputation where offload alone fits, or none
     where both are needed; QLoRA where LoRA fits; bf16 on a T4; adapters beside experts."""
@@ -273,7 +267,7 @@ def test_from_a_shell(tmp_path, capsys):
     """Exit code 0 where it fits, 1 where not. Must catch: the code of the other answer; JSON that
     is not; an assumption that is not said."""
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(PUBLISHED["Llama 3 8B"]))
+    path.write_text(json.dumps(PUBLISHED["Llama 3 8B"]["config"]))
     asked = ["fits", "--model", str(path), "--gpu", "H100 SXM 80GB", "--sequence", "8192"]
     assert main([*asked, "--gpus", "8"]) == 0
     text = capsys.readouterr().out
@@ -293,7 +287,7 @@ def test_from_a_shell(tmp_path, capsys):
     assert found["nearest"][0]["needed_bytes"] <= found["memory_bytes"]
 
 
-@pytest.mark.parametrize("changes, sentence", cells("test_fits::test_what_cannot_be"))
+@from_told("changes, sentence", cells)
 def test_what_cannot_be(changes, sentence, capsys):
     """One sentence, exit code 2. Must catch: a traceback; an answer for a layout that cannot be."""
     asked = {"--model": "GPT-2 124M", "--gpu": "T4", "--gpus": "2", "--sequence": "512"}
@@ -313,7 +307,7 @@ def test_a_file_that_is_no_model(tmp_path, capsys):
     assert "'whisper' is an architecture that the formulas do not know" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("asked, sentence", cells("test_fits::test_commands_that_cannot_be"))
+@from_told("asked, sentence", cells)
 def test_commands_that_cannot_be(asked, sentence, capsys):
     """One sentence, exit code 2. Must catch: a page of usage instead of what is wrong; the last of
     two values taken without a word; a pipeline in accelerate's file; a knob that a tool's file

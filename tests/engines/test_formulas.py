@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 from pages import ROOT, chapter
-from told import cells, given, told
+from told import cells, from_told, given
 
 from coursekit import formulas
 from coursekit.formulas import (
@@ -125,12 +125,7 @@ def test_a_rule_holds_from_the_moment_it_is_registered():
     assert len(registry.applicable_rules({"a", "b"})) == 1
 
 
-@pytest.mark.parametrize(
-    "body, why",
-    told(
-        "test_formulas::test_a_formula_outside_the_subset_is_refused_when_it_is_defined", globals()
-    ),
-)
+@from_told("body, why")
 def test_a_formula_outside_the_subset_is_refused_when_it_is_defined(tmp_path, body, why):
     """Mutation: remove any one of the checks of check_subset; each formula here leaves the subset
     in one way."""
@@ -182,10 +177,7 @@ def test_a_name_is_defined_once():
         registry.quantity("a", "a", "count", "")
 
 
-@pytest.mark.parametrize(
-    "wrong, sentence",
-    cells("test_formulas::test_bad_input_gets_one_sentence_with_the_value_and_the_rule"),
-)
+@from_told("wrong, sentence", cells)
 def test_bad_input_gets_one_sentence_with_the_value_and_the_rule(wrong, sentence):
     """Mutation: `number < self.least` becomes `<=`, a rule is dropped, or a message loses its
     value."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dtypes import default_dtype
-from told import cells, given, told
+from told import cells, from_told, given
 from torch import nn
 
 from coursekit import formulas
@@ -57,22 +57,6 @@ def assert_same(ours, theirs, relative=1e-12):
     in another order."""
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() <= relative * theirs.abs().max()
-
-
-def saved_by_autograd(module, *inputs):
-    """(output, tensors kept for the backward pass), parameters left out, one tensor for each
-    storage."""
-    kept, own = {}, {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = module(*inputs)
-    return output, list(kept.values())
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -247,8 +231,12 @@ def test_dropout():
     assert dropout.eval()(ones) is ones
 
     model, plain = small_model(dropout=0.1), small_model()
-    _, kept = saved_by_autograd(model, some_tokens())
-    assert sum(tensor.dtype == torch.bool for tensor in kept) == 1 + 3 * SMALL["layers"]
+    kept = []
+    keep = lambda tensor: kept.append(tensor) or tensor
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(some_tokens())
+    masks = {tensor.data_ptr() for tensor in kept if tensor.dtype == torch.bool}
+    assert len(masks) == 1 + 3 * SMALL["layers"]
     assert not torch.equal(model(some_tokens()), model(some_tokens()))
     assert torch.equal(model.eval()(some_tokens()), plain(some_tokens()))
 
@@ -356,7 +344,7 @@ def test_config_fills_in_what_is_left_open():
         config.hidden = 128
 
 
-@pytest.mark.parametrize("change, words", cells("test_gpt::test_bad_sizes_are_refused"))
+@from_told("change, words", cells)
 def test_bad_sizes_are_refused(change, words):
     """One sentence with the value and the rule, as a typed error, before anything is built; the
     first of the sizes is named. Must catch: a check left out."""
@@ -379,10 +367,7 @@ def test_bad_calls_are_refused():
         assert (caught.value.name, caught.value.value) == ("sequence", 12)
 
 
-@pytest.mark.parametrize(
-    "tokens, name, value, words",
-    told("test_gpt::test_tokens_it_cannot_read_are_refused", globals()),
-)
+@from_told("tokens, name, value, words")
 def test_tokens_it_cannot_read_are_refused(tokens, name, value, words):
     """Must catch: IndexError "index out of range in self", AttributeError of a list."""
     with pytest.raises(InvalidInput) as caught:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 from graded import ROOT, results, skeleton
-from told import told
+from told import from_told
 
 from coursekit.__main__ import main
 from coursekit.exercises import assignments, grading, grading_command, grading_text
@@ -43,9 +43,7 @@ def test_nothing_to_grade(tmp_path, monkeypatch, capsys):
         assert asked[-1] in said
 
 
-@pytest.mark.parametrize(
-    "source, sentence", told("test_grading::test_rules_about_the_text", globals())
-)
+@from_told("source, sentence")
 def test_rules_about_the_text(source, sentence, tmp_path, capsys):
     """Must catch: a file that imports its solution, or that does not compile, and runs."""
     file = tmp_path / "mine.py"
@@ -189,9 +187,7 @@ def test_exit_codes(worlds, monkeypatch, tmp_path, capsys):
 
 @pytest.mark.one_in(3)
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "source, sentence", told("test_grading::test_code_that_misbehaves", globals())
-)
+@from_told("source, sentence")
 def test_code_that_misbehaves(source, sentence):
     """On ranks of its own. Must catch: a traceback of the grader, a run without end, output without
     a bound, or a file that is right because it puts its own function where the verdict is."""

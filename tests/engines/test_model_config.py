@@ -1,21 +1,14 @@
 """Published models: their sizes out of a config.json, and their parameters to the last one."""
 
 import json
-from pathlib import Path
 
 import pytest
+from published import PUBLISHED
 from solved import Given
 from told import cells, given
 
 from coursekit.formulas import MODELS, evaluate, parameters, training_days
 from coursekit.planner.model_config import ARCHITECTURES, InvalidModelConfig, read_config
-
-# The values of each config.json that decide its size, written down by hand on 22 November 2026, and
-# the count of parameters that others publish, with where it was read.
-PUBLISHED = {
-    model["name"]: model
-    for model in json.loads(Path(__file__).with_name("published_models.json").read_text())
-}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from told import sample, told
+from told import from_told, sample
 
 from coursekit.__main__ import main
 from coursekit.planner.oom import explain_oom, points
@@ -44,7 +44,7 @@ MESSAGE += " allocated; 1.00 GiB free; 14.20 GiB reserved in total by PyTorch)"
 STEP = 'File "/usr/lib/python3.11/site-packages/torch/optim/adamw.py", line 84, in step\n'
 
 
-@pytest.mark.parametrize("frames, point", told("test_oom::test_the_outer_call_decides", globals()))
+@from_told("frames, point")
 def test_the_outer_call_decides(frames, point):
     """Must catch: a closure taken for the update that calls it; recomputation in backward for
     forward; loading a state_dict for saving it; a log's configuration for its traceback."""
@@ -73,7 +73,7 @@ def test_a_context_is_no_other_process():
     assert explain_oom(small.replace("7.80", "8.80")).cause.name == "OTHERS"
 
 
-@pytest.mark.parametrize("text, said", told("test_oom::test_without_numbers_of_pytorch", globals()))
+@from_told("text, said")
 def test_without_numbers_of_pytorch(text, said, monkeypatch, capsys):
     """Must catch: a number made up; a traceback of this program for a text without a message."""
     monkeypatch.setattr("sys.stdin", io.StringIO(text))

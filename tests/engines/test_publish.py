@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 from pages import ROOT
-from told import told
+from told import from_told
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 JOBS = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text())["jobs"]
@@ -136,9 +136,7 @@ def test_the_branch_is_made_and_replaced(remote):
     assert {name: head for name, head in remote.heads().items() if name != "learner"} == before
 
 
-@pytest.mark.parametrize(
-    "branch, words", told("test_publish::test_no_other_branch_is_replaced", globals())
-)
+@from_told("branch, words")
 def test_no_other_branch_is_replaced(remote, branch, words):
     """Must catch: the force-push onto main, onto a default branch of another name, onto a branch
     that somebody works on."""

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from told import valued
+from told import from_told, valued
 
 from bench.__main__ import main
 from coursekit.recordings import races
@@ -75,9 +75,7 @@ def test_rows_of_steps():
     assert rows[2].case["peer"] == "quick"
 
 
-@pytest.mark.parametrize(
-    "gpus, gib, found", valued("test_races::test_layouts_of_a_machine", globals())
-)
+@from_told("gpus, gib, found", valued)
 def test_layouts_of_a_machine(gpus, gib, found, monkeypatch):
     """Must catch: a single GPU on which nothing goes by NCCL; sixteen ranks on eight GPUs; a task
     that only measures a large GPU's launches, that a small GPU has no memory for, or that goes

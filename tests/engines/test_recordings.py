@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from pages import ROOT
-from told import cells, given
+from told import cells, from_told, given
 
 from coursekit.recordings.recordings import (
     Hardware,
@@ -129,9 +129,7 @@ def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
     assert nearby() == [recordings[1]] == nearby(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "place, change, sentence", cells("test_recordings::test_a_broken_recording_is_refused_by_name")
-)
+@from_told("place, change, sentence", cells)
 def test_a_broken_recording_is_refused_by_name(tmp_path, place, change, sentence):
     """Must catch: any one check of the schema taken out."""
     path = Recording(**GOOD).write(tmp_path)

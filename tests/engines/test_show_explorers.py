@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from reader import Hand, swept
-from told import valued
+from told import from_told, valued
 
 from coursekit.formulas import BOOK, InvalidQuantity, evaluate
 from coursekit.show.explorers import EXPLORERS
@@ -138,10 +138,7 @@ def test_a_control_never_refuses_its_own_stops(explorer, every):
             explorer.compute(moved)
 
 
-@pytest.mark.parametrize(
-    "name, moves, found",
-    valued("test_show_explorers::test_what_must_divide_follows_the_hand", globals()),
-)
+@from_told("name, moves, found", valued)
 def test_what_must_divide_follows_the_hand(name, moves, found):
     """Must catch: the first divisor found below, not the nearest; a multiple rounded up where the
     one below is nearer; a chain that ends after one link, such as key-value heads without heads;

@@ -9,7 +9,7 @@ from dataclasses import replace
 from html import escape
 
 import pytest
-from told import told
+from told import from_told
 
 from coursekit.formulas import InvalidQuantity  # noqa: F401 (told.md)
 from coursekit.show.embed import STORED
@@ -87,10 +87,7 @@ def test_a_choice_has_a_button_for_its_own_start():
 # ---------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    "name, arguments, error, said",
-    told("test_show_widgets::test_a_wrong_call_is_refused", globals()),
-)
+@from_told("name, arguments, error, said")
 def test_a_wrong_call_is_refused(name, arguments, error, said):
     """Mutation: unknown names dropped: a measurement under a misspelt name would then vanish from
     the picture; a point that a logarithmic axis cannot show, dropped."""

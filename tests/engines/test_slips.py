@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from pages import ROOT
-from told import sample, told
+from told import from_told, sample
 
 from coursekit.exercises import Predictions
 from coursekit.exercises.slips import cause
@@ -65,9 +65,7 @@ def test_each_slip_is_heard_and_no_right_number_is_blamed(known):
             assert slip.sentence in heard, (name, several, right, heard)
 
 
-@pytest.mark.parametrize(
-    "name, predicted, measured, ranks, words", told("test_slips::test_slips_of_any_quantity", {})
-)
+@from_told("name, predicted, measured, ranks, words")
 def test_slips_of_any_quantity(name, predicted, measured, ranks, words):
     """Must catch: a cause taken out, or said of numbers that are far from it; the factor of the
     ranks said where nobody shares; what is timed called wrong because it is twice as fast."""
@@ -83,10 +81,7 @@ LISTED = Slip("ten.", number=10), Slip("thirties.", number=30, upto=39)
 MANY = Slips((*LISTED, Slip("less.", number=1, upto=90)), ranks=4, within=0.01)
 
 
-@pytest.mark.parametrize(
-    "slips, predicted, measured, known, words",
-    told("test_slips::test_one_of_several_slips", globals()),
-)
+@from_told("slips, predicted, measured, known, words")
 def test_one_of_several_slips(slips, predicted, measured, known, words):
     """Must catch: the first of the list said, or the general one before the quantity's own; the
     number of another prediction that is not measured yet taken for zero; 1,112 said to be the 1,111
@@ -111,9 +106,7 @@ KEPT = Slips(
 )
 
 
-@pytest.mark.parametrize(
-    "predicted, words", told("test_slips::test_parts_factors_and_ranges", globals())
-)
+@from_told("predicted, words")
 def test_parts_factors_and_ranges(predicted, words):
     """Must catch: a part that is not said, or another one; causes of one number of which only the
     first is said; a range that hides a number, or has a wider end; a rough guess in another unit
@@ -122,10 +115,7 @@ def test_parts_factors_and_ranges(predicted, words):
     assert said.startswith(words) and bool(words) == bool(said)
 
 
-@pytest.mark.parametrize(
-    "name, predicted, words",
-    told("test_slips::test_a_number_of_no_slip_hears_what_moves_it", globals()),
-)
+@from_told("name, predicted, words")
 def test_a_number_of_no_slip_hears_what_moves_it(name, predicted, words):
     """Must catch: a number between the listed ones that hears nothing, or that of any quantity."""
     (known,) = (measured for measured in MEASURED if name in measured)

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from told import cells
+from told import cells, from_told
 
 from coursekit.exercises import thread_ranks as thread_ranks
 from coursekit.exercises.thread_ranks import Stuck, answer_of_ranks
@@ -59,7 +59,7 @@ def test_a_reduction_is_by_number():
     assert on_threads(2, work) == [([21, 12], 1), ([12, 21], 1)]
 
 
-@pytest.mark.parametrize("call, error, sentence", cells("test_thread_ranks::test_no_fault_hangs"))
+@from_told("call, error, sentence", cells)
 def test_no_fault_hangs(call, error, sentence):
     """Mutations: no look at who waits when a rank ends; a send that never waits; a function that is
     no isend or irecv of this rank called in a batch."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.utils.cpp_extension  # for the compiler; fails in a process that has imported pip
-from told import told
+from told import from_told
 
 from coursekit.machine import capabilities, profiling
 from coursekit.recordings.races import TINY
@@ -41,9 +41,7 @@ def test_blocks_in_cuda_graphs_train_alike(monkeypatch):
     assert losses[0] == pytest.approx(losses[2], rel=2e-3) and losses[0][2] < losses[0][0]
 
 
-@pytest.mark.parametrize(
-    "called, gigabytes, over", told("test_rungs::test_the_rate_of_this_gpu", globals())
-)
+@from_told("called, gigabytes, over")
 def test_the_rate_of_this_gpu(monkeypatch, called, gigabytes, over):
     """Must catch: a part of a GPU, a slower board of the same name or another size compared with
     the fast one; an RTX 4090 taken for any RTX; an A100, which the book has in two sizes, profiled

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from told import told
+from told import from_told
 
 from coursekit.topics.mixed_precision import explorer
 from coursekit.topics.mixed_precision.formats import CARD_FORMATS
@@ -76,9 +76,7 @@ def test_neighbours_are_a_step_away(name):
     assert kind.neighbours(kind.largest_pattern)[1] == math.inf
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), told("test_formats::test_numbers_as_the_card_writes_them", globals())
-)
+@from_told("value, text")
 def test_numbers_as_the_card_writes_them(value, text):
     """Must catch: zeros cut off a whole number, a carry that leaves ten digits."""
     assert explorer.written(value) == text

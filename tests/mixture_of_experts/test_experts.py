@@ -3,9 +3,7 @@ another order than in one process, hence 1e-12 of the largest element; float64 t
 random biases."""
 
 import copy
-import json
 import math
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from drawn import drawn
+from published import PUBLISHED
 from refusals import answer_of, begins
 from solved import Given
 from told import sections
@@ -275,10 +274,9 @@ def test_16_bits_and_autocast(capacity):
 # --- published models -----------------------------------------------------------------------------
 
 TYPES = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "deepseek_v2", "deepseek_v3")
-FILE = Path(__file__).parents[1] / "engines" / "published_models.json"
 MODELS = {
     f"{one['config']['model_type']} {one['parameters'] // 10**9}B": one
-    for one in json.loads(FILE.read_text())
+    for one in PUBLISHED.values()
     if one["config"]["model_type"] in TYPES
 }
 

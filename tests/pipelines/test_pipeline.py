@@ -15,7 +15,7 @@ import torch.distributed as dist
 from night import at_night
 from refusals import said_by
 from solved import Given, of_model
-from told import sections, told
+from told import from_told, sections
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -689,10 +689,7 @@ class Counts(nn.Module):
 LINEAR = [nn.Linear(3, 3) for _ in range(4)]
 
 
-@pytest.mark.parametrize(
-    "layers, lists, size, counts, words",
-    told("test_pipeline::test_bad_input_is_refused_before_a_rank_starts", globals()),
-)
+@from_told("layers, lists, size, counts, words")
 def test_bad_input_is_refused_before_a_rank_starts(layers, lists, size, counts, words):
     """Must catch: each of these found by a rank while the others wait for it; a batch cut into
     microbatches of different sizes, whose mean loss is another one."""

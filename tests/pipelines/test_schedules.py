@@ -10,7 +10,7 @@ from itertools import accumulate, product
 import pytest
 from night import at_night
 from pages import chapter
-from told import told
+from told import from_told
 
 from shardlab.pipelines.schedule_checks import picture
 from shardlab.pipelines.schedules import (
@@ -153,10 +153,7 @@ def swap(rank, one, other):
     return change
 
 
-@pytest.mark.parametrize(
-    "change, cell, words",
-    told("test_schedules::test_a_wrong_list_is_shown_with_its_bad_cell", globals()),
-)
+@from_told("change, cell, words")
 def test_a_wrong_list_is_shown_with_its_bad_cell(change, cell, words):
     """Must catch: each of these lists accepted; another cell marked than the one that is wrong."""
     with pytest.raises(InvalidSchedule) as caught:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from forked_script import forked, rehearsing
 from night import at_night
-from told import told
+from told import from_told, told
 
 from coursekit.lab.virtual import CLOCK
 from coursekit.machine.rehearsing import lines_of_errors
@@ -165,9 +165,7 @@ def test_a_script_that_cannot_be_rehearsed_gets_one_sentence(
     assert not where.exists() or not Path(where.read_text()).exists()
 
 
-@pytest.mark.parametrize(
-    "options, sentence", told("test_rehearse::test_a_question_that_cannot_be", globals())
-)
+@from_told("options, sentence")
 def test_a_question_that_cannot_be(rehearsed, options, sentence):
     """Must catch: a traceback; a rank that does not exist."""
     assert rehearsed(SCRIPTS / "sharded.py", *options, fails=2).startswith(sentence)

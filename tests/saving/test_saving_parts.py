@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from night import at_night
 from refusals import answer_of
-from told import told
+from told import from_told
 from torch import nn
 
 from shardlab import zero
@@ -100,9 +100,7 @@ def test_a_buffer_on_one_rank(technique, worlds):
         assert "rank 0 has nothing more, rank 1 has seen [2] torch.float32" in said
 
 
-@pytest.mark.parametrize(
-    "case, said", told("test_saving_parts::test_refused_before_anything_is_written", globals())
-)
+@from_told("case, said")
 def test_refused_before_anything_is_written(case, said, worlds, tmp_path):
     """Must catch: parts of two models sewn together; older saves pruned for one that cannot be
     resumed; one rank that raises while the other waits."""
@@ -249,9 +247,7 @@ PART = dict(ranks=[0, 1], flats=[], contents={})
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "changes, sentence", told("test_saving_parts::test_a_manifest_that_nobody_wrote", globals())
-)
+@from_told("changes, sentence")
 def test_a_manifest_that_nobody_wrote(changes, sentence, two, tmp_path):
     """Must catch: numbers of a manifest used before they are compared: uninitialised memory for no
     ranks, hours for a billion, `Cannot specify ',' with 's'` for a size; a format of tomorrow."""

@@ -16,7 +16,7 @@ from drawn import drawn_gpt
 from night import at_night
 from refusals import said_by
 from tables import far
-from told import told
+from told import from_told
 from torch import nn
 
 from coursekit.formulas import evaluate
@@ -521,10 +521,7 @@ def with_hook(register):
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize(
-    "change, message",
-    told("test_tensor_parallel::test_modules_that_a_part_cannot_replace", globals()),
-)
+@from_told("change, message")
 def test_modules_that_a_part_cannot_replace(change, message):
     """Must catch: each of these lost without a word, where a plain layer takes the module's place,
     or the first of its places."""
@@ -583,9 +580,7 @@ def test_bytes_on_the_wire(world, way, one_each):
 # --- what is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "ranks, config, change, message", told("test_tensor_parallel::test_what_is_refused", globals())
-)
+@from_told("ranks, config, change, message")
 def test_what_is_refused(ranks, config, change, message):
     """Must catch: a plan of another model, a module forgotten, a head cut through, a tie that
     cutting would untie, columns whose input nobody enters."""
@@ -624,9 +619,7 @@ def refused_on_ranks(case):
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.parametrize(
-    "case, message", told("test_tensor_parallel::test_what_ranks_refuse_together", globals())
-)
+@from_told("case, message")
 def test_what_ranks_refuse_together(worlds, case, message):
     """Must catch: an error on one rank alone; a token of no rank that becomes zeros."""
     said = worlds(3).run(refused_on_ranks, case)
@@ -777,9 +770,7 @@ def apart(case, way):
 
 
 @pytest.mark.parametrize("way", WAYS[:2])
-@pytest.mark.parametrize(
-    "case, first, second", told("test_tensor_parallel::test_what_ranks_have_alike", {})
-)
+@from_told("case, first, second")
 def test_what_ranks_have_alike(worlds, case, way, first, second):
     """Must catch: a comparison that only ranks with dropout make, so that they wait for the others;
     one that a refusal, or an evaluation, ends; a refusal of seeds that nothing is drawn from."""

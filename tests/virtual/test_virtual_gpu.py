@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from operators import Operators
 from solved import Given
-from told import told
+from told import from_told
 from torch import nn  # noqa: F401 (told.md names it)
 
 from coursekit.lab.virtual import recorded_gpu
@@ -174,9 +174,7 @@ def worker_of_a_loader():
     next(iter(DataLoader(torch.ones(4, 2), num_workers=1)))
 
 
-@pytest.mark.parametrize(
-    "ask, name", told("test_virtual_gpu::test_contents_that_nobody_has_are_refused", globals())
-)
+@from_told("ask, name")
 def test_contents_that_nobody_has_are_refused(ask, name):
     """Must catch: PyTorch's DynamicOutputShapeException, "NYI", or a sentence about weak
     dictionaries; tensors outside of the block that are refused, too."""

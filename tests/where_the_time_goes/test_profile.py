@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from told import told
+from told import from_told
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from coursekit.__main__ import main
@@ -48,10 +48,7 @@ def test_a_script_is_taken_apart(tmp_path, capfd, monkeypatch):
     assert {"aten::addmm"} <= {e.get("name") for e in json.loads(trace.read_text())["traceEvents"]}
 
 
-@pytest.mark.parametrize(
-    "source, sentence",
-    told("test_profile::test_a_script_that_cannot_be_taken_apart_gets_a_sentence", globals()),
-)
+@from_told("source, sentence")
 def test_a_script_that_cannot_be_taken_apart_gets_a_sentence(tmp_path, capsys, source, sentence):
     """Must catch: a traceback; exit code 0."""
     script = tmp_path / "train.py"

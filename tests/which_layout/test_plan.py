@@ -13,7 +13,7 @@ from night import at_night
 from pages import chapter
 from reader import Hand
 from solved import Given
-from told import cells, given
+from told import cells, from_told, given
 
 from bookkit import layouts
 from coursekit.__main__ import main
@@ -286,7 +286,7 @@ def test_from_a_shell(capsys):
     assert json.loads(capsys.readouterr().out)["nearest"]
 
 
-@pytest.mark.parametrize("changes, sentence", cells("test_plan::test_what_cannot_be", **RULES))
+@from_told("changes, sentence", cells, **RULES)
 def test_what_cannot_be(changes, sentence):
     """Must catch: an empty list, or a traceback out of NumPy, for what one sentence can say; a
     batch that no layout has either."""

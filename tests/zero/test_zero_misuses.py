@@ -6,12 +6,11 @@ import copy  # noqa: F401 (told.md names it)
 import io  # noqa: F401 (told.md names it)
 from functools import partial
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from refusals import answer_of, begins
-from told import sections, told
+from told import from_told, sections
 from torch import nn
 from torch.nn import Parameter
 from torch.optim import SGD
@@ -209,9 +208,7 @@ def backward_within(model, optimizer):
 # --- the table -------
 
 
-@pytest.mark.parametrize(
-    "stages, does, make, sentence", told("test_zero_misuses::test_a_misuse", globals())
-)
+@from_told("stages, does, make, sentence")
 def test_a_misuse(worlds, stages, does, make, sentence):
     """Must catch: any of the checks left out, or made by one rank alone."""
     for stage in stages:
