@@ -84,12 +84,11 @@ def channel(ranks: list[int], way: tuple) -> dist.ProcessGroup:
 
 class ExpertAxes(NamedTuple):
     """The ranks that divide the experts, those that have the same ones, and all that see different
-    tokens; of each rank in `divide` the ranks that have its experts."""
+    tokens."""
 
     divide: Axis
     replicas: Axis
     everyone: Axis
-    homes: list[list[int]]
 
 
 class Mesh:
@@ -116,9 +115,8 @@ class Mesh:
             raise ValueError(f"ep = {ep}: it must divide dp = {self.dp.size}.")
         grid, names = self.grid.unflatten(0, (-1, ep)), ("replicas", "ep", *AXES[1:])
         divide = self._own(slices(grid, "ep", names=names))
-        every = slices(grid, "replicas", "cp", names=names)
-        homes = [next(ranks for ranks in every if rank in ranks) for rank in divide.ranks]
-        return ExpertAxes(divide, self._own(every), self.line("dp", "cp"), homes)
+        replicas = self._own(slices(grid, "replicas", "cp", names=names))
+        return ExpertAxes(divide, replicas, self.line("dp", "cp"))
 
     def _own(self, every: list[list[int]]) -> Axis:
         """The group of this rank. All ranks make all groups, in this order, and make them once; a

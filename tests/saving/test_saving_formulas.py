@@ -15,7 +15,7 @@ from coursekit.formulas import (
 )
 from coursekit.formulas.registry import Registry
 from coursekit.topics.saving import pictures
-from shardlab.saving.resharding import FlatParameters, Layout
+from shardlab.saving.resharding import Held, Layout
 from shardlab.zero.hardened.flat import chunk_of
 
 STORAGE = 2e9  # bytes a second
@@ -112,12 +112,12 @@ def test_a_square_root_in_a_formula():
 
 def test_pieces_are_those_that_a_rank_reads():
     """Must catch: chunks of unequal ends, a piece that two ranks read, files in another order."""
-    layout = Layout([[["w", [pictures.DRAWN_ELEMENTS]]]], [[*range(pictures.DRAWN_FILES)]])
-    want = []
+    elements, files = pictures.DRAWN_ELEMENTS, range(pictures.DRAWN_FILES)
+    chunks = [chunk_of(file, elements, len(files)) for file in files]
+    layout, want = Layout([[("w", chunk.start, chunk.stop)] for chunk in chunks]), []
     for rank in range(pictures.DRAWN_RANKS):
-        held = chunk_of(rank, pictures.DRAWN_ELEMENTS, pictures.DRAWN_RANKS)
-        flat = FlatParameters([["w", [pictures.DRAWN_ELEMENTS]]], [], held, [], None)
-        want += [(piece.rank, rank, piece.elements) for piece in layout.pieces(flat)]
+        own = Held("w", [elements], chunk_of(rank, elements, pictures.DRAWN_RANKS), None)
+        want += [(s.file, rank, s.here.stop - s.here.start) for s in layout.sources(own)]
     found = [(file, rank, len(both)) for file, rank, both in pictures.drawn_pieces()]
     assert sorted(found) == sorted(want)
     assert sum(count for *_, count in found) == pictures.DRAWN_ELEMENTS

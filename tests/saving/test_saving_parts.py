@@ -243,7 +243,7 @@ def forge(manifest, **changes):
     manifest.write_text(json.dumps(content | {"sha256": durable.digest(content)}))
 
 
-PART = dict(ranks=[0, 1], flats=[], contents={})
+PART = dict(ranks=[0, 1], contents={}, written=[])
 
 
 @pytest.mark.one_in(2)

@@ -24,7 +24,7 @@ saves from there, the manifest last.
 
 The checksum of a file is compared before any of its contents are used: one flipped bit in a weight
 changes no shape and raises no error, so torch.load and torch.distributed.checkpoint let it pass.
-resharding.py decides which file gets which part of a run, and how other ranks read it.
+parts.py decides which file gets which elements, and resharding.py how other ranks read them.
 """
 
 import os
@@ -42,7 +42,7 @@ from ..common.torch_internals import tree_leaves
 from .durable import Damaged, flush_folder, read, read_json, write, write_json
 from .folders import MANIFEST, PARTIAL, file_of, is_ours, older, rest_of, saves, step_of
 from .parts import RankHolds, held_by, parts_of_run, saving_group, sum_of_bits
-from .resharding import Layout, flats_buffers, own_parts, state_types
+from .resharding import Layout, buffers_of, holds_of, own_parts, state_types
 from .states import (
     FORMAT,
     parts_in_manifest,
@@ -96,9 +96,10 @@ def save(
     whole, states = folder / f"step-{step}", optimizer.state_dict()["state"]
     failed, (n, me) = (SaveFailed, f"could not write to {folder}"), place(group)
     to = f"step {step} for {folder.absolute()}"
-    everyone, flats, buffers = compare_ranks(to, model, optimizer, group, failed, True, extra)
+    everyone, held, buffers = compare_ranks(to, model, optimizer, group, failed, True, extra)
     parts = parts_of_run(everyone)
-    number, ranks = next((k, part.ranks) for k, part in enumerate(parts) if me in part.ranks)
+    number, part = next((k, part) for k, part in enumerate(parts) if me in part.ranks)
+    ranks, written = part.ranks, part.written[part.ranks.index(me)]
     own, first = everyone[me].buffers, everyone[ranks[0]].buffers
 
     def begin():
@@ -115,15 +116,10 @@ def save(
         return made
 
     def write_own():
-        chunks = []
-        for index, flat in enumerate(flats):
-            homes = parts[number].homes_of(index)
-            own_place = homes.index(me) if me in homes else 0  # it holds nothing there
-            chunks.append(own_parts(flat, states, own_place, len(homes)))
         return write(
             partial / file_of(me),
             dict(
-                chunks=chunks,
+                chunks=own_parts(held, states, written),
                 random=random_states(),
                 buffers={name: buffers[name] for name in buffers if own[name] != first[name]},
             ),
@@ -136,7 +132,7 @@ def save(
         written = write(
             rest,
             dict(
-                kinds=[state_types(flat, states) for flat in flats],
+                kinds=state_types(held, states),
                 buffers=buffers,
                 settings=settings(optimizer),
                 extra={} if extra is None else extra,
@@ -193,11 +189,10 @@ def resume(
     """
     folder, group, loaded = Path(folder), saving_group(model, optimizer, group), []
     failed, (_, me) = (Damaged, f"could not read {folder}"), place(group)
-    everyone, flats, buffers = compare_ranks(
+    everyone, held, buffers = compare_ranks(
         str(folder.absolute()), model, optimizer, group, failed, False
     )
     part = next(part for part in parts_of_run(everyone) if me in part.ranks)
-    flats = [flat for flat in flats if not flat.elsewhere]
 
     def choose():  # on one rank, so that all resume from the same
         if not (found := saves(folder)):
@@ -211,22 +206,17 @@ def resume(
         parts, here = parts_in_manifest(manifest, place), part.contents
         number = next((k for k, each in enumerate(parts) if each.contents == here), 0)
         refuse_another(manifest["step"], parts[number].contents, here)
-        ranks = parts[number].ranks
-        every = map(parts[number].homes_of, range(len(parts[number].flats)))
-        homes = [[ranks.index(rank) for rank in one] for one in every]
-        layout = Layout(parts[number].flats, homes)
-        wanted = {piece.rank for flat in flats for piece in layout.pieces(flat)}
+        ranks, layout = parts[number].ranks, Layout(parts[number].written)
+        wanted = {source.file for one in held for source in layout.sources(one)}
         own = part.ranks.index(me) if len(part.ranks) == len(ranks) else None
 
         def content(name):
             return read(place / name, *manifest["files"][name])
 
         files = {rank: content(file_of(ranks[rank])) for rank in wanted | ({own} - {None})}
-        rest, chunks = (
-            content(rest_of(number)),
-            {rank: file["chunks"] for rank, file in files.items()},
-        )
-        restored = [layout.restored(flat, chunks, rest["kinds"]) for flat in flats]
+        rest = content(rest_of(number))
+        chunks = {rank: file["chunks"] for rank, file in files.items()}
+        restored = list(layout.restored(held, chunks, rest["kinds"]))
         mine = files.get(own, {})
         loaded.extend([restored, rest, mine, {**rest["buffers"], **mine.get("buffers", {})}])
 
@@ -239,17 +229,11 @@ def resume(
         raise Damaged(f"{damaged} {older(folder)}") from None
     restored, rest, of_this_rank, saved_buffers = loaded
     with torch.no_grad():
-        for flat, (values, _) in zip(flats, restored):
-            for tensor, value in zip(flat.tensors, values):
-                tensor.copy_(value)
+        for tensor, _, value, _ in restored:
+            tensor.copy_(value)
         for name, buffer in buffers.items():
             buffer.copy_(saved_buffers[name])
-    states = {
-        number: state
-        for flat, (_, own) in zip(flats, restored)
-        for number, state in zip(flat.numbers, own)
-        if state
-    }
+    states = {number: state for _, number, _, state in restored if state}
     groups = [
         now | then
         for now, then in zip(optimizer.state_dict()["param_groups"], rest["settings"], strict=True)
@@ -265,11 +249,11 @@ def resume(
 def compare_ranks(
     to: str, model, optimizer, group, failed, values: bool, extra=None
 ) -> tuple[list[RankHolds], list, dict]:
-    """(what each rank holds, this rank's flat tensors, its buffers). All ranks call it."""
+    """(what each rank holds, the elements that this one does, its buffers). All ranks call it."""
     here = []
 
     def held():
-        here.extend(flats_buffers(model, optimizer))
+        here.extend([list(holds_of(model, optimizer)), buffers_of(model)])
         held = held_by(to, *here, model, optimizer, group, values)
         if tensors := [leaf for leaf in tree_leaves(extra) if isinstance(leaf, torch.Tensor)]:
             held.sums["the tensors in extra"] = sum(map(sum_of_bits, tensors))

@@ -1,8 +1,9 @@
 """Which ranks hold the same: the parts of a run.
 
 Replicas hold the same, and the ranks of ZeRO share it: that is one part, of which each rank writes
-a chunk. Tensor parallelism and pipelines cut a model into several parts. All ranks save their parts
-together, into one folder, so a save has all parts or is absent.
+what it has; elements that several have are divided among them. Tensor parallelism and pipelines cut
+a model into several parts. All ranks save their parts together, into one folder, so a save has all
+parts or is absent.
 
 A part is known by its contents: name, dtype and shape of each tensor, and "part 1 of 2" where
 tensor parallelism has cut it. So it finds its own files, in whatever order the ranks are now.
@@ -20,32 +21,31 @@ from torch import Tensor, nn
 from ..common.collective_wire import place
 from ..common.shards import cut_among, groups_of, replicated_experts
 from ..data_parallel import Replicas
+from ..zero.hardened.flat import chunk_of
 from ..zero.hardened.stage3 import sharded_units
+
+# a parameter's name, and which of its elements: from the first number on, before the second
+Place = tuple[str, int, int]
 
 
 class PartOfRun(NamedTuple):
-    """Ranks that hold the same, by their numbers in the group that saves; their flat tensors, each
-    as [[name, shape], ...]; and what is in them, as held_by says."""
+    """Ranks that hold the same, by their numbers in the group that saves; what that is, as held_by
+    says; and which elements each of them writes."""
 
     ranks: list[int]
-    flats: list[list]
     contents: dict[str, str]
-    homes: list[list[int] | None] = []  # of each flat tensor, the ranks that have it; None: all
-
-    def homes_of(self, number: int) -> list[int]:
-        return (self.homes[number] if self.homes else None) or self.ranks
+    written: list[list[Place]]
 
 
 class RankHolds(NamedTuple):
     """A rank's word to the others before anything is written or read."""
 
     to: str  # the folder, and the step of a save
-    flats: list[list]
+    places: list[Place]
     contents: dict[str, str]
     sharing: list[int] | None  # the ranks that have the other shards of the same
     sums: dict[str, int]  # of the bits of parameters that are whole; empty before a resume
     buffers: dict[str, str]  # digests; likewise
-    homes: list[list[int] | None]  # as a part has them
 
 
 def sharding_group(model: nn.Module, optimizer) -> dist.ProcessGroup | None:
@@ -90,32 +90,25 @@ def plain_names(names: Iterable[str]) -> Callable[[str], str]:
     return plain
 
 
-def held_by(
-    to: str, flats: list, buffers: dict, model, optimizer, group, values: bool
-) -> RankHolds:
+def held_by(to: str, held: list, buffers: dict, model, optimizer, group, values: bool) -> RankHolds:
     """This rank's word to the others, with digests of its `values` or without."""
     shares = sharding_group(model, optimizer)
-    members = dist.get_process_group_ranks(shares) if shares else None
     number_of = partial(dist.get_group_rank, group or dist.group.WORLD)
-    sharing, homes = members and [*map(number_of, members)], []
+    sharing = [*map(number_of, dist.get_process_group_ranks(shares))] if shares else None
     found, sums = optimizers_in(optimizer), {}
-    for flat in flats:
-        first, cuts = flat.tensors[0], groups_of(flat.tensors[0])
-        homes.append(flat.homes and [*map(number_of, flat.homes)])
-        known = replicated_experts.get(first, (shares,))  # any rank may have an expert
+    for one in held:
+        tensor, cuts = one.tensor, groups_of(one.tensor)
+        known = replicated_experts.get(tensor, (shares,))  # any rank may have an expert
         cut_elsewhere = "".join(part_of(cut) for cut in cuts if cut not in known)
-        # in stage 3 each parameter has a tensor; all that are in a bucket are in one group
-        for index, (name, shape) in zip(flat.places, flat.parameters):
-            tensor, group = flat.tensors[index], flat.groups[index]
-            where = f"in group {group}" if tensor.requires_grad else "not trained"
-            found[name] = f"{tensor.dtype} {shape} {where}{cut_elsewhere}"
-        if values and shares not in cuts and first not in replicated_experts:
-            sums[flat.parameters[0][0]] = sum_of_bits(first)
+        where = f"in group {one.group}" if tensor.requires_grad else "not trained"
+        found[one.name] = f"{tensor.dtype} {one.shape} {where}{cut_elsewhere}"
+        if values and shares not in cuts and tensor not in replicated_experts:
+            sums[one.name] = sum_of_bits(tensor)
     found |= {
         name: f"{buffer.dtype} {list(buffer.shape)} as a buffer" for name, buffer in buffers.items()
     }
-    digests = hashes_of(buffers) if values else {}
-    return RankHolds(to, [flat.cut for flat in flats], found, sharing, sums, digests, homes)
+    places = [(one.name, one.places.start, one.places.stop) for one in held if one.places]
+    return RankHolds(to, places, found, sharing, sums, hashes_of(buffers) if values else {})
 
 
 def optimizers_in(optimizer) -> dict[str, str]:
@@ -153,7 +146,7 @@ def hashes_of(buffers: dict[str, Tensor]) -> dict[str, str]:
 def parts_of_run(everyone: list[RankHolds]) -> list[PartOfRun]:
     """The parts that the ranks hold. Raises ValueError if ranks that should hold the same do
     not."""
-    parts: dict[str, PartOfRun] = {}
+    parts: dict[int, list[int]] = {}  # by the first rank of each
     for rank, held in enumerate(everyone):
         if held.to != everyone[0].to:
             raise ValueError(
@@ -168,20 +161,46 @@ def parts_of_run(everyone: list[RankHolds]) -> list[PartOfRun]:
                     " of what ranks hold under one name. Make them alike, or give each rank its own"
                     " `group` and folder."
                 )
-        key = str((held.flats, held.contents, held.sharing))
-        parts.setdefault(key, PartOfRun([], held.flats, held.contents, held.homes)).ranks.append(
-            rank
-        )
-    for part in parts.values():
-        first = part.ranks[0]
-        for rank in set(everyone[first].sharing or ()) - set(part.ranks):
-            differs = first_difference(part.contents, everyone[rank].contents)
-            name, here, there = differs or ("the order of parameters", "one", "another")
+        parts.setdefault(twin, []).append(rank)
+    for first, ranks in parts.items():
+        for rank in set(everyone[first].sharing or ()) - set(ranks):
+            name, here, there = first_difference(everyone[first].contents, everyone[rank].contents)
             raise ValueError(
                 f"{name} is {here} on rank {first}, and {there} on rank {rank}: ranks that share a"
                 " model by ZeRO have the same tensors."
             )
-    return list(parts.values())
+    return [
+        PartOfRun(ranks, everyone[first].contents, divided([everyone[rank] for rank in ranks]))
+        for first, ranks in parts.items()
+    ]
+
+
+def divided(part: list[RankHolds]) -> list[list[Place]]:
+    """The elements that each rank of a part writes. Those that several hold lie one after the
+    other, and each of these ranks writes a chunk of them."""
+    holders: dict[Place, list[int]] = {}
+    for rank, held in enumerate(part):
+        for one in held.places:
+            holders.setdefault(one, []).append(rank)
+    piles: dict[tuple[int, ...], list[Place]] = {}
+    for one, ranks in holders.items():
+        piles.setdefault(tuple(ranks), []).append(one)
+    written: list[list[Place]] = [[] for _ in part]
+    for ranks, pile in piles.items():
+        elements, begin = sum(stop - start for _, start, stop in pile), 0
+        chunks = [chunk_of(k, elements, len(ranks)) for k in range(len(ranks))]
+        for name, start, stop in pile:
+            for rank, chunk in zip(ranks, chunks):
+                if both := common(chunk, range(begin, begin + stop - start)):
+                    ahead = start - begin
+                    written[rank].append((name, both.start + ahead, both.stop + ahead))
+            begin += stop - start
+    return written
+
+
+def common(a: range, b: range) -> range:
+    start = max(a.start, b.start)
+    return range(start, max(start, min(a.stop, b.stop)))
 
 
 def first_difference(here: dict[str, str], there: dict[str, str]) -> tuple[str, str, str] | None:

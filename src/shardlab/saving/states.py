@@ -10,7 +10,7 @@ from .durable import Damaged
 from .folders import MANIFEST, file_of, rest_of, step_of
 from .parts import PartOfRun, first_difference
 
-FORMAT = 2  # 1: one part, and the names as wrappers had them: no longer read
+FORMAT = 3  # 1 and 2, whose files had chunks of flat tensors, are no longer read
 
 
 def settings(optimizer) -> list[dict]:
@@ -53,9 +53,11 @@ def parts_in_manifest(manifest: dict, place: Path) -> list[PartOfRun]:
         found = [
             PartOfRun(
                 list(part["ranks"]),
-                [[(name, shape) for name, shape in flat] for flat in part["flats"]],
                 dict(part["contents"]),
-                part.get("homes", []),
+                [
+                    [(str(name), start, stop) for name, start, stop in each]
+                    for each in part["written"]
+                ],
             )
             for part in parts
             if len(part["ranks"]) < len(files)
