@@ -7,7 +7,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from shardlab.common.backward import NoSecondGradient
-from shardlab.common.torch_internals import scaled_product
 from shardlab.mixed_precision.float8 import (
     Float8Product,
     Float8Recipe,
@@ -131,7 +130,8 @@ def test_the_same_as_a_scaled_product():
     x8, w8 = to_float8(x, E4M3), to_float8(w, E4M3)
     factors = x8.values.view(32, 64), w8.values.view(16, 64).t()
     try:
-        theirs = scaled_product(*factors, x8.scales[0], w8.scales[0], torch.float32)
+        scales = dict(scale_a=x8.scales[0], scale_b=w8.scales[0], out_dtype=torch.float32)
+        theirs = torch._scaled_mm(*factors, **scales)
     except NotImplementedError:
         pytest.skip("this PyTorch has no product of 8-bit factors on a CPU")
     ours = F.linear(from_float8(x8), from_float8(w8))

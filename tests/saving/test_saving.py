@@ -182,6 +182,24 @@ MASTERS = dict(rule=MasterWeights, of=torch.optim.AdamW, dtype=torch.bfloat16, *
 HOSTED_MASTERS = {**MASTERS, "rule": cpu_offload(MasterWeights)}
 
 
+def one_frozen(groups, **settings):
+    groups[1]["params"][0].requires_grad_(False)
+    return torch.optim.AdamW(groups, **settings)
+
+
+def others_left_out(groups, **settings):
+    return torch.optim.AdamW(groups[0]["params"][:1], **settings)
+
+
+def amsgrad_for_matrices(groups, **settings):
+    groups[0]["amsgrad"] = True
+    return torch.optim.AdamW(groups, **settings)
+
+
+# states that differ within a unit of stage 3, or are not there
+APART = [DIMS | dict(rule=rule) for rule in (one_frozen, others_left_out, amsgrad_for_matrices)]
+
+
 def any_layouts(options, seed):
     """Stages that are drawn, on two ranks, three and one."""
     chance = random.Random(f"{len(options)} {seed}")
@@ -218,6 +236,7 @@ def any_layouts(options, seed):
         ((1, 2, HOSTED), (1, 2, HOSTED)),
         ((1, 2, HOSTED), (1, 2, {})),
         any_layouts(DIMS, 0),
+        *(((3, 2, apart), (3, 3, apart), (None, 2, apart)) for apart in APART),
         *at_night(
             [(1, 2, {}), (1, 3, PARTS)],
             [(3, 2, {}), (1, 3, PARTS)],
@@ -236,7 +255,7 @@ def test_from_layout_to_layout(layouts, worlds, tmp_path):
     weight by its second name; the states of a plain model not saved; the host's copies not
     refreshed, so that the first step undoes the resuming; masters that begin anew from rounded
     weights, or are not found beside a model without shards; "module." in a file; decay of another
-    group."""
+    group; the states of a unit's first parameter taken for all."""
     want = None
     for number, (stage, n, options) in enumerate(layouts):
         in_16_bits = "of" in options
@@ -247,33 +266,6 @@ def test_from_layout_to_layout(layouts, worlds, tmp_path):
                 compared = zip(want[0], kept)
             close = 0 if in_16_bits else 1e-12
             assert all(torch.allclose(*both, rtol=0, atol=close) for both in compared), (stage, n)
-
-
-def partly_trained(folder, how, seed):
-    """Make a step and save, or resume; the weights after one more step."""
-    model, optimizer, scheduler = training(3, seed, groups="by dims")
-    if how == "frozen":
-        dict(model.named_parameters())["first.bias"].requires_grad_(False)
-    elif how == "left out":
-        named = dict(model.named_parameters())
-        optimizer = torch.optim.AdamW([named["first.weight"]], lr=0.1)
-    else:
-        optimizer.param_groups[0]["amsgrad"] = True
-    if not resume(folder, model, optimizer):
-        steps(model, optimizer, scheduler, 0, 1)
-        save(folder, model, optimizer, 1)
-    steps(model, optimizer, scheduler, 1, 2)
-    with unsharded(model):
-        return [p.detach().clone() for p in model.parameters()]
-
-
-@pytest.mark.parametrize("how", ("frozen", "left out", "amsgrad for matrices"))
-def test_states_that_differ_within_a_unit(how, two, three, tmp_path):
-    """Must catch: the states of the first parameter taken for all; a chunk with a hole."""
-    want = two.run(partly_trained, str(tmp_path), how, 0)[0]
-    for world in (two, three):
-        for found in world.run(partly_trained, str(tmp_path), how, 9):
-            assert all(torch.allclose(*both, rtol=1e-12) for both in zip(want, found))
 
 
 # --- what cannot be written -----------------------------------------------------------------------

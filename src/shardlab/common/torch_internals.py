@@ -6,7 +6,6 @@ repair here and nowhere else. Tested with torch 2.8 and 2.13.
 """
 
 import functools
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -236,13 +235,6 @@ def divide_into(pairs: list[tuple[Tensor, Tensor]], divisor: int):
         torch.div(tensor, divisor, out=quotient)
 
 
-def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype) -> Tensor:
-    """(a * scale_a) @ (b * scale_b) of float8 factors, b with its columns in a row each, in the
-    units that a GPU has for them. PyTorch 2.13 has a public name for it, and 2.8 has not. Without
-    it, fp8 is only emulated."""
-    return torch._scaled_mm(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=dtype)
-
-
 # --- tensors, storages, modules -------------------------------------------------------------------
 
 
@@ -447,17 +439,6 @@ def fused_block_backward(
     return FUSED_ATTENTION_BACKWARD[1](*given, *sizes, 0.0, causal, unused, unused)
 
 
-def torch_ring(rotate: str) -> tuple[Callable, Callable]:
-    """PyTorch's ring attention, forward and backward, which its context_parallel gives to GPUs
-    alone. Keys and values are passed on ("alltoall") or gathered ("allgather", its default).
-    Without it, races of context parallelism have no peer."""
-    from torch.distributed.tensor.experimental import _attention
-
-    _attention.set_rotate_method(rotate)
-    forward = _attention._templated_ring_attention
-    return forward, sys.modules[forward.__module__]._templated_ring_attention_backward
-
-
 def is_fake(tensor: Tensor) -> bool:
     """Whether the tensor has a shape and no contents. Without it, virtual ranks cannot tell their
     messages from those that are sent."""
@@ -491,15 +472,3 @@ def changes_arguments(function: torch._ops.OpOverload) -> bool:
     of c10d do not tell. Without it, selective checkpointing keeps a product that is changed in
     place, and changes it a second time."""
     return function._schema.is_mutable
-
-
-# --- torch.compile --------------------------------------------------------------------------------
-
-
-def generated_code(function: Callable, *inputs) -> str:
-    """The code that torch.compile generates for these inputs. Without it, no page and no lab shows
-    the loop."""
-    from torch._inductor.utils import run_and_get_code  # seconds of imports
-
-    torch.compiler.reset()
-    return "\n".join(run_and_get_code(torch.compile(function), *inputs)[1])

@@ -4,7 +4,8 @@ or gathered. PyTorch's context_parallel gives that one to GPUs alone; handed a k
 CPUs too, in the zigzag order that it calls head-tail.
 """
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import lcm
 
@@ -17,7 +18,7 @@ from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from coursekit.recordings.recordings import Row
 from shardlab import context_parallel
-from shardlab.common.torch_internals import fused_block, fused_block_backward, torch_ring
+from shardlab.common.torch_internals import fused_block, fused_block_backward
 from shardlab.context_parallel import Context, core
 from shardlab.context_parallel.core_ring import RingOfKeys
 from shardlab.context_parallel.hardened.mixes import FusedBlocks, PassingOrPlanned
@@ -52,6 +53,16 @@ class BlocksAfterMessages(FusedBlocks):
 class RingWithoutOverlap(core.Mix):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return RingOfKeys.apply(q, k, v, BlocksAfterMessages(self.context))
+
+
+def torch_ring(rotate: str) -> tuple[Callable, Callable]:
+    """PyTorch's ring attention, forward and backward. Keys and values are passed on ("alltoall") or
+    gathered ("allgather", its default)."""
+    from torch.distributed.tensor.experimental import _attention
+
+    _attention.set_rotate_method(rotate)
+    forward = _attention._templated_ring_attention
+    return forward, sys.modules[forward.__module__]._templated_ring_attention_backward
 
 
 class TorchRing(torch.autograd.Function):

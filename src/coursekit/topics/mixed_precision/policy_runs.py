@@ -23,7 +23,6 @@ from ranklab.measure.clock import gpu_busy_seconds, median_seconds
 from ranklab.measure.ledger import Ledger
 from ranklab.measure.weigh import storage_bytes
 from shardlab import mixed_precision as fast
-from shardlab.common.torch_internals import scaled_product
 from shardlab.gpt import GPT, next_token_loss
 from shardlab.mixed_precision import core
 from shardlab.mixed_precision.policies import (
@@ -176,7 +175,8 @@ def rate_of_product(device, name, dtype, size) -> Iterator[Row]:
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     if name == "fp8 e4m3":
         one = torch.ones((), device=device)
-        work = partial(scaled_product, a, b.t(), one, one, torch.bfloat16)
+        scales = dict(scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        work = partial(torch._scaled_mm, a, b.t(), **scales)  # 2.8 has no public name for it
     else:
         work = partial(torch.matmul, a, b)
     with POLICIES["TF32" if name == "tf32" else "FP32"].step():

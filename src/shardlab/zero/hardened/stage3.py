@@ -30,10 +30,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from ...common import optimizer_checks
 from ...common.agreement import agree, facts_of, hand_out
-from ...common.backward import NoSecondGradient, check_dense, when_gradient_comes
+from ...common.backward import NoSecondGradient, check_dense
 from ...common.collective_wire import Group
 from ...common.shards import (
     CannotShard,
@@ -387,7 +388,8 @@ class Unit:
             if not again:
                 self.free()
         wanted = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
-        when_gradient_comes(wanted, self.enter_backward)
+        if wanted:  # the first gradient among them
+            register_multi_grad_hook(wanted, lambda _: self.enter_backward(), mode="any")
         return output
 
     # --- backward ---------------------------------------------------------------------------------
