@@ -3,7 +3,7 @@ pipelines, data parallelism, and any of them together.
 
     clip_gradients(optimizer, 1.0)             between backward and step(), on every rank
 
-PyTorch's own functions are in torch_clip_and_scale.py.
+PyTorch's own functions are in common/before_step.py.
 """
 
 import torch

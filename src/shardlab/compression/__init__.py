@@ -12,18 +12,3 @@ from .core_bits import four_bits, signs
 from .core_optimizers import DeMo, DiLoCo, OneBitAdam
 from .core_zero import zero_plus_plus
 from .large_batch import LAMB, LARS
-
-__all__ = [
-    "LAMB",
-    "LARS",
-    "Compressed",
-    "DeMo",
-    "DiLoCo",
-    "OneBitAdam",
-    "four_bits",
-    "power_sgd",
-    "signs",
-    "sixteen_bits",
-    "top_k",
-    "zero_plus_plus",
-]

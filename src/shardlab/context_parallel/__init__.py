@@ -25,15 +25,3 @@ from .core import targets_a_rank
 from .core_masks import Causal, ChosenTiles, Window
 from .hardened.context import Context, context_parallel
 from .hardened.mixes import GatheredAttention, RingAttention, Ulysses
-
-__all__ = [
-    "Causal",
-    "Context",
-    "GatheredAttention",
-    "RingAttention",
-    "ChosenTiles",
-    "Ulysses",
-    "Window",
-    "context_parallel",
-    "targets_a_rank",
-]

@@ -18,15 +18,3 @@ from .ladder import (
     Replicas,
     make_buckets,
 )
-
-__all__ = [
-    "BUCKET_BYTES",
-    "Bucketed",
-    "CannotReplicate",
-    "DistributedDataParallel",
-    "FlatBucket",
-    "ParameterServer",
-    "PerTensor",
-    "Replicas",
-    "make_buckets",
-]

@@ -22,5 +22,3 @@ Micikevicius et al. 2018.
 
 from .hardened.loss_scaler import LossScaler
 from .hardened.master_weights import MasterWeights
-
-__all__ = ["LossScaler", "MasterWeights"]

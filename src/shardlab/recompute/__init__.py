@@ -20,5 +20,3 @@ Chen et al. 2016; Korthikanti et al. 2022 (arXiv 2205.05198).
 """
 
 from .hardened.checkpointing import CheckpointError, checkpoint
-
-__all__ = ["CheckpointError", "checkpoint"]

@@ -63,21 +63,21 @@ class Copies:
 class OverlappedCopies(Copies):
     """Copies in a stream of their own, through pinned memory, which PyTorch keeps for later copies.
     record_stream would keep memory from others until the GPU is there, layers behind the host. So
-    computing waits for the copy of what left HELD moves before: at most HELD storages are on the
-    device beside their copies. Backward begins with these, and takes them as they are. What comes
-    back lies in memory of the computing stream."""
+    computing waits for the copy of what left `held` moves before: at most as many storages are on
+    the device beside their copies. Backward begins with these, and takes them as they are. What
+    comes back lies in memory of the computing stream."""
 
     overlap = True
 
-    def __init__(self, device: torch.device):
-        self.streams = torch.get_device_module(device)
+    def __init__(self, device: torch.device, held: int = HELD):
+        self.held, self.streams = held, torch.get_device_module(device)
         self.stream = self.streams.Stream(device)
         self.leaving: dict[int, tuple[Tensor, object]] = {}  # by the address on the host, in order
 
     def out(self, flat: Tensor) -> Tensor:
         host = self.room(flat)
         self.leaving[key_of(host)] = flat, self.copy(host, flat, flat.device)
-        if len(self.leaving) > HELD:
+        if len(self.leaving) > self.held:
             self.wait(*self.leaving.pop(next(iter(self.leaving))))
         return host
 
@@ -95,6 +95,7 @@ class OverlappedCopies(Copies):
 
     def finish(self):
         self.stream.synchronize()
+        self.leaving.clear()
 
     def wait(self, flat: Tensor, when):
         self.streams.current_stream(flat.device).wait_event(when)

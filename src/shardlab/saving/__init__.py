@@ -14,5 +14,3 @@ save(), resume() and their errors are names of this package.
 from .checkpoint import Saved, resume, save
 from .durable import Damaged
 from .together import SaveFailed
-
-__all__ = ["Damaged", "SaveFailed", "Saved", "resume", "save"]

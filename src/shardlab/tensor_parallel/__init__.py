@@ -33,14 +33,3 @@ from .hardened.overlap import overlapped
 from .hardened.plan import gpt_plan
 from .hardened.sequence import sequence_parallel
 from .hardened.whole_gradients import sum_gradients
-
-__all__ = [
-    "CannotSplit",
-    "apply_tensor_parallel",
-    "check_plan",
-    "gpt_plan",
-    "overlapped",
-    "sequence_parallel",
-    "sum_gradients",
-    "vocabulary_parallel_loss",
-]

@@ -19,5 +19,3 @@ Rajbhandari et al. 2020 (arXiv 1910.02054).
 """
 
 from .hardened.api import shard
-
-__all__ = ["shard"]

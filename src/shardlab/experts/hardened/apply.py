@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from ...common.agreement import agree, facts_of, hand_out
 from ...common.backward import owners
+from ...common.before_step import holder_of, replaced, watch_steps
 from ...common.collective_wire import Group, all_gather_single
-from ...common.optimizer_checks import holder_of, replaced
 from ...common.shards import Replicated, groups_of, groups_of_shards, replicated_experts, stages_of
-from ...common.torch_clip_and_scale import watch_steps
 from ...common.torch_internals import (
     active_fake_mode,
     assert_without_wait,

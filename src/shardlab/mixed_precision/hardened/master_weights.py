@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ...common.before_step import note
 from ...common.shards import take_place
-from ...common.torch_clip_and_scale import note
 from ...common.torch_internals import storage_key, version
 
 AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model

@@ -34,9 +34,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...common.backward import as_one_backward
+from ...common.before_step import watch_steps
 from ...common.collective_wire import backend_for
 from ...common.shards import Stages, stages_of_parameters
-from ...common.torch_clip_and_scale import watch_steps
 from ...common.torch_internals import active_fake_mode
 from .. import core
 from ..core import Sent

@@ -9,9 +9,8 @@ from torch import nn
 
 from ...common.agreement import agree, facts_of, hand_out
 from ...common.backward import owners
-from ...common.optimizer_checks import holder_of, replaced
+from ...common.before_step import holder_of, replaced, watch_steps
 from ...common.shards import cut_among
-from ...common.torch_clip_and_scale import watch_steps
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
 from .first_forward import FirstForward
 from .layers import CutModule, Parts

@@ -7,7 +7,7 @@ from torch import nn
 
 from ... import data_parallel
 from ...common.agreement import agree, changes_rows, fact, hand_out
-from ...common.optimizer_checks import check_elementwise
+from ...common.before_step import check_elementwise
 from ...common.shards import CannotShard
 from ...experts.core_parallel import count_everywhere
 from . import stage1, stage2

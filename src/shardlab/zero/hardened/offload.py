@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...common import torch_clip_and_scale
+from ...common import before_step
 from ...common.backward import owners, when_backward_ends
 from ...common.shards import CannotShard, take_place
 from ...common.torch_internals import (
@@ -76,9 +76,9 @@ def cpu_offload(optimizer_cls: type) -> type:
             self.origin = {host: device for device, host in self.moved}
             inside = getattr(self, "copies", [(host, host) for host in self.origin])
             self.pairs = [(self.origin[host], copy) for host, copy in inside]
-            torch_clip_and_scale.watch_steps()  # a GradScaler asks for gradients on the device
+            before_step.watch_steps()  # a GradScaler asks for gradients on the device
             if hasattr(self, "take_gradients"):
-                torch_clip_and_scale.note([device for device, _ in added], self)
+                before_step.note([device for device, _ in added], self)
 
         def host_copy(self, parameter):
             link = self.links.setdefault(parameter.device, copies_on(parameter.device))
@@ -197,7 +197,6 @@ class Landing:
     def __init__(self):
         self.units, self.running = [], 0
         self.copies: OverlappedCopies | None = None
-        self.leaving: tuple[Tensor, object] | None = None  # the last mean, and the end of its copy
         self.coming: list[tuple[object, Tensor]] = []  # flat tensors, and the means of their shards
         self.end = None  # refers weakly to the end of the backward that they belong to
 
@@ -225,17 +224,12 @@ class Landing:
         if self.end is None or self.end() is None:
             self.coming = []  # of a backward that raised
             self.end = when_backward_ends(self.arrive)
-        if self.copies is None:
-            self.copies = OverlappedCopies(mean.device)
-        if self.leaving is not None:  # its memory goes, once the copy has ended
-            self.copies.wait(*self.leaving)
-        host = self.copies.room(mean)
-        self.leaving = mean, self.copies.copy(host, mean, mean.device)
-        self.coming.append((flat, host))
+        self.copies = self.copies or OverlappedCopies(mean.device, held=1)
+        self.coming.append((flat, self.copies.out(mean)))
 
     def arrive(self):
         self.copies.finish()
-        coming, self.coming, self.leaving, self.end = self.coming, [], None, None
+        coming, self.coming, self.end = self.coming, [], None
         for flat, host in coming:
             add_gradients(zip(flat.shards, flat.parts(host)))
 

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from ...common.agreement import agree, fact
 from ...common.backward import BackwardListener
-from ...common.optimizer_checks import check_elementwise, tried
+from ...common.before_step import check_elementwise, note, tried
 from ...common.shards import CannotShard, misses_experts
-from ...common.torch_clip_and_scale import note
 from .. import core
 from .arriving import UnderWay
 from .buckets import BUCKET_BYTES, Bucket, into_buckets

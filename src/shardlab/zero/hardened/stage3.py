@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from ...common import optimizer_checks
+from ...common import before_step
 from ...common.agreement import agree, facts_of, hand_out
 from ...common.backward import NoSecondGradient, check_dense
 from ...common.collective_wire import Group
@@ -44,7 +44,6 @@ from ...common.shards import (
     replicas_of,
     stages_of,
 )
-from ...common.torch_clip_and_scale import watch_steps
 from ...common.torch_internals import (
     CALL,
     READ_NO_VALUES,
@@ -61,7 +60,7 @@ from ...common.torch_internals import (
 from ...experts.core_parallel import count_everywhere
 from .. import core_stage3
 from .ahead import Ahead
-from .arriving import Arrival, as_gradients
+from .arriving import Arrival, ChunkOfSum, as_gradients
 from .flat import Ring, best_collectives, filled, own_chunk, sizes_of
 from .offload import Landing, add_gradients, brought_home, may_come_late
 from .saved_tensors import saved_with, tensors_of, with_leaves, without_parameters
@@ -100,7 +99,7 @@ def fully_shard(
     units = list(dict.fromkeys([*units, module]))
     check_units(module, units, device)
     check_alike(module, units, group)
-    watch_steps()
+    before_step.watch_steps()
     owned = owned_sites(module, units)
     ahead = Ahead() if prefetch else None
     if ahead:
@@ -475,7 +474,7 @@ class BesideAttributes(dict):
     attribute of that name is another tensor, a placeholder or the gathered parameter."""
 
     def __contains__(self, name) -> bool:
-        return super().__contains__(name) and self[name] not in optimizer_checks.shards
+        return super().__contains__(name) and self[name] not in before_step.shards
 
 
 class Gone(Tensor):
@@ -524,7 +523,7 @@ def placeholder(
 def dissolve(parameter: nn.Parameter, unit: str):
     """Give the memory of a parameter back, which a list or a closure may have kept, and let nobody
     use it. An optimizer that has it is refused when it steps."""
-    optimizer_checks.replaced([parameter], by="fully_shard")
+    before_step.replaced([parameter], by="fully_shard")
     parameter.grad = None
     if type(parameter) is nn.Parameter:
         parameter.data = parameter.data.new_empty(0)
@@ -568,7 +567,7 @@ class Flat(core_stage3.Flat):
             for part, parameter in zip(self.parts(self.chunk), parameters)
         ]
         for shard in self.shards:
-            optimizer_checks.watch(shard, how.landing)
+            before_step.watch(shard, how.landing)
         self.full, self.coming = full.to(how.computes_in(full.dtype)), None
         self.free()
 
@@ -638,14 +637,13 @@ class Flat(core_stage3.Flat):
     def take_mean(self, parts: list[Tensor]):
         add_gradients(zip(self.shards, brought_home(as_one(parts), self)))
 
-    def expect(self, mean: Callable[[], list[Tensor]]) -> Arrival | None:
+    def expect(self, mean: ChunkOfSum) -> Arrival | None:
         """The shards get gradients for which whoever uses them first waits. None if these are to be
         added to others, or to be brought elsewhere."""
-        chunk = getattr(mean, "chunk", None)
         added = any(shard.grad is not None for shard in self.shards)
-        if chunk is None or added or kind(chunk) != kind(self.chunk):
+        if added or kind(mean.chunk) != kind(self.chunk):
             return None
-        return as_gradients(self.shards, self.parts(chunk), mean)
+        return as_gradients(self.shards, self.parts(mean.chunk), mean)
 
     def check(self):
         memory = storage_key(self.chunk.untyped_storage())
