@@ -199,20 +199,6 @@ TAKES_FAKE = torch._C._dispatch_has_kernel_for_dispatch_key("c10d::_allgather_ba
 _fake: list[torch.library.Library] = []
 
 
-def group_named(name: str | dist.ProcessGroup) -> dist.ProcessGroup:
-    """The process group of a functional collective, which names it. Without it, nobody knows which
-    ranks a message of DTensor is for."""
-    if isinstance(name, dist.ProcessGroup):
-        return name
-    return dist.distributed_c10d._resolve_process_group(name)
-
-
-def not_yet_waited_for(result: Tensor) -> Tensor:
-    """The result of a functional collective as a tensor that waits when it is used. Without it,
-    DTensor's messages hide under nothing on virtual GPUs."""
-    return torch.distributed._functional_collectives.AsyncCollectiveTensor(result)
-
-
 def process_groups() -> list[dist.ProcessGroup]:
     """All process groups of this process. Without it, a stuck call cannot be ended."""
     return list(dist.distributed_c10d._world.pg_map)

@@ -11,8 +11,7 @@ from coursekit.recordings.races import TINY, step_by, train_step
 from coursekit.topics.data_parallelism import runs as data_parallelism
 from coursekit.topics.tensor_parallelism import runs as tensor_parallelism
 from coursekit.topics.zero import runs as zero
-from ranklab.virtual import GPU, Links, UnknownSpeed, VirtualGPUs
-from ranklab.virtual.functional import Functional
+from ranklab.virtual import GPU, Links, VirtualGPUs
 from shardlab.gpt import GPT, GPTConfig
 
 RANKS = 2
@@ -90,9 +89,3 @@ def test_a_functional_message_travels_until_its_result_is_used():
             y.mul_(2)
             whole.add_(1)
     assert round(1e9 * step.exposed_seconds) in range(1_195, 1_201)
-
-
-def test_a_message_that_nobody_knows_is_refused():
-    """Must catch: a message that takes no time."""
-    with VirtualGPUs(RANKS, QUICK), pytest.raises(UnknownSpeed, match="is not a message that"):
-        Functional().call("all_gather_into_tensor_coalesced", torch.ones(2), RANKS, "0")

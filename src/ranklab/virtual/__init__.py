@@ -13,7 +13,6 @@ operators.py    bytes and operations of an operator
 clock.py        host, streams, spans
 streams.py      streams and events, under torch's names
 messages.py     when a message starts and ends
-functional.py   messages of DTensor
 memory.py       live bytes, and a GPU that runs out of memory
 pinned.py       copies to the host's memory and back
 loading.py      a loader beside the GPU

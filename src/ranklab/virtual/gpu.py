@@ -37,6 +37,7 @@ from ranklab.torch_internals import (
     eager_on_fake_tensors,
     foreach_as_on_cuda,
     known_value,
+    on_the_cpu,
     watch_resize,
 )
 from shardlab.common.torch_internals import (
@@ -49,7 +50,6 @@ from shardlab.common.torch_internals import (
     local_tensor,
 )
 
-from . import functional
 from .clock import MAIN, VirtualClock
 from .hardware import GPU, NoContents, nanoseconds
 from .memory import LiveBytes
@@ -67,6 +67,7 @@ from .pinned import PinnedMemory
 from .report import VirtualStep
 from .streams import VirtualStreams
 
+FUNCTIONAL = "_c10d_functional"
 OF_THIS_RANK = FakeTensor, nn.Parameter
 
 
@@ -78,7 +79,7 @@ class VirtualGPU(TorchDispatchMode):
         self.gpu, self.clock, self.memory = gpu, clock or VirtualClock(), LiveBytes(gpu)
         self.streams = VirtualStreams(self.clock)
         self.messages = Messages(gpu, self.streams, self.phase)
-        self.functional, self.pinned = functional.Functional(), PinnedMemory(gpu, self.clock)
+        self.pinned = PinnedMemory(gpu, self.clock)
         self.updating, self.latest, self.contexts = False, "forward", ExitStack()
 
     def __enter__(self):
@@ -145,8 +146,8 @@ class VirtualGPU(TorchDispatchMode):
                 return torch.tensor(1, dtype=args[0].dtype).item()
             if packet in RETURN_TRUE:
                 return True
-        if function.namespace == functional.NAMESPACE:
-            return self.functional_collective(packet.__name__, *args, **named)
+        if function.namespace == FUNCTIONAL:
+            return self.functional_collective(function, args, named)
         try:
             result = function(*args, **named)
         except NEEDS_CONTENTS:
@@ -205,13 +206,17 @@ class VirtualGPU(TorchDispatchMode):
             for _ in range(kernels - 1):  # beside the first
                 self.clock.launch(self.gpu.launch_nanoseconds)
 
-    def functional_collective(self, name: str, x: Tensor, *args) -> Tensor:
+    def functional_collective(self, function, args: tuple, named: dict) -> Tensor:
+        """A message of DTensor, by PyTorch's kernel for the CPU, which sends it as a plain one; on
+        fake tensors it would compute a shape and send nothing."""
+        name = function.overloadpacket.__name__
         if name in ("all_reduce", "broadcast"):  # in a copy
-            name, given = name + "_", (x,)
-            x = x.clone(memory_format=torch.contiguous_format)
-            self.spend(aten.clone.default, given, {}, x)
-        result = self.functional.call(name, x, *args)
-        self.memory.add(name, [local_tensor(result)])
+            x, *rest = args
+            args = x.clone(memory_format=torch.contiguous_format), *rest
+            self.spend(aten.clone.default, (x,), {}, args[0])
+            function = getattr(getattr(torch.ops, FUNCTIONAL), name + "_").default
+        result = on_the_cpu(function, *args, **named)
+        self.memory.add(name, map(local_tensor, tensors_in(result)))
         self.messages.tell()
         return result
 
