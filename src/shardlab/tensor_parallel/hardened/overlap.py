@@ -44,7 +44,7 @@ from torch.amp import is_autocast_available
 
 from ...common.collective_wire import Group
 from ...common.torch_internals import current_backward, hooks_of_others
-from ..core import Enter
+from .. import core
 from .layers import CutLinear, Parts, RowLinear
 from .pairs import (
     begin,
@@ -106,7 +106,7 @@ class AroundGatheredLate(AroundGathered):
     def run(self, module: nn.Module, compute: Callable, group, x: Tensor) -> Tensor:
         late = LateGradients()
         with late.weights_of(module):
-            whole = GatherLate.apply(x, group, late, not self.regather)
+            whole = EnterLate.apply(x, group, late, True, not self.regather)
             if not self.regather:
                 return compute(whole)
             kept = Regathered(whole, x, group)
@@ -223,11 +223,14 @@ class LateProduct(NamedTuple):
         x, view, bias = as_autocast_does(x, self.view, bias)
         return LinearLate.apply(x, view, bias, self)
 
-    def put_off(self, x: Tensor, dy: Tensor, weight: Tensor | None = None) -> Tensor | None:
-        """The gradient itself where gradients of gradients are wanted."""
-        if torch.is_grad_enabled():
-            return gradient_of_weight(x, dy)
-        return self.late.put_off(self.number, x, dy, weight)
+
+def weight_gradient(
+    late: LateProduct | None, x: Tensor, dy: Tensor, weight: Tensor | None = None
+) -> Tensor | None:
+    """At once, or put off: not where gradients of gradients are wanted."""
+    if late is None or torch.is_grad_enabled():
+        return gradient_of_weight(x, dy)
+    return late.late.put_off(late.number, x, dy, weight)
 
 
 def as_autocast_does(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -240,52 +243,39 @@ def as_autocast_does(*tensors: Tensor | None) -> list[Tensor | None]:
     return [x if getattr(x, "dtype", None) in stays else x.to(to) for x in tensors]
 
 
-class EnterLate(Enter):
-    """In front of columns, as `enter` is."""
+class EnterLate(torch.autograd.Function):
+    """In front of columns: as `enter` is or, where ranks have own tokens, as `gather` is. The
+    gradients of all tokens may give their memory to the sum `in_place`."""
 
     @staticmethod
-    def forward(ctx, x, group, late):
+    def forward(ctx, x, group, late, own_tokens=False, in_place=False):
         ctx.set_materialize_grads(False)
-        ctx.late = late
-        return Enter.forward(ctx, x, group)
+        ctx.group, ctx.late, ctx.own_tokens, ctx.in_place = group, late, own_tokens, in_place
+        return gather(x, group) if own_tokens else x.view_as(x)
 
     @staticmethod
     def backward(ctx, dx):
         if torch.is_grad_enabled():
-            return *Enter.backward(ctx, dx), None
-        total = ctx.late.input_gradient(dx, lambda y: y.unsqueeze(0))
-        if total is None and dx is None:
-            return None, None, None
-        total = dx.clone(memory_format=torch.contiguous_format) if total is None else total[0]
-        wait = begin_sum(total, ctx.group)
-        ctx.late.make()
-        wait()
-        return total, None, None
-
-
-class GatherLate(torch.autograd.Function):
-    """In front of columns, as `gather` is."""
-
-    @staticmethod
-    def forward(ctx, x, group, late, in_place):
-        ctx.set_materialize_grads(False)
-        ctx.late, ctx.group, ctx.in_place = late, group, in_place
-        return gather(x, group)
-
-    @staticmethod
-    def backward(ctx, dx):
-        if torch.is_grad_enabled():
-            return reduce_scatter(dx, ctx.group), None, None, None
-        by_rank = partial(tokens_by_rank, group=ctx.group)
+            summed = reduce_scatter if ctx.own_tokens else core.leave
+            return summed(dx, ctx.group), None, None, None, None
+        by_rank = partial(tokens_by_rank, group=ctx.group) if ctx.own_tokens else one_for_all
         parts = ctx.late.input_gradient(dx, by_rank)
-        if parts is None and dx is None:
-            return None, None, None, None
-        in_place = ctx.in_place and parts is not None
-        parts = by_rank(dx).contiguous() if parts is None else parts
-        own, wait = begin_scatter(parts, ctx.group, in_place)
+        if parts is None and dx is not None:  # no product was put off, and dx is autograd's
+            parts = by_rank(dx).clone(memory_format=torch.contiguous_format)
+        if parts is None:
+            return None, None, None, None, None
+        if ctx.own_tokens:
+            own, wait = begin_scatter(parts, ctx.group, ctx.in_place)
+        else:
+            own, wait = parts[0], begin_sum(parts[0], ctx.group)
         ctx.late.make()
         wait()
-        return own.clone() if in_place else own, None, None, None
+        return own.clone() if ctx.in_place else own, None, None, None, None
+
+
+def one_for_all(y: Tensor) -> Tensor:
+    """A view [1, ...]: ranks have one gradient, of all tokens."""
+    return y.unsqueeze(0)
 
 
 class LinearLate(torch.autograd.Function):
@@ -309,7 +299,7 @@ class LinearLate(torch.autograd.Function):
         of_input = ctx.is_first and ctx.needs_input_grad[0] and not torch.is_grad_enabled()
         dx = dy @ weight if ctx.needs_input_grad[0] and not of_input else None
         db = dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.needs_input_grad[2] else None
-        dw = ctx.product.put_off(x, dy, weight if of_input else None)
+        dw = weight_gradient(ctx.product, x, dy, weight if of_input else None)
         return dx, dw, db, None
 
 
@@ -360,13 +350,6 @@ class RowsInChunks(RowLinear):
         return y if self.bias is None else y.add_(self.bias)
 
 
-def weight_gradient(ctx, x: Tensor, dy: Tensor) -> Tensor | None:
-    """At once, or put off."""
-    if not ctx.needs_input_grad[1]:
-        return None
-    return gradient_of_weight(x, dy) if ctx.late is None else ctx.late.put_off(x, dy)
-
-
 class SummedChunks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, group, chunks, late):
@@ -387,7 +370,8 @@ class SummedChunks(torch.autograd.Function):
             dy = enter(dy, ctx.group)
         x, weight = ctx.saved_tensors
         dx = dy @ weight if ctx.needs_input_grad[0] else None
-        return dx, weight_gradient(ctx, x, dy), None, None, None
+        dw = weight_gradient(ctx.late, x, dy) if ctx.needs_input_grad[1] else None
+        return dx, dw, None, None, None
 
 
 class ScatteredChunks(torch.autograd.Function):
@@ -412,7 +396,7 @@ class ScatteredChunks(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         if torch.is_grad_enabled():
             dy = gather(dy, ctx.group)
-            return dy @ weight, weight_gradient(ctx, x, dy), None, None, None
+            return dy @ weight, weight_gradient(ctx.late, x, dy), None, None, None
         coming = [begin_gather(own, ctx.group) for own in chunks_of(dy, ctx.chunks)]
         ctx.maybe_clear_saved_tensors()  # unless the graph is kept: x goes after its last use here
         batch, extra = len(x), x.shape[2:-1]

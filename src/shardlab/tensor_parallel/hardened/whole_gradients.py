@@ -35,7 +35,6 @@ from .checks import CannotSplit
 from .layers import AmongRanks
 
 summed_versions = WeakTensorKeyDictionary()  # gradient -> its version after it was summed
-since_step = WeakTensorKeyDictionary()  # parameters whose gradients were summed since the last step
 
 
 @torch.no_grad()
@@ -64,7 +63,6 @@ def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
             gradient.copy_(part.view(gradient.shape))
     for gradients in flats.values():
         summed_versions.update({gradient: version(gradient) for gradient in gradients})
-    since_step.update({p: True for p in updated if p.grad is not None})
 
 
 def check_first(flats: dict[torch.dtype, list[Tensor]]):
@@ -96,7 +94,7 @@ def watch_steps_of_own_tokens():
 def check_summed(optimizer: torch.optim.Optimizer, *_):
     """Raise CannotSplit if sum_gradients has not been called since the step before."""
     whole = first_of_own_tokens(optimizer)
-    if whole is not None and whole not in since_step:
+    if whole is not None and whole.grad not in summed_versions:
         raise CannotSplit(
             f"step() with a gradient of shape {list(whole.shape)} that is of this rank's tokens"
             " alone, so copies of one parameter would drift apart: call sum_gradients(optimizer,"
@@ -106,7 +104,7 @@ def check_summed(optimizer: torch.optim.Optimizer, *_):
 
 def forget_sum(optimizer: torch.optim.Optimizer, *_):
     if (whole := first_of_own_tokens(optimizer)) is not None:
-        since_step.pop(whole, None)
+        summed_versions.pop(whole.grad, None)
 
 
 def first_of_own_tokens(optimizer: torch.optim.Optimizer) -> Tensor | None:
