@@ -98,13 +98,13 @@ class Pipeline(nn.Module):
 
     def make_groups(self, schedule: Schedule):
         """A group for each kind of message and direction, with the same ranks."""
-        ways = set()
+        self.routes = set()  # (kind, from, to)
         for action in (action for own in schedule for action in own):
             target = goes_to(action, self.last)
             if target and self.home[action.stage] != self.home[target[0]]:
-                forth = self.home[action.stage] < self.home[target[0]]
-                ways.add((target[1].value, forth))
-        self.groups = {way: channel(self.ranks, way) for way in sorted(ways)}
+                self.routes.add((target[1].value, self.home[action.stage], self.home[target[0]]))
+        ways = sorted({(kind, source < target) for kind, source, target in self.routes})
+        self.groups = {way: channel(self.ranks, way) for way in ways}
 
     def give(self, action: Action, tensor: Tensor) -> Sent | None:
         """Send what the action has made, or keep it where its next stage is on this rank."""

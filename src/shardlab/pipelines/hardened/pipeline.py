@@ -40,7 +40,7 @@ from ...common.shards import Stages, stages_of_parameters
 from ...common.torch_internals import active_fake_mode
 from .. import core
 from ..core import Sent
-from ..partition import CannotPipeline, PipelinePlan, comes_from, goes_to
+from ..partition import CannotPipeline, PipelinePlan, comes_from
 from ..schedules import Action, Kind
 from . import split_backward
 from .step_checks import (
@@ -153,13 +153,9 @@ class Pipeline(core.Pipeline):
     def connect(self):
         """A first collective of the whole group, without which no batch of messages between some of
         its ranks may come; then a first message on each route, in one order on all ranks."""
-        token, routes = torch.zeros(1, device=self.device), set()
-        for action in (action for own in self.plan.schedule for action in own):
-            target = goes_to(action, self.last)
-            if target and self.home[action.stage] != self.home[target[0]]:
-                routes.add((target[1].value, self.home[action.stage], self.home[target[0]]))
+        token = torch.zeros(1, device=self.device)
         dist.all_reduce(token, group=self.group)
-        for kind, source, target in sorted(routes):
+        for kind, source, target in sorted(self.routes):
             group = self.groups[kind, source < target]
             if self.me == source:
                 dist.send(token, self.ranks[target], group)
