@@ -27,7 +27,7 @@ Traffic has the type of the gradients. Everywhere in this package a rank divides
 ranks before anybody adds, so that a sum does not overflow where the mean does not.
 """
 
-import time
+import timeit
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -154,9 +154,5 @@ def has_units(kind: torch.dtype | str, device: torch.device) -> bool:
 
 def seconds_of_product(dtype: torch.dtype, size: int = 384, times: int = 5) -> float:
     """The shortest of a few products on the CPU."""
-    factor, shortest = torch.ones(size, size).to(dtype), float("inf")
-    for _ in range(times):
-        begin = time.perf_counter()
-        factor @ factor
-        shortest = min(shortest, time.perf_counter() - begin)
-    return shortest
+    factor = torch.ones(size, size).to(dtype)
+    return min(timeit.repeat(lambda: factor @ factor, repeat=times, number=1))

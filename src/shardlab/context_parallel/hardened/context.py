@@ -135,14 +135,10 @@ class FirstSteps(AmongRanks):
         self.calls += torch.is_grad_enabled()
         if torch.is_grad_enabled() and self.calls in self.at and is_real(self.group):
             with torch.no_grad(), disable_modes(), unlogged():
-                whole = {name: p for name, p in model.named_parameters() if has_whole(p)}
-                some = [p.flatten()[:SOME].double() for p in whole.values()]
-                parts = (
-                    torch.cat(some or [torch.zeros(0)]).cpu().split([len(part) for part in some])
-                )
                 facts = [
-                    f"{name} that begins with {fingerprint(part)}"
-                    for name, part in zip(whole, parts)
+                    f"{name} that begins with {fingerprint(p.flatten()[:SOME])}"
+                    for name, p in model.named_parameters()
+                    if has_whole(p)
                 ]
                 rule = "average gradients over the ranks of data and context parallelism together"
                 agree(facts, self.group, ValueError, rule)
