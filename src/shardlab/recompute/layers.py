@@ -68,19 +68,10 @@ def in_groups(layers, groups: list[range], by: Callable) -> nn.ModuleList:
     return checkpointed
 
 
-class LayersTogether:
-    """Layers that run one after the other in one checkpoint."""
-
-    def __init__(self, layers: list[nn.Module], by: Callable):
-        self.layers, self.by = layers, by
-
-    def __call__(self, x, *others, **named):
-        return self.by(self.run, x, *others, **named)
-
-    def run(self, x, *others, **named):
-        for layer in self.layers:
-            x = layer(x, *others, **named)
-        return x
+def run_together(layers: list[nn.Module], x, *others, **named):
+    for layer in layers:
+        x = layer(x, *others, **named)
+    return x
 
 
 class InGroups:
@@ -106,7 +97,8 @@ class InGroups:
         number = 0
         while number < len(layers):
             group = layers[number : number + len(begins.get(number, ()))]  # fewer after a `del`
-            yield LayersTogether(group, self.by) if group else layers[number]
+            together = partial(self.by, partial(run_together, group))
+            yield together if group else layers[number]
             number += len(group) or 1
 
 

@@ -24,6 +24,7 @@ too, and waits for each.
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -60,7 +61,7 @@ class Offload:
         self.least_bytes, self.ahead = least_bytes, ahead
         self.outer = OuterHooks()
         self.moved_bytes = 0
-        self.copies: dict[torch.device, Copies] = {}  # one stream for each device
+        self.copies_on = cache(copies_on)  # one stream for each device
         self.order: list[weakref.ref[Moved]] = []  # as they were saved
         self.alive: dict[tuple, weakref.ref[Moved]] = {}  # storages that are still on the device
 
@@ -71,18 +72,13 @@ class Offload:
         key = storage_key(storage), tensor.dtype, version(tensor)
         moved = self.alive.get(key, lambda: None)()
         if moved is None:
-            moved = Moved(tensor, len(self.order), self.copies_of(tensor))
+            moved = Moved(tensor, len(self.order), self.copies_on(tensor.device))
             self.moved_bytes += storage.nbytes()
             self.order.append(weakref.ref(moved))
             self.alive[key] = weakref.ref(moved)
             weakref.finalize(storage, self.alive.pop, key, None)
         moved.uses += 1
         return OnTheHost(moved, tensor.shape, tensor.stride(), tensor.storage_offset())
-
-    def copies_of(self, tensor: Tensor) -> "Copies":
-        if tensor.device not in self.copies:
-            self.copies[tensor.device] = copies_on(tensor.device)
-        return self.copies[tensor.device]
 
     def unpack(self, saved: OnTheHost | tuple) -> Tensor:
         if not isinstance(saved, OnTheHost):

@@ -28,6 +28,7 @@ from ..common.torch_internals import (
     changes_arguments,
     storage_key,
     tree_leaves,
+    tree_map,
 )
 from .core import KeptInputs
 from .hardened.checkpointing import CheckpointError, checkpoint
@@ -69,11 +70,11 @@ class Selective:
     def __init__(self, function: Callable, keep: set):
         self.function, self.keep = function, keep
         self.aside: PutAside | None = None  # None before the first run
-        self.outputs: dict[int, KeptCall] | None = None  # None until its end
+        self.outputs: dict | None = None  # in nodes, by the number of the call; None until its end
 
     def keep_outputs(self):
         """Outside of the checkpoint, whose hooks would drop them."""
-        self.outputs = {number: KeptCall(each) for number, each in self.aside.outputs.items()}
+        self.outputs = {number: in_nodes(each) for number, each in self.aside.outputs.items()}
         self.aside.outputs = {}
 
     def __call__(self, *args, **named):
@@ -87,33 +88,22 @@ class Selective:
                 " checkpoint()."
             )
         # All at once and before the mode is on: what an outer checkpoint dropped, it makes now.
-        outputs = {number: call.take() for number, call in self.outputs.items()}
+        outputs = {number: out_of_nodes(kept) for number, kept in self.outputs.items()}
         self.outputs = {}
         with TakeInstead(self.keep, outputs):
             return self.function(*args, **named)
 
 
-class KeptCall:
-    """The results of an operator: its tensors in a node of autograd each, where outer hooks see
-    them."""
-
-    def __init__(self, outputs: Tensor | tuple):
-        self.single = isinstance(outputs, Tensor)
-        self.outputs = [
-            in_a_node(each.detach()) if isinstance(each, Tensor) else each
-            for each in ((outputs,) if self.single else outputs)
-        ]
-
-    def take(self) -> Tensor | tuple:
-        outputs = [
-            each.saved_tensors[0].detach() if isinstance(each, Node) else each
-            for each in self.outputs
-        ]
-        return outputs[0] if self.single else tuple(outputs)
+def in_nodes(outputs: Tensor | tuple):
+    """The results of an operator, each tensor in a node of autograd, where outer hooks see it."""
+    anchor = torch.empty(0, requires_grad=True)
+    keep = lambda tensor: KeptInputs.apply(anchor, tensor.detach()).grad_fn
+    return tree_map(lambda one: keep(one) if isinstance(one, Tensor) else one, outputs)
 
 
-def in_a_node(tensor: Tensor) -> Node:
-    return KeptInputs.apply(torch.empty(0, requires_grad=True), tensor).grad_fn
+def out_of_nodes(kept) -> Tensor | tuple:
+    take = lambda node: node.saved_tensors[0].detach()
+    return tree_map(lambda one: take(one) if isinstance(one, Node) else one, kept)
 
 
 def memory_of(tree) -> set[int]:
