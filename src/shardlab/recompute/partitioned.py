@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from ..common.collective_wire import place
-from .hardened.checkpointing import CheckpointError, checkpoint, put_together, taken_apart
+from ..common.outer_hooks import OuterHooks
+from .hardened.checkpointing import CheckpointError, checkpoint
 
 compared: WeakKeyDictionary = WeakKeyDictionary()  # group -> shapes that were alike on its ranks
 SAMPLE = 64  # elements
@@ -32,55 +34,43 @@ def checkpoint_partitioned(group: dist.ProcessGroup | None, function: Callable, 
     order.
 
     Raises what checkpoint() raises, and CheckpointError for an input that ranks do not share."""
-    whole, others = taken_apart((args, named))
-    run = Partitioned(group or dist.group.WORLD, function, whole, others)
-    return checkpoint(run, *map(run.part, whole))
+    parts = Parts(group or dist.group.WORLD)
+    with saved_tensors_hooks(parts.pack, parts.unpack):  # of what a checkpoint keeps: its inputs
+        return checkpoint(function, *args, **named)
 
 
-class Partitioned:
-    """A function of parts: its first run has the whole tensors, and a later one gathers them."""
+class Parts:
+    """The hooks: a tensor is kept as this rank's part of it."""
 
-    def __init__(self, group: dist.ProcessGroup, function: Callable, whole: list[Tensor], others):
-        self.group, self.function, self.others = group, function, others
+    def __init__(self, group: dist.ProcessGroup):
+        self.group, self.outer = group, OuterHooks()
         self.alike = compared.setdefault(group, set())
-        self.about = [(each.shape, each.requires_grad, self.new_sample(each)) for each in whole]
-        self.for_the_first_run: list[Tensor] | None = whole
 
-    def __call__(self, *parts: Tensor):
-        whole, self.for_the_first_run = self.for_the_first_run, None
-        if whole is None:
-            whole = [self.whole(part, *about) for part, about in zip(parts, self.about)]
-        args, named = put_together(whole, self.others)
-        return self.function(*args, **named)
-
-    def new_sample(self, whole: Tensor) -> Tensor | None:
-        """Elements of the first input of a shape: to compare each would be a wait for a GPU."""
-        if whole.shape in self.alike or dist.get_backend(self.group) == "fake":
-            return None
-        return sample_of(whole)
-
-    @torch.no_grad()
-    def part(self, whole: Tensor) -> Tensor:
+    def pack(self, whole: Tensor) -> tuple:
         """This rank's run of the elements; zeros fill the last one up."""
-        if not whole.is_floating_point():
-            return whole
+        if not whole.is_floating_point() or not whole.numel():
+            return self.outer.pack(whole), None, None
         n, me = place(self.group)
-        flat, each = whole.flatten(), -(-whole.numel() // n)
+        flat, each = whole.detach().flatten(), -(-whole.numel() // n)
         own = flat[me * each : (me + 1) * each]
-        return F.pad(own, (0, each - len(own))).clone()
+        part = F.pad(own, (0, each - len(own))).clone()
+        # of the first input of a shape: to compare each would be a wait for a GPU
+        compares = whole.shape not in self.alike and dist.get_backend(self.group) != "fake"
+        return self.outer.pack(part), whole.shape, sample_of(whole) if compares else None
 
     @torch.no_grad()
-    def whole(
-        self, part: Tensor, shape: torch.Size, requires_grad: bool, sample: Tensor | None
-    ) -> Tensor:
-        if part.is_floating_point():
-            n, _ = place(self.group)
-            parts = part.new_empty(n * len(part))
-            dist.all_gather(list(parts.chunk(n)), part, group=self.group)
-            part = parts[: shape.numel()].view(shape)
-            if sample is not None:
-                self.check_alike(part, sample)
-        return part.detach().requires_grad_(requires_grad)
+    def unpack(self, kept: tuple) -> Tensor:
+        packed, shape, sample = kept
+        part = self.outer.unpack(packed)
+        if shape is None:
+            return part
+        n, _ = place(self.group)
+        parts = part.new_empty(n * len(part))
+        dist.all_gather(list(parts.chunk(n)), part, group=self.group)
+        whole = parts[: shape.numel()].view(shape)
+        if sample is not None:
+            self.check_alike(whole, sample)
+        return whole
 
     def check_alike(self, whole: Tensor, sample: Tensor):
         """The others' parts are of this rank's input, too."""
