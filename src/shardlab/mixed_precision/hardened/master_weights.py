@@ -93,7 +93,9 @@ class MasterWeights(torch.optim.Optimizer):
                 elements = 0
             piles[-1].append(pair)
             elements += pair[0].numel()
-        return sorted(piles, key=largest) if self.consumes else piles
+        if self.consumes:
+            piles.sort(key=lambda pile: max(parameter.numel() for parameter, _ in pile))
+        return piles
 
     @torch.no_grad()
     def take_gradients(self):
@@ -198,11 +200,6 @@ class MasterWeights(torch.optim.Optimizer):
                 parameter.copy_(master.copy_(states[number].pop("master")))
         self.inner.load_state_dict({**state_dict, "state": states})
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
-
-
-def largest(pile: list[CopiedPair]) -> int:
-    """Elements of the largest parameter in the pile."""
-    return max(parameter.numel() for parameter, _ in pile)
 
 
 def write_count(parameter: nn.Parameter) -> tuple[int, int]:
