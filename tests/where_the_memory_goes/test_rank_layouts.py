@@ -77,8 +77,9 @@ def one_of_many(layout: RunLayout, pipeline_rank: int = 0) -> Iterator[None]:
         stack.enter_context(fake_ranks(layout.ranks, pipeline_rank * layout.tensor_parallel))
         for module in (stage1, shardlab.pipelines.hardened.step_checks):
             stack.enter_context(mock.patch.object(module, "agree", lambda *facts: None))
-        nothing = mock.patch.object(pairs, "collectives_for", lambda *of: (send_nothing,) * 2)
-        stack.enter_context(nothing)
+        for name in ("all_gather", "reduce_scatter"):
+            stack.enter_context(mock.patch.object(pairs.collectives_fast, name, send_nothing))
+        stack.enter_context(mock.patch.object(pairs, "goes_round", lambda *of: True))
         yield
 
 

@@ -45,33 +45,27 @@ def reduce_scattered(x: Tensor, group: Group) -> Tensor:  # [B, S, H]
     return own  # [B, S/t, H]
 
 
-class GatherTokens(torch.autograd.Function):
+class Pair(torch.autograd.Function):
+    """A message forward, and the function that is its backward."""
+
+    @staticmethod
+    def forward(ctx, x, group, send, back):
+        ctx.group, ctx.back = group, back
+        return send(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.back(gradient, ctx.group), None, None, None
+
+
+def gather(x: Tensor, group: Group = None) -> Tensor:
     """All tokens, in front of columns. Their gradient is a sum: a rank needs its part of it."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return all_gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return reduce_scatter(gradient, ctx.group), None
+    return Pair.apply(x, group, all_gathered, reduce_scatter)
 
 
-class ScatterTokens(torch.autograd.Function):
+def reduce_scatter(x: Tensor, group: Group = None) -> Tensor:
     """This rank's tokens of the sum over ranks."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return reduce_scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gather(gradient, ctx.group), None
-
-
-gather, reduce_scatter = GatherTokens.apply, ScatterTokens.apply
+    return Pair.apply(x, group, reduce_scattered, gather)
 
 
 class OwnRows(nn.Module):

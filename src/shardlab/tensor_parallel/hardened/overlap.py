@@ -42,16 +42,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp import is_autocast_available
 
-from ...common.collective_wire import Group
+from ...common.collective_wire import Group, place
 from ...common.torch_internals import current_backward, hooks_of_others
 from .. import core
 from .layers import CutLinear, Parts, RowLinear
 from .pairs import (
-    begin,
     begin_gather,
     begin_scatter,
     begin_sum,
-    collectives_for,
     enter,
     gather,
     leave,
@@ -265,7 +263,9 @@ class EnterLate(torch.autograd.Function):
         if parts is None:
             return None, None, None, None, None
         if ctx.own_tokens:
-            own, wait = begin_scatter(parts, ctx.group, ctx.in_place)
+            _, me = place(ctx.group)
+            own = parts[me] if ctx.in_place else torch.empty_like(parts[0])
+            wait = begin_scatter(own, parts, ctx.group)
         else:
             own, wait = parts[0], begin_sum(parts[0], ctx.group)
         ctx.late.make()
@@ -382,11 +382,10 @@ class ScatteredChunks(torch.autograd.Function):
         parts = in_order_of_ranks(x, group)  # [t, tokens, in/t]
         n, sequence = len(parts), x.shape[1]
         own = x.new_empty(len(x), sequence // n, *x.shape[2:-1], len(weight))
-        _, reduce_scatter = collectives_for(x, group)
         leaving = []
         for part, total in zip(parts.chunk(chunks, 1), chunks_of(own, chunks)):
             terms = F.linear(part, weight)
-            leaving.append((terms, begin(reduce_scatter, total, terms, group)))
+            leaving.append((terms, begin_scatter(total, terms, group)))
         for _, wait in leaving:
             wait()
         return own

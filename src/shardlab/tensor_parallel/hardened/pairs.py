@@ -30,6 +30,7 @@ from ...common.collective_wire import (
 )
 from .. import core
 from ..core import enter
+from ..core_sequence import Pair
 
 __all__ = ["all_gathered", "enter", "gather", "leave", "reduce_scatter"]
 
@@ -49,27 +50,14 @@ class _LeaveInPlace(core.Leave):
         return x if whole is x else x.copy_(whole)
 
 
-class _Pair(torch.autograd.Function):
-    """A message forward, and the function that is its backward."""
-
-    @staticmethod
-    def forward(ctx, x, group, send, back):
-        ctx.group, ctx.back = group, back
-        return send(x, group)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return ctx.back(gradient, ctx.group), None, None, None
-
-
 def gather(x: Tensor, group: Group = None) -> Tensor:
     """All ranks' tokens, before ranks go on with different weights."""
-    return _Pair.apply(x, group, all_gathered, reduce_scatter)
+    return Pair.apply(x, group, all_gathered, reduce_scatter)
 
 
 def reduce_scatter(x: Tensor, group: Group = None) -> Tensor:
     """This rank's tokens of the sum over all ranks."""
-    return _Pair.apply(x, group, reduce_scattered, gather)
+    return Pair.apply(x, group, reduce_scattered, gather)
 
 
 def all_gathered(x: Tensor, group: Group) -> Tensor:  # [B, S/t, H]
@@ -82,8 +70,10 @@ def begin_gather(x: Tensor, group: Group) -> tuple[Tensor, Callable]:
     """Ranks' parts [t, *x.shape], which are there once the function has been called."""
     n, _ = place(group)
     parts = x.new_empty((n, *x.shape))
-    all_gather, _ = collectives_for(x, group)
-    return parts, begin(all_gather, parts, x.contiguous(), group)
+    if goes_round(x, group):
+        collectives_fast.all_gather(parts, x.contiguous(), group=group)
+        return parts, lambda: None
+    return parts, all_gather_single(parts, x.contiguous(), group=group, async_op=True).wait
 
 
 def in_order(parts: Tensor) -> Tensor:  # [t, B, S/t, H]
@@ -93,8 +83,9 @@ def in_order(parts: Tensor) -> Tensor:  # [t, B, S/t, H]
 
 
 def reduce_scattered(x: Tensor, group: Group) -> Tensor:  # [B, S, H]
-    own, wait = begin_scatter(tokens_by_rank(x, group).contiguous(), group)
-    wait()
+    parts = tokens_by_rank(x, group).contiguous()
+    own = torch.empty_like(parts[0])
+    begin_scatter(own, parts, group)()
     return own  # [B, S/t, H]
 
 
@@ -109,12 +100,13 @@ def tokens_by_rank(x: Tensor, group: Group) -> Tensor:  # [B, S, H]
     return x.unflatten(1, (n, -1)).movedim(1, 0)
 
 
-def begin_scatter(parts: Tensor, group: Group, in_place: bool = False) -> tuple[Tensor, Callable]:
-    """This rank's part of the sum, which is there once the function has been called: where its own
-    term was, or in memory of its own."""
-    own = parts[place(group)[1]] if in_place else torch.empty_like(parts[0])
-    _, reduce_scatter = collectives_for(parts, group)
-    return own, begin(reduce_scatter, own, parts, group)
+def begin_scatter(own: Tensor, parts: Tensor, group: Group) -> Callable:
+    """This rank's part of the sum, which is there once the function has been called. It may lie
+    where this rank's term was."""
+    if goes_round(parts, group):
+        collectives_fast.reduce_scatter(own, parts, group=group)
+        return lambda: None
+    return reduce_scatter_single(own, parts, group=group, async_op=True).wait
 
 
 def begin_sum(x: Tensor, group: Group) -> Callable:
@@ -122,17 +114,7 @@ def begin_sum(x: Tensor, group: Group) -> Callable:
     return dist.all_reduce(x, group=group, async_op=True).wait
 
 
-def begin(collective: Callable, to: Tensor, source: Tensor, group: Group) -> Callable:
-    """Begin a collective; returns the function that waits for it. Those of this book are done when
-    their call returns."""
-    if collective in (all_gather_single, reduce_scatter_single):
-        return collective(to, source, group=group, async_op=True).wait
-    collective(to, source, group=group)
-    return lambda: None
-
-
-def collectives_for(x: Tensor, group: Group) -> tuple[Callable, Callable]:
-    """(all-gather, reduce-scatter) for x. gloo makes its reduce-scatter by an all-reduce."""
-    if backend_for(x.device.type, group) == "gloo":
-        return collectives_fast.all_gather, collectives_fast.reduce_scatter
-    return all_gather_single, reduce_scatter_single
+def goes_round(x: Tensor, group: Group) -> bool:
+    """Whether the ring of this book sends x, which has arrived when the call returns. gloo makes
+    its reduce-scatter by an all-reduce."""
+    return backend_for(x.device.type, group) == "gloo"
