@@ -10,8 +10,8 @@ Without it each rank sees all tokens, and these gradients are whole already, but
 with parts: WholeParameters adds them up within backward, and looks at the others once.
 """
 
-import functools
 from collections.abc import Callable, Iterable
+from functools import cache, partial, update_wrapper
 
 import torch
 import torch.distributed as dist
@@ -23,14 +23,10 @@ from torch.optim.optimizer import (
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...common.agreement import unlogged
-from ...common.shards import (
-    groups_of,
-    of_own_tokens,
-    ranks_in_both,
-    updated_by,
-)
+from ...common.shards import groups_of, of_own_tokens, updated_by
 from ...common.torch_internals import active_fake_mode, disable_modes, never_compiled, version
 from ..core import leave
+from ..core_sequence import Pair
 from .checks import CannotSplit
 from .layers import AmongRanks
 
@@ -49,8 +45,7 @@ def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
     which the model was cut, for a plan without sequence_parallel, and for gradients that were
     summed already, as after each microbatch."""
     group, updated = group or dist.group.WORLD, updated_by(optimizer)
-    check_cut_over(group, updated)
-    check_own_tokens(updated)
+    check_own_tokens(group, updated)
     flats: dict[torch.dtype, list[Tensor]] = {}
     for parameter in updated:
         if parameter.grad is not None and group not in groups_of(parameter):
@@ -85,7 +80,7 @@ def watch_sums(parameters: Iterable[Tensor], group: dist.ProcessGroup | None):
     watch_steps_of_own_tokens()
 
 
-@functools.cache
+@cache
 def watch_steps_of_own_tokens():
     register_optimizer_step_pre_hook(check_summed)
     register_optimizer_step_post_hook(forget_sum)
@@ -118,29 +113,21 @@ def first_of_own_tokens(optimizer: torch.optim.Optimizer) -> Tensor | None:
     return next(whole, None)
 
 
-def check_cut_over(group: dist.ProcessGroup, updated: list[Tensor]):
-    """Raise CannotSplit unless the group is the one over which this optimizer's model was cut. ZeRO
-    cuts a part once more: its group is a later one."""
-    cuts = set(map(groups_of, updated))
-    cut_over = {groups[0] for groups in cuts if groups}
-    others = [other for other in cut_over - {group} if ranks_in_both(other, group)]
-    known = {of_own_tokens[p] for p in updated if p in of_own_tokens} or cut_over
-    if others or group not in known or any(group in groups[1:] for groups in cuts):
-        ranks = dist.get_process_group_ranks(group)
-        raise CannotSplit(
-            f"no tensor parallelism cut this model over the ranks {ranks} of this group: give"
-            " sum_gradients the group that apply_tensor_parallel had, such as mesh.tp.group."
-        )
-
-
-def check_own_tokens(updated: list[Tensor]):
-    """Raise CannotSplit if there are parts, and none of a model whose ranks have own tokens."""
-    parts = [parameter for parameter in updated if groups_of(parameter)]
-    if parts and not any(parameter in of_own_tokens for parameter in parts):
+def check_own_tokens(group: dist.ProcessGroup, updated: list[Tensor]):
+    """Raise CannotSplit unless this optimizer's model was cut over the group, whose ranks have own
+    tokens. ZeRO cuts a part once more: its group is a later one."""
+    known = {of_own_tokens[p] for p in updated if p in of_own_tokens}
+    if not known and any(groups_of(p)[:1] == (group,) for p in updated):
         raise CannotSplit(
             "every rank of this group sees all tokens, so gradients of what is whole are whole, and"
             " a sum would be too large by the number of ranks: leave sum_gradients out, or cut by"
             " sequence_parallel(plan)."
+        )
+    if known != {group}:
+        ranks = dist.get_process_group_ranks(group)
+        raise CannotSplit(
+            f"no tensor parallelism cut this model over the ranks {ranks} of this group: give"
+            " sum_gradients the group that apply_tensor_parallel had, such as mesh.tp.group."
         )
 
 
@@ -156,8 +143,8 @@ class WholeParameters(AmongRanks):
         self.name, self.group, self.may_sum = name, group, may_sum
         own = (key for key, _ in module.named_parameters(recurse=False))
         self.is_sum: dict[str, bool | None] = dict.fromkeys(own)
-        run = functools.partial(self.forward, module, module.forward)
-        module.forward = functools.update_wrapper(run, module.forward)
+        run = partial(self.forward, module, module.forward)
+        module.forward = update_wrapper(run, module.forward)
 
     def forward(self, module: nn.Module, compute: Callable, *given, **named):
         if not torch.is_grad_enabled() or all(known is False for known in self.is_sum.values()):
@@ -169,7 +156,10 @@ class WholeParameters(AmongRanks):
         """In forward the attributes are views, whose gradients come by here."""
         before = dict(vars(module))
         watched = [key for key, known in self.is_sum.items() if known is not False]
-        views = {key: WholeParameter.apply(getattr(module, key), self, key) for key in watched}
+        views = {
+            key: Pair.apply(getattr(module, key), self.group, view_of, partial(self.summed, key))
+            for key in watched
+        }
         vars(module).update(views)
         try:
             return compute(*given, **named)
@@ -177,6 +167,11 @@ class WholeParameters(AmongRanks):
             for key in watched:
                 del vars(module)[key]
             vars(module).update({key: before[key] for key in watched if key in before})
+
+    def summed(self, key: str, gradient: Tensor, group) -> Tensor:
+        if self.is_sum[key] is None and active_fake_mode() is None:
+            self.look(key, gradient)
+        return leave(gradient, group) if self.is_sum[key] else gradient
 
     def look(self, key: str, gradient: Tensor):
         """Learn whether the ranks' gradients differ: then |sum|^2 < n sum of |.|^2."""
@@ -196,19 +191,9 @@ class WholeParameters(AmongRanks):
             self.is_sum[key] = apart > ALIKE_WITHIN
 
 
+def view_of(parameter: Tensor, _) -> Tensor:
+    return parameter.view_as(parameter)
+
+
 LOOKED_AT = 1 << 16  # elements of a gradient
 ALIKE_WITHIN = 1e-8  # the square of a relative difference
-
-
-class WholeParameter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, of, key):
-        ctx.of, ctx.key = of, key
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        of, key = ctx.of, ctx.key
-        if of.is_sum[key] is None and active_fake_mode() is None:
-            of.look(key, gradient)
-        return leave(gradient, of.group) if of.is_sum[key] else gradient, None, None
