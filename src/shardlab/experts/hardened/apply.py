@@ -9,6 +9,7 @@ average and shard an expert among its replicas.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from ...mesh import ExpertAxes
 from ...tensor_parallel.hardened.layers import Cut, CutModule
 from ..core import Experts, mixtures
 from ..core_parallel import ExpertParallel, count_everywhere
-from .beside import compute_beside, travel_beside
+from .beside import forward_beside, travel_beside
 from .split import SplitExperts, split_forward
 from .torch_replicas import count_in_torch_shards
 
@@ -42,14 +43,8 @@ def apply_expert_parallel(model: nn.Module, axes: ExpertAxes, overlap: bool = Fa
     with the parameters and buffers of the first of `everyone`. With `overlap`, shared experts
     compute while rows travel. Raises CannotDivide on all ranks or on none."""
     everyone = axes.everyone.group
-    facts = [f"ep = {axes.divide.size}", *facts_of(model)]
-    agree(
-        facts,
-        everyone,
-        CannotDivide,
-        "all ranks divide the same model",
-        complaint_of_division(model, axes),
-    )
+    facts, rule = [f"ep = {axes.divide.size}", *facts_of(model)], "all ranks divide the same model"
+    agree(facts, everyone, CannotDivide, rule, complaint_of_division(model, axes))
     hand_out([*model.parameters(), *model.buffers()], everyone)
     watch_steps()
     watch_fsdp(count_in_torch_shards)
@@ -57,7 +52,7 @@ def apply_expert_parallel(model: nn.Module, axes: ExpertAxes, overlap: bool = Fa
         whole = layer.experts
         layer.experts = DividedExperts(whole, axes)
         if overlap and layer.shared is not None:
-            compute_beside(layer)
+            layer.forward = partial(forward_beside, layer)
         replaced(whole.parameters(), by="apply_expert_parallel")
     count_everywhere(model, everyone)
     return model

@@ -1,8 +1,11 @@
 """Rows on their way to experts while the shared experts compute, forward and backward.
 
-Autograd runs backward in the opposite order of forward. `Begin`, the shared experts and `Arrive`
-stand in this order, so backward begins the way back in Arrive, computes the shared experts'
-gradients, and waits in Begin.
+                  forward                    backward
+    set out       rows begin to travel       their gradients have come
+    arrive        rows have come             gradients begin to travel
+
+Autograd runs backward in the opposite order of forward, and the shared experts stand between the
+two: so they compute during both journeys.
 """
 
 from collections.abc import Callable
@@ -13,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...common.collective_wire import Group
+from ...tensor_parallel.core_sequence import Pair
 from ..core import MixtureOfExperts
 
 
@@ -34,32 +38,21 @@ class Trip:
         self.work.wait()
         self.work = self.leaving = None  # the work holds what came, too
 
+    def set_out(self, rows: Tensor, _) -> Tensor:
+        return self.begin(rows, self.sent, self.received)
 
-class Begin(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows, trip):
-        ctx.trip = trip
-        return trip.begin(rows, trip.sent, trip.received)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.trip.wait()
-        back, ctx.trip.back = ctx.trip.back, None
-        return back, None
-
-
-class Arrive(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows, trip):
-        ctx.trip = trip
-        trip.wait()
+    def arrive(self, rows: Tensor, _) -> Tensor:
+        self.wait()
         return rows.view_as(rows)
 
-    @staticmethod
-    def backward(ctx, gradient):
-        trip = ctx.trip
-        trip.back = trip.begin(gradient, trip.received, trip.sent)
-        return gradient, None  # Begin has what comes back
+    def set_out_back(self, gradient: Tensor, _) -> Tensor:
+        self.back = self.begin(gradient, self.received, self.sent)
+        return gradient  # of which nothing is used: arrive_back has what comes
+
+    def arrive_back(self, *_) -> Tensor:
+        self.wait()
+        back, self.back = self.back, None
+        return back
 
 
 def travel_beside(
@@ -67,17 +60,13 @@ def travel_beside(
 ) -> tuple[Tensor, Tensor]:
     """(the rows that come, what was computed meanwhile)"""
     trip = Trip(sent, received, group)
-    coming = Begin.apply(rows, trip)
+    coming = Pair.apply(rows, group, trip.set_out, trip.arrive_back)
     made = compute()
-    return Arrive.apply(coming, trip), made
-
-
-def compute_beside(layer: MixtureOfExperts):
-    """The layer computes its shared experts while rows travel, in place."""
-    layer.forward = partial(forward_beside, layer)
+    return Pair.apply(coming, group, trip.arrive, trip.set_out_back), made
 
 
 def forward_beside(layer: MixtureOfExperts, x: Tensor) -> Tensor:  # [..., H]
+    """A layer's forward that computes its shared experts while rows travel."""
     if x.is_meta:
         return torch.empty_like(x)
     layer.experts.meanwhile = partial(layer.shared, x)
