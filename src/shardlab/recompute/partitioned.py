@@ -34,12 +34,12 @@ def checkpoint_partitioned(group: dist.ProcessGroup | None, function: Callable, 
     order.
 
     Raises what checkpoint() raises, and CheckpointError for an input that ranks do not share."""
-    parts = Parts(group or dist.group.WORLD)
+    parts = Partitioned(group or dist.group.WORLD)
     with saved_tensors_hooks(parts.pack, parts.unpack):  # of what a checkpoint keeps: its inputs
         return checkpoint(function, *args, **named)
 
 
-class Parts:
+class Partitioned:
     """The hooks: a tensor is kept as this rank's part of it."""
 
     def __init__(self, group: dist.ProcessGroup):

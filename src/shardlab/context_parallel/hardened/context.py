@@ -78,11 +78,8 @@ def context_parallel(model: nn.Module, context: core.Context, mix: type[core.Mix
     mesh.line("dp", "cp").group. The first steps compare ranks' parameters. Raises ValueError, on
     all ranks or on none, for a model that cannot be cut, and in a forward for ranks that have
     drifted apart."""
-    if is_real(context.group):
-        rule = "the ranks of a context group have the same model"
-        agree(facts_of(model), context.group, ValueError, rule, complaint_of(model))
-    elif wrong := complaint_of(model):
-        raise ValueError(wrong)
+    rule = "the ranks of a context group have the same model"
+    agree(facts_of(model), context.group, ValueError, rule, complaint_of(model))
     if is_real(context.group):
         whole = [p for p in model.parameters() if has_whole(p)]
         hand_out([*whole, *model.buffers()], context.group)
