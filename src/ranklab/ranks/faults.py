@@ -17,7 +17,7 @@ import re
 from collections import Counter
 
 from .board import CallKind, Post
-from .findings import Awaited, Circle, Finding, Skipped
+from .findings import Circle, Finding, Missed
 from .messages import Died, Disagreement, Frame, Raised, Refused, Returned
 from .output import MOST_BYTES
 from .watch import NOTICED, Flooded, Interrupted, Outcome, OverTime
@@ -179,12 +179,12 @@ def waiting_in(found: Finding) -> list[int]:
     return [rank for rank in found.post.ranks if rank not in found.absent]
 
 
-def _absent(trouble: Skipped | Awaited) -> str:
+def _absent(trouble: Missed) -> str:
     """One sentence: which rank did not reach which collective."""
     post, absent = trouble.post, trouble.absent
     waiting = waiting_in(trouble)
     where = f"{post.what} (collective {post.number} of {_ranks(post.ranks)})"
-    if isinstance(trouble, Skipped):
+    if trouble.patience_seconds is None:
         return (
             f"{_ranks(absent).capitalize()} ended without {where}, in which {_ranks(waiting)} took"
             " part."

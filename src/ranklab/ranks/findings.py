@@ -15,19 +15,13 @@ NCCL_START_SECONDS = 60.0  # of a first call, in which ranks connect their GPUs 
 STILL_SECONDS = 1.0  # ranks must have waited for each other for so long before a circle is reported
 
 
-class Skipped(NamedTuple):
-    """A rank has ended its work without a collective in which others wait."""
+class Missed(NamedTuple):
+    """A rank has ended its work without a collective in which others wait, or has kept them waiting
+    for longer than the world's patience."""
 
     post: Post
     absent: list[int]
-
-
-class Awaited(NamedTuple):
-    """A rank has kept others waiting in a collective for longer than the world's patience."""
-
-    post: Post
-    absent: list[int]
-    patience_seconds: float
+    patience_seconds: float | None = None  # None: the work has ended
 
 
 class Circle(NamedTuple):
@@ -37,7 +31,7 @@ class Circle(NamedTuple):
     waits: dict[int, tuple[Post, list[int]]]
 
 
-Finding = Skipped | Awaited | Circle
+Finding = Missed | Circle
 
 
 def first_finding(
@@ -51,7 +45,7 @@ def first_finding(
         never = [r for r in call.absent if isinstance(ends[r], Returned)]
         someone = any(ends[r] is None or isinstance(ends[r], Returned) for r in call.came)
         if never and someone:
-            return Skipped(call.post, never)
+            return Missed(call.post, never)
     waits = waiting_ranks(board, calls, ends)
     if circle := closed(waits, now):
         return circle
@@ -121,36 +115,39 @@ def root(call: Unfinished, waits: dict[int, Unfinished], patience_seconds: float
     if not guilty:
         return circle_in(waits, call.absent[0])
     first = min(found.values(), key=lambda missed: missed.post.seconds)
-    return Awaited(first.post, guilty[id(first)], patience_seconds)
+    return Missed(first.post, guilty[id(first)], patience_seconds)
 
 
 # --- the calls on the board -----------------------------------------------------------------------
 
 
+def rows_by_channel(board: Board) -> list[dict[int, ChannelRow]]:
+    """For each channel the row of each rank that has used it."""
+    found: dict[int, dict[int, ChannelRow]] = {}
+    for rank in board.visible:
+        for channel, row in board.rows_of(rank).items():
+            found.setdefault(channel, {})[rank] = row
+    return list(found.values())
+
+
 def unfinished(board: Board) -> list[Unfinished]:
     """For each channel the first call that only some of its members have made. A channel that lost
     its row on some rank is left out."""
-    rows = {rank: board.rows_of(rank) for rank in board.visible}
-    found = []
-    for channel in {channel for own in rows.values() for channel in own}:
-        row = next(own[channel] for own in rows.values() if channel in own)
-        found.append(_of_channel(board, rows, channel, members_of(row.members)))
+    found = [_of_channel(board, used) for used in rows_by_channel(board)]
     return [call for call in found if call is not None]
 
 
-def _of_channel(board: Board, rows, channel: int, ranks: list[int]) -> Unfinished | None:
-    counts = {}
-    for rank in ranks:
-        if rank not in rows:
-            continue  # on another machine
-        if channel not in rows[rank] and board.has_lost_rows(rank):
-            return None
-        counts[rank] = rows[rank][channel].count if channel in rows[rank] else 0
+def _of_channel(board: Board, used: dict[int, ChannelRow]) -> Unfinished | None:
+    members = members_of(next(iter(used.values())).members)
+    here = [rank for rank in members if rank in board.visible]  # others are on other machines
+    if any(rank not in used and board.has_lost_rows(rank) for rank in here):
+        return None
+    counts = {rank: used[rank].count if rank in used else 0 for rank in here}
     number = min(counts.values()) + 1
     came = [rank for rank, count in counts.items() if count >= number]
     if not came:
         return None
-    posts = [_post_from(board, rank, rows[rank][channel], number) for rank in came]
+    posts = [_post_from(board, rank, used[rank], number) for rank in came]
     posts = [post for post in posts if post is not None]
     if not posts:  # it was overwritten just now
         return None
@@ -165,11 +162,7 @@ def _post_from(board: Board, rank: int, row: ChannelRow, number: int) -> Post | 
 
 def disagreement(board: Board) -> dict[int, Post]:
     """The posts of the earliest call whose members disagree. Empty if there is none."""
-    rows = {rank: board.rows_of(rank) for rank in board.visible}
-    found = []
-    for channel in {channel for own in rows.values() for channel in own}:
-        used = {rank: own[channel] for rank, own in rows.items() if channel in own}
-        found.append(_first_difference(board, used))
+    found = [_first_difference(board, used) for used in rows_by_channel(board)]
     return min(
         filter(None, found), key=lambda posts: min(p.seconds for p in posts.values()), default={}
     )
