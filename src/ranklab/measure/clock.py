@@ -73,15 +73,8 @@ class MedianSeconds(float):
         found.cpu_share = cpu_share
         return found
 
-    def __reduce__(self):
-        return _with_spread, (float(self), self.spread, self.cpu_share)
-
-
-def _with_spread(seconds, spread, cpu_share):
-    """A MedianSeconds that comes from another process."""
-    found = MedianSeconds([seconds], cpu_share)
-    found.spread = spread
-    return found
+    def __getnewargs__(self):  # in another process; the attributes follow by themselves
+        return ([float(self)],)
 
 
 def say_if_busy(*measured: float) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import numpy
 import torch
 import torch.distributed as dist
 
@@ -84,19 +85,14 @@ def fit_link(sizes: Iterable[int], seconds: Iterable[float]) -> Link:
     Raises ValueError for fewer than two sizes, or for messages that do not take longer when they
     are larger.
     """
-    sizes, seconds = (
-        torch.tensor(list(values), dtype=torch.float64) for values in (sizes, seconds)
-    )
-    if sizes.shape != seconds.shape or len(sizes.unique()) < 2 or not (seconds > 0).all():
+    sizes, seconds = list(sizes), list(seconds)
+    if len(sizes) != len(seconds) or len(set(sizes)) < 2 or not min(seconds) > 0:
         raise ValueError(
             f"a line wants seconds above 0 for two sizes or more: {len(seconds)} for"
-            f" {len(sizes.unique())} sizes are too few."
+            f" {len(set(sizes))} sizes are too few."
         )
-    line = torch.linalg.lstsq(
-        torch.stack([1 / seconds, sizes / seconds], 1),
-        torch.ones(len(sizes), 1, dtype=torch.float64),
-    )
-    latency, seconds_a_byte = line.solution.flatten().tolist()
+    weights = [1 / one for one in seconds]
+    seconds_a_byte, latency = numpy.polyfit(sizes, seconds, 1, w=weights).tolist()
     if seconds_a_byte <= 0:
         raise ValueError(
             "these messages do not take longer when they are larger: take larger ones."
