@@ -56,7 +56,6 @@ from .memory import LiveBytes
 from .messages import Messages
 from .operators import (
     READ_VALUES,
-    RETURN_TRUE,
     aten,
     cost,
     launches,
@@ -142,10 +141,8 @@ class VirtualGPU(TorchDispatchMode):
         if packet in READ_VALUES and self.on_gpu(given):
             self.clock.launch(self.gpu.launch_nanoseconds)
             self.clock.synchronize(self.streams.current)
-            if packet is aten._local_scalar_dense:
-                return torch.tensor(1, dtype=args[0].dtype).item()
-            if packet in RETURN_TRUE:
-                return True
+            reads_one = packet is aten._local_scalar_dense
+            return torch.tensor(1, dtype=args[0].dtype).item() if reads_one else True
         if function.namespace == FUNCTIONAL:
             return self.functional_collective(function, args, named)
         try:

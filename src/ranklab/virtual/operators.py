@@ -34,7 +34,6 @@ WITHOUT_KERNEL = operators(
 )
 LIBRARIES = "aten", "fsdp"  # fully_shard has operators of its own, which copy
 READ_VALUES = operators("_local_scalar_dense equal allclose is_nonzero")
-RETURN_TRUE = operators("equal allclose is_nonzero")
 WRITE_ONLY = operators("copy_ fill_ zero_ normal_ uniform_ _foreach_copy_ _foreach_zero_")
 # of their first tensor they take the shape or the dtype
 READ_NOTHING = operators("new_zeros new_ones new_full zeros_like ones_like full_like")
