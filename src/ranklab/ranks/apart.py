@@ -12,12 +12,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing.connection import wait
 
 import cloudpickle
 
-from ranklab.ranks.server import start_fork_server, start_method, without_main
+from .messages import dumps
+from .server import end, start_fork_server, start_method, without_main
 
 PRINTED_CHARACTERS = 20_000  # of the work's output
 ARRIVAL_SECONDS = 300.0  # for the fork server to import torch, and the work to arrive
@@ -38,7 +38,7 @@ def apart(work: Callable, *args, seconds: float):
     try:
         if start_method() != "forkserver":  # elsewhere a process costs seconds
             raise CannotGoApart("only a fork server starts a process in no time.")
-        travelling = pack((work, args))
+        travelling = dumps((work, args))
         start_fork_server()
         here, there = multiprocessing.Pipe()
         context = multiprocessing.get_context("forkserver")
@@ -56,14 +56,12 @@ def apart(work: Callable, *args, seconds: float):
                 if not wait([here, process.sentinel], limit):
                     raise TimeoutError(f"it had not ended after {limit:g} s.")
                 sent = here.recv_bytes()
-            printed, result = unpack(sent)
+            printed, result = cloudpickle.loads(sent)
         except EOFError:
             process.join()
             raise Ended(f"it ended the process with exit code {process.exitcode}.") from None
     finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # with all processes that it has started
-        process.kill()
+        end(process)  # with all processes that it has started
         process.join()
         here.close()
     if printed:
@@ -71,24 +69,6 @@ def apart(work: Callable, *args, seconds: float):
     if isinstance(result, CannotGoApart):
         raise result
     return result
-
-
-def pack(content) -> bytes:
-    """Pickled content; by torch if it is loaded, because torch keeps tensors that share a storage
-    together."""
-    if "torch" not in sys.modules:
-        return b"plain" + cloudpickle.dumps(content)
-    file = io.BytesIO()
-    sys.modules["torch"].save(content, file, pickle_module=cloudpickle)
-    return b"torch" + file.getvalue()
-
-
-def unpack(sent: bytes):
-    if sent[:5] == b"plain":
-        return cloudpickle.loads(sent[5:])
-    import torch
-
-    return torch.load(io.BytesIO(sent[5:]), weights_only=False)
 
 
 def _live(connection, travelling: bytes):
@@ -102,13 +82,13 @@ def _live(connection, travelling: bytes):
     )  # this process ends with the fork server
     printed, work = io.StringIO(), None
     try:
-        work, args = unpack(travelling)
+        work, args = cloudpickle.loads(travelling)
     except Exception as error:
         result = CannotGoApart(f"{type(error).__name__}: {error}")
     connection.send_bytes(b"the work begins")
     if work is not None:
         with contextlib.redirect_stdout(printed):
             result = work(*args)
-    connection.send_bytes(pack((printed.getvalue()[:PRINTED_CHARACTERS], result)))
+    connection.send_bytes(dumps((printed.getvalue()[:PRINTED_CHARACTERS], result)))
     sys.stderr.flush()
     os._exit(0)  # running threads do not keep the process alive

@@ -139,14 +139,17 @@ def dumps(content) -> bytes:
 
 @cache
 def pickler(torch: ModuleType | None) -> type:
-    """Cloudpickle, with three things that get lost: a function's file, which version 3.1.3 calls
-    "<dynamic-code>"; tensors of types such as float8, which PyTorch saves but cannot load; and
+    """Cloudpickle, with four things that get lost: a function's file, which version 3.1.3 calls
+    "<dynamic-code>"; tensors of types such as float8, which PyTorch saves but cannot load; the
+    storage that several tensors share, which pickle sends once because it is one object; and
     modules of a class of their own, such as torch.distributed.config, which a function seems to
     need if it names `dist` and, anywhere, an attribute `config`.
 
     The class is made when it is needed: a reader's own cloudpickle.py may hide the package, and the
     start of the ranks says so."""
-    own = {CodeType: reduced_code} | ({torch.Tensor: reduced_tensor} if torch else {})
+    own = {CodeType: reduced_code}
+    if torch:
+        own |= {torch.Tensor: reduced_tensor, torch.UntypedStorage: reduced_storage}
     table = Reducers(own, cloudpickle.Pickler.dispatch_table)
     return type("Pickler", (cloudpickle.Pickler,), {"dispatch_table": table})
 
@@ -173,25 +176,39 @@ def cell_lines(file: str) -> list[str] | None:
     return entry[2] if len(entry) == 4 and not os.path.exists(file) else None
 
 
+def keep_lines(file: str, lines: list[str]):
+    """Keep the lines of a cell, which no file has."""
+    linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
+
+
 def make_code(make: Callable, parts: tuple, file: str, lines: list[str] | None) -> CodeType:
     if lines is not None:
-        linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
+        keep_lines(file, lines)
     return make(*parts).replace(co_filename=file)
 
 
 def reduced_tensor(tensor) -> tuple:
-    reduced = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    if type(reduced[1][0]).__name__ != "UntypedStorage":
-        return reduced
-    own_bytes = tensor.detach().new_empty(0, dtype=sys.modules["torch"].uint8)
-    own_bytes.set_(tensor.untyped_storage())
+    make, parts, *state = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    plain = type(parts[0]).__name__ in ("TypedStorage", "UntypedStorage") and not state
+    if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return make, parts, *state
     place = tensor.storage_offset(), tensor.shape, tensor.stride()
-    return make_tensor, (own_bytes, tensor.dtype, place, tensor.requires_grad)
+    return make_tensor, (tensor.untyped_storage(), tensor.dtype, place, tensor.requires_grad)
 
 
-def make_tensor(own_bytes, dtype, place: tuple, requires_grad: bool):
-    tensor = own_bytes.new_empty(0, dtype=dtype).set_(own_bytes.untyped_storage(), *place)
-    return tensor.requires_grad_(requires_grad)
+def reduced_storage(storage) -> tuple:
+    torch = sys.modules["torch"]
+    own_bytes = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return make_storage, (storage.device, own_bytes.cpu().numpy())
+
+
+def make_storage(device, own_bytes):
+    return sys.modules["torch"].from_numpy(own_bytes).to(device).untyped_storage()
+
+
+def make_tensor(storage, dtype, place: tuple, requires_grad: bool):
+    tensor = sys.modules["torch"].empty(0, dtype=dtype, device=storage.device)
+    return tensor.set_(storage, *place).requires_grad_(requires_grad)
 
 
 @contextmanager
