@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .board import MOST_RANKS
 from .links import Host
-from .place import SharedFile, SharedPath
+from .place import SharedFile
 
 LEAST_SECONDS, MOST_SECONDS = 0.01, 1e6
 
@@ -26,7 +26,7 @@ class RankPlace(NamedTuple):
     rank: int
     asked: Asked
     connection: Connection
-    store: SharedPath
+    store: SharedFile  # through which ranks find each other
     board: SharedFile
     out: Connection  # pipes for its output
     err: Connection

@@ -1,8 +1,7 @@
-"""A rank's device, and the files that a world and its ranks share. The files have no name: they
+"""A rank's device, and the files that a world and its ranks share. On Linux they have no name: they
 leave nothing behind, and nobody can delete them."""
 
 import os
-import sys
 import tempfile
 from multiprocessing.reduction import DupFd
 
@@ -38,44 +37,31 @@ class SharedFile:
 
     def __init__(self, nbytes: int = 0, path: str = ""):
         """A new file, or the file that another process has open at `path`."""
+        self.named = ""  # where a path to an open file shares its position: the store would break
         if path:
             self.fd = os.open(path, os.O_RDWR)
             return
-        if hasattr(os, "memfd_create"):
+        if hasattr(os, "memfd_create") and os.path.exists("/proc/self/fd"):
             self.fd = os.memfd_create("shardlab")
         else:
-            with tempfile.TemporaryFile() as file:
-                self.fd = os.dup(file.fileno())
+            self.fd, self.named = tempfile.mkstemp(prefix="shardlab-")
         os.truncate(self.fd, nbytes)
-
-    def __reduce__(self):
-        return _received, (DupFd(self.fd),)
-
-    def close(self):
-        os.close(self.fd)
-
-
-class SharedPath:
-    """A file that each rank opens by its path: the store through which ranks find each other."""
-
-    def __init__(self):
-        self.file, self.named = SharedFile(), None
-        # on other systems a path to an open file shares its position, which breaks the store
-        if sys.platform != "linux" or not os.path.exists(f"/proc/self/fd/{self.file.fd}"):
-            handle, self.named = tempfile.mkstemp(prefix="shardlab-")
-            os.close(handle)
 
     @property
     def path(self) -> str:
-        return self.named or f"/proc/self/fd/{self.file.fd}"
+        """Where each process that has the file opens it for itself."""
+        return self.named or f"/proc/self/fd/{self.fd}"
+
+    def __reduce__(self):
+        return _received, (DupFd(self.fd), self.named)
 
     def close(self):
-        self.file.close()
+        os.close(self.fd)
         if self.named and os.path.exists(self.named):
             os.remove(self.named)
 
 
-def _received(duplicate) -> SharedFile:
+def _received(duplicate, named: str) -> SharedFile:
     file = object.__new__(SharedFile)
-    file.fd = duplicate.detach()
+    file.fd, file.named = duplicate.detach(), named
     return file

@@ -2,7 +2,6 @@
 
 import ctypes
 import fcntl
-import multiprocessing
 import os
 import signal
 import socket
@@ -29,24 +28,10 @@ def end_with_parent(alive: int):
     """Let the system kill this rank and its group when nobody holds the other end of the pipe
     `alive`, whatever the rank does then: a thread that never lets go of the interpreter would hear
     nothing."""
-    path = f"/proc/self/fd/{alive}"
-    if sys.platform != "linux":
-        return
-    if not os.path.exists(path):
-        end_with_server()
-        return
-    own = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # an owner each: ranks share the pipe
-    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
-
-
-def end_with_server():
-    """PR_SET_PDEATHSIG: be killed when the process that forked this one ends. Only where there is
-    nothing better: it kills the rank alone, and what the rank has started lives on. Under spawn the
-    rank would end with the thread that has started it."""
-    if os.getppid() != multiprocessing.parent_process().pid:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if sys.platform == "linux":
+        fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(alive, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
 
 
 def adopt():

@@ -2,7 +2,6 @@
 
 import atexit
 import json
-import linecache
 import os
 import socket
 import sys
@@ -21,9 +20,9 @@ from .board import Board
 from .faults import RankError, RanksInterrupted, verdict
 from .findings import NCCL_START_SECONDS
 from .links import Host
-from .messages import Call, Cell, Quit, Regroup, Returned, call_of, function_name
+from .messages import Call, Cell, Quit, Regroup, Returned, call_of, function_name, keep_lines
 from .output import Progress, pipe, show_printed
-from .place import SharedFile, SharedPath
+from .place import SharedFile
 from .watch import Flooded, Limits, Member, Outcome, Watch, counting_interrupts
 from .wire import ParentsEnd, packed
 
@@ -162,8 +161,7 @@ class World:
         there."""
         self.cells += 1
         name = f"<ranks {self.cells}>"
-        # for the lines in an error
-        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        keep_lines(name, source.splitlines(True))  # for those in an error
         self._do(Cell(source, name), None)
 
     def close(self):
@@ -261,13 +259,11 @@ class World:
         try:
             if asked.method == "forkserver":
                 server.start_fork_server()
-            store, board = SharedPath(), SharedFile(Board.nbytes(self.world_size))
+            store, board = SharedFile(), SharedFile(Board.nbytes(self.world_size))
             self.board = Board(board, self.world_size)
-            alive, ours = (Connection(fd) for fd in os.pipe())
-            self.shared = [store, self.board, ours]
-            with alive:
-                for rank in range(self.world_size):
-                    self._start_one(rank, store, board, alive)
+            self.shared = [store, self.board]
+            for rank in range(self.world_size):
+                self._start_one(rank, store, board)
         except (OSError, EOFError) as error:
             self._kill()
             said = f"The ranks could not be started ({type(error).__name__}: {error})."
@@ -289,13 +285,15 @@ class World:
         if asked.announce:
             print(self.places)
 
-    def _start_one(self, rank: int, store: SharedPath, board: SharedFile, alive: Connection):
+    def _start_one(self, rank: int, store: SharedFile, board: SharedFile):
         asked = self.asked
         hosts = asked.hosts
         host = hosts[rank * len(hosts) // self.world_size] if hosts else Host()
         ours, theirs = socket.socketpair()
         connection = Connection(theirs.detach())
         (out, to_out), (err, to_err) = pipe(), pipe()
+        alive, held = (Connection(fd) for fd in os.pipe())
+        self.shared.append(held)
         place = RankPlace(
             rank, asked, connection, store, board, to_out, to_err, alive, host, dict(os.environ)
         )
@@ -307,7 +305,7 @@ class World:
                 one.close()
             raise
         finally:
-            for one in (connection, to_out, to_err):
+            for one in (connection, to_out, to_err, alive):
                 one.close()
         self.members.append(Member(process, wire, out, err))
 
