@@ -23,7 +23,7 @@ the ranks that waited for it: see faults.py.
                  wire.py      the socket between them
                  streams.py   what a rank prints, at its end; output.py at the parent's
                  staging.py   send and recv of CUDA tensors by gloo, through the host
-                 devices.py   which GPU, which backend
+                 devices.py   which GPU, which backend, and the process group
                  scheduling.py threads that move messages do not interrupt those that compute
                  torchrun.py  the same where torchrun is the parent
                  apart.py     work in a process of its own, which ends in bounded time

@@ -1,8 +1,13 @@
-"""The device of a rank, and its backend."""
+"""The device of a rank, its backend, and the process group."""
 
 import os
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
+
+from .asked import Asked
+from .findings import NCCL_START_SECONDS
 
 # the first version that lets several ranks share a GPU, as an experiment; not yet tested here
 SHARING_NCCL = "2.30"
@@ -39,6 +44,19 @@ def choose_device(
     # messages overtake the kernels beside which they run; NCCL's groups read this variable
     os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     return torch.device("cuda", rank % gpus), backend or ("nccl" if world_size <= gpus else "gloo")
+
+
+def make_group(backend: str, rank: int, asked: Asked, store: dist.Store | None = None):
+    """Make the process group of all ranks. The board tells which rank keeps a collective waiting
+    too long; the backend's own limit is for when it cannot."""
+    starts = NCCL_START_SECONDS if backend == "nccl" else 0.0
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
+        store=store,
+        rank=rank,
+        world_size=asked.world_size,
+        timeout=timedelta(seconds=2 * asked.patience_seconds + 30 + starts),
+    )
 
 
 def allow_shared_gpus(ranks_per_gpu: int):

@@ -1,6 +1,7 @@
 """A rank's report about itself: its error, and its place in the code."""
 
 import os
+import sys
 import threading
 import time
 import traceback
@@ -80,6 +81,12 @@ def is_echo(error: BaseException) -> bool:
         and any(word in message_of(error) for word in ECHOES)
         or isinstance(error, dist.DistError)
     )
+
+
+def place_of(thread: threading.Thread) -> tuple[Frame, ...]:
+    """The thread's place in the reader's code now."""
+    frame = sys._current_frames().get(thread.ident)
+    return readers_frames(reversed(list(traceback.walk_stack(frame))))
 
 
 def readers_frames(frames) -> tuple[Frame, ...]:

@@ -19,9 +19,7 @@ import os
 import sys
 import threading
 import time
-import traceback
 from contextlib import ExitStack
-from datetime import timedelta
 
 import cloudpickle
 import torch
@@ -33,7 +31,7 @@ from .asked import Asked
 from .board import MOST_RANKS, Board
 from .calls import listening
 from .checks import Checks
-from .devices import choose_device
+from .devices import choose_device, make_group
 from .faults import (
     RankAbsent,
     RanksDisagree,
@@ -45,7 +43,7 @@ from .faults import (
 from .findings import NCCL_START_SECONDS, Finding, first_finding
 from .messages import dumps
 from .place import SharedFile, give_device
-from .reports import is_echo, readers_frames
+from .reports import is_echo, place_of
 from .scheduling import woken_threads_wait
 from .watch import LOOK_SECONDS
 
@@ -72,14 +70,8 @@ class Torchrun:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.ours:
-            backends = "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
             with woken_threads_wait():
-                dist.init_process_group(
-                    backends,
-                    rank=self.rank,
-                    world_size=self.world_size,
-                    timeout=timedelta(seconds=2 * self.patience_seconds + NCCL_START_SECONDS + 30),
-                )
+                make_group(self.backend, self.rank, asked)
         self.open, self.board = ExitStack(), None
         if self.world_size > MOST_RANKS or sys.platform != "linux":
             return self._say(
@@ -142,8 +134,7 @@ class Torchrun:
         return first_finding(self.board, ends, patience_seconds, time.monotonic(), start_seconds)
 
     def _say_where(self):
-        frame = sys._current_frames().get(threading.main_thread().ident)
-        for line in reader_lines(readers_frames(reversed(list(traceback.walk_stack(frame))))):
+        for line in reader_lines(place_of(threading.main_thread())):
             print(f"Rank {self.rank} is in {line.strip()}", file=sys.stderr, flush=True)
 
     def _blame(self, error: BaseException) -> Finding | None:

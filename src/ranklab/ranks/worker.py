@@ -10,14 +10,12 @@ import ast
 import builtins
 import faulthandler
 import json
-import linecache
 import os
 import queue
 import signal
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -41,11 +39,10 @@ from .asked import RankPlace
 from .board import Board
 from .calls import listening
 from .checks import Checks
-from .devices import CannotBeHad, choose_device
-from .findings import NCCL_START_SECONDS
+from .devices import CannotBeHad, choose_device, make_group
 from .links import enter_namespaces
 from .place import give_device
-from .reports import raised, readers_frames, stopped_at_last
+from .reports import place_of, raised, stopped_at_last
 from .scheduling import woken_threads_wait
 from .started import below, keep_from_programs, keeping_from_programs, kill
 from .stopping import (
@@ -224,19 +221,9 @@ class Rank:
             torch.cuda.set_device(self.device)  # a thread's own
             # autograd's thread has no context before its first product, and gets one there
             warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current")
-        backend, starts = self.backend, 0.0
-        if backend == "nccl":
-            backend, starts = "cpu:gloo,cuda:nccl", NCCL_START_SECONDS
-        # The parent notices a collective that waits too long, and knows for whom. The backend's own
-        # limit is for when it cannot.
+        store = dist.PrefixStore(str(generation), self.store)
         with making_a_group():
-            dist.init_process_group(
-                backend,
-                store=dist.PrefixStore(str(generation), self.store),
-                rank=place.rank,
-                world_size=asked.world_size,
-                timeout=timedelta(seconds=2 * asked.patience_seconds + 30 + starts),
-            )
+            make_group(self.backend, place.rank, asked, store)
         self.group = dist.group.WORLD
         return messages.dumps((str(self.device), self.backend))
 
@@ -287,9 +274,7 @@ class Rank:
 
     def _stop(self):
         job = self.job
-        frame = sys._current_frames().get(job.thread.ident)
-        frames = reversed(list(traceback.walk_stack(frame)))
-        self._send(job.number, messages.Seen(readers_frames(frames)))
+        self._send(job.number, messages.Seen(place_of(job.thread)))
         cut_connections()
         # a kernel on the GPU hears neither: aside, as this may take long
         if self.backend == "nccl":
@@ -319,7 +304,7 @@ class Rank:
 
 def run_source(source: str, name: str, variables: dict):
     """Run a cell as a notebook does; the last line's value is printed."""
-    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    messages.keep_lines(name, source.splitlines(True))
     tree = ast.parse(source, name)
     ends_in_a_value = tree.body and isinstance(tree.body[-1], ast.Expr)
     last = ast.Expression(tree.body.pop().value) if ends_in_a_value else None
