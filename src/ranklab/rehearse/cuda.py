@@ -62,9 +62,8 @@ def cuda_functions(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, pe
     numbers = chip(gpu.gpu, card_bytes)
 
     class Stream(VirtualStream):
-        def __init__(self, device=None, priority=0, name=None, **_):
-            streams.made += name is None
-            super().__init__(streams, name or f"stream {streams.made}")
+        def __init__(self, device=None, priority=0, name="", **_):
+            super().__init__(streams, name)
             self.device, self.device_index, self.priority = torch.device("cuda", 0), 0, priority
             self.cuda_stream = self.stream_id = 0 if name else streams.made
             self.before = []

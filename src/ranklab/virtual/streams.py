@@ -29,10 +29,6 @@ class VirtualStreams:
         """The time at which the current stream has done everything that it was given."""
         return self.clock.now(self.current) / SECOND
 
-    def new_stream(self, device=None, priority: int = 0) -> "VirtualStream":
-        self.made += 1
-        return VirtualStream(self, f"stream {self.made}")
-
     @contextmanager
     def use(self, stream: "VirtualStream | None") -> Iterator["VirtualStream"]:
         before, self.now = self.now, stream or self.now
@@ -45,7 +41,7 @@ class VirtualStreams:
     def instead_of_torchs(self) -> Iterator[None]:
         with patch.multiple(
             torch.cpu,
-            Stream=self.new_stream,
+            Stream=lambda device=None, priority=0: VirtualStream(self),
             Event=lambda **settings: VirtualEvent(self),
             stream=self.use,
             current_stream=lambda device=None: self.now,
@@ -55,8 +51,10 @@ class VirtualStreams:
 
 
 class VirtualStream:
-    def __init__(self, streams: VirtualStreams, name: str):
-        self.streams, self.clock, self.name = streams, streams.clock, name
+    def __init__(self, streams: VirtualStreams, name: str = ""):
+        streams.made += not name
+        self.streams, self.clock = streams, streams.clock
+        self.name = name or f"stream {streams.made}"
 
     def wait_stream(self, other: "VirtualStream"):
         self.clock.wait(self.name, self.clock.now(other.name))
