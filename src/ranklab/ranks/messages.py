@@ -203,7 +203,7 @@ def reduced_storage(storage) -> tuple:
 
 
 def make_storage(device, own_bytes):
-    return sys.modules["torch"].from_numpy(own_bytes).to(device).untyped_storage()
+    return sys.modules["torch"].tensor(own_bytes, device=device).untyped_storage()
 
 
 def make_tensor(storage, dtype, place: tuple, requires_grad: bool):
