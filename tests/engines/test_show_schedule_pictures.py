@@ -4,17 +4,14 @@ said is what is simulated, and the plotly figure draws the same spans."""
 import re
 
 import pytest
-from told import told
+from told import from_told
 
 from bookkit.schedules import LEFT, RIGHT, WIDTH, drawing, sentence, simulated
-from coursekit.show.explorer_data import data_of
 from coursekit.show.explorers import EXPLORERS
-from coursekit.topics.pipelines.schedule_picture import ACTION_LETTERS, SIMULATED_WORDS
-from shardlab.pipelines.schedules import Action, schedule
+from coursekit.topics.pipelines.schedule_picture import SIMULATED_WORDS
 
 SPEC = EXPLORERS["schedule"]
 PICTURE = SPEC.pictures[0]
-PAGE = data_of(SPEC)["pictures"][0]
 
 
 def moved(**changes):
@@ -27,43 +24,6 @@ def moved(**changes):
             else SPEC.move(values, quantity, value)
         )
     return SPEC.compute(values)
-
-
-def actions_of(own, rank, ranks):
-    """The actions that the letters say: microbatches of a letter come in order."""
-    meaning = {
-        letter: (kind, chunk)
-        for kind, of in ACTION_LETTERS.items()
-        for chunk, letter in enumerate(of)
-    }
-    next_of = dict.fromkeys(meaning, 0)
-    for letter in own:
-        kind, chunk = meaning[letter]
-        yield Action(chunk * ranks + rank, kind, next_of[letter])
-        next_of[letter] += 1
-
-
-@pytest.mark.parametrize("sizes", PAGE["lists"])
-def test_the_page_has_the_lists_that_ranks_run(sizes):
-    """Must catch: a run that is one longer or shorter; I for B; the stages of an interleaved rank
-    exchanged; microbatches of a stage in another order, which letters cannot say."""
-    number, ranks, microbatches, stages = map(int, sizes.split(","))
-    name = list(SPEC.menus[0].names)[0:3] + ["interleaved 1F1B", "zero-bubble H1", "zero-bubble H2"]
-    options = dict(stages_per_rank=stages) if number == 4 else {}
-    plan = schedule(name[number - 1], ranks, microbatches, **options)
-    for rank, text in enumerate(PAGE["lists"][sizes].split(" ")):
-        unpacked = "".join(unit * int(count) for unit, count in re.findall(r"(\D+)(\d+)", text))
-        assert list(actions_of(list(unpacked), rank, ranks)) == plan[rank]
-
-
-def test_every_choice_of_the_card_has_its_lists():
-    """Must catch: a button that draws nothing, because its sizes were left out."""
-    ranks, microbatches = (control.stops for control in SPEC.controls[:2])
-    for name in SPEC.menus[0].names:
-        for p in ranks:
-            for m in microbatches:
-                shown = moved(pipeline_parallel=p, microbatches=m, schedule=name)
-                assert ",".join(str(shown[size]) for size in PICTURE.sizes) in PAGE["lists"]
 
 
 @pytest.mark.parametrize("name", SPEC.menus[0].names)
@@ -96,9 +56,7 @@ GRID = dict(ranks=4, microbatches=8)
 UNITS = dict(forward=1, input=1, weight=1, transfer=0)
 
 
-@pytest.mark.parametrize(
-    "line, words", told("test_show_schedule_pictures::test_a_grid_in_words", globals())
-)
+@from_told("line, words")
 def test_a_grid_in_words(line, words):
     """Must catch: a share of one rank; settings of one line that the next line has, too; a stage of
     an interleaved rank as long as the rank's whole."""
