@@ -4,6 +4,7 @@ remembers."""
 from functools import partial
 
 import pytest
+from night import at_night
 from visit import JS, PAPER, PHONE, Watch, axe_findings, click
 
 pytestmark = pytest.mark.xdist_group("cards")  # one worker builds their small book
@@ -102,9 +103,7 @@ def test_where_nothing_can_be_kept(open_page):
     "options",
     [
         {"color_scheme": "dark", "viewport": PHONE},
-        pytest.param({}, marks=pytest.mark.nightly),
-        pytest.param({"viewport": PHONE}, marks=pytest.mark.nightly),
-        pytest.param({"color_scheme": "dark"}, marks=pytest.mark.nightly),
+        *at_night({}, {"viewport": PHONE}, {"color_scheme": "dark"}),
     ],
 )
 def test_access_and_widths(open_page, options):

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 from cards import STEPPED, opener
 from keyboard import VALUES
+from night import at_night
 from visit import PHONE, click, in_colours, stop_clock, until
 from wcag import contrast
 
@@ -101,27 +102,6 @@ def test_a_second_choice_before_the_first_is_there(card):
     assert card.find("[name=pairs-way]:checked").input_value() == "gathered again"
 
 
-FOLLOWED = """() => Object.entries(BOOK.steppers.known).flatMap(([name, sizes]) =>
-  Object.entries(sizes).map(([n, data]) => [
-  name, +n, BOOK.steppers.kinds.chunks.follow(data)
-    .map(step => step.picture.map(held => Object.entries(held).map(([chunk, parts]) =>
-    [+chunk, [...Array(+n).keys()].filter(rank => parts >> rank & 1)])))]))"""
-
-
-@of_collectives
-def test_the_page_follows_the_moves_as_python_does(card):
-    """Must catch: `=` for `+=`; moves of one step seen by each other; a barrier without hearsay."""
-    card.choose("scatter", 4)
-    for name, n, pictures in card.page.evaluate(FOLLOWED):
-        assert pictures == [
-            [
-                [[chunk, sorted(parts)] for chunk, parts in sorted(held.items())]
-                for held in step.picture
-            ]
-            for step in stepper_steps(name, n)
-        ], (name, n)
-
-
 # What the eye finds in a cell: [left, top, words, digits, kinds, new bars, old bars]; and of each
 # sign [top, 2 for +].
 DRAWN = """() => {
@@ -146,22 +126,16 @@ DRAWN = """() => {
     [
         ("ring all-reduce", 4),
         ("tree all-reduce", 6),
-        ("scatter", 7),
         ("barrier", 8),
-        *(
-            pytest.param(*other, marks=pytest.mark.nightly)
-            for other in (
-                ("ring all-reduce", 8),
-                ("reduce-scatter", 3),
-                ("all-gather", 5),
-                ("broadcast", 5),
-            )
-        ),
+        ("scatter", 7),
+        *at_night(("ring all-reduce", 8), ("reduce-scatter", 3)),
+        *at_night(("all-gather", 5), ("broadcast", 5)),
     ],
 )
 def test_what_is_drawn_is_what_is_held(card, of, n):
     """Must catch: rows and columns exchanged; the parts before the step; every bar fresh; a sign at
-    the sender; + for =."""
+    the sender; + for =; `=` for `+=`; moves of one step seen by each other; a barrier without
+    hearsay."""
     card.choose(of, n)
     shown, places, steps = COLLECTIVES[of], None, stepper_steps(of, n)
     chunks = n if shown.cut else 1
@@ -288,15 +262,8 @@ def pairs_drawn(step, rank, n, way):
         ("shards", (3, 4, 2)),
         ("pairs", ("tensor", 4)),
         ("pairs", ("gathered again", 8)),
-        *(
-            pytest.param(*other, marks=pytest.mark.nightly)
-            for other in (
-                ("shards", (0, 3, 2)),
-                ("shards", (2, 5, 2)),
-                ("shards", (3, 8, 1)),
-                ("pairs", ("sequence", 2)),
-            )
-        ),
+        *at_night(("shards", (0, 3, 2)), ("shards", (2, 5, 2)), ("shards", (3, 8, 1))),
+        *at_night(("pairs", ("sequence", 2))),
     ],
 )
 def test_what_is_drawn_is_what_every_rank_has(card, name, of):
