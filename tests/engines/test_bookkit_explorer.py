@@ -1,4 +1,4 @@
-"""The explorer's card as it is written: before any script runs, and what the script finds in it."""
+"""The cards of explorers and of steps as they are written, before any script runs."""
 
 import json
 import re
@@ -8,7 +8,10 @@ from html import escape
 from html.parser import HTMLParser
 
 import pytest
+from small_books import builder
+from told import from_told
 
+from bookkit import frames, pairs, shards, stepper
 from bookkit.explorer import card, marked_equation
 from bookkit.mathml import to_mathml
 from coursekit.formulas import BOOK
@@ -16,6 +19,12 @@ from coursekit.formulas.render import latex
 from coursekit.show.card import unbroken
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.spec import Say, default_style
+from coursekit.topics.collectives.steps import COLLECTIVES, stepper_steps
+from coursekit.topics.kernels.steps import tile_steps
+from coursekit.topics.long_sequences.steps import block_steps
+from coursekit.topics.mixture_of_experts.steps import dispatch_steps
+from coursekit.topics.tensor_parallelism.steps import FIRST_SHOWN, pair_steps
+from coursekit.topics.zero.steps import shard_steps
 
 
 @pytest.fixture(params=EXPLORERS.values(), ids=EXPLORERS)
@@ -32,7 +41,7 @@ def written(name):
 class Nesting(HTMLParser):
     """Fails where a tag is not closed, and collects ids and what refers to them."""
 
-    EMPTY = {"input", "br", "mspace"}
+    EMPTY = {"input", "br", "mspace", "path"}
 
     def __init__(self, text):
         super().__init__()
@@ -62,41 +71,18 @@ def test_the_card_is_whole(explorer):
 
 
 def test_the_card_speaks_before_any_script(explorer):
-    """Mutation: leave the sentence to the script."""
+    """Mutations: leave the sentence to the script, or the style of what "Why?" shows."""
     text = written(explorer.name)
     shown = explorer.compute(explorer.start())
     assert f'<p class="explorer-sentence">{escape(unbroken(explorer.say(shown)))}</p>' in text
     for name, cells in explorer.rows():
         numbers = "".join(f'<td class="number">{cell}</td>' for cell in cells)
         assert f'<tr><th scope="row">{escape(name)}</th>{numbers}</tr>' in text
-    assert text.count("<math") == len(explorer.explained) + len(explorer.inputs)
-    more = len(explorer.formulas) - len(explorer.explained)
-    assert (f"{more} more formulas stand behind these" in text) == (more > 0)
-
-
-def test_the_scripts_data_are_the_explorers(explorer):
-    """Mutations: sort the values of a preset; leave the style of what "Why?" shows to the
-    script."""
-    text = written(explorer.name)
-    raw = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1]
-    data = json.loads(raw)
-    begins = (explorer.start(), explorer.chosen_at_start(), explorer.inputs)
-    assert tuple(data[name] for name in ("values", "chosen", "inputs")) == begins
     styles = dict(re.findall(r'<li data-quantity="(\w+)" data-style="([^"]+)">', text))
     assert styles == {name: default_style(name) for name in [*explorer.inputs, *explorer.explained]}
-    for control, given in zip(explorer.controls, data["controls"], strict=True):
-        stops = given["stops"]
-        if isinstance(stops, dict):
-            first, last = stops["range"]
-            stops = [*range(first, last + 1)]
-        assert list(control.stops) == stops
-    for menu, given in zip(explorer.menus, data["menus"], strict=True):
-        assert [*given["presets"]] == list(menu.names)
-        for name, values in given["presets"].items():
-            preset = dict(zip(given["quantities"], values, strict=True))
-            assert preset == explorer.preset(menu.kind, name)
-    pieces = [piece["text"] for piece in data["sentence"] + data["detail"]]
-    assert not re.search(r"\{\w+\}", json.dumps(pieces)), "a quantity without a style"
+    assert text.count("<math") == len(styles)
+    more = len(explorer.formulas) - len(explorer.explained)
+    assert (f"{more} more formulas stand behind these" in text) == (more > 0)
 
 
 def test_nothing_in_the_data_ends_the_script():
@@ -156,3 +142,39 @@ def test_a_wrong_name_and_a_second_card_are_warnings(build):
     assert f"index.md:3: WARNING: {words}" in warnings
     assert "index.md:9: WARNING: explorer: 'does-it-fit' is on this page already" in warnings
     assert pages["index"].count('id="explorer-does-it-fit"') == 1
+
+
+# --- cards that go step by step -------------------------------------------------------------------
+
+# (makes the card and its steps, of what, the step that is shown at first)
+CARDS = {
+    "shards": (shards.card, shard_steps, (1, 4), (1, 4, 1), 10),
+    "pairs": (pairs.card, pair_steps, ("tensor", 4), ("tensor", 4), FIRST_SHOWN),
+    "tiles": (frames.card, tile_steps, ("online softmax",), (2,), 1),
+    "dispatch": (frames.card, dispatch_steps, ("to the experts and back",), (1,), 1),
+    "blocks": (frames.card, block_steps, ("blocks of attention",), (2,), 1),
+    **{name: (stepper.card, stepper_steps, (name, 5), (name, 5), 1) for name in COLLECTIVES},
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_is_whole_and_speaks_before_any_script(name):
+    """Must catch: a closing tag forgotten; two elements of one id; a label that points at nothing;
+    sentence and table left to the script; a step left out of the table; a sentence of another step
+    than the slider's."""
+    card, steps_of, given, given_to_steps, first = CARDS[name]
+    text, steps = card(*given, "steps.js"), steps_of(*given_to_steps)
+    found = Nesting(text)
+    assert len(found.ids) == len(set(found.ids)) and set(found.references) <= set(found.ids)
+    text = text.replace("\N{NO-BREAK SPACE}", " ").replace("&#x27;", "'")
+    assert f'value="{first}"' in text and f"{first} of {len(steps) - 1}" in text
+    assert f'<p class="explorer-sentence">{steps[first].sentence}</p>' in text
+    assert all(f"<tr><td>{step.sentence}</td><td>{step.detail}</td></tr>" in text for step in steps)
+
+
+@from_told("kind, text, sentence")
+def test_a_wrong_directive_is_a_warning(kind, text, sentence, tmp_path):
+    """Must catch: an exception instead of a warning with page and line, or two cards with one
+    id."""
+    _, said = builder(tmp_path, kind)(index=f"# Page\n\n{text}\n")
+    assert sentence in said and re.search(r"index\.md:\d+", said)
