@@ -329,44 +329,28 @@ def test_nested(reentrant):
     assert counts[0] == counts[1] and torch.equal(gradients[0], gradients[2])
 
 
-def test_arguments_and_outputs_of_any_kind():
-    """Must catch: an argument by name, a list of tensors, a number or an output in a dictionary
-    lost."""
-    x, z = x_of(), x_of(3)
-
-    def function(pair, scale, *, shift, flag):
-        assert flag == "on"
-        return {"y": (pair[0] * pair[1]).tanh() * scale + shift, "n": 3}
-
-    outputs = []
-    for call in (checkpoint, lambda f, *args, **named: f(*args, **named)):
-        x.grad = z.grad = None
-        output = call(function, [x, z], 2.5, shift=x * 2, flag="on")
-        output["y"].square().sum().backward()
-        outputs.append((output["n"], output["y"], x.grad, z.grad))
-    assert all(torch.equal(a, b) for a, b in zip(outputs[0][1:], outputs[1][1:]))
-
-
 @dataclasses.dataclass
 class Out:
     y: Tensor
 
 
-def test_a_dataclass_and_a_class_among_arguments():
-    """Must catch: a dataclass refused as an output without a gradient; the class Tensor, given as
-    an argument, taken for the place of a tensor."""
-    x = x_of()
+def test_arguments_and_outputs_of_any_kind():
+    """Must catch: an argument by name, a list of tensors, a number or an output in a dictionary
+    lost; a dataclass refused as an output without a gradient; the class Tensor, given as an
+    argument, taken for the place of a tensor."""
+    x, z = x_of(), x_of(3)
 
-    def function(kind, x):
-        assert kind is torch.Tensor
-        return Out(x.tanh() * x)
+    def function(kind, pair, scale, *, shift, flag):
+        assert kind is Tensor and flag == "on"
+        return {"out": Out((pair[0] * pair[1]).tanh() * scale + shift), "n": 3}
 
-    gradients = []
-    for call in (checkpoint, lambda f, *args: f(*args)):
-        x.grad = None
-        call(function, torch.Tensor, x).y.square().sum().backward()
-        gradients.append(x.grad)
-    assert torch.equal(*gradients)
+    outputs = []
+    for call in (checkpoint, lambda f, *args, **named: f(*args, **named)):
+        x.grad = z.grad = None
+        output = call(function, Tensor, [x, z], 2.5, shift=x * 2, flag="on")
+        output["out"].y.square().sum().backward()
+        outputs.append((output["n"], output["out"].y, x.grad, z.grad))
+    assert all(torch.equal(a, b) for a, b in zip(outputs[0][1:], outputs[1][1:]))
 
 
 class Odd(nn.Sequential):

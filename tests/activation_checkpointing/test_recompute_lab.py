@@ -59,17 +59,3 @@ def test_the_outline_is_the_formulas(name):
     assert (
         f"{decimal_bytes(most)}</text>" in shown and f"forward keeps {decimal_bytes(kept)}" in shown
     )
-
-
-def test_a_tooth_for_each_checkpoint():
-    """Must catch: one layer too many in a checkpoint; a checkpoint that stays while the next one is
-    recomputed."""
-    for name, teeth in (
-        ("nothing recomputed", 0),
-        ("each layer in a checkpoint", 32),
-        ("eight layers in each", 4),
-    ):
-        again = [point.again for point in pictures.layers_over_step(**POLICIES[name]).points]
-        rises = sum(before == 0 < after for before, after in zip(again, again[1:]))
-        falls = sum(before > 0 == after for before, after in zip(again, again[1:]))
-        assert rises == falls == teeth

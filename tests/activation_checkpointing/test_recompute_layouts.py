@@ -8,11 +8,12 @@ import torch
 from night import at_night
 from refusals import said_by
 from tables import RIGHT, Beside, check
+from test_recompute import gpt
 from torch import nn
 
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
-from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
+from shardlab.gpt import Block, CoreAttention, next_token_loss
 from shardlab.mesh import Mesh
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import plan_pipeline
@@ -36,20 +37,13 @@ def pair(worlds):
     return worlds(2, patience_seconds=30)
 
 
-SIZES = dict(layers=3, hidden=24, heads=4, feed_forward=31, vocabulary=53, max_sequence=8)
+SIZES = dict(
+    layers=3, hidden=24, heads=4, feed_forward=31, vocabulary=53, max_sequence=8, dropout=0
+)
 STYLES = (
     dict(fused_attention=False, dropout=0.1),
     dict(biases=0, gated_mlp=1, key_value_heads=2, learned_positions=0, tied_head=0),
 )
-
-
-def gpt(style):
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(**{**SIZES, **style})).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.02)
-    return model
 
 
 def offloaded(function, *args):
@@ -74,7 +68,7 @@ WAYS = (None, dict(regather=False), dict(regather=True))
 
 def tensor_step(style, way, call=None, core=False):
     """(loss, gradients, state of the random numbers, bytes kept, messages) of a step."""
-    model = gpt(style)
+    model = gpt(**{**SIZES, **style})
     plan = gpt_plan(model.config)
     apply_tensor_parallel(model, plan if way is None else sequence_parallel(plan, **way))
     if core:
@@ -151,7 +145,7 @@ M = 4
 def staged_step(kind, style, call=None, tp=1):
     """(losses, gradients) of a step of this rank, one of 2 x tp: a pipeline whose layers tensor
     parallelism has cut, each block in a checkpoint."""
-    mesh, model, loss = Mesh(pp=2, tp=tp), gpt(style), next_token_loss
+    mesh, model, loss = Mesh(pp=2, tp=tp), gpt(**{**SIZES, **style}), next_token_loss
     torch.manual_seed(6)
     tokens, targets = (torch.randint(53, (2 * M, 8)) for _ in range(2))
 

@@ -17,7 +17,7 @@ from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.recompute import CheckpointError, checkpoint
 from shardlab.recompute.core import checkpoint_by_function
 from shardlab.recompute.host_copies import Copies
-from shardlab.recompute.layers import checkpoint_modules, checkpoint_some
+from shardlab.recompute.layers import checkpoint_modules
 from shardlab.recompute.offload import offload_activations
 from shardlab.recompute.selective import EXPENSIVE, PRODUCTS, checkpoint_selective
 
@@ -125,23 +125,6 @@ def test_attention_that_drops_is_not_kept():
 
 
 # --- which layers ---------------------------------------------------------------------------------
-
-
-def test_some_layers():
-    """Must catch: a layer that is checkpointed twice, or not at all."""
-    x = torch.randn(2, 3, 24, dtype=torch.double)
-
-    def kept_of(blocks, x):
-        kept = []
-        with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
-            for block in blocks:
-                x = block(x)
-        return len(kept)
-
-    plain = kept_of([gpt().blocks[0]], x)
-    for chosen in ([], [0], [4, 1], range(5)):
-        kept = kept_of(checkpoint_some(gpt().blocks, chosen), x)
-        assert kept == len(chosen) + (5 - len(chosen)) * plain
 
 
 def test_modules_of_a_kind():
