@@ -134,7 +134,7 @@ def leaf(*shape):
 
 
 ROWS = leaf(3, 5)
-OPERATORS = {  # arguments: first those of a case that gradcheck takes, too
+OPERATORS = {  # arguments
     add: (leaf(3, 5), leaf(3, 5)),
     softmax: (ROWS,),
     softmax_backward: (leaf(3, 5).detach(), torch.softmax(ROWS, -1).detach()),
@@ -143,7 +143,6 @@ OPERATORS = {  # arguments: first those of a case that gradcheck takes, too
     row_losses: (ROWS, torch.tensor([1, -100, 4]), -100),
     attention_forward: (*(leaf(1, 2, 5, 4) for _ in "qkv"), True, 16, 16),
 }
-HAVE_GRADIENTS = [name for name in OPERATORS if name not in (softmax_backward, rms_norm_backward)]
 
 
 @pytest.mark.slow
@@ -153,17 +152,6 @@ def test_operators_are_registered_well(operator):
 
     Must catch: a fake result with other strides; an input that is changed."""
     torch.library.opcheck(operator, OPERATORS[operator])
-
-
-@pytest.mark.parametrize("operator", HAVE_GRADIENTS, ids=str)
-def test_gradients_are_those_of_small_steps(operator):
-    """Must catch: half of a gradient; a gradient of another row."""
-
-    def first(*given):
-        found = operator(*given)
-        return found if isinstance(found, torch.Tensor) else found[0]
-
-    assert torch.autograd.gradcheck(first, OPERATORS[operator])
 
 
 def test_a_compiled_function_calls_them():
