@@ -5,7 +5,6 @@ import random
 from functools import cache
 
 import pytest
-from solved import Given
 from test_step import REAL, Step, compare, draw, fuses, measure
 from torch_has import needs_fused_groups
 
@@ -87,16 +86,11 @@ def points():
 
 @pytest.mark.parametrize("where", list(points()))
 def test_every_point_can_be_the_peak(where):
-    """Six steps, each to the byte. Mutation: leave the point out of peak_bytes."""
+    """Six steps of real widths, each to the byte, category by category. Mutations: leave the point
+    out of peak_bytes; a point's gradients or activations left out of gradients_at_peak_bytes or
+    activations_at_peak_bytes; a term dropped from the point's own formula."""
     failures, miss = compare(REAL[where])
     assert not failures and miss == 0
-    assert POINTS[Given(**REAL[where].quantities()).peak_point - 1] == where
-
-
-@pytest.mark.parametrize("where", list(points()))
-def test_categories_of_every_point_at_real_widths(where):
-    """Mutation: a point's gradients or activations left out of gradients_at_peak_bytes or
-    activations_at_peak_bytes."""
     assert compare_peak(REAL[where]) == (where, [])
 
 

@@ -3,7 +3,7 @@ habits that move bytes."""
 
 import pytest
 import torch
-from solved import Given, of_model, value
+from solved import of_model, value
 
 from coursekit.topics.where_the_memory_goes import lab
 from ranklab.measure.ledger import Ledger
@@ -47,27 +47,6 @@ def formula(name, **changes):
     return value(name, **{**GIVEN, **changes})
 
 
-def test_every_point_of_the_table():
-    """Mutation: a term dropped from any of the five formulas, such as the batch in
-    step_floor_bytes; POINTS in another order."""
-    timeline = watched(step).timeline
-    operations = [point.operation for point in timeline]
-    total = [point.bytes.total for point in timeline]
-    loss = operations.index("_log_softmax_backward_data")
-    # the last norm, and with it the head, is done
-    head = operations.index("native_layer_norm_backward")
-    # the position table's gradient: the layers are done
-    layers = operations.index("slice_backward")
-    update = next(line for line, point in enumerate(timeline) if point.phase == "optimizer")
-    assert timeline[loss].bytes.gradients == 0
-    want = Given(**GIVEN)
-    assert total[loss] == want.loss_peak_bytes
-    assert max(total[loss + 1 : head + 1]) == want.head_peak_bytes
-    assert max(total[head + 1 : layers]) == want.layers_peak_bytes
-    assert max(total[layers:update]) == want.embedding_peak_bytes
-    assert max(total[update:]) == want.optimizer_peak_bytes
-
-
 def test_the_loop_needs_more_than_foreach_where_one_tensor_is_most_of_the_model():
     """Mutation: optimizer_loop_elements without one of its maxima; foreach counted with two tensors
     a parameter."""
@@ -94,17 +73,6 @@ def test_a_name_keeps_the_logits():
         next_token_loss(logits, targets).backward()
 
     assert watched(named).peak.bytes.total == formula("peak_bytes") + formula("logit_bytes")
-
-
-def test_gradients_that_are_zeroed_stay():
-    """Mutation: step_floor_bytes without the gradients of earlier microbatches; set_to_none not
-    passed on."""
-
-    def twice(model, optimizer, ledger):
-        for _ in range(2):
-            step(model, optimizer, set_to_none=False)
-
-    assert watched(twice).peak.bytes.total == formula("peak_bytes", accumulation_steps=2)
 
 
 def test_what_a_list_of_losses_keeps_and_what_a_sum_without_backward_keeps():
