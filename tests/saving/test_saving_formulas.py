@@ -19,6 +19,8 @@ from shardlab.saving.resharding import Held, Layout
 from shardlab.zero.hardened.flat import chunk_of
 
 STORAGE = 2e9  # bytes a second
+RUN = dict(checkpoint_bytes=int(10 * STORAGE), storage_bytes_per_second=STORAGE)
+RUN |= dict(failure_seconds=10_000.0)
 
 
 def lost(interval, saving, between_failures, restart=0, failures=20_000):
@@ -36,16 +38,11 @@ def test_how_often_to_save():
     """A clock shows it to 5 %, at Young's interval and at half and twice of it. Mutations: the
     square root without the 2; a whole interval lost to a failure; the bandwidth of one rank for
     all."""
-    given = dict(
-        checkpoint_bytes=int(10 * STORAGE),
-        storage_bytes_per_second=STORAGE,
-        failure_seconds=10_000.0,
-    )
-    interval = Given(**given).save_interval_seconds
+    interval = Given(**RUN).save_interval_seconds
     assert interval == math.sqrt(2 * 10 * 10_000)
     best = lost(interval, 10, 10_000)
     for factor in (0.5, 1, 2):
-        found = Given(**given, save_interval_seconds=factor * interval).save_lost_fraction
+        found = Given(**RUN, save_interval_seconds=factor * interval).save_lost_fraction
         assert found == pytest.approx(lost(factor * interval, 10, 10_000), rel=0.05)
         assert factor == 1 or lost(factor * interval, 10, 10_000) > 1.1 * best
 
@@ -53,13 +50,8 @@ def test_how_often_to_save():
 def test_what_a_restart_costs():
     """On the clock of the test above, and Llama 3 405B. Must catch: the restart left out, paid once
     for each save, or taken as time in which nothing fails."""
-    given = dict(
-        checkpoint_bytes=int(10 * STORAGE),
-        storage_bytes_per_second=STORAGE,
-        failure_seconds=10_000.0,
-    )
-    interval = Given(**given).save_interval_seconds
-    found = Given(**given, restart_seconds=200).failures_lost_fraction
+    interval = Given(**RUN).save_interval_seconds
+    found = Given(**RUN, restart_seconds=200).failures_lost_fraction
     assert found == pytest.approx(lost(interval, 10, 10_000, restart=200), rel=0.05)
     llama = dict(
         parameters=405_000_000_000,
