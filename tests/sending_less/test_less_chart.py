@@ -9,7 +9,6 @@ import torch
 from pages import ROOT, chapter
 
 from coursekit.topics.sending_less import lab
-from coursekit.topics.sending_less.explorer import SENDING_LESS
 from coursekit.topics.sending_less.figures import (
     CHART_LINKS,
     loss_at,
@@ -39,21 +38,6 @@ def test_the_stepper_loses_nothing_with_feedback(feedback):
         assert (rest == [*step.kept]) == (feedback or step.number < 2)
     assert f"misses {sum(map(abs, rest))} of" in steps[-1].detail
     assert len(FRAMES.data(feedback)["frames"]) == len(steps) == FEEDBACK_STEPS + 1
-
-
-def test_no_way_pays_on_a_fast_link_and_most_on_a_slow_one():
-    """The explorer's table, by its columns. Must catch: a break-even bandwidth of another way."""
-    start = SENDING_LESS.start()
-    for number in range(2, 11):
-        chosen = start | dict(gradient_compressor=number)
-        found = SENDING_LESS.compute(chosen)
-        fast, slow = (
-            SENDING_LESS.compute(chosen | dict(link_bytes_per_second=width))
-            for width in (10**12, 10**7)
-        )
-        assert fast["less_step_seconds"] >= fast["whole_step_seconds"], number
-        assert slow["less_step_seconds"] < slow["whole_step_seconds"], number
-        assert 10**7 < found["break_even_bytes_per_second"] < 10**12
 
 
 def test_a_loss_between_two_steps():

@@ -94,10 +94,6 @@ def test_the_committed_figures_are_what_the_tool_draws(figures):
 
 def test_weights_are_those_of_a_rank(figures):
     """Must catch: rows where columns belong; a part of one matrix of queries, keys and values."""
-    import torch
-
-    from ranklab.measure.fake_ranks import fake_ranks
-
     sizes = ("hidden", "heads", "key_value_heads", "feed_forward", "vocabulary")
     given = {name: tool.GIVEN[name] for name in sizes}
     config = GPTConfig(layers=1, max_sequence=8, **given)

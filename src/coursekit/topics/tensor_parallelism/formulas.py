@@ -214,7 +214,7 @@ class WhatForwardKeeps(BOOK.section(source=_KORTHIKANTI, measured_by=_SAVED)):
             + q.tensor_mask_bytes
         )
 
-    @BOOK.own(measured_by=f"{_FILE}::test_published_counts_of_a_layer")
+    @BOOK.own(measured_by=f"{_FILE}::test_saved_activations")
     def tensor_layer_bytes(q):
         r"""A_\ell^t | bytes | bytes that one layer keeps on the rank; in 16 bits with dropout b s h
         (10 + 24/t + 5as/ht), with sequence parallelism and regather b s h (34 + 5as/h)/t, and the
