@@ -9,10 +9,9 @@ import torch.distributed as dist
 from drawn import drawn
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlab.compression import Compressed, DiLoCo, power_sgd, sixteen_bits
+from shardlab.compression import Compressed, power_sgd, sixteen_bits
 
 ONE_BUCKET = 1000  # MB: PyTorch's PowerSGD sends from threads, so two buckets would cross
 
@@ -100,27 +99,6 @@ def test_power_sgd(world, rank):
     """Three steps that go on from PyTorch's state. PyTorch makes Q orthonormal before it uses Q,
     which changes no product P Q^T. Must catch: a Q that is drawn anew, an error that is dropped."""
     assert max(world.run(beside_power_sgd, rank)) < 1e-10
-
-
-def beside_averager(every):
-    """Local SGD: each rank steps alone, and parameters are averaged every few steps."""
-    ours, theirs = net(), net()
-    optimizer = DiLoCo(torch.optim.SGD(ours.parameters(), lr=0.1), every, 1.0, 0.0)
-    sgd = torch.optim.SGD(theirs.parameters(), lr=0.1)
-    averager = PeriodicModelAverager(period=every, warmup_steps=0)
-    for step in range(7):
-        optimizer.zero_grad(), sgd.zero_grad()
-        loss_of(ours, step).backward(), loss_of(theirs, step).backward()
-        optimizer.step(), sgd.step()
-        averager.step = step + 1  # it counts from 0, and would average after the first step
-        averager.average_parameters(theirs.parameters())
-    return differences(ours, theirs)
-
-
-@pytest.mark.parametrize("every", [1, 3])
-def test_local_sgd(world, every):
-    """Must catch: an outer gradient of the wrong sign; a sum instead of a mean."""
-    assert max(world.run(beside_averager, every)) < 1e-12
 
 
 def accumulated(make, switched):

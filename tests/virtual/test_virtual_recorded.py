@@ -20,7 +20,6 @@ from coursekit.recordings.virtual_errors import OF_ONE_GPU, VIRTUAL_ERRORS, erro
 from coursekit.topics.collectives import published
 from ranklab.measure.ledger import Ledger
 from ranklab.virtual import Links, NCCLLinks, OutOfMemory, VirtualGPU, VirtualGPUs
-from ranklab.virtual.clock import MAIN, SLOWED, VirtualClock
 from shardlab import zero
 
 LABS = ROOT / "labs"
@@ -131,17 +130,6 @@ def test_messages_slow_the_kernels_beside_them():
                 y + y
         found.append([s.end - s.start for s in step.spans if s.stream == "compute"])
     assert found == [4 * [600_000], [600_000, 900_000, 650_000, 600_000]]
-
-
-def test_a_message_whose_end_is_known_late_slows_what_ran_beside_it():
-    """Must catch: none slowed of the kernels that were given before the end is known; kernels
-    slowed that ended before the message began."""
-    clock = VirtualClock()
-    for name in ("before", "beside", "beside"):
-        clock.work(MAIN, name, 600)
-    clock.slow(0.5, 600, 1600)
-    assert clock.spans[-1] == (MAIN, SLOWED, "", 1800, 2300)
-    assert clock.work(MAIN, "after", 600) == 2900
 
 
 def test_a_kernel_of_another_stream_slows_those_of_the_main_one():
